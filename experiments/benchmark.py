@@ -25,7 +25,6 @@ from experiments.benchmarks import (
     monitoring,
     paths,
     profiles,
-    scheduler,
     streaming,
     suite,
     training,
@@ -34,7 +33,7 @@ from experiments.benchmarks.counting import DEVICES
 from experiments.benchmarks.random_llama import SIZES
 from experiments.benchmarks.timing import as_json, show
 from experiments.shell import cli
-from experiments.shell.flag_values import check_names
+from experiments.shell.options import check_names
 from rank_collapse.runs import files
 
 # Each is a function of the flags that gives a `timing.Report`.
@@ -46,13 +45,12 @@ BENCHMARKS = {
     "recomputed_paths": paths.recomputed_paths,
     "streaming": streaming.streaming,
     "monitor": monitoring.monitor,
-    "scheduler": scheduler.empty_cells,
     "budgets": budgets.budgets,
 } | {f"train_{name}": partial(training.time_training, name) for name in training.CASES}
 
 # Asked for by name: the one that writes gigabytes, that of a cluster, that of all experiments, and
 # those of a device.
-USUAL = [name for name in BENCHMARKS if name not in ("streaming", "scheduler", "budgets")]
+USUAL = [name for name in BENCHMARKS if name not in ("streaming", "budgets")]
 BENCHMARKS |= accelerator.BENCHMARKS
 FLAGS = cli.bare_flags()
 define = cli.definer(FLAGS)

@@ -27,7 +27,7 @@ from experiments.bounds import CASES, FREE, Case, climb, single_draw, two_heads
 from experiments.shell import cli, vocabulary
 from experiments.shell.executor import Executor
 from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.flag_values import Flags, check_names
+from experiments.shell.options import Flags, check_names
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import of_cases
 from rank_collapse.runs.folder import RunFolder
@@ -62,7 +62,7 @@ define("integer", "num_draws", 5000, "Networks drawn.", lower_bound=1)
 define("integer", "seed", 0, "Base seed.", lower_bound=0)
 define("list", "cases", [case.name for case in CASES], "Kinds of networks, tokens x width x heads.")
 define("integer", "ascent_steps", 400, "Steps of gradient ascent.", lower_bound=0)
-vocabulary.define(FLAGS, memory_gb=None)
+vocabulary.define(FLAGS, seed_chunk=0)
 vocabulary.numbers(
     FLAGS,
     "sizes",

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from experiments.small_task import Network
 from rank_collapse.measures.updates import norms_of, with_matrices
 from rank_collapse.network.inputs import prepare_inputs

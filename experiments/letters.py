@@ -1,7 +1,7 @@
 """The flags of networks that learn letters, of run_trainability and of the training of others."""
 
 from experiments.shell import cli, vocabulary
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from rank_collapse.training.tasks import sequences
 
 
@@ -20,7 +20,7 @@ def make_flags() -> Flags:
         n_eval_data=64,
         batch_size=32,
         learning_rate=1e-3,
-        memory_gb=None,
+        seed_chunk=0,
     )
     define, most = cli.definer(flags), cli.MOST_SEEDS
     define("enum", "task", "reverse", "Task, learned token by token.", sequences.TASKS)

@@ -26,7 +26,7 @@ from experiments.reproducing.sections import PRESETS, answers_of, untested
 from experiments.reproducing.unfinished import page, run_experiments
 from experiments.shell import cli
 from experiments.shell.experiment import experiments_of
-from experiments.shell.flag_values import check_names
+from experiments.shell.options import check_names
 from rank_collapse import report, runs
 
 EXPERIMENTS = experiments_of()  # in the order of the report

@@ -25,12 +25,12 @@ import numpy as np
 from experiments.shell import cli, tidy, vocabulary
 from experiments.shell.executor import Executor
 from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from experiments.shell.statements import row_of
 from experiments.trained import arguments
 from experiments.trained.forms import FORMS, LAWS, MEASURES, make_measure
 from experiments.trained.sorting import make_setup
-from experiments.trained.training import Setup, diverged, results_of, whole_model
+from experiments.trained.training import Setup, diverged, models_of, results_of, whole_model
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.statistics import between, log10, mean_and_ends
 from rank_collapse.runs.folder import RunFolder
@@ -253,6 +253,7 @@ EXPERIMENT = Experiment(
         ),
     },
     measure=measure_all,
+    files=lambda results, options, run: models_of(setups_of(options), run),
     table=rows_of,
     figures=Drawing.all(random_figure, trained_figure),
     claims=claims,

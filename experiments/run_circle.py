@@ -36,7 +36,7 @@ from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.statements import row_of
 from experiments.trained import arguments, circle_walks as walks
 from experiments.trained.circle_walks import known, parts_of
-from experiments.trained.training import Setup, results_of
+from experiments.trained.training import Setup, models_of, results_of
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import of_mean
 from rank_collapse.report.intervals import fisher_exact, wilson_interval
@@ -328,6 +328,7 @@ EXPERIMENT = Experiment(
     },
     setup=make_cases,
     measure=measure_all,
+    files=lambda results, cases, run: models_of(cases, run),
     table=rows_of,
     figures=Drawing.all(shares_figure, steps_figure, trajectories_figure, distance_figure),
     claims=claims,

@@ -14,23 +14,22 @@ san_mlp at 0 after three layers, that of san_skip at 0.04 and of transformer at 
 (more with smaller weights: --weight_scale), and a local rate of 3.00 for san.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
+import xarray as xr
 
-from experiments.collapse import figures
-from experiments.collapse.figures import TIGHTNESS, rates, slowed
-from experiments.collapse.measure import SWEPT, VARIANTS, Results, Setup, measure_all, setup_of
-from experiments.shell import cli, inputs, tidy, vocabulary
-from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.statements import row_of
-from rank_collapse.network.layers import MLP_KINDS, NORM_PLACEMENTS
+from experiments.collapse.figures import FIGURES, TIGHTNESS, first, slowed
+from experiments.collapse.measure import VARIANTS, Setup, measure_all, setup_of
+from experiments.shell import cli, inputs, labelled, vocabulary
+from experiments.shell.experiment import Experiment
+from experiments.shell.labelled import along, beside, points, rows
+from rank_collapse.network.layers import MLP_KINDS
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
-from rank_collapse.report.claims import ABOVE_ZERO, OUTSIDE, WITHIN, judged, of_cases, of_mean
+from rank_collapse.report.claims import Row, of_cases
 from rank_collapse.report.page import Comparison
-from rank_collapse.report.statistics import between, mean_and_ends, power_law_wins
+from rank_collapse.report.statistics import power_law_wins
 from rank_collapse.theory import measured_constant
 
 PUBLISHED_NAMES = {
@@ -40,10 +39,7 @@ PUBLISHED_NAMES = {
     "transformer": "Transformer",
 }
 
-# What is said of networks without skips, or compared with them. Post- and pre-norm are then one
-# network up to an outer norm: the row of post-norm, as published, is that of both.
-WITHOUT_SKIPS = ("norm", "mlp rate", "skips", "mlps stop", "mlps slow")
-
+AXES = ("norm_placement", "weight_scale", "skip_gain")
 COLUMNS = (
     "ratio",
     "log10_residual",
@@ -67,11 +63,11 @@ FLAGS = cli.make_flags(
 )
 define = cli.definer(FLAGS)
 define("list", "variants", list(VARIANTS), f"Networks, out of {', '.join(VARIANTS)}.")
-text = f"Norm placements, out of {', '.join(NORM_PLACEMENTS)}."
-define("list", "norm_placement", ["none"], text)
-vocabulary.alias(FLAGS, norm="norm_placement")
 vocabulary.define(
     FLAGS,
+    norm_placement="none",
+    weight_scale=1.0,
+    skip_gain=1.0,
     norm_kind="layer",
     depth=12,
     num_heads=4,
@@ -81,21 +77,15 @@ vocabulary.define(
     window=2,
     init="lecun",
     bias_scale=0.0,
-    memory_gb=None,
 )
+vocabulary.alias(FLAGS, norm="norm_placement")
 define("enum", "mlp", "gelu", "MLP of san_mlp and transformer.", MLP_KINDS[1:])
 define("boolean", "san_mlp_skip", False, "Keep the MLP's own skip in san_mlp, as published.")
-for name, default, text in (
-    ("weight_scale", [1.0], "Multiplies every weight; several are a sweep."),
-    ("skip_gain", [1.0], "Multiplies the skips; several are a sweep."),
-    (
-        "mlp_gain",
-        [],
-        "Gains of the MLPs at which san_mlp is measured too, without norms as it is, "
-        "post-norm with the MLPs' own skip: where they begin to slow the collapse.",
-    ),
-):
-    vocabulary.numbers(FLAGS, name, default, text, kind=float)
+text = (
+    "Gains of the MLPs at which san_mlp is measured too, without norms as it is, post-norm with "
+    "the MLPs' own skip: where they begin to slow the collapse."
+)
+vocabulary.numbers(FLAGS, "mlp_gain", [], text, kind=float)
 text = "Prove residuals that rounding decides in float64 too: ball arithmetic, a minute a seed."
 define("boolean", "certify", False, text)
 inputs.define_flags(define)
@@ -103,207 +93,125 @@ define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(input
 define("integer", "seed_chunk", 16, "Largest number of seeds in memory.", lower_bound=1)
 
 
-def rows_of(results: Results, setup: Setup) -> Iterator[dict[str, Any]]:
-    """One row per setting, variant, seed and layer."""
-    for setting, found in results.items():
-        for variant in setup.networks[setting.norm]:
-            rate = texts_of(rates(found[variant]["log10_residual"]), digits=6, nothing="nan")
-            texts = {name: texts_of(a) for name, a in found[variant].items()}
-            texts["local_rate"] = np.insert(rate, 0, "", axis=1)
-            # A column that does not cover the variant is empty.
-            for row in tidy.rows(dict.fromkeys(COLUMNS, "") | texts, ("seed", "layer"), COLUMNS):
-                yield setting._asdict() | {"variant": variant} | row
+def above(found: xr.Dataset, bound: str) -> xr.DataArray:
+    """How many layers of a network are above a bound of theirs.
 
-
-@partial(np.vectorize, otypes=[object])
-def texts_of(value, digits=8, nothing=""):
-    """Each number as the table has it."""
-    return nothing if np.isnan(value) else f"{value:.{digits}g}"
-
-
-def text_of(value):
-    """A number as a comparison has it."""
-    return f"{value:.4g}" if np.isfinite(value) else "nothing"
-
-
-def violations(measures: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """How often the theorems' condition held, and how often a bound then did not.
-
-    The stack's bound needs the condition in every layer so far, a layer's in that layer only.
     Logarithms in float32 are known to about 1e-5 of their size.
     """
-    profile, here = measures["log10_residual"], measures["admissible"][:, 1:] > 0
-    margin = 1e-3 + 1e-5 * np.abs(profile)
-
-    def above(bound, where):
-        return int(((profile > measures[bound] + margin)[:, 1:] & where).sum())
-
-    return {
-        "admissible": int(here.sum()),
-        "published": above("log10_published_bound", here),
-        "layer": above("log10_layer_bound", here),
-        "stack": above("log10_bound", np.logical_and.accumulate(here, axis=1)),
-    }
+    margin = 1e-3 + 1e-5 * np.abs(found.log10_residual)
+    return (found.log10_residual > found[bound] + margin).sum(["seed", "layer"])
 
 
-def compare(results, setup):
-    """Residual ratios beside BERT's published curve, and what only the logarithms show, at the
-    first of the swept values."""
-    return [
-        row
-        for setting, found in results.items()
-        if setting[1:] == setup.sweep[0]
-        for variant in setup.networks[setting.norm]
-        for row in _rows_of(variant, f"{variant}, norm {setting.norm}", found[variant])
-    ]
-
-
-def _rows_of(variant, what, measures):
-    profile = measures["log10_residual"]
-    ratio, last = float(measures["ratio"][:, -1].mean()), profile.shape[1] - 1
-    if np.isfinite(ratio):  # else a gap of the curve
-        curve = published_curves(PUBLISHED["bert-base-cased"], 12)["init"][PUBLISHED_NAMES[variant]]
-        yield Comparison(
-            f"{what}: residual ratio after {last} layers",
-            ratio,
-            curve[min(last, len(curve) - 1)],
-            "published: BERT at initialisation (768 wide, 12 heads, post-norm)",
-        )
-    yield Comparison(
-        f"{what}: log10 of the residual at the last layer",
-        text_of(profile[:, -1].mean()),
-        note=f"plain arithmetic shows {text_of(measures['plain_log10_residual'][:, -1].mean())}",
-    )
-    if "admissible" in measures:
-        broken = violations(measures)
-        yield Comparison(
-            f"{what}: layers and depths above the bound with sums over heads (derived here)",
-            broken["layer"] + broken["stack"],
-            0,
-            f"where the lemma's condition holds, in {broken['admissible']} of "
-            f"{profile[:, 1:].size} layers",
-        )
-        tightness = {n: measures[n][:, 1:] for n in TIGHTNESS}
-        tightness = {n: values[~np.isnan(values)] for n, values in tightness.items()}
-        free = np.concatenate([a for name, a in tightness.items() if name != "tightness_paper"])
-        mean, paper = (
-            text_of(np.median(a)) if a.size else "nothing"
-            for a in (tightness["tightness_mean"], tightness["tightness_paper"])
-        )
-        yield Comparison(
-            f"{what}: layers above a bound that needs no condition (derived here)",
-            int((free < -1e-3).sum()),  # float32 knows a tightness to about 1e-3
-            0,
-            f"of {free.size}; powers of ten above what is bounded, medians: {mean} around the "
-            f"mean, {paper} the sums over heads with γ*",
-        )
-    if "log10_cubic" in measures and "log10_c" in measures:
-        (rate, c), (closed_rate, closed_c) = (
-            (float(np.mean(found.log10_lambda)), float(np.mean(found.log10_c_eff)))
-            for found in map(measured_constant, (profile, measures["log10_cubic"]))
-        )
-        theorem = float(measures["log10_c"][:, -1].mean())
-        if np.isfinite([c, theorem]).all():
-            yield Comparison(
-                f"{what}: log10 c_eff of the 3^L law, beside the theorem's",
-                c,
-                theorem,
-                f"in closed form {text_of(closed_c)}; log10 Λ measured {text_of(rate)}, in closed "
-                f"form {text_of(closed_rate)}",
-            )
-
-
-def claims(results, setup):
+def claims(found: xr.Dataset, setup: Setup) -> Iterator[Row]:
     """Rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights, with
     the first of the skips' gains."""
-    scales = {scale for scale, _ in setup.sweep}
-    return [
-        row
-        for setting, found in results.items()
-        if setting.skip_gain == setup.sweep[0][1]
-        for row in _of_setting(setting, found, len(scales) > 1)
-        if row.key not in WITHOUT_SKIPS or setting.norm != "pre" or "post" not in setup.networks
+    found = found.isel(skip_gain=0, drop=True)
+    relative = found.log10_residual - found.log10_size
+    last, start = relative.isel(layer=-1, drop=True), relative.isel(layer=0, drop=True)
+    rate, left = found.local_rate.isel(layer=-1, drop=True), 10.0 ** (last - start)
+    falls, own = along(power_law_wins, 10.0**relative, "layer"), set(found.variant.values)
+    # Without skips post- and pre-norm are one network up to an outer norm: the row of post-norm, as
+    # published, is that of both.
+    once = [
+        n
+        for n in found.norm_placement.values
+        if not (n == "pre" and "post" in found.norm_placement)
     ]
-
-
-def by_seed(measures: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What statements take of one variant, [s] each: its last local rate, log10 of its last
-    residual ratio, what that is of the input's ratio, and by which law the ratio falls."""
-    relative = measures["log10_residual"] - measures["log10_size"]
-    return {
-        "local_rate": rates(measures["log10_residual"])[:, -1],
-        "log10_ratio": relative[:, -1].astype(float),
-        "left": 10.0 ** (relative[:, -1] - relative[:, 0]),
-        "power_law_wins": power_law_wins(10.0**relative),
-    }
-
-
-def _of_setting(setting, found, several):
-    norm, where = setting.norm, "no norm" if setting.norm == "none" else f"{setting.norm}-norm"
-    where += f", weights × {setting.weight_scale:g}" if several else ""
-    measured = {variant: by_seed(found[variant]) for variant in VARIANTS if variant in found}
-    for key, variant, measure, what in (
-        ("rate" if norm == "none" else "norm", "san", "local_rate", ""),
-        ("mlp rate", "san_mlp", "local_rate", ""),
-        ("skips stop", "san_skip", "left", ""),
-        ("mlps stop", "transformer", "left", ", skips and MLPs"),
-        ("mlps stop", "san_mlp", "left", ", MLPs alone"),
-        ("law of the fall", "san_skip", "power_law_wins", ""),
+    plain, normed = ([n for n in once if (n == "none") is is_plain] for is_plain in (True, False))
+    for key, values, variant, norms, what in (
+        ("rate", rate, "san", plain, ""),
+        ("norm", rate, "san", normed, ""),
+        ("mlp rate", rate, "san_mlp", once, ""),
+        ("skips stop", left, "san_skip", found.norm_placement, ""),
+        ("mlps stop", left, "transformer", once, "skips and MLPs"),
+        ("mlps stop", left, "san_mlp", once, "MLPs alone"),
+        ("law of the fall", falls, "san_skip", found.norm_placement, ""),
     ):
-        if variant in measured:
-            yield row_of(key, where + what, measured[variant][measure])
+        if variant in own:
+            yield from rows(key, values.sel(variant=variant, norm_placement=norms, drop=True), what)
     for key, variant in (("skips", "san_skip"), ("mlps slow", "san_mlp")):
-        if {"san", variant} <= measured.keys():
-            raised = measured[variant]["log10_ratio"] - measured["san"]["log10_ratio"]
-            yield row_of(key, where, raised)
+        if {"san", variant} <= own:
+            with_, without = (
+                last.sel(variant=v, norm_placement=once, drop=True) for v in (variant, "san")
+            )
+            yield from rows(key, with_ - without)
     for key, variant in (("heads bound", "san"), ("mlp bound", "san_mlp")):
-        if "admissible" in found.get(variant, {}):
-            broken, draws = violations(found[variant]), len(found[variant]["ratio"])
-            what = f"layers of {variant}, {where}"
-            yield of_cases(key, what, broken["published"], broken["admissible"], draws)
-    gains, raised = slowed(found)
-    if gains.size:
-        crossing = crossings(gains, raised)
-        yield row_of("mlp gain", where, crossing, why=crossing_text(gains, raised, crossing))
-    if gains.size and norm != "none" and 1.0 in gains:
+        if variant in own and "admissible" in found:
+            here = found.sel(variant=variant, drop=True)
+            here = here.where(here.admissible > 0).isel(layer=slice(1, None))
+            cases = here.admissible.count(["seed", "layer"])
+            broken = above(here, "log10_published_bound")
+            covered = found.admissible.sel(variant=variant).notnull().any(["seed", "layer"])
+            for point, count in points(broken):
+                if covered.sel(point):
+                    where = f"layers of {variant}, {labelled.setting(point)}"
+                    total = int(cases.sel(point))
+                    yield of_cases(key, where, int(count), total, found.sizes["seed"])
+    if "swept" in found and "san" in own:
+        raised = slowed(found).dropna("norm_placement", how="all")
+        yield from rows(
+            "mlp gain", along(partial(crossing, raised.mlp_gain.values), raised, "mlp_gain")
+        )
+    if "swept" in found and "san" in own and 1 in found.mlp_gain:
         # Post-norm gives all states one size up to that of their mean, so that differences of
         # residuals are those of their ratios.
-        where += ", MLPs with their own skip, as published"
-        curve, san = found[SWEPT]["log10_residual_at_1"], found["san"]["log10_residual"]
-        yield row_of("mlps slow", where, curve[:, -1] - san[:, -1])
-        yield row_of("mlps stop", where, 10.0 ** (curve[:, -1] - curve[:, 0]))
+        as_published = found.swept.sel(
+            mlp_gain=1, norm_placement=[n for n in once if n not in ("none", "pre")]
+        )
+        gained = as_published - found.log10_residual.sel(variant="san", drop=True)
+        what = "MLPs with their own skip, as published"
+        yield from rows("mlps slow", gained.isel(layer=-1), what)
+        change = as_published.isel(layer=-1) - as_published.isel(layer=0)
+        yield from rows("mlps stop", 10.0**change, what)
 
 
-def crossings(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
-    """The least gain of each seed from which on MLPs slow the collapse [s]; NaN for none.
+def crossing(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
+    """The least gain [...] from which on MLPs slow the collapse; NaN for none.
 
-    Between the gains that were swept the change is taken as linear in the gain's logarithm; gains
-    at which the residual is no number are left out.
+    Between the gains that were swept the change [..., g] is taken as linear in the gain's
+    logarithm; gains at which the residual is no number are left out.
     """
-    crossing = np.full(len(raised), np.nan)
-    for seed, changes in enumerate(raised):
-        known = np.isfinite(changes)
-        logs, values = np.log(gains[known]), changes[known]
+    found = np.full(raised.shape[:-1], np.nan)
+    for place in np.ndindex(found.shape):
+        known = np.isfinite(raised[place])
+        logs, values = np.log(gains[known]), raised[place][known]
         up = np.flatnonzero((values[:-1] < 0) & (values[1:] >= 0))
         if len(up):
             g, (a, b) = logs[up[-1] : up[-1] + 2], values[up[-1] : up[-1] + 2]
-            crossing[seed] = np.exp(g[0] - a * (g[1] - g[0]) / (b - a))
-    return crossing
+            found[place] = np.exp(g[0] - a * (g[1] - g[0]) / (b - a))
+    return found
 
 
-def crossing_text(gains: np.ndarray, raised: np.ndarray, crossing: np.ndarray) -> str:
-    """From which gain of the MLPs on they slow the collapse, over seeds."""
-    rows = [of_mean("", f"{gain:g}", values) for gain, values in zip(gains, raised.T, strict=True)]
-    parts = []
-    for verdict, word in ((WITHIN, "slower"), (OUTSIDE, "faster")):
-        where = [j.row.setting for j in judged(rows, ABOVE_ZERO) if j.verdict == verdict]
-        if where:
-            parts.append(f"{word} at gains {', '.join(where)}")
-    known = crossing[np.isfinite(crossing)]
-    text = f"{len(known)} of {len(crossing)} seeds cross from faster to slower"
-    if len(known) == len(crossing):
-        text = f"crossing at gain {between(mean_and_ends(known), 2)}"
-    return "; ".join([*parts, text])
+def compare(found: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
+    """Residual ratios beside BERT's published curve, and what only the logarithms show, at the
+    first of the swept values."""
+    found = first(found)
+    end, depth = found.isel(layer=-1), found.sizes["layer"] - 1
+    curves = published_curves(PUBLISHED["bert-base-cased"], 12)["init"]
+    theirs = {v: curves[PUBLISHED_NAMES[v]] for v in found.variant.values}
+    ends = [curve[min(depth, len(curve) - 1)] for curve in theirs.values()]
+    published = xr.DataArray(ends, {"variant": [*theirs]})
+    note = "published: BERT at initialisation (768 wide, 12 heads, post-norm)"
+    yield from beside(f"residual ratio after {depth} layers", end.ratio, published, note)
+    yield from beside("log10 of the residual at the last layer", end.log10_residual)
+    yield from beside("the same in plain arithmetic", end.plain_log10_residual)
+    if "admissible" in found:
+        here = found.where(found.admissible > 0).isel(layer=slice(1, None))
+        # The stack's bound needs the condition in every layer so far, a layer's in that one only.
+        so_far = here.where(here.admissible.cumprod("layer", skipna=False) > 0)
+        broken = above(here, "log10_layer_bound") + above(so_far, "log10_bound")
+        text = "layers and depths above the bound with sums over heads (derived here)"
+        yield from beside(text, broken.expand_dims("seed"), 0)
+        tightness = found[list(TIGHTNESS)].isel(layer=slice(1, None)).to_dataarray("bound")
+        free = (tightness.drop_sel(bound="tightness_paper") < -1e-3).sum(["bound", "layer"])
+        yield from beside("layers above a bound that needs no condition (derived here)", free, 0)
+        text = "powers of ten above what is bounded, median over layers"
+        yield from beside(text, tightness.median("layer"))
+    if "log10_c" in found:
+        for name, profile in (("", "log10_residual"), (", in closed form", "log10_cubic")):
+            c = along(lambda own: measured_constant(own).log10_c_eff, found[profile], "layer")
+            text = f"log10 c_eff of the 3^L law{name}, beside the theorem's"
+            yield from beside(text, c, end.log10_c.mean("seed"))
 
 
 EXPERIMENT = Experiment(
@@ -327,27 +235,14 @@ EXPERIMENT = Experiment(
     },
     extra=lambda setup: setup.source,
     setup=setup_of,
+    axes=AXES,
     measure=measure_all,
-    table=rows_of,
+    table=lambda found, setup: labelled.table(
+        found.drop_dims("mlp_gain", errors="ignore"), (*AXES, "variant", "seed", "layer"), COLUMNS
+    ),
     claims=claims,
     compare=compare,
-    figures={
-        **Drawing.all(
-            figures.residual_ratio_figure, figures.log_residual_figure, figures.local_rate_figure
-        ),
-        "bounds_and_constant": Drawing.described(figures.law_figure, figures.laws_of),
-        "mlp_gain": Drawing.described(figures.gain_figure, figures.raised_of),
-        "sweep_weight_scale": Drawing.of_part(
-            partial(figures.swept_of, position=1),
-            partial(figures.sweep_figure, swept="weight scale"),
-            "Relative residual at BERT's weight scale (0.55) and at 1/√fan-in.",
-        ),
-        "sweep_skip_gain": Drawing.of_part(
-            partial(figures.swept_of, position=2),
-            partial(figures.sweep_figure, swept="skip gain"),
-            "",
-        ),
-    },
+    figures=FIGURES,
 )
 main = EXPERIMENT.main
 

@@ -37,7 +37,7 @@ from experiments.cures.cases import (
 from experiments.cures.figures import cures_figure, curves_figure, trained_figure
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.flag_values import Flags, check_names
+from experiments.shell.options import Flags, check_names
 from experiments.shell.statements import row_of
 from rank_collapse.report import Comparison
 from rank_collapse.report.claims import Row, of_share
@@ -55,7 +55,7 @@ vocabulary.define(
     mlp="gelu",
     norm_placement="post",
     mask="causal",
-    memory_gb=None,
+    seed_chunk=0,
 )
 vocabulary.numbers(FLAGS, "depths", [12, 50], "Layers of the networks.", lower_bound=2)
 text = "Layers of networks that are trained too (default none)."

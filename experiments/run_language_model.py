@@ -24,11 +24,11 @@ import numpy as np
 from experiments.shell import cli, vocabulary
 from experiments.shell.executor import Executor
 from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.flag_values import Flags, check_names
+from experiments.shell.options import Flags, check_names
 from experiments.shell.statements import row_of
 from experiments.trained import language
 from experiments.trained.language import CURES, PLAIN
-from experiments.trained.program import results_of_cells
+from experiments.trained.training import nested, results_of_cells
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.statistics import by_seed
 from rank_collapse.runs.folder import RunFolder
@@ -49,7 +49,7 @@ vocabulary.define(
     batch_size=8,
     n_eval_data=32,
     learning_rate=3e-3,
-    memory_gb=None,
+    seed_chunk=0,
 )
 define = cli.definer(FLAGS)
 define("string", "text", None, "Text to learn: UTF-8, or a .tsv with a header (default: shipped).")
@@ -103,7 +103,7 @@ def measure_all(options: Flags, setup: Setup, run: RunFolder) -> dict[str, Any]:
                 lambda name: language.training_of(options, name, setup.data, executor),
                 keys=seed_keys(options.seed, seeds),
             )
-    return found
+    return {variant: nested(own) for variant, own in found.items()}
 
 
 def steps_of(found: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -48,6 +48,7 @@ vocabulary.alias(
     max_seq_length="num_tokens",
     num_train_epochs="n_epochs",
     per_device_train_batch_size="batch_size",
+    overwrite_output_dir="overwrite",
 )
 define = cli.definer(FLAGS)
 define(
@@ -73,13 +74,6 @@ define(
     "Train on rows of whole texts one behind another, each attending to "
     "itself only, instead of one padded text a row. A step then takes about batch_size texts, and "
     "texts of a row are always in one batch; about twice as fast.",
-)
-define(
-    "boolean",
-    "overwrite_output_dir",
-    False,
-    "Replace a finished run, or one of other flags, in "
-    "output_dir; an interrupted run of the same flags is resumed.",
 )
 
 

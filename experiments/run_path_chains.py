@@ -56,7 +56,7 @@ vocabulary.define(
     weight_scale=1.0,
     skip_gain=1.0,
     bias_scale=0.0,
-    memory_gb=None,
+    seed_chunk=0,
 )
 define = cli.definer(FLAGS)
 define("integer", "num_paths", 100, "Random paths per length and seed.", lower_bound=1)

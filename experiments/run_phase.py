@@ -29,7 +29,7 @@ from experiments.phase.networks import AXES, law_of, networks_of
 from experiments.phase.sphere import sphere_of
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment, caption_of
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 
 # Flags of --figure, where they are not given.
 FIGURES = {
@@ -99,7 +99,7 @@ vocabulary.define(
     norm_placement="post",
     norm_kind="rms",
     mask="none",
-    memory_gb=None,
+    seed_chunk=0,
 )
 define = cli.definer(FLAGS)
 define("string", "x", "score_scale", f"Float on the x axis: {', '.join(AXES)}, or the variant's.")

@@ -23,7 +23,7 @@ import numpy as np
 
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from experiments.stability import figures, networks, results, training
 from experiments.stability.measure import measure_all
 from experiments.stability.networks import KINDS, PARTS, Part, parts_of
@@ -56,7 +56,7 @@ vocabulary.define(
     num_tokens=16,
     mlp="gelu",
     mask="none",
-    memory_gb=None,
+    seed_chunk=0,
 )
 define("boolean", "log_residual", True, "Also residuals in logarithms, by a separate pass.")
 define("float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix, above 0.", lower_bound=0.0)

@@ -29,7 +29,7 @@ import rank_collapse as rc
 from experiments import letters
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment, caption_of
-from experiments.shell.flag_values import Flags, check_names
+from experiments.shell.options import Flags, check_names
 from experiments.shell.statements import row_of
 from experiments.trained import arguments, designs
 from experiments.trained.designs import Cell, gradient

@@ -19,10 +19,9 @@ import numpy as np
 import rank_collapse as rc
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from experiments.trained import arguments
-from experiments.trained.program import ALONE
-from experiments.trained.training import Setup, diverged, kept, results_of
+from experiments.trained.training import ALONE, Setup, diverged, kept, models_of, results_of
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.statistics import by_seed
 from rank_collapse.training import models
@@ -286,6 +285,7 @@ EXPERIMENT = Experiment(
     },
     setup=make_setup,
     measure=lambda options, setup, run: results_of(options, {ALONE: setup}, run, measure)[ALONE],
+    files=lambda results, setup, run: models_of({ALONE: setup}, run),
     table=rows_of,
     figures=Drawing.all(curves_figure, attention_figure, residual_figure),
     compare=compare,

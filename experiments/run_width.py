@@ -24,7 +24,7 @@ from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.trained import arguments
 from experiments.trained.sorting import make_setup
-from experiments.trained.training import Setup, diverged, kept, results_of, whole_model
+from experiments.trained.training import Setup, diverged, kept, models_of, results_of, whole_model
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import of_mean
 from rank_collapse.report.statistics import by_seed
@@ -155,6 +155,7 @@ EXPERIMENT = Experiment(
     },
     setup=make_cases,
     measure=lambda options, cases, run: results_of(options, cases, run, whole_model),
+    files=lambda results, cases, run: models_of(cases, run),
     table=rows_of,
     figures=Drawing.all(width_figure),
     claims=claims,

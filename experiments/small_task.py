@@ -17,9 +17,9 @@ import numpy as np
 import rank_collapse as rc
 from experiments.shell import cli
 from experiments.shell.executor import Executor
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from experiments.trained import designs
-from experiments.trained.program import Training, results_of_cells
+from experiments.trained.training import Training, nested, results_of_cells
 from rank_collapse.network.config import SWEPT
 from rank_collapse.network.inputs import input_states
 from rank_collapse.runs.folder import RunFolder
@@ -99,13 +99,14 @@ def train_networks(
         for name, n in networks.items()
     }
     with Executor(options, run, alone=True) as executor:
-        return results_of_cells(
+        found = results_of_cells(
             executor,
             cells,
             lambda program: _training(options, one_of[program], executor),
             keys=keys,
             most=max(len(keys), TOGETHER),
         )
+    return {name: nested(own) for name, own in found.items()}
 
 
 def _training(options, network, executor):

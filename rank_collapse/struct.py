@@ -103,7 +103,14 @@ class Struct:
         jax.tree_util.register_dataclass(cls, data_fields=nodes[True], meta_fields=nodes[False])
 
     def replace(self: T, **changes: Any) -> T:
-        """A changed copy."""
+        """A changed copy.
+
+        Raises:
+            ValueError: A field that there is not.
+        """
+        names = [f.name for f in dataclasses.fields(self)]  # pyright: ignore
+        for name in changes.keys() - names:
+            raise unknown(f"{type(self).__name__}.{name}", name, names)
         return dataclasses.replace(self, **changes)  # pyright: ignore
 
     if not TYPE_CHECKING:  # to a type checker any other name is a mistake

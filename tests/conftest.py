@@ -51,14 +51,12 @@ def pytest_configure(config):
 
 
 def kept_programs(config) -> str | None:
-    """The folder in pytest's cache, of this kind of processor; none where nothing can be kept."""
-    from experiments.shell import compilation
-
+    """The folder in pytest's cache; none where nothing can be kept."""
     cache = getattr(config, "cache", None)  # none with -p no:cacheprovider
     if cache is None:
         return None
     try:
-        folder = cache.mkdir(f"programs-{compilation.cache_folder().name}")
+        folder = cache.mkdir("programs")
         keep_newest(folder, MOST_BYTES)
     except (OSError, RuntimeError):
         return None

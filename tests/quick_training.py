@@ -3,7 +3,7 @@
 from experiments import run_sort
 from experiments.shell import cli
 from experiments.trained import training
-from experiments.trained.program import ALONE
+from experiments.trained.training import ALONE
 
 FLAGS = run_sort.FLAGS
 SMALL = (

@@ -15,7 +15,7 @@ from pathlib import Path
 from architecture_map import REPOSITORY, levels, packages
 from interface import exported
 
-from experiments.reproducing import statements_page
+from experiments.reproducing import results_page, statements_page
 from experiments.shell.experiment import experiment_of, experiments_of
 from rank_collapse import MEASURES
 
@@ -136,6 +136,15 @@ MADE = {
 } | {f"api_{page}": api(page) for page in API}
 
 
+def results(text: str) -> str:
+    """docs/results.md with what came out as the experiments' pages have it."""
+    for name in experiments_of():
+        place = rf"(results/{name}_0\.png\)(?:(?!\n## ).)*?\*\*What came out\.\*\* )[^\n]*"
+        if found := re.search(place, text, flags=re.DOTALL):
+            text = text.replace(found[0], found[1] + results_page.came_out(name))
+    return text
+
+
 def made(text: str) -> str:
     """A page with its blocks made again."""
     return BLOCK.sub(lambda found: found[1] + found[2] + MADE[found[1]](), text)
@@ -146,6 +155,7 @@ if __name__ == "__main__":
         if "--write" in sys.argv[1:]:
             path.write_text(with_badge(path, repository()), "utf-8")
     pages = {path: made(path.read_text("utf-8")) for path in DOCS.rglob("*.md")}
+    pages[DOCS / "results.md"] = results((DOCS / "results.md").read_text("utf-8"))
     pages[statements_page.PAGE] = statements_page.page(statements_page.known_answers())
     for path, text in pages.items():
         if path.read_text("utf-8") != text:

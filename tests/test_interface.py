@@ -68,6 +68,7 @@ def test_a_wrong_attribute_is_answered_with_the_right_one(guess, answer):
         (lambda: rc.design(CONFIG, "postt"), "nearest: 'post'"),
         (lambda: CONFIG.replace(mask="casual"), r"mask='casual' .*; nearest: 'causal'"),
         (lambda: CONFIG.replace(mask="x"), r"mask='x' is not one of \([^;]*\)$"),
+        (lambda: CONFIG.replace(mlpp=1), "TransformerConfig.mlpp .*; nearest: 'mlp', "),
     ],
 )
 def test_a_wrong_choice_is_answered_with_the_nearest(guess, answer):

@@ -15,7 +15,7 @@ import numpy as np
 from experiments.architectures.models import Model, Weights, inputs_of, models_of, weights_of
 from experiments.architectures.results import Results
 from experiments.architectures.resume import resumed
-from experiments.shell.flag_values import Flags, check_names
+from experiments.shell.options import Flags, check_names
 from experiments.shell.progress import Progress
 from rank_collapse import pretrained
 from rank_collapse.measures.attention import attention_measures

@@ -11,7 +11,7 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.shell import cli
-from experiments.shell.flag_values import Flags, check_names
+from experiments.shell.options import Flags, check_names
 from rank_collapse import pretrained
 from rank_collapse.network.passes import Output
 from rank_collapse.pretrained.checkpoint import Checkpoint

@@ -53,7 +53,7 @@ def resumed(
         if now > (due if state.layers == source.config.depth else saved + EVERY):
             keep(state)
             saved = now
-        progress.update(state.layers)
+        progress.reach(state.layers)
 
     try:
         return pretrained.stream(source, inputs, groups, chunk=chunk, state=newest, done=done)

@@ -21,11 +21,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from experiments.benchmarks import accelerator, children, timing, training
+from experiments.benchmarks import accelerator, children, memory, timing, training
 from experiments.benchmarks.counting import DEVICES, product_flops, seeds_that_fit
 from experiments.benchmarks.entry_points import entry_points
-from experiments.shell import memory
-from experiments.shell.flag_values import check_names
+from experiments.shell.options import check_names
 from rank_collapse.runs import files, seeds
 from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.training import Hyper, num_batches

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.benchmarks import training
+from experiments.benchmarks import memory, training
 from experiments.benchmarks.entry_points import entry_points
 from experiments.benchmarks.profiles import sweep_of
 from experiments.benchmarks.timing import (
@@ -23,7 +23,6 @@ from experiments.benchmarks.timing import (
     median_ratio,
     time_cases,
 )
-from experiments.shell import memory
 from rank_collapse.runs import seeds
 from rank_collapse.runs.seeds import seed_keys
 

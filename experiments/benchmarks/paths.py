@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 import rank_collapse as rc
+from experiments.benchmarks import memory
 from experiments.benchmarks.timing import Report, compared, largest_difference, median_ratio
-from experiments.shell import memory
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.paths.sets import logits_of
 

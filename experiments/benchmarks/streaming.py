@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmarks import children
+from experiments.benchmarks import children, memory
 from experiments.benchmarks.random_llama import PUBLISHED, make
 from experiments.benchmarks.timing import Report, Timing
-from experiments.shell import memory
 from experiments.shell.progress import Progress
 
 # seconds and gigabytes that were asked for, of (size, texts) with 64 tokens on two cores
@@ -93,7 +92,7 @@ def measure(folder: str, texts: int, tokens: int) -> dict[str, float]:
     with Progress(source.config.depth, "layers") as progress:
 
         def done(state):
-            progress.update(state.layers, GB=memory.peak() / memory.GB)
+            progress.reach(state.layers, GB=memory.peak() / memory.GB)
 
         found = pretrained.stream(source, {"x": ids}, groups, done=done)
     error = jax.vmap(sizes_of)(found["whole"]["lengths"])["error"].max()

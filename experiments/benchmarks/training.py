@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import run_convex_hull, run_memorization, run_sort, run_transformer
+from experiments.benchmarks import memory
 from experiments.benchmarks.counting import product_flops
 from experiments.benchmarks.timing import Report, Timing, median_ratio
-from experiments.shell import cli, memory
+from experiments.shell import cli
 from rank_collapse.runs import seeds
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.ensemble import Ensemble

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 from absl import flags
 
 import rank_collapse as rc
-from experiments.shell import inputs
-from experiments.shell.executor import Chunk, Executor, Mapped
-from experiments.shell.flag_values import Flags, check_names
+from experiments.shell import inputs, labelled
+from experiments.shell.executor import SEEDS, Chunk, Executor, Mapped
+from experiments.shell.options import Flags, check_names
 from experiments.shell.progress import Progress
 from rank_collapse.measures import residuals
 from rank_collapse.network.gains import Gains
@@ -26,7 +27,6 @@ VARIANTS = {
     "san_skip": rc.san_skip,
     "transformer": rc.transformer,
 }
-SWEPT = "mlp_gain"  # the gains of the MLPs that are swept stand beside the variants
 # {measure: why it may have no number}
 REASONS = {
     "ratio": "the hidden states overflow",
@@ -38,45 +38,27 @@ Configs = dict[str, rc.TransformerConfig]
 class Setup(NamedTuple):
     """What the flags ask for."""
 
-    networks: dict[str, Configs]  # By norm placement and variant
-    sweep: list[tuple[float, float]]  # Pairs (weight scale, skip gain)
+    networks: Configs  # By variant
     gains: list[float]  # Of the MLPs, ascending; none by default
     ids: Any  # Token ids of the text; None for Gaussian tokens
     source: dict[str, str]  # What identifies the input
 
 
-class Setting(NamedTuple):
-    """What of the flags' lists a network has."""
-
-    norm: str
-    weight_scale: float
-    skip_gain: float
-
-
-# {setting: {variant, or `SWEPT`: {measure: [s, L + 1]}}}
-Results = dict[Setting, dict[str, dict[str, np.ndarray]]]
-
-
 def setup_of(options: flags.FlagValues) -> Setup:
-    """The networks, the sweep and the tokens of the flags.
+    """The networks and the tokens of the flags.
 
     Raises:
         ValueError: Flags that do not fit each other, or a text that cannot be read.
     """
     check_names(options, "variants", VARIANTS)
     ids, source = inputs.read_tokens(options)
-    for name in ("weight_scale", "skip_gain"):
-        values = options[name].value
-        if not values or len(set(values)) < len(values):
-            raise ValueError(f"--{name} needs different numbers, not {values}")
-    sweep = [(scale, gain) for scale in options.weight_scale for gain in options.skip_gain]
     gains = sorted(set(options.mlp_gain))
     if any(v <= 0 for v in gains):
         raise ValueError(f"--mlp_gain needs numbers above 0, not {options.mlp_gain}")
     if gains and "san_mlp" not in options.variants:
         raise ValueError(f"--mlp_gain={options.mlp_gain} needs san_mlp in --variants")
-    networks = {n: configs_of(options, n, options.variants) for n in options.norm_placement}
-    return Setup(networks, sweep, gains, ids, source)
+    networks = configs_of(options, options.norm_placement, options.variants)
+    return Setup(networks, gains, ids, source)
 
 
 def configs_of(options: flags.FlagValues, norm: str, variants: Sequence[str]) -> Configs:
@@ -103,15 +85,15 @@ def draw(options: flags.FlagValues, setup: Setup, key: Any, floats: Any) -> tupl
 
 
 def measure(
-    options: flags.FlagValues, setup: Setup, norm: str, drawn: tuple[Any, Any], floats: Any
+    options: flags.FlagValues, setup: Setup, drawn: tuple[Any, Any], floats: Any
 ) -> dict[str, dict[str, jax.Array]]:
-    """One seed: {variant: {measure: [L + 1]}} of the networks of one norm placement, and by
-    `SWEPT` the logarithms of the residual at each gain of the MLPs.
+    """One seed: {measure: {variant: [L + 1]}} of the variants; in "swept" the
+    logarithms of the residual at each gain of the MLPs.
 
     Networks that differ in gains alone are one program: without a skip its gain is 0.
     """
     x, params = drawn
-    found, configs = {}, setup.networks[norm]
+    found, configs, norm = {}, setup.networks, options.norm_placement
     for kind in dict.fromkeys(c.mlp for c in configs.values()):
         own = {variant: c for variant, c in configs.items() if c.mlp == kind}
         skips = [(floats[1] * c.attention_skip, floats[1] * c.mlp_skip, 1.0) for c in own.values()]
@@ -130,9 +112,10 @@ def measure(
         measured, logs = jax.lax.map(one, jnp.asarray(skips))
         for i, (variant, config) in enumerate(own.items()):
             own_plain, log = jax.tree.map(lambda a, i=i: a[i], (measured, logs))
-            found[variant] = own_plain | laws(params, x, config, log)
+            for name, values in (own_plain | laws(params, x, config, log)).items():
+                found.setdefault(name, {})[variant] = values
         curves = zip(swept, logs.profile[len(own) :], strict=True)
-        found |= {SWEPT: {f"log10_residual_at_{gain:g}": c for gain, c in curves}} if swept else {}
+        found |= {"swept": {f"{gain:g}": curve for gain, curve in curves}} if swept else {}
     return found
 
 
@@ -201,23 +184,19 @@ class Decided(NamedTuple):
     certify: bool
     progress: Progress
 
-    def needed(self, chunk: Chunk) -> int:
-        """As of `Mapped`."""
-        return self.measured.needed(chunk)
-
     def __call__(self, chunk: Chunk) -> dict[str, dict[str, np.ndarray]]:
         """As of `Mapped`, with residuals of float64, or proved, where float32 has none."""
         found, drawn = self.measured(chunk), None
         for variant, config in self.networks.items():
-            for row in undecided(found[variant]):
+            profile = np.array(found["log10_residual"][variant])
+            for row in undecided(profile, found["ratio"][variant]):
                 if drawn is None:
                     drawn = seeds.to_host(self.measured.laid_out(chunk)[0], len(chunk.seeds))
                 x, params = jax.tree.map(lambda a, i=row: a[i], drawn)
                 network = config.replace(skip_gain=chunk.floats[1][row])
                 what = f"{variant} (norm={self.norm}), seed {chunk.seeds[row]}"
-                profile = np.array(found[variant]["log10_residual"])
                 profile[row] = self.decided(what, profile[row], params, x, network)
-                found[variant] = found[variant] | {"log10_residual": profile}
+            found["log10_residual"][variant] = profile
         return found
 
     def decided(self, what: str, profile: Any, *network: Any) -> np.ndarray:
@@ -231,11 +210,10 @@ class Decided(NamedTuple):
         return profile
 
 
-def undecided(measures: Mapping[str, np.ndarray]) -> np.ndarray:
+def undecided(profile: np.ndarray, ratio: np.ndarray) -> np.ndarray:
     """Seeds whose residuals rounding decides in some layer, but for those whose states overflow."""
-    profile = measures["log10_residual"]
     lost = np.isnan(profile) | (profile == np.inf)
-    return np.flatnonzero(lost.any(axis=1) & np.isfinite(measures["ratio"]).all(axis=1))
+    return np.flatnonzero(lost.any(axis=1) & np.isfinite(ratio).all(axis=1))
 
 
 _log_profile = jax.jit(logdomain.log_residual_profile)
@@ -281,49 +259,42 @@ def proved(
     return np.where(known, found.profile, profile).astype(profile.dtype), line
 
 
-def gaps(found: Mapping[str, np.ndarray]) -> Iterator[str]:
+def gaps(found: xr.Dataset) -> Iterator[str]:
     """Why curves have gaps: one line for each variant whose residuals are not known to the end."""
-    for name, values in found.items():
-        (variant, measure), unknown = name.split("/"), np.isnan(values)
-        if measure in REASONS and unknown.any():
-            lost, layers = np.flatnonzero(unknown.any(axis=1)), np.argmax(unknown, axis=1)
-            yield (
-                f"no {measure} of {variant} in {len(lost)} of {len(values)} seeds, first in seed "
-                f"{lost[0]} from layer {layers[lost[0]]}: {REASONS[measure]}"
-            )
+    for measure, why in REASONS.items():
+        for point, unknown in labelled.points(found[measure].isnull(), "seed", "layer"):
+            if lost := np.flatnonzero(unknown.any("layer")).tolist():
+                layer = unknown[lost[0]].values.argmax()
+                yield (
+                    f"{labelled.setting(point)}: no {measure} in {len(lost)} of {len(unknown)} "
+                    f"seeds, first in seed {lost[0]} from layer {layer}: {why}"
+                )
 
 
-def measure_all(options: Flags, setup: Setup, run: RunFolder) -> Results:
-    """All measures of all settings, resuming from the run; one compilation per norm placement."""
-    results, most = {}, min(options.seed_chunk, options.num_seeds)
-    total = len(setup.networks) * len(setup.sweep) * options.num_seeds
-    with Executor(options, run, "collapse", total) as executor:
-        progress, drawn = executor.progress, partial(draw, options, setup)
+def measure_all(options: Flags, setup: Setup, run: RunFolder) -> xr.Dataset:
+    """All measures over variants, seeds and layers, resuming from the run; "swept" over the gains
+    of the MLPs, in the place of variants."""
+    most, drawn = min(options.seed_chunk, options.num_seeds), partial(draw, options, setup)
+    with Executor(options, run, "collapse") as executor:
+        progress, one = executor.progress, partial(measure, options, setup)
 
-        def program(norm):
-            one = partial(measure, options, setup, norm)
+        def program():
             measured = Mapped(one, executor.mesh, draw=drawn, progress=progress)
-            return Decided(measured, setup.networks[norm], norm, options.certify, progress)
+            norm, certify = options.norm_placement, options.certify
+            return Decided(measured, setup.networks, norm, certify, progress)
 
-        for norm in setup.networks:
-            found = executor.map(partial(program, norm), partial(cells_of, norm), most=most)
-            for cell, floats in cells_of(norm, options).items():
-                results[Setting(norm, *floats)] = nested(found[cell])
-                for line in () if run.complete else gaps(found[cell]):
-                    progress.say(f"{cell}: {line}")
-    return results
-
-
-def cells_of(norm: str, options: Flags) -> dict[str, tuple[float, float]]:
-    """{cell: (weight scale, skip gain)} of one norm placement."""
-    return {
-        f"{norm}/weight_scale={scale!r}/skip_gain={gain!r}": (scale, gain)
-        for scale in options.weight_scale
-        for gain in options.skip_gain
-    }
+        found = executor.map(
+            program, lambda at: {SEEDS: (at.weight_scale, at.skip_gain)}, most=most
+        )[SEEDS]
+        results = labelled.of_arrays(found, ("variant", "layer"), swept=("mlp_gain", "layer"))
+        for line in () if run.complete else gaps(results):
+            progress.say(line)
+    return results.assign(local_rate=rates(results.log10_residual))
 
 
-def nested(arrays: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
-    """{variant: {measure: array}} of {"variant/measure": array}."""
-    names = [name.split("/") for name in arrays]
-    return {v: {m: arrays[f"{v}/{m}"] for u, m in names if u == v} for v, _ in names}
+def rates(profile: xr.DataArray) -> xr.DataArray:
+    """Local rates: NaN at layer 0, and where a logarithm is about to pass 0 and a rate means
+    nothing."""
+    before = profile.shift(layer=1)
+    meaningful = (abs(before) > 1) & (before * profile > 0) & np.isfinite(profile)
+    return (profile / before).where(meaningful)

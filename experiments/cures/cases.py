@@ -15,7 +15,7 @@ import rank_collapse as rc
 from experiments import initial
 from experiments.initial import FLOOR, kept_and_gradients, mean_path_length
 from experiments.shell.executor import Executor
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from experiments.small_task import Network
 from rank_collapse.report.statistics import mean_and_ends
 from rank_collapse.runs.folder import RunFolder

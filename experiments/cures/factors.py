@@ -18,7 +18,7 @@ import numpy as np
 
 from experiments import initial
 from experiments.cures.cases import MEASURES, Case, ends
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from rank_collapse.report import figures
 from rank_collapse.report.figures import Figure
 

@@ -18,7 +18,7 @@ from experiments import small_task
 from experiments.initial import tokens
 from experiments.shell import tidy
 from experiments.shell.executor import Executor
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from experiments.shell.statements import row_of
 from rank_collapse.measures.updates import with_matrices
 from rank_collapse.report import Comparison, figures

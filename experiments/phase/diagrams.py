@@ -15,7 +15,7 @@ from experiments import small_task
 from experiments.initial import FLOOR
 from experiments.shell import tidy
 from experiments.shell.executor import Executor
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import Row
 from rank_collapse.report.figures import Figure

@@ -18,7 +18,7 @@ from experiments.phase.diagrams import (
     order_by_theory,
     values_of_axes,
 )
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from experiments.shell.statements import row_of
 from experiments.small_task import Network
 from rank_collapse.measures.updates import with_matrices

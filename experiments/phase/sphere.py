@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.phase.diagrams import Diagram, values_of_axes
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from experiments.shell.statements import STATEMENTS, row_of
 from rank_collapse.theory import sphere
 

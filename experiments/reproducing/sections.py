@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from experiments.reproducing import statements_page
 from experiments.shell.experiment import experiment_of
-from experiments.shell.process import Ended
+from experiments.shell.jobs import Ended
 from experiments.shell.statements import STATEMENTS
 from rank_collapse import report, runs
 from rank_collapse.runs import files

@@ -19,7 +19,7 @@ from experiments.reproducing.sections import (
     untested,
 )
 from experiments.shell.devices import accelerated, cores
-from experiments.shell.process import Ended, run_in_workers
+from experiments.shell.jobs import Ended, run_all
 from rank_collapse import report, runs
 from rank_collapse.report.page import UNFINISHED
 from rank_collapse.runs import files
@@ -78,7 +78,7 @@ def run_experiments(
         return Made(folder, command, details, label, how.code, how.printed)
 
     show_all()
-    run_in_workers(commands, [{}] * jobs, ended)
+    run_all(commands, jobs, ended)
     return list(sections.values())
 
 

@@ -1,25 +1,22 @@
 """The devices of a run: one XLA device per CPU core, and the mesh of those asked for."""
 
 import contextlib
-import glob
 import importlib.metadata
 import importlib.util
 import os
 
 import jax
+import platformdirs
 from absl import flags
 from jax.sharding import Mesh
 
-from experiments.shell import compilation, several
-from experiments.shell.process import SHARE
 from rank_collapse.runs import limits
 from rank_collapse.runs.seeds import seed_mesh
 
 
 def cores() -> int:
-    """Cores this process may use, of which each process of a sweep has its part."""
-    all_ = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, all_ // share())
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def accelerated() -> bool:
@@ -29,43 +26,19 @@ def accelerated() -> bool:
     return bool(installed) and os.environ.get("JAX_PLATFORMS") != "cpu"
 
 
-def gpus() -> list[str]:
-    """GPUs that JAX in a child would use, as CUDA_VISIBLE_DEVICES names them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(i) for i in range(len(glob.glob("/dev/nvidia[0-9]*")))]
-    names = names if visible is None else [name for name in visible.split(",") if name]
-    return names if accelerated() else []
-
-
-def share() -> int:
-    """How many processes of a sweep share the cores and the memory of this host."""
-    return int(os.environ.get(SHARE, "1"))
-
-
-def set_up_devices(options: flags.FlagValues) -> None:
-    """Several processes, and one XLA device per CPU core; must come before any JAX computation.
-
-    XLA does not spread a vmapped small matrix product over cores; one device per core does.
-    Where JAX already runs (several binaries in one process) its devices are used as they are.
-
-    Raises:
-        ValueError: JAX does not start.
-    """
-    if "distributed" in options and options.distributed:
-        several.join()
-    start(options.num_devices)
-
-
 def start(num_devices: int = 0) -> None:
-    """Starts JAX with so many devices of a CPU; with one per core where it is 0.
+    """Starts JAX with so many devices of a CPU, or one per core; must come before any computation.
 
-    A process that runs several binaries starts it so for all of them, whatever the first asks for.
+    XLA does not spread a vmapped small matrix product over cores; one device per core does. What is
+    compiled is kept for other runs, in JAX_COMPILATION_CACHE_DIR or this user's cache.
 
     Raises:
         ValueError: JAX does not start.
     """
     limits.check_address_space()
-    compilation.keep_programs()
+    if jax.config.jax_compilation_cache_dir is None:
+        folder = str(platformdirs.user_cache_path("rank_collapse"))
+        jax.config.update("jax_compilation_cache_dir", folder)
     if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with contextlib.suppress(RuntimeError):  # JAX has started
             jax.config.update("jax_num_cpu_devices", num_devices or cores())
@@ -78,15 +51,12 @@ def start(num_devices: int = 0) -> None:
 
 
 def mesh(options: flags.FlagValues) -> Mesh:
-    """The mesh of the devices asked for by --num_devices in each process; its axis is "seeds".
+    """The mesh of the devices asked for by --num_devices; its axis is "seeds".
 
     Raises:
         ValueError: There are fewer devices.
     """
-    devices = []
-    for index in range(jax.process_count()):
-        own = [d for d in jax.devices() if d.process_index == index]
-        if options.num_devices > len(own):
-            raise ValueError(f"num_devices={options.num_devices}, but only {len(own)} exist")
-        devices += own[: options.num_devices or len(own)]
-    return seed_mesh(devices)
+    devices, count = jax.devices(), options.num_devices
+    if count > len(devices):
+        raise ValueError(f"num_devices={count}, but only {len(devices)} exist")
+    return seed_mesh(devices[: count or None])

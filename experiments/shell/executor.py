@@ -4,13 +4,11 @@
         # measure(key, floats) of one seed → {"scale=1": {name: [s, ...]}, ...}
         found = executor.measure(measure, {"scale=1": 1.0, "scale=2": 2.0})
 
-A cell is a setting whose numbers compiled programs take as arguments. Its seeds and those of the
-other cells are one list, which is computed as many at a time as fit the memory, shared by the
-devices. Each chunk is saved when it is done, so that a run resumes on any number of
-devices and processes; what a seed gives depends on neither, nor on the others of its chunk.
-
-Cells come from an experiment's lists or from --sweep: runs of a sweep that differ in `Flags.traced`
-alone are a group, whose cells are computed as one list in the group's folder by the first of them.
+A cell is a setting whose numbers compiled programs take as arguments, of an experiment's lists or
+of the axes of the flags. Its seeds and those of the other cells are one list, shared by the devices
+and computed chunk by chunk (--seed_chunk). Each chunk is saved when it is done, so that a run
+resumes on any number of devices; what a seed gives depends on neither, nor on the others of its
+chunk.
 """
 
 import contextlib
@@ -18,18 +16,15 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.shell import memory, signals
 from experiments.shell.devices import mesh
-from experiments.shell.flag_values import Flags
-from experiments.shell.memory import MemoryBudget
-from experiments.shell.options import config_of
-from experiments.shell.progress import Progress
+from experiments.shell.options import Flags
+from experiments.shell.progress import Progress, check
 from rank_collapse.runs import seeds
 from rank_collapse.runs.files import damaged
 from rank_collapse.runs.folder import RunFolder
@@ -38,17 +33,17 @@ SEEDS = "seeds"  # the part of a run's arrays that has one cell
 
 
 class Executor(contextlib.ExitStack):
-    """What computes the cells of a run: its devices, memory, seeds and progress. A context manager.
+    """What computes the cells of a run: its devices, seeds and progress. A context manager.
 
     Args:
-        options: The flags; --num_devices, --memory_gb, and --seed and --num_seeds where they are.
+        options: The flags, of one point of their axes; --num_devices, --seed_chunk, and --seed and
+            --num_seeds where they are.
         run: Holds what was computed before.
         label: Of the progress; "" for programs that show their own.
         total: Seeds of all cells of a run; those of one by default.
-        alone: Whether the run computes its cells by itself, also in a group.
+        alone: Whether this point's cells are computed by themselves.
 
     Attributes:
-        run: The folder in which cells are computed: the run's, or its group's.
         mesh: Of the devices.
         keys: Of the seeds; None without --num_seeds.
         progress: None without a label.
@@ -64,90 +59,69 @@ class Executor(contextlib.ExitStack):
         alone: bool = False,
     ):
         super().__init__()
-        self.run, self._own, self._options, self._members = run, run, options, [options]
-        if options.group is not None and len(options.group.members) > 1 and not alone:
-            self._members = options.group.members
-            config = {"cells": [config_of(member) for member in self._members]}
-            self.run = self.enter_context(RunFolder(options.group.folder, config))
+        self.run, self._options = run.at(""), options
+        self._members = [options] if alone else options.together
         self.mesh, self.keys, self.progress = mesh(options), None, None
         if "num_seeds" in options:
-            self.keys = seeds.seed_keys(options.seed, options.num_seeds)
+            self.keys = seeds.seed_keys(options.seed, options.num_seeds, options.first_seed)
         if label:
             total = len(self._members) * (len(self.keys) if total is None else total)
             self.progress = self.enter_context(Progress(total, label, log=run.log))
-        self.budget = self.enter_context(MemoryBudget(options, self.mesh, run.log))
 
     def map(
         self,
-        program: Callable[[], "Program"],
+        program: Callable[[], Callable[["Chunk"], Any]],
         cells: Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]],
         *,
         keys: Any = None,
         most: int | None = None,
-        most_known: Mapping[str, int] | None = None,
     ) -> dict[str, dict[str, np.ndarray]]:
         """What is computed of all seeds of all cells, read where the run has it, else saved in it.
 
         Args:
-            program: Makes what computes the chunks, where any are left.
+            program: Makes what computes a chunk, where any is left: arrays on the host, leaves
+                [r, ...], whose names are joined by "/" where it is nested.
             cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None;
-                or flags → that. A member of the group of whose flags it raises ValueError is left
-                out.
+                or flags → that. A point of whose flags it raises ValueError is left out.
             keys: Of the seeds [s], the same of every cell; the executor's by default.
-            most: Seeds at a time, whatever fits the budget; all of all cells by default.
-            most_known: {cell: its seeds that are read at the most}; all by default.
+            most: Seeds at a time; by default --seed_chunk, or all of all cells.
 
         Returns:
             {cell: {name: [s, ...]}}.
 
         Raises:
             RunError: The run holds another number of seeds.
-            ValueError: Flags of this run that give no cells.
+            ValueError: Flags of this point that give no cells.
         """
         keys, count = self.keys if keys is None else keys, len(self.keys if keys is None else keys)
-        parts, floats = self._parts(cells if callable(cells) else lambda options: cells)
-        known, left = {}, []
+        floats, known, left = {}, {}, []
+        for member in self._members:
+            own = contextlib.nullcontext() if member is self._options else _ignored()
+            with own:
+                found = cells(member) if callable(cells) else cells
+                floats |= {member.place + cell: values for cell, values in found.items()}
         for cell in floats:
             found = self.run.part(cell) or {}
             done = seeds_done(found, count, self.run.path, cell)
-            done = min(done, (most_known or {}).get(cell, done))
-            known[cell] = {name: values[:done] for name, values in found.items() if done}
+            known[cell] = dict(found) if done else {}
             left += [(cell, seed) for seed in range(done, count)]
         if self.progress is not None:
             self.progress.skip(count * len(floats) - len(left))
         if left:
             self._compute(program(), left, known, keys, floats, most)
-        results = {cell: known[part] for cell, part in parts.items()}
-        if self.run is not self._own:
-            self._own.save_arrays(
-                {f"{cell}/{n}": a for cell, found in results.items() for n, a in found.items()}
-            )
-        return results
-
-    def _parts(self, cells_of):
-        """({cell of this run: its part of the arrays}, {part: floats} of the whole group)."""
-        parts, floats = {}, {}
-        for number, member in enumerate(self._members, 1):
-            own, more = member is self._options, f"/cell {number}" if len(self._members) > 1 else ""
-            with contextlib.nullcontext() if own else contextlib.suppress(ValueError):
-                found = cells_of(member)
-                floats |= {f"{cell}{more}": values for cell, values in found.items()}
-                parts |= {cell: f"{cell}{more}" for cell in found if own}
-        return parts, floats
+        place = self._options.place
+        return {c.removeprefix(place): a for c, a in known.items() if c.startswith(place)}
 
     def _compute(self, program, left, known, keys, floats, most):
         """Computes what is left, chunk by chunk, adds it to what is known and saves it."""
-
-        def chunk_of(first, size):
+        asked = most or ("seed_chunk" in self._options and self._options.seed_chunk) or len(left)
+        size = seeds.padded_size(min(asked, len(left)), self.mesh)
+        for first in range(0, len(left), size):
             own = left[first : first + size]
             padded = own + own[-1:] * (size - len(own))
             of_cells = jax.tree.map(lambda *a: np.stack(a), *(floats[name] for name, _ in padded))
             padded_keys = keys[np.array([seed for _, seed in padded])]
-            return Chunk(*zip(*own, strict=True), padded_keys, of_cells, size)
-
-        size = self.budget.fit(lambda size: program.needed(chunk_of(0, size)), len(left), most)
-        for first in range(0, len(left), size):
-            chunk = chunk_of(first, size)
+            chunk = Chunk(*zip(*own, strict=True), padded_keys, of_cells)
             new, arrays = named(program(chunk)), {}
             for cell, rows in itertools.groupby(range(len(chunk.cells)), chunk.cells.__getitem__):
                 place = list(rows)
@@ -156,7 +130,7 @@ class Executor(contextlib.ExitStack):
                     known[cell][name] = np.concatenate([*before, values[place]])
                     arrays[f"{cell}/{name}"] = known[cell][name]
             self.run.save_arrays(arrays)
-            signals.check() if self.progress is None else self.progress.advance(len(chunk.seeds))
+            check() if self.progress is None else self.progress.advance(len(chunk.seeds))
 
     def measure(
         self,
@@ -170,6 +144,11 @@ class Executor(contextlib.ExitStack):
         """`map` of a function of one seed; `how` are further arguments of `Mapped`."""
         program = functools.partial(Mapped, fn, self.mesh, progress=self.progress, **how)
         return self.map(program, cells, keys=keys, most=most)
+
+
+def _ignored():
+    """Of another point of the axes, which says for itself what is wrong with it."""
+    return contextlib.suppress(ValueError)
 
 
 def of_one_seed(
@@ -201,31 +180,19 @@ class Chunk(NamedTuple):
     Attributes:
         cells: The cell of each [r].
         seeds: The number of each [r].
-        keys: Of the seeds [size], the last one repeated.
-        floats: Of the cells, leaves [size, ...].
-        size: The same in all chunks, so that nothing is compiled again for the last.
+        keys: Of the seeds, the last one repeated so that all chunks are of one size and nothing is
+            compiled again for the last.
+        floats: Of the cells, leaves of that size.
     """
 
     cells: Sequence[str]
     seeds: Sequence[int]
     keys: Any
     floats: Any
-    size: int
-
-
-class Program(Protocol):
-    """What computes chunks."""
-
-    def needed(self, chunk: Chunk) -> int:
-        """Bytes that a chunk of this size takes on all devices; called before `__call__`."""
-
-    def __call__(self, chunk: Chunk) -> Any:
-        """Arrays on the host, leaves [r, ...]; their names are joined by "/" where it is nested."""
 
 
 class Mapped:
-    """A function of one seed as a `Program`: compiled for the seeds of a chunk, laid out over the
-    devices.
+    """A function of one seed, compiled for the seeds of a chunk, laid out over the devices.
 
     Args:
         fn: (key, floats) of one seed → pytree of arrays.
@@ -248,30 +215,21 @@ class Mapped:
         progress: Progress | None = None,
     ):
         count = seeds.seeds_at_once(mesh) if at_once is None else at_once
-        self._mesh, self._progress = mesh, progress
+        self._mesh, self._progress, self._compiled = mesh, progress, None
         self._call = _spread(fn, mesh, count, level)
         self._draw = None if draw is None else _spread(draw, mesh, count, 0)
 
-    def needed(self, chunk: Chunk) -> int:
-        with self._progress.aside("compiling") if self._progress else contextlib.nullcontext():
-            self._compiled = self._call.lower(self._shapes(chunk), None).compile()
-        return memory.program_bytes(self._compiled) * self._mesh.size
-
     def __call__(self, chunk: Chunk) -> Any:
-        return seeds.to_host(self._compiled(self.laid_out(chunk), None), len(chunk.seeds))
+        laid = self.laid_out(chunk)
+        if self._compiled is None:
+            with self._progress.aside("compiling") if self._progress else contextlib.nullcontext():
+                self._compiled = self._call.lower(laid, None).compile()
+        return seeds.to_host(self._compiled(laid, None), len(chunk.seeds))
 
     def laid_out(self, chunk: Chunk) -> tuple[Any, Any]:
         """(keys, or what is drawn from them; floats) of a chunk on the devices."""
         own = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
         return own if self._draw is None else (self._draw(own, None), own[1])
-
-    def _shapes(self, chunk):
-        own = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
-        if self._draw is None:
-            return own
-        sharding = seeds.seed_sharding(self._mesh)
-        drawn = jax.eval_shape(self._draw, own, None)
-        return jax.tree.map(lambda a: a.update(sharding=sharding), drawn), own[1]
 
 
 @functools.lru_cache(maxsize=4)  # programs that draw alike share theirs

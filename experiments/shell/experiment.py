@@ -12,14 +12,15 @@ the objects that `experiments_of` finds.
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.shell import cli, inputs, tidy
-from experiments.shell.flag_values import Flags
+from experiments.shell import cli, inputs, labelled, tidy
+from experiments.shell.options import Flags
 from experiments.shell.statements import STATEMENTS
 from rank_collapse import report
 from rank_collapse.report import figures
@@ -47,9 +48,11 @@ class Drawing:
     there: Callable[[Any, Any], bool] = lambda results, setup: True
 
     @classmethod
-    def described(cls, draw: Callable, part: Callable | None = None) -> "Drawing":
+    def described(cls, draw: Callable, part: Callable | None = None, there: str = "") -> "Drawing":
         """A figure whose caption is what the function that draws it says of itself."""
         caption = caption_of(draw)
+        if there:
+            return cls(draw, caption, lambda results, setup: there in results)
         return cls(draw, caption) if part is None else cls.of_part(part, draw, caption)
 
     @classmethod
@@ -100,6 +103,8 @@ class Experiment:
         compare: (results, setup) → what is measured beside published values, without verdicts.
         setup: options → what they ask for; raises ValueError before a folder is made.
         extra: setup → what beside the flags determines the results, for config.json.
+        axes: Flags whose values are dimensions of the results: what is measured at one of each is
+            joined to one Dataset, of which table, figures and statements are.
         execution: Flags that choose what of a folder is shown, which may differ between its runs;
             its summary keeps those of the last.
     """
@@ -118,6 +123,7 @@ class Experiment:
     compare: Callable[[Any, Any], Iterable[report.Comparison]] = lambda *_: ()
     setup: Callable[[Flags], Any] = lambda options: options
     extra: Callable[[Any], Mapping[str, Any] | None] = lambda setup: None
+    axes: Sequence[str] = ()
     execution: Sequence[str] = field(default=())
     further: Callable[[Any, Any], Mapping[str, Callable]] = lambda results, setup: {}
     files: Callable[[Any, Any, RunFolder], Mapping[str, Callable]] = lambda *_: {}
@@ -136,23 +142,41 @@ class Experiment:
         found = self.presets[preset]
         return dict(found) if isinstance(found, Mapping) else {"": found}
 
-    def main(self, options: Flags) -> None:
+    def main(self, options: Flags) -> int:
         """Measures what the run folder lacks, writes and prints what was measured.
+
+        At several points of axes it does so of each; of one that cannot be it says why. Returns the
+        exit code, 1 where there was one.
 
         Raises:
             ValueError: Flags that do not fit each other, or results that are no numbers.
             RunError: A folder that cannot be used.
         """
         with inputs.precision(options):
-            setup = self.setup(options)
+            members, failed = options.points(), []
+            setup = self.setup(members[0])
             cli.mesh(options)  # more devices than there are: refused before there is a folder
             with self._opened(options, setup) as run:
-                results = self.measure(options, setup, run)
-                shown = self._shown(results, setup)
+                parts: list[tuple[Flags, Any, Any]] = []
+                for member in members:
+                    try:
+                        setup = self.setup(member)
+                        found = self.measure(member, setup, run.at(member.place))
+                        parts.append((member, found, setup))
+                    except ValueError as error:
+                        if not member.point:
+                            raise
+                        failed.append(f"{labelled.setting(member.point)}: {error}")
+                parts = self._joined(parts)
+                shown = self._shown(parts)
                 run.publish(
-                    rows=partial(self.table, results, setup),
-                    figures=self.drawn(results, setup),
-                    files=self.files(results, setup, run),
+                    rows=partial(self._rows, parts),
+                    figures=self.drawn(parts, options),
+                    files={
+                        name: make
+                        for member, *own in parts
+                        for name, make in self.files(*own, run.at(member.place)).items()
+                    },
                     summary=lambda: {
                         "statements": [tidy.of_row(row) for row in shown.claims],
                         "compared": [vars(row) for row in shown.comparisons],
@@ -163,7 +187,10 @@ class Experiment:
             print(report.comparison_line(row))
         for answer in report.answers_of(STATEMENTS, shown.claims):
             print(report.answer_lines(answer))
+        for line in failed:
+            print(line, file=sys.stderr)
         print(f"{'written to' if run.primary else 'read from'} {run.path}")
+        return 1 if failed else 0
 
     def read(self, folder: Path) -> "Shown":
         """What a finished folder holds, without measuring anything.
@@ -171,32 +198,98 @@ class Experiment:
         Raises:
             RunError: The run is not complete, or damaged.
         """
-        return self._shown(*self.results(folder))
+        return self._shown(self.results(folder))
 
-    def results(self, folder: Path) -> tuple[Any, Any]:
-        """(results, setup) of a finished folder."""
+    def results(self, folder: Path) -> list[tuple[Flags, Any, Any]]:
+        """(flags, results, setup) of each point of the axes of a finished folder."""
         shown = read_summary(folder).get("shown", {})
         if not isinstance(shown, Mapping):
             raise damaged(folder / "summary.json", "an earlier version wrote it")
         options = cli.options_of(self.flags, folder, shown)
         with inputs.precision(options):
-            setup = self.setup(options)
-            with self._opened(options, setup, read_only=True) as run:
-                return self.measure(options, setup, run), setup
+            members = [(member, self.setup(member)) for member in options.points()]
+            with self._opened(options, members[0][1], read_only=True) as run:
+                parts = [(m, self.measure(m, own, run.at(m.place)), own) for m, own in members]
+        return self._joined(parts)
+
+    def _joined(self, parts):
+        """The points that differ in `axes` alone as one."""
+        if not self.axes:
+            return parts
+        whole: dict[str, tuple[Any, Any, dict[Any, Any]]] = {}
+        for member, found, setup in parts:
+            at = {n: v for n, v in member.point.items() if n not in self.axes}
+            vars(member)["point"] = at
+            own = whole.setdefault(str(at), (member, setup, {}))[2]
+            own[tuple(member[name].value for name in self.axes)] = found
+        return [(m, labelled.joined(own, self.axes), setup) for m, setup, own in whole.values()]
 
     def _opened(self, options, setup, **how):
         return cli.open_run(options, extra=self.extra(setup), execution=self.execution, **how)
 
-    def _shown(self, results, setup):
-        return Shown(tuple(self.claims(results, setup)), tuple(self.compare(results, setup)))
+    def _shown(self, parts):
+        claims: list[report.Row] = []
+        comparisons: list[report.Comparison] = []
+        for member, *own in parts:
+            at = labelled.setting(member.point)
+            claims += [
+                replace(r, setting=", ".join(filter(None, (r.setting, at))))
+                for r in self.claims(*own)
+            ]
+            comparisons += [
+                replace(r, quantity=": ".join(filter(None, (at, r.quantity))))
+                for r in self.compare(*own)
+            ]
+        return Shown(claims, comparisons)
 
-    def drawn(self, results: Any, setup: Any) -> dict[str, Callable[[], Any]]:
+    def _rows(self, parts):
+        """The table; at several points of axes with their columns first."""
+        return [member.point | row for member, *own in parts for row in self.table(*own)]
+
+    def drawn(self, parts: Any, options: Flags) -> dict[str, Callable[[], Any]]:
         """What draws each figure that there is, by name, in the style of `report.figures`."""
-        return {
-            name: partial(figures.styled(own.draw), results, setup)
-            for name, own in self.figures.items()
-            if own.there(results, setup)
-        } | dict(self.further(results, setup))
+        found: dict[str, Callable[[], Any]] = {}
+        for member, *given in parts:
+            at = "".join(f",{name}={value}" for name, value in member.point.items())
+            found |= {
+                f"{name}{at}": partial(figures.styled(own.draw), *given)
+                for name, own in self.figures.items()
+                if own.there(*given)
+            }
+            found |= {f"{name}{at}": draw for name, draw in self.further(*given).items()}
+        if options_axes(parts):
+            found["axes"] = lambda: axes_figure(
+                self._rows(parts), [*parts[0][0].point], options.shows
+            )
+        return found
+
+
+def options_axes(parts: Any) -> bool:
+    """Whether there are several points."""
+    return any(member.point for member, *_ in parts)
+
+
+@figures.styled
+def axes_figure(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], shown: str):
+    """A column of the table over the first axis, a curve for each value of the second, a panel for
+    each of the third; means over seeds.
+
+    Args:
+        shown: "column,name=value,...": the column, and which rows; "last" is the last value.
+    """
+    import pandas as pd  # here: it takes half a second, which `--help` need not
+
+    table = pd.DataFrame(rows)
+    column, *conditions = shown.split(",")
+    for name, value in (condition.split("=") for condition in conditions):
+        at = table[name].iloc[-1] if value == "last" else value
+        table = table[table[name].astype(str) == str(at)]
+    x, hue, col, *_ = [*axes, "", ""]
+    by = [name for name in (x, hue, col, "seed") if name in table]
+    values = table.groupby(by)[column].mean().to_xarray()
+    if "seed" not in values.dims:
+        values = values.expand_dims("seed")
+    return labelled.facets(values, x, hue, col, ylabel=column, sharey=True)[0]
 
 
 def experiments_of(folder: Path = Path(__file__).parents[1]) -> list[str]:

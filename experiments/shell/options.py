@@ -1,7 +1,13 @@
-"""The flags of a binary: the shared ones, how they are parsed, and the folder they name."""
+"""The flags of a binary: the shared ones, how they are parsed, and the folder they name.
 
+A flag of one number or of a choice takes several by commas: the run is then computed at each of
+them, and at each combination of several such flags. These are the axes of the run.
+"""
+
+import copy
 import hashlib
 import inspect
+import itertools
 import json
 import math
 import re
@@ -15,34 +21,71 @@ from typing import Any
 from absl import flags
 
 from experiments.shell import vocabulary
-from experiments.shell.flag_values import Flags
 from rank_collapse.runs.files import damaged, read_object
 
 # Flags that do not change results, or their rounding alone (num_devices): recorded in config.json,
 # not compared on resume.
-EXECUTION = {
-    "help",
-    "output_dir",
-    "run_name",
-    "overwrite",
-    "num_devices",
-    "distributed",
-    "debug",
-    "sweep",
-    "sweep_shows",
-    "slice",
-    "only_cells",
-    "workers",
-    "scheduler",
-    "memory_gb",
-}
+EXECUTION = {"help", "output_dir", "run_name", "overwrite", "num_devices", "debug"}
+
+
+class Flags(flags.FlagValues):
+    """absl's flag values, and beside them what no flag says.
+
+    Args:
+        experiment: Name of the folder under results/.
+        shows: The column of the table that the figure over the axes shows.
+        traced: Flags whose values compiled programs take as arguments: points of the axes that
+            differ in them alone are computed together, see `Executor`.
+        aside: Flags that change no result beyond rounding.
+
+    Attributes:
+        axes: {flag: its values, as they were written}, those with several.
+        point: {flag: its value} of one point of the axes.
+        together: The points that differ from this one in `traced` alone, itself among them.
+    """
+
+    def __init__(
+        self,
+        experiment: str = "",
+        *,
+        shows: str | None = None,
+        traced: Iterable[str] = (),
+        aside: Iterable[str] = (),
+    ):
+        super().__init__()
+        # absl takes attributes for flags.
+        vars(self).update(
+            experiment=experiment, shows=shows, traced=frozenset(traced), aside=frozenset(aside)
+        )
+        vars(self).update(axes={}, point={}, together=[self])
+
+    def points(self) -> "list[Flags]":
+        """The flags at every point of the axes.
+
+        Raises:
+            flags.Error: A value that a flag does not take.
+        """
+        found: dict[str, list[Flags]] = {}
+        for values in itertools.product(*self.axes.values()):
+            own = copy.deepcopy(self)
+            for name, text in zip(self.axes, values, strict=True):
+                own[name].parse(text)
+            point = {name: own[name].value for name in self.axes}
+            alike = found.setdefault(str([v for n, v in point.items() if n not in self.traced]), [])
+            vars(own).update(point=point, together=alike)
+            alike.append(own)
+        return [own for alike in found.values() for own in alike]
+
+    @property
+    def place(self) -> str:
+        """Before the names of the arrays of a point; "" where there are no axes."""
+        return "".join(f"{name}={value}/" for name, value in self.point.items())
 
 
 def make_flags(
     experiment: str,
     *,
     num_seeds: int | None = None,
-    shows: str | None = None,
     execution: Sequence[str] = (),
     **about: Any,
 ) -> Flags:
@@ -50,33 +93,20 @@ def make_flags(
 
     Args:
         experiment: Name of the folder under results/.
-        num_seeds: Default of --num_seeds; None for a binary without seeds (no --seed and no
-            --distributed either).
-        shows: Default of --sweep_shows; None for a command without sweeps, whose runs leave no
-            folder with a table.
+        num_seeds: Default of --num_seeds; None for a binary without seeds.
         execution: Names of further flags that change no result beyond rounding (a chunk size).
         **about: Further arguments of `Flags`.
     """
-    values = bare_flags(Flags(experiment, shows=shows, aside=EXECUTION | set(execution), **about))
-    vocabulary.define(values, output_dir=None, run_name=None, overwrite=False)
+    values = bare_flags(Flags(experiment, aside=EXECUTION | set(execution), **about))
+    vocabulary.define(values, output_dir=None, run_name=None, overwrite=False, num_devices=0)
     if num_seeds is not None:
-        vocabulary.define(values, seed=0, num_seeds=num_seeds, distributed=False)
-    vocabulary.define(values, num_devices=0)
-    if shows is not None:
-        names = ("sweep", "sweep_shows", "slice", "scheduler")
-        vocabulary.define(values, **dict.fromkeys(names), workers=1)
-        text = "Cells that this process computes together, from 0 (for workers)."
-        vocabulary.numbers(values, "only_cells", [], text, lower_bound=0)
+        vocabulary.define(values, seed=0, first_seed=0, num_seeds=num_seeds)
     return values
-
-
-# Flags of --sweep, without which they say nothing.
-OF_SWEEP = ("sweep_shows", "slice", "only_cells", "workers", "scheduler")
 
 
 def bare_flags(values: flags.FlagValues | None = None) -> flags.FlagValues:
     """The flags of a command that computes nothing: --debug and --help; added to those given."""
-    values = flags.FlagValues() if values is None else values
+    values = Flags() if values is None else values
     define = vocabulary.definer(values)
     define("boolean", "debug", False, "Show the traceback of an error.")
     define("boolean", "help", False, "Show this and exit.", short_name="h")
@@ -84,43 +114,39 @@ def bare_flags(values: flags.FlagValues | None = None) -> flags.FlagValues:
 
 
 def parse(
-    flag_values: flags.FlagValues,
-    arguments: Sequence[str],
-    positional: str | None = None,
-    *,
-    forget: Iterable[str] | None = None,
+    flag_values: Flags, arguments: Sequence[str], positional: str | None = None
 ) -> flags.FlagValues:
-    """The flags with the given arguments' values.
-
-    Args:
-        flag_values, arguments: The flags, and what is given.
-        positional: A flag that may stand alone.
-        forget: Flags whose earlier values are forgotten; all by default.
+    """The flags with the given arguments' values; earlier ones are forgotten.
 
     Raises:
         flags.Error, ValueError: An unknown flag, a bad value, or an argument that is no flag.
     """
-    for name in flag_values if forget is None else forget:
+    for name in flag_values:
         flag_values[name].unparse()
-    rest = flag_values(["binary", *arguments])[1:]
+    first, vars(flag_values)["axes"] = _without_axes(flag_values, arguments)
+    rest = flag_values(["binary", *first])[1:]
     if positional and rest and not flag_values[positional].present:
         flag_values[positional].parse(rest.pop(0))
     if rest:
         raise ValueError(f"unexpected argument {rest[0]!r}; flags are written --name=value")
     for name in flag_values:
         _check_value(name, flag_values[name])
-    for name in OF_SWEEP if "sweep" in flag_values and flag_values["sweep"].value is None else ():
-        if flag_values[name].present:
-            raise ValueError(f"--{name} is for a grid: give --sweep too")
-    for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
-        name, equals, value = argument.lstrip("-").partition("=")
-        value = value if equals else following
-        of_text = (flags.ArgumentParser, flags.BooleanParser)
-        if name not in flag_values or type(flag_values[name].parser) in of_text:
-            continue  # no flag, or one without numbers
-        if any(c.isdigit() and not c.isascii() for c in value):
-            raise ValueError(f"--{name}={value} is not written in the digits 0 to 9")
     return flag_values
+
+
+def _without_axes(flag_values, arguments):
+    """(the arguments with the first of several values, {flag: all of them})."""
+    first, axes, name = [], {}, ""
+    for argument in arguments:
+        head, equals, text = argument.partition("=") if argument[:1] == "-" else ("", "", argument)
+        name = head.lstrip("-") or name
+        own = flag_values[name] if name in flag_values else None  # noqa: SIM401
+        single = own is not None and type(own.parser) in vocabulary.SINGLE
+        if single and "," in text and name not in flag_values.aside:
+            values = list(dict.fromkeys(text.split(",")))
+            axes[own.name], text = values, values[0]
+        first.append(f"{head}{equals}{text}")
+    return first, axes
 
 
 def _check_value(name, flag):
@@ -139,6 +165,17 @@ def _check_value(name, flag):
     empty = not value.strip() if isinstance(value, str) else value == []
     if flag.present and empty and not flag.boolean:  # --noNAME leaves a choice empty
         raise ValueError(f"--{name} is empty: is a variable unset?")
+
+
+def check_names(options: flags.FlagValues, flag: str, known: Iterable[str]) -> None:
+    """Refuses a list of names that holds another than the known ones.
+
+    Raises:
+        ValueError: It names the flag and the first unknown name.
+    """
+    for name in options[flag].value:
+        if name not in known:
+            raise ValueError(f"--{flag}={name} is not one of {', '.join(known)}")
 
 
 def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
@@ -175,6 +212,7 @@ def options_of(flag_values: Flags, folder: Path, shown: Mapping[str, Any]) -> Fl
     for name, value in (config | shown).items():
         if name in options:
             options[name].value, options[name].present = value, 1
+    vars(options)["axes"] = config.get("axes", {})
     return options
 
 
@@ -182,11 +220,12 @@ def config_of(options: Flags, aside: Set[str] | None = None) -> dict[str, Any]:
     """What of the flags determines the results: all but `aside`, by default `options.aside`."""
     left_out = options.aside if aside is None else aside
     named = (n for n in sorted(options) if options[n].name == n and n not in left_out)
-    return {"experiment": options.experiment} | {n: options[n].value for n in named}
+    axes = {"axes": options.axes} if options.axes else {}
+    return {"experiment": options.experiment} | {n: options[n].value for n in named} | axes
 
 
 def folder_of(options: Flags, aside: Set[str]) -> Path:
-    """Where a run with these flags leaves what it finds; that of a sweep is named after it too."""
+    """Where a run with these flags leaves what it finds."""
     name = options.run_name
     if options.output_dir is None:
         return Path("results") / options.experiment / (name or default_run_name(options, aside))
@@ -200,6 +239,7 @@ def default_run_name(options: Flags, aside: Set[str]) -> str:
     """
     config = config_of(options, aside)
     changed = {n: v for n, v in config.items() if n in options and v != options[n].default}
+    changed |= options.axes
     if not changed:
         return "default"
     text = ",".join(

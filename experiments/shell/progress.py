@@ -1,30 +1,81 @@
-"""Progress of a long computation: a bar in a terminal, plain lines otherwise.
+"""Progress of a long computation, and where it ends if a signal asks: at the next step.
 
-Steps are where a run that was asked to end does so: see `signals`.
+A first SIGINT, SIGTERM or SIGHUP is kept until then, so that what is done is saved; a second ends
+the process at once.
 """
 
 import contextlib
+import io
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import Any
 
-import jax
+from tqdm import tqdm
 
-from experiments.shell import signals
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_asked: list[int] = []  # of this process: it has one set of handlers
 
-BAR = 24
+
+class Stopped(SystemExit):
+    """A signal asked this process to end; the exit code is 128 + its number, as a shell has it."""
 
 
-class Progress:
-    """Reports steps done, values such as the loss, and the remaining time. A context manager.
+def asked() -> bool:
+    """Whether a signal has asked this process to end."""
+    return bool(_asked)
+
+
+def check() -> None:
+    """Raises `Stopped` where a signal has asked for it."""
+    if _asked:
+        raise Stopped(128 + _asked[0])
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[None]:
+    """Signals are handled as above meanwhile; one that is ignored stays so, as SIGHUP in nohup."""
+
+    def handle(number, _):
+        if _asked:
+            os._exit(128 + number)
+        _asked.append(number)
+        os.write(2, b"\nstopping after this chunk; again to stop at once\n")
+
+    earlier = {n: signal.getsignal(n) for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN}
+    for number in earlier:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        _asked.clear()
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+class _Lines(io.TextIOBase):
+    """Of a bar that is drawn again and again, each drawing as a line of its own."""
+
+    def __init__(self, log: Callable[[str], None]):
+        self._log = log
+
+    def write(self, text: str) -> int:
+        if line := text.strip():
+            print(line, file=sys.stderr)
+            self._log(line)
+        return len(text)
+
+
+class Progress(tqdm):
+    """A bar in a terminal; otherwise plain lines, which are logged too.
 
     Args:
         total: Steps in all.
         label: What is done.
-        log: Called with each plain line too, such as `RunFolder.log`.
-        stream: Where to write; standard error by default.
-        interval: Seconds between plain lines at least.
+        log: Called with each plain line, such as `RunFolder.log`.
+        interval: Seconds between plain lines.
     """
 
     def __init__(
@@ -32,78 +83,40 @@ class Progress:
         total: int,
         label: str,
         *,
-        log: Callable[[str], None] | None = None,
-        stream: TextIO | None = None,
+        log: Callable[[str], None] = lambda line: None,
         interval: float = 5.0,
     ):
-        self.total, self.label, self.log, self.interval = total, label, log, interval
-        self.stream = sys.stderr if stream is None else stream
-        self._terminal, self._silent = self.stream.isatty(), jax.process_index() != 0
-        self._started = self._last = time.monotonic()
-        self.first = self.done = self._aside = 0
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        if self._terminal and not self._silent:
-            print(file=self.stream)
-        if kind is None:
-            signals.check()
+        how: dict[str, Any] = {}
+        if not sys.stderr.isatty():
+            how = {"file": _Lines(log), "mininterval": interval, "delay": 1e-6}
+            how["bar_format"] = "{desc}: {n_fmt}/{total_fmt}{postfix}, {elapsed}, {remaining} left"
+        super().__init__(total=total, desc=label, disable=total == 0, **how)
+        self.label, self.log = label, log
 
     def skip(self, steps: int) -> None:
         """These steps were done by an earlier run: they do not count in the speed."""
-        self.first += steps
-        self.done += steps
+        self.initial += steps
+        self.n += steps
 
     def advance(self, steps: int = 1, **values: float) -> None:
-        """`update` by the number of further steps."""
-        self.update(self.done + steps, **values)
+        """Further steps are done; `values` (loss=0.3) are shown beside."""
+        self.set_postfix({n: f"{v:.4g}" for n, v in values.items()}, refresh=False)
+        self.update(steps)
+        check()
 
-    def update(self, done: int, **values: float) -> None:
-        """`done` steps of the total are done; `values` (loss=0.3) are shown beside.
+    def reach(self, done: int, **values: float) -> None:
+        """`advance` to a number of steps."""
+        self.advance(done - self.n, **values)
 
-        Values must be host floats already: reading a device array here would make the device wait.
-        """
-        self.done, now = done, time.monotonic()
-        elapsed, steps = now - self._started - self._aside, done - self.first
-        shown = " ".join([f"{done}/{self.total}", *(f"{n} {v:.4g}" for n, v in values.items())])
-        if done >= self.total:
-            shown += f", {duration(elapsed)}"
-        elif steps > 0:
-            shown += f", {duration(elapsed / steps * (self.total - done))} left"
-        if self._terminal and not self._silent:
-            filled = round(BAR * done / max(self.total, 1))
-            bar = "█" * filled + "·" * (BAR - filled)
-            print(f"\r\x1b[K{self.label} {bar} {shown}", end="", file=self.stream, flush=True)
-        if done >= self.total or now - self._last >= self.interval:
-            self._last = now
-            self.say(shown, terminal=False)
-        signals.check()
-
-    def say(self, message: str, terminal: bool = True) -> None:
-        """One line, in the log and where progress is written."""
-        line = f"{self.label}: {message}"
-        if self.log is not None and not self._silent:
-            self.log(line)
-        if not self._silent and (terminal or not self._terminal):
-            print(("\r\x1b[K" if self._terminal else "") + line, file=self.stream, flush=True)
+    def say(self, message: str) -> None:
+        """One line, in the log and above the bar."""
+        self.log(f"{self.label}: {message}")
+        self.write(f"{self.label}: {message}", file=sys.stderr)
 
     @contextlib.contextmanager
     def aside(self, what: str) -> Iterator[None]:
-        """Reports the time of something that is no step, such as compiling."""
+        """Says how long something took that is no step, such as compiling."""
         start = time.monotonic()
         yield
-        taken = time.monotonic() - start
-        self._aside += taken
-        self.say(f"{what} took {duration(taken)}")
-
-
-def duration(seconds: float) -> str:
-    """ "4.2 s", "3 min 05 s" or "2 h 10 min"."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, seconds = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+        self.start_t += time.monotonic() - start
+        self.say(f"{what} took {self.format_interval(time.monotonic() - start)}")

@@ -16,6 +16,13 @@ from rank_collapse.network.attention import MASKS
 from rank_collapse.network.config import INITS
 from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS, NORM_PLACEMENTS
 
+# Parsers of one value, of which several are an axis.
+SINGLE = (
+    flags.FloatParser,
+    flags.IntegerParser,
+    flags.EnumParser,
+    flags.BooleanParser,
+)
 MOST_SEEDS = 10**6  # of one run: its keys, its list of seeds and its table are held as a whole
 # {name: (kind, text, choices, or the lower and the upper bound)}; the text may name the experiment.
 VOCABULARY = {
@@ -52,12 +59,7 @@ VOCABULARY = {
     "weight_scale": ("float", "Multiplies every weight."),
     "skip_gain": ("float", "Multiplies the skips."),
     "bias_scale": ("float", "Standard deviation of the biases."),
-    "memory_gb": (
-        "float",
-        "Memory for the seeds, in 10⁹ bytes; more of them are computed chunk by chunk "
-        "(default: most of what is free).",
-        1e-9,
-    ),
+    "seed_chunk": ("integer", "Seeds computed at a time, of all cells together (0: all).", 0),
     "no_repeat": ("boolean", "No letter twice in a sequence."),
     # Of all commands, of those with seeds, and of those with sweeps: `options.make_flags`.
     "output_dir": (
@@ -76,31 +78,8 @@ VOCABULARY = {
         0,
     ),
     "seed": ("integer", "Base seed; seed s of the run is fold_in(key(seed), s).", 0),
+    "first_seed": ("integer", "The first of the seeds: runs of others join it.", 0),
     "num_seeds": ("integer", "Seeds, run as one ensemble.", 1, MOST_SEEDS),
-    "distributed": (
-        "boolean",
-        "One of several processes that share the seeds; see docs/accelerators.md.",
-    ),
-    "sweep": (
-        "string",
-        "Run a grid: products a=1,2;b=3,4 and values that change together a,b=1:3,2:4. Each "
-        "cell is a run in <folder>/cells/; the folder holds one table and one figure of all.",
-    ),
-    "sweep_shows": (
-        "string",
-        "What its figure shows: a column of results.csv, then conditions such as "
-        "layer=2 or layer=last (default {flags.shows}).",
-    ),
-    "slice": (
-        "string",
-        "i/n: the i-th of n parts of the sweep, from 0 (default: of a Slurm array).",
-    ),
-    "scheduler": ("string", "Address of a Dask scheduler whose workers share the sweep."),
-    "workers": (
-        "integer",
-        "Processes of this machine that share the sweep; 1: this one, in order.",
-        1,
-    ),
 }
 
 

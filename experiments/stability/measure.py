@@ -11,7 +11,7 @@ import numpy as np
 import rank_collapse as rc
 from experiments import initial
 from experiments.shell.executor import Executor
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from experiments.small_task import Network
 from experiments.stability import networks
 from experiments.stability.networks import Case, Part, halves

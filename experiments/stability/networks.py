@@ -18,7 +18,7 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments import initial
-from experiments.shell.flag_values import Flags, check_names
+from experiments.shell.options import Flags, check_names
 from rank_collapse.measures import updates
 from rank_collapse.network import encoder_decoder, layers
 from rank_collapse.network.designs import count_branches

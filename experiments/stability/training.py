@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments import letters
 from experiments.shell import cli
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from experiments.stability import networks
 from experiments.stability.measure import of_network
 from experiments.trained import designs
@@ -29,7 +29,7 @@ from rank_collapse.training.training import batch_forward
 
 def trained(options: Flags, run: RunFolder) -> dict[Cell, dict[str, Any]]:
     """{cell: what run_trainability measures of it, and `of_network`}, t looks: [s, t, ...]."""
-    own = {name: options[name].value for name in ("seed", "num_seeds", "num_devices", "memory_gb")}
+    own = {name: options[name].value for name in ("seed", "num_seeds", "num_devices", "seed_chunk")}
     own |= {"n_steps": options.train_steps}
     arguments = [f"--{name}={value}" for name, value in own.items() if value is not None]
     sizes = cli.parse(letters.make_flags(), arguments)

@@ -9,7 +9,7 @@ from absl import flags
 
 import rank_collapse as rc
 from experiments.shell import cli, vocabulary
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from rank_collapse.paths.steps import SEMANTICS
 from rank_collapse.training import Hyper, Recipe
 
@@ -19,7 +19,6 @@ EXECUTION = (
     "seeds_at_once",
     "checkpoint_seconds",
     "do_train",
-    "overwrite_output_dir",
     "keep_models",
     "monitor",
 )
@@ -85,7 +84,7 @@ def make_flags(
         traced=[field.name for field in dataclasses.fields(Hyper)],
     )
     # Normalised tokens of two numbers are (1, -1) or (-1, 1), whatever the network.
-    own = {"dropout": dropout, "init_scale": 1.0, "memory_gb": None}
+    own = {"dropout": dropout, "init_scale": 1.0, "seed_chunk": 0}
     vocabulary.define(values, least={"d_model": 3}, **SIZES | own | defaults)
     vocabulary.alias(values, **PUBLISHED_NAMES)
     define = cli.definer(values)
@@ -94,7 +93,7 @@ def make_flags(
         "boolean",
         "do_train",
         False,
-        "Train even where the folder holds the finished run of the same flags.",
+        "As in the published commands: what is there is trained again with --overwrite alone.",
     )
     define(
         "boolean",

@@ -12,8 +12,8 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.shell.executor import Executor
-from experiments.shell.flag_values import Flags
-from experiments.trained.program import Training, nested
+from experiments.shell.options import Flags
+from experiments.trained.training import Training, nested
 from rank_collapse.measures import updates
 from rank_collapse.network.inputs import input_states
 from rank_collapse.runs.folder import RunFolder

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Int, UInt8
 
 import rank_collapse as rc
 from experiments.shell.executor import Executor
-from experiments.shell.flag_values import Flags
-from experiments.trained.program import Training
+from experiments.shell.options import Flags
+from experiments.trained.training import Training
 from rank_collapse.measures.influence import settled
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.passes import LayerPass, Walked, run as run_pass

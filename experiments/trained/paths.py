@@ -4,38 +4,38 @@
 """
 
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
+import xarray as xr
 
-from experiments.shell.experiment import Experiment
-from experiments.shell.flag_values import Flags
-from experiments.shell.statements import row_of
+from experiments.shell import labelled
+from experiments.shell.experiment import Drawing, Experiment
+from experiments.shell.labelled import beside, rows
+from experiments.shell.options import Flags
 from experiments.trained import arguments
-from experiments.trained.path_figures import FIGURES
-from experiments.trained.program import ALONE
-from experiments.trained.training import Setup, diverged, kept, results_of
+from experiments.trained.training import ALONE, Setup, arrays_of, models_of
 from rank_collapse.paths.enumeration import ALL_HEADS
 from rank_collapse.paths.sets import sample_path_sets
-from rank_collapse.report import Comparison
+from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import Row
 from rank_collapse.report.statistics import between, moments, slope
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training import path_accuracy
 from rank_collapse.training.tasks.examples import majority_baseline, random_baseline, token_mask
 
-PUBLISHED_SIZE = "20"  # paths in the larger of the published sets
-SET_SIZES = (5, int(PUBLISHED_SIZE))  # of the published figures
-
+PUBLISHED_SIZE = 20  # paths in the larger of the published sets
+SET_SIZES = (5, PUBLISHED_SIZE)  # of the published figures
+BASELINES = ["majority baseline", "random baseline"]
 # Exact sums by length, see `path_accuracy.length_sums`.
 LENGTHS = ("exact", "up_to", "from", "all_but", "shapley", "alone")
-
 # Whose attention, norms and gates: the whole model's ("frozen"), or the truncated network's own.
 SEMANTICS = dict.fromkeys(("offset", *LENGTHS), "frozen") | {"truncated": "self-consistent"}
+PLACES = ("num_paths", "path_length", "repeat")  # axes of an evaluation but seeds and metrics
 
 
 def paths_experiment(
@@ -72,43 +72,62 @@ def paths_experiment(
         setup=checked,
         extra=lambda setup: setup.extra,
         measure=measure_all,
-        table=rows_of,
+        table=table,
         figures=FIGURES,
+        files=lambda found, setup, run: models_of({ALONE: setup}, run),
         claims=functools.partial(claims, task),
         compare=compare,
         **about,
     )
 
 
-def measure_all(options: Flags, setup: Setup, run: RunFolder) -> dict[str, Any]:
-    """What `measure` finds of every seed, [s, ...], and the "lengths" of the sampled paths [k]."""
-    found = results_of(options, {ALONE: setup}, run, functools.partial(measure, options))[ALONE]
-    return found | {"lengths": path_lengths(options)}
+def measure_all(options: Flags, setup: Setup, run: RunFolder) -> xr.Dataset:
+    """What `measure` finds of every seed, over "seed", "metric" and the axes of `PLACES`, and
+    "fine": the seeds that did not diverge."""
+    arrays = arrays_of(options, {ALONE: setup}, run, functools.partial(measure, options))[ALONE]
+    axes = {"losses": ("epoch",), "covariance": ("path_length",), "alpha": ("sublayer",)}
+    axes |= {"ranks": ("measure", "layer"), "seconds": ("part",)}
+    places = ("num_paths", "metric", "path_length", "repeat")
+    shown = {n: a for n, a in arrays.items() if not n.startswith("model/")}
+    sets = {n: shown.pop(n) for n in [*shown] if n.startswith("sets/")}
+    every = labelled.of_arrays(shown, ("metric", "path_length"), **axes)
+    every = every.assign_coords(path_length=np.arange(setup.recipe.config.depth + 1))
+    sampled = labelled.of_arrays(sets, places).assign_coords(path_length=path_lengths(options))
+    sampled = sampled.rename(sets=sampled_as(setup))
+    return xr.merge([every, sampled], join="outer").assign(fine=every.diverged_at < 0)
+
+
+def sampled_as(setup: Setup) -> str:
+    """What the sampled sets are called."""
+    return "all heads" if setup.options.all_heads else "sampled"
 
 
 def measure(options: Flags, setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:
     """What the flags ask for of one seed.
 
     Returns:
-        {"whole": {metric: []}, "baselines": {name: []}, "sets": {size: {metric: [k, r]}}, what
-        `length_sums` gives, "tokens": [] evaluated}, and where asked for "ranks": {name: [L(+1)]},
-        "alpha": [L] and "whole_train": {metric: []}; k path lengths, r repeats.
+        {evaluation: {metric: [] or [k]}}, those of `length_sums`, "whole", the baselines, and where
+        asked for "whole_train"; "sets": {size: {metric: [k, r]}}; "tokens": [] evaluated, and where
+        asked for "ranks": {name: [L + 1]} and "alpha": [L]; k path lengths, r repeats.
     """
     config, metrics, size = setup.recipe.config, setup.metrics, setup.batch_size
     key_paths, key_guess = jax.random.split(jax.random.fold_in(key, 1))
-    held_out = data["eval"]
+    held_out, outputs = data["eval"], setup.recipe.num_outputs
+    guesses = (
+        majority_baseline(data["train"], held_out, outputs),
+        random_baseline(key_guess, held_out, outputs),
+    )
     found = {
         "whole": path_accuracy.whole_model(model, held_out, config, metrics, size),
-        "baselines": {
-            "majority": majority_baseline(data["train"], held_out, setup.recipe.num_outputs),
-            "random": random_baseline(key_guess, held_out, setup.recipe.num_outputs),
-        },
+        **{n: {"accuracy": v} for n, v in zip(BASELINES, guesses, strict=True)},
         "sets": _path_sets(options, setup, model, held_out, key_paths),
     }
     found |= path_accuracy.length_sums(model, held_out, config, metrics, size)
     found["tokens"] = token_mask(held_out).sum()
     if options.do_rank:
-        found["ranks"] = path_accuracy.layer_ranks(model, held_out, config)
+        ranks = path_accuracy.layer_ranks(model, held_out, config)
+        inputs = jnp.full(1, jnp.nan)  # attention's begin with layer 1
+        found["ranks"] = ranks | {"attention_rank": jnp.append(inputs, ranks["attention_rank"])}
     if options.compute_alpha:
         found["alpha"] = path_accuracy.layer_alpha(model, held_out, config)
     if not options.train_as_eval:
@@ -154,144 +173,241 @@ def _path_sets(options, setup, model, held_out, key):
     return {str(size): {m: v[i] for m, v in found.items()} for i, size in enumerate(sizes)}
 
 
-def rows_of(results: Mapping[str, Any], setup: Setup) -> list[dict[str, Any]]:
-    """Tidy rows: one per seed, evaluation, path length and repeat."""
-    apart, sampled = diverged(results), "all heads" if setup.options.all_heads else "sampled"
-    semantics = SEMANTICS | {sampled: setup.options.semantics}
-    every = [{"path_length": k} for k in range(setup.recipe.config.depth + 1)]
-    evaluations = [
-        *((name, [{}], results[name]) for name in ("whole", "whole_train") if name in results),
-        *((f"{n} baseline", [{}], {"accuracy": v}) for n, v in results["baselines"].items()),
-        *(
-            (sampled, _places(size, results["lengths"], own["accuracy"].shape[2]), own)
-            for size, own in results["sets"].items()
-        ),
-        ("offset", [{}], results["offset"]),
-        *((name, every, results[name]) for name in (*LENGTHS, "truncated")),
+def table(found: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
+    """One row per seed, evaluation, path length and repeat; a column for each metric."""
+    name = sampled_as(setup)
+    frames = [
+        found[evaluation]
+        .to_dataset(dim="metric")
+        .to_dataframe()
+        .dropna(how="all")
+        .reset_index()
+        .assign(evaluation=evaluation)
+        for evaluation in found.data_vars
+        if "metric" in found[evaluation].dims
     ]
-    return [
-        {"seed": seed, "diverged": int(apart[seed]), "evaluation": name}
-        | {"semantics": semantics.get(name, ""), "num_paths": "", "path_length": "", "repeat": ""}
-        | place
-        | {metric: float(v[seed].flat[i]) for metric, v in values.items()}
-        for seed, (name, places, values) in itertools.product(range(len(apart)), evaluations)
-        for i, place in enumerate(places)
-    ]
+    long = pd.concat(frames).assign(diverged=lambda t: 1 - found.fine.values[t.seed])
+    semantics = SEMANTICS | {name: setup.options.semantics}
+    long["semantics"] = long.evaluation.map(semantics)
+    places = [axis for axis in PLACES if axis in long]
+    long[places] = long[places].astype("Int64")
+    order = ["seed", "diverged", "evaluation", "semantics", *places, *setup.metrics]
+    return labelled.records(long.sort_values("seed", kind="stable")[order])
 
 
-def _places(size, lengths, repeats):
-    """Where in the table each of the sampled sets of a size is."""
-    return [
-        {"num_paths": size, "path_length": int(length), "repeat": repeat}
-        for length, repeat in itertools.product(lengths, range(repeats))
-    ]
-
-
-def accuracies(results: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def accuracies(found: xr.Dataset) -> xr.Dataset:
     """Accuracies of the seeds that did not diverge, and at which path lengths they come.
 
     a_k is the accuracy without paths longer than k (self-consistent), a_{−1} the best baseline's. A
     standard error is that of an accuracy as it was evaluated, √(a(1 − a)/tokens).
 
     Returns:
-        Arrays [s]: "whole", "offset", the best "baseline" and its "baseline_error"; "learned",
+        What was measured, and over seeds: the best "baseline" and its "baseline_error"; "learned",
         whether the whole model exceeds the baseline by two standard errors; "fell_below", whether
         some a_k is below the baseline by two; "carried" = Σ_k k (a_k − a_{k−1})/(a_L − a_{−1}), the
         mean length at which the accuracy comes, NaN where nothing was learned and where the
         accuracy fell below the baseline, since with negative weights it is no mean; "enough", the
         least k whose a_k is within one standard error of the whole, NaN where nothing was learned.
     """
-    seeds = kept(results)
-    whole, offset, truncated = (
-        results[name]["accuracy"][seeds].astype(float) for name in ("whole", "offset", "truncated")
+    own = found.sel(metric="accuracy", seed=found.fine, drop=True).astype(float)
+    baseline, kept = np.maximum(*(own[name] for name in BASELINES)), own.truncated
+    error, baseline_error = (np.sqrt(a * (1 - a) / own.tokens) for a in (own.whole, baseline))
+    learned = own.whole > baseline + 2 * error
+    below = kept.min("path_length") < baseline - 2 * baseline_error
+    end = kept.isel(path_length=-1)
+    rest = labelled.along(lambda a: (a[..., -1:] - a[..., :-1]).sum(-1), kept, "path_length")
+    return own.assign(
+        baseline=baseline,
+        baseline_error=baseline_error,
+        learned=learned,
+        fell_below=below,
+        carried=rest / (end - baseline).where(learned & ~below),
+        enough=(kept >= own.whole - error).argmax("path_length").where(learned),
     )
-    baseline = np.max([v[seeds] for v in results["baselines"].values()], axis=0).astype(float)
-    error, baseline_error = (
-        np.sqrt(a * (1 - a) / results["tokens"][seeds]) for a in (whole, baseline)
-    )
-    learned = whole > baseline + 2 * error
-    below = truncated.min(axis=1) < baseline - 2 * baseline_error
-    gained = np.where(learned & ~below, truncated[:, -1] - baseline, np.nan)
-    enough = np.argmax(truncated >= (whole - error)[:, None], axis=1)
-    return {
-        "whole": whole,
-        "offset": offset,
-        "baseline": baseline,
-        "baseline_error": baseline_error,
-        "learned": learned,
-        "fell_below": below,
-        "carried": (truncated[:, -1:] - truncated[:, :-1]).sum(axis=1) / gained,
-        "enough": np.where(learned, enough, np.nan),
-    }
 
 
-def claims(task: str, results: Mapping[str, Any], setup: Setup) -> Iterator[Row]:
+def claims(task: str, found: xr.Dataset, setup: Setup) -> Iterator[Row]:
     """Whether short paths carry the network, do the task alone, and lengths fall.
 
     What is below the best baseline says nothing about paths: a network whose truncations or sampled
     sets are there has no number. `biases` and `all of it` are findings.
     """
-    found, lengths, depth = accuracies(results), results["lengths"], setup.recipe.config.depth
-    whole, baseline, learned = found["whole"], found["baseline"], found["learned"]
-    below = below_text(found["fell_below"])
-    yield row_of("short suffice", task, found["carried"] - depth / 2, why=below)
-    if PUBLISHED_SIZE in results["sets"] and 1 in lengths:
-        sets = results["sets"][PUBLISHED_SIZE]["accuracy"][kept(results)].mean(axis=2)
-        sets = sets[:, lengths >= 1]
-        yield row_of("one short", task, sets[:, 0] - (whole + baseline) / 2)
-        below = sets.max(axis=1) <= baseline + 2 * found["baseline_error"]
-        falls = np.where(below, np.nan, slope(np.arange(sets.shape[1]), sets))
-        yield row_of("falls", task, falls, why=below_text(below))
-    gained, alone = whole - baseline, found["offset"] - baseline
-    yield row_of("biases", task, alone[learned] / gained[learned])
-    yield row_of("all of it", f"{task}, of {depth} layers", found["enough"])
-
-
-def below_text(below: Sequence[bool]) -> str:
-    """How many networks are below the best baseline."""
-    count = sum(map(bool, below))
-    return f"below the baseline in {count} of {len(below)} networks" if count else ""
-
-
-def compare(results: Mapping[str, Any], setup: Setup) -> list[Comparison]:
-    """Whole model and baseline beside the published plotting code's, and what no path gives."""
-    seeds = kept(results)
-    whole, offset = (
-        between(moments(results[n]["accuracy"][seeds], share=True)) for n in ("whole", "offset")
+    own, depth = accuracies(found), setup.recipe.config.depth
+    below = below_text(own.fell_below)
+    yield from rows("short suffice", own.carried - depth / 2, task, why=below)
+    name, lengths = sampled_as(setup), path_lengths(setup.options)
+    if name == "sampled" and 1 in lengths:
+        sets = own[name].sel(num_paths=PUBLISHED_SIZE, path_length=slice(1, None), drop=True)
+        sets = sets.mean("repeat")
+        first = sets.sel(path_length=1, drop=True)
+        yield from rows("one short", first - (own.whole + own.baseline) / 2, task)
+        lost = sets.max("path_length") <= own.baseline + 2 * own.baseline_error
+        falls = labelled.along(functools.partial(slope, sets.path_length), sets, "path_length")
+        yield from rows("falls", falls.where(~lost), task, why=below_text(lost))
+    learned = own.sel(seed=own.learned)
+    yield from rows(
+        "biases", (learned.offset - learned.baseline) / (learned.whole - learned.baseline), task
     )
-    truncated = results["truncated"]["accuracy"][seeds].mean(axis=0)
-    sets = {
-        size: results["sets"][size]["accuracy"][seeds].mean(axis=2).mean(axis=0, dtype=float)
-        for size in sorted(results["sets"], key=int)
-    }
-    return [
-        Comparison(
-            "token accuracy of the whole model",
-            whole,
-            setup.published["whole"],
-            "published: a constant in the plotting code; quick runs train for fewer epochs or on "
-            "other data than the paper's",
-        ),
-        Comparison(
-            "best baseline, measured on the data",
-            max(float(v[seeds].mean(dtype=float)) for v in results["baselines"].values()),
-            setup.published["baseline"],
-        ),
-        Comparison(
-            f"without paths longer than 0 .. {len(truncated) - 1}, self-consistent",
-            ", ".join(f"{a:.3f}" for a in truncated),
-        ),
-        Comparison(
-            "no path at all: the offset alone, frozen",
-            offset,
-            note="biases through the whole model's 1/σ",
-        ),
-        *(
-            Comparison(
-                f"best length of sets of {size} sampled paths",
-                int(results["lengths"][np.argmax(accuracy)]),
-                note=f"its accuracy {accuracy.max():.3f}",
-            )
-            for size, accuracy in sets.items()
-        ),
+    yield from rows("all of it", own.enough, f"{task}, of {depth} layers")
+
+
+def below_text(below: xr.DataArray) -> str:
+    """How many networks are below the best baseline."""
+    count = int(below.sum())
+    return f"below the baseline in {count} of {below.size} networks" if count else ""
+
+
+def compare(found: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
+    """Whole model and baseline beside the published plotting code's, and what no path gives."""
+    own = accuracies(found)
+    whole, offset = (between(moments(own[n], share=True)) for n in ("whole", "offset"))
+    yield Comparison(
+        "token accuracy of the whole model",
+        whole,
+        setup.published["whole"],
+        "published: a constant in the plotting code; quick runs train for fewer epochs or on "
+        "other data than the paper's",
+    )
+    best = max(float(own[name].mean()) for name in BASELINES)
+    yield Comparison("best baseline, measured on the data", best, setup.published["baseline"])
+    yield from beside("without longer paths, self-consistent", own.truncated)
+    note = "biases through the whole model's 1/σ"
+    yield Comparison("no path at all: the offset alone, frozen", offset, note=note)
+    by_length = own[sampled_as(setup)].mean(["seed", "repeat"])
+    yield from beside("best length", by_length.idxmax("path_length").expand_dims("seed"))
+
+
+def paths_figure(found: xr.Dataset, setup: Setup):
+    """Accuracy by path length. Left: sampled sets, which attend from their own states, beside the
+    exact sum over all paths of the length in the whole model's attention. Right: the network
+    without paths longer than k, the sums of the k + 1 shortest and of the k + 1 longest lengths.
+    Bars and bands: standard deviation over seeds."""
+    fig, axes = figures.figure(1, 2, width=4.0, height=4.2, sharey=True)
+    (one, together), own = axes[0], accuracies(found)
+    sets = own[sampled_as(setup)].mean("repeat")
+    for index, (point, v) in enumerate(labelled.points(sets, "seed", "path_length")):
+        size = point["num_paths"]
+        one.errorbar(
+            v.path_length + 0.08 * (index - 0.5),
+            v.mean("seed"),
+            v.std("seed"),
+            label=f"{size} sampled path{'s' * (size > 1)}, {setup.options.semantics}",
+            capsize=2,
+            color=figures.color(index),
+            marker=figures.MARKERS[index],
+            linewidth=1.0,
+        )
+    curves = (
+        (one, own.exact, "all paths of length k + offset, frozen"),
+        (together, own.truncated, "paths up to k, self-consistent"),
+        (together, own.up_to, "lengths 0..k + offset, frozen"),
+        (together, own["from"][:, ::-1], "lengths L−k..L + offset, frozen"),
+    )
+    every = own.path_length.values
+    for index, (ax, values, label) in enumerate(curves, sets.sizes["num_paths"]):
+        figures.band(ax, every, values, label=label, index=index)
+    whole, nothing = float(own.whole.mean()), float(own.offset.mean())
+    best = max(BASELINES, key=lambda name: float(own[name].mean()))
+    baseline = float(own[best].mean())
+    measured = [
+        (whole, f"whole model ({whole:.2f})", "black", "-"),
+        (baseline, f"{best} ({baseline:.2f})", "dimgray", "--"),
+        (nothing, f"no path: the offset, frozen ({nothing:.2f})", "firebrick", "-."),
     ]
+    published = [
+        (setup.published[key], f"{label}, published ({setup.published[key]:g})", "tab:gray", ":")
+        for key, label in (("whole", "whole model"), ("baseline", "baseline"))
+    ]
+    for ax, levels in ((one, measured + published), (together, measured)):
+        for value, label, color, style in levels:
+            ax.axhline(value, label=label, color=color, linestyle=style, linewidth=1.1)
+        ax.set(xlabel="path length k", xticks=every, ylim=(0, 1.02))
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    one.set(ylabel="token accuracy", title="one length")
+    together.set(title="several lengths together")
+    fig.suptitle(f"{setup.title}, {_seeds(own)}")
+    return fig
+
+
+def shares_figure(found: xr.Dataset, setup: Setup):
+    """What the biases carry through the whole model's 1/σ, without any path (left), and what each
+    length adds in its attention: exact Shapley values of the accuracy (middle), and covariance
+    shares of the logits, the offset's first (right): one outside 0..1 says that parts cancel."""
+    fig, axes = figures.figure(1, 3, width=3.1, height=2.8)
+    own = accuracies(found)
+    rest = 1 - own.covariance.sum("path_length")  # the shares of all parts sum to 1
+    lengths = list(map(str, own.path_length.values))
+    for ax, values, names, label in zip(
+        axes[0],
+        (
+            np.stack([own.baseline, own.offset, own.whole], axis=1),
+            own.shapley.values,
+            np.column_stack([rest, own.covariance]),
+        ),
+        (["best\nbaseline", "offset:\nno path", "whole\nmodel"], lengths, ["offset", *lengths]),
+        ("token accuracy", "Shapley value of the accuracy", "covariance share of the logits"),
+        strict=True,
+    ):
+        style = {"capsize": 2, "color": figures.color(0), "alpha": 0.8}
+        ax.bar(names, values.mean(axis=0), yerr=values.std(axis=0), **style)
+        ax.axhline(0, color="black", lw=0.8)
+        ax.set(ylabel=label)
+    for ax in axes[0, 1:]:
+        ax.set(xlabel="path length k, frozen")
+    axes[0, 2].axhline(1, color="dimgray", lw=0.9, ls="--")
+    axes[0, 2].tick_params("x", labelsize=8)
+    ratio, total = float(own.cancellation.mean()), float(own.shapley.sum("path_length").mean())
+    axes[0, 2].set_title(rf"$\Sigma\,\|C_k\| \,/\, \|Y\|$ = {ratio:.2f}")
+    axes[0, 1].set_title(f"sum {total:.2f}: whole model less offset")
+    axes[0, 0].set_title("what the biases carry")
+    fig.suptitle(f"{setup.title}, {_seeds(own)}")
+    return fig
+
+
+def loss_figure(found: xr.Dataset, setup: Setup):
+    """Training loss, mean and standard deviation over seeds that did not diverge; of those that did
+    until they did."""
+    fig, ((ax,),) = figures.figure(1, 1)
+    fine, apart = (found.losses.sel(seed=own) for own in (found.fine, ~found.fine))
+    epochs = fine.epoch + 1
+    figures.band(ax, epochs, fine, label=_seeds(fine), marker="")
+    lines = ax.plot(epochs, apart.T, color=figures.color(1), linewidth=0.8)
+    for line in lines[:1]:
+        line.set_label(f"diverged: {len(apart)}")
+    ax.set(xlabel="epoch", ylabel="training loss", title=setup.title)
+    ax.legend()
+    return fig
+
+
+def ranks_figure(found: xr.Dataset, setup: Setup):
+    """Ranks of hidden states and attention matrices by layer, and the residual."""
+    ranks = found.ranks.sel(seed=found.fine)
+    groups = [["rank", "effective_rank", "attention_rank"], ["residual_ratio"]]
+    fig, axes = figures.figure(1, 2)
+    for ax, names in zip(axes[0], groups, strict=True):
+        for index, name in enumerate(names):
+            own = ranks.sel(measure=name)
+            figures.band(ax, own.layer, own, name.replace("_", " "), index)
+    figures.finish(list(axes[0]), "layer")
+    fig.suptitle(setup.title)
+    return fig
+
+
+def alpha_figure(found: xr.Dataset, setup: Setup):
+    """α_l, the weight of the skip, by layer."""
+    alpha = found.alpha.sel(seed=found.fine).rename(sublayer="layer")
+    alpha = alpha.assign_coords(layer=1 + np.arange(alpha.sizes["layer"]))
+    fig, axes = labelled.facets(alpha, ylabel="α, weight of the skip")
+    axes[0, 0].set(ylim=(0, 1), title=setup.title)
+    return fig
+
+
+def _seeds(found):
+    count = found.sizes["seed"]
+    return f"{count} seed{'s' * (count != 1)}"
+
+
+FIGURES = Drawing.all(paths_figure, shares_figure, loss_figure) | {
+    "ranks": Drawing(ranks_figure, there=lambda found, setup: "ranks" in found),
+    "alpha": Drawing(alpha_figure, there=lambda found, setup: "alpha" in found),
+}

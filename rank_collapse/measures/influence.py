@@ -40,8 +40,10 @@ def layer_influence(
                       right angles to others, as torch.nn.functional.cosine_similarity has it, and
                       at none to itself)
     angle             arccos(cos(X^l_i, X^m_i))/π of every two layers, [L + 1, L + 1]: 0 the same
-                      direction, 1/2 at right angles (Gromov et al. 2024, equation 5; the figure of
-                      Sun et al. 2025, The Curse of Depth)
+                      direction, 1/2 at right angles (the figure of Sun et al. 2025, The Curse of
+                      Depth)
+    last_angle        the same of the last token that exists alone, which sees all others under a
+                      causal mask (Gromov et al. 2024)
     attention_ratio   ‖γ N'(SA)_i‖/‖λ X^l_i‖, [L], what the branch adds over the stream it joins:
                       with gains, LayerScale and the branch's norm, before the norm of the sum;
                       over X^l itself where there is no skip
@@ -62,16 +64,24 @@ def layer_influence(
 
 @full_precision
 def layer_removal(
-    params: TransformerParams, x: Any, config: TransformerConfig, *, size: int = 1, **inputs: Any
+    params: TransformerParams,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    size: int = 1,
+    spare: int = 0,
+    **inputs: Any,
 ) -> dict[str, Float[Array, "..."]]:
     """How the output changes without each layer: the network runs again without layer s.
 
-    later    [L, L], row s: ‖Δ_l(without s) − Δ_l‖_F/‖Δ_l‖_F with Δ_l = X^{l+1} − X^l, how much
-             later layers l > s depend on layer s (Csordás et al. 2025); 0 for l ≤ s
-    cosine   [L], mean over tokens of cos(Y_i, Y_i without s), Y the output
-    error    [L], ‖Y − Y without s‖_F/‖Y‖_F
-    output   [n, d], Y
-    outputs  [L, n, d], Y without s, for a read-out (ShortGPT's removal: loss without the layer)
+    later       [L, L], row s: ‖Δ_l(without s) − Δ_l‖_F/‖Δ_l‖_F with Δ_l = X^{l+1} − X^l, how much
+                later layers l > s depend on layer s; 0 for l ≤ s
+    later_most  [L, L], the largest over tokens i of ‖Δ_li(without s) − Δ_li‖/‖Δ_li‖; with spare=1
+                that of Csordás et al. 2025, whose code leaves the first token its layer
+    cosine      [L], mean over tokens of cos(Y_i, Y_i without s), Y the output
+    error       [L], ‖Y − Y without s‖_F/‖Y‖_F
+    output      [n, d], Y
+    outputs     [L, n, d], Y without s, for a read-out (ShortGPT's removal: loss without the layer)
 
     Cost: L/2 forward passes.
 
@@ -79,12 +89,14 @@ def layer_removal(
         params, x, config, **inputs: As in `rc.apply`; a mask [n] says which tokens exist.
         size: Adjacent layers that are removed together, s to s + size − 1 (Gromov et al. 2024);
             the leading axes are then of L − size + 1 blocks.
+        spare: First tokens whose states stay those of the whole network after the layers that are
+            removed. Without the layer that writes it, a sink of attention is lost with its layer.
 
     Raises:
         ValueError: A size that is not between 1 and L.
     """
     params, prepared = prepare_inputs(params, x, config, **inputs)
-    return run(RemovalPass(size), params, prepared, config)
+    return run(RemovalPass(size, spare), params, prepared, config)
 
 
 def effective_depth(states: Any, tolerance: float = 0.01) -> Int[Array, ""]:
@@ -152,6 +164,7 @@ class InfluencePass(States):
             "layer_cosine": _mean(_cosine(states[1:] - states[:-1], states[:-1]), mask),
             "block_influence": _mean(2 * jnp.square(turned), mask),
             "angle": _mean(halves, mask) / (jnp.pi / 2),
+            "last_angle": halves[..., _last(mask)] / (jnp.pi / 2),
             "stream": _mean(length[..., 0], mask),
         }
 
@@ -165,6 +178,7 @@ class RemovalPass(LayerPass):
     """
 
     size: int = 1  # layers of a block
+    spare: int = 0  # first tokens that keep them
 
     def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Float[Array, "s n d"]:
         """Slots for the states."""
@@ -173,22 +187,29 @@ class RemovalPass(LayerPass):
         blocks = config.depth - self.size + 1
         return jnp.zeros((blocks, *prepared.x.shape), prepared.x.dtype)
 
-    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Float[Array, "s"]]:
+    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Float[Array, "s 2"]]:
         """The layer in every network that has it; how its change differs."""
         mask = layer.inputs.token_mask
-        change = shown(seen.trace.hidden - x, mask)
-        size = jnp.linalg.norm(change)
+        whole = seen.trace.hidden
+        change = shown(whole - x, mask)
+        exists = jnp.ones(len(x), bool) if mask is None else mask
+        spared = exists & (jnp.cumsum(exists) <= self.spare)
 
         def applied(x):
             after = forward(layer, x).trace.hidden
-            return after, jnp.linalg.norm(shown(after - x, mask) - change) / size
+            differs = shown(after - x, mask) - change
+            lengths = jnp.linalg.norm(differs, axis=-1), jnp.linalg.norm(change, axis=-1)
+            each = lengths[0] / jnp.where(lengths[1] == 0, 1, lengths[1])
+            return after, jnp.linalg.norm(differs) / jnp.linalg.norm(change), jnp.max(each)
 
         def one(_, item):
             s, other = item
             past, here = layer.index >= s + self.size, layer.index == s
-            stays = (other, jnp.zeros((), other.dtype))
-            moved, differs = jax.lax.cond(past, applied, lambda _: stays, other)
-            return None, (jnp.where(here, x, moved), differs)
+            stays = (other, *[jnp.zeros((), other.dtype)] * 2)
+            moved, *differs = jax.lax.cond(past, applied, lambda _: stays, other)
+            moved = jnp.where(here, x, moved)
+            kept = spared[:, None] & (layer.index >= s) & ~past
+            return None, (jnp.where(kept, whole, moved), jnp.stack(differs))
 
         _, (carry, found) = jax.lax.scan(one, None, (jnp.arange(len(carry)), carry))
         return carry, found
@@ -199,7 +220,8 @@ class RemovalPass(LayerPass):
         without = jax.vmap(lambda x: walked._replace(last=x).output)(walked.carry)
         output, rest = shown(whole, mask), shown(without, mask)
         return {
-            "later": walked.found.T,
+            "later": walked.found[..., 0].T,
+            "later_most": walked.found[..., 1].T,
             "cosine": mean_cosine(rest, output, mask),
             "error": jnp.linalg.norm(rest - output[None], axis=(-2, -1)) / jnp.linalg.norm(output),
             "output": whole,
@@ -220,6 +242,11 @@ def mean_cosine(a: Float[Array, "k n d"], b: Float[Array, "n d"], mask: Any) -> 
 def _cosine(a, b):
     lengths = jnp.linalg.norm(a, axis=-1) * jnp.linalg.norm(b, axis=-1)
     return jnp.sum(a * b, axis=-1) / jnp.where(lengths == 0, 1, lengths)
+
+
+def _last(mask):
+    """The index of the last token that exists."""
+    return -1 if mask is None else jnp.max(jnp.arange(len(mask)) * mask)
 
 
 def _mean(values, mask):

@@ -6,7 +6,8 @@
     report.figure().savefig("depth.png")
 
 The literature has several definitions of "depth used", which disagree on the same network. The
-report gives all of them with their sources, and the exact sums over paths beside them.
+report gives all of them with their sources, and the exact sums over paths beside them. Lens and
+cosine are those of the code of Hu et al. 2025; what differs from the authors': docs/related.md.
 
 Axis letters: b examples, l layers, n tokens.
 """
@@ -49,12 +50,26 @@ class DepthUsed(NamedTuple):
     """One definition of how much depth a network uses.
 
     Attributes:
-        layers: Of the L layers, or the path length; None where the definition gives no number.
+        layers: Of the L layers; None where the definition gives no number.
         definition: In words.
         source: Paper.
     """
 
     layers: int | None
+    definition: str
+    source: str
+
+
+class PathLength(NamedTuple):
+    """One definition of how long paths must be: a number of heads on a path, not of layers.
+
+    Attributes:
+        length: At most L.
+        definition: In words.
+        source: Paper.
+    """
+
+    length: int
     definition: str
     source: str
 
@@ -66,10 +81,12 @@ class DepthReport:
     Attributes:
         measures: {name: [b, L], [b, L + 1] or [b, L, L]}, see `depth_report`.
         used: {name: `DepthUsed`}, of the means over examples.
+        lengths: {name: `PathLength`}, likewise.
     """
 
     measures: Mapping[str, np.ndarray]
     used: Mapping[str, DepthUsed]
+    lengths: Mapping[str, PathLength]
 
     def by_layer(self) -> dict[str, np.ndarray]:
         """{name: [L + 1]}, means over examples by layer or path length, NaN where there is none;
@@ -93,11 +110,16 @@ class DepthReport:
         return self.measures["error"].shape[1]
 
     def __str__(self) -> str:
-        width = max(map(len, self.used))
+        width = max(map(len, [*self.used, *self.lengths]))
+
+        def line(name, number, one):
+            shown = "none" if number is None else number
+            return f"  {name:{width}}  {shown:>4}  {one.definition} ({one.source})"
+
         lines = [f"depth used, of {self.depth} layers:"]
-        for name, one in self.used.items():
-            layers = "none" if one.layers is None else str(one.layers)
-            lines.append(f"  {name:{width}}  {layers:>4}  {one.definition} ({one.source})")
+        lines += [line(name, one.layers, one) for name, one in self.used.items()]
+        lines.append(f"heads on a path, of {self.depth} at most:")
+        lines += [line(name, one.length, one) for name, one in self.lengths.items()]
         known = {name: one.layers for name, one in self.used.items() if one.layers is not None}
         least, most = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
         if known[least] < known[most]:
@@ -124,8 +146,9 @@ def depth_report(
     frozen_kl, frozen_overlap    the same with the norm's statistics of the last state
     {attention,mlp,layer}_cosine, attention_ratio, mlp_ratio, block_influence
                                  branch and stream: `rc.layer_influence`
-    angle                        of every two states, [b, L + 1, L + 1]
-    error, cosine, later         without each layer: `rc.layer_removal`; later is [b, L, L]
+    angle, last_angle            of every two states, [b, L + 1, L + 1]
+    error, cosine, later, later_most
+                                 without each layer: `rc.layer_removal`; the last two [b, L, L]
     loss_without                 nats a token without each layer
     residual_ratio, token_cosine, effective_rank
                                  of the states
@@ -177,11 +200,14 @@ def depth_report(
         lens = lens_measures(unembedding, measured["lens"][:, states], output, exists)
         measures |= {f"{name}_{measure}": values for measure, values in lens.items()}
     measures = {name: np.asarray(values) for name, values in measures.items()}
-    return DepthReport(measures, depth_used(measures, by_length["loss"]))
+    return DepthReport(measures, *depth_used(measures, by_length["loss"]))
 
 
-def depth_used(measures: Mapping[str, np.ndarray], loss: Any) -> dict[str, DepthUsed]:
-    """Each definition of the depth that is used, on means over examples.
+def depth_used(
+    measures: Mapping[str, np.ndarray], loss: Any
+) -> tuple[dict[str, DepthUsed], dict[str, PathLength]]:
+    """Each definition of the depth that is used, on means over examples: in layers, and in heads on
+    a path.
 
     Args:
         measures: Of `depth_report`.
@@ -189,50 +215,66 @@ def depth_used(measures: Mapping[str, np.ndarray], loss: Any) -> dict[str, Depth
     """
     mean = {name: values.mean(axis=0, dtype=np.float64) for name, values in measures.items()}
     depth, loss = len(mean["error"]), float(np.mean(loss))
-    kl, overlap = mean["lens_kl"], mean["lens_overlap"]
     kinds = [kind for kind in ("attention", "mlp", "layer") if f"{kind}_cosine" in mean]
     cosine = np.mean([mean[f"{kind}_cosine"] for kind in kinds], axis=0)
     turns = np.flatnonzero((cosine[:-1] < 0) & (cosine[1:] >= 0))
-    blocks = [n for n in range(depth + 1) if np.diagonal(mean["angle"], n).min() <= ANGLE]
+    kl, overlap = mean["lens_kl"][:depth], mean["lens_overlap"]
+
+    def first(reached):
+        """The authors' code looks at the inputs of all layers but the last."""
+        places = np.flatnonzero(reached[: depth - 1])
+        return int(places[0]) if len(places) else None
+
+    def outside(angle):
+        blocks = [n for n in range(depth + 1) if np.diagonal(angle, n).min() <= ANGLE]
+        return depth - max(blocks)
 
     def changed(losses):
         return np.abs(losses - loss) > LOSS * loss
 
     hu = "Hu et al. 2025, after Csordás et al. 2025"
     paths = "sums over all paths, Dong et al. 2021, theorem 2.1"
-    return {
+    used = {
         "lens, KL": DepthUsed(
-            int(np.argmax(kl < KL * kl.max())), f"first layer with KL below {KL} of the largest", hu
+            first(kl < KL * kl.max()), f"layers before a KL below {KL} of the largest", hu
         ),
         "lens, top 5": DepthUsed(
-            int(np.argmax(overlap > OVERLAP)), f"first layer with an overlap above {OVERLAP}", hu
+            first(overlap > OVERLAP), f"layers before an overlap above {OVERLAP}", hu
         ),
         "cosine": DepthUsed(
             int(turns[-1]) + 1 if len(turns) else None,
             "layers before branches turn from opposing the stream to amplifying it",
-            hu,
+            f"{hu}, whose index of the layer is one less",
         ),
         "single layers": DepthUsed(
             int(changed(mean["loss_without"]).sum()),
             f"layers without which the loss changes by over {LOSS:.0%}",
             "Men et al. 2024, with our threshold",
         ),
-        "blocks": DepthUsed(
-            depth - max(blocks),
-            f"layers outside of the longest block that turns tokens by at most {ANGLE} π",
+        "blocks, last token": DepthUsed(
+            outside(mean["last_angle"]),
+            f"layers outside of the longest block that turns the last token by at most {ANGLE} π",
             "Gromov et al. 2024, with our threshold",
         ),
-        "paths, loss": DepthUsed(
+        "blocks": DepthUsed(
+            outside(mean["angle"]),
+            "the same with the mean over tokens",
+            "after Gromov et al. 2024, with our threshold",
+        ),
+    }
+    lengths = {
+        "paths, loss": PathLength(
             int(settled(~changed(mean["loss_up_to"]))),
             f"least k such that paths of up to k heads have the loss within {LOSS:.0%}",
             paths,
         ),
-        "paths, token": DepthUsed(
+        "paths, token": PathLength(
             int(settled(mean["same_up_to"] >= SAME)),
             f"least k such that paths of up to k heads have {SAME:.0%} of the next tokens",
             paths,
         ),
     }
+    return used, lengths
 
 
 def _opened(params, config, unembedding):

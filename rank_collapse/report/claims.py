@@ -16,7 +16,7 @@ intervals and get no answer.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -25,9 +25,10 @@ import numpy as np
 
 from rank_collapse.report.intervals import all_equal, mean_interval, wilson_interval
 
-HOLDS, IN_PART, FAILS, OPEN = ANSWERS = (
+HOLDS, IN_PART, SOME_FAIL, FAILS, OPEN = ANSWERS = (
     "holds",
     "holds in part",
+    "not in all settings",
     "does not hold",
     "cannot be said",
 )
@@ -247,7 +248,7 @@ def of_curve(key: str, setting: str, curve: Any, draws: Any, resolution: float =
     return Row(key, setting, n, found and found[0], interval, f"p = {p:.2g} with {n} draws")
 
 
-def judged(rows: Sequence[Row], claimed: Range | None) -> tuple[Judged, ...]:
+def judged(rows: Sequence[Row], claimed: Range | None, beside: int = 0) -> tuple[Judged, ...]:
     """The rows of one statement with joint intervals: within the range, outside, or undecided.
 
     Holm's procedure, once for "within" and once for "outside": of k rows that have not been decided
@@ -257,6 +258,7 @@ def judged(rows: Sequence[Row], claimed: Range | None) -> tuple[Judged, ...]:
 
     Args:
         claimed: Its range; None of a finding.
+        beside: Further rows of the statement, of other runs, which are not judged here.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
     """
@@ -264,14 +266,14 @@ def judged(rows: Sequence[Row], claimed: Range | None) -> tuple[Judged, ...]:
     for verdict in (WITHIN, OUTSIDE):
         left = list(range(len(rows)))
         while left:
-            level = 1 - ERROR / len(left)
+            level = 1 - ERROR / (len(left) + beside)
             ends = {i: _interval(rows[i], level) for i in left}
             new = [i for i in left if _side(ends[i], claimed) == verdict]
             if not new:
                 break
             found |= {i: Judged(rows[i], ends[i], verdict) for i in new}
             left = [i for i in left if i not in new]
-    level = 1 - ERROR / max(1, len(rows))
+    level = 1 - ERROR / max(1, len(rows) + beside)
     return tuple(
         found.get(i) or Judged(row, _interval(row, level), UNDECIDED) for i, row in enumerate(rows)
     )
@@ -291,22 +293,26 @@ def _side(interval, claimed):
 
 
 def answer_of(key: str, statement: Statement, rows: Sequence[Row]) -> Answer:
-    """The answer that follows from all rows of a statement.
+    """The answer that follows from all rows of a statement."""
+    found = judged(rows, statement.claimed)
+    return Answer(key, statement, answer_from(statement, {j.verdict for j in found}), found)
+
+
+def answer_from(statement: Statement, verdicts: Collection[str]) -> str:
+    """The answer that follows from the verdicts of a statement's rows.
 
     It holds if every row is within its range, in part if some are. It does not hold if every row is
-    outside, or of a statement without exceptions if any is. Else it cannot be said.
+    outside, or of a statement without exceptions if any is. It does not hold in all settings where
+    some rows are outside and the others undecided. Else it cannot be said.
     """
-    found = judged(rows, statement.claimed)
-    verdicts = {j.verdict for j in found}
+    found = set(verdicts)
     if statement.claimed is None:
-        answer = FINDING
-    elif verdicts == {OUTSIDE} or (statement.always and OUTSIDE in verdicts):
-        answer = FAILS
-    elif WITHIN in verdicts:
-        answer = HOLDS if verdicts == {WITHIN} else IN_PART
-    else:
-        answer = OPEN
-    return Answer(key, statement, answer, found)
+        return FINDING
+    if found == {OUTSIDE} or (statement.always and OUTSIDE in found):
+        return FAILS
+    if WITHIN in found:
+        return HOLDS if found == {WITHIN} else IN_PART
+    return SOME_FAIL if OUTSIDE in found else OPEN
 
 
 def answers_of(statements: Mapping[str, Statement], rows: Iterable[Row]) -> list[Answer]:
@@ -324,7 +330,7 @@ def answers_of(statements: Mapping[str, Statement], rows: Iterable[Row]) -> list
 
 
 def counted(answers: Sequence[Answer]) -> dict[str, int]:
-    """{answer: how many statements have it}, all four of them."""
+    """{answer: how many statements have it}, all five of them."""
     return {answer: sum(a.answer == answer for a in answers) for answer in ANSWERS}
 
 

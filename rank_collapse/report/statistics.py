@@ -115,21 +115,21 @@ def log10(values: Any) -> np.ndarray:
 
 
 def power_law_wins(curves: Any) -> np.ndarray:
-    """ln of the squared error of y = a r^l over that of y = a l^p, [s]: above 0 a power is nearer.
+    """ln of the squared error of y = a r^l over that of y = a l^p, [...]; above 0 favours a power.
 
     Both are fitted to ln y over l = 1 .. L by least squares, with two parameters each.
 
     Args:
-        curves: y by l = 0 .. L, [s, L + 1]; NaN where one is not above 0 or L < 3.
+        curves: y by l = 0 .. L, [..., L + 1]; NaN where one is not above 0 or L < 3.
     """
     curves = np.asarray(curves, float)
     with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(np.where(curves[:, 1:] > 0, curves[:, 1:], np.nan))
-        away = logs - logs.mean(axis=1, keepdims=True)
-        layers = np.arange(1, curves.shape[1])
+        logs = np.log(np.where(curves[..., 1:] > 0, curves[..., 1:], np.nan))
+        away = logs - logs.mean(axis=-1, keepdims=True)
+        layers = np.arange(1, curves.shape[-1])
         squares = [
-            np.sum((away - slope(x, away)[:, None] * (x - x.mean())) ** 2, axis=1)
+            np.sum((away - slope(x, away)[..., None] * (x - x.mean())) ** 2, axis=-1)
             for x in (layers, np.log(layers))
         ]
         found = np.log(squares[0] / squares[1])
-    return found if len(layers) > 2 else np.full(len(curves), np.nan)
+    return found if len(layers) > 2 else np.full(curves.shape[:-1], np.nan)

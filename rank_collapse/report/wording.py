@@ -22,7 +22,8 @@ JOINTLY = (
     "are Wilson's. Within: all of the interval is in the claimed range, outside: none of it, "
     "undecided: part of it, or too few draws. A statement holds where all settings are within, in "
     "part where some are. It does not hold where all are outside, or one is outside of a statement "
-    "without exceptions. Else it cannot be said. Confirmed: the answer is that of a run on seeds "
+    "without exceptions, and not in all settings where some are outside and the others undecided. "
+    "Else it cannot be said. Confirmed: the answer is that of a run on seeds "
     "that were never used, after the last change of the statistic or the range. Findings are what "
     "no paper says; they have no answer."
 )

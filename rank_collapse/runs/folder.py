@@ -28,6 +28,7 @@ made again too where the arrays or SHA256SUMS were deleted; all files are then s
         )
 """
 
+import copy
 import csv
 import io
 import json
@@ -104,7 +105,7 @@ class RunFolder(Checkpoints):
         primary: bool = True,
         wait: float = 0.0,
     ):
-        self.path = Path(path)
+        self.path, self._place = Path(path), ""
         self._lease = None
         self._written: set[str] = set()
         self.config = config = states.as_json(config)
@@ -254,11 +255,15 @@ class RunFolder(Checkpoints):
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         """All saved arrays by name (a copy of the dictionary)."""
-        return dict(self._arrays)
+        return self._named(self._place)
+
+    def _named(self, prefix):
+        arrays = self._arrays.items()
+        return {k.removeprefix(prefix): v for k, v in arrays if k.startswith(prefix)}
 
     def save_arrays(self, arrays: Mapping[str, Any]) -> None:
         """Adds (or replaces) named arrays in arrays.npz."""
-        self._arrays.update({name: np.asarray(value) for name, value in arrays.items()})
+        self._arrays.update({self._place + n: np.asarray(value) for n, value in arrays.items()})
         if self.primary:
             self._note("arrays.npz")
             write_arrays(self.path / "arrays.npz", self._arrays)
@@ -279,9 +284,13 @@ class RunFolder(Checkpoints):
 
     def part(self, part: str) -> dict[str, np.ndarray] | None:
         """The saved arrays of a part, or None where it has not been computed."""
-        prefix = f"{part}/"
-        arrays = self._arrays.items()
-        return {k.removeprefix(prefix): v for k, v in arrays if k.startswith(prefix)} or None
+        return self._named(f"{self._place}{part}/") or None
+
+    def at(self, place: str) -> "RunFolder":
+        """The folder, of whose arrays only those are seen whose names begin so."""
+        view = copy.copy(self)
+        view._place = place
+        return view
 
     # Figures.
 

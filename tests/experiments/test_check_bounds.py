@@ -4,7 +4,7 @@ import jax
 import mpmath
 import numpy as np
 import pytest
-from trained_runs import answered, rows, run
+from trained_runs import answered, result_of, rows, run
 
 import rank_collapse as rc
 from experiments import check_bounds
@@ -23,7 +23,7 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
     names = ",".join(case.name for case in CASES)
     assert run(check_bounds, [*ARGUMENTS, f"--cases={names}"], tmp_path) == 0
     own = check_bounds.EXPERIMENT
-    results, setup = own.results(tmp_path)
+    results, setup = result_of(own, tmp_path)
     found = check_bounds.counts(results["draws"].values())
     heads = found["head_cases"], found["head_refused"]
     assert (found["draws"], sum(heads)) == (400, 2 * 200 * (3 + 1))

@@ -7,20 +7,21 @@ of other data, is computed here alone. Then the object itself, on one of two num
 
 import importlib
 import math
+import multiprocessing
 import os
-import signal
+from concurrent.futures import ProcessPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from data_dictionary import check_columns
+from figures_as_data import as_data
 from matplotlib.figure import Figure
 from trained_runs import check_second_run, contents, rows, run, same_arrays, single_columns
-from two_processes import REPOSITORY
 
 from experiments import reproduce
-from experiments.shell import cli, process, signals
+from experiments.shell import cli, jobs, progress
 from experiments.shell.experiment import Drawing, Experiment, experiment_of, experiments_of
 from experiments.shell.statements import STATEMENTS
 from rank_collapse.report import claims
@@ -31,20 +32,21 @@ from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 
 
+def as_here(devices):
+    """A process that computes on as many devices, and writes figures as `conftest` has it.
+
+    The loop of a device over one seed is compiled away, and its body is then rounded otherwise.
+    """
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    folder.drawn = as_data
+
+
 @pytest.fixture(scope="module")
 def elsewhere():
-    """(command) → what a run in another process printed, which has to end well."""
-    # Its first experiment, if that is run_architectures, would start JAX with one device for all.
-    # The loop of a device over one seed is compiled away, and its body is then rounded otherwise.
-    devices = f" --xla_force_host_platform_device_count={jax.device_count()}"
-    own = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}", "MPLBACKEND": "Agg"}
-    own["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + devices
-    child = process.start("contract", own)
-    as_data = "from figures_as_data import as_data; from rank_collapse.runs import folder; "
-    as_data += "folder.drawn = as_data"
-    assert process.answer_of(child, ["any_code", f"--code={as_data}"], "")[1] == 0
-    yield lambda command: process.answer_of(child, command, "")
-    child.communicate()
+    """A process of its own."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, as_here, (jax.device_count(),)) as pool:
+        yield pool
 
 
 def stop_at_the_first_save(patch):
@@ -52,7 +54,7 @@ def stop_at_the_first_save(patch):
 
     def stopping(run, arrays):
         save(run, arrays)
-        raise signals.Stopped(signal.SIGTERM)
+        raise progress.Stopped(143)
 
     patch.setattr(RunFolder, "save_arrays", stopping)
 
@@ -72,8 +74,9 @@ def arguments_of(name):
 def check_resumed(name, here, there, elsewhere, monkeypatch):
     """A run that was stopped, and goes on, has found what one in another process has."""
     module, tiny = importlib.import_module(f"experiments.{name}"), arguments_of(name)
-    printed, code, _ = elsewhere([f"experiments.{name}", *tiny, f"--output_dir={there}"])
-    assert code == 0, "".join(printed)
+    command = f"experiments.{name}", *tiny, f"--output_dir={there}"
+    ended = elsewhere.submit(jobs.run, *command).result()
+    assert ended.code == 0, ended.printed
     with monkeypatch.context() as patch:
         stop_at_the_first_save(patch)
         code = run(module, tiny, here)
@@ -181,7 +184,7 @@ def test_a_folder_is_read_as_it_was_last_asked(tmp_path):
     for factor in (3, 5):
         arguments = [f"--factor={factor}", f"--output_dir={tmp_path}"]
         assert cli.execute(own.main, own.flags, arguments) == 0
-    assert own.results(tmp_path)[1] == 5
+    assert own.results(tmp_path)[0][2] == 5
     (tmp_path / "summary.json").write_text('{"shown": ["first"]}')  # as before 0.2.0
     (tmp_path / "SHA256SUMS").unlink()
     with pytest.raises(RunError, match="delete this file, and the same command makes it again"):

@@ -38,7 +38,7 @@ MISTAKES = {
     "run_collapse": {
         "--variants=foo": "--variants=foo is not one of san, san_mlp",
         "--variants=": "--variants is empty",
-        "--norm=twice": "norm_placement='twice'",
+        "--norm=twice": "norm_placement=twice",
         "--d_model=10 --num_heads=4": "num_heads=4 does not divide d_model=10",
         "--depth=0": "depth=0",
         "--num_seeds=0": "num_seeds=0",
@@ -54,10 +54,6 @@ MISTAKES = {
         "--mlp_gain=0": "mlp_gain",
         "--mlp_gain=1 --variants=san": "needs san_mlp",
         "--num_devices=9": "num_devices=9, but only 2 exist",
-        "--memory_gb=0": "memory_gb",
-        "--memory_gb=-1": "memory_gb",
-        "--memory_gb=nan": "memory_gb",
-        "--memory_gb=much": "memory_gb",
     },
     "run_transformer": {
         "--task=copy --seq_len=4 --min_len=0": "min_len=0 leaves no token",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from experiments.shell.process import Ended
 from PIL import Image
 from statement_dates import KEPT, REWORDINGS, dates_of, under_old_dates
 
@@ -21,7 +22,6 @@ from experiments.reproducing import results_page, sections, unfinished
 from experiments.reproducing.statements_page import COLUMNS, PAGE, at_full_size, known_answers, page
 from experiments.shell import cli, statements
 from experiments.shell.experiment import experiment_of, experiments_of
-from experiments.shell.process import Ended
 from experiments.shell.statements import STATEMENTS
 from rank_collapse import report
 from rank_collapse.report import claims

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from trained_runs import answered, arrays, rows as rows_of, same_arrays
+from trained_runs import answered, arrays, result_of, rows as rows_of, same_arrays
 
 import rank_collapse as rc
 from experiments import run_architectures
@@ -17,7 +17,7 @@ from experiments.architectures import resume
 from experiments.architectures.models import Model
 from experiments.architectures.page import training_figures, trainings_of
 from experiments.architectures.results import Results, depths_of
-from experiments.shell import cli, signals
+from experiments.shell import cli, progress as stops
 from experiments.shell.progress import Progress
 from rank_collapse.network import surgery
 from rank_collapse.pretrained import published
@@ -44,7 +44,7 @@ def test_every_part_on_a_checkpoint(tmp_path, ids):
     out = tmp_path / "run"
     given = (f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}", "--num_path_texts=2")
     assert execute(*given, f"--output_dir={out}") == 0
-    (found,), _ = run_architectures.EXPERIMENT.results(out)
+    (found,), _ = result_of(run_architectures.EXPERIMENT, out)
     assert found.kinds == ["pretrained", "init"]
     assert found.mean("pretrained", "residuals/SAN/published/residual_ratio").shape == (3,)
     assert max(found.mean(kind, "lengths/error") for kind in found.kinds) < 1e-5
@@ -83,8 +83,8 @@ def test_ctrl_c_waits_for_the_border_of_a_layer(tmp_path, monkeypatch):
     with (
         RunFolder(tmp_path, {}) as run,
         Progress(3, "layers") as progress,
-        signals.stopping(),
-        pytest.raises(KeyboardInterrupt),
+        stops.stopping(),
+        pytest.raises(stops.Stopped),
     ):
         resume.resumed(run, "bert", source, {}, {}, 8, progress)
     assert waited == [True]
@@ -123,7 +123,7 @@ def test_a_language_model_whose_disk_goes_away(tmp_path, ids, capsys):
     assert lines.count("resumes after layer 1") == 1 and lines.count("layers: 2/2") == 1
     folders = [tmp_path / name for name in ("whole", "broken")]
     same_arrays(*folders)
-    (found,), _ = run_architectures.EXPERIMENT.results(folders[0])
+    (found,), _ = result_of(run_architectures.EXPERIMENT, folders[0])
     depths = depths_of(found, "pretrained")
     assert depths["layers"] == 2 and {"same loss", "same next token"} <= depths.keys()
     means = {name: found.mean("pretrained", name) for name in found.by_kind["pretrained"]}
@@ -167,7 +167,7 @@ def test_ranks_of_a_decoder_and_of_images(tmp_path, ids):
     np.save(images, np.random.default_rng(0).standard_normal((2, 6, 4, 8)))
     vit = (f"--checkpoints={GOLDEN / 'vit-wide'}", f"--images={images}")
     assert execute(*vit, *common, f"--output_dir={tmp_path / 'vit'}") == 0
-    _, setup = run_architectures.EXPERIMENT.results(tmp_path / "vit")
+    _, setup = result_of(run_architectures.EXPERIMENT, tmp_path / "vit")
     assert setup.batches["vit-wide"]["x"].shape[:2] == (2, 8)  # patches
 
 
@@ -195,7 +195,7 @@ def test_residuals_of_what_attention_reads_are_beside_those_of_the_states(tmp_pa
 def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, ids, monkeypatch):
     arguments = (f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}", "--parts=residuals")
     assert execute(*arguments, "--initialisation=false", f"--output_dir={tmp_path}") == 0
-    results, _ = run_architectures.EXPERIMENT.results(tmp_path)
+    results, _ = result_of(run_architectures.EXPERIMENT, tmp_path)
 
     def lines():
         found = list(run_architectures.compare(results))

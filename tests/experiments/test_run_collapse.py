@@ -8,16 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from trained_runs import arrays, finished, parsed, rows, run, verdicts
+import xarray as xr
+from trained_runs import arrays, finished, parsed, result_of, rows, run, verdicts
 
 import rank_collapse as rc
 from experiments import run_collapse
 from experiments.collapse import measure
-from experiments.collapse.figures import rates, slowed
-from experiments.collapse.measure import Setting, Setup
-from experiments.run_collapse import EXPERIMENT, crossings, violations
+from experiments.collapse.figures import slowed
+from experiments.run_collapse import EXPERIMENT
 from experiments.shell import inputs
 from experiments.shell.executor import Chunk
+from experiments.shell.labelled import joined, of_arrays
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
 
@@ -36,29 +37,28 @@ def test_the_run_measures_what_the_library_gives_one_by_one(base):
     for variant, config in measure.configs_of(options, "none", options.variants).items():
         params = rc.init(key_params, config)
         hidden = rc.apply(params, x, config).hidden
-        part = f"none/weight_scale=1.0/skip_gain=1.0/{variant}"
+        found = {n: saved[f"seeds/{n}/{variant}"][2] for n in ("ratio", *run_collapse.COLUMNS[1:3])}
         ratio = [residuals.residual_ratio(h) for h in hidden]
-        np.testing.assert_allclose(saved[f"{part}/ratio"][2], ratio, rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(found["ratio"], ratio, rtol=1e-3, atol=1e-6)
         profile = logdomain.log_residual_profile(params, x, config)
-        np.testing.assert_allclose(saved[f"{part}/log10_residual"][2], profile, atol=1e-3)
-        first = saved[f"{part}/plain_log10_residual"][2, :2]
-        np.testing.assert_allclose(first, profile[:2], atol=1e-3)
+        np.testing.assert_allclose(found["log10_residual"], profile, atol=1e-3)
+        np.testing.assert_allclose(found["plain_log10_residual"][:2], profile[:2], atol=1e-3)
 
 
 def test_rows_figures_and_statements_are_of_the_arrays(base):
     table, saved = rows(base), arrays(base)
     for column in ("log10_bound", "tightness_mean"):
         assert all((r[column] != "") == (r["variant"] == "san") for r in table)
-    found, setup = EXPERIMENT.results(base)
+    found, setup = result_of(EXPERIMENT, base)
     compared = {c.quantity: c for c in EXPERIMENT.compare(found, setup)}
-    assert "san, norm none: residual ratio after 3 layers" in compared
-    free = compared["san, norm none: layers above a bound that needs no condition (derived here)"]
-    assert free.measured == 0 and free.note.startswith("of 27; ")
+    assert "variant san: residual ratio after 3 layers" in compared
+    free = [c.measured for q, c in compared.items() if "needs no condition" in q]
+    assert free and not any(free)
     given = {row.key: row for row in EXPERIMENT.claims(found, setup)}
-    assert given["rate"].setting == "no norm" and given["rate"].draws == 3
+    assert given["rate"].draws == 3
     assert given["heads bound"].estimate == 0 and "cases" in given["heads bound"].why
     assert given["skips"].estimate > 1
-    ratio = saved["none/weight_scale=1.0/skip_gain=1.0/san_skip/ratio"]
+    ratio = saved["seeds/ratio/san_skip"]
     left = ratio[:, -1] / ratio[:, 0]
     assert given["skips stop"].estimate == np.mean(left > 0.1)
 
@@ -81,9 +81,10 @@ def test_a_sweep_compiles_as_often_as_one_value(base, tmp_path, compiled):
     assert 0 < len(compiled) - one <= one
     expected, found = arrays(base), arrays(tmp_path)
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
-    without_skip = found["none/weight_scale=0.5/skip_gain=0.0/san_skip/ratio"]
-    san = found["none/weight_scale=0.5/skip_gain=1.0/san/ratio"]
+        own = found[f"weight_scale=1.0/skip_gain=1.0/{name}"]
+        np.testing.assert_allclose(own, values, rtol=1e-5, err_msg=name)
+    without_skip = found["weight_scale=0.5/skip_gain=0.0/seeds/ratio/san_skip"]
+    san = found["weight_scale=0.5/skip_gain=1.0/seeds/ratio/san"]
     np.testing.assert_allclose(without_skip, san, rtol=1e-3, atol=1e-6)
     assert (tmp_path / "figures" / "sweep_weight_scale.png").exists()
     assert (tmp_path / "figures" / "sweep_skip_gain.png").exists()
@@ -94,14 +95,12 @@ def test_what_is_not_known_is_a_gap_with_its_reason(tmp_path, capsys):
     arguments = [*SIZE, "--variants=san,san_skip", "--inputs=gaussian", "--weight_scale=1e30,1"]
     assert run(run_collapse, arguments, tmp_path) == 0
     err = capsys.readouterr().err
-    assert "none/weight_scale=1e+30/skip_gain=1.0: no ratio of san in 3 of 3 seeds" in err
+    assert "variant san: no ratio in 3 of 3 seeds" in err
     by_scale = {1e30: [], 1: []}
     for row in rows(tmp_path):
         by_scale[float(row["weight_scale"])].append(row)
     assert {r["ratio"] for r in by_scale[1e30] if r["layer"] != "0"} == {""}
     assert all(r["ratio"] and r["log10_residual"] for r in by_scale[1])
-    known = {c.quantity for c in EXPERIMENT.compare(*EXPERIMENT.results(tmp_path))}
-    assert not any("residual ratio" in quantity for quantity in known)  # at the first scale
 
 
 def test_another_text_is_another_config(base, tmp_path, capsys):
@@ -112,26 +111,16 @@ def test_another_text_is_another_config(base, tmp_path, capsys):
 
 
 def test_rates_are_only_given_where_they_mean_something():
-    profile = np.array([[2.0, 0.5, -2.0, -6.0, -18.0, -np.inf]])
-    np.testing.assert_allclose(rates(profile), [[0.25, np.nan, 3.0, 3.0, np.nan]])
+    profile = xr.DataArray([2.0, 0.5, -2.0, -6.0, -18.0, -np.inf], dims="layer")
+    wanted = [np.nan, 0.25, np.nan, 3.0, 3.0, np.nan]
+    np.testing.assert_allclose(measure.rates(profile), wanted)
 
 
-def test_a_violated_bound_is_counted_only_under_the_lemmas_condition():
-    profile = np.array([[1.0, 0.0, -5.0], [1.0, 0.0, -5.0]])
-    stack = np.array([[1.0, 2.0, -6.0], [1.0, 2.0, -6.0]])
-    layer = np.array([[1.0, -1.0, -4.0], [1.0, -1.0, -4.0]])
-    admissible = np.array([[1.0, 1.0, 1.0], [1.0, 0.0, 1.0]])
-    published = np.array([[1.0, 9.0, -9.0], [1.0, -9.0, -9.0]])
-    found = violations(
-        {
-            "log10_residual": profile,
-            "log10_bound": stack,
-            "log10_layer_bound": layer,
-            "log10_published_bound": published,
-            "admissible": admissible,
-        }
-    )
-    assert found == {"admissible": 3, "published": 2, "layer": 1, "stack": 1}
+def test_a_layer_above_a_bound_is_counted_but_for_rounding():
+    found = {"log10_residual": [[1.0, 0.0, -5e6]], "bound": [[1.0, -1e-4, -5e6 - 20]]}
+    for bound, count in ((found["bound"], 0), ([[0.0, 9.0, -6e6]], 2)):
+        own = xr.Dataset({n: (("seed", "layer"), a) for n, a in (found | {"bound": bound}).items()})
+        assert run_collapse.above(own, "bound") == count
 
 
 def variant_of(log10_ratio, rate=3.0, left=None):
@@ -148,25 +137,26 @@ def variant_of(log10_ratio, rate=3.0, left=None):
     }
 
 
-def setup_of(results, **more):
-    networks = {
-        s.norm: dict.fromkeys(v for v in f if v in measure.VARIANTS) for s, f in results.items()
-    }
-    return Setup(networks, list(dict.fromkeys(s[1:] for s in results)), [], None, {}, **more)
+def at(norm="none", weight_scale=1.0, skip_gain=1.0, swept=None, **variants):
+    """A point of the axes: measures of each variant, and the residual by gain of the MLPs."""
+    found = {f"{m}/{v}": a for v, own in variants.items() for m, a in own.items()}
+    found |= {f"swept/{gain}": curve for gain, curve in (swept or {}).items()}
+    own = of_arrays(found, ("variant", "layer"), swept=("mlp_gain", "layer"))
+    own["local_rate"] = measure.rates(own.log10_residual)
+    return {(norm, weight_scale, skip_gain): own}
 
 
-def claims_of(results):
-    return EXPERIMENT.claims(results, setup_of(results))
+def claims_of(points):
+    return EXPERIMENT.claims(joined(points, run_collapse.AXES), None)
 
 
-def at(norm="none", weight_scale=1.0, skip_gain=1.0, **found):
-    return {Setting(norm, weight_scale, skip_gain): found}
+def compare_of(points):
+    return EXPERIMENT.compare(joined(points, run_collapse.AXES), None)
 
 
 def test_every_variant_has_a_published_curve_to_stand_beside():
     every = {v: variant_of([-2.0]) for v in measure.VARIANTS}
-    results = at("post", **every) | at("post", 2.0, **every)
-    shown = EXPERIMENT.compare(results, setup_of(results))
+    shown = compare_of(at("post", **every) | at("post", 2.0, **every))
     ratios = [c.published for c in shown if "ratio" in c.quantity]
     curves = run_collapse.published_curves(run_collapse.PUBLISHED["bert-base-cased"], 12)["init"]
     assert ratios == [curves[n][1] for n in run_collapse.PUBLISHED_NAMES.values()]
@@ -174,13 +164,12 @@ def test_every_variant_has_a_published_curve_to_stand_beside():
 
 def test_every_scale_of_the_weights_is_a_setting_with_the_first_gain_of_the_skips():
     small, large = ({"san": variant_of([-9.0, -9.1, -9.2], rate)} for rate in (3.0, 1.0))
-    results = at(**small) | at(weight_scale=2.0, **large)
-    results |= at(weight_scale=2.0, skip_gain=0.5, **large)
-    found = {row.setting: row.estimate for row in claims_of(results) if row.key == "rate"}
-    assert found == {
-        "no norm, weights × 1": pytest.approx(3),
-        "no norm, weights × 2": pytest.approx(1),
-    }
+    points = {}
+    for gain in (1.0, 0.5):
+        points |= at(skip_gain=gain, **small) | at(weight_scale=2.0, skip_gain=gain, **large)
+        small = large
+    found = {row.setting: row.estimate for row in claims_of(points) if row.key == "rate"}
+    assert found == {"weight scale 1": pytest.approx(3), "weight scale 2": pytest.approx(1)}
 
 
 @pytest.mark.parametrize(
@@ -216,16 +205,16 @@ def test_without_skips_post_and_pre_norm_are_one_row():
     variants = {v: variant_of([-9.0, -8.0, -7.0]) for v in measure.VARIANTS}
     norms = {norm: at(norm, **variants) for norm in ("none", "post", "pre")}
 
-    def rows_of(key, results):
-        rows = [row for row in claims_of(results) if row.key == key]
-        return [row.setting.split(",")[0] for row in rows]
+    def rows_of(key, points):
+        texts = [row.setting for row in claims_of(points) if row.key == key]
+        return [norm for norm in norms for text in texts if f"placement {norm}" in text]
 
-    settings = norms["none"] | norms["post"] | norms["pre"]
+    every = norms["none"] | norms["post"] | norms["pre"]
     for key in ("mlp rate", "skips", "mlps slow"):
-        assert rows_of(key, settings) == ["no norm", "post-norm"], key
-    assert rows_of("norm", settings) == ["post-norm"]
-    assert rows_of("skips stop", settings) == ["no norm", "post-norm", "pre-norm"]
-    assert rows_of("norm", norms["none"] | norms["pre"]) == ["pre-norm"]  # where it is the only one
+        assert rows_of(key, every) == ["none", "post"], key
+    assert rows_of("norm", every) == ["post"]
+    assert rows_of("skips stop", every) == ["none", "post", "pre"]
+    assert rows_of("norm", norms["none"] | norms["pre"]) == ["pre"]  # where it is the only one
     x = jax.random.normal(jax.random.key(0), (5, 8))
     post = rc.san(3, 2, 8, norm_placement="post", norm="layer")
     params = rc.init(jax.random.key(1), post)
@@ -242,60 +231,63 @@ def test_without_skips_post_and_pre_norm_are_one_row():
 def test_the_published_form_and_skips_with_mlps_have_rows():
     variants = {v: variant_of([-9.0, -8.0], left=0.2) for v in measure.VARIANTS}
     variants["san"]["log10_residual"] = np.array([[0.0, -3.0], [0.0, -4.0]])
-    curves = {"log10_residual_at_1": np.array([[0.0, -0.5], [0.0, -2.0]])}
-    curves["log10_residual_at_2"] = np.zeros((2, 2))
-    given = claims_of(at("post", **variants, mlp_gain=curves))
-    stop = {row.setting: row for row in given if "stop" in row.key}
-    where = ["post-norm", "post-norm, skips and MLPs", "post-norm, MLPs alone"]
-    own = "post-norm, MLPs with their own skip, as published"
-    assert list(stop) == [*where, own]
-    assert stop[own].estimate == 0.5 and stop[own].why == "1 of 2; values 0.01 to 0.316"
-    (slow,) = (row for row in given if (row.key, row.setting) == ("mlps slow", own))
-    assert slow.estimate == pytest.approx(2.25)
-    plain = claims_of(at("none", **variants, mlp_gain=curves))
+    curves = {"1": np.array([[0.0, -0.5], [0.0, -2.0]]), "2": np.zeros((2, 2))}
+    given = list(claims_of(at("post", swept=curves, **variants)))
+    stop = {row.setting.split(",")[0]: row for row in given if row.key == "mlps stop"}
+    text = "MLPs with their own skip"
+    assert [*stop] == ["skips and MLPs", "MLPs alone", text]
+    assert stop[text].estimate == 0.5
+    slow = [r.estimate for r in given if r.key == "mlps slow" and r.setting.startswith(text)]
+    assert slow == pytest.approx([2.25])
+    plain = claims_of(at("none", swept=curves, **variants))
     assert not any("published" in row.setting for row in plain)
 
 
 def test_a_violated_bound_decides_and_two_seeds_decide_nothing():
-    """Of the published form; the form with sums over heads is a check in the table."""
-    for seeds, broken, verdict in ((3, 0, "within"), (3, 1, "outside"), (2, 1, "undecided")):
+    """Of the published form, under the lemma's condition; the form with sums over heads is a check
+    in the table."""
+    for seeds, broken, covered, verdict in (
+        (3, 0, 1.0, "within"),
+        (3, 1, 1.0, "outside"),
+        (3, 1, 0.0, "undecided"),
+        (2, 1, 1.0, "undecided"),
+    ):
         san = variant_of(np.full(seeds, -8.0))
         bounded = dict.fromkeys(run_collapse.TIGHTNESS, np.ones((seeds, 2)))
         bounded["log10_published_bound"] = np.full((seeds, 2), 9.0)
         bounded["log10_published_bound"][:broken] = -9.0
-        bounded |= {"log10_layer_bound": np.zeros((seeds, 2)), "admissible": np.ones((seeds, 2))}
+        bounded |= {"log10_layer_bound": np.zeros((seeds, 2))}
+        bounded["admissible"] = np.full((seeds, 2), covered)
         bounded["log10_bound"] = np.full((seeds, 2), -9.0)
-        results = at(san=san | bounded)
-        assert verdicts(claims_of(results))["heads bound"] == verdict
-        shown = {c.quantity: c for c in EXPERIMENT.compare(results, setup_of(results))}
-        what = "layers and depths above the bound with sums over heads (derived here)"
-        assert shown[f"san, norm none: {what}"].measured == seeds
+        points = at(san=san | bounded)
+        assert verdicts(claims_of(points))["heads bound"] == verdict
+        (check,) = (c for c in compare_of(points) if "sums over heads" in c.quantity)
+        assert check.measured == seeds * covered
 
 
 def test_where_mlps_begin_to_slow_the_collapse():
     gains = np.array([0.5, 1.0, 2.0, 4.0])
     raised = np.array([[-0.2, -0.1, 0.1, 0.2], [-0.2, 0.1, 0.2, 0.3], [0.1, 0.2, 0.3, 0.4]])
-    found = crossings(gains, raised)
+    found = run_collapse.crossing(gains, raised)
     np.testing.assert_allclose(found[:2], [2**0.5, 2 ** (-1 / 3)])
     assert np.isnan(found[2])
     beyond = np.where(gains == 4.0, np.nan, raised)  # where the residual is no number
-    np.testing.assert_array_equal(crossings(gains, beyond), found)
-    curves = {f"log10_residual_at_{g:g}": np.full((3, 2), -3.0 + g) for g in gains}
-    results = {"san": {"log10_residual": np.full((3, 2), -1.5)}, "mlp_gain": curves}
-    known, raised = slowed(results)
-    np.testing.assert_array_equal(known, gains)
-    np.testing.assert_allclose(raised, [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
+    np.testing.assert_array_equal(run_collapse.crossing(gains, beyond), found)
+    curves = {f"{g:g}": np.full((3, 2), -3.0 + g) for g in gains}
+    ((_, own),) = at(san={"log10_residual": np.full((3, 2), -1.5)}, swept=curves).items()
+    own = own.assign_coords(layer=[0, 1])
+    np.testing.assert_array_equal(own.mlp_gain, gains)
+    np.testing.assert_allclose(slowed(own), [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
 
 
 @pytest.mark.slow
 def test_the_gain_of_mlps_is_swept_in_one_program(tmp_path):
     arguments = [*SIZE, "--variants=san,san_mlp", "--mlp_gain=1,8", "--norm=none"]
     assert run(run_collapse, arguments, tmp_path) == 0
-    saved, part = arrays(tmp_path), "{}/weight_scale=1.0/skip_gain=1.0/{}"
-    plain = saved[part.format("none", "san_mlp/log10_residual")]
-    swept = saved[part.format("none", "mlp_gain/log10_residual_at_1")]
+    saved = arrays(tmp_path)
+    plain, swept = saved["seeds/log10_residual/san_mlp"], saved["seeds/swept/1"]
     np.testing.assert_allclose(swept, plain, rtol=1e-4, atol=1e-4)  # the same network
-    more = saved[part.format("none", "mlp_gain/log10_residual_at_8")]
+    more = saved["seeds/swept/8"]
     assert (more[:, -1] > swept[:, -1] + 1).all()
     assert (tmp_path / "figures" / "mlp_gain.png").exists()
 
@@ -312,15 +304,15 @@ def test_what_float32_cannot_decide_comes_from_float64_or_is_proved(certify):
 
     class Measured:
         def __call__(self, chunk):
-            return {"san": {"log10_residual": profile, "ratio": ratio}}
+            return {"log10_residual": {"san": profile}, "ratio": {"san": ratio}}
 
         def laid_out(self, chunk):
             return drawn, chunk.floats
 
     progress = SimpleNamespace(aside=lambda what: nullcontext(), say=lines.append)
     program = measure.Decided(Measured(), {"san": config}, "none", certify, progress)
-    chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.ones(3)), 3)
-    found = program(chunk)["san"]["log10_residual"]
+    chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.ones(3)))
+    found = program(chunk)["log10_residual"]["san"]
     x, params = jax.tree.map(lambda a: a[1], drawn)
     want = rc.log_residual_profile(params, x, config, replicas=0)
     np.testing.assert_allclose(found[1], want, atol=1e-4)

@@ -7,7 +7,7 @@ import matplotlib.text
 import numpy as np
 import pytest
 from scipy import stats
-from trained_runs import parsed, rows, run
+from trained_runs import parsed, result_of, rows, run
 
 import rank_collapse as rc
 from experiments import initial, run_cures, small_task
@@ -28,7 +28,7 @@ def cases(*arguments):
 
 
 def results_of(folder):
-    return run_cures.EXPERIMENT.results(folder)[0]
+    return result_of(run_cures.EXPERIMENT, folder)[0]
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from trained_runs import answered, rows, run, single_columns
+from trained_runs import answered, result_of, rows, run, single_columns
 
 from experiments import run_path_chains, run_path_counts
 from experiments.run_path_counts import ARCHITECTURES, binomial, path_table
@@ -15,7 +15,7 @@ from rank_collapse.report.claims import FAILS, HOLDS
 def test_writes_rows_figures_and_a_summary(tmp_path):
     own, folder = run_path_chains.EXPERIMENT, tmp_path / "run"
     assert run(run_path_chains, own.presets["tiny"], folder) == 0
-    found, setup = own.results(folder)
+    found, setup = result_of(own, folder)
     assert found["sum_error"].max() < 1e-12 and not single_columns(folder)
     assert all(0 < alpha < 1 for alpha in found["alpha_of_layer"][1:])
     first, last = np.median(found["chain_mean"], axis=(0, 2))
@@ -54,7 +54,7 @@ def test_the_binary_writes_exact_counts(tmp_path):
     law, *lengths = run_path_counts.EXPERIMENT.read(tmp_path).comparisons
     assert law.measured < 1e-12 and law.published == 0 and len(lengths) == 9
     assert lengths[0].measured == pytest.approx(6 * 12 / 13, rel=1e-12)  # DistilBERT
-    tables, sizes = run_path_counts.EXPERIMENT.results(tmp_path)
+    tables, sizes = result_of(run_path_counts.EXPERIMENT, tmp_path)
     tables["DeiT-T"][3]["share"] += 1e-3
     assert run_path_counts.EXPERIMENT.compare(tables, sizes)[0].measured == pytest.approx(1e-3)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from trained_runs import parsed, rows, run
+from trained_runs import parsed, result_of, rows, run
 
 import rank_collapse as rc
 from experiments import run_stability
@@ -38,7 +38,7 @@ asked = partial(parsed, run_stability, *TINY)
 
 def shown(folder):
     """(results, {quantity: comparison}, claims) of a finished run."""
-    found, parts = EXPERIMENT.results(folder)
+    found, parts = result_of(EXPERIMENT, folder)
     compared = {row.quantity: row for row in EXPERIMENT.compare(found, parts)}
     return found, compared, list(EXPERIMENT.claims(found, parts))
 

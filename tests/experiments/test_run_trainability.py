@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
-from trained_runs import arrays, figures, finished, parsed, rows, run
+from trained_runs import arrays, figures, finished, parsed, result_of, rows, run
 
 import rank_collapse as rc
 from experiments import run_trainability as binary
-from experiments.shell import signals
 from experiments.shell.statements import STATEMENTS
-from experiments.trained import designs
-from experiments.trained.program import Training
+from experiments.trained import designs, training
+from experiments.trained.training import Training
 from rank_collapse.report.claims import judged
 from rank_collapse.report.intervals import wilson_interval
 from rank_collapse.runs.folder import RunFolder
@@ -53,7 +52,7 @@ folder = finished(binary, *ARGUMENTS)
 
 def test_every_cell_and_seed_is_in_the_table(folder):
     own, table = binary.EXPERIMENT, rows(folder)
-    results, wanted = own.results(folder)
+    results, wanted = result_of(own, folder)
     assert [c.part for c in wanted] == 4 * ["designs"] + 4 * ["border"] + 2 * ["batch"]
     assert list(results) == wanted and len(table) == 2 * len(wanted)
     limit = designs.guess_limit(8 * 4, 3)
@@ -94,7 +93,7 @@ def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(Training, "train", None)
     fewer = [*SIZES, "--parts=designs", "--depths=2", "--designs=depth_scaled", "--warmup=5"]
     assert run(binary, fewer, path) == 0
-    shown, _ = binary.EXPERIMENT.results(path)
+    shown, _ = result_of(binary.EXPERIMENT, path)
     assert [(cell.design, cell.warmup) for cell in shown] == [("depth_scaled", 5)]
     assert len(rows(path)) == 2 and "border" not in {p.stem for p in figures(path)}
     with pytest.raises(TypeError):  # what would have been trained
@@ -112,7 +111,7 @@ def test_an_interrupted_chunk_goes_on_behind_its_last_look(folder, tmp_path, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(signals, "asked", lambda: True)  # to end: what there is, is saved
+        patched.setattr(training, "asked", lambda: True)  # to end: what there is, is saved
         patched.setattr(RunFolder, "save_checkpoint", interrupted)
         assert run(binary, arguments, tmp_path) == 130
     assert run(binary, arguments, tmp_path) == 0

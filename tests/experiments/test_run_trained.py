@@ -5,23 +5,24 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import xarray as xr
 from trained_runs import (
     SMALL,
     answered,
     arrays,
-    contents,
     finished,
     parsed,
+    result_of,
     rows,
     run,
-    same_arrays,
     seed_of,
     verdicts,
 )
 
 from experiments import run_convex_hull, run_memorization, run_sort
+from experiments.shell.labelled import of_arrays
 from experiments.trained import arguments
-from experiments.trained.paths import accuracies
+from experiments.trained.paths import BASELINES, accuracies
 from rank_collapse.report.claims import FINDING
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
@@ -55,13 +56,15 @@ def accuracy_of(folder, evaluation, metric="accuracy"):
 
 
 def test_sort_writes_everything(folder):
-    found, _ = run_sort.EXPERIMENT.results(folder)
-    assert found["lengths"].tolist() == [0, 1, 2] and set(found["sets"]) == {"2", "5", "20"}
+    found, _ = result_of(run_sort.EXPERIMENT, folder)
+    assert found.path_length.values.tolist() == [0, 1, 2]
+    assert found.num_paths.values.tolist() == [2, 5, 20]
     # All paths up to the depth are the whole model.
-    whole, offset = found["whole"]["accuracy"], found["offset"]["accuracy"]
+    own = found.sel(metric="accuracy")
     for name, at in (("up_to", -1), ("from", 0), ("truncated", -1)):
-        np.testing.assert_allclose(found[name]["accuracy"][:, at], whole, rtol=1e-6)
-    np.testing.assert_allclose(found["shapley"]["accuracy"].sum(axis=1), whole - offset, rtol=1e-5)
+        np.testing.assert_allclose(own[name].isel(path_length=at), own.whole, rtol=1e-6)
+    added = own.shapley.sum("path_length")
+    np.testing.assert_allclose(added, own.whole - own.offset, rtol=1e-5)
     # Per seed: whole, whole_train, 2 baselines, offset, 3 sizes x 3 lengths x 2 repeats, 7 x 3.
     assert len(rows(folder)) == 2 * (5 + 18 + 21)
     semantics = {r["evaluation"]: r["semantics"] for r in rows(folder)}
@@ -112,43 +115,27 @@ def test_what_is_watched_has_a_line_for_every_seed_and_epoch(folder):
             np.testing.assert_allclose(line[name], by_layer, rtol=1e-4)
 
 
-@pytest.mark.slow
-def test_files_asked_for_later_are_trained_again_and_nothing_else_changes(folder, tmp_path):
-    whole = {name: (folder / name).read_bytes() for name in ("models.safetensors", metrics.NAME)}
-    half = b"".join(whole[metrics.NAME].splitlines(keepends=True)[:5])  # as of an interrupted run
-    for name, left in (("models.safetensors", b""), (metrics.NAME, b""), (metrics.NAME, half)):
-        copy = tmp_path / f"{name} {len(left)}"
-        shutil.copytree(folder, copy)
-        (copy / name).write_bytes(left)
-        if not left:
-            (copy / name).unlink()
-        (copy / "SHA256SUMS").unlink()  # written when a run is done
-        flag = "--monitor" if name == metrics.NAME else "--keep_models"
-        assert run(run_sort, [*MEASURED, flag, "--checkpoint_seconds=0"], copy) == 0
-        if name == metrics.NAME:
-            rows_of = [list(map(str, metrics.read(f / name))) for f in (copy, folder)]
-            assert rows_of[0] == rows_of[1]
-        else:
-            assert (copy / name).read_bytes() == whole[name]
-        same_arrays(folder, copy)
-        assert contents(copy) == contents(folder) and not (copy / "checkpoints").exists()
+@pytest.mark.parametrize("flag", ["monitor", "keep_models"])
+def test_files_asked_for_later_are_refused(flag, folder, tmp_path, capsys):
+    saved = arrays(folder)
+    np.savez(tmp_path / "arrays.npz", **{n: a for n, a in saved.items() if "/model/" not in n})
+    shutil.copy(folder / "config.json", tmp_path)
+    assert run(run_sort, [*MEASURED, f"--{flag}"], tmp_path) == 2
+    assert f"was trained without --{flag}: --overwrite" in capsys.readouterr().err
 
 
 def test_a_seed_that_diverged_is_kept_apart(folder):
-    results, setup = run_sort.EXPERIMENT.results(folder)
-    losses = results["losses"].copy()
-    losses[1, 3:] = np.nan
-    results = results | {"losses": losses, "diverged_at": np.array([-1, 3])}
-    assert {row.draws for row in run_sort.EXPERIMENT.claims(results, setup)} <= {0, 1}
-    found = {c.quantity: c for c in run_sort.EXPERIMENT.compare(results, setup)}
-    whole = float(results["whole"]["accuracy"][0])
-    assert found["token accuracy of the whole model"].measured == f"{whole:.3f}"
-    best = results["sets"]["20"]["accuracy"][0].mean(axis=1).max()
-    assert found["best length of sets of 20 sampled paths"].note == f"its accuracy {best:.3f}"
-    table = run_sort.EXPERIMENT.table(results, setup)
+    found, setup = result_of(run_sort.EXPERIMENT, folder)
+    found = found.assign(fine=("seed", [True, False]))
+    assert {row.draws for row in run_sort.EXPERIMENT.claims(found, setup)} <= {0, 1}
+    whole, *_ = run_sort.EXPERIMENT.compare(found, setup)
+    accuracy = float(found.whole.sel(metric="accuracy", seed=0))
+    assert whole.measured == f"{accuracy:.3f}"
+    table = run_sort.EXPERIMENT.table(found, setup)
     assert {(r["seed"], r["diverged"]) for r in table} == {(0, 0), (1, 1)}
-    for draw in run_sort.EXPERIMENT.drawn(results, setup).values():
-        draw()
+    for drawing in run_sort.EXPERIMENT.figures.values():
+        if drawing.there(found, setup):
+            drawing.draw(found, setup)
 
 
 @pytest.mark.slow
@@ -187,15 +174,25 @@ def test_other_tasks_are_learned_better_than_by_guessing(
 SETUP = run_sort.EXPERIMENT.setup(parsed(run_sort, "--depth=3"))
 
 
-def measured(truncated, whole, baseline, tokens):
+def measured(truncated, whole, baseline, tokens, sets=None):
     """What `accuracies` reads, of curves [s, L + 1] of networks that did not diverge."""
-    seeds = len(truncated)
-    values = {"truncated": truncated, "whole": np.full(seeds, whole), "offset": np.full(seeds, 0.7)}
-    return {name: {"accuracy": np.array(v)} for name, v in values.items()} | {
-        "baselines": {"majority": np.full(seeds, baseline), "random": np.full(seeds, 0.4)},
-        "tokens": np.full(seeds, tokens),
-        "diverged_at": np.full(seeds, -1),
+    ones = np.ones(len(truncated))
+    found = {
+        f"{name}/accuracy": np.asarray(values)
+        for name, values in {
+            "truncated": truncated,
+            "whole": whole * ones,
+            "offset": 0.7 * ones,
+            BASELINES[0]: baseline * ones,
+            BASELINES[1]: 0.4 * ones,
+        }.items()
     }
+    own = of_arrays(found, ("metric", "path_length"))
+    own = own.assign_coords(path_length=np.arange(own.sizes["path_length"]))
+    if sets is not None:
+        places = ("seed", "num_paths", "metric", "path_length", "repeat")
+        own["sampled"] = xr.DataArray(sets, {"num_paths": [20], "metric": ["accuracy"]}, places)
+    return own.assign(tokens=("seed", tokens * ones), fine=("seed", ones > 0))
 
 
 def made_of(carried=1.0, sets=(0.3, 0.9, 0.4, 0.2), seeds=8, below=0):
@@ -207,10 +204,8 @@ def made_of(carried=1.0, sets=(0.3, 0.9, 0.4, 0.2), seeds=8, below=0):
     wobble = 0.01 * np.arange(seeds)[:, None]
     curves = np.insert(np.repeat(0.95 - 0.35 * (carried + wobble) / 3, 3, axis=1), 3, 0.95, axis=1)
     curves[:below, 1] = 0.57
-    return measured(curves, whole=0.95, baseline=0.6, tokens=2400) | {
-        "lengths": np.arange(4),
-        "sets": {"20": {"accuracy": (wobble + sets)[..., None]}},
-    }
+    sampled = (wobble + sets)[:, None, None, :, None]
+    return measured(curves, whole=0.95, baseline=0.6, tokens=2400, sets=sampled)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +234,7 @@ def test_verdicts(fields, suffice, one, falls):
 
 def test_no_seed_is_left_out_but_of_findings_on_what_was_learned():
     found = made_of(seeds=5)
-    found["whole"]["accuracy"][1] = 0.6
+    found.whole.values[1] = 0.6
     rows = list(run_sort.EXPERIMENT.claims(found, SETUP))
     assert "1 of 5 draws have no number" in rows[0].why  # which may be on either side
     draws = {row.key: row.draws for row in rows}
@@ -254,11 +249,12 @@ def test_what_is_shown_beside_published_values():
     found = {c.quantity: c for c in run_sort.EXPERIMENT.compare(made_of(), SETUP)}
     whole = found["token accuracy of the whole model"]
     assert whole.measured.startswith("0.950") and whole.published == 0.98
-    truncated = found["without paths longer than 0 .. 3, self-consistent"].measured
-    assert truncated == "0.829, 0.829, 0.829, 0.950"  # .95 − .35 · 1.035/3
+    text = "path length {}: without longer paths, self-consistent"
+    truncated = [found[text.format(k)].measured for k in range(4)]  # .95 − .35 · 1.035/3
+    assert truncated == pytest.approx([0.829, 0.829, 0.829, 0.950], abs=5e-4)
     assert found["no path at all: the offset alone, frozen"].measured.startswith("0.700")
-    best = found["best length of sets of 20 sampled paths"]
-    assert best.measured == 1 and best.note == "its accuracy 0.935"
+    (best,) = (c.measured for q, c in found.items() if "best length" in q)
+    assert best == 1
 
 
 def test_the_length_at_which_the_accuracy_comes():
@@ -275,6 +271,6 @@ def test_the_length_at_which_the_accuracy_comes():
     for name, values in zip(("carried", "enough", "fell_below"), wanted, strict=True):
         np.testing.assert_allclose(found[name], values)
     guessing = measured([(0.5, 0.5, 0.5, 0.52)] * 2, whole=0.52, baseline=0.5, tokens=400.0)
-    found = accuracies(guessing | {"diverged_at": np.array([3, -1])})
-    assert not found["learned"].any() and len(found["learned"]) == 1  # the other diverged
-    assert np.isnan([found["carried"], found["enough"]]).all()
+    found = accuracies(guessing.assign(fine=("seed", [False, True])))
+    assert not found.learned.any() and len(found.learned) == 1  # the other diverged
+    assert np.isnan([found.carried, found.enough]).all()

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from trained_runs import SMALL, arrays, finished, parsed, rows, seed_of
+from trained_runs import SMALL, arrays, finished, parsed, result_of, rows, seed_of
 
 import rank_collapse as rc
 from experiments import run_transformer as binary, run_width
@@ -38,7 +38,7 @@ def test_rows_and_summary_are_of_the_kept_weights(folder):
         held_out = binary.make_data(options, jax.random.split(keys[seed])[0])["eval"]
         np.testing.assert_allclose(float(row["exact"]), decode(seed_of(models, seed), held_out))
         assert 0 <= float(row["accuracy"]) <= 1 and row["diverged"] == "0"
-    results, setup = binary.EXPERIMENT.results(folder)
+    results, setup = result_of(binary.EXPERIMENT, folder)
     assert setup.options.task == "translation" and results["curves"]["accuracy"].shape == (2, 2)
     accuracy = results["whole"]["accuracy"]
     np.testing.assert_array_equal(results["curves"]["accuracy"][:, -1], accuracy)
@@ -112,7 +112,7 @@ def parameters(depth, width):
 def test_every_depth_has_the_width_nearest_in_parameters(by_depth):
     target = parameters(2, 8)
     for depth in (1, 4):
-        found = run_width.shape_of(run_width.EXPERIMENT.results(by_depth)[1][f"depth {depth}"])
+        found = run_width.shape_of(result_of(run_width.EXPERIMENT, by_depth)[1][f"depth {depth}"])
         widths = range(2, 40, 2)  # a multiple of the heads; at depth 4 the next above is nearest
         best = min(widths, key=lambda w, d=depth: abs(parameters(d, w) - target))
         assert (found["hidden_dim"], found["parameters"]) == (best, parameters(depth, best))

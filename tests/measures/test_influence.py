@@ -66,6 +66,7 @@ def test_influence_against_the_trace(network):
     unit = hidden / np.linalg.norm(hidden, axis=-1, keepdims=True)
     cosine = np.clip(np.einsum("lnd,mnd->lmn", unit, unit), -1, 1)
     np.testing.assert_allclose(found["angle"], np.arccos(cosine).mean(-1) / np.pi, atol=1e-4)
+    np.testing.assert_allclose(found["last_angle"], np.arccos(cosine[..., -1]) / np.pi, atol=1e-4)
     steps = cosine[np.arange(L), np.arange(1, L + 1)].mean(-1)
     np.testing.assert_allclose(found["block_influence"], 1 - steps, atol=1e-6)
     assert np.all(np.diag(found["angle"]) == 0)
@@ -117,13 +118,14 @@ def test_removal_against_networks_without_the_layer(network):
     found = layer_removal(params, x, CONFIG, mask=MASK)
     keep = np.asarray(MASK)
     change = np.diff(np.asarray(trace.hidden), axis=0)[:, keep]
-    later = np.zeros((L, L))
+    later, most = np.zeros((2, L, L))
     for s in range(L):
         own = rc.apply(*(lambda p, c: (p, x, c))(*without(params, CONFIG, s)), mask=MASK)
         np.testing.assert_allclose(found["outputs"][s], own.output, atol=2e-6)
         moved = np.diff(np.asarray(own.hidden), axis=0)[:, keep]
         gap = np.linalg.norm(moved[s:] - change[s + 1 :], axis=(1, 2))
         later[s, s + 1 :] = gap / np.linalg.norm(change[s + 1 :], axis=(1, 2))
+        most[s, s + 1 :] = largest(moved[s:], change[s + 1 :])
         whole, rest = np.asarray(trace.output)[keep], np.asarray(own.output)[keep]
         dots = (
             (whole * rest).sum(-1) / np.linalg.norm(whole, axis=-1) / np.linalg.norm(rest, axis=-1)
@@ -132,7 +134,31 @@ def test_removal_against_networks_without_the_layer(network):
         error = np.linalg.norm(whole - rest) / np.linalg.norm(whole)
         np.testing.assert_allclose(found["error"][s], error, rtol=1e-5)
     np.testing.assert_allclose(found["later"], later, atol=1e-5)
+    np.testing.assert_allclose(found["later_most"], most, atol=1e-5)
     assert later[0, 1] > 0.01
+
+
+def largest(moved, change):
+    """Over tokens, of ‖moved − change‖/‖change‖."""
+    return (np.linalg.norm(moved - change, axis=-1) / np.linalg.norm(change, axis=-1)).max(-1)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_spared_token_keeps_the_layers_that_are_removed(network, size):
+    params, x, _ = network
+    mask = jnp.arange(N) > 1  # the first token that exists is the third
+    hidden = np.asarray(rc.apply(params, x, CONFIG, mask=mask).hidden)
+    found = layer_removal(params, x, CONFIG, size=size, spare=1, mask=mask)
+    change = np.diff(hidden, axis=0)[:, 2:]
+    for s in range(L - size):
+        state = hidden[s].copy()
+        state[2] = hidden[s + size, 2]
+        rest = params.replace(layers=jax.tree.map(lambda a, s=s: a[s + size :], params.layers))
+        own = rc.apply(rest, state, CONFIG.replace(depth=L - s - size), mask=mask)
+        np.testing.assert_allclose(found["outputs"][s], own.output, atol=2e-6)
+        moved = np.diff(np.asarray(own.hidden), axis=0)[:, 2:]
+        expected = largest(moved, change[s + size :])
+        np.testing.assert_allclose(found["later_most"][s, s + size :], expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("size", [2, L])

@@ -147,7 +147,7 @@ def test_a_network_in_memory_gives_the_same(measured):
     head = rc.pretrained.open_checkpoint(folder).unembedding
     other = rc.depth_report(params, ids.numpy(), config, unembedding=head)
     near(other.measures, report.measures, atol=1e-5)
-    assert other.used == report.used
+    assert (other.used, other.lengths) == (report.used, report.lengths)
     assert "The definitions disagree" in str(other) or len(set(other.used.values())) == 1
     columns = other.by_layer()
     assert {len(column) for column in columns.values()} == {L + 1}
@@ -167,11 +167,25 @@ def test_each_definition_on_layers_of_which_the_second_half_does_nothing():
         "layer_cosine": np.where(used[:8], -0.5, 0.5),
         "loss_without": np.where(used[:8], 3.0, 2.0),
         "angle": angle,
+        "last_angle": angle,
         "loss_up_to": np.where(used, 3.0, 2.0),
         "same_up_to": np.where(used, 0.5, 1.0),
     }
-    found = depth_used({name: values[None] for name, values in half.items()}, np.array([2.0]))
-    assert {name: one.layers for name, one in found.items()} == dict.fromkeys(found, 4)
+    loss = np.array([2.0])
+    used, lengths = depth_used({name: values[None] for name, values in half.items()}, loss)
+    assert {name: one[0] for name, one in (used | lengths).items()} == {
+        "lens, KL": 4,
+        "lens, top 5": 4,
+        "cosine": 4,
+        "single layers": 4,
+        "blocks, last token": 4,
+        "blocks": 4,
+        "paths, loss": 4,
+        "paths, token": 4,
+    }
+    late = {"lens_kl": 7.0 - np.arange(9), "lens_overlap": np.arange(9) > 6}
+    used, _ = depth_used({n: v[None] for n, v in (half | late).items()}, loss)
+    assert (used["lens, KL"].layers, used["lens, top 5"].layers) == (None, None)
 
 
 @pytest.mark.parametrize("measured", slow_but(MODELS, "Gemma2"), indirect=True)

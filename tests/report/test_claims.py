@@ -9,7 +9,7 @@ from refusals import is_refused
 from scipy import stats
 
 from rank_collapse.report import claims
-from rank_collapse.report.claims import FAILS, FINDING, HOLDS, IN_PART, OPEN, Statement
+from rank_collapse.report.claims import FAILS, FINDING, HOLDS, IN_PART, OPEN, SOME_FAIL, Statement
 
 ABOVE = claims.ABOVE_ZERO
 
@@ -116,7 +116,7 @@ def test_one_case_against_it_decides_a_theorem():
         ([UP, UP], HOLDS),
         ([UP, DOWN], IN_PART),
         ([UP, BOTH], IN_PART),
-        ([DOWN, BOTH], OPEN),  # what is undecided may hold
+        ([DOWN, BOTH], SOME_FAIL),  # what is undecided may hold
         ([DOWN, BOTH, UP], IN_PART),
         ([DOWN, DOWN], FAILS),
         ([BOTH, BOTH], OPEN),
@@ -273,3 +273,8 @@ def test_no_place_among_240_draws_refuses_one_of_twelve_curves_by_itself():
 
 def test_a_row_of_no_statement_is_refused():
     is_refused("'key' is not one of the statements", claims.answers_of, {}, [mean(UP)])
+
+
+def test_rows_of_other_runs_count_in_the_joint_level():
+    (found,) = claims.judged([mean(UP)], ABOVE, beside=4)
+    assert found.interval == mean(UP).interval(0.99)

@@ -1,0 +1,89 @@
+"""Layers of two heads above theorem 2.3's bound: plain attention, and `rc.bound_report` of it."""
+
+import jax
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+
+
+def column(a):
+    return np.abs(a).sum(axis=0).max()
+
+
+def composite(a):
+    """‖a‖_{1,∞}."""
+    return np.sqrt(column(a) * np.abs(a).sum(axis=1).max())
+
+
+def built(num_tokens, width, spread=1e-3):
+    """Tokens [n, d] and two heads (W_Q, b_Q, W_K [d, 3], W [d, d]) of equal γ* and equal β.
+
+    The values are in feature 0 of two tokens, where a bias of the queries (through feature 3) puts
+    all attention. Head 1 moves every row, by feature 1, and writes one feature; head 2 moves two
+    rows, by feature 2, and writes all. No token has feature 4, which enlarges ‖W_QK‖_1.
+    """
+    small = 1e-3 / num_tokens
+    x = np.zeros((num_tokens, width))
+    x[:2, 0] = 1, -1
+    x[:, 1] = small * np.resize([1, -1], num_tokens)
+    x[:2, 2] = small, -small
+    x[:2, 3] = small
+    x -= x.mean(axis=0)
+    queries, keys = np.zeros((2, width, 3)), np.zeros((width, 3))
+    queries[0, 1, 0] = queries[1, 2, 0] = np.sqrt(3) * spread / 2 / small
+    keys[[0, 3, 4], [0, 1, 2]] = 1
+    bias = np.array([0, np.sqrt(3) * 300 / small, 0])
+    writes = np.zeros((2, width, width))
+    writes[0, 0, 0] = 1
+    writes[1, 0] = 1
+    least, sizes = zip(*(gamma(x, w_q, keys) for w_q in queries), strict=True)
+    queries[np.argmax(least), 4, 2] = min(sizes) * max(least) / min(least)
+    betas = [column(q @ keys.T) * composite(w) for q, w in zip(queries, writes, strict=True)]
+    writes[1] *= betas[0] / betas[1]
+    return x, queries, bias, keys, writes
+
+
+def gamma(x, w_q, w_k):
+    """The least γ that the lemma admits, and ‖W_QK‖_1."""
+    e = x @ w_q @ (x @ w_k).T / np.sqrt(3)
+    spread = e.max(axis=1) - e.min(axis=1)
+    assert spread.max() <= 1.256  # the lemma's condition
+    size = column(w_q @ w_k.T)
+    return np.sqrt(3 * spread.sum() * spread.max()) / (2 * size * composite(x) ** 2), size
+
+
+@pytest.mark.parametrize(
+    "num_tokens, width, over",
+    [(170, 170, 0.977), (180, 180, 1.005), (40, 1024, 1.065), (512, 512, 1.686)],
+)
+def test_two_heads_of_many_tokens_are_above_the_published_bound(num_tokens, width, over, x64):
+    x, queries, bias, keys, writes = built(num_tokens, width)
+    output, least, betas = 0, [], []
+    for w_q, w in zip(queries, writes, strict=True):
+        scores = (x @ w_q + bias) @ (x @ keys).T / np.sqrt(3)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        output = output + weights / weights.sum(axis=1, keepdims=True) @ x @ w
+        own, size = gamma(x, w_q, keys)
+        least.append(own)
+        betas.append(size * composite(w))
+    for values in (least, betas):
+        np.testing.assert_allclose(values[0], values[1], rtol=1e-12)
+    # lower bounds of ‖.‖_1 and ‖.‖_∞ over all common tokens: the minimal residual is no smaller
+    median = column(output - np.median(output, axis=0))
+    apart = max(np.abs(a - b).sum() for a in output[:4] for b in output[:4]) / 2
+    bound = 4 * max(least) * max(betas) * 2 / np.sqrt(3) * composite(x) ** 3
+    found = composite(output - output.mean(axis=0)) / bound
+    assert round(found, 3) == over and np.sqrt(median * apart) / bound > found - 1e-4
+
+    heads = rc.AttentionParams(
+        w_q=queries,
+        w_k=np.stack([keys, keys]),
+        w_v=np.eye(width, 1) * np.ones((2, 1, 1)),
+        w_o=writes[:, :1],
+        b_q=np.stack([bias, bias]),
+    )
+    params = rc.TransformerParams(layers=rc.stack_layers([rc.BlockParams(attention=heads)]))
+    config = rc.san(1, 2, width, d_qk=3, d_v=1)
+    report = jax.jit(rc.bound_report)(params, x, config).published_layer
+    np.testing.assert_allclose(10 ** (report.log10_lhs - report.log10_rhs), found, rtol=1e-9)
