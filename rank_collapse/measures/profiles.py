@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from array_api_compat import is_jax_array
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from rank_collapse.measures import spikes
 from rank_collapse.measures.arrays import (
@@ -389,7 +389,7 @@ class ProfilePass(States):
         """By NumPy: programs of all measures take longer to compile than to measure some texts."""
         return StreamedProfile(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
-    def measure(self, x: Any, mask: Any = None, read: Any = None) -> dict[str, Float[Array, "*b"]]:
+    def measure(self, x: Any, mask: Any = None, read: Any = None) -> dict[str, Any]:
         """Of one layer's states, and of what is read of them."""
         choice = {"tokens": self.tokens, "exclude": self.exclude, "threshold": self.threshold}
         return of_states(self.measures, x, mask, read, **choice)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 from rank_collapse.measures.attention import attention_measures
 from rank_collapse.measures.norms import composite_norm
@@ -43,8 +42,8 @@ class CheckpointReport:
 
     states: Mapping[str, Profile]
     read: Profile
-    attention: Mapping[str, Float[np.ndarray, "b l h"]]
-    path_size: Float[np.ndarray, "b k"]
+    attention: Mapping[str, np.ndarray]
+    path_size: np.ndarray
 
     def collapsed_at(self, variant: str = WHOLE) -> int | None:
         """The first layer whose residual ratio, mean over examples, is below the threshold of

@@ -55,7 +55,7 @@ def test_hidden_states_of_transformers():
 WEIGHTS = np.random.default_rng(0).dirichlet(np.ones(N), (L, B, 3, N)).astype(np.float32)
 test_what_is_no_array_of_its_kind_is_refused = refused(
     [
-        (lambda: rc.profile(HIDDEN[:, 0] + 1j), "complex128 is not real"),
+        (lambda: rc.profile(HIDDEN[:, 0] + 1j), "complex64 is not real"),
         (lambda: rc.profile(np.ma.array(HIDDEN[:, 0], mask=HIDDEN[:, 0] > 0)), "MaskedArray"),
         (lambda: rc.profile((None,) * 3, measures="sink_rate"), "attn_implementation"),
         (lambda: rc.profile(HIDDEN[:, 0], key_mask=KEEP[1]), "key_mask is of attention"),
