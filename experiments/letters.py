@@ -22,9 +22,7 @@ def make_flags() -> Flags:
         learning_rate=1e-3,
         seed_chunk=0,
     )
-    define, most = cli.definer(flags), cli.MOST_SEEDS
+    define = cli.definer(flags)
     define("enum", "task", "reverse", "Task, learned token by token.", sequences.TASKS)
     define("integer", "n_steps", 300, "Training steps.", lower_bound=1)
-    text = "Seeds of each cell of border and batch."
-    define("integer", "grid_seeds", 4, text, lower_bound=1, upper_bound=most)
     return flags

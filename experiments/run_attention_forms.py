@@ -32,7 +32,7 @@ from experiments.trained.forms import FORMS, LAWS, MEASURES, make_measure
 from experiments.trained.sorting import make_setup
 from experiments.trained.training import Setup, diverged, models_of, results_of, whole_model
 from rank_collapse.report import Comparison, figures
-from rank_collapse.report.statistics import between, log10, mean_and_ends
+from rank_collapse.report.statistics import between, log10, mean_of
 from rank_collapse.runs.folder import RunFolder
 
 SOURCE, WIDTH = "Vaswani et al. 2017, section 3.2.1", r"width of queries and keys $d_k$"
@@ -192,8 +192,7 @@ def trained_figure(results, options):
         )
         accuracy.plot([x - 0.07, x + 0.07], 2 * [np.mean(values)], color="black", lw=1.2)
         if name != "dot":
-            mean, *ends = mean_and_ends(ahead(results, name)[:, i])
-            ends = None if None in ends else ends
+            mean, ends = mean_of(ahead(results, name)[:, i])
             figures.interval(less, i + 0.18 * (index - 2), mean, ends, label, index)
     less.axhline(0, color="#555555", lw=0.9, ls="--")
     labels = "accuracy of letters after training", "accuracy less that of dot products"
@@ -221,11 +220,11 @@ def compare(results, options):
     variance, d_k = results["random"]["dot"]["variance"][:, -1], options.d_k[-1]
     text, law = f"variance of dot products at d_k = {d_k}", f"{SOURCE}, footnote 4"
     widths = results["trained"]["dot"]["d_k"]
-    yield Comparison(text, between(mean_and_ends(variance), 1), d_k, law)
+    yield Comparison(text, between(mean_of(variance), 1), d_k, law)
     for (i, width), form in itertools.product(enumerate(widths), list(FORMS)[1:]):
         yield Comparison(
             f"accuracy at d_k = {width}, {form.replace('_', ' ')} less dot products",
-            between(mean_and_ends(ahead(results, form)[:, i])),
+            between(mean_of(ahead(results, form)[:, i])),
             "alike" if width == min(widths) and form == "additive" else None,
         )
 

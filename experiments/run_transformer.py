@@ -23,6 +23,7 @@ from experiments.shell.options import Flags
 from experiments.trained import arguments
 from experiments.trained.training import ALONE, Setup, diverged, kept, models_of, results_of
 from rank_collapse.report import Comparison, figures
+from rank_collapse.report.intervals import Interval
 from rank_collapse.report.statistics import by_seed
 from rank_collapse.training import models
 from rank_collapse.training.recipe import OPTIMIZERS, Recipe
@@ -202,7 +203,8 @@ def curves_figure(results: dict[str, Any], setup: Setup):
         figures.band(ax, epochs, values[seeds], label, index, marker="")
     label = f"sequences written exactly, at the end ({exact.mean():.2f})"
     mean, spread = float(exact.mean()), float(exact.std())
-    figures.interval(share, float(epochs[-1]), mean, (mean - spread, mean + spread), label, 2)
+    ends = Interval(mean - spread, mean + spread)
+    figures.interval(share, float(epochs[-1]), mean, ends, label, 2)
     loss.set(xlabel="epoch", ylabel="loss per token (nats)", yscale="log")
     share.set(xlabel="epoch", ylabel="share, held out", ylim=(0, 1.03))
     figures.finish((loss, share), "epoch")

@@ -22,6 +22,10 @@ from rank_collapse.measures.attention import (
     saturated_share as saturated_share,
     sink_rate as sink_rate,
 )
+from rank_collapse.measures.coord_check import (
+    CoordCheck as CoordCheck,
+    coord_check as coord_check,
+)
 from rank_collapse.measures.influence import (
     effective_depth as effective_depth,
     layer_influence as layer_influence,
@@ -93,7 +97,6 @@ from rank_collapse.network.encoder_decoder import (
     EncoderDecoderParams as EncoderDecoderParams,
     EncoderDecoderTrace as EncoderDecoderTrace,
 )
-from rank_collapse.network.fold import fold_gains as fold_gains
 from rank_collapse.network.gains import Gains as Gains
 from rank_collapse.network.layers import MLPParams as MLPParams, NormParams as NormParams
 from rank_collapse.network.parameters import (
@@ -137,6 +140,7 @@ from rank_collapse.paths.enumeration import (
     path_attention as path_attention,
 )
 from rank_collapse.paths.heads import head_contributions as head_contributions
+from rank_collapse.paths.loops import LoopReport as LoopReport, loop_report as loop_report
 from rank_collapse.paths.sets import (
     Classifier as Classifier,
     path_set_logits as path_set_logits,
@@ -173,6 +177,7 @@ if TYPE_CHECKING:
     from rank_collapse.pretrained.depth import depth_report as depth_report
     from rank_collapse.report.profiles import plot as plot
     from rank_collapse.theory.exact import exact_profile as exact_profile
+    from rank_collapse.training.depth_rules import depth_rule as depth_rule
 
 __version__ = "1.0.0"
 
@@ -180,6 +185,7 @@ __version__ = "1.0.0"
 # need an extra.
 _LATER = {  # the module, the extra, and a package of it without which the name is not listed
     "depth_report": ("pretrained.depth", "pretrained", "jax"),
+    "depth_rule": ("training.depth_rules", "training", "jax"),
     "exact_profile": ("theory.exact", "exact", "flint"),
     "flax_adapters": ("flax_adapters", "flax", "flax"),
     "plot": ("report.profiles", "report", "matplotlib"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from architecture_map import REPOSITORY, levels, packages
 from interface import exported
 
-from experiments.reproducing import results_page, statements_page
+from experiments.reproducing import results_page, sections, statements_page
 from experiments.shell.experiment import experiment_of, experiments_of
 from rank_collapse import MEASURES
 
@@ -136,12 +136,26 @@ MADE = {
 } | {f"api_{page}": api(page) for page in API}
 
 
+def captions_in(text: str, name: str) -> list[str]:
+    """The captions of an experiment's figures in docs/results.md, in their order."""
+    first = re.findall(rf"\]\(results/{name}_0\.png\)\n\n\*(.*)\*$", text, re.MULTILINE)
+    return first + re.findall(rf"^- \[(.*)\]\(results/{name}_\d+\.png\)$", text, re.MULTILINE)
+
+
 def results(text: str) -> str:
-    """docs/results.md with what came out as the experiments' pages have it."""
+    """docs/results.md with the counts of the answers, with what came out as the experiments' pages
+    have it, and captions of figures as the experiments have them."""
+    _, _, rest = text.partition("\n\n## ")
+    text = f"# Results\n\n{results_page.intro()}\n\n## {rest}"
     for name in experiments_of():
+        shown = captions_in(text, name)
+        captions = [c.replace("|", r"\|") for c in experiment_of(name).captions.values()]
+        if len(shown) == len(captions):  # else figures of some parts are not drawn
+            for old, new in zip(shown, captions, strict=True):
+                text = text.replace(old, new)
         place = rf"(results/{name}_0\.png\)(?:(?!\n## ).)*?\*\*What came out\.\*\* )[^\n]*"
         if found := re.search(place, text, flags=re.DOTALL):
-            text = text.replace(found[0], found[1] + results_page.came_out(name))
+            text = text.replace(found[0], found[1] + sections.came_out(name))
     return text
 
 

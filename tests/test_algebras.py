@@ -33,7 +33,7 @@ from rank_collapse.paths.effects import ChainPass
 from rank_collapse.paths.enumeration import enumerate_paths
 from rank_collapse.paths.gradients import COVERS as GRADIENTS
 from rank_collapse.paths.steps import COVERS as PATHS
-from rank_collapse.paths.truncation import Truncated
+from rank_collapse.paths.truncation import Truncated, TruncatedPass
 from rank_collapse.theory import bounds, cubic_law, exact, stability, transverse
 from rank_collapse.theory.logdomain import LogPass, LogScaled
 from rank_collapse.theory.reports import BoundPass
@@ -286,6 +286,7 @@ STREAMED = {
     "states": States(),
     "output": Output(),
     "lengths": LengthPass(),
+    "truncation": TruncatedPass(1),
     "chains": ChainPass(1),
     "influence": InfluencePass(),
     "logarithms": LogPass(),

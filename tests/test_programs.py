@@ -5,24 +5,19 @@ one trace and one lowering for three platforms. No LAPACK routine and no other c
 may be left in it, no call back into Python, and no float64.
 """
 
-import importlib.util
 import logging
-import os
 import re
-import subprocess
-import sys
 
 import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from entry_points import entry_points, of_tokens
 from jax import export
 from marks import slow_if
 
 import rank_collapse as rc
-from experiments.benchmarks import absent_devices
-from experiments.benchmarks.entry_points import entry_points, of_tokens
 from rank_collapse.measures import dependency
 from rank_collapse.measures.centers import composite_center
 from rank_collapse.paths.chains import branch_sizes, predicted_sizes
@@ -178,19 +173,3 @@ def test_float64_is_found(x64):
 def test_a_call_back_into_python_does_not_lower_for_a_device_that_is_not_there():
     with pytest.raises(ValueError, match=r"callback|platform"):
         lowered(*of_matrix(lambda x: jax.debug.callback(print, x) or x), ["cuda"])
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec(absent_devices.PLUGINS["h100"][0]) is None,
-    reason='the compiler for GPUs is missing: pip install "jax[cuda13]"',
-)
-def test_training_of_a_single_seed_compiles_for_a_gpu():
-    """At the published sizes of run_sort, which XLA refuses to compile by Triton."""
-    code = (
-        "from experiments.benchmarks import absent_devices as a\n"
-        "from rank_collapse.runs import seeds\n"
-        "mesh = seeds.seed_mesh(a.topology('h100').devices[:1])\n"
-        "a.epoch_of('sort', 1, mesh, 'full')[0].lower().compile()\n"
-    )
-    environment = os.environ | absent_devices.environment("h100")
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)

@@ -20,7 +20,6 @@ import rank_collapse as rc
 from rank_collapse import pretrained, struct
 from rank_collapse.command import checkpoint
 from rank_collapse.network import AttentionContext, Layer, ResidualSpec, Walked, inputs
-from rank_collapse.network.decoding import Past
 from rank_collapse.network.edits import Edit
 from rank_collapse.network.layers import MLPConfig
 from rank_collapse.network.positions import PositionConfig
@@ -156,7 +155,6 @@ NOT_OF_ARRAYS = {
     ResidualSpec: STATIC,
     Variant: STATIC,
     Layer: INSIDE,
-    Past: INSIDE,
     Edit: INSIDE,
     Channels: INSIDE,
     Layout: INSIDE,

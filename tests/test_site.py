@@ -12,7 +12,7 @@ from conftest import REPOSITORY
 from site_pages import API, DOCS, WHOLE, made, public, repository, with_badge
 
 import rank_collapse as rc
-from experiments.reproducing import results_page
+from experiments.reproducing import sections
 from experiments.shell.experiment import experiments_of
 
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -58,7 +58,7 @@ def test_every_experiment_has_a_page():
         text = (DOCS / "experiments" / f"{page}.md").read_text("utf-8")
         assert re.search(r"\*\*The papers?\.\*\*", text)
         assert f"python -m experiments.{page}" in text
-        came_out = results_page.came_out(page)  # which docs/results.md repeats
+        came_out = sections.came_out(page)  # which docs/results.md repeats
         links = re.findall(r"\]\(([^)#]+)", came_out)
         assert all((DOCS / link).exists() for link in links), "links in it begin with ../"
         results = (DOCS / "results.md").read_text("utf-8")

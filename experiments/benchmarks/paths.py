@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 import rank_collapse as rc
-from experiments.benchmarks import memory
 from experiments.benchmarks.timing import Report, compared, largest_difference, median_ratio
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.paths.sets import logits_of
@@ -49,10 +48,6 @@ def exact_paths(
             "relative error of the sum (Frobenius)": (float(error), 1e-5),
             "relative error of the sum (largest entry)": (largest_difference(total, output), 1e-5),
             "GB beyond the weights, of the compiled program": (sums.gigabytes, 1.0),
-            "GB at the process's peak, weights of 0.34 GB and their making included": (
-                memory.peak() / 1e9,
-                None,
-            ),
         }
 
     return compared(cases, options.rounds, figures)

@@ -1,6 +1,5 @@
 """Benchmarks of residual profiles: many seeds in one call, and logarithms beside a forward pass."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,22 +10,6 @@ from experiments.benchmarks.timing import Report, compared, median_ratio
 from rank_collapse.runs.seeds import seed_keys
 
 
-def sweep_of(
-    depth: int, num_tokens: int, d_model: int, num_heads: int = 4, logarithms: bool = True
-) -> Callable:
-    """Key → residual ratios, and logarithms, of pure attention, weights drawn in the call."""
-    config = rc.san(depth, num_heads, d_model)
-
-    def profile(key):
-        x = jax.random.normal(jax.random.fold_in(key, 1), (num_tokens, d_model))
-        params = rc.init(key, config)
-        hidden = rc.apply(params, x, config).hidden
-        ratios = (jax.vmap(rc.residual_ratio)(hidden),)
-        return (*ratios, rc.log_residual_profile(params, x, config)) if logarithms else ratios
-
-    return profile
-
-
 def collapse_sweep(
     options: Any, num_seeds: int = 16, depth: int = 32, num_tokens: int = 64, d_model: int = 64
 ) -> Report:
@@ -34,7 +17,14 @@ def collapse_sweep(
 
     All seeds as one program, vmapped or one after another, beside a call for each seed.
     """
-    profile = sweep_of(depth, num_tokens, d_model)
+    config = rc.san(depth, 4, d_model)
+
+    def profile(key):
+        x = jax.random.normal(jax.random.fold_in(key, 1), (num_tokens, d_model))
+        params = rc.init(key, config)
+        hidden = rc.apply(params, x, config).hidden
+        return jax.vmap(rc.residual_ratio)(hidden), rc.log_residual_profile(params, x, config)
+
     keys = seed_keys(0, num_seeds)
     each = jax.jit(profile).lower(keys[0]).compile()
     cases = {

@@ -1,7 +1,7 @@
 """Timing of cases side by side, and what a benchmark reports."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,13 +45,11 @@ class Report:
     """What a benchmark found.
 
     Attributes:
-        timings: All cases.
-        baseline: Name of the case that ratios refer to.
+        timings: All cases; ratios refer to the first.
         figures: Further numbers by name: (value, limit or None); a value above it is a failure.
     """
 
     timings: Sequence[Timing]
-    baseline: str
     figures: Mapping[str, tuple[float, float | None]]
 
 
@@ -71,9 +69,8 @@ def time_cases(cases: Mapping[str, tuple[Callable, tuple]], rounds: int) -> list
             fn = fn.lower(*args).compile()
             timing.compile_seconds = time.perf_counter() - start
             memory = fn.memory_analysis()
-            if memory is not None:
-                timing.temporary_bytes = memory.temp_size_in_bytes
-                timing.output_bytes = memory.output_size_in_bytes
+            timing.temporary_bytes = memory.temp_size_in_bytes
+            timing.output_bytes = memory.output_size_in_bytes
         jax.block_until_ready(fn(*args))
         timings.append(timing)
         calls.append((fn, args))
@@ -97,7 +94,7 @@ def compared(
         figures: Timings of all cases → further numbers.
     """
     timings = time_cases(cases, rounds)
-    return Report(timings, timings[0].name, figures(*timings))
+    return Report(timings, figures(*timings))
 
 
 def largest_difference(found: Any, exact: Any) -> float:
@@ -119,7 +116,7 @@ def median_ratio(timing: Timing, baseline: Timing) -> float:
 
 def show(found: Report) -> list[str]:
     """Prints one benchmark; returns the figures above their limits."""
-    baseline = next(t for t in found.timings if t.name == found.baseline)
+    baseline = found.timings[0]
     heads = ("case", "best s", "median s", "ratio", "compile s", "temporary MB")
     print("  {:44s} {:>9s} {:>9s} {:>7s} {:>10s} {:>13s}".format(*heads))
     for t in found.timings:
@@ -128,28 +125,10 @@ def show(found: Report) -> list[str]:
             f"{median_ratio(t, baseline):7.2f} {t.compile_seconds:10.2f} "
             f"{t.temporary_bytes / 1e6:13.1f}"
         )
-    print(f"  ratios: median over rounds, to {found.baseline!r} in the same round")
+    print(f"  ratios: median over rounds, to {baseline.name!r} in the same round")
     over = []
     for name, (value, limit) in found.figures.items():
         print(f"  {name}: {value:.4g}" + ("" if limit is None else f" (limit {limit:g})"))
         if limit is not None and not value <= limit:
             over.append(f"{name} = {value:.4g}, limit {limit:g}")
     return over
-
-
-def as_json(found: Report) -> dict[str, Any]:
-    """A benchmark as plain values: seconds of every round, and the figures with their limits."""
-    kept = ("seconds", "compile_seconds", "temporary_bytes")
-    cases = {t.name: {name: getattr(t, name) for name in kept} for t in found.timings}
-    figures = {n: {"value": float(v), "limit": limit} for n, (v, limit) in found.figures.items()}
-    return {"baseline": found.baseline, "cases": cases, "figures": figures}
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table in Markdown: numbers to three digits, nothing for None."""
-
-    def text(value):
-        return f"{value:.3g}" if isinstance(value, float) else str("" if value is None else value)
-
-    lines = (heads, ["---"] * len(heads), *rows)
-    return "\n".join(f"| {' | '.join(map(text, line))} |" for line in lines)

@@ -1,12 +1,9 @@
-"""The trained experiments' model in idiomatic PyTorch: baselines for speed.
-
-One seed at a time as it is written, the same through `torch.compile`, and several seeds at once by
-`torch.func.vmap`.
+"""The trained experiments' model in idiomatic PyTorch, one seed at a time: a baseline for speed.
 
 Imported only by the benchmark with --baseline=torch; PyTorch is no dependency of the package.
 """
 
-import math
+import itertools
 import time
 from typing import Any
 
@@ -61,16 +58,6 @@ class Network(nn.Module):
         layers = (Layer(width, config.num_heads, dropout, mlp) for _ in range(config.depth))
         self.layers = nn.ModuleList(layers)
         self.classifier = nn.Linear(width, num_outputs)
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
-        for attention in (layer.attention for layer in self.layers):
-            nn.init.normal_(attention.in_proj_weight, std=0.02)
-            bound = 1 / math.sqrt(width)
-            for weight in (attention.out_proj.weight, attention.in_proj_weight[2 * width :]):
-                nn.init.uniform_(weight, -bound, bound)
 
     def forward(self, inputs, mask=None):
         x = self.embed(inputs)
@@ -82,39 +69,19 @@ class Network(nn.Module):
         return self.classifier(x)
 
 
-class Timed:
-    """Steps of training, timed a few at a time."""
-
-    warm_up, num_seeds = 3, 1
-
-    def seconds_per_step(self, num_steps: int) -> float:
-        """Of a step, after a warm-up, over the number of seeds."""
-        batches = self.batches()
-        for i in range(num_steps + self.warm_up):
-            if i == self.warm_up:
-                started = time.perf_counter()
-            self.step(*next(batches))
-        return (time.perf_counter() - started) / num_steps / self.num_seeds
-
-
-class Training(Timed):
+class Training:
     """Training of a recipe's network, timed a few steps at a time.
 
     Args:
         recipe: `rank_collapse.training.training.Recipe`.
         examples: `rank_collapse.training.tasks.Examples`.
         hyper: `rank_collapse.training.training.Hyper` of Python floats.
-        compiled: Whether through `torch.compile`, which needs a C++ compiler.
-        seed: Of PyTorch's generator.
     """
 
-    def __init__(
-        self, recipe: Any, examples: Any, hyper: Any, *, compiled: bool = False, seed: int = 0
-    ):
-        torch.manual_seed(seed)
+    def __init__(self, recipe: Any, examples: Any, hyper: Any):
+        torch.manual_seed(0)
         self.recipe = recipe
         self.network = Network(recipe.config, recipe.num_outputs, hyper.dropout).train()
-        self.called = torch.compile(self.network) if compiled else self.network
         self.optimizer = torch.optim.Adam(
             self.network.parameters(), lr=hyper.learning_rate, weight_decay=hyper.weight_decay
         )
@@ -123,66 +90,23 @@ class Training(Timed):
             batch_size=recipe.batch_size,
             shuffle=recipe.shuffle,
         )
-        self.seconds_per_step(1)  # compiles
 
-    def batches(self):
-        while True:
-            yield from self.loader
+    def seconds_per_step(self, num_steps: int, warm_up: int = 3) -> float:
+        """Of a step, after a warm-up."""
+        epochs = itertools.chain.from_iterable(itertools.repeat(self.loader))
+        for i, batch in enumerate(itertools.islice(epochs, num_steps + warm_up)):
+            if i == warm_up:
+                started = time.perf_counter()
+            self.step(*batch)
+        return (time.perf_counter() - started) / num_steps
 
-    def step(self, *batch):
-        self.loss = loss_of(self.called, self.recipe, *batch)
+    def step(self, *batch: Any) -> None:
+        """One update of the weights."""
+        self.loss = loss_of(self.network, self.recipe, *batch)
         self.optimizer.zero_grad()
         self.loss.backward()
         if self.recipe.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip_norm)
-        self.optimizer.step()
-
-
-class VmappedTraining(Timed):
-    """`Training` of several seeds as one, by `torch.func`: Adam takes stacked weights as any.
-
-    Args:
-        recipe, examples, hyper, seed: As `Training` takes them.
-        num_seeds: Trained together.
-    """
-
-    def __init__(self, recipe: Any, examples: Any, hyper: Any, num_seeds: int, *, seed: int = 0):
-        torch.manual_seed(seed)
-        networks = [
-            Network(recipe.config, recipe.num_outputs, hyper.dropout).train()
-            for _ in range(num_seeds)
-        ]
-        self.params, buffers = torch.func.stack_module_state(networks)
-        self.optimizer = torch.optim.Adam(self.params.values(), lr=hyper.learning_rate)
-        self.data, self.recipe, self.num_seeds = tensors(recipe, examples), recipe, num_seeds
-
-        def loss(params, buffers, *batch):
-            def called(*inputs):
-                return torch.func.functional_call(networks[0], (params, buffers), inputs)
-
-            return loss_of(called, recipe, *batch)
-
-        self.gradient = torch.func.vmap(torch.func.grad_and_value(loss), randomness="different")
-        self.buffers = buffers
-
-    def batches(self):
-        count, size = len(self.data[0]), self.recipe.batch_size
-        while True:
-            chosen = torch.stack([torch.randperm(count)[:size] for _ in range(self.num_seeds)])
-            yield [a[chosen] for a in self.data]
-
-    @torch.no_grad()
-    def step(self, *batch):
-        # torch.func has no rule for the fused attention: it would loop over the seeds.
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            gradients, self.loss = self.gradient(self.params, self.buffers, *batch)
-        if self.recipe.clip_norm is not None:
-            squares = sum(g.flatten(1).square().sum(1) for g in gradients.values())
-            factor = (self.recipe.clip_norm / squares.sqrt().add(1e-6)).clamp(max=1)
-            for g in gradients.values():
-                g.mul_(factor.view(-1, *[1] * (g.ndim - 1)))
-        for name, parameter in self.params.items():
-            parameter.grad = gradients[name]
         self.optimizer.step()
 
 

@@ -1,8 +1,7 @@
 """Benchmarks of training: whole ensembles, beside PyTorch with --baseline=torch.
 
 The figure is seconds per seed and training step, the seeds sharing all cores; PyTorch trains one
-seed with all its threads, as its users do, or, with --baseline=torch_all, also through
-`torch.compile` and several seeds at once by `torch.func.vmap`. All run in turns, round after round.
+seed with all its threads, as its users do. Both run in turns, round after round.
 """
 
 import dataclasses
@@ -15,11 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import run_convex_hull, run_memorization, run_sort, run_transformer
-from experiments.benchmarks import memory
-from experiments.benchmarks.counting import product_flops
 from experiments.benchmarks.timing import Report, Timing, median_ratio
 from experiments.shell import cli
-from rank_collapse.runs import seeds
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.training import Hyper, num_batches
@@ -44,8 +40,7 @@ TINY = (
     "--batch_sz=4",
     "--n_epochs=2",
 )
-BASELINES = ("none", "torch", "torch_all")
-VMAPPED = 4  # seeds of torch.func's baseline
+BASELINES = ("none", "torch")
 
 
 def time_training(
@@ -68,8 +63,7 @@ def time_training(
     ours = Timing(f"ours, {num_seeds} seeds on {ensemble.mesh.size} devices", 0.0)
     begun = time.perf_counter()
     state, data = ensemble.begin(keys, hyper, None)
-    traced = ensemble.chunk.trace(state, data, hyper, jnp.int32(0))
-    epoch = traced.lower().compile()
+    epoch = ensemble.chunk.trace(state, data, hyper, jnp.int32(0)).lower().compile()
     state, _ = jax.block_until_ready(epoch(state, data, hyper, jnp.int32(0)))
     ours.compile_seconds = time.perf_counter() - begun
     # Per step of the padded examples: packed rows are fewer, but an epoch is the same texts.
@@ -77,73 +71,32 @@ def time_training(
     examples = example_data.get("texts", example_data["train"])
     steps = num_batches(len(examples), batch_size)
     padded = dataclasses.replace(recipe, batch_size=batch_size)
-    others = _baselines(options.baseline if asked else "none", padded, examples, values)
-    timings = [ours, *(Timing(what, 0.0) for what in others)]
-    width = getattr(recipe.config, "decoder", recipe.config).d_model
-    product = product_rate(ensemble.mesh, recipe.batch_size * examples.inputs.shape[1], width)
-    rates = []
+    baseline = None
+    if asked and options.baseline == "torch":
+        from experiments.benchmarks.torch_baseline import Training
+
+        padded = dataclasses.replace(recipe, batch_size=batch_size)
+        baseline = Training(padded, examples, values)
+    torch = Timing("PyTorch, one seed", 0.0)
     for r in range(options.rounds):
         begun = time.perf_counter()
         state, _ = jax.block_until_ready(epoch(state, data, hyper, jnp.int32(r)))
         ours.seconds.append((time.perf_counter() - begun) / steps / num_seeds)
-        for timing, run in zip(timings[1:], others.values(), strict=True):
-            timing.seconds.append(run.seconds_per_step(steps))
-        rates.append(product())
-    of_device = product_flops(traced.jaxpr.jaxpr)  # of an epoch of its seeds
-    flops = of_device * ensemble.mesh.size / len(keys) / steps
-    figures = {
-        "ms per seed and step, ours": (1e3 * ours.best, None),
-        "GFLOP of a seed's step": (flops / 1e9, None),
-        "GFLOP/s, ours": (flops / ours.best / 1e9, None),
-        "GFLOP/s of products of those sizes alone": (max(rates) / 1e9, None),
-        "peak memory of the process, GB": (memory.peak() / 1e9, None),
-    }
-    baseline = min(timings[1:], key=lambda t: t.best, default=ours)
-    if others:
-        ratio = 1 / median_ratio(ours, timings[1])
-        figures["ms per step, PyTorch"] = (1e3 * timings[1].best, None)
-        figures[f"times faster than PyTorch (asked {asked:g})"] = (ratio, None)
-        figures["ours as a share of PyTorch"] = (1 / ratio, 1 / asked)
-    if len(others) > 1:
-        strongest = 1 / median_ratio(ours, baseline)
-        figures[f"times faster than the strongest, {baseline.name}"] = (strongest, None)
-    return Report(timings, baseline.name, figures)
-
-
-def _baselines(which, recipe, examples, values):
-    """{name: what has seconds_per_step}."""
-    if which == "none":
-        return {}
-    from experiments.benchmarks import torch_baseline as torch
-
-    found = {"PyTorch, one seed": torch.Training(recipe, examples, values)}
-    if which == "torch_all":
-        found["torch.compile, one seed"] = torch.Training(recipe, examples, values, compiled=True)
-        vmapped = torch.VmappedTraining(recipe, examples, values, VMAPPED)
-        found[f"torch.func.vmap, {VMAPPED} seeds"] = vmapped
-    return found
-
-
-def product_rate(mesh: Any, rows: int, width: int, count: int = 200) -> Callable[[], float]:
-    """() -> operations a second of [rows, width] [width, width], on all devices at once."""
-
-    def products(key, _):
-        x, w = (
-            jax.random.normal(k, (n, width))
-            for k, n in zip(jax.random.split(key), (rows, width), strict=True)
-        )
-        w = w / jnp.sqrt(width)
-        return jax.lax.fori_loop(0, count, lambda _, y: y @ w, x)
-
-    call, keys = seeds.spread(products, mesh), seeds.lay_out(seed_keys(0, mesh.size), mesh)
-    jax.block_until_ready(call(keys, None))
-
-    def rate():
-        begun = time.perf_counter()
-        jax.block_until_ready(call(keys, None))
-        return mesh.size * count * 2 * rows * width**2 / (time.perf_counter() - begun)
-
-    return rate
+        if baseline:
+            torch.seconds.append(baseline.seconds_per_step(steps))
+    figures = {"ms per seed and step, ours": (1e3 * ours.best, None)}
+    if not baseline:
+        return Report([ours], figures)
+    ratio = 1 / median_ratio(ours, torch)
+    return Report(
+        [torch, ours],
+        figures
+        | {
+            "ms per step, PyTorch": (1e3 * torch.best, None),
+            f"times faster than PyTorch (asked {asked:g})": (ratio, None),
+            "ours as a share of PyTorch": (1 / ratio, 1 / asked),
+        },
+    )
 
 
 def setup_of(name: str, arguments: Sequence[str] = ()) -> tuple[Any, Callable, int]:

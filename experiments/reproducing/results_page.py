@@ -1,38 +1,35 @@
 """docs/results.md with its figures and numbers, and docs/statements.md, from the run folders."""
 
-import re
 from pathlib import Path
 
 from experiments.reproducing import statements_page
 from experiments.reproducing.sections import (
+    DOCS,
     PRESETS,
     Made,
-    answers_of,
     command_text,
     runs_of,
     section_of,
     times_of,
-    untested,
 )
 from experiments.shell.experiment import experiments_of
 from rank_collapse import runs
 from rank_collapse.report.markdown import markdown
 from rank_collapse.runs import files
 
-DOCS = Path(__file__).parents[2] / "docs"
 INTRO = (
     "What each experiment measured and what came out. All numbers are in CSV files. The answers to "
-    "the papers' statements are on [their page](statements.md), with those of later runs. Written "
-    "by `python -m experiments.reproduce --preset=paper --markdown` from the run folders. The "
+    "the papers' statements are on [their page](statements.md): {counts} This page is written by "
+    "`python -m experiments.reproduce --preset=paper --markdown` from the run folders. The "
     "sizes “paper” are the published ones; “quick” is a smaller run, where that one was not done."
 )
-CAME_OUT = re.compile(r"^\*\*What came out\.\*\* (.*)$", re.MULTILINE)
 
 
 def write_markdown(folder: Path, docs: Path) -> Path:
-    """docs/results.md and its files, of every experiment at the largest preset that is done."""
-    sections, missing, made_of, names = [], [], {}, experiments_of()
-    for name in names:
+    """docs/results.md with its files, of every experiment at the largest preset that is done; rows
+    of the published sizes stand on docs/statements.md."""
+    sections, missing, full = [], [], []
+    for name in experiments_of():
         done = [p for p in reversed(PRESETS) if is_done(name, p, folder / p)]
         if not done:
             missing.append(name)
@@ -42,30 +39,24 @@ def write_markdown(folder: Path, docs: Path) -> Path:
             where, details = parent / run, made_with(parent, run, preset)
             command = command_of(where, command_text(run, arguments, where))
             found.append(Made(where, command, details, run.partition("/")[2]))
-        environment = files.read_object(found[0].folder / "config.json")["environment"]
-        made_of[name] = preset, environment["started"][:10]
+        full += [made.folder for made in found if preset == "paper"]
         sections.append(section_of(name, found))
-    answers = answers_of(sections)
+    statements_page.write(docs, full)
     text, made = markdown(
         "Results",
-        INTRO + (f" Not run: {', '.join(missing)}." if missing else ""),
+        intro(docs) + (f" Not run: {', '.join(missing)}." if missing else ""),
         sections,
-        answers,
-        untested(answers, names),
-        {section.name: came_out(section.name) for section in sections},
     )
     for path, content in (made | {"results.md": text.encode()}).items():
         runs.make_folder((docs / path).parent)
         runs.write_atomically(docs / path, content)
-    statements_page.write(docs, answers, made_of)
     return docs / "results.md"
 
 
-def came_out(name: str) -> str:
-    """What came out of an experiment, as its page of the site has it; nothing where it has none."""
-    page = DOCS / "experiments" / f"{name}.md"
-    found = CAME_OUT.search(page.read_text("utf-8")) if page.exists() else None
-    return found[1].replace("](../", "](") if found else ""  # links from one folder higher
+def intro(docs: Path = DOCS) -> str:
+    """The first paragraph, with the counts of the answers that stand."""
+    known = statements_page.known_answers(docs / statements_page.PAGE.name)
+    return INTRO.format(counts=statements_page.counts(known))
 
 
 def is_done(name: str, preset: str, parent: Path) -> bool:

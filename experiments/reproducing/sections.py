@@ -1,6 +1,7 @@
 """What the run folders of experiments hold, as sections of a report and answers to statements."""
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from experiments.shell.statements import STATEMENTS
 from rank_collapse import report, runs
 from rank_collapse.runs import files
 
+DOCS = Path(__file__).parents[2] / "docs"
+CAME_OUT = re.compile(r"^\*\*What came out\.\*\* (.*)$", re.MULTILINE)
 PRESETS = ("quick", "paper")
 
 
@@ -37,7 +40,7 @@ class Made(NamedTuple):
 
 
 def runs_of(name: str, preset: str) -> dict[str, Sequence[str]]:
-    """{run: its arguments} of an experiment: "run_sort", or "run_phase/cowsik4" of one of several,
+    """{run: its arguments} of an experiment: "run_sort", or "run_sort/name" of one of several,
     which is also its folder's place among those of the preset."""
     own = experiment_of(name).runs(preset)
     return {f"{name}/{run}" if run else name: arguments for run, arguments in own.items()}
@@ -53,6 +56,7 @@ def section_of(name: str, found: Sequence[Made], status: str = "done") -> report
     """What the run folders of an experiment hold, as one section of the report."""
     own = experiment_of(name)
     figures, claims, comparisons, errors = [], [], [], []
+    finding, picture = "", b""
     for made in found:
         label = f"{made.label}: " if made.label else ""
         try:
@@ -65,6 +69,8 @@ def section_of(name: str, found: Sequence[Made], status: str = "done") -> report
                 for figure, caption in own.captions.items()
                 if figure in drawn  # parts of an experiment that a preset leaves out have none
             ]
+            if shown.finding is not None and not finding:
+                picture, finding = drawn[shown.finding.figure].read_bytes(), shown.finding.sentence
             claims += shown.claims
             comparisons += shown.comparisons
         except Exception as error:  # one broken experiment must not take the others' report with it
@@ -76,12 +82,22 @@ def section_of(name: str, found: Sequence[Made], status: str = "done") -> report
         own.claim,
         "\n".join(made.command for made in found),
         "failed" if errors else status,
+        finding,
+        picture,
+        came_out(name) if found else "",
         figures,
         claims,
         comparisons,
         details=" ".join(f"{made.label} {made.details}".strip() for made in found),
         error="\n".join(errors),
     )
+
+
+def came_out(name: str) -> str:
+    """What came out of an experiment, as its page of the site has it; nothing where it has none."""
+    page = DOCS / "experiments" / f"{name}.md"
+    found = CAME_OUT.search(page.read_text("utf-8")) if page.exists() else None
+    return found[1].replace("](../", "](") if found else ""  # links from one folder higher
 
 
 def keep_time(parent: Path, name: str, how: Ended, jobs: int) -> None:

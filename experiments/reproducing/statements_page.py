@@ -1,101 +1,239 @@
-"""docs/statements.md: every statement with its test and its answers, and the table of answers."""
+"""docs/statements.md and its two tables: rows of the runs whose answers stand, and the answers.
+
+The three are written together. A run that is given takes the place of the rows that its experiment
+has in the table, and its verdicts are made anew, jointly; all other rows stay as they are. A row
+whose statistic or range is no longer that of its statement is left out.
+"""
 
 import csv
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from experiments.shell.experiment import experiment_of, experiments_of
 from experiments.shell.statements import STATEMENTS
 from rank_collapse import runs
-from rank_collapse.report.claims import ERROR, FINDING, Answer, Statement
+from rank_collapse.report.claims import (
+    ANSWERS,
+    ERROR,
+    FINDING,
+    HOLDS,
+    IN_PART,
+    VERDICTS,
+    Judged,
+    Row,
+    Statement,
+    answer_from,
+    judged,
+)
 from rank_collapse.report.markdown import table_of
-from rank_collapse.report.wording import range_text
+from rank_collapse.report.wording import holds_text, range_text
+from rank_collapse.runs import files
 
 PAGE = Path(__file__).parents[2] / "docs" / "statements.md"
-ANSWERS = "results/answers.csv"  # relative to the page
-COLUMNS = ("statement", "answer", "sizes", "date", "where")
+ROWS, STANDING = "results/statements.csv", "results/answers.csv"  # relative to the page
+EARLIER = "results/earlier.csv"
+NOT_KEPT = "rows not kept"  # in the place of an answer
 INTRO = """# Statements
 
 Each statement has one statistic and a range. It is tested in several settings. A setting has an
 interval over independent draws, which is within the range, outside, or undecided. The statement
 holds where all settings are within, and holds in part where some are. It does not hold where all
-are outside. Otherwise it cannot be said. The lemma and the bounds allow no exception.
+are outside, and not in all settings where some are outside and the others undecided. Otherwise it
+cannot be said. The lemma and the bounds allow no exception.
 
-The intervals of a statement hold jointly (Holm). Chance alone gives it a wrong verdict in at most
-{percent:g} % of runs: {number:.1f} statements of all, on average. A statistic with bounds is judged
-by the share of draws in a range: “in most draws” is in more than half. Any other is judged by its
-mean; its interval presumes draws that are near normal.
+The intervals of a statement hold jointly (Holm). A statistic with bounds is judged by the share of
+draws in a range: “in most draws” is in more than half, which is weaker than a paper that says all.
+Any other is judged by its mean; its interval presumes draws that are near normal.
 
-Many statistics were revised after a first run. The answer of a later run at full size on new seeds,
-which were never used before, stands: “confirmed” where it is the same. Files:
-[answers by setting]({answers}), [rows with intervals](results/statements.csv) of
-[the results](results.md), [earlier verdicts](results/statements_history.csv) with reasons for
-changes, [commands for new seeds](results/new_seeds.txt).
+{counts}
+
+Many statistics were revised after a first run. “New seeds” were never used before the last change.
+“{not_kept}”: a run on new seeds gave this answer, but rows of one of its experiments are not among
+the files; such answers are not counted. The page and both tables are written by
+`python -m experiments.statements FOLDERS` from run folders, and from the tables where none is
+given. Files: [answers]({answers}), [rows with intervals and the command of their run]({rows}),
+[earlier verdicts](results/statements_history.csv) with reasons for changes,
+[commands for new seeds](results/new_seeds.txt).
+"""
+EARLIER_INTRO = f"""
+## Earlier results
+
+Of experiments that are no longer part of the package; their code is in the history of the
+repository, commit 7d44237. Files: [answers by setting]({EARLIER}),
+[rows with intervals](results/earlier_rows.csv).
+
+| date | answer | statement and test |
+| --- | --- | --- |
 """
 OTHERS, FEW = "Other papers", 3  # papers with fewer statements share a table
-Known = Mapping[str, Mapping[str, str]]  # {statement: its row of `ANSWERS`}
+Rows = Sequence[Mapping[str, Any]]
+Known = Mapping[str, Mapping[str, str]]  # {statement: its row of `STANDING`}
 
 
-def write(docs: Path, answers: Sequence[Answer], made: Mapping[str, tuple[str, str]]) -> None:
-    """The page with these answers, and those it has of statements that were not run.
+def write(docs: Path, folders: Iterable[Path] = ()) -> None:
+    """The page and its tables, from the tables that there are and from run folders.
 
     Args:
-        docs: Its folder.
-        answers: New ones.
-        made: {experiment: the sizes and the day of its run}.
+        docs: The folder of the page.
+
+    Raises:
+        RunError: A folder that is no whole run.
     """
-    known = dict(known_answers(docs / PAGE.name))
-    for answer in answers:
-        runs_of = [made[name] for name in answer.statement.experiments if name in made]
-        sizes, days = map(set, zip(*runs_of, strict=True))
-        known[answer.key] = answered(answer, " and ".join(sorted(sizes)), max(days))
-    rows = [known[key] for key in STATEMENTS if key in known]
-    runs.make_folder((docs / ANSWERS).parent)
-    runs.write_atomically(docs / ANSWERS, table_of(rows))
-    runs.write_atomically(docs / PAGE.name, page(known).encode())
+    rows = standing(kept(docs / ROWS), [found for folder in folders for found in rows_of(folder)])
+    known = answers(rows)
+    runs.make_folder((docs / ROWS).parent)
+    for path, content in (
+        (ROWS, table_of(rows)),
+        (STANDING, table_of(list(known.values()))),
+        (PAGE.name, page(known).encode()),
+    ):
+        runs.write_atomically(docs / path, content)
+
+
+def kept(table: Path) -> Rows:
+    """The rows of a table whose statistic and range are still those of their statement."""
+    return [row for row in _read(table) if current(row)]
+
+
+def current(row: Mapping[str, str]) -> bool:
+    """Whether a row tests what its statement says today."""
+    own = STATEMENTS.get(row["statement"])
+    return own is not None and (row["statistic"], row["range"]) == (own.statistic, holds_text(own))
+
+
+def rows_of(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
+    """What a run found, each row with the run that it is of."""
+    config = files.read_object(folder / "config.json")
+    flags, made = config["config"], config["environment"]
+    named = {experiment_of(n).flags.experiment: n for n in experiments_of()}
+    name, words = named[flags["experiment"]], config["execution"]["command"].split()
+    run = {
+        "experiment": name,
+        "date": made["started"][:10],
+        "seed": flags.get("first_seed", flags.get("seed", 0)),
+        "command": " ".join(w for w in words if not w.startswith(("--output_dir", "--run_name"))),
+    }
+    return [(row, run) for row in experiment_of(name).read(folder).claims]
+
+
+def standing(known: Rows, found: Sequence[tuple[Row, Mapping[str, Any]]]) -> Rows:
+    """All rows: those of new runs in the place of what their experiments had."""
+    new = {(row.key, run["experiment"]) for row, run in found}
+    left = [row for row in known if (row["statement"], row["experiment"]) not in new]
+    rows: list[Mapping[str, Any]] = []
+    for key, statement in STATEMENTS.items():
+        beside = [row for row in left if row["statement"] == key]
+        own = [(row, run) for row, run in found if row.key == key]
+        verdicts = judged([row for row, _ in own], statement.claimed, len(beside))
+        made = [_row(statement, j, run) for j, (_, run) in zip(verdicts, own, strict=True)]
+        places = {name: place for place, name in enumerate(statement.experiments)}
+        rows += sorted([*beside, *made], key=lambda row: places[row["experiment"]])
+    return rows
+
+
+def _row(statement: Statement, found: Judged, run: Mapping[str, Any]) -> dict[str, Any]:
+    low, high = found.interval if found.interval.known else (None, None)
+    return {
+        "statement": found.row.key,
+        "setting": found.row.setting,
+        "verdict": found.verdict if statement.claimed else "",
+        "estimate": found.row.estimate,
+        "low": low,
+        "high": high,
+        "draws": found.row.draws,
+        "note": found.row.why,
+        "statistic": statement.statistic,
+        "range": holds_text(statement),
+        **run,
+    }
+
+
+def answers(rows: Rows) -> dict[str, dict[str, str]]:
+    """{statement: its row of `STANDING`}, of all that have rows or a run on new seeds."""
+    found = {}
+    for key, statement in STATEMENTS.items():
+        own = [row for row in rows if row["statement"] == key]
+        if not own and not statement.confirmed:
+            continue
+        settings = {
+            v: [row["setting"] for row in own if statement.claimed and row["verdict"] == v]
+            for v in VERDICTS
+        }
+        where = "; ".join(f"{v}: {', '.join(names)}" for v, names in settings.items() if names)
+        made = sorted({f"{row['experiment']} {row['date']}, seed {row['seed']}" for row in own})
+        whole = {row["experiment"] for row in own} == {*statement.experiments}
+        found[key] = {
+            "statement": key,
+            "answer": answer_from(statement, {r["verdict"] for r in own}) if whole else NOT_KEPT,
+            "rows": str(len(own)),
+            "runs": "; ".join(made),
+            "where": where,
+            "new seeds": statement.confirmed,
+        }
+    return found
 
 
 def known_answers(path: Path = PAGE) -> Known:
     """The answers beside a page; none where there is no table of them."""
-    table = path.parent / ANSWERS
+    return {row["statement"]: row for row in _read(path.parent / STANDING)}
+
+
+def _read(table):
     if not table.exists():
-        return {}
-    rows = csv.DictReader(io.StringIO(table.read_text("utf-8")))
-    return {row["statement"]: row for row in rows}
-
-
-def answered(answer: Answer, sizes: str, day: str) -> dict[str, str]:
-    """The row of `ANSWERS` of a statement, from runs of these sizes and of this day."""
-    where = f"{len(answer.rows)} rows" if answer.answer == FINDING else answer.where
-    return dict(zip(COLUMNS, (answer.key, answer.answer, sizes, day, where), strict=True))
+        return []
+    return list(csv.DictReader(io.StringIO(table.read_text("utf-8"))))
 
 
 def at_full_size(known: Known) -> dict[str, str]:
-    """{key: "at full size, 2026-11-23: holds"} of the statements that were run so."""
-    found = {}
-    for key, row in known.items():
-        if row["sizes"] == "paper" and row["answer"] != FINDING:
-            changed = STATEMENTS[key].changed[:10] > row["date"]
-            before = ", before its test changed" if changed else ""
-            found[key] = f"at full size, {row['date']}{before}: {row['answer']}"
-    return found
+    """{key: "docs/statements.md has: holds"} of the statements that have an answer there."""
+    return {
+        key: f"docs/statements.md has: {row['answer']}"
+        for key, row in known.items()
+        if row["answer"] not in (FINDING, NOT_KEPT)
+    }
+
+
+def counts(known: Known) -> str:
+    """ "24 statements have 90 rows here: holds 20, … At most 1.2 … by chance."."""
+    tested = [row for row in known.values() if row["answer"] in ANSWERS]
+    number = Counter(row["answer"] for row in tested)
+    named = ", ".join(f"{answer} {number[answer]}" for answer in ANSWERS if number[answer])
+    lost = sum(row["answer"] == NOT_KEPT for row in known.values())
+    return (
+        f"{len(tested)} statements have {sum(int(row['rows']) for row in tested)} rows: {named}. "
+        f"At most {ERROR * len(tested):.1f} of these answers are expected to be wrong by chance. "
+        f"Of {lost} further statements the rows were not kept."
+    )
 
 
 def page(known: Known) -> str:
     """docs/statements.md with these answers; other statements were not run."""
-    tested = sum(s.claimed is not None for s in STATEMENTS.values())
-    parts = [INTRO.format(percent=100 * ERROR, number=ERROR * tested, answers=ANSWERS)]
+    intro = INTRO.format(counts=counts(known), not_kept=NOT_KEPT, answers=STANDING, rows=ROWS)
+    parts = [intro]
     papers = Counter(paper_of(own)[0] for own in STATEMENTS.values())
     tables: dict[str, list[str]] = {}
     for key, own in STATEMENTS.items():
         paper, place = paper_of(own)
         if papers[paper] < FEW:
             paper, place = OTHERS, own.source
-        tables.setdefault(paper, []).append(_row(key, own, place, known.get(key)))
+        tables.setdefault(paper, []).append(_line(key, own, place, known.get(key)))
     head = "| answer | statement and test |\n| --- | --- |\n"
     parts += [f"\n## {paper}\n\n{head}{''.join(rows)}" for paper, rows in tables.items()]
-    return "".join(parts)
+    return "".join(parts) + earlier()
+
+
+def earlier() -> str:
+    """The table of what was found by experiments that are gone."""
+    lines = []
+    for row in _read(PAGE.parent / EARLIER):
+        test = row["statistic"] + f"; range: {row['range']}" * bool(row["range"])
+        text = f"**{row['statement']}** ({row['source']}): {_escaped(row['text'])}"
+        answer = f"**{row['answer']}**<br>{row['where']}"
+        lines.append(f"| {row['date']} | {answer} | {text}<br>*{_escaped(test)}* |\n")
+    return EARLIER_INTRO + "".join(lines) if lines else ""
 
 
 def paper_of(own: Statement) -> tuple[str, str]:
@@ -106,18 +244,24 @@ def paper_of(own: Statement) -> tuple[str, str]:
     return paper, place
 
 
-def _row(key, own, place, row):
+def _line(key, own, place, row):
     answer, test = row["answer"] if row else "not run", own.statistic
-    stands = ""
+    shown = f"**{answer}**"
     if own.claimed is not None:
-        confirmed = own.confirmed.partition(": ")[2]
-        stands = f"<br>new seeds: {confirmed}" if confirmed else "<br>not confirmed"
-        stands = "<br>confirmed" if confirmed == answer else stands
-        most = " in most draws" * (own.each is not None)
-        test += f"; range: {range_text(own.each or own.claimed)}{most}"
+        test += f"; range: {range_text(own.each or own.claimed)}"
+        if own.each is not None and answer in (HOLDS, IN_PART):
+            shown += ", in most draws"
+        run, _, confirmed = own.confirmed.partition(": ")
+        seed = run.rpartition(" ")[2]
+        same = bool(row and row["runs"]) and all(
+            made.endswith(f"seed {seed}") for made in row["runs"].split("; ")
+        )
+        before = f", {run[:10]}" if answer == NOT_KEPT else ", rows not kept"
+        shown += "<br>on new seeds" if same else f"<br>new seeds: {confirmed}{before}"
+        shown = shown if own.confirmed else shown + "<br>no new seeds"
     where = f" ({place})" * bool(place)
     text = f"**{key}**{where}: {_escaped(own.text)}<br>*{_escaped(test)}*"
-    return f"| **{answer}**{stands} | {text} |\n"
+    return f"| {shown} | {text} |\n"
 
 
 def _escaped(text):

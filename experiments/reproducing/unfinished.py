@@ -1,6 +1,5 @@
 """Every experiment of a preset in workers, and the report, which is shown whenever one ends."""
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,7 +7,6 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments.benchmarks.budgets import BUDGETS
 from experiments.reproducing.sections import (
     Made,
     answers_of,
@@ -24,6 +22,12 @@ from rank_collapse import report, runs
 from rank_collapse.report.page import UNFINISHED
 from rank_collapse.runs import files
 
+SIZES = {
+    "quick": "Sizes are those of the preset “quick”: small, and chosen so that a reader sees the "
+    "effect, by trying them on other seeds than those that are shown and tested here.",
+    "paper": "Sizes are the published ones.",
+}
+
 
 def run_experiments(
     names: Sequence[str],
@@ -34,12 +38,12 @@ def run_experiments(
     """Runs each experiment in a folder of its name and reads it.
 
     Args:
-        names: In the order of the report.
+        names: In the order of the report, in which they run.
         options: The flags.
         parent: Of the folders.
         show: Called with the sections before the first run, and whenever one ends.
     """
-    runs_by_name = {name: runs_of(name, options.preset) for name in by_cost(names)}
+    runs_by_name = {name: runs_of(name, options.preset) for name in names}
     commands, whole, ends = {}, set(), {}
     for name, own in runs_by_name.items():
         for run, arguments in own.items():
@@ -82,15 +86,6 @@ def run_experiments(
     return list(sections.values())
 
 
-def by_cost(names: Sequence[str]) -> list[str]:
-    """The cheapest, the costliest, the second cheapest, ..: results come early, and two that run
-    side by side end together."""
-    ordered = sorted(names, key=lambda name: BUDGETS.get(name, 0))
-    half = (len(ordered) + 1) // 2
-    pairs = itertools.zip_longest(ordered[:half], ordered[: half - 1 : -1])
-    return [name for pair in pairs for name in pair if name is not None]
-
-
 def default_jobs(preset: str) -> int:
     """Two where compiling, which takes one core, is most of the time; else one at a time.
 
@@ -104,14 +99,15 @@ def page(sections: list[report.Section], preset: str, started: float, parent: Pa
     """The report: all sections under one heading, with what they were made with."""
     answers = answers_of(sections)
     over = [s.name for s in sections if s.status not in UNFINISHED]
+    progress = f"{len(over)} of {len(sections)} experiments have ended"
     return report.render(
         "Rank collapse: measured and published",
-        "Every experiment of this repository on the statements and figures of Dong, Cordonnier and "
-        "Loukas, “Attention is not all you need: pure attention loses rank doubly exponentially "
-        f"with depth” (2021), at the sizes of the preset “{preset}”.",
+        "What attention, skips, MLPs and norms do to the differences between tokens, measured "
+        "beside Dong, Cordonnier and Loukas, “Attention is not all you need: pure attention loses "
+        f"rank doubly exponentially with depth” (2021). {SIZES[preset]}"
+        + (f" {progress}; reload this page for more." if len(over) < len(sections) else ""),
         sections,
-        f"{len(over)} of {len(sections)} experiments have ended, after "
-        f"{time.monotonic() - started:.0f} s. {machine_of(parent)}",
+        f"{progress}, after {time.monotonic() - started:.0f} s. {machine_of(parent)}",
         answers,
         untested(answers, over),
     )

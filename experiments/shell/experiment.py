@@ -70,11 +70,19 @@ class Drawing:
         )
 
 
+class Finding(NamedTuple):
+    """What the report opens with."""
+
+    figure: str  # Name of one of the experiment's figures
+    sentence: str  # Made of its numbers
+
+
 class Shown(NamedTuple):
     """What is said of a run."""
 
     claims: Sequence[report.Row]
     comparisons: Sequence[report.Comparison]
+    finding: Finding | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,8 @@ class Experiment:
         files: (results, setup, run) → what makes further files of the folder, by name.
         claims: (results, setup) → rows of the statements of `experiments.shell.statements`.
         compare: (results, setup) → what is measured beside published values, without verdicts.
+        finding: (results, setup) → the sentence and picture on the report's first screen; None
+            where there is none.
         setup: options → what they ask for; raises ValueError before a folder is made.
         extra: setup → what beside the flags determines the results, for config.json.
         axes: Flags whose values are dimensions of the results: what is measured at one of each is
@@ -127,6 +137,7 @@ class Experiment:
     execution: Sequence[str] = field(default=())
     further: Callable[[Any, Any], Mapping[str, Callable]] = lambda results, setup: {}
     files: Callable[[Any, Any, RunFolder], Mapping[str, Callable]] = lambda *_: {}
+    finding: Callable[[Any, Any], Finding | None] = lambda *_: None
 
     def __post_init__(self):
         split = {n: p.split() if isinstance(p, str) else p for n, p in self.presets.items()}
@@ -240,7 +251,7 @@ class Experiment:
                 replace(r, quantity=": ".join(filter(None, (at, r.quantity))))
                 for r in self.compare(*own)
             ]
-        return Shown(claims, comparisons)
+        return Shown(claims, comparisons, self.finding(*parts[0][1:]) if parts else None)
 
     def _rows(self, parts):
         """The table; at several points of axes with their columns first."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from experiments.shell.statements_elsewhere import ELSEWHERE, FINDINGS, TRAINED
+from experiments.shell.statements_trained import ON_TRAINED
 from rank_collapse.report.claims import (
     ABOVE_ZERO,
     BELOW_ZERO,
@@ -292,7 +293,7 @@ STATEMENTS = {
         confirmed="2026-11-24, seed 1: does not hold",
     ),
 }
-STATEMENTS |= ELSEWHERE | FINDINGS
+STATEMENTS |= ON_TRAINED | ELSEWHERE | FINDINGS
 
 
 def row_of(key: str, setting: str, values: Iterable[Any], *, why: str = "") -> Row:

@@ -3,7 +3,6 @@
 Arrays of seeds are [s, ...], others are of all seeds together; NaN is a number that there is not.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,6 +55,7 @@ def finite(
 
 def of_row(row: Row) -> dict[str, Any]:
     """A row of a statement as JSON has it, with its own 95 % interval."""
-    ends = [v if math.isfinite(v) else None for v in row.interval(0.95) or ()]
+    found = row.interval(0.95)
+    ends = [*found] if found.known else []
     named = {n: getattr(row, n) for n in ("key", "setting", "draws", "estimate", "why")}
     return named | {"interval": ends}

@@ -15,7 +15,6 @@ from rank_collapse.theory.stability import output_change_law
 UPDATES = ("random", "gradient")  # of equal relative size; "sgd" is of one rate
 LAWS = ("O(N)", "O(log N)", "O(1)")
 VISIBLE = 1e-11  # 1 − cosine below it is rounding of float32 states
-GRADIENT_VISIBLE = 1e-5  # and there gradients of queries are: they fall to 1e-7 of the values'
 Results = Mapping[Case, dict[str, Any]]
 
 
@@ -25,16 +24,6 @@ def by_design(results: Results) -> dict[str, Results]:
     for case in sorted(results, key=lambda c: c.depth):
         found.setdefault(case.design, {})[case] = results[case]
     return found
-
-
-def of_kind(results: Mapping[str, Any], kind: str) -> Results:
-    """The encoders, or the encoder-decoders, of all that run_stability measures."""
-    return {case: found for case, found in results["networks"].items() if case.kind == kind}
-
-
-def by_layer(results: Results) -> Results:
-    """Those of the networks of which every layer was measured."""
-    return {case: found for case, found in results.items() if "exact_shares" in found}
 
 
 def ends(results: Results) -> tuple[Any, Any]:
@@ -58,12 +47,10 @@ def exponents(branches: np.ndarray, values: np.ndarray) -> np.ndarray:
     return slope(np.log(branches), logs - logs.mean(axis=1, keepdims=True))
 
 
-def share_sums(results: Results) -> tuple[np.ndarray, np.ndarray]:
-    """(N [depths], Σ_i β_ii² [s, depths]) over the branches of the stack that puts the output out,
-    of one design: what theorem 2 of Liu et al. 2020 says of the output's change, C apart."""
-    shares = [found["shares"] for found in results.values()]
-    sums = np.stack([own.sum(axis=1) for own in shares], axis=1)
-    return np.array([own.shape[1] for own in shares]), sums
+def share_sums(results: Results) -> np.ndarray:
+    """Σ_i β_ii² [s, depths] of one design: what theorem 2 of Liu et al. 2020 says of the output's
+    change, C apart."""
+    return np.stack([found["shares"].sum(axis=1) for found in results.values()], axis=1)
 
 
 def law_values(branches: np.ndarray) -> dict[str, np.ndarray]:

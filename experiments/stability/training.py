@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+import rank_collapse as rc
 from experiments import letters
 from experiments.shell import cli
 from experiments.shell.options import Flags
@@ -17,6 +18,7 @@ from experiments.stability import networks
 from experiments.stability.measure import of_network
 from experiments.trained import designs
 from experiments.trained.designs import Cell, steps_of
+from rank_collapse.measures import updates
 from rank_collapse.network.inputs import input_states
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.figures import Figure
@@ -34,7 +36,7 @@ def trained(options: Flags, run: RunFolder) -> dict[Cell, dict[str, Any]]:
     arguments = [f"--{name}={value}" for name, value in own.items() if value is not None]
     sizes = cli.parse(letters.make_flags(), arguments)
     cells = [
-        Cell("designs", options.train_depth, name, None, sizes.learning_rate, 0, sizes.batch_size)
+        Cell(options.train_depth, name, sizes.learning_rate, 0, sizes.batch_size)
         for name in options.train_designs
     ]
     measure = partial(make_measure, size=options.update_size)
@@ -58,17 +60,17 @@ def make_measure(recipe: Recipe, *, size: float) -> Callable[..., dict[str, Any]
             return examples.loss_metric(logits, held_out), None
 
         gradients, _ = networks.gradients(loss, model.network)
-        leaves, tree = jax.tree.flatten(networks.matrices_of(model.network))
+        leaves, tree = jax.tree.flatten(updates.matrices_of(model.network))
         keys = jax.random.split(jax.random.key(0), len(leaves))
         drawn = [jax.random.normal(k, w.shape) for k, w in zip(keys, leaves, strict=True)]
         random, down = jax.tree.unflatten(tree, drawn), jax.tree.map(jax.numpy.negative, gradients)
         moves = {"random": random, "gradient": down}
 
         def of_example(inputs):
-            states = (input_states(model.network, inputs, config),)
-            law, _ = networks.expected(model.network, states, config, size, gradients=False)
-            passed = networks.traces(model.network, states, config)
-            return of_network(model.network, states, config, passed, law, moves, size)
+            states = input_states(model.network, inputs, config)
+            law = networks.expected(model.network, states, config, size)
+            trace = rc.apply(model.network, states, config)
+            return of_network(model.network, states, config, trace, law, moves, size)
 
         found = jax.lax.map(of_example, held_out.first(designs.LOOKED_AT).inputs)
         own = jax.tree.map(lambda a: a.mean(axis=0), found)
@@ -114,20 +116,16 @@ def compare(results: Mapping[Cell, Any]) -> Iterator[Comparison]:
 def training_figure(results: Mapping[Cell, Any], setup: Any) -> Figure:
     """The same measurements on the networks of run_trainability while they train, by step; dotted
     what the law expects of the weights there are."""
-    fig, axes = figures.figure(2, 3, width=3.9, height=2.8, sharex=True)
+    fig, axes = figures.figure(2, 2, width=3.9, height=2.8, sharex=True)
     labels = {
         "apart": r"1 $-$ token cosine, last layer",
         "shares": r"$\sum_i \beta_{ii}^2$",
         "change_random": r"$E|\delta \hat x|^2/d$, random update",
         "change_gradient": r"$E|\delta \hat x|^2/d$, along the gradient",
-        "w_q": r"$\|\partial W_Q\|_F$, all layers",
-        "w_v": r"$\|\partial W_V\|_F$, all layers",
     }
     law = {"apart": "expected_apart", "change_random": "expected_change"}
     for index, (cell, found) in enumerate(results.items()):
         curves, steps = curves_of(found), steps_of(found)
-        for name in ("w_q", "w_v"):
-            curves[name] = np.sqrt(np.mean(designs.gradient(found, name) ** 2, axis=-1))
         for ax, (name, label) in zip(axes.flat, labels.items(), strict=True):
             figures.log_band(ax, steps, curves[name], cell.design, index)
             if name in law:

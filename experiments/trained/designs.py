@@ -35,10 +35,8 @@ FLOATS = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0}
 class Cell:
     """One combination of what is varied; each is run with several seeds."""
 
-    part: str  # Of the experiment
     depth: int
     design: str  # Name of a residual design
-    gain: float | None  # Of all skips; None for the design's own
     learning_rate: float
     warmup: int
     batch_size: int
@@ -46,9 +44,8 @@ class Cell:
     @property
     def name(self) -> str:
         """Of the cell's arrays."""
-        gain = "" if self.gain is None else f" gain={self.gain:g}"
         return (
-            f"{self.part} depth={self.depth} {self.design}{gain} rate={self.learning_rate:g} "
+            f"designs depth={self.depth} {self.design} rate={self.learning_rate:g} "
             f"warmup={self.warmup} batch={self.batch_size}"
         )
 
@@ -97,7 +94,7 @@ def train_cells(
     """{cell: what `Training` gives and "failed" [s]} of the cells of the flags; see `make_measure`
     for what is measured."""
 
-    @functools.cache  # parts share programs
+    @functools.cache
     def program_of(static):
         config, batch_size, profiled = static
         epochs = max(1, options.n_steps // STEPS_PER_EPOCH)
@@ -116,10 +113,10 @@ def train_cells(
             ensemble, executor.run, prepared=ensemble.of_models(gains) if profiled else None
         )
 
-    def programs_of(options, part):
+    def programs_of(options):
         """{what is compiled in: {cell: the floats}}."""
         found: dict[Any, dict[str, Hyper]] = {}
-        for cell in (cell for cell in cells_of(options) if cell.part == part):
+        for cell in cells_of(options):
             config, floats = split(network_of(options, cell))
             hyper = Hyper(cell.learning_rate, dropout=None, warmup=cell.warmup, network=floats)
             static = config, cell.batch_size, cell.design == "admin"
@@ -129,16 +126,17 @@ def train_cells(
     limit = guess_limit(options.n_eval_data * options.num_tokens, options.num_labels)
     cells, arrays = cells_of(options), {}
     with Executor(options, run) as executor:
-        for part in dict.fromkeys(cell.part for cell in cells):
-            seeds = options.num_seeds if part == "designs" else options.grid_seeds
-            about = {"keys": seed_keys(options.seed, seeds), "most": max(16, seeds)}
-            for static in programs_of(options, part):
+        about = {
+            "keys": seed_keys(options.seed, options.num_seeds),
+            "most": max(16, options.num_seeds),
+        }
+        for static in programs_of(options):
 
-                def floats_of(member, part=part, static=static):
-                    return programs_of(member, part).get(static, {})
+            def floats_of(member, static=static):
+                return programs_of(member).get(static, {})
 
-                program = functools.partial(program_of, static)
-                arrays |= executor.map(program, floats_of, **about)
+            program = functools.partial(program_of, static)
+            arrays |= executor.map(program, floats_of, **about)
     found = {cell: nested(arrays[cell.name]) for cell in cells}
     return {cell: own | {"failed": failed(own, limit)} for cell, own in found.items()}
 
@@ -167,7 +165,8 @@ def network_of(options: Flags, cell: Cell) -> rc.TransformerConfig:
         ),
         cell.design,
     )
-    return config if cell.gain is None else config.replace(skip_gain=cell.gain)
+    # Admin's gains are those of the first batch: `admin_gains`.
+    return config.replace(skip_gain=1.0) if cell.design == "admin" else config
 
 
 def split(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, dict[str, Any]]:

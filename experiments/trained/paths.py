@@ -23,7 +23,7 @@ from rank_collapse.paths.enumeration import ALL_HEADS
 from rank_collapse.paths.sets import sample_path_sets
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import Row
-from rank_collapse.report.statistics import between, moments, slope
+from rank_collapse.report.statistics import between, mean_of, slope
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training import path_accuracy
 from rank_collapse.training.tasks.examples import majority_baseline, random_baseline, token_mask
@@ -260,7 +260,7 @@ def below_text(below: xr.DataArray) -> str:
 def compare(found: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
     """Whole model and baseline beside the published plotting code's, and what no path gives."""
     own = accuracies(found)
-    whole, offset = (between(moments(own[n], share=True)) for n in ("whole", "offset"))
+    whole, offset = (between(mean_of(own[n], share=True)) for n in ("whole", "offset"))
     yield Comparison(
         "token accuracy of the whole model",
         whole,

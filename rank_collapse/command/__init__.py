@@ -4,6 +4,7 @@
     rank-collapse compare FOLDER FOLDER ...   checkpoints beside each other, or over training
     rank-collapse depth FOLDER                how much of its depth a language model uses
     rank-collapse watch FILE_OR_FOLDER        a training run while it runs
+    rank-collapse depth-check                 depth parametrisations before training
 
 `python -m rank_collapse` is the same; without one of these names it is `check`. Exit codes: 0 done,
 2 a mistake in one line, 3 a threshold of `watch` was passed, 130 an interrupt, 141 where nobody
@@ -21,7 +22,8 @@ from typing import NoReturn
 from rank_collapse.printed import one_line, print_anything
 from rank_collapse.runs import files, limits
 
-COMMANDS = ("check", "compare", "depth", "watch")  # modules, imported when they are asked for
+# Modules, with "_" for "-", imported when they are asked for.
+COMMANDS = ("check", "compare", "depth", "watch", "depth-check")
 
 
 def run() -> NoReturn:
@@ -71,7 +73,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
         is_word = rest[0].isidentifier() and not Path(rest[0]).exists()
         if is_word:
             raise ValueError(f"{rest[0]} is neither a command ({', '.join(COMMANDS)}) nor a folder")
-    module = importlib.import_module(f"rank_collapse.command.{first}")
+    module = importlib.import_module(f"rank_collapse.command.{first.replace('-', '_')}")
     parser = _Parser(prog=f"rank-collapse {first}", description=module.__doc__, **form)
     module.add_arguments(parser)
     return parser.parse_args(rest, argparse.Namespace(command=first, module=module))

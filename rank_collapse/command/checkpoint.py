@@ -174,9 +174,9 @@ def check_output(given: argparse.Namespace, suffixes: Sequence[str] = (".html",)
     if not out.absolute().parent.is_dir() or out.is_dir() or out.suffix not in suffixes:
         kinds = " or ".join(suffixes)
         raise ValueError(f"--out {out} is no {kinds} file in an existing folder")
-    for name, most in {"num_texts": MOST_TOKENS, "max_tokens": MOST_TOKENS}.items():
-        if not 1 <= getattr(given, name) <= most:
-            raise ValueError(f"--{name} {getattr(given, name)} is not from 1 to {most}")
+    for name in vars(given).keys() & {"num_texts", "max_tokens"}:
+        if not 1 <= getattr(given, name) <= MOST_TOKENS:
+            raise ValueError(f"--{name} {getattr(given, name)} is not from 1 to {MOST_TOKENS}")
     if not (given.json or given.csv):
         check_drawing(f"the {out.suffix}", "--json and --csv do without")
 

@@ -108,7 +108,7 @@ class Profile(dict[str, Float[Any, "l *b"]]):
 
     def to_pandas(self) -> Any:
         """A DataFrame with a row per layer, or per layer and example; notes are columns too."""
-        pd = _installed("pandas")
+        pd = installed("pandas")
         sizes, columns = self._columns()
         index = pd.MultiIndex.from_product(map(range, sizes.values()), names=sizes)
         if len(sizes) == 1:
@@ -117,7 +117,7 @@ class Profile(dict[str, Float[Any, "l *b"]]):
 
     def to_xarray(self) -> Any:
         """A Dataset over "layer", or over "layer" and "example"; notes are variables too."""
-        xr = _installed("xarray")
+        xr = installed("xarray")
         sizes, columns = self._columns()
         coordinates = {name: range(size) for name, size in sizes.items()}
         return xr.Dataset({n: (tuple(sizes), a) for n, a in columns.items()}, coordinates)
@@ -234,7 +234,7 @@ def _read(norm, hidden):
     return namespace(hidden).stack([n(h) for n, h in zip(norms, hidden, strict=True)])
 
 
-def _installed(package):
+def installed(package):
     """An optional package, imported; an error says how to install it."""
     try:
         return importlib.import_module(package)

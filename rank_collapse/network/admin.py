@@ -4,7 +4,7 @@
     trace = rc.apply(params, x[0], config)
 
 Sublayer i of a Post-LN network becomes x_i = N(ω_i ∘ x_{i−1} + f_i(x_{i−1})). Without a batch:
-`rc.design(config, "admin_log")` and `"admin_const"`. After training: `rc.fold_gains`.
+`rc.design(config, "admin_log")` and `"admin_const"`.
 
 Axis letters: b examples, n tokens, m keys, d width, l layers.
 """

@@ -18,7 +18,6 @@ from rank_collapse.network.places import Places
 from rank_collapse.network.positions import combine_masks
 from rank_collapse.network.projections import (
     AttentionParams,
-    KeysValues,
     head_norm,
     keys_of,
     product,
@@ -221,7 +220,7 @@ def mixing_matrix(
 def attention_scores(
     params: AttentionParams,
     x: Float[Array, "n d"],
-    y: Float[Array, "m e"] | KeysValues,
+    y: Float[Array, "m e"],
     *,
     score: Score = "dot",
     scale: bool = True,
@@ -238,7 +237,7 @@ def attention_scores(
 
     Args:
         x: Queries' tokens [n, d].
-        y: Keys' tokens [m, d], the same array for self-attention; or their `KeysValues`.
+        y: Keys' tokens [m, d], the same array for self-attention.
         score: "dot" or "additive".
         scale: Whether dot products are divided by √k.
         norm_eps: Of the norm of queries and keys, where the parameters have one.
@@ -286,7 +285,7 @@ def _joined(params, mixed):
 def multi_head_attention(
     params: AttentionParams,
     x: Float[Array, "n d"],
-    y: Float[Array, "m e"] | KeysValues,
+    y: Float[Array, "m e"],
     *,
     score: Score = "dot",
     scale: bool = True,
@@ -306,7 +305,7 @@ def multi_head_attention(
 
     Args:
         x: Query tokens [n, d].
-        y: Key and value tokens [m, d], or their `KeysValues`.
+        y: Key and value tokens [m, d].
         score, scale, norm_eps, temperature, context: See `attention_scores`; the context holds
             the mask.
         normalise: Takes the place of softmax: see `AttentionConfig`.
@@ -326,7 +325,7 @@ def multi_head_attention(
             an output of its own.
     """
     for name, tokens in (("x", x), ("y", y)):
-        if not isinstance(tokens, KeysValues) and jnp.ndim(tokens) != 2:
+        if jnp.ndim(tokens) != 2:
             raise ValueError(
                 f"{name} of shape {jnp.shape(tokens)} is not [tokens, d]; use jax.vmap for a batch"
             )

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.gains import Unprofiled
 from rank_collapse.network.layers import NormPlacement
 
 ROLES = ("alone", "encoder", "decoder")
@@ -111,8 +112,7 @@ _NGPT = {"skip_gain": 0.95, "branch_gain": 0.05, "norm": "rms", "qk_norm": "head
 DESIGNS: dict[DesignName, Design] = {
     "post": Design(("post",), {}, "Vaswani et al. 2017"),
     "pre": Design(("pre",), {}, "Xiong et al. 2020"),
-    # ω from a batch: see `admin`, which takes the place of this NaN.
-    "admin": Design(("post",), _learned_omega(math.nan), "Liu et al. 2020"),
+    "admin": Design(("post",), _learned_omega(Unprofiled()), "Liu et al. 2020"),  # by a batch
     "admin_log": Design(("post",), _admin_log, "Liu et al. 2020"),
     # ω² = N: the output changes by O(1).
     "admin_const": Design(
@@ -224,6 +224,10 @@ def of_stack(
 def _held(config):
     """Gains that are learned stay where they start: factors of the config's own."""
     starts = {n: getattr(config, f"learned_{n}") for n in ("skip_gain", "branch_gain")}
-    held = {n: getattr(config, n) * start for n, start in starts.items() if start is not None}
+    held = {
+        n: getattr(config, n) * start
+        for n, start in starts.items()
+        if start is not None and not isinstance(getattr(config, n), Unprofiled)
+    }
     none = {"learned_skip_gain": None, "learned_branch_gain": None, "learned_per_feature": False}
     return config.replace(**(held | none))

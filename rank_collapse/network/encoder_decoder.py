@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rank_collapse import struct
-from rank_collapse.network import admin, fold, transformer
+from rank_collapse.network import admin, transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.network.inputs import as_mask, input_states
@@ -265,22 +265,6 @@ def admin_profile(
         memory_mask=source_mask,
     )
     return dataclasses.replace(config, decoder=decoder)
-
-
-def fold_gains(
-    params: EncoderDecoderParams, config: EncoderDecoderConfig
-) -> tuple[EncoderDecoderParams, EncoderDecoderConfig]:
-    """(parameters, config) without gains and with the same logits: see `rank_collapse.fold_gains`.
-
-    Raises:
-        ValueError: As there.
-    """
-    encoder, encoder_config = fold.fold_gains(params.encoder, config.encoder)
-    decoder, decoder_config = fold.fold_gains(decoder_params(params, config), config.decoder)
-    if config.shared_embedding:
-        decoder = decoder.replace(embedding=decoder.embedding.replace(tokens=None))
-    folded = dataclasses.replace(config, encoder=encoder_config, decoder=decoder_config)
-    return params.replace(encoder=encoder, decoder=decoder), folded
 
 
 def _half(params, x, config, key, rate, **options):

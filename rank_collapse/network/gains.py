@@ -29,6 +29,10 @@ class Gains(struct.Struct):
     mlp: Any = 1.0
 
 
+class Unprofiled(struct.Struct):
+    """In the place of skip gains that `admin_profile` has still to find."""
+
+
 class LearnedGains(struct.Struct):
     """Gains of one kind of sublayer that are parameters: [L] or [L, d] in a stack; or None."""
 
@@ -60,8 +64,13 @@ def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> La
         Leaves [L], or [L, d] where a gain is given per feature.
 
     Raises:
-        ValueError: A gain of another shape, or learned gains without the parameters.
+        ValueError: A gain of another shape, learned gains without the parameters, or gains that
+            are to be profiled first.
     """
+    struct.refuse_if(
+        isinstance(config.skip_gain, Unprofiled),
+        "skip_gain=Unprofiled(): config = rc.admin_profile(params, batch, config) finds the gains",
+    )
     far = [w or ANY_DISTANCE for w in config.windows]
     return LayerGains(
         skip=_times_learned("skip", config, dtype, params),

@@ -33,11 +33,10 @@ class PreparedInputs(struct.Struct):
 
     x: Any  # X^0 [n, d]
     context: attn.AttentionContext  # of all layers; each takes its own by `of_layer`
-    memory: Any = None  # [m, d] of cross-attention, or its `KeysValues` in one layer
+    memory: Any = None  # [m, d] of cross-attention
     memory_context: attn.AttentionContext = attn.AttentionContext()  # its mask
     token_mask: Any = None  # Bool [n], which tokens exist; None for all
     edit: Any = None  # {name: `edits.Edit`}
-    past: Any = None  # keys and values of the tokens before, a `cache.Past` of one layer
 
     @property
     def keep(self) -> Any:

@@ -64,7 +64,8 @@ class ResidualConfig(struct.Struct, kw_only=True):
         num_streams, connection_by_token: Of "hyper" and "manifold": how many streams, and whether
             their connections depend on the token.
         skip_gain, branch_gain: λ and γ of every sublayer, or `Gains` of each kind; a number, one
-            per layer [L], or per layer and feature [L or 1, d].
+            per layer [L], or per layer and feature [L or 1, d]. A skip_gain of `Unprofiled()` is
+            for `admin_profile` to find.
         norm_gain: The same for the output of a sublayer's norm; None for none.
         learned_skip_gain, learned_branch_gain: Where gains start that are trained: parameters,
             which multiply λ and γ. The same shapes; None for none.

@@ -48,36 +48,17 @@ class AttentionParams(struct.Struct):
     k_norm: Any = None  # the same of the keys: [k] or [h or g, k]
 
 
-class KeysValues(struct.Struct):
-    """Stored keys and values of tokens, so that they are not computed again.
-
-    `attention_scores` and `multi_head_attention` take one in place of those tokens.
-    """
-
-    keys: Any  # [h, m, k]  y W_k + b_k, normalised and rotated where the network does
-    values: Any  # [h, m, v]  y W_v + b_v
-
-
-def keys_values(
-    params: AttentionParams, y: Float[Array, "m e"], context: Any = None, norm_eps: float = 1e-12
-) -> KeysValues:
-    """Keys and values of tokens at the context's positions; see `attention_scores`."""
-    return KeysValues(keys_of(params, y, context, norm_eps), values_of(params, y))
-
-
 def keys_of(
     params: AttentionParams, y: Any, context: Any, norm_eps: float
 ) -> Float[Array, "h m k"]:
-    """y W_k + b_k, normalised and rotated for the scores; stored keys are returned as they are."""
-    if isinstance(y, KeysValues):
-        return y.keys
+    """y W_k + b_k, normalised and rotated for the scores."""
     k = head_norm(params.k_norm, project(y, params.w_k, params.b_k), norm_eps)
     return k if context is None or context.rotary is None else rotate(k, context.rotary)
 
 
 def values_of(params: AttentionParams, y: Any) -> Float[Array, "h m v"]:
-    """y W_v + b_v; stored values are returned as they are."""
-    return y.values if isinstance(y, KeysValues) else project(y, params.w_v, params.b_v)
+    """y W_v + b_v."""
+    return project(y, params.w_v, params.b_v)
 
 
 def repeat_groups(params: AttentionParams) -> AttentionParams:

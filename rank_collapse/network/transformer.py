@@ -46,7 +46,6 @@ class LayerTrace(struct.Struct):
     after_cross: struct.Leaf | None = None  # [n, d]
     mlp_branch: struct.Leaf | None = None  # [n, d]
     kept: dict[str, struct.Leaf] | None = None  # {place: what is there}, with keep
-    keys_values: Any = None  # in a pass with a past: those of all tokens so far
 
 
 if TYPE_CHECKING:
@@ -134,7 +133,6 @@ class BranchAux(NamedTuple):
 
     output: Any  # [n, d], before dropout
     weights: Any = None  # [h, n, m]
-    keys: Any = None  # [m, d], or `KeysValues`: what attention reads
 
 
 class Tokens(Algebra):
@@ -160,13 +158,9 @@ class Tokens(Algebra):
         return self.places(f"{kind}_input", x)
 
     def attention(self, layer, branch_input):
-        keys, past, config = branch_input, layer.inputs.past, layer.config
-        if past is not None:
-            keys = past.extended(
-                layer.params.attention, branch_input, layer.context, config.norm_eps
-            )
+        config = layer.config
         own = {"normalise": config.normalise, "mixing": layer.gains.mixing, "mix": config.mix}
-        return self._attend(layer, "attention", branch_input, keys, layer.context, **own)
+        return self._attend(layer, "attention", branch_input, branch_input, layer.context, **own)
 
     def cross(self, layer, branch_input):
         inputs = layer.inputs
@@ -196,7 +190,7 @@ class Tokens(Algebra):
             edit=dataclasses.replace(self.places, prefix=prefix),
         )
         out = self.places(f"{kind}_branch", part)
-        return self._dropped(kind, out), BranchAux(out, weights, keys)
+        return self._dropped(kind, out), BranchAux(out, weights)
 
     def _dropped(self, kind, part):
         key = self.keys[_PLACE[kind]]
@@ -244,8 +238,6 @@ def forward(
         fields["cross_attention"] = passages["cross"].aux.weights
     if keep:
         fields["kept"] = {name: places.kept[name] for name in keep}
-    if layer.inputs.past is not None:
-        fields["keys_values"] = attention.keys
     return Forward(state, LayerTrace(attention=attention.weights, **fields), passages, places)
 
 

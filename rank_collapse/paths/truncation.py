@@ -5,20 +5,27 @@ included. Here every sublayer takes them from the state that paths of length at 
 nothing of the longer ones is left.
 """
 
+import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.network import (
+    Layer,
+    LayerPass,
+    PreparedInputs,
     TransformerConfig,
     TransformerParams,
+    Walked,
     attention as attn,
     covers,
+    final_norm,
     full_precision,
     prepare_inputs,
+    walk_layer,
     walk_through,
 )
 from rank_collapse.paths.channels import ByLength, Channels
@@ -101,6 +108,34 @@ def _truncated(params, prepared, config, length):
     state = Channels(start=start[:, None], memory=None, offset=zeros)
     state = walk_through(algebra, state, params, prepared, config)
     return PathContributions(by_length=state.start[:, 0], offset=state.offset, output=total(state))
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedPass(LayerPass):
+    """The output of `truncated` at one K, layer by layer: K + 1 channels in the place of L + 1."""
+
+    forward: ClassVar[bool] = False
+    covers: ClassVar = Truncated.covers
+    length: int = 0  # K
+
+    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Channels:
+        """X^0 in the channel of length 0; what passes the last one is dropped."""
+        zeros = jnp.zeros_like(prepared.x)
+        start = jnp.broadcast_to(zeros, (self.length + 1, 1, *zeros.shape)).at[0].set(prepared.x)
+        return Channels(start=start, memory=None, offset=zeros)
+
+    def step(self, layer: Layer, x: Any, seen: Any, carry: Channels) -> tuple[Channels, None]:
+        """The channels after the layer."""
+        return walk_layer(self._algebra, layer, carry)[0], None
+
+    def finish(self, walked: Walked) -> Any:
+        """The output [n, d]."""
+        after = walked.params, walked.prepared, walked.config
+        return total(final_norm(self._algebra, walked.carry, *after))
+
+    @property
+    def _algebra(self):
+        return Truncated(jnp.ones(self.length + 1, bool))
 
 
 def total(state: Channels) -> Any:

@@ -18,6 +18,11 @@ from rank_collapse.pretrained.loading import (
     random_like as random_like,
     settings_of as settings_of,
 )
+from rank_collapse.pretrained.masked_token import MaskedHead as MaskedHead
+from rank_collapse.pretrained.next_token import (
+    targets_of as targets_of,
+    token_losses as token_losses,
+)
 from rank_collapse.pretrained.opened import InMemory as InMemory, OpenCheckpoint as OpenCheckpoint
 from rank_collapse.pretrained.patches import image_patches as image_patches
 from rank_collapse.pretrained.published import (

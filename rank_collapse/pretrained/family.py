@@ -99,6 +99,8 @@ class Family:
         init: (tensor name, settings, layers) → how the tensor is drawn at initialisation.
         head: The table of a causal language model where it is not that of the tokens; None where
             there is no such head, or one that is not linear.
+        masked_head: Of a masked language model: the stem of its head's transform, and the name of
+            the bias of its logits; None where there is none.
         sizes: settings → sizes of axes of its own.
         rows: settings → what stands in the stem's braces, row by row; None for 0 .. depth − 1.
         counted: {stem: the entry that counts it}, where this is not the depth.
@@ -121,6 +123,7 @@ class Family:
     gain_offset: float = 0.0
     init: Callable[[str, Settings, int], Draw] = _NORMAL
     head: str | None = None
+    masked_head: tuple[str, str] | None = None
     sizes: Callable[[Settings], dict[str, int]] = lambda settings: {}
     rows: Callable[[Settings], Sequence[tuple[int, ...]]] | None = None
     counted: Mapping[str, str] = dataclasses.field(default_factory=dict)

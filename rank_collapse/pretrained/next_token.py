@@ -15,6 +15,7 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.paths import next_token
 from rank_collapse.paths.next_token import NextToken, add_words, no_words
 from rank_collapse.pretrained.lazy import Table, Unembedding
+from rank_collapse.struct import refuse_if
 
 WORDS = 2048  # of the vocabulary at once: bounds the memory of the logits of all sums
 
@@ -78,6 +79,32 @@ def losses_of(
     targets, keep = targets_of(ids, mask)
     known = next_tokens(unembedding, states, jnp.eye(np.shape(states)[1]), targets)
     return jax.vmap(next_token.agreement)(known, jnp.asarray(keep))
+
+
+def token_losses(
+    unembedding: Unembedding, states: Any, targets: Any, chosen: Any
+) -> tuple[Float[Array, "b s"], Float[Array, "b s"]]:
+    """(loss in nats, share of right tokens) of outputs of one network, means over some tokens.
+
+    Args:
+        unembedding: The head; its table is read once.
+        states: What it is applied to, [b, s, n, d].
+        targets: The true tokens, [b, n]: the next ones (`targets_of`), or those that were masked.
+        chosen: Bool [b, n], of which tokens the means are; at least one of each example.
+
+    Raises:
+        ValueError: An example of which none is chosen.
+    """
+    chosen, targets = jnp.asarray(chosen), jnp.asarray(targets)
+    count = chosen.sum(axis=-1)
+    refuse_if(not count.all(), f"example {int(jnp.argmin(count))} has no token to predict")
+    known = next_tokens(unembedding, states, jnp.eye(np.shape(states)[1]), targets)
+    right = (known.token == targets[:, None]).astype(known.loss.dtype)
+    loss, right = (
+        jnp.sum(jnp.where(chosen[:, None], a, 0), axis=-1) / count[:, None]
+        for a in (known.loss, right)
+    )
+    return loss, right
 
 
 def losses_by_length(

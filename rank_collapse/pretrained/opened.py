@@ -11,6 +11,7 @@ from rank_collapse.network import BlockParams, TransformerConfig, TransformerPar
 from rank_collapse.pretrained.entries import Settings
 from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.lazy import Stored, Table, Unembedding, values
+from rank_collapse.pretrained.masked_token import MaskedHead, read_head
 from rank_collapse.pretrained.weights import Weights
 
 _BIASES = ("b_v", "b_o", "b_in", "b_out", "bias")
@@ -47,6 +48,11 @@ class OpenCheckpoint:
         """The language-model head, a `lazy.Table`; None where the family has none."""
         of = self.family.unembedding
         return None if of is None else of(self.weights, self.settings, self.config)
+
+    @property
+    def masked_head(self) -> MaskedHead | None:
+        """The head of a masked language model (BERT, ALBERT); None where there is none."""
+        return read_head(self.weights, self.family, self.settings, self.config)
 
     @property
     def biased(self) -> bool:

@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rank_collapse.report.claims import FINDING, OUTSIDE, WITHIN, Answer, Judged, counted
-from rank_collapse.report.wording import JOINTLY, count_line, holds_text, note, span, standing
+from rank_collapse.report.wording import (
+    JOINTLY,
+    count_line,
+    note,
+    quantity,
+    range_text,
+    span,
+    standing,
+)
 
 STEP, LABELS = 13, 18  # pixels: from row to row, and what the labels of the axis take
 EDGE = 0.06  # of the axis beyond the farthest value
@@ -27,13 +35,13 @@ class Axis(NamedTuple):
 
 
 def board(answers: Sequence[Answer], untested: Sequence[str] = ()) -> str:
-    """All statements: counts, a row each, and what was not tested."""
+    """All statements, folded under their counts: a row each, and what was not tested."""
+    marks = {answer: count for answer, count in counted(answers).items() if count}
+    marks |= {NOT_TESTED: len(untested)} if untested else {}
     counts = "".join(
         f'<span class="answer {_class(name)}">{name}: {count}</span>'
-        for name, count in counted(answers).items()
+        for name, count in marks.items()
     )
-    if untested:
-        counts += f'<span class="answer not-tested">{NOT_TESTED}: {len(untested)}</span>'
     rows = "".join(statement(answer) for answer in answers)
     left = "".join(
         f'<div class="statement"><p><span class="answer not-tested">{NOT_TESTED}</span> '
@@ -41,17 +49,17 @@ def board(answers: Sequence[Answer], untested: Sequence[str] = ()) -> str:
         for text in untested
     )
     return (
-        f'<section><h2 id="statements">Statements</h2><p class="counts">{counts}</p>'
-        f'<details class="verdicts"><summary>{_text(count_line(answers))}.</summary>'
-        f"<p>{_text(JOINTLY)}</p></details>{rows}{left}</section>"
+        f'<section><h2 id="statements">All statements</h2><p class="counts">{counts}</p>'
+        f"<p>{_text(count_line(answers))}</p>"
+        f"<details><summary>How they are judged</summary><p>{_text(JOINTLY)}</p></details>"
+        f"<details><summary>All statements</summary>{rows}{left}</details></section>"
     )
 
 
 def statement(answer: Answer) -> str:
     """One statement: its answer, its text and its forest plot; statistic and numbers unfold."""
     s, axis = answer.statement, axis_of(answer)
-    holds = f"; holds {holds_text(s)}" if s.claimed else ""
-    stands = f"; {standing(s)}" if s.claimed else ""
+    claimed = f"Claimed range: {range_text(s.claimed)}." if s.claimed else ""
     rows = "".join(
         f"<tr><td>{_text(j.row.setting)}</td><td>{forest(answer, [j], axis)}</td>"
         f'<td class="number">{_text(span(j))}; {_text(note(j.row))}</td>'
@@ -61,10 +69,11 @@ def statement(answer: Answer) -> str:
     return (
         f'<details class="statement"><summary>'
         f'<span class="answer {_class(answer.answer)}">{_text(answer.answer)}</span>'
-        f'<span>{_text(s.text)} <span class="source">{_text(s.source + stands)}</span></span>'
-        f"{forest(answer, answer.rows, axis, labels=True)}</summary>"
-        f"<div><p>Statistic: {_text(s.statistic)}{_text(holds)}</p>"
-        f'<div class="wide"><table>{rows}</table></div></div></details>'
+        f'<span>{_text(s.text)} <span class="source">{_text(s.source)}. '
+        f"{_text(standing(answer))}</span></span>"
+        f"<span>{forest(answer, answer.rows, axis, labels=True)}"
+        f'<span class="small">{_text(quantity(s))}</span></span></summary>'
+        f'<div><p>{_text(claimed)}</p><div class="wide"><table>{rows}</table></div></div></details>'
     )
 
 
@@ -76,7 +85,7 @@ def axis_of(answer: Answer) -> Axis:
     """
     claimed = [v for v in answer.statement.claimed or () if math.isfinite(v)]
     known = [j.row.estimate for j in answer.rows if j.row.estimate is not None]
-    ends = [v for j in answer.rows for v in j.interval or () if math.isfinite(v)]
+    ends = [v for j in answer.rows for v in j.interval if math.isfinite(v)]
     values = [float(v) for v in (*claimed, *known, *ends) if math.isfinite(v)] or [0.0]
     sizes = sorted(abs(v) for v in values if v) or [1.0]
     small = max(sizes[0], sizes[-1] * 1e-8)
@@ -140,7 +149,7 @@ def forest(answer: Answer, rows: Sequence[Judged], axis: Axis, *, labels: bool =
 def _row(judged, axis, y, answer):
     verdict = "finding" if answer == FINDING else judged.verdict
     parts = [f"<title>{_text(judged.row.setting)}: {_text(span(judged))} {_text(verdict)}</title>"]
-    if judged.interval is not None:
+    if judged.interval.known:
         low, high = (axis.place(v) for v in judged.interval)
         parts.append(f'<line x1="{low:.2f}%" x2="{high:.2f}%" y1="{y}" y2="{y}"/>')
     x = f"{axis.place(judged.row.estimate):.2f}%"

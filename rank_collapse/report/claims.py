@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.report.intervals import all_equal, mean_interval, wilson_interval
+from rank_collapse.report.intervals import Interval, all_equal, mean_interval, wilson_interval
 
 HOLDS, IN_PART, SOME_FAIL, FAILS, OPEN = ANSWERS = (
     "holds",
@@ -70,8 +70,8 @@ class Row:
     setting: str  # The network, task or size
     draws: int  # How many independent draws the interval rests on
     estimate: float | None  # Of the statistic; None where no draw has one
-    # level → the interval that holds it in that share of runs; None where so few draws give none
-    interval: Callable[[float], Range | None] = field(compare=False)
+    # level → the interval that holds it in that share of runs
+    interval: Callable[[float], Interval] = field(compare=False)
     why: str = ""  # What the numbers do not say by themselves
 
 
@@ -80,7 +80,7 @@ class Judged:
     """A row with its joint interval and one of `VERDICTS`."""
 
     row: Row
-    interval: Range | None
+    interval: Interval
     verdict: str
 
 
@@ -120,8 +120,8 @@ def of_mean(
 
     @cache
     def interval(level):
-        low, high = mean_interval(known, level)
-        return (scale(low), scale(high)) if math.isfinite(low) else None
+        found = mean_interval(known, level)
+        return Interval(*map(scale, found)) if found.known else found
 
     estimate = scale(math.fsum(known) / len(known)) if known else None
     return Row(key, setting, len(known), estimate, interval, _joined(reasons))
@@ -140,9 +140,9 @@ def of_share(
     @cache
     def interval(level):
         if total < FEWEST_OF_SHARE:
-            return None
+            return Interval()
         least, most = (wilson_interval(k, total + unknown, level) for k in (count, count + unknown))
-        return least[0], most[1]
+        return Interval(least.low, most.high)
 
     return Row(
         key,
@@ -193,7 +193,7 @@ def of_cases(key: str, setting: str, count: int, total: int, draws: int, *, why:
         setting,
         draws if total else 0,
         float(count) if total else None,
-        lambda level: (float(count), float(count)),
+        lambda level: Interval(float(count), float(count)),
         _joined([what, why]),
     )
 
@@ -242,10 +242,11 @@ def of_curve(key: str, setting: str, curve: Any, draws: Any, resolution: float =
 
     def interval(level):
         refused = math.floor((n + 1) * (1 - level) + 1e-9) / (n + 1)
-        return (p - refused, p - refused) if refused else None
+        return Interval(p - refused, p - refused) if refused else Interval()
 
     found = interval(1 - ERROR)
-    return Row(key, setting, n, found and found[0], interval, f"p = {p:.2g} with {n} draws")
+    estimate = found.low if found.known else None
+    return Row(key, setting, n, estimate, interval, f"p = {p:.2g} with {n} draws")
 
 
 def judged(rows: Sequence[Row], claimed: Range | None, beside: int = 0) -> tuple[Judged, ...]:
@@ -280,11 +281,11 @@ def judged(rows: Sequence[Row], claimed: Range | None, beside: int = 0) -> tuple
 
 
 def _interval(row, level):
-    return row.interval(level) if row.draws >= FEWEST_DRAWS else None
+    return row.interval(level) if row.draws >= FEWEST_DRAWS else Interval()
 
 
 def _side(interval, claimed):
-    if interval is None or claimed is None:
+    if claimed is None:
         return UNDECIDED
     (low, high), (least, most) = interval, claimed
     if least < low and high < most:

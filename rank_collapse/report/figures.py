@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from rank_collapse.report.intervals import Interval
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure as Figure
@@ -192,15 +194,10 @@ def outer_labels(axes: np.ndarray, xlabel: str | None = None, ylabel: str | None
 
 
 def interval(
-    ax: Axes, x: float, mean: float, ends: Any, label: str | None = None, index: int = 0
+    ax: Axes, x: float, mean: float, ends: Interval, label: str | None = None, index: int = 0
 ) -> None:
-    """A point with its interval.
-
-    Args:
-        ends: (low, high); None or infinite for a point alone.
-    """
-    known = ends is not None and all(map(np.isfinite, ends))
-    errors = [[max(mean - ends[0], 0.0)], [max(ends[1] - mean, 0.0)]] if known else None
+    """A point with its interval, where that is known."""
+    errors = [[max(mean - ends.low, 0.0)], [max(ends.high - mean, 0.0)]] if ends.known else None
     ax.errorbar(
         [x],
         [mean],

@@ -7,11 +7,24 @@ import math
 from collections.abc import Iterable
 from functools import lru_cache
 from statistics import NormalDist
+from typing import NamedTuple
 
 from rank_collapse.struct import refuse_if
 
 
-def mean_interval(values: Iterable[float], level: float = 0.95) -> tuple[float, float]:
+class Interval(NamedTuple):
+    """Both ends of an interval; that of a value of which nothing is known is (−∞, ∞)."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def known(self) -> bool:
+        """Whether both ends are finite."""
+        return math.isfinite(self.high - self.low)
+
+
+def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
     """Student's interval of a mean: x̄ ± t s/√n, t the quantile of n − 1 degrees of freedom.
 
     Of paired differences, one of two treatments of the same seeds is ahead where the interval lies
@@ -26,22 +39,22 @@ def mean_interval(values: Iterable[float], level: float = 0.95) -> tuple[float, 
         ValueError: A level that is no share.
 
     Returns:
-        (low, high): (−∞, ∞) of fewer than two seeds, and of seeds that are all equal. These say
-        nothing about their spread.
+        (−∞, ∞) of fewer than two seeds, of seeds that are all equal, which say nothing about their
+        spread, and where a value is not finite.
 
     Source: Student 1908, "The probable error of a mean".
     """
     values, upper = [float(v) for v in values], _upper(level)
     n = len(values)
-    if n < 2 or all_equal(values):
-        return -math.inf, math.inf
+    if n < 2 or not all(map(math.isfinite, values)) or all_equal(values):
+        return Interval()
     mean = math.fsum(values) / n
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
     half = _student(n - 1, upper) * deviation / math.sqrt(n)
-    return mean - half, mean + half
+    return Interval(mean - half, mean + half)
 
 
-def share_interval(values: Iterable[float | int], level: float = 0.95) -> tuple[float, float]:
+def share_interval(values: Iterable[float | int], level: float = 0.95) -> Interval:
     """Interval of the mean of numbers in [0, 1], which does not leave [0, 1].
 
     Wilson's with the sum as the count of draws that are all 0 or 1, or all equal: no draws in
@@ -55,21 +68,21 @@ def share_interval(values: Iterable[float | int], level: float = 0.95) -> tuple[
         ValueError: A number outside [0, 1] by more than float32's rounding.
 
     Returns:
-        (low, high): (0, 1) of no seeds.
+        (0, 1) of no seeds.
     """
     given = [float(v) for v in values]
     values = [min(max(v, 0.0), 1.0) for v in given]
     for own, share in zip(given, values, strict=True):
         refuse_if(not abs(own - share) < 1e-5, f"{own:g} is not in [0, 1], as a share is")
     if not values:
-        return 0.0, 1.0
+        return Interval(0.0, 1.0)
     if all_equal(values) or {*values} <= {0.0, 1.0}:
         return wilson_interval(math.fsum(values), len(values), level)
     low, high = mean_interval(values, level)
-    return max(low, 0.0), min(high, 1.0)
+    return Interval(max(low, 0.0), min(high, 1.0))
 
 
-def wilson_interval(count: float | int, total: int, level: float = 0.95) -> tuple[float, float]:
+def wilson_interval(count: float | int, total: int, level: float = 0.95) -> Interval:
     """Score interval of a share from `count` of `total`.
 
     (k + z²/2 ± z √(k(n − k)/n + z²/4)) / (n + z²), z the normal quantile of (1 + level)/2.
@@ -84,7 +97,7 @@ def wilson_interval(count: float | int, total: int, level: float = 0.95) -> tupl
     middle = count + z**2 / 2
     half = z * math.sqrt(count * (total - count) / total + z**2 / 4)
     low, high = (middle - half) / (total + z**2), (middle + half) / (total + z**2)
-    return 0.0 if count == 0 else low, 1.0 if count == total else high
+    return Interval(0.0 if count == 0 else low, 1.0 if count == total else high)
 
 
 def all_equal(values: Iterable[float]) -> bool:

@@ -5,64 +5,24 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rank_collapse.report.claims import Answer
 from rank_collapse.report.page import Section
-from rank_collapse.report.wording import count_line, holds_text
 
 COLORS = 64  # of a figure's palette: a third of its size, without a visible difference
-STATEMENTS = "results/statements.csv"
 
 
-def markdown(
-    title: str,
-    intro: str,
-    sections: Sequence[Section],
-    answers: Sequence[Answer] = (),
-    untested: Sequence[str] = (),
-    came_out: Mapping[str, str] | None = None,
-) -> tuple[str, dict[str, bytes]]:
+def markdown(title: str, intro: str, sections: Sequence[Section]) -> tuple[str, dict[str, bytes]]:
     """(the page, {path of a file relative to it, in results: a figure's PNG or numbers as CSV}).
 
     Args:
         sections: The experiments; their `details` say with what and how long they were made.
-        answers: To the statements that they test.
-        untested: Texts of those that they do not test.
-        came_out: {name of a section: what came out, in at most three sentences}.
     """
     files: dict[str, bytes] = {}
     parts = [f"# {title}", intro]
-    if answers or untested:
-        files[STATEMENTS] = table_of(judged_rows(answers))
-        parts.append(f"{count_line(answers)}. All rows with their intervals: [CSV]({STATEMENTS}).")
-        parts += [f"{len(untested)} statements of the list have no row here."] * bool(untested)
     for section in sections:
-        text, own = _section(section, (came_out or {}).get(section.name, ""))
+        text, own = _section(section)
         parts += text
         files |= own
     return "\n\n".join(part for part in parts if part) + "\n", files
-
-
-def judged_rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """A row for each setting of each statement, with the statement's answer."""
-    return [
-        {
-            "statement": a.key,
-            "text": a.statement.text,
-            "source": a.statement.source,
-            "statistic": a.statement.statistic,
-            "holds": holds_text(a.statement),
-            "answer": a.answer,
-            "setting": j.row.setting,
-            "verdict": j.verdict if a.statement.claimed else "",
-            "estimate": j.row.estimate,
-            "low": j.interval[0] if j.interval else None,
-            "high": j.interval[1] if j.interval else None,
-            "draws": j.row.draws,
-            "note": j.row.why,
-        }
-        for a in answers
-        for j in a.rows
-    ]
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -87,7 +47,7 @@ def small(png: bytes) -> bytes:
     return min(out.getvalue(), png, key=len)
 
 
-def _section(section, came_out):
+def _section(section):
     """(paragraphs, {path: content}) of one experiment: the first figure is on the page, further
     ones and the numbers are links."""
     paths = [f"results/{section.name}_{i}.png" for i in range(len(section.figures))]
@@ -99,8 +59,8 @@ def _section(section, came_out):
     if paths:
         parts += [f"![{section.title}]({paths[0]})", f"*{captions[0]}*"]
     parts.append(f"**The paper.** {section.claim}")
-    if came_out:
-        parts.append(f"**What came out.** {came_out}")
+    if section.came_out:
+        parts.append(f"**What came out.** {section.came_out}")
     if section.comparisons:
         numbers = f"results/{section.name}.csv"
         files[numbers] = table_of([vars(c) for c in section.comparisons])

@@ -1,18 +1,19 @@
-"""One self-contained HTML page of experiments: figures embedded, numbers, commands, verdicts.
+"""One self-contained HTML page: the findings with a picture each, sections, all statements.
 
 No script: what unfolds is a `details` element.
 """
 
 import base64
 import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rank_collapse.report.board import board
+from rank_collapse.report.board import board, statement
 from rank_collapse.report.claims import Answer, Row
 from rank_collapse.report.style import STYLE
-from rank_collapse.report.wording import number
+from rank_collapse.report.wording import counts, number
 
 UNFINISHED = ("waiting", "running")
 
@@ -33,9 +34,12 @@ class Section:
 
     name: str  # Anchor
     title: str  # Heading
-    claim: str  # What the paper says
+    claim: str  # What the paper says; "" where none does
     command: str  # How the numbers were made
     status: str = "done"  # "done", "failed", or one of `UNFINISHED`
+    finding: str = ""  # One sentence made of its numbers, which the page opens with
+    picture: bytes = b""  # PNG beside that sentence
+    came_out: str = ""  # What came out at full size, a paragraph of Markdown
     figures: Sequence[tuple[bytes, str]] = field(default=())  # (PNG bytes, caption) pairs
     claims: Sequence[Row] = field(default=())  # Of the statements, whose answers the page has
     comparisons: Sequence[Comparison] = field(default=())  # Numbers beside published ones
@@ -58,10 +62,11 @@ def render(
         answers: To the statements that they test.
         untested: Texts of the statements that they do not test.
     """
-    contents = '<a href="#statements">Statements</a>' if answers or untested else ""
-    contents += "".join(
+    contents = "".join(
         f'<a href="#{_text(s.name)}">{_text(s.title)}{_status(s)}</a>' for s in sections
     )
+    if has_board := bool(answers or untested):
+        contents += '<a href="#statements">All statements</a>'
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>{_text(title)}</title>"
@@ -69,8 +74,9 @@ def render(
         f'<meta name="color-scheme" content="light dark"><style>{STYLE}</style></head><body>\n'
         f'<nav class="side">{contents}</nav>\n<main><h1>{_text(title)}</h1><p>{_text(intro)}</p>\n'
         f'<details class="contents"><summary>Contents</summary><nav>{contents}</nav></details>\n'
-        + (board(answers, untested) if answers or untested else "")
-        + "\n".join(_section(s) for s in sections)
+        f"{_findings(sections)}\n"
+        + "\n".join(_section(s, answers) for s in sections)
+        + board(answers, untested) * has_board
         + f'\n<p class="small">{_text(footer)}</p></main></body></html>\n'
     )
 
@@ -109,40 +115,72 @@ def _folded(title, *parts):
     return f"<details><summary>{_text(title)}</summary>{''.join(parts)}</details>"
 
 
+def _image(png, alt):
+    data = base64.b64encode(png).decode()
+    return f'<img alt="{_text(alt)}" src="data:image/png;base64,{data}">'
+
+
 def _figure(figure):
     png, caption = figure
-    data = base64.b64encode(png).decode()
     return (
-        f'<figure><img alt="{_text(caption)}" src="data:image/png;base64,{data}">'
+        f'<figure><div class="wide">{_image(png, caption)}</div>'
         f"<figcaption>{_text(caption)}</figcaption></figure>"
     )
 
 
-def _section(section):
-    """Figure first, what the paper says and what came out; the rest unfolds."""
+def _findings(sections):
+    """A card for each section with a finding: its picture, the sentence, and a link to it."""
+    cards = "".join(
+        f'<a class="card" href="#{_text(s.name)}">{_image(s.picture, s.finding)}'
+        f'<p>{_text(s.finding)}</p><p class="small">{_text(s.title)}</p></a>'
+        for s in sections
+        if s.finding and s.picture
+    )
+    return f'<div class="cards">{cards}</div>' if cards else ""
+
+
+def _section(section, answers):
+    """What was found, what the paper says, what came out and the figure; the rest unfolds."""
     head = f'<h2 id="{_text(section.name)}">{_text(section.title)}{_status(section)}</h2>'
     if section.status in UNFINISHED:
         return f"<section>{head}</section>"
+    said = {
+        "": section.finding,
+        "The paper: ": section.claim,
+        "What came out at full size: ": section.came_out,
+    }
     parts = [f"<section>{head}"]
-    parts += [_figure(figure) for figure in section.figures[:1]]
-    parts.append(f'<p class="claim">{_text(section.claim)}</p>')
-    compared = any(c.published is not None for c in section.comparisons)
+    parts += [f"<p><b>{k}</b>{_text(_without_links(v))}</p>" for k, v in said.items() if v]
     if section.error:
         parts.append(f"<pre>{_text(section.error)}</pre>")
-    if further := section.figures[1:]:
-        count = f"{len(further)} more figure{'s' * (len(further) != 1)}"
-        parts.append(_folded(count, *map(_figure, further)))
+    parts += [_figure(figure) for figure in section.figures[:1]]
+    if section.table:
+        parts.append(_wide(table_of(section.table)))
+    keys = {row.key for row in section.claims}
+    if tested := [answer for answer in answers if answer.key in keys]:
+        parts.append(_folded(f"Statements: {counts(tested)}", *map(statement, tested)))
     if section.comparisons:
+        compared = any(c.published is not None for c in section.comparisons)
         beside = "<th>published</th>" * compared
         head = f"<tr><th>quantity</th><th>measured</th>{beside}<th></th></tr>"
         rows = "".join(_row(c, compared) for c in section.comparisons)
-        table = f'<div class="wide"><table>{head}{rows}</table></div>'
-        parts.append(_folded("Numbers" + ", beside published ones" * compared, table))
-    if section.table:
-        parts.append(f'<div class="wide">{table_of(section.table)}</div>')
+        title = "Numbers" + ", beside published ones" * compared
+        parts.append(_folded(title, _wide(f"<table>{head}{rows}</table>")))
+    if further := section.figures[1:]:
+        count = f"{len(further)} more figure{'s' * (len(further) != 1)}"
+        parts.append(_folded(count, *map(_figure, further)))
     details = f'<p class="small">{_text(section.details)}</p>' if section.details else ""
-    parts.append(_folded("Command", f"<pre>{_text(section.command)}</pre>", details))
+    parts.append(_folded("Command and time", f"<pre>{_text(section.command)}</pre>", details))
     return "\n".join(parts) + "</section>"
+
+
+def _wide(table):
+    return f'<div class="wide">{table}</div>'
+
+
+def _without_links(text):
+    """Markdown's links as their text."""
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
 
 
 def _row(c, compared):

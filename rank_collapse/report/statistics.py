@@ -6,22 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.report.intervals import mean_interval, share_interval
-
-# Columns of tables that are shares or 1 and 0 of a seed: their intervals stay within [0, 1].
-SHARES = frozenset(
-    (
-        "accuracy",
-        "exact",
-        "exact_match",
-        "failed",
-        "diverged",
-        "fell",
-        "trains",
-        "saturated",
-        "largest_weight",
-    )
-)
+from rank_collapse.report.intervals import Interval, mean_interval, share_interval
 
 
 def number(value: Any) -> float | None:
@@ -29,40 +14,12 @@ def number(value: Any) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def numbers(values: Any) -> list[float | None]:
-    """`number` of each value [k]."""
-    return [number(value) for value in values]
-
-
-def moments(values: Any, *, interval: bool = True, share: bool = False) -> dict[str, Any]:
-    """Mean, standard deviation and 95 % interval over seeds.
-
-    Args:
-        values: One per seed, [s, ...].
-        interval: Whether to give the interval of the mean, as `mean_and_ends` does.
-        share: Whether the values are shares.
-
-    Returns:
-        {"mean": [...], "std": [...], "interval": [2, ...]}; no interval of one seed, nor where a
-        value is not finite, and None for the ends that seeds do not tell.
-    """
-    values = np.asarray(values, float)
-    found = {"mean": values.mean(axis=0).tolist(), "std": values.std(axis=0).tolist()}
-    if interval and len(values) > 1 and np.isfinite(values).all():
-        columns = values.reshape(len(values), -1).T
-        ends = np.array([mean_and_ends(column, share=share)[1:] for column in columns])
-        found["interval"] = ends.T.reshape(2, *values.shape[1:]).tolist()
-    return found
-
-
-def mean_and_ends(values: Any, *, share: bool = False) -> list[float | None]:
-    """[mean, low, high] over seeds [s], of shares within [0, 1]; None for ends that are not known:
-    of one seed, of seeds that are no number, and of numbers that are all equal and no shares."""
+def mean_of(values: Any, *, share: bool = False) -> tuple[float, Interval]:
+    """(mean, 95 % interval) over seeds [s], of shares within [0, 1]; not known of one seed."""
     values = [float(v) for v in values]
-    low = high = math.nan
-    if len(values) > 1 and all(map(math.isfinite, values)):
-        low, high = (share_interval if share else mean_interval)(values)
-    return [float(np.mean(values)), *((low, high) if math.isfinite(low) else (None, None))]
+    known = len(values) > 1 and all(map(math.isfinite, values))
+    interval = (share_interval if share else mean_interval)(values) if known else Interval()
+    return float(np.mean(values)), interval
 
 
 def by_seed(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -72,14 +29,11 @@ def by_seed(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"seed": s} | {name: own[s] for name, own in values.items()} for s in range(count)]
 
 
-def between(found: list[Any] | dict[str, Any], digits: int = 3) -> str:
-    """A mean with its interval, "0.123 (0.100 to 0.200)", from `moments` or `mean_and_ends`."""
-    if isinstance(found, dict):
-        mean, (low, high) = found["mean"], found.get("interval", (None, None))
-    else:
-        mean, low, high = found
+def between(found: tuple[float, Interval], digits: int = 3) -> str:
+    """A mean with its interval where it is known, "0.123 (0.100 to 0.200)", from `mean_of`."""
+    mean, (low, high) = found
     text = f"{mean:.{digits}f}"
-    return text if low is None else f"{text} ({low:.{digits}f} to {high:.{digits}f})"
+    return f"{text} ({low:.{digits}f} to {high:.{digits}f})" if found[1].known else text
 
 
 def slope(x: Any, y: Any) -> np.ndarray:
@@ -91,15 +45,6 @@ def slope(x: Any, y: Any) -> np.ndarray:
     away = x - x.mean()
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(y @ away / (away @ away))
-
-
-def order_of(a: Any, b: Any) -> float | None:
-    """Spearman's rank correlation of two arrays; None where one is empty or constant."""
-    from scipy import stats
-
-    if any(np.size(v) == 0 or np.ptp(v) == 0 for v in (a, b)):
-        return None
-    return float(stats.spearmanr(a, b).statistic)
 
 
 def geometric_mean(values: Any) -> np.ndarray:

@@ -24,6 +24,11 @@ details.contents { display: none }
 summary { cursor: pointer }
 section > details { margin: .5em 0 }
 section > details:not(.statement) > summary { color: var(--soft) }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(19em, 1fr)); gap: 1.6em;
+         margin: 1.4em 0 }
+.card { text-decoration: none } .card img { width: 100%; background: #fff; border-radius: 4px }
+.card p { margin: .4em 0 } .card .small::before { content: "→ " }
+.card:hover .small { text-decoration: underline }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; margin: .6em 0; font-size: 14px; width: 100% }
 th, td { text-align: left; padding: .3em .8em .3em 0; border-bottom: 1px solid var(--line);
@@ -32,8 +37,8 @@ td.number { font-variant-numeric: tabular-nums }
 pre { background: var(--fold); padding: .7em 1em; white-space: pre-wrap; overflow-wrap: anywhere;
       font-size: 13px }
 figure { margin: 0 0 1em } figcaption { color: var(--soft); font-size: 13.5px; margin-top: .3em }
-figure img { max-width: 100%; background: #fff; border-radius: 4px }
-.claim, .small, .source { color: var(--soft) } .small { font-size: 13px }
+figure img { max-width: 100%; display: block; background: #fff; border-radius: 4px }
+.small, .source { color: var(--soft) } .small { font-size: 13px }
 .answer { font-weight: 600; white-space: nowrap }
 .holds, .within { color: var(--holds) } .holds-in-part { color: var(--part) }
 .does-not-hold, .outside, .failed { color: var(--fails) }
@@ -62,7 +67,9 @@ svg.forest { display: block; width: 100%; overflow: visible; font: 12px system-u
 @media (max-width: 700px) {
   .statement > summary { grid-template-columns: minmax(0, 1fr) }
   .statement > div { padding: .4em .6em }
-  figure { overflow-x: auto } figure img { max-width: none; width: 620px }
+  .wide { border-right: 3px double var(--line) } .wide > * { min-width: 620px }
+  .wide::before { content: "↔ wider than the screen: scroll sideways"; position: sticky; left: 0;
+                  color: var(--soft); font-size: 12px }
 }
 @media print {
   :root { --ink: #000; --soft: #444; --line: #bbb; --back: #fff; --fold: #fff; --claimed: #e4eef7;

@@ -17,15 +17,15 @@ from rank_collapse.report.claims import (
 )
 
 JOINTLY = (
-    "Each line is one setting, with its 95 % interval; the intervals of a statement hold jointly "
-    "(Holm). Those of means are Student's and presume draws that are near normal, those of shares "
-    "are Wilson's. Within: all of the interval is in the claimed range, outside: none of it, "
-    "undecided: part of it, or too few draws. A statement holds where all settings are within, in "
-    "part where some are. It does not hold where all are outside, or one is outside of a statement "
-    "without exceptions, and not in all settings where some are outside and the others undecided. "
-    "Else it cannot be said. Confirmed: the answer is that of a run on seeds "
-    "that were never used, after the last change of the statistic or the range. Findings are what "
-    "no paper says; they have no answer."
+    "Each line is one setting with its 95 % interval; the intervals of a statement hold jointly "
+    "(Holm). Those of means are Student's and presume draws that are near normal; those of shares "
+    "are Wilson's. A setting is within where all of its interval lies in the claimed range, "
+    "outside where none of it does, and undecided otherwise or with too few draws. A statement "
+    "holds where all settings are within, and in part where some are. It does not hold where all "
+    "are outside, or where one is outside of a statement without exceptions, and not in all "
+    "settings where some are outside and the others undecided. Otherwise it cannot be said. New "
+    "seeds are seeds that were never used before the last change of the statistic or the range. "
+    "Findings are what no paper says; they get no answer."
 )
 
 
@@ -38,14 +38,18 @@ def number(value: Any) -> str:
     return str(value)
 
 
+def counts(answers: Sequence[Answer]) -> str:
+    """ "holds 24, holds in part 7"; findings are not counted."""
+    return ", ".join(f"{answer} {n}" for answer, n in counted(answers).items() if n) or "findings"
+
+
 def count_line(answers: Sequence[Answer]) -> str:
-    """ "3 statements tested in 9 rows: holds: 2, ... Chance alone ... to 0.15 of them"."""
+    """ "Statements tested: 3, in settings: 9. Answers: holds 2, … At most 0.15 … by chance."."""
     tested = [a for a in answers if a.answer != FINDING]
-    counts = ", ".join(f"{answer}: {n}" for answer, n in counted(tested).items())
-    rows = sum(len(a.rows) for a in tested)
+    settings = sum(len(a.rows) for a in tested)
     return (
-        f"{len(tested)} statement{'s' * (len(tested) != 1)} tested in {rows} rows: {counts}. "
-        f"On average chance gives a row of {by_chance(tested):.2g} of them a wrong verdict at most"
+        f"Statements tested: {len(tested)}, in settings: {settings}. Answers: {counts(tested)}. "
+        f"At most {by_chance(tested):.2g} of the answers are expected to be wrong by chance."
     )
 
 
@@ -66,13 +70,21 @@ def holds_text(statement: Statement) -> str:
     return f"where the share of draws {each} is {found}" if each else found
 
 
-def standing(statement: Statement) -> str:
-    """ "on new seeds: holds", or "not confirmed on new seeds"; of a finding nothing."""
-    if statement.claimed is None:
+def quantity(statement: Statement) -> str:
+    """What the intervals of a statement are of: its statistic, or the share of draws in a range."""
+    each = range_text(statement.each)
+    return statement.statistic + (f": share of draws {each}" if each else "")
+
+
+def standing(answer: Answer) -> str:
+    """Whether a run on new seeds gave the same answer, a sentence; of a finding nothing."""
+    confirmed = answer.statement.confirmed.partition(": ")[2]
+    if answer.answer == FINDING:
         return ""
-    if not statement.confirmed:
-        return "not confirmed on new seeds"
-    return f"on new seeds: {statement.confirmed.partition(': ')[2]}"
+    if not confirmed:
+        return "Not tested on new seeds."
+    same = confirmed == answer.answer
+    return "New seeds gave the same answer." if same else f"New seeds gave: {confirmed}."
 
 
 def span(judged: Judged) -> str:
@@ -80,16 +92,15 @@ def span(judged: Judged) -> str:
     if judged.row.estimate is None:
         return "—"
     estimate, interval = number(judged.row.estimate), judged.interval
-    if interval is None or interval[0] == interval[1]:
+    if not interval.known or interval.low == interval.high:
         return estimate
-    return f"{estimate} ({number(interval[0])} to {number(interval[1])})"
+    return f"{estimate} ({number(interval.low)} to {number(interval.high)})"
 
 
 def answer_lines(answer: Answer) -> str:
     """ "holds          Section 3.1: ..." and a line for each of its rows."""
     s = answer.statement
-    stands = f" ({standing(s)})" if s.claimed else ""
-    lines = [f"{answer.answer:14s} {s.source}: {s.text}{stands}"]
+    lines = [f"{answer.answer:14s} {s.source}: {s.text} {standing(answer)}".rstrip()]
     for judged in answer.rows:
         verdict = "" if answer.answer == FINDING else judged.verdict
         lines.append(f"    {verdict:10s} {judged.row.setting}: {span(judged)}; {note(judged.row)}")

@@ -32,7 +32,7 @@ FILES = {
 }
 BERT = "--checkpoints={golden}/bert --token_ids={tmp}/ids --initialisation=false"
 VIT = "--checkpoints={golden}/vit-wide"
-OF_TRAINING = "--parts=encoders,training"
+OF_TRAINING = "--training"
 # {experiment: {flags: what the line says}}, {tmp} the folder of the files above
 MISTAKES = {
     "run_collapse": {
@@ -66,11 +66,8 @@ MISTAKES = {
     "run_stability": {
         "--designs=nowhere": "--designs=nowhere is not one of",
         "--designs=": "--designs is empty",
-        "--parts=decoders": "--parts=decoders is not one of encoders, encoder_decoders, training",
-        "--parts=training": "--parts=training measures no network at initialisation",
-        "--pair_depths=2": "--pair_depths=2 is fewer than two depths",
         "--depths=6": "--depths=6 is fewer than two depths",
-        "--layer_depths=6,x": "flag --layer_depths=6,x",
+        "--designs=branch_norm": "does not cover norm_placement='branch'",
         "--num_heads=3": "num_heads=3 does not divide d_model=4",
         "--update_size=0": "--update_size=0.0 is no update of the weights",
         "--d_model=2": "d_model=2",
@@ -78,12 +75,10 @@ MISTAKES = {
         f"{OF_TRAINING} --train_designs=": "--train_designs is empty",
     },
     "run_trainability": {
-        "--parts=all": "all",
         "--designs=best": "best",
         "--depths=0": "--depths",
         "--depths=1,": "--depths",
         "--depths=1,x": "--depths",
-        "--border_gains=nan": "--border_gains",
         "--warmup=-1": "-1",
         "--task=sum": "sum",
     },
@@ -121,34 +116,6 @@ MISTAKES = {
         "--task_name=MNLI": "task_name",
         "--data_dir={tmp}/columns": "sentence1",
         "--data_dir={tmp}/rows": "no rows",
-    },
-    "run_phase": {
-        "--x=gamma": "--x=gamma is not one of score_scale, skip_gain",
-        "--y=score_scale": "are the same axis",
-        "--x_range=2,1": "is not two increasing values",
-        "--cosine=1": "a cosine of 1 is not in",
-        "--variant=ssd": "does not cover mask='none'",
-        "--variant=critical": "--x=score_scale is not one of",
-        "--convex": "--y=skip_gain is not one of",
-        "--x=mlp_gain --mlp=none": "--x=mlp_gain is not one of",
-        "--noattention_skip --mlp=none": "--y=skip_gain is not one of",
-        "--figure=cowsik4 --level=99": "--level=99: no theory of the residual kept",
-        "--figure=mindthegap --level=0.5": "--level=0.5: no theory of the residual kept",
-        "--mask=causal --level=0.5": "--level=0.5: no theory of the residual kept",
-        "--train --train_steps=0": "--train_steps=0 trains no cell",
-        "--figure=mindthegap --train": "--figure=mindthegap has no cells",
-        "--figure=geshkovski --x_range=-1,2": "a time or β is negative",
-        "--figure=geshkovski --num_x=9 --x_range=0,0.5": "less than a step",
-    },
-    "run_cures": {
-        "--designs=admin": "--designs=admin is not one of",
-        "--variants=soft": "--variants=soft is not one of",
-        "--variants=ssd --mask=none": "does not cover mask='none'",
-        "--designs=": "--designs is empty",
-        "--factors=color:1:2": "'color' is not one of depth, width",
-        "--factors=depth:1.5:2": "--factors=depth:1.5:2 is not depth:low:high",
-        "--factors=depth:4:2": "0 < low < high",
-        "--factors=heads:2:3": "num_heads=3 does not divide d_model=4",
     },
     "check_bounds": {"--cases=9x9x9": "--cases=9x9x9 is not one of 8x16x1", "--sizes=0": "--sizes"},
     "run_architectures": {

@@ -13,19 +13,18 @@ from pathlib import Path
 
 import jax
 import pytest
-from experiments.shell.process import Ended
 from PIL import Image
 from statement_dates import KEPT, REWORDINGS, dates_of, under_old_dates
 
-from experiments import reproduce, run_architectures, run_path_counts, run_phase
+from experiments import reproduce, run_architectures, run_path_counts
 from experiments.reproducing import results_page, sections, unfinished
-from experiments.reproducing.statements_page import COLUMNS, PAGE, at_full_size, known_answers, page
 from experiments.shell import cli, statements
 from experiments.shell.experiment import experiment_of, experiments_of
+from experiments.shell.jobs import Ended
 from experiments.shell.statements import STATEMENTS
 from rank_collapse import report
 from rank_collapse.report import claims
-from rank_collapse.report.claims import ANSWERS, FINDING, MORE_THAN_HALF
+from rank_collapse.report.claims import MORE_THAN_HALF
 from rank_collapse.runs import RunError
 
 
@@ -47,7 +46,7 @@ def test_every_experiment_is_found_and_its_presets_are_accepted():
         for preset in own.presets:
             for arguments in own.runs(preset).values():
                 cli.parse(module.FLAGS, list(arguments))
-    assert reproduce.EXPERIMENTS[:2] == ["run_collapse", "run_path_counts"]
+    assert reproduce.EXPERIMENTS[:2] == ["run_trained", "run_collapse"]
     assert "check_profiles" not in reproduce.EXPERIMENTS
 
 
@@ -98,20 +97,18 @@ def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypa
     shown, path = [], tmp_path / "report.html"
 
     def failing(commands, environments, ended):
-        assert list(commands) == ["run_path_counts", "run_phase"]  # the cheaper first
+        assert list(commands) == ["run_path_counts", "run_path_chains"]  # in the report's order
         shown.append(path.read_text())
         ended("run_path_counts", Ended(2, "half way\nerror: no luck\n", 1.0))
         shown.append(path.read_text())
-        ended("run_phase", Ended(2, "", 1.0))
+        ended("run_path_chains", Ended(2, "", 1.0))
 
-    one = dataclasses.replace(experiment_of("run_phase"), presets={"quick": ""})
-    monkeypatch.setattr(run_phase, "EXPERIMENT", one)
-    monkeypatch.setattr(unfinished, "run_in_workers", failing)
-    arguments = ["--only=run_path_counts,run_phase", f"--output_dir={tmp_path}", "--jobs=1"]
+    monkeypatch.setattr(unfinished, "run_all", failing)
+    arguments = ["--only=run_path_counts,run_path_chains", f"--output_dir={tmp_path}", "--jobs=1"]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 1
     states = [dict(re.findall(r'<h2 id="(run_\w+)">[^<]*<span[^>]*>(\w+)<', p)) for p in shown]
-    assert states[0] == {"run_path_counts": "running", "run_phase": "waiting"}
-    assert states[1] == {"run_path_counts": "failed", "run_phase": "running"}
+    assert states[0] == {"run_path_counts": "running", "run_path_chains": "waiting"}
+    assert states[1] == {"run_path_counts": "failed", "run_path_chains": "running"}
     assert "error: no luck" in shown[1]
     assert "exit code 2" in path.read_text() and "half way" in path.read_text()
     printed = capfd.readouterr()
@@ -133,13 +130,11 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
     text, table = path.read_text(), path.parent / "results" / "run_path_counts.csv"
     assert "H=2, L=3 (H=2, L=3)" in table.read_text() and "H=2, L=2" not in table.read_text()
     assert ", 12 s, " in text and "sizes “paper”" in text and f"JAX {jax.__version__}" in text
-    assert f"**What came out.** {results_page.came_out('run_path_counts')}\n" in text
+    assert f"**What came out.** {sections.came_out('run_path_counts')}\n" in text
     assert "not run" in (tmp_path / "docs" / "statements.md").read_text()
     named = re.findall(r"\]\((results/.*?)\)", text)
-    assert named == [
-        f"results/{n}" for n in ("statements.csv", "run_path_counts_0.png", table.name)
-    ]
-    with Image.open(tmp_path / "docs" / named[1]) as drawn:
+    assert named == [f"results/{n}" for n in ("run_path_counts_0.png", table.name)]
+    with Image.open(tmp_path / "docs" / named[0]) as drawn:
         assert drawn.mode == "P" and drawn.size == (64, 64)
     shutil.rmtree(tmp_path / "run" / "paper")
     text = results_page.write_markdown(tmp_path / "run", tmp_path / "docs").read_text()
@@ -207,33 +202,15 @@ A_FILE = "cannot write to {0}/file: File exists"
         # What every child would refuse.
         ("--run_name=-1", "--run_name='-1' is not a folder name"),
         ("--run_name=..", "--run_name='..' is not a folder name"),
-        ("--num_devices=٢", "--num_devices=٢ is not written in the digits 0 to 9"),
     ],
 )
 def test_what_is_refused_before_anything_runs(given, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(unfinished, "run_in_workers", lambda *a: pytest.fail("started"))
+    monkeypatch.setattr(unfinished, "run_all", lambda *a: pytest.fail("started"))
     (tmp_path / "file").write_text("")
     arguments = [f"--output_dir={tmp_path}/out", *given.format(tmp_path).split()]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 2
     error = capsys.readouterr().err
     assert message.format(tmp_path) in error and error.count("\n") == 1
-
-
-def row(key, answer, sizes="paper", date="2026-11-24"):
-    return dict(zip(COLUMNS, (key, answer, sizes, date, "within: x"), strict=True))
-
-
-def test_the_page_is_the_table_with_its_answers():
-    known = known_answers()
-    assert page(known) == PAGE.read_text("utf-8"), "python tests/site_pages.py --write renews it"
-    assert known.keys() <= STATEMENTS.keys()
-    assert {r["answer"] for r in known.values()} <= {*ANSWERS, FINDING}
-    text = page({"rate": row("rate", "holds in part"), "norm": row("norm", "holds")})
-    assert "| **holds in part**<br>new seeds: holds | **rate** (theorems 2.2 and 2.3): " in text
-    assert "| **holds**<br>confirmed | **norm** (section 3.3): " in text
-    assert text.count("\n| **not run**") == len(STATEMENTS) - 2
-    by_chance = 0.05 * sum(s.claimed is not None for s in STATEMENTS.values())
-    assert f"{by_chance:.1f} statements of all" in text
 
 
 def test_no_statistic_or_range_changes_under_an_old_date():
@@ -266,16 +243,3 @@ def test_every_statement_says_what_decides_it(key):
     sources = (p.read_text() for p in Path(statements.__file__).parents[1].rglob("*.py"))
     with_key = [text for text in sources if re.search(rf'"{re.escape(key)}"', text)]
     assert len(with_key) > 1  # the list of statements, and an experiment
-
-
-def test_answers_at_full_size_have_their_date():
-    now = {
-        "rate": row("rate", "holds in part", date="2026-11-23"),
-        "norm": row("norm", "holds", "paper and quick"),
-        "circle": row("circle", "holds", date="2000-01-01"),
-        "width": row("width", FINDING),
-    }
-    assert at_full_size(now) == {
-        "rate": "at full size, 2026-11-23: holds in part",
-        "circle": "at full size, 2000-01-01, before its test changed: holds",
-    }

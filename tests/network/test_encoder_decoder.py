@@ -157,24 +157,20 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", slow_if(KINDS, "XLNet's positions", "tied", "several streams"))
-def test_cached_decoding_is_uncached_decoding_and_teacher_forcing_agrees(kind):
+def test_teacher_forcing_agrees_with_decoding(kind):
     made = config(**KINDS[kind])
 
     @jax.jit
     @jax.vmap
     def three(params):
         options = {"begin": BEGIN, "end": END, "max_len": 6, "source_mask": EXISTS}
-        one, other = (
-            rc.greedy_decode(params, SOURCES, made, cached=c, **options) for c in (True, False)
-        )
+        one = rc.greedy_decode(params, SOURCES, made, **options)
         read = encoder_decoder.shifted(one.tokens, BEGIN)
         trace = apply(params, SOURCES, read, made, source_mask=EXISTS)
-        return one, other, trace.logits
+        return one, trace.logits
 
     networks = [drawn(made, seed) for seed in range(8)]
-    one, other, forced = three(jax.tree.map(lambda *a: jnp.stack(a), *networks))
-    np.testing.assert_array_equal(one.tokens, other.tokens)
-    np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
+    one, forced = three(jax.tree.map(lambda *a: jnp.stack(a), *networks))
     np.testing.assert_allclose(one.logits, forced, atol=1e-5)
     # Equal tokens alone would not show a place that is off by one; a tied output repeats itself.
     assert made.tied_output or max(len(set(tokens)) for tokens in one.tokens.tolist()) > 2

@@ -55,7 +55,11 @@ def hostile_page():
         claim=HOSTILE,
         command=HOSTILE,
         status=HOSTILE,
+        finding=HOSTILE,
+        picture=b"png",
+        came_out=HOSTILE,
         figures=[(b"png", HOSTILE), (b"png", HOSTILE)],
+        claims=rows,
         table=[{HOSTILE: HOSTILE}],
         comparisons=[report.Comparison(HOSTILE, HOSTILE, HOSTILE, HOSTILE)],
         details=HOSTILE,
@@ -71,7 +75,7 @@ def test_hostile_names_stay_text():
     names = {name for _, attributes in seen.tags for name in attributes}
     assert not any(name.startswith("on") for name in names)
     sources = [a["src"] for tag, a in seen.tags if tag == "img"]
-    assert len(sources) == 2 and all(s.startswith("data:image/png;base64,") for s in sources)
+    assert len(sources) == 3 and all(s.startswith("data:image/png;base64,") for s in sources)
     assert "http" not in hostile_page()
     assert seen.text.count("alert('1')") > 15
 

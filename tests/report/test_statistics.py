@@ -10,43 +10,27 @@ from scipy import stats
 
 from rank_collapse.report import statistics
 from rank_collapse.report.intervals import (
+    Interval,
     fisher_exact,
     mean_interval,
     share_interval,
     wilson_interval,
 )
 
-VALUES = np.random.default_rng(0).normal(2.0, 1.0, (5, 3))
+VALUES = np.random.default_rng(0).normal(2.0, 1.0, 5)
 
 
-def test_moments_are_those_of_the_seeds():
-    found = statistics.moments(VALUES)
-    np.testing.assert_allclose(found["mean"], VALUES.mean(axis=0))
-    np.testing.assert_allclose(found["std"], VALUES.std(axis=0))
-    ends = stats.t.interval(0.95, 4, VALUES.mean(axis=0), stats.sem(VALUES, axis=0))
-    np.testing.assert_allclose(found["interval"], ends, rtol=1e-9)
-    mean, low, high = statistics.mean_and_ends(VALUES[:, 0])
-    assert (mean, low, high) == pytest.approx((VALUES[:, 0].mean(), ends[0][0], ends[1][0]))
-    assert statistics.moments(VALUES[:, 0])["mean"] == pytest.approx(mean)
-
-
-def test_one_seed_has_no_interval():
-    assert "interval" not in statistics.moments(VALUES[:1])
-    assert "interval" not in statistics.moments(VALUES, interval=False)
-    assert "interval" not in statistics.moments([1.0, np.nan])
-    assert statistics.mean_and_ends([2.0]) == [2.0, None, None]
-
-
-def test_intervals_of_shares_and_of_equal_seeds():
-    shares = np.array([[1.0, 1.0], [1.0, 0.6], [0.4, 1.0]])
-    low, high = np.array(statistics.moments(shares, share=True)["interval"])
-    assert (low >= 0).all() and (high == 1).all() and (low < shares.mean(axis=0)).all()
-    assert np.max(statistics.moments(shares)["interval"]) > 1
-    assert statistics.mean_and_ends(shares[:, 0], share=True)[1:] == [low[0], high[0]]
-    assert statistics.mean_and_ends([2.0, 2.0]) == [2.0, None, None]
-    assert statistics.moments([[2.0, 1.0], [2.0, 3.0]])["interval"][0][0] is None
-    assert statistics.mean_and_ends([1.0], share=True) == [1.0, None, None]
-    assert statistics.mean_and_ends([1.0, np.nan], share=True)[1:] == [None, None]
+def test_a_mean_has_its_interval_where_seeds_tell_it():
+    mean, ends = statistics.mean_of(VALUES)
+    wanted = stats.t.interval(0.95, 4, VALUES.mean(), stats.sem(VALUES))
+    assert (mean, *ends) == pytest.approx((VALUES.mean(), *wanted), rel=1e-9)
+    shares = [1.0, 1.0, 0.4]
+    assert statistics.mean_of(shares)[1].high > 1
+    assert statistics.mean_of(shares, share=True)[1] == share_interval(shares)
+    for values, share in (([2.0], False), ([2.0, 2.0], False), ([1.0], True), ([1, np.nan], True)):
+        assert not statistics.mean_of(values, share=share)[1].known
+    assert statistics.between(statistics.mean_of([2.0])) == "2.000"
+    assert statistics.between((0.1, Interval(0.05, 0.2)), 2) == "0.10 (0.05 to 0.20)"
 
 
 def test_slopes_are_least_squares():
@@ -63,7 +47,7 @@ def test_a_geometric_mean_needs_values_above_zero():
 
 
 def test_what_is_no_number_is_none_in_json():
-    found = statistics.numbers(np.array([1.5, np.nan, -np.inf], np.float32))
+    found = [*map(statistics.number, np.array([1.5, np.nan, -np.inf], np.float32))]
     assert json.dumps(found, allow_nan=False) == "[1.5, null, null]"
 
 

@@ -1,4 +1,4 @@
-"""Closed laws of phases, mixing rates and the sphere against Monte Carlo and exact cases."""
+"""Closed laws of phases and masks against Monte Carlo and exact cases."""
 
 import functools
 
@@ -12,7 +12,7 @@ from scipy.integrate import quad
 
 import rank_collapse as rc
 from rank_collapse.network import AttentionContext, variant_heads
-from rank_collapse.theory import expected_pass, mixing_rates, phases, sphere, update_sizes
+from rank_collapse.theory import expected_pass, phases, update_sizes
 
 
 @functools.cache
@@ -136,10 +136,6 @@ def test_phase_profile_walks_its_steps():
 test_other_placements_are_refused = refused(
     [
         (lambda: phases.attention_step(1.0, 0.0, 1.0, 1.0, "none"), "placement='none'"),
-        (
-            lambda: sphere.equiangular_cosine(0.1, 2.0, 5, 1, placement="none"),
-            "placement='none'",
-        ),
     ]
 )
 
@@ -204,63 +200,6 @@ def angle(x):
     return np.log(np.mean(np.var(unit(x), axis=1), axis=1))
 
 
-@pytest.mark.parametrize("ratio", [1.0, 0.25])
-def test_spectral_gap_of_random_attention(ratio):
-    n, std, draws = 200, 0.8, 16
-    d = int(n / ratio)
-    a = softmax(std * rng(10).normal(size=(draws, n, n)))
-    x = rng(11).normal(size=(draws, n, d))
-    edge = 2 * n ** (-2 / 3)  # how far the largest value is from its limit, relative
-    for matrix, per_feature in ((a, None), (a @ x, ratio)):
-        squares = np.linalg.eigvalsh(matrix @ matrix.swapaxes(1, 2))
-        law = float(mixing_rates.spectral_ratio(std, n, per_feature))
-        agree(np.sqrt(squares[:, -2] / squares[:, -1]), law, edge * law)
-
-
-def test_equiangular_tokens_on_the_sphere():
-    n, c, beta = 5, 0.1, 2.0
-    with jax.enable_x64(True):
-        x = jnp.asarray(roots(n, c))
-        path = sphere.trajectory(x, beta, 400, 0.01)
-        cosines = np.einsum("td,td->t", path[:, 0], path[:, 1])
-        law = np.asarray(sphere.equiangular_cosine(c, beta, n, 400, 0.01))
-    np.testing.assert_allclose(cosines, law, atol=0.01)  # Euler's own error at dt = 0.01
-    assert law[-1] > 0.99
-
-
-@pytest.mark.parametrize("placement", sphere.PLACEMENTS[1:])
-def test_norms_slow_the_collapse(placement):
-    """Against tokens that are moved in small steps as the network's norms have it."""
-    n, c, beta, gain, dt, steps = 5, 0.1, 2.0, 0.7, 0.002, 1000
-    x = roots(n, c)
-    for t in range(steps):
-        unit = x / np.linalg.norm(x, axis=1, keepdims=True)
-        out = softmax(beta * unit @ unit.T) @ unit
-        if placement in ("sandwich", "ngpt"):
-            out = out / np.linalg.norm(out, axis=1, keepdims=True)
-        if placement == "layernorm_scaling":
-            out = out / np.sqrt(t * dt + 1)
-        x = x + dt * (gain * out if placement == "ngpt" else out)
-        if placement == "ngpt":
-            x = x / np.linalg.norm(x, axis=1, keepdims=True)
-    x = x / np.linalg.norm(x, axis=1, keepdims=True)
-    law = sphere.equiangular_cosine(c, beta, n, 40, steps * dt / 40, placement=placement, gain=gain)
-    assert 0.2 < law[-1] < 0.999
-    np.testing.assert_allclose(x[0] @ x[1], law[-1], atol=2e-3)
-
-
-def test_the_energy_never_falls_and_tokens_cluster():
-    x = rng(12).normal(size=(16, 3))
-    x = jnp.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
-    path = sphere.trajectory(x, 4.0, 300)
-    energies = jnp.mean(jnp.exp(4.0 * jnp.einsum("tnd,tmd->tnm", path, path)), axis=(1, 2))
-    assert np.all(np.diff(energies) > -1e-5 * energies[1:])
-    clusters = np.asarray(jax.vmap(sphere.num_clusters)(path))
-    assert clusters[0] == 16 and clusters[-1] < 8
-    same = jnp.tile(x[:2], (3, 1))
-    assert sphere.num_clusters(same) == 2
-
-
 @pytest.mark.parametrize(("rho", "decay"), [(0.3, 0.5), (0.8, 0.9)])
 def test_ssm_mixing_of_drawn_weights(rho, decay):
     """The heads of `variant` "ssd" with steps of one size, tokens far from the first."""
@@ -283,8 +222,7 @@ def test_ssm_mixing_of_drawn_weights(rho, decay):
 
 # Closed laws of phases and of masks against `expected_pass`, where both hold.
 #
-# Critical scaling and the sphere have the identity for weights, the spectral gap no tokens: no
-# expectation over weights is theirs.
+# Critical scaling has the identity for weights: no expectation over weights is its own.
 
 
 def equal_sizes(params, **sizes):

@@ -89,10 +89,12 @@ BERT = Family(
     computed=_bert_fields,
     allowed={"position_embedding_type": ("absolute",)},
     init=Initialisation(padded=(_PADDED,)),
+    masked_head=("cls.predictions.transform", "cls.predictions.bias"),
     sizes=lambda settings: {"rows": settings["max_position_embeddings"]},
 )
 XLM_ROBERTA = BERT.but(
     "xlm-roberta",
+    masked_head=None,
     entries={"pad_token_id": Entry(1, (int,), least=-1)},
     computed=_roberta_fields,
     init=Initialisation(padded=(_PADDED, "position_embeddings.weight")),
@@ -159,6 +161,7 @@ ALBERT = BERT.but(
     reads={"d_embed": "embedding_size"},
     names=_albert_names,
     embedding={"projection": "after_norm"},
+    masked_head=("predictions", "predictions.bias"),
     computed=_albert_fields,
     rows=lambda settings: _albert_rows(settings)[0],
     counted={

@@ -1,0 +1,1 @@
+"""What the paper measures, in the order of its sections."""

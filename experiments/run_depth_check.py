@@ -1,0 +1,217 @@
+"""Depth parametrisations before training: what ten steps do to networks of 2 to 64 layers.
+
+Pre-norm language models over bytes are trained under the rules of `rc.depth_rule`; each quantity is
+fitted by a power of the depth. Reproduces figure 7 of Dey et al. 2025 (CompleteP), and the distance
+from linearisation of its figure 6 with another estimator; and asks what becomes of the tokens.
+
+    python -m experiments.run_depth_check --rule=mup,completep --depth=2,8,32
+    python -m experiments.run_depth_check --rule=mup,half,completep --depth=2,4,8,16,32,64 \\
+        --d_model=64,256 --num_seeds=3
+    python -m experiments.run_depth_check --rule=mup,completep --depth=2,4,8,16,32,64 \\
+        --text_file=data/RTE/train.tsv
+
+Two CPU cores: 70 CPU seconds for the second at --d_model=64, 390 at 256. Expected: mean |x_L| at
+step 1 within 10 % of the published; at step 10 slopes over depth of 0.9 (mup) and 0 (completep), of
+the residual ratio -0.7 and 0.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import xarray as xr
+
+import rank_collapse as rc
+from experiments.shell import cli, labelled, vocabulary
+from experiments.shell.executor import Executor
+from experiments.shell.experiment import Drawing, Experiment
+from experiments.shell.labelled import along, beside, rows
+from experiments.shell.options import content_hash
+from rank_collapse.report import figures
+from rank_collapse.report.claims import Row
+from rank_collapse.report.page import Comparison
+from rank_collapse.report.statistics import slope
+from rank_collapse.text.tokens import read_texts
+from rank_collapse.text.words import default_text
+from rank_collapse.training.depth_check import Training, byte_model, bytes_of, trained
+from rank_collapse.training.depth_rules import RULES
+
+# Figure 7 of Dey et al. 2025, width 256, digitised to 5 %: mean |x_L| by rule, step and depth.
+DEPTHS = (2, 4, 8, 16, 32, 64)
+PUBLISHED = (
+    (0.135, 0.202, 0.301, 0.449, 0.606, 0.861),  # step 1: mup, half, completep
+    (0.135, 0.135, 0.142, 0.142, 0.142, 0.142),
+    (0.135, 0.095, 0.070, 0.052, 0.039, 0.032),
+    (0.61, 2.72, 5.77, 13.5, 23.4, 47.2),  # step 10; that of half is not read off
+    (np.nan,) * len(DEPTHS),
+    (0.61, 0.64, 0.61, 0.78, 0.74, 0.67),
+)
+DEEP = f"--depth={','.join(map(str, DEPTHS))}"
+AXES = ("rule", "depth", "d_model")
+COLUMNS = (*rc.measures.coord_check.MEANING, "loss")
+
+FLAGS = cli.make_flags("depth_check", num_seeds=8, shows="stream,step=last", traced=("rule",))
+define = cli.definer(FLAGS)
+define("enum", "rule", "completep", "Depth parametrisation.", list(RULES))
+vocabulary.define(
+    FLAGS,
+    depth=8,
+    d_model=64,
+    num_tokens=64,
+    batch_size=4,
+    learning_rate=1e-3,
+    weight_decay=0.1,
+    seed_chunk=0,
+)
+define("integer", "base_depth", 2, "Layers of the network whose rates are known.", lower_bound=1)
+define("integer", "base_width", 256, "Its width.", lower_bound=1)
+define("integer", "steps", 10, "Training steps.", lower_bound=2)
+define("string", "text_file", None, "UTF-8 text or table (default: a short text of the package).")
+
+
+class Setup(NamedTuple):
+    """What the flags ask for."""
+
+    config: rc.TransformerConfig
+    training: Training
+    text: np.ndarray  # bytes as numbers
+
+
+def setup_of(options: Any) -> Setup:
+    """The network, its training and the bytes of the text.
+
+    Raises:
+        ValueError: A text that is too short or cannot be read.
+    """
+    path, tokens = options.text_file, options.num_tokens
+    text = default_text() if path is None else "\n".join(read_texts(path))
+    training = Training(
+        options.learning_rate, options.weight_decay, options.steps, options.batch_size, tokens
+    )
+    config = byte_model(options.depth, options.d_model, tokens)
+    return Setup(config, training, bytes_of(text, tokens))
+
+
+def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
+    """The quantities by seed and step of one network under one rule; rules share a program."""
+    base = byte_model(options.base_depth, options.base_width, options.num_tokens)
+
+    def cells(own: Any) -> dict[str, Any]:
+        rate, decay = own.learning_rate, own.weight_decay
+        return {"": (rc.depth_rule(own.rule, base), rate, decay)}
+
+    def one(key: Any, floats: Any) -> dict[str, jax.Array]:
+        rule, rate, decay = floats
+        own = setup.training.replace(rate=rate, weight_decay=decay)
+        return trained(key, setup.text, setup.config, rule, own)
+
+    with Executor(options, run, f"L={options.depth}, d={options.d_model}") as executor:
+        found = executor.measure(one, cells)[""]
+    data = labelled.of_arrays(found, ("step",))
+    return data.assign_coords(step=np.arange(1, options.steps + 1))
+
+
+def power(values: xr.DataArray) -> xr.DataArray:
+    """The power of the depth: the slope of ln values over ln depth."""
+    return along(partial(slope, np.log(values.depth.values)), np.log(values), "depth")
+
+
+def published() -> xr.DataArray:
+    """Figure 7's mean |x_L| by step, rule and depth."""
+    values = np.reshape(PUBLISHED, (2, 3, len(DEPTHS)))
+    coordinates = {"step": [1, 10], "rule": ["mup", "half", "completep"], "depth": [*DEPTHS]}
+    return xr.DataArray(values, coordinates, [*coordinates])
+
+
+def claims(found: xr.Dataset, setup: Setup) -> Iterator[Row]:
+    """Figure 7 where its depths are measured, and slopes over depth at the last step."""
+    rules, deep = set(found.rule.values), found.sizes["depth"] > 1
+    stream, theirs = xr.align(found.stream, published(), join="inner", exclude=("d_model",))
+    if 256 in stream.d_model and stream.size:
+        start = np.log(stream / theirs).sel(d_model=256, step=1, drop=True)
+        yield from rows("depth start", start)
+    if stream.sizes["depth"] == len(DEPTHS):
+        away = (power(stream) - power(theirs)).stack(point=("rule", "step"))
+        for point, own in labelled.points(away.dropna("point"), "seed", "d_model"):
+            rule, step = point["point"]
+            yield from rows("depth growth", own.drop_vars("point"), f"{rule}, step {step}")
+    if not deep:
+        return
+    last = found.isel(step=-1, drop=True)
+    powers = {name: power(last[name]) for name in ("residual_ratio", "linearisation")}
+    if {"half", "completep"} <= rules:
+        yield from rows("depth linear", difference(powers["linearisation"], "completep", "half"))
+    tokens = powers["residual_ratio"]
+    if "mup" in rules:
+        yield from rows("depth tokens", tokens.sel(rule="mup", drop=True))
+    if {"mup", "completep"} <= rules:
+        yield from rows("depth cure", difference(tokens, "completep", "mup"))
+    if "completep" in rules:
+        yield from rows("depth tokens completep", tokens.sel(rule="completep", drop=True))
+
+
+def difference(values: xr.DataArray, one: str, other: str) -> xr.DataArray:
+    """Of two rules, seed by seed."""
+    return values.sel(rule=one, drop=True) - values.sel(rule=other, drop=True)
+
+
+def compare(found: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
+    """Mean |x_L| beside figure 7, whose levels at step 10 depend on data and vocabulary."""
+    stream, theirs = xr.align(found.stream, published(), join="inner", exclude=("d_model",))
+    if stream.size:
+        yield from beside("mean |x_L|", stream, theirs, "published: width 256, digitised to 5 %")
+
+
+def quantities_figure(found: xr.Dataset, setup: Setup):
+    """Quantities over depth at the first and at the last step, rules side by side; geometric mean
+    over seeds, a deviation of the logarithm."""
+    shown = [n for n in COLUMNS if n in found and n != "loss"]
+    fig, axes = figures.panels(len(shown), 4, width=2.9, height=2.5)
+    chosen = found.isel(d_model=-1, step=[0, -1])
+    for ax, name in zip(axes.flat, shown, strict=False):
+        for index, rule in enumerate(found.rule.values):
+            for step, dashes in zip(chosen.step.values, (":", "-"), strict=True):
+                own = chosen[name].sel(rule=rule, step=step).transpose("seed", "depth")
+                if own.notnull().any():
+                    label = f"{rule}, step {step}"
+                    figures.log_band(ax, own.depth, own.values, label, index, linestyle=dashes)
+        ax.set(xscale="log", yscale="log", title=name.replace("_", " "), xlabel="layers L")
+        ax.set_xticks(found.depth.values, labels=map(str, found.depth.values))
+        ax.set_xticks([], minor=True)
+    axes[0, 0].legend(fontsize=6)
+    return fig
+
+
+EXPERIMENT = Experiment(
+    about=__doc__,
+    flags=FLAGS,
+    order=75,
+    brief="ten steps of training at 2 to 64 layers: sizes, tokens, gradients by depth rule",
+    title="Depth parametrisations",
+    claim="With CompleteP mean |x_L| stays of one size over depth for ten steps, with standard "
+    "parametrisation it grows (Dey et al. 2025, figure 7), and with α = 1 blocks do not become "
+    "linear in their weights (figure 6). No paper says what the tokens do.",
+    presets={
+        "quick": "--rule=mup,half,completep --depth=2,8,32 --num_seeds=3",
+        "paper": {
+            "bytes": ["--rule=mup,half,completep", DEEP, "--num_seeds=3", "--d_model=64,256"],
+            "RTE": ["--rule=mup,completep", DEEP, "--text_file=../shared/data/RTE/train.tsv"],
+        },
+        "tiny": "--num_seeds=2 --rule=mup,half,completep --depth=1,2 --d_model=8 --num_tokens=8 "
+        "--batch_size=1 --steps=2 --base_depth=1",
+    },
+    extra=lambda setup: {"text_sha256": content_hash(setup.text.tobytes())},
+    setup=setup_of,
+    axes=AXES,
+    measure=measure,
+    table=lambda found, setup: labelled.table(found, (*AXES, "seed", "step"), COLUMNS),
+    claims=claims,
+    compare=compare,
+    figures=Drawing.all(quantities_figure),
+)
+main = EXPERIMENT.main
+
+if __name__ == "__main__":
+    cli.run(main, FLAGS)

@@ -1,0 +1,28 @@
+"""Writes docs/statements.md and its two tables, from run folders or from the tables alone.
+
+    python -m experiments.statements                      (from the committed rows: the same again)
+    python -m experiments.statements results/a,results/b  (rows of these runs take their place)
+
+See `experiments.reproducing.statements_page`.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from experiments.reproducing import statements_page
+from experiments.shell import cli
+
+FLAGS = cli.make_flags("statements")
+define = cli.definer(FLAGS)
+define("list", "runs", [], "Run folders whose rows stand.")
+define("string", "docs", "docs", "Folder of the page.")
+
+
+def main(options: flags.FlagValues) -> None:
+    statements_page.write(Path(options.docs), [Path(folder) for folder in options.runs])
+    print(f"written: {options.docs}/{statements_page.PAGE.name}")
+
+
+if __name__ == "__main__":
+    cli.run(main, FLAGS, positional="runs")

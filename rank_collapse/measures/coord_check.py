@@ -1,0 +1,248 @@
+"""A coordinate check over depth: do a network's quantities stay of one size when it gets deeper?
+
+    check = rc.coord_check(build, depths=(2, 8, 32))     # build(depth, seed=s) → step function
+    print(check)
+    check.figure().savefig("depth_check.png")
+
+Each quantity of a step is fitted by a power of the depth, y ~ L^slope, for each seed; the mean
+slope over seeds with its 95 % interval is held against a range.
+
+Source: Yang et al. 2022 (arXiv 2203.03466), appendix D.1, for width; Dey et al. 2025
+(arXiv 2505.01618), figure 7, for depth.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rank_collapse.measures.arrays import as_floats, namespace, on_host
+from rank_collapse.measures.profiles import installed, of_states
+from rank_collapse.report import claims, statistics
+from rank_collapse.struct import refuse, refuse_if
+
+# Ranges of slopes. Over 2 to 32 layers a slope of a quarter is a factor of two.
+STEADY = (-0.25, 0.25)
+DEEP: dict[str, claims.Range] = {
+    "stream": STEADY,
+    "logits": STEADY,
+    "change": STEADY,
+    "branch": (-1.25, -0.25),  # L branches of one sign are 1/L each, of random signs 1/√L
+    "residual_ratio": (-0.25, math.inf),
+    "cosine_distance": (-0.25, math.inf),
+    "query_gradient": (-1.25, math.inf),  # a branch of size 1/L has it by 1/L
+    "linearisation": (-0.25, math.inf),
+}
+WIDE = {name: own for name, own in DEEP.items() if name not in ("branch", "query_gradient")}
+MEANING = {
+    "stream": "mean |x_L|",
+    "logits": "mean |logit|",
+    "change": "mean |Δx_L| of a step",
+    "branch": "‖x_L − x_{L−1}‖/‖x_L‖",
+    "residual_ratio": "residual ratio of x_L",
+    "cosine_distance": "1 − token cosine of x_L",
+    "query_gradient": "‖∂W_Q‖ of the last block",
+    "linearisation": "distance from linear in weights",
+}
+NO_RANGE = "no range"
+
+
+class Slope(NamedTuple):
+    """The power of the depth, or of the width, in one quantity.
+
+    Attributes:
+        quantity, over: Its name; "depth" or "width".
+        slope, low, high: Mean over seeds and its 95 % interval; NaN where there is none.
+        range: In which it is to lie; None for any.
+        answer: "holds", "does not hold", "cannot be said" or "no range".
+        why: What the numbers do not say by themselves.
+    """
+
+    quantity: str
+    over: str
+    slope: float
+    low: float
+    high: float
+    range: tuple[float, float] | None
+    answer: str
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CoordCheck:
+    """What `coord_check` measured.
+
+    Attributes:
+        values: {quantity: [widths, depths, seeds, steps]}, NaN where a step has none.
+        depths, widths: The axes; no widths where these were not varied.
+        deep, wide: {quantity: range of its slope} over depth and over width.
+    """
+
+    values: Mapping[str, np.ndarray]
+    depths: tuple[int, ...]
+    widths: tuple[int, ...] = ()
+    deep: Mapping[str, claims.Range] = dataclasses.field(default_factory=lambda: DEEP)
+    wide: Mapping[str, claims.Range] = dataclasses.field(default_factory=lambda: WIDE)
+
+    def __post_init__(self):
+        for name in ("depths", "widths"):
+            sizes = getattr(self, name)
+            few = len({*sizes}) < max(len(sizes), 2 if name == "depths" or sizes else 0)
+            refuse_if(few, f"{name}={sizes} are not two different {name} or more")
+
+    def slopes(self, step: int = -1) -> list[Slope]:
+        """The slope of every quantity at a step, over depth and, where there are widths, these."""
+        found, names = [], [name for name in MEANING if name in self.values]
+        for name in dict.fromkeys((*names, *self.values)):
+            own = self.values[name][..., step]
+            if np.isnan(own).all():
+                continue  # no network has it at this step
+            with np.errstate(divide="ignore", invalid="ignore"):
+                logs = np.log(np.where(own > 0, own, np.nan))
+            found.append(_slope(name, "depth", self.depths, logs.mean(axis=0), self.deep))
+            if len(self.widths) > 1:
+                found.append(_slope(name, "width", self.widths, logs.mean(axis=1), self.wide))
+        return found
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """{"width" where there are widths, "depth", "seed", "step" from 1 on, then each quantity:
+        one value for each row of a table}."""
+        shape = next(iter(self.values.values())).shape
+        axes = {"width": self.widths or (0,), "depth": self.depths}
+        axes |= {"seed": range(shape[2]), "step": range(1, shape[3] + 1)}
+        grid = np.meshgrid(*axes.values(), indexing="ij")
+        columns = dict(zip(axes, grid, strict=True)) | dict(self.values)
+        if not self.widths:
+            del columns["width"]
+        return {name: a.reshape(-1) for name, a in columns.items()}
+
+    def to_pandas(self) -> Any:
+        """A DataFrame of `columns`."""
+        return installed("pandas").DataFrame(self.columns())
+
+    def figure(self) -> Any:
+        """A panel per quantity over depth, steps from dark to light, as a matplotlib figure."""
+        from rank_collapse.report.coord_check import coordinates_figure
+
+        return coordinates_figure({"": self.values}, self.depths, self.widths, MEANING)
+
+    def __str__(self) -> str:
+        ends = [f"L={depth}" for depth in (self.depths[0], self.depths[-1])]
+        rows = [("quantity", "over", *ends, "slope", "95 % interval", "range", "answer")]
+        for one in self.slopes():
+            own = self.values[one.quantity].mean(axis=0)[[0, -1], :, -1]
+            values = [f"{v:.3g}" for v in statistics.geometric_mean(own.T)]
+            about = MEANING.get(one.quantity, one.quantity)
+            answer = f"{one.answer}: {one.why}" if one.why else one.answer
+            between = [_between(one[3:5]), _between(one.range or ())]
+            rows.append((about, one.over, *values, f"{one.slope:.2f}", *between, answer))
+        sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(map(str.ljust, row, sizes)).rstrip() for row in rows)
+        steps = next(iter(self.values.values())).shape[-1]
+        return "\n".join([f"after {steps} steps:", *lines])
+
+
+def _between(ends):
+    """ "low to high" of those that are known."""
+    known = [f"{end:.2f}" for end in ends if not math.isnan(end)]
+    return " to ".join(known)
+
+
+def _slope(name, over, sizes, logs, ranges):
+    """Of logarithms [sizes, seeds]."""
+    each, claimed = statistics.slope(np.log(sizes), logs.T), ranges.get(name)
+    if bad := [size for size, own in zip(sizes, logs, strict=True) if not np.isfinite(own).all()]:
+        why, answer = f"not a positive number at {over} {bad[0]}", claims.FAILS
+        return Slope(name, over, math.nan, math.nan, math.nan, claimed, answer, why)
+    row = claims.of_mean(name, over, each)
+    (found,) = claims.judged([row], claimed)
+    answers = {claims.WITHIN: claims.HOLDS, claims.OUTSIDE: claims.FAILS}
+    answer = NO_RANGE if claimed is None else answers.get(found.verdict, claims.OPEN)
+    low, high = found.interval or (math.nan, math.nan)
+    why = f"{row.draws} seeds" if row.draws < claims.FEWEST_DRAWS else row.why
+    return Slope(name, over, float(each.mean()), low, high, claimed, answer, why)
+
+
+def coord_check(
+    build: Callable[..., Callable[[], Mapping[str, Any]]],
+    depths: Sequence[int] = (2, 8, 32),
+    widths: Sequence[int] | None = None,
+    *,
+    steps: int = 10,
+    seeds: int = 3,
+    ranges: Mapping[str, tuple[float, float] | None] | None = None,
+) -> CoordCheck:
+    """Trains networks of several depths for a few steps and fits each quantity by a power of depth.
+
+    Args:
+        build: build(depth, seed=s), or build(depth, width=w, seed=s) with widths, → a function
+            without arguments that takes one training step and returns what it saw before it:
+            "hidden" [..., n, d], the states after the last block, of the same tokens at every step;
+            where there are any, "before", those before the last block; "logits" [..., n, v];
+            "query_gradient", an array; and other numbers by name. Arrays of any framework.
+        depths, widths: At least two of each that is given, all different.
+        steps, seeds: Training steps, and networks of each size: a slope has no interval with fewer
+            than three.
+        ranges: {quantity: range of the slope over depth}, in place of or beside `DEEP`; None for
+            none.
+
+    Raises:
+        ValueError: Too few sizes, or a step without "hidden".
+    """
+    sizes = (None,) if widths is None else tuple(widths)
+    refuse(
+        (len({*depths}) < 2, f"depths={tuple(depths)} are not two different depths or more"),
+        (
+            widths is not None and len({*sizes}) < 2,
+            f"widths={sizes} are not two different widths or more",
+        ),
+        (min(steps, seeds) < 1, f"steps={steps} and seeds={seeds} are to be positive"),
+    )
+    values: dict[str, np.ndarray] = {}
+    shape = (len(sizes), len(depths), seeds, steps)
+    for place in itertools.product(*map(range, shape[:3])):
+        width, depth, seed = sizes[place[0]], depths[place[1]], place[2]
+        step = build(depth, seed=seed, **({} if width is None else {"width": width}))
+        last = None
+        for number in range(steps):
+            seen = step()
+            refuse_if("hidden" not in seen, f"a step gave {', '.join(seen)}, but no 'hidden'")
+            found = coordinates(seen, last)
+            last = seen["hidden"]
+            for name, value in found.items():
+                own = values.setdefault(name, np.full(shape, np.nan))
+                own[(*place, number)] = on_host(value)
+    chosen = {n: own for n, own in (DEEP | dict(ranges or {})).items() if own is not None}
+    return CoordCheck(values, tuple(depths), tuple(widths or ()), chosen)
+
+
+def coordinates(seen: Mapping[str, Any], last: Any = None) -> dict[str, Any]:
+    """{quantity: number} of what a step saw, see `coord_check`; traced or not.
+
+    Args:
+        last: "hidden" of the step before, for the change; None for none.
+    """
+    rest = dict(seen)
+    hidden = as_floats(rest.pop("hidden"))
+    xp, found = namespace(hidden), {}
+    found["stream"] = xp.mean(xp.abs(hidden))
+    if (logits := rest.pop("logits", None)) is not None:
+        found["logits"] = xp.mean(xp.abs(as_floats(logits)))
+    if last is not None:
+        found["change"] = xp.mean(xp.abs(hidden - as_floats(last)))
+    if (before := rest.pop("before", None)) is not None:
+        found["branch"] = _size(hidden - as_floats(before)) / _size(hidden)
+    of_tokens = of_states(("residual_ratio", "token_cosine"), hidden)  # NaN where not finite
+    found["residual_ratio"] = xp.mean(of_tokens["residual_ratio"])
+    found["cosine_distance"] = 1 - xp.mean(of_tokens["token_cosine"])
+    if (gradient := rest.pop("query_gradient", None)) is not None:
+        found["query_gradient"] = _size(as_floats(gradient))
+    return found | rest
+
+
+def _size(a):
+    xp = namespace(a)
+    return xp.sqrt(xp.sum(xp.square(a)))

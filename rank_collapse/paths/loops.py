@@ -1,0 +1,115 @@
+"""Looped networks: the same layers passed again and again, and where their states go.
+
+    config = rc.transformer(depth=64, num_heads=4, d_model=64, layer_map=(0,) * 64)
+    report = rc.loop_report(rc.init(key, config), x, config)
+
+With tied weights what a loop adds is of the same sign each time: N loops with a gain of 1/√N let
+the states grow by √N where layers of their own would not (Wang et al. 2026).
+
+Axis letters: r loops, k path lengths, n tokens, d width.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rank_collapse.measures.residuals import residual_ratio, token_cosine
+from rank_collapse.network import (
+    TransformerConfig,
+    TransformerParams,
+    apply,
+    full_precision,
+    prepare_inputs,
+    run,
+)
+from rank_collapse.paths.channels import Layout
+from rank_collapse.paths.contributions import LengthPass
+from rank_collapse.struct import refuse_if
+from rank_collapse.theory.transverse import transverse_growth
+
+
+class LoopReport(NamedTuple):
+    """What `loop_report` measured, X_r the state after r loops.
+
+    Attributes:
+        rms: [r + 1], root of the mean square of X_r.
+        fixed_point: [r], ‖X_{r+1} − X_r‖_F/‖X_r‖_F: 0 at a fixed point of the loop.
+        token_cosine, residual_ratio: [r + 1], of X_r.
+        transverse: [r], log10 of how much a loop stretches differences of nearly equal tokens.
+        path_size: [r + 1, k], ‖C_k‖_F of the sum over all paths through k heads, k = 0 .. depth.
+    """
+
+    rms: Float[Array, "r"]
+    fixed_point: Float[Array, "r"]
+    token_cosine: Float[Array, "r"]
+    residual_ratio: Float[Array, "r"]
+    transverse: Float[Array, "r"]
+    path_size: Float[Array, "r k"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _SizePass(LengthPass):
+    """‖C_k‖_F after every layer."""
+
+    def step(self, layer, x, seen, carry):
+        """The channels after the layer, and their sizes."""
+        channels, _ = super().step(layer, x, seen, carry)
+        return channels, _sizes(channels, layer.config)
+
+    def finish(self, walked):
+        """[L + 1, L + 1], by layer."""
+        layout = Layout(config=walked.config, count_mlps=False)
+        start = layout.grow(layout.begin(walked.prepared.x), walked.config.depth)
+        return jnp.concatenate([_sizes(start, walked.config)[None], walked.found])
+
+
+def _sizes(channels, config):
+    sums = Layout(config=config, count_mlps=False).finish(channels.start)
+    return jnp.sqrt(jnp.sum(jnp.square(sums), axis=(-2, -1)))
+
+
+@full_precision
+def loop_report(
+    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
+) -> LoopReport:
+    """A looped network on one example, loop by loop.
+
+    Args:
+        params, x: As in `rc.apply`.
+        config: With a `layer_map` that repeats its layers, (0, 1, 0, 1, ...), and one stream.
+        **inputs: mask, bias, segments and positions of `rc.apply`.
+
+    Raises:
+        ValueError: A network that is not looped; what `rc.transverse_exponents` refuses.
+
+    Source: Wang et al. 2026 (arXiv 2606.18524) for the growth.
+    """
+    rows = config.num_rows
+    refuse_if(
+        config.layer_map != tuple(range(rows)) * (config.depth // rows) or config.streams,
+        f"layer_map={config.layer_map} of depth={config.depth} does not repeat its rows in order, "
+        "each time all of them, in one stream",
+    )
+    states = apply(params, x, config, **inputs).hidden[::rows]
+    mask = inputs.get("mask")
+    mask = None if mask is None or jnp.ndim(mask) > 1 else mask
+    exists = jnp.ones(states.shape[1]) if mask is None else jnp.asarray(mask, states.dtype)
+    moved = _norm(jnp.diff(states, axis=0), exists)
+    growth = transverse_growth(params, x, config, **inputs)[:, 0]
+    completed, prepared = prepare_inputs(params, x, config, covers=LengthPass.covers, **inputs)
+    sizes = run(_SizePass(), completed, prepared, config)
+    size = _norm(states, exists)
+    return LoopReport(
+        rms=size / jnp.sqrt(jnp.sum(exists) * config.d_model),
+        fixed_point=moved / size[:-1],
+        token_cosine=token_cosine(states, mask=mask),
+        residual_ratio=residual_ratio(states, mask=mask),
+        transverse=jnp.sum(growth.reshape(-1, rows), axis=1),
+        path_size=sizes[::rows],
+    )
+
+
+def _norm(states, exists):
+    return jnp.sqrt(jnp.sum(jnp.square(states) * exists[None, :, None], axis=(1, 2)))

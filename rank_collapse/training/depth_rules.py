@@ -1,0 +1,230 @@
+"""Depth parametrisations: how gains, rates, decay and ε follow from a network's depth and width.
+
+    rule = rc.depth_rule("completep", base=small)       # whose hyperparameters were tuned
+    params = rule.init(key, config)
+    optimizer = rule.adamw(1e-3, config, weight_decay=0.1)
+    trace = rc.apply(params, ids, rule.network(config))
+    logits = rule.logit_gain(config) * trace.output @ params.embedding.tokens.T
+
+Against the base's shape m_N = d/d₀, m_L = L/L₀ for L layers with weights of their own, m_R = R/R₀
+where these are passed R times; α is the power of the depth:
+
+    group       parameters                     variance  Adam's rate       decay  ε
+    embedding   matrices outside of blocks     σ²        η                 λ      ε
+    matrix      matrices in blocks             σ²/m_N    η m_N⁻¹ m_L^(α−1) λ m_N  ε m_N⁻¹ m_L^−α
+    vector      biases and gains in blocks     σ²        η m_L^(α−1)       0      ε m_N⁻¹ m_L^−α
+    final       those outside of blocks        σ²        η                 0      ε
+
+Branches are multiplied by (m_L m_R)^−α, scores by √(k₀/k) beside their own 1/√k, logits by 1/m_N.
+At the base's shape every rule is the plain network with the plain optimizer.
+
+Source: CompleteP, Dey et al. 2025 (arXiv 2505.01618), table 1.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+
+from rank_collapse import struct
+from rank_collapse.network import TransformerConfig, TransformerParams, parameters
+
+RuleName = Literal["sp", "mup", "half", "completep", "looped"]
+ScaledEps = Literal["blocks", "all", "embedding"]
+GROUPS = ("embedding", "matrix", "vector", "final")
+
+
+class Factors(NamedTuple):
+    """What a rule multiplies for one group of parameters."""
+
+    init: Any  # the initial values
+    rate: Any
+    decay: Any
+    eps: Any
+
+
+class DepthRule(struct.Struct):
+    """A depth parametrisation; its floats may be traced, so that a program serves all rules.
+
+    Attributes:
+        base: The network whose hyperparameters are known.
+        width: Power of m_N in the width's factors: 1, or 0 for none.
+        gain, rate, eps: Powers of m_L in branches, rates and ε of blocks.
+        loop_gain: Power of m_R in branches.
+        scaled_eps: Whose ε is scaled: "blocks" (table 1); "all" (its authors' code); "embedding":
+            blocks, and the embedding by 1/m_N (Complete(d)P, arXiv 2512.22382).
+    """
+
+    base: TransformerConfig
+    width: Any = 1.0
+    gain: Any = 0.0
+    rate: Any = 0.0
+    eps: Any = 0.0
+    loop_gain: Any = 0.0
+    scaled_eps: ScaledEps = struct.static("blocks")
+
+    def __post_init__(self):
+        struct.one_of(self, scaled_eps=get_args(ScaledEps))
+
+    def multipliers(self, config: TransformerConfig) -> tuple[float, float, float]:
+        """(m_N, m_L, m_R)."""
+        base = self.base
+        loops = [c.depth / c.num_rows for c in (config, base)]
+        return config.d_model / base.d_model, config.num_rows / base.num_rows, loops[0] / loops[1]
+
+    def factors(self, config: TransformerConfig) -> dict[str, Factors]:
+        """{group: `Factors`} of a network: see the table above."""
+        wide, deep, _ = self.multipliers(config)
+        wide, rate = wide**self.width, deep**self.rate
+        eps = deep**self.eps / wide
+        outside = {"blocks": 1.0, "all": eps, "embedding": 1.0}[self.scaled_eps]
+        table = 1 / wide if self.scaled_eps == "embedding" else outside
+        # a variance of 1/fan-in has the width's factor already
+        variance = 1.0 if config.init in ("lecun", "xavier") else wide
+        return {
+            "embedding": Factors(1.0, 1.0, 1.0, table),
+            "matrix": Factors(variance**-0.5, rate / wide, wide, eps),
+            "vector": Factors(1.0, rate, 0.0, eps),
+            "final": Factors(1.0, 1.0, 0.0, outside),
+        }
+
+    def network(self, config: TransformerConfig) -> TransformerConfig:
+        """The config with gains of branches and a temperature by the rule."""
+        _, deep, loops = self.multipliers(config)
+        gain = deep**self.gain * loops**self.loop_gain
+        heads = (config.qk_width / self.base.qk_width) ** (self.width / 2)
+        return config.replace(
+            branch_gain=jax.tree.map(lambda own: own * gain, config.branch_gain),
+            temperature=config.temperature * heads,
+        )
+
+    def logit_gain(self, config: TransformerConfig) -> Any:
+        """1/m_N, what multiplies logits."""
+        return self.multipliers(config)[0] ** -self.width
+
+    def init(self, key: Any, config: TransformerConfig, **scales: Any) -> TransformerParams:
+        """`rc.init` with the variance σ²/m_N of matrices in blocks.
+
+        Raises:
+            ValueError: init="reference", of which some matrices have a variance of 1/fan-in.
+        """
+        struct.refuse_if(
+            config.init == "reference",
+            "init='reference' draws matrices by two laws: give init='bert' or 'lecun'",
+        )
+        factors, params = self.factors(config), parameters.init(key, config, **scales)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, a: a * factors[group_of(path, a)].init, params
+        )
+
+    def adamw(
+        self,
+        rate: Any,
+        config: TransformerConfig,
+        *,
+        weight_decay: Any = 0.1,
+        b1: float = 0.9,
+        b2: float = 0.95,
+        eps: Any = 1e-8,
+    ) -> Any:
+        """AdamW of optax with each group's rate, decay and ε; clip by the global norm before it.
+
+        Args:
+            rate: η of the base; a number, traced or not, or a schedule.
+            config: The network, whose parameters may stand in any tree under the name "layers".
+            weight_decay, b1, b2, eps: λ, β₁, β₂ and ε of the base.
+        """
+        import optax  # here: it takes half a second, which `--help` need not
+
+        def of_group(own):
+            scheduled = (lambda step: own.rate * rate(step)) if callable(rate) else own.rate * rate
+            decay = own.decay * weight_decay
+            return optax.adamw(scheduled, b1, b2, own.eps * eps, weight_decay=decay)
+
+        groups = {name: of_group(own) for name, own in self.factors(config).items()}
+        return optax.transforms.partition(
+            groups, lambda params: jax.tree_util.tree_map_with_path(group_of, params)
+        )
+
+    def groups(
+        self,
+        module: Any,
+        blocks: Any,
+        rate: float,
+        config: TransformerConfig,
+        *,
+        weight_decay: float = 0.1,
+        eps: float = 1e-8,
+    ) -> list[dict[str, Any]]:
+        """The same for torch: `torch.optim.AdamW(rule.groups(model, model.layers, 1e-3, config))`.
+
+        Args:
+            module: The model.
+            blocks: Its list of blocks, a module.
+            rate, weight_decay, eps: Of the base.
+            config: The shape of the model: depth, d_model.
+
+        Returns:
+            A dictionary for each group that has parameters: "name", "params", "lr",
+            "weight_decay", "eps", and "init", by which its initial values are to be multiplied.
+        """
+        inside = {id(p) for p in blocks.parameters()}
+        found = {name: [] for name in GROUPS}
+        for p in module.parameters():
+            found[_group(id(p) in inside, p.ndim > 1)].append(p)
+        return [
+            {
+                "name": name,
+                "params": found[name],
+                "lr": own.rate * rate,
+                "weight_decay": own.decay * weight_decay,
+                "eps": own.eps * eps,
+                "init": own.init,
+            }
+            for name, own in self.factors(config).items()
+            if found[name]
+        ]
+
+
+RULES = {
+    "sp": {"width": 0.0},
+    "mup": {},
+    "half": {"gain": -0.5, "rate": -0.5, "eps": -0.5, "loop_gain": -0.5},
+    "completep": {"gain": -1.0, "eps": -1.0, "loop_gain": -1.0},
+    # λ/(R √L): rates depend on the layers of their own alone (Wang et al. 2026, arXiv 2606.18524)
+    "looped": {"gain": -0.5, "rate": -0.5, "eps": -0.5, "loop_gain": -1.0},
+}
+
+
+def depth_rule(
+    name: RuleName, base: TransformerConfig, *, scaled_eps: ScaledEps = "blocks"
+) -> DepthRule:
+    """A depth parametrisation by name.
+
+    Args:
+        name: "sp", standard: nothing is scaled. "mup": by width alone (Yang et al. 2022). "half"
+            and "completep": by width, and by depth with α = ½ (Yang et al. 2024; Bordelon et al.
+            2024) and α = 1 (Dey et al. 2025). "looped": α = ½ in the layers that have weights of
+            their own, 1 in how often these are passed (Wang et al. 2026).
+        base: The network whose hyperparameters are known.
+        scaled_eps: See `DepthRule`.
+
+    Raises:
+        ValueError: An unknown name.
+    """
+    if name not in RULES:
+        raise struct.unknown(f"depth rule {name!r}", name, RULES)
+    return DepthRule(base, **RULES[name], scaled_eps=scaled_eps)
+
+
+def group_of(path: Iterable[Any], leaf: Any) -> str:
+    """The group of a parameter at a path of a tree, whose stacked blocks are under "layers"."""
+    *above, name = jax.tree_util.keystr(tuple(path), simple=True, separator=".").split(".")
+    inside = "layers" in above
+    return _group(inside, name.startswith("w_") if inside else leaf.ndim > 1)
+
+
+def _group(inside, is_matrix):
+    if inside:
+        return "matrix" if is_matrix else "vector"
+    return "embedding" if is_matrix else "final"

@@ -1,0 +1,42 @@
+"""`rank-collapse depth-check`: the table of every number, the slopes, and mistakes in one line."""
+
+import csv
+import json
+
+import pytest
+
+from rank_collapse.command import main
+
+SMALL = ("depth-check", "--width=8", "--base_width=8", "--depths=1,2", "--steps=2", "--seeds=2")
+
+
+def test_rules_are_compared_at_every_depth(tmp_path, capsys):
+    out = tmp_path / "depths.png"
+    assert main([*SMALL, "--rules=sp,half", f"--out={out}"]) == 0
+    shown = capsys.readouterr().out
+    assert out.stat().st_size > 10_000 and "half: after 2 steps" in shown
+    with open(out.with_suffix(".csv")) as file:
+        rows = list(csv.DictReader(file))
+    sizes = {(row["rule"], row["depth"], row["seed"], row["step"]) for row in rows}
+    assert len(sizes) == len(rows) == 2 * 2 * 2 * 2
+    assert float(rows[0]["loss"]) == pytest.approx(5.5, abs=0.2)  # ln 256 and a little more
+    assert main([*SMALL, "--rules=sp", "--json"]) == 0
+    (line,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert line["rule"] == "sp" and line["slopes"]["stream"]["answer"] == "cannot be said"
+    assert line["slopes"]["stream"]["low"] is None  # of two seeds
+
+
+@pytest.mark.parametrize(
+    ("flag", "named"),
+    [
+        ("--rules=complete", "'complete'"),
+        ("--depths=2,x", "'2,x'"),
+        ("--depths=2,2", "(2, 2)"),
+        ("--text=nowhere.txt", "nowhere.txt"),
+        ("--seeds=0", "num_seeds=0"),
+    ],
+)
+def test_a_mistake_is_one_line(flag, named, capsys):
+    assert main([*SMALL, "--json", flag]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert named in line

@@ -1,0 +1,81 @@
+"""Looped networks, loop by loop, against the networks of fewer loops."""
+
+from itertools import pairwise
+
+import draws
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from refusals import refused
+
+import rank_collapse as rc
+from rank_collapse.theory import transverse_growth
+
+ROWS, LOOPS = 2, 3
+
+
+def looped(loops=LOOPS, **fields):
+    fields = {"norm_placement": "pre", "mask": "causal", "branch_gain": 0.5} | fields
+    return rc.transformer(ROWS * loops, 2, 8, layer_map=(0, 1) * loops, d_ff=7, **fields)
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_every_loop_is_the_network_of_so_many(placement):
+    with jax.enable_x64(True):
+        config = looped(norm_placement=placement)
+        params, x = draws.parameters(config), draws.tokens(5, 8)
+        report = rc.loop_report(params, x, config)
+        states = [x]
+        for loops in range(1, LOOPS + 1):
+            fewer = looped(loops, norm_placement=placement)
+            states.append(rc.apply(params, x, fewer).output)
+            sums = rc.path_contributions(params, x, fewer).by_length
+            sizes = np.linalg.norm(sums, axis=(1, 2))
+            found = report.path_size[loops]
+            np.testing.assert_allclose(found[: len(sizes)], sizes, rtol=1e-10)
+            assert np.all(found[len(sizes) :] == 0)
+        np.testing.assert_allclose(report.rms, [np.sqrt(np.mean(a**2)) for a in states])
+        np.testing.assert_allclose(report.token_cosine, [rc.token_cosine(a) for a in states])
+        moved = [np.linalg.norm(b - a) / np.linalg.norm(a) for a, b in pairwise(states)]
+        np.testing.assert_allclose(report.fixed_point, moved)
+        growth = transverse_growth(params, x, config)[:, 0]
+        np.testing.assert_allclose(report.transverse, growth.reshape(LOOPS, ROWS).sum(1))
+
+
+def test_padded_tokens_are_left_out():
+    config, mask = looped(mask="none"), np.arange(7) < 5
+    params, x = draws.parameters(config), draws.tokens(7, 8)
+    padded, own = (
+        rc.loop_report(params, x, config, mask=mask),
+        rc.loop_report(params, x[:5], config),
+    )
+    for name in ("rms", "fixed_point", "token_cosine", "residual_ratio", "transverse"):
+        np.testing.assert_allclose(
+            getattr(padded, name), getattr(own, name), rtol=1e-4, atol=1e-5, err_msg=name
+        )
+
+
+def test_tied_weights_add_up_where_untied_ones_do_not():
+    """16 loops with a gain of 1/√N: tied states grow, untied and those with 1/N stay."""
+    n, key = 16, jax.random.key(0)
+
+    def grown(gain, layer_map=()):
+        config = rc.san_skip(n, 4, 64, norm_placement="pre", branch_gain=gain, layer_map=layer_map)
+        x = jax.random.normal(jax.random.fold_in(key, 1), (32, 64))
+        states = rc.apply(rc.init(key, config), x, config).hidden
+        return float(jnp.sqrt(jnp.mean(states[-1] ** 2)))
+
+    tied = (0,) * n
+    assert grown(n**-0.5, tied) > 1.5 > 1.2 > max(grown(n**-0.5), grown(1 / n, tied))
+
+
+NETWORK = looped().replace(layer_map=(0, 0, 1, 1, 0, 1))
+test_mistakes_are_named = refused(
+    [
+        (
+            lambda: rc.loop_report(draws.parameters(NETWORK), draws.tokens(5, 8), NETWORK),
+            r"layer_map=\(0, 0, 1, 1, 0, 1\)",
+        ),
+    ]
+)

@@ -1,0 +1,270 @@
+"""Depth parametrisations: their table, the plain network at the base's shape, and what they do."""
+
+import contextlib
+
+import draws
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from refusals import refused
+
+import rank_collapse as rc
+from rank_collapse.training import depth_check as built_in
+from rank_collapse.training.depth_check import (
+    Training,
+    byte_model,
+    depth_check,
+    linearisation_distance,
+)
+
+N, L = 4, 8  # m_N and m_L of NETWORK against BASE
+BASE, NETWORK = byte_model(1, 8, 6), byte_model(L, 8 * N, 6)
+
+# Table 1 of Dey et al. 2025 by hand: (deviation at the start, rate, decay, ε) of each group, with ε
+# outside of blocks as the table has it, and as their code.
+SQRT = 8**0.5
+TABLE = {
+    "sp": {"embedding": (1, 1, 1, 1), "matrix": (1, 1, 1, 1), "vector": (1, 1, 0, 1)},
+    "mup": {
+        "embedding": (1, 1, 1, 1),
+        "matrix": (0.5, 1 / 4, 4, 1 / 4),
+        "vector": (1, 1, 0, 1 / 4),
+    },
+    "half": {
+        "embedding": (1, 1, 1, 1),
+        "matrix": (0.5, 1 / 4 / SQRT, 4, 1 / 4 / SQRT),
+        "vector": (1, 1 / SQRT, 0, 1 / 4 / SQRT),
+    },
+    "completep": {
+        "embedding": (1, 1, 1, 1),
+        "matrix": (0.5, 1 / 4, 4, 1 / 32),
+        "vector": (1, 1, 0, 1 / 32),
+    },
+}
+OUTSIDE = {"blocks": (1, 1), "all": (1 / 32, 1 / 32), "embedding": (1 / 4, 1)}  # of completep
+GAIN = {"sp": 1, "mup": 1, "half": 1 / SQRT, "completep": 1 / 8}
+# What is of which group, by hand.
+MEMBERS = {
+    "embedding": ("embedding.tokens", "embedding.positions"),
+    "matrix": ("layers.attention.w_q", "layers.attention.w_o", "layers.mlp.w_in"),
+    "vector": ("layers.attention.b_v", "layers.mlp.b_out", "layers.mlp_norm.gain"),
+    "final": ("final_norm.gain", "final_norm.bias"),
+}
+
+
+def by_name(tree):
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(p, simple=True, separator="."): np.asarray(a) for p, a in leaves}
+
+
+def steps_of(optimizer, params, gradients):
+    """Each leaf's updates over steps."""
+    state, found = optimizer.init(params), []
+    for gradient in gradients:
+        updates, state = optimizer.update(gradient, state, params)
+        found.append(by_name(updates))
+    return found
+
+
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("x64", [False, True])
+def test_the_factors_are_those_of_the_table(name, x64):
+    """Of the initial values, of the gains, and of two steps of Adam, computed leaf by leaf."""
+    with jax.enable_x64(True) if x64 else contextlib.nullcontext():
+        rule = rc.depth_rule(name, BASE)
+        plain, own = rc.init(jax.random.key(0), NETWORK), rule.init(jax.random.key(0), NETWORK)
+        params = draws.parameters(NETWORK)
+        gradients = [jax.tree.map(lambda a, s=s: 1e-6 * (a + s), params) for s in (0.1, -0.3)]
+        updates = steps_of(rule.adamw(1e-2, NETWORK, weight_decay=0.1), params, gradients)
+        rounding = 50 * jnp.finfo(params.layers.mlp.w_in.dtype).eps
+        plain, own, values = map(by_name, (plain, own, params))
+        gradients = [by_name(g) for g in gradients]
+        for group, members in MEMBERS.items():
+            deviation, rate, decay, eps = TABLE[name].get(group, (1, 1, 0, 1))
+            for leaf in members:
+                np.testing.assert_allclose(own[leaf], deviation * plain[leaf], rtol=rounding)
+                m = v = 0.0
+                for step, (gradient, update) in enumerate(zip(gradients, updates, strict=True), 1):
+                    g = np.asarray(gradient[leaf], np.float64)
+                    m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
+                    root = np.sqrt(v / (1 - 0.95**step)) + eps * 1e-8
+                    direction = m / (1 - 0.9**step) / root + decay * 0.1 * values[leaf]
+                    # relative to the largest term: Adam's and the decay's may cancel
+                    np.testing.assert_allclose(
+                        update[leaf], -rate * 1e-2 * direction, atol=1e-2 * rate * rounding * 4
+                    )
+    network = rule.network(NETWORK)
+    assert np.isclose(network.branch_gain, GAIN[name])
+    assert np.isclose(rule.logit_gain(NETWORK), 1.0 if name == "sp" else 1 / N)
+    heads = 1.0 if name == "sp" else np.sqrt(N)
+    assert np.isclose(network.temperature / NETWORK.temperature, heads)
+
+
+@pytest.mark.parametrize("scaled_eps", OUTSIDE)
+def test_whose_eps_is_scaled(scaled_eps):
+    found = rc.depth_rule("completep", BASE, scaled_eps=scaled_eps).factors(NETWORK)
+    wanted = (*OUTSIDE[scaled_eps], 1 / 32, 1 / 32)
+    order = ("embedding", "final", "matrix", "vector")
+    np.testing.assert_allclose([found[group].eps for group in order], wanted)
+
+
+def test_layers_that_are_passed_again_count_as_loops():
+    looped = NETWORK.replace(layer_map=(0, 1) * 4)  # twice as many layers, passed four times
+    rule = rc.depth_rule("looped", BASE)
+    assert np.isclose(rule.network(looped).branch_gain, 1 / (4 * 2**0.5))
+    assert np.isclose(rule.factors(looped)["vector"].rate, 2**-0.5)
+    gains = rc.Gains(attention=2.0, mlp=jnp.ones(L))
+    scaled = rc.depth_rule("half", BASE).network(NETWORK.replace(branch_gain=gains)).branch_gain
+    np.testing.assert_allclose([scaled.attention, scaled.mlp[3]], [2 / SQRT, 1 / SQRT])
+
+
+@pytest.mark.parametrize("name", [*TABLE, "looped"])
+def test_at_the_base_every_rule_is_the_plain_network(name):
+    rule, key = rc.depth_rule(name, NETWORK), jax.random.key(3)
+    plain, own = by_name(rc.init(key, NETWORK)), by_name(rule.init(key, NETWORK))
+    assert all(np.array_equal(plain[leaf], own[leaf]) for leaf in plain)
+    network = rule.network(NETWORK)
+    assert (network.branch_gain, network.temperature) == (1.0, NETWORK.temperature)
+    params = draws.parameters(NETWORK)
+    decayed = jax.tree_util.tree_map_with_path(
+        lambda path, a: path[-1].name.startswith(("w_", "tokens", "positions")), params
+    )
+    optimizer = optax.adamw(1e-2, 0.9, 0.95, 1e-8, weight_decay=0.1, mask=decayed)
+    gradients = [jax.tree.map(jnp.sin, params)]
+    (one,), (other,) = (
+        steps_of(o, params, gradients) for o in (rule.adamw(1e-2, NETWORK), optimizer)
+    )
+    assert all(np.array_equal(one[leaf], other[leaf]) for leaf in one)
+
+
+def test_a_schedule_is_multiplied_by_the_factor_of_each_group():
+    rule, params = rc.depth_rule("half", BASE), draws.parameters(NETWORK)
+    gradients = [jax.tree.map(jnp.cos, params)] * 2
+    scheduled = steps_of(rule.adamw(lambda t: 1e-2 / (t + 1), NETWORK), params, gradients)
+    fixed = steps_of(rule.adamw(1e-2, NETWORK), params, gradients)
+    for leaf in ("layers.mlp.w_in", "final_norm.gain"):
+        np.testing.assert_allclose(scheduled[1][leaf], fixed[1][leaf] / 2, rtol=1e-5)
+
+
+def test_groups_of_torch():
+    torch = pytest.importorskip("torch")
+    rule = rc.depth_rule("completep", BASE)
+    model = torch.nn.ModuleDict(
+        {
+            "embedding": torch.nn.Embedding(5, 32),
+            "blocks": torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(L)),
+            "norm": torch.nn.LayerNorm(32),
+        }
+    )
+    groups = rule.groups(model, model["blocks"], 1e-2, NETWORK)
+    torch.optim.AdamW(groups)
+    assert [(g["name"], len(g["params"])) for g in groups] == [
+        ("embedding", 1),
+        ("matrix", L),
+        ("vector", L),
+        ("final", 2),
+    ]
+    for g in groups:
+        deviation, rate, decay, eps = TABLE["completep"].get(g["name"], (1, 1, 0, 1))
+        found = g["init"], g["lr"], g["weight_decay"], g["eps"]
+        np.testing.assert_allclose(found, (deviation, 1e-2 * rate, 0.1 * decay, 1e-8 * eps))
+
+
+test_mistakes_are_named = refused(
+    [
+        (lambda: rc.depth_rule("complete", BASE), "depth rule 'complete' is not one of"),
+        (lambda: rc.depth_rule("sp", BASE, scaled_eps="none"), "scaled_eps='none'"),
+        (
+            lambda: rc.depth_rule("sp", BASE).init(None, NETWORK.replace(init="reference")),
+            "init='reference'",
+        ),
+        (lambda: depth_check(["sp"], (1, 2), text="short"), "a text of 5 bytes"),
+    ]
+)
+
+
+def test_a_variance_of_one_over_fan_in_has_the_factor_of_the_width_already():
+    config = NETWORK.replace(init="lecun")
+    rule, key = rc.depth_rule("mup", BASE), jax.random.key(0)
+    own, plain = (f(key, config).layers.mlp.w_in for f in (rule.init, rc.init))
+    assert np.array_equal(own, plain)
+
+
+@pytest.mark.parametrize(("name", "power"), [("mup", 0.0), ("half", -0.5), ("completep", -1.0)])
+def test_the_first_states_follow_the_law_of_independent_branches(name, power):
+    """Var x_L = 2σ² + L m_L^(2·power) · 4dσ² E gelu(√d σ z)², of blocks with their MLPs alone:
+    |x_L| ~ √L as in standard parametrisation, constant, and down to that of the embedding."""
+    depth, d, sigma = 32, 64, 0.02
+    config = byte_model(depth, d, 32)
+    rule, key = rc.depth_rule(name, byte_model(2, d, 32)), jax.random.key(0)
+    params = rule.init(key, config)
+    attention = params.layers.attention
+    attention = attention.replace(w_o=jnp.zeros_like(attention.w_o))
+    params = params.replace(layers=params.layers.replace(attention=attention))
+    ids = jax.random.randint(jax.random.fold_in(key, 1), (8, 32), 0, 256)
+    last = rc.apply_batch(params, ids, rule.network(config)).hidden[-1]
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    gelu = jax.nn.gelu(np.sqrt(d) * sigma * nodes, approximate=False)
+    square = np.sum(weights * gelu**2) / np.sum(weights)
+    law = 2 * sigma**2 + depth * (depth / 2) ** (2 * power) * 4 * d * sigma**2 * square
+    # Each of L blocks draws d features anew, of relative variance 2; five standard deviations.
+    assert abs(jnp.mean(jnp.square(last)) / law - 1) < 5 * np.sqrt(2 / (d * depth))
+
+
+def test_the_distance_from_linear_is_of_first_order_in_the_step():
+    """It halves with the step, is 0 of a block linear in what moved, and is that of finite
+    differences."""
+    with jax.enable_x64(True):
+        config = rc.transformer(3, 2, 8, norm_placement="pre", mlp="gelu")
+        params, x = draws.parameters(config), draws.tokens(5, 8)
+        direction = draws.parameters(config, seed=1)
+
+        def distance(size, part=None):
+            moved = jax.tree.map(lambda a, b: a + size * b, params, direction)
+            if part is not None:
+                attention = params.layers.attention.replace(w_o=moved.layers.attention.w_o)
+                moved = params.replace(layers=params.layers.replace(attention=attention))
+            return linearisation_distance(params, moved, x, part or config)
+
+        whole, half = distance(1e-3), distance(5e-4)
+        np.testing.assert_allclose(whole / half, 2, rtol=0.02)
+        alone = config.replace(mlp="none", mlp_skip=False)
+        assert np.all(distance(1.0, alone) < 1e-12)
+        trace = rc.apply(params, x, config)
+        for layer in range(3):
+            one = config.replace(depth=1)
+
+            def block(size, layer=layer, one=one):
+                layers = jax.tree.map(
+                    lambda a, b: (a + size * b)[layer : layer + 1], params.layers, direction.layers
+                )
+                return rc.apply(params.replace(layers=layers), trace.hidden[layer], one).hidden[1]
+
+            first = (block(1e-5) - block(-1e-5)) / 2e-5 * 1e-3
+            rest = block(1e-3) - block(0.0) - first
+            found = np.linalg.norm(rest) / np.linalg.norm(first)
+            np.testing.assert_allclose(whole[layer], found, rtol=1e-4)
+
+
+def test_one_program_for_each_depth(monkeypatch):
+    """Rules and rates are traced: three rules at two depths trace the training twice."""
+    traced, own = [], built_in.trained
+
+    def counted(*arguments):
+        traced.append(1)
+        return own(*arguments)
+
+    monkeypatch.setattr(built_in, "trained", counted)
+    training = Training(steps=2, batch=1, tokens=8)
+    checks = depth_check(["mup", "half", "completep"], (1, 2), width=8, seeds=2, training=training)
+    assert len(traced) == 2
+    values = checks["completep"].values
+    assert {a.shape for a in values.values()} == {(1, 2, 2, 2)}
+    # At the base's depth all rules of one width are one network.
+    np.testing.assert_array_equal(values["stream"][0, 0], checks["half"].values["stream"][0, 0])
+    assert np.all(checks["mup"].values["stream"][0, 1] > values["stream"][0, 1])
+    missing = {n for n, a in values.items() if np.isnan(a[..., 0]).any()}
+    assert missing == {"change", "linearisation"}
+    assert all(np.isfinite(a[..., -1]).all() for a in values.values())
