@@ -196,15 +196,14 @@ def check_drawing(what: str, instead: str = "") -> None:
 
 def checked(one: Opened, inputs: Inputs) -> Checked:
     """Measures a checkpoint; says on standard error how far it is."""
+    given, shown = {"x": inputs.x, "mask": inputs.mask}, progress(one, inputs)
+    return Checked(one, inputs, pretrained.checkpoint_report(one.source, given, **shown))
+
+
+def progress(one: Opened, inputs: Inputs) -> dict[str, Any]:
+    """Says what is begun; `done` of its stream, on a terminal, which layer is done."""
     depth = one.source.config.depth
     print(f"{one.name}: {depth} layers, {inputs.counts}", file=sys.stderr, flush=True)
-    shown = progress(depth)
-    found = pretrained.checkpoint_report(one.source, {"x": inputs.x, "mask": inputs.mask}, **shown)
-    return Checked(one, inputs, found)
-
-
-def progress(depth: int) -> dict[str, Any]:
-    """`done` of a stream: a line that says which layer is done, on a terminal."""
     if not sys.stderr.isatty():
         return {}
 

@@ -11,7 +11,6 @@ what they are computed of. Beside the page are a table by layer (.csv) and all n
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,16 +33,18 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
     if one.source.unembedding is None:
         raise ValueError(f"{one.name} is no language model: it has no unembedding")
     used = inputs.inputs_of(given, one)
-    print(f"{one.name}: {one.source.config.depth} layers, {used.counts}", file=sys.stderr)
-    found = depth_report(one.source, used.x, mask=used.mask)
+    found = depth_report(one.source, used.x, mask=used.mask, **checkpoint.progress(one, used))
     layers, text = found.by_layer(), str(found)
     line = shlex.join(["python", "-m", "rank_collapse", *command])
     about = {"source": one.name, "command": line, "tokens": used.made}
     about |= {"rank_collapse": __version__}
-    about["used"] = {name: definition._asdict() for name, definition in found.used.items()}
+    used_by = {"used": found.used, "lengths": found.lengths}
+    about |= {
+        key: {name: one._asdict() for name, one in own.items()} for key, own in used_by.items()
+    }
 
     def written(out: Path) -> dict[Path, bytes]:
-        table = [{"by": name} | definition._asdict() for name, definition in found.used.items()]
+        table = [{"by": name} | row for key in used_by for name, row in about[key].items()]
         section = report.Section(
             "depth",
             one.name,

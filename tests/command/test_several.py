@@ -142,7 +142,8 @@ def test_depth_writes_what_the_report_has(tmp_path, capsys):
     source = rc.pretrained.open_checkpoint(folder)
     report = rc.depth_report(source, [[5, 8, 13, 7], [7, 6, 1]])
     found = json.loads(out.with_suffix(".json").read_text())
-    assert found["used"] == {name: one._asdict() for name, one in report.used.items()}
+    for own in ("used", "lengths"):
+        assert found[own] == {name: one._asdict() for name, one in getattr(report, own).items()}
     for name, values in report.by_layer().items():
         np.testing.assert_allclose(np.array(found["layers"][name], float), values, rtol=1e-5)
     assert "data:image/png" in out.read_text("utf-8")
