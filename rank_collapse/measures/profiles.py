@@ -439,7 +439,9 @@ class StreamedProfile(ProfilePass):
             return _on_numpy(self.measure)(**found)
         last = _on_numpy(self.measure)(**found["last"])
         both = {name: np.append(a, last[name][:, None], 1) for name, a in found["layers"].items()}
-        return _profile_of(both, found["last"]["x"].dtype)
+        profile = _profile_of(both, found["last"]["x"].dtype)
+        profile._made = profile._shape[1:], 1  # of one example, as in memory
+        return profile
 
 
 def _on_numpy(measure):
