@@ -11,7 +11,7 @@ ids). Without --site packages of this Python. run_trained measures the folders.
 from pathlib import Path
 from typing import Any
 
-from experiments.paper.trained.packages import PACKAGES, found
+from experiments.paper.trained.packages import PACKAGES, find
 from experiments.shell import cli
 
 FLAGS = cli.bare_flags()
@@ -27,7 +27,7 @@ def main(options: Any) -> None:
         ValueError: A package of another version, or weights of another SHA-256.
     """
     for name, package in PACKAGES.items():
-        weights = found(package, options.site)
+        weights = find(package, options.site)
         if weights is None:
             print(f"{name}: {package.requirement} is not installed, skipped")
             continue

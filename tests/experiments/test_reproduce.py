@@ -50,12 +50,10 @@ def test_every_experiment_is_found_and_its_presets_are_accepted():
     assert "check_profiles" not in reproduce.EXPERIMENTS
 
 
-def test_the_readme_has_the_table_of_experiments():
+def test_the_readme_names_every_experiment():
     readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-    table = dict(re.findall(r"^\| `python -m experiments\.(\w+)` \| (.*) \|$", readme, re.M))
-    assert table.keys() == {*reproduce.EXPERIMENTS, "reproduce", "benchmark"}
-    for name in reproduce.EXPERIMENTS:
-        assert table[name] == experiment_of(name).brief
+    named = set(re.findall(r"`((?:run|check)_\w+)`", readme))
+    assert named == set(reproduce.EXPERIMENTS)
 
 
 def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch):

@@ -23,14 +23,6 @@ def rate(log10_residual: np.ndarray) -> np.ndarray:
     return change[:, -1] / change[:, -2]
 
 
-def short_paths(found: Found, longest: int) -> np.ndarray:
-    """Loss above the whole network's, or share of right tokens below it, of paths recomputed of at
-    most that length, [b], in units of what statement "trained short suffice" allows."""
-    name, sign, unit = ("loss", 1, LOSS) if found["causal"][0] else ("right", -1, RIGHT)
-    place = list(found["paths/lengths"][0]).index(longest)
-    return sign * (found[f"paths/{name}_recomputed"][:, place] - found[f"paths/{name}"]) / unit
-
-
 def chain_slope(found: Found) -> np.ndarray:
     """Slope over lengths 1 .. L of log10 of the median residual ratio of a path's product, [b]."""
     median = np.median(found["chains/residual"], axis=-1).astype(np.float64)
@@ -38,56 +30,58 @@ def chain_slope(found: Found) -> np.ndarray:
     return np.polyfit(np.arange(logs.shape[1]), logs.T, 1)[0]
 
 
-def scalars(found: Found, depth: int, num_heads: int) -> dict[str, np.ndarray]:
-    """One number of each text, by what it says: [b]."""
-    ratio = {name: found[f"log10_ratio/{name}"] for name in VARIANTS}
+def scalars(found: Found, config: rc.TransformerConfig) -> dict[str, np.ndarray]:
+    """One number of each text, [b], by what it says."""
     numbers = {
         f"log10 residual ratio, {name}, last layer over input": a[:, -1] - a[:, 0]
-        for name, a in ratio.items()
+        for name, a in ((name, found[f"log10_ratio/{name}"]) for name in VARIANTS)
     }
     numbers["rate of attention alone"] = rate(found["log10_residual/alone"])
     numbers["rate with MLPs"] = rate(found["log10_residual/mlps"])
-    if "sinks/first_column" in found:
-        numbers["slope of chains, decades a length"] = chain_slope(found)
-        sinks = found["sinks/first_column"] > SINK
-        numbers["share of heads that are sinks"] = sinks.mean(axis=(1, 2))
-        numbers["largest entry"] = found["spikes/largest"].max(axis=1)
-        numbers["largest entry over the median"] = found["spikes/spike_entry"].max(axis=1)
-        numbers["layer of it"] = found["spikes/spike_entry"].argmax(axis=1)
-        most = found["spikes/spike_entry"].argmax(axis=1)[:, None]
-        numbers["token of it"] = np.take_along_axis(found["spikes/spike_token"], most, 1)[:, 0]
+    if "chains/residual" not in found:
+        return numbers
+    entry = found["spikes/spike_entry"]
+    first, any_key = found["sinks/first_column"], found["sinks/largest_column"]
+    numbers |= {
+        "slope of chains, decades a length": chain_slope(found),
+        "share of heads with a sink at the first token": (first > SINK).mean(axis=(1, 2)),
+        "share of heads with a sink anywhere": (any_key > SINK).mean(axis=(1, 2)),
+        "largest entry": found["spikes/largest"].max(axis=1),
+        "largest entry over the median": entry.max(axis=1),
+        "layer of it": entry.argmax(axis=1),
+        "token of it": found["spikes/spike_token"][range(len(entry)), entry.argmax(axis=1)],
+    }
     if "paths/loss" not in found:
         return numbers
-    numbers["length of most paths"] = np.full(len(most), rc.count_paths(depth, num_heads).argmax())
+    counts = np.array(rc.count_paths(config.depth, config.num_heads), float)
+    numbers["length of most paths"] = np.full(len(entry), counts.argmax())
     numbers["length of the largest residual"] = found["paths/log10_residual"].argmax(axis=1)
     for name, text in {"loss": "loss, nats", "right": "share of right tokens"}.items():
         numbers[f"{text}, whole network"] = found[f"paths/{name}"]
         for kind in ("frozen", "recomputed"):
-            by_length = zip(found["paths/lengths"][0], found[f"paths/{name}_{kind}"].T, strict=True)
-            for k, values in by_length:
-                numbers[f"{text}, paths of up to {k} heads, {kind}"] = values
+            values = found[f"paths/{name}_{kind}"].T
+            for k, own in zip(found["paths/lengths"][0], values, strict=True):
+                numbers[f"{text}, up to {k} heads, {kind}"] = own
     return numbers
 
 
 def rows_of(results: Mapping[str, Found], setup: Any) -> Iterator[dict[str, Any]]:
-    """One row a network and measure, and layer or length where it has them: mean and interval."""
+    """One row a network and measure, and layer where it has them: mean and interval over texts."""
     for network in setup.networks:
         found = results[network.label]
-        config = network.source.config
-        columns = {n: a[:, None] for n, a in scalars(found, config.depth, config.num_heads).items()}
-        columns |= {n: a for n, a in found.items() if a.ndim == 2 and n.startswith("log10_ratio/")}
-        columns |= {n: a for n, a in found.items() if a.ndim == 2 and n.startswith("spikes/")}
+        columns = {n: a[:, None] for n, a in scalars(found, network.source.config).items()}
+        by_layer = ("log10_ratio/", "random/log10_ratio/", "spikes/")
+        columns |= {n: a for n, a in found.items() if n.startswith(by_layer)}
         for name, values in columns.items():
-            for layer, column in enumerate(values.T):
-                known = column[np.isfinite(column)].astype(float)
-                low, high = mean_interval(known)
+            for layer, column in enumerate(np.asarray(values, np.float64).T):
+                known = column[np.isfinite(column)]
+                ends = (v if np.isfinite(v) else "" for v in mean_interval(known))
                 yield {
                     "network": network.label,
                     "measure": name,
                     "layer": layer if values.shape[1] > 1 else "",
-                    "mean": float(known.mean()) if known.size else "",
-                    "low": low if np.isfinite(low) else "",
-                    "high": high if np.isfinite(high) else "",
+                    "mean": known.mean() if known.size else "",
+                    **dict(zip(("low", "high"), ends, strict=True)),
                     "texts": len(known),
                 }
 
@@ -96,46 +90,45 @@ def compare(results: Mapping[str, Found], setup: Any) -> Iterator[Comparison]:
     """The numbers of each network, means over texts with 95 % intervals."""
     for row in rows_of(results, setup):
         if row["layer"] == "":
-            ends = f"{row['low']:.4g} to {row['high']:.4g}" if row["low"] != "" else "all equal"
-            note = f"{ends} over {row['texts']} texts"
+            ends = "{low:.4g} to {high:.4g}".format(**row) if row["low"] != "" else "all equal"
+            note = f"{ends}, {row['texts']} texts"
             yield Comparison(f"{row['network']}: {row['measure']}", row["mean"], note=note)
 
 
-def claims(results: Mapping[str, Found], setup: Any) -> Iterator[Row]:
+def claims(results: Mapping[str, Found], setup: Any) -> list[Row]:
     """The statements on trained weights; draws are texts of one network."""
+    rows = []
     for network in setup.networks:
         label, found, config = network.label, results[network.label], network.source.config
-        own = scalars(found, config.depth, config.num_heads)
-        left = {
-            name: own[f"log10 residual ratio, {name}, last layer over input"] for name in VARIANTS
+        own, causal = scalars(found, config), config.mask == "causal"
+        left = {n: own[f"log10 residual ratio, {n}, last layer over input"] for n in VARIANTS}
+        draws = {
+            "trained skips": left["skips"] - left["alone"],
+            "trained skips stop": 10 ** left["skips"],
+            "trained collapse": 1 - 10 ** left["alone"],
         }
-        if config.mask == "none":
-            yield row_of("trained rate", label, own["rate of attention alone"])
-            yield row_of("trained mlp rate", label, own["rate with MLPs"])
-        yield row_of("trained skips", label, left["skips"] - left["alone"])
-        yield row_of("trained skips stop", label, 10 ** left["skips"])
-        yield row_of("trained collapse", label, 1 - 10 ** left["alone"])
+        if not causal:
+            draws["trained rate"] = own["rate of attention alone"]
+            draws["trained mlp rate"] = own["rate with MLPs"]
         if "chains/residual" in found:
-            yield row_of("trained chains", label, chain_slope(found))
+            draws["trained chains"] = own["slope of chains, decades a length"]
         if "paths/loss" in found:
-            largest, most = (
-                own["length of " + what] for what in ("the largest residual", "most paths")
-            )
-            yield row_of("trained short at first", label, largest - most)
-            yield row_of("trained short suffice", label, short_paths(found, config.depth // 4))
-        if found["causal"][0]:
+            short = f"up to {config.depth // 4} heads, recomputed"
+            name, unit = ("loss, nats", LOSS) if causal else ("share of right tokens", -RIGHT)
+            more = own[f"{name}, {short}"] - own[f"{name}, whole network"]
+            draws["trained short suffice"] = more / unit
+            largest, most = own["length of the largest residual"], own["length of most paths"]
+            draws["trained short at first"] = largest - most
+        if causal and "sinks/first_column" in found:
             sizes = found["spikes/largest"] / LARGE, found["spikes/spike_entry"] / TIMES
-            yield row_of("trained sinks", label, own["share of heads that are sinks"])
-            yield row_of("trained spikes", label, np.minimum(*sizes).max(axis=1))
-        for key, measure, against in (
-            ("trained lemma", "lemma", lambda a: a > 0),
-            ("trained bounds", "head", lambda a: a < 0),
-        ):
-            kinds = [kind for kind in ("whole", "alone") if f"bounds/{kind}/head" in found]
-            cases = [
-                against(found[f"bounds/{kind}/{measure}"][found[f"bounds/{kind}/admissible"]])
-                for kind in kinds
-            ]
-            if cases:
-                cases = np.concatenate(cases)
-                yield of_cases(key, label, int(cases.sum()), len(cases), setup.options.num_few)
+            draws["trained sinks"] = own["share of heads with a sink at the first token"]
+            draws["trained spikes"] = np.minimum(*sizes).max(axis=1)
+        rows += [row_of(key, label, values) for key, values in draws.items()]
+        if "bounds/alone/head" in found:
+            kinds, draws = ("whole", "alone"), len(found["bounds/alone/head"])
+            where = np.stack([found[f"bounds/{kind}/admissible"] for kind in kinds])
+            for key, measure, sign in (("lemma", "lemma", 1), ("bounds", "head", -1)):
+                excess = sign * np.stack([found[f"bounds/{kind}/{measure}"] for kind in kinds])
+                cases = excess[where] > 0
+                rows.append(of_cases(f"trained {key}", label, cases.sum(), cases.size, draws))
+    return rows

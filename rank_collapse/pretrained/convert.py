@@ -1,0 +1,167 @@
+"""Files of other programs as checkpoint folders: GGUF of llama.cpp, model.bin of CTranslate2.
+
+from_gguf("SmolLM2.gguf", "smollm2")  # then pretrained.load("smollm2")
+"""
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rank_collapse.extras import required
+from rank_collapse.struct import refuse_if
+
+# GGUF → names of transformers; of a layer, without its number.
+_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_norm": "post_attention_layernorm",
+}
+_LLAMA = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "vocab_size": "vocab_size",
+}
+
+
+def from_gguf(path: str | os.PathLike, folder: str | os.PathLike) -> None:
+    """A Llama of llama.cpp: weights dequantised to float32, its byte-level BPE as tokenizer.json.
+
+    Args:
+        path: A .gguf file.
+        folder: Where config.json, model.safetensors and tokenizer.json are written.
+
+    Raises:
+        ValueError: Another architecture, or the package `gguf` is not installed.
+    """
+    gguf = required("gguf", str(path), "pretrained", "pip install gguf")
+    reader = gguf.GGUFReader(path)
+    entries = {name: field.contents() for name, field in reader.fields.items()}
+    kind = entries.get("general.architecture")
+    refuse_if(kind != "llama", f"{path}: general.architecture={kind!r} is not 'llama'")
+    config = {name: entries[f"llama.{own}"] for name, own in _LLAMA.items()}
+    tensors = {}
+    for tensor in reader.tensors:
+        stem, _, name = tensor.name.removesuffix(".weight").rpartition(".")
+        values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        if name in ("attn_q", "attn_k"):  # neighbouring features are rotated there
+            heads = config["num_attention_heads" if name == "attn_q" else "num_key_value_heads"]
+            halves = values.reshape(heads, -1, 2, values.shape[-1]).swapaxes(1, 2)
+            values = halves.reshape(values.shape)
+        full = f"model.layers.{stem[4:]}.{_LAYER[name]}" if stem else _OUTSIDE[name]
+        tensors[f"{full}.weight"] = values
+    tied = "lm_head.weight" not in tensors
+    _write(folder, config | {"model_type": "llama", "tie_word_embeddings": tied}, tensors)
+    _byte_level(entries, Path(folder) / "tokenizer.json")
+
+
+def _byte_level(entries: Mapping[str, Any], path: Path) -> None:
+    """The tokenizer of a GGUF file: byte-level BPE that splits numbers into digits."""
+    tokenizers = required("tokenizers", str(path), "pretrained")
+    words = {word: i for i, word in enumerate(entries["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split(" ")) for merge in entries["tokenizer.ggml.merges"]]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(words, merges))
+    split = tokenizers.pre_tokenizers
+    digits, level = split.Digits(individual_digits=True), split.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = split.Sequence([digits, level])
+    tokenizer.save(str(path))
+
+
+# CTranslate2 → names of transformers, of a layer of the encoder.
+_WHISPER = {
+    "self_attention/linear_1": "self_attn.out_proj",
+    "self_attention/layer_norm": "self_attn_layer_norm",
+    "ffn/linear_0": "fc1",
+    "ffn/linear_1": "fc2",
+    "ffn/layer_norm": "final_layer_norm",
+}
+_KINDS = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
+_DTYPES = (np.float32, np.int8, np.int16, np.int32, np.float16)  # by the number of the type
+
+
+def from_ctranslate2(path: str | os.PathLike, folder: str | os.PathLike) -> None:
+    """The encoder of a Whisper of CTranslate2, in float32.
+
+    The bias of its keys is left out: it adds the same to all scores of a row.
+
+    Args:
+        path: A model.bin, not quantised.
+        folder: Where config.json and model.safetensors are written.
+
+    Raises:
+        ValueError: A file of another version than 6.
+    """
+    stored = _ctranslate2(path)
+    tensors = {"embed_positions.weight": stored["encoder/position_encodings/encodings"]}
+    for name, values in stored.items():
+        place, _, last = name.removeprefix("encoder/").rpartition("/")
+        if not name.startswith("encoder/") or last not in _KINDS:
+            continue
+        layer, _, part = place.partition("/")
+        stem = f"layers.{layer[6:]}" if part else ""
+        if part == "self_attention/linear_0":
+            own = dict(zip("qkv", np.split(values, 3), strict=True))
+            tensors |= {f"{stem}.self_attn.{k}_proj.{last}": a for k, a in own.items()}
+        elif part:
+            tensors[f"{stem}.{_WHISPER[part]}.{_KINDS[last]}"] = values
+        else:
+            tensors[f"{place}.{_KINDS[last]}"] = values
+    tensors = {name: a for name, a in tensors.items() if not name.endswith("k_proj.bias")}
+    positions, d_model = tensors["embed_positions.weight"].shape
+    config = {
+        "model_type": "whisper",
+        "d_model": d_model,
+        "encoder_layers": sum(name.endswith("fc1.weight") for name in tensors),
+        "encoder_attention_heads": int(stored["encoder/num_heads"]),
+        "encoder_ffn_dim": len(tensors["layers.0.fc1.weight"]),
+        "num_mel_bins": tensors["conv1.weight"].shape[1],
+        "max_source_positions": positions,
+    }
+    _write(folder, config, {f"model.encoder.{name}": a for name, a in tensors.items()})
+
+
+def _ctranslate2(path):
+    """The tensors of a model.bin, by name."""
+    with open(path, "rb") as file:
+
+        def number(kind):
+            return struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0]
+
+        def name():
+            return file.read(number("H")).rstrip(b"\0").decode()
+
+        version = number("I")
+        refuse_if(version != 6, f"{path} is of version {version} of CTranslate2's files, not 6")
+        name(), number("I")  # of the model's class, and its revision
+        tensors = {}
+        for _ in range(number("I")):
+            key = name()
+            shape = [number("I") for _ in range(number("B"))]
+            kind, size = _DTYPES[number("B")], number("I")
+            tensors[key] = np.frombuffer(file.read(size), kind).reshape(shape)
+    return tensors
+
+
+def _write(folder, config, tensors):
+    """A checkpoint folder of a config and tensors."""
+    numpy_files = required("safetensors.numpy", str(folder), "pretrained")
+    whole = {name: np.ascontiguousarray(a.astype(np.float32)) for name, a in tensors.items()}
+    numpy_files.save_file(whole, Path(folder) / "model.safetensors", metadata={"format": "pt"})
+    (Path(folder) / "config.json").write_text(json.dumps(config, indent=1))

@@ -1,0 +1,149 @@
+"""run_trained and trained_weights: small networks, and the ALBERT of a package where it is there.
+
+`pip install --no-deps rxnmapper==0.4.3` (3 MB) makes the last test run.
+"""
+
+import json
+import random
+import warnings
+
+import numpy as np
+import pytest
+from trained_runs import rows, run
+
+from experiments import run_trained, trained_weights
+from experiments.paper.trained import measure, packages, results, texts
+from experiments.shell import cli
+from rank_collapse import pretrained
+from rank_collapse.text import tokens
+
+ALBERT = "albert-reactions"
+
+
+def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
+    tiny = [*run_trained.EXPERIMENT.presets["tiny"], "--networks=llama"]
+    assert run(run_trained, tiny, tmp_path) == 0
+    ((_, found, setup),) = run_trained.EXPERIMENT.results(tmp_path)
+    for network in setup.networks:  # the causal one; the other is that of test_contract
+        own, depth = found[network.label], network.source.config.depth
+        assert own["paths/lengths"][0][-1] == depth
+        for name in ("loss", "right"):
+            for kind in ("frozen", "recomputed"):
+                whole = own[f"paths/{name}_{kind}"][:, -1]
+                np.testing.assert_allclose(whole, own[f"paths/{name}"], rtol=1e-4)
+        # What is seen in floating point agrees with what is kept in logarithms, layer 1
+        source, inputs = network.source, network.inputs
+        group = pretrained.Group(
+            (("states", measure.LogNorm()), ("ratio", measure.ProfilePass())),
+            pretrained.AblationSpec("SAN", "text"),
+        )
+        seen = pretrained.stream(source, inputs, {"": group})[""]["ratio"]["residual_ratio"]
+        np.testing.assert_allclose(own["log10_ratio/alone"][:, 1], np.log10(seen[:, 1]), atol=1e-4)
+    table = rows(tmp_path)
+    assert {row["network"] for row in table} == {"llama"}
+    assert all(float(r["low"]) <= float(r["mean"]) <= float(r["high"]) for r in table if r["low"])
+
+
+def test_rate_is_that_of_a_cubic_fall_whatever_the_unit():
+    fall = -0.3 * 3.0 ** np.arange(6)[None]
+    np.testing.assert_allclose(results.rate(fall), 3.0)
+    np.testing.assert_allclose(results.rate(fall + 2.0), 3.0)
+    np.testing.assert_allclose(results.rate(np.log10(0.5) * np.arange(6)[None]), 1.0)
+
+
+def test_the_lemma_is_seen_to_fail_where_attention_is_not_that_of_its_scores(monkeypatch):
+    source = pretrained.open_random(run_trained.UNTRAINED["albert"], run_trained.jax.random.key(0))
+    ids = np.arange(1, 7)[None]
+    assert (measure.theory(source, ids, 1)["bounds/whole/lemma"] <= 0).all()
+    monkeypatch.setattr(measure, "residual", lambda x: 0 * x)  # D = 0 asks for equal rows
+    measure.pretrained.streaming._step.clear_cache()
+    assert (measure.theory(source, ids, 1)["bounds/whole/lemma"] > 0).any()
+
+
+def test_texts_are_of_the_vocabulary_and_masks_of_the_texts():
+    draw, words = random.Random(0), set()
+    for kind in texts.KINDS.values():
+        words |= {word for _ in range(200) for word in kind(draw)}
+    listed = sorted(words | {"[CLS]", "[SEP]"})
+    for kind in texts.KINDS:
+        lines = texts.as_ids(kind, listed, 5).splitlines()
+        assert len(lines) == 5 and lines == texts.as_ids(kind, listed, 5).splitlines()
+        assert {line.split()[0] for line in lines} == {str(listed.index("[CLS]"))}
+    batch = tokens.pad([list(range(1, 9)), list(range(1, 6))], vocab_size=20)
+    source = pretrained.open_random(run_trained.UNTRAINED["albert"], run_trained.jax.random.key(0))
+    task = measure.task_of(source, {"x": batch.ids, "mask": batch.mask}, 19, 2)
+    assert (task.inputs["x"] == 19).sum(axis=1).tolist() == [1, 1, 1, 1]
+    assert (task.targets == np.repeat(batch.ids, 2, axis=0)).all()
+    assert ((task.inputs["x"] == 19) == task.chosen).all()
+    assert not task.chosen[:, 0].any() and not task.chosen[2:, 4:].any()
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (["--folder=nowhere"], "nowhere"),
+        (["--networks=none"], "none"),
+        (["--text=absent.tsv", "--networks=bare"], "bare"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, named, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / "trained" / "bare"
+    source.mkdir(parents=True)
+    (source / "config.json").write_text(json.dumps(run_trained.UNTRAINED["llama"]))
+    assert run(run_trained, arguments, tmp_path / "out") == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert named in line
+
+
+def test_another_file_than_the_package_has_is_refused(tmp_path, capsys):
+    about = tmp_path / "rxnmapper-0.4.3.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: rxnmapper\nVersion: 0.4.3\n")
+    path = tmp_path / packages.PACKAGES[ALBERT].weights
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"other weights")
+    flags = [f"--site={tmp_path}", f"--folder={tmp_path / 'made'}"]
+    assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert str(path) in line
+
+
+@pytest.fixture(scope="module")
+def albert(tmp_path_factory):
+    """The folder of rxnmapper's ALBERT."""
+    pytest.importorskip("torch")
+    weights = packages.find(packages.PACKAGES[ALBERT], None)
+    if weights is None:
+        pytest.skip("rxnmapper is not installed")
+    folder = tmp_path_factory.mktemp("albert")
+    packages.PACKAGES[ALBERT].make(weights, folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_a_trained_albert_in_transformers_and_its_numbers(albert):
+    """Its states, tokens and rate; a golden number is of texts of seed 1 (see `texts.as_ids`)."""
+    network = run_trained.network_of(albert, cli.parse(run_trained.FLAGS, ["--num_texts=4"]))
+    source, inputs = network.source, network.inputs
+    task = measure.task_of(source, inputs, network.mask_id, 1)
+    found = measure.paths(source, task, [12], 4)
+    alone = measure.residuals(source, inputs, 4)["log10_residual/alone"]
+    assert np.abs(results.rate(alone) - 3).max() < 0.05
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch = pytest.importorskip("torch")
+        transformers = pytest.importorskip("transformers")
+        model = transformers.AlbertForMaskedLM.from_pretrained(albert, attn_implementation="eager")
+    given = {"input_ids": task.inputs["x"], "attention_mask": task.inputs["mask"].astype(int)}
+    with torch.no_grad():
+        logits = model.eval()(
+            **{n: torch.from_numpy(np.asarray(a)) for n, a in given.items()}
+        ).logits
+    right = logits.argmax(dim=-1).numpy() == task.targets
+    shares = [row[chosen].mean() for row, chosen in zip(right, task.chosen, strict=True)]
+    np.testing.assert_allclose(found["paths/right"], shares, rtol=1e-6)
+    log_p = torch.log_softmax(logits.double(), dim=-1).numpy()
+    nats = -np.take_along_axis(log_p, task.targets[..., None], axis=-1)[..., 0]
+    loss = [row[chosen].mean() for row, chosen in zip(nats, task.chosen, strict=True)]
+    np.testing.assert_allclose(found["paths/loss"], loss, rtol=1e-4)
