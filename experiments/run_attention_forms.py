@@ -156,9 +156,11 @@ def random_figure(results, options):
     }
     fig, axes = figures.figure(2, 3, width=3.9, height=3.0)
     for ax, (name, (label, title)) in zip(axes.flat, panels.items(), strict=True):
+        scale = "log" if name == "variance" or name.endswith("gradient") else "linear"
+        draw = figures.log_band if scale == "log" else figures.band
         for index, (form, found) in enumerate(results["random"].items()):
             d_k, style = found["d_k"], {"color": figures.color(index), "lw": 1}
-            figures.band(ax, d_k, found[name], FORMS[form].label, index)
+            draw(ax, d_k, found[name], FORMS[form].label, index)
             if name == "variance":
                 ax.plot(d_k, found["variance_law"], ls=":", **style)
             if name.endswith("gradient"):
@@ -166,7 +168,7 @@ def random_figure(results, options):
         ax.set(xlabel=WIDTH, ylabel=label)
         ax.set_title(title, fontsize=8)
         ax.set_xscale("log", base=2)
-        ax.set_yscale("log" if name == "variance" or name.endswith("gradient") else "linear")
+        ax.set_yscale(scale)
     axes[0, 1].axhline(np.log(options.num_queries), color="#555555", lw=0.9, ls="--")
     axes[1, 0].set_ylim(-0.02, 1.02)
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
@@ -199,7 +201,7 @@ def trained_figure(results, options):
     for ax, label in zip((accuracy, less), labels, strict=True):
         ax.set_xticks(range(len(widths)), widths)
         ax.set(xlabel=WIDTH, ylabel=label, xlim=(-0.6, len(widths) - 0.4))
-        ax.legend()
+    fig.legend(*accuracy.get_legend_handles_labels(), loc="outside upper center", ncols=4)
     return fig
 
 

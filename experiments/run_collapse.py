@@ -20,10 +20,10 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from experiments.collapse.figures import FIGURES, TIGHTNESS, first, slowed
+from experiments.collapse.figures import FIGURES, TIGHTNESS, as_published, first, slowed
 from experiments.collapse.measure import VARIANTS, Setup, measure_all, setup_of
 from experiments.shell import cli, inputs, labelled, vocabulary
-from experiments.shell.experiment import Experiment
+from experiments.shell.experiment import Experiment, Finding
 from experiments.shell.labelled import along, beside, points, rows
 from rank_collapse.network.layers import MLP_KINDS
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
@@ -214,6 +214,21 @@ def compare(found: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
             yield from beside(text, c, end.log10_c.mean("seed"))
 
 
+def finding(found: xr.Dataset, setup: Setup) -> Finding | None:
+    """What is left of attention alone and of attention with skips."""
+    own = as_published(found).squeeze("norm_placement").mean("seed").isel(layer=-1)
+    if not {"san", "san_skip"} <= {*own.variant.values}:
+        return None
+    lost = float((own.log10_residual - own.log10_size).sel(variant="san"))
+    return Finding(
+        "depth",
+        f"After {found.sizes['layer'] - 1} layers attention alone keeps "
+        f"10^{float(f'{lost:.2g}'):,.0f} of the differences between tokens, with "
+        f"skips {float(own.ratio.sel(variant='san_skip')):.2f}: without them the logarithm grows "
+        f"by a factor of {float(own.local_rate.sel(variant='san')):.2f} a layer.",
+    )
+
+
 EXPERIMENT = Experiment(
     about=__doc__,
     flags=FLAGS,
@@ -242,6 +257,7 @@ EXPERIMENT = Experiment(
     ),
     claims=claims,
     compare=compare,
+    finding=finding,
     figures=FIGURES,
 )
 main = EXPERIMENT.main

@@ -162,14 +162,15 @@ def path_chains_figure(found, setup):
         values = np.swapaxes(found[name], 0, 1).reshape(setup.config.depth, -1)
         figures.boxes(ax, found["length"][1:], values)
         ax.set(yscale="log", xlabel="path length", title=title)
-    axes[0, 0].set_ylabel(r"$\|\mathrm{res}(P_{path})\|_{1,\infty}\,/\,\|P_{path}\|_{1,\infty}$")
+    symbol = r"$\|\mathrm{res}(P_{path})\|_{1,\infty}\,/\,\|P_{path}\|_{1,\infty}$"
+    axes[0, 0].set_ylabel(f"residual ratio of the product\n{symbol}")
     return fig
 
 
 def path_lengths_figure(found, setup):
-    """Exact sums over all paths of each length: sizes and predicted sizes (left), shares beside the
-    binomial count (middle), error of estimates from few sampled paths (right; above the dashed line
-    worse than nothing)."""
+    """Exact sums C_k over all paths of each length: sizes (left; the predicted
+    residual falls doubly exponentially), shares beside the binomial count (middle), error of
+    estimates from few sampled paths (right; above the dashed line worse than nothing)."""
     k, counts = found["length"], np.array([float(c) for c in found["paths"]])
     fig, ((sizes, shares, errors),) = figures.figure(1, 3, width=3.9, height=3.3)
     shares.bar(k, counts / counts.sum(), width=0.85, color=figures.color(5), label="share of paths")
@@ -183,20 +184,19 @@ def path_lengths_figure(found, setup):
         share = size / size.sum(axis=1, keepdims=True)
         figures.band(shares, k, share, f"share of the {text}", index)
     limits = sizes.get_ylim()  # the predicted sizes fall out of it, doubly exponentially
-    for end, label, dashes in (("_one_alpha", r"one $\alpha$", "--"), ("", r"$\alpha_l$", ":")):
-        law = found[f"predicted_log10_residual{end}"]
-        sizes.plot(k, law, "k", ls=dashes, label=f"predicted, {label}")
+    law = found["predicted_log10_residual"]
+    sizes.plot(k, law, "k--", label="the same, predicted by α of each layer")
     for index, number in enumerate(SAMPLES):
         error = np.moveaxis(found["estimate_error"][:, index], 1, 2).reshape(-1, k[-1])
         figures.quartiles(errors, k[1:], error, f"{number} sampled paths", index)
     errors.axhline(1, color="#555555", lw=0.9, ls="--")
-    sizes.set(
-        ylabel=r"$\log_{10}\|\cdot\|_{1,\infty}$", title="all paths of one length", ylim=limits
-    )
-    highest = 1.35 * shares.get_ylim()[1]  # space for the legend
-    shares.set(ylabel="share", title="counted and weighed", ylim=(0, highest))
+    label = r"$\log_{10}$ of the size $\|\cdot\|_{1,\infty}$"
+    sizes.set(ylabel=label, title="all paths of one length", ylim=limits)
+    shares.set(ylabel="share of all lengths", title="counted and weighed")
     errors.set(yscale="log", ylabel="relative error", title="a sum estimated from few paths")
     figures.finish((sizes, shares, errors), "path length")
+    for ax in (sizes, shares, errors):
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
     return fig
 
 

@@ -12,9 +12,11 @@ Two CPU cores: 59 seconds for 16 seeds. Expected: whole-model accuracy 0.995.
 """
 
 # What is trained: `trained.sorting`; what is measured of it, and what follows: `trained.paths`.
+import functools
+
 from experiments.shell import cli
 from experiments.trained import arguments
-from experiments.trained.paths import paths_experiment
+from experiments.trained.paths import finding, paths_experiment
 from experiments.trained.sorting import make_setup
 
 FLAGS = arguments.make_flags("sort", no_repeat=False)
@@ -26,6 +28,7 @@ EXPERIMENT = paths_experiment(
     order=50,
     brief="sorting: accuracy of paths by length, 5 paths, 20 paths and all of them",
     flags=FLAGS,
+    finding=functools.partial(finding, "of the letters are sorted"),
     setup=make_setup,
     presets={
         "quick": "--depth=4 --n_epochs=5 --learning_rate=2e-3 --n_eval_data=60",

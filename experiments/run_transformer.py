@@ -195,12 +195,12 @@ def curves_figure(results: dict[str, Any], setup: Setup):
     fig, ((loss, share),) = figures.figure(1, 2)
     seeds, curves, losses = kept(results), results["curves"], results["losses"]
     epochs, exact = np.arange(1, losses.shape[1] + 1), results["exact"][seeds]
-    for ax, values, label, index in (
-        (loss, losses, "training", 0),
-        (loss, curves["loss"], "held out", 1),
-        (share, curves["accuracy"], "tokens, teacher forced", 1),
+    for draw, ax, values, label, index in (
+        (figures.log_band, loss, losses, "training", 0),
+        (figures.log_band, loss, curves["loss"], "held out", 1),
+        (figures.band, share, curves["accuracy"], "tokens, teacher forced", 1),
     ):
-        figures.band(ax, epochs, values[seeds], label, index, marker="")
+        draw(ax, epochs, values[seeds], label, index, marker="")
     label = f"sequences written exactly, at the end ({exact.mean():.2f})"
     mean, spread = float(exact.mean()), float(exact.std())
     ends = Interval(mean - spread, mean + spread)
@@ -208,6 +208,7 @@ def curves_figure(results: dict[str, Any], setup: Setup):
     loss.set(xlabel="epoch", ylabel="loss per token (nats)", yscale="log")
     share.set(xlabel="epoch", ylabel="share, held out", ylim=(0, 1.03))
     figures.finish((loss, share), "epoch")
+    share.legend(loc="lower center")
     fig.suptitle(f"{setup.title}, {len(seeds)} seed{'s' * (len(seeds) != 1)}")
     return fig
 
@@ -241,7 +242,8 @@ def residual_figure(results: dict[str, Any], setup: Setup):
     """Residual of the tokens by layer of the trained halves, bands over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
     groups = {setup.title: {half: values[kept(results)] for half, values in halves}}
-    fig, axes = figures.curves(groups, xlabel="layer (0: input)", ylabel="‖res(X)‖ / ‖X‖, trained")
+    label = "residual ratio ‖res(X)‖ / ‖X‖, trained"
+    fig, axes = figures.curves(groups, xlabel="layer (0: input)", ylabel=label)
     axes[0, 0].set_ylim(0, 1.03)
     axes[0, 0].legend()
     return fig

@@ -108,14 +108,15 @@ def width_figure(results, cases):
     configs = [cases[name].recipe.config for name in found]
     for index, (name, config) in enumerate(zip(found, configs, strict=True)):
         losses = results[name]["losses"][kept(results[name])]
-        label = f"L={config.depth}, d={config.d_model}"
-        figures.band(loss, 1 + np.arange(losses.shape[1]), losses, label, index, marker="")
+        label = f"{config.depth} layer{'s' * (config.depth > 1)}, width {config.d_model}"
+        figures.log_band(loss, 1 + np.arange(losses.shape[1]), losses, label, index, marker="")
     loss.set(xlabel="epoch", ylabel="training loss", yscale="log")
     loss.legend()
     # A seed may diverge at one depth only: NaN is left out of the mean.
     values = np.stack(list(found.values()), axis=1)
-    figures.band(accuracy, [config.depth for config in configs], values)
-    accuracy.set(xlabel="depth at equal parameters", ylabel="token accuracy", ylim=(0, 1.02))
+    depths = [config.depth for config in configs]
+    figures.band(accuracy, depths, values)
+    accuracy.set(xlabel="layers, at equal parameters", ylabel="token accuracy", xticks=depths)
     return fig
 
 

@@ -18,15 +18,13 @@ TIGHTNESS = {
     "tightness_diameter": "diameter, tanh",
     "tightness_cubic_diameter": "diameter, c diam³",
 }
-RATIO = r"$\|\mathrm{res}(X^l)\|_{1,\infty} \,/\, \|X^l\|_{1,\infty}$"
+RATIO = r"residual ratio $\|\mathrm{res}(X^l)\|_{1,\infty} \,/\, \|X^l\|_{1,\infty}$"
 NOTE = {"color": "#555555", "fontsize": 7}
-# {measure beside the residual: (label, dashes, width)}; the theorem's bound leaves the axis where
-# it says nothing.
-BESIDE = {
-    "plain_log10_residual": ("the same, plain arithmetic", ":", 1.1),
-    "log10_layer_bound": ("layer bound, {}", (0, (5, 1, 1, 1)), 1.0),
-    "log10_bound": ("stack bound, {}", (0, (1, 2, 5, 2)), 1.0),
-}
+
+
+def style(index: int, count: int) -> dict[str, Any]:
+    """Attention alone lies under attention with MLPs: a broad pale line."""
+    return {} if index else {"linewidth": 5.0, "alpha": 0.35, "marker": ""}
 
 
 def first(found: xr.Dataset, *but: str) -> xr.Dataset:
@@ -37,7 +35,11 @@ def first(found: xr.Dataset, *but: str) -> xr.Dataset:
 
 def by_variant(values: xr.DataArray, **options: Any):
     """Curves of the variants by layer, a panel for each norm placement."""
-    return labelled.facets(values, hue="variant", col="norm_placement", sharey=True, **options)
+    fig, axes = labelled.facets(
+        values, hue="variant", col="norm_placement", sharey=True, style=style, **options
+    )
+    fig.legend(*axes[0, -1].get_legend_handles_labels(), loc="outside right center")
+    return fig, axes
 
 
 def slowed(found: xr.Dataset) -> xr.DataArray:
@@ -46,63 +48,61 @@ def slowed(found: xr.Dataset) -> xr.DataArray:
     return ((found.swept - san) / 3.0 ** san.layer[-1]).isel(layer=-1, drop=True)
 
 
+def as_published(found: xr.Dataset) -> xr.Dataset:
+    """The networks with BERT's norm, where the run has it, at the first of the swept values."""
+    norms = [*found.norm_placement.values]
+    return first(found).sel(norm_placement=["post" if "post" in norms else norms[0]])
+
+
+def depth_figure(found: xr.Dataset, setup: Any) -> Figure:
+    """Residual ratio by layer at initialisation, on English text: mean and standard deviation over
+    seeds. Attention alone and with MLPs fall together, within two layers."""
+    ratio = as_published(found).ratio
+    fig, ((ax,),) = labelled.facets(ratio, hue="variant", style=style, ylabel=RATIO)
+    ax.set(ylim=(-0.03, 1.03), title="")
+    ax.legend(loc="center", bbox_to_anchor=(0.55, 0.4))
+    return fig
+
+
 def residual_ratio_figure(found: xr.Dataset, setup: Any) -> Figure:
-    """The paper's figure: relative residual by layer, mean and standard deviation over seeds, on
-    English text at initialisation."""
-    fig, axes = by_variant(first(found).ratio, ylabel=RATIO, width=3.6, height=3.0)
-    axes[0, 0].set_ylim(-0.03, None)
-    axes[0, -1].legend(loc="best")
+    """The same with and without norms."""
+    fig, axes = by_variant(first(found).ratio, ylabel=RATIO, width=3.4, height=3.0)
+    axes[0, 0].set_ylim(-0.03, 1.03)
     return fig
 
 
 def log_residual_figure(found: xr.Dataset, setup: Any) -> Figure:
-    """The same residuals in logarithms to any depth. Dashed: the law 3^l. Dotted: what an ordinary
-    float32 forward pass shows. Dash-dotted: the theorems' bound."""
-    found, label = first(found), r"$\log_{10} \|\mathrm{res}(X^l)\|_{1,\infty}$"
-    fig, axes = by_variant(found.log10_residual, ylabel=label, width=3.9, height=3.4)
-    panels = labelled.points(found, "variant", "seed", "layer", "mlp_gain")
-    for ax, (_, own) in zip(axes[0], panels, strict=True):
-        ax.set_yscale("symlog", linthresh=1.0, linscale=0.6)
-        for index, (point, curves) in enumerate(labelled.points(own, "seed", "layer", "mlp_gain")):
-            for measure, (text, dashes, width) in BESIDE.items():
-                if measure in curves and curves[measure].notnull().any():
-                    ax.plot(
-                        curves[measure].mean("seed"),
-                        label=text.format(*point.values()) if "{}" in text or not index else None,
-                        color=figures.color(index),
-                        linestyle=dashes,
-                        linewidth=width,
-                        marker="",
-                    )
-        _draw_law(ax, own.log10_residual.mean("seed", dtype=float, skipna=False))
-    known = found.log10_residual.where(np.isfinite(found.log10_residual))  # the others are gaps
-    axes[0, 0].set_ylim(10 * min(known.min(), -1), 5 * max(known.max(), 1))
-    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center")
+    """By how many powers of ten the residual ratio falls, to any depth; geometric means over seeds.
+    Black, dashed: three times as many with each layer. Dotted: what an ordinary float32 forward
+    pass shows of attention alone."""
+    found, label = first(found), "powers of ten that the residual ratio has lost"
+    start = (found.log10_residual - found.log10_size).isel(layer=0, drop=True)
+    lost = start - (found.log10_residual - found.log10_size)
+    fig, axes = by_variant(lost, ylabel=label, width=3.6, height=3.4, draw=figures.log_band)
+    panels = labelled.points(found.sel(variant="san"), "seed", "layer", "mlp_gain")
+    for ax, (point, own) in zip(axes[0], panels, strict=True):
+        alone = {"variant": "san"} | point
+        plain = start.sel(alone) - own.plain_log10_residual + own.log10_size
+        ax.plot(plain.where(plain > 0).mean("seed"), color=figures.color(0), linestyle=":")
+        mean = lost.sel(alone).mean("seed", dtype=float)
+        fast = np.flatnonzero(mean.values > 3)
+        if len(fast) > 1 and mean[-1] > 2.5 * mean[-2]:
+            layers = np.arange(fast[0], len(mean))
+            ax.plot(layers, float(mean[-1]) * 3.0 ** (layers - layers[-1]), "k--", lw=1, zorder=5)
+        ax.set(yscale="log", ylim=(0.01, None))
     return fig
 
 
-def _draw_law(ax, means):
-    """The line ∝ 3^l through the end of the first curve that falls like it."""
-    for mean in means.transpose("variant", "layer").values:
-        falls = mean < -3.0
-        if falls[-2:].all() and mean[-1] < 2.5 * mean[-2]:
-            layers = np.arange(np.argmax(falls), len(mean))
-            line = mean[-1] * 3.0 ** (layers - layers[-1])
-            ax.plot(layers, line, "k--", lw=1, label=r"$\propto 3^{l}$", zorder=5)
-            return
-
-
 def local_rate_figure(found: xr.Dataset, setup: Any) -> Figure:
-    """Local rate of the logarithms: 3 is doubly exponential collapse."""
-    label = r"$\log\|\mathrm{res}(X^{l})\| \,/\, \log\|\mathrm{res}(X^{l-1})\|$"
+    """Local rate of the logarithms: 3 is doubly exponential collapse, 1 exponential or none."""
+    label = "local rate\n" + r"$\log\|\mathrm{res}(X^{l})\| \,/\, \log\|\mathrm{res}(X^{l-1})\|$"
     fig, axes = by_variant(first(found).local_rate, ylabel=label, width=3.6, height=2.8)
     for ax in axes[0]:
         for level, text in ((3.0, "3: doubly exponential"), (1.0, "1: exponential or none")):
             ax.axhline(level, color="#555555", lw=0.9, ls="--")
-            place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-            ax.annotate(text, (1.0, level), xytext=(0, -2), ha="right", va="top", **place, **NOTE)
-        ax.set(ylim=(0, 4))
-    fig.legend(*axes[0, -1].get_legend_handles_labels(), loc="outside right center")
+            place = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "top"}
+            ax.text(0.99, level - 0.08, text, **place, **NOTE)
+        ax.set(ylim=(0.7, 4.1))
     return fig
 
 
@@ -112,45 +112,36 @@ def has_law(found: xr.Dataset, setup: Any) -> bool:
 
 
 def law_figure(found: xr.Dataset, setup: Any) -> Figure:
-    """Above: how many powers of ten the bounds of one layer lie above what they bound (all but the
-    paper's need no condition). Below: the constant of the 3^l law as each depth shows it, measured,
-    from the closed recursion of the covariance, and as the theorem has it."""
+    """Left: how many powers of ten the bounds of one layer of attention alone lie above what they
+    bound; all but the paper's need no condition. Right: the constant of the 3^l law as each depth
+    shows it (markers), from the closed recursion of the covariance (dashed), and by the theorem
+    (dotted), which does not cover norms."""
+    fig, ((above, below),) = figures.figure(1, 2, width=4.2, height=3.1)
     networks = [
-        (labelled.setting(point), own)
+        (labelled.setting(point), own.transpose("seed", "layer", ...))
         for point, own in labelled.points(first(found), "seed", "layer", "mlp_gain")
         if own.log10_cubic.notnull().any()
     ]
-    fig, axes = figures.figure(2, len(networks), width=3.6, height=2.8, sharey="row")
-    for (above, below), (title, own) in zip(axes.T, networks, strict=True):
-        own, layers = own.transpose("seed", "layer", ...), np.arange(own.sizes["layer"])
-        tightness = {t: own[n] for n, t in TIGHTNESS.items() if n in own}
-        tightness = {t: values for t, values in tightness.items() if values.notnull().any()}
-        for index, (label, values) in enumerate(tightness.items()):
-            figures.band(above, layers[1:], values[:, 1:], label, index)
-        constants = {
-            "measured": own.log10_residual / 3.0**layers,
-            "closed form": own.log10_cubic / 3.0**layers,
-            "theorem": own.log10_residual[:, 0] + own.log10_c / 2 if "log10_c" in own else np.nan,
-        }
-        for index, (label, values) in enumerate(constants.items()):
-            dashed = {"linestyle": "--", "marker": ""} if label == "closed form" else {}
-            figures.band(below, layers, values, label, index, **dashed)
-        if not tightness:
-            text = "the bounds do not\ncover norms or masks"
-            above.text(0.5, 0.5, text, ha="center", va="center", transform=above.transAxes, **NOTE)
-        above.set(xlabel="layer", title=title)
-        below.set(xlabel="depth l")
-        figures.integer_ticks(above, below)
-    axes[0, 0].set_ylabel(r"$\log_{10}$ bound $-$ $\log_{10}$ of what it bounds")
-    axes[1, 0].set_ylabel(r"$\Lambda$: $\log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$")
-    for ax in (next((a for a in axes[0] if a.lines), axes[1, 0]), axes[1, 0]):
-        ax.legend(loc="best")
+    layers = np.arange(found.sizes["layer"])
+    for index, (name, text) in enumerate(TIGHTNESS.items()):
+        if name in found and networks[0][1][name].notnull().any():
+            figures.band(above, layers[1:], networks[0][1][name][:, 1:], text, index)
+    for index, (title, own) in enumerate(networks):
+        shown = {"color": figures.color(index)}
+        figures.band(below, layers, own.log10_residual / 3.0**layers, title, index)
+        below.plot((own.log10_cubic / 3.0**layers).mean("seed"), linestyle="--", **shown)
+        if "log10_c" in own and own.log10_c.notnull().any():
+            theorem = float((own.log10_residual[:, 0] + own.log10_c[:, 0] / 2).mean())
+            below.axhline(theorem, linestyle=":", **shown)
+    above.set(ylabel="powers of ten above what is bounded", title="bounds of one layer")
+    below.set(ylabel=r"$\Lambda_l = \log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$", title="3^l law")
+    figures.finish([above, below], "layer")
     return fig
 
 
 def sweep_figure(found: xr.Dataset, setup: Any, swept: str) -> Figure:
     """One panel per network, one shade per swept value."""
-    ratio = first(found, swept).ratio.stack(network=("variant", "norm_placement"))
+    ratio = first(found, swept).ratio.stack(network=("norm_placement", "variant"))
     fig, axes = labelled.facets(
         ratio,
         hue=swept,
@@ -162,7 +153,10 @@ def sweep_figure(found: xr.Dataset, setup: Any, swept: str) -> Figure:
         sharey=True,
         style=lambda index, count: {"color": figures.shades(count)[index], "marker": ""},
     )
-    axes[0, -1].legend(title=swept.replace("_", " "), loc="best")
+    for ax, (norm, variant) in zip(axes.flat, ratio.network.values, strict=False):
+        ax.set_title(labelled.setting({"variant": variant, "norm_placement": norm}))
+    handles = axes[0, -1].get_legend_handles_labels()
+    fig.legend(*handles, title=swept.replace("_", " "), loc="outside right center")
     return fig
 
 
@@ -176,9 +170,9 @@ def gain_figure(found: xr.Dataset, setup: Any) -> Figure:
     for ax in axes[0]:
         ax.axhline(0, color="#555555", lw=0.9, ls="--")
         ax.set_xscale("log", base=2)
+        ax.set_xticks(raised.mlp_gain.values, [f"{gain:g}" for gain in raised.mlp_gain.values])
         ax.set_xlabel("gain of the MLPs")
-    text = r"$\Lambda$ with MLPs $-$ $\Lambda$ of pure attention"
-    axes[0, 0].set_ylabel(text + "\n(above 0: slower, below: faster)")
+    axes[0, 0].set_ylabel("Λ with MLPs − Λ of attention alone\n(above 0: slower, below: faster)")
     return fig
 
 
@@ -189,7 +183,7 @@ def swept(axis: str, caption: str = "") -> Drawing:
 
 
 FIGURES = {
-    **Drawing.all(residual_ratio_figure, log_residual_figure, local_rate_figure),
+    **Drawing.all(depth_figure, residual_ratio_figure, log_residual_figure, local_rate_figure),
     "bounds_and_constant": Drawing(law_figure, caption_of(law_figure), has_law),
     "mlp_gain": Drawing.described(gain_figure, there="swept"),
     "sweep_weight_scale": swept(

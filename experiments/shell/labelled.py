@@ -18,6 +18,7 @@ import xarray as xr
 from experiments.shell.statements import row_of
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import Row
+from rank_collapse.report.wording import WORDS
 
 
 def of_arrays(
@@ -84,9 +85,14 @@ def several(values: xr.DataArray) -> xr.DataArray:
 
 
 def setting(point: Mapping[str, Any]) -> str:
-    """A point in words: "norm post, weight scale 0.55"."""
-    texts = (f"{v:g}" if isinstance(v, float) else str(v) for v in point.values())
-    return ", ".join(f"{n.replace('_', ' ')} {t}" for n, t in zip(point, texts, strict=True))
+    """A point in words: "Post-LN, weight scale 0.55"."""
+
+    def named(flag, value):
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        text = f"{flag.replace('_', ' ')} {text}"
+        return WORDS.get(text, WORDS.get(value, text))
+
+    return ", ".join(itertools.starmap(named, point.items()))
 
 
 def rows(key: str, values: xr.DataArray, what: str = "", **how: Any) -> Iterator[Row]:

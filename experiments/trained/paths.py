@@ -14,7 +14,7 @@ import pandas as pd
 import xarray as xr
 
 from experiments.shell import labelled
-from experiments.shell.experiment import Drawing, Experiment
+from experiments.shell.experiment import Drawing, Experiment, Finding
 from experiments.shell.labelled import beside, rows
 from experiments.shell.options import Flags
 from experiments.trained import arguments
@@ -277,6 +277,52 @@ def compare(found: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
     yield from beside("best length", by_length.idxmax("path_length").expand_dims("seed"))
 
 
+def most_sampled(own: xr.Dataset, setup: Setup) -> xr.DataArray:
+    """Accuracy of the largest sampled sets by path length, mean over repeats."""
+    sets = own[sampled_as(setup)].mean("repeat")
+    return sets.sel(num_paths=sets.num_paths.max())
+
+
+def finding(done: str, found: xr.Dataset, setup: Setup) -> Finding | None:
+    """How few layers a path needs to pass, and what sampled paths do alone.
+
+    Args:
+        done: What the accuracy is, such as "of the letters are sorted".
+    """
+    own, depth = accuracies(found).mean("seed"), setup.recipe.config.depth
+    near = own.truncated >= own.baseline + 0.9 * (own.whole - own.baseline)
+    k = int(near.argmax("path_length"))
+    sets = most_sampled(own, setup)
+    if 1 not in sets.path_length:
+        return None
+    one, full = (float(sets.sel(path_length=n)) for n in (1, depth))
+    return Finding(
+        "short_paths",
+        f"{own.truncated[k]:.2f} {done} without paths through more than {k} of {depth} layers "
+        f"({own.whole:.2f} with all paths, {own.baseline:.2f} by a guess); "
+        f"{int(sets.num_paths)} sampled paths of length 1 give {one:.2f}, of length {depth} "
+        f"{full:.2f}.",
+    )
+
+
+def short_paths_figure(found: xr.Dataset, setup: Setup):
+    """Accuracy of the network without paths longer than k, and of sampled paths of length k alone;
+    mean and standard deviation over seeds."""
+    own = accuracies(found)
+    fig, ((ax,),) = figures.figure(1, 1)
+    lengths = own.path_length.values
+    figures.band(ax, lengths, own.truncated, "without paths longer than k")
+    sets = most_sampled(own, setup).transpose("seed", ...)
+    label = f"{int(sets.num_paths)} sampled paths of length k"
+    figures.band(ax, sets.path_length, sets, label, 1)
+    for value, text, dashes in ((own.whole, "whole network", "-"), (own.baseline, "guess", "--")):
+        ax.axhline(float(value.mean()), label=text, color="#555555", linestyle=dashes, lw=1)
+    ax.set(xlabel="path length k, in layers", ylabel="accuracy", ylim=(0, 1.02), title=setup.title)
+    ax.set_xticks(lengths)
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return fig
+
+
 def paths_figure(found: xr.Dataset, setup: Setup):
     """Accuracy by path length. Left: sampled sets, which attend from their own states, beside the
     exact sum over all paths of the length in the whole model's attention. Right: the network
@@ -298,10 +344,10 @@ def paths_figure(found: xr.Dataset, setup: Setup):
             linewidth=1.0,
         )
     curves = (
-        (one, own.exact, "all paths of length k + offset, frozen"),
-        (together, own.truncated, "paths up to k, self-consistent"),
-        (together, own.up_to, "lengths 0..k + offset, frozen"),
-        (together, own["from"][:, ::-1], "lengths L−k..L + offset, frozen"),
+        (one, own.exact, "all paths of length k, attention of the whole"),
+        (together, own.truncated, "paths up to k, attention recomputed"),
+        (together, own.up_to, "lengths 0 to k, attention of the whole"),
+        (together, own["from"][:, ::-1], "lengths L−k to L, attention of the whole"),
     )
     every = own.path_length.values
     for index, (ax, values, label) in enumerate(curves, sets.sizes["num_paths"]):
@@ -312,7 +358,7 @@ def paths_figure(found: xr.Dataset, setup: Setup):
     measured = [
         (whole, f"whole model ({whole:.2f})", "black", "-"),
         (baseline, f"{best} ({baseline:.2f})", "dimgray", "--"),
-        (nothing, f"no path: the offset, frozen ({nothing:.2f})", "firebrick", "-."),
+        (nothing, f"no path: biases alone ({nothing:.2f})", "firebrick", "-."),
     ]
     published = [
         (setup.published[key], f"{label}, published ({setup.published[key]:g})", "tab:gray", ":")
@@ -333,7 +379,7 @@ def shares_figure(found: xr.Dataset, setup: Setup):
     """What the biases carry through the whole model's 1/σ, without any path (left), and what each
     length adds in its attention: exact Shapley values of the accuracy (middle), and covariance
     shares of the logits, the offset's first (right): one outside 0..1 says that parts cancel."""
-    fig, axes = figures.figure(1, 3, width=3.1, height=2.8)
+    fig, axes = figures.figure(1, 3, width=3.5, height=3.0)
     own = accuracies(found)
     rest = 1 - own.covariance.sum("path_length")  # the shares of all parts sum to 1
     lengths = list(map(str, own.path_length.values))
@@ -407,7 +453,7 @@ def _seeds(found):
     return f"{count} seed{'s' * (count != 1)}"
 
 
-FIGURES = Drawing.all(paths_figure, shares_figure, loss_figure) | {
+FIGURES = Drawing.all(short_paths_figure, paths_figure, shares_figure, loss_figure) | {
     "ranks": Drawing(ranks_figure, there=lambda found, setup: "ranks" in found),
     "alpha": Drawing(alpha_figure, there=lambda found, setup: "alpha" in found),
 }
