@@ -201,7 +201,7 @@ def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, i
         return [row for row in found if ", layer " in row.quantity], found[-1]
 
     _, last = lines()
-    assert last.measured == "not compared" and "of a bert of 2 layers" in last.note
+    assert last.measured == "not compared" and "bert with 2 layers" in last.note
     name = "residuals/{}/published/residual_ratio"
     curves = {v: results[0].mean("pretrained", name.format(v)) for v in surgery.VARIANTS}
     curves["SAN"][2] += 1e4
