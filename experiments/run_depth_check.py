@@ -24,13 +24,14 @@ import numpy as np
 import xarray as xr
 
 import rank_collapse as rc
-from experiments.shell import cli, labelled, vocabulary
-from experiments.shell.executor import Executor
-from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.labelled import along, beside, rows
-from experiments.shell.options import content_hash
-from rank_collapse.report import figures
+from experiments.lab import cli, labelled, vocabulary
+from experiments.lab.executor import Executor
+from experiments.lab.experiment import Drawing, Experiment
+from experiments.lab.flags import content_hash
+from experiments.lab.labelled import along, beside, rows
+from rank_collapse.measures.coord_check import MEANING
 from rank_collapse.report.claims import Row
+from rank_collapse.report.coord_check import coordinates_figure
 from rank_collapse.report.page import Comparison
 from rank_collapse.report.statistics import slope
 from rank_collapse.text.tokens import read_texts
@@ -50,7 +51,7 @@ PUBLISHED = (
 )
 DEEP = f"--depth={','.join(map(str, DEPTHS))}"
 AXES = ("rule", "depth", "d_model")
-COLUMNS = (*rc.measures.coord_check.MEANING, "loss")
+COLUMNS = (*MEANING, "loss")
 
 FLAGS = cli.make_flags("depth_check", num_seeds=8, shows="stream,step=last", traced=("rule",))
 define = cli.definer(FLAGS)
@@ -165,23 +166,15 @@ def compare(found: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
 
 
 def quantities_figure(found: xr.Dataset, setup: Setup):
-    """Quantities over depth at the first and at the last step, rules side by side; geometric mean
-    over seeds, a deviation of the logarithm."""
-    shown = [n for n in COLUMNS if n in found and n != "loss"]
-    fig, axes = figures.panels(len(shown), 4, width=2.9, height=2.5)
-    chosen = found.isel(d_model=-1, step=[0, -1])
-    for ax, name in zip(axes.flat, shown, strict=False):
-        for index, rule in enumerate(found.rule.values):
-            for step, dashes in zip(chosen.step.values, (":", "-"), strict=True):
-                own = chosen[name].sel(rule=rule, step=step).transpose("seed", "depth")
-                if own.notnull().any():
-                    label = f"{rule}, step {step}"
-                    figures.log_band(ax, own.depth, own.values, label, index, linestyle=dashes)
-        ax.set(xscale="log", yscale="log", title=name.replace("_", " "), xlabel="layers L")
-        ax.set_xticks(found.depth.values, labels=map(str, found.depth.values))
-        ax.set_xticks([], minor=True)
-    axes[0, 0].legend(fontsize=6)
-    return fig
+    """Quantities over depth by rule, at the largest width: dotted at the first step, solid at the
+    last; geometric mean over seeds and a deviation of the logarithm."""
+    wide = found[[n for n in MEANING if n in found]].isel(d_model=-1)
+    wide = wide.transpose("rule", "depth", "seed", "step")
+    curves = {
+        rule: {name: own.values for name, own in wide.sel(rule=rule).items()}
+        for rule in wide.rule.values
+    }
+    return coordinates_figure(curves, wide.depth.values, MEANING)
 
 
 EXPERIMENT = Experiment(

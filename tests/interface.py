@@ -16,8 +16,8 @@ FILE = Path(__file__).with_suffix(".txt")
 COMMAND = "python tests/interface.py --write"
 # Packages whose `__init__` says what is public, and modules all of whose names are.
 PACKAGES = ("rank_collapse", *(f"rank_collapse.{n}" for n in ("pretrained", "report", "theory")))
-PACKAGES += ("rank_collapse.training",)
-MODULES = ("flax_adapters", "network.encoder_decoder", "network.surgery", "runs.metrics", "torch")
+PACKAGES += ("rank_collapse.torch", "rank_collapse.training")
+MODULES = ("flax_adapters", "network.encoder_decoder", "network.surgery", "runs.metrics")
 
 
 @cache

@@ -90,9 +90,9 @@ def test_what_it_imports_is_what_it_requires():
     assert found == CORE | ALL_EXTRAS | WATCHED
     for path in MODULES:
         extras = set().union(*(EXTRAS[extra] for extra in EXTRAS_OF.get(part(path), ())))
+        extras |= WATCHED if part(path) == "torch" else set()
         extras |= {
             "torch_tensors.py": {"torch"},
-            "torch.py": WATCHED,
             "watch.py": WATCHED,
             "jax_watch.py": WATCHED,
         }.get(path.name, set())

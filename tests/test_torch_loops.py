@@ -8,7 +8,7 @@ import pytest
 from watched_gpt2 import IDS, QUIET, L, close, gpt2, rows_of, torch, trained, transformers
 
 from rank_collapse.runs import metrics
-from rank_collapse.torch import watch
+from rank_collapse.torch import Watch, watch
 
 
 def test_a_forward_pass_inside_the_step_of_the_optimizer():
@@ -61,12 +61,14 @@ def with_hugging_face(model, watched, folder):
 
 
 @pytest.mark.filterwarnings("ignore")  # of Lightning, about workers and loggers
-@pytest.mark.parametrize("train", [with_lightning, with_hugging_face])
-def test_a_trainer_gives_steps_and_closes(train, tmp_path):
+@pytest.mark.parametrize(
+    "train, steps", [(with_lightning, [0, 2, 4]), (with_hugging_face, [1, 2, 4])]
+)
+def test_a_trainer_gives_steps_and_closes(train, steps, tmp_path):
     model = gpt2()
     watched = watch(model, every=2, log=tmp_path / "metrics.jsonl")
     train(model, watched, tmp_path)
-    assert [row["step"] for row in watched.rows] == [0, 2, 4]
+    assert [row["step"] for row in watched.rows] == steps
     reader = metrics.Reader(tmp_path / "metrics.jsonl")
     reader.read()
     assert reader.ended and len(reader) == 3
@@ -111,8 +113,8 @@ def test_evaluation_and_other_optimizers_are_not_counted():
 @pytest.mark.parametrize(
     "build, options, text",
     [
-        (lambda: torch.nn.Linear(2, 2), {}, "not clear in no list of modules"),
-        (lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), {}, r"'' \(1 × Linear\)"),
+        (lambda: torch.nn.Linear(2, 2), {}, "no layers with attention in a Linear"),
+        (lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), {}, "in a Sequential"),
         (
             lambda: torch.nn.Transformer(8, 2, 1, 1, batch_first=True),
             {},
@@ -121,11 +123,15 @@ def test_evaluation_and_other_optimizers_are_not_counted():
         (gpt2, {"layers": "h"}, "'h' is not among 'transformer.h' .3 × GPT2Block"),
         (gpt2, {"tokens": "all"}, "tokens='all' is not one of"),
         (gpt2, {"every": 0}, "every=0"),
+        (gpt2, {"every": 1.5}, "every=1.5"),
+        (gpt2, {"log": 3}, "log=3"),
+        (gpt2, {"layers": [7]}, r"layers=\[7\] of a model with layers 0 to 2"),
     ],
 )
 def test_what_cannot_be_watched_is_refused(build, options, text):
+    given = {"every": 100, "log": None, "tokens": "read", "layers": None}
     with pytest.raises(ValueError, match=text):
-        watch(build(), **options)
+        Watch(build(), **(given | options))
 
 
 def test_one_of_two_lists_by_its_name():

@@ -12,13 +12,13 @@ import xarray as xr
 from trained_runs import arrays, finished, parsed, result_of, rows, run, verdicts
 
 import rank_collapse as rc
-from experiments import run_collapse
-from experiments.collapse import measure
-from experiments.collapse.figures import slowed
-from experiments.run_collapse import EXPERIMENT
-from experiments.shell import inputs
-from experiments.shell.executor import Chunk
-from experiments.shell.labelled import joined, of_arrays
+from experiments.lab import labelled
+from experiments.lab.executor import Chunk
+from experiments.lab.labelled import joined, of_arrays
+from experiments.paper import inputs
+from experiments.paper.collapse import experiment as run_collapse, measure
+from experiments.paper.collapse.experiment import EXPERIMENT
+from experiments.paper.collapse.figures import slowed
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
 
@@ -51,7 +51,7 @@ def test_rows_figures_and_statements_are_of_the_arrays(base):
         assert all((r[column] != "") == (r["variant"] == "san") for r in table)
     found, setup = result_of(EXPERIMENT, base)
     compared = {c.quantity: c for c in EXPERIMENT.compare(found, setup)}
-    assert "variant san: residual ratio after 3 layers" in compared
+    assert "attention alone: residual ratio after 3 layers" in compared
     free = [c.measured for q, c in compared.items() if "needs no condition" in q]
     assert free and not any(free)
     given = {row.key: row for row in EXPERIMENT.claims(found, setup)}
@@ -95,7 +95,7 @@ def test_what_is_not_known_is_a_gap_with_its_reason(tmp_path, capsys):
     arguments = [*SIZE, "--variants=san,san_skip", "--inputs=gaussian", "--weight_scale=1e30,1"]
     assert run(run_collapse, arguments, tmp_path) == 0
     err = capsys.readouterr().err
-    assert "variant san: no ratio in 3 of 3 seeds" in err
+    assert "attention alone: no ratio in 3 of 3 seeds" in err
     by_scale = {1e30: [], 1: []}
     for row in rows(tmp_path):
         by_scale[float(row["weight_scale"])].append(row)
@@ -207,7 +207,12 @@ def test_without_skips_post_and_pre_norm_are_one_row():
 
     def rows_of(key, points):
         texts = [row.setting for row in claims_of(points) if row.key == key]
-        return [norm for norm in norms for text in texts if f"placement {norm}" in text]
+        return [
+            norm
+            for norm in norms
+            for text in texts
+            if labelled.setting({"norm_placement": norm}) in text
+        ]
 
     every = norms["none"] | norms["post"] | norms["pre"]
     for key in ("mlp rate", "skips", "mlps slow"):

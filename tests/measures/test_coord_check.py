@@ -74,7 +74,10 @@ def test_change_is_between_steps_and_ranges_are_the_callers():
         network(KNOWN), DEPTHS, steps=3, ranges={"change": (0.2, 0.3), "loss": None}
     )
     (change,) = (one for one in check.slopes() if one.quantity == "change")
-    assert change.slope == pytest.approx(0.25, abs=1e-6) and change.range == (0.2, 0.3)
+    assert change.slope == pytest.approx(0.25, abs=1e-6) and (change.least, change.most) == (
+        0.2,
+        0.3,
+    )
     assert np.isnan(check.values["change"][..., 0]).all()
 
 
@@ -107,7 +110,9 @@ def test_the_table_and_the_figure_have_every_quantity():
     assert len(lines) == 2 + len(check.slopes())
     shown = check.figure().axes
     assert len(shown) == len(check.values)
-    assert {len(ax.get_lines()) for ax in shown} == {2 * len(WIDTHS)}  # steps and widths
+    lines = {ax.get_ylabel(): len(ax.get_lines()) for ax in shown}
+    assert lines["mean |x_L|"] == 2 * len(WIDTHS)  # steps and widths
+    assert lines["mean |Δx_L| of a step"] == len(WIDTHS)  # a first step has none
 
 
 test_mistakes_are_named = refused(
