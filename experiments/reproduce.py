@@ -58,8 +58,8 @@ def main(options: flags.FlagValues) -> int:
     folder = Path(options.output_dir or "results/reproduce")
     if options.run_name:
         folder = folder / options.run_name
-    chosen = options.only and [name for name in EXPERIMENTS if name in options.only]
-    for name in () if chosen else EXPERIMENTS:
+    chosen = [name for name in EXPERIMENTS if name in options.only]
+    for name in () if options.only else EXPERIMENTS:
         if Path(needed := experiment_of(name).needs).is_dir():
             chosen.append(name)
         else:

@@ -198,5 +198,6 @@ EXPERIMENT = Experiment(
     table=results.rows_of,
     claims=results.claims,
     compare=results.compare,
+    finding=results.finding,
     figures=Drawing.all(figures.trained_figure, figures.residuals_figure),
 )
