@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from trained_runs import rows, run
 
+import rank_collapse as rc
 from experiments import run_trained, trained_weights
 from experiments.lab import cli
 from experiments.paper.trained import experiment, measure, packages, results, texts
@@ -52,13 +53,30 @@ def test_rate_is_that_of_a_cubic_fall_whatever_the_unit():
     np.testing.assert_allclose(results.rate(np.log10(0.5) * np.arange(6)[None]), 1.0)
 
 
-def test_the_lemma_is_seen_to_fail_where_attention_is_not_that_of_its_scores(monkeypatch):
-    source = pretrained.open_random(experiment.UNTRAINED["albert"], jax.random.key(0))
-    ids = np.arange(1, 7)[None]
-    assert (measure.theory(source, ids, 1)["bounds/whole/lemma"] <= 0).all()
-    monkeypatch.setattr(measure, "residual", lambda x: 0 * x)  # D = 0 asks for equal rows
-    measure.pretrained.streaming._step.clear_cache()
-    assert (measure.theory(source, ids, 1)["bounds/whole/lemma"] > 0).any()
+def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
+    """The first layer against numpy, where P̃ is one row: the softmax of the mean token's scores."""
+    settings = experiment.UNTRAINED["albert"] | {"initializer_range": 0.5}
+    ids, key = np.arange(1, 7), jax.random.key(0)
+    found = measure.theory(pretrained.open_random(settings, key), ids[None], 1)
+    config, params = pretrained.random_like(settings, key)
+    x = np.asarray(rc.apply(params, ids, config).hidden[0], np.float64)
+    own, mean = (
+        jax.tree.map(np.asarray, rc.layer_params(params, config, 0).attention),
+        x.mean(axis=0),
+    )
+
+    def softmax(scores):
+        return np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+
+    for head in range(config.num_heads):
+        w_q, w_k = own.w_q[head], own.w_k[head] / np.sqrt(own.w_k.shape[-1])
+        weights, common = softmax(x @ w_q @ (x @ w_k).T), softmax(mean @ w_q @ ((x - mean) @ w_k).T)
+        deviation = (x - mean) @ w_q @ ((x - mean) @ w_k).T
+        spread = np.ptp(deviation, axis=1, keepdims=True)
+        excess = np.maximum((1 - spread) * common - weights, weights - (1 + 2 * spread) * common)
+        measured = found["bounds/whole/lemma"][0, 0, head] + measure.ROUNDING
+        np.testing.assert_allclose(measured, excess.max(), atol=1e-5)
+        assert spread.max() > 0.1
 
 
 def test_texts_are_of_the_vocabulary_and_masks_of_the_texts():
