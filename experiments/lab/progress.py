@@ -6,6 +6,7 @@ the process at once.
 
 import contextlib
 import io
+import multiprocessing
 import os
 import signal
 import sys
@@ -40,6 +41,8 @@ def stopping() -> Iterator[None]:
 
     def handle(number, _):
         if _asked:
+            for child in multiprocessing.active_children():
+                child.kill()
             os._exit(128 + number)
         _asked.append(number)
         os.write(2, b"\nstopping after this chunk; again to stop at once\n")
@@ -114,7 +117,7 @@ class Progress(tqdm):
         self.write(f"{self.label}: {message}", file=sys.stderr)
 
     @contextlib.contextmanager
-    def aside(self, what: str) -> Iterator[None]:
+    def paused(self, what: str) -> Iterator[None]:
         """Says how long something took that is no step, such as compiling."""
         start = time.monotonic()
         yield
