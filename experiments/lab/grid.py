@@ -6,6 +6,7 @@ was interrupted. It returns the arrays: the run's own folder is written by one p
 
 import contextlib
 import copy
+import multiprocessing
 import os
 import shutil
 import threading
@@ -14,6 +15,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from experiments.lab import devices, progress
@@ -37,7 +39,8 @@ def measured_here(experiment: str, arguments: Sequence[str], number: int) -> dic
     in_main = threading.current_thread() is threading.main_thread()  # not so of a Dask worker
     if in_main:
         devices.start(options.num_devices)
-    with progress.stopping() if in_main else contextlib.nullcontext(), precision(options):
+    signals = progress.stopping() if in_main else contextlib.nullcontext()
+    with signals, precision(options), jax.default_matmul_precision("highest"):
         group = groups_of(options)[number]
         with own.opened(options, own.setup(group[0])) as run:
             for point in group:
@@ -58,9 +61,10 @@ def measure_side_by_side(own: Any, options: Flags, run: RunFolder) -> None:
         for number, group in enumerate(groups_of(options))
         if not all(run.part(point.prefix.rstrip("/")) for point in group)
     }
-    jobs = min(len(left), options.jobs or (1 if devices.accelerated() else devices.cores()))
+    shared = devices.accelerated() or multiprocessing.parent_process() is not None
+    jobs = min(len(left), options.jobs or (1 if shared else devices.cores()))
     alone = jobs < 2 and options.scheduler is None
-    if alone or not options.axes or not run.writable or run.complete:
+    if alone or not left or not options.axes or not run.writable or run.complete:
         return
     given = arguments_of(options)
     given += [f"--num_devices={options.num_devices or max(1, devices.cores() // jobs)}"]

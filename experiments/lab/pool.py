@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
 from typing import NamedTuple
 
@@ -34,8 +35,8 @@ def workers(jobs: int, scheduler: str | None = None) -> Iterator[futures.Executo
     """So many processes, or the workers of a Dask scheduler by its address.
 
     Raises:
-        RunError: The scheduler cannot be reached, or is lost.
-        OSError: It does not answer.
+        RunError: A worker was ended, or the scheduler is lost.
+        OSError: The scheduler does not answer.
     """
     if scheduler is not None:
         from distributed import Client  # here: it takes a second
@@ -51,6 +52,8 @@ def workers(jobs: int, scheduler: str | None = None) -> Iterator[futures.Executo
     pool = futures.ProcessPoolExecutor(jobs, spawn, end_with_parent)
     try:
         yield pool
+    except BrokenProcessPool as error:
+        raise RunError("a worker was ended (out of memory?): fewer --jobs take less") from error
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -95,6 +98,6 @@ def run_all(
                 left.pop(name)
                 try:
                     ended(name, future.result())
-                except futures.process.BrokenProcessPool:  # its process died: the others go on
+                except BrokenProcessPool:  # its process died: the others go on
                     ended(name, Ended(1, "its process was ended (out of memory?)", 0.0))
                     break
