@@ -201,7 +201,7 @@ def run_notebook(name):
     return ran("\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code"))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_post_ln_has_no_gradient_of_queries_and_stays_at_a_guess():
     scope = run_notebook("deep_post_ln")
     ratio = {name: g["queries"][-1] / g["values"][-1] for name, g in scope["gradients"].items()}
@@ -210,7 +210,7 @@ def test_post_ln_has_no_gradient_of_queries_and_stays_at_a_guess():
     assert losses["deepnorm"] < losses["post"] and losses["post"] > 2.2
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_lengths_of_a_trained_model_are_worth_its_accuracy():
     scope = run_notebook("what_carries_the_output")
     assert scope["losses"][-1] < scope["losses"][0] / 2
@@ -219,7 +219,7 @@ def test_lengths_of_a_trained_model_are_worth_its_accuracy():
     np.testing.assert_allclose(scope["truncated"][-1], whole, atol=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_failures_are_apart_in_the_diagram():
     scope = run_notebook("two_failures")
     assert scope["collapsed"][0, -1] and not scope["collapsed"][-1].any()
@@ -228,7 +228,7 @@ def test_two_failures_are_apart_in_the_diagram():
     assert kept[law < -0.2].max() < 0 < kept[law > 0.2].min()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_cures_keep_more_than_post_norm():
     scope = run_notebook("cures")
     kept = {name: values.mean() for name, values in scope["found"].items()}
@@ -236,13 +236,13 @@ def test_cures_keep_more_than_post_norm():
     assert kept["deepnorm"] > -0.05 and kept["retention"] > -0.1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_model_layer_by_layer_in_a_notebook():
     scope = run_notebook("larger_than_memory")
     assert scope["seen"] == list(range(1, 9))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_model_of_ones_own_is_measured():
     scope = run_notebook("measure_your_model")
     with_skips, without = (scope["profiles"][skip]["residual_ratio"] for skip in (1.0, 0.0))

@@ -17,6 +17,8 @@ from experiments.paper.trained import measure, packages, results, texts
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
 
+pytestmark = pytest.mark.full
+
 ALBERT = "albert-reactions"
 
 
