@@ -21,12 +21,12 @@ from pathlib import Path
 import jax
 from absl import flags
 
+from experiments.lab import cli
+from experiments.lab.experiment import experiments_of
+from experiments.lab.flags import check_names
 from experiments.reproducing.results_page import write_markdown
 from experiments.reproducing.sections import PRESETS, answers_of, untested
 from experiments.reproducing.unfinished import page, run_experiments
-from experiments.shell import cli
-from experiments.shell.experiment import experiments_of
-from experiments.shell.options import check_names
 from rank_collapse import report, runs
 
 EXPERIMENTS = experiments_of()  # in the order of the report

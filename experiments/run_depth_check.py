@@ -24,11 +24,11 @@ import numpy as np
 import xarray as xr
 
 import rank_collapse as rc
-from experiments.shell import cli, labelled, vocabulary
-from experiments.shell.executor import Executor
-from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.labelled import along, beside, rows
-from experiments.shell.options import content_hash
+from experiments.lab import cli, labelled, vocabulary
+from experiments.lab.executor import Executor
+from experiments.lab.experiment import Drawing, Experiment
+from experiments.lab.flags import content_hash
+from experiments.lab.labelled import along, beside, rows
 from rank_collapse.measures.coord_check import MEANING
 from rank_collapse.report.claims import Row
 from rank_collapse.report.coord_check import coordinates_figure

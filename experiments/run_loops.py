@@ -19,10 +19,10 @@ import numpy as np
 import xarray as xr
 
 import rank_collapse as rc
-from experiments.shell import cli, labelled, vocabulary
-from experiments.shell.executor import Executor
-from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.labelled import rows
+from experiments.lab import cli, labelled, vocabulary
+from experiments.lab.executor import Executor
+from experiments.lab.experiment import Drawing, Experiment
+from experiments.lab.labelled import rows
 from rank_collapse.report.claims import Row
 from rank_collapse.report.figures import log_band
 

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from experiments.lab import cli
+from experiments.lab.experiment import Drawing, Experiment
 from experiments.paper.trained import figures, measure, results
 from experiments.paper.trained.packages import PACKAGES
-from experiments.shell import cli
-from experiments.shell.experiment import Drawing, Experiment
 from rank_collapse import pretrained
 from rank_collapse.text import encoders, tokens as texts_of, words
 

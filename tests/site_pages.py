@@ -15,8 +15,8 @@ from pathlib import Path
 from architecture_map import REPOSITORY, levels, packages
 from interface import exported
 
+from experiments.lab.experiment import experiment_of, experiments_of
 from experiments.reproducing import results_page, sections, statements_page
-from experiments.shell.experiment import experiment_of, experiments_of
 from rank_collapse import MEASURES
 
 DOCS = REPOSITORY / "docs"

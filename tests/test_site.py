@@ -12,8 +12,8 @@ from conftest import REPOSITORY
 from site_pages import API, DOCS, WHOLE, made, public, repository, with_badge
 
 import rank_collapse as rc
+from experiments.lab.experiment import experiments_of
 from experiments.reproducing import sections
-from experiments.shell.experiment import experiments_of
 
 PAGES = sorted(DOCS.rglob("*.md"))
 EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)

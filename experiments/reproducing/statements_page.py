@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.shell.experiment import experiment_of, experiments_of
-from experiments.shell.statements import STATEMENTS
+from experiments.lab.experiment import experiment_of, experiments_of
+from experiments.lab.statements import STATEMENTS
 from rank_collapse import runs
 from rank_collapse.report.claims import (
     ANSWERS,

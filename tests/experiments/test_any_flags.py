@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, event, given, settings, strategies as st
 from marks import slow_if
 
 from experiments import benchmark, reproduce
-from experiments.shell import cli
-from experiments.shell.experiment import experiment_of
+from experiments.lab import cli
+from experiments.lab.experiment import experiment_of
 
 CASES = int(os.environ.get("RANK_COLLAPSE_CASES", "0"))
 LIMIT = 300  # seconds, far above what comes before the computation: a hang fails

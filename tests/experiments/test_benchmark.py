@@ -9,7 +9,7 @@ import rank_collapse as rc
 from experiments import benchmark
 from experiments.benchmarks import paths, profiles, training
 from experiments.benchmarks.timing import Report, Timing, median_ratio, time_cases
-from experiments.shell import cli
+from experiments.lab import cli
 from rank_collapse.training.training import Hyper, init_model
 
 

@@ -7,8 +7,8 @@ import pytest
 from trained_runs import answered, result_of, rows, run
 
 import rank_collapse as rc
-from experiments import check_bounds
-from experiments.bounds import FREE, SPREAD, Case, two_heads
+from experiments.paper.bounds import experiment as check_bounds
+from experiments.paper.bounds.draws import FREE, SPREAD, Case, two_heads
 from rank_collapse.measures.centers import composite_center
 from rank_collapse.report.claims import FAILS, HOLDS
 

@@ -7,7 +7,6 @@ of other data, is computed here alone. Then the object itself, on one of two num
 
 import importlib
 import multiprocessing
-import os
 from concurrent.futures import ProcessPoolExecutor
 
 import jax
@@ -20,9 +19,9 @@ from matplotlib.figure import Figure
 from trained_runs import check_second_run, contents, rows, run, same_arrays, single_columns
 
 from experiments import reproduce
-from experiments.shell import cli, jobs, progress
-from experiments.shell.experiment import Drawing, Experiment, experiment_of, experiments_of
-from experiments.shell.statements import STATEMENTS
+from experiments.lab import cli, progress
+from experiments.lab.experiment import Drawing, Experiment, experiment_of, experiments_of
+from experiments.lab.statements import STATEMENTS
 from rank_collapse.report import claims
 from rank_collapse.report.page import Comparison
 from rank_collapse.runs import folder
@@ -36,7 +35,8 @@ def as_here(devices):
 
     The loop of a device over one seed is compiled away, and its body is then rounded otherwise.
     """
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    jax.config.update("jax_num_cpu_devices", devices)
+    jax.devices()
     folder.drawn = as_data
 
 

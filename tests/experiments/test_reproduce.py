@@ -16,12 +16,14 @@ import pytest
 from PIL import Image
 from statement_dates import KEPT, REWORDINGS, dates_of, under_old_dates
 
-from experiments import reproduce, run_architectures, run_path_counts
+from experiments import reproduce
+from experiments.lab import cli, statements
+from experiments.lab.experiment import experiment_of, experiments_of
+from experiments.lab.pool import Ended
+from experiments.lab.statements import STATEMENTS
+from experiments.paper import path_counts as run_path_counts
+from experiments.paper.architectures import experiment as run_architectures
 from experiments.reproducing import results_page, sections, unfinished
-from experiments.shell import cli, statements
-from experiments.shell.experiment import experiment_of, experiments_of
-from experiments.shell.jobs import Ended
-from experiments.shell.statements import STATEMENTS
 from rank_collapse import report
 from rank_collapse.report import claims
 from rank_collapse.report.claims import MORE_THAN_HALF
@@ -121,7 +123,7 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
     for preset, layers in (("quick", 2), ("paper", 3)):
         folder = tmp_path / "run" / preset / "run_path_counts"
         arguments = ["--heads=2", f"--layers={layers}", f"--output_dir={folder}"]
-        assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, arguments) == 0
+        assert cli.execute(run_path_counts.EXPERIMENT.main, run_path_counts.FLAGS, arguments) == 0
         (folder / "figures" / "path_counts.png").write_bytes(image.getvalue())
     sections.keep_time(tmp_path / "run" / "paper", "run_path_counts", Ended(0, "", 12.34), 1)
     path = results_page.write_markdown(tmp_path / "run", tmp_path / "docs")

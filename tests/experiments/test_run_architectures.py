@@ -12,13 +12,12 @@ import pytest
 from trained_runs import answered, arrays, result_of, rows as rows_of, same_arrays
 
 import rank_collapse as rc
-from experiments import run_architectures
-from experiments.architectures import resume
-from experiments.architectures.models import Model
-from experiments.architectures.page import training_figures, trainings_of
-from experiments.architectures.results import Results, depths_of
-from experiments.shell import cli, progress as stops
-from experiments.shell.progress import Progress
+from experiments.lab import cli, progress as stops
+from experiments.lab.progress import Progress
+from experiments.paper.architectures import experiment as run_architectures, resume
+from experiments.paper.architectures.models import Model
+from experiments.paper.architectures.page import training_figures, trainings_of
+from experiments.paper.architectures.results import Results, depths_of
 from rank_collapse.network import surgery
 from rank_collapse.pretrained import published
 from rank_collapse.pretrained.lazy import LazyLayers
@@ -29,7 +28,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 def execute(*arguments):
-    return cli.execute(run_architectures.main, run_architectures.FLAGS, list(arguments))
+    return cli.execute(run_architectures.EXPERIMENT.main, run_architectures.FLAGS, list(arguments))
 
 
 @pytest.fixture

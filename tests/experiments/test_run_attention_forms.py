@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from trained_runs import finished, rows, verdicts
 
-from experiments import run_attention_forms as forms
-from experiments.trained import forms as measured
+from experiments.note import attention_forms as forms
+from experiments.train import forms as measured
 from rank_collapse.network.attention import attention_scores
 
 folder = finished(forms, *forms.EXPERIMENT.presets["tiny"])

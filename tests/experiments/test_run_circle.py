@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from trained_runs import answered, arrays, finished, parsed, rows, seed_of
 
-from experiments import run_circle
-from experiments.trained import circle_walks
+from experiments.paper.circle import experiment as run_circle, walks as circle_walks
 from rank_collapse import apply
 from rank_collapse.network.inputs import input_states
 from rank_collapse.runs.folder import RunFolder

@@ -12,13 +12,13 @@ import xarray as xr
 from trained_runs import arrays, finished, parsed, result_of, rows, run, verdicts
 
 import rank_collapse as rc
-from experiments import run_collapse
-from experiments.collapse import measure
-from experiments.collapse.figures import slowed
-from experiments.run_collapse import EXPERIMENT
-from experiments.shell import inputs, labelled
-from experiments.shell.executor import Chunk
-from experiments.shell.labelled import joined, of_arrays
+from experiments.lab import labelled
+from experiments.lab.executor import Chunk
+from experiments.lab.labelled import joined, of_arrays
+from experiments.paper import inputs
+from experiments.paper.collapse import experiment as run_collapse, measure
+from experiments.paper.collapse.experiment import EXPERIMENT
+from experiments.paper.collapse.figures import slowed
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from trained_runs import answered, result_of, rows, run, single_columns
 
-from experiments import run_path_chains, run_path_counts
-from experiments.run_path_counts import ARCHITECTURES, binomial, path_table
-from experiments.shell import tidy
+from experiments.lab import tidy
+from experiments.paper import path_chains as run_path_chains, path_counts as run_path_counts
+from experiments.paper.path_counts import ARCHITECTURES, binomial, path_table
 from rank_collapse.report.claims import FAILS, HOLDS
 
 

@@ -9,10 +9,9 @@ import pytest
 from trained_runs import parsed, rows, run
 
 import rank_collapse as rc
-from experiments import run_stability
-from experiments.run_stability import EXPERIMENT
-from experiments.stability import measure, networks, results
-from experiments.stability.networks import Case, base_config, configs_of
+from experiments.note.stability import experiment as run_stability, measure, networks, results
+from experiments.note.stability.experiment import EXPERIMENT
+from experiments.note.stability.networks import Case, base_config, configs_of
 from rank_collapse.measures import updates
 
 TINY = [

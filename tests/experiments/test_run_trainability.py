@@ -10,10 +10,10 @@ from scipy import stats
 from trained_runs import arrays, finished, parsed, result_of, rows, run
 
 import rank_collapse as rc
-from experiments import run_trainability as binary
-from experiments.shell.statements import STATEMENTS
-from experiments.trained import designs, training
-from experiments.trained.training import Training
+from experiments.lab.statements import STATEMENTS
+from experiments.note import trainability as binary
+from experiments.train import designs, training
+from experiments.train.training import Training
 from rank_collapse.report.claims import judged
 from rank_collapse.report.intervals import wilson_interval
 from rank_collapse.runs.folder import RunFolder

@@ -20,9 +20,9 @@ from trained_runs import (
 )
 
 from experiments import run_convex_hull, run_memorization, run_sort
-from experiments.shell.labelled import of_arrays
-from experiments.trained import arguments
-from experiments.trained.paths import BASELINES, accuracies
+from experiments.lab.labelled import of_arrays
+from experiments.paper.path_accuracies import BASELINES, accuracies
+from experiments.train import arguments
 from rank_collapse.report.claims import FINDING
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
@@ -82,7 +82,7 @@ def test_sort_learns(folder):
 def test_kept_models_give_the_accuracies_of_the_table(folder):
     config, models = load_models(folder / "models.safetensors")
     options = parsed(run_sort, *SORT)
-    setup = run_sort.make_setup(options)
+    setup = run_sort.EXPERIMENT.setup(options)
     table = {(r["evaluation"], r["seed"]): float(r["accuracy"]) for r in rows(folder)}
 
     @jax.jit
@@ -106,7 +106,7 @@ def test_what_is_watched_has_a_line_for_every_seed_and_epoch(folder):
     config, models = load_models(folder / "models.safetensors")
     options = parsed(run_sort, *SORT)
     key_data, key_state = jax.random.split(seed_keys(options.seed, 2)[1])
-    setup = run_sort.make_setup(options)
+    setup = run_sort.EXPERIMENT.setup(options)
     data = setup.make_data(key_data)
     untrained = init_state(key_state, arguments.hyper(options), setup.recipe).model
     (first,) = (line for line in lines if line["seed"] == 1 and line["step"] == 0)

@@ -7,7 +7,8 @@ import safetensors.numpy
 from trained_runs import SMALL, arrays, finished, parsed, result_of, rows, seed_of
 
 import rank_collapse as rc
-from experiments import run_transformer as binary, run_width
+from experiments.note import transformer as binary
+from experiments.paper import width as run_width
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import load_models

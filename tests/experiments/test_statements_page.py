@@ -8,10 +8,10 @@ import pytest
 from conftest import REPOSITORY
 from site_pages import captions_in, results
 
+from experiments.lab.experiment import experiment_of
+from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import statements_page
 from experiments.reproducing.statements_page import NOT_KEPT, answers, page, standing
-from experiments.shell.experiment import experiment_of
-from experiments.shell.statements import STATEMENTS
 from rank_collapse.report import claims
 
 DOCS = REPOSITORY / "docs"

@@ -12,8 +12,8 @@ import pytest
 from trained_runs import rows, run
 
 from experiments import run_trained, trained_weights
+from experiments.lab import cli
 from experiments.paper.trained import measure, packages, results, texts
-from experiments.shell import cli
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 import rank_collapse as rc
+from experiments.lab.statements import row_of
+from experiments.lab.statements_trained import LOSS, RIGHT
 from experiments.paper.trained.measure import VARIANTS
-from experiments.shell.statements import row_of
-from experiments.shell.statements_trained import LOSS, RIGHT
 from rank_collapse.report import Comparison
 from rank_collapse.report.claims import Row, of_cases
 from rank_collapse.report.intervals import mean_interval

@@ -1,0 +1,262 @@
+"""The executor: what is computed of every seed of every cell, in chunks from which a run resumes.
+
+    with Executor(options, run, "scales", total=2 * options.num_seeds) as executor:
+        # measure(key, floats) of one seed → {"scale=1": {name: [s, ...]}, ...}
+        found = executor.measure(measure, {"scale=1": 1.0, "scale=2": 2.0})
+
+A cell is a setting whose numbers compiled programs take as arguments, of an experiment's lists or
+of the axes of the flags. Its seeds and those of the other cells are one list, shared by the devices
+and computed chunk by chunk (--seed_chunk). Each chunk is saved when it is done, so that a run
+resumes on any number of devices; what a seed gives depends on neither, nor on the others of its
+chunk.
+"""
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from experiments.lab.devices import mesh
+from experiments.lab.flags import Flags
+from experiments.lab.progress import Progress, check
+from rank_collapse.runs import seeds
+from rank_collapse.runs.files import damaged
+from rank_collapse.runs.folder import RunFolder
+
+SEEDS = "seeds"  # the part of a run's arrays that has one cell
+
+
+class Executor(contextlib.ExitStack):
+    """What computes the cells of a run: its devices, seeds and progress. A context manager.
+
+    Args:
+        options: The flags, of one point of their axes; --num_devices, --seed_chunk, and --seed and
+            --num_seeds where they are.
+        run: Holds what was computed before.
+        label: Of the progress; "" for programs that show their own.
+        total: Seeds of all cells of a run; those of one by default.
+        alone: Whether this point's cells are computed by themselves.
+
+    Attributes:
+        mesh: Of the devices.
+        keys: Of the seeds; None without --num_seeds.
+        progress: None without a label.
+    """
+
+    def __init__(
+        self,
+        options: Flags,
+        run: RunFolder,
+        label: str = "",
+        total: int | None = None,
+        *,
+        alone: bool = False,
+    ):
+        super().__init__()
+        self.run, self._options = run.at(""), options
+        self._members = [options] if alone else options.together
+        self.mesh, self.keys, self.progress = mesh(options), None, None
+        if "num_seeds" in options:
+            self.keys = seeds.seed_keys(options.seed, options.num_seeds, options.first_seed)
+        if label:
+            total = len(self._members) * (len(self.keys) if total is None else total)
+            self.progress = self.enter_context(Progress(total, label, log=run.log))
+
+    def map(
+        self,
+        program: Callable[[], Callable[["Chunk"], Any]],
+        cells: Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]],
+        *,
+        keys: Any = None,
+        most: int | None = None,
+    ) -> dict[str, dict[str, np.ndarray]]:
+        """What is computed of all seeds of all cells, read where the run has it, else saved in it.
+
+        Args:
+            program: Makes what computes a chunk, where any is left: arrays on the host, leaves
+                [r, ...], whose names are joined by "/" where it is nested.
+            cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None;
+                or flags → that. A point of whose flags it raises ValueError is left out.
+            keys: Of the seeds [s], the same of every cell; the executor's by default.
+            most: Seeds at a time; by default --seed_chunk, or all of all cells.
+
+        Returns:
+            {cell: {name: [s, ...]}}.
+
+        Raises:
+            RunError: The run holds another number of seeds.
+            ValueError: Flags of this point that give no cells.
+        """
+        keys, count = self.keys if keys is None else keys, len(self.keys if keys is None else keys)
+        floats, known, left = {}, {}, []
+        for member in self._members:
+            own = contextlib.nullcontext() if member is self._options else _ignored()
+            with own:
+                found = cells(member) if callable(cells) else cells
+                floats |= {member.place + cell: values for cell, values in found.items()}
+        for cell in floats:
+            found = self.run.part(cell) or {}
+            done = seeds_done(found, count, self.run.path, cell)
+            known[cell] = dict(found) if done else {}
+            left += [(cell, seed) for seed in range(done, count)]
+        if self.progress is not None:
+            self.progress.skip(count * len(floats) - len(left))
+        if left:
+            self._compute(program(), left, known, keys, floats, most)
+        place = self._options.place
+        return {c.removeprefix(place): a for c, a in known.items() if c.startswith(place)}
+
+    def _compute(self, program, left, known, keys, floats, most):
+        """Computes what is left, chunk by chunk, adds it to what is known and saves it."""
+        asked = most or ("seed_chunk" in self._options and self._options.seed_chunk) or len(left)
+        size = seeds.padded_size(min(asked, len(left)), self.mesh)
+        for first in range(0, len(left), size):
+            own = left[first : first + size]
+            padded = own + own[-1:] * (size - len(own))
+            of_cells = jax.tree.map(lambda *a: np.stack(a), *(floats[name] for name, _ in padded))
+            padded_keys = keys[np.array([seed for _, seed in padded])]
+            chunk = Chunk(*zip(*own, strict=True), padded_keys, of_cells)
+            new, arrays = named(program(chunk)), {}
+            for cell, rows in itertools.groupby(range(len(chunk.cells)), chunk.cells.__getitem__):
+                place = list(rows)
+                for name, values in new.items():
+                    before = [known[cell][name]] if name in known[cell] else []
+                    known[cell][name] = np.concatenate([*before, values[place]])
+                    arrays[f"{cell}/{name}"] = known[cell][name]
+            self.run.save_arrays(arrays)
+            check() if self.progress is None else self.progress.advance(len(chunk.seeds))
+
+    def measure(
+        self,
+        fn: Callable[[Any, Any], Any],
+        cells: Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]],
+        *,
+        keys: Any = None,
+        most: int | None = None,
+        **how: Any,
+    ) -> dict[str, dict[str, np.ndarray]]:
+        """`map` of a function of one seed; `how` are further arguments of `Mapped`."""
+        program = functools.partial(Mapped, fn, self.mesh, progress=self.progress, **how)
+        return self.map(program, cells, keys=keys, most=most)
+
+
+def _ignored():
+    """Of another point of the axes, which says for itself what is wrong with it."""
+    return contextlib.suppress(ValueError)
+
+
+def of_one_seed(
+    measure: Callable[[Flags, Any, Any], Any],
+    label: str,
+    draw: Callable[[Flags, Any, Any], Any] | None = None,
+) -> Callable[[Flags, Any, RunFolder], dict[str, np.ndarray]]:
+    """`Experiment.measure` of an experiment that has measure(options, setup, key) of one seed.
+
+    With draw(options, setup, key) it is measure(options, setup, what that draws), as of `Mapped`.
+    Where a device takes its seeds one by one they are saved as they come.
+    """
+
+    def measure_all(options, setup, run):
+        def of_key(fn):
+            return lambda key, _: fn(options, setup, key)
+
+        with Executor(options, run, label) as executor:
+            most = executor.mesh.size if seeds.on_cpu(executor.mesh) else None
+            drawn = None if draw is None else of_key(draw)
+            return executor.measure(of_key(measure), {SEEDS: None}, most=most, draw=drawn)[SEEDS]
+
+    return measure_all
+
+
+class Chunk(NamedTuple):
+    """Seeds of cells that are computed together.
+
+    Attributes:
+        cells: The cell of each [r].
+        seeds: The number of each [r].
+        keys: Of the seeds, the last one repeated so that all chunks are of one size and nothing is
+            compiled again for the last.
+        floats: Of the cells, leaves of that size.
+    """
+
+    cells: Sequence[str]
+    seeds: Sequence[int]
+    keys: Any
+    floats: Any
+
+
+class Mapped:
+    """A function of one seed, compiled for the seeds of a chunk, laid out over the devices.
+
+    Args:
+        fn: (key, floats) of one seed → pytree of arrays.
+        mesh: Of the devices.
+        draw: (key, floats) of one seed → what `fn` takes in the place of the key: a program of its
+            own, since random numbers are slow to optimise and drawn once.
+        at_once: Seeds a device vmaps over; None for `seeds.seeds_at_once`.
+        level: As of `runs.seeds.spread`.
+        progress: Gets how long compiling took; None for none.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[Any, Any], Any],
+        mesh: Mesh,
+        *,
+        draw: Callable[[Any, Any], Any] | None = None,
+        at_once: int | None = None,
+        level: int = 1,
+        progress: Progress | None = None,
+    ):
+        count = seeds.seeds_at_once(mesh) if at_once is None else at_once
+        self._mesh, self._progress, self._compiled = mesh, progress, None
+        self._call = _spread(fn, mesh, count, level)
+        self._draw = None if draw is None else _spread(draw, mesh, count, 0)
+
+    def __call__(self, chunk: Chunk) -> Any:
+        laid = self.laid_out(chunk)
+        if self._compiled is None:
+            with self._progress.aside("compiling") if self._progress else contextlib.nullcontext():
+                self._compiled = self._call.lower(laid, None).compile()
+        return seeds.to_host(self._compiled(laid, None), len(chunk.seeds))
+
+    def laid_out(self, chunk: Chunk) -> tuple[Any, Any]:
+        """(keys, or what is drawn from them; floats) of a chunk on the devices."""
+        own = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
+        return own if self._draw is None else (self._draw(own, None), own[1])
+
+
+@functools.lru_cache(maxsize=4)  # programs that draw alike share theirs
+def _spread(fn, mesh, at_once, level):
+    return seeds.spread(lambda own, _: fn(*own), mesh, at_once=at_once, level=level)
+
+
+def named(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:
+    """{path: array} of a nested dictionary; of a flat one itself."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    name = functools.partial(jax.tree_util.keystr, simple=True, separator=separator)
+    return {name(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def seeds_done(found: Mapping[str, np.ndarray], total: int, run: Path, part: str) -> int:
+    """Seeds that the saved arrays of a part hold.
+
+    Args:
+        found: The arrays; none where nothing was saved.
+        total: Seeds of the run.
+        run: Its folder.
+        part: The name of the arrays.
+
+    Raises:
+        RunError: Not as many of each array, or more than the run has.
+    """
+    counts = {len(values) if np.ndim(values) else -1 for values in found.values()} or {0}
+    if len(counts) > 1 or not 0 <= max(counts) <= total:
+        raise damaged(run / "arrays.npz", f"{part} is not of {total} seeds")
+    return counts.pop()
