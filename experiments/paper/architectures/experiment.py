@@ -28,9 +28,14 @@ from typing import Any
 import numpy as np
 
 from experiments.lab import cli
-from experiments.lab.experiment import Drawing, Experiment
+from experiments.lab.experiment import Drawing, Experiment, Finding
 from experiments.lab.statements import STATEMENTS, row_of
-from experiments.paper.architectures.figures import figures_of
+from experiments.paper.architectures.figures import (
+    ALONE_AND_SKIPS,
+    collapse_figure,
+    figures_of,
+    ratios,
+)
 from experiments.paper.architectures.measure import PARTS, measure_all, setup_of
 from experiments.paper.architectures.models import identity
 from experiments.paper.architectures.page import page, training_figures
@@ -41,6 +46,7 @@ from rank_collapse.pretrained.published import READ_OFF
 from rank_collapse.report import Comparison, answers_of
 from rank_collapse.report.claims import ERROR, Row, of_curve
 from rank_collapse.report.statistics import log10, power_law_wins
+from rank_collapse.report.wording import words
 
 FEWEST_DRAWS = 240  # with which one of 12 curves can be refused at 5 % of all of them
 KNOWN = ", ".join(PUBLISHED)
@@ -228,6 +234,24 @@ def claims(results: Sequence[Results], setup: Any = None) -> list[Row]:
     return [row for row in compared if row.draws + 1 >= fewest] + rows
 
 
+def finding(results: Sequence[Results], setup: Any) -> Finding | None:
+    """Where attention alone has lost all but a hundredth, and what skips keep."""
+    layers, left = {}, {}
+    for found in results:
+        alone, skips = (ratios(found, variant) for variant in ALONE_AND_SKIPS)
+        if alone is not None and skips is not None:
+            name, mean = words(found.model.label), alone.mean(axis=0)
+            layers[name] = f"{int(np.argmax(mean < COLLAPSED))}" if mean.min() < COLLAPSED else "no"
+            left[name] = f"{skips.mean(axis=0)[-1]:.2f}"
+    if not layers:
+        return None
+    text = f"At initialisation attention alone has a residual ratio below {COLLAPSED} at layer "
+    text += ", ".join(f"{layer} in {name}" for name, layer in layers.items())
+    return Finding(
+        "collapse", f"{text}; with skips the last layer keeps {', '.join(left.values())}."
+    )
+
+
 EXPERIMENT = Experiment(
     about=__doc__,
     flags=FLAGS,
@@ -251,7 +275,9 @@ EXPERIMENT = Experiment(
     table=rows_of,
     claims=claims,
     compare=compare,
-    figures={
+    finding=finding,
+    figures={"collapse": Drawing.described(collapse_figure)}
+    | {
         f"residuals_{name}": Drawing(
             lambda results, setup, name=name: figures_of(results)[f"residuals_{name}"](),
             f"{name} at initialisation: relative residual by layer, mean ± one standard deviation "

@@ -15,6 +15,7 @@ from rank_collapse.network.surgery import READINGS, VARIANTS
 from rank_collapse.paths.chains import alpha_law
 from rank_collapse.report import figures
 from rank_collapse.report.figures import Axes, Figure
+from rank_collapse.report.wording import words
 from rank_collapse.theory.bounds import LEMMA_THRESHOLD
 
 LENGTH = "path length k (attention layers passed)"
@@ -94,11 +95,36 @@ def heat_map(ax: Axes, values: Any, title: str, xlabel: str, ylabel: str, **styl
     figures.integer_ticks(ax)
 
 
+# {what is drawn solid and dashed of each network: its name}
+ALONE_AND_SKIPS = {"SAN": "attention alone", "SAN+skip": "with skips"}
+
+
+def ratios(found: Results, variant: str) -> np.ndarray | None:
+    """Residual ratio at initialisation [s, L+1] of a variant, mean over texts."""
+    return found.by_seed("init", f"residuals/{variant}/published/residual_ratio")
+
+
+def collapse_figure(results: Sequence[Results], setup: Any) -> Figure:
+    """Residual ratio by layer at initialisation, mean and standard deviation over draws: attention
+    alone (solid) and with skips (dashed)."""
+    fig, ((ax,),) = figures.figure(1, 1)
+    for index, found in enumerate(results):
+        for (variant, text), dash in zip(ALONE_AND_SKIPS.items(), ("-", "--"), strict=True):
+            values = ratios(found, variant)
+            if values is not None:
+                layers, label = np.arange(values.shape[1]), f"{words(found.model.label)}, {text}"
+                figures.band(ax, layers, values, label, index, linestyle=dash)
+    ax.set(xlabel="layer", ylabel="residual ratio ‖res(X)‖₁,∞ / ‖X‖₁,∞", ylim=(-0.03, 1.03))
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return fig
+
+
 @figures.styled
 def residual_figure(results: Results) -> Figure:
     """Relative residual by layer, mean ± one standard deviation over weights and texts: linear axis
     (with the published curves) and, below, the logarithm of the residual, which goes on where
-    floating point shows zero."""
+    floating point shows zero. Solid: as the published code has it; dotted: as
+    the paper's text says, where these differ; dashed: of tokens as the next layer reads them."""
     logs, depth = results.has("log"), results.model.config.depth
     fig, axes = figures.figure(1 + logs, 4, width=2.9, height=2.5, sharey="row")
     published = pretrained.published_curves(results.model.settings, depth)
@@ -111,19 +137,16 @@ def residual_figure(results: Results) -> Figure:
             panels[0].plot(layers, published[kind][variant], label=label, **style)
         for (index, kind), reading in itertools.product(enumerate(results.kinds), READINGS):
             text = reading == "text"
-            style = {"linestyle": ":" if text else "-", "alpha": 0.75 if text else 1.0}
-            label = NAMES[kind] + " (as the text says)" * text
+            style = {"linestyle": ":" if text else "-", "marker": "" if text else "o"}
+            label = None if text else NAMES[kind]
             for ax, name in zip(panels, names, strict=False):
                 values = results.get(kind, name.format(variant, reading))
                 if values is not None:
-                    figures.band(ax, layers, values, label, 2 * text + index, **style)
+                    figures.band(ax, layers, values, label, index, **style)
             read = results.get(kind, f"residuals/{variant}/{reading}/read_residual_ratio")
-            if read is not None:
-                style["linestyle"] = "--"
-                figures.band(
-                    panels[0], layers, read, f"{label}, as read", 4 + 2 * text + index, **style
-                )
-        panels[0].set(title=variant, xlabel="layer")
+            if read is not None and not text:
+                figures.band(panels[0], layers, read, None, index, linestyle="--", marker="")
+        panels[0].set(title=words(variant), xlabel="layer")
         panels[-1].set_xlabel("layer")
         figures.integer_ticks(*panels)
         handles |= dict(zip(*panels[0].get_legend_handles_labels()[::-1], strict=True))
@@ -134,7 +157,7 @@ def residual_figure(results: Results) -> Figure:
             ax.set(ylim=(min(3 * floor, -10), 10), visible=variant in ("SAN", "SAN+MLP"))
         axes[1, 0].set_ylabel("log10 ‖res(X)‖₁,∞")
     top = max(np.nanmax(line.get_ydata(), initial=0) for ax in axes[0] for line in ax.lines)
-    ratio = "‖res(X)‖₁,∞ / ‖X‖₁,∞"  # of one token above 1
+    ratio = "residual ratio"  # of one token above 1
     axes[0, 0].set(ylim=(-0.03, max(1.05, top + 0.03)), ylabel=ratio)
     fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
     return fig
