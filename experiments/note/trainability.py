@@ -142,11 +142,12 @@ def finding(cells, setup):
         if (cell.depth, cell.warmup) == (deepest, least) and cell.design in ("post", "pre"):
             left = float(np.median(columns_of(found)["residual_ratio_after"]))
             failed = f"{int(found['failed'].sum())} of {len(found['failed'])} seeds"
-            said.append(f"{words(cell.design)} in {failed} (residual ratio at the end {left:.1g})")
+            said.append(f"{words(cell.design)} fails in {failed}, with a residual of {left:.1g}")
     if not said:
         return None
-    text = f"With {deepest} layers and a warm-up of {least} steps training fails: "
-    return Finding("loss", f"{text}{', '.join(said)}.")
+    warm = f"with a warm-up of {least} steps" if least else "without warm-up"
+    text = f"Trained {warm}, {deepest} layers of {'; '.join(said)} after training."
+    return Finding("loss", text)
 
 
 # {label: results → [s, t, L] or [s, t]}

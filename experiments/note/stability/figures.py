@@ -73,7 +73,7 @@ def dependency_figure(found: Results, setup: Any) -> Figure:
     """Dependency of the stream after branch i on branch j in the shallowest networks: β_ij from
     variances, as published."""
     designs = by_design(found)
-    fig, axes = figures.figure(1, len(designs), width=2.3, height=2.3, sharey=True)
+    fig, axes = figures.figure(1, len(designs), width=2.7, height=3.0, sharey=True)
     for ax, (name, own) in zip(axes[0], designs.items(), strict=True):
         values = np.mean([np.sqrt(dependency(s)) for s in ends(own)[0]["shares"]], axis=0)
         hidden = np.triu(np.ones(values.shape, bool), 1)
