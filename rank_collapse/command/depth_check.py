@@ -34,14 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="depth_check.png", help="the figure, beside it .csv")
     parser.add_argument("--json", action="store_true", help="print slopes, a line for each rule")
     parser.add_argument("--csv", action="store_true", help="print the table alone")
-    parser.set_defaults(num_texts=1)
 
 
 def run(given: argparse.Namespace, command: Sequence[str]) -> int:
     """The command; returns its exit code."""
     from rank_collapse.training.depth_check import Training, depth_check  # optax: for this alone
 
-    checkpoint.check_output(given, "figure", ".png")
+    checkpoint.check_output(given, (".png",))
     text = None if given.text is None else read_text(given.text)
     checks = depth_check(
         given.rules.split(","),

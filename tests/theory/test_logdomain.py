@@ -134,7 +134,16 @@ def test_ten_tokens_of_width_16_fall_like_3_to_the_depth():
     got = jitted(config)(params, x, config)
     close(got, mp_profile(params, x, config, 700))
     rate = np.asarray(rc.local_rate(got))
-    assert rate.shape == (5,) and abs(rate[-1] - 3) < 0.5 * abs(rate[-2] - 3)
+    assert rate.shape == (4,) and abs(rate[-1] - 3) < 0.5 * abs(rate[-2] - 3)
+    np.testing.assert_allclose(rc.local_rate(2.3 * got + 5), rate, rtol=1e-4)  # base and unit
+
+
+def test_the_local_rate_of_laws_in_closed_form():
+    layers = np.arange(7.0)
+    for unit in (-40, 0.5, 2):  # logarithms that pass 0 among them
+        np.testing.assert_allclose(rc.local_rate(unit - 0.2 * 3**layers), 3, rtol=1e-4)
+        np.testing.assert_allclose(rc.local_rate(unit - 0.7 * layers), 1, rtol=1e-4)
+    assert np.isnan(rc.local_rate(np.zeros(4))).all()
 
 
 @pytest.mark.parametrize("depth", [pytest.param(12, marks=pytest.mark.slow), 32])

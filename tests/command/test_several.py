@@ -1,4 +1,4 @@
-"""`rank-collapse` as a whole, its JSON, and its commands on several checkpoints."""
+"""`rank-collapse` as a whole, its JSON, and its commands on several checkpoints and on depth."""
 
 import json
 import os
@@ -11,7 +11,8 @@ import pytest
 from conftest import REPOSITORY
 from safetensors.numpy import load_file, save_file
 
-from rank_collapse.command import checkpoint, main, several
+import rank_collapse as rc
+from rank_collapse.command import checkpoint, compare, main
 from rank_collapse.runs import metrics
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
@@ -27,16 +28,7 @@ ABOUT = {
     "rank_collapse": {"type": "string"},
     "numbers": {"type": "object", "additionalProperties": {"type": ["number", "null", "string"]}},
 }
-CHECK = {"type": "object", "properties": ABOUT | {"layers": LAYERS}}
-COMPARE = {
-    "type": "object",
-    "properties": {
-        "a": {"type": "object", "properties": ABOUT},
-        "b": {"type": "object", "properties": ABOUT},
-        "equal_weights": {"type": "boolean"},
-        "layers": {"type": "object", "additionalProperties": LAYERS},
-    },
-}
+CHECK = {"type": "object", "properties": ABOUT | {"verdict": ABOUT["source"], "layers": LAYERS}}
 SERIES = {"type": "object", "properties": {"step": {"type": "integer"}}}
 SERIES["additionalProperties"] = {"type": "array", "items": NUMBER}
 TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
@@ -81,23 +73,20 @@ def test_json_and_csv_of_every_command_agree(run, capsys):
     depth = len(first["layers"][ratio])
     assert first["layers"][entropy][0] is None and None not in first["layers"][ratio]
 
-    found = json.loads(printed(capsys, "compare", *folders[::2], *IDS, "--json"))
-    valid(found, COMPARE)
-    assert not found["equal_weights"]
-    for name, both in found["layers"].items():
-        assert both["a"] == first["layers"][name] and both["b"] == last["layers"][name]
-        a, b, difference = (np.array(both[key], float) for key in ("a", "b", "difference"))
-        np.testing.assert_allclose(difference, a - b, rtol=1e-4, atol=1e-6)
+    pair = printed(capsys, "compare", *folders[::2], *IDS, "--json").splitlines()
+    assert [{**json.loads(line)} for line in pair] == [
+        {"source": one["source"]} | one["layers"] for one in (first, last)
+    ]
     rows = printed(capsys, "compare", *folders[::2], *IDS, "--csv").splitlines()
-    assert rows[0] == "measure,layer,a,b,difference"
-    values = [row.split(",") for row in rows if row.startswith("token cosine,")]
-    assert [row[1] for row in values] == [str(layer) for layer in range(depth)]
-    own = [float(row[2]) for row in values]
+    assert rows[0] == "source,measure,layer,value"
+    values = [row.split(",") for row in rows if row.startswith(f"{folders[0]},token cosine,")]
+    assert [row[2] for row in values] == [str(layer) for layer in range(depth)]
+    own = [float(row[3]) for row in values]
     np.testing.assert_allclose(own, first["layers"]["token cosine"], rtol=1e-6)
 
-    assert main(["series", *folders, *IDS, "--json"]) == 0
+    assert main(["compare", *folders, *IDS, "--json"]) == 0
     out, err = capsys.readouterr()
-    assert err == "steps 0 and 10 have equal weight files\n"
+    assert f"{folders[0]} and {folders[1]} have equal weight files\n" in err
     steps = [json.loads(line) for line in out.splitlines()]
     for row in steps:
         valid(row, SERIES)
@@ -107,51 +96,68 @@ def test_json_and_csv_of_every_command_agree(run, capsys):
     assert metrics.read(run / metrics.NAME)[2]["token cosine"].shape == (depth,)
 
 
-def test_figures_of_several(run, tmp_path, capsys, monkeypatch):
+MAGIC = {".html": b"<!doctype html>", ".png": b"\x89PNG", ".pdf": b"%PDF"}
+
+
+def test_files_of_several(run, tmp_path, capsys, monkeypatch):
+    """Of the kind that their suffix says; one measurement for all of them."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checkpoint, "measured", drawn_anew)
-    folders = [str(run / f"checkpoint-{step}") for step in (0, 200)]
-    out = printed(capsys, "compare", *folders, *IDS)
-    assert out.endswith("where most\nwritten to compare.png and compare.csv\n")
-    assert out.startswith("residual ratio, whole network: ") and "at layer" in out
-    assert printed(capsys, "series", *folders, *IDS).startswith("2 steps\nwritten to series.png")
-    for name in ("compare", "series"):
-        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-        assert len((tmp_path / f"{name}.csv").read_text().splitlines()) > 20
-    printed(capsys, "check", *folders, *IDS, "--out=two.html")
+    measured = {}
+
+    def once(one, inputs):
+        if not measured:
+            measured[0] = of_library(one, inputs)
+        return measured[0]._replace(opened=one)
+
+    of_library = checkpoint.checked
+    monkeypatch.setattr(checkpoint, "checked", once)
+    folders = [str(run / f"checkpoint-{step}") for step in (0, 10, 200)]
+    for count in (2, 3):
+        for suffix, magic in MAGIC.items():
+            out = printed(capsys, "compare", *folders[:count], *IDS, f"--out=x{suffix}")
+            assert out.endswith(f"written to x{suffix} and x.csv\n")
+            assert (tmp_path / f"x{suffix}").read_bytes().startswith(magic)
+        assert len((tmp_path / "x.csv").read_text().splitlines()) > 20
+    printed(capsys, "check", *folders[::2], *IDS, "--out=two.html")
     page = (tmp_path / "two.html").read_text("utf-8")
     assert page.count("data:image/png;base64,") == 6 and page.count("<table") >= 2
     about = json.loads((tmp_path / "two.json").read_text())
-    assert [one["source"] for one in about] == folders
+    assert [one["source"] for one in about] == folders[::2]
     head, *rows = (tmp_path / "two.csv").read_text().splitlines()
     assert head == "source,network,measure,text,layer_or_length,value"
-    assert {row.split(",")[0] for row in rows} == set(folders)
-    out = printed(capsys, "compare", folders[0], str(run / "checkpoint-10"), *IDS)
-    assert out.startswith("the weight files are equal\n")
+    assert {row.split(",")[0] for row in rows} == set(folders[::2])
 
 
-def drawn_anew(source, batch):
-    """In place of `checkpoint.measured`: numbers of the same shapes."""
-    drawn, texts, depth = RANDOM, len(batch.ids), source.config.depth
-    names = (*checkpoint.MEASURES, *checkpoint.SPIKES, "spike_token", "spike_feature")
-    states = {
-        name: {m: drawn.random((texts, depth + 1)) for m in names} for name in checkpoint.NETWORKS
-    }
-    for own in states.values():
-        own["spiked"] = own["residual_spike"] > 0.5
-    attention = {name: drawn.random((texts, depth)) for name in checkpoint.OF_ATTENTION}
-    return states | {"attention": attention, "sizes": drawn.random((texts, depth + 1))}
+def test_a_panel_has_the_curve_of_each(run):
+    """Networks of different depths among them, each over its own layers."""
+    one, other = ({"residual ratio": np.full(n, v)} for n, v in ((3, 0.5), (5, 0.25)))
+    (ax,) = compare.by_layer({"a": one, "b": other}).axes
+    found = [line.get_ydata().tolist() for line in ax.get_lines()]
+    assert found == [[0.5] * 3, [0.25] * 5] and ax.get_ylim() == (0, 1.05)
+
+
+def test_depth_writes_what_the_report_has(tmp_path, capsys):
+    folder, out = GOLDEN.parent / "gpt2-head", tmp_path / "depth.html"
+    printed(capsys, "depth", str(folder), *IDS, "--out", str(out))
+    source = rc.pretrained.open_checkpoint(folder)
+    report = rc.depth_report(source, [[5, 8, 13, 7], [7, 6, 1]])
+    found = json.loads(out.with_suffix(".json").read_text())
+    for own in ("used", "lengths"):
+        assert found[own] == {name: one._asdict() for name, one in getattr(report, own).items()}
+    for name, values in report.by_layer().items():
+        np.testing.assert_allclose(np.array(found["layers"][name], float), values, rtol=1e-5)
+    assert "data:image/png" in out.read_text("utf-8")
+    assert len(out.with_suffix(".csv").read_text().splitlines()) == report.depth + 2
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "the following arguments are required: COMMAND"),
         (["check"], "required: FOLDER_OR_NAME"),
-        (["compare", "a"], "required: B"),
+        (["compare"], "required: FOLDER"),
         (["watch"], "required: FILE_OR_FOLDER"),
         (["check", "a", "--json", "--csv"], "not allowed with argument --json"),
-        (["x", "--num_texts=many"], "invalid int value: 'many'"),
+        ([str(GOLDEN), "--num_texts=many"], "invalid int value: 'many'"),
     ],
 )
 def test_mistakes_in_flags_are_one_line(arguments, said, capsys):
@@ -165,11 +171,10 @@ def test_mistakes_in_flags_are_one_line(arguments, said, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["series", "run/final", "--json"], "run/final has no step in its name, such as step1000"),
-        (["series", "a/step5", "b/checkpoint-5"], "a/step5 and b/checkpoint-5 are both of step 5"),
-        (["series", "no/step5"], "no/step5"),
         (["compare", str(GOLDEN), "no/such"], "no/such"),
-        (["compare", str(GOLDEN), str(GOLDEN.parent / "gpt2-head")], "[2, 3] layers: layers are"),
+        (["compare", str(GOLDEN)], f"{GOLDEN} alone"),
+        (["compare", str(GOLDEN), "bert-base-cased"], "random and texts"),
+        (["compare", str(GOLDEN), "b", "--out=x.svg"], "b"),
         (["check", "hf:no/such@main", "--json"], "hf download no/such --revision main"),
     ],
 )
@@ -189,21 +194,21 @@ def test_a_model_of_the_hub(run, capsys, monkeypatch):
         return str(run / f"checkpoint-{revision.removeprefix('step')}")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    monkeypatch.setattr(checkpoint, "measured", drawn_anew)
     names = ("hf:who/what@step0", "hf:who/what@step200")
-    found = printed(capsys, "series", *names, *IDS, "--json").splitlines()
-    assert [json.loads(line)["step"] for line in found] == [0, 200]
+    found = printed(capsys, "compare", *names, *IDS, "--json").splitlines()
+    assert [json.loads(line)["source"] for line in found] == [*names]
     assert asked == [("who/what", "step0"), ("who/what", "step200")]
 
 
 def test_steps_and_equal_weights(run, tmp_path):
     names = ["hf:EleutherAI/pythia-70m@step1000", "a/checkpoint-20", "b/step5-seed"]
-    assert list(several.steps_of(names)) == [5, 20, 1000]
+    assert list(compare.steps_of(names).values()) == [5, 20, 1000]
+    assert compare.steps_of([*names, "c/final"]) is compare.steps_of([*names, "c/5"]) is None
     first, second, last = (run / f"checkpoint-{step}" for step in (0, 10, 200))
-    assert several.same_weights(first, second) and not several.same_weights(first, last)
-    assert not several.same_weights(first, None) and not several.same_weights(tmp_path, tmp_path)
+    assert compare.same_weights(first, second) and not compare.same_weights(first, last)
+    assert not compare.same_weights(first, None) and not compare.same_weights(tmp_path, tmp_path)
     os.rename(second / "model.safetensors", second / "model-00001-of-00001.safetensors")
-    assert not several.same_weights(first, second)
+    assert not compare.same_weights(first, second)
 
 
 def test_a_reader_that_leaves_ends_it_silently(tmp_path):
