@@ -22,7 +22,7 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.lab import cli
-from experiments.lab.experiment import Drawing, Experiment, Finding
+from experiments.lab.experiment import Drawing, Experiment, Finding, caption_of
 from experiments.lab.statements import row_of
 from experiments.paper.architectures.models import NAMES, Model, identity, measure_all, models_of
 from rank_collapse.network.surgery import READINGS, VARIANTS
@@ -223,6 +223,11 @@ def residual_figure(arrays: dict[str, np.ndarray], models: Sequence[Model], labe
     return fig
 
 
+def are_published(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> bool:
+    """Whether these are models of the paper, in place of anybody's checkpoints."""
+    return all(model.label in PUBLISHED for model in models)
+
+
 def collapse_figure(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> Figure:
     """Residual ratio by layer at initialisation, mean and standard deviation over draws: attention
     alone (solid) and with skips (dashed)."""
@@ -249,7 +254,7 @@ def finding(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> Finding |
             where = f"at layer {below[0]}" if below.size else "at no layer"
             layers.append(f"{where} in {words(found.model.label)}")
             left.append(f"{skips.mean(axis=0)[-1]:.2f}")
-    if not layers:
+    if not (layers and are_published(arrays, models)):
         return None
     text = f"At initialisation the residual ratio of attention alone falls below {threshold:g} "
     text += f"{', '.join(layers)}; with skips the last layer keeps {', '.join(left)}."
@@ -281,7 +286,7 @@ EXPERIMENT = Experiment(
     claims=claims,
     compare=compare,
     finding=finding,
-    figures={"collapse": Drawing.described(collapse_figure)}
+    figures={"collapse": Drawing(collapse_figure, caption_of(collapse_figure), are_published)}
     | {
         f"residuals_{name}": Drawing(
             partial(residual_figure, label=name),
