@@ -198,7 +198,7 @@ A_FILE = "cannot write to {0}/file: File exists"
     [
         ("--output_dir={0}/file", A_FILE),
         ("--markdown --docs={0}/file", A_FILE),
-        ("--only=run_x", "--only=run_x is not one of run_collapse"),
+        ("--only=run_x", "--only=run_x is not one of run_trained"),
         # What every child would refuse.
         ("--run_name=-1", "--run_name='-1' is not a folder name"),
         ("--run_name=..", "--run_name='..' is not a folder name"),
