@@ -124,6 +124,7 @@ class Experiment:
         extra: setup → what beside the flags determines the results, for config.json.
         axes: Flags whose values are dimensions of the results: what is measured at one of each is
             joined to one Dataset, of which table, figures and statements are.
+        needs: A folder that must be there; `reproduce` leaves the experiment out without it.
         execution: Flags that choose what of a folder is shown, which may differ between its runs;
             its summary keeps those of the last.
     """
@@ -144,6 +145,7 @@ class Experiment:
     extra: Callable[[Any], Mapping[str, Any] | None] = lambda setup: None
     axes: Sequence[str] = ()
     execution: Sequence[str] = field(default=())
+    needs: str = ""
     further: Callable[[Any, Any], Mapping[str, Callable]] = lambda results, setup: {}
     files: Callable[[Any, Any, RunFolder], Mapping[str, Callable]] = lambda *_: {}
     finding: Callable[[Any, Any], Finding | None] = lambda *_: None

@@ -156,6 +156,7 @@ ELSEWHERE = {
         claimed=(-0.4, 0.4),
         experiments=("run_depth_check",),
         changed="2026-11-26, aaeacb3",
+        confirmed="2026-11-26, seed 1: holds",
     ),
     "depth linear": Statement(
         source="Dey et al. 2025 (CompleteP), figure 6",
@@ -181,6 +182,7 @@ ELSEWHERE = {
         claimed=(-math.inf, -0.25),
         experiments=("run_depth_check",),
         changed="2026-11-26, aaeacb3",
+        confirmed="2026-11-26, seed 1: holds",
     ),
     "depth cure": Statement(
         source="found here; the range was fixed before the run",
@@ -189,6 +191,7 @@ ELSEWHERE = {
         claimed=ABOVE_ZERO,
         experiments=("run_depth_check",),
         changed="2026-11-26, aaeacb3",
+        confirmed="2026-11-26, seed 1: holds",
     ),
     "depth tokens completep": Statement(
         source="found here; the range was fixed before the run",
@@ -200,6 +203,7 @@ ELSEWHERE = {
         claimed=(-0.25, math.inf),
         experiments=("run_depth_check",),
         changed="2026-11-26, aaeacb3",
+        confirmed="2026-11-26, seed 1: holds",
     ),
     "loops grow": Statement(
         source="Wang et al. 2026 (arXiv 2606.18524)",
@@ -208,6 +212,7 @@ ELSEWHERE = {
         claimed=(math.log10(2), math.inf),
         experiments=("run_loops",),
         changed="2026-11-26, aaeacb3",
+        confirmed="2026-11-26, seed 1: holds in part",
     ),
     "loops stay": Statement(
         source="Wang et al. 2026 (arXiv 2606.18524)",
@@ -216,6 +221,7 @@ ELSEWHERE = {
         claimed=(-0.1, 0.1),
         experiments=("run_loops",),
         changed="2026-11-26, aaeacb3",
+        confirmed="2026-11-26, seed 1: holds",
     ),
     "loops align": Statement(
         source="found here; the range was fixed before the run",
@@ -225,6 +231,7 @@ ELSEWHERE = {
         each=(0.5, math.inf),
         experiments=("run_loops",),
         changed="2026-11-26, aaeacb3",
+        confirmed="2026-11-26, seed 1: holds in part",
     ),
 }
 

@@ -24,13 +24,13 @@ def coordinates_figure(
     fig, axes = figures.panels(len(names), 4, width=2.9, height=2.4)
     for ax, name in zip(axes.flat, names, strict=False):
         for index, (label, own) in enumerate(curves.items()):
-            for step, dashes in ((0, ":"), (-1, "-")):
+            for step, dashes, when in ((0, ":", "first step"), (-1, "-", "last step")):
                 values = np.asarray(own[name])[..., step].T
                 if np.isfinite(values).any():
-                    shown = label if step else None
-                    figures.log_band(ax, depths, values, shown, index, linestyle=dashes)
+                    text = f"{label} {when}".strip()
+                    figures.log_band(ax, depths, values, text, index, linestyle=dashes)
         ax.set(xscale="log", yscale="log", xlabel="layers L", ylabel=meaning.get(name, name))
         ax.set_xticks(depths, labels=map(str, depths))
         ax.set_xticks([], minor=True)
-    axes[0, 0].legend(title="dotted: step 1")
+    axes[0, 0].legend(fontsize=6)
     return fig

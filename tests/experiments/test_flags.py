@@ -31,7 +31,6 @@ FILES = {
     "rows/train.tsv": b"index\tsentence1\tsentence2\n",
 }
 BERT = "--checkpoints={golden}/bert --token_ids={tmp}/ids --initialisation=false"
-VIT = "--checkpoints={golden}/vit-wide"
 OF_TRAINING = "--training"
 # {experiment: {flags: what the line says}}, {tmp} the folder of the files above
 MISTAKES = {
@@ -122,18 +121,10 @@ MISTAKES = {
         "--checkpoints={golden}/bert": "bert has none of tokenizer.json",
         "--checkpoints={tmp}/nowhere": "nowhere does not exist",
         "--models=gpt5": "gpt5 is not one of bert-base-cased",
-        "--checkpoints={golden}/bert --parts=rank": "rank is not one of residuals",
-        f"{BERT} --parts=next_token": "--parts=next_token",
-        f"{BERT} --parts=residuals,gradients,next_token": "--parts=gradients,next_token",
-        f"{BERT.replace('bert', 'llama-grouped')} --parts=bounds": "--parts=bounds",
         f"{BERT} --token_ids={{tmp}}/x": "does not exist",
-        f"{BERT} --token_ids={{tmp}}/long": "30 tokens",
         f"{BERT} --token_ids={{tmp}}/far": "99",
         "--checkpoints={golden}/bert --text_file={tmp}/blank": "no text",
-        VIT: "--images",
-        f"{VIT} --images={{tmp}}/small.npy": "(2, 3, 3, 3)",
-        f"{VIT} --images={{tmp}}/nan.npy": "not finite",
-        f"{VIT} --images={{tmp}}/small.npz": "not a .npy file",
+        "--checkpoints={golden}/vit-wide": "vit-wide is a vit, which reads no tokens",
     },
 }
 # Where the tiny size itself is another answer to the question.

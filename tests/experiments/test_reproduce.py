@@ -62,7 +62,7 @@ def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch
     """Of an experiment that trains a vocabulary too: it must be the same in every process."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.chdir(tmp_path)
-    small = ("--models=albert-base-v2", "--num_texts=2", "--max_tokens=8", "--parts=residuals")
+    small = ("--models=albert-base-v2", "--num_texts=2", "--max_tokens=8")
     own = run_architectures.EXPERIMENT
     own = dataclasses.replace(own, presets={"quick": small})
     monkeypatch.setattr(run_architectures, "EXPERIMENT", own)
@@ -198,7 +198,7 @@ A_FILE = "cannot write to {0}/file: File exists"
     [
         ("--output_dir={0}/file", A_FILE),
         ("--markdown --docs={0}/file", A_FILE),
-        ("--only=run_x", "--only=run_x is not one of run_collapse"),
+        ("--only=run_x", "--only=run_x is not one of run_trained"),
         # What every child would refuse.
         ("--run_name=-1", "--run_name='-1' is not a folder name"),
         ("--run_name=..", "--run_name='..' is not a folder name"),

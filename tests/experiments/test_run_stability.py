@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from trained_runs import parsed, rows, run
+from trained_runs import parsed, result_of, rows, run
 
 import rank_collapse as rc
 from experiments.note.stability import experiment as run_stability, measure, networks, results
@@ -31,7 +31,7 @@ asked = partial(parsed, run_stability, *TINY)
 
 def shown(folder):
     """(results, {quantity: comparison}, claims) of a finished run."""
-    found, configs = EXPERIMENT.results(folder)
+    found, configs = result_of(EXPERIMENT, folder)
     compared = {row.quantity: row for row in EXPERIMENT.compare(found, configs)}
     return found, compared, list(EXPERIMENT.claims(found, configs))
 

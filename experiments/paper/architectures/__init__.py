@@ -1,1 +1,1 @@
-"""Rank collapse of BERT, ALBERT, XLNet and others: run_architectures."""
+"""The residual of BERT, ALBERT and XLNet by layer: run_architectures."""

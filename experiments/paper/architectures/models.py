@@ -1,10 +1,11 @@
-"""The models that run_architectures measures, their weights, and their inputs of any kind."""
+"""The models of run_architectures, their inputs, and the residuals of one set of weights."""
 
 import dataclasses
-import functools
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,197 +13,157 @@ import numpy as np
 import rank_collapse as rc
 from experiments.lab import cli
 from experiments.lab.flags import Flags, check_names
+from experiments.lab.progress import Progress
 from rank_collapse import pretrained
-from rank_collapse.network.passes import Output
+from rank_collapse.measures.profiles import ProfilePass
+from rank_collapse.network.surgery import variants_of
+from rank_collapse.pretrained import PUBLISHED
 from rank_collapse.pretrained.checkpoint import Checkpoint
 from rank_collapse.pretrained.hub import PREFIX, hub_folder, is_hub_name
+from rank_collapse.runs.folder import RunFolder
 from rank_collapse.text import encoders, tokens as texts_of, words
+
+NAMES = {"pretrained": "pretrained", "init": "random initialisation"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """One architecture: a folder, or the name of a published one."""
+    """One architecture, and the tokens that it is measured on."""
 
     label: str
-    source: str
+    source: str  # A folder, or the name of a published model
     settings: dict[str, Any]
     has_weights: bool
-
-    @property
-    def family(self) -> str:
-        """The `model_type` of the checkpoint."""
-        return self.settings["model_type"]
+    inputs: dict[str, Any]  # x and mask of `rank_collapse.apply`, [b, n]
 
     @property
     def config(self) -> rc.TransformerConfig:
         """The network."""
-        return pretrained.config_of(self.settings, self.settings.get("part"))
+        return pretrained.config_of(self.settings)
+
+    @property
+    def ablations(self) -> list[tuple[str, str]]:
+        """(variant, reading) of all that are measured."""
+        return list(variants_of(self.settings["model_type"]))
 
 
-def models_of(options: Flags) -> list[Model]:
-    """The folders of --checkpoints, or the published models.
-
-    Raises:
-        FileNotFoundError, ValueError: See `pretrained.settings_of`.
-    """
-    if not options.checkpoints:
-        check_names(options, "models", pretrained.PUBLISHED)
-        named = {name: pretrained.settings_of(name) for name in options.models}
-        return [Model(name, name, settings, False) for name, settings in named.items()]
-    models: list[Model] = []
-    for source in options.checkpoints:
-        label, folder = Path(source).resolve().name, Path(source)
-        if is_hub_name(source):
-            label, folder = source.rsplit("/", 1)[-1].removeprefix(PREFIX), hub_folder(source)
-        while any(label == model.label for model in models):
-            label += "+"
-        settings = pretrained.settings_of(folder)
-        if "part" in settings:
-            settings["part"] = options.part
-        models.append(Model(label, str(folder), settings, True))
-    return models
-
-
-@dataclasses.dataclass(frozen=True)
-class Weights:
-    """One set of weights of a model, opened when first asked for."""
+class Weights(NamedTuple):
+    """One set of weights of a model."""
 
     model: Model
-    kind: str  # "pretrained" or "init"
+    kind: str  # One of `NAMES`
     seed: int  # Of an initialisation
-    options: Flags
-    batch: dict[str, Any]  # What the model is measured on, from `inputs.inputs_of`
 
     @property
     def name(self) -> str:
         """Where the run keeps what is measured on them."""
         return f"{self.model.label}/{self.kind}{self.seed}"
 
-    @functools.cached_property
-    def source(self) -> pretrained.OpenCheckpoint:
-        """The weights, layer by layer."""
-        return self._open(self.model.settings.get("part"))
 
-    def inputs(self) -> dict[str, Any]:
-        """The batch, with the encoder's output for a decoder."""
-        if not self.model.config.cross_attention:
-            return self.batch
-        groups = {"encoder": pretrained.Group((("output", Output()),))}
-        encoder, chunk = self._open("encoder"), self.options.chunk
-        memory = pretrained.stream(encoder, self.batch, groups, chunk=chunk)["encoder"]["output"]
-        return self.batch | {"memory": memory, "memory_mask": self.batch["mask"]}
+def models_of(options: Flags) -> list[Model]:
+    """The folders of --checkpoints, or the published models.
 
-    def _open(self, part):
-        dtype = self.options.dtype
-        if self.kind == "pretrained":
-            return pretrained.open_checkpoint(self.model.source, part=part, dtype=dtype)
-        key = jax.random.fold_in(jax.random.key(self.options.seed), self.seed)
-        settings = {k: v for k, v in self.model.settings.items() if k != "part"}
-        return pretrained.open_random(settings, key, part=part, dtype=dtype)
-
-
-def weights_of(model: Model, options: Flags, batch: dict[str, Any]) -> list[Weights]:
-    """The checkpoint, then its initialisations."""
-    sets = [("pretrained", 0)] * model.has_weights
-    if options.initialisation or not model.has_weights:
-        sets += [("init", seed) for seed in range(options.num_seeds)]
-    return [Weights(model, kind, seed, options, batch) for kind, seed in sets]
+    Raises:
+        FileNotFoundError, ValueError: A folder or texts that cannot be read.
+    """
+    found: list[Model] = []
+    if not options.checkpoints:
+        check_names(options, "models", PUBLISHED)
+    for source in options.checkpoints or options.models:
+        label, folder = Path(source).name, source
+        if is_hub_name(source):
+            label, folder = source.rsplit("/", 1)[-1].removeprefix(PREFIX), hub_folder(source)
+        label += "+" * sum(model.label.rstrip("+") == label for model in found)
+        given = Path(folder) if options.checkpoints else folder
+        settings = pretrained.settings_of(given)
+        if not pretrained.config_of(settings).embedding.vocab_size:
+            raise ValueError(f"{label} is a {settings['model_type']}, which reads no tokens")
+        model = Model(label, str(given), settings, bool(options.checkpoints), {})
+        found.append(dataclasses.replace(model, inputs=inputs_of(model, options)))
+    return found
 
 
 def inputs_of(model: Model, options: Flags) -> dict[str, Any]:
-    """The batch a model is measured on, as arguments of `rank_collapse.apply`: x and mask.
+    """The tokens of the flags' texts, as arguments of `rank_collapse.apply`: x and mask.
 
     Raises:
         FileNotFoundError, ValueError: A file that is missing, empty or does not suit the model.
     """
-    embedding = model.config.embedding
-    if embedding.convolutions:
-        return {"x": features_of(model, options), "mask": None}
-    if embedding.d_input:
-        images = _array("images", model, options)
-        return {"x": pretrained.image_patches(images, model.settings), "mask": None}
-    most, vocab_size = embedding.num_positions, embedding.vocab_size
+    names = ("num_positions", "vocab_size")
+    limits = {name: getattr(model.config.embedding, name) for name in names}
     if options.token_ids:
-        sequences = texts_of.read_ids(options.token_ids, options.num_texts)
-        longest = max(map(len, sequences))
-        if most and longest > most:
-            raise ValueError(
-                f"{options.token_ids}: a text of {longest} tokens is longer than the {most} "
-                f"positions of {model.label}"
-            )
-        tokens = texts_of.pad([s[: options.max_tokens] for s in sequences], vocab_size=vocab_size)
+        most, ids = options.max_tokens, texts_of.read_ids(options.token_ids, options.num_texts)
+        most = min(most, limits["num_positions"] or most)
+        tokens = texts_of.pad([row[:most] for row in ids], vocab_size=limits["vocab_size"])
     else:
-        tokens = tokens_of(model, options)
+        if options.text_file:
+            texts = texts_of.read_texts(options.text_file, options.columns)
+        else:
+            texts = words.windows(words.default_text(), options.num_texts, options.max_tokens)
+        if not model.has_weights:
+            encoder = encoders.trained_tokenizer(texts, limits["vocab_size"])
+        elif (encoder := encoders.tokenizer_of(model.source, model.settings)) is None:
+            raise ValueError(f"{model.source} has none of {encoders.FILES}; pass --token_ids")
+        if options.join:
+            texts = texts_of.join(texts, encoder, options.max_tokens, options.num_texts)
+        few = texts[: options.num_texts]
+        tokens = texts_of.encode(few, encoder, max_tokens=options.max_tokens, **limits)
     if int(tokens.lengths.min()) < 2:
         raise ValueError(f"text {int(tokens.lengths.argmin())} has fewer than 2 tokens")
     return {"x": tokens.ids, "mask": tokens.mask}
 
 
-def tokens_of(model: Model, options: Flags) -> texts_of.Tokens:
-    """The texts of the flags as this model's tokens."""
-    names = ("num_positions", "vocab_size")
-    limits = {name: getattr(model.config.embedding, name) for name in names}
-    if options.text_file:
-        texts = texts_of.read_texts(options.text_file, options.columns)
-    else:
-        texts = words.windows(words.default_text(), options.num_texts, options.max_tokens)
-    if not model.has_weights:
-        encoder = encoders.trained_tokenizer(texts, limits["vocab_size"])
-    elif (encoder := encoders.tokenizer_of(model.source, model.settings)) is None:
-        raise ValueError(f"{model.source} has none of {encoders.FILES}; pass --token_ids")
-    if options.join:
-        texts = texts_of.join(texts, encoder, options.max_tokens, options.num_texts)
-    few = texts[: options.num_texts]
-    return texts_of.encode(few, encoder, max_tokens=options.max_tokens, **limits)
+def identity(models: Sequence[Model]) -> dict[str, str]:
+    """What identifies inputs and models, for the run's config.
 
-
-def features_of(model: Model, options: Flags) -> np.ndarray:
-    """Spectrograms as frames [b, frames, mel bins], from [b, mel bins, frames]."""
-    features, bins = _array("features", model, options), model.config.embedding.d_input
-    frames = 2 * model.config.embedding.num_positions
-    if features.ndim != 3 or features.shape[1:] != (bins, frames) or not len(features):
-        raise ValueError(f"features of shape {features.shape} are not [b, {bins}, {frames}]")
-    return features.transpose(0, 2, 1)
-
-
-def _array(name, model, options):
-    """The first --num_texts of a flag's .npy file, in float32."""
-    path = options[name].value
-    if path is None:
-        raise ValueError(f"{model.label} is a {model.family}: give --{name}=FILE.npy")
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"--{name}={path} does not exist")
-    try:
-        found = np.load(path, allow_pickle=False)
-    except (OSError, EOFError, ValueError):
-        found = None
-    if not isinstance(found, np.ndarray) or found.ndim == 0 or found.dtype.kind not in "fiu":
-        raise ValueError(f"--{name}={path} is not a .npy file of an array of numbers")
-    found = found.astype(np.float32)
-    if not np.isfinite(found).all():
-        raise ValueError(f"--{name}={path} holds values that are not finite")
-    return found[: options.num_texts]
-
-
-def identity(models: list[Model], batches: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """What identifies inputs and models, for the run's config."""
-    digest = b"".join(v.tobytes() for b in batches.values() for v in b.values() if v is not None)
-    settings = json.dumps([m.settings for m in models], sort_keys=True, default=str).encode()
-    found = {"inputs": digest, "settings": settings}
-    if weights := [weights_identity(Path(m.source)) for m in models if m.has_weights]:
-        found["weights"] = json.dumps(weights).encode()
+    Weight files by name, size and time of change: they are not read through.
+    """
+    files = [path for m in models if m.has_weights for path in Checkpoint(m.source).paths]
+    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    settings = json.dumps([m.settings for m in models] + stats, sort_keys=True, default=str)
+    found = {"settings": settings.encode()}
+    found["inputs"] = b"".join(a.tobytes() for m in models for a in m.inputs.values())
     return {name: cli.content_hash(value) for name, value in found.items()}
 
 
-def weights_identity(folder: Path) -> list[Any]:
-    """Commit (of a model of the hub) and name, size and time of change in ns of all weight files.
+def weights_of(options: Flags, models: Sequence[Model]) -> list[Weights]:
+    """Of each model the checkpoint, then its initialisations."""
+    found = []
+    for model in models:
+        found += [Weights(model, "pretrained", 0)] * model.has_weights
+        if options.initialisation or not model.has_weights:
+            found += [Weights(model, "init", seed) for seed in range(options.num_seeds)]
+    return found
 
-    They are not read through: a large model's would take as long as measuring it. A copy that
-    keeps times, or a folder that is moved, is the same.
 
-    Raises:
-        FileNotFoundError, ValueError: See `Checkpoint`.
+def measure_all(options: Flags, models: Sequence[Model], run: RunFolder) -> dict[str, np.ndarray]:
+    """{"label/kind and seed/residuals/variant/reading/residual_ratio": [texts, L + 1]}.
+
+    All texts go through a layer together, since a model may be larger than memory; a run resumes
+    after the last set of weights that is complete.
     """
-    commit = folder.name if folder.parent.name == "snapshots" else ""
-    files = [(path.name, path.stat()) for path in Checkpoint(folder).paths]
-    return [commit, *((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)]
+    sets = weights_of(options, models)
+    with Progress(len(sets), "architectures", log=run.log) as progress:
+        for weights in sets:
+            if run.part(weights.name) is None:
+                progress.say(weights.name)
+                run.cached(weights.name, partial(measure, options, weights))
+            progress.advance()
+    return dict(run.arrays)
+
+
+def measure(options: Flags, weights: Weights) -> dict[str, np.ndarray]:
+    """{"residuals/variant/reading/residual_ratio": [texts, L + 1]} of one set of weights."""
+    model = weights.model
+    if weights.kind == "pretrained":
+        source = pretrained.open_checkpoint(model.source)
+    else:
+        key = jax.random.fold_in(jax.random.key(options.seed), weights.seed)
+        source = pretrained.open_random(model.settings, key)
+    states = (("residuals", ProfilePass(("residual_ratio",))),)
+    groups = {
+        "/".join(("residuals", *own)): pretrained.Group(states, pretrained.AblationSpec(*own))
+        for own in model.ablations
+    }
+    found = pretrained.stream(source, model.inputs, groups, chunk=options.chunk)
+    return {f"{n}/residual_ratio": own["residuals"]["residual_ratio"] for n, own in found.items()}
