@@ -101,10 +101,11 @@ class CoordCheck:
 
     def slopes(self, step: int = -1) -> list[Slope]:
         """The slope of every quantity at a step, over depth and, where there are widths, these."""
-        found, names = [], [name for name in MEANING if name in self.values]
+        found, there = [], np.isfinite(self.values["stream"][..., step]).any()
+        names = [name for name in MEANING if name in self.values]
         for name in dict.fromkeys((*names, *self.values)):
             own = self.values[name][..., step]
-            if np.isnan(own).all():
+            if there and np.isnan(own).all():
                 continue  # no network has it at this step
             with np.errstate(divide="ignore", invalid="ignore"):
                 logs = np.log(np.where(own > 0, own, np.nan))
@@ -162,8 +163,9 @@ def _slope(name, over, sizes, logs, ranges):
     (found,) = claims.judged([row], claimed)
     answer = ANSWERS[found.verdict] if claimed else NO_RANGE
     why = f"{row.draws} seeds" if row.draws < claims.FEWEST_DRAWS else row.why
-    if bad := [size for size, own in zip(sizes, logs, strict=True) if not np.isfinite(own).all()]:
-        answer, why = claims.FAILS, f"not a positive number at {over} {bad[0]}"
+    if not (known := np.isfinite(logs).all(axis=1)).all():
+        answer = claims.FAILS if claimed else NO_RANGE
+        why = f"not a positive number at {over} {sizes[int(np.argmin(known))]}"
     unknown = (math.nan, math.nan)
     ends = found.interval or unknown
     return Slope(name, over, float(each.mean()), *ends, *(claimed or unknown), answer, why)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import REPOSITORY
-from marks import slow_but
+from marks import full_but
 
 import rank_collapse as rc
 from rank_collapse.command import inputs, main, parsed
@@ -34,7 +34,7 @@ def folder(tmp_path, request):
 
 def of_folders(kept):
     return pytest.mark.parametrize(
-        "folder", slow_but(["bert", "llama-grouped"], kept), indirect=True
+        "folder", full_but(["bert", "llama-grouped"], kept), indirect=True
     )
 
 

@@ -137,7 +137,7 @@ def test_mistakes_are_named_in_a_line(arguments, message, capsys, tmp_path, monk
     assert message in err and err.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_of_very_many_metrics_some_dozens_are_drawn_and_it_says_so(tmp_path, capsys):
     for step in range(3):
         metrics.append(tmp_path / metrics.NAME, step, {f"m{i}": i + step for i in range(300)})

@@ -111,7 +111,7 @@ def test_an_experiment_keeps_to_the_contract(name, elsewhere, tmp_path, monkeypa
     assert shown.claims or shown.comparisons
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
 def test_figures_are_drawn_as_users_see_them(name, tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "drawn", drawn)
@@ -208,7 +208,7 @@ def test_setup_measures_and_tables_compute_in_the_arithmetic_of_the_flag(tmp_pat
     assert seen == dict.fromkeys(parts, jnp.dtype(dtype))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", [n for n in experiments_of() if "dtype" in experiment_of(n).flags])
 def test_every_column_of_a_run_in_float64_has_its_digits(name, tmp_path, monkeypatch):
     own = experiment_of(name)

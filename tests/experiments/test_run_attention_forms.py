@@ -12,6 +12,8 @@ from experiments.note import attention_forms as forms
 from experiments.train import forms as measured
 from rank_collapse.network.attention import attention_scores
 
+pytestmark = pytest.mark.full
+
 folder = finished(forms, *forms.EXPERIMENT.presets["tiny"])
 
 

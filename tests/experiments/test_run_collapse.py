@@ -29,6 +29,7 @@ TWO = [*SIZE, "--variants=san,san_skip"]
 base = finished(run_collapse, *TWO)
 
 
+@pytest.mark.full
 def test_the_run_measures_what_the_library_gives_one_by_one(base):
     options, saved = parsed(run_collapse, *TWO), arrays(base)
     ids, _ = inputs.read_tokens(options)
@@ -45,6 +46,7 @@ def test_the_run_measures_what_the_library_gives_one_by_one(base):
         np.testing.assert_allclose(found["plain_log10_residual"][:2], profile[:2], atol=1e-3)
 
 
+@pytest.mark.full
 def test_rows_figures_and_statements_are_of_the_arrays(base):
     table, saved = rows(base), arrays(base)
     for column in ("log10_bound", "tightness_mean"):
@@ -74,6 +76,7 @@ def compiled():
     jax.monitoring.clear_event_listeners()
 
 
+@pytest.mark.full
 def test_a_sweep_compiles_as_often_as_one_value(base, tmp_path, compiled):
     assert run(run_collapse, TWO, tmp_path / "one") == 0
     one, swept = len(compiled), ("--weight_scale=1,0.5,2", "--skip_gain=1,0")
@@ -90,6 +93,7 @@ def test_a_sweep_compiles_as_often_as_one_value(base, tmp_path, compiled):
     assert (tmp_path / "figures" / "sweep_skip_gain.png").exists()
 
 
+@pytest.mark.full
 def test_what_is_not_known_is_a_gap_with_its_reason(tmp_path, capsys):
     """Weights that overflow: empty cells and a line that says why, and the run ends well."""
     arguments = [*SIZE, "--variants=san,san_skip", "--inputs=gaussian", "--weight_scale=1e30,1"]
@@ -103,6 +107,7 @@ def test_what_is_not_known_is_a_gap_with_its_reason(tmp_path, capsys):
     assert all(r["ratio"] and r["log10_residual"] for r in by_scale[1])
 
 
+@pytest.mark.full
 def test_another_text_is_another_config(base, tmp_path, capsys):
     other = tmp_path / "other.txt"
     other.write_text("six other tokens in a row")
@@ -285,7 +290,7 @@ def test_where_mlps_begin_to_slow_the_collapse():
     np.testing.assert_allclose(slowed(own), [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_gain_of_mlps_is_swept_in_one_program(tmp_path):
     arguments = [*SIZE, "--variants=san,san_mlp", "--mlp_gain=1,8", "--norm=none"]
     assert run(run_collapse, arguments, tmp_path) == 0
@@ -314,7 +319,7 @@ def test_what_float32_cannot_decide_comes_from_float64_or_is_proved(certify):
         def laid_out(self, chunk):
             return drawn, chunk.floats
 
-    progress = SimpleNamespace(aside=lambda what: nullcontext(), say=lines.append)
+    progress = SimpleNamespace(paused=lambda what: nullcontext(), say=lines.append)
     program = measure.Decided(Measured(), {"san": config}, "none", certify, progress)
     chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.ones(3)))
     found = program(chunk)["log10_residual"]["san"]

@@ -36,6 +36,7 @@ def shown(folder):
     return found, compared, list(EXPERIMENT.claims(found, configs))
 
 
+@pytest.mark.full
 def test_writes_rows_figures_and_answers(tmp_path):
     folder = tmp_path / "run"
     assert run(run_stability, TINY, folder) == 0
@@ -59,7 +60,7 @@ def test_writes_rows_figures_and_answers(tmp_path):
     assert np.all(np.exp(np.log(over).mean(axis=1)) > 0.99) and np.min(over) < 1e4
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_networks_that_are_trained_begin_as_those_of_run_trainability(tmp_path):
     more = ["--training", "--train_designs=post,admin", "--train_depth=1", "--train_steps=50"]
     assert run(run_stability, [*TINY, *more], tmp_path) == 0

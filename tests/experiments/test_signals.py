@@ -13,6 +13,8 @@ from two_processes import python
 from experiments.lab import cli, progress
 from experiments.lab.progress import Progress
 
+pytestmark = pytest.mark.full
+
 FLAGS = cli.make_flags("example")
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 

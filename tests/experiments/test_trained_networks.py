@@ -19,6 +19,8 @@ from experiments.paper.trained import experiment, measure, packages, results, te
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
 
+pytestmark = pytest.mark.full
+
 ALBERT = "albert-reactions"
 
 

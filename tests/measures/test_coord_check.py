@@ -91,11 +91,13 @@ def test_noise_and_few_seeds_cannot_be_said():
 
 def test_what_is_not_finite_does_not_hold():
     def build(depth, seed):
-        hidden = np.random.default_rng(seed).normal(size=(5, 4)) * (np.nan if depth == 8 else 1)
-        return lambda: {"hidden": hidden}
+        hidden = np.random.default_rng(seed).normal(size=(5, 4)) * (np.nan if depth in lost else 1)
+        return lambda: {"hidden": hidden, "score": -1.0}
 
-    (stream, *_) = rc.coord_check(build, DEPTHS, steps=1).slopes()
-    assert stream.answer == claims.FAILS and "depth 8" in stream.why
+    for lost in ((8,), DEPTHS):
+        stream, *_, score = rc.coord_check(build, DEPTHS, steps=1).slopes()
+        assert stream.answer == claims.FAILS and f"depth {lost[0]}" in stream.why
+        assert score.answer == "no range"
 
 
 def test_the_table_and_the_figure_have_every_quantity():

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import slow_if
+from marks import full_if
 from path_examples import chain_effects
 from refusals import refused
 
@@ -84,7 +84,7 @@ GAINS = {
 }
 
 
-@pytest.mark.parametrize("kind", slow_if(GAINS, "plain", "branch"))
+@pytest.mark.parametrize("kind", full_if(GAINS, "plain", "branch"))
 def test_ratios_and_sizes_are_of_what_the_states_gain(kind):
     """The difference of the actual states, of a sandwich, gains, LayerScale: what is added."""
     config = CONFIG.replace(**GAINS[kind])

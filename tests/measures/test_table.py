@@ -249,7 +249,7 @@ COMPOSITE = partial(rc.residual_ratio, center="composite")
 
 
 @pytest.mark.parametrize(
-    "measure", [rc.monitor, pytest.param(COMPOSITE, marks=pytest.mark.slow)], ids=["all", "centre"]
+    "measure", [rc.monitor, pytest.param(COMPOSITE, marks=pytest.mark.full)], ids=["all", "centre"]
 )
 @pytest.mark.parametrize("kind", ["shard_map", "explicit"])
 def test_a_batch_over_devices_is_measured_as_on_one(kind, measure):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch_transformer
-from marks import slow_if
+from marks import full_if
 from refusals import refused
 from torch_transformer import SOURCE, TARGET
 
@@ -156,7 +156,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", slow_if(KINDS, "XLNet's positions", "tied", "several streams"))
+@pytest.mark.parametrize("kind", full_if(KINDS, "XLNet's positions", "tied", "several streams"))
 def test_teacher_forcing_agrees_with_decoding(kind):
     made = config(**KINDS[kind])
 

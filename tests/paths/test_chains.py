@@ -204,7 +204,7 @@ def plain_composite(a):
     return np.sqrt(np.abs(a).sum(axis=0).max() * np.abs(a).sum(axis=1).max())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_chain_effects(batch):
     params, inputs = batch
     found = over_batch(chain_effects, params, CONFIG, inputs, num_paths=4)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import slow_if
+from marks import full_if
 from path_examples import DEPTH, HEADS, D, N, config_of, example, relative
 from path_oracle import Oracle
 from refusals import each_is_refused, refused
@@ -70,7 +70,7 @@ SPECIAL = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_configuration_equals_a_walk_over_every_path(x64):
     """Per length and MLP count, from the memory or not, and the offset, in float64.
 
@@ -235,7 +235,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", slow_if(CASES, "parallel experts"))
+@pytest.mark.parametrize("case", full_if(CASES, "parallel experts"))
 def test_all_lengths_are_the_whole_network(case, x64):
     config = config_of(**CASES[case])
     params, x, _ = example(config)

@@ -59,7 +59,7 @@ SCALED = dict.fromkeys(("attention_branch", "residual", "mlp_branch"), scaled)
     [
         ("sandwich of RMSNorms", None),
         ("decoder", SCALED),
-        pytest.param("parallel experts", None, marks=pytest.mark.slow),
+        pytest.param("parallel experts", None, marks=pytest.mark.full),
     ],
 )
 def test_parts_and_lengths_sum_to_the_logits(x64, name, edit):

@@ -156,7 +156,7 @@ def test_what_is_kept_is_what_a_layer_computes(x64):
     assert rc.apply(params, x, CONFIG).kept is None
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_residuals_in_logarithms_carry_what_is_affine(x64):
     params, x, _ = example(CONFIG)
     shift = jnp.sin(jnp.arange(x.size).reshape(x.shape))

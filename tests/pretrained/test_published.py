@@ -19,6 +19,8 @@ from rank_collapse.theory import recurrence
 from rank_collapse.training.tasks import circle
 from rank_collapse.training.training import Model, forward
 
+pytestmark = pytest.mark.full
+
 DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "data" / "circle"
 FOLDER = Path(os.environ.get("RANK_COLLAPSE_CIRCLE", DEFAULT))
 FILES = sorted(FOLDER.glob("*.npz"))

@@ -251,7 +251,7 @@ def test_an_odd_entry_of_a_config_is_one_line(model_type):
         one_line(lambda given=given: pretrained.config_of(given))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("model_type", sorted(FOLDERS))
 def test_an_odd_entry_beside_weights_is_one_line(tmp_path, model_type):
     folder = shutil.copytree(FOLDERS[model_type], tmp_path / "model")

@@ -9,7 +9,7 @@ import mp_oracle
 import numpy as np
 import pytest
 from compiling import AS_USERS
-from marks import slow_but, slow_if
+from marks import full_but, full_if
 from small_residuals import CASES, config_of, network as small_network
 
 import rank_collapse as rc
@@ -78,7 +78,7 @@ MP_CASES = {
 
 
 @pytest.mark.parametrize(
-    "case", slow_if(MP_CASES, "one head", "four heads, biases", "causal", "AttnScale")
+    "case", full_if(MP_CASES, "one head", "four heads, biases", "causal", "AttnScale")
 )
 def test_equals_thousands_of_digits(case):
     fields, scales, digits = MP_CASES[case]
@@ -146,7 +146,7 @@ def test_the_local_rate_of_laws_in_closed_form():
     assert np.isnan(rc.local_rate(np.zeros(4))).all()
 
 
-@pytest.mark.parametrize("depth", [pytest.param(12, marks=pytest.mark.slow), 32])
+@pytest.mark.parametrize("depth", [pytest.param(12, marks=pytest.mark.full), 32])
 def test_twelve_and_thirty_two_layers_are_finite(depth):
     config = rc.san(depth, 4, 32)
     params, x = network(config, n=16)
@@ -186,7 +186,7 @@ def ordinary(config, **inputs):
     return jax.jit(profile, compiler_options=QUICK)
 
 
-@pytest.mark.parametrize("case", slow_but(COVERED, *USUAL))
+@pytest.mark.parametrize("case", full_but(COVERED, *USUAL))
 def test_equals_the_ordinary_pass_where_float64_still_sees_it(case):
     """Float32 at the usual scale; float64 also where attention is saturated (larger weights)."""
     params, x, config, inputs = small_network(case)
@@ -202,7 +202,7 @@ def test_equals_the_ordinary_pass_where_float64_still_sees_it(case):
         np.testing.assert_allclose(got[seen], want[seen], atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_masked_tokens_are_as_if_removed():
     config = rc.TransformerConfig(depth=6, num_heads=H, d_model=D)
     params, x = network(config)
@@ -214,7 +214,7 @@ def test_masked_tokens_are_as_if_removed():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_float64_gives_more_digits_and_bfloat16_gives_float32():
     config = rc.san(4, 2, 8)
     params, x = network(config, seed=10)  # each layer multiplies rounding by about three

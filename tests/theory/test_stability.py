@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import slow_but
+from marks import full_but
 from refusals import each_is_refused
 
 import rank_collapse as rc
@@ -35,7 +35,7 @@ def gains_of_the_table(depth=64):
     return jnp.asarray(skips, jnp.float32), jnp.asarray(branches, jnp.float32)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_table_of_the_law(optimized):
     config = rc.san_skip(64, 4, 128, norm_placement="post", temperature=1e6)
     skip, branch = gains_of_the_table()
@@ -119,7 +119,7 @@ CASES = {
 }
 
 
-NAMES = slow_but(CASES, "post")
+NAMES = full_but(CASES, "post")
 
 
 @functools.cache
@@ -225,7 +225,7 @@ def test_updates_add_up_and_causal_tokens_have_an_m_each():
     np.testing.assert_allclose(seen * np.arange(1, 6), seen[0], rtol=1e-5)  # m = 1/i
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_scores_slow_the_collapse_as_networks_do(optimized):
     """One layer, n = 17, d = 768, tokens of cosine ½, b = 1 and 4: the exact law within 4 standard
     errors and 2 %; with uniform attention it would be .86 and .57 of it."""
