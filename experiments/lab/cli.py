@@ -113,13 +113,13 @@ def open_run(
     Args:
         options: Parsed flags.
         extra: More that determines the results, such as `content_hash` of an input file.
-        execution: Names of further flags that change no result, beside `options.aside`.
+        execution: Names of further flags that change no result, beside `options.execution`.
         read_only: Whether the folder stays as it is, unlocked.
 
     Raises:
         RunError: See `rank_collapse.runs.folder.RunFolder`.
     """
-    aside = options.aside | set(execution)
+    aside = options.execution | set(execution)
     config = config_of(options, aside) | dict(extra or {})
     if read_only:
         return RunFolder(folder_of(options, aside), config, read_only=True)

@@ -60,3 +60,17 @@ def mesh(options: flags.FlagValues) -> Mesh:
     if count > len(devices):
         raise ValueError(f"num_devices={count}, but only {len(devices)} exist")
     return seed_mesh(devices[: count or None])
+
+
+def fitting(size: int, taken: int, mesh: Mesh) -> int:
+    """Seeds at a time that take half of what memory a device has at the most.
+
+    Args:
+        size: Seeds, a multiple of the devices.
+        taken: Bytes that they take on each.
+        mesh: The devices.
+    """
+    stats = mesh.devices.flat[0].memory_stats() or {}
+    shared = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // mesh.size
+    memory, each = stats.get("bytes_limit", shared), size // mesh.size
+    return size if 2 * taken <= memory else mesh.size * max(1, each * memory // (2 * taken))

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.lab.devices import mesh
+from experiments.lab import devices
 from experiments.lab.flags import Flags
 from experiments.lab.progress import Progress, check
 from rank_collapse.runs import seeds
@@ -41,31 +41,18 @@ class Executor(contextlib.ExitStack):
         run: Holds what was computed before.
         label: Of the progress; "" for programs that show their own.
         total: Seeds of all cells of a run; those of one by default.
-        alone: Whether this point's cells are computed by themselves.
 
     Attributes:
         mesh: Of the devices.
-        keys: Of the seeds; None without --num_seeds.
         progress: None without a label.
     """
 
-    def __init__(
-        self,
-        options: Flags,
-        run: RunFolder,
-        label: str = "",
-        total: int | None = None,
-        *,
-        alone: bool = False,
-    ):
+    def __init__(self, options: Flags, run: RunFolder, label: str = "", total: int | None = None):
         super().__init__()
-        self.run, self._options = run.at(""), options
-        self._members = [options] if alone else options.together
-        self.mesh, self.keys, self.progress = mesh(options), None, None
-        if "num_seeds" in options:
-            self.keys = seeds.seed_keys(options.seed, options.num_seeds, options.first_seed)
+        self.run, self._options, self.mesh = run.at(""), options, devices.mesh(options)
+        self.progress = None
         if label:
-            total = len(self._members) * (len(self.keys) if total is None else total)
+            total = len(options.group) * (options.num_seeds if total is None else total)
             self.progress = self.enter_context(Progress(total, label, log=run.log))
 
     def map(
@@ -80,57 +67,75 @@ class Executor(contextlib.ExitStack):
 
         Args:
             program: Makes what computes a chunk, where any is left: arrays on the host, leaves
-                [r, ...], whose names are joined by "/" where it is nested.
+                [r, ...], whose names are joined by "/" where it is nested. Its bytes_of(chunk,
+                size), where it has that, is what so many seeds take on a device.
             cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None;
-                or flags → that. A point of whose flags it raises ValueError is left out.
-            keys: Of the seeds [s], the same of every cell; the executor's by default.
-            most: Seeds at a time; by default --seed_chunk, or all of all cells.
+                or flags → that. Points with invalid flags are skipped.
+            keys: Of the seeds [s], the same of every cell; by default those of the flags.
+            most: Seeds at a time; by default --seed_chunk, or as many as fit into memory.
 
         Returns:
             {cell: {name: [s, ...]}}.
 
         Raises:
             RunError: The run holds another number of seeds.
-            ValueError: Flags of this point that give no cells.
+            ValueError: Invalid flags of this point.
         """
-        keys, count = self.keys if keys is None else keys, len(self.keys if keys is None else keys)
-        floats, known, left = {}, {}, []
-        for member in self._members:
-            own = contextlib.nullcontext() if member is self._options else _ignored()
-            with own:
-                found = cells(member) if callable(cells) else cells
-                floats |= {member.place + cell: values for cell, values in found.items()}
+        options, floats, known, done = self._options, {}, {}, {}
+        count = options.num_seeds if keys is None else len(keys)
+        for point in options.group:
+            mine = point is options
+            with contextlib.nullcontext() if mine else contextlib.suppress(ValueError):
+                found = cells(point) if callable(cells) else cells
+                floats |= {point.prefix + cell: values for cell, values in found.items()}
         for cell in floats:
             found = self.run.part(cell) or {}
-            done = seeds_done(found, count, self.run.path, cell)
-            known[cell] = dict(found) if done else {}
-            left += [(cell, seed) for seed in range(done, count)]
+            done[cell] = seeds_done(found, count, self.run.path, cell)
+            known[cell] = dict(found) if done[cell] else {}
         if self.progress is not None:
-            self.progress.skip(count * len(floats) - len(left))
+            self.progress.skip(sum(done.values()))
+        left = count * len(floats) - sum(done.values())
         if left:
-            self._compute(program(), left, known, keys, floats, most)
-        place = self._options.place
-        return {c.removeprefix(place): a for c, a in known.items() if c.startswith(place)}
+            rest = ((cell, seed) for cell in floats for seed in range(done[cell], count))
 
-    def _compute(self, program, left, known, keys, floats, most):
+            def chunk_of(pairs, size):
+                padded = pairs + pairs[-1:] * (size - len(pairs))
+                own = jax.tree.map(lambda *a: np.stack(a), *(floats[cell] for cell, _ in padded))
+                numbers = np.array([seed for _, seed in padded])
+                return Chunk(*zip(*pairs, strict=True), self._keys(keys, numbers), own)
+
+            self._compute(program(), rest, chunk_of, known, self._size(left, most))
+        own = options.prefix
+        return {c.removeprefix(own): a for c, a in known.items() if c.startswith(own)}
+
+    def _keys(self, keys, numbers):
+        if keys is not None:
+            return keys[numbers]
+        return seeds.keys_of(self._options.seed, self._options.first_seed + numbers)
+
+    def _size(self, left, most):
+        """Seeds at a time, whatever they take."""
+        asked = most or ("seed_chunk" in self._options and self._options.seed_chunk) or left
+        return seeds.padded_size(min(asked, left), self.mesh)
+
+    def _compute(self, program, rest, chunk_of, known, size):
         """Computes what is left, chunk by chunk, adds it to what is known and saves it."""
-        asked = most or ("seed_chunk" in self._options and self._options.seed_chunk) or len(left)
-        size = seeds.padded_size(min(asked, len(left)), self.mesh)
-        for first in range(0, len(left), size):
-            own = left[first : first + size]
-            padded = own + own[-1:] * (size - len(own))
-            of_cells = jax.tree.map(lambda *a: np.stack(a), *(floats[name] for name, _ in padded))
-            padded_keys = keys[np.array([seed for _, seed in padded])]
-            chunk = Chunk(*zip(*own, strict=True), padded_keys, of_cells)
+        head = list(itertools.islice(rest, self.mesh.size))
+        if hasattr(program, "bytes_of"):
+            taken = program.bytes_of(chunk_of(head, self.mesh.size), size)
+            size = devices.fitting(size, taken, self.mesh)
+        rest = itertools.chain(head, rest)
+        while pairs := list(itertools.islice(rest, size)):
+            chunk = chunk_of(pairs, size)
             new, arrays = named(program(chunk)), {}
-            for cell, rows in itertools.groupby(range(len(chunk.cells)), chunk.cells.__getitem__):
-                place = list(rows)
+            for cell, rows in itertools.groupby(range(len(pairs)), chunk.cells.__getitem__):
+                rows = list(rows)
                 for name, values in new.items():
                     before = [known[cell][name]] if name in known[cell] else []
-                    known[cell][name] = np.concatenate([*before, values[place]])
+                    known[cell][name] = np.concatenate([*before, values[rows]])
                     arrays[f"{cell}/{name}"] = known[cell][name]
             self.run.save_arrays(arrays)
-            check() if self.progress is None else self.progress.advance(len(chunk.seeds))
+            check() if self.progress is None else self.progress.advance(len(pairs))
 
     def measure(
         self,
@@ -144,11 +149,6 @@ class Executor(contextlib.ExitStack):
         """`map` of a function of one seed; `how` are further arguments of `Mapped`."""
         program = functools.partial(Mapped, fn, self.mesh, progress=self.progress, **how)
         return self.map(program, cells, keys=keys, most=most)
-
-
-def _ignored():
-    """Of another point of the axes, which says for itself what is wrong with it."""
-    return contextlib.suppress(ValueError)
 
 
 def of_one_seed(
@@ -215,16 +215,32 @@ class Mapped:
         progress: Progress | None = None,
     ):
         count = seeds.seeds_at_once(mesh) if at_once is None else at_once
-        self._mesh, self._progress, self._compiled = mesh, progress, None
+        self._mesh, self._progress, self._compiled, self._size = mesh, progress, None, 0
         self._call = _spread(fn, mesh, count, level)
         self._draw = None if draw is None else _spread(draw, mesh, count, 0)
 
     def __call__(self, chunk: Chunk) -> Any:
         laid = self.laid_out(chunk)
-        if self._compiled is None:
-            with self._progress.aside("compiling") if self._progress else contextlib.nullcontext():
-                self._compiled = self._call.lower(laid, None).compile()
+        if self._compiled is None or len(chunk.keys) != self._size:
+            self._compile(laid, len(chunk.keys))
         return seeds.to_host(self._compiled(laid, None), len(chunk.seeds))
+
+    def _compile(self, laid, size):
+        def sized(a):
+            return jax.ShapeDtypeStruct((size, *a.shape[1:]), a.dtype, sharding=a.sharding)
+
+        self._size = size
+        with self._progress.paused("compiling") if self._progress else contextlib.nullcontext():
+            self._compiled = self._call.lower(jax.tree.map(sized, laid), None).compile()
+
+    def bytes_of(self, chunk: Chunk, size: int) -> int:
+        """What so many seeds like those of a chunk take on a device, as XLA says."""
+        self._compile(self.laid_out(chunk), size)
+        found = self._compiled.memory_analysis()
+        if found is None:
+            return 0
+        arrays = found.argument_size_in_bytes + found.output_size_in_bytes
+        return arrays + found.temp_size_in_bytes - found.alias_size_in_bytes
 
     def laid_out(self, chunk: Chunk) -> tuple[Any, Any]:
         """(keys, or what is drawn from them; floats) of a chunk on the devices."""

@@ -12,18 +12,16 @@ the objects that `experiments_of` finds.
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
-from experiments.lab import cli, labelled, tidy
-from experiments.lab.flags import Flags
+from experiments.lab import cli, grid, labelled, tidy
+from experiments.lab.flags import Flags, precision
 from experiments.lab.statements import STATEMENTS
 from rank_collapse import report
 from rank_collapse.report import figures
@@ -34,12 +32,6 @@ from rank_collapse.runs.folder import RunFolder, read_summary
 def caption_of(draw: Callable) -> str:
     """What a function that draws a figure says of itself, in one line."""
     return " ".join(inspect.getdoc(draw).split())
-
-
-def precision(options: Flags) -> AbstractContextManager:
-    """float64 where a flag --dtype asks for it: JAX computes in float32 otherwise."""
-    asked = "dtype" in options and options.dtype == "float64"
-    return jax.enable_x64(asked or jax.config.jax_enable_x64)
 
 
 @dataclass(frozen=True)
@@ -159,6 +151,11 @@ class Experiment:
         """{figure: caption} of those that the report shows."""
         return {name: own.caption for name, own in self.figures.items() if own.caption}
 
+    @property
+    def module(self) -> str:
+        """Its file at the top of experiments/, which its first command names."""
+        return re.search(r"-m experiments\.(\w+)", self.about)[1]
+
     def runs(self, preset: str) -> dict[str, Sequence[str]]:
         """{run: its arguments} of a preset; "" of a preset of one run."""
         found = self.presets[preset]
@@ -178,12 +175,13 @@ class Experiment:
             members, failed = options.points(), []
             setup = self.setup(members[0])
             cli.mesh(options)  # more devices than there are: refused before there is a folder
-            with self._opened(options, setup) as run:
+            with self.opened(options, setup) as run:
+                grid.measure_side_by_side(self, options, run)
                 parts: list[tuple[Flags, Any, Any]] = []
                 for member in members:
                     try:
                         setup = self.setup(member)
-                        found = self.measure(member, setup, run.at(member.place))
+                        found = self.measure(member, setup, run.at(member.prefix))
                         parts.append((member, found, setup))
                     except ValueError as error:
                         if not member.point:
@@ -197,7 +195,7 @@ class Experiment:
                     files={
                         name: make
                         for member, *own in parts
-                        for name, make in self.files(*own, run.at(member.place)).items()
+                        for name, make in self.files(*own, run.at(member.prefix)).items()
                     },
                     summary=lambda: {
                         "statements": [tidy.of_row(row) for row in shown.claims],
@@ -230,7 +228,7 @@ class Experiment:
         options = cli.options_of(self.flags, folder, shown)
         with precision(options):
             members = [(member, self.setup(member)) for member in options.points()]
-            with self._opened(options, members[0][1], read_only=True) as run:
+            with self.opened(options, members[0][1], read_only=True) as run:
                 parts = [(m, self.measure(m, own, run.at(m.place)), own) for m, own in members]
         return self._joined(parts)
 
@@ -246,7 +244,8 @@ class Experiment:
             own[tuple(member[name].value for name in self.axes)] = found
         return [(m, labelled.joined(own, self.axes), setup) for m, setup, own in whole.values()]
 
-    def _opened(self, options, setup, **how):
+    def opened(self, options: Flags, setup: Any, **how: Any) -> RunFolder:
+        """Its run folder; `how` as of `cli.open_run`."""
         return cli.open_run(options, extra=self.extra(setup), execution=self.execution, **how)
 
     def _shown(self, parts):

@@ -15,9 +15,11 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import jax
 from absl import flags
 
 from experiments.lab import vocabulary
@@ -25,7 +27,16 @@ from rank_collapse.runs.files import damaged, read_object
 
 # Flags that do not change results, or their rounding alone (num_devices): recorded in config.json,
 # not compared on resume.
-EXECUTION = {"help", "output_dir", "run_name", "overwrite", "num_devices", "debug"}
+EXECUTION = {
+    "help",
+    "output_dir",
+    "run_name",
+    "overwrite",
+    "num_devices",
+    "jobs",
+    "scheduler",
+    "debug",
+}
 
 
 class Flags(flags.FlagValues):
@@ -36,12 +47,12 @@ class Flags(flags.FlagValues):
         shows: The column of the table that the figure over the axes shows.
         traced: Flags whose values compiled programs take as arguments: points of the axes that
             differ in them alone are computed together, see `Executor`.
-        aside: Flags that change no result beyond rounding.
+        execution: Flags that change no result beyond rounding.
 
     Attributes:
         axes: {flag: its values, as they were written}, those with several.
         point: {flag: its value} of one point of the axes.
-        together: The points that differ from this one in `traced` alone, itself among them.
+        group: The points that differ from this one in `traced` alone, itself among them.
     """
 
     def __init__(
@@ -50,14 +61,17 @@ class Flags(flags.FlagValues):
         *,
         shows: str | None = None,
         traced: Iterable[str] = (),
-        aside: Iterable[str] = (),
+        execution: Iterable[str] = (),
     ):
         super().__init__()
         # absl takes attributes for flags.
         vars(self).update(
-            experiment=experiment, shows=shows, traced=frozenset(traced), aside=frozenset(aside)
+            experiment=experiment,
+            shows=shows,
+            traced=frozenset(traced),
+            execution=frozenset(execution),
         )
-        vars(self).update(axes={}, point={}, together=[self])
+        vars(self).update(axes={}, point={}, group=[self])
 
     def points(self) -> "list[Flags]":
         """The flags at every point of the axes.
@@ -72,12 +86,12 @@ class Flags(flags.FlagValues):
                 own[name].parse(text)
             point = {name: own[name].value for name in self.axes}
             alike = found.setdefault(str([v for n, v in point.items() if n not in self.traced]), [])
-            vars(own).update(point=point, together=alike)
+            vars(own).update(point=point, group=alike)
             alike.append(own)
         return [own for alike in found.values() for own in alike]
 
     @property
-    def place(self) -> str:
+    def prefix(self) -> str:
         """Before the names of the arrays of a point; "" where there are no axes."""
         return "".join(f"{name}={value}/" for name, value in self.point.items())
 
@@ -97,10 +111,11 @@ def make_flags(
         execution: Names of further flags that change no result beyond rounding (a chunk size).
         **about: Further arguments of `Flags`.
     """
-    values = bare_flags(Flags(experiment, aside=EXECUTION | set(execution), **about))
+    values = bare_flags(Flags(experiment, execution=EXECUTION | set(execution), **about))
     vocabulary.define(values, output_dir=None, run_name=None, overwrite=False, num_devices=0)
     if num_seeds is not None:
         vocabulary.define(values, seed=0, first_seed=0, num_seeds=num_seeds)
+        vocabulary.define(values, jobs=0, scheduler=None)
     return values
 
 
@@ -126,7 +141,8 @@ def parse(
     first, vars(flag_values)["axes"] = _without_axes(flag_values, arguments)
     rest = flag_values(["binary", *first])[1:]
     if positional and rest and not flag_values[positional].present:
-        flag_values[positional].parse(rest.pop(0))
+        flag_values[positional].parse(rest if len(rest) > 1 else rest[0])
+        rest = []
     if rest:
         raise ValueError(f"unexpected argument {rest[0]!r}; flags are written --name=value")
     for name in flag_values:
@@ -142,7 +158,7 @@ def _without_axes(flag_values, arguments):
         name = head.lstrip("-") or name
         own = flag_values[name] if name in flag_values else None  # noqa: SIM401
         single = own is not None and type(own.parser) in vocabulary.SINGLE
-        if single and "," in text and name not in flag_values.aside:
+        if single and "," in text and name not in flag_values.execution:
             values = list(dict.fromkeys(text.split(",")))
             axes[own.name], text = values, values[0]
         first.append(f"{head}{equals}{text}")
@@ -160,7 +176,7 @@ def _check_value(name, flag):
         raise ValueError(f"--{name}={value} is not a finite number")
     if name == "run_name" and value is not None:
         own = Path(value).name == value and value not in ("", "..") and value.isprintable()
-        if not own or value.startswith("-"):
+        if not own or value.startswith("-") or len(value.encode()) > 200:
             raise ValueError(f"--run_name={value!r} is not a folder name")
     empty = not value.strip() if isinstance(value, str) else value == []
     if flag.present and empty and not flag.boolean:  # --noNAME leaves a choice empty
@@ -196,6 +212,19 @@ def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
     return "\n".join(lines)
 
 
+def precision(options: Flags) -> AbstractContextManager:
+    """float64 where a flag --dtype asks for it: JAX computes in float32 otherwise."""
+    asked = "dtype" in options and options.dtype == "float64"
+    return jax.enable_x64(asked or jax.config.jax_enable_x64)
+
+
+def arguments_of(options: Flags) -> list[str]:
+    """The arguments that ask for the same results."""
+    others = [n for n in options if n not in EXECUTION | options.axes.keys()]
+    given = [options[n].serialize() for n in others if options[n].name == n and options[n].present]
+    return [*filter(None, given), *(f"--{n}={','.join(v)}" for n, v in options.axes.items())]
+
+
 def options_of(flag_values: Flags, folder: Path, shown: Mapping[str, Any]) -> Flags:
     """The flags that a run folder was made with; all count as given.
 
@@ -216,28 +245,28 @@ def options_of(flag_values: Flags, folder: Path, shown: Mapping[str, Any]) -> Fl
     return options
 
 
-def config_of(options: Flags, aside: Set[str] | None = None) -> dict[str, Any]:
-    """What of the flags determines the results: all but `aside`, by default `options.aside`."""
-    left_out = options.aside if aside is None else aside
+def config_of(options: Flags, execution: Set[str] | None = None) -> dict[str, Any]:
+    """What of the flags determines the results: all but those of `execution`."""
+    left_out = options.execution if execution is None else execution
     named = (n for n in sorted(options) if options[n].name == n and n not in left_out)
     axes = {"axes": options.axes} if options.axes else {}
     return {"experiment": options.experiment} | {n: options[n].value for n in named} | axes
 
 
-def folder_of(options: Flags, aside: Set[str]) -> Path:
+def folder_of(options: Flags, execution: Set[str]) -> Path:
     """Where a run with these flags leaves what it finds."""
     name = options.run_name
     if options.output_dir is None:
-        return Path("results") / options.experiment / (name or default_run_name(options, aside))
+        return Path("results") / options.experiment / (name or default_run_name(options, execution))
     return Path(options.output_dir) / name if name else Path(options.output_dir)
 
 
-def default_run_name(options: Flags, aside: Set[str]) -> str:
+def default_run_name(options: Flags, execution: Set[str]) -> str:
     """Flags that are not at their defaults, shortened, with a hash of all of them.
 
     "default" when there are none: the same flags give the same folder, others another.
     """
-    config = config_of(options, aside)
+    config = config_of(options, execution)
     changed = {n: v for n, v in config.items() if n in options and v != options[n].default}
     changed |= options.axes
     if not changed:

@@ -6,9 +6,11 @@ the process at once.
 
 import contextlib
 import io
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +19,7 @@ from tqdm import tqdm
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _asked: list[int] = []  # of this process: it has one set of handlers
+_heard = threading.Event()
 
 
 class Stopped(SystemExit):
@@ -36,23 +39,38 @@ def check() -> None:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
-    """Signals are handled as above meanwhile; one that is ignored stays so, as SIGHUP in nohup."""
+    """Signals are handled as above meanwhile; one that is ignored stays so, as SIGHUP in nohup.
 
-    def handle(number, _):
-        if _asked:
-            os._exit(128 + number)
-        _asked.append(number)
-        os.write(2, b"\nstopping after this chunk; again to stop at once\n")
-
+    They are read in a thread: a handler of Python waits until a call of XLA returns.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
     earlier = {n: signal.getsignal(n) for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN}
     for number in earlier:
-        signal.signal(number, handle)
+        signal.signal(number, lambda *_: _heard.wait())
+    before = signal.set_wakeup_fd(writer)
+    threading.Thread(target=_read_signals, args=(reader,), daemon=True).start()
     try:
         yield
     finally:
+        signal.set_wakeup_fd(before)
+        os.close(writer)
         _asked.clear()
+        _heard.clear()
         for number, handler in earlier.items():
             signal.signal(number, handler)
+
+
+def _read_signals(reader):
+    while content := os.read(reader, 1):
+        if _asked:
+            for child in multiprocessing.active_children():
+                child.kill()
+            os._exit(128 + content[0])
+        _asked.append(content[0])
+        os.write(2, b"\nstopping after this chunk; again to stop at once\n")
+        _heard.set()
+    os.close(reader)
 
 
 class _Lines(io.TextIOBase):
@@ -114,7 +132,7 @@ class Progress(tqdm):
         self.write(f"{self.label}: {message}", file=sys.stderr)
 
     @contextlib.contextmanager
-    def aside(self, what: str) -> Iterator[None]:
+    def paused(self, what: str) -> Iterator[None]:
         """Says how long something took that is no step, such as compiling."""
         start = time.monotonic()
         yield

@@ -77,8 +77,19 @@ VOCABULARY = {
         "Devices of a process, which share the seeds (0: all; on a CPU one per core).",
         0,
     ),
+    "jobs": (
+        "integer",
+        "Points of a grid that are measured side by side (0: one for each core, one on an "
+        "accelerator).",
+        0,
+    ),
+    "scheduler": ("string", "Address of a Dask scheduler, whose workers measure the points."),
     "seed": ("integer", "Base seed; seed s of the run is fold_in(key(seed), s).", 0),
-    "first_seed": ("integer", "The first of the seeds: runs of others join it.", 0),
+    "first_seed": (
+        "integer",
+        "The first of the seeds; `python -m experiments.join` puts runs of several together.",
+        0,
+    ),
     "num_seeds": ("integer", "Seeds, run as one ensemble.", 1, MOST_SEEDS),
 }
 

@@ -291,7 +291,7 @@ def arrays_of(
 def check_files(options: Flags, part: str, run: RunFolder) -> None:
     """Refuses to keep what networks that are trained already did not leave."""
     monitored = "monitor" in options and options.monitor
-    lines = run.path / file_of(options.place + part, metrics.NAME)
+    lines = run.path / file_of(options.prefix + part, metrics.NAME)
     for flag, wanted, there in (
         ("keep_models", options.keep_models, run.part(f"{part}/model")),
         ("monitor", monitored, lines.exists()),
@@ -360,7 +360,7 @@ def models_of(setups: Mapping[str, Setup], run: RunFolder) -> dict[str, Callable
     files = {}
     for part, setup in setups.items():
         if weights := run.part(f"{part}/model"):
-            name = file_of(setup.options.place + part, "models.safetensors")
+            name = file_of(setup.options.prefix + part, "models.safetensors")
             files[name] = partial(weights_file, setup, weights)
     return files
 

@@ -31,7 +31,12 @@ PRODUCTS = {"xla_gpu_enable_triton_gemm": False}
 def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Any:
     """Keys of seeds first .. first + num_seeds − 1: fold_in(key(base_seed), s)."""
     refuse_if(num_seeds < 1, f"num_seeds={num_seeds} is not a positive integer")
-    return _folded(jax.random.key(base_seed), first + np.arange(num_seeds))
+    return keys_of(base_seed, first + np.arange(num_seeds))
+
+
+def keys_of(base_seed: int, numbers: np.ndarray) -> Any:
+    """Keys of some seeds, by their numbers."""
+    return _folded(jax.random.key(base_seed), numbers)
 
 
 @jax.jit

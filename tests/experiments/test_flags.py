@@ -200,7 +200,7 @@ def test_a_published_command_asks_for_what_ours_does(module):
     for given in (arguments, ours):
         options = cli.parse(module.FLAGS, given)
         configs.append(cli.config_of(options))
-        runs.append(default_run_name(options, options.aside))
+        runs.append(default_run_name(options, options.execution))
     assert arguments != ours and configs[0] == configs[1] and runs[0] == runs[1]
     assert configs[0]["d_model"] == int(arguments[arguments.index("--hidden_dim") + 1])
     assert not SECOND & configs[0].keys()
