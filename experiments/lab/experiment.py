@@ -229,7 +229,7 @@ class Experiment:
         with precision(options):
             members = [(member, self.setup(member)) for member in options.points()]
             with self.opened(options, members[0][1], read_only=True) as run:
-                parts = [(m, self.measure(m, own, run.at(m.place)), own) for m, own in members]
+                parts = [(m, self.measure(m, own, run.at(m.prefix)), own) for m, own in members]
         return self._joined(parts)
 
     def _joined(self, parts):
