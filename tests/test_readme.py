@@ -18,7 +18,7 @@ from rank_collapse.runs import metrics
 DOCS = REPOSITORY / "docs"
 README, BUILD = (REPOSITORY / name for name in ("README.md", "BUILD.md"))
 # Pages whose blocks stand alone. Those of monitoring are recipes, below; of mixing and the API they
-# are in test_site, of sweeps in test_sweep_cluster; others need torch for minutes, or are parts of
+# are in test_site; others need torch for minutes, or are parts of
 # a program.
 PAGES = [
     README,
@@ -29,7 +29,6 @@ ELSEWHERE = {
     "monitoring_jax.md",
     "mixing.md",
     "variants.md",
-    "sweeps.md",
     "extending.md",
     "run_architectures.md",
     *(page.name for page in (DOCS / "api").glob("*.md")),

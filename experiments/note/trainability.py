@@ -24,7 +24,7 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.lab import cli, vocabulary
-from experiments.lab.experiment import Drawing, Experiment
+from experiments.lab.experiment import Drawing, Experiment, Finding
 from experiments.lab.flags import Flags, check_names
 from experiments.lab.statements import row_of
 from experiments.train import arguments, designs, letters
@@ -32,6 +32,7 @@ from experiments.train.designs import Cell, gradient
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.intervals import wilson_interval
 from rank_collapse.report.statistics import by_seed
+from rank_collapse.report.wording import words
 
 SOURCE = "Liu et al. 2020, table 1: WMT'14 English-German, encoder and decoder, with warm-up"
 
@@ -102,31 +103,51 @@ def share_figure(cells, setup):
     depths, names = values_of(cells, "depth"), values_of(cells, "design")
     fig, axes, own = figures.grid([(0, cell.warmup) for cell in cells], sharey=True)
     for ax, (cell, found) in zip(own, cells.items(), strict=True):
-        index, place = names.index(cell.design), depths.index(cell.depth)
-        fails, x = found["failed"], place + 0.13 * (index - (len(names) - 1) / 2)
+        place, index = names.index(cell.design), depths.index(cell.depth)
+        fails, x = found["failed"], place + 0.13 * (index - (len(depths) - 1) / 2)
         ends = wilson_interval(int(fails.sum()), len(fails))
-        figures.interval(ax, x, fails.mean(), ends, None if place else cell.design, index)
-        ax.set_xticks(range(len(depths)), depths)
-        limits = {"ylim": (-0.05, 1.05), "xlim": (-0.6, len(depths) - 0.4)}
-        ax.set(xlabel="layers", title=f"warm-up {cell.warmup} steps", **limits)
+        label = None if place else f"{cell.depth} layers"
+        figures.interval(ax, x, fails.mean(), ends, label, index)
+        ax.set_xticks(range(len(names)), map(words, names))
+        limits = {"ylim": (-0.05, 1.05), "xlim": (-0.6, len(names) - 0.4)}
+        ax.set(title=f"warm-up of {cell.warmup} steps", **limits)
     axes[0, 0].set_ylabel("share of seeds that fail")
-    axes[0, 0].legend()
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return fig
 
 
 def loss_figure(cells, setup):
-    """Training loss, mean and standard deviation over seeds."""
+    """Training loss, mean and standard deviation over seeds; it stays where it begins where a
+    network goes on guessing."""
+    places = list(dict.fromkeys((cell.warmup, cell.depth) for cell in cells))
+    size = {"width": 4.2, "height": 3.1} if len(places) == 1 else {"width": 3.0, "height": 2.6}
     places = [(cell.warmup, cell.depth) for cell in cells]
-    fig, axes, own = figures.grid(places, width=3.0, height=2.6, sharex=True, sharey=True)
+    fig, axes, own = figures.grid(places, **size, sharex=True, sharey=True)
     names = values_of(cells, "design")
     for ax, (cell, found) in zip(own, cells.items(), strict=True):
         steps = designs.STEPS_PER_EPOCH * (0.5 + np.arange(found["losses"].shape[1]))
         figures.band(ax, steps, found["losses"], cell.design, names.index(cell.design))
-        ax.set_title(f"{cell.depth} layers, warm-up {cell.warmup}")
-    figures.outer_labels(axes, "step", "training loss")
-    axes[0, 0].set_ylim(0, None)
-    axes[0, 0].legend()
+        ax.set_title(f"{cell.depth} layers, warm-up of {cell.warmup} steps", fontsize=9)
+    figures.outer_labels(axes, "step", "training loss, nats a letter")
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return fig
+
+
+def finding(cells, setup):
+    """How many seeds of the deepest networks fail, and what is left of their tokens."""
+    least = min(cell.warmup for cell in cells)
+    deepest = max(cell.depth for cell in cells)
+    said = []
+    for cell, found in cells.items():
+        if (cell.depth, cell.warmup) == (deepest, least) and cell.design in ("post", "pre"):
+            left = float(np.median(columns_of(found)["residual_ratio_after"]))
+            failed = f"{int(found['failed'].sum())} of {len(found['failed'])} seeds"
+            said.append(f"{words(cell.design)} fails in {failed}, with a residual of {left:.1g}")
+    if not said:
+        return None
+    warm = f"with a warm-up of {least} steps" if least else "without warm-up"
+    text = f"Trained {warm}, {deepest} layers of {'; '.join(said)} after training."
+    return Finding("loss", text)
 
 
 # {label: results → [s, t, L] or [s, t]}
@@ -210,7 +231,7 @@ EXPERIMENT = Experiment(
     "English-German, Pre-LN and Admin train. Noci et al. 2022: tokens that have collapsed to rank "
     "one take the gradients from queries and keys.",
     presets={
-        "quick": "--depths=18 --designs=post,depth_scaled --warmup=0 --num_seeds=3 "
+        "quick": "--depths=18 --designs=post,pre --warmup=0 --num_seeds=3 "
         "--n_steps=100 --num_tokens=8 --num_labels=5 --d_model=16 --num_heads=2 --d_ff=32 "
         "--batch_size=16",
         "paper": "",
@@ -223,5 +244,6 @@ EXPERIMENT = Experiment(
     table=rows_of,
     claims=claims,
     compare=compare,
-    figures=Drawing.all(share_figure, loss_figure, inside_figure),
+    finding=finding,
+    figures=Drawing.all(loss_figure, share_figure, inside_figure),
 )

@@ -34,6 +34,10 @@ WORDS = {
     "san_mlp": "attention and MLPs",
     "san_skip": "attention and skips",
     "transformer": "whole network",
+    "SAN": "attention alone",
+    "SAN+MLP": "attention and MLPs",
+    "SAN+skip": "attention and skips",
+    "Transformer": "whole network",
     "norm placement none": "no norm",
     "norm placement post": "Post-LN",
     "norm placement pre": "Pre-LN",
@@ -44,6 +48,9 @@ WORDS = {
     "admin": "Admin",
     "admin_log": "Admin, ω² ∝ ln N",
     "admin_const": "Admin, ω² = N",
+    "bert-base-cased": "BERT",
+    "albert-base-v2": "ALBERT",
+    "xlnet-base-cased": "XLNet",
 }
 
 

@@ -20,6 +20,7 @@ from rank_collapse.measures.dependency import dependency
 from rank_collapse.report import figures
 from rank_collapse.report.figures import Figure
 from rank_collapse.report.statistics import geometric_mean
+from rank_collapse.report.wording import words
 
 DASHES = {"O(N)": ":", "O(log N)": "--", "O(1)": "-."}
 
@@ -72,14 +73,14 @@ def dependency_figure(found: Results, setup: Any) -> Figure:
     """Dependency of the stream after branch i on branch j in the shallowest networks: β_ij from
     variances, as published."""
     designs = by_design(found)
-    fig, axes = figures.figure(1, len(designs), width=2.3, height=2.3, sharey=True)
+    fig, axes = figures.figure(1, len(designs), width=2.7, height=3.0, sharey=True)
     for ax, (name, own) in zip(axes[0], designs.items(), strict=True):
         values = np.mean([np.sqrt(dependency(s)) for s in ends(own)[0]["shares"]], axis=0)
         hidden = np.triu(np.ones(values.shape, bool), 1)
         image = ax.imshow(np.ma.masked_array(values, hidden), vmin=0, vmax=1, cmap="viridis")
         ax.grid(visible=False)
         figures.integer_ticks(ax)
-        ax.set_title(f"{name}, {next(iter(own)).depth} layers", fontsize=8)
+        ax.set_title(f"{words(name)}, {next(iter(own)).depth} layers", fontsize=8)
         ax.set_xlabel("branch j (0: input)")
     axes[0, 0].set_ylabel(r"$\beta_{ij}$ after branch i")
     fig.colorbar(image, ax=axes, shrink=0.7)
@@ -109,10 +110,10 @@ def change_figure(found: Results, setup: Any) -> Figure:
             xscale="log",
             yscale="log",
             xlabel="residual branches N",
-            ylabel=r"$E|\delta \hat x|^2$ over that at the smallest N",
+            ylabel=r"$E|\delta \hat x|^2$, 1 at the smallest N",
             title=f"{update} update of equal relative size",
         )
         ax.set_xticks(branches, labels=[str(n) for n in branches])
         ax.set_xticks([], minor=True)
-    axes[0].legend()
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
     return fig

@@ -22,7 +22,7 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.lab import cli
-from experiments.lab.experiment import Drawing, Experiment
+from experiments.lab.experiment import Drawing, Experiment, Finding, caption_of
 from experiments.lab.statements import row_of
 from experiments.paper.architectures.models import NAMES, Model, identity, measure_all, models_of
 from rank_collapse.network.surgery import READINGS, VARIANTS
@@ -32,6 +32,7 @@ from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import ERROR, Row, of_curve
 from rank_collapse.report.figures import Figure
 from rank_collapse.report.statistics import log10, power_law_wins
+from rank_collapse.report.wording import words
 
 FEWEST_DRAWS = 240  # with which one of 12 curves can be refused at 5 % of all of them
 
@@ -198,7 +199,7 @@ def further(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> dict[str,
 
 def residual_figure(arrays: dict[str, np.ndarray], models: Sequence[Model], label: str) -> Figure:
     """Relative residual by layer, mean ± one standard deviation over weights and texts, on the
-    published curves (grey)."""
+    published curves (grey). Dotted: as the paper's text says, where its code differs."""
     (model,) = (model for model in models if model.label == label)
     found, depth = Results(arrays, model), model.config.depth
     fig, axes = figures.figure(1, 4, width=2.9, height=2.5, sharey=True)
@@ -211,15 +212,53 @@ def residual_figure(arrays: dict[str, np.ndarray], models: Sequence[Model], labe
                 ax.plot(layers, published[kind][variant], label=text, **style)
             for reading in (own for own in READINGS if (variant, own) in curves):
                 flat = curves[variant, reading].reshape(-1, depth + 1)
-                text = NAMES[kind] + " (as the text says)" * (reading == "text")
-                style = {"linestyle": ":" if reading == "text" else "-", "marker": ""}
-                figures.band(ax, layers, flat, text, 2 * (reading == "text") + index, **style)
-        ax.set(title=variant, xlabel="layer")
+                text = NAMES[kind] if reading == "published" else None
+                style = {"linestyle": "-" if text else ":", "marker": ""}
+                figures.band(ax, layers, flat, text, index, **style)
+        ax.set(title=words(variant), xlabel="layer")
         figures.integer_ticks(ax)
-    axes[0, 0].set(ylim=(-0.03, None), ylabel="‖res(X)‖₁,∞ / ‖X‖₁,∞")
+    axes[0, 0].set(ylim=(-0.03, None), ylabel="residual ratio ‖res(X)‖ / ‖X‖")
     handles = dict(zip(*axes[0, 0].get_legend_handles_labels()[::-1], strict=True))
     fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
     return fig
+
+
+def are_published(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> bool:
+    """Whether these are models of the paper, in place of anybody's checkpoints."""
+    return all(model.label in PUBLISHED for model in models)
+
+
+def collapse_figure(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> Figure:
+    """Residual ratio by layer at initialisation, mean and standard deviation over draws: attention
+    alone (solid) and with skips (dashed)."""
+    fig, ((ax,),) = figures.figure(1, 1)
+    for index, found in enumerate(results_of(arrays, models)):
+        for variant, text, dash in (("SAN", "alone", "-"), ("SAN+skip", "with skips", "--")):
+            values = found.by_seed("init", variant)
+            if values is not None:
+                layers, label = np.arange(values.shape[1]), f"{words(found.model.label)}, {text}"
+                figures.band(ax, layers, values, label, index, linestyle=dash)
+    ax.set(xlabel="layer", ylabel="residual ratio of attention", ylim=(-0.03, 1.03))
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return fig
+
+
+def finding(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> Finding | None:
+    """Where attention alone has lost all but a hundredth, and what skips keep."""
+    threshold = rc.MEASURES["residual_ratio"].alarm.value
+    layers, left = [], []
+    for found in results_of(arrays, models):
+        alone, skips = (found.by_seed("init", variant) for variant in ("SAN", "SAN+skip"))
+        if alone is not None:
+            below = np.flatnonzero(alone.mean(axis=0) < threshold)
+            where = f"at layer {below[0]}" if below.size else "at no layer"
+            layers.append(f"{where} in {words(found.model.label)}")
+            left.append(f"{skips.mean(axis=0)[-1]:.2f}")
+    if not (layers and are_published(arrays, models)):
+        return None
+    text = f"At initialisation the residual ratio of attention alone falls below {threshold:g} "
+    text += f"{', '.join(layers)}; with skips the last layer keeps {', '.join(left)}."
+    return Finding("collapse", text)
 
 
 EXPERIMENT = Experiment(
@@ -246,7 +285,9 @@ EXPERIMENT = Experiment(
     table=rows_of,
     claims=claims,
     compare=compare,
-    figures={
+    finding=finding,
+    figures={"collapse": Drawing(collapse_figure, caption_of(collapse_figure), are_published)}
+    | {
         f"residuals_{name}": Drawing(
             partial(residual_figure, label=name),
             f"{name}: relative residual by layer, mean ± one standard deviation over weights and "

@@ -22,10 +22,10 @@ import numpy as np
 
 import rank_collapse as rc
 from rank_collapse.measures.norms import composite_norm
-from rank_collapse.network import attention
 from rank_collapse.runs.seeds import QUICK
 from rank_collapse.theory import bounds
 
+ROUNDING = 1e-13  # of attention weights in float64
 SPREAD = 0.1  # D_ii of both heads of the construction; the lemma's condition is 1.2564
 CLIMBED = ("layer", "mean_layer", "stack")
 ASCENT_SHAPES = ((2, 3, 2), (5, 7, 3))  # n, d, H
@@ -96,7 +96,7 @@ def single_draw(key: Any, case: Case) -> dict[str, Any]:
     x = x + jax.random.normal(key_mean, (1, width))
     report = rc.bound_report(params, x, config, mask=mask)
     there = x if mask is None else x[: num_tokens - 2]
-    excess = lemma_excess(rc.layer_params(params, config, 0).attention, there)
+    excess = bounds.lemma_excess(rc.layer_params(params, config, 0).attention, there) - ROUNDING
     rows_alike = not any(reason.startswith("rows") for reason in report.not_covered)
     free = {
         f"{name}_tightness": getattr(getattr(report, field), tightness)
@@ -117,20 +117,6 @@ def single_draw(key: Any, case: Case) -> dict[str, Any]:
         "published_stack_tightness": report.published_stack.tightness[None],
         "gamma": report.gamma,
     }
-
-
-def lemma_excess(params, x):
-    """The largest of (I − D)P̃ − P and P − (I + 2D)P̃, per head, less a margin for rounding."""
-    rest = x - jnp.mean(x, axis=0, keepdims=True)
-    w_qk, _ = bounds.head_weights(params)
-    deviation = jnp.einsum("nd,hde,me->hnm", rest, w_qk, rest) / np.sqrt(params.w_q.shape[-1])
-    spread = jnp.max(deviation, axis=-1) - jnp.min(deviation, axis=-1)
-    scores = attention.attention_scores(params, x, x)
-    weights = jax.nn.softmax(scores, axis=-1)
-    common = jax.nn.softmax(scores - deviation, axis=-1)  # P̃: all its rows are equal
-    low = (1 - spread[:, :, None]) * common - weights
-    high = weights - (1 + 2 * spread[:, :, None]) * common
-    return jnp.max(jnp.maximum(low, high), axis=(1, 2)) - 1e-13
 
 
 def two_heads(width: int) -> dict[str, float]:

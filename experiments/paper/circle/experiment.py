@@ -59,15 +59,8 @@ COMPARED = {
 }
 WIDTHS = (32, 64, 128)
 
-IN_WORDS = {
-    "base": "published network",
-    "circle_skip": "skip around recurrence",
-    "mlp": "published and MLP",
-    "attention": "attention alone",
-    "attention+skip": "attention and skip",
-    "attention+mlp": "attention and MLP",
-    "attention+skip+mlp": "attention, skip, MLP",
-}
+WHOLE = {"base": "published network", "attention": "attention alone"}
+PARTS = {"circle_skip": "skip around recurrence", "mlp": "MLP"}
 
 # How often the published code itself lets the two walkers fall nearer than `TOGETHER`: its three
 # commands at three widths, with --seed 1 to 8.
@@ -164,9 +157,10 @@ def rows_of(results, cases):
             yield {"case": name, "variant": variant, "width": width} | known_numbers
 
 
-def in_words(variant: str, width: int) -> str:
-    """What is trained, in words."""
-    return f"{IN_WORDS[variant]}, width {width}"
+def in_words(variant: str) -> str:
+    """What is trained: "attention and MLP"."""
+    parts = [PARTS.get(part, part) for part in variant.split("+")]
+    return WHOLE.get(variant, " and ".join(parts))
 
 
 def shares_figure(results, cases):
@@ -185,7 +179,7 @@ def shares_figure(results, cases):
             shown, ends = f"{label}, {total} seeds", wilson_interval(count, total)
             x = i + 0.16 * index
             figures.interval(ax, x, count / total, ends, None if i else shown, index)
-        labels = [textwrap.fill(IN_WORDS[own], 11) for own in variants]
+        labels = [textwrap.fill(in_words(own), 11) for own in variants]
         ax.set_xticks(range(len(variants)), labels, fontsize=8)
         ax.set(title=f"width {width}", ylim=(-0.04, 1.04), xlim=(-0.5, len(variants) - 0.4))
     axes.flat[0].set_ylabel("share of seeds whose walkers fall together")
@@ -212,7 +206,7 @@ def steps_figure(results, cases):
                 ls="none",
                 alpha=0.7,
                 markersize=5,
-                label=in_words(variant, width),
+                label=f"{in_words(variant)}, width {width}",
                 color=figures.color(variants.index(variant)),
                 marker=figures.MARKERS[widths.index(width)],
             )
@@ -256,7 +250,7 @@ def trajectories_figure(results, cases):
                 label=f"sequence {walker + 1}",
             )
             ax.plot(*path[0], color=figures.color(walker), marker="o", markersize=6)
-        where = in_words(variant, width)
+        where = f"{in_words(variant)}, width {width}"
         seed, count = case["seed"][first], f"{fell.sum()} of {len(fell)} fell"
         ax.set_title(f"{where}\nseed {seed}; {count}", fontsize=9)
         ax.set(xlim=(-0.56, 0.56), ylim=(-0.56, 0.56), xlabel="x", ylabel="y", aspect="equal")
@@ -274,7 +268,7 @@ def distance_figure(results, cases):
         for fallen, index in ((False, 7), (True, 0)):
             lines = np.maximum(case["distance"][case["fell"] == fallen], 1e-9)
             ax.plot(lines.T, color=figures.color(index), linewidth=0.7, alpha=0.6)
-        ax.set_title(in_words(variant, width), fontsize=9)
+        ax.set_title(f"{in_words(variant)}, width {width}", fontsize=9)
         ax.set(yscale="log")
     figures.outer_labels(axes, "step", "distance of the walkers")
     return fig

@@ -170,7 +170,7 @@ def known(results: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
     [s]; "orders", the law's of those that fell, where it has one; "name" of the case}."""
     found = {}
     for name, case in results.items():
-        seeds, arrays = kept(case), {n: a for n, a in case.items() if n != "seconds"}
+        seeds, arrays = kept(case), {n: a for n, a in case.items() if n not in ("seconds", "model")}
         own = {n: a[seeds] for n, a in (arrays | measures_of(case)).items()}
         orders = own["order"][own["fell"] & np.isfinite(own["order"])]
         found[parts_of(name)] = own | {"seed": seeds, "orders": orders, "name": name}
