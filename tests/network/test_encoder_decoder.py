@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch_transformer
+from marks import full_but
 from refusals import refused
 from torch_transformer import SOURCE, TARGET
 
