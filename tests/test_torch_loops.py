@@ -240,7 +240,7 @@ def test_the_steps_of_one_optimizer_count():
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        if len(watched.rows) == 1:
+        if watched.step == 1:
             assert watched.rows[0]["loss"] == loss.item() != skipped.item()
     assert watched.step == 3 and [row["step"] for row in watched.rows] == [0, 2]
     del optimizers, optimizer
@@ -273,8 +273,10 @@ def test_wandb_has_steps_of_its_own(monkeypatch):
 
     log.__module__, wandb.define_metric = "wandb.sdk", lambda name, step_metric: None
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    watched = watch(gpt2(**QUIET), every=1, log=log)
-    trained(watched._model(), 2)
+    model = gpt2(**QUIET)
+    watched = watch(model, every=1, log=log)
+    trained(model, 2)
+    watched.close()
     assert [(row["watch/step"], step) for row, step in lines] == [(0, None), (1, None)]
 
 
