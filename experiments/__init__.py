@@ -6,7 +6,17 @@ import os
 import signal
 import sys
 
-NEEDED = ("absl", "flax", "matplotlib", "optax", "safetensors", "scipy", "tokenizers")
+NEEDED = (
+    "absl",
+    "flax",
+    "matplotlib",
+    "optax",
+    "safetensors",
+    "scipy",
+    "tokenizers",
+    "tqdm",
+    "xarray",
+)
 
 # Python calls a program of `-m` this while it imports it.
 if sys.argv[:1] == ["-m"]:

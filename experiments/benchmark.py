@@ -18,8 +18,8 @@ from absl import flags
 
 from experiments.benchmarks import monitoring, paths, profiles, training
 from experiments.benchmarks.timing import show
-from experiments.shell import cli
-from experiments.shell.options import check_names
+from experiments.lab import cli
+from experiments.lab.flags import check_names
 
 # Each is a function of the flags that gives a `timing.Report`.
 BENCHMARKS = {

@@ -21,12 +21,12 @@ from pathlib import Path
 import jax
 from absl import flags
 
+from experiments.lab import cli
+from experiments.lab.experiment import experiment_of, experiments_of
+from experiments.lab.flags import check_names
 from experiments.reproducing.results_page import write_markdown
 from experiments.reproducing.sections import PRESETS, answers_of, untested
 from experiments.reproducing.unfinished import page, run_experiments
-from experiments.shell import cli
-from experiments.shell.experiment import experiments_of
-from experiments.shell.options import check_names
 from rank_collapse import report, runs
 
 EXPERIMENTS = experiments_of()  # in the order of the report
@@ -58,7 +58,12 @@ def main(options: flags.FlagValues) -> int:
     folder = Path(options.output_dir or "results/reproduce")
     if options.run_name:
         folder = folder / options.run_name
-    chosen = [name for name in EXPERIMENTS if not options.only or name in options.only]
+    chosen = [name for name in EXPERIMENTS if name in options.only]
+    for name in () if options.only else EXPERIMENTS:
+        if Path(needed := experiment_of(name).needs).is_dir():
+            chosen.append(name)
+        else:
+            print(f"skipped: {name} needs the folder {needed}: `--help` says how to get it")
     runs.make_folder(folder)  # refused before anything is computed
     if options.markdown:
         runs.make_folder(options.docs)

@@ -11,15 +11,10 @@ the exact sum over all paths of a length beside the sampled sets.
 Two CPU cores: about 100 seconds of training a seed. Expected: whole-model accuracy 0.951.
 """
 
-import functools
-
-from absl import flags
-
-import rank_collapse as rc
-from experiments.shell import cli
-from experiments.trained import arguments, training
-from experiments.trained.paths import paths_experiment
-from rank_collapse.training.tasks import convex_hull, examples
+from experiments.lab import cli
+from experiments.paper.path_lengths import paths_experiment
+from experiments.train import arguments
+from experiments.train.tasks import hull_setup
 
 FLAGS = arguments.make_flags(
     "convex_hull",
@@ -41,35 +36,13 @@ cli.definer(FLAGS)(
 )
 
 
-def make_setup(options: flags.FlagValues) -> training.Setup:
-    """The experiment of the flags."""
-    if options.num_labels != 2:
-        raise ValueError(f"num_labels={options.num_labels}: on the hull or not are 2 labels")
-    embedding = rc.EmbeddingConfig(d_input=2, d_embed=options.d_model, hidden_layer=options.ffn2)
-    make = functools.partial(convex_hull.make_examples, num_points=options.num_tokens)
-    return training.Setup(
-        options,
-        name="convex_hull",
-        title=f"Convex hull of {options.num_tokens} points",
-        recipe=arguments.recipe(options, embedding, schedule="milestones"),
-        make_data=functools.partial(training.train_and_eval, make, options),
-        metrics={
-            "accuracy": examples.token_accuracy,
-            "exact_match": examples.exact_match,
-            "auc": examples.area_under_curve,
-            "loss": examples.loss_metric,
-        },
-        published={"whole": 0.90, "baseline": 0.54},
-    )
-
-
 EXPERIMENT = paths_experiment(
     "convex hull",
     about=__doc__,
     order=60,
     brief="the same for points on a convex hull",
     flags=FLAGS,
-    setup=make_setup,
+    setup=hull_setup,
     presets={
         "quick": "--depth=4 --d_model=48 --n_train_data=1500 --n_epochs=8 --n_eval_data=60",
         "tiny": "--num_labels=2",

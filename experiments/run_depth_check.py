@@ -24,13 +24,14 @@ import numpy as np
 import xarray as xr
 
 import rank_collapse as rc
-from experiments.shell import cli, labelled, vocabulary
-from experiments.shell.executor import Executor
-from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.labelled import along, beside, rows
-from experiments.shell.options import content_hash
-from rank_collapse.report import figures
+from experiments.lab import cli, labelled, vocabulary
+from experiments.lab.executor import Executor
+from experiments.lab.experiment import Drawing, Experiment
+from experiments.lab.flags import content_hash
+from experiments.lab.labelled import along, beside, rows
+from rank_collapse.measures.coord_check import MEANING
 from rank_collapse.report.claims import Row
+from rank_collapse.report.coord_check import coordinates_figure
 from rank_collapse.report.page import Comparison
 from rank_collapse.report.statistics import slope
 from rank_collapse.text.tokens import read_texts
@@ -50,21 +51,13 @@ PUBLISHED = (
 )
 DEEP = f"--depth={','.join(map(str, DEPTHS))}"
 AXES = ("rule", "depth", "d_model")
-COLUMNS = (*rc.measures.coord_check.MEANING, "loss")
+COLUMNS = (*MEANING, "loss")
 
 FLAGS = cli.make_flags("depth_check", num_seeds=8, shows="stream,step=last", traced=("rule",))
 define = cli.definer(FLAGS)
 define("enum", "rule", "completep", "Depth parametrisation.", list(RULES))
-vocabulary.define(
-    FLAGS,
-    depth=8,
-    d_model=64,
-    num_tokens=64,
-    batch_size=4,
-    learning_rate=1e-3,
-    weight_decay=0.1,
-    seed_chunk=0,
-)
+vocabulary.define(FLAGS, depth=8, d_model=64, num_tokens=64, batch_size=4, seed_chunk=0)
+vocabulary.define(FLAGS, learning_rate=1e-3, weight_decay=0.1)
 define("integer", "base_depth", 2, "Layers of the network whose rates are known.", lower_bound=1)
 define("integer", "base_width", 256, "Its width.", lower_bound=1)
 define("integer", "steps", 10, "Training steps.", lower_bound=2)
@@ -126,30 +119,25 @@ def published() -> xr.DataArray:
 
 
 def claims(found: xr.Dataset, setup: Setup) -> Iterator[Row]:
-    """Figure 7 where its depths are measured, and slopes over depth at the last step."""
-    rules, deep = set(found.rule.values), found.sizes["depth"] > 1
+    """Figure 7 where its depths are measured, and slopes over depth at step 10."""
+    rules = set(found.rule.values)
     stream, theirs = xr.align(found.stream, published(), join="inner", exclude=("d_model",))
     if 256 in stream.d_model and stream.size:
-        start = np.log(stream / theirs).sel(d_model=256, step=1, drop=True)
-        yield from rows("depth start", start)
+        yield from rows("depth start", np.log(stream / theirs).sel(d_model=256, step=1, drop=True))
     if stream.sizes["depth"] == len(DEPTHS):
-        away = (power(stream) - power(theirs)).stack(point=("rule", "step"))
-        for point, own in labelled.points(away.dropna("point"), "seed", "d_model"):
-            rule, step = point["point"]
-            yield from rows("depth growth", own.drop_vars("point"), f"{rule}, step {step}")
-    if not deep:
+        for point, own in labelled.points(power(stream) - power(theirs), "seed", "d_model"):
+            if theirs.sel(point).notnull().all():
+                yield from rows("depth growth", own, labelled.setting(point))
+    if found.sizes["depth"] < 2 or 10 not in found.step:
         return
-    last = found.isel(step=-1, drop=True)
-    powers = {name: power(last[name]) for name in ("residual_ratio", "linearisation")}
-    if {"half", "completep"} <= rules:
-        yield from rows("depth linear", difference(powers["linearisation"], "completep", "half"))
-    tokens = powers["residual_ratio"]
-    if "mup" in rules:
-        yield from rows("depth tokens", tokens.sel(rule="mup", drop=True))
-    if {"mup", "completep"} <= rules:
-        yield from rows("depth cure", difference(tokens, "completep", "mup"))
-    if "completep" in rules:
-        yield from rows("depth tokens completep", tokens.sel(rule="completep", drop=True))
+    last = found.sel(step=10, drop=True)
+    tokens, linear = (power(last[name]) for name in ("residual_ratio", "linearisation"))
+    for key, rule in (("depth tokens", "mup"), ("depth tokens completep", "completep")):
+        if rule in rules:
+            yield from rows(key, tokens.sel(rule=rule, drop=True))
+    for key, values, other in (("depth linear", linear, "half"), ("depth cure", tokens, "mup")):
+        if {other, "completep"} <= rules:
+            yield from rows(key, difference(values, "completep", other))
 
 
 def difference(values: xr.DataArray, one: str, other: str) -> xr.DataArray:
@@ -165,23 +153,15 @@ def compare(found: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
 
 
 def quantities_figure(found: xr.Dataset, setup: Setup):
-    """Quantities over depth at the first and at the last step, rules side by side; geometric mean
-    over seeds, a deviation of the logarithm."""
-    shown = [n for n in COLUMNS if n in found and n != "loss"]
-    fig, axes = figures.panels(len(shown), 4, width=2.9, height=2.5)
-    chosen = found.isel(d_model=-1, step=[0, -1])
-    for ax, name in zip(axes.flat, shown, strict=False):
-        for index, rule in enumerate(found.rule.values):
-            for step, dashes in zip(chosen.step.values, (":", "-"), strict=True):
-                own = chosen[name].sel(rule=rule, step=step).transpose("seed", "depth")
-                if own.notnull().any():
-                    label = f"{rule}, step {step}"
-                    figures.log_band(ax, own.depth, own.values, label, index, linestyle=dashes)
-        ax.set(xscale="log", yscale="log", title=name.replace("_", " "), xlabel="layers L")
-        ax.set_xticks(found.depth.values, labels=map(str, found.depth.values))
-        ax.set_xticks([], minor=True)
-    axes[0, 0].legend(fontsize=6)
-    return fig
+    """Quantities over depth by rule, at the largest width: dotted at the first step, solid at the
+    last; geometric mean over seeds and a deviation of the logarithm."""
+    wide = found[[n for n in MEANING if n in found]].isel(d_model=-1)
+    wide = wide.transpose("rule", "depth", "seed", "step")
+    curves = {
+        rule: {name: own.values for name, own in wide.sel(rule=rule).items()}
+        for rule in wide.rule.values
+    }
+    return coordinates_figure(curves, wide.depth.values, MEANING)
 
 
 EXPERIMENT = Experiment(

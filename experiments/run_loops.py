@@ -19,12 +19,12 @@ import numpy as np
 import xarray as xr
 
 import rank_collapse as rc
-from experiments.shell import cli, labelled, vocabulary
-from experiments.shell.executor import Executor
-from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.labelled import rows
+from experiments.lab import cli, labelled, vocabulary
+from experiments.lab.executor import Executor
+from experiments.lab.experiment import Drawing, Experiment
+from experiments.lab.labelled import rows
+from rank_collapse.report import figures
 from rank_collapse.report.claims import Row
-from rank_collapse.report.figures import log_band
 
 AXES = ("tied", "gain_power", "depth")
 COLUMNS = ("rms", "token_cosine", "residual_ratio", "fixed_point", "transverse", "path_length")
@@ -90,21 +90,22 @@ def claims(found: xr.Dataset, config: Any) -> Iterator[Row]:
 
 
 def states_figure(found: xr.Dataset, config: Any):
-    """Root mean square of the states by loop, networks of the largest depth; with tied weights,
-    without, and by the gain."""
-    deep = found.isel(depth=-1).sel(loop=slice(0, int(found.depth[-1]))).rms
-    return labelled.facets(
-        deep, "loop", "gain_power", "tied", draw=log_band, ylabel="rms of the state", sharey=True
-    )[0]
+    """Root mean square of the states by loop at the largest depth; with tied weights, without, and
+    by the gain. Geometric mean over seeds, a deviation of the logarithm."""
+    return by_loop(found, "rms", "root mean square of the state", draw=figures.log_band)
 
 
 def tokens_figure(found: xr.Dataset, config: Any):
     """The mean cosine of two tokens by loop, of the same networks."""
-    deep = found.isel(depth=-1).sel(loop=slice(0, int(found.depth[-1]))).token_cosine
-    fig, axes = labelled.facets(
-        deep, "loop", "gain_power", "tied", ylabel="token cosine", sharey=True
-    )
-    axes[0, 0].legend(title="gain 1/N^")
+    return by_loop(found, "token_cosine", "mean cosine of two tokens")
+
+
+def by_loop(found: xr.Dataset, name: str, ylabel: str, **how: Any):
+    """A measure of the largest depth, a panel for tied and for untied weights."""
+    deep = found[name].isel(depth=-1).sel(loop=slice(0, int(found.depth[-1])))
+    how |= {"ylabel": ylabel, "sharey": True, "style": lambda *_: {"marker": ""}}
+    fig, axes = labelled.facets(deep, "loop", "gain_power", "tied", **how)
+    axes[0, 0].legend(title="gain 1/N to the power of")
     return fig
 
 

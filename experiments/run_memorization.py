@@ -17,19 +17,11 @@ Texts are packed: one row holds several whole texts, and each attends only to it
 accuracy 0.858.
 """
 
-import functools
-
-import jax.numpy as jnp
-import numpy as np
-from absl import flags
-
-import rank_collapse as rc
-from experiments.shell import cli, vocabulary
-from experiments.trained import arguments
-from experiments.trained.paths import paths_experiment
-from experiments.trained.training import Setup
+from experiments.lab import cli, vocabulary
+from experiments.paper.path_lengths import paths_experiment
+from experiments.train import arguments
+from experiments.train.tasks import memorization_setup
 from rank_collapse.text import pairs as texts
-from rank_collapse.training.tasks import examples, memorization
 
 FLAGS = arguments.make_flags(
     "memorization",
@@ -77,70 +69,13 @@ define(
 )
 
 
-def make_setup(options: flags.FlagValues) -> Setup:
-    """The experiment of the flags; reads the texts.
-
-    Raises:
-        ValueError: Texts or tokenizer that cannot be read.
-    """
-    pairs = texts.read_pairs(options.task_name, options.data_dir, options.n_train_data)
-    tokenizer, origin = texts.load_tokenizer(options.model_name_or_path, pairs)
-    print(origin)
-    ids, mask = texts.encode_pairs(tokenizer, pairs, options.num_tokens)
-    content = cli.content_hash(ids.tobytes() + mask.tobytes())
-    # Rows of the table that no text uses get no gradient: leaving them out changes nothing.
-    tokens, used = memorization.compact_vocabulary(ids)
-    return setup_of(options, tokens, mask, len(used), {"texts": content})
-
-
-def setup_of(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) -> Setup:
-    """The experiment on given texts: token ids and mask, both [b, n]."""
-    embedding = rc.EmbeddingConfig(
-        vocab_size=vocab_size, d_embed=options.d_model, projection="before_norm"
-    )
-    rows, batch_size = None, options.batch_size
-    if options.pack:
-        rows = examples.packed_rows(np.asarray(mask).sum(axis=1), options.num_tokens)
-        # As many rows as hold about batch_sz texts.
-        batch_size = max(1, round(options.batch_size * len(rows) / len(tokens)))
-    more = {"batch_size": batch_size, "shuffle": True, "schedule": "linear", "clip_norm": 1.0}
-    return Setup(
-        options,
-        name="memorization",
-        title=f"Memorizing random labels of {len(tokens)} texts",
-        recipe=arguments.recipe(options, embedding, **more),
-        make_data=functools.partial(make_data, options, *map(jnp.asarray, (tokens, mask)), rows),
-        metrics={
-            "accuracy": examples.token_accuracy,
-            "exact_match": examples.exact_match,
-            "loss": examples.loss_metric,
-        }
-        | ({"auc": examples.area_under_curve} if options.num_labels == 2 else {}),
-        published={"whole": 0.85, "baseline": 0.50},
-        batch_size=min(options.per_device_eval_batch_size, 8),
-        extra=extra,
-    )
-
-
-def make_data(options: flags.FlagValues, tokens, mask, rows, key) -> dict:
-    """The texts with one seed's labels; the evaluation is on the first of them.
-
-    Where there are rows, "train" is packed and "texts" is not.
-    """
-    labelled = memorization.make_examples(key, tokens, mask, options.num_labels)
-    data = {"train": labelled, "eval": labelled.first(options.n_eval_data)}
-    if rows is not None:
-        data |= {"train": examples.pack(labelled, rows), "texts": labelled}
-    return data
-
-
 EXPERIMENT = paths_experiment(
     "memorization",
     about=__doc__,
     order=70,
     brief="the same for random labels of texts learned by heart",
     flags=FLAGS,
-    setup=make_setup,
+    setup=memorization_setup,
     presets={
         # The 21 texts in three batches of one size, so that an evaluation is compiled once.
         "quick": "--task_name=shipped --depth=3 --d_model=64 --n_epochs=60 --learning_rate=2e-3 "

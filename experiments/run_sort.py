@@ -11,11 +11,13 @@ the exact sum over all paths of a length beside the sampled sets.
 Two CPU cores: 59 seconds for 16 seeds. Expected: whole-model accuracy 0.995.
 """
 
-# What is trained: `trained.sorting`; what is measured of it, and what follows: `trained.paths`.
-from experiments.shell import cli
-from experiments.trained import arguments
-from experiments.trained.paths import paths_experiment
-from experiments.trained.sorting import make_setup
+import functools
+
+from experiments.lab import cli
+from experiments.paper.path_accuracies import finding
+from experiments.paper.path_lengths import paths_experiment
+from experiments.train import arguments
+from experiments.train.tasks import sorting_setup
 
 FLAGS = arguments.make_flags("sort", no_repeat=False)
 arguments.add_path_flags(FLAGS)
@@ -26,7 +28,8 @@ EXPERIMENT = paths_experiment(
     order=50,
     brief="sorting: accuracy of paths by length, 5 paths, 20 paths and all of them",
     flags=FLAGS,
-    setup=make_setup,
+    finding=functools.partial(finding, "of the letters are sorted"),
+    setup=sorting_setup,
     presets={
         "quick": "--depth=4 --n_epochs=5 --learning_rate=2e-3 --n_eval_data=60",
         "tiny": "--num_labels=4",

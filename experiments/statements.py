@@ -10,8 +10,8 @@ from pathlib import Path
 
 from absl import flags
 
+from experiments.lab import cli
 from experiments.reproducing import statements_page
-from experiments.shell import cli
 
 FLAGS = cli.make_flags("statements")
 define = cli.definer(FLAGS)

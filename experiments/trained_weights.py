@@ -11,8 +11,8 @@ ids). Without --site packages of this Python. run_trained measures the folders.
 from pathlib import Path
 from typing import Any
 
+from experiments.lab import cli
 from experiments.paper.trained.packages import PACKAGES, find
-from experiments.shell import cli
 
 FLAGS = cli.bare_flags()
 define = cli.definer(FLAGS)

@@ -1,6 +1,6 @@
 """A binary that runs the Python code of its flag, for workers in tests."""
 
-from experiments.shell import cli
+from experiments.lab import cli
 
 FLAGS = cli.bare_flags()
 cli.definer(FLAGS)("string", "code", "", "Python.")

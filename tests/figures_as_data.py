@@ -3,7 +3,7 @@
 Drawing is most of a tiny run's time, and says the same again of the same axes with other numbers.
 So the first figure of a kind (titles, labels, legends, kinds of artists) is laid out, where its
 texts are set, and every figure's files are the digest of all that it shows: equal figures are equal
-files, and others not. As users see them, all are drawn by a slow test of test_contract.
+files, and others not. As users see them, all are drawn by a test of the full suite.
 """
 
 import hashlib

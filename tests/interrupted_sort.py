@@ -1,7 +1,7 @@
 """run_sort as it is when Ctrl-C comes after its second checkpoint: a process that tests start."""
 
 from experiments import run_sort
-from experiments.shell import cli
+from experiments.lab import cli
 from rank_collapse.runs.folder import RunFolder
 
 SMALL = (

@@ -1,18 +1,18 @@
-"""Which cases of a table belong to the usual run of the tests."""
+"""Which cases of a table belong to the quick suite."""
 
 from collections.abc import Iterable
 
 import pytest
 
 
-def slow_but(cases: Iterable[str], *kept: str) -> list:
-    """The cases as parameters, all but `kept` marked slow."""
+def full_but(cases: Iterable[str], *kept: str) -> list:
+    """The cases as parameters, all but `kept` of the full suite alone."""
     cases = list(cases)
     assert set(kept) <= set(cases), set(kept) - set(cases)
-    return [c if c in kept else pytest.param(c, marks=pytest.mark.slow) for c in cases]
+    return [c if c in kept else pytest.param(c, marks=pytest.mark.full) for c in cases]
 
 
-def slow_if(cases: Iterable[str], *slow: str) -> list:
-    """The cases as parameters, those of `slow` marked."""
+def full_if(cases: Iterable[str], *full: str) -> list:
+    """The cases as parameters, those of `full` of the full suite alone."""
     cases = list(cases)
-    return slow_but(cases, *(c for c in cases if c not in slow))
+    return full_but(cases, *(c for c in cases if c not in full))

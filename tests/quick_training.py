@@ -1,9 +1,9 @@
 """The sorting experiment with accuracies alone: quick to compile, for tests of training runs."""
 
 from experiments import run_sort
-from experiments.shell import cli
-from experiments.trained import training
-from experiments.trained.training import ALONE
+from experiments.lab import cli
+from experiments.train import training
+from experiments.train.training import ALONE
 
 FLAGS = run_sort.FLAGS
 SMALL = (
@@ -23,7 +23,7 @@ SMALL = (
 
 def main(options):
     """Trains and measures; a row for each seed."""
-    setup = run_sort.make_setup(options)
+    setup = run_sort.EXPERIMENT.setup(options)
     with cli.open_run(options) as run:
         results = training.results_of(options, {ALONE: setup}, run, training.whole_model)[ALONE]
         accuracy = results["whole"]["accuracy"]

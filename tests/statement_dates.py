@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from experiments.shell.statements import STATEMENTS
+from experiments.lab.statements import STATEMENTS
 from rank_collapse.report.claims import Statement
 from rank_collapse.report.wording import holds_text
 

@@ -255,7 +255,7 @@ PASSES = {
         ),
     ),
 }
-USUAL = ("mlp_skip, norm_placement post",)  # the others are slow
+USUAL = ("mlp_skip, norm_placement post",)  # the others are of the full suite
 
 
 @pytest.mark.parametrize("name", PASSES)
@@ -271,7 +271,7 @@ def test_what_is_not_covered_is_refused_by_name(name):
 
 
 @pytest.mark.parametrize(
-    "case", [c if c in USUAL else pytest.param(c, marks=pytest.mark.slow) for c in CASES]
+    "case", [c if c in USUAL else pytest.param(c, marks=pytest.mark.full) for c in CASES]
 )
 @pytest.mark.parametrize("name", PASSES)
 def test_what_is_covered_is_right(name, case):
@@ -294,7 +294,7 @@ STREAMED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_a_network_read_layer_by_layer_is_the_one_in_memory(case):
     """The other source of the walk: every pass that covers the network."""

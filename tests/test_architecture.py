@@ -57,14 +57,27 @@ def test_the_library_does_without(package, allowed):
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_shell_of_the_binaries_knows_none_of_them():
-    wrong = [
-        f"{path} imports {name}"
-        for path in SOURCES
-        if path.parts[:2] == ("experiments", "shell")
-        for name in imports(path)
-        if name.startswith("experiments.") and not name.startswith("experiments.shell.")
-    ]
+def own_imports(path):
+    """What a file of experiments/ imports from there."""
+    return [name.split(".")[1:] for name in imports(path) if name.startswith("experiments.")]
+
+
+def test_the_lab_knows_no_experiment_and_no_experiment_another():
+    """An experiment is a file or a folder of paper/ or note/: it may use lab/, train/ and what is
+    beside it, and inputs.py, which draws tokens."""
+    wrong = []
+    for path in (p for p in SOURCES if p.parts[0] == "experiments"):
+        for package, *rest in own_imports(path):
+            place, *own = path.with_suffix("").parts[1:]
+            allowed = {
+                "lab": package == "lab",
+                "train": package in ("lab", "train"),
+                "paper": package in ("lab", "train") or rest[:1] == ["inputs"],
+                "note": package in ("lab", "train"),
+            }.get(place, True)
+            beside = package == place and rest and rest[0].split("_")[0] == own[0].split("_")[0]
+            if not (allowed or beside):
+                wrong.append(f"{path} imports {'.'.join([package, *rest])}")
     assert not wrong, "\n".join(wrong)
 
 

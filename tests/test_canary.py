@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import AS_USERS
-from marks import slow_but, slow_if
+from marks import full_but, full_if
 
 import rank_collapse as rc
 from rank_collapse.measures import residuals
 from rank_collapse.network import attention
 
-pytestmark = pytest.mark.usefixtures("optimized")  # what users run is what may be wrong
+# What users run is what may be wrong.
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("optimized")]
 
 ROWS = {"float32": 33000, "float64": 16500}
 # Relative to the largest value; rounding reaches 2e-4 in float32 after two layers with softmax.
@@ -56,8 +57,8 @@ LIBRARY = {
 }
 
 
-@pytest.mark.parametrize("dtype", slow_but(DTYPES, "float32"))
-@pytest.mark.parametrize("name", slow_if(LIBRARY, "hidden states"))  # sums of paths have them
+@pytest.mark.parametrize("dtype", full_but(DTYPES, "float32"))
+@pytest.mark.parametrize("name", full_if(LIBRARY, "hidden states"))  # sums of paths have them
 def test_many_small_networks_are_few_small_networks(name, dtype):
     """Sequences of 3 tokens of width 3, so that all tokens together are the rows."""
     size = 500

@@ -99,14 +99,14 @@ def test_what_it_imports_is_what_it_requires():
         assert foreign(imports(path)) <= CORE | extras | {"scipy"}, path  # JAX requires it
     experiments = [n for p in (REPOSITORY / "experiments").rglob("*.py") for n in imports(p)]
     # PyTorch is asked for by a flag of the benchmark.
-    known = CORE | ALL_EXTRAS | EXTRAS["experiments"] | EXTRAS["sweeps"]
+    known = CORE | ALL_EXTRAS | EXTRAS["experiments"] | EXTRAS["cluster"]
     assert foreign(experiments) - {"experiments", "torch"} <= known
 
 
 def test_the_requirements_have_every_extra():
     pinned = (REPOSITORY / "requirements.txt").read_text("utf-8").splitlines()
     assert names(r for r in pinned if r[:1].isalpha()) >= CORE.union(
-        ALL_EXTRAS, EXTRAS["experiments"], EXTRAS["sweeps"]
+        ALL_EXTRAS, EXTRAS["experiments"], EXTRAS["cluster"]
     ) - {"ml_dtypes"}
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from entry_points import entry_points, of_tokens
 from jax import export
-from marks import slow_if
+from marks import full_but
 
 import rank_collapse as rc
 from rank_collapse.measures import dependency
@@ -54,7 +54,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_if(CALLS, "composite_center"))
+@pytest.mark.parametrize("name", full_but(CALLS, "branch_shares", "monitored"))
 def test_a_second_call_compiles_nothing(name, caplog):
     jax.block_until_ready(CALLS[name](0))
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
@@ -79,7 +79,7 @@ SWEPT = {  # of a network whose gains and temperature are swept
 GAINS = jnp.array([0.0, 0.5, 1.0])
 
 
-@pytest.mark.parametrize("name", slow_if(SWEPT, "log_residual_profile"))
+@pytest.mark.parametrize("name", full_but(SWEPT, "apply", "path_contributions"))
 def test_swept_floats_are_one_program_and_vmap_changes_no_number(name):
     config, x, traces = rc.san_skip(3, 2, 8), draws.tokens(5, 8), []
     seeds = [draws.parameters(config, seed) for seed in range(3)]
@@ -153,7 +153,7 @@ def foreign(module):
     return {c for c in calls if not KNOWN.fullmatch(c)} | (wide - constants)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", full_but(PROGRAMS, "apply", "bound_report", "train sort"))
 def test_it_lowers_for_every_platform(name):
     """With float64 switched on, float32 stays float32; training draws in JAX's default type."""
     with jax.enable_x64(not name.startswith("train")):

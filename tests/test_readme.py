@@ -9,6 +9,7 @@ import mp_oracle
 import numpy as np
 import pytest
 from conftest import REPOSITORY
+from marks import full_but
 
 import rank_collapse as rc
 from rank_collapse.measures.residuals import residual_ratio
@@ -17,7 +18,7 @@ from rank_collapse.runs import metrics
 DOCS = REPOSITORY / "docs"
 README, BUILD = (REPOSITORY / name for name in ("README.md", "BUILD.md"))
 # Pages whose blocks stand alone. Those of monitoring are recipes, below; of mixing and the API they
-# are in test_site, of sweeps in test_sweep_cluster; others need torch for minutes, or are parts of
+# are in test_site; others need torch for minutes, or are parts of
 # a program.
 PAGES = [
     README,
@@ -28,7 +29,6 @@ ELSEWHERE = {
     "monitoring_jax.md",
     "mixing.md",
     "variants.md",
-    "sweeps.md",
     "extending.md",
     "run_architectures.md",
     *(page.name for page in (DOCS / "api").glob("*.md")),
@@ -49,8 +49,13 @@ def ran(block):
     return scope
 
 
+FRONT = {block for page, _, block in BLOCKS if page in ("README.md", "index.md")}
+
+
 @pytest.mark.parametrize(
-    "block", dict.fromkeys(b for *_, b in BLOCKS), ids=lambda b: b.strip().splitlines()[-1][:40]
+    "block",
+    full_but(dict.fromkeys(b for *_, b in BLOCKS), *FRONT),
+    ids=lambda b: b.strip().splitlines()[-1][:40],
 )
 def test_an_example_runs(block):
     ran(block)
@@ -79,12 +84,14 @@ def named(name):
     return ran(block)
 
 
+@pytest.mark.full
 def test_admin_keeps_apart_what_post_ln_makes_equal():
     scope = named("designs")
     cosines = [float(rc.token_cosine(scope[name].output)) for name in ("trace", "collapsed")]
     np.testing.assert_allclose(cosines, [0.81, 0.9999], atol=5e-3)
 
 
+@pytest.mark.full
 def test_the_sweep_is_that_of_single_networks():
     scope = named("sweep")
     params, x, config = (scope[n] for n in ("params", "x", "config"))
@@ -96,6 +103,7 @@ def test_the_sweep_is_that_of_single_networks():
     assert np.all(np.diff(scope["curves"][:, 3]) > 0)
 
 
+@pytest.mark.full
 def test_the_network_by_hand_is_the_plain_one():
     """The page's weights through a forward pass of numpy, head by head, as Llama computes."""
     scope = named("by hand")
@@ -115,6 +123,7 @@ def test_the_network_by_hand_is_the_plain_one():
     np.testing.assert_allclose(scope["trace"].output, output, atol=2e-4)
 
 
+@pytest.mark.full
 def test_the_encoder_decoder_is_its_halves():
     scope = named("encoder decoder")
     trace, lengths = scope["trace"], scope["lengths"]
@@ -134,12 +143,6 @@ def test_links_and_commands_exist():
         for module in set(re.findall(r"python -m (experiments\.\w+)", text)):
             path = REPOSITORY / module.replace(".", "/")
             assert path.is_dir() or path.with_suffix(".py").exists(), module
-
-
-def test_the_readme_and_the_build_page_stay_short():
-    texts = [page.read_text("utf-8") for page in (README, BUILD)]
-    assert max(text.count("\n") for text in texts) <= 150
-    assert sum(len(text.split()) for text in texts) <= 2500
 
 
 # Of docs/monitoring*.md: each runs as it stands, in a folder of its own.
@@ -201,7 +204,7 @@ def run_notebook(name):
     return ran("\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code"))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_post_ln_has_no_gradient_of_queries_and_stays_at_a_guess():
     scope = run_notebook("deep_post_ln")
     ratio = {name: g["queries"][-1] / g["values"][-1] for name, g in scope["gradients"].items()}
@@ -210,7 +213,7 @@ def test_post_ln_has_no_gradient_of_queries_and_stays_at_a_guess():
     assert losses["deepnorm"] < losses["post"] and losses["post"] > 2.2
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_lengths_of_a_trained_model_are_worth_its_accuracy():
     scope = run_notebook("what_carries_the_output")
     assert scope["losses"][-1] < scope["losses"][0] / 2
@@ -219,7 +222,7 @@ def test_lengths_of_a_trained_model_are_worth_its_accuracy():
     np.testing.assert_allclose(scope["truncated"][-1], whole, atol=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_failures_are_apart_in_the_diagram():
     scope = run_notebook("two_failures")
     assert scope["collapsed"][0, -1] and not scope["collapsed"][-1].any()
@@ -228,7 +231,7 @@ def test_two_failures_are_apart_in_the_diagram():
     assert kept[law < -0.2].max() < 0 < kept[law > 0.2].min()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_cures_keep_more_than_post_norm():
     scope = run_notebook("cures")
     kept = {name: values.mean() for name, values in scope["found"].items()}
@@ -236,13 +239,13 @@ def test_cures_keep_more_than_post_norm():
     assert kept["deepnorm"] > -0.05 and kept["retention"] > -0.1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_model_layer_by_layer_in_a_notebook():
     scope = run_notebook("larger_than_memory")
     assert scope["seen"] == list(range(1, 9))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_model_of_ones_own_is_measured():
     scope = run_notebook("measure_your_model")
     with_skips, without = (scope["profiles"][skip]["residual_ratio"] for skip in (1.0, 0.0))

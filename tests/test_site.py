@@ -12,8 +12,8 @@ from conftest import REPOSITORY
 from site_pages import API, DOCS, WHOLE, made, public, repository, with_badge
 
 import rank_collapse as rc
+from experiments.lab.experiment import experiments_of
 from experiments.reproducing import sections
-from experiments.shell.experiment import experiments_of
 
 PAGES = sorted(DOCS.rglob("*.md"))
 EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -121,7 +121,7 @@ def test_every_public_name_has_an_example(page):
     assert names - used == set()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("page", [*(f"api/{page}" for page in API), "mixing", "variants"])
 def test_examples_run(page, tmp_path, monkeypatch):
     """From the first block of a page to its last; those of packages that are absent are skipped."""

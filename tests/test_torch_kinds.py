@@ -56,7 +56,7 @@ def steps_of(model, inputs, steps=2):
 @pytest.mark.parametrize(
     "case, implementation, padding",
     [
-        pytest.param(c, how, padding, marks=() if str(c) in QUICK else pytest.mark.slow)
+        pytest.param(c, how, padding, marks=() if str(c) in QUICK else pytest.mark.full)
         for c in CASES
         for how in c.implementations
         for padding in c.padding

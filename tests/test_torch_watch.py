@@ -156,7 +156,7 @@ COMPILER = shutil.which("c++") or shutil.which("g++")
         "eager",
         pytest.param(
             "inductor",
-            marks=[pytest.mark.slow, pytest.mark.skipif(not COMPILER, reason="no C++ compiler")],
+            marks=[pytest.mark.full, pytest.mark.skipif(not COMPILER, reason="no C++ compiler")],
         ),
     ],
 )
@@ -215,7 +215,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_no_weights_of_attention_are_held():
     """The peak of a watched run is above the plain one by less than one layer's weights are."""
     plain, watched = (

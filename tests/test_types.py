@@ -14,7 +14,7 @@ NOT_OURS = ("Any", "TYPE_CHECKING", "annotations", "importlib")
 
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.skipif(importlib.util.find_spec("pyright") is None, reason="pyright is missing"),
 ]
 

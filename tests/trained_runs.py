@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.shell import cli
-from experiments.shell.statements import STATEMENTS
+from experiments.lab import cli
+from experiments.lab.statements import STATEMENTS
 from rank_collapse.report.claims import answers_of
 
 SMALL = (
@@ -25,7 +25,8 @@ SMALL = (
 
 def run(module, arguments, folder):
     """The exit code of a binary."""
-    return cli.execute(module.main, module.FLAGS, [*arguments, f"--output_dir={folder}"])
+    main = getattr(module, "main", None) or module.EXPERIMENT.main
+    return cli.execute(main, module.FLAGS, [*arguments, f"--output_dir={folder}"])
 
 
 def finished(module, *arguments):

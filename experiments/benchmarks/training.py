@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import run_convex_hull, run_memorization, run_sort, run_transformer
+from experiments import run_convex_hull, run_memorization, run_sort
 from experiments.benchmarks.timing import Report, Timing, median_ratio
-from experiments.shell import cli
+from experiments.lab import cli
+from experiments.note import transformer as run_transformer
+from experiments.train import tasks
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.training import Hyper, num_batches
@@ -104,12 +106,12 @@ def setup_of(name: str, arguments: Sequence[str] = ()) -> tuple[Any, Callable, i
     module, own, _ = CASES[name]
     flags = cli.parse(module.FLAGS, [*own, *arguments])
     if name != "memorization":
-        setup = module.make_setup(flags)
+        setup = module.EXPERIMENT.setup(flags)
     else:
         # Lengths as RTE's: median 48, mean 59 of at most 128 tokens, 6000 different ones.
         rng = np.random.default_rng(0)
         lengths = np.clip(rng.lognormal(3.9, 0.55, flags.n_train_data), 12, 128).astype(int)
         tokens = rng.integers(0, 6000, (flags.n_train_data, 128))
         mask = np.arange(128)[None] < lengths[:, None]
-        setup = module.setup_of(flags, np.where(mask, tokens, 0), mask, vocab_size=6000)
+        setup = tasks.memorized(flags, np.where(mask, tokens, 0), mask, vocab_size=6000)
     return setup.recipe, setup.make_data, flags.batch_size

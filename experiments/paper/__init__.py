@@ -1,1 +1,1 @@
-"""What the paper measures, in the order of its sections."""
+"""What is measured of the networks of Dong, Cordonnier and Loukas (2021)."""

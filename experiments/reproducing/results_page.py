@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from experiments.lab.experiment import experiments_of
 from experiments.reproducing import statements_page
 from experiments.reproducing.sections import (
     DOCS,
@@ -12,7 +13,6 @@ from experiments.reproducing.sections import (
     section_of,
     times_of,
 )
-from experiments.shell.experiment import experiments_of
 from rank_collapse import runs
 from rank_collapse.report.markdown import markdown
 from rank_collapse.runs import files

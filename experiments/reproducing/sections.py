@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.lab.experiment import experiment_of
+from experiments.lab.pool import Ended
+from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import statements_page
-from experiments.shell.experiment import experiment_of
-from experiments.shell.jobs import Ended
-from experiments.shell.statements import STATEMENTS
 from rank_collapse import report, runs
 from rank_collapse.runs import files
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.shell.experiment import experiment_of, experiments_of
-from experiments.shell.statements import STATEMENTS
+from experiments.lab.experiment import experiment_of, experiments_of
+from experiments.lab.statements import STATEMENTS
 from rank_collapse import runs
 from rank_collapse.report.claims import (
     ANSWERS,
@@ -113,7 +113,7 @@ def rows_of(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
     run = {
         "experiment": name,
         "date": made["started"][:10],
-        "seed": flags.get("first_seed", flags.get("seed", 0)),
+        "seed": flags.get("seed", 0),
         "command": " ".join(w for w in words if not w.startswith(("--output_dir", "--run_name"))),
     }
     return [(row, run) for row in experiment_of(name).read(folder).claims]
@@ -251,6 +251,7 @@ def _line(key, own, place, row):
         test += f"; range: {range_text(own.each or own.claimed)}"
         if own.each is not None and answer in (HOLDS, IN_PART):
             shown += ", in most draws"
+    if own.confirmed:
         run, _, confirmed = own.confirmed.partition(": ")
         seed = run.rpartition(" ")[2]
         same = bool(row and row["runs"]) and all(
@@ -258,7 +259,6 @@ def _line(key, own, place, row):
         )
         before = f", {run[:10]}" if answer == NOT_KEPT else ", rows not kept"
         shown += "<br>on new seeds" if same else f"<br>new seeds: {confirmed}{before}"
-        shown = shown if own.confirmed else shown + "<br>no new seeds"
     where = f" ({place})" * bool(place)
     text = f"**{key}**{where}: {_escaped(own.text)}<br>*{_escaped(test)}*"
     return f"| {shown} | {text} |\n"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from absl import flags
 
+from experiments.lab.devices import accelerated, cores
+from experiments.lab.pool import Ended, run_all
 from experiments.reproducing.sections import (
     Made,
     answers_of,
@@ -16,8 +18,6 @@ from experiments.reproducing.sections import (
     section_of,
     untested,
 )
-from experiments.shell.devices import accelerated, cores
-from experiments.shell.jobs import Ended, run_all
 from rank_collapse import report, runs
 from rank_collapse.report.page import UNFINISHED
 from rank_collapse.runs import files

@@ -1,10 +1,10 @@
 """The command `rank-collapse`, which is installed with the library.
 
-    rank-collapse check FOLDER ...        one page about checkpoints
-    rank-collapse compare FOLDER FOLDER   how two of them differ, by layer
-    rank-collapse series FOLDER ...       checkpoints over training
-    rank-collapse watch FILE_OR_FOLDER    a training run while it runs
-    rank-collapse depth-check             depth parametrisations before training
+    rank-collapse check FOLDER ...            one page about checkpoints
+    rank-collapse compare FOLDER FOLDER ...   checkpoints beside each other, or over training
+    rank-collapse depth FOLDER                how much of its depth a language model uses
+    rank-collapse watch FILE_OR_FOLDER        a training run while it runs
+    rank-collapse depth-check                 depth parametrisations before training
 
 `python -m rank_collapse` is the same; without one of these names it is `check`. Exit codes: 0 done,
 2 a mistake in one line, 3 a threshold of `watch` was passed, 130 an interrupt, 141 where nobody
@@ -12,24 +12,18 @@ reads what is printed any more.
 """
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
-import jax
-
-from rank_collapse.command import check, depth_check, several, watch
 from rank_collapse.printed import one_line, print_anything
 from rank_collapse.runs import files, limits
 
-COMMANDS = {  # its module, what adds its flags, what runs it
-    "check": (check, check.add_arguments, check.run),
-    "compare": (several, several.compare_arguments, several.compare),
-    "series": (several, several.series_arguments, several.series),
-    "watch": (watch, watch.add_arguments, watch.run),
-    "depth-check": (depth_check, depth_check.add_arguments, depth_check.run),
-}
+# Modules, with "_" for "-", imported when they are asked for.
+COMMANDS = ("check", "compare", "depth", "watch", "depth-check")
 
 
 def run() -> NoReturn:
@@ -41,10 +35,12 @@ def run() -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     arguments = [*(sys.argv[1:] if arguments is None else arguments)]
-    given = parsed(arguments)
     try:
         limits.check_address_space()
-        code = COMMANDS[given.command][2](given, arguments)
+        given = parsed(arguments)
+        if sys.stdout is None:
+            raise ValueError("standard output is closed: nothing can be printed")
+        code = given.module.run(given, arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -52,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except (ValueError, OSError, MemoryError, ModuleNotFoundError, files.RunError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
-    except jax.errors.JaxRuntimeError as error:
+    except RuntimeError as error:  # of JAX
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         print(f"error: out of memory: {one_line(error, 300)}", file=sys.stderr)
@@ -63,16 +59,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """The flags; `check` where no command is named."""
-    if arguments and arguments[0] not in (*COMMANDS, "-h", "--help"):
-        arguments = ["check", *arguments]
+    """The flags, and the module of the command: `check` where none is named.
+
+    Raises:
+        ValueError: The first word is neither a command nor what could be a checkpoint.
+    """
     form = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = _Parser(prog="rank-collapse", description=__doc__, **form)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (module, add_arguments, _) in COMMANDS.items():
-        first = module.__doc__.partition(":")[0]
-        add_arguments(commands.add_parser(name, help=first, description=module.__doc__, **form))
-    return parser.parse_args(arguments)
+    first, *rest = arguments or ["--help"]
+    if first in ("-h", "--help"):
+        _Parser(prog="rank-collapse", description=__doc__, **form).parse_args(["--help"])
+    if first not in COMMANDS:
+        first, rest = "check", list(arguments)
+        is_word = rest[0].isidentifier() and not Path(rest[0]).exists()
+        if is_word:
+            raise ValueError(f"{rest[0]} is neither a command ({', '.join(COMMANDS)}) nor a folder")
+    module = importlib.import_module(f"rank_collapse.command.{first.replace('-', '_')}")
+    parser = _Parser(prog=f"rank-collapse {first}", description=module.__doc__, **form)
+    module.add_arguments(parser)
+    return parser.parse_args(rest, argparse.Namespace(command=first, module=module))
 
 
 class _Parser(argparse.ArgumentParser):

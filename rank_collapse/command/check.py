@@ -4,51 +4,55 @@
     rank-collapse check hf:gpt2 hf:EleutherAI/pythia-70m@step1000 --text my.txt --out two.html
     rank-collapse check my-run/checkpoint --tokenizer bert-base-cased-folder
     rank-collapse check my-run/checkpoint --ids 5,8,13 --ids 7,7,1,2 --json
+    rank-collapse check my-vit --inputs images.npy
     rank-collapse check bert-base-cased       (published sizes at random initialisation)
 
-By layer, on a few texts: residual ratio, token cosine and effective rank before the final norm, of
-the whole network, of what its attention reads, and of its attention alone; spikes, with the layers
-where the residual ratio is of one token; entropy and sinks of attention; and the size of all paths
-of each length. The same numbers are written beside the page as a table (.csv) and with their means
-(.json). Weights are read layer by layer. `python -m experiments.run_architectures` in a clone
-measures more.
+It opens with a sentence made of the numbers. By layer, on a few texts: residual ratio, token cosine
+and effective rank before the final norm, of the whole network, of what its attention reads, and of
+its attention alone; spikes, with the layers where the residual ratio is of one token; entropy and
+sinks of attention; and the size of all paths of each length. The same numbers are written beside
+the page as a table (.csv) and with their means (.json). Weights are read layer by layer.
 """
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rank_collapse import report
-from rank_collapse.command import checkpoint
-from rank_collapse.command.checkpoint import (
-    NETWORKS,
-    OF_ATTENTION,
-    READ,
-    WHOLE,
-    Checked,
-    of_one_token,
-)
+from rank_collapse.command import checkpoint, inputs
+from rank_collapse.command.checkpoint import ALONE, NETWORKS, OF_ATTENTION, READ, WHOLE, Checked
+from rank_collapse.measures.profiles import rounding_of
+from rank_collapse.measures.table import MEASURES
 from rank_collapse.report import figures
 from rank_collapse.runs.drawn import drawn
+
+MEANING = {
+    f"residual ratio, {WHOLE}": MEASURES["residual_ratio"].meaning,
+    f"residual ratio, {READ}": "the same of N(X); after the last layer of the output",
+    f"residual ratio, {ALONE}": "the same weights without skips and MLPs (SAN)",
+    "attention entropy, nats": MEASURES["attention_entropy"].meaning,
+    "attention on the first token": MEASURES["first_column"].meaning,
+    "attention on the token with most": MEASURES["largest_column"].meaning,
+} | {name.replace("_", " "): measure.meaning for name, measure in MEASURES.items()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
     parser.add_argument("sources", metavar="FOLDER_OR_NAME", nargs="+", help=checkpoint.SOURCE)
-    what = "the page, beside it .csv and .json"
-    checkpoint.add_arguments(parser, "rank_collapse.html", what)
+    checkpoint.add_arguments(parser, "rank_collapse.html", "the page, beside it .csv and .json")
 
 
 def run(given: argparse.Namespace, command: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    checkpoint.check_output(given, "page", ".html")
-    names = dict.fromkeys(given.sources)
-    found = [checkpoint.checked(given, name, *checkpoint.opened(name)) for name in names]
-    about = [one.about(command) for one in found]
+    opened = [inputs.opened(name) for name in dict.fromkeys(given.sources)]
+    checkpoint.check_output(given)
+    measured = [inputs.inputs_of(given, one) for one in opened]
+    found = [checkpoint.checked(*own) for own in zip(opened, measured, strict=True)]
+    about = [one.about(command) | {"verdict": one.verdict()} for one in found]
     lines = [lines | {"layers": one.layers()} for one, lines in zip(found, about, strict=True)]
 
     def written(out: Path) -> dict[Path, bytes]:
@@ -56,7 +60,8 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
         html = page(found, about[0]["command"])
         return {out: html.encode(), out.with_suffix(".json"): numbers.encode()}
 
-    said = dict.fromkeys(one.made for one in found)
+    said = [f"{one.opened.name}: {one.verdict()}" for one in found]
+    said += dict.fromkeys(one.inputs.made for one in found)
     checkpoint.write(given, lines, rows_of(found), written, said)
     return 0
 
@@ -66,87 +71,94 @@ def rows_of(several: Sequence[Checked]) -> Iterator[tuple[Any, ...]]:
     checkpoints first of which."""
     which = ("source",) if several[1:] else ()
     yield (*which, "network", "measure", "text", "layer_or_length", "value")
-    for source, _, found, *_ in several:
-        measures = {f"{p}/{m}": a for p in (*NETWORKS, "attention") for m, a in found[p].items()}
-        for name, values in (measures | {f"{WHOLE}/path_size": found["sizes"]}).items():
-            network, _, measure = name.replace("attention/", f"{WHOLE}/attention_").partition("/")
-            first = found["sizes"].shape[1] - values.shape[1]  # a layer's attention: from 1
+    for one in several:
+        measures = {(n, m): a for n, p in one.networks.items() for m, a in {**p, **p.notes}.items()}
+        measures |= {(WHOLE, f"attention_{m}"): one.attention(m) for m in OF_ATTENTION}
+        measures[WHOLE, "path_size"] = sizes = one.report.path_size
+        for (network, measure), values in measures.items():
+            first = sizes.shape[1] - values.shape[1]  # a layer's attention: from 1
             for (text, place), value in np.ndenumerate(values):
                 row = (network, measure, text, first + place, float(value))
-                yield (source, *row) if which else row
+                yield (one.opened.name, *row) if which else row
 
 
 def page(several: Sequence[Checked], command: str) -> str:
     """The page as HTML, a section for each checkpoint."""
     notes = [
-        f"{one.made}" + "".join(f" {r}: {w}." for r, w in of_one_token(one.found).items())
+        f"{one.opened.name}: {one.verdict()} {one.inputs.counts}: {one.inputs.made}"
+        + "".join(f" {row}: {where}." for row, where in one.of_one_token().items())
         for one in several
     ]
-    if several[1:]:
-        notes = [f"{one.source}: {note}" for one, note in zip(several, notes, strict=True)]
     return report.render(
-        f"Rank collapse in {', '.join(one.source for one in several)}",
-        "Means over texts, in float32: residual ratios below about 1e-7 are rounding. States by "
-        f"layer are those before the final norm, where there is one. {' '.join(notes)}",
+        f"Rank collapse in {', '.join(Path(one.opened.name).name for one in several)}",
+        " ".join(notes),
         [
             section(one, f"checkpoint-{i}" if i else "checkpoint", command)
             for i, one in enumerate(several)
         ],
+        "Means over texts. States by layer are those before the final norm, where there is one. "
+        "Where a layer has made all tokens equal but for rounding, its bound is shown (≤).",
     )
 
 
 def section(one: Checked, name: str, command: str) -> report.Section:
     """A checkpoint's part of the page."""
-    found = one.found
-    means = one.layers()
-    rows = [
-        {"layer": layer} | dict(zip(means, map(checkpoint.plain, row), strict=True))
-        for layer, row in enumerate(zip(*map(np.ndarray.tolist, means.values()), strict=True))
-    ]
+    rows = []
+    for measure, values in one.layers().items():
+        network = measure.removeprefix("residual ratio, ")
+        shown = [
+            one.ratio(network, layer) if network in NETWORKS else checkpoint.plain(value)
+            for layer, value in enumerate(values.tolist())
+        ]
+        cells = {f"layer {layer}": value for layer, value in enumerate(shown)}
+        rows.append({"measure": measure, "what it is": MEANING[measure]} | cells)
     return report.Section(
         name=name,
-        title=one.source,
-        claim="Pure attention loses rank doubly exponentially with depth; skips keep the residual "
-        "(Dong et al. 2021).",
+        title=one.opened.name,
+        claim="",
         figures=[
             (
-                drawn(by_layer(found))[".png"],
-                f"Residual ratio by layer, also of {READ}, N(x), and without skips and MLPs. "
+                drawn(by_layer(one))[".png"],
+                f"Residual ratio by layer, also of {READ}, N(x), and without skips and MLPs; in "
+                "grey what rounding makes of equal tokens. "
                 "Right: the largest token's share of the squared norm, and of the residual's; "
                 "where that is above 1/2, the residual ratio is of one token. Bands over texts.",
             ),
             (
-                drawn(by_path_length(found["sizes"]))[".png"],
+                drawn(by_path_length(one.report.path_size))[".png"],
                 "Share of the size ‖C_k‖ of all paths of length k, exact sums; bands over texts.",
             ),
             (
-                drawn(of_attention(found["attention"]))[".png"],
+                drawn(of_attention(one))[".png"],
                 "Entropy of attention, and its weight on the first token (a sink) and on the token "
                 "that gets most; means over heads and queries, bands over texts.",
             ),
         ],
-        comparisons=[report.Comparison(quantity, value) for quantity, value in one.numbers.items()],
+        comparisons=[report.Comparison(*pair) for pair in one.numbers().items()],
         table=rows,
         command=command,
     )
 
 
 @figures.styled
-def by_layer(found: Mapping[str, Any]):
+def by_layer(one: Checked):
     """Residual ratio by layer, and the largest token's share."""
-    shown = {name: np.maximum(found[name]["residual_ratio"], 1e-8) for name in NETWORKS}
-    groups = {
-        "residual ratio": shown,
-        "largest token's share": {
-            "of ‖X‖²": found[WHOLE]["spike_share"],
-            "of ‖res(X)‖²": found[WHOLE]["residual_spike"],
-        },
-    }
-    fig, ((ratios, spikes),) = figures.curves(
-        groups, ylabel="‖res(X)‖₁,∞ / ‖X‖₁,∞", width=4.2, height=3.4
-    )
-    ratios.set(yscale="log")
-    spikes.set(ylim=(0, 1.05))
+    limit = rounding_of(one.opened.source.weights.dtype)
+    whole, read, _ = networks = one.networks.values()
+    shown = {name: p["residual_ratio"] for name, p in one.networks.items()}
+    if np.allclose(whole["residual_ratio"], read["residual_ratio"], rtol=1e-3):
+        del shown[READ]
+        shown = {f"{WHOLE}, and {READ}" if n == WHOLE else n: a for n, a in shown.items()}
+    fig, ((ratios, spikes),) = figures.figure(1, 2, width=4.2, height=3.4)
+    for index, (name, values) in enumerate(shown.items()):
+        layers = np.arange(values.shape[1])
+        figures.log_band(ratios, layers, np.maximum(values, limit / 100), name, index)
+    ratios.set(yscale="log", ylabel="‖res(X)‖₁,∞ / ‖X‖₁,∞", title="residual ratio")
+    if any(p.rounding.any() for p in networks):
+        ratios.axhspan(limit / 100, limit, color="#E3E3E3", linewidth=0)
+    figures.band(spikes, layers, whole["spike_share"], "of ‖X‖²", 3)
+    figures.band(spikes, layers, whole["residual_spike"], "of ‖res(X)‖²", 4)
+    spikes.set(ylim=(0, 1.05), title="largest token's share")
     spikes.axhline(0.5, color="#9A9A9A", lw=1)
     figures.finish((ratios, spikes), "layer")
     return fig
@@ -161,12 +173,12 @@ def by_path_length(sizes: np.ndarray):
 
 
 @figures.styled
-def of_attention(found: Mapping[str, Any]):
+def of_attention(one: Checked):
     """Entropy and sinks of attention by layer."""
     fig, axes = figures.figure(1, 2, width=3.3, height=3.0)
     for index, (name, label) in enumerate(OF_ATTENTION.items()):
-        ax = axes[0, min(index, 1)]
-        figures.band(ax, np.arange(1, found[name].shape[1] + 1), found[name], label, index)
-        ax.set(ylim=(0, 1 if index else 1.2 * found[name].max()))
+        ax, values = axes[0, min(index, 1)], one.attention(name)
+        figures.band(ax, np.arange(1, values.shape[1] + 1), values, label, index)
+        ax.set(ylim=(0, 1 if index else 1.2 * values.max()))
     figures.finish(tuple(axes[0]), "layer")
     return fig

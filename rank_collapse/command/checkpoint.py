@@ -1,4 +1,4 @@
-"""A checkpoint that a command is given: opened, its texts as tokens, measured by layer, written."""
+"""A checkpoint as a command measures it, by layer: its numbers, its verdict, its files."""
 
 import argparse
 import csv
@@ -6,27 +6,21 @@ import io
 import json
 import math
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from rank_collapse import __version__, pretrained
+from rank_collapse.command.inputs import Inputs, Opened
 from rank_collapse.extras import required
-from rank_collapse.measures.attention import attention_measures
-from rank_collapse.measures.norms import composite_norm
-from rank_collapse.measures.profiles import ProfilePass
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.passes import Each
-from rank_collapse.paths.contributions import LengthPass
-from rank_collapse.pretrained.hub import hub_folder, is_hub_name
+from rank_collapse.measures.profiles import Profile, rounding_of
+from rank_collapse.measures.table import MEASURES
+from rank_collapse.pretrained.streaming import State
 from rank_collapse.runs import files
-from rank_collapse.text import encoders, tokens, words
 
-MEASURES = ("residual_ratio", "token_cosine", "effective_rank")
-SPIKES = ("spike_entry", "spike_norm", "spike_share", "residual_spike")
 # Means over the heads: {name in `attention_measures`: on the page}.
 OF_ATTENTION = {
     "entropy": "attention entropy, nats",
@@ -36,8 +30,9 @@ OF_ATTENTION = {
 WHOLE, ALONE = "whole network", "attention alone"  # SAN in the paper
 READ = "what attention reads"  # N(x), after the last layer the output
 NETWORKS = (WHOLE, READ, ALONE)
-COLLAPSED = 0.01  # of the residual ratio
-
+OF_STATES = ("token_cosine", "effective_rank", "spike_entry", "spike_norm", "spike_share")
+OF_STATES += ("residual_spike",)
+MOST_TOKENS = 10**6
 
 SOURCE = (
     "checkpoint folder as Hugging Face saves it, hf:NAME or hf:NAME@REVISION, or one of "
@@ -48,36 +43,118 @@ SOURCE = (
 class Checked(NamedTuple):
     """A checkpoint as it was measured."""
 
-    source: str  # What it was asked for as
-    made: str  # What its tokens are
-    found: dict[str, Any]  # Of `measured`
-    numbers: dict[str, Any]  # Of `numbers_of`
-    folder: Path | None  # None where it is drawn anew
+    opened: Opened
+    inputs: Inputs
+    report: pretrained.CheckpointReport
+
+    @property
+    def networks(self) -> dict[str, Profile]:
+        """{the whole network, what its attention reads, its attention alone: profile}."""
+        states = self.report.states
+        return dict(
+            zip(NETWORKS, (states["Transformer"], self.report.read, states["SAN"]), strict=True)
+        )
 
     def about(self, command: Sequence[str]) -> dict[str, Any]:
         """What is written as JSON."""
         line = shlex.join(["python", "-m", "rank_collapse", *command])
-        about = {"source": self.source, "command": line, "tokens": self.made}
-        return about | {"rank_collapse": __version__, "numbers": self.numbers}
+        about = {"source": self.opened.name, "command": line, "tokens": self.inputs.made}
+        return about | {"rank_collapse": __version__, "numbers": self.numbers()}
+
+    def ratio(self, network: str, layer: int) -> float | str:
+        """Residual ratio, mean over texts; where rounding decides all of them its bound."""
+        profile = self.networks[network]
+        if profile.rounding[:, layer].all():
+            return f"≤ {rounding_of(self.opened.source.weights.dtype):.2g}"
+        return float(profile["residual_ratio"][:, layer].mean())
 
     def layers(self) -> dict[str, np.ndarray]:
         """Means over texts [L + 1] by measure; NaN before the first layer where attention is."""
-        columns = {f"residual ratio, {n}": self.found[n]["residual_ratio"] for n in NETWORKS}
-        columns |= {m.replace("_", " "): self.found[WHOLE][m] for m in MEASURES[1:] + SPIKES}
-        own = {text: self.found["attention"][m].mean(axis=0) for m, text in OF_ATTENTION.items()}
+        networks = self.networks
+        columns = {f"residual ratio, {n}": networks[n]["residual_ratio"] for n in NETWORKS}
+        columns |= {m.replace("_", " "): networks[WHOLE][m] for m in OF_STATES}
         means = {name: np.asarray(values.mean(axis=0)) for name, values in columns.items()}
+        own = {text: self.attention(m).mean(axis=0) for m, text in OF_ATTENTION.items()}
         return means | {text: np.insert(values, 0, np.nan) for text, values in own.items()}
+
+    def attention(self, measure: str) -> np.ndarray:
+        """[b, L], means over heads."""
+        return self.report.attention[measure].mean(axis=-1)
+
+    def numbers(self) -> dict[str, Any]:
+        """The headline numbers, means over texts."""
+        config, report = self.opened.source.config, self.report
+        below, limit = report.collapsed_at("SAN"), MEASURES["residual_ratio"].alarm.value
+        return {
+            "layers, heads, width": f"{config.depth}, {config.num_heads}, {config.d_model}",
+            "inputs": self.inputs.counts,
+            "residual ratio after the last layer, before the final norm": self.ratio(WHOLE, -1),
+            "residual ratio after the final norm": self.ratio(READ, -1),
+            f"residual ratio of {ALONE}, before the final norm": self.ratio(ALONE, -1),
+            f"first layer below {limit:g}, of {ALONE}": "none" if below is None else below,
+            **self.of_one_token(),
+            "mean path length, by size": report.mean_path_length(),
+            "mean path length, by number": config.depth * config.num_heads / (1 + config.num_heads),
+        } | {f"{text}, mean": float(self.attention(m).mean()) for m, text in OF_ATTENTION.items()}
+
+    def of_one_token(self) -> dict[str, str]:
+        """Where one token holds more than half of ‖res(X)‖_F², if anywhere: layers, positions."""
+        rows = {}
+        for name in (WHOLE, READ):
+            flags, position = self.networks[name].spiked, self.networks[name]["spike_token"]
+            layers, positions = np.flatnonzero(flags.any(axis=0)), np.unique(position[flags])
+            if len(layers):
+                rows[f"Layers whose residual ratio is of one token, {name}"] = (
+                    f"{', '.join(map(str, layers))}; largest entry at position "
+                    f"{', '.join(f'{p:.0f}' for p in positions)}, "
+                    f"in {flags.any(axis=1).sum()} of {len(flags)} texts"
+                )
+        return rows
+
+    def verdict(self) -> str:
+        """What was found, in one sentence made of numbers and the thresholds of `MEASURES`."""
+        report, depth = self.report, self.opened.source.config.depth
+        alarms = {name: MEASURES[name].alarm for name in ("residual_ratio", "attention_entropy")}
+        limit = alarms["residual_ratio"].value
+        ratio = number(self.ratio(WHOLE, -1))
+        found = f"tokens stay apart: residual ratio {ratio} after {depth} layers"
+        if (below := report.collapsed_at()) is not None:
+            found = f"tokens collapse: residual ratio below {limit:g} at layer {below}"
+            found += f", {ratio} after {depth}"
+        alone, last = report.collapsed_at("SAN"), number(self.ratio(ALONE, -1))
+        parts = [found, f"attention alone stays at {last}"]
+        if alone is not None:
+            parts[1] = f"attention alone falls below {limit:g} at layer {alone} ({last} at the end)"
+        share = self.networks[WHOLE]["spike_share"].mean(axis=0)
+        if share.max() > 0.5:
+            layer = int(share.argmax())
+            parts.append(f"one token holds {number(float(share.max()))} of ‖X‖² at layer {layer}")
+        entropy = self.attention("entropy").mean(axis=0)
+        least, layer = float(entropy.min()), int(entropy.argmin()) + 1
+        side = "collapses to" if least < alarms["attention_entropy"].value else "is at least"
+        parts.append(f"the entropy of attention {side} {number(least)} nats (layer {layer})")
+        half = f"{self.opened.half}: " if self.opened.half else ""
+        return f"{half}{'; '.join(parts)}."
+
+
+def number(value: float | str) -> str:
+    """Three digits of a number."""
+    return value if isinstance(value, str) else f"{value:.3g}"
 
 
 def add_arguments(parser: argparse.ArgumentParser, out: str, what: str) -> None:
-    """The flags that say which tokens are measured, and where the numbers go."""
+    """The flags that say what is measured, and where the numbers go."""
     for name, text in {
         "--text": "texts, one a paragraph, or a .tsv (default: a shipped one)",
         "--tokenizer": "folder whose tokenizer files are used (default: that of the checkpoint; "
         "where it has none: random token ids)",
-        "--ids": "token ids of a text, such as 5,8,13, in place of --text; may be repeated",
+        "--token_ids": "file of token ids, a text a line, in place of --text",
+        "--inputs": "of models of images or sound: .npy, images [b, channels, height, width] or "
+        "features [b, frames, bins] (default: drawn)",
     }.items():
-        parser.add_argument(name, help=text, action="append" if name == "--ids" else "store")
+        parser.add_argument(name, help=text)
+    ids = "token ids of a text, such as 5,8,13, in place of --text; may be repeated"
+    parser.add_argument("--ids", help=ids, action="append")
     parser.add_argument("--num_texts", type=int, default=4, help="texts at most (default: 4)")
     parser.add_argument("--max_tokens", type=int, default=64, help="of each text (default: 64)")
     parser.add_argument("--out", default=out, help=f"{what} (default: %(default)s)")
@@ -86,20 +163,22 @@ def add_arguments(parser: argparse.ArgumentParser, out: str, what: str) -> None:
     printed.add_argument("--csv", action="store_true", help="print the table, write no file")
 
 
-def check_output(given: argparse.Namespace, what: str, suffix: str) -> None:
+def check_output(given: argparse.Namespace, suffixes: Sequence[str] = (".html",)) -> None:
     """Checks the flags, before anything is measured.
 
     Raises:
-        ValueError: --out names no file in an existing folder, or there are no texts.
+        ValueError: --out names no such file in an existing folder, or there are no texts.
         MissingPackage: It has to be drawn, and nothing is there that draws.
     """
     out = Path(given.out)
-    if not out.absolute().parent.is_dir() or out.is_dir() or out.suffix in (".csv", ".json"):
-        raise ValueError(f"--out {out} is no {what} ({suffix}) in an existing folder")
-    if given.num_texts < 1:
-        raise ValueError(f"--num_texts {given.num_texts} is not positive")
+    if not out.absolute().parent.is_dir() or out.is_dir() or out.suffix not in suffixes:
+        kinds = " or ".join(suffixes)
+        raise ValueError(f"--out {out} is no {kinds} file in an existing folder")
+    for name in vars(given).keys() & {"num_texts", "max_tokens"}:
+        if not 1 <= getattr(given, name) <= MOST_TOKENS:
+            raise ValueError(f"--{name} {getattr(given, name)} is not from 1 to {MOST_TOKENS}")
     if not (given.json or given.csv):
-        check_drawing(f"the {what}", "--json and --csv do without")
+        check_drawing(f"--out {out}", "--json and --csv do without")
 
 
 def check_drawing(what: str, instead: str = "") -> None:
@@ -115,139 +194,24 @@ def check_drawing(what: str, instead: str = "") -> None:
         raise ValueError(f"MPLBACKEND: {error}") from None
 
 
-def checked(
-    given: argparse.Namespace, name: str, source: pretrained.OpenCheckpoint, folder: Path | None
-) -> Checked:
-    """Measures what `opened` has opened.
-
-    Raises:
-        FileNotFoundError, ValueError: As `batch_of`.
-    """
-    batch, made = batch_of(given, source, folder)
-    found = measured(source, batch)
-    return Checked(name, made, found, numbers_of(source.config, found, batch), folder)
+def checked(one: Opened, inputs: Inputs) -> Checked:
+    """Measures a checkpoint; says on standard error how far it is."""
+    given, shown = {"x": inputs.x, "mask": inputs.mask}, progress(one, inputs)
+    return Checked(one, inputs, pretrained.checkpoint_report(one.source, given, **shown))
 
 
-def opened(name: str) -> tuple[pretrained.OpenCheckpoint, Path | None]:
-    """A model of texts and its folder; None where it is drawn anew.
+def progress(one: Opened, inputs: Inputs) -> dict[str, Any]:
+    """Says what is begun; `done` of its stream, on a terminal, which layer is done."""
+    depth = one.source.config.depth
+    print(f"{one.name}: {depth} layers, {inputs.counts}", file=sys.stderr, flush=True)
+    if not sys.stderr.isatty():
+        return {}
 
-    Raises:
-        FileNotFoundError, ValueError: What cannot be read, or is no model of texts.
-    """
-    folder = None
-    if name in pretrained.PUBLISHED and not Path(name).is_dir():
-        source = pretrained.open_random(name, jax.random.key(0))
-    else:
-        folder = hub_folder(name) if is_hub_name(name) else Path(name)
-        source = pretrained.open_checkpoint(folder)
-    embedding = source.config.embedding
-    if embedding is None or embedding.d_input:
-        raise ValueError(f"{name} is no model of texts: python -m experiments.run_architectures")
-    return source, folder
+    def done(state: State) -> None:
+        end = "\n" if state.layers == depth else ""
+        print(f"\r\x1b[Klayer {state.layers} of {depth}", end=end, file=sys.stderr, flush=True)
 
-
-def batch_of(
-    given: argparse.Namespace, source: pretrained.OpenCheckpoint, folder: Path | None
-) -> tuple[tokens.Tokens, str]:
-    """The tokens that a command asks for, and a sentence about what they are.
-
-    Raises:
-        FileNotFoundError, ValueError: Texts or tokenizer files that are not there, or tokens that
-            the model does not have.
-    """
-    embedding = source.config.embedding
-    known = {"vocab_size": embedding.vocab_size}
-    longest = min(given.max_tokens, embedding.num_positions or given.max_tokens)
-    if given.ids:
-        if given.text or given.tokenizer:
-            raise ValueError("--ids excludes --text and --tokenizer")
-        batch, made = tokens.pad(tokens.ids_of(given.ids, "--ids"), **known), "The ids of --ids."
-    else:
-        if given.text:
-            texts = tokens.read_texts(given.text, limit=given.num_texts)
-        else:
-            texts = words.windows(words.default_text(), given.num_texts, given.max_tokens)
-        place = given.tokenizer or folder
-        if place is None:
-            encoder, made = encoders.trained_tokenizer(texts, **known), "A vocabulary of the texts."
-        else:
-            encoder, made = encoders.tokenizer_of(place, source.settings), f"Texts by {place}."
-        if encoder is None:
-            none = f"{place} has none of {encoders.FILES}"
-            if given.text or given.tokenizer:
-                raise ValueError(f"{none}; give --tokenizer=FOLDER or --ids=5,8,13")
-            made = f"Random token ids, since {none}; --tokenizer=FOLDER or --ids=5,8,13."
-            drawn_ids = np.random.default_rng(0).integers(
-                embedding.vocab_size, size=(given.num_texts, longest)
-            )
-            batch = tokens.pad(drawn_ids.tolist(), **known)
-        else:
-            batch = tokens.encode(texts, encoder, max_tokens=longest, **known)
-    if int(batch.lengths.min()) < 2:
-        raise ValueError(f"text {int(batch.lengths.argmin())} has fewer than 2 tokens")
-    return batch, made
-
-
-def measured(source: pretrained.OpenCheckpoint, batch: tokens.Tokens) -> dict[str, Any]:
-    """{WHOLE, READ and ALONE: {measure, or "spiked": [b, L + 1]}, "attention": {measure: [b, L]},
-    means over heads, "sizes": ‖C_k‖_{1,∞} [b, L + 1]}.
-
-    Of hidden states before the final norm; of READ the last are those after it. "spiked" where one
-    token holds more than half of ‖res(X)‖_F².
-    """
-    names = (*MEASURES, *SPIKES, "spike_token", "spike_feature")
-    passes = {
-        WHOLE: ProfilePass(names),
-        READ: ProfilePass(names, tokens="read"),
-        "sums": LengthPass(source.biased),
-        "attention": Each(attention_measures),
-    }
-    groups = {
-        WHOLE: pretrained.Group(tuple(passes.items())),
-        ALONE: pretrained.Group(((ALONE, passes[WHOLE]),), pretrained.AblationSpec("SAN")),
-    }
-    found = pretrained.stream(source, {"x": batch.ids, "mask": batch.mask}, groups)
-    whole = found[WHOLE] | found[ALONE]
-    size = jax.vmap(lambda lengths, mask: jax.vmap(lambda c: composite_norm(c, mask=mask))(lengths))
-    return {name: {**whole[name], **whole[name].notes} for name in NETWORKS} | {
-        "attention": {name: whole["attention"][name].mean(axis=-1) for name in OF_ATTENTION},
-        "sizes": np.asarray(size(whole["sums"].by_length, batch.mask)),
-    }
-
-
-def numbers_of(
-    config: TransformerConfig, found: Mapping[str, Any], batch: tokens.Tokens
-) -> dict[str, Any]:
-    """The headline numbers, means over texts."""
-    ratio, read, bare = (found[name]["residual_ratio"].mean(axis=0) for name in NETWORKS)
-    below = np.flatnonzero(bare < COLLAPSED)
-    share = (found["sizes"] / found["sizes"].sum(axis=1, keepdims=True)).mean(axis=0)
-    return {
-        "layers, heads, width": f"{config.depth}, {config.num_heads}, {config.d_model}",
-        "texts, tokens": f"{len(batch.ids)}, {int(batch.mask.sum())}",
-        "residual ratio after the last layer, before the final norm": float(ratio[-1]),
-        "residual ratio after the final norm": float(read[-1]),
-        f"residual ratio of {ALONE}, before the final norm": float(bare[-1]),
-        f"first layer below {COLLAPSED:g}, of {ALONE}": int(below[0]) if len(below) else "none",
-        **of_one_token(found),
-        "mean path length, by size": float(share @ np.arange(config.depth + 1)),
-        "mean path length, by number": config.depth * config.num_heads / (1 + config.num_heads),
-    } | {f"{text}, mean": float(found["attention"][m].mean()) for m, text in OF_ATTENTION.items()}
-
-
-def of_one_token(found: Mapping[str, Any]) -> dict[str, str]:
-    """Where one token holds more than half of ‖res(X)‖_F², if anywhere: layers and positions."""
-    rows = {}
-    for name in (WHOLE, READ):
-        flags, position = (found[name][measure] for measure in ("spiked", "spike_token"))
-        layers, positions = np.flatnonzero(flags.any(axis=0)), np.unique(position[flags])
-        if len(layers):
-            rows[f"Layers whose residual ratio is of one token, {name}"] = (
-                f"{', '.join(map(str, layers))}; largest entry at position "
-                f"{', '.join(f'{p:.0f}' for p in positions)}, "
-                f"in {flags.any(axis=1).sum()} of {len(flags)} texts"
-            )
-    return rows
+    return {"done": done}
 
 
 def write(
@@ -277,9 +241,15 @@ def write(
         return
     out = Path(given.out)
     table = {out.with_suffix(".csv"): written.getvalue().encode()}
-    contents = table | drawn(out)
-    for path, content in contents.items():
-        files.write_atomically(path, content)
+    contents = drawn(out) | table
+    new = [path for path in contents if not path.exists()]
+    try:
+        for path, content in contents.items():
+            files.write_atomically(path, content)
+    except files.RunError:  # such as of a full disk: no part of it without the others
+        for path in new:
+            path.unlink(missing_ok=True)
+        raise
     beside = [str(path) for path in contents if path != out]
     print(*said, f"written to {', '.join([str(out), *beside[:-1]])} and {beside[-1]}", sep="\n")
 

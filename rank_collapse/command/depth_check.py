@@ -25,7 +25,7 @@ from rank_collapse.text.words import read_text
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
     parser.add_argument("--rules", default="sp,completep", help="by commas (default: sp,completep)")
-    parser.add_argument("--depths", default="2,8,32", help="by commas (default: 2,8,32)")
+    parser.add_argument("--depths", type=depths, default="2,8,32", help="(default: 2,8,32)")
     parser.add_argument("--width", type=int, default=64, help="of the networks (default: 64)")
     parser.add_argument("--base_width", type=int, default=256, help="of the base (default: 256)")
     parser.add_argument("--steps", type=int, default=10, help="of training (default: 10)")
@@ -34,19 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="depth_check.png", help="the figure, beside it .csv")
     parser.add_argument("--json", action="store_true", help="print slopes, a line for each rule")
     parser.add_argument("--csv", action="store_true", help="print the table alone")
-    parser.set_defaults(num_texts=1)
 
 
 def run(given: argparse.Namespace, command: Sequence[str]) -> int:
     """The command; returns its exit code."""
     from rank_collapse.training.depth_check import Training, depth_check  # optax: for this alone
 
-    checkpoint.check_output(given, "figure", ".png")
-    depths = _numbers(given.depths)
+    checkpoint.check_output(given, (".png",))
     text = None if given.text is None else read_text(given.text)
     checks = depth_check(
         given.rules.split(","),
-        depths,
+        given.depths,
         width=given.width,
         base_width=given.base_width,
         seeds=given.seeds,
@@ -54,30 +52,23 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
         training=Training(steps=given.steps),
     )
     lines = [
-        {"rule": name, "slopes": {s.quantity: _numbered(s) for s in check.slopes()}}
+        {"rule": name, "slopes": {one.quantity: one._asdict() for one in check.slopes()}}
         for name, check in checks.items()
     ]
     tables = {name: check.columns() for name, check in checks.items()}
     rows = [("rule", *next(iter(tables.values())))]
     for name, columns in tables.items():
         rows += [(name, *row) for row in zip(*columns.values(), strict=True)]
-    panels = {name: check.values for name, check in checks.items()}
+    curves = {n: own for name, check in checks.items() for n, own in check.by_width(name).items()}
 
     def figure(out: Path) -> dict[Path, bytes]:
-        return {out: drawn(coordinates_figure(panels, depths, (), MEANING))[".png"]}
+        return {out: drawn(coordinates_figure(curves, given.depths, MEANING))[".png"]}
 
     said = [f"{name}: {check}" for name, check in checks.items()]
     checkpoint.write(given, lines, rows, figure, said)
     return 0
 
 
-def _numbered(own):
-    """A slope as JSON has it: no infinite end of a range."""
-    return {name: value for name, value in own._asdict().items() if name != "range"}
-
-
-def _numbers(text):
-    try:
-        return [int(one) for one in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--depths {text!r} are not whole numbers by commas") from None
+def depths(text: str) -> list[int]:
+    """Numbers of layers by commas."""
+    return [int(one) for one in text.split(",")]

@@ -3,7 +3,6 @@
     rank-collapse watch results/sort/a          (a run of experiments, with --monitor)
     rank-collapse watch run/metrics.jsonl       (of rank_collapse.torch.watch or runs.metrics)
     rank-collapse watch trainer-output          (trainer_state.json of transformers)
-    rank-collapse watch runs/tensorboard        (with the package tensorboard)
 
 Each line of metrics.jsonl is a JSON object: "step", optionally "seed", and numbers or lists with
 one number per layer, such as those of `rc.monitor`. Any program can write it, for example with
@@ -12,8 +11,8 @@ networks has a file for each, metrics/<network>.jsonl, and a picture, figures/me
 One line reports each passed threshold, and a loss that is not a number. Ends with the run, as its
 summary, its last step or `metrics.finish` says, or after --patience minutes without a new line.
 
-In others' files "residual_ratio/layer_3", a number as `rank_collapse.torch.watch` passes it to a
-logger, is "layer_3.residual_ratio".
+In a Trainer's file "residual_ratio/layer_3", a number as `rank_collapse.torch.watch` passes it to
+a logger, is "layer_3.residual_ratio".
 
 Exit code: 0 no threshold was passed, 3 one was, 2 a mistake in the command, such as a threshold on
 a metric that the file never had.
@@ -41,6 +40,16 @@ from rank_collapse.runs.files import RunError, make_folder, write_atomically
 
 PASSED = 3
 STATE = "trainer_state.json"
+# What reading another's JSON raises: no JSON, other types, numbers beyond floats, a file that left.
+_MALFORMED = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    OSError,
+)
 _NO_METRIC = re.compile(r"step|epoch|total_flos|runtime|per_second")
 _LAYER = re.compile(r"(.+)/(layer_\d+)")
 pause = time.sleep
@@ -77,8 +86,14 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
         print(f"no picture: {error}", file=sys.stderr)
         draws = False
     said, came, watched, grown = [], set(), {}, time.monotonic()
-    file_of_run = path if path.is_file() or path.suffix == ".jsonl" else path / metrics.NAME
-    absent = f"{file_of_run} does not exist; trained experiments write it with --monitor"
+    is_file = path.is_file() or path.suffix == ".jsonl"
+    folder = path.parent if is_file else path
+    if not folder.is_dir():
+        raise RunError(f"{folder} does not exist: a folder is not waited for, a file in it is")
+    absent = (
+        f"{path if is_file else path / metrics.NAME} does not exist: "
+        f"rank_collapse.torch.watch(model, log=FILE) and experiments with --monitor write it"
+    )
     if not (sources(path) or given.once):
         print(f"waiting: {absent}", flush=True)
     while True:
@@ -100,6 +115,9 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
         ended = [one.reader.ended for one in watched.values()]
         complete = complete or (all(ended) and bool(ended))
         last = complete or given.once or (given.stop and said) or (0 < given.patience < waited)
+        for one in watched.values() if last else ():
+            if getattr(one.reader, "error", None):
+                raise one.reader.error
         for one in watched.values() if draws else ():
             one.draw(at_once=last)
         if last:
@@ -124,7 +142,7 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 class Watched:
-    """One file of metrics, or folder of TensorBoard, and its picture.
+    """One file of metrics and its picture.
 
     Args:
         source: Of `sources`.
@@ -169,8 +187,6 @@ def folder_of(path: Path) -> Path:
 
 def network_of(source: Path, folder: Path) -> str:
     """Which network of a run of several it is of; "" where there is one."""
-    if source.is_dir() and source != folder:
-        return "-".join(source.relative_to(folder).parts)
     return source.stem if source.parent.name == metrics.FOLDER else ""
 
 
@@ -201,14 +217,12 @@ def own_thresholds(given: argparse.Namespace) -> list[Threshold]:
 
 
 def sources(path: Path) -> list[Path]:
-    """What a folder has: ours, or else a Trainer's, or else TensorBoard's; a file itself."""
+    """What a folder has: ours, or else a Trainer's; a file itself."""
     if path.is_file():
         return [path]
     several = sorted((path / metrics.FOLDER).glob("*.jsonl"))
     ours = [file for file in (path / metrics.NAME, *several) if file.is_file()]
-    if ours or newest_state(path):
-        return ours or [path / STATE]
-    return sorted({file.parent for file in path.rglob("events.out.tfevents*")})
+    return ours or [path / STATE] * (newest_state(path) is not None)
 
 
 def newest_state(folder: Path) -> Path | None:
@@ -220,15 +234,18 @@ def newest_state(folder: Path) -> Path | None:
 
 def reader_of(source: Path) -> Any:
     """What reads one of `sources`."""
-    others = source.is_dir() or source.name == STATE
-    return Log(source) if others else metrics.Reader(source)
+    return TrainerState(source) if source.name == STATE else metrics.Reader(source)
 
 
-class Log:
-    """What others wrote, read as a whole at each look; see `metrics.Reader`."""
+class TrainerState:
+    """The history of a Trainer, read as a whole at each look; see `metrics.Reader`.
+
+    Attributes:
+        error: `RunError` where nothing was ever read: the file may be just being written.
+    """
 
     def __init__(self, path: Path):
-        self.path, self.ended = path, False
+        self.path, self.ended, self.error = path, False, None
         self._rows: dict[int, dict[str, Any]] = {}
 
     def __len__(self) -> int:
@@ -240,22 +257,17 @@ class Log:
         return [self._rows[step] for step in sorted(self._rows)]
 
     def read(self) -> list[dict[str, Any]]:
-        """Rows that are new, or have more metrics, since the last call.
-
-        Raises:
-            RunError: There are no metrics in it.
-            ModuleNotFoundError: Without tensorboard, where it is TensorBoard's.
-        """
+        """Rows that are new, or have more metrics, since the last call."""
         known, rows = self._rows, {}
         try:
-            for step, name, value in self._scalars() if self.path.is_dir() else self._history():
+            for step, name, value in self._history():
                 name = _LAYER.sub(r"\2.\1", name).replace("/", ".")
                 rows.setdefault(step, {"step": step})[name] = float(value)
-        except (ValueError, TypeError, KeyError) as error:
-            if known:  # it is just being written
-                return []
-            raise RunError(f"{self.path} has no metrics: {one_line(error, 200)}") from None
-        self._rows = rows
+        except _MALFORMED as error:
+            if not known:
+                self.error = RunError(f"{self.path} has no metrics: {one_line(error, 200)}")
+            return []
+        self._rows, self.error = rows, None
         return [row for row in self.rows if len(row) > len(known.get(row["step"], ()))]
 
     def _history(self) -> Iterator[tuple[int, str, float]]:
@@ -266,21 +278,3 @@ class Log:
             for name, value in entry.items():
                 if type(value) in (int, float) and not _NO_METRIC.search(name):
                     yield int(entry["step"]), name, value
-
-    def _scalars(self) -> Iterator[tuple[int, str, float]]:
-        try:
-            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-            from tensorboard.util.tensor_util import make_ndarray
-        except ImportError:
-            raise ModuleNotFoundError(
-                f"{self.path} needs tensorboard, which is not installed: pip install tensorboard"
-            ) from None
-        found = EventAccumulator(str(self.path), size_guidance={"scalars": 0, "tensors": 0})
-        found.Reload()
-        for tag in found.Tags()["scalars"]:
-            yield from ((event.step, tag, event.value) for event in found.Scalars(tag))
-        for tag in found.Tags()["tensors"]:
-            arrays = (
-                (event.step, make_ndarray(event.tensor_proto)) for event in found.Tensors(tag)
-            )
-            yield from ((step, tag, a.item()) for step, a in arrays if a.size == 1)

@@ -59,17 +59,20 @@ def as_array(x: Any) -> Any:
     """NumPy's, JAX's or torch's array as it is; anything else, lists among it, as NumPy's.
 
     Raises:
-        ValueError: No array of numbers.
+        ValueError: No array of real numbers, or one of `numpy.ma`.
     """
     if hasattr(x, "__jax_array__") and not isinstance(x, jax.Array):  # of NNX
         x = x.__jax_array__()
-    if is_jax_array(x) or is_torch_array(x):
-        return x
-    if any(isinstance(a, jax.Array) for a in jax.tree.leaves(x)):  # a list of traced values
-        return jnp.asarray(x)
-    kind, x = type(x).__name__, np.asarray(x)
-    if x.dtype.kind in "OSU":
-        raise ValueError(f"a {kind} is not an array of numbers: pass hidden states or weights")
+    kind = type(x).__name__
+    if isinstance(x, np.ma.MaskedArray):
+        raise ValueError(f"a {kind} has a mask of its own: pass x.data, and mask=")
+    if not (is_jax_array(x) or is_torch_array(x)):
+        traced = any(isinstance(a, jax.Array) for a in jax.tree.leaves(x))  # a list of them
+        x = jnp.asarray(x) if traced else np.asarray(x)
+        if not traced and x.dtype.kind in "OSU":
+            raise ValueError(f"a {kind} is not an array of numbers: pass hidden states or weights")
+    if "complex" in str(x.dtype):
+        raise ValueError(f"x of dtype {x.dtype} is not real")
     return x
 
 
@@ -124,6 +127,16 @@ def with_mask(x: Any, mask: Any, shape: tuple[int, ...], what: str) -> tuple[Any
     if not own or own != shape[-len(own) :]:
         raise ValueError(f"mask of shape {own} does not fit {what} of {shape}")
     return x, namespace(x).broadcast_to(mask, shape)
+
+
+def known(x: Any) -> Any:
+    """NumPy's array of the values where they are in the host's memory and known; else None."""
+    if not is_torch_array(x):
+        return x if is_numpy_array(x) else None
+    if x.device.type != "cpu" or sys.modules["torch"].compiler.is_compiling():
+        return None
+    with contextlib.suppress(RuntimeError):  # inside a transformation of torch.func
+        return on_host(x)
 
 
 def on_host(x: Any) -> Any:

@@ -11,10 +11,9 @@ inside jit and vmap); NaN stays NaN. Keys that a mask leaves out have weight 0 a
 `attention_rows` is for models whose fused attention never has the weights.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from array_api_compat import is_numpy_array
 from jaxtyping import Array, Float
 
 from rank_collapse.measures.arrays import (
@@ -22,7 +21,9 @@ from rank_collapse.measures.arrays import (
     as_bools,
     as_floats,
     beside,
+    known,
     namespace,
+    on_host,
     where_it_lives,
 )
 from rank_collapse.measures.norms import mean_of
@@ -36,7 +37,7 @@ from rank_collapse.network import (
     prepare_inputs,
     run,
 )
-from rank_collapse.struct import refuse_if
+from rank_collapse.struct import refuse, refuse_if
 
 
 @where_it_lives
@@ -174,8 +175,9 @@ def _weights(attention, mask):
     refuse_if(p.ndim < 2, f"attention of shape {tuple(p.shape)} is not [..., n, m]")
     if mask is not None:
         p, mask = beside(p, _of_each(mask, p.shape[:-1], "mask", "queries"))
-    if is_numpy_array(p):
-        rows = p if mask is None else p[mask]
+    values = known(p)
+    if values is not None:
+        rows = values if mask is None else values[on_host(mask)]
         least, sums = rows.min(initial=0), rows.sum(axis=-1)
         # of bfloat16, whose weights are rounded to 2⁻⁹, among them
         off = np.abs(sums - 1).max(initial=0, where=~np.isnan(sums))
@@ -276,6 +278,7 @@ def attention_rows(
     k: Any,
     *,
     rows: Any = None,
+    layout: Literal["hnk", "nhk"] | None = None,
     mask: Any = None,
     causal: bool = False,
     window: int | None = None,
@@ -291,6 +294,8 @@ def attention_rows(
         q: Queries [..., h, n, k] as they enter the product, after rotation and norms.
         k: Keys [..., g, m, k]; g divides h, heads share keys in groups of neighbours.
         rows: Int [r], positions of the queries to measure; None for all.
+        layout: "nhk" for q [..., n, h, k] and k [..., m, g, k]; None for "hnk", as above, where
+            shapes do not suggest the other.
         mask: Bool [m] or [b, m], the keys that exist, and where m = n the queries; None for all.
         causal: Whether query i attends to keys j ≤ i + m − n, of which a cache has the first m − n.
         window: Only keys less than so many positions from i + m − n; None for all.
@@ -302,9 +307,20 @@ def attention_rows(
         `MEASURES`.
 
     Raises:
-        ValueError: Shapes that do not fit each other, or rows that are not among the queries.
+        ValueError: Shapes that do not fit each other, rows that are not among the queries, or as
+            many keys as queries and fewer than heads, without a layout.
     """
     q, k = beside(as_floats(q), as_floats(k))
+    refuse(
+        (layout not in (None, "hnk", "nhk"), f"layout={layout!r} is not 'hnk' or 'nhk'"),
+        (
+            layout is None and q.shape[-3] > q.shape[-2] == k.shape[-2],
+            f"q of shape {tuple(q.shape)} has more heads than tokens: say layout='hnk' for "
+            "[..., h, n, k] or 'nhk' for [..., n, h, k]",
+        ),
+    )
+    if layout == "nhk":
+        q, k = (namespace(a).moveaxis(a, -2, -3) for a in (q, k))
     xp, (*leading, h, n, d), (*others, g, m, _) = namespace(q), q.shape, k.shape
     if leading != others or h % g or k.shape[-1] != d:
         raise ValueError(f"q of shape {tuple(q.shape)} does not fit k of shape {tuple(k.shape)}")

@@ -22,7 +22,7 @@ import numpy as np
 from rank_collapse.measures.arrays import as_floats, namespace, on_host
 from rank_collapse.measures.profiles import installed, of_states
 from rank_collapse.report import claims, statistics
-from rank_collapse.struct import refuse, refuse_if
+from rank_collapse.struct import refuse_if
 
 # Ranges of slopes. Over 2 to 32 layers a slope of a quarter is a factor of two.
 STEADY = (-0.25, 0.25)
@@ -47,7 +47,13 @@ MEANING = {
     "query_gradient": "‖∂W_Q‖ of the last block",
     "linearisation": "distance from linear in weights",
 }
+AXES = ("width", "depth", "seed", "step")
 NO_RANGE = "no range"
+ANSWERS = {
+    claims.WITHIN: claims.HOLDS,
+    claims.OUTSIDE: claims.FAILS,
+    claims.UNDECIDED: claims.OPEN,
+}
 
 
 class Slope(NamedTuple):
@@ -56,7 +62,7 @@ class Slope(NamedTuple):
     Attributes:
         quantity, over: Its name; "depth" or "width".
         slope, low, high: Mean over seeds and its 95 % interval; NaN where there is none.
-        range: In which it is to lie; None for any.
+        least, most: The range in which it is to lie; NaN for any.
         answer: "holds", "does not hold", "cannot be said" or "no range".
         why: What the numbers do not say by themselves.
     """
@@ -66,7 +72,8 @@ class Slope(NamedTuple):
     slope: float
     low: float
     high: float
-    range: tuple[float, float] | None
+    least: float
+    most: float
     answer: str
     why: str
 
@@ -88,17 +95,17 @@ class CoordCheck:
     wide: Mapping[str, claims.Range] = dataclasses.field(default_factory=lambda: WIDE)
 
     def __post_init__(self):
-        for name in ("depths", "widths"):
-            sizes = getattr(self, name)
-            few = len({*sizes}) < max(len(sizes), 2 if name == "depths" or sizes else 0)
+        for name, sizes in (("depths", self.depths), ("widths", self.widths or (1, 2))):
+            few = len({*sizes}) < max(len(sizes), 2)
             refuse_if(few, f"{name}={sizes} are not two different {name} or more")
 
     def slopes(self, step: int = -1) -> list[Slope]:
         """The slope of every quantity at a step, over depth and, where there are widths, these."""
-        found, names = [], [name for name in MEANING if name in self.values]
+        found, there = [], np.isfinite(self.values["stream"][..., step]).any()
+        names = [name for name in MEANING if name in self.values]
         for name in dict.fromkeys((*names, *self.values)):
             own = self.values[name][..., step]
-            if np.isnan(own).all():
+            if there and np.isnan(own).all():
                 continue  # no network has it at this step
             with np.errstate(divide="ignore", invalid="ignore"):
                 logs = np.log(np.where(own > 0, own, np.nan))
@@ -110,24 +117,27 @@ class CoordCheck:
     def columns(self) -> dict[str, np.ndarray]:
         """{"width" where there are widths, "depth", "seed", "step" from 1 on, then each quantity:
         one value for each row of a table}."""
-        shape = next(iter(self.values.values())).shape
-        axes = {"width": self.widths or (0,), "depth": self.depths}
-        axes |= {"seed": range(shape[2]), "step": range(1, shape[3] + 1)}
-        grid = np.meshgrid(*axes.values(), indexing="ij")
-        columns = dict(zip(axes, grid, strict=True)) | dict(self.values)
-        if not self.widths:
-            del columns["width"]
-        return {name: a.reshape(-1) for name, a in columns.items()}
+        _, _, seeds, steps = next(iter(self.values.values())).shape
+        axes = (self.widths or (0,), self.depths, range(seeds), range(1, steps + 1))
+        grid = dict(zip(AXES, np.meshgrid(*axes, indexing="ij"), strict=True))
+        named = AXES if self.widths else AXES[1:]
+        return {n: a.reshape(-1) for n, a in ({n: grid[n] for n in named} | self.values).items()}
 
     def to_pandas(self) -> Any:
         """A DataFrame of `columns`."""
         return installed("pandas").DataFrame(self.columns())
 
+    def by_width(self, label: str = "") -> dict[str, dict[str, np.ndarray]]:
+        """{"label d=width": {quantity: [depths, seeds, steps]}}, as a figure takes them."""
+        titles = [f"{label} d={width}".strip() for width in self.widths] or [label]
+        every = self.values.items()
+        return {title: {n: a[i] for n, a in every} for i, title in enumerate(titles)}
+
     def figure(self) -> Any:
-        """A panel per quantity over depth, steps from dark to light, as a matplotlib figure."""
+        """A panel per quantity over depth, at the first and the last step, of matplotlib."""
         from rank_collapse.report.coord_check import coordinates_figure
 
-        return coordinates_figure({"": self.values}, self.depths, self.widths, MEANING)
+        return coordinates_figure(self.by_width(), self.depths, MEANING)
 
     def __str__(self) -> str:
         ends = [f"L={depth}" for depth in (self.depths[0], self.depths[-1])]
@@ -136,34 +146,29 @@ class CoordCheck:
             own = self.values[one.quantity].mean(axis=0)[[0, -1], :, -1]
             values = [f"{v:.3g}" for v in statistics.geometric_mean(own.T)]
             about = MEANING.get(one.quantity, one.quantity)
+            spans = [f"{a:.2f} to {b:.2f}" for a, b in (one[3:5], one[5:7])]
+            spans = ["" if "nan" in span else span for span in spans]
             answer = f"{one.answer}: {one.why}" if one.why else one.answer
-            between = [_between(one[3:5]), _between(one.range or ())]
-            rows.append((about, one.over, *values, f"{one.slope:.2f}", *between, answer))
+            rows.append((about, one.over, *values, f"{one.slope:.2f}", *spans, answer))
         sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(map(str.ljust, row, sizes)).rstrip() for row in rows)
         steps = next(iter(self.values.values())).shape[-1]
         return "\n".join([f"after {steps} steps:", *lines])
 
 
-def _between(ends):
-    """ "low to high" of those that are known."""
-    known = [f"{end:.2f}" for end in ends if not math.isnan(end)]
-    return " to ".join(known)
-
-
 def _slope(name, over, sizes, logs, ranges):
     """Of logarithms [sizes, seeds]."""
     each, claimed = statistics.slope(np.log(sizes), logs.T), ranges.get(name)
-    if bad := [size for size, own in zip(sizes, logs, strict=True) if not np.isfinite(own).all()]:
-        why, answer = f"not a positive number at {over} {bad[0]}", claims.FAILS
-        return Slope(name, over, math.nan, math.nan, math.nan, claimed, answer, why)
     row = claims.of_mean(name, over, each)
     (found,) = claims.judged([row], claimed)
-    answers = {claims.WITHIN: claims.HOLDS, claims.OUTSIDE: claims.FAILS}
-    answer = NO_RANGE if claimed is None else answers.get(found.verdict, claims.OPEN)
-    low, high = found.interval or (math.nan, math.nan)
+    answer = ANSWERS[found.verdict] if claimed else NO_RANGE
     why = f"{row.draws} seeds" if row.draws < claims.FEWEST_DRAWS else row.why
-    return Slope(name, over, float(each.mean()), low, high, claimed, answer, why)
+    if not (known := np.isfinite(logs).all(axis=1)).all():
+        answer = claims.FAILS if claimed else NO_RANGE
+        why = f"not a positive number at {over} {sizes[int(np.argmin(known))]}"
+    unknown = (math.nan, math.nan)
+    ends = found.interval or unknown
+    return Slope(name, over, float(each.mean()), *ends, *(claimed or unknown), answer, why)
 
 
 def coord_check(
@@ -192,21 +197,14 @@ def coord_check(
     Raises:
         ValueError: Too few sizes, or a step without "hidden".
     """
-    sizes = (None,) if widths is None else tuple(widths)
-    refuse(
-        (len({*depths}) < 2, f"depths={tuple(depths)} are not two different depths or more"),
-        (
-            widths is not None and len({*sizes}) < 2,
-            f"widths={sizes} are not two different widths or more",
-        ),
-        (min(steps, seeds) < 1, f"steps={steps} and seeds={seeds} are to be positive"),
-    )
+    refuse_if(min(steps, seeds) < 1, f"steps={steps} and seeds={seeds} are to be positive")
+    chosen = {n: own for n, own in (DEEP | dict(ranges or {})).items() if own is not None}
     values: dict[str, np.ndarray] = {}
+    check = CoordCheck(values, tuple(depths), tuple(widths or ()), chosen)
+    sizes = [{"width": width} for width in check.widths] or [{}]
     shape = (len(sizes), len(depths), seeds, steps)
     for place in itertools.product(*map(range, shape[:3])):
-        width, depth, seed = sizes[place[0]], depths[place[1]], place[2]
-        step = build(depth, seed=seed, **({} if width is None else {"width": width}))
-        last = None
+        step, last = build(depths[place[1]], seed=place[2], **sizes[place[0]]), None
         for number in range(steps):
             seen = step()
             refuse_if("hidden" not in seen, f"a step gave {', '.join(seen)}, but no 'hidden'")
@@ -215,8 +213,7 @@ def coord_check(
             for name, value in found.items():
                 own = values.setdefault(name, np.full(shape, np.nan))
                 own[(*place, number)] = on_host(value)
-    chosen = {n: own for n, own in (DEEP | dict(ranges or {})).items() if own is not None}
-    return CoordCheck(values, tuple(depths), tuple(widths or ()), chosen)
+    return check
 
 
 def coordinates(seen: Mapping[str, Any], last: Any = None) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from rank_collapse.network import (
 from rank_collapse.struct import refuse_if
 
 TOKENS = ("residual_ratio", "token_cosine", "participation_ratio", "stable_rank_bound")
+OF_PAIRS = ("residual_ratio", "spiked", "token_cosine")  # which say nothing of one token
 ATTENTION = ("attention_entropy", "largest_weight", "largest_column", "sink_rate")
 
 
@@ -66,8 +67,8 @@ def monitor(
 
     Computed in float32 (float64 stays), without singular values, where the arrays are. A pure
     function: it works inside jit, scan, remat and vmap. Values that are not finite give NaN, not an
-    error. Means leave out examples without a token, the cosine also those of one token; NaN where
-    all are left out.
+    error. Means leave out examples without a token, and residual ratio and cosine also those of
+    one token; NaN where all are left out.
     Cost: 2 n d min(n, d) operations for G, and n m per head for the attention.
 
     Args:
@@ -136,7 +137,7 @@ def _means(given, sink):
         if shown is None:
             means[name] = values.mean()
             continue
-        xp, least = namespace(values), 2 if name == "token_cosine" else 1
+        xp, least = namespace(values), 2 if name in OF_PAIRS else 1
         enough = xp.sum(shown, axis=-1) >= least
         means[name] = divide(xp.sum(xp.where(enough, values, 0)), xp.sum(enough))
     return means

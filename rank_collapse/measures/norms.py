@@ -82,7 +82,6 @@ def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, An
     refuse(
         (len(shape) < 2, f"x of shape {shape} is not [..., n, d]"),
         (0 in shape, f"x of shape {shape} has no example, no token or no feature"),
-        ("complex" in str(x.dtype), f"x of dtype {x.dtype} is not real"),
     )
     x = as_floats(x)
     if mask is not None:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from array_api_compat import is_jax_array
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from rank_collapse.measures import spikes
 from rank_collapse.measures.arrays import (
@@ -47,10 +47,10 @@ class Profile(dict[str, Float[Any, "l *b"]]):
     `vmap` and stacking put further axes beside that of layers, which `layer_axis` then finds.
 
     Attributes:
-        rounding: Bool [l] or [l, b], True where residual_ratio is at most the epsilon of the dtype
-            that the states came in (2⁻²³ of float32, 2⁻⁷ of bfloat16): tokens then differ by no
-            more than their own rounding, and measures of what they differ by are decided by it.
-            None where residual_ratio is not among the measures.
+        rounding: Bool [l] or [l, b], True where residual_ratio is at most `rounding_of` the dtype
+            that the states came in (9.5e-7 of float32, 2⁻⁷ of bfloat16): tokens then differ by no
+            more than the rounding of the layer that made them, which decides measures of what they
+            differ by. None where residual_ratio is not among the measures.
         spiked: Bool [l] or [l, b], True where one token holds more than half of ‖res(X)‖_F²
             (`residual_spike`): residual_ratio is then of that token, and says little of the others.
             None where residual_ratio is not among the measures.
@@ -152,6 +152,7 @@ def profile(
     *,
     measures: MeasureName | Sequence[MeasureName] = ("residual_ratio",),
     mask: Any = None,
+    key_mask: Any = None,
     batch_axis: int | None = None,
     axis_name: str | None = None,
     tokens: spikes.TokenKind = "raw",
@@ -171,6 +172,8 @@ def profile(
             `attentions` of a transformers model; or an array of five axes, with `batch_axis`.
         measures: One name out of `MEASURES`, or several, all of tokens or all of attention.
         mask: Bool [n], or [b, n] with a batch: the tokens that exist.
+        key_mask: Of attention, Bool [m], or [b, m] with a batch: the keys that exist, as
+            `rc.first_column` and `rc.sink_rate` take it.
         batch_axis: Of an array with a batch: 1 for [l, b, ...], 0 for [b, l, ...].
         axis_name: Inside `jax.shard_map`, the mesh axis over which tokens are sharded: all of them
             are gathered and measured. Without it each shard's tokens are measured by themselves.
@@ -190,18 +193,21 @@ def profile(
     names = (measures,) if isinstance(measures, str) else tuple(measures)
     needs = {MEASURES[name].needs for name in names if name in MEASURES}
     kind = "attention" if needs == {"attention"} else "tokens"
-    names, eps = named(names, kind), _epsilon(hidden, batch_axis)
+    names, limit = named(names, kind), _roundings(hidden, batch_axis)
     what, axes = _KINDS[kind]
     hidden = _layers_first(hidden, batch_axis, kind)
     if mask is not None:
         rows = (*hidden.shape[: -len(axes)], hidden.shape[-2])  # [l, n] or [l, b, n]
         hidden, mask = with_mask(hidden, mask, rows, f"{what} with tokens")
     hidden, mask = gathered(hidden, axis_name, -2), gathered(mask, axis_name, -1)
+    refuse_if(
+        key_mask is not None and kind != "attention", f"key_mask is of attention, not of {what}"
+    )
     read = _read(norm, hidden) if tokens == "read" else None
 
     def measured(*given):
         if kind == "attention":
-            return of_weights(names, *given[:2])
+            return of_weights(names, *given[:2], key_mask)
         return of_states(names, *given, tokens=tokens, exclude=exclude, threshold=threshold)
 
     if is_jax_array(hidden):  # one program; others layer by layer, for less memory
@@ -213,8 +219,8 @@ def profile(
     notes = {name: found.pop(name) for name in Profile.NOTES if name in found}
     if "residual_ratio" in found:
         ratio = found["residual_ratio"]
-        eps = np.reshape(eps, (-1, *[1] * (ratio.ndim - 1)))
-        notes["rounding"] = ratio <= beside(ratio, eps)[1]
+        limit = np.reshape(limit, (-1, *[1] * (ratio.ndim - 1)))
+        notes["rounding"] = ratio <= beside(ratio, limit)[1]
     return Profile(found, **notes)
 
 
@@ -236,12 +242,27 @@ def installed(package):
         raise ModuleNotFoundError(f"{error}; pip install {package}", name=error.name) from None
 
 
-def _epsilon(hidden, batch_axis):
+ROUNDINGS = 8
+
+
+def rounding_of(dtype: Any) -> float:
+    """The residual ratio of tokens that are equal but for the rounding of a layer in this dtype.
+
+    A layer that has made all tokens equal still rounds them one by one: bias, sum with the skip,
+    and in a norm the mean, its subtraction, the variance, the division, scale and shift, r = 8
+    operations, each by at most ε/2 of its size. res(·) at most doubles a norm, so that the ratio is
+    up to r ε. Of 16 bits r = 1: frameworks compute these in float32, and round what they store.
+    """
+    finfo = jnp.finfo(dtype)
+    return (1 if finfo.bits == 16 else ROUNDINGS) * float(finfo.eps)
+
+
+def _roundings(hidden, batch_axis):
     """Of the dtype that states come in; of a list one per layer [l], or the largest of examples."""
 
     def of(states):
         name = str(getattr(getattr(states, "hidden", states), "dtype", "")).rpartition(".")[2]
-        return float(jnp.finfo(name if "float" in name else "float32").eps)
+        return rounding_of(name if "float" in name else "float32")
 
     if not isinstance(hidden, list | tuple):
         return of(hidden)
@@ -263,6 +284,11 @@ def _layers_first(hidden, batch_axis, kind):
             f"{what} are a {type(hidden).__name__} with {', '.join(map(str, hidden))}: "
             "pass one array or list of arrays, such as output.hidden_states"
         )
+    refuse_if(
+        hidden is None or (isinstance(hidden, list | tuple) and any(h is None for h in hidden)),
+        f"{what} are None: a model of transformers gives its attention weights where it is loaded "
+        'with attn_implementation="eager"; of fused attention see rc.attention_rows',
+    )
     if isinstance(hidden, list | tuple):
         layers = [as_floats(h) for h in hidden]
         shapes = {tuple(h.shape) for h in layers}
@@ -310,9 +336,13 @@ def of_states(
     return {name: found[name] for name in names} | notes
 
 
-def of_weights(names: Sequence[str], p: Any, mask: Any = None) -> dict[str, Any]:
-    """{name: measure} of attention [..., h, n, m] and a mask [..., n], means over heads."""
-    found = {name: MEASURES[name](p, mask=mask) for name in names}
+def of_weights(
+    names: Sequence[str], p: Any, mask: Any = None, key_mask: Any = None
+) -> dict[str, Any]:
+    """{name: measure} of attention [..., h, n, m], a mask [..., n] and one of keys [m] or [b, m];
+    means over heads."""
+    own = {name: {"key_mask": key_mask} for name in ("first_column", "sink_rate")}
+    found = {name: MEASURES[name](p, mask=mask, **own.get(name, {})) for name in names}
     return {name: a.mean(axis=-1) if a.ndim == p.ndim - 2 else a for name, a in found.items()}
 
 
@@ -333,7 +363,7 @@ def network_profile(
     threshold: float = spikes.SPIKE,
     **inputs: Any,
 ) -> Profile:
-    """`profile` of a network's hidden states on one example, without its `rounding`.
+    """`profile` of a network's hidden states on one example.
 
     Args:
         params, x, config, **inputs: As in `apply`; a mask [n] says which tokens exist.
@@ -355,7 +385,11 @@ class ProfilePass(States):
     exclude: spikes.Excluded | None = None
     threshold: float = spikes.SPIKE
 
-    def measure(self, x: Any, mask: Any = None, read: Any = None) -> dict[str, Float[Array, ""]]:
+    def streamed(self) -> "StreamedProfile":
+        """By NumPy: programs of all measures take longer to compile than to measure some texts."""
+        return StreamedProfile(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+    def measure(self, x: Any, mask: Any = None, read: Any = None) -> dict[str, Any]:
         """Of one layer's states, and of what is read of them."""
         choice = {"tokens": self.tokens, "exclude": self.exclude, "threshold": self.threshold}
         return of_states(self.measures, x, mask, read, **choice)
@@ -378,4 +412,55 @@ class ProfilePass(States):
             found = jax.tree.map(lambda a, b: jnp.append(a, b[None], axis=0), walked.found, last)
         else:
             found = super().finish(walked)
-        return Profile(found, **{n: found.pop(n) for n in Profile.NOTES if n in found})
+        return _profile_of(found, walked.prepared.x.dtype)
+
+
+class StreamedProfile(ProfilePass):
+    """`ProfilePass` on the host: of each layer its program gives the tokens alone."""
+
+    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
+        """X^0."""
+        return prepared.x
+
+    def step(self, layer: Layer, x: Any, seen: Forward, carry: Any) -> tuple[Any, Any]:
+        """What the layer takes in."""
+        read = seen.passages["attention"].branch_input if self.tokens == "read" else None
+        return seen.trace.hidden, {"x": carry, "mask": layer.inputs.token_mask, "read": read}
+
+    def finish(self, walked: Walked) -> Any:
+        """Measures of X^0 .. X^{L−1} [L], and X^L."""
+        read = walked.output if self.tokens == "read" else None
+        last = {"x": walked.carry, "mask": walked.prepared.token_mask, "read": read}
+        return {"layers": walked.found, "last": last}
+
+    def on_host(self, found: Any) -> Any:
+        """Measures [b] of tokens, or in the end the profile [b, L + 1]."""
+        if "last" not in found:
+            return _on_numpy(self.measure)(**found)
+        last = _on_numpy(self.measure)(**found["last"])
+        both = {name: np.append(a, last[name][:, None], 1) for name, a in found["layers"].items()}
+        profile = _profile_of(both, found["last"]["x"].dtype)
+        profile._made = profile._shape[1:], 1  # of one example, as in memory
+        return profile
+
+
+def _on_numpy(measure):
+    """A measure of NumPy's arrays, of which those in 16 bits come to float32."""
+
+    def measured(**given):
+        with np.errstate(all="ignore"):
+            return measure(**{name: a if a is None else _wide(a) for name, a in given.items()})
+
+    return measured
+
+
+def _wide(a):
+    return a if a.dtype == bool else as_floats(a)
+
+
+def _profile_of(found, dtype):
+    """A `Profile` of what `of_states` found of tokens of a dtype."""
+    notes = {name: found.pop(name) for name in Profile.NOTES if name in found}
+    if "residual_ratio" in found:
+        notes["rounding"] = found["residual_ratio"] <= rounding_of(dtype)
+    return Profile(found, **notes)

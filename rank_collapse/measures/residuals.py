@@ -12,12 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from array_api_compat import is_jax_array
+from array_api_compat import is_jax_array, is_torch_array
 from jaxtyping import Float
 
 from rank_collapse.measures.arrays import (
     as_array,
     beside,
+    constant,
     namespace,
     where_it_lives,
     with_mask,
@@ -121,34 +122,45 @@ def _best_rank_one_residual(x):
     if is_jax_array(x):
         part = jnp.vectorize(_best_rank_one, signature="(n,d)->(n,d)")(scaled)
     else:
-        u, s, vt = xp.linalg.svd(scaled, full_matrices=False)
-        part = s[..., :1, None] * u[..., :1] * vt[..., :1, :]
+        known = constant(scaled)
+        factors = xp.linalg.svd(known, full_matrices=False)
+        part = _first_part(*factors)
+        if is_torch_array(x):  # plus 0, with the derivative: that of torch's SVD divides by gaps
+            part = part + _first_part_change(*factors, scaled - known)
     return x - scale[..., None, None] * part
 
 
 @jax.custom_jvp
 def _best_rank_one(x):
-    u, s, vt = svd(x)
-    return s[0] * u[:, :1] * vt[:1, :]
+    return _first_part(*svd(x))
 
 
 @_best_rank_one.defjvp
 def _best_rank_one_jvp(primals, tangents):
-    """Of the pairs (σ_1, σ_j) alone: it is finite where others are equal, as at rank one.
+    factors = svd(*primals)
+    return _first_part(*factors), _first_part_change(*factors, *tangents)
+
+
+def _first_part(u, s, vt):
+    """σ_1 u_1 v_1ᵀ."""
+    return s[..., :1, None] * u[..., :1] * vt[..., :1, :]
+
+
+def _first_part_change(u, s, vt, dx):
+    """d(σ_1 u_1 v_1ᵀ) of the pairs (σ_1, σ_j) alone: finite where others are equal.
 
     Where σ_1 = σ_j, or σ_1 = 0, the approximation has no derivative; their part is left out.
     """
-    (x,), (dx,) = primals, tangents
-    u, s, vt = svd(x)
-    first_u, first_v = u[:, 0], vt[0]
-    down, across = dx @ first_v, first_u @ dx  # dX v_1, dXᵀ u_1
-    a, b = u.T @ down, vt @ across
-    gap = divide(jnp.ones_like(s), jnp.square(s[0]) - jnp.square(s), 0)
-    beyond = divide(jnp.ones_like(s[0]), s[0], 0)
-    du = u @ (gap * (s[0] * a + s * b)) + beyond * (down - u @ a)
-    dv = (gap * (s[0] * b + s * a)) @ vt + beyond * (across - b @ vt)
-    change = s[0] * (jnp.outer(du, first_v) + jnp.outer(first_u, dv))
-    return s[0] * jnp.outer(first_u, first_v), change + a[0] * jnp.outer(first_u, first_v)
+    transpose, s = namespace(s).matrix_transpose, s[..., None]
+    first, first_u, first_v = s[..., :1, :], u[..., :1], transpose(vt[..., :1, :])
+    down, across = dx @ first_v, transpose(dx) @ first_u  # dX v_1, dXᵀ u_1
+    a, b = transpose(u) @ down, vt @ across
+    gap = divide(1 + 0 * s, first**2 - s**2, 0)
+    beyond = divide(1 + 0 * first, first, 0)
+    du = u @ (gap * (first * a + s * b)) + beyond * (down - u @ a)
+    dv = transpose(vt) @ (gap * (first * b + s * a)) + beyond * (across - transpose(vt) @ b)
+    change = first * (du @ transpose(first_v) + first_u @ transpose(dv))
+    return change + a[..., :1, :] * (first_u @ transpose(first_v))
 
 
 @where_it_lives

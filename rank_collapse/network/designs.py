@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import Unprofiled
+from rank_collapse.network.gains import Gains, Unprofiled
 from rank_collapse.network.layers import NormPlacement
 
 ROLES = ("alone", "encoder", "decoder")
@@ -35,6 +35,7 @@ DesignName = Literal[
     "lambda_skip",
     "ngpt",
     "layernorm_scaling",
+    "deepscalelm",
     "hyper_connections",
     "mhc",
     "attention_residuals",
@@ -99,6 +100,24 @@ def _layerscale(stack):
     return {"learned_branch_gain": start, "learned_per_feature": True}
 
 
+def _deepscalelm(stack):
+    """x' = λ x + β f(N(x)), β² = 2/L, λ² = 1 − β², each branch of variance 1 at the start.
+
+    Of weights of variance 1/fan-in and tokens of variance 1 and correlation r, attention keeps r of
+    the variance, a ReLU MLP ½: the gains 1/√r and √2, with which the paper multiplies the weights,
+    are of the branches here. r begins at .221 of text; a branch brings 1 after attention and
+    r + (√(1 − r²) − r arccos r)/π after an MLP. Without dropout. X^0 is to have variance 1.
+    """
+    square, r, gains = min(1.0, 2 / stack.config.depth), 0.221, []
+    for _ in range(stack.config.depth):
+        gains.append(math.sqrt(square / r))
+        r += square * (1 - r)
+        r += square * (math.sqrt(1 - r * r) - r * math.acos(r)) / math.pi
+    own = tuple(gains)
+    branch = Gains(attention=own, cross=own, mlp=math.sqrt(2 * square))
+    return {"skip_gain": math.sqrt(1 - square), "branch_gain": branch, "init": "lecun"}
+
+
 # x' = x + α f(x), no norms; α of each branch is learned and starts at 0 (equation 1). In ReZero's
 # Transformer both branches of a layer share one α. SkipInit (arXiv 2002.10444), published
 # independently, allows any small start, 0 or up to 1/√N: `config.replace(learned_branch_gain=α)`.
@@ -145,6 +164,7 @@ DESIGNS: dict[DesignName, Design] = {
         },
         "Sun et al. 2025",
     ),
+    "deepscalelm": Design(("pre", "post"), _deepscalelm, "Kedia et al. 2024"),
     # Several streams, whose connections are parameters: `network.streams` has their equations.
     "hyper_connections": Design(("pre",), {"connection": "hyper"}, "Zhu et al. 2024"),
     "mhc": Design(("pre",), {"connection": "manifold"}, "Xie et al. 2025 (DeepSeek)"),

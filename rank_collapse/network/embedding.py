@@ -145,10 +145,12 @@ def embed(
     Raises:
         ValueError: Inputs of the wrong kind, or more tokens than positions.
     """
+    wanted = (1, ()) if config.vocab_size else (2, (config.d_input,))
     struct.refuse_if(
-        (inputs.ndim == 1) != (config.vocab_size > 0),
+        (inputs.ndim, inputs.shape[1:]) != wanted,
         f"inputs of shape {inputs.shape} given to an embedding with "
-        f"vocab_size={config.vocab_size}, d_input={config.d_input}",
+        f"vocab_size={config.vocab_size}, d_input={config.d_input}: token ids [n] or vectors "
+        "[n, d_input]; of an image its patches, see pretrained.image_patches",
     )
     if config.vocab_size:
         x = params.tokens[inputs]

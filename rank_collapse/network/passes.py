@@ -47,6 +47,14 @@ class LayerPass:
     forward: ClassVar[bool] = True  # whether it reads the forward pass, or has a state of its own
     covers: ClassVar[Covers] = EVERYTHING
 
+    def streamed(self) -> "LayerPass":
+        """The pass that measures the same where each layer's results come to the host at once."""
+        return self
+
+    def on_host(self, found: Any) -> Any:
+        """What is kept of what a layer of `streamed` adds, and of its result: NumPy's [b, ...]."""
+        return found
+
     def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
         """The carry before the first layer: a pytree with shapes that no layer changes."""
         return ()

@@ -31,6 +31,10 @@ from rank_collapse.pretrained.published import (
     published_curves as published_curves,
     published_targets as published_targets,
 )
+from rank_collapse.pretrained.report import (
+    CheckpointReport as CheckpointReport,
+    checkpoint_report as checkpoint_report,
+)
 from rank_collapse.pretrained.streaming import (
     AblationSpec as AblationSpec,
     Group as Group,

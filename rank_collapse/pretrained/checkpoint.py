@@ -52,8 +52,21 @@ def read_config(folder: str | os.PathLike) -> dict[str, Any]:
     folder = Path(folder)
     if not folder.is_dir():
         if folder.exists():
-            raise NotADirectoryError(f"{folder} is a file; a checkpoint is the folder it is in")
+            gguf = "; a .gguf file has to be converted" if folder.suffix == ".gguf" else ""
+            raise NotADirectoryError(
+                f"{folder} is a file; a checkpoint is the folder it is in{gguf}"
+            )
         raise FileNotFoundError(f"checkpoint folder {folder} does not exist")
+    refuse_if(
+        (folder / "adapter_config.json").exists(),
+        f"{folder} holds an adapter of peft (adapter_config.json), which is not measured: save the "
+        "merged model, model.merge_and_unload().save_pretrained(FOLDER)",
+    )
+    refuse_if(
+        not (folder / "config.json").exists() and any(folder.glob("*.gguf")),
+        f"{folder} holds a .gguf file and no config.json: convert it, "
+        "AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME).save_pretrained(NEW)",
+    )
     return read_json(folder / "config.json")
 
 

@@ -13,7 +13,7 @@ Axis letters: b examples, l layers, n tokens.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ from rank_collapse.pretrained.lazy import Unembedding
 from rank_collapse.pretrained.lens import LensPass, lens_measures
 from rank_collapse.pretrained.next_token import losses_by_length, losses_of, targets_of
 from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
-from rank_collapse.pretrained.streaming import Group, stream
+from rank_collapse.pretrained.streaming import Group, State, stream
 
 STATES = ("residual_ratio", "token_cosine", "effective_rank", "spike_norm", "spike_share")
 READ = ("residual_ratio", "token_cosine", "effective_rank")
@@ -137,6 +137,7 @@ def depth_report(
     mask: Any = None,
     unembedding: Unembedding | None = None,
     chunk: int = 8,
+    done: Callable[[State], None] | None = None,
 ) -> DepthReport:
     """Measures of a language model by layer, and how much of its depth it uses.
 
@@ -169,6 +170,7 @@ def depth_report(
         mask: Bool [b, n], the tokens that exist; None for all.
         unembedding: Of the network in memory; by default the table of its token embedding.
         chunk: Examples at once.
+        done: Called after each layer with the state of the stream.
 
     Raises:
         ValueError: No language model, or what `pretrained.stream` refuses.
@@ -185,7 +187,7 @@ def depth_report(
     if not has_next.all():
         raise ValueError(f"text {int(np.argmin(has_next))} has fewer than 2 tokens")
     groups = {"": Group(tuple(PASSES.items()))}
-    measured = stream(source, {"x": ids, "mask": mask}, groups, chunk=chunk)[""]
+    measured = stream(source, {"x": ids, "mask": mask}, groups, chunk=chunk, done=done)[""]
     removal, sums = measured["removal"], measured["sums"]
     output, exists = removal.pop("output"), np.ones(ids.shape, bool) if mask is None else mask
     by_length = losses_by_length(unembedding, sums, ids, mask)

@@ -168,7 +168,8 @@ class Family:
             method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
             raise ValueError(
                 f"a checkpoint quantised by {quoted(method)} is not supported: save it in bfloat16 "
-                "or float32"
+                "or float32 (and where the weights are no longer quantised, delete the entry "
+                "quantization_config of config.json)"
             )
         found = {**self.defaults, **given}
         for name, entry in self.schema.items():

@@ -136,7 +136,9 @@ def _read(folder, part, dtype, *, lazy):
     family.config(settings)  # what it does not support is said before weights are looked for
     if not is_model(folder):
         tensors = Checkpoint(given)
-    return CheckpointWeights(tensors, family.anchors, dtype, lazy=lazy), family, settings
+    tied = settings.get("tie_word_embeddings") is True
+    weights = CheckpointWeights(tensors, family.anchors, dtype, lazy=lazy, tied=tied)
+    return weights, family, settings
 
 
 def _drawn(source, key, part, dtype, *, lazy):

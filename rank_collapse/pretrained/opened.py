@@ -85,6 +85,7 @@ class OpenCheckpoint:
         given = as_batch(inputs)
         config, outside, tables = self.config, self.outside, self.config.embedding
         x = given["x"]
+        _check_ids(x, tables)
         positions = 0 if tables is None else tables.num_positions
         if positions and x.ndim == 2 and x.shape[1] > positions:
             raise ValueError(f"{x.shape[1]} tokens are more than the {positions} positions")
@@ -92,11 +93,6 @@ class OpenCheckpoint:
         if embedding is not None and isinstance(embedding.tokens, Table):
             used = np.zeros(1, np.int64)
             if np.issubdtype(x.dtype, np.integer):
-                wrong = x[(x < 0) | (x >= tables.vocab_size)]
-                if wrong.size:
-                    raise ValueError(
-                        f"token id {wrong.flat[0]} is not below vocab_size={tables.vocab_size}"
-                    )
                 used, places = np.unique(x, return_inverse=True)
                 given["x"] = places.reshape(x.shape).astype(np.int32)
             rows = jnp.asarray(embedding.tokens.rows(used)).astype(self.weights.dtype)
@@ -121,7 +117,19 @@ class InMemory:
         self, inputs: Mapping[str, Any]
     ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
         """(config, parameters outside of the layers, inputs)."""
-        return self.config, self.outside, as_batch(inputs)
+        given = as_batch(inputs)
+        _check_ids(given["x"], self.config.embedding)
+        return self.config, self.outside, given
+
+
+def _check_ids(x, embedding):
+    """Refuses token ids that the vocabulary does not have."""
+    if embedding is not None and np.issubdtype(x.dtype, np.integer):
+        wrong = x[(x < 0) | (x >= embedding.vocab_size)]
+        if wrong.size:
+            raise ValueError(
+                f"token id {wrong.flat[0]} is not below vocab_size={embedding.vocab_size}"
+            )
 
 
 class _HeldLayers:

@@ -91,7 +91,7 @@ def published_targets(
     published = published_curves(settings, depth - 1).get("pretrained")
     if published is None:
         raise ValueError(
-            f"of a {settings.get('model_type')} of {depth - 1} layers of this width no curve was "
+            f"no curve of {settings.get('model_type')} with {depth - 1} layers of this width was "
             f"published; of {', '.join(PUBLISHED)} there are some"
         )
     if count < 2:

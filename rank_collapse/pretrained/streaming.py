@@ -130,7 +130,7 @@ def stream(
                 state.hidden[i], state.carries[i], found = _step(
                     part.measured, *known, jnp.asarray(index), state.hidden[i], state.carries[i]
                 )
-                state.found[i].append(jax.tree.map(np.asarray, found))
+                state.found[i].append(_on_host(part, found))
             jax.block_until_ready(state.hidden)
             for part, hidden in zip(parts, state.hidden, strict=True):
                 if groups[part.group].ablation.variant == "Transformer":
@@ -147,8 +147,8 @@ def stream(
             known = (last, outside, part.examples(given), config)
             done_here = _finish(part.measured, *known, state.hidden[i], state.carries[i], found)
             state.carries[i], state.found[i] = None, []
-            for name, result in zip(part.names, done_here, strict=True):
-                own = jax.tree.map(lambda a, n=part.count: np.asarray(a)[:n], result)
+            for name, result in zip(part.names, _on_host(part, done_here), strict=True):
+                own = jax.tree.map(lambda a, n=part.count: a[:n], result)
                 results.setdefault(part.group, {}).setdefault(name, []).append(own)
     finally:
         source.layers.drop()
@@ -178,10 +178,20 @@ def state_like(
         hidden, carries = jax.eval_shape(functools.partial(_begin, part.start), *known)
         known += (jax.ShapeDtypeStruct((), jnp.int32), hidden, carries)
         *_, found = jax.eval_shape(functools.partial(_step, part.measured), *known)
+        # `on_host` says by what it makes of zeros which shapes it keeps
+        found = _on_host(part, jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), found))
+        found = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), found)
         state.hidden.append(hidden)
         state.carries.append(carries)
         state.found.append([found] * layers)
     return state
+
+
+def _on_host(part, found):
+    """What is kept of what the passes of a part found, as NumPy's arrays."""
+    passes, _ = part.measured
+    given = jax.tree.map(np.asarray, found)
+    return tuple(p.on_host(own) for p, own in zip(passes, given, strict=True))
 
 
 def _check_states(index, hidden, mask, rows):
@@ -231,7 +241,7 @@ def _parts(source, groups, total, chunk):
             where = f"first={group.first}, last={group.last}"
             raise ValueError(f"group {name!r} has none of {total} examples: {where}")
         size = min(chunk, last - group.first)
-        names, passes = zip(*group.passes, strict=True)
+        names, passes = zip(*((n, p.streamed()) for n, p in group.passes), strict=True)
         ablation, skips = _program_of(group, source.config)
         for start in range(group.first, last, size):
             rows = np.minimum(np.arange(start, start + size), last - 1)

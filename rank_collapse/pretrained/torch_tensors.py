@@ -49,8 +49,9 @@ def torch_tensors(path: Path) -> dict[str, Any]:
         parts = [part for part in str(error).split("\n\n") if "weights_only" not in part]
         reason = one_line(" ".join(parts), 300) if any(parts) else "torch takes it for no weights"
         raise ValueError(f"{path}: not a readable torch file: {reason}") from None
-    if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
-        found = found["state_dict"]
+    for inside in ("state_dict", "model_state_dict"):  # of Lightning, of torch's tutorials
+        if isinstance(found, dict) and isinstance(found.get(inside), dict):
+            found = found[inside]
     if not isinstance(found, dict):
         raise ValueError(f"{path}: holds a {type(found).__name__}, not a dictionary of tensors")
     tensors = {k: v for k, v in found.items() if isinstance(k, str) and torch.is_tensor(v)}
@@ -114,6 +115,11 @@ class LiveModel(Tensors):
     def __init__(self, model: Any):
         self.folder = Path(type(model).__name__)
         self.entries = stored(self.folder, model.state_dict())
+        refuse_if(
+            hasattr(model, "peft_config") or any(".lora_" in name for name in self.entries),
+            f"{self.folder} has an adapter of peft, which is not measured: merge it by "
+            "merge_and_unload(), or pass get_base_model() for the model without it",
+        )
 
     def values(self, entry: Stored, name: str, rows: slice | None) -> np.ndarray:
         """A tensor, or some of its rows, in the model's memory."""

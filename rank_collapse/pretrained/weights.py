@@ -87,6 +87,9 @@ class Weights:
         return jax.tree.map(move, tree)
 
 
+_HEAD = "lm_head.weight"
+
+
 class CheckpointWeights(Weights):
     """Tensors of a checkpoint, whatever prefix its model class put before their names."""
 
@@ -97,8 +100,10 @@ class CheckpointWeights(Weights):
         dtype: Any = jnp.float32,
         *,
         lazy: bool = False,
+        tied: bool = False,
     ):
-        """Finds the prefix: what stands before one of the `anchors`."""
+        """Finds the prefix: what stands before one of the `anchors`; of `tied` embeddings the
+        file may have the head alone."""
         super().__init__(dtype, lazy=lazy)
         self.checkpoint = checkpoint
         self.names = set(checkpoint.names)
@@ -110,6 +115,9 @@ class CheckpointWeights(Weights):
             if name.endswith(anchor) and (name == anchor or name[: -len(anchor)].endswith("."))
         ]
         self.where = checkpoint.folder / checkpoint.file
+        self.tied = anchors[0] if tied and not prefixes and _HEAD in self.names else None
+        if self.tied:
+            prefixes = ["model." if any(n.startswith("model.") for n in self.names) else ""]
         if not prefixes:
             raise ValueError(f"{self.where}: tensor {' or '.join(map(repr, anchors))} is missing")
         self.prefix = min(prefixes, key=len)
@@ -117,6 +125,8 @@ class CheckpointWeights(Weights):
     def _stored(self, name):
         """The name in the file; old files call a norm's weight and bias gamma and beta."""
         full = self.prefix + name
+        if name == self.tied:
+            return _HEAD
         if full not in self.names and name in self.names:
             return name  # what stands outside of the model proper, such as a head
         for new, old in (("weight", "gamma"), ("bias", "beta")):

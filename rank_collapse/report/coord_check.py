@@ -1,44 +1,36 @@
-"""The figure of a coordinate check: quantities over depth, step by step."""
+"""The figure of a coordinate check: quantities over depth, before training and after it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from rank_collapse.report import figures
 
 
 @figures.styled
 def coordinates_figure(
-    checks: Mapping[str, Mapping[str, Any]],
-    depths: Sequence[int],
-    widths: Sequence[int],
-    meaning: Mapping[str, str],
+    curves: Mapping[str, Mapping[str, Any]], depths: Sequence[int], meaning: Mapping[str, str]
 ) -> figures.Figure:
-    """A row of panels for each check: quantities over depth, both logarithmic, over seeds the
-    geometric mean and a deviation; steps from dark to light, widths by their dashes.
+    """A panel for each quantity over depth: dotted at the first step, solid at the last; over seeds
+    the geometric mean and a deviation of the logarithm.
 
     Args:
-        checks: {title: {quantity: [widths, depths, seeds, steps]}}.
-        depths, widths: The axes; no widths where these were not varied.
-        meaning: {quantity: what its panel says}.
+        curves: {label: {quantity: [depths, seeds, steps]}}, a colour for each label.
+        depths: L.
+        meaning: {quantity: what its axis says}.
     """
-    places = [(title, name) for title, own in checks.items() for name in own]
-    fig, axes, own = figures.grid(places, width=2.6, height=2.3)
-    for ax, (title, name) in zip(own, places, strict=True):
-        values = checks[title][name]
-        steps = values.shape[-1]
-        for step, shade in enumerate(figures.shades(steps)):
-            for index, by_depth in enumerate(values[..., step]):
-                label = f"step {step + 1}" if step in (0, steps - 1) and not index else None
-                style = {"color": shade, "linestyle": ("-", "--", ":", "-.")[index % 4]}
-                figures.log_band(ax, depths, by_depth.T, label, **style)
-        ax.set_xscale("log")
-        ax.set_xticks(depths, labels=map(str, depths), minor=False)
+    names = list(dict.fromkeys(name for own in curves.values() for name in own))
+    fig, axes = figures.panels(len(names), 4, width=2.9, height=2.4)
+    for ax, name in zip(axes.flat, names, strict=False):
+        for index, (label, own) in enumerate(curves.items()):
+            for step, dashes, when in ((0, ":", "first step"), (-1, "-", "last step")):
+                values = np.asarray(own[name])[..., step].T
+                if np.isfinite(values).any():
+                    text = f"{label} {when}".strip()
+                    figures.log_band(ax, depths, values, text, index, linestyle=dashes)
+        ax.set(xscale="log", yscale="log", xlabel="layers L", ylabel=meaning.get(name, name))
+        ax.set_xticks(depths, labels=map(str, depths))
         ax.set_xticks([], minor=True)
-        ax.set_yscale("log")
-        ax.set_title("\n".join(filter(None, (title, name.replace("_", " ")))))
-        ax.set_ylabel(meaning.get(name, name), fontsize=7)
-    if widths:
-        fig.suptitle(f"widths {', '.join(map(str, widths))}: solid, dashed, dotted, in this order")
-    axes[0, 0].legend()
-    figures.outer_labels(axes, "layers L")
+    axes[0, 0].legend(fontsize=6)
     return fig

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 
 from rank_collapse.report.intervals import Interval
+from rank_collapse.report.wording import words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -111,7 +112,7 @@ def band(
         mean = values.mean(axis=0).filled(np.nan)
         deviation = values.std(axis=0).filled(np.nan)
     style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
-    ax.plot(x, mean, label=label, **style)
+    ax.plot(x, mean, label=words(label), **style)
     if len(values) > 1:
         ax.fill_between(
             x, mean - deviation, mean + deviation, color=style["color"], alpha=0.2, linewidth=0
@@ -180,7 +181,7 @@ def log_band(
         logs = np.log(np.where(values > 0, values, np.nan))
     mean, deviation = logs.mean(axis=0), logs.std(axis=0)
     style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
-    ax.plot(x, np.exp(mean), label=label, **style)
+    ax.plot(x, np.exp(mean), label=words(label), **style)
     low, high = np.exp(mean - deviation), np.exp(mean + deviation)
     ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
 
@@ -206,7 +207,7 @@ def interval(
         marker=MARKERS[index % len(MARKERS)],
         capsize=3,
         linestyle="none",
-        label=label,
+        label=words(label),
     )
 
 
@@ -230,7 +231,7 @@ def quartiles(
     """The median of values [s, k] as a line and their quartiles as a band; options as of `band`."""
     style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=0)
-    ax.plot(x, middle, label=label, **style)
+    ax.plot(x, middle, label=words(label), **style)
     ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
 
 

@@ -12,6 +12,7 @@ from rank_collapse.report.alarms import Threshold, of_metric
 COLUMNS = 3
 MOST_LAYERS = 8  # lines of a panel: the first, the last, and some between
 MOST_PANELS = 36
+LONGEST = 60  # characters of a name
 
 
 @figures.styled
@@ -40,7 +41,8 @@ def metrics_figure(
             ax.set_yscale("log")
         figures.integer_ticks(ax)
         ax.set_xlabel("step")
-        ax.set_title(escaped(name.replace("_", " ")), parse_math=False)  # others chose the name
+        title = escaped(name[:LONGEST].replace("_", " "))  # others chose the name
+        ax.set_title(title, parse_math=False)
     for ax in axes.flat[: len(names)]:
         if len(ax.get_legend_handles_labels()[1]) > 1:
             ax.legend(ncols=2, loc="upper right")  # the best place is looked for among all points
@@ -49,9 +51,10 @@ def metrics_figure(
 
 
 def names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The metrics in their order, those of the last row first: one before training has no loss."""
-    found = dict.fromkeys(name for row in (*rows[-1:], *rows) for name in row)
-    return [name for name in found if name not in ("step", "seed")]
+    """The metrics in their order, the loss first."""
+    found = dict.fromkeys(name for row in rows for name in row)
+    names = [name for name in found if name not in ("step", "seed")]
+    return sorted(names, key=lambda name: "loss" not in name)
 
 
 def by_step(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:

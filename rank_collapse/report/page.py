@@ -128,10 +128,17 @@ def _figure(figure):
     )
 
 
+def _is_broad(png):
+    """Whether a PNG, whose header has its width and height, is twice as wide as high."""
+    return int.from_bytes(png[16:20]) > 2 * int.from_bytes(png[20:24])
+
+
 def _findings(sections):
-    """A card for each section with a finding: its picture, the sentence, and a link to it."""
+    """A card for each section with a finding: its picture, the sentence, and a link to it; as wide
+    as two where the picture is."""
     cards = "".join(
-        f'<a class="card" href="#{_text(s.name)}">{_image(s.picture, s.finding)}'
+        f'<a class="card{" broad" * _is_broad(s.picture)}" href="#{_text(s.name)}">'
+        f"{_image(s.picture, s.finding)}"
         f'<p>{_text(s.finding)}</p><p class="small">{_text(s.title)}</p></a>'
         for s in sections
         if s.finding and s.picture

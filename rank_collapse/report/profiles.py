@@ -54,13 +54,18 @@ def plot(profile: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> figures.Fi
 
 def _by_layer(profile):
     """{measure: (values [l, b], Bool [l], whether rounding decides any of the layer's)}."""
-    arrays = {name: np.asarray(a, float) for name, a in profile.items()}
+    arrays = {name: np.asarray(_on_host(a), float) for name, a in profile.items()}
     if not arrays or {a.ndim for a in arrays.values()} - {1, 2}:
         shapes = {name: a.shape for name, a in arrays.items()}
         raise ValueError(f"profile={shapes} has no measures by layer, each [l] or [l, b]")
     axis, rounding = getattr(profile, "layer_axis", 0), getattr(profile, "rounding", None)
-    rounded = () if rounding is None else _rows(rounding, axis).any(axis=1)
+    rounded = () if rounding is None else _rows(_on_host(rounding), axis).any(axis=1)
     return {name: (_rows(a, axis), rounded) for name, a in arrays.items()}
+
+
+def _on_host(a):
+    """A tensor of torch as NumPy's array, without its derivative; others as they are."""
+    return a.detach().cpu().numpy() if hasattr(a, "detach") else a
 
 
 def _rows(a, axis):

@@ -60,6 +60,7 @@ svg.forest { display: block; width: 100%; overflow: visible; font: 12px system-u
 .forest .row line { stroke: currentColor; stroke-width: 2 }
 .forest .row rect { fill: currentColor }
 .forest .row .undecided-mark { fill: var(--back); stroke: currentColor; stroke-width: 1.5 }
+@media (min-width: 800px) { .card.broad { grid-column: span 2 } }
 @media (max-width: 1000px) {
   body { display: block } nav.side { display: none }
   details.contents { display: block; margin: 1em 0 }

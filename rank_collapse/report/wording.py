@@ -28,6 +28,31 @@ JOINTLY = (
     "Findings are what no paper says; they get no answer."
 )
 
+# Names of the code in the words of the figures; "flag value" where a value says too little.
+WORDS = {
+    "san": "attention alone",
+    "san_mlp": "attention and MLPs",
+    "san_skip": "attention and skips",
+    "transformer": "whole network",
+    "SAN": "attention alone",
+    "SAN+MLP": "attention and MLPs",
+    "SAN+skip": "attention and skips",
+    "Transformer": "whole network",
+    "norm placement none": "no norm",
+    "norm placement post": "Post-LN",
+    "norm placement pre": "Pre-LN",
+    "post": "Post-LN",
+    "pre": "Pre-LN",
+    "deepnorm": "DeepNorm",
+    "depth_scaled": "Post-LN, branches / √L",
+    "admin": "Admin",
+    "admin_log": "Admin, ω² ∝ ln N",
+    "admin_const": "Admin, ω² = N",
+    "bert-base-cased": "BERT",
+    "albert-base-v2": "ALBERT",
+    "xlnet-base-cased": "XLNet",
+}
+
 
 def number(value: Any) -> str:
     """A value as the table shows it: four significant digits."""
@@ -36,6 +61,11 @@ def number(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return str(value)
+
+
+def words(name: Any) -> Any:
+    """A name of the code in words; anything else as it is."""
+    return WORDS.get(name, name)
 
 
 def counts(answers: Sequence[Answer]) -> str:

@@ -12,12 +12,10 @@
              metrics.jsonl  scalars of a watched training, a line for each step (see `metrics`)
              models/, metrics/   the same two of a run of several networks, a file for each
              log.txt
-             SHA256SUMS     of all that a complete run has written, but for log.txt: `manifest`
 
 Every file but metrics and log.txt is written to a temporary name and renamed, so that one that is
-there is whole. What was changed since is found when the folder is opened: tables, figures and
-summaries are made again from the arrays; of any other file the one to delete is named. They are
-made again too where the arrays or SHA256SUMS were deleted; all files are then sealed as they are.
+there is whole. arrays.npz is a zip file, whose checksums show damage; what is made of the arrays is
+made again where it is missing.
 
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
@@ -56,7 +54,6 @@ from rank_collapse.runs.files import (
     write_atomically,
     writing,
 )
-from rank_collapse.runs.manifest import NAME as SUMS, Manifest, text_sum, whole
 
 CONTENTS = (
     "config.json",
@@ -67,11 +64,9 @@ CONTENTS = (
     "models.safetensors",
     "report.html",
     metrics.NAME,
-    SUMS,
 )
-LAYOUT = 2  # one more whenever names or shapes of what the experiments keep change
-FOLDERS = ("checkpoints", "figures", "models", metrics.FOLDER)
-_MADE_AGAIN = ("results.csv", "summary.json", "report.html")  # and figures, from the arrays
+LAYOUT = 3  # one more whenever names or shapes of what the experiments keep change
+FOLDERS = ("checkpoints", "figures", "models", "points", metrics.FOLDER)
 
 
 class RunFolder(Checkpoints):
@@ -83,12 +78,12 @@ class RunFolder(Checkpoints):
             refused.
         execution: What does not (number of devices, chunk size); recorded, never compared.
         overwrite: Delete what an earlier run left and start afresh.
-        primary: False in all but one of the processes of a run: nothing is locked or written.
-        wait: Seconds for which another process that has the folder is waited for.
+        read_only: Whether the folder stays as it is, unlocked.
 
     Attributes:
         path: The folder.
         config: As JSON stores it.
+        writable: Whether this object writes.
         resumed: Whether an earlier run of the same config had been here.
 
     Raises:
@@ -102,37 +97,26 @@ class RunFolder(Checkpoints):
         *,
         execution: Mapping[str, Any] | None = None,
         overwrite: bool = False,
-        primary: bool = True,
-        wait: float = 0.0,
+        read_only: bool = False,
     ):
-        self.path, self._place = Path(path), ""
-        self._lease = None
-        self._written: set[str] = set()
+        self.path, self._prefix, self._lease = Path(path), "", None
         self.config = config = states.as_json(config)
-        # A finished run that cannot be written to is read, as by the other processes.
-        read_only = not (overwrite or os.access(path, os.W_OK)) and whole(path, "summary.json")
-        self.primary = primary = primary and not read_only
-        if primary:
+        finished = (self.path / "summary.json").exists() and not overwrite
+        self.writable = not (read_only or (finished and not os.access(path, os.W_OK)))
+        if self.writable:
             make_folder(self.path)
-            self._lease = lease(self.path, wait)
+            self._lease = lease(self.path)
         try:
             if overwrite:
-                self._delete(*CONTENTS, *FOLDERS)
+                delete(self.path, (*CONTENTS, *FOLDERS))
             self._clear_unfinished()
-            self._sums = Manifest(self.path)
-            self._delete_changed()
-            self.resumed = self._check(config)  # an earlier run of the same config was here
+            self.resumed = self._check(config)
             if not self.resumed:
                 text = {"config": config, "execution": states.as_json(execution or {})}
                 text |= {"layout": LAYOUT, "environment": provenance.environment()}
                 self._write_json("config.json", text)
-                self._seal()
             saved = self.path / "arrays.npz"
             self._arrays = load_arrays(saved) if saved.exists() else {}
-            if primary and self.resumed and (self._sums.begun or self._sums.lacks(saved.name)):
-                self._begin_again()
-            # Kept in memory: the primary's files may be there later than the others look for them.
-            self._summary = self._read_json("summary.json")
         except BaseException:
             self.close()
             raise
@@ -153,7 +137,7 @@ class RunFolder(Checkpoints):
 
     def log(self, message: str) -> None:
         """Appends a line with the time to log.txt."""
-        if self.primary:
+        if self.writable:
             with writing(self.path / "log.txt"), open(self.path / "log.txt", "a") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
 
@@ -161,17 +145,13 @@ class RunFolder(Checkpoints):
         self, step: int, values: Mapping[str, Any], *, seed: int, file: str = metrics.NAME
     ) -> None:
         """Appends a line to metrics.jsonl, or to a file in metrics/; see `metrics.append`."""
-        if self.primary:
-            self._note(file)
-            metrics.append(self.path / file, step, values, seed=seed)
+        metrics.append(self.path / file, step, values, seed=seed)
 
     def drop_metrics(
         self, seeds: Iterable[int], after: int = -1, *, file: str = metrics.NAME
     ) -> None:
         """Before some seeds are trained from a step on: deletes their lines of later steps."""
-        if self.primary:
-            self._note(file)
-            metrics.drop(self.path / file, seeds, after)
+        metrics.drop(self.path / file, seeds, after)
 
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Writes results.csv, whole: one column per key, in order of first appearance."""
@@ -215,22 +195,21 @@ class RunFolder(Checkpoints):
             shown: Which of its parts the run was asked for, where one folder may be asked for more
                 or fewer: kept in the summary; if the files there show others, all are made again.
         """
+        if not self.writable:
+            return self.summary
         if shown is not None and (self.summary or {}).get("shown") != states.as_json(shown):
-            self._summary = None
-            self._delete("summary.json", "results.csv", "figures", *(files or {}))
-        if self.primary:
-            if rows is not None and not (self.path / "results.csv").exists():
-                self.write_rows(rows())
-            for name, draw in (figures or {}).items():
-                if not self.has_figure(name):
-                    self.save_figure(draw(), name)
-            for name, make in (files or {}).items():
-                if not (self.path / name).exists():
-                    self.write_file(name, make())
-        if self._summary is None:
+            delete(self.path, ("summary.json", "results.csv", "figures", *(files or {})))
+        if rows is not None and not (self.path / "results.csv").exists():
+            self.write_rows(rows())
+        for name, draw in (figures or {}).items():
+            if not self.has_figure(name):
+                self.save_figure(draw(), name)
+        for name, make in (files or {}).items():
+            if not (self.path / name).exists():
+                self.write_file(name, make())
+        if self.summary is None:
             self.finish(dict(summary()) | ({} if shown is None else {"shown": shown}))
-        self._seal()
-        return self._summary
+        return self.summary
 
     @property
     def complete(self) -> bool:
@@ -239,23 +218,21 @@ class RunFolder(Checkpoints):
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, which marks the run as complete, and drops the checkpoints."""
-        summary = states.as_json(summary)
         self.drop_checkpoints()  # first: what is complete is not checked again
-        self._write_json("summary.json", summary)
-        self._summary = summary
-        self._seal()
+        self._write_json("summary.json", states.as_json(summary))
 
     @property
     def summary(self) -> dict[str, Any] | None:
         """The headline numbers of a complete run, else None."""
-        return self._summary
+        path = self.path / "summary.json"
+        return read_object(path) if path.exists() else None
 
     # Arrays: results and the cache of parts that are done.
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         """All saved arrays by name (a copy of the dictionary)."""
-        return self._named(self._place)
+        return self._named(self._prefix)
 
     def _named(self, prefix):
         arrays = self._arrays.items()
@@ -263,10 +240,8 @@ class RunFolder(Checkpoints):
 
     def save_arrays(self, arrays: Mapping[str, Any]) -> None:
         """Adds (or replaces) named arrays in arrays.npz."""
-        self._arrays.update({self._place + n: np.asarray(value) for n, value in arrays.items()})
-        if self.primary:
-            self._note("arrays.npz")
-            write_arrays(self.path / "arrays.npz", self._arrays)
+        self._arrays.update({self._prefix + n: np.asarray(value) for n, value in arrays.items()})
+        write_arrays(self.path / "arrays.npz", self._arrays)
 
     def cached(self, part: str, compute: Callable[[], Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """The arrays of one part of the run: read where saved before, else computed and saved.
@@ -284,12 +259,12 @@ class RunFolder(Checkpoints):
 
     def part(self, part: str) -> dict[str, np.ndarray] | None:
         """The saved arrays of a part, or None where it has not been computed."""
-        return self._named(f"{self._place}{part}/") or None
+        return self._named(f"{self._prefix}{part}/") or None
 
-    def at(self, place: str) -> "RunFolder":
+    def at(self, prefix: str) -> "RunFolder":
         """The folder, of whose arrays only those are seen whose names begin so."""
         view = copy.copy(self)
-        view._place = place
+        view._prefix = prefix
         return view
 
     # Figures.
@@ -305,64 +280,28 @@ class RunFolder(Checkpoints):
 
     # How it is done.
 
-    def _delete(self, *names):
-        """Deletes some of what a run leaves, and nothing else that may lie in the folder."""
-        if self.primary:
-            delete(self.path, names)
-
     def _clear_unfinished(self):
         """Deletes what a process that was killed while it wrote has left of a file."""
-        if self.primary:
-            with writing(self.path):
-                for pattern in (".*.tmp", *(f"{name}/.*.tmp" for name in FOLDERS)):
-                    for unfinished in self.path.glob(pattern):
-                        unfinished.unlink()
-
-    def _note(self, name):
-        """Before a file is written: its checksum is that of `_seal`."""
-        self._sums.forget(name)
-        self._written.add(name)
-
-    def _seal(self):
-        """Writes the checksums of what was written since the folder was opened."""
-        if self.primary:
-            text = json.dumps(self.config, sort_keys=True)
-            self._sums.seal(self._written, text_sum(text))
-            self._written.clear()
-
-    def _delete_changed(self):
-        """Deletes files that are not as they were written, where they are made again."""
-        for name in self._sums.changed() if self.primary else ():
-            if name not in _MADE_AGAIN and not name.startswith("figures/"):
-                raise damaged(self.path / name, "its checksum does not match")
-            self._delete(name)
-            self.log(f"{name} was not as it was written: it is made again")
-
-    def _begin_again(self):
-        """Deletes what is made of the arrays, where these are gone or nothing says what it was."""
-        if made := [n for n in (*_MADE_AGAIN, "figures") if (self.path / n).exists()]:
-            self._delete(*made)
-            self.log(f"the arrays or {SUMS} were deleted: {', '.join(made)} are made again")
-        folders = (self.path, *(self.path / name for name in ("models", metrics.FOLDER)))
-        files = {p.relative_to(self.path).as_posix() for f in folders for p in f.glob("[!.]*")}
-        self._written |= {name for name in files if name not in ("log.txt", SUMS)}
-        self._seal()
+        with writing(self.path):
+            for pattern in (".*.tmp", *(f"{name}/.*.tmp" for name in FOLDERS)):
+                for unfinished in self.path.glob(pattern) if self.writable else ():
+                    unfinished.unlink()
 
     def _check(self, config):
         """Whether the folder is of this config (True) or new (False)."""
-        saved = self._read_json("config.json")
-        if saved is None:
-            known = self._sums.config == text_sum(json.dumps(config, sort_keys=True))
-            others = {p.name for p in self.path.iterdir()} - {"log.txt", SUMS}
-            if self.primary and not known and others.intersection(CONTENTS + FOLDERS):
+        path = self.path / "config.json"
+        if not path.exists():
+            others = {p.name for p in self.path.iterdir()} - {"log.txt"}
+            if others.intersection(CONTENTS + FOLDERS):
                 raise RunError(
-                    f"{self.path} holds results without a config.json of this config; use another "
-                    "folder (--overwrite deletes these results)"
+                    f"{self.path} holds results without a config.json; use another folder "
+                    "(--overwrite deletes these results)"
                 )
             return False
+        saved = read_object(path)
         old = saved.get("config")
         if not isinstance(old, dict):
-            raise damaged(self.path / "config.json", "it has no config")
+            raise damaged(path, "it has no config")
         if json.dumps(old, sort_keys=True) != json.dumps(config, sort_keys=True):
             raise RunError(
                 f"{self.path} was made with another config: {difference(old, config)}; use "
@@ -377,20 +316,14 @@ class RunFolder(Checkpoints):
             )
         return True
 
-    def _read_json(self, name):
-        path = self.path / name
-        return read_object(path) if path.exists() else None
-
     def _write_json(self, name, value):
         self._write(name, (json.dumps(value, indent=2) + "\n").encode())
 
     def _write(self, name, data):
-        if self.primary:
-            path = self.path / name
-            with writing(path.parent):
-                path.parent.mkdir(exist_ok=True)
-            self._note(name)
-            write_atomically(path, data)
+        path = self.path / name
+        with writing(path.parent):
+            path.parent.mkdir(exist_ok=True)
+        write_atomically(path, data)
 
 
 def read_summary(path: str | os.PathLike) -> dict[str, Any]:
@@ -400,8 +333,6 @@ def read_summary(path: str | os.PathLike) -> dict[str, Any]:
         RunError: The run is not complete.
     """
     try:
-        if not Manifest(path).has("summary.json", absent=True):
-            raise damaged(Path(path) / "summary.json", "its checksum does not match")
         return read_object(Path(path) / "summary.json")
     except RunError as error:
         raise RunError(f"{path} has no summary: the run is not complete ({error})") from error

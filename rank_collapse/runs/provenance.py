@@ -24,7 +24,6 @@ def environment() -> dict[str, Any]:
         "device": devices[0].device_kind,
         "processor": processor(),
         "num_devices": len(devices),
-        "num_processes": jax.process_count(),
         "git": git_revision(),
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
     }

@@ -1,16 +1,12 @@
 """Seeds: their keys, and one function over all of them, spread over every device.
 
 Seed s of a run draws from fold_in(key(base_seed), s), so that more seeds never change earlier
-ones, and no result depends on how many devices or processes share the work.
+ones, and no result depends on how many devices share the work.
 
     mesh = seed_mesh()
     keys = seed_keys(0, 10)
     call = spread(lambda key, scale: scale * jax.random.normal(key), mesh)
     values = to_host(call(lay_out(keys, mesh), 2.0), 10)
-
-A mesh may reach over several processes (`jax.distributed`), each of which then calls the same
-functions with the same arguments: each computes the seeds of its own devices, and what `to_host`
-returns is whole in all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rank_collapse.runs import processes
+from rank_collapse.runs.states import is_key
 from rank_collapse.struct import refuse_if
 
 AXIS = "seeds"
@@ -35,7 +31,12 @@ PRODUCTS = {"xla_gpu_enable_triton_gemm": False}
 def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Any:
     """Keys of seeds first .. first + num_seeds − 1: fold_in(key(base_seed), s)."""
     refuse_if(num_seeds < 1, f"num_seeds={num_seeds} is not a positive integer")
-    return _folded(jax.random.key(base_seed), first + np.arange(num_seeds))
+    return keys_of(base_seed, first + np.arange(num_seeds))
+
+
+def keys_of(base_seed: int, numbers: np.ndarray) -> Any:
+    """Keys of some seeds, by their numbers."""
+    return _folded(jax.random.key(base_seed), numbers)
 
 
 @jax.jit
@@ -76,15 +77,13 @@ def lay_out(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
 
     def laid(a):
         a = a if not more else jnp.concatenate([a, jnp.repeat(a[-1:], more, axis=0)])
-        if sharding.is_fully_addressable:
-            return jax.device_put(a, sharding)
-        return jax.make_array_from_callback(a.shape, sharding, lambda index: a[index])
+        return jax.device_put(a, sharding)
 
     return jax.tree.map(laid, tree)
 
 
 def to_host(tree: Any, num_seeds: int | None = None) -> Any:
-    """Every leaf on the host, whole: gathered from all processes, each of which must call this.
+    """Every leaf on the host, whole.
 
     Args:
         tree: Arrays, with leading seed axes where `num_seeds` is given.
@@ -94,10 +93,14 @@ def to_host(tree: Any, num_seeds: int | None = None) -> Any:
         Numpy arrays; random keys stay keys, on one device.
     """
 
-    def trimmed(data, leaf):
-        return processes.like_leaf(data if num_seeds is None else data[:num_seeds], leaf)
+    def whole(leaf):
+        if is_key(leaf):
+            data = whole(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+        array = np.asarray(leaf)
+        return array if num_seeds is None else array[:num_seeds]
 
-    return jax.tree.map(trimmed, processes.gather(tree), tree)
+    return jax.tree.map(whole, tree)
 
 
 def seeds_at_once(mesh: Mesh) -> int | None:

@@ -1,4 +1,4 @@
-"""Saving and restoring a pytree of arrays by step, each in a sealed file of its own.
+"""Saving and restoring a pytree of arrays by step, each in a file of its own.
 
 Leaves are stored under their path in the tree, on the host, so that a state saved under one
 number of devices is restored under another.

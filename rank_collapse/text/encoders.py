@@ -1,5 +1,6 @@
 """Functions text -> token ids, by a checkpoint folder's tokenizer files or made from the texts."""
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,11 +17,29 @@ from rank_collapse.text.vocabulary import (
 )
 
 Encoder = Callable[[str], list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """An `Encoder` of a vocabulary that is known.
+
+    Attributes:
+        ids: text → token ids.
+        unknown: The id of what the vocabulary does not have; None where it has none.
+    """
+
+    ids: Encoder
+    unknown: int | None = None
+
+    def __call__(self, text: str) -> list[int]:
+        return self.ids(text)
+
+
 SENTENCEPIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 FILES = f"tokenizer.json, vocab.json with merges.txt, vocab.txt, {', '.join(SENTENCEPIECE_FILES)}"
 
 
-def tokenizer_of(folder: str | os.PathLike, settings: dict[str, Any]) -> Encoder | None:
+def tokenizer_of(folder: str | os.PathLike, settings: dict[str, Any]) -> Known | None:
     """text -> token ids, special tokens included, by the files in a folder; None without any.
 
     Looked for in the order of `FILES`: tokenizer.json, vocab.json with merges.txt (byte-level BPE),
@@ -58,7 +77,12 @@ def trained_tokenizer(texts: Sequence[str], vocab_size: int) -> Encoder:
 
 
 def _ids(path, tokenizer):
-    return lambda text: called(f"{path} encodes no text", tokenizer.encode, text).ids
+    names = [getattr(getattr(tokenizer, "model", None), "unk_token", None), "[UNK]", "<unk>"]
+    unknown = [tokenizer.token_to_id(name) for name in names if name]
+    return Known(
+        lambda text: called(f"{path} encodes no text", tokenizer.encode, text).ids,
+        next((i for i in unknown if i is not None), None),
+    )
 
 
 def _byte_level(folder, settings):
@@ -67,7 +91,7 @@ def _byte_level(folder, settings):
     ids = _ids(folder / "vocab.json", tokenizer)
     if settings["model_type"] == "gpt2" or None in (first, last):
         return ids
-    return lambda text: [first, *ids(text), last]
+    return Known(lambda text: [first, *ids(text), last], ids.unknown)
 
 
 def _sentencepiece(path, settings):
@@ -96,4 +120,7 @@ def _sentencepiece(path, settings):
         "mistral": (ids("<s>"), []),
     }.get(kind, ([], []))
     lower = kind == "albert" and bool(options.get("do_lower_case", True))
-    return lambda text: [*before, *model.encode(text.lower() if lower else text), *after]
+    return Known(
+        lambda text: [*before, *model.encode(text.lower() if lower else text), *after],
+        model.unk_id(),
+    )

@@ -45,6 +45,17 @@ def read_table(path: str | os.PathLike) -> dict[str, list[str]]:
     }
 
 
+def check_size(path: str | os.PathLike) -> None:
+    """Refuses a JSON file of more than 100 MB.
+
+    Raises:
+        ValueError: It names the size.
+    """
+    with contextlib.suppress(OSError):  # which what reads it names
+        if (size := os.path.getsize(path)) > MOST_JSON:
+            raise ValueError(f"{path} is of {size} bytes: no JSON file of a model has {MOST_JSON}")
+
+
 def read_json(path: str | os.PathLike) -> dict[str, Any]:
     """A JSON object.
 
@@ -52,9 +63,7 @@ def read_json(path: str | os.PathLike) -> dict[str, Any]:
         FileNotFoundError: No such file.
         ValueError: Not readable, of more than 100 MB, or not a JSON object.
     """
-    with contextlib.suppress(OSError):  # which `read_utf8` names
-        if (size := os.path.getsize(path)) > MOST_JSON:
-            raise ValueError(f"{path} is of {size} bytes: no JSON file of a model has {MOST_JSON}")
+    check_size(path)
     text = read_utf8(path)
     try:
         content = json.loads(text)

@@ -105,6 +105,36 @@ def pad(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31) -> Token
     return Tokens(ids, mask)
 
 
+def masked_copies(
+    ids: Int[np.ndarray, "b n"],
+    mask: Bool[np.ndarray, "b n"],
+    token: int,
+    copies: int,
+    share: float = 0.15,
+    seed: int = 0,
+) -> tuple[Int[np.ndarray, "c n"], Bool[np.ndarray, "c n"]]:
+    """(copies with masked tokens, which ones): the copies of a text mask others, as long as it has.
+
+    Never the first or the last token of a text, which close it in most models.
+
+    Args:
+        ids, mask: Of `Tokens`.
+        token: The id that stands in a masked one's place.
+        copies: Of each text, one after the other: c = b · copies.
+        share: Of a text's tokens that each copy masks, at least one; 15 % as of BERT.
+
+    Source: Devlin et al. 2019, task 1, with the token in all of the places.
+    """
+    draw, chosen = np.random.default_rng(seed), np.zeros((len(ids), copies, ids.shape[1]), bool)
+    for text, count in zip(chosen, mask.sum(axis=1), strict=True):
+        places = draw.permutation(np.arange(1, count - 1))
+        size = max(1, round(share * len(places)))
+        for copy, own in enumerate(text):
+            own[np.take(places, np.arange(copy * size, (copy + 1) * size), mode="wrap")] = True
+    chosen = chosen.reshape(-1, ids.shape[1])
+    return np.where(chosen, token, np.repeat(ids, copies, axis=0)), chosen
+
+
 def join(texts: Sequence[str], encoder: Encoder, min_tokens: int, limit: int) -> list[str]:
     """Consecutive texts joined until each has `min_tokens`; what is left at the end is dropped."""
     joined, parts, length = [], [], 0

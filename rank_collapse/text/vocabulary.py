@@ -11,7 +11,7 @@ from typing import Any
 
 from rank_collapse.extras import required
 from rank_collapse.printed import one_line
-from rank_collapse.text.files import read_json
+from rank_collapse.text.files import check_size, read_json
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -92,6 +92,7 @@ def read_byte_level(vocabulary: str | os.PathLike, merges: str | os.PathLike) ->
 
 def read_tokenizer(path: str | os.PathLike) -> Any:
     """The `tokenizers.Tokenizer` of a tokenizer.json, of any kind; it neither cuts nor pads."""
+    check_size(path)
     make = _tokenizers().Tokenizer.from_file
     tokenizer = called(f"{path} is not a tokenizer", make, str(path))
     tokenizer.no_truncation()

@@ -25,6 +25,7 @@ from rank_collapse.network import (
     layers,
     repeat_groups,
 )
+from rank_collapse.network.attention import attention_scores
 from rank_collapse.theory.log_operations import LogState
 from rank_collapse.theory.logdomain import EDITS, LogTrace
 
@@ -229,7 +230,7 @@ def layer_sides(
     2ΣD_h and 2 max D_h of each head's part; norms of sums are at most sums of norms in ‖.‖_1 and in
     ‖.‖_∞ each, but not in their geometric mean. The published form, which has one γ and one β for
     all heads, adds the heads in ‖.‖_{1,∞}, where the triangle inequality fails: it does not
-    follow, and wide layers of two heads are above it (`experiments.bounds.two_heads`). Both sides
+    follow, and wide layers of two heads are above it (`experiments.paper.bounds`). Both sides
     hold the cube of the input's scale: tightness does without it.
 
     Source: Dong et al. 2021, theorems 2.2 and 2.3; the layer's form is derived here from the
@@ -292,6 +293,29 @@ def stack_sides(
         "stack_gamma": gamma,
         "shrinks": largest / 2 + start < 0,
     }
+
+
+def lemma_excess(params: AttentionParams, x: Float[Array, "n d"]) -> Float[Array, "h"]:
+    """Largest entry of (I − D)P̃ − P and of P − (I + 2D)P̃ of each head: the lemma, where at most 0.
+
+    P̃ = softmax(S − E) has equal rows, S the scores and E = R W_QK Rᵀ/√k; all rows see all keys.
+    Claimed where max_i D_ii ≤ `LEMMA_THRESHOLD`.
+
+    Args:
+        params, x: Of a layer's attention, and what it reads.
+
+    Source: the technical lemma in the appendix of Dong et al. 2021.
+    """
+    rest = x - jnp.mean(x, axis=0, keepdims=True)
+    w_qk, _ = head_weights(params)
+    width = jnp.sqrt(params.w_q.shape[-1]).astype(x.dtype)
+    deviation = jnp.einsum("nd,hde,me->hnm", rest, w_qk, rest) / width
+    spread = (jnp.max(deviation, axis=-1) - jnp.min(deviation, axis=-1))[:, :, None]
+    scores = attention_scores(params, x, x)
+    weights = jax.nn.softmax(scores, axis=-1)
+    common = jax.nn.softmax(scores - deviation, axis=-1)
+    excess = jnp.maximum((1 - spread) * common - weights, weights - (1 + 2 * spread) * common)
+    return jnp.max(excess, axis=(1, 2))
 
 
 def score_width(config):

@@ -228,15 +228,16 @@ class LogPass(LayerPass):
 
 
 def local_rate(profile: Any) -> Float[Array, "*s k"]:
-    """log‖res(X^{l+1})‖ / log‖res(X^l)‖ for l = 0..L−1; it tends to 3 in pure attention.
+    """The order p of ‖res(X^{l+1})‖ ~ C ‖res(X^l)‖^p for l = 1 .. L−1; 3 in pure attention.
 
-    Means little in the first layers, where the logarithm passes 0.
+    p_l = (y_{l+1} − y_l) / (y_l − y_{l−1}) of y_l = log‖res(X^l)‖, in which neither C nor the unit
+    and base matter. 1 for exponential decay; NaN after two equal residuals.
 
     Args:
-        profile: Logarithms [..., L + 1] to any base.
+        profile: y [..., L + 1], of three layers or more.
     """
-    profile = jnp.asarray(profile)
-    return profile[..., 1:] / profile[..., :-1]
+    step = jnp.diff(jnp.asarray(profile), axis=-1)
+    return jnp.where(step[..., :-1] == 0, jnp.nan, step[..., 1:] / step[..., :-1])
 
 
 def _of_attention(passage, keep):

@@ -105,7 +105,6 @@ def expected_pass(
     *,
     sizes: Any = None,
     attention: Any = None,
-    memory_kernel: Any = None,
     **inputs: Any,
 ) -> ExpectedTrace:
     """The tokens of a network in expectation over its weights, sublayer by sublayer.
@@ -134,8 +133,6 @@ def expected_pass(
         params, x, config: As in `apply`; of parameters mean squares are read, of x the kernel.
         sizes: Squared relative sizes of updates, as of `update_sizes`; None for none.
         attention: [L, h, n, n], measured weights in place of those of equal tokens.
-        memory_kernel: A `TokenKernel` in place of that of `memory`, such as the `output` of the
-            encoder's own pass, with its change.
         **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`. Tokens that
             do not exist get no attention, but are counted in the trace's means.
 
@@ -153,7 +150,7 @@ def expected_pass(
     covered = COVERS if attention is None else COVERS_MEASURED
     params, prepared = prepare_inputs(params, x, config, covers=covered, **inputs)
     sizes = update_sizes(config, 0.0) if sizes is None else sizes
-    found = _expected(params, prepared, config, sizes, attention, memory_kernel)
+    found = _expected(params, prepared, config, sizes, attention)
     variance = found.hidden.variance
     if not isinstance(variance, jax.core.Tracer):
         lost = np.isnan(variance).any(axis=1)
@@ -210,10 +207,10 @@ class Expected(Algebra):
 
 
 @jax.jit
-def _expected(params, prepared, config, sizes, attention, memory) -> ExpectedTrace:
-    n, dtype, cross = prepared.x.shape[0], prepared.x.dtype, None
+def _expected(params, prepared, config, sizes, attention) -> ExpectedTrace:
+    n, dtype, cross, memory = prepared.x.shape[0], prepared.x.dtype, None, None
     if config.cross_attention:
-        memory = token_kernel.kernel_of(prepared.memory) if memory is None else memory
+        memory = token_kernel.kernel_of(prepared.memory)
         cross = attn.equal_weights(prepared.memory_context, n, prepared.memory.shape[0], dtype)
     algebra = Expected(attn.equal_weights(prepared.context, n, n, dtype), cross, memory)
     start = token_kernel.kernel_of(prepared.x)
@@ -282,14 +279,11 @@ def expected_gradient_norms(
     # D is linear in the sizes: its derivative is the same at all of them.
     sizes = update_sizes(config, 0.0) if sizes is None else sizes
     found, trace = jax.grad(moved, has_aux=True)(sizes)
-    return norms_of_derivatives(found, params, config), trace
+    return _norms(found, params, config), trace
 
 
-def norms_of_derivatives(
-    derivatives: dict[str, dict[str, Any]], params: Any, config: TransformerConfig
-) -> dict[str, dict[str, Float[Array, "l"]]]:
-    """√(∂/∂e / mean(W²)) of every matrix by layer: √E‖∂loss/∂W‖_F² from the derivatives of
-    E(δloss)² by the squared relative sizes e of updates, as `update_sizes` gives them."""
+def _norms(derivatives, params, config):
+    """√(∂/∂e / mean(W²)) of every matrix by layer, from the derivatives by the squared sizes e."""
     rows = jnp.asarray(config.layer_map) if config.layer_map else slice(None)
 
     def size(part, name, derivative):

@@ -209,10 +209,7 @@ def depth_check(
         for name, rule in given.items():
             values = program(keys, (letters, rule, training))
             found[name].append(every_seed.to_host(values, seeds))
-    return {name: of_depths(own, depths) for name, own in found.items()}
-
-
-def of_depths(found: Sequence[dict[str, Any]], depths: Sequence[int]) -> CoordCheck:
-    """A `CoordCheck` of what each depth gave, {quantity: [seeds, steps]}."""
-    values = jax.tree.map(lambda *own: np.stack([np.asarray(a, float) for a in own])[None], *found)
-    return CoordCheck(values, tuple(depths))
+    return {
+        name: CoordCheck(jax.tree.map(lambda *a: np.stack(a)[None], *own), tuple(depths))
+        for name, own in found.items()
+    }

@@ -7,14 +7,16 @@ import shutil
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 from conftest import REPOSITORY
-from marks import slow_but
+from marks import full_but
 
 import rank_collapse as rc
-from rank_collapse.command import checkpoint, main, parsed
-from rank_collapse.command.checkpoint import READ, WHOLE, batch_of, measured, opened
+from rank_collapse.command import inputs, main, parsed
+from rank_collapse.command.checkpoint import WHOLE, checked
+from rank_collapse.command.inputs import Opened, inputs_of, opened
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
 
@@ -32,7 +34,7 @@ def folder(tmp_path, request):
 
 def of_folders(kept):
     return pytest.mark.parametrize(
-        "folder", slow_but(["bert", "llama-grouped"], kept), indirect=True
+        "folder", full_but(["bert", "llama-grouped"], kept), indirect=True
     )
 
 
@@ -42,47 +44,51 @@ def test_one_page_about_one_checkpoint(folder, tmp_path, capsys):
     text.write_text("a b c d e f\n\nb a a c\n")
     assert main([str(folder), "--text", str(text), "--max_tokens", "8", "--out", str(out)]) == 0
     written = [out, out.with_suffix(".csv"), out.with_suffix(".json")]
-    said = f"Texts by {folder}.\nwritten to {written[0]}, {written[1]} and {written[2]}\n"
-    assert capsys.readouterr().out == said
+    numbers = json.loads(written[2].read_text())
+    verdict, *_, end = capsys.readouterr().out.splitlines()
+    assert verdict == f"{folder}: {numbers['verdict']}"
+    assert end == f"written to {out}, {out.with_suffix('.json')} and {out.with_suffix('.csv')}"
     page = out.read_text("utf-8")
+    assert numbers["verdict"] in page.replace("&#x27;", "'")
     assert page.count("data:image/png;base64,") == 3 and "a &lt;b&gt;" in page
     assert "<b>" not in page
-    assert "before the final norm</td>" in page and "after the final norm</td>" in page
     assert "http" not in page and "<script" not in page
     # Nothing is published of this model, and what it is compared with has one name.
-    said = re.sub('base64,[^"]*', "", page)
-    assert not re.search("Against the paper|published|SAN", said) and "attention alone" in said
+    assert not re.search("Against the paper|published", re.sub('base64,[^"]*', "", page))
     rows = list(csv.DictReader(written[1].read_text().splitlines()))
     depth = max(int(row["layer_or_length"]) for row in rows)
     of = {"network": "attention alone", "measure": "residual_ratio", "layer_or_length": str(depth)}
     ratios = [float(row["value"]) for row in rows if of.items() <= row.items()]
-    numbers = json.loads(written[2].read_text())["numbers"]
+    numbers = numbers["numbers"]
     assert len(ratios) == 2 and numbers["layers, heads, width"].startswith(f"{depth}, ")
-    assert numbers["residual ratio of attention alone, before the final norm"] == pytest.approx(
-        np.mean(ratios), rel=1e-5
-    )
+    last = numbers["residual ratio of attention alone, before the final norm"]
+    assert last == pytest.approx(np.mean(ratios), rel=1e-5)
 
 
 @of_folders("llama-grouped")
 def test_its_numbers_are_those_of_the_network(folder, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("a b c d e f")
-    source, batch = tokens_of(folder, "--text", str(text), "--max_tokens", "8")
-    found = measured(source, batch)
+    given = tokens_of(folder, "--text", str(text), "--max_tokens", "8")
+    done = checked(opened(str(folder)), given)
+    found = done.report
     config, params = rc.pretrained.load(folder)
-    trace = rc.apply(params, batch.ids[0], config)
+    trace = rc.apply(params, given.x[0], config)
     expected = rc.profile(trace.hidden)["residual_ratio"]
-    np.testing.assert_allclose(found[WHOLE]["residual_ratio"][0], expected, rtol=1e-4)
-    after = found[READ]["residual_ratio"][0, -1]
+    np.testing.assert_allclose(found.states["Transformer"]["residual_ratio"][0], expected, 1e-4)
+    after = found.read["residual_ratio"][0, -1]
     np.testing.assert_allclose(after, rc.residual_ratio(trace.output), rtol=1e-4)
     p = np.asarray(trace.attention, np.float64)  # [l, h, n, n]
     entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1).mean(axis=(1, 2))
-    np.testing.assert_allclose(found["attention"]["entropy"][0], entropy, rtol=1e-5)
+    np.testing.assert_allclose(done.attention("entropy")[0], entropy, rtol=1e-5)
     sinks = p[..., 0].mean(axis=(1, 2))
-    np.testing.assert_allclose(found["attention"]["first_column"][0], sinks, rtol=1e-5)
-    by_length = rc.path_contributions(params, batch.ids[0], config).by_length
+    np.testing.assert_allclose(done.attention("first_column")[0], sinks, rtol=1e-5)
+    by_length = rc.path_contributions(params, given.x[0], config).by_length
     sizes = [rc.composite_norm(c) for c in by_length]
-    np.testing.assert_allclose(found["sizes"][0], sizes, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(found.path_size[0], sizes, rtol=1e-3, atol=1e-5)
+    bare = rc.surgery.variant(config, params, "SAN")
+    alone = rc.profile(rc.apply(bare[1], given.x[0], bare[0]).hidden)["residual_ratio"]
+    np.testing.assert_allclose(found.states["SAN"]["residual_ratio"][0], alone, 1e-4, 1e-6)
 
 
 @pytest.mark.parametrize("factor", [1, 1000])
@@ -109,41 +115,113 @@ def test_a_token_that_holds_the_residual_is_named(tmp_path, factor):
     flags = [r for r in rows if r["measure"] == "spiked" and float(r["value"])]
     named = {(r["network"], r["text"]) for r in flags if r["network"] != "attention alone"}
     assert named == ({(WHOLE, "0"), (WHOLE, "1")} if spiked else set())
-    columns = re.findall("<th>([^<]*)</th>", out.read_text("utf-8"))
-    assert {f"residual ratio, {WHOLE}", f"residual ratio, {READ}", "spike norm"} <= set(columns)
 
 
 def tokens_of(folder, *arguments):
-    given = parsed([str(folder), *arguments])
-    source, place = opened(given.sources[0])
-    return source, batch_of(given, source, place)[0]
+    return inputs_of(parsed([str(folder), *arguments]), opened(str(folder)))
 
 
 def test_a_folder_without_tokenizer_files_is_measured_all_the_same(folder, tmp_path, capsys):
     """As `save_pretrained` writes it: given ids, another folder's tokenizer, or random ids."""
-    given = tokens_of(GOLDEN, "--ids=5,8,13", "--ids", "7 6")[1]
-    assert given.ids.tolist() == [[5, 8, 13], [7, 6, 0]] and given.lengths.tolist() == [3, 2]
+    given = tokens_of(GOLDEN, "--ids=5,8,13", "--ids", "7 6")
+    assert given.x.tolist() == [[5, 8, 13], [7, 6, 0]] and given.mask.sum() == 5
+    (tmp_path / "ids.txt").write_text("5 8 13\n7, 6\n")
+    same = tokens_of(GOLDEN, "--token_ids", str(tmp_path / "ids.txt"))
+    assert same.x.tolist() == given.x.tolist() and same.kind == given.kind == "ids"
     text = tmp_path / "text.txt"
     text.write_text("a b c d e f")
     more = ("--text", str(text), "--max_tokens", "8")
-    own = tokens_of(folder, *more)[1]
-    others = tokens_of(GOLDEN, *more, "--tokenizer", str(folder))[1]
-    np.testing.assert_array_equal(own.ids, others.ids)
+    own = tokens_of(folder, *more)
+    others = tokens_of(GOLDEN, *more, "--tokenizer", str(folder))
+    np.testing.assert_array_equal(own.x, others.x)
     out = tmp_path / "page.html"
     assert main([str(GOLDEN), "--max_tokens=5", "--num_texts=3", "--out", str(out)]) == 0
-    said = f"Random token ids, since {GOLDEN} has none of tokenizer.json, vocab.json with merges"
-    assert said in out.read_text("utf-8") and capsys.readouterr().out.startswith(said)
-    source, batch = tokens_of(GOLDEN, "--max_tokens=500", "--num_texts=100")
-    known = source.config.embedding
-    assert batch.ids.shape == (100, known.num_positions) and batch.ids.max() < known.vocab_size
-    assert len(np.unique(batch.ids)) > 0.9 * known.vocab_size
+    assert f"Random token ids, since {GOLDEN} has none of" in capsys.readouterr().out
+    found = tokens_of(GOLDEN, "--max_tokens=500", "--num_texts=100")
+    known = opened(str(GOLDEN)).source.config.embedding
+    assert found.x.shape == (100, known.num_positions) and found.x.max() < known.vocab_size
+    assert len(np.unique(found.x)) > 0.9 * known.vocab_size and found.kind == "random"
+
+
+def test_unknown_tokens_are_counted_and_warned_of(folder, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    for content, share, warned in (("a b c d e f g ?", "10%", False), ("a ? ! %", "50%", True)):
+        text.write_text(content)
+        given = tokens_of(folder, "--text", str(text))  # framed by [CLS] and [SEP]
+        assert share in given.made and f"“{content[:7]}" in given.made
+        assert capsys.readouterr().err.startswith("warning: 50%") == warned
+
+
+WHISPER = {"model_type": "whisper", "num_mel_bins": 6, "encoder_layers": 2, "d_model": 16}
+WHISPER |= {"encoder_attention_heads": 2, "encoder_ffn_dim": 24, "max_source_positions": 10}
+
+
+@pytest.mark.parametrize("kind", ["images", "features"])
+def test_images_and_features_are_read_or_drawn(kind, tmp_path):
+    if kind == "images":
+        one = opened(str(GOLDEN.parent / "vit-wide"))
+        sides = one.source.settings["image_size"]
+        sides = [sides] * 2 if isinstance(sides, int) else sides
+        shape = (2, one.source.settings["num_channels"], *sides)
+    else:
+        source = rc.pretrained.open_random(WHISPER, jax.random.key(0))
+        one, shape = Opened("whisper", source, None), (2, 6, 20)  # as feature extractors give it
+    array = np.random.default_rng(1).standard_normal(shape, np.float32)
+    np.save(tmp_path / "x.npy", array)
+    flags = ("x", "--num_texts=1")
+    drawn = inputs_of(parsed(["check", *flags]), one)
+    given = inputs_of(parsed(["check", *flags, "--inputs", str(tmp_path / "x.npy")]), one)
+    assert given.x.shape == drawn.x.shape and "Drawn" in drawn.made and len(given.x) == 1
+    if kind == "features":
+        np.testing.assert_array_equal(given.x[0], array[0].T)
+    found = checked(one, given).networks[WHOLE]["residual_ratio"]
+    config, params = rc.pretrained.random_like(WHISPER, jax.random.key(0))
+    if kind == "images":
+        config, params = rc.pretrained.load(one.folder)
+    expected = rc.profile(rc.apply(params, given.x[0], config).hidden)["residual_ratio"]
+    np.testing.assert_allclose(found[0], expected, rtol=1e-4)
+
+
+def test_ratios_that_are_rounding_are_bounds(folder, monkeypatch):
+    """A network whose attention makes all tokens equal: the number is not printed."""
+    done = checked(opened(str(folder)), tokens_of(folder, "--ids=5,8,13,7"))
+    profile = done.networks["attention alone"]
+    profile["residual_ratio"][:, -1] = 1e-7
+    profile.rounding = profile["residual_ratio"] <= 9.6e-7
+    assert (
+        done.ratio("attention alone", -1)
+        == "≤ 9.5e-07"
+        == done.numbers()["residual ratio of attention alone, before the final norm"]
+    )
+    assert "≤ 9.5e-07" in done.verdict() and isinstance(done.ratio(WHOLE, -1), float)
+
+
+def test_a_disk_that_fills_up_leaves_no_part(folder, tmp_path, monkeypatch, capsys):
+    from rank_collapse.command import checkpoint
+
+    written = checkpoint.files.write_atomically
+
+    def until_full(path, data):
+        if path.suffix == ".csv":
+            raise checkpoint.files.RunError(f"cannot write to {path}: No space left on device")
+        written(path, data)
+
+    monkeypatch.setattr(checkpoint.files, "write_atomically", until_full)
+    assert main([str(folder), "--ids=5,8,13", "--out", str(tmp_path / "x.html")]) == 2
+    assert str(tmp_path / "x.csv") in capsys.readouterr().err and not list(tmp_path.glob("x.*"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["no/such/folder"], "no/such/folder"),
-        ([str(GOLDEN.parent / "vit-wide")], "no model of texts"),
+        ([str(GOLDEN), "--inputs=x.npy"], "--inputs=x.npy"),
+        ([str(GOLDEN.parent / "vit-wide"), f"--inputs={__file__}"], "is no array of numbers"),
+        ([str(GOLDEN), "--max_tokens=9223372036854775808"], "--max_tokens 9223372036854775808"),
+        ([str(GOLDEN), "--out=x.png"], "--out x.png"),
+        ([str(GOLDEN), "--token_ids=no.txt"], "no.txt"),
+        (["chekc"], "check, compare, depth, watch, depth-check"),
+        (["depth", str(GOLDEN)], "no language model"),
         ([str(GOLDEN), "--text", __file__], "bert has none of tokenizer.json, vocab.json with"),
         ([str(GOLDEN), "--tokenizer=no/such"], "no/such has none of tokenizer.json"),
         ([str(GOLDEN), "--ids=5,x"], "--ids does not hold token ids"),
@@ -162,11 +240,17 @@ def test_what_cannot_be_read_is_one_line_and_exit_code_2(arguments, said, capsys
     assert printed.startswith("error: ") and printed.count("\n") == 1 and said in printed
 
 
+def test_output_that_is_closed_is_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main([str(GOLDEN), "--ids=5,6", "--json"]) == 2
+    assert capsys.readouterr().err.startswith("error: standard output is closed")
+
+
 def test_an_interrupt_is_one_line(monkeypatch, capsys):
     def interrupted(given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint, "opened", interrupted)
+    monkeypatch.setattr(inputs, "opened", interrupted)
     assert main(["bert-base-cased"]) == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
 
@@ -174,10 +258,9 @@ def test_an_interrupt_is_one_line(monkeypatch, capsys):
 def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main([str(GOLDEN)]) == 2
-    assert capsys.readouterr().err == (
-        "error: the page needs matplotlib, which is not installed: pip install matplotlib scipy "
-        "pillow (the extra 'report'); --json and --csv do without\n"
-    )
+    err = capsys.readouterr().err
+    assert err.startswith("error: --out rank_collapse.html needs matplotlib") and "--json" in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("module", ["rank_collapse", "experiments.run_sort"])

@@ -76,18 +76,18 @@ def test_each_network_of_several_has_its_picture_and_its_alarms(tmp_path, capsys
     )  # the file alone, in the same run
 
 
-def test_the_folder_may_come_later(tmp_path, monkeypatch, capsys):
+def test_the_file_may_come_later(tmp_path, monkeypatch, capsys):
     """As where the run and this are started together."""
     folder = tmp_path / "run"
+    folder.mkdir()
 
     def begin(_):
-        folder.mkdir()
         write(folder, 0.5)
         (folder / "summary.json").write_text("{}")
 
     monkeypatch.setattr(watch, "pause", begin)
     assert watched(str(folder)) == 0 and (folder / "figures" / "metrics.png").exists()
-    waiting = f"waiting: {folder / metrics.NAME} does not exist; trained experiments write it with"
+    waiting = f"waiting: {folder / metrics.NAME} does not exist"
     assert capsys.readouterr().out.startswith(waiting)
     assert watched(str(folder)) == 0 and "waiting" not in capsys.readouterr().out
 
@@ -121,7 +121,9 @@ def test_it_ends_with_a_run_of_ones_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("nowhere", "--once"), "does not exist"),
+        (("nowhere", "--once"), "nowhere does not exist"),
+        (("nowhere",), "nowhere does not exist"),
+        ((".", "--once"), "metrics.jsonl does not exist"),
         (("x", "--every=0"), "--every 0.0 is below 0.1"),
         (("x", "--below=loss"), "--below=loss is not name=value"),
         (("x", "--above=loss=much"), "--above=loss=much is not name=value"),
@@ -135,7 +137,7 @@ def test_mistakes_are_named_in_a_line(arguments, message, capsys, tmp_path, monk
     assert message in err and err.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_of_very_many_metrics_some_dozens_are_drawn_and_it_says_so(tmp_path, capsys):
     for step in range(3):
         metrics.append(tmp_path / metrics.NAME, step, {f"m{i}": i + step for i in range(300)})
@@ -185,7 +187,7 @@ def test_many_lines_are_read_and_drawn_in_proportion(monkeypatch):
 def test_a_metric_of_any_name_is_drawn(tmp_path, monkeypatch):
     """Formulas and control characters: matplotlib refused the one and warned of the other."""
     monkeypatch.setattr(watch, "drawn", drawn.drawn)
-    metrics.append(tmp_path / metrics.NAME, 1, {"$\\frac{$": 1.0, "\x1b[31m": 2.0})
+    metrics.append(tmp_path / metrics.NAME, 1, {"$\\frac{$": 1.0, "\x1b[31m": 2.0, "m" * 10**5: 1})
     assert watched(str(tmp_path), "--once") == 0
     assert (tmp_path / "figures" / "metrics.png").stat().st_size > 1000
 
@@ -253,34 +255,29 @@ def test_a_state_that_is_just_being_written_is_read_later(tmp_path):
     assert [row["step"] for row in reader.read()] == [1, 2]
 
 
-def events(folder, tags):
-    """As TensorBoard has them, of {tag: value at step 0, 1, ...}."""
-    writer = pytest.importorskip("torch.utils.tensorboard").SummaryWriter(str(folder))
-    for tag, values in tags.items():
-        for step, value in enumerate(values):
-            writer.add_scalar(tag, value, step)
-    writer.close()
+MALFORMED = ["", "{", "[]", "3", "null", '{"log_history": 3}', '{"log_history": [3]}']
+MALFORMED += ['{"log_history": [{"loss": 1}]}', '{"log_history": [{"step": [], "loss": 1}]}']
+MALFORMED += ['{"log_history": [{"step": 1e999, "loss": 1}]}', "[" * 100_000, '{"max_steps": "a"}']
+MALFORMED += [
+    '{"log_history": [{"step": 1, "loss": 1' + "0" * 400 + "}]}",
+    "\xff",
+    '{"log_history": 1}',
+]
 
 
-def test_what_tensorboard_has_is_watched(tmp_path, capsys):
-    pytest.importorskip("tensorboard")
-    tags = {"residual_ratio/layer_1": [0.5, 1e-3], "train/loss": [2.0, float("inf")]}
-    events(tmp_path / "logs" / "a", tags)
-    events(tmp_path / "logs" / "b", {"residual_ratio": [0.9]})
-    out = said(capsys, str(tmp_path / "logs"), "--once", code=watch.PASSED).out
-    assert "a: step 1: layer_1.residual_ratio 0.001 below 0.01 (rank collapse)" in out
-    assert "a: step 1: train.loss inf is not finite" in out
-    drawn = {path.name for path in (tmp_path / "logs" / "figures").iterdir()}
-    assert drawn == {"metrics-a.png", "metrics-b.png"}
+@pytest.mark.parametrize("content", MALFORMED, ids=range(len(MALFORMED)))
+def test_a_malformed_state_is_one_line(content, tmp_path, capsys):
+    (tmp_path / watch.STATE).write_bytes(content.encode("latin-1"))
+    err = said(capsys, str(tmp_path), "--once", code=2).err
+    assert err.startswith(f"error: {tmp_path / watch.STATE} ") and err.count("\n") == 1
 
 
-def test_without_tensorboard_it_says_what_to_install(tmp_path, capsys, monkeypatch):
-    (tmp_path / "events.out.tfevents.1.host").write_bytes(b"")
-    for name in ("tensorboard", "tensorboard.backend.event_processing.event_accumulator"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert said(capsys, str(tmp_path), "--once", code=2).err == (
-        f"error: {tmp_path} needs tensorboard, which is not installed: pip install tensorboard\n"
-    )
+def test_a_state_that_is_half_written_at_the_first_look_is_waited_for(tmp_path, monkeypatch):
+    saved = tmp_path / watch.STATE
+    saved.write_text('{"log_hist')
+    whole = {"log_history": [{"step": 1, "loss": 2.0}], "global_step": 1, "max_steps": 1}
+    monkeypatch.setattr(watch, "pause", lambda _: saved.write_text(json.dumps(whole)))
+    assert watched(str(tmp_path)) == 0
 
 
 def test_without_matplotlib_thresholds_are_still_passed(tmp_path, capsys, monkeypatch):

@@ -4,7 +4,7 @@
 
 draws as many cases for each binary (a few by default) and prints how many there were. In the usual
 run a case ends where it would open its folder, when flags, networks, data and sweeps have been
-checked; the slow test computes what the flags ask for, at small sizes.
+checked; another computes what the flags ask for, at small sizes.
 """
 
 import importlib
@@ -15,11 +15,13 @@ import tempfile
 import jax
 import pytest
 from hypothesis import HealthCheck, event, given, settings, strategies as st
-from marks import slow_if
+from marks import full_if
 
 from experiments import benchmark, reproduce
-from experiments.shell import cli
-from experiments.shell.experiment import experiment_of
+from experiments.lab import cli
+from experiments.lab.experiment import experiment_of
+
+pytestmark = pytest.mark.full
 
 CASES = int(os.environ.get("RANK_COLLAPSE_CASES", "0"))
 LIMIT = 300  # seconds, far above what comes before the computation: a hang fails
@@ -137,7 +139,7 @@ def try_many(name, cases, whole, first, capsys):
     return counts
 
 
-@pytest.mark.parametrize("name", slow_if(BINARIES, "run_width"))
+@pytest.mark.parametrize("name", full_if(BINARIES, "run_width"))
 def test_no_traceback_before_the_computation(name, monkeypatch, capsys):
     def reached(*_, **__):
         raise Reached
@@ -149,7 +151,7 @@ def test_no_traceback_before_the_computation(name, monkeypatch, capsys):
     assert counts.keys() <= {"computes", "exit 2", "exit 0", "exit 1"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", [n for n in reproduce.EXPERIMENTS if n != "run_architectures"])
 def test_no_traceback_from_the_computation(name, capsys):
     try_many(name, 3, SMALL, experiment_of(name).presets["tiny"], capsys)

@@ -3,13 +3,13 @@
 import jax
 import numpy as np
 import pytest
-from marks import slow_but
+from marks import full_but
 
 import rank_collapse as rc
 from experiments import benchmark
 from experiments.benchmarks import paths, profiles, training
 from experiments.benchmarks.timing import Report, Timing, median_ratio, time_cases
-from experiments.shell import cli
+from experiments.lab import cli
 from rank_collapse.training.training import Hyper, init_model
 
 
@@ -22,7 +22,7 @@ def value(found, words):
     return next(v for name, (v, _) in found.figures.items() if words in name)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_path_benchmarks_compare_what_is_equal(options):
     config = rc.transformer(depth=2, num_heads=2, d_model=8)
     found = paths.exact_paths(options, config, num_tokens=4)
@@ -34,7 +34,7 @@ def test_path_benchmarks_compare_what_is_equal(options):
     assert value(found, "difference") < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_profile_benchmarks_compare_what_is_equal(options):
     found = profiles.collapse_sweep(options, num_seeds=3, depth=2, num_tokens=4, d_model=8)
     assert value(found, "difference") < 1e-5
@@ -45,14 +45,14 @@ def test_profile_benchmarks_compare_what_is_equal(options):
     assert value(found, "difference") < 1e-2
 
 
-@pytest.mark.parametrize("name", slow_but(training.CASES, "sort"))
+@pytest.mark.parametrize("name", full_but(training.CASES, "sort"))
 def test_training_benchmarks_take_the_published_commands(options, name):
     (ours,) = (found := training.time_training(name, options, 2, training.TINY)).timings
     assert ours.compile_seconds > 0 and len(ours.seconds) == 2
     assert value(found, "ms per seed") == 1e3 * min(ours.seconds)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_pytorch_trains_a_network_of_as_many_parameters_and_learns():
     pytest.importorskip("torch")
     from experiments.benchmarks import torch_baseline

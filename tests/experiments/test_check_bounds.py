@@ -7,8 +7,8 @@ import pytest
 from trained_runs import answered, result_of, rows, run
 
 import rank_collapse as rc
-from experiments import check_bounds
-from experiments.bounds import FREE, SPREAD, Case, two_heads
+from experiments.paper.bounds import experiment as check_bounds
+from experiments.paper.bounds.draws import FREE, SPREAD, Case, two_heads
 from rank_collapse.measures.centers import composite_center
 from rank_collapse.report.claims import FAILS, HOLDS
 
@@ -18,6 +18,7 @@ CASES = (Case(8, 12, 3), Case(3, 4, 1, mask="causal"))
 ARGUMENTS = ("--num_draws=400", "--seed=1", "--sizes=40000,256", "--ascent_steps=100")
 
 
+@pytest.mark.full
 def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch):
     monkeypatch.setattr(check_bounds, "CASES", CASES)
     names = ",".join(case.name for case in CASES)

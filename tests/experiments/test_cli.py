@@ -10,8 +10,8 @@ import pytest
 from absl import flags
 from two_processes import python
 
-from experiments.shell import cli
-from experiments.shell.progress import Progress
+from experiments.lab import cli
+from experiments.lab.progress import Progress
 from rank_collapse import printed
 from rank_collapse.runs.files import RunError
 
@@ -195,7 +195,7 @@ def test_what_a_terminal_has_not_or_would_obey(stream, encoding, text, shown, mo
 def test_a_reader_that_goes_away_is_not_success():
     """`2>&1 | head -1` ended a run half-way with exit code 0."""
     code = (
-        "import sys; from experiments.shell import cli; F = cli.make_flags('x')\n"
+        "import sys; from experiments.lab import cli; F = cli.make_flags('x')\n"
         "def main(o):\n"
         "    print('first', flush=True); sys.stdin.readline()\n"
         "    print('second', flush=True); raise SystemExit(77)\n"
@@ -216,7 +216,7 @@ def test_a_reader_that_goes_away_is_not_success():
 
 
 def test_a_platform_that_is_not_there_is_one_line():
-    code = "from experiments.shell import cli; F = cli.make_flags('x'); cli.run(lambda o: 0, F)"
+    code = "from experiments.lab import cli; F = cli.make_flags('x'); cli.run(lambda o: 0, F)"
     found = python("-c", code, JAX_PLATFORMS="cuda")
     assert (
         found.returncode == 2
@@ -230,7 +230,7 @@ def test_plain_progress_is_lines_with_values_and_remaining_time(capsys):
     with Progress(4, "train", log=logged.append, interval=0.0) as progress:
         progress.skip(1)
         progress.advance(1, loss=0.25)
-        with progress.aside("compiling"):
+        with progress.paused("compiling"):
             pass
         progress.reach(4)
     lines = capsys.readouterr().err.splitlines()

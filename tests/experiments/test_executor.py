@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.shell import cli, vocabulary
-from experiments.shell.executor import Executor, Mapped, named, seeds_done
+from experiments.lab import cli, vocabulary
+from experiments.lab.executor import Executor, Mapped, named, seeds_done
 from rank_collapse.runs import seeds
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder

@@ -13,10 +13,10 @@ from conftest import REPOSITORY
 from trained_runs import check_mistake
 
 from experiments import reproduce, run_convex_hull, run_memorization, run_sort
-from experiments.run_trainability import FLAGS as TRAINABILITY
-from experiments.shell import cli, vocabulary
-from experiments.shell.experiment import experiment_of
-from experiments.shell.options import default_run_name
+from experiments.lab import cli, vocabulary
+from experiments.lab.experiment import experiment_of
+from experiments.lab.flags import default_run_name
+from experiments.note.trainability import FLAGS as TRAINABILITY
 
 GOLDEN = REPOSITORY / "tests" / "golden"
 FILES = {
@@ -31,7 +31,6 @@ FILES = {
     "rows/train.tsv": b"index\tsentence1\tsentence2\n",
 }
 BERT = "--checkpoints={golden}/bert --token_ids={tmp}/ids --initialisation=false"
-VIT = "--checkpoints={golden}/vit-wide"
 OF_TRAINING = "--training"
 # {experiment: {flags: what the line says}}, {tmp} the folder of the files above
 MISTAKES = {
@@ -122,18 +121,10 @@ MISTAKES = {
         "--checkpoints={golden}/bert": "bert has none of tokenizer.json",
         "--checkpoints={tmp}/nowhere": "nowhere does not exist",
         "--models=gpt5": "gpt5 is not one of bert-base-cased",
-        "--checkpoints={golden}/bert --parts=rank": "rank is not one of residuals",
-        f"{BERT} --parts=next_token": "--parts=next_token",
-        f"{BERT} --parts=residuals,gradients,next_token": "--parts=gradients,next_token",
-        f"{BERT.replace('bert', 'llama-grouped')} --parts=bounds": "--parts=bounds",
         f"{BERT} --token_ids={{tmp}}/x": "does not exist",
-        f"{BERT} --token_ids={{tmp}}/long": "30 tokens",
         f"{BERT} --token_ids={{tmp}}/far": "99",
         "--checkpoints={golden}/bert --text_file={tmp}/blank": "no text",
-        VIT: "--images",
-        f"{VIT} --images={{tmp}}/small.npy": "(2, 3, 3, 3)",
-        f"{VIT} --images={{tmp}}/nan.npy": "not finite",
-        f"{VIT} --images={{tmp}}/small.npz": "not a .npy file",
+        "--checkpoints={golden}/vit-wide": "vit-wide is a vit, which reads no tokens",
     },
 }
 # Where the tiny size itself is another answer to the question.
@@ -209,7 +200,7 @@ def test_a_published_command_asks_for_what_ours_does(module):
     for given in (arguments, ours):
         options = cli.parse(module.FLAGS, given)
         configs.append(cli.config_of(options))
-        runs.append(default_run_name(options, options.aside))
+        runs.append(default_run_name(options, options.execution))
     assert arguments != ours and configs[0] == configs[1] and runs[0] == runs[1]
     assert configs[0]["d_model"] == int(arguments[arguments.index("--hidden_dim") + 1])
     assert not SECOND & configs[0].keys()

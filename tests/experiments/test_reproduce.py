@@ -16,12 +16,14 @@ import pytest
 from PIL import Image
 from statement_dates import KEPT, REWORDINGS, dates_of, under_old_dates
 
-from experiments import reproduce, run_architectures, run_path_counts
+from experiments import reproduce
+from experiments.lab import cli, statements
+from experiments.lab.experiment import experiment_of, experiments_of
+from experiments.lab.pool import Ended
+from experiments.lab.statements import STATEMENTS
+from experiments.paper import path_counts as run_path_counts
+from experiments.paper.architectures import experiment as run_architectures
 from experiments.reproducing import results_page, sections, unfinished
-from experiments.shell import cli, statements
-from experiments.shell.experiment import experiment_of, experiments_of
-from experiments.shell.jobs import Ended
-from experiments.shell.statements import STATEMENTS
 from rank_collapse import report
 from rank_collapse.report import claims
 from rank_collapse.report.claims import MORE_THAN_HALF
@@ -60,7 +62,7 @@ def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch
     """Of an experiment that trains a vocabulary too: it must be the same in every process."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.chdir(tmp_path)
-    small = ("--models=albert-base-v2", "--num_texts=2", "--max_tokens=8", "--parts=residuals")
+    small = ("--models=albert-base-v2", "--num_texts=2", "--max_tokens=8")
     own = run_architectures.EXPERIMENT
     own = dataclasses.replace(own, presets={"quick": small})
     monkeypatch.setattr(run_architectures, "EXPERIMENT", own)
@@ -121,7 +123,7 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
     for preset, layers in (("quick", 2), ("paper", 3)):
         folder = tmp_path / "run" / preset / "run_path_counts"
         arguments = ["--heads=2", f"--layers={layers}", f"--output_dir={folder}"]
-        assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, arguments) == 0
+        assert cli.execute(run_path_counts.EXPERIMENT.main, run_path_counts.FLAGS, arguments) == 0
         (folder / "figures" / "path_counts.png").write_bytes(image.getvalue())
     sections.keep_time(tmp_path / "run" / "paper", "run_path_counts", Ended(0, "", 12.34), 1)
     path = results_page.write_markdown(tmp_path / "run", tmp_path / "docs")
@@ -196,7 +198,7 @@ A_FILE = "cannot write to {0}/file: File exists"
     [
         ("--output_dir={0}/file", A_FILE),
         ("--markdown --docs={0}/file", A_FILE),
-        ("--only=run_x", "--only=run_x is not one of run_collapse"),
+        ("--only=run_x", "--only=run_x is not one of run_trained"),
         # What every child would refuse.
         ("--run_name=-1", "--run_name='-1' is not a folder name"),
         ("--run_name=..", "--run_name='..' is not a folder name"),

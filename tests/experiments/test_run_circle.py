@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from trained_runs import answered, arrays, finished, parsed, rows, seed_of
 
-from experiments import run_circle
-from experiments.trained import circle_walks
+from experiments.paper.circle import experiment as run_circle, walks as circle_walks
 from rank_collapse import apply
 from rank_collapse.network.inputs import input_states
 from rank_collapse.runs.folder import RunFolder
@@ -32,6 +31,7 @@ ARGUMENTS = (
 folder = finished(run_circle, *ARGUMENTS, "--keep_models")
 
 
+@pytest.mark.full
 def test_a_row_for_every_seed(folder):
     table = rows(folder)
     assert [(r["case"], r["seed"], r["width"], r["variant"]) for r in table] == [
@@ -45,6 +45,7 @@ def test_a_row_for_every_seed(folder):
     )
 
 
+@pytest.mark.full
 def test_kept_models_continue_as_the_arrays_say(folder):
     """With a skip around the recurrence: inputs are sums of outputs, and outputs are drawn."""
     (path,) = (folder / "models").iterdir()
@@ -110,6 +111,7 @@ def gain_of(setup):
     return setup.floats["network"]["skip_gain"].attention
 
 
+@pytest.mark.full
 def test_a_program_of_several_variants_gives_what_each_alone_gives(tmp_path):
     """A skip of gain 0 is none, and so is dropout at no rate."""
     options = parsed(run_circle, *ARGUMENTS[2:], "--compare=pure", "--widths=4")

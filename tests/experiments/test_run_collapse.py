@@ -12,13 +12,13 @@ import xarray as xr
 from trained_runs import arrays, finished, parsed, result_of, rows, run, verdicts
 
 import rank_collapse as rc
-from experiments import run_collapse
-from experiments.collapse import measure
-from experiments.collapse.figures import slowed
-from experiments.run_collapse import EXPERIMENT
-from experiments.shell import inputs
-from experiments.shell.executor import Chunk
-from experiments.shell.labelled import joined, of_arrays
+from experiments.lab import labelled
+from experiments.lab.executor import Chunk
+from experiments.lab.labelled import joined, of_arrays
+from experiments.paper import inputs
+from experiments.paper.collapse import experiment as run_collapse, measure
+from experiments.paper.collapse.experiment import EXPERIMENT
+from experiments.paper.collapse.figures import slowed
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
 
@@ -29,6 +29,7 @@ TWO = [*SIZE, "--variants=san,san_skip"]
 base = finished(run_collapse, *TWO)
 
 
+@pytest.mark.full
 def test_the_run_measures_what_the_library_gives_one_by_one(base):
     options, saved = parsed(run_collapse, *TWO), arrays(base)
     ids, _ = inputs.read_tokens(options)
@@ -45,13 +46,14 @@ def test_the_run_measures_what_the_library_gives_one_by_one(base):
         np.testing.assert_allclose(found["plain_log10_residual"][:2], profile[:2], atol=1e-3)
 
 
+@pytest.mark.full
 def test_rows_figures_and_statements_are_of_the_arrays(base):
     table, saved = rows(base), arrays(base)
     for column in ("log10_bound", "tightness_mean"):
         assert all((r[column] != "") == (r["variant"] == "san") for r in table)
     found, setup = result_of(EXPERIMENT, base)
     compared = {c.quantity: c for c in EXPERIMENT.compare(found, setup)}
-    assert "variant san: residual ratio after 3 layers" in compared
+    assert "attention alone: residual ratio after 3 layers" in compared
     free = [c.measured for q, c in compared.items() if "needs no condition" in q]
     assert free and not any(free)
     given = {row.key: row for row in EXPERIMENT.claims(found, setup)}
@@ -74,6 +76,7 @@ def compiled():
     jax.monitoring.clear_event_listeners()
 
 
+@pytest.mark.full
 def test_a_sweep_compiles_as_often_as_one_value(base, tmp_path, compiled):
     assert run(run_collapse, TWO, tmp_path / "one") == 0
     one, swept = len(compiled), ("--weight_scale=1,0.5,2", "--skip_gain=1,0")
@@ -90,12 +93,13 @@ def test_a_sweep_compiles_as_often_as_one_value(base, tmp_path, compiled):
     assert (tmp_path / "figures" / "sweep_skip_gain.png").exists()
 
 
+@pytest.mark.full
 def test_what_is_not_known_is_a_gap_with_its_reason(tmp_path, capsys):
     """Weights that overflow: empty cells and a line that says why, and the run ends well."""
     arguments = [*SIZE, "--variants=san,san_skip", "--inputs=gaussian", "--weight_scale=1e30,1"]
     assert run(run_collapse, arguments, tmp_path) == 0
     err = capsys.readouterr().err
-    assert "variant san: no ratio in 3 of 3 seeds" in err
+    assert "attention alone: no ratio in 3 of 3 seeds" in err
     by_scale = {1e30: [], 1: []}
     for row in rows(tmp_path):
         by_scale[float(row["weight_scale"])].append(row)
@@ -103,6 +107,7 @@ def test_what_is_not_known_is_a_gap_with_its_reason(tmp_path, capsys):
     assert all(r["ratio"] and r["log10_residual"] for r in by_scale[1])
 
 
+@pytest.mark.full
 def test_another_text_is_another_config(base, tmp_path, capsys):
     other = tmp_path / "other.txt"
     other.write_text("six other tokens in a row")
@@ -207,7 +212,12 @@ def test_without_skips_post_and_pre_norm_are_one_row():
 
     def rows_of(key, points):
         texts = [row.setting for row in claims_of(points) if row.key == key]
-        return [norm for norm in norms for text in texts if f"placement {norm}" in text]
+        return [
+            norm
+            for norm in norms
+            for text in texts
+            if labelled.setting({"norm_placement": norm}) in text
+        ]
 
     every = norms["none"] | norms["post"] | norms["pre"]
     for key in ("mlp rate", "skips", "mlps slow"):
@@ -280,7 +290,7 @@ def test_where_mlps_begin_to_slow_the_collapse():
     np.testing.assert_allclose(slowed(own), [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_gain_of_mlps_is_swept_in_one_program(tmp_path):
     arguments = [*SIZE, "--variants=san,san_mlp", "--mlp_gain=1,8", "--norm=none"]
     assert run(run_collapse, arguments, tmp_path) == 0
@@ -309,7 +319,7 @@ def test_what_float32_cannot_decide_comes_from_float64_or_is_proved(certify):
         def laid_out(self, chunk):
             return drawn, chunk.floats
 
-    progress = SimpleNamespace(aside=lambda what: nullcontext(), say=lines.append)
+    progress = SimpleNamespace(paused=lambda what: nullcontext(), say=lines.append)
     program = measure.Decided(Measured(), {"san": config}, "none", certify, progress)
     chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.ones(3)))
     found = program(chunk)["log10_residual"]["san"]

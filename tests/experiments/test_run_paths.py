@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from trained_runs import answered, result_of, rows, run, single_columns
 
-from experiments import run_path_chains, run_path_counts
-from experiments.run_path_counts import ARCHITECTURES, binomial, path_table
-from experiments.shell import tidy
+from experiments.lab import tidy
+from experiments.paper import path_chains as run_path_chains, path_counts as run_path_counts
+from experiments.paper.path_counts import ARCHITECTURES, binomial, path_table
 from rank_collapse.report.claims import FAILS, HOLDS
 
 
+@pytest.mark.full
 def test_writes_rows_figures_and_a_summary(tmp_path):
     own, folder = run_path_chains.EXPERIMENT, tmp_path / "run"
     assert run(run_path_chains, own.presets["tiny"], folder) == 0
@@ -44,6 +45,7 @@ def test_seeds_that_overflow_are_named_and_kept_apart():
         tidy.finite({n: a[::2] for n, a in found.items()}, "sum_error", said.append)
 
 
+@pytest.mark.full
 def test_the_binary_writes_exact_counts(tmp_path):
     assert run(run_path_counts, [], tmp_path) == 0
     table = rows(tmp_path)

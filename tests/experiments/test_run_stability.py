@@ -6,13 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from trained_runs import parsed, rows, run
+from trained_runs import parsed, result_of, rows, run
 
 import rank_collapse as rc
-from experiments import run_stability
-from experiments.run_stability import EXPERIMENT
-from experiments.stability import measure, networks, results
-from experiments.stability.networks import Case, base_config, configs_of
+from experiments.note.stability import experiment as run_stability, measure, networks, results
+from experiments.note.stability.experiment import EXPERIMENT
+from experiments.note.stability.networks import Case, base_config, configs_of
 from rank_collapse.measures import updates
 
 TINY = [
@@ -32,11 +31,12 @@ asked = partial(parsed, run_stability, *TINY)
 
 def shown(folder):
     """(results, {quantity: comparison}, claims) of a finished run."""
-    found, configs = EXPERIMENT.results(folder)
+    found, configs = result_of(EXPERIMENT, folder)
     compared = {row.quantity: row for row in EXPERIMENT.compare(found, configs)}
     return found, compared, list(EXPERIMENT.claims(found, configs))
 
 
+@pytest.mark.full
 def test_writes_rows_figures_and_answers(tmp_path):
     folder = tmp_path / "run"
     assert run(run_stability, TINY, folder) == 0
@@ -60,7 +60,7 @@ def test_writes_rows_figures_and_answers(tmp_path):
     assert np.all(np.exp(np.log(over).mean(axis=1)) > 0.99) and np.min(over) < 1e4
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_networks_that_are_trained_begin_as_those_of_run_trainability(tmp_path):
     more = ["--training", "--train_designs=post,admin", "--train_depth=1", "--train_steps=50"]
     assert run(run_stability, [*TINY, *more], tmp_path) == 0

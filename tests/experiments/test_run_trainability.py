@@ -10,10 +10,10 @@ from scipy import stats
 from trained_runs import arrays, finished, parsed, result_of, rows, run
 
 import rank_collapse as rc
-from experiments import run_trainability as binary
-from experiments.shell.statements import STATEMENTS
-from experiments.trained import designs, training
-from experiments.trained.training import Training
+from experiments.lab.statements import STATEMENTS
+from experiments.note import trainability as binary
+from experiments.train import designs, training
+from experiments.train.training import Training
 from rank_collapse.report.claims import judged
 from rank_collapse.report.intervals import wilson_interval
 from rank_collapse.runs.folder import RunFolder
@@ -44,6 +44,7 @@ ARGUMENTS = (
 folder = finished(binary, *ARGUMENTS)
 
 
+@pytest.mark.full
 def test_every_cell_and_seed_is_in_the_table(folder):
     own, table = binary.EXPERIMENT, rows(folder)
     results, wanted = result_of(own, folder)
@@ -61,6 +62,7 @@ def test_every_cell_and_seed_is_in_the_table(folder):
         )
 
 
+@pytest.mark.full
 def test_designs_and_warm_up_reach_the_training(folder):
     saved = arrays(folder)
     losses = {k.removesuffix("/losses"): v for k, v in saved.items() if k.endswith("/losses")}
@@ -69,7 +71,7 @@ def test_designs_and_warm_up_reach_the_training(folder):
         assert abs(losses[f"designs depth=2 {name} batch=4"] - plain).max() > 1e-3, name
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
     """Fewer cells are read and shown alone, also to who only reads; other ones are trained."""
     path = tmp_path / "copy"
@@ -85,7 +87,7 @@ def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
     assert run(binary, [*fewer, "--n_steps=25"], path) == 2  # other sizes
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_interrupted_chunk_goes_on_behind_its_last_look(folder, tmp_path, monkeypatch):
     arguments = [*SIZES, "--depths=2", "--designs=depth_scaled", "--warmup=5"]
     save = RunFolder.save_checkpoint
@@ -106,6 +108,7 @@ def test_an_interrupted_chunk_goes_on_behind_its_last_look(folder, tmp_path, mon
         np.testing.assert_allclose(found[name], whole[name], 1e-5, 1e-7, err_msg=name)
 
 
+@pytest.mark.full
 def test_measured_before_training_as_by_hand(folder, x64):
     """The loss is the cross-entropy written out; norms are of its gradient in float64."""
     options = parsed(binary, *ARGUMENTS)
@@ -136,7 +139,7 @@ def test_measured_before_training_as_by_hand(folder, x64):
     np.testing.assert_allclose(stored["gradients"], norms, rtol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
     """ω of the MLP after the first attention is √(Var x + Var f) of the first batch."""
     arguments = [*SIZES, "--designs=admin", "--depths=1", "--warmup=0"]

@@ -20,9 +20,9 @@ from trained_runs import (
 )
 
 from experiments import run_convex_hull, run_memorization, run_sort
-from experiments.shell.labelled import of_arrays
-from experiments.trained import arguments
-from experiments.trained.paths import BASELINES, accuracies
+from experiments.lab.labelled import of_arrays
+from experiments.paper.path_accuracies import BASELINES, accuracies
+from experiments.train import arguments
 from rank_collapse.report.claims import FINDING
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
@@ -55,6 +55,7 @@ def accuracy_of(folder, evaluation, metric="accuracy"):
     return np.mean(found)
 
 
+@pytest.mark.full
 def test_sort_writes_everything(folder):
     found, _ = result_of(run_sort.EXPERIMENT, folder)
     assert found.path_length.values.tolist() == [0, 1, 2]
@@ -73,16 +74,18 @@ def test_sort_writes_everything(folder):
     assert not (folder / "checkpoints").exists()
 
 
+@pytest.mark.full
 def test_sort_learns(folder):
     losses = arrays(folder)["results/losses"]
     assert losses.shape == (2, 12) and (losses[:, -1] < 0.7 * losses[:, 0]).all()
     assert accuracy_of(folder, "whole") > accuracy_of(folder, "majority baseline") + 0.2
 
 
+@pytest.mark.full
 def test_kept_models_give_the_accuracies_of_the_table(folder):
     config, models = load_models(folder / "models.safetensors")
     options = parsed(run_sort, *SORT)
-    setup = run_sort.make_setup(options)
+    setup = run_sort.EXPERIMENT.setup(options)
     table = {(r["evaluation"], r["seed"]): float(r["accuracy"]) for r in rows(folder)}
 
     @jax.jit
@@ -97,6 +100,7 @@ def test_kept_models_give_the_accuracies_of_the_table(folder):
         assert table["whole_train", str(seed)] == pytest.approx(float(found["train"]))
 
 
+@pytest.mark.full
 def test_what_is_watched_has_a_line_for_every_seed_and_epoch(folder):
     lines = metrics.read(folder / metrics.NAME)
     steps = [(line["seed"], line["step"]) for line in lines]
@@ -106,7 +110,7 @@ def test_what_is_watched_has_a_line_for_every_seed_and_epoch(folder):
     config, models = load_models(folder / "models.safetensors")
     options = parsed(run_sort, *SORT)
     key_data, key_state = jax.random.split(seed_keys(options.seed, 2)[1])
-    setup = run_sort.make_setup(options)
+    setup = run_sort.EXPERIMENT.setup(options)
     data = setup.make_data(key_data)
     untrained = init_state(key_state, arguments.hyper(options), setup.recipe).model
     (first,) = (line for line in lines if line["seed"] == 1 and line["step"] == 0)
@@ -115,6 +119,7 @@ def test_what_is_watched_has_a_line_for_every_seed_and_epoch(folder):
             np.testing.assert_allclose(line[name], by_layer, rtol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("flag", ["monitor", "keep_models"])
 def test_files_asked_for_later_are_refused(flag, folder, tmp_path, capsys):
     saved = arrays(folder)
@@ -124,6 +129,7 @@ def test_files_asked_for_later_are_refused(flag, folder, tmp_path, capsys):
     assert f"was trained without --{flag}: --overwrite" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_seed_that_diverged_is_kept_apart(folder):
     found, setup = result_of(run_sort.EXPERIMENT, folder)
     found = found.assign(fine=("seed", [True, False]))
@@ -138,7 +144,7 @@ def test_a_seed_that_diverged_is_kept_apart(folder):
             drawing.draw(found, setup)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_all_heads_is_one_path(tmp_path):
     arguments = [*SORT, "--all_heads", "--semantics=frozen", "--n_epochs=0"]
     assert run(run_sort, arguments, tmp_path) == 0
@@ -156,7 +162,7 @@ LABELS = "--task_name=shipped --max_seq_length=20 --n_train_data=4 --n_paths=5 -
 LABELS += "--num_train_epochs=60 --batch_sz=2 --learning_rate=1e-2"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("module", "arguments", "metric", "guess"),
     [

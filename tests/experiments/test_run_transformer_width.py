@@ -7,13 +7,14 @@ import safetensors.numpy
 from trained_runs import SMALL, arrays, finished, parsed, result_of, rows, seed_of
 
 import rank_collapse as rc
-from experiments import run_transformer as binary, run_width
+from experiments.note import transformer as binary
+from experiments.paper import width as run_width
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import load_models
 from rank_collapse.training.models import decode_pairs, exact_share
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.full, pytest.mark.full]
 
 SIZES = [a for a in SMALL if "n_repeat" not in a and "n_paths" not in a and "depth" not in a]
 ARGUMENTS = (

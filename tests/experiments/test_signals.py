@@ -10,8 +10,10 @@ import jax
 import pytest
 from two_processes import python
 
-from experiments.shell import cli, progress
-from experiments.shell.progress import Progress
+from experiments.lab import cli, progress
+from experiments.lab.progress import Progress
+
+pytestmark = pytest.mark.full
 
 FLAGS = cli.make_flags("example")
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -45,7 +47,7 @@ def test_the_first_signal_is_read_where_a_chunk_ends(place, number, capfd):
 def test_the_second_signal_ends_at_once_and_an_ignored_one_stays_ignored():
     code = """
 import signal, time
-from experiments.shell import progress
+from experiments.lab import progress
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 with progress.stopping():
     signal.raise_signal(signal.SIGHUP)
@@ -76,7 +78,7 @@ def test_a_signal_while_a_binary_is_imported_shows_no_traceback(tmp_path):
 def test_the_second_signal_ends_a_computation_that_never_returns_to_python():
     code = (
         "import jax\n"
-        "from experiments.shell import progress\n"
+        "from experiments.lab import progress\n"
         "forever = lambda i: jax.lax.while_loop(lambda i: i >= 0, lambda i: (i + 1) % 9, i)\n"
         "compiled = jax.jit(forever).lower(0).compile()\n"
         "with progress.stopping():\n"

@@ -7,23 +7,27 @@ import json
 import random
 import warnings
 
+import jax
 import numpy as np
 import pytest
 from trained_runs import rows, run
 
+import rank_collapse as rc
 from experiments import run_trained, trained_weights
-from experiments.paper.trained import measure, packages, results, texts
-from experiments.shell import cli
+from experiments.lab import cli
+from experiments.paper.trained import experiment, measure, packages, results, texts
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
+
+pytestmark = pytest.mark.full
 
 ALBERT = "albert-reactions"
 
 
 def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
-    tiny = [*run_trained.EXPERIMENT.presets["tiny"], "--networks=llama"]
+    tiny = [*experiment.EXPERIMENT.presets["tiny"], "--networks=llama"]
     assert run(run_trained, tiny, tmp_path) == 0
-    ((_, found, setup),) = run_trained.EXPERIMENT.results(tmp_path)
+    ((_, found, setup),) = experiment.EXPERIMENT.results(tmp_path)
     for network in setup.networks:  # the causal one; the other is that of test_contract
         own, depth = found[network.label], network.source.config.depth
         assert own["paths/lengths"][0][-1] == depth
@@ -51,13 +55,30 @@ def test_rate_is_that_of_a_cubic_fall_whatever_the_unit():
     np.testing.assert_allclose(results.rate(np.log10(0.5) * np.arange(6)[None]), 1.0)
 
 
-def test_the_lemma_is_seen_to_fail_where_attention_is_not_that_of_its_scores(monkeypatch):
-    source = pretrained.open_random(run_trained.UNTRAINED["albert"], run_trained.jax.random.key(0))
-    ids = np.arange(1, 7)[None]
-    assert (measure.theory(source, ids, 1)["bounds/whole/lemma"] <= 0).all()
-    monkeypatch.setattr(measure, "residual", lambda x: 0 * x)  # D = 0 asks for equal rows
-    measure.pretrained.streaming._step.clear_cache()
-    assert (measure.theory(source, ids, 1)["bounds/whole/lemma"] > 0).any()
+def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
+    """The first layer against numpy, where P̃ is one row: the softmax of the mean token's scores."""
+    settings = experiment.UNTRAINED["albert"] | {"initializer_range": 0.5}
+    ids, key = np.arange(1, 7), jax.random.key(0)
+    found = measure.theory(pretrained.open_random(settings, key), ids[None], 1)
+    config, params = pretrained.random_like(settings, key)
+    x = np.asarray(rc.apply(params, ids, config).hidden[0], np.float64)
+    own, mean = (
+        jax.tree.map(np.asarray, rc.layer_params(params, config, 0).attention),
+        x.mean(axis=0),
+    )
+
+    def softmax(scores):
+        return np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+
+    for head in range(config.num_heads):
+        w_q, w_k = own.w_q[head], own.w_k[head] / np.sqrt(own.w_k.shape[-1])
+        weights, common = softmax(x @ w_q @ (x @ w_k).T), softmax(mean @ w_q @ ((x - mean) @ w_k).T)
+        deviation = (x - mean) @ w_q @ ((x - mean) @ w_k).T
+        spread = np.ptp(deviation, axis=1, keepdims=True)
+        excess = np.maximum((1 - spread) * common - weights, weights - (1 + 2 * spread) * common)
+        measured = found["bounds/whole/lemma"][0, 0, head] + measure.ROUNDING
+        np.testing.assert_allclose(measured, excess.max(), atol=1e-5)
+        assert spread.max() > 0.1
 
 
 def test_texts_are_of_the_vocabulary_and_masks_of_the_texts():
@@ -70,7 +91,7 @@ def test_texts_are_of_the_vocabulary_and_masks_of_the_texts():
         assert len(lines) == 5 and lines == texts.as_ids(kind, listed, 5).splitlines()
         assert {line.split()[0] for line in lines} == {str(listed.index("[CLS]"))}
     batch = tokens.pad([list(range(1, 9)), list(range(1, 6))], vocab_size=20)
-    source = pretrained.open_random(run_trained.UNTRAINED["albert"], run_trained.jax.random.key(0))
+    source = pretrained.open_random(experiment.UNTRAINED["albert"], jax.random.key(0))
     task = measure.task_of(source, {"x": batch.ids, "mask": batch.mask}, 19, 2)
     assert (task.inputs["x"] == 19).sum(axis=1).tolist() == [1, 1, 1, 1]
     assert (task.targets == np.repeat(batch.ids, 2, axis=0)).all()
@@ -90,7 +111,7 @@ def test_mistakes_are_one_line(arguments, named, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     source = tmp_path / "trained" / "bare"
     source.mkdir(parents=True)
-    (source / "config.json").write_text(json.dumps(run_trained.UNTRAINED["llama"]))
+    (source / "config.json").write_text(json.dumps(experiment.UNTRAINED["llama"]))
     assert run(run_trained, arguments, tmp_path / "out") == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert named in line
@@ -124,7 +145,7 @@ def albert(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_a_trained_albert_in_transformers_and_its_numbers(albert):
     """Its states, tokens and rate; a golden number is of texts of seed 1 (see `texts.as_ids`)."""
-    network = run_trained.network_of(albert, cli.parse(run_trained.FLAGS, ["--num_texts=4"]))
+    network = experiment.network_of(albert, cli.parse(run_trained.FLAGS, ["--num_texts=4"]))
     source, inputs = network.source, network.inputs
     task = measure.task_of(source, inputs, network.mask_id, 1)
     found = measure.paths(source, task, [12], 4)

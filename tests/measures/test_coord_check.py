@@ -74,7 +74,10 @@ def test_change_is_between_steps_and_ranges_are_the_callers():
         network(KNOWN), DEPTHS, steps=3, ranges={"change": (0.2, 0.3), "loss": None}
     )
     (change,) = (one for one in check.slopes() if one.quantity == "change")
-    assert change.slope == pytest.approx(0.25, abs=1e-6) and change.range == (0.2, 0.3)
+    assert change.slope == pytest.approx(0.25, abs=1e-6) and (change.least, change.most) == (
+        0.2,
+        0.3,
+    )
     assert np.isnan(check.values["change"][..., 0]).all()
 
 
@@ -88,11 +91,13 @@ def test_noise_and_few_seeds_cannot_be_said():
 
 def test_what_is_not_finite_does_not_hold():
     def build(depth, seed):
-        hidden = np.random.default_rng(seed).normal(size=(5, 4)) * (np.nan if depth == 8 else 1)
-        return lambda: {"hidden": hidden}
+        hidden = np.random.default_rng(seed).normal(size=(5, 4)) * (np.nan if depth in lost else 1)
+        return lambda: {"hidden": hidden, "score": -1.0}
 
-    (stream, *_) = rc.coord_check(build, DEPTHS, steps=1).slopes()
-    assert stream.answer == claims.FAILS and "depth 8" in stream.why
+    for lost in ((8,), DEPTHS):
+        stream, *_, score = rc.coord_check(build, DEPTHS, steps=1).slopes()
+        assert stream.answer == claims.FAILS and f"depth {lost[0]}" in stream.why
+        assert score.answer == "no range"
 
 
 def test_the_table_and_the_figure_have_every_quantity():
@@ -107,7 +112,9 @@ def test_the_table_and_the_figure_have_every_quantity():
     assert len(lines) == 2 + len(check.slopes())
     shown = check.figure().axes
     assert len(shown) == len(check.values)
-    assert {len(ax.get_lines()) for ax in shown} == {2 * len(WIDTHS)}  # steps and widths
+    lines = {ax.get_ylabel(): len(ax.get_lines()) for ax in shown}
+    assert lines["mean |x_L|"] == 2 * len(WIDTHS)  # steps and widths
+    assert lines["mean |Δx_L| of a step"] == len(WIDTHS)  # a first step has none
 
 
 test_mistakes_are_named = refused(

@@ -90,6 +90,14 @@ def test_low_precision_is_measured_in_float32_and_what_is_not_finite_is_nan():
     assert all(np.isfinite(float(v)) for v in rc.monitor(jnp.zeros((N, D))).values())
 
 
+def test_an_example_of_one_token_is_not_counted():
+    x = np.random.default_rng(0).normal(size=(2, 4, 3)).astype(np.float32)
+    mask = np.array([[True] * 4, [True, False, False, False]])
+    found, alone = rc.monitor(x, mask=mask), rc.monitor(x[0])
+    for name in ("residual_ratio", "token_cosine", "spiked"):
+        np.testing.assert_allclose(found[name], alone[name], rtol=1e-6)
+
+
 @pytest.mark.parametrize("keep", [None, np.arange(N) < 4])
 def test_inside_the_layers_as_on_a_trace(keep):
     config = rc.transformer(3, 2, D, norm_placement="pre", final_norm=True, mlp="gelu")
@@ -105,6 +113,7 @@ def test_inside_the_layers_as_on_a_trace(keep):
     assert states.keys() == rc.monitor(x).keys()
 
 
+@pytest.mark.full
 def test_what_is_monitored_does_not_change_the_gradient():
     config = rc.transformer(2, 2, D, mlp="relu")
     params, x = draws.parameters(config), random(N, D)

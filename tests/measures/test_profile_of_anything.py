@@ -45,8 +45,53 @@ def test_batches_layers_lists_and_masks():
 def test_hidden_states_of_transformers():
     torch = pytest.importorskip("torch")
     hidden = tuple(torch.tensor(h, requires_grad=True) for h in HIDDEN)
-    found = rc.profile(hidden)["residual_ratio"].detach()
-    np.testing.assert_allclose(found, one_by_one(rc.residual_ratio), rtol=1e-6)
+    found = rc.profile(hidden)
+    ratios = found["residual_ratio"].detach()
+    np.testing.assert_allclose(ratios, one_by_one(rc.residual_ratio), rtol=1e-6)
+    (line,) = rc.plot(found).axes[0].get_lines()
+    np.testing.assert_allclose(line.get_ydata(), ratios.mean(axis=1), rtol=1e-6)
+
+
+WEIGHTS = np.random.default_rng(0).dirichlet(np.ones(N), (L, B, 3, N)).astype(np.float32)
+test_what_is_no_array_of_its_kind_is_refused = refused(
+    [
+        (lambda: rc.profile(HIDDEN[:, 0] + 1j), "complex64 is not real"),
+        (lambda: rc.profile(np.ma.array(HIDDEN[:, 0], mask=HIDDEN[:, 0] > 0)), "MaskedArray"),
+        (lambda: rc.profile((None,) * 3, measures="sink_rate"), "attn_implementation"),
+        (lambda: rc.profile(HIDDEN[:, 0], key_mask=KEEP[1]), "key_mask is of attention"),
+    ]
+)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_the_first_key_is_the_first_of_a_key_mask(framework):
+    """Also where a query before it exists, which alone would not say so."""
+    convert = {"numpy": np.asarray, "jax": jnp.asarray}.get(framework)
+    weights = (convert or pytest.importorskip("torch").tensor)(WEIGHTS)
+    keys = np.array([[False, True, True, True, True], [False, False, True, True, True]])
+    found = rc.profile(weights, measures="first_column", batch_axis=1, key_mask=keys)
+    want = [WEIGHTS[:, b, ..., first].mean(axis=(1, 2)) for b, first in ((0, 1), (1, 2))]
+    np.testing.assert_allclose(np.asarray(found["first_column"]).T, want, rtol=1e-5)
+
+
+def test_weights_of_torch_that_are_no_distributions_are_refused():
+    torch = pytest.importorskip("torch")
+    dropped = torch.nn.functional.dropout(torch.tensor(WEIGHTS[0]), 0.5)
+    is_refused("expected weights after the softmax", rc.attention_entropy, dropped)
+    vmapped = torch.func.vmap(rc.attention_entropy)(torch.tensor(WEIGHTS[0]))
+    np.testing.assert_allclose(vmapped, rc.attention_entropy(WEIGHTS[0]), rtol=1e-5)
+
+
+def test_queries_whose_axes_may_be_swapped_need_a_layout():
+    q = np.random.default_rng(3).normal(size=(2, 6, 4, 8))  # 6 heads of 4 tokens, or the reverse
+    is_refused("layout='hnk'", rc.attention_rows, q, q)
+    is_refused("layout='x'", rc.attention_rows, q, q, layout="x")
+    one, other = (
+        rc.attention_rows(a, a, layout=k) for a, k in ((q, "hnk"), (np.moveaxis(q, 1, 2), "nhk"))
+    )
+    near(one, other, rtol=1e-12)
+    cached = rc.attention_rows(q[:, :, :1], q)  # one query of six heads, with a cache of 4 keys
+    assert cached["largest_weight"].shape == (2, 6)
 
 
 def test_no_size_of_float64_over_or_underflows():
@@ -80,6 +125,7 @@ def test_gradients_at_collapsed_states_are_finite(measure, at):
     np.testing.assert_array_equal(rest, 0)
 
 
+@pytest.mark.full
 def test_the_gradient_of_the_rank_one_ratio_is_that_of_differences(x64):
     """Also at rank one with unequal rows, where it is that of the larger side."""
     x = HIDDEN[0, 0].astype(np.float64)
@@ -89,6 +135,21 @@ def test_the_gradient_of_the_rank_one_ratio_is_that_of_differences(x64):
     np.testing.assert_allclose(found, (ratio(1e-5) - ratio(-1e-5)) / 2e-5, rtol=1e-6)
     one = jnp.asarray(np.outer(x[:, 0], x[1]))
     assert np.isfinite(jax.grad(rc.rank_one_ratio)(one)).all()
+
+
+def test_gradients_in_torch_are_those_of_jax():
+    """Also of masks that leave less than full rank; finite at a zero token, a kink of the norm."""
+    torch = pytest.importorskip("torch")
+    x, mask = HIDDEN[0].copy(), np.broadcast_to(KEEP, (B, N)) == 1
+    x[0, 1] = 0
+    for measure in (rc.rank_one_ratio, rc.residual_ratio, rc.effective_rank, rc.stable_rank):
+        own = torch.tensor(x, requires_grad=True)
+        measure(own, mask=mask).sum().backward()
+        wanted = jax.grad(lambda x: measure(x, mask=mask).sum())(jnp.asarray(x))  # noqa: B023
+        size = float(abs(wanted).max())
+        found, smooth = own.grad.numpy(), (x != 0).any(axis=-1)
+        np.testing.assert_allclose(found[smooth], wanted[smooth], rtol=1e-4, atol=1e-5 * size)
+        assert np.isfinite(found).all()
 
 
 def test_leading_axes_are_a_batch():
@@ -140,6 +201,7 @@ def network():
     return draws.parameters(config), ids, config
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("jitted", [False, True])
 def test_a_trace_of_a_batch_knows_its_axes(jitted):
     """With as many examples as states, b = L + 1, where shapes say nothing."""
@@ -194,6 +256,7 @@ OF_TRANSFORMERS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
 def test_hidden_states_are_those_of_transformers(name):
     """The last one behind the final norm, where there is one, unlike that of `trace.hidden`."""
@@ -252,7 +315,7 @@ def test_a_profile_as_tables_and_figure():
     assert table.loc[(2, 1), "rounding"] and not table.loc[(1, 0), "rounding"]
     np.testing.assert_array_equal(table["token_cosine"].unstack(), found["token_cosine"])
     alone = rc.profile(hidden[:, 0]).to_pandas()
-    assert alone.index.name == "layer" and list(alone) == ["residual_ratio", "rounding"]
+    assert alone.index.name == "layer" and list(alone) == ["residual_ratio", "rounding", "spiked"]
     assert list(cosine.to_pandas()) == ["token_cosine"]
     data = found.to_xarray()
     assert data["residual_ratio"].dims == ("layer", "example")
@@ -261,6 +324,7 @@ def test_a_profile_as_tables_and_figure():
     each_is_refused((deeper.to_pandas, r"a profile of shape \(1, 3, 2\) is not \[l\] or"))
 
 
+@pytest.mark.full
 def test_layers_of_transformed_profiles_are_found():
     """Whatever axes `vmap` and stacking put, tables and figures are those of the batch."""
     by_example, batch = HIDDEN.swapaxes(0, 1), rc.profile(HIDDEN, batch_axis=1)
@@ -310,6 +374,7 @@ test_what_has_no_layers_is_not_drawn = refused(
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("measured", [False, True], ids=["profile", "monitor"])
 def test_tokens_over_devices_are_gathered(measured):
     """Inside shard_map, with its default checks; without the axis's name each shard by itself."""

@@ -1,6 +1,7 @@
 """The table of measures: each alone, in a profile, in monitor, and of padding alone."""
 
 import dataclasses
+import functools
 import logging
 from functools import partial
 
@@ -46,33 +47,60 @@ def test_every_row_says_what_it_is():
     )
 
 
+MASKED = ("tokens", "attention")  # of which tokens may be missing
+
+
+def of_table(inputs, names=tuple(rc.MEASURES)):
+    """{name: the measure of its kind of input}."""
+    measures = {name: rc.MEASURES[name] for name in names}
+    return {
+        name: m(inputs[m.needs], mask=KEEP if m.needs in MASKED else None)
+        for name, m in measures.items()
+    }
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("framework", ["numpy", "jax", "torch"])
-@pytest.mark.parametrize("name", rc.MEASURES)
-def test_results_are_of_the_frameworks_of_their_arguments(name, framework, dtype):
+def test_results_are_of_the_frameworks_of_their_arguments(framework, dtype):
     """And equal to 1e-6, as are gradients in float64."""
-    measure = rc.MEASURES[name]
-    x, mask = INPUTS[measure.needs], KEEP if measure.needs in ("tokens", "attention") else None
-    want, grad = measure(x, mask=mask), None
-    x = x.astype(dtype)
+    inputs, want = {n: x.astype(dtype) for n, x in INPUTS.items()}, of_table(INPUTS)
     with jax.enable_x64(dtype == "float64"):
         if framework == "numpy":
-            found, kind = measure(x, mask=mask), np.ndarray | np.generic
+            found, kind = of_table(inputs), np.ndarray | np.generic
         elif framework == "jax":
-            found, kind = jax.jit(lambda x: measure(x, mask=mask))(x), jax.Array
-            assert isinstance(measure(jnp.asarray(x), mask=mask), jax.Array)
+            given = jax.tree.map(jnp.asarray, inputs)
+            found, kind = jax.jit(of_table)(given), jax.Array
+            assert isinstance(rc.residual_ratio(given["tokens"]), kind)
         else:
             torch = pytest.importorskip("torch")
-            given = torch.tensor(x, requires_grad=True)
-            found, kind = measure(given, mask=mask), torch.Tensor
-            if dtype == "float64" and found.requires_grad:
-                grad = torch.autograd.grad(found.sum(), given)[0]
-                own = jax.jit(jax.grad(lambda x: jnp.sum(measure(x, mask=mask))))(x)
-                np.testing.assert_allclose(grad, own, rtol=1e-6, atol=1e-9)
-            found = found.detach() if isinstance(found, kind) else found
-    assert isinstance(found, kind) and str(found.dtype).endswith(dtype)
-    np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-6)
-    assert framework.lower() in " ".join(measure.frameworks).lower()
+            given = {n: torch.tensor(x, requires_grad=True) for n, x in inputs.items()}
+            found, kind = of_table(given), torch.Tensor
+            if dtype == "float64":
+                same_gradients(inputs, given, found)
+            found = {n: v.detach() if isinstance(v, kind) else v for n, v in found.items()}
+    for name, value in found.items():
+        assert isinstance(value, kind) and str(value.dtype).endswith(dtype), name
+        np.testing.assert_allclose(value, want[name], rtol=1e-6, atol=1e-6, err_msg=name)
+        assert framework in " ".join(rc.MEASURES[name].frameworks).lower()
+
+
+def same_gradients(inputs, given, found):
+    """Those of torch are JAX's, of every measure that has one."""
+    import torch
+
+    names = [n for n, v in found.items() if isinstance(v, torch.Tensor) and v.requires_grad]
+
+    def gradients(inputs):
+        def of(name):
+            kind = rc.MEASURES[name].needs
+            return jax.grad(lambda x: jnp.sum(of_table(inputs | {kind: x}, [name])[name]))
+
+        return {name: of(name)(inputs[rc.MEASURES[name].needs]) for name in names}
+
+    for name, own in jax.jit(gradients)(inputs).items():
+        x = given[rc.MEASURES[name].needs]
+        grad = torch.autograd.grad(found[name].sum(), x, retain_graph=True)[0]
+        np.testing.assert_allclose(grad, own, rtol=1e-6, atol=1e-9, err_msg=name)
 
 
 def test_a_framework_that_is_not_covered_says_so():
@@ -95,25 +123,31 @@ def test_torch_is_measured_under_autocast_in_full_precision():
     near(jax.tree.map(np.asarray, found), rc.monitor(X, mask=ROWS), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", OF_TOKENS)
-def test_by_numpy_as_by_jax_and_nan_where_there_is_nothing(name):
-    """Alone, in jit, in a profile of concrete and of traced states."""
-    measure = rc.MEASURES[name]
-    alone = float(measure(X[0, :4]))
-    of_one = np.nan if name == "token_cosine" else float(measure(X[1, :1]))
-    expected = [alone, of_one, np.nan]
-    for fn in (measure, jax.jit(measure)):
-        found = [float(fn(x, mask=row)) for x, row in zip(X, ROWS, strict=True)]
-        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+def test_by_numpy_as_by_jax_and_nan_where_there_is_nothing():
+    """Each measure alone, in jit, in a profile of concrete and of traced states."""
+
+    def each(x, mask):
+        return {name: rc.MEASURES[name](x, mask=mask) for name in OF_TOKENS}
+
+    single = [n for n in OF_TOKENS if n != "token_cosine"]  # which one token has not
+    of_one = {n: rc.MEASURES[n](X[1, :1]) for n in single} | {"token_cosine": np.nan}
+    expected = {n: [rc.MEASURES[n](X[0, :4]), of_one[n], np.nan] for n in OF_TOKENS}
+    for fn in (each, jax.jit(each)):
+        found = [fn(x, row) for x, row in zip(X, ROWS, strict=True)]
+        for name, want in expected.items():
+            own = [float(f[name]) for f in found]
+            np.testing.assert_allclose(own, want, rtol=2e-5, atol=1e-6, err_msg=name)
 
     def profile(hidden, mask):
-        return rc.profile(hidden, measures=name, mask=mask, batch_axis=1)
+        return rc.profile(hidden, measures=OF_TOKENS, mask=mask, batch_axis=1)
 
+    broken = X[None].copy()
+    broken[0, 0, 1, 2] = np.nan
     for fn in (profile, jax.jit(profile)):
-        np.testing.assert_allclose(fn(X[None], ROWS)[name][0], expected, rtol=2e-5, atol=1e-6)
-        broken = X[None].copy()
-        broken[0, 0, 1, 2] = np.nan
-        assert np.isnan(fn(broken, ROWS)[name][0, 0])
+        found, of_broken = fn(X[None], ROWS), fn(broken, ROWS)
+        for name, want in expected.items():
+            np.testing.assert_allclose(found[name][0], want, rtol=2e-5, atol=1e-6, err_msg=name)
+            assert np.isnan(of_broken[name][0, 0]), name
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -146,19 +180,29 @@ def test_precision_is_that_of_the_widest():
         assert found.dtype == np.float64 and found.min() == pytest.approx(want, rel=1e-6)
 
 
+@functools.cache  # one program for all sizes
+def of_tokens_and_slopes():
+    def measured(x):
+        return {name: rc.MEASURES[name](x) for name in OF_TOKENS}
+
+    return measured, jax.jit(measured), jax.jit(jax.jacrev(measured))
+
+
 @pytest.mark.parametrize("size", [3.3e38, 1e38, 1e30, 1e-30])
-@pytest.mark.parametrize("name", OF_TOKENS)
-def test_no_size_of_tokens_over_or_underflows(name, size):
+def test_no_size_of_tokens_over_or_underflows(size):
     """In float32, against float64; gradients are those of ordinary tokens over the size."""
-    measure, x = rc.MEASURES[name], X[0] / np.abs(X[0]).max()
+    x = X[0] / np.abs(X[0]).max()
     large = (x.astype(np.float64) * size).astype(np.float32)
-    want = measure(large.astype(np.float64))
-    for fn in (measure, jax.jit(measure)):
-        np.testing.assert_allclose(fn(large), want, rtol=1e-6)
-    slope, own = (jax.grad(lambda x: measure(x))(jnp.asarray(a)) for a in (x, large))
-    assert np.isfinite(own).all()
-    if size < 1e31:  # else they are below the least number that XLA computes with
-        np.testing.assert_allclose(own * size, slope, rtol=1e-3, atol=1e-5)
+    measured, compiled, slopes = of_tokens_and_slopes()
+    want = measured(large.astype(np.float64))
+    for fn in (measured, compiled):
+        near(fn(large), want, rtol=1e-6)
+    ordinary, own = slopes(x), slopes(large)
+    for name in OF_TOKENS:
+        assert np.isfinite(own[name]).all(), name
+        if size < 1e31:  # else they are below the least number that XLA computes with
+            scaled = own[name] * size
+            np.testing.assert_allclose(scaled, ordinary[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
 def test_tokens_of_all_sizes_beside_each_other():
@@ -204,8 +248,9 @@ def test_many_tokens_are_added_up_without_losing_digits():
 COMPOSITE = partial(rc.residual_ratio, center="composite")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "measure", [rc.monitor, pytest.param(COMPOSITE, marks=pytest.mark.slow)], ids=["all", "centre"]
+    "measure", [rc.monitor, pytest.param(COMPOSITE, marks=pytest.mark.full)], ids=["all", "centre"]
 )
 @pytest.mark.parametrize("kind", ["shard_map", "explicit"])
 def test_a_batch_over_devices_is_measured_as_on_one(kind, measure):

@@ -170,7 +170,7 @@ def test_relative_key_scores_match_loops():
                 np.testing.assert_allclose(scores[h, i, j], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_derivatives_of_attention_are_those_of_plain_products(x64, monkeypatch):
     _, params = one_layer()
     params, x = jax.tree.map(lambda a: a.astype(jnp.float64), (params, tokens(4)))

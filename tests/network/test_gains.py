@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import mp_oracle
 import numpy as np
 import pytest
-from marks import slow_but
+from marks import full_but
 from refusals import is_refused, refused
 
 import rank_collapse as rc
@@ -22,8 +22,8 @@ def gained_network(**fields):
     return config, draws.parameters(config), draws.tokens(N, D)
 
 
-@pytest.mark.parametrize("placement", slow_but(["post", "pre"], "post"))
-@pytest.mark.parametrize("kind", slow_but(["number", "layers", "features", "kinds"], "kinds"))
+@pytest.mark.parametrize("placement", full_but(["post", "pre"], "post"))
+@pytest.mark.parametrize("kind", full_but(["number", "layers", "features", "kinds"], "kinds"))
 def test_gains_are_as_written_out(x64, placement, kind):
     values = {"number": 0.7, "layers": ALPHA, "features": FEATURES}
     value = values.get(kind, rc.Gains(attention=FEATURES, mlp=ALPHA))
@@ -118,7 +118,7 @@ def test_the_profile_is_as_defined(kind):
     assert found.attention[0] == 1 and found.mlp[1] > found.mlp[0]
 
 
-@pytest.mark.parametrize("learned", [True, False])
+@pytest.mark.parametrize("learned", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_until_it_is_profiled_every_pass_names_the_profile(learned):
     config = rc.design(rc.transformer(L, 2, D), "admin", learned=learned)
     params, x = rc.init(jax.random.key(0), config), draws.tokens(N, D)
@@ -128,7 +128,7 @@ def test_until_it_is_profiled_every_pass_names_the_profile(learned):
     assert np.isfinite(rc.apply(params, x, profiled).output).all()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_encoder_decoders_are_profiled_half_by_half():
     tokens = rc.EmbeddingConfig(vocab_size=7, d_embed=D, positions="sinusoidal", norm=False)
     half = rc.transformer(2, 2, D, d_ff=7, embedding=tokens)

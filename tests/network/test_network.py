@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import mp_oracle
 import numpy as np
 import pytest
-from marks import slow_but
+from marks import full_but
 from refusals import refused
 
 import rank_collapse as rc
@@ -66,7 +66,7 @@ def test_forward_matches_numpy(name):
 
 
 @pytest.mark.parametrize(
-    "name", slow_but(VARIANTS, "san", "san_skip", "transformer local", "decoder sandwich")
+    "name", full_but(VARIANTS, "san", "san_skip", "transformer local", "decoder sandwich")
 )
 def test_jit_vmap_and_grad(name):
     config, params, x, memory = build(name)

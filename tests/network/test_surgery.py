@@ -10,7 +10,7 @@ import mp_oracle
 import numpy as np
 import pytest
 from comparison import hidden_states, largest_difference, traces
-from marks import slow_but
+from marks import full_but
 from refusals import refused
 
 import rank_collapse as rc
@@ -76,7 +76,7 @@ CUTS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(DECODERS, "llama", "t5"))
+@pytest.mark.parametrize("name", full_but(DECODERS, "llama", "t5"))
 def test_decoders_by_hand(name, x64):
     part = "decoder" if name == "t5" else None
     key = jax.random.key(0)

@@ -290,7 +290,7 @@ def test_a_canon_layer_adds_the_three_tokens_before(name):
     assert abs(slope - (ends[0] - ends[1]) / 2) < 1e-7 * abs(slope)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_canon_of_all_four_branches_changes_no_token_before():
     config = rc.transformer(1, H, D, mask="causal", norm_placement="pre", position="rotary")
     params = draws.parameters(config)

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import slow_but, slow_if
+from marks import full_but, full_if
 from path_examples import relative
 from path_oracle import Oracle
 from refusals import refused
@@ -65,7 +65,7 @@ def test_sampled_paths_have_their_length_and_are_uniform():
     np.testing.assert_array_equal(again[0, 0], paths[2, 0])
 
 
-@pytest.mark.parametrize("name", slow_if(NETWORKS, "parallel experts, windows, capped"))
+@pytest.mark.parametrize("name", full_if(NETWORKS, "parallel experts, windows, capped"))
 def test_sets_equal_one_path_at_a_time(name):
     """Shared beginnings, sorted visits: the same sums, in the order the sets were given."""
     config, params, x = network(**NETWORKS[name])
@@ -98,7 +98,7 @@ def test_shared_beginnings_are_visited_once():
     assert sorted(np.asarray(order)) == list(range(40))
 
 
-@pytest.mark.parametrize("name", slow_if(NETWORKS, "parallel experts, windows, capped"))
+@pytest.mark.parametrize("name", full_if(NETWORKS, "parallel experts, windows, capped"))
 def test_frozen_paths_sum_to_the_exact_contributions(name, x64):
     config, params, x = network(**NETWORKS[name])
     assert x.dtype == jnp.float64
@@ -253,7 +253,7 @@ test_bad_input_is_named = refused(
 )
 
 
-@pytest.mark.parametrize("semantics", slow_but(["frozen", "recomputed"], "recomputed"))
+@pytest.mark.parametrize("semantics", full_but(["frozen", "recomputed"], "recomputed"))
 def test_reverse_gradients_are_those_of_single_paths(x64, semantics):
     config, params, x = network()
     paths = np.array([[0, 1, 2], [0, 0, 1], [0, 1, 1]])

@@ -147,7 +147,7 @@ def largest(ours, theirs):
 
 
 @pytest.mark.parametrize(
-    "as_users", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["quick", "optimized"]
+    "as_users", [False, pytest.param(True, marks=pytest.mark.full)], ids=["quick", "optimized"]
 )
 def test_every_case_equals_the_published_code(reference, as_users, request):
     """At the usual optimisation too."""

@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     import architectures
 
 from comparison import example_inputs, hidden_states, largest_difference
-from marks import slow_but, slow_if
+from marks import full_but, full_if
 
 import rank_collapse as rc
 from rank_collapse import pretrained
@@ -34,10 +34,13 @@ SLOW = [name for name in architectures.FORMS if "-" in name] + [
     "phi",
     "gemma",
 ]
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
+]
 
 
-@pytest.mark.parametrize("name", slow_if(architectures.FORMS, *SLOW))
+@pytest.mark.parametrize("name", full_if(architectures.FORMS, *SLOW))
 def test_states_attentions_and_logits(name, tmp_path):
     case = architectures.FORMS[name]
     model = architectures.build(case)
@@ -161,7 +164,7 @@ def test_older_entries_of_rotary_positions():
         assert pretrained.config_of(json.loads(json.dumps(old))) == pretrained.config_of(new), name
 
 
-@pytest.mark.parametrize("name", slow_but(architectures.FORMS, "gemma2", "gpt_oss", "mixtral"))
+@pytest.mark.parametrize("name", full_but(architectures.FORMS, "gemma2", "gpt_oss", "mixtral"))
 def test_layers_one_by_one_are_those_of_the_stack(name, tmp_path):
     """As `stream` reads them, from a file in bfloat16 too: vectors that are changed in float32."""
     model = architectures.build(architectures.FORMS[name]).to(torch.bfloat16)

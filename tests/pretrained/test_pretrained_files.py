@@ -24,6 +24,7 @@ from rank_collapse.pretrained import open_checkpoint
 from rank_collapse.pretrained.checkpoint import Checkpoint
 from rank_collapse.pretrained.drawn import Draw, RandomWeights
 from rank_collapse.pretrained.hub import hub_folder, is_hub_name
+from rank_collapse.text import encoders
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 BERT = {
@@ -69,6 +70,45 @@ def test_missing_folder_config_and_weights(folder):
     unreadable(folder, "holds none of model.safetensors", error=FileNotFoundError)
     (folder / "config.json").unlink()
     unreadable(folder, "config.json does not exist", error=FileNotFoundError)
+
+
+def test_what_is_no_checkpoint_of_ours_is_said_to_be(folder, tmp_path):
+    for file, words in (("adapter_config.json", "merge_and_unload"), ("x.gguf", "gguf_file=")):
+        other = Path(shutil.copytree(folder, tmp_path / file.replace(".", "-")))
+        (other / file).write_text("{}")
+        if file == "x.gguf":
+            (other / "config.json").unlink()
+        unreadable(other, words)
+    unreadable(tmp_path / "x-gguf" / "x.gguf", "converted", error=NotADirectoryError)
+    named = types.SimpleNamespace(to_dict=lambda: BERT)
+    unreadable(types.SimpleNamespace(config=named, state_dict=dict, peft_config={}), "merge")
+    change_config(folder, quantization_config={"quant_method": "gptq"})
+    unreadable(folder, "gptq", "delete the entry")
+    (folder / "config.json").write_text("{}")
+    unreadable(folder, "no model_type")
+
+
+def test_a_vocabulary_beyond_any_models_is_not_read(tmp_path):
+    with open(tmp_path / "tokenizer.json", "wb") as file:
+        file.truncate(3 * 10**9)
+    call = partial(encoders.tokenizer_of, tmp_path, {"model_type": "bert"})
+    is_refused("3000000000", call)
+
+
+def test_a_head_alone_is_the_table_of_tied_embeddings(tmp_path):
+    made = shutil.copytree(GOLDEN / "qwen2", tmp_path / "qwen2")
+    change_config(made, tie_word_embeddings=True)
+    wanted = pretrained.load(made)
+    path = made / "model.safetensors"
+    tensors = load_file(path)
+    tensors.pop("lm_head.weight", None)
+    table = next(name for name in tensors if name.endswith("embed_tokens.weight"))
+    save_file({"lm_head.weight": tensors.pop(table)} | tensors, path)
+    found = pretrained.load(made)
+    assert found[0] == wanted[0]
+    jax.tree.map(np.testing.assert_array_equal, found[1], wanted[1])
+    change_config(made, tie_word_embeddings=False)
+    unreadable(made, "embed_tokens.weight")
 
 
 def test_config_that_is_no_json_or_unknown(folder):

@@ -23,7 +23,10 @@ from rank_collapse.pretrained.checkpoint import Checkpoint
 
 TOLERANCE = 1e-5
 FOLDERS = [f for f in os.environ.get("RANK_COLLAPSE_CHECKPOINTS", "").split(":") if f]
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
+]
 
 
 @pytest.mark.parametrize("name", architectures.CASES)

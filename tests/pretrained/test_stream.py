@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import near
-from marks import slow_but
+from marks import full_but
 from path_examples import chain_effects, over_batch
 from refusals import is_refused, refused
 from safetensors.numpy import load_file, save_file
@@ -31,7 +31,7 @@ from rank_collapse.theory.reports import BoundPass, bound_report
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FAMILIES = ("albert-groups", "t5-gated", "gpt2-head", "bert-untied")
-FAMILIES = ("llama-grouped", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES))
+FAMILIES = ("llama-grouped", *(pytest.param(name, marks=pytest.mark.full) for name in FAMILIES))
 MEASURES = ("residual_ratio", "token_cosine")
 TOLERANCE = 2e-5
 SAN = AblationSpec("SAN")
@@ -97,7 +97,7 @@ def test_streamed_is_what_the_network_in_memory_gives(name):
     assert max(gaps.values()) < TOLERANCE, gaps
 
 
-@pytest.mark.parametrize("kind", slow_but(["mask", "bias"], "mask"))
+@pytest.mark.parametrize("kind", full_but(["mask", "bias"], "mask"))
 def test_bounds_are_refused_where_rows_differ_as_in_memory(kind):
     """Each text has its own [n, n] mask or bias, of which the config says nothing."""
     config, params = pretrained.load(GOLDEN / "bert")
@@ -168,7 +168,7 @@ HELD = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(HELD))
+@pytest.mark.parametrize("name", full_but(HELD))
 def test_values_that_a_configuration_holds_are_read_with_the_weights(name):
     settings = {"model_type": name} | OWN | HELD[name]
     config, params = pretrained.random_like(settings, jax.random.key(0))

@@ -244,22 +244,24 @@ def test_an_index_names_files_of_its_folder(tmp_path, shard):
 
 
 @pytest.mark.parametrize("model_type", pretrained.FAMILIES)
-def test_an_odd_entry_of_a_config_is_one_line(tmp_path, model_type):
-    """In a folder with weights where there is a golden one, else of the network alone."""
-    asked, config = pretrained.config_of, {"model_type": model_type}
-    if folder := FOLDERS.get(model_type):
-        folder = shutil.copytree(folder, tmp_path / "model")
-        config = json.loads((folder / "config.json").read_text())
-        if list(folder.glob("*.bin")):
-            pytest.importorskip("torch")
+def test_an_odd_entry_of_a_config_is_one_line(model_type):
+    """Of the network alone: one odd value for each entry, all of them in turn."""
+    for i, name in enumerate(pretrained.FAMILIES[model_type].defaults):
+        given = {"model_type": model_type, name: ODD[i % len(ODD)]}
+        one_line(lambda given=given: pretrained.config_of(given))
 
-        def asked(given):
-            (folder / "config.json").write_text(json.dumps(given))
-            return pretrained.load(folder)
 
+@pytest.mark.full
+@pytest.mark.parametrize("model_type", sorted(FOLDERS))
+def test_an_odd_entry_beside_weights_is_one_line(tmp_path, model_type):
+    folder = shutil.copytree(FOLDERS[model_type], tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    if list(folder.glob("*.bin")):
+        pytest.importorskip("torch")
     for name in pretrained.FAMILIES[model_type].defaults:
         for value in ODD:
-            one_line(lambda: asked(config | {name: value}))  # noqa: B023
+            (folder / "config.json").write_text(json.dumps(config | {name: value}))
+            one_line(lambda: pretrained.load(folder))
 
 
 @pytest.mark.parametrize("model_type", pretrained.FAMILIES)

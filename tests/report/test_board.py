@@ -80,7 +80,7 @@ def test_hostile_names_stay_text():
     assert seen.text.count("alert('1')") > 15
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium")
 def test_in_a_browser_nothing_is_cut_off_at_any_width(tmp_path):
     """The page in frames of three widths, all unfolded: no wider than the frame, no script runs."""

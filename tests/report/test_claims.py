@@ -1,6 +1,6 @@
 """Answers that could be another: rows, joint intervals against scipy's, few draws, curves."""
 
-import functools
+import itertools
 import math
 
 import numpy as np
@@ -161,45 +161,39 @@ def test_intervals_are_joint_by_holms_procedure():
     assert many[0].interval == pytest.approx(mean(weak).interval(0.995))
 
 
-RUNS = 2000
+RUNS = 1000
 
 
-# {statistic: (draws, the border of its range, by which half of the draws are above it)}
-BOUNDED = {
-    "two-valued": (lambda rng, size: np.where(rng.random(size) < 0.5, 1.0, 0.1), 0.9),
-    "beta": (lambda rng, size: rng.beta(0.5, 0.5, size), 0.5),
-    "truncated": (lambda rng, size: np.minimum(rng.normal(0.95, 0.1, size), 1.0), 0.95),
-}
+def wrong(found):
+    """Whether a row gets a verdict, of rows whose truth is the border: rows 0, 2, .. count as
+    outside, where "within" is wrong, the others as within."""
+    return any(j.verdict == ("within", "outside")[i % 2] for i, j in enumerate(found))
 
 
-def wrong_share(rows_of_run, claimed):
-    """Runs in which a row gets a verdict, of rows whose truth is the border.
-
-    Rows 0, 2, .. count as outside, where "within" is wrong, the others as within: the worst case.
-    """
-    wrong = 0
-    for _ in range(RUNS):
-        found = claims.judged(rows_of_run(), claimed)
-        wrong += any(j.verdict == ("within", "outside")[i % 2] for i, j in enumerate(found))
-    return wrong
+@pytest.mark.parametrize("draws", [3, 8, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_at_most_one_run_in_twenty_has_a_wrong_verdict(rows, draws):
+    """Of means of rows that depend on each other, over runs that are drawn."""
+    rng, count = np.random.default_rng(draws), 0
+    for common, own in zip(
+        rng.normal(size=(RUNS, 1, draws)), rng.normal(size=(RUNS, rows, draws)), strict=True
+    ):
+        count += wrong(claims.judged([mean(v) for v in 0.7 * common + 0.7 * own], ABOVE))
+    assert stats.binomtest(count, RUNS, 0.05, alternative="greater").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("draws", [3, 8, 20])
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("statistic", ["normal", *BOUNDED])
-def test_at_most_one_run_in_twenty_has_a_wrong_verdict(statistic, rows, draws):
-    rng = np.random.default_rng(draws)
-    of_share = functools.cache(lambda count: claims.of_share("", "", count, draws))
-
-    def of_run():
-        if statistic == "normal":  # rows that depend on each other
-            common = rng.normal(size=draws)
-            return [mean(0.7 * common + 0.7 * rng.normal(size=draws)) for _ in range(rows)]
-        draw, border = BOUNDED[statistic]
-        return [of_share(int(np.sum(v > border))) for v in draw(rng, (rows, draws))]
-
-    wrong = wrong_share(of_run, ABOVE if statistic == "normal" else claims.MORE_THAN_HALF)
-    assert stats.binomtest(wrong, RUNS, 0.05, alternative="greater").pvalue > 1e-3
+@pytest.mark.parametrize("rows", [1, 2])
+def test_shares_whose_truth_is_one_half_are_wrong_in_at_most_a_twentieth(rows, draws):
+    """Of all counts that rows may have, by their probability: no draws are needed."""
+    of_share = [claims.of_share("", "", count, draws) for count in range(draws + 1)]
+    weights = stats.binom.pmf(np.arange(draws + 1), draws, 0.5)
+    chance = sum(
+        np.prod(weights[list(counts)])
+        for counts in itertools.product(range(draws + 1), repeat=rows)
+        if wrong(claims.judged([of_share[k] for k in counts], claims.MORE_THAN_HALF))
+    )
+    assert chance <= 0.05 and (draws < claims.FEWEST_OF_SHARE) == (chance == 0)
 
 
 def test_the_mean_of_few_bounded_draws_would_be_wrong_more_often():

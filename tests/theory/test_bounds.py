@@ -107,7 +107,7 @@ def test_lipschitz_constant_bounds_every_residual(kind, x64):
     np.testing.assert_allclose(slope, known, rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_corollary_multiplies_beta_by_the_lipschitz_constant():
     config = rc.san_mlp(3, 2, 8)
     params, x = draws.parameters(config, 0, 0.3, 0.0), 0.3 * draws.normal(5, 8)
@@ -236,7 +236,7 @@ def written_out(params, x):
     }
 
 
-@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.full), True])
 def test_bound_effects_are_the_formulas_of_layers_with_unequal_heads(padded, x64):
     config = rc.san(L, H, D, d_qk=K, d_v=2, temperature=TEMPERATURE)
     mask = jnp.array([True, True, False, True, True]) if padded else None

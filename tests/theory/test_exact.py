@@ -10,7 +10,7 @@ import mp_oracle
 import mpmath
 import numpy as np
 import pytest
-from marks import slow_but
+from marks import full_but
 from refusals import refused
 from small_residuals import CASES, KEEP, SKIPS, D, H, network
 
@@ -30,7 +30,7 @@ def check_inside(found, want):
             assert abs(mpmath.mpf(value) - true) <= radius
 
 
-@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.parametrize("case", CASES)
 def test_the_plain_network_in_many_digits_lies_inside_the_balls(case, large):
     # At a scale of 3 these have residuals below 1e-700.
@@ -61,8 +61,8 @@ def at_scales_from_1_5_to_3(shape):
         yield rc.init(key, config, scale, 0.1), x, config
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", slow_but(SHAPES, "6 tokens"))
+@pytest.mark.full
+@pytest.mark.parametrize("shape", full_but(SHAPES, "6 tokens"))
 def test_large_weights_are_proved_with_a_hundred_digits(shape):
     """Saturated attention, and clusters in clusters that one center for all would lose."""
     smallest = 0.0

@@ -9,7 +9,7 @@ import mp_oracle
 import numpy as np
 import pytest
 from compiling import AS_USERS
-from marks import slow_but, slow_if
+from marks import full_but, full_if
 from small_residuals import CASES, config_of, network as small_network
 
 import rank_collapse as rc
@@ -78,7 +78,7 @@ MP_CASES = {
 
 
 @pytest.mark.parametrize(
-    "case", slow_if(MP_CASES, "one head", "four heads, biases", "causal", "AttnScale")
+    "case", full_if(MP_CASES, "one head", "four heads, biases", "causal", "AttnScale")
 )
 def test_equals_thousands_of_digits(case):
     fields, scales, digits = MP_CASES[case]
@@ -134,10 +134,19 @@ def test_ten_tokens_of_width_16_fall_like_3_to_the_depth():
     got = jitted(config)(params, x, config)
     close(got, mp_profile(params, x, config, 700))
     rate = np.asarray(rc.local_rate(got))
-    assert rate.shape == (5,) and abs(rate[-1] - 3) < 0.5 * abs(rate[-2] - 3)
+    assert rate.shape == (4,) and abs(rate[-1] - 3) < abs(rate[-2] - 3)
+    np.testing.assert_allclose(rc.local_rate(2.3 * got + 5), rate, rtol=1e-4)  # base and unit
 
 
-@pytest.mark.parametrize("depth", [pytest.param(12, marks=pytest.mark.slow), 32])
+def test_the_local_rate_of_laws_in_closed_form():
+    layers = np.arange(7.0)
+    for unit in (-40, 0.5, 2):  # logarithms that pass 0 among them
+        np.testing.assert_allclose(rc.local_rate(unit - 0.2 * 3**layers), 3, rtol=1e-4)
+        np.testing.assert_allclose(rc.local_rate(unit - 0.7 * layers), 1, rtol=1e-4)
+    assert np.isnan(rc.local_rate(np.zeros(4))).all()
+
+
+@pytest.mark.parametrize("depth", [pytest.param(12, marks=pytest.mark.full), 32])
 def test_twelve_and_thirty_two_layers_are_finite(depth):
     config = rc.san(depth, 4, 32)
     params, x = network(config, n=16)
@@ -177,7 +186,7 @@ def ordinary(config, **inputs):
     return jax.jit(profile, compiler_options=QUICK)
 
 
-@pytest.mark.parametrize("case", slow_but(COVERED, *USUAL))
+@pytest.mark.parametrize("case", full_but(COVERED, *USUAL))
 def test_equals_the_ordinary_pass_where_float64_still_sees_it(case):
     """Float32 at the usual scale; float64 also where attention is saturated (larger weights)."""
     params, x, config, inputs = small_network(case)
@@ -193,7 +202,7 @@ def test_equals_the_ordinary_pass_where_float64_still_sees_it(case):
         np.testing.assert_allclose(got[seen], want[seen], atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_masked_tokens_are_as_if_removed():
     config = rc.TransformerConfig(depth=6, num_heads=H, d_model=D)
     params, x = network(config)
@@ -205,7 +214,7 @@ def test_masked_tokens_are_as_if_removed():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_float64_gives_more_digits_and_bfloat16_gives_float32():
     config = rc.san(4, 2, 8)
     params, x = network(config, seed=10)  # each layer multiplies rounding by about three

@@ -154,7 +154,7 @@ def test_deep_layers_in_float32_are_those_of_float64():
         ({"mask": "causal"}, SIDES),
         ({"norm_placement": "post", "attention_skip": True}, ("diameter",)),
         pytest.param(
-            {"mlp": "gelu", "attention_skip": True, "mlp_skip": True}, (), marks=pytest.mark.slow
+            {"mlp": "gelu", "attention_skip": True, "mlp_skip": True}, (), marks=pytest.mark.full
         ),
     ],
 )

@@ -103,7 +103,7 @@ def right_or_refused(got, want):
     return seen
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_right_or_refused_at_any_weights(case):
     params, x, config, inputs = drawn(case)
@@ -133,7 +133,7 @@ def hard():
     return params, x, config, np.stack([rc.exact_profile(*one, config).profile for one in each])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_scale_refuses_what_its_noisy_copies_contradict():
     params, x, config, want = hard()
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import slow_but
+from marks import full_but
 from refusals import refused
 
 import rank_collapse as rc
@@ -65,7 +65,7 @@ FIELDS = (
     {},
     pytest.param(
         {"mlp": "gelu", "mlp_skip": True, "norm_placement": "post", "branch_gain": 0.7},
-        marks=pytest.mark.slow,
+        marks=pytest.mark.full,
     ),
     {"mlp": "swiglu", "norm_placement": "pre", "norm": "rms", "temperature": 1.4},
 )
@@ -92,7 +92,7 @@ def from_the_start(params, x, config):
     return rc.measured_constant(theory.cubic_profile(params, x, config))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_float32_is_float64_in_deep_layers_and_the_mean_token_does_not_matter():
     config = rc.san(14, 2, 8)
     params, x = draws.parameters(config, bias_scale=0.0), draws.normal(6, 8)
@@ -143,9 +143,9 @@ def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
 
 
 @pytest.mark.parametrize(
-    "placement", slow_but(["none", "pre", "post", "sandwich", "branch"], "post")
+    "placement", full_but(["none", "pre", "post", "sandwich", "branch"], "post")
 )
-@pytest.mark.parametrize("kind", slow_but(["gelu", "swiglu"], "gelu"))
+@pytest.mark.parametrize("kind", full_but(["gelu", "swiglu"], "gelu"))
 def test_no_layer_grows_more_than_its_bound(placement, kind, x64):
     """Tokens of very different lengths; the largest distance after the layer over the bound."""
     config = rc.san_mlp(
@@ -202,9 +202,9 @@ CASES = (
     },
     pytest.param(
         {"attention_skip": True, "skip_gain": 0.8, "norm_placement": "pre", "norm": "rms"},
-        marks=pytest.mark.slow,
+        marks=pytest.mark.full,
     ),
-    pytest.param({"position": "relative_bias", "branch_gain": 0.6}, marks=pytest.mark.slow),
+    pytest.param({"position": "relative_bias", "branch_gain": 0.6}, marks=pytest.mark.full),
     {
         "windows": (1, 0, 2),
         "norm_placement": "pre",

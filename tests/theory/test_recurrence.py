@@ -9,7 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 from draws import parameters
-from marks import slow_but, slow_if
+from marks import full_but, full_if
 from refusals import refused
 
 import rank_collapse as rc
@@ -99,7 +99,7 @@ def config_of(**fields):
     return rc.TransformerConfig(num_heads=2, d_model=4, **(own | fields))
 
 
-@pytest.mark.parametrize("name", slow_if(CASES, "MLP"))
+@pytest.mark.parametrize("name", full_if(CASES, "MLP"))
 def test_distances_in_logarithms_are_those_of_many_digits(name):
     fields, skip = CASES[name]
     config = config_of(**fields)
@@ -126,7 +126,7 @@ def test_tokens_of_less_precision_than_the_classifier(x64):
     np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("placement", slow_but(["sandwich", "branch", "pre"], "sandwich"))
+@pytest.mark.parametrize("placement", full_but(["sandwich", "branch", "pre"], "sandwich"))
 def test_distances_at_every_placement_of_norms(placement, x64):
     """Against the network fed with its own output in float64, where that still resolves them."""
     skips = {"attention_skip": True, "mlp_skip": True}

@@ -103,12 +103,12 @@ def distances(k):
 @pytest.mark.parametrize(
     ("n", "draws"),
     [
-        pytest.param(3, 40000, marks=pytest.mark.slow),
+        pytest.param(3, 40000, marks=pytest.mark.full),
         (17, 8000),
-        pytest.param(64, 800, marks=pytest.mark.slow),
+        pytest.param(64, 800, marks=pytest.mark.full),
     ],
 )
-@pytest.mark.parametrize(("rho", "b"), [pytest.param(0.0, 1.0, marks=pytest.mark.slow), (0.5, 4.0)])
+@pytest.mark.parametrize(("rho", "b"), [pytest.param(0.0, 1.0, marks=pytest.mark.full), (0.5, 4.0)])
 def test_tokens_of_equal_length_at_any_temperature(n, draws, rho, b, x64):
     """The exact law within 4 standard errors, where the second order is 7 to 60 % off."""
     k = (1 - rho) * np.eye(n) + rho

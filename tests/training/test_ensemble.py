@@ -137,7 +137,7 @@ def test_a_sweep_compiles_once_and_a_diverged_run_is_kept_apart(
     near(*still)  # of learning rate 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_floats_of_the_network_differ_between_runs_of_one_program(two_devices, uninterrupted):
     """Gains by layer and temperatures by run are those of a recipe that has them."""
     keys, rate = seed_keys(2, 1), 0.01

@@ -107,7 +107,7 @@ def test_label_smoothing_is_the_cross_entropy_of_smoothed_labels():
     np.testing.assert_allclose(found, float(theirs), rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_ensemble_sweeps_warm_up_and_smoothing():
     batch = sequences.make_examples(jax.random.key(0), 4, 6, 5)
     made = Ensemble(recipe(unroll=1), lambda _: {"train": batch}, epochs_per_chunk=2)

@@ -23,7 +23,7 @@ from rank_collapse.training.path_accuracy import whole_model
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.training import batch_forward
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 EMBEDDING = EmbeddingConfig(vocab_size=6, d_embed=8, positions="learned", num_positions=5)
 HALF = TransformerConfig(

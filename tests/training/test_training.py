@@ -81,7 +81,7 @@ class NumpyAdam:
 @pytest.mark.parametrize(
     "fields, decay",
     [
-        pytest.param({}, 0.0, marks=pytest.mark.slow),
+        pytest.param({}, 0.0, marks=pytest.mark.full),
         ({"schedule": "milestones", "milestones": (1, 2), "decay": 0.5}, 0.1),
         ({"schedule": "linear", "clip_norm": 0.05}, 0.0),
     ],
@@ -174,7 +174,7 @@ def test_floats_of_the_network_reach_its_initial_weights():
     np.testing.assert_array_equal(scaled.w_q, plain.w_q)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_no_dropout_is_a_dropout_of_nothing():
     losses = {}
     for rate in (None, 0.0, 0.5):
@@ -230,12 +230,12 @@ def test_padding_changes_nothing():
     np.testing.assert_allclose(first[:3], second[:3], rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "fields",
     [
         {"position": "relative_bias"},
-        *(pytest.param(f, marks=pytest.mark.slow) for f in ({}, {"mask": "causal"})),
+        *(pytest.param(f, marks=pytest.mark.full) for f in ({}, {"mask": "causal"})),
     ],
 )
 def test_packed_sequences_train_as_padded_ones(fields):
@@ -267,7 +267,7 @@ def test_packed_sequences_train_as_padded_ones(fields):
     near(after[0][0].optimizer, after[1][0].optimizer, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_unrolling_changes_nothing():
     values = hyper(learning_rate=0.01)
     runs = []
@@ -278,7 +278,7 @@ def test_unrolling_changes_nothing():
     np.testing.assert_allclose(runs, runs[0], rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_compact_vocabulary_trains_as_the_full_one():
     tokens = jnp.asarray(np.random.default_rng(0).choice([2, 7, 11, 19], (6, 4)))
     mask = jnp.ones(tokens.shape, bool)

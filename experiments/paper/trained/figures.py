@@ -16,12 +16,21 @@ TITLES = dict(
     )
 )
 
+LOGARITHMIC = dict.fromkeys(("alone", "mlps"), lambda logs: logs)
+
 
 def logarithmic(ax: Any, **about: Any) -> None:
     """An axis of decimal logarithms that fall exponentially themselves."""
     ax.set_yscale("symlog", linthresh=1)
     ax.set(xlabel="layer", ylabel=r"log$_{10}$ of the residual ratio", **about)
     figures.integer_ticks(ax)
+
+
+def named(network: Any) -> str:
+    """A network and its number of layers."""
+    config = network.source.config
+    causal = ", causal" * (config.mask == "causal")
+    return f"{network.label} ({config.depth} layers{causal})"
 
 
 def trained_figure(results: Any, setup: Any) -> Any:
@@ -33,14 +42,14 @@ def trained_figure(results: Any, setup: Any) -> Any:
     for index, network in enumerate(setup.networks):
         found, color = results[network.label], figures.color(index)
         alone, whole = (found[f"log10_ratio/{name}"].mean(axis=0) for name in ("alone", "whole"))
-        left.plot(alone, color=color, marker="o", markersize=3, label=network.label)
+        left.plot(alone, color=color, marker="o", markersize=3, label=named(network))
         left.plot(whole, color=color, linestyle="--")
         if "paths/loss" in found:
             above = found["paths/loss_recomputed"] - found["paths/loss"][:, None]
             figures.band(right, found["paths/lengths"][0], above, network.label, index)
     logarithmic(left, title="attention alone (solid), whole network (dashed)")
     right.set(
-        title="short paths suffice",
+        title="loss without longer paths",
         xlabel="longest path: at most k heads",
         ylabel="loss above the whole network's, nats",
     )
@@ -52,18 +61,26 @@ def trained_figure(results: Any, setup: Any) -> Any:
 
 def residuals_figure(results: Any, setup: Any) -> Any:
     """The residual ratio by layer in four variants of the same weights, means over texts: trained
-    (solid), and weights of the same shape at random (dotted). In grey the published curves of
-    pretrained BERT and ALBERT (base), as far as they are above 0."""
+    (solid), and weights of the same shape at random (dotted). Above without skips, in logarithms.
+    In grey the published curves of pretrained BERT and ALBERT (base), as far as they are above
+    0."""
     fig, axes = figures.panels(len(VARIANTS), 2, width=4.4, height=3.2)
     for ax, (name, variant) in zip(axes.flat, VARIANTS.items(), strict=True):
+        shown = LOGARITHMIC.get(name, lambda logs: 10**logs)
         for model in ("bert-base-cased", "albert-base-v2"):
             values = np.array(published_curves(settings_of(model), 12)["pretrained"][variant])
-            ax.plot(np.log10(np.where(values > 0, values, np.nan)), color="0.6", label=model)
+            values = np.log10(np.where(values > 0, values, np.nan))
+            ax.plot(shown(values), color="0.6", label="published" * (model[0] == "b"))
         for index, network in enumerate(setup.networks):
             found, color = results[network.label], figures.color(index)
-            ax.plot(found[f"log10_ratio/{name}"].mean(axis=0), color=color, label=network.label)
-            drawn = found[f"random/log10_ratio/{name}"].mean(axis=0)
-            ax.plot(drawn, color=color, linestyle=":")
-        logarithmic(ax, title=TITLES[name])
+            for kind, dash in {"": "-", "random/": ":"}.items():
+                curve = shown(found[f"{kind}log10_ratio/{name}"]).mean(axis=0)
+                label = "" if kind else network.label
+                ax.plot(curve, color=color, linestyle=dash, label=label)
+        if name in LOGARITHMIC:
+            logarithmic(ax, title=TITLES[name])
+        else:
+            ax.set(title=TITLES[name], xlabel="layer", ylabel="residual ratio", ylim=(0, None))
+            figures.integer_ticks(ax)
     axes[0, 0].legend(fontsize=6)
     return fig

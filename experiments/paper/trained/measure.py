@@ -15,18 +15,17 @@ from rank_collapse import pretrained
 from rank_collapse.measures.attention import first_column
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import ProfilePass
-from rank_collapse.measures.residuals import residual
 from rank_collapse.network import Each, States
 from rank_collapse.paths.chains import measured_sizes
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.effects import ChainPass
 from rank_collapse.paths.truncation import TruncatedPass
 from rank_collapse.pretrained import AblationSpec, Group
+from rank_collapse.text import tokens
 from rank_collapse.theory import bounds
 from rank_collapse.theory.logdomain import LogPass
 from rank_collapse.theory.reports import BoundPass
 
-SHARE = 0.15  # of the tokens is masked in each copy, as BERT was trained
 VARIANTS = {"alone": "SAN", "mlps": "SAN+MLP", "skips": "SAN+skip", "whole": "Transformer"}
 SPIKES = ("spike_entry", "spike_norm", "spike_share", "spike_token", "residual_spike")
 ROUNDING = 1e-5  # of float32 scores up to about 100, in attention weights
@@ -52,24 +51,15 @@ class Task(NamedTuple):
 def task_of(
     source: Any, inputs: Mapping[str, Any], mask_id: int | None, copies: int
 ) -> Task | None:
-    """The next token of a causal model, masked ones of a masked model; None of others.
-
-    Every copy masks tokens of its own, none of them first or last.
-    """
+    """The next token of a causal model, masked ones of a masked model; None of others."""
     ids, mask = inputs["x"], inputs["mask"]
     if source.is_causal_lm:
         return Task(dict(inputs), *pretrained.targets_of(ids, mask), 1)
     if source.masked_head is None or mask_id is None:
         return None
-    draw, chosen = np.random.default_rng(0), np.zeros((len(ids), copies, ids.shape[1]), bool)
-    for own, count in zip(chosen, mask.sum(axis=1), strict=True):
-        places = draw.permutation(np.arange(1, count - 1))
-        size = max(1, round(SHARE * len(places)))
-        for copy, row in enumerate(own):
-            row[places[copy * size : (copy + 1) * size]] = True
-    chosen = chosen.reshape(-1, ids.shape[1])
+    masked, chosen = tokens.masked_copies(ids, mask, mask_id, copies)
     ids, mask = (np.repeat(a, copies, axis=0) for a in (ids, mask))
-    return Task({"x": np.where(chosen, mask_id, ids), "mask": mask}, ids, chosen, copies)
+    return Task({"x": masked, "mask": mask}, ids, chosen, copies)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,18 +156,10 @@ def paths(source: Any, task: Task, lengths: Sequence[int], chunk: int) -> dict[s
     return found
 
 
-def lemma_excess(layer: Any, x: Any, seen: Any) -> Any:
-    """Largest entry of (I − D)P̃ − P and P − (I + 2D)P̃ of each head: at most 0 where it holds."""
-    read, attention = seen.passages["attention"].branch_input, layer.params.attention
-    rest = residual(read)
-    w_qk, _ = bounds.head_weights(attention, layer.gains.temperature)
-    scale = jnp.sqrt(attention.w_q.shape[-1]).astype(read.dtype)
-    deviation = jnp.einsum("nd,hde,me->hnm", rest, w_qk, rest) / scale
-    spread = (deviation.max(axis=-1) - deviation.min(axis=-1))[:, :, None]
-    weights = seen.trace.attention
-    common = jax.nn.softmax(jnp.log(weights) - deviation, axis=-1)
-    excess = jnp.maximum((1 - spread) * common - weights, weights - (1 + 2 * spread) * common)
-    return jnp.max(excess, axis=(1, 2)) - ROUNDING
+def lemma(layer: Any, x: Any, seen: Any) -> Any:
+    """`bounds.lemma_excess` of what a layer's attention reads, less a margin for rounding."""
+    read = seen.passages["attention"].branch_input
+    return bounds.lemma_excess(layer.params.attention, read) - ROUNDING
 
 
 def theory(source: Any, ids: np.ndarray, chunk: int) -> dict[str, np.ndarray]:
@@ -194,7 +176,7 @@ def theory(source: Any, ids: np.ndarray, chunk: int) -> dict[str, np.ndarray]:
         return {}
     groups = {
         name: Group(
-            (("bounds", BoundPass()), ("lemma", Each(lemma_excess))),
+            (("bounds", BoundPass()), ("lemma", Each(lemma))),
             AblationSpec(VARIANTS[name], "text"),
         )
         for name in ("whole", "alone")

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 import rank_collapse as rc
+from experiments.lab.experiment import Finding
+from experiments.lab.statements import row_of
+from experiments.lab.statements_trained import LOSS, RIGHT
 from experiments.paper.trained.measure import VARIANTS
-from experiments.shell.statements import row_of
-from experiments.shell.statements_trained import LOSS, RIGHT
 from rank_collapse.report import Comparison
 from rank_collapse.report.claims import Row, of_cases
 from rank_collapse.report.intervals import mean_interval
@@ -132,3 +133,21 @@ def claims(results: Mapping[str, Found], setup: Any) -> list[Row]:
                 cases = excess[where] > 0
                 rows.append(of_cases(f"trained {key}", label, cases.sum(), cases.size, draws))
     return rows
+
+
+def finding(results: Mapping[str, Found], setup: Any) -> Finding | None:
+    """The two-panel figure: the fall of attention alone, and how short paths may be."""
+    alone = [n.label for n in setup.networks if n.source.config.mask == "none"]
+    rates = [np.median(rate(results[label]["log10_residual/alone"])) for label in alone]
+    losses = [found for found in results.values() if "paths/loss" in found]
+    if not rates or not losses:
+        return None
+    more = [found["paths/loss_recomputed"][:, -1] - found["paths/loss"] for found in losses]
+    near, most = sum(a.mean() < LOSS for a in more), max(a["paths/lengths"].max() for a in losses)
+    return Finding(
+        "trained",
+        f"In {len(rates)} trained networks without a causal mask the logarithm of the residual of "
+        f"attention alone grows {min(rates):.2f} to {max(rates):.2f} times in the last layer "
+        f"(median text). Paths through at most {most} heads have the whole loss within {LOSS:g} "
+        f"nats in {near} of {len(losses)} networks that predict tokens.",
+    )

@@ -32,6 +32,8 @@ FAMILIES: dict[str, Family] = {
 
 def family_of(model_type: Any) -> Family:
     """The family of a `model_type`."""
+    if model_type is None:
+        raise ValueError('config.json has no model_type: add one, such as "model_type": "bert"')
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(f"model_type={quoted(model_type)} is not one of {tuple(sorted(FAMILIES))}")
     return FAMILIES[model_type]

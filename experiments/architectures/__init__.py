@@ -1,1 +1,0 @@
-"""Rank collapse of BERT, ALBERT, XLNet and others: run_architectures."""

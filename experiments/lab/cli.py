@@ -1,0 +1,129 @@
+"""What every binary shares: flags, errors in one line, devices, run folders.
+
+Each binary has its own FlagValues, so that several of them live in one process (tests,
+`reproduce`): `cli.execute(main, FLAGS, ["--depth=2"])` returns the exit code. Exit codes: 0 done,
+2 a mistake of the user's in one line on stderr, 130 Ctrl-C, 143 SIGTERM (see `progress`), 141 where
+nobody reads what is printed any more.
+"""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import jax
+from absl import flags
+
+from experiments.lab import devices, progress
+from experiments.lab.devices import mesh as mesh
+from experiments.lab.flags import (
+    EXECUTION as EXECUTION,
+    Flags,
+    bare_flags as bare_flags,
+    check_names as check_names,
+    command_line as command_line,
+    config_of as config_of,
+    content_hash as content_hash,
+    folder_of,
+    help_text,
+    make_flags as make_flags,
+    options_of as options_of,
+    parse as parse,
+)
+from experiments.lab.vocabulary import MOST_SEEDS as MOST_SEEDS, definer as definer
+from rank_collapse.extras import MissingPackage
+from rank_collapse.printed import one_line, print_anything
+from rank_collapse.runs.files import RunError
+from rank_collapse.runs.folder import RunFolder
+
+# Of the user or the machine: said in one line. Others are ours, and show where they are.
+MISTAKES = (ValueError, RunError, MissingPackage, OSError, MemoryError, flags.Error)
+# Flags whose work is done by processes of their own, which find the devices free.
+BY_CHILDREN = ("suite", "compile_for", "preset")
+
+
+def run(
+    main: Callable, flag_values: flags.FlagValues, *, positional: str | None = None
+) -> NoReturn:
+    """Runs a binary on the command line's arguments and exits; see `execute`."""
+    print_anything()
+    code = execute(main, flag_values, sys.argv[1:], positional=positional)
+    sys.stdout.flush()
+    if code > 128:
+        os._exit(code)  # threads that still compile would keep the process alive
+    sys.exit(code)
+
+
+def execute(
+    main: Callable,
+    flag_values: flags.FlagValues,
+    arguments: Sequence[str],
+    *,
+    positional: str | None = None,
+) -> int:
+    """Parses arguments, runs main(options), and returns the exit code.
+
+    Args:
+        main: Called with the parsed flags, whose values are attributes; may return an exit code.
+        flag_values: From `make_flags`; values of an earlier call are forgotten.
+        arguments: Command-line arguments without the program's name.
+        positional: Name of the flag whose value may stand alone.
+    """
+    try:
+        options = parse(flag_values, arguments, positional)
+        if options.help:
+            print(help_text(main, flag_values))
+            return 0
+        by_children = any(getattr(options, name, None) for name in BY_CHILDREN)
+        if "num_devices" in options and not by_children:
+            devices.start(options.num_devices)
+        with progress.stopping(), jax.default_matmul_precision("highest"):
+            return main(options) or 0
+    except (KeyboardInterrupt, progress.Stopped) as asked:
+        resumes = ": the same command again resumes" if "output_dir" in flag_values else ""
+        print(f"\ninterrupted{resumes}", file=sys.stderr)
+        return asked.code if isinstance(asked, progress.Stopped) else 130
+    except BrokenPipeError:
+        for stream in (sys.stdout, sys.stderr):  # nothing more can be said
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 128 + signal.SIGPIPE
+    except (*MISTAKES, jax.errors.JaxRuntimeError) as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            print("error: out of memory: fewer seeds at a time need less", file=sys.stderr)
+        else:
+            print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def open_run(
+    options: Flags,
+    *,
+    extra: Mapping[str, Any] | None = None,
+    execution: Sequence[str] = (),
+    read_only: bool = False,
+) -> RunFolder:
+    """The run folder of these flags: results/<experiment>/<run name>/, a context manager.
+
+    Args:
+        options: Parsed flags.
+        extra: More that determines the results, such as `content_hash` of an input file.
+        execution: Names of further flags that change no result, beside `options.execution`.
+        read_only: Whether the folder stays as it is, unlocked.
+
+    Raises:
+        RunError: See `rank_collapse.runs.folder.RunFolder`.
+    """
+    aside = options.execution | set(execution)
+    config = config_of(options, aside) | dict(extra or {})
+    if read_only:
+        return RunFolder(folder_of(options, aside), config, read_only=True)
+    known = {n: options[n].value for n in sorted(aside) if n in options and n != "help"}
+    known |= {"command": command_line()}
+    path, overwrite = folder_of(options, aside), options.overwrite
+    return RunFolder(path, config, execution=known, overwrite=overwrite)

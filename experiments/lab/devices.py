@@ -1,0 +1,76 @@
+"""The devices of a run: one XLA device per CPU core, and the mesh of those asked for."""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+
+import jax
+import platformdirs
+from absl import flags
+from jax.sharding import Mesh
+
+from rank_collapse.runs import limits
+from rank_collapse.runs.seeds import seed_mesh
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def accelerated() -> bool:
+    """Whether JAX would look for accelerators: starting it to ask would take their memory."""
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    installed = plugins or importlib.util.find_spec("libtpu") is not None
+    return bool(installed) and os.environ.get("JAX_PLATFORMS") != "cpu"
+
+
+def start(num_devices: int = 0) -> None:
+    """Starts JAX with so many devices of a CPU, or one per core; must come before any computation.
+
+    XLA does not spread a vmapped small matrix product over cores; one device per core does. What is
+    compiled is kept for other runs, in JAX_COMPILATION_CACHE_DIR or this user's cache.
+
+    Raises:
+        ValueError: JAX does not start.
+    """
+    limits.check_address_space()
+    if jax.config.jax_compilation_cache_dir is None:
+        folder = str(platformdirs.user_cache_path("rank_collapse"))
+        jax.config.update("jax_compilation_cache_dir", folder)
+    if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        with contextlib.suppress(RuntimeError):  # JAX has started
+            jax.config.update("jax_num_cpu_devices", num_devices or cores())
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # a platform that is not there
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        reason = str(error) or "it is not installed"
+        raise ValueError(f"JAX finds no device of JAX_PLATFORMS={asked!r}: {reason}") from error
+
+
+def mesh(options: flags.FlagValues) -> Mesh:
+    """The mesh of the devices asked for by --num_devices; its axis is "seeds".
+
+    Raises:
+        ValueError: There are fewer devices.
+    """
+    devices, count = jax.devices(), options.num_devices
+    if count > len(devices):
+        raise ValueError(f"num_devices={count}, but only {len(devices)} exist")
+    return seed_mesh(devices[: count or None])
+
+
+def fitting(size: int, taken: int, mesh: Mesh) -> int:
+    """Seeds at a time that take half of what memory a device has at the most.
+
+    Args:
+        size: Seeds, a multiple of the devices.
+        taken: Bytes that they take on each.
+        mesh: The devices.
+    """
+    stats = mesh.devices.flat[0].memory_stats() or {}
+    shared = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // mesh.size
+    memory, each = stats.get("bytes_limit", shared), size // mesh.size
+    return size if 2 * taken <= memory else mesh.size * max(1, each * memory // (2 * taken))

@@ -1,0 +1,282 @@
+"""The executor: what is computed of every seed of every cell, in chunks from which a run resumes.
+
+    with Executor(options, run, "scales", total=2 * options.num_seeds) as executor:
+        # measure(key, floats) of one seed → {"scale=1": {name: [s, ...]}, ...}
+        found = executor.measure(measure, {"scale=1": 1.0, "scale=2": 2.0})
+
+A cell is a setting whose numbers compiled programs take as arguments, of an experiment's lists or
+of the axes of the flags. Its seeds and those of the other cells are one list, shared by the devices
+and computed chunk by chunk (--seed_chunk). Each chunk is saved when it is done, so that a run
+resumes on any number of devices; what a seed gives depends on neither, nor on the others of its
+chunk.
+"""
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from experiments.lab import devices
+from experiments.lab.flags import Flags
+from experiments.lab.progress import Progress, check
+from rank_collapse.runs import seeds
+from rank_collapse.runs.files import damaged
+from rank_collapse.runs.folder import RunFolder
+
+SEEDS = "seeds"  # the part of a run's arrays that has one cell
+
+
+class Executor(contextlib.ExitStack):
+    """What computes the cells of a run: its devices, seeds and progress. A context manager.
+
+    Args:
+        options: The flags, of one point of their axes; --num_devices, --seed_chunk, and --seed and
+            --num_seeds where they are.
+        run: Holds what was computed before.
+        label: Of the progress; "" for programs that show their own.
+        total: Seeds of all cells of a run; those of one by default.
+
+    Attributes:
+        mesh: Of the devices.
+        progress: None without a label.
+    """
+
+    def __init__(self, options: Flags, run: RunFolder, label: str = "", total: int | None = None):
+        super().__init__()
+        self.run, self._options, self.mesh = run.at(""), options, devices.mesh(options)
+        self.progress = None
+        if label:
+            total = len(options.group) * (options.num_seeds if total is None else total)
+            self.progress = self.enter_context(Progress(total, label, log=run.log))
+
+    def map(
+        self,
+        program: Callable[[], Callable[["Chunk"], Any]],
+        cells: Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]],
+        *,
+        keys: Any = None,
+        most: int | None = None,
+    ) -> dict[str, dict[str, np.ndarray]]:
+        """What is computed of all seeds of all cells, read where the run has it, else saved in it.
+
+        Args:
+            program: Makes what computes a chunk, where any is left: arrays on the host, leaves
+                [r, ...], whose names are joined by "/" where it is nested. Its bytes_of(chunk,
+                size), where it has that, is what so many seeds take on a device.
+            cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None;
+                or flags → that. Points with invalid flags are skipped.
+            keys: Of the seeds [s], the same of every cell; by default those of the flags.
+            most: Seeds at a time; by default --seed_chunk, or as many as fit into memory.
+
+        Returns:
+            {cell: {name: [s, ...]}}.
+
+        Raises:
+            RunError: The run holds another number of seeds.
+            ValueError: Invalid flags of this point.
+        """
+        options, floats, known, done = self._options, {}, {}, {}
+        count = options.num_seeds if keys is None else len(keys)
+        for point in options.group:
+            mine = point is options
+            with contextlib.nullcontext() if mine else contextlib.suppress(ValueError):
+                found = cells(point) if callable(cells) else cells
+                floats |= {point.prefix + cell: values for cell, values in found.items()}
+        for cell in floats:
+            found = self.run.part(cell) or {}
+            done[cell] = seeds_done(found, count, self.run.path, cell)
+            known[cell] = dict(found) if done[cell] else {}
+        if self.progress is not None:
+            self.progress.skip(sum(done.values()))
+        left = count * len(floats) - sum(done.values())
+        if left:
+            rest = ((cell, seed) for cell in floats for seed in range(done[cell], count))
+
+            def chunk_of(pairs, size):
+                padded = pairs + pairs[-1:] * (size - len(pairs))
+                own = jax.tree.map(lambda *a: np.stack(a), *(floats[cell] for cell, _ in padded))
+                numbers = np.array([seed for _, seed in padded])
+                return Chunk(*zip(*pairs, strict=True), self._keys(keys, numbers), own)
+
+            self._compute(program(), rest, chunk_of, known, self._size(left, most))
+        own = options.prefix
+        return {c.removeprefix(own): a for c, a in known.items() if c.startswith(own)}
+
+    def _keys(self, keys, numbers):
+        if keys is not None:
+            return keys[numbers]
+        return seeds.keys_of(self._options.seed, self._options.first_seed + numbers)
+
+    def _size(self, left, most):
+        """Seeds at a time, whatever they take."""
+        asked = most or ("seed_chunk" in self._options and self._options.seed_chunk) or left
+        return seeds.padded_size(min(asked, left), self.mesh)
+
+    def _compute(self, program, rest, chunk_of, known, size):
+        """Computes what is left, chunk by chunk, adds it to what is known and saves it."""
+        head = list(itertools.islice(rest, self.mesh.size))
+        if hasattr(program, "bytes_of"):
+            taken = program.bytes_of(chunk_of(head, self.mesh.size), size)
+            size = devices.fitting(size, taken, self.mesh)
+        rest = itertools.chain(head, rest)
+        while pairs := list(itertools.islice(rest, size)):
+            chunk = chunk_of(pairs, size)
+            new, arrays = named(program(chunk)), {}
+            for cell, rows in itertools.groupby(range(len(pairs)), chunk.cells.__getitem__):
+                rows = list(rows)
+                for name, values in new.items():
+                    before = [known[cell][name]] if name in known[cell] else []
+                    known[cell][name] = np.concatenate([*before, values[rows]])
+                    arrays[f"{cell}/{name}"] = known[cell][name]
+            self.run.save_arrays(arrays)
+            check() if self.progress is None else self.progress.advance(len(pairs))
+
+    def measure(
+        self,
+        fn: Callable[[Any, Any], Any],
+        cells: Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]],
+        *,
+        keys: Any = None,
+        most: int | None = None,
+        **how: Any,
+    ) -> dict[str, dict[str, np.ndarray]]:
+        """`map` of a function of one seed; `how` are further arguments of `Mapped`."""
+        program = functools.partial(Mapped, fn, self.mesh, progress=self.progress, **how)
+        return self.map(program, cells, keys=keys, most=most)
+
+
+def of_one_seed(
+    measure: Callable[[Flags, Any, Any], Any],
+    label: str,
+    draw: Callable[[Flags, Any, Any], Any] | None = None,
+) -> Callable[[Flags, Any, RunFolder], dict[str, np.ndarray]]:
+    """`Experiment.measure` of an experiment that has measure(options, setup, key) of one seed.
+
+    With draw(options, setup, key) it is measure(options, setup, what that draws), as of `Mapped`.
+    Where a device takes its seeds one by one they are saved as they come.
+    """
+
+    def measure_all(options, setup, run):
+        def of_key(fn):
+            return lambda key, _: fn(options, setup, key)
+
+        with Executor(options, run, label) as executor:
+            most = executor.mesh.size if seeds.on_cpu(executor.mesh) else None
+            drawn = None if draw is None else of_key(draw)
+            return executor.measure(of_key(measure), {SEEDS: None}, most=most, draw=drawn)[SEEDS]
+
+    return measure_all
+
+
+class Chunk(NamedTuple):
+    """Seeds of cells that are computed together.
+
+    Attributes:
+        cells: The cell of each [r].
+        seeds: The number of each [r].
+        keys: Of the seeds, the last one repeated so that all chunks are of one size and nothing is
+            compiled again for the last.
+        floats: Of the cells, leaves of that size.
+    """
+
+    cells: Sequence[str]
+    seeds: Sequence[int]
+    keys: Any
+    floats: Any
+
+
+class Mapped:
+    """A function of one seed, compiled for the seeds of a chunk, laid out over the devices.
+
+    Args:
+        fn: (key, floats) of one seed → pytree of arrays.
+        mesh: Of the devices.
+        draw: (key, floats) of one seed → what `fn` takes in the place of the key: a program of its
+            own, since random numbers are slow to optimise and drawn once.
+        at_once: Seeds a device vmaps over; None for `seeds.seeds_at_once`.
+        level: As of `runs.seeds.spread`.
+        progress: Gets how long compiling took; None for none.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[Any, Any], Any],
+        mesh: Mesh,
+        *,
+        draw: Callable[[Any, Any], Any] | None = None,
+        at_once: int | None = None,
+        level: int = 1,
+        progress: Progress | None = None,
+    ):
+        count = seeds.seeds_at_once(mesh) if at_once is None else at_once
+        self._mesh, self._progress, self._compiled, self._size = mesh, progress, None, 0
+        self._call = _spread(fn, mesh, count, level)
+        self._draw = None if draw is None else _spread(draw, mesh, count, 0)
+
+    def __call__(self, chunk: Chunk) -> Any:
+        laid = self.laid_out(chunk)
+        if self._compiled is None or len(chunk.keys) != self._size:
+            self._compile(laid, len(chunk.keys))
+        return seeds.to_host(self._compiled(laid, None), len(chunk.seeds))
+
+    def _compile(self, like, size):
+        """For so many seeds like those of arrays, or of their shapes."""
+        sharding, self._size = seeds.seed_sharding(self._mesh), size
+
+        def sized(a):
+            return jax.ShapeDtypeStruct((size, *a.shape[1:]), a.dtype, sharding=sharding)
+
+        with self._progress.paused("compiling") if self._progress else contextlib.nullcontext():
+            self._compiled = self._call.lower(jax.tree.map(sized, like), None).compile()
+
+    def bytes_of(self, chunk: Chunk, size: int) -> int:
+        """What so many seeds like those of a chunk take on a device, as XLA says."""
+        own = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
+        drawn = own[0] if self._draw is None else jax.eval_shape(self._draw, own, None)
+        self._compile((drawn, own[1]), size)
+        found = self._compiled.memory_analysis()
+        if found is None:
+            return 0
+        arrays = found.argument_size_in_bytes + found.output_size_in_bytes
+        return arrays + found.temp_size_in_bytes - found.alias_size_in_bytes
+
+    def laid_out(self, chunk: Chunk) -> tuple[Any, Any]:
+        """(keys, or what is drawn from them; floats) of a chunk on the devices."""
+        own = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
+        return own if self._draw is None else (self._draw(own, None), own[1])
+
+
+@functools.lru_cache(maxsize=4)  # programs that draw alike share theirs
+def _spread(fn, mesh, at_once, level):
+    return seeds.spread(lambda own, _: fn(*own), mesh, at_once=at_once, level=level)
+
+
+def named(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:
+    """{path: array} of a nested dictionary; of a flat one itself."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    name = functools.partial(jax.tree_util.keystr, simple=True, separator=separator)
+    return {name(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def seeds_done(found: Mapping[str, np.ndarray], total: int, run: Path, part: str) -> int:
+    """Seeds that the saved arrays of a part hold.
+
+    Args:
+        found: The arrays; none where nothing was saved.
+        total: Seeds of the run.
+        run: Its folder.
+        part: The name of the arrays.
+
+    Raises:
+        RunError: Not as many of each array, or more than the run has.
+    """
+    counts = {len(values) if np.ndim(values) else -1 for values in found.values()} or {0}
+    if len(counts) > 1 or not 0 <= max(counts) <= total:
+        raise damaged(run / "arrays.npz", f"{part} is not of {total} seeds")
+    return counts.pop()

@@ -1,0 +1,291 @@
+"""The flags of a binary: the shared ones, how they are parsed, and the folder they name.
+
+A flag of one number or of a choice takes several by commas: the run is then computed at each of
+them, and at each combination of several such flags. These are the axes of the run.
+"""
+
+import copy
+import hashlib
+import inspect
+import itertools
+import json
+import math
+import re
+import shlex
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
+
+from experiments.lab import vocabulary
+from rank_collapse.runs.files import damaged, read_object
+
+# Flags that do not change results, or their rounding alone (num_devices): recorded in config.json,
+# not compared on resume.
+EXECUTION = {
+    "help",
+    "output_dir",
+    "run_name",
+    "overwrite",
+    "num_devices",
+    "jobs",
+    "scheduler",
+    "debug",
+}
+
+
+class Flags(flags.FlagValues):
+    """absl's flag values, and beside them what no flag says.
+
+    Args:
+        experiment: Name of the folder under results/.
+        shows: The column of the table that the figure over the axes shows.
+        traced: Flags whose values compiled programs take as arguments: points of the axes that
+            differ in them alone are computed together, see `Executor`.
+        execution: Flags that change no result beyond rounding.
+
+    Attributes:
+        axes: {flag: its values, as they were written}, those with several.
+        point: {flag: its value} of one point of the axes.
+        group: The points that differ from this one in `traced` alone, itself among them.
+    """
+
+    def __init__(
+        self,
+        experiment: str = "",
+        *,
+        shows: str | None = None,
+        traced: Iterable[str] = (),
+        execution: Iterable[str] = (),
+    ):
+        super().__init__()
+        # absl takes attributes for flags.
+        vars(self).update(
+            experiment=experiment,
+            shows=shows,
+            traced=frozenset(traced),
+            execution=frozenset(execution),
+        )
+        vars(self).update(axes={}, point={}, group=[self])
+
+    def points(self) -> "list[Flags]":
+        """The flags at every point of the axes.
+
+        Raises:
+            flags.Error: A value that a flag does not take.
+        """
+        found: dict[str, list[Flags]] = {}
+        for values in itertools.product(*self.axes.values()):
+            own = copy.deepcopy(self)
+            for name, text in zip(self.axes, values, strict=True):
+                own[name].parse(text)
+            point = {name: own[name].value for name in self.axes}
+            alike = found.setdefault(str([v for n, v in point.items() if n not in self.traced]), [])
+            vars(own).update(point=point, group=alike)
+            alike.append(own)
+        return [own for alike in found.values() for own in alike]
+
+    @property
+    def prefix(self) -> str:
+        """Before the names of the arrays of a point; "" where there are no axes."""
+        return "".join(f"{name}={value}/" for name, value in self.point.items())
+
+
+def make_flags(
+    experiment: str,
+    *,
+    num_seeds: int | None = None,
+    execution: Sequence[str] = (),
+    **about: Any,
+) -> Flags:
+    """The flags all binaries share, to which a binary adds its own with `flag_values=`.
+
+    Args:
+        experiment: Name of the folder under results/.
+        num_seeds: Default of --num_seeds; None for a binary without seeds.
+        execution: Names of further flags that change no result beyond rounding (a chunk size).
+        **about: Further arguments of `Flags`.
+    """
+    values = bare_flags(Flags(experiment, execution=EXECUTION | set(execution), **about))
+    vocabulary.define(values, output_dir=None, run_name=None, overwrite=False, num_devices=0)
+    if num_seeds is not None:
+        vocabulary.define(values, seed=0, first_seed=0, num_seeds=num_seeds)
+        vocabulary.define(values, jobs=0, scheduler=None)
+    return values
+
+
+def bare_flags(values: flags.FlagValues | None = None) -> flags.FlagValues:
+    """The flags of a command that computes nothing: --debug and --help; added to those given."""
+    values = Flags() if values is None else values
+    define = vocabulary.definer(values)
+    define("boolean", "debug", False, "Show the traceback of an error.")
+    define("boolean", "help", False, "Show this and exit.", short_name="h")
+    return values
+
+
+def parse(
+    flag_values: Flags, arguments: Sequence[str], positional: str | None = None
+) -> flags.FlagValues:
+    """The flags with the given arguments' values; earlier ones are forgotten.
+
+    Raises:
+        flags.Error, ValueError: An unknown flag, a bad value, or an argument that is no flag.
+    """
+    for name in flag_values:
+        flag_values[name].unparse()
+    first, vars(flag_values)["axes"] = _without_axes(flag_values, arguments)
+    rest = flag_values(["binary", *first])[1:]
+    if positional and rest and not flag_values[positional].present:
+        flag_values[positional].parse(rest if len(rest) > 1 else rest[0])
+        rest = []
+    if rest:
+        raise ValueError(f"unexpected argument {rest[0]!r}; flags are written --name=value")
+    for name in flag_values:
+        _check_value(name, flag_values[name])
+    return flag_values
+
+
+def _without_axes(flag_values, arguments):
+    """(the arguments with the first of several values, {flag: all of them})."""
+    first, axes, name = [], {}, ""
+    for argument in arguments:
+        head, equals, text = argument.partition("=") if argument[:1] == "-" else ("", "", argument)
+        name = head.lstrip("-") or name
+        own = flag_values[name] if name in flag_values else None  # noqa: SIM401
+        single = own is not None and type(own.parser) in vocabulary.SINGLE
+        if single and "," in text and name not in flag_values.execution:
+            values = list(dict.fromkeys(text.split(",")))
+            axes[own.name], text = values, values[0]
+        first.append(f"{head}{equals}{text}")
+    return first, axes
+
+
+def _check_value(name, flag):
+    """Refuses what no flag takes: NaN, an integer of more than 32 bits, an empty text or list, a
+    run name that is no folder's."""
+    value = flag.value
+    for number in value if isinstance(value, list) else [value]:
+        if isinstance(number, int) and abs(number) >= 2**31:
+            raise ValueError(f"--{name}={number} is not between -2147483647 and 2147483647")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"--{name}={value} is not a finite number")
+    if name == "run_name" and value is not None:
+        own = Path(value).name == value and value not in ("", "..") and value.isprintable()
+        if not own or value.startswith("-") or len(value.encode()) > 200:
+            raise ValueError(f"--run_name={value!r} is not a folder name")
+    empty = not value.strip() if isinstance(value, str) else value == []
+    if flag.present and empty and not flag.boolean:  # --noNAME leaves a choice empty
+        raise ValueError(f"--{name} is empty: is a variable unset?")
+
+
+def check_names(options: flags.FlagValues, flag: str, known: Iterable[str]) -> None:
+    """Refuses a list of names that holds another than the known ones.
+
+    Raises:
+        ValueError: It names the flag and the first unknown name.
+    """
+    for name in options[flag].value:
+        if name not in known:
+            raise ValueError(f"--{flag}={name} is not one of {', '.join(known)}")
+
+
+def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
+    """What the binary is about and one entry per flag: the binary's own first."""
+    own = getattr(main, "__self__", inspect.getmodule(main))  # of an experiment's object
+    purpose = inspect.cleandoc(getattr(own, "about", own.__doc__) or "")
+    common = {*EXECUTION, "seed", "num_seeds"}
+    unique = {flag.name: flag for flag in (flag_values[name] for name in flag_values)}
+    lines = [purpose, "", "Flags:"]
+    for name in sorted(unique, key=lambda n: (n in common, n)):
+        flag = unique[name]
+        default = "" if flag.default in (None, False) else f" (default {flag.default})"
+        choices = getattr(flag.parser, "enum_values", None)
+        allowed = f" One of: {', '.join(choices)}." if choices else ""
+        text = " ".join((flag.help + allowed + default).split())
+        lines.append(f"  --{name}")
+        lines += textwrap.wrap(text, 92, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines)
+
+
+def precision(options: Flags) -> AbstractContextManager:
+    """float64 where a flag --dtype asks for it: JAX computes in float32 otherwise."""
+    asked = "dtype" in options and options.dtype == "float64"
+    return jax.enable_x64(asked or jax.config.jax_enable_x64)
+
+
+def arguments_of(options: Flags) -> list[str]:
+    """The arguments that ask for the same results."""
+    others = [n for n in options if n not in EXECUTION | options.axes.keys()]
+    given = [options[n].serialize() for n in others if options[n].name == n and options[n].present]
+    return [*filter(None, given), *(f"--{n}={','.join(v)}" for n, v in options.axes.items())]
+
+
+def options_of(flag_values: Flags, folder: Path, shown: Mapping[str, Any]) -> Flags:
+    """The flags that a run folder was made with; all count as given.
+
+    Args:
+        shown: Those that may differ between its runs, by name.
+
+    Raises:
+        RunError: A damaged config.json.
+    """
+    config = read_object(folder / "config.json").get("config")
+    if not isinstance(config, dict):
+        raise damaged(folder / "config.json", "it has no config")
+    options = parse(flag_values, [f"--output_dir={folder}"])
+    for name, value in (config | shown).items():
+        if name in options:
+            options[name].value, options[name].present = value, 1
+    vars(options)["axes"] = config.get("axes", {})
+    return options
+
+
+def config_of(options: Flags, execution: Set[str] | None = None) -> dict[str, Any]:
+    """What of the flags determines the results: all but those of `execution`."""
+    left_out = options.execution if execution is None else execution
+    named = (n for n in sorted(options) if options[n].name == n and n not in left_out)
+    axes = {"axes": options.axes} if options.axes else {}
+    return {"experiment": options.experiment} | {n: options[n].value for n in named} | axes
+
+
+def folder_of(options: Flags, execution: Set[str]) -> Path:
+    """Where a run with these flags leaves what it finds."""
+    name = options.run_name
+    if options.output_dir is None:
+        return Path("results") / options.experiment / (name or default_run_name(options, execution))
+    return Path(options.output_dir) / name if name else Path(options.output_dir)
+
+
+def default_run_name(options: Flags, execution: Set[str]) -> str:
+    """Flags that are not at their defaults, shortened, with a hash of all of them.
+
+    "default" when there are none: the same flags give the same folder, others another.
+    """
+    config = config_of(options, execution)
+    changed = {n: v for n, v in config.items() if n in options and v != options[n].default}
+    changed |= options.axes
+    if not changed:
+        return "default"
+    text = ",".join(
+        f"{name}={'+'.join(map(str, value)) if isinstance(value, list) else value}"
+        for name, value in changed.items()
+    )
+    short = re.sub(r"[^A-Za-z0-9=.,+_-]+", "-", text)[:80].rstrip(",-=")
+    return f"{short},{content_hash(json.dumps(changed, default=str).encode())[:6]}"
+
+
+def content_hash(data: bytes) -> str:
+    """SHA-256 of an input, for `extra` of `open_run`."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def command_line() -> str:
+    """The command that started this process, as a user types it, without machine paths."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    program = f"-m {spec.name}" if spec is not None else Path(sys.argv[0]).name
+    return f"python {program} {shlex.join(sys.argv[1:])}".strip()

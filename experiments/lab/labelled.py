@@ -1,0 +1,162 @@
+"""Results with names: xarray Datasets over the axes of a run, its seeds, and those of a measure.
+
+    found = of_arrays(executor.measure(...)["seeds"], {"ratio": ("variant", "layer")})
+    found.ratio.sel(variant="san").isel(layer=-1)        # [s], with the names that it was found by
+
+A statement's rows, the table and the figures of an experiment are made of them by the functions
+below, whatever axes there are. "seed" is the axis of independent draws.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from experiments.lab.statements import row_of
+from rank_collapse.report import Comparison, figures
+from rank_collapse.report.claims import Row
+from rank_collapse.report.wording import WORDS
+
+
+def of_arrays(
+    arrays: Mapping[str, np.ndarray], axes: Sequence[str], **others: Sequence[str]
+) -> xr.Dataset:
+    """Arrays {"name/a/b": [s, ...]} as variables [s, a, b, ...].
+
+    Args:
+        axes: What the levels of the names, and then the axes after the seeds, are called; of
+            arrays with fewer the first of them.
+        **others: The same of some names.
+    """
+    levels: dict[str, dict[tuple[str, ...], np.ndarray]] = {}
+    for path, values in arrays.items():
+        name, *keys = path.split("/")
+        levels.setdefault(name, {})[tuple(keys)] = values
+    found = {}
+    for name, own in levels.items():
+        keys = [list(dict.fromkeys(level)) for level in zip(*own, strict=True)]
+        stack = np.stack([own[key] for key in itertools.product(*keys)], axis=1)
+        values = stack.reshape(len(stack), *map(len, keys), *stack.shape[2:])
+        called = others.get(name, axes)[: values.ndim - 1]
+        known = {axis: _numbers(level) for axis, level in zip(called, keys, strict=False)}
+        found[name] = xr.DataArray(values, known, ("seed", *called))
+    return xr.Dataset(found)
+
+
+def _numbers(texts):
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return [kind(text) for text in texts]
+    return texts
+
+
+def joined(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[str]) -> xr.Dataset:
+    """Datasets by the point of a grid as one over it; NaN where a part lacks a variable."""
+    if not axes:
+        return next(iter(parts.values()))
+    values = list(dict.fromkeys(point[0] for point in parts))
+    of_value = [{p[1:]: own for p, own in parts.items() if p[0] == v} for v in values]
+    along = xr.Variable(axes[0], values)
+    return xr.concat(
+        [joined(own, axes[1:]) for own in of_value], along, data_vars="all", join="outer"
+    )
+
+
+def along(fn: Callable[[np.ndarray], Any], values: xr.DataArray, axis: str, **how: Any) -> Any:
+    """fn of arrays [..., k] whose last axis is that one; `how` as of `xr.apply_ufunc`."""
+    return xr.apply_ufunc(fn, values, input_core_dims=[[axis]], **how)
+
+
+def points(values: Any, *but: str) -> Iterator[tuple[dict[str, Any], Any]]:
+    """(coordinates, values) of each point of the axes that are not left out."""
+    sizes = {axis: size for axis, size in values.sizes.items() if axis not in but}
+    for place in itertools.product(*map(range, sizes.values())):
+        own = values.isel(dict(zip(sizes, place, strict=True)))
+        yield {axis: own[axis].item() for axis in sizes}, own
+
+
+def several(values: xr.DataArray) -> xr.DataArray:
+    """The values without axes of one value, unless all are: a setting need not name these."""
+    alone = [axis for axis, size in values.sizes.items() if size == 1 and axis != "seed"]
+    return values.squeeze(alone, drop=True) if len(alone) + 1 < values.ndim else values
+
+
+def setting(point: Mapping[str, Any]) -> str:
+    """A point in words: "Post-LN, weight scale 0.55"."""
+
+    def named(flag, value):
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        text = f"{flag.replace('_', ' ')} {text}"
+        return WORDS.get(text, WORDS.get(value, text))
+
+    return ", ".join(itertools.starmap(named, point.items()))
+
+
+def rows(key: str, values: xr.DataArray, what: str = "", **how: Any) -> Iterator[Row]:
+    """A statement's rows, one for each point of the axes but seeds; `how` as of `row_of`."""
+    for point, own in points(several(values), "seed"):
+        yield row_of(key, ", ".join(filter(None, (what, setting(point)))), own.values, **how)
+
+
+def beside(
+    text: str, values: xr.DataArray, other: Any = None, note: str = "", show: Callable = float
+) -> Iterator[Comparison]:
+    """Means over seeds of each point of the other axes, beside others of some of these axes."""
+    for point, own in points(several(values).mean("seed")):
+        theirs = other
+        if isinstance(other, xr.DataArray):
+            theirs = other.sel({n: v for n, v in point.items() if n in other.dims}).item()
+        yield Comparison(f"{setting(point)}: {text}", show(own.item()), theirs, note)
+
+
+def table(
+    found: xr.Dataset, axes: Sequence[str], columns: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """A row for each point of the axes at which any column has a number."""
+    own = found[[name for name in columns if name in found]]
+    frame = own.to_dataframe(dim_order=[*axes]).reset_index()
+    return records(frame.dropna(how="all", subset=list(own))[[*axes, *own]])
+
+
+def records(frame: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a pandas DataFrame, without entries for what is no number."""
+    kept = frame.notna().to_numpy()
+    for row, known in zip(frame.to_dict("records"), kept, strict=True):
+        yield {name: value for (name, value), k in zip(row.items(), known, strict=True) if k}
+
+
+def facets(
+    values: xr.DataArray,
+    x: str = "layer",
+    hue: str = "",
+    col: str = "",
+    draw: Callable = figures.band,
+    style: Callable[[int, int], dict[str, Any]] = lambda index, count: {},
+    columns: int | None = None,
+    ylabel: str | None = None,
+    **options: Any,
+):
+    """A panel for each value of `col`, in it a curve over x for each of `hue`, over seeds.
+
+    Args:
+        draw: As `figures.band`.
+        style: (place of a curve, number of curves) → options of `draw`.
+        columns: Panels in a row at the most; all by default.
+        options: As of `figures.figure`.
+    """
+    count = values.sizes.get(col, 1)
+    fig, axes = figures.panels(count, columns or count, **options)
+    for ax, (place, own) in zip(axes.flat, points(values, "seed", hue, x), strict=False):
+        curves = list(points(own, "seed", x))
+        for index, (label, curve) in enumerate(curves):
+            if curve.notnull().any():
+                name = "".join(setting({"": v}).strip() for v in label.values())
+                seeds = curve.transpose("seed", x)
+                draw(ax, curve[x].values, seeds.values, name, index, **style(index, len(curves)))
+        ax.set(xlabel=x, title=setting(place))
+        figures.integer_ticks(ax)
+    axes[0, 0].set_ylabel(ylabel)
+    return fig, axes

@@ -1,0 +1,210 @@
+"""The flags that experiments share, by one name and one text each.
+
+    vocabulary.define(FLAGS, depth=12, num_heads=4, d_model=64, norm_placement="post")
+
+defines those that are named, with their defaults. `numbers` defines lists by commas, `alias` a
+second name, such as that of a published command.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from absl import flags
+
+from rank_collapse.network.attention import MASKS
+from rank_collapse.network.config import INITS
+from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS, NORM_PLACEMENTS
+
+# Parsers of one value, of which several are an axis.
+SINGLE = (
+    flags.FloatParser,
+    flags.IntegerParser,
+    flags.EnumParser,
+    flags.BooleanParser,
+)
+MOST_SEEDS = 10**6  # of one run: its keys, its list of seeds and its table are held as a whole
+# {name: (kind, text, choices, or the lower and the upper bound)}; the text may name the experiment.
+VOCABULARY = {
+    "depth": ("integer", "Layers L.", 1),
+    "num_heads": ("integer", "Heads H of each layer.", 1),
+    "d_model": ("integer", "Width d of the tokens.", 1),
+    "d_ff": ("integer", "Width of the MLP (default 4 d_model).", 1),
+    "num_tokens": ("integer", "Tokens of an example.", 2),
+    "num_labels": ("integer", "Classes, or letters of the alphabet.", 2),
+    "batch_size": ("integer", "Examples per training step.", 1),
+    "n_epochs": ("integer", "Passes over the training data.", 0),
+    "n_train_data": ("integer", "Training examples.", 1),
+    "n_eval_data": ("integer", "Examples of the evaluation.", 1),
+    "learning_rate": (
+        "float",
+        "Adam's learning rate; the published commands use 1e-5 (memorization 3e-4), at "
+        "which sorting is not learned in the published number of epochs.",
+        0.0,
+    ),
+    "dropout": (
+        "float",
+        "Dropout of embedding, attention weights and branches in training.",
+        0.0,
+        0.99,
+    ),
+    "init_scale": ("float", "Multiplies the initial weights of the layers.", 0.0),
+    "weight_decay": ("float", "Added to the gradient times the weight (L2).", 0.0),
+    "mlp": ("enum", "MLP of every layer, or none.", MLP_KINDS),
+    "norm_placement": ("enum", "Where norms are.", NORM_PLACEMENTS),
+    "norm_kind": ("enum", "Kind of norm.", NORM_KINDS),
+    "mask": ("enum", "Attention mask.", MASKS),
+    "window": ("integer", "Reach of --mask=local."),
+    "init": ("enum", "Initialisation.", INITS),
+    "weight_scale": ("float", "Multiplies every weight."),
+    "skip_gain": ("float", "Multiplies the skips."),
+    "bias_scale": ("float", "Standard deviation of the biases."),
+    "seed_chunk": ("integer", "Seeds computed at a time, of all cells together (0: all).", 0),
+    "no_repeat": ("boolean", "No letter twice in a sequence."),
+    # Of all commands, of those with seeds, and of those with sweeps: `options.make_flags`.
+    "output_dir": (
+        "string",
+        "Folder of the run (default results/{flags.experiment}/<run name>); with --run_name its "
+        "parent.",
+    ),
+    "run_name": (
+        "string",
+        "Name of the run (default: made from the flags that are not at their defaults).",
+    ),
+    "overwrite": ("boolean", "Delete what an earlier run left in the folder and start afresh."),
+    "num_devices": (
+        "integer",
+        "Devices of a process, which share the seeds (0: all; on a CPU one per core).",
+        0,
+    ),
+    "jobs": (
+        "integer",
+        "Points of a grid that are measured side by side (0: one for each core, one on an "
+        "accelerator).",
+        0,
+    ),
+    "scheduler": ("string", "Address of a Dask scheduler, whose workers measure the points."),
+    "seed": ("integer", "Base seed; seed s of the run is fold_in(key(seed), s).", 0),
+    "first_seed": (
+        "integer",
+        "The first of the seeds; `python -m experiments.join` puts runs of several together.",
+        0,
+    ),
+    "num_seeds": ("integer", "Seeds, run as one ensemble.", 1, MOST_SEEDS),
+}
+
+
+def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
+    """define(kind, name, default, text, *choices, **limits): absl's DEFINE_<kind> on them."""
+
+    def define(kind, name, default, text, *choices, **limits):
+        add = getattr(flags, f"DEFINE_{kind}")
+        add(name, default, *choices, text, flag_values=flag_values, **limits)
+
+    return define
+
+
+def define(
+    values: flags.FlagValues, *, least: Mapping[str, int] | None = None, **defaults: Any
+) -> None:
+    """Defines flags of the vocabulary.
+
+    Args:
+        values: The flags of a binary.
+        least: Lower bounds in place of the vocabulary's.
+        **defaults: Of each flag that it has.
+    """
+    for name, default in defaults.items():
+        kind, text, *limits = VOCABULARY[name]
+        choices, bounds = limits, {}
+        if kind in ("integer", "float"):
+            lowest, highest = [*limits, None, None][:2]
+            lowest = (least or {}).get(name, lowest)
+            choices, bounds = [], {"lower_bound": lowest, "upper_bound": highest}
+        definer(values)(kind, name, default, text.format(flags=values), *choices, **bounds)
+
+
+class NumbersParser(flags.ArgumentParser):
+    """A list of numbers by commas; as of every flag, what is given last counts.
+
+    Args:
+        one: Parser of each number.
+        empty: Whether there may be none.
+    """
+
+    def __init__(self, one: Any, empty: bool):
+        self.one, self.empty = one, empty
+        self.syntactic_help = f"{one.syntactic_help}, or several by commas"
+
+    def parse(self, argument: Any) -> list[Any]:
+        if isinstance(argument, list | tuple):
+            return [self.one.parse(value) for value in argument]
+        if self.empty and not argument:
+            return []
+        values = [self.one.parse(part) for part in argument.split(",")]
+        for value in values:
+            if not math.isfinite(value):
+                raise ValueError(f"{value} is not a finite number")
+        return values
+
+    def flag_type(self) -> str:
+        return "numbers"
+
+
+def numbers(
+    values: flags.FlagValues,
+    name: str,
+    default: list[float],
+    text: str,
+    *,
+    kind: type = int,
+    lower_bound: float | None = None,
+) -> None:
+    """Defines a list of integers or floats by commas."""
+    parser = {int: flags.IntegerParser, float: flags.FloatParser}[kind](lower_bound)
+    text = f"{text} A list by commas."
+    serializer = flags.CsvListSerializer(",")
+    flags.DEFINE(NumbersParser(parser, not default), name, default, text, values, serializer)
+
+
+def alias(values: flags.FlagValues, **names: str) -> None:
+    """Second names of flags, under which they are neither recorded nor shown again.
+
+    Args:
+        values: The flags of a binary.
+        **names: {second name: the flag's}.
+    """
+    for name, of in names.items():
+        flag = values[of]
+        values[name] = flag
+        flag.help = f"{flag.help} Also --{name}."
+
+
+def unused(values: flags.FlagValues, *names: str) -> None:
+    """Flags that published commands give to an experiment that does not use them."""
+    text = "Accepted as in the published commands; this experiment has no use for it."
+    for name in names:
+        if name.startswith("no_"):
+            flags.DEFINE_boolean(name, False, text, flag_values=values)
+        else:
+            flags.DEFINE_integer(name, None, text, flag_values=values)
+
+
+def optional_choice(
+    values: flags.FlagValues, name: str, plain: str, choices: Iterable[str], text: str
+) -> None:
+    """Defines --name=CHOICE, or --name alone for `plain`; "" where it is not given."""
+    known = {"true": plain, "false": "", "": ""} | {choice: choice for choice in choices}
+
+    class Parser(flags.ArgumentParser):
+        def parse(self, argument):
+            if argument not in known:
+                raise ValueError(f"{argument!r} is not one of {', '.join(choices)}")
+            return known[argument]
+
+        def flag_type(self):
+            return "string"
+
+    text = f"{text} <{'|'.join(choices)}>, alone {plain}."
+    flag = flags.Flag(Parser(), flags.ArgumentSerializer(), name, "", text, boolean=True)
+    flags.DEFINE_flag(flag, values)

@@ -1,0 +1,1 @@
+"""What is measured of Transformers beyond the paper: forms of attention, designs, tasks."""

@@ -1,0 +1,92 @@
+"""What run_stability makes of its measurements: networks by design, exponents, and table rows.
+
+`results` are {case: {measure: [s, ...]}}, as `measure.measure_all` gives them, or a part of them.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from experiments.note.stability.networks import Case
+from rank_collapse.report.statistics import slope
+from rank_collapse.theory.stability import output_change_law
+
+UPDATES = ("random", "gradient")  # of equal relative size; "sgd" is of one rate
+LAWS = ("O(N)", "O(log N)", "O(1)")
+VISIBLE = 1e-11  # 1 − cosine below it is rounding of float32 states
+ByCase = Mapping[Case, dict[str, Any]]
+
+
+def by_design(results: ByCase) -> dict[str, ByCase]:
+    """The networks of each design, shallow first."""
+    found: dict[str, dict[Case, Any]] = {}
+    for case in sorted(results, key=lambda c: c.depth):
+        found.setdefault(case.design, {})[case] = results[case]
+    return found
+
+
+def ends(results: ByCase) -> tuple[Any, Any]:
+    """What was measured of the shallowest and of the deepest network of one design."""
+    return next(iter(results.values())), list(results.values())[-1]
+
+
+def curve(results: ByCase, name: str) -> np.ndarray:
+    """[s, depths] of a number measured at every depth of one design."""
+    return np.stack([found[name] for found in results.values()], axis=1)
+
+
+def branches_of(results: ByCase) -> np.ndarray:
+    """N of each network."""
+    return np.array([case.branches for case in results])
+
+
+def exponents(branches: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """[s], the slope of ln values against ln N of each seed, by least squares."""
+    logs = np.log(np.maximum(values, np.finfo(float).tiny))
+    return slope(np.log(branches), logs - logs.mean(axis=1, keepdims=True))
+
+
+def share_sums(results: ByCase) -> np.ndarray:
+    """Σ_i β_ii² [s, depths] of one design: what theorem 2 of Liu et al. 2020 says of the output's
+    change, C apart."""
+    return np.stack([found["shares"].sum(axis=1) for found in results.values()], axis=1)
+
+
+def law_values(branches: np.ndarray) -> dict[str, np.ndarray]:
+    """Σ_i β_ii² in closed form at these N, by law."""
+    found = [output_change_law(np.zeros(count)) for count in branches]
+    return {law: np.array([values[law] for values in found]) for law in LAWS}
+
+
+def law_exponents(branches: np.ndarray) -> dict[str, float]:
+    """What `exponents` makes of the closed forms at these N: 1 for N, less for ln N."""
+    return {law: float(exponents(branches, v[None])[0]) for law, v in law_values(branches).items()}
+
+
+def place(exponent: float, laws: Mapping[str, float]) -> float:
+    """Where an exponent lies between those of the laws: 0 at O(1), 1 at O(log N), 2 at O(N), linear
+    between them and beyond."""
+    constant, log, linear = (laws[name] for name in reversed(LAWS))
+    if exponent < log:
+        return (exponent - constant) / (log - constant)
+    return 1 + (exponent - log) / (linear - log)
+
+
+def ratios(measured: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """exp of the mean over seeds of ln measured/expected, by position."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.exp(np.mean(np.log(measured) - np.log(expected), axis=0))
+
+
+def rows_of(results: ByCase) -> Iterator[dict[str, Any]]:
+    """One row per network, seed and layer; what is measured of the whole network on the last."""
+    for case, found in results.items():
+        flat, layers = {n: v.reshape(len(v), -1) for n, v in found.items()}, case.depth + 1
+        columns = {n: v for n, v in flat.items() if v.shape[1] in (1, case.depth, layers)}
+        for seed, layer in np.ndindex(*found["apart"].shape):
+            row = case._asdict() | {"seed": seed, "layer": layer}
+            for name, values in columns.items():
+                at = layer - (layers - values.shape[1])  # of the layer that ends here
+                row[name] = f"{values[seed, at]:.8g}" if at >= 0 else ""
+            yield row

@@ -1,0 +1,1 @@
+"""The residual of BERT, ALBERT and XLNet by layer: run_architectures."""

@@ -1,0 +1,1 @@
+"""The lemma and the bounds on random draws."""

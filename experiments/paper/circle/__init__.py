@@ -1,0 +1,1 @@
+"""The circle: two walkers that attention brings together."""

@@ -1,0 +1,193 @@
+"""The figures of run_collapse."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from experiments.lab import labelled
+from experiments.lab.experiment import Drawing, caption_of
+from rank_collapse.report import figures
+from rank_collapse.report.figures import Figure
+
+# {measure: what it is the tightness of}
+TIGHTNESS = {
+    "tightness_paper": "sums over heads, γ*",
+    "tightness_mean": "around the mean",
+    "tightness_diameter": "diameter, tanh",
+    "tightness_cubic_diameter": "diameter, c diam³",
+}
+RATIO = r"residual ratio $\|\mathrm{res}(X^l)\|_{1,\infty} \,/\, \|X^l\|_{1,\infty}$"
+NOTE = {"color": "#555555", "fontsize": 7}
+
+
+def style(index: int, count: int) -> dict[str, Any]:
+    """Attention alone lies under attention with MLPs: a broad pale line."""
+    return {} if index else {"linewidth": 5.0, "alpha": 0.35, "marker": ""}
+
+
+def first(found: xr.Dataset, *but: str) -> xr.Dataset:
+    """The networks at the first of the swept values."""
+    swept = {"weight_scale", "skip_gain"}.difference(but)
+    return found.isel(dict.fromkeys(swept, 0), drop=True)
+
+
+def by_variant(values: xr.DataArray, **options: Any):
+    """Curves of the variants by layer, a panel for each norm placement."""
+    fig, axes = labelled.facets(
+        values, hue="variant", col="norm_placement", sharey=True, style=style, **options
+    )
+    fig.legend(*axes[0, -1].get_legend_handles_labels(), loc="outside right center")
+    return fig, axes
+
+
+def slowed(found: xr.Dataset) -> xr.DataArray:
+    """By how much each gain of the MLPs raises Λ = log10‖R_L‖/3^L above pure attention's."""
+    san = found.log10_residual.sel(variant="san", drop=True)
+    return ((found.swept - san) / 3.0 ** san.layer[-1]).isel(layer=-1, drop=True)
+
+
+def as_published(found: xr.Dataset) -> xr.Dataset:
+    """The networks with BERT's norm, where the run has it, at the first of the swept values."""
+    norms = [*found.norm_placement.values]
+    return first(found).sel(norm_placement=["post" if "post" in norms else norms[0]])
+
+
+def depth_figure(found: xr.Dataset, setup: Any) -> Figure:
+    """Residual ratio by layer at initialisation, on English text: mean and standard deviation over
+    seeds. Attention alone and with MLPs fall together, within two layers."""
+    ratio = as_published(found).ratio
+    fig, ((ax,),) = labelled.facets(ratio, hue="variant", style=style, ylabel=RATIO)
+    ax.set(ylim=(-0.03, 1.03), title="")
+    ax.legend(loc="center", bbox_to_anchor=(0.55, 0.4))
+    return fig
+
+
+def residual_ratio_figure(found: xr.Dataset, setup: Any) -> Figure:
+    """The same with and without norms."""
+    fig, axes = by_variant(first(found).ratio, ylabel=RATIO, width=3.4, height=3.0)
+    axes[0, 0].set_ylim(-0.03, 1.03)
+    return fig
+
+
+def log_residual_figure(found: xr.Dataset, setup: Any) -> Figure:
+    """By how many powers of ten the residual ratio falls, to any depth; geometric means over seeds.
+    Black, dashed: three times as many with each layer. Dotted: what an ordinary float32 forward
+    pass shows of attention alone."""
+    found, label = first(found), "powers of ten that the residual ratio has lost"
+    start = (found.log10_residual - found.log10_size).isel(layer=0, drop=True)
+    lost = start - (found.log10_residual - found.log10_size)
+    fig, axes = by_variant(lost, ylabel=label, width=3.6, height=3.4, draw=figures.log_band)
+    panels = labelled.points(found.sel(variant="san"), "seed", "layer", "mlp_gain")
+    for ax, (point, own) in zip(axes[0], panels, strict=True):
+        alone = {"variant": "san"} | point
+        plain = start.sel(alone) - own.plain_log10_residual + own.log10_size
+        ax.plot(plain.where(plain > 0).mean("seed"), color=figures.color(0), linestyle=":")
+        mean = lost.sel(alone).mean("seed", dtype=float)
+        fast = np.flatnonzero(mean.values > 3)
+        if len(fast) > 1 and mean[-1] > 2.5 * mean[-2]:
+            layers = np.arange(fast[0], len(mean))
+            ax.plot(layers, float(mean[-1]) * 3.0 ** (layers - layers[-1]), "k--", lw=1, zorder=5)
+        ax.set(yscale="log", ylim=(0.01, None))
+    return fig
+
+
+def local_rate_figure(found: xr.Dataset, setup: Any) -> Figure:
+    """Local rate of the logarithms: 3 is doubly exponential collapse, 1 exponential or none."""
+    label = "local rate\n" + r"$\log\|\mathrm{res}(X^{l})\| \,/\, \log\|\mathrm{res}(X^{l-1})\|$"
+    fig, axes = by_variant(first(found).local_rate, ylabel=label, width=3.6, height=2.8)
+    for ax in axes[0]:
+        for level, text in ((3.0, "3: doubly exponential"), (1.0, "1: exponential or none")):
+            ax.axhline(level, color="#555555", lw=0.9, ls="--")
+            place = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "top"}
+            ax.text(0.99, level - 0.08, text, **place, **NOTE)
+        ax.set(ylim=(0.7, 4.1))
+    return fig
+
+
+def has_law(found: xr.Dataset, setup: Any) -> bool:
+    """Whether the first networks have a law in closed form."""
+    return "log10_cubic" in found and bool(first(found).log10_cubic.notnull().any())
+
+
+def law_figure(found: xr.Dataset, setup: Any) -> Figure:
+    """Left: how many powers of ten the bounds of one layer of attention alone lie above what they
+    bound; all but the paper's need no condition. Right: the constant of the 3^l law as each depth
+    shows it (markers), from the closed recursion of the covariance (dashed), and by the theorem
+    (dotted), which does not cover norms."""
+    fig, ((above, below),) = figures.figure(1, 2, width=4.2, height=3.1)
+    networks = [
+        (labelled.setting(point), own.transpose("seed", "layer", ...))
+        for point, own in labelled.points(first(found), "seed", "layer", "mlp_gain")
+        if own.log10_cubic.notnull().any()
+    ]
+    layers = np.arange(found.sizes["layer"])
+    for index, (name, text) in enumerate(TIGHTNESS.items()):
+        if name in found and networks[0][1][name].notnull().any():
+            figures.band(above, layers[1:], networks[0][1][name][:, 1:], text, index)
+    for index, (title, own) in enumerate(networks):
+        shown = {"color": figures.color(index)}
+        figures.band(below, layers, own.log10_residual / 3.0**layers, title, index)
+        below.plot((own.log10_cubic / 3.0**layers).mean("seed"), linestyle="--", **shown)
+        if "log10_c" in own and own.log10_c.notnull().any():
+            theorem = float((own.log10_residual[:, 0] + own.log10_c[:, 0] / 2).mean())
+            below.axhline(theorem, linestyle=":", **shown)
+    above.set(ylabel="powers of ten above what is bounded", title="bounds of one layer")
+    below.set(ylabel=r"$\Lambda_l = \log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$", title="3^l law")
+    figures.finish([above, below], "layer")
+    return fig
+
+
+def sweep_figure(found: xr.Dataset, setup: Any, swept: str) -> Figure:
+    """One panel per network, one shade per swept value."""
+    ratio = first(found, swept).ratio.stack(network=("norm_placement", "variant"))
+    fig, axes = labelled.facets(
+        ratio,
+        hue=swept,
+        col="network",
+        columns=4,
+        ylabel=RATIO,
+        width=3.0,
+        height=2.7,
+        sharey=True,
+        style=lambda index, count: {"color": figures.shades(count)[index], "marker": ""},
+    )
+    for ax, (norm, variant) in zip(axes.flat, ratio.network.values, strict=False):
+        ax.set_title(labelled.setting({"variant": variant, "norm_placement": norm}))
+    handles = axes[0, -1].get_legend_handles_labels()
+    fig.legend(*handles, title=swept.replace("_", " "), loc="outside right center")
+    return fig
+
+
+def gain_figure(found: xr.Dataset, setup: Any) -> Figure:
+    """By how much MLPs raise the constant Λ above pure attention's, against their gain: above 0
+    they slow the collapse (post-norm: with a skip of their own)."""
+    raised = slowed(first(found)).dropna("norm_placement", how="all")
+    fig, axes = labelled.facets(
+        raised, "mlp_gain", col="norm_placement", width=3.4, height=2.8, sharey=True
+    )
+    for ax in axes[0]:
+        ax.axhline(0, color="#555555", lw=0.9, ls="--")
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(raised.mlp_gain.values, [f"{gain:g}" for gain in raised.mlp_gain.values])
+        ax.set_xlabel("gain of the MLPs")
+    axes[0, 0].set_ylabel("Λ with MLPs − Λ of attention alone\n(above 0: slower, below: faster)")
+    return fig
+
+
+def swept(axis: str, caption: str = "") -> Drawing:
+    """The ratio at each of several values of a flag."""
+    draw = partial(sweep_figure, swept=axis)
+    return Drawing(draw, caption, lambda found, setup: found.sizes[axis] > 1)
+
+
+FIGURES = {
+    **Drawing.all(depth_figure, residual_ratio_figure, log_residual_figure, local_rate_figure),
+    "bounds_and_constant": Drawing(law_figure, caption_of(law_figure), has_law),
+    "mlp_gain": Drawing.described(gain_figure, there="swept"),
+    "sweep_weight_scale": swept(
+        "weight_scale", "Relative residual at BERT's weight scale (0.55) and at 1/√fan-in."
+    ),
+    "sweep_skip_gain": swept("skip_gain"),
+}

@@ -1,0 +1,304 @@
+"""The networks of run_collapse, and what it measures on one seed of all of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from absl import flags
+
+import rank_collapse as rc
+from experiments.lab import labelled
+from experiments.lab.executor import SEEDS, Chunk, Executor, Mapped
+from experiments.lab.flags import Flags, check_names
+from experiments.lab.progress import Progress
+from experiments.paper import inputs
+from rank_collapse.measures import residuals
+from rank_collapse.network.gains import Gains
+from rank_collapse.runs import seeds
+from rank_collapse.runs.folder import RunFolder
+from rank_collapse.theory import bounds, cubic_law, logdomain
+
+VARIANTS = {
+    "san": rc.san,
+    "san_mlp": rc.san_mlp,
+    "san_skip": rc.san_skip,
+    "transformer": rc.transformer,
+}
+# {measure: why it may have no number}
+REASONS = {
+    "ratio": "the hidden states overflow",
+    "log10_residual": "rounding decides it (--certify proves more), or states overflow",
+}
+Configs = dict[str, rc.TransformerConfig]
+
+
+class Networks(NamedTuple):
+    """What the flags ask for."""
+
+    networks: Configs  # By variant
+    gains: list[float]  # Of the MLPs, ascending; none by default
+    ids: Any  # Token ids of the text; None for Gaussian tokens
+    source: dict[str, str]  # What identifies the input
+
+
+def setup_of(options: flags.FlagValues) -> Networks:
+    """The networks and the tokens of the flags.
+
+    Raises:
+        ValueError: Flags that do not fit each other, or a text that cannot be read.
+    """
+    check_names(options, "variants", VARIANTS)
+    ids, source = inputs.read_tokens(options)
+    gains = sorted(set(options.mlp_gain))
+    if any(v <= 0 for v in gains):
+        raise ValueError(f"--mlp_gain needs numbers above 0, not {options.mlp_gain}")
+    if gains and "san_mlp" not in options.variants:
+        raise ValueError(f"--mlp_gain={options.mlp_gain} needs san_mlp in --variants")
+    networks = configs_of(options, options.norm_placement, options.variants)
+    return Networks(networks, gains, ids, source)
+
+
+def configs_of(options: flags.FlagValues, norm: str, variants: Sequence[str]) -> Configs:
+    """The configuration of every variant.
+
+    Raises:
+        ValueError: Unknown norm; sizes that do not fit.
+    """
+    sizes = options.depth, options.num_heads, options.d_model
+    fields = {name: options[name].value for name in ("d_ff", "mask", "window", "init")}
+    fields |= {"norm_placement": norm, "norm": options.norm_kind}
+    more = {"san_mlp": {"mlp": options.mlp, "mlp_skip": options.san_mlp_skip}}
+    more["transformer"] = {"mlp": options.mlp}
+    return {name: VARIANTS[name](*sizes, **fields, **more.get(name, {})) for name in variants}
+
+
+def draw(options: flags.FlagValues, setup: Networks, key: Any, floats: Any) -> tuple[Any, Any]:
+    """One seed: tokens, and parameters that hold those of every variant and norm placement."""
+    key_tokens, key_params = jax.random.split(key)
+    every = configs_of(options, "sandwich", options.variants).values()
+    whole = next((c for c in every if c.mlp != "none"), next(iter(every)))
+    x = inputs.input_tokens(key_tokens, setup.ids, options)
+    return x, rc.init(key_params, whole, floats[0], options.bias_scale)
+
+
+def measure(
+    options: flags.FlagValues, setup: Networks, drawn: tuple[Any, Any], floats: Any
+) -> dict[str, dict[str, jax.Array]]:
+    """One seed: {measure: {variant: [L + 1]}} of the variants; in "swept" the
+    logarithms of the residual at each gain of the MLPs.
+
+    Networks that differ in gains alone are one program: without a skip its gain is 0.
+    """
+    x, params = drawn
+    found, configs, norm = {}, setup.networks, options.norm_placement
+    for kind in dict.fromkeys(c.mlp for c in configs.values()):
+        own = {variant: c for variant, c in configs.items() if c.mlp == kind}
+        skips = [(floats[1] * c.attention_skip, floats[1] * c.mlp_skip, 1.0) for c in own.values()]
+        # Post-norm undoes the gain of MLPs without a skip of their own; there they keep theirs, as
+        # in the published curves. Pre-norm is left out.
+        swept = setup.gains if "san_mlp" in own and norm != "pre" else []
+        skips += [(0.0, float(own["san_mlp"].mlp_skip or norm != "none"), g) for g in swept]
+        network = next(iter(own.values())).replace(attention_skip=True, mlp_skip=True)
+
+        def one(gains, network=network):
+            skip, branch = Gains(attention=gains[0], mlp=gains[1]), Gains(mlp=gains[2])
+            config = network.replace(skip_gain=skip, branch_gain=branch)
+            shown = plain(params, x, config, inputs.DTYPES[options.dtype])
+            return shown, logdomain.log_trace(params, x, config)
+
+        measured, logs = jax.lax.map(one, jnp.asarray(skips))
+        for i, (variant, config) in enumerate(own.items()):
+            own_plain, log = jax.tree.map(lambda a, i=i: a[i], (measured, logs))
+            for name, values in (own_plain | laws(params, x, config, log)).items():
+                found.setdefault(name, {})[variant] = values
+        curves = zip(swept, logs.profile[len(own) :], strict=True)
+        found |= {"swept": {f"{gain:g}": curve for gain, curve in curves}} if swept else {}
+    return found
+
+
+def plain(params: Any, x: Any, config: rc.TransformerConfig, dtype: Any) -> dict[str, jax.Array]:
+    """What the ordinary forward pass shows by layer [L + 1]."""
+    low = jax.tree.map(lambda a: a.astype(dtype), (params, x))
+    hidden = rc.apply(*low, config).hidden
+    hidden = hidden.astype(jnp.promote_types(dtype, jnp.float32))
+    size = jax.vmap(lambda h: rc.composite_norm(residuals.residual(h)))(hidden)
+    return {
+        "ratio": jax.vmap(residuals.residual_ratio)(hidden),
+        "plain_log10_residual": jnp.log10(size),
+        "log10_size": jnp.log10(jax.vmap(rc.composite_norm)(hidden)),
+    }
+
+
+def laws(
+    params: Any, x: Any, config: rc.TransformerConfig, log: logdomain.LogTrace
+) -> dict[str, jax.Array]:
+    """The residual in logarithms by layer [L + 1]; the law 3^l and the bounds where they hold."""
+    found = {"log10_residual": log.profile}
+    if cubic_law.COVERS.refusal(config) is None:
+        found["log10_cubic"] = cubic_law.closed_profile(params, x, config, log=log)[0]
+    if bounds.not_covered(config):
+        return found
+    return found | bound_profiles(rc.bound_report(params, x, config, log=log))
+
+
+def bound_profiles(report: rc.BoundReport) -> dict[str, jax.Array]:
+    """Bounds by layer: of the stack so far, from the input; and from the measured layer before.
+
+    `admissible` is 1 where the technical lemma's condition holds: the theorems' bound of layer l
+    needs it in all layers up to l. `log10_published_bound` is that of the layer as published, with
+    the largest γ* and the largest β of its heads in the place of sums over heads. `tightness_...`
+    is how far each bound of one layer's attention lies above what it bounds, `log10_c` the c of the
+    stack's bound so far.
+    """
+    depth = jnp.arange(report.log10_residual.shape[0])
+    c = jax.lax.cummax(jnp.append(report.log10_c[:1], report.log10_c))
+    stack = bounds.log10_power_law(report.log10_residual[0], c, depth)
+    layer = report.log10_c + 3 * report.log10_input
+    published = report.published_layer.log10_rhs + jnp.log10(report.lipschitz)
+    tightness = {
+        "paper": report.layer.tightness,
+        "mean": report.mean_layer.tightness,
+        "diameter": report.diameter_layer.tightness,
+        "cubic_diameter": report.diameter_layer.tightness_cubic,
+    }
+    nothing = jnp.zeros(1, stack.dtype)  # the input is its own bound
+    side_by_side = {f"tightness_{k}": jnp.append(nothing, v) for k, v in tightness.items()}
+    return side_by_side | {
+        "log10_c": c,
+        "log10_bound": stack,
+        "log10_published_bound": jnp.append(report.log10_residual[:1], published),
+        "log10_layer_bound": jnp.append(report.log10_residual[:1], layer),
+        "admissible": jnp.append(True, jnp.all(report.admissible, axis=1)).astype(stack.dtype),
+    }
+
+
+class Decided(NamedTuple):
+    """The program of one norm placement; what rounding decides there is computed once more."""
+
+    measured: Mapped
+    networks: Mapping[str, rc.TransformerConfig]
+    norm: str
+    certify: bool
+    progress: Progress
+
+    def bytes_of(self, chunk: Chunk, size: int) -> int:
+        return self.measured.bytes_of(chunk, size)
+
+    def __call__(self, chunk: Chunk) -> dict[str, dict[str, np.ndarray]]:
+        """As of `Mapped`, with residuals of float64, or proved, where float32 has none."""
+        found, drawn = self.measured(chunk), None
+        for variant, config in self.networks.items():
+            profile = np.array(found["log10_residual"][variant])
+            for row in undecided(profile, found["ratio"][variant]):
+                if drawn is None:
+                    drawn = seeds.to_host(self.measured.laid_out(chunk)[0], len(chunk.seeds))
+                x, params = jax.tree.map(lambda a, i=row: a[i], drawn)
+                network = config.replace(skip_gain=chunk.floats[1][row])
+                what = f"{variant} (norm={self.norm}), seed {chunk.seeds[row]}"
+                profile[row] = self.decided(what, profile[row], params, x, network)
+            found["log10_residual"][variant] = profile
+        return found
+
+    def decided(self, what: str, profile: Any, *network: Any) -> np.ndarray:
+        """The profile of one network with what its logarithms in float64, and balls, know."""
+        with self.progress.paused(f"{what}: residuals in float64"):
+            profile = in_float64(profile, *network)
+        if self.certify and (np.isnan(profile) | (profile == np.inf)).any():
+            with self.progress.paused(f"{what}: residuals in ball arithmetic"):
+                profile, line = proved(profile, *network)
+            self.progress.say(f"{what}: {line}")
+        return profile
+
+
+def undecided(profile: np.ndarray, ratio: np.ndarray) -> np.ndarray:
+    """Seeds whose residuals rounding decides in some layer, but for those whose states overflow."""
+    lost = np.isnan(profile) | (profile == np.inf)
+    return np.flatnonzero(lost.any(axis=1) & np.isfinite(ratio).all(axis=1))
+
+
+_log_profile = jax.jit(logdomain.log_residual_profile)
+
+
+def in_float64(
+    profile: np.ndarray, params: rc.TransformerParams, x: np.ndarray, config: rc.TransformerConfig
+) -> np.ndarray:
+    """log10 of the residual [L + 1] of one network in float64, where more layers are known then."""
+    if profile.dtype == np.float64:
+        return profile
+
+    def wide(a):
+        return np.asarray(a, np.float64) if np.issubdtype(np.asarray(a).dtype, np.floating) else a
+
+    with jax.enable_x64(True):
+        found = np.asarray(_log_profile(*jax.tree.map(wide, (params, x, config))))
+    known = np.where(profile == np.inf, np.nan, profile)
+    better = np.isnan(found).sum() <= np.isnan(known).sum()
+    return found.astype(profile.dtype) if better else known
+
+
+def proved(
+    profile: np.ndarray,
+    params: rc.TransformerParams,
+    x: np.ndarray,
+    config: rc.TransformerConfig,
+    max_seconds: float = 60.0,
+) -> tuple[np.ndarray, str]:
+    """The profile [L + 1] of one network by `rank_collapse.exact_profile`, and what became of it.
+
+    Args:
+        max_seconds: No attempt is begun whose estimate is above.
+    """
+    try:
+        found = rc.exact_profile(params, x, config, max_seconds=max_seconds)
+    except ValueError as error:
+        return profile, f"not proved: {error}"
+    known = ~np.isnan(found.profile)
+    line = f"proved to layer {known.sum() - 1} with {found.digits} digits"
+    if not known.all():
+        line += f"; twice as many would take about {found.more_seconds:.2g} s"
+    return np.where(known, found.profile, profile).astype(profile.dtype), line
+
+
+def gaps(found: xr.Dataset) -> Iterator[str]:
+    """Why curves have gaps: one line for each variant whose residuals are not known to the end."""
+    for measure, why in REASONS.items():
+        for point, unknown in labelled.points(found[measure].isnull(), "seed", "layer"):
+            if lost := np.flatnonzero(unknown.any("layer")).tolist():
+                layer = unknown[lost[0]].values.argmax()
+                yield (
+                    f"{labelled.setting(point)}: no {measure} in {len(lost)} of {len(unknown)} "
+                    f"seeds, first in seed {lost[0]} from layer {layer}: {why}"
+                )
+
+
+def measure_all(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
+    """All measures over variants, seeds and layers, resuming from the run; "swept" over the gains
+    of the MLPs, in the place of variants."""
+    most, drawn = min(options.seed_chunk, options.num_seeds), partial(draw, options, setup)
+    with Executor(options, run, "collapse") as executor:
+        progress, one = executor.progress, partial(measure, options, setup)
+
+        def program():
+            measured = Mapped(one, executor.mesh, draw=drawn, progress=progress)
+            norm, certify = options.norm_placement, options.certify
+            return Decided(measured, setup.networks, norm, certify, progress)
+
+        found = executor.map(
+            program, lambda at: {SEEDS: (at.weight_scale, at.skip_gain)}, most=most
+        )[SEEDS]
+        results = labelled.of_arrays(found, ("variant", "layer"), swept=("mlp_gain", "layer"))
+        for line in () if run.complete else gaps(results):
+            progress.say(line)
+    return results.assign(local_rate=rates(results.log10_residual))
+
+
+def rates(profile: xr.DataArray) -> xr.DataArray:
+    """Local rates: NaN at layer 0, and where a logarithm is about to pass 0 and a rate means
+    nothing."""
+    before = profile.shift(layer=1)
+    meaningful = (abs(before) > 1) & (before * profile > 0) & np.isfinite(profile)
+    return (profile / before).where(meaningful)

@@ -1,0 +1,64 @@
+"""Tokens of networks at initialisation, a text or Gaussian: their flags and their arithmetic."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from experiments.lab import cli
+from rank_collapse.network import embedding
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.text import words
+
+
+class TokenNetwork(NamedTuple):
+    """What the flags of a network at initialisation ask for."""
+
+    config: TransformerConfig
+    ids: np.ndarray | None  # Token ids of the text; None for Gaussian tokens
+    source: dict[str, str]  # What identifies the input
+
+
+DTYPES = {"float32": jnp.float32, "float64": jnp.float64, "bfloat16": jnp.bfloat16}
+
+
+def define_flags(define: Callable) -> None:
+    """--inputs, --text_file, --num_tokens, --positions; `define` is from `cli.definer`."""
+    define("enum", "inputs", "text", "Tokens.", ("text", "gaussian"))
+    define("string", "text_file", None, "UTF-8 text (default: one that comes with the package).")
+    define("integer", "num_tokens", 64, "Tokens; fewer where the text is shorter.")
+    define("enum", "positions", "sinusoidal", "Positions of text.", embedding.POSITION_KINDS)
+
+
+def read_tokens(options: flags.FlagValues) -> tuple[np.ndarray | None, dict[str, str]]:
+    """Token ids of the text, or None for Gaussian tokens; and what identifies the input."""
+    if options.inputs == "gaussian":
+        if options.text_file:
+            raise ValueError("--text_file and --inputs=gaussian exclude each other")
+        if options.num_tokens < 2:
+            raise ValueError(f"num_tokens={options.num_tokens} is fewer than 2")
+        return None, {}
+    content = words.read_text(options.text_file) if options.text_file else words.default_text()
+    ids, _ = words.token_ids(content, options.num_tokens)
+    if len(ids) < options.num_tokens:
+        print(f"the text has {len(ids)} tokens, fewer than num_tokens={options.num_tokens}")
+    return ids, {"text_sha256": cli.content_hash(content.encode())}
+
+
+def input_tokens(key: jax.Array, ids: np.ndarray | None, options: flags.FlagValues) -> jax.Array:
+    """X^0 [n, d] of one seed: Gaussian, or LayerNorm(random embedding of the text + positions)."""
+    if ids is None:
+        return jax.random.normal(key, (options.num_tokens, options.d_model))
+    config = embedding.EmbeddingConfig(
+        vocab_size=int(ids.max()) + 1,
+        d_embed=options.d_model,
+        positions=options.positions,
+        num_positions=len(ids),
+        # Tables are drawn from normal(0, 0.02); sines are as large as 1, so tokens must be too.
+        scale=50.0 if options.positions == "sinusoidal" else 1.0,
+    )
+    params = embedding.init_embedding(key, config, options.d_model)
+    return embedding.embed(params, jnp.asarray(ids), config)

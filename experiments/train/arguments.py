@@ -1,0 +1,177 @@
+"""Flags of the trained experiments: the published code's names and meanings, and our own."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+import rank_collapse as rc
+from experiments.lab import cli, vocabulary
+from experiments.lab.flags import Flags
+from rank_collapse.paths.steps import SEMANTICS
+from rank_collapse.training import Hyper, Recipe
+
+# How the work is divided: no influence on results.
+EXECUTION = (
+    "epochs_per_chunk",
+    "seeds_at_once",
+    "checkpoint_seconds",
+    "do_train",
+    "keep_models",
+    "monitor",
+)
+# {published name: ours}
+PUBLISHED_NAMES = {
+    "width": "num_heads",
+    "hidden_dim": "d_model",
+    "seq_len": "num_tokens",
+    "batch_sz": "batch_size",
+}
+# Defaults of the published sorting network.
+SIZES = {
+    "num_heads": 2,
+    "depth": 6,
+    "d_model": 48,
+    "num_tokens": 8,
+    "num_labels": 10,
+    "n_train_data": 1000,
+    "n_eval_data": 200,
+    "n_epochs": 65,
+    "batch_size": 30,
+    "learning_rate": 1e-3,
+    "weight_decay": 0.0,
+}
+TINY = (  # of presets
+    "--num_seeds=2",
+    "--depth=2",
+    "--num_heads=2",
+    "--d_model=4",
+    "--num_tokens=3",
+    "--n_train_data=6",
+    "--n_eval_data=4",
+    "--n_epochs=1",
+    "--batch_size=3",
+)
+
+
+def make_flags(
+    experiment: str,
+    *,
+    shows: str = "accuracy,evaluation=whole",
+    num_seeds: int = 2,
+    monitor: bool = True,
+    do_mlp: bool = False,
+    dropout: float = 0.1,
+    **defaults: Any,
+) -> Flags:
+    """The flags that all trained experiments share, by our names and the published ones.
+
+    Args:
+        experiment: Name of the folder under results/.
+        shows: What the figure of a sweep shows.
+        num_seeds, do_mlp, dropout: Defaults.
+        monitor: Whether there is --monitor: the data have the held-out examples that
+            `watched.layer_scalars` measures.
+        **defaults: Of the vocabulary's flags, and "no_repeat" where there is one.
+    """
+    values = cli.make_flags(
+        experiment,
+        num_seeds=num_seeds,
+        shows=shows,
+        execution=EXECUTION,
+        traced=[field.name for field in dataclasses.fields(Hyper)],
+    )
+    # Normalised tokens of two numbers are (1, -1) or (-1, 1), whatever the network.
+    own = {"dropout": dropout, "init_scale": 1.0, "seed_chunk": 0}
+    vocabulary.define(values, least={"d_model": 3}, **SIZES | own | defaults)
+    vocabulary.alias(values, **PUBLISHED_NAMES)
+    define = cli.definer(values)
+    define("boolean", "do_mlp", do_mlp, "An MLP sublayer (gelu, own skip) in each layer.")
+    define(
+        "boolean",
+        "do_train",
+        False,
+        "As in the published commands: what is there is trained again with --overwrite alone.",
+    )
+    define(
+        "boolean",
+        "train_as_eval",
+        False,
+        "Evaluate on the first n_eval_data training examples.",
+    )
+    define(
+        "boolean",
+        "keep_models",
+        False,
+        "Write the trained weights of all seeds to the run folder: models.safetensors, or a "
+        "file for each network in models/; rank_collapse.training.load_models reads them.",
+    )
+    for name, default, text in (
+        ("epochs_per_chunk", 0, "Epochs per jitted call (0: about a twentieth of the run)."),
+        ("seeds_at_once", 0, "Seeds a device vmaps over (0: one on a CPU, all elsewhere)."),
+        ("checkpoint_seconds", 20, "Seconds between checkpoints at least."),
+    ):
+        define("integer", name, default, text, lower_bound=0)
+    if monitor:
+        define(
+            "boolean",
+            "monitor",
+            False,
+            "Write rc.monitor of every layer, and the loss, to metrics.jsonl (of several "
+            "networks to a file for each in metrics/) before training and after each epoch; "
+            "draw it with rank-collapse watch FOLDER.",
+        )
+    return values
+
+
+def add_path_flags(values: flags.FlagValues) -> None:
+    """Flags of the evaluation by path length."""
+    define = cli.definer(values)
+    for name, default, least, text in (
+        ("path_len", 0, 0, "Shortest path length evaluated; every length from it to the depth."),
+        ("n_paths", 5, 1, "Paths in a sampled set; sets of 5 and of 20 are evaluated too."),
+        ("n_repeat", 5, 1, "Sampled sets per length and size."),
+    ):
+        define("integer", name, default, text, lower_bound=least)
+    text = "Whether a sampled path computes its own attention (as published) or keeps the whole "
+    define("enum", "semantics", "recomputed", text + "model's.", SEMANTICS)
+    for name, text in (
+        ("no_sub_path", "Recomputed paths without their layers' skips and learned norms."),
+        ("all_heads", "Evaluate one path through all heads of all layers, and no sampled sets."),
+        ("do_rank", "Ranks of hidden states and attention matrices of the whole model by layer."),
+        ("compute_alpha", "α_l = ΣN(x) / (ΣN(x) + ΣN(SA(x))) of each layer."),
+    ):
+        define("boolean", name, False, text)
+
+
+def recipe(options: flags.FlagValues, embedding: rc.EmbeddingConfig, **more: Any) -> Recipe:
+    """The published network, post-norm with skips and an MLP of width d where asked for, trained as
+    the flags say; `more` are further fields of the recipe, or others."""
+    config = rc.TransformerConfig(
+        depth=options.depth,
+        num_heads=options.num_heads,
+        d_model=options.d_model,
+        d_ff=options.d_model,
+        mlp="gelu" if options.do_mlp else "none",
+        attention_skip=True,
+        mlp_skip=True,
+        norm_placement="post",
+        init="reference",
+        embedding=embedding,
+    )
+    fields = {"batch_size": options.batch_size, "num_epochs": options.n_epochs}
+    return Recipe(config, options.num_labels, **fields | more)
+
+
+def hyper(options: Flags, more: Mapping[str, Any] | None = None) -> Hyper:
+    """The traced values of a run, the same for every seed, with `more` fields; those without a flag
+    as by default."""
+    names = [field.name for field in dataclasses.fields(Hyper) if field.name in options]
+    return Hyper(**{name: np.float32(options[name].value) for name in names} | dict(more or {}))
+
+
+def epochs_per_chunk(options: flags.FlagValues) -> int:
+    """Epochs between two evaluations: a twentieth of the run where no flag says otherwise."""
+    return options.epochs_per_chunk or max(1, -(-options.n_epochs // 20))

@@ -1,0 +1,223 @@
+"""`rank-collapse` as a whole, its JSON, and its commands on several checkpoints and on depth."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import REPOSITORY
+from safetensors.numpy import load_file, save_file
+
+import rank_collapse as rc
+from rank_collapse.command import checkpoint, compare, main
+from rank_collapse.runs import metrics
+
+GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
+IDS = ("--ids=5,8,13,7", "--ids=7,6,1")
+RANDOM = np.random.default_rng(0)
+
+NUMBER = {"type": ["number", "null"]}
+LAYERS = {"type": "object", "additionalProperties": {"type": "array", "items": NUMBER}}
+ABOUT = {
+    "source": {"type": "string"},
+    "command": {"type": "string"},
+    "tokens": {"type": "string"},
+    "rank_collapse": {"type": "string"},
+    "numbers": {"type": "object", "additionalProperties": {"type": ["number", "null", "string"]}},
+}
+CHECK = {"type": "object", "properties": ABOUT | {"verdict": ABOUT["source"], "layers": LAYERS}}
+SERIES = {"type": "object", "properties": {"step": {"type": "integer"}}}
+SERIES["additionalProperties"] = {"type": "array", "items": NUMBER}
+TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
+TYPES |= {"number": int | float, "integer": int}
+
+
+def valid(value, schema):
+    """What JSON Schema says of these few words; every property is required."""
+    kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+    assert any(isinstance(value, TYPES[kind]) for kind in kinds), (value, kinds)
+    own, more = schema.get("properties", {}), schema.get("additionalProperties")
+    if isinstance(value, dict):
+        assert own.keys() == value.keys() if more is None else own.keys() <= value.keys()
+        for name, part in value.items():
+            valid(part, own.get(name, more))
+    for part in value if isinstance(value, list) else ():
+        valid(part, schema["items"])
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Checkpoints at three steps, of which the first two are equal."""
+    for step in (0, 10, 200):
+        shutil.copytree(GOLDEN, tmp_path / "run" / f"checkpoint-{step}")
+    file = tmp_path / "run" / "checkpoint-200" / "model.safetensors"
+    save_file({name: 1.5 * a for name, a in load_file(file).items()}, file)
+    return tmp_path / "run"
+
+
+def printed(capsys, *arguments):
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_json_and_csv_of_every_command_agree(run, capsys):
+    folders = [str(run / f"checkpoint-{step}") for step in (0, 10, 200)]
+    lines = printed(capsys, "check", *folders[::2], *IDS, "--json").splitlines()
+    first, last = map(json.loads, lines)
+    valid(first, CHECK), valid(last, CHECK)
+    assert [first["source"], last["source"]] == folders[::2]
+    ratio, entropy = "residual ratio, whole network", "attention entropy, nats"
+    depth = len(first["layers"][ratio])
+    assert first["layers"][entropy][0] is None and None not in first["layers"][ratio]
+
+    pair = printed(capsys, "compare", *folders[::2], *IDS, "--json").splitlines()
+    assert [{**json.loads(line)} for line in pair] == [
+        {"source": one["source"]} | one["layers"] for one in (first, last)
+    ]
+    rows = printed(capsys, "compare", *folders[::2], *IDS, "--csv").splitlines()
+    assert rows[0] == "source,measure,layer,value"
+    values = [row.split(",") for row in rows if row.startswith(f"{folders[0]},token cosine,")]
+    assert [row[2] for row in values] == [str(layer) for layer in range(depth)]
+    own = [float(row[3]) for row in values]
+    np.testing.assert_allclose(own, first["layers"]["token cosine"], rtol=1e-6)
+
+    assert main(["compare", *folders, *IDS, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert f"{folders[0]} and {folders[1]} have equal weight files\n" in err
+    steps = [json.loads(line) for line in out.splitlines()]
+    for row in steps:
+        valid(row, SERIES)
+    assert [row.pop("step") for row in steps] == [0, 10, 200]
+    assert steps == [first["layers"], first["layers"], last["layers"]]
+    (run / metrics.NAME).write_text(out)  # which `watch` reads
+    assert metrics.read(run / metrics.NAME)[2]["token cosine"].shape == (depth,)
+
+
+MAGIC = {".html": b"<!doctype html>", ".png": b"\x89PNG", ".pdf": b"%PDF"}
+
+
+def test_files_of_several(run, tmp_path, capsys, monkeypatch):
+    """Of the kind that their suffix says; one measurement for all of them."""
+    monkeypatch.chdir(tmp_path)
+    measured = {}
+
+    def once(one, inputs):
+        if not measured:
+            measured[0] = of_library(one, inputs)
+        return measured[0]._replace(opened=one)
+
+    of_library = checkpoint.checked
+    monkeypatch.setattr(checkpoint, "checked", once)
+    folders = [str(run / f"checkpoint-{step}") for step in (0, 10, 200)]
+    for count in (2, 3):
+        for suffix, magic in MAGIC.items():
+            out = printed(capsys, "compare", *folders[:count], *IDS, f"--out=x{suffix}")
+            assert out.endswith(f"written to x{suffix} and x.csv\n")
+            assert (tmp_path / f"x{suffix}").read_bytes().startswith(magic)
+        assert len((tmp_path / "x.csv").read_text().splitlines()) > 20
+    printed(capsys, "check", *folders[::2], *IDS, "--out=two.html")
+    page = (tmp_path / "two.html").read_text("utf-8")
+    assert page.count("data:image/png;base64,") == 6 and page.count("<table") >= 2
+    about = json.loads((tmp_path / "two.json").read_text())
+    assert [one["source"] for one in about] == folders[::2]
+    head, *rows = (tmp_path / "two.csv").read_text().splitlines()
+    assert head == "source,network,measure,text,layer_or_length,value"
+    assert {row.split(",")[0] for row in rows} == set(folders[::2])
+
+
+def test_a_panel_has_the_curve_of_each(run):
+    """Networks of different depths among them, each over its own layers."""
+    one, other = ({"residual ratio": np.full(n, v)} for n, v in ((3, 0.5), (5, 0.25)))
+    (ax,) = compare.by_layer({"a": one, "b": other}).axes
+    found = [line.get_ydata().tolist() for line in ax.get_lines()]
+    assert found == [[0.5] * 3, [0.25] * 5] and ax.get_ylim() == (0, 1.05)
+
+
+def test_depth_writes_what_the_report_has(tmp_path, capsys):
+    folder, out = GOLDEN.parent / "gpt2-head", tmp_path / "depth.html"
+    printed(capsys, "depth", str(folder), *IDS, "--out", str(out))
+    source = rc.pretrained.open_checkpoint(folder)
+    report = rc.depth_report(source, [[5, 8, 13, 7], [7, 6, 1]])
+    found = json.loads(out.with_suffix(".json").read_text())
+    for own in ("used", "lengths"):
+        assert found[own] == {name: one._asdict() for name, one in getattr(report, own).items()}
+    for name, values in report.by_layer().items():
+        np.testing.assert_allclose(np.array(found["layers"][name], float), values, rtol=1e-5)
+    assert "data:image/png" in out.read_text("utf-8")
+    assert len(out.with_suffix(".csv").read_text().splitlines()) == report.depth + 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["check"], "required: FOLDER_OR_NAME"),
+        (["compare"], "required: FOLDER"),
+        (["watch"], "required: FILE_OR_FOLDER"),
+        (["check", "a", "--json", "--csv"], "not allowed with argument --json"),
+        ([str(GOLDEN), "--num_texts=many"], "invalid int value: 'many'"),
+    ],
+)
+def test_mistakes_in_flags_are_one_line(arguments, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    err = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert err.startswith("error: ") and err.count("\n") == 1 and said in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["compare", str(GOLDEN), "no/such"], "no/such"),
+        (["compare", str(GOLDEN)], f"{GOLDEN} alone"),
+        (["compare", str(GOLDEN), "bert-base-cased"], "random and texts"),
+        (["compare", str(GOLDEN), "b", "--out=x.svg"], "b"),
+        (["check", "hf:no/such@main", "--json"], "hf download no/such --revision main"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(arguments, said, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True, raising=False)
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1 and said in err
+
+
+def test_a_model_of_the_hub(run, capsys, monkeypatch):
+    asked = []
+
+    def snapshot(name, revision, allow_patterns):
+        asked.append((name, revision))
+        return str(run / f"checkpoint-{revision.removeprefix('step')}")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    names = ("hf:who/what@step0", "hf:who/what@step200")
+    found = printed(capsys, "compare", *names, *IDS, "--json").splitlines()
+    assert [json.loads(line)["source"] for line in found] == [*names]
+    assert asked == [("who/what", "step0"), ("who/what", "step200")]
+
+
+def test_steps_and_equal_weights(run, tmp_path):
+    names = ["hf:EleutherAI/pythia-70m@step1000", "a/checkpoint-20", "b/step5-seed"]
+    assert list(compare.steps_of(names).values()) == [5, 20, 1000]
+    assert compare.steps_of([*names, "c/final"]) is compare.steps_of([*names, "c/5"]) is None
+    first, second, last = (run / f"checkpoint-{step}" for step in (0, 10, 200))
+    assert compare.same_weights(first, second) and not compare.same_weights(first, last)
+    assert not compare.same_weights(first, None) and not compare.same_weights(tmp_path, tmp_path)
+    os.rename(second / "model.safetensors", second / "model-00001-of-00001.safetensors")
+    assert not compare.same_weights(first, second)
+
+
+def test_a_reader_that_leaves_ends_it_silently(tmp_path):
+    for seed in range(2000):  # more lines of alarms than a pipe holds
+        metrics.append(tmp_path / metrics.NAME, 1, {"residual_ratio": 1e-6}, seed=seed)
+    command = [sys.executable, "-m", "rank_collapse", "watch", str(tmp_path), "--once"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=REPOSITORY, **pipes) as process:
+        assert process.stdout.read(10) == b"step 1: re"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
