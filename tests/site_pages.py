@@ -143,16 +143,11 @@ def captions_in(text: str, name: str) -> list[str]:
 
 
 def results(text: str) -> str:
-    """docs/results.md with the counts of the answers, with what came out as the experiments' pages
-    have it, and captions of figures as the experiments have them."""
+    """docs/results.md with the counts of the answers, and what came out as the experiments' pages
+    have it."""
     _, _, rest = text.partition("\n\n## ")
     text = f"# Results\n\n{results_page.intro()}\n\n## {rest}"
     for name in experiments_of():
-        shown = captions_in(text, name)
-        captions = [c.replace("|", r"\|") for c in experiment_of(name).captions.values()]
-        if len(shown) == len(captions):  # else figures of some parts are not drawn
-            for old, new in zip(shown, captions, strict=True):
-                text = text.replace(old, new)
         place = rf"(results/{name}_0\.png\)(?:(?!\n## ).)*?\*\*What came out\.\*\* )[^\n]*"
         if found := re.search(place, text, flags=re.DOTALL):
             text = text.replace(found[0], found[1] + sections.came_out(name))

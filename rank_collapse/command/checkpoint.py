@@ -178,7 +178,7 @@ def check_output(given: argparse.Namespace, suffixes: Sequence[str] = (".html",)
         if not 1 <= getattr(given, name) <= MOST_TOKENS:
             raise ValueError(f"--{name} {getattr(given, name)} is not from 1 to {MOST_TOKENS}")
     if not (given.json or given.csv):
-        check_drawing(f"the {out.suffix}", "--json and --csv do without")
+        check_drawing(f"--out {out}", "--json and --csv do without")
 
 
 def check_drawing(what: str, instead: str = "") -> None:

@@ -25,11 +25,13 @@ from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
 from rank_collapse.command.checkpoint import Checked
 from rank_collapse.command.inputs import Inputs, Opened
+from rank_collapse.measures.table import MEASURES
 from rank_collapse.printed import escaped
 from rank_collapse.report import figures
 from rank_collapse.report.metrics import metrics_figure
 from rank_collapse.runs.drawn import drawn
 
+COLLAPSED = MEASURES["residual_ratio"].alarm.value
 SUFFIXES = (".html", ".png", ".pdf")
 CAPTION = "Means over the same texts, by layer or by step; the numbers are in the .csv."
 # Of measures that are shares, or between 0 and 1 by their definition.
@@ -142,7 +144,10 @@ def by_layer(layers: Mapping[str, Mapping[str, np.ndarray]]):
     }
     fig, axes = figures.curves(panels, columns=3, width=3.4, height=2.4)
     for measure, ax in zip(panels, axes.flat, strict=False):
-        if SHARES.search(measure):
+        least = min(float(own[measure].min()) for own in layers.values())
+        if measure.startswith("residual ratio") and 0 < least < COLLAPSED:
+            ax.set_yscale("log")
+        elif SHARES.search(measure):
             ax.set_ylim(0, 1.05)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 2))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rank_collapse import __version__, report
 from rank_collapse.command import checkpoint, inputs
-from rank_collapse.pretrained.depth import depth_report
+from rank_collapse.pretrained.depth import DepthReport, depth_report
 from rank_collapse.runs.drawn import drawn
 
 
@@ -37,23 +37,23 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
     layers, text = found.by_layer(), str(found)
     line = shlex.join(["python", "-m", "rank_collapse", *command])
     about = {"source": one.name, "command": line, "tokens": used.made}
-    about |= {"rank_collapse": __version__}
+    about |= {"rank_collapse": __version__, "verdict": verdict(found)}
     used_by = {"used": found.used, "lengths": found.lengths}
     about |= {
         key: {name: one._asdict() for name, one in own.items()} for key, own in used_by.items()
     }
 
     def written(out: Path) -> dict[Path, bytes]:
-        table = [{"by": name} | row for key in used_by for name, row in about[key].items()]
+        counted = [*_counted(found.used, "layers"), *_counted(found.lengths, "heads on a path")]
         section = report.Section(
             "depth",
             one.name,
             "",
             line,
             figures=[(drawn(found.figure())[".png"], "By layer; bands over texts.")],
-            table=table,
+            table=counted,
         )
-        intro = f"{' '.join(text.splitlines())} {used.counts}: {used.made}"
+        intro = f"{verdict(found)} {used.counts}: {used.made}"
         page = report.render(f"Depth used by {one.name}", intro, [section])
         numbers = json.dumps(checkpoint.plain(about | {"layers": layers}), indent=1) + "\n"
         return {out: page.encode(), out.with_suffix(".json"): numbers.encode()}
@@ -61,3 +61,21 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
     rows = [("layer", *layers), *zip(range(found.depth + 1), *layers.values(), strict=True)]
     checkpoint.write(given, [about | {"layers": layers}], rows, written, [text, used.made])
     return 0
+
+
+def verdict(found: DepthReport) -> str:
+    """One sentence made of the numbers."""
+    layers = {name: one.layers for name, one in found.used.items() if one.layers is not None}
+    least, most = min(layers, key=layers.__getitem__), max(layers, key=layers.__getitem__)
+    heads = "; ".join(f"{name} {one.length}" for name, one in found.lengths.items())
+    return (
+        f"Of {found.depth} layers the definitions count from {layers[least]} (“{least}”) to "
+        f"{layers[most]} (“{most}”); of heads on a path: {heads}."
+    )
+
+
+def _counted(definitions, what):
+    """Rows of the table: how many of what by which definition, and its source."""
+    for name, (count, *about) in definitions.items():
+        number = "none" if count is None else f"{count} {what}"
+        yield {"by": name, "used": number} | dict(zip(("definition", "source"), about, strict=True))

@@ -42,10 +42,14 @@ class Inputs(NamedTuple):
     def counts(self) -> str:
         """ "4 texts of 12 to 64 tokens"."""
         if self.mask is None:
-            return f"{len(self.x)} inputs of {self.x.shape[1]} vectors"
+            return f"{_several(len(self.x), 'input')} of {self.x.shape[1]} vectors"
         lengths = self.mask.sum(axis=1)
         least = "" if lengths.min() == lengths.max() else f"{lengths.min()} to "
-        return f"{len(self.x)} texts of {least}{lengths.max()} tokens"
+        return f"{_several(len(self.x), 'text')} of {least}{lengths.max()} tokens"
+
+
+def _several(count, noun):
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def opened(name: str) -> Opened:

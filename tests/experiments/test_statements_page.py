@@ -16,6 +16,7 @@ from rank_collapse.report import claims
 
 DOCS = REPOSITORY / "docs"
 RESULTS = (DOCS / "results.md").read_text("utf-8")
+OLDER = "Figures as that version drew them."
 SHOWN = re.findall(r"\(results/(\w+)_0\.png\)", RESULTS)
 
 
@@ -46,9 +47,11 @@ def test_results_repeat_the_counts_and_what_came_out():
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_results_show_what_the_experiment_shows(name):
+    """Captions are those of today's figures, or the section says that its figures are older."""
     captions = {c.replace("|", r"\|") for c in experiment_of(name).captions.values()}
-    shown = captions_in(RESULTS, name)
-    assert shown and [text for text in shown if text not in captions] == []
+    (section,) = [s for s in RESULTS.split("\n## ") if f"(results/{name}_0.png)" in s]
+    shown = captions_in(section, name)
+    assert shown and (captions.issuperset(shown) or section.rstrip().endswith(OLDER))
     numbers = rows(f"{name}.csv")
     assert numbers and [row["quantity"] for row in numbers if not row["measured"]] == []
 
