@@ -142,7 +142,8 @@ def finding(cells, setup):
         if (cell.depth, cell.warmup) == (deepest, least) and cell.design in ("post", "pre"):
             left = float(np.median(columns_of(found)["residual_ratio_after"]))
             failed = f"{int(found['failed'].sum())} of {len(found['failed'])} seeds"
-            said.append(f"{words(cell.design)} fails in {failed}, with a residual of {left:.1g}")
+            ends = f"fails in {failed}, with a residual ratio of {left:.1g}"
+            said.append(f"{words(cell.design)} {ends}")
     if not said:
         return None
     warm = f"with a warm-up of {least} steps" if least else "without warm-up"
