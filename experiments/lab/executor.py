@@ -225,17 +225,21 @@ class Mapped:
             self._compile(laid, len(chunk.keys))
         return seeds.to_host(self._compiled(laid, None), len(chunk.seeds))
 
-    def _compile(self, laid, size):
-        def sized(a):
-            return jax.ShapeDtypeStruct((size, *a.shape[1:]), a.dtype, sharding=a.sharding)
+    def _compile(self, like, size):
+        """For so many seeds like those of arrays, or of their shapes."""
+        sharding, self._size = seeds.seed_sharding(self._mesh), size
 
-        self._size = size
+        def sized(a):
+            return jax.ShapeDtypeStruct((size, *a.shape[1:]), a.dtype, sharding=sharding)
+
         with self._progress.paused("compiling") if self._progress else contextlib.nullcontext():
-            self._compiled = self._call.lower(jax.tree.map(sized, laid), None).compile()
+            self._compiled = self._call.lower(jax.tree.map(sized, like), None).compile()
 
     def bytes_of(self, chunk: Chunk, size: int) -> int:
         """What so many seeds like those of a chunk take on a device, as XLA says."""
-        self._compile(self.laid_out(chunk), size)
+        own = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
+        drawn = own[0] if self._draw is None else jax.eval_shape(self._draw, own, None)
+        self._compile((drawn, own[1]), size)
         found = self._compiled.memory_analysis()
         if found is None:
             return 0

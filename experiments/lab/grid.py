@@ -56,6 +56,8 @@ def groups_of(options: Flags) -> list[list[Flags]]:
 
 def measure_side_by_side(own: Any, options: Flags, run: RunFolder) -> None:
     """Measures what the run lacks of groups of points, where workers are asked for."""
+    if not options.axes or "jobs" not in options or not run.writable or run.complete:
+        return
     left = {
         number: group
         for number, group in enumerate(groups_of(options))
@@ -63,8 +65,7 @@ def measure_side_by_side(own: Any, options: Flags, run: RunFolder) -> None:
     }
     shared = devices.accelerated() or multiprocessing.parent_process() is not None
     jobs = min(len(left), options.jobs or (1 if shared else devices.cores()))
-    alone = jobs < 2 and options.scheduler is None
-    if alone or not left or not options.axes or not run.writable or run.complete:
+    if not left or (jobs < 2 and options.scheduler is None):
         return
     given = arguments_of(options)
     given += [f"--num_devices={options.num_devices or max(1, devices.cores() // jobs)}"]

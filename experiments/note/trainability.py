@@ -54,7 +54,7 @@ define("list", "designs", ["post", "pre", "admin", "deepnorm"], "Names of residu
 vocabulary.numbers(FLAGS, "depths", [6, 12, 18, 36], "Layers.", lower_bound=1)
 vocabulary.numbers(FLAGS, "warmup", [0, 100], "Steps of the warm-up.", lower_bound=0)
 
-Results = dict[Cell, dict[str, Any]]
+ByCell = dict[Cell, dict[str, Any]]
 
 
 def cells_of(options: Flags) -> list[Cell]:
@@ -87,12 +87,12 @@ def columns_of(found: dict[str, Any]) -> dict[str, np.ndarray]:
     return columns
 
 
-def rows_of(results: Results, cells: list[Cell]) -> list[dict[str, Any]]:
+def rows_of(results: ByCell, cells: list[Cell]) -> list[dict[str, Any]]:
     """One row per cell and seed."""
     return [vars(cell) | row for cell, own in results.items() for row in by_seed(columns_of(own))]
 
 
-def values_of(cells: Results, field: str) -> list[Any]:
+def values_of(cells: ByCell, field: str) -> list[Any]:
     """The values that a field of the cells has, in their order."""
     return list(dict.fromkeys(getattr(cell, field) for cell in cells))
 
@@ -142,7 +142,8 @@ def finding(cells, setup):
         if (cell.depth, cell.warmup) == (deepest, least) and cell.design in ("post", "pre"):
             left = float(np.median(columns_of(found)["residual_ratio_after"]))
             failed = f"{int(found['failed'].sum())} of {len(found['failed'])} seeds"
-            said.append(f"{words(cell.design)} fails in {failed}, with a residual of {left:.1g}")
+            ends = f"fails in {failed}, with a residual ratio of {left:.1g}"
+            said.append(f"{words(cell.design)} {ends}")
     if not said:
         return None
     warm = f"with a warm-up of {least} steps" if least else "without warm-up"

@@ -21,7 +21,7 @@ from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import Drawing, Experiment
 from experiments.lab.flags import Flags
 from experiments.train import arguments
-from experiments.train.training import ALONE, Setup, diverged, kept, models_of, results_of
+from experiments.train.training import ALONE, TrainedTask, diverged, kept, models_of, results_of
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.intervals import Interval
 from rank_collapse.report.statistics import by_seed
@@ -76,7 +76,7 @@ LABELS = {"source": "source token", "inputs": "target token read"}
 MAX_LAYERS = 4  # of the attention figure: evenly spaced ones, the last among them
 
 
-def make_setup(options: Flags) -> Setup:
+def make_setup(options: Flags) -> TrainedTask:
     """Encoder and decoder of the same depth and width, as in Vaswani et al. 2017.
 
     Raises:
@@ -121,7 +121,7 @@ def make_setup(options: Flags) -> Setup:
         unroll=1,
     )
     make = functools.partial(make_data, options)
-    return Setup(options, "transformer", title, recipe, make, METRICS, curves=True)
+    return TrainedTask(options, "transformer", title, recipe, make, METRICS, curves=True)
 
 
 def make_data(options: Flags, key: Any) -> dict[str, sequences.SequencePairs]:
@@ -141,7 +141,7 @@ def make_data(options: Flags, key: Any) -> dict[str, sequences.SequencePairs]:
     return {name: make(k, n) for k, (name, n) in zip(keys, counts.items(), strict=True)}
 
 
-def measure(setup: Setup, model: Any, data: Any, _: Any) -> dict[str, Any]:
+def measure(setup: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, Any]:
     """One seed's measurements.
 
     Returns:
@@ -182,14 +182,14 @@ def measure(setup: Setup, model: Any, data: Any, _: Any) -> dict[str, Any]:
     }
 
 
-def rows_of(results: dict[str, Any], setup: Setup) -> list[dict[str, Any]]:
+def rows_of(results: dict[str, Any], setup: TrainedTask) -> list[dict[str, Any]]:
     """One row per seed."""
     residual = {f"residual_{half}": own[:, -1] for half, own in results["residual"].items()}
     columns = {"diverged": diverged(results), "exact": results["exact"]}
     return by_seed(columns | results["whole"] | residual)
 
 
-def curves_figure(results: dict[str, Any], setup: Setup):
+def curves_figure(results: dict[str, Any], setup: TrainedTask):
     """Loss and accuracy after each epoch, mean and standard deviation over seeds; the point at the
     end: sequences decoded greedily that are right in every token."""
     fig, ((loss, share),) = figures.figure(1, 2)
@@ -213,7 +213,7 @@ def curves_figure(results: dict[str, Any], setup: Setup):
     return fig
 
 
-def attention_figure(results: dict[str, Any], setup: Setup):
+def attention_figure(results: dict[str, Any], setup: TrainedTask):
     """Attention weights on one held-out pair, mean over heads: within the source, within the target
     so far, from target to source."""
     seed = int(kept(results)[0])
@@ -238,7 +238,7 @@ def attention_figure(results: dict[str, Any], setup: Setup):
     return fig
 
 
-def residual_figure(results: dict[str, Any], setup: Setup):
+def residual_figure(results: dict[str, Any], setup: TrainedTask):
     """Residual of the tokens by layer of the trained halves, bands over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
     groups = {setup.title: {half: values[kept(results)] for half, values in halves}}

@@ -14,7 +14,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.text import words
 
 
-class Setup(NamedTuple):
+class TokenNetwork(NamedTuple):
     """What the flags of a network at initialisation ask for."""
 
     config: TransformerConfig

@@ -5,13 +5,13 @@ import xarray as xr
 
 from experiments.lab import labelled
 from experiments.lab.experiment import Drawing, Finding
-from experiments.train.training import Setup
+from experiments.train.training import TrainedTask
 from rank_collapse.report import figures
 
 BASELINES = ["majority baseline", "random baseline"]
 
 
-def sampled_as(setup: Setup) -> str:
+def sampled_as(setup: TrainedTask) -> str:
     """What the sampled sets are called."""
     return "all heads" if setup.options.all_heads else "sampled"
 
@@ -47,13 +47,13 @@ def accuracies(found: xr.Dataset) -> xr.Dataset:
     )
 
 
-def most_sampled(own: xr.Dataset, setup: Setup) -> xr.DataArray:
+def most_sampled(own: xr.Dataset, setup: TrainedTask) -> xr.DataArray:
     """Accuracy of the largest sampled sets by path length, mean over repeats."""
     sets = own[sampled_as(setup)].mean("repeat")
     return sets.sel(num_paths=sets.num_paths.max())
 
 
-def finding(done: str, found: xr.Dataset, setup: Setup) -> Finding | None:
+def finding(done: str, found: xr.Dataset, setup: TrainedTask) -> Finding | None:
     """How few layers a path needs to pass, and what sampled paths do alone.
 
     Args:
@@ -75,7 +75,7 @@ def finding(done: str, found: xr.Dataset, setup: Setup) -> Finding | None:
     )
 
 
-def short_paths_figure(found: xr.Dataset, setup: Setup):
+def short_paths_figure(found: xr.Dataset, setup: TrainedTask):
     """Accuracy of the network without paths longer than k, and of sampled paths of length k alone;
     mean and standard deviation over seeds."""
     own = accuracies(found)
@@ -93,7 +93,7 @@ def short_paths_figure(found: xr.Dataset, setup: Setup):
     return fig
 
 
-def paths_figure(found: xr.Dataset, setup: Setup):
+def paths_figure(found: xr.Dataset, setup: TrainedTask):
     """Accuracy by path length. Left: sampled sets, which attend from their own states, beside the
     exact sum over all paths of the length in the whole model's attention. Right: the network
     without paths longer than k, the sums of the k + 1 shortest and of the k + 1 longest lengths.
@@ -145,7 +145,7 @@ def paths_figure(found: xr.Dataset, setup: Setup):
     return fig
 
 
-def shares_figure(found: xr.Dataset, setup: Setup):
+def shares_figure(found: xr.Dataset, setup: TrainedTask):
     """What the biases carry through the whole model's 1/σ, without any path (left), and what each
     length adds in its attention: exact Shapley values of the accuracy (middle), and covariance
     shares of the logits, the offset's first (right): one outside 0..1 says that parts cancel."""
@@ -180,7 +180,7 @@ def shares_figure(found: xr.Dataset, setup: Setup):
     return fig
 
 
-def loss_figure(found: xr.Dataset, setup: Setup):
+def loss_figure(found: xr.Dataset, setup: TrainedTask):
     """Training loss, mean and standard deviation over seeds that did not diverge; of those that did
     until they did."""
     fig, ((ax,),) = figures.figure(1, 1)
@@ -195,7 +195,7 @@ def loss_figure(found: xr.Dataset, setup: Setup):
     return fig
 
 
-def ranks_figure(found: xr.Dataset, setup: Setup):
+def ranks_figure(found: xr.Dataset, setup: TrainedTask):
     """Ranks of hidden states and attention matrices by layer, and the residual."""
     ranks = found.ranks.sel(seed=found.fine)
     groups = [["rank", "effective_rank", "attention_rank"], ["residual_ratio"]]
@@ -209,7 +209,7 @@ def ranks_figure(found: xr.Dataset, setup: Setup):
     return fig
 
 
-def alpha_figure(found: xr.Dataset, setup: Setup):
+def alpha_figure(found: xr.Dataset, setup: TrainedTask):
     """α_l, the weight of the skip, by layer."""
     alpha = found.alpha.sel(seed=found.fine).rename(sublayer="layer")
     alpha = alpha.assign_coords(layer=1 + np.arange(alpha.sizes["layer"]))

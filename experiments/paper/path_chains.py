@@ -77,7 +77,7 @@ def setup_of(options):
         norm=options.norm_kind,
         **{name: options[name].value for name in FIELDS},
     )
-    return inputs.Setup(config, *inputs.read_tokens(options))
+    return inputs.TokenNetwork(config, *inputs.read_tokens(options))
 
 
 def draw(options, setup, key):

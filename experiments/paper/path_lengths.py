@@ -19,7 +19,7 @@ from experiments.lab.flags import Flags
 from experiments.lab.labelled import beside, rows
 from experiments.paper.path_accuracies import BASELINES, FIGURES, accuracies, sampled_as
 from experiments.train import arguments
-from experiments.train.training import ALONE, Setup, arrays_of, models_of
+from experiments.train.training import ALONE, TrainedTask, arrays_of, models_of
 from rank_collapse.paths.enumeration import ALL_HEADS
 from rank_collapse.paths.sets import sample_path_sets
 from rank_collapse.report import Comparison
@@ -41,7 +41,7 @@ PLACES = ("num_paths", "path_length", "repeat")  # axes of an evaluation but see
 def paths_experiment(
     task: str,
     *,
-    setup: Callable[[Flags], Setup],
+    setup: Callable[[Flags], TrainedTask],
     presets: Mapping[str, str],
     **about: Any,
 ) -> Experiment:
@@ -81,7 +81,7 @@ def paths_experiment(
     )
 
 
-def measure_all(options: Flags, setup: Setup, run: RunFolder) -> xr.Dataset:
+def measure_all(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Dataset:
     """What `measure` finds of every seed, over "seed", "metric" and the axes of `PLACES`, and
     "fine": the seeds that did not diverge."""
     arrays = arrays_of(options, {ALONE: setup}, run, functools.partial(measure, options))[ALONE]
@@ -97,7 +97,7 @@ def measure_all(options: Flags, setup: Setup, run: RunFolder) -> xr.Dataset:
     return xr.merge([every, sampled], join="outer").assign(fine=every.diverged_at < 0)
 
 
-def measure(options: Flags, setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:
+def measure(options: Flags, setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
     """What the flags ask for of one seed.
 
     Returns:
@@ -168,7 +168,7 @@ def _path_sets(options, setup, model, held_out, key):
     return {str(size): {m: v[i] for m, v in found.items()} for i, size in enumerate(sizes)}
 
 
-def table(found: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
+def table(found: xr.Dataset, setup: TrainedTask) -> Iterator[dict[str, Any]]:
     """One row per seed, evaluation, path length and repeat; a column for each metric."""
     name = sampled_as(setup)
     frames = [
@@ -190,7 +190,7 @@ def table(found: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
     return labelled.records(long.sort_values("seed", kind="stable")[order])
 
 
-def claims(task: str, found: xr.Dataset, setup: Setup) -> Iterator[Row]:
+def claims(task: str, found: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
     """Whether short paths carry the network, do the task alone, and lengths fall.
 
     What is below the best baseline says nothing about paths: a network whose truncations or sampled
@@ -221,7 +221,7 @@ def below_text(below: xr.DataArray) -> str:
     return f"below the baseline in {count} of {below.size} networks" if count else ""
 
 
-def compare(found: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
+def compare(found: xr.Dataset, setup: TrainedTask) -> Iterator[Comparison]:
     """Whole model and baseline beside the published plotting code's, and what no path gives."""
     own = accuracies(found)
     whole, offset = (between(mean_of(own[n], share=True)) for n in ("whole", "offset"))

@@ -24,7 +24,14 @@ from experiments.lab import vocabulary
 from experiments.lab.experiment import Drawing, Experiment
 from experiments.train import arguments
 from experiments.train.tasks import sorting_setup
-from experiments.train.training import Setup, diverged, kept, models_of, results_of, whole_model
+from experiments.train.training import (
+    TrainedTask,
+    diverged,
+    kept,
+    models_of,
+    results_of,
+    whole_model,
+)
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import of_mean
 from rank_collapse.report.statistics import by_seed
@@ -39,8 +46,8 @@ vocabulary.numbers(
     lower_bound=1,
 )
 
-Cases = Mapping[str, Setup]  # {"depth L": what is trained}
-Results = Mapping[str, Any]  # {case: as `training.results_of`}
+Cases = Mapping[str, TrainedTask]  # {"depth L": what is trained}
+ByCase = Mapping[str, Any]  # {case: as `training.results_of`}
 
 
 def make_cases(options: flags.FlagValues) -> Cases:
@@ -77,7 +84,7 @@ def sized(recipe: Recipe, depth: int, target: int) -> Recipe:
     return min(nearest, key=lambda r: abs(num_parameters(r) - target))
 
 
-def rows_of(results: Results, cases: Cases) -> list[dict[str, Any]]:
+def rows_of(results: ByCase, cases: Cases) -> list[dict[str, Any]]:
     """One row per depth and seed."""
     return [
         shape_of(case) | row
@@ -86,7 +93,7 @@ def rows_of(results: Results, cases: Cases) -> list[dict[str, Any]]:
     ]
 
 
-def shape_of(case: Setup) -> dict[str, int]:
+def shape_of(case: TrainedTask) -> dict[str, int]:
     """Depth, width and number of parameters of a network."""
     config, parameters = case.recipe.config, num_parameters(case.recipe)
     return {"depth": config.depth, "hidden_dim": config.d_model, "parameters": parameters}

@@ -10,12 +10,12 @@ from absl import flags
 import rank_collapse as rc
 from experiments.lab.flags import content_hash
 from experiments.train import arguments
-from experiments.train.training import Setup, train_and_eval
+from experiments.train.training import TrainedTask, train_and_eval
 from rank_collapse.text import pairs as texts
 from rank_collapse.training.tasks import convex_hull, examples, memorization, sorting
 
 
-def sorting_setup(options: flags.FlagValues) -> Setup:
+def sorting_setup(options: flags.FlagValues) -> TrainedTask:
     """What the flags train.
 
     Raises:
@@ -38,7 +38,7 @@ def sorting_setup(options: flags.FlagValues) -> Setup:
     def misordered(logits: Any, _: Any) -> Any:
         return sorting.misordered_pairs(logits.argmax(axis=-1), repeats)
 
-    return Setup(
+    return TrainedTask(
         options,
         name="sort",
         title=f"Sorting {tokens} of {letters} letters",
@@ -54,7 +54,7 @@ def sorting_setup(options: flags.FlagValues) -> Setup:
     )
 
 
-def hull_setup(options: flags.FlagValues) -> Setup:
+def hull_setup(options: flags.FlagValues) -> TrainedTask:
     """What the flags train.
 
     Raises:
@@ -64,7 +64,7 @@ def hull_setup(options: flags.FlagValues) -> Setup:
         raise ValueError(f"num_labels={options.num_labels}: on the hull or not are 2 labels")
     embedding = rc.EmbeddingConfig(d_input=2, d_embed=options.d_model, hidden_layer=options.ffn2)
     make = functools.partial(convex_hull.make_examples, num_points=options.num_tokens)
-    return Setup(
+    return TrainedTask(
         options,
         name="convex_hull",
         title=f"Convex hull of {options.num_tokens} points",
@@ -80,7 +80,7 @@ def hull_setup(options: flags.FlagValues) -> Setup:
     )
 
 
-def memorization_setup(options: flags.FlagValues) -> Setup:
+def memorization_setup(options: flags.FlagValues) -> TrainedTask:
     """What the flags train; reads the texts.
 
     Raises:
@@ -96,7 +96,7 @@ def memorization_setup(options: flags.FlagValues) -> Setup:
     return memorized(options, tokens, mask, len(used), {"texts": content})
 
 
-def memorized(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) -> Setup:
+def memorized(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) -> TrainedTask:
     """What is trained on given texts: token ids and mask, both [b, n]."""
     embedding = rc.EmbeddingConfig(
         vocab_size=vocab_size, d_embed=options.d_model, projection="before_norm"
@@ -107,7 +107,7 @@ def memorized(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) -
         # As many rows as hold about batch_sz texts.
         batch_size = max(1, round(options.batch_size * len(rows) / len(tokens)))
     more = {"batch_size": batch_size, "shuffle": True, "schedule": "linear", "clip_norm": 1.0}
-    return Setup(
+    return TrainedTask(
         options,
         name="memorization",
         title=f"Memorizing random labels of {len(tokens)} texts",

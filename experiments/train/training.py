@@ -1,7 +1,7 @@
 """Networks of one recipe, all seeds at once, inside a run folder: trained, measured, saved.
 
-`results_of` is for experiments that train the network of `Setup`; `results_of_cells` for those that
-have recipes of their own.
+`results_of` is for experiments that train the network of a `TrainedTask`; `results_of_cells` for
+those that have recipes of their own.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ ALONE = "results"  # the part of the arrays of a run that trains one network
 
 
 @dataclass(frozen=True)
-class Setup:
+class TrainedTask:
     """One trained experiment.
 
     Attributes:
@@ -240,9 +240,9 @@ def train_and_eval(
 
 def arrays_of(
     options: Flags,
-    setups: Mapping[str, Setup],
+    setups: Mapping[str, TrainedTask],
     run: RunFolder,
-    measure: Callable[[Setup, Any, Any, Any], Any],
+    measure: Callable[[TrainedTask, Any, Any, Any], Any],
 ) -> dict[str, dict[str, np.ndarray]]:
     """Everything that is shown of networks, {part: {name: [s, ...]}}: from the saved arrays, else
     trained and measured.
@@ -305,7 +305,9 @@ def results_of(*given: Any) -> dict[str, dict[str, Any]]:
     return {part: nested(arrays) for part, arrays in arrays_of(*given).items()}
 
 
-def training_of(options: Flags, setup: Setup, measure: Callable, executor: Executor) -> Training:
+def training_of(
+    options: Flags, setup: TrainedTask, measure: Callable, executor: Executor
+) -> Training:
     """What trains the networks of one program, with any floats.
 
     Args:
@@ -355,7 +357,7 @@ def file_of(cell: str, name: str) -> str:
     return f"{stem}/{own}.{ending}" if own else name
 
 
-def models_of(setups: Mapping[str, Setup], run: RunFolder) -> dict[str, Callable[[], bytes]]:
+def models_of(setups: Mapping[str, TrainedTask], run: RunFolder) -> dict[str, Callable[[], bytes]]:
     """What makes the files of trained weights, where they were kept."""
     files = {}
     for part, setup in setups.items():
@@ -365,7 +367,7 @@ def models_of(setups: Mapping[str, Setup], run: RunFolder) -> dict[str, Callable
     return files
 
 
-def weights_file(setup: Setup, weights: Mapping[str, np.ndarray]) -> bytes:
+def weights_file(setup: TrainedTask, weights: Mapping[str, np.ndarray]) -> bytes:
     """A file of weights {name: [s, ...]}, as `rank_collapse.training.load_models` reads it."""
     keys = jax.random.split(jax.random.key(0), len(next(iter(weights.values()))))
     like = jax.eval_shape(jax.vmap(lambda key: init_model(key, setup.recipe)), keys)
@@ -373,7 +375,7 @@ def weights_file(setup: Setup, weights: Mapping[str, np.ndarray]) -> bytes:
     return dump_models(config, unflatten(weights, like, "the run"))
 
 
-def whole_model(setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:
+def whole_model(setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
     """One seed's metrics alone, as a measure of `arrays_of`: {"whole": {metric: []}}."""
     config, metrics = setup.recipe.config, setup.metrics
     return {"whole": path_accuracy.whole_model(model, data["eval"], config, metrics)}

@@ -1,8 +1,8 @@
 """What every experiment keeps to, at its tiny size: the contract of `Experiment`.
 
-It is computed in a process of its own, and here: stopped where it first saves something, resumed,
-and shown again without computing. Both find the same to the bit. What is measured as in run_sort,
-of other data, is computed here alone. Then the object itself, on one of two numbers.
+It is computed and shown again without computing. Some are also computed in a process of their own,
+and here stopped where they first save something and resumed: both find the same to the bit. Then
+the object itself, on one of two numbers.
 """
 
 import importlib
@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from data_dictionary import check_columns
 from figures_as_data import as_data
+from marks import full_but
 from matplotlib.figure import Figure
 from trained_runs import check_second_run, contents, rows, run, same_arrays, single_columns
 
 from experiments import reproduce
-from experiments.lab import cli, progress
+from experiments.lab import cli, pool, progress
 from experiments.lab.experiment import Drawing, Experiment, experiment_of, experiments_of
 from experiments.lab.statements import STATEMENTS
 from rank_collapse.report import claims
@@ -58,12 +59,8 @@ def stop_at_the_first_save(patch):
     patch.setattr(RunFolder, "save_arrays", stopping)
 
 
-AS_SORT = ("run_convex_hull", "run_memorization")
-# Fewer programs to compile than at the tiny size.
-FEWER = {
-    "run_stability": ["--designs=post"],
-    "run_trainability": ["--batch_sizes=3", "--grid_seeds=2"],
-}
+TWICE = ("run_sort", "run_collapse", "run_architectures", "run_attention_forms")
+FEWER = {"run_stability": ["--designs=post"]}  # programs to compile than at the tiny size
 
 
 def arguments_of(name):
@@ -74,7 +71,7 @@ def check_resumed(name, here, there, elsewhere, monkeypatch):
     """A run that was stopped, and goes on, has found what one in another process has."""
     module, tiny = importlib.import_module(f"experiments.{name}"), arguments_of(name)
     command = f"experiments.{name}", *tiny, f"--output_dir={there}"
-    ended = elsewhere.submit(jobs.run, *command).result()
+    ended = elsewhere.submit(pool.run, *command).result()
     assert ended.code == 0, ended.printed
     with monkeypatch.context() as patch:
         stop_at_the_first_save(patch)
@@ -88,14 +85,16 @@ def check_resumed(name, here, there, elsewhere, monkeypatch):
     assert contents(there) == contents(here)
 
 
+@pytest.mark.parametrize("name", full_but(reproduce.EXPERIMENTS, *TWICE))
+def test_what_was_stopped_goes_on(name, elsewhere, tmp_path, monkeypatch):
+    check_resumed(name, tmp_path / "here", tmp_path / "there", elsewhere, monkeypatch)
+
+
 @pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
-def test_an_experiment_keeps_to_the_contract(name, elsewhere, tmp_path, monkeypatch, capsys):
+def test_an_experiment_keeps_to_the_contract(name, tmp_path, monkeypatch, capsys):
     module, own = importlib.import_module(f"experiments.{name}"), experiment_of(name)
     here, tiny = tmp_path / "here", arguments_of(name)
-    if name in AS_SORT:
-        assert run(module, tiny, here) == 0
-    else:
-        check_resumed(name, here, tmp_path / "there", elsewhere, monkeypatch)
+    assert run(module, tiny, here) == 0
     check_columns(rows(here))
 
     monkeypatch.setattr(RunFolder, "save_arrays", lambda *_: pytest.fail("computed again"))

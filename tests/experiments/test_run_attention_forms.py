@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from trained_runs import finished, rows, verdicts
 
-from experiments.note import attention_forms as forms
-from experiments.train import forms as measured
+from experiments.note.attention_forms import experiment as forms, measure as measured
 from rank_collapse.network.attention import attention_scores
 
 pytestmark = pytest.mark.full
@@ -34,12 +33,12 @@ def test_table_and_comparisons_are_of_every_form_and_seed(folder):
 def test_gradients_are_those_of_the_definition_written_out(x64):
     """∂L/∂s = P ∘ (A − Σ_j P A), A = G Vᵀ, and ∂L/∂q by the chain rule of each score."""
     key = jax.random.key(1)
-    measures = jax.jit(forms.make_measure(5, 4, 0.5))(key, None)
+    measures = jax.jit(measured.make_measure(5, 4, 0.5))(key, None)
     q, k, goal, params = measured.draw(key, 5, 4)
     q, k, goal, v = (np.asarray(a, float) for a in (q, k, goal, params.v_score[0]))
     pairs = np.tanh(q[:, None] + k[None])
     a = goal @ (k @ np.asarray(params.w_v[0], float)).T
-    for name, form in forms.FORMS.items():
+    for name, form in measured.FORMS.items():
         found, factor = measures[name], 1 / form.options(5)["temperature"]
         additive = form.score == "additive"
         scores = factor * (pairs @ v if additive else q @ k.T)
@@ -80,7 +79,7 @@ def test_queries_keys_and_goals_are_drawn_with_the_variances_said():
 
 def scores_of(name, seed):
     q, k, _, params = measured.draw(jax.random.key(seed), 200, 60)
-    return attention_scores(params, q, k, **forms.FORMS[name].options(200))[0]
+    return attention_scores(params, q, k, **measured.FORMS[name].options(200))[0]
 
 
 def made_of(small, large, control=0.0):
@@ -95,13 +94,16 @@ def made_of(small, large, control=0.0):
     }
     trained = {
         form: {"d_k": np.array([4, 256]), "accuracy": base + more.get(form, 0)}
-        for form in forms.FORMS
+        for form in measured.FORMS
     }
     random = {
         form: {"d_k": np.array([4, 1024])}
-        | {n: np.outer(1 + index * np.arange(len(small)) / 99, [4.0, 1024]) for n in forms.MEASURES}
+        | {
+            n: np.outer(1 + index * np.arange(len(small)) / 99, [4.0, 1024])
+            for n in measured.MEASURES
+        }
         | dict.fromkeys(("saturated", "largest_weight"), np.full((len(small), 2), 0.25))
-        for index, form in enumerate(forms.FORMS)
+        for index, form in enumerate(measured.FORMS)
     }
     return {"random": random, "trained": trained}, SimpleNamespace(d_k=[4, 1024])
 

@@ -113,6 +113,7 @@ def test_inside_the_layers_as_on_a_trace(keep):
     assert states.keys() == rc.monitor(x).keys()
 
 
+@pytest.mark.full
 def test_what_is_monitored_does_not_change_the_gradient():
     config = rc.transformer(2, 2, D, mlp="relu")
     params, x = draws.parameters(config), random(N, D)

@@ -125,6 +125,7 @@ def test_gradients_at_collapsed_states_are_finite(measure, at):
     np.testing.assert_array_equal(rest, 0)
 
 
+@pytest.mark.full
 def test_the_gradient_of_the_rank_one_ratio_is_that_of_differences(x64):
     """Also at rank one with unequal rows, where it is that of the larger side."""
     x = HIDDEN[0, 0].astype(np.float64)
@@ -200,6 +201,7 @@ def network():
     return draws.parameters(config), ids, config
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("jitted", [False, True])
 def test_a_trace_of_a_batch_knows_its_axes(jitted):
     """With as many examples as states, b = L + 1, where shapes say nothing."""
@@ -254,6 +256,7 @@ OF_TRANSFORMERS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
 def test_hidden_states_are_those_of_transformers(name):
     """The last one behind the final norm, where there is one, unlike that of `trace.hidden`."""
@@ -321,6 +324,7 @@ def test_a_profile_as_tables_and_figure():
     each_is_refused((deeper.to_pandas, r"a profile of shape \(1, 3, 2\) is not \[l\] or"))
 
 
+@pytest.mark.full
 def test_layers_of_transformed_profiles_are_found():
     """Whatever axes `vmap` and stacking put, tables and figures are those of the batch."""
     by_example, batch = HIDDEN.swapaxes(0, 1), rc.profile(HIDDEN, batch_axis=1)
@@ -370,6 +374,7 @@ test_what_has_no_layers_is_not_drawn = refused(
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("measured", [False, True], ids=["profile", "monitor"])
 def test_tokens_over_devices_are_gathered(measured):
     """Inside shard_map, with its default checks; without the axis's name each shard by itself."""

@@ -143,7 +143,10 @@ def minimum(x, weight_one, weight_inf, largest_one=None):
     return linprog(cost, np.array(rows), right, bounds=limits).x[-2:]
 
 
-@pytest.mark.parametrize("shape", [(6, 4), (5, 9), (9, 5), (3, 2)])
+FULL = [pytest.param(shape, marks=pytest.mark.full) for shape in ((5, 9), (9, 5), (3, 2))]
+
+
+@pytest.mark.parametrize("shape", [(6, 4), *FULL])
 def test_composite_minimiser_against_linear_programs(shape):
     x = tokens(*shape, seed=sum(shape)) ** 3
     found = jax.jit(centers.composite_center)(x)
@@ -285,6 +288,7 @@ def test_values_and_derivatives_under_vmap_are_those_of_one_matrix(name, dtype):
         )
 
 
+@pytest.mark.full
 def test_two_devices_do_not_wait_for_each_other():
     done = subprocess.run(
         [sys.executable, "-c", SHARED], capture_output=True, text=True, timeout=120

@@ -100,6 +100,7 @@ def test_closed_forms_of_spikes():
     assert np.isnan(none).all() and np.isnan(rc.residual_spike(x[:, :2])).all()
 
 
+@pytest.mark.full
 def test_what_a_layer_reads_in_passes_and_of_traces():
     """N with the layer's own gain, and the output after the last; post-norm reads the stream."""
     for placement in ("pre", "post"):

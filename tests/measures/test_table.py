@@ -248,6 +248,7 @@ def test_many_tokens_are_added_up_without_losing_digits():
 COMPOSITE = partial(rc.residual_ratio, center="composite")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "measure", [rc.monitor, pytest.param(COMPOSITE, marks=pytest.mark.full)], ids=["all", "centre"]
 )

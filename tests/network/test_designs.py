@@ -154,6 +154,7 @@ def test_layer_norms_are_scaled_by_their_layer():
     assert norm.bias is None
 
 
+@pytest.mark.full
 def test_deepscalelm_keeps_the_published_moments():
     """Tokens of variance 1 stay so, and their correlation is the paper's, layer by layer."""
     depth, n, d, r = 8, 256, 128, 0.221

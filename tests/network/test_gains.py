@@ -118,7 +118,7 @@ def test_the_profile_is_as_defined(kind):
     assert found.attention[0] == 1 and found.mlp[1] > found.mlp[0]
 
 
-@pytest.mark.parametrize("learned", [True, False])
+@pytest.mark.parametrize("learned", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_until_it_is_profiled_every_pass_names_the_profile(learned):
     config = rc.design(rc.transformer(L, 2, D), "admin", learned=learned)
     params, x = rc.init(jax.random.key(0), config), draws.tokens(N, D)

@@ -83,6 +83,7 @@ def test_grouped_keys_and_values_are_read_as_they_are_stored(name):
     near(found, want, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_groups_of_one_layer_by_term_and_by_gradient():
     config, params = san()
     stored, full = stored_in_groups(params, 2)

@@ -74,6 +74,7 @@ def test_skip_share_from_the_branches():
     np.testing.assert_allclose(pp.skip_share(skip, branch), n_x / (n_x + n_sa), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_a_small_gain_leaves_nearly_all_to_the_skip():
     """α beside the sizes of paths by length, which fall by about γ with every layer."""
     config = rc.san_skip(2, 2, 4).replace(branch_gain=0.01)
@@ -177,6 +178,7 @@ def batch():
     return params, {"x": x, "mask": mask}
 
 
+@pytest.mark.full
 def test_profiles_of_padded_texts_are_those_of_the_texts_alone(batch):
     params, inputs = batch
     measures = ("residual_ratio", "token_cosine", "effective_rank")
@@ -190,6 +192,7 @@ def test_profiles_of_padded_texts_are_those_of_the_texts_alone(batch):
     np.testing.assert_allclose(found["residual_ratio"][0], alone, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_length_effects_leave_padding_out(batch):
     params, inputs = batch
     found = over_batch(length_effects, params, CONFIG, inputs)

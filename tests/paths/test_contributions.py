@@ -106,6 +106,7 @@ def walk(cases):
     assert worst > 0, "different orders of summation cannot agree to the last bit"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("config", [*GRID[::40], SPECIAL["deep"]])
 def test_single_precision_sums_to_the_output(config):
     params, x, extra = example(config)
@@ -137,6 +138,7 @@ def small_example():
     return example(SMALL)[:2]
 
 
+@pytest.mark.full
 def test_lengths_up_to_k_and_all_but_k_and_permuted_tokens():
     params, x = small_example()
     for count in (False, True):
@@ -151,6 +153,7 @@ def test_lengths_up_to_k_and_all_but_k_and_permuted_tokens():
     assert relative(moved, ours.by_length[:, :, order]) < 1e-5
 
 
+@pytest.mark.full
 def test_what_is_left_out_is_what_passed_through_it(x64):
     """Dropping a head removes its paths, their sum is the gain's derivative, lengths add up."""
     params, x = small_example()
@@ -192,6 +195,7 @@ def test_gradient_equals_finite_differences(x64):
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
 
 
+@pytest.mark.full
 def test_memory_does_not_grow_with_attention_matrices():
     """Temporaries beyond the weights: channels, and one layer's attention, not all layers'."""
     d, h, n = 8, 8, 96

@@ -79,6 +79,7 @@ def test_parts_and_lengths_sum_to_the_logits(x64, name, edit):
     np.testing.assert_allclose(found[..., 0], direct.heads @ w[:, 1], atol=1e-12)
 
 
+@pytest.mark.full
 def test_without_norms_parts_are_what_the_trace_holds(x64):
     config = config_of(mlp="relu", attention_skip=True, mlp_skip=True)
     params, x, _ = example(config)
@@ -130,6 +131,7 @@ def test_dropped_weights_are_those_of_the_heads():
 L, H, N, D = 5, 3, 4, 6
 
 
+@pytest.mark.full
 def test_any_chunk_of_heads_gives_the_derivative_of_each_head_s_gain(x64):
     """With factors of other parts; every field of a configuration is in tests/test_algebras.py."""
     config = rc.transformer(L, H, D)

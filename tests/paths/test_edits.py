@@ -59,6 +59,7 @@ def bent(name):
     return lambda value, layer: value + size * jnp.sin(value + len(name) + layer)
 
 
+@pytest.mark.full
 def test_sums_of_paths_hold_with_any_edit(x64):
     config = config_of(
         mlp="swiglu",
@@ -97,6 +98,7 @@ def test_sums_of_paths_hold_with_any_edit(x64):
     np.testing.assert_allclose(found, want, atol=1e-10)
 
 
+@pytest.mark.full
 def test_what_an_edit_refers_to_is_traced_and_never_stale(x64, caplog):
     params, x, _ = example(CONFIG)
     factor = 1.0

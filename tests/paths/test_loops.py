@@ -43,6 +43,7 @@ def test_every_loop_is_the_network_of_so_many(placement):
         np.testing.assert_allclose(report.transverse, growth.reshape(LOOPS, ROWS).sum(1))
 
 
+@pytest.mark.full
 def test_padded_tokens_are_left_out():
     config, mask = looped(mask="none"), np.arange(7) < 5
     params, x = draws.parameters(config), draws.tokens(7, 8)

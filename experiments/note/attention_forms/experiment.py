@@ -30,7 +30,7 @@ from experiments.lab.statements import row_of
 from experiments.note.attention_forms.measure import FORMS, LAWS, MEASURES, make_measure
 from experiments.train import arguments
 from experiments.train.tasks import sorting_setup
-from experiments.train.training import Setup, diverged, models_of, results_of, whole_model
+from experiments.train.training import TrainedTask, diverged, models_of, results_of, whole_model
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.statistics import between, log10, mean_of
 from rank_collapse.runs.folder import RunFolder
@@ -88,7 +88,7 @@ def measure_widths(options: Flags, executor: Executor) -> dict[str, dict[str, np
     }
 
 
-def setups_of(options: Flags) -> dict[str, Setup]:
+def setups_of(options: Flags) -> dict[str, TrainedTask]:
     """{"trained form, d_k=d": what is trained} of every form and width; a score is one program.
 
     The same data and seeds everywhere. Weights are drawn with variance 1/fan-in, so that queries
@@ -112,7 +112,7 @@ def setups_of(options: Flags) -> dict[str, Setup]:
     return {f"trained {name}, d_k={d_k}": setup_of(d_k, form) for d_k, (name, form) in every}
 
 
-def accuracy_of(setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:
+def accuracy_of(setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
     """{metric: number} of one seed."""
     return whole_model(setup, model, data, key)["whole"]
 

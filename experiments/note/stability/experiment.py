@@ -26,7 +26,7 @@ from experiments.lab.flags import Flags
 from experiments.note.stability import figures, networks, results, training
 from experiments.note.stability.measure import measure_all
 from experiments.note.stability.networks import Case, configs_of
-from experiments.note.stability.results import Results
+from experiments.note.stability.results import ByCase
 from rank_collapse.measures.dependency import centre_of_mass, dependency
 from rank_collapse.network.designs import DESIGNS
 from rank_collapse.report import Comparison
@@ -93,7 +93,7 @@ def collapse_row(where: str, found: Mapping[str, np.ndarray]) -> Comparison:
     return Comparison(quantity, float(measured[:, last].mean()), law, note)
 
 
-def dependency_row(*designs: Results) -> Comparison:
+def dependency_row(*designs: ByCase) -> Comparison:
     """How far the outputs of the shallowest networks depend on their last branches."""
     shallow = [results.ends(own)[0] for own in designs]
     published = [np.stack([dependency(one) for one in found["shares"]]) for found in shallow]
@@ -113,7 +113,7 @@ def claims(found: dict[str, Any], configs: Any) -> Iterator[Row]:
         yield from rows_of_design(design, own)
 
 
-def rows_of_design(design: str, found: Results) -> Iterator[Row]:
+def rows_of_design(design: str, found: ByCase) -> Iterator[Row]:
     """The rows of one design's networks."""
     branches = results.branches_of(found)
     place = partial(results.place, laws=results.law_exponents(branches))

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.note.stability import results
 from experiments.note.stability.results import (
     VISIBLE,
-    Results,
+    ByCase,
     branches_of,
     by_design,
     curve,
@@ -41,7 +41,7 @@ def expected_apart(found: dict[str, Any]) -> np.ndarray:
     return np.exp(found["expected_log_apart"].astype(float)).mean(axis=0)
 
 
-def one_law_figure(found: Results, setup: Any) -> Figure:
+def one_law_figure(found: ByCase, setup: Any) -> Figure:
     """Left: 1 − mean token cosine by layer of the deepest networks (markers, bands over seeds) and
     the law that predicts it from the gains alone (lines). Right: output change, measured against
     expected from the same recursion, geometric means over seeds."""
@@ -69,7 +69,7 @@ def one_law_figure(found: Results, setup: Any) -> Figure:
     return fig
 
 
-def dependency_figure(found: Results, setup: Any) -> Figure:
+def dependency_figure(found: ByCase, setup: Any) -> Figure:
     """Dependency of the stream after branch i on branch j in the shallowest networks: β_ij from
     variances, as published."""
     designs = by_design(found)
@@ -87,7 +87,7 @@ def dependency_figure(found: Results, setup: Any) -> Figure:
     return fig
 
 
-def change_figure(found: Results, setup: Any) -> Figure:
+def change_figure(found: ByCase, setup: Any) -> Figure:
     """Change of the output after an update of every matrix by the same relative size, against the
     number of branches; black the three published laws. Dotted: of random updates the law's
     expectation; of steps along the gradient what they do at least, e² (Σ‖W‖‖∂W‖)²/‖u‖²."""

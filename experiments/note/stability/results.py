@@ -15,10 +15,10 @@ from rank_collapse.theory.stability import output_change_law
 UPDATES = ("random", "gradient")  # of equal relative size; "sgd" is of one rate
 LAWS = ("O(N)", "O(log N)", "O(1)")
 VISIBLE = 1e-11  # 1 − cosine below it is rounding of float32 states
-Results = Mapping[Case, dict[str, Any]]
+ByCase = Mapping[Case, dict[str, Any]]
 
 
-def by_design(results: Results) -> dict[str, Results]:
+def by_design(results: ByCase) -> dict[str, ByCase]:
     """The networks of each design, shallow first."""
     found: dict[str, dict[Case, Any]] = {}
     for case in sorted(results, key=lambda c: c.depth):
@@ -26,17 +26,17 @@ def by_design(results: Results) -> dict[str, Results]:
     return found
 
 
-def ends(results: Results) -> tuple[Any, Any]:
+def ends(results: ByCase) -> tuple[Any, Any]:
     """What was measured of the shallowest and of the deepest network of one design."""
     return next(iter(results.values())), list(results.values())[-1]
 
 
-def curve(results: Results, name: str) -> np.ndarray:
+def curve(results: ByCase, name: str) -> np.ndarray:
     """[s, depths] of a number measured at every depth of one design."""
     return np.stack([found[name] for found in results.values()], axis=1)
 
 
-def branches_of(results: Results) -> np.ndarray:
+def branches_of(results: ByCase) -> np.ndarray:
     """N of each network."""
     return np.array([case.branches for case in results])
 
@@ -47,7 +47,7 @@ def exponents(branches: np.ndarray, values: np.ndarray) -> np.ndarray:
     return slope(np.log(branches), logs - logs.mean(axis=1, keepdims=True))
 
 
-def share_sums(results: Results) -> np.ndarray:
+def share_sums(results: ByCase) -> np.ndarray:
     """Σ_i β_ii² [s, depths] of one design: what theorem 2 of Liu et al. 2020 says of the output's
     change, C apart."""
     return np.stack([found["shares"].sum(axis=1) for found in results.values()], axis=1)
@@ -79,7 +79,7 @@ def ratios(measured: np.ndarray, expected: np.ndarray) -> np.ndarray:
         return np.exp(np.mean(np.log(measured) - np.log(expected), axis=0))
 
 
-def rows_of(results: Results) -> Iterator[dict[str, Any]]:
+def rows_of(results: ByCase) -> Iterator[dict[str, Any]]:
     """One row per network, seed and layer; what is measured of the whole network on the last."""
     for case, found in results.items():
         flat, layers = {n: v.reshape(len(v), -1) for n, v in found.items()}, case.depth + 1

@@ -239,7 +239,7 @@ def collapse_figure(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> F
                 layers, label = np.arange(values.shape[1]), f"{words(found.model.label)}, {text}"
                 figures.band(ax, layers, values, label, index, linestyle=dash)
     ax.set(xlabel="layer", ylabel="residual ratio of attention", ylim=(-0.03, 1.03))
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7)
     return fig
 
 

@@ -79,7 +79,7 @@ vocabulary.numbers(
 
 # {"draws": {kind of network: {measure: [draws, ...]}}, "built": [what `two_heads` gives of each
 # width], "climbed": what `climb` gives}
-Results = dict[str, Any]
+BoundDraws = dict[str, Any]
 
 
 def setup_of(options: Flags) -> dict[int, Case]:
@@ -92,7 +92,7 @@ def setup_of(options: Flags) -> dict[int, Case]:
     return {i: case for i, case in enumerate(CASES) if case.name in options.cases}
 
 
-def measure_all(options: Flags, cases: dict[int, Case], run: RunFolder) -> Results:
+def measure_all(options: Flags, cases: dict[int, Case], run: RunFolder) -> BoundDraws:
     """All draws, the construction and the ascent, in float64, resumed from the run.
 
     Draws are computed in blocks of one size, so that what a device vmaps over is always as much.

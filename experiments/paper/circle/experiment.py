@@ -38,7 +38,7 @@ from experiments.lab.statements import row_of
 from experiments.paper.circle import walks
 from experiments.paper.circle.walks import known, parts_of
 from experiments.train import arguments
-from experiments.train.training import Setup, models_of, results_of
+from experiments.train.training import TrainedTask, models_of, results_of
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import of_mean
 from rank_collapse.report.intervals import fisher_exact, wilson_interval
@@ -120,8 +120,8 @@ vocabulary.optional_choice(
 vocabulary.numbers(FLAGS, "widths", list(WIDTHS), "Model widths of --compare.", lower_bound=3)
 vocabulary.unused(FLAGS, "n_repeat", "path_len", "n_paths", "no_sub_path")
 
-Cases = Mapping[str, Setup]  # {"variant, d=width": what is trained}
-Results = Mapping[str, Any]  # {case: as `training.results_of`}
+Cases = Mapping[str, TrainedTask]  # {"variant, d=width": what is trained}
+ByCase = Mapping[str, Any]  # {case: as `training.results_of`}
 
 
 def make_cases(options: flags.FlagValues) -> Cases:
@@ -142,7 +142,7 @@ def make_cases(options: flags.FlagValues) -> Cases:
     return {name: walks.setup(options, name) for name in names}
 
 
-def measure_all(options: flags.FlagValues, cases: Cases, run: RunFolder) -> Results:
+def measure_all(options: flags.FlagValues, cases: Cases, run: RunFolder) -> ByCase:
     """The walks of every case."""
     return results_of(options, cases, run, functools.partial(walks.roll_out, options.n_eval_data))
 

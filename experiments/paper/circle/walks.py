@@ -9,7 +9,7 @@ import numpy as np
 from absl import flags
 
 import rank_collapse as rc
-from experiments.train.training import Setup, diverged, kept
+from experiments.train.training import TrainedTask, diverged, kept
 from rank_collapse.network.inputs import input_states
 from rank_collapse.theory import recurrence
 from rank_collapse.training import Recipe, forward
@@ -33,7 +33,7 @@ def fed_with_sums(variant: str) -> bool:
     return variant.startswith("circle_skip")
 
 
-def setup(options: flags.FlagValues, name: str) -> Setup:
+def setup(options: flags.FlagValues, name: str) -> TrainedTask:
     """One case: its network, and the walk it is trained on.
 
     Post-norm layers on linearly embedded points, no positions. A network without a skip around its
@@ -69,7 +69,7 @@ def setup(options: flags.FlagValues, name: str) -> Setup:
         return {"train": before if sums else walk, "walk": walk}
 
     skip = np.float32(published or "skip" in variant)
-    return Setup(
+    return TrainedTask(
         options,
         "circle",
         f"circle: {name}",
@@ -83,7 +83,7 @@ def setup(options: flags.FlagValues, name: str) -> Setup:
     )
 
 
-def roll_out(num_steps: int, setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:
+def roll_out(num_steps: int, setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
     """One seed's continuation of its own output, after the points it was trained on.
 
     Fed with sums where the program of the setup is.

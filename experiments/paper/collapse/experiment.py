@@ -25,7 +25,7 @@ from experiments.lab.experiment import Experiment, Finding
 from experiments.lab.labelled import along, beside, points, rows
 from experiments.paper import inputs
 from experiments.paper.collapse.figures import FIGURES, TIGHTNESS, as_published, first, slowed
-from experiments.paper.collapse.measure import VARIANTS, Setup, measure_all, setup_of
+from experiments.paper.collapse.measure import VARIANTS, Networks, measure_all, setup_of
 from rank_collapse.network.layers import MLP_KINDS
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
 from rank_collapse.report.claims import Row, of_cases
@@ -103,7 +103,7 @@ def above(found: xr.Dataset, bound: str) -> xr.DataArray:
     return (found.log10_residual > found[bound] + margin).sum(["seed", "layer"])
 
 
-def claims(found: xr.Dataset, setup: Setup) -> Iterator[Row]:
+def claims(found: xr.Dataset, setup: Networks) -> Iterator[Row]:
     """Rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights, with
     the first of the skips' gains."""
     found = found.isel(skip_gain=0, drop=True)
@@ -183,7 +183,7 @@ def crossing(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
     return found
 
 
-def compare(found: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
+def compare(found: xr.Dataset, setup: Networks) -> Iterator[Comparison]:
     """Residual ratios beside BERT's published curve, and what only the logarithms show, at the
     first of the swept values."""
     found = first(found)
@@ -215,7 +215,7 @@ def compare(found: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
             yield from beside(text, c, end.log10_c.mean("seed"))
 
 
-def finding(found: xr.Dataset, setup: Setup) -> Finding | None:
+def finding(found: xr.Dataset, setup: Networks) -> Finding | None:
     """What is left of attention alone and of attention with skips."""
     own = as_published(found).squeeze("norm_placement").mean("seed").isel(layer=-1)
     if not {"san", "san_skip"} <= {*own.variant.values}:

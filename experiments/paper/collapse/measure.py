@@ -36,7 +36,7 @@ REASONS = {
 Configs = dict[str, rc.TransformerConfig]
 
 
-class Setup(NamedTuple):
+class Networks(NamedTuple):
     """What the flags ask for."""
 
     networks: Configs  # By variant
@@ -45,7 +45,7 @@ class Setup(NamedTuple):
     source: dict[str, str]  # What identifies the input
 
 
-def setup_of(options: flags.FlagValues) -> Setup:
+def setup_of(options: flags.FlagValues) -> Networks:
     """The networks and the tokens of the flags.
 
     Raises:
@@ -59,7 +59,7 @@ def setup_of(options: flags.FlagValues) -> Setup:
     if gains and "san_mlp" not in options.variants:
         raise ValueError(f"--mlp_gain={options.mlp_gain} needs san_mlp in --variants")
     networks = configs_of(options, options.norm_placement, options.variants)
-    return Setup(networks, gains, ids, source)
+    return Networks(networks, gains, ids, source)
 
 
 def configs_of(options: flags.FlagValues, norm: str, variants: Sequence[str]) -> Configs:
@@ -76,7 +76,7 @@ def configs_of(options: flags.FlagValues, norm: str, variants: Sequence[str]) ->
     return {name: VARIANTS[name](*sizes, **fields, **more.get(name, {})) for name in variants}
 
 
-def draw(options: flags.FlagValues, setup: Setup, key: Any, floats: Any) -> tuple[Any, Any]:
+def draw(options: flags.FlagValues, setup: Networks, key: Any, floats: Any) -> tuple[Any, Any]:
     """One seed: tokens, and parameters that hold those of every variant and norm placement."""
     key_tokens, key_params = jax.random.split(key)
     every = configs_of(options, "sandwich", options.variants).values()
@@ -86,7 +86,7 @@ def draw(options: flags.FlagValues, setup: Setup, key: Any, floats: Any) -> tupl
 
 
 def measure(
-    options: flags.FlagValues, setup: Setup, drawn: tuple[Any, Any], floats: Any
+    options: flags.FlagValues, setup: Networks, drawn: tuple[Any, Any], floats: Any
 ) -> dict[str, dict[str, jax.Array]]:
     """One seed: {measure: {variant: [L + 1]}} of the variants; in "swept" the
     logarithms of the residual at each gain of the MLPs.
@@ -275,7 +275,7 @@ def gaps(found: xr.Dataset) -> Iterator[str]:
                 )
 
 
-def measure_all(options: Flags, setup: Setup, run: RunFolder) -> xr.Dataset:
+def measure_all(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
     """All measures over variants, seeds and layers, resuming from the run; "swept" over the gains
     of the MLPs, in the place of variants."""
     most, drawn = min(options.seed_chunk, options.num_seeds), partial(draw, options, setup)
