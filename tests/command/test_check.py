@@ -121,6 +121,7 @@ def tokens_of(folder, *arguments):
     return inputs_of(parsed([str(folder), *arguments]), opened(str(folder)))
 
 
+@pytest.mark.full
 def test_a_folder_without_tokenizer_files_is_measured_all_the_same(folder, tmp_path, capsys):
     """As `save_pretrained` writes it: given ids, another folder's tokenizer, or random ids."""
     given = tokens_of(GOLDEN, "--ids=5,8,13", "--ids", "7 6")
@@ -143,6 +144,7 @@ def test_a_folder_without_tokenizer_files_is_measured_all_the_same(folder, tmp_p
     assert len(np.unique(found.x)) > 0.9 * known.vocab_size and found.kind == "random"
 
 
+@pytest.mark.full
 def test_unknown_tokens_are_counted_and_warned_of(folder, tmp_path, capsys):
     text = tmp_path / "text.txt"
     for content, share, warned in (("a b c d e f g ?", "10%", False), ("a ? ! %", "50%", True)):
@@ -156,6 +158,7 @@ WHISPER = {"model_type": "whisper", "num_mel_bins": 6, "encoder_layers": 2, "d_m
 WHISPER |= {"encoder_attention_heads": 2, "encoder_ffn_dim": 24, "max_source_positions": 10}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["images", "features"])
 def test_images_and_features_are_read_or_drawn(kind, tmp_path):
     if kind == "images":

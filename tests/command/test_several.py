@@ -99,6 +99,7 @@ def test_json_and_csv_of_every_command_agree(run, capsys):
 MAGIC = {".html": b"<!doctype html>", ".png": b"\x89PNG", ".pdf": b"%PDF"}
 
 
+@pytest.mark.full
 def test_files_of_several(run, tmp_path, capsys, monkeypatch):
     """Of the kind that their suffix says; one measurement for all of them."""
     monkeypatch.chdir(tmp_path)
@@ -136,6 +137,7 @@ def test_a_panel_has_the_curve_of_each(run):
     assert found == [[0.5] * 3, [0.25] * 5] and ax.get_ylim() == (0, 1.05)
 
 
+@pytest.mark.full
 def test_depth_writes_what_the_report_has(tmp_path, capsys):
     folder, out = GOLDEN.parent / "gpt2-head", tmp_path / "depth.html"
     printed(capsys, "depth", str(folder), *IDS, "--out", str(out))
@@ -200,6 +202,7 @@ def test_a_model_of_the_hub(run, capsys, monkeypatch):
     assert asked == [("who/what", "step0"), ("who/what", "step200")]
 
 
+@pytest.mark.full
 def test_steps_and_equal_weights(run, tmp_path):
     names = ["hf:EleutherAI/pythia-70m@step1000", "a/checkpoint-20", "b/step5-seed"]
     assert list(compare.steps_of(names).values()) == [5, 20, 1000]

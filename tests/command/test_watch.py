@@ -170,6 +170,7 @@ def test_each_line_is_read_once_and_a_file_that_was_begun_afresh_from_its_beginn
     assert [row["step"] for row in reader.read()] == [1] * 10 and len(reader.rows) == 1
 
 
+@pytest.mark.full
 def test_many_lines_are_read_and_drawn_in_proportion(monkeypatch):
     """10,000 lines took 4.5 s at every look, and 100,000 more than 150 s."""
     rows = [
@@ -192,6 +193,7 @@ def test_a_metric_of_any_name_is_drawn(tmp_path, monkeypatch):
     assert (tmp_path / "figures" / "metrics.png").stat().st_size > 1000
 
 
+@pytest.mark.full
 def test_it_follows_a_file_that_grows(tmp_path):
     write(tmp_path, 0.5)
     command = [
@@ -211,6 +213,7 @@ def test_it_follows_a_file_that_grows(tmp_path):
     assert process.returncode == watch.PASSED and out.startswith("step 7: residual_ratio 1e-06")
 
 
+@pytest.mark.full
 def test_what_a_trainer_writes_is_watched(tmp_path, capsys):
     """The newest of its states; layers by their names."""
     for step in (2, 4):

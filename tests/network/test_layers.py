@@ -185,6 +185,7 @@ def test_kept_entries_are_scaled_and_the_limits_hold():
     np.testing.assert_array_equal(dropout.dropout(jax.random.key(1), x, 1.0), 0)
 
 
+@pytest.mark.full
 def test_a_key_decides_alike_alone_and_under_vmap_and_in_any_dtype():
     keys = jax.random.split(jax.random.key(2), 4)
     x = jnp.ones((5, 7))
@@ -200,6 +201,7 @@ def test_a_key_decides_alike_alone_and_under_vmap_and_in_any_dtype():
     assert (together[0] != together[1]).any()
 
 
+@pytest.mark.full
 def test_branches_are_independent_of_each_other_and_of_their_trunk():
     trunk = dropout.dropout_words(jax.random.key(3))
     branches = dropout.dropout_branches(trunk, KEYS)

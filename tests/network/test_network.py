@@ -65,6 +65,7 @@ def test_forward_matches_numpy(name):
         np.testing.assert_allclose(trace.hidden, states, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", full_but(VARIANTS, "san", "san_skip", "transformer local", "decoder sandwich")
 )
@@ -81,6 +82,7 @@ def test_jit_vmap_and_grad(name):
     assert all(np.isfinite(g).all() for g in gradients)
 
 
+@pytest.mark.full
 def test_bfloat16_stays_bfloat16_and_close():
     config, params, x, _ = build("transformer")
     half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
@@ -134,6 +136,7 @@ def test_permuting_tokens_permutes_states_and_unrolling_changes_nothing(x64):
     np.testing.assert_allclose(unrolled, plain, rtol=1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mask", ["causal", "local", "padding"])
 def test_masked_tokens_have_no_gradient(mask):
     config, params, x, _ = build("transformer", mask="none" if mask == "padding" else mask)

@@ -69,7 +69,7 @@ class ByHand:
         ).mean(dim=1)
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=full_but(MODELS, "Llama"))
 def measured(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     by_hand = ByHand(request.param, folder)
@@ -140,6 +140,7 @@ def test_a_frozen_lens_divides_by_the_last_state(measured):
     np.testing.assert_allclose(report.measures["frozen_kl"], kl, atol=2e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("measured", full_but(MODELS, "Gemma2"), indirect=True)
 def test_a_network_in_memory_gives_the_same(measured):
     report, _, ids, folder = measured
@@ -188,6 +189,7 @@ def test_each_definition_on_layers_of_which_the_second_half_does_nothing():
     assert (used["lens, KL"].layers, used["lens, top 5"].layers) == (None, None)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("measured", full_but(MODELS, "Gemma2"), indirect=True)
 def test_texts_of_different_lengths_are_measured_as_each_alone(measured):
     report, _, ids, folder = measured

@@ -185,6 +185,7 @@ def test_values_that_a_configuration_holds_are_read_with_the_weights(name):
     assert worst(found["sums"].by_length[0], sums.by_length) < TOLERANCE
 
 
+@pytest.mark.full
 def test_rotary_positions_of_queries_in_half_precision():
     """Angles of Qwen3-Next are in float32 for them too, as those of every other family."""
     settings = {"model_type": "qwen3_next", "full_attention_interval": 1}
@@ -198,6 +199,7 @@ def test_rotary_positions_of_queries_in_half_precision():
     assert worst(found.astype(jnp.float32), expected) < 0.05
 
 
+@pytest.mark.full
 def test_a_head_with_a_scale_and_a_bias():
     rng = np.random.default_rng(0)
     table, bias, output = (
@@ -234,6 +236,7 @@ def test_shapes_are_known_without_asking_weights_that_a_thread_may_be_reading(mo
     assert like.layers == 1 and len(like.hidden) == 2
 
 
+@pytest.mark.full
 def test_a_disk_that_goes_away_leaves_a_state_to_go_on_from(tmp_path):
     kept, folder = [], tmp_path / "llama-grouped"
     shutil.copytree(GOLDEN / "llama-grouped", folder)
@@ -282,6 +285,7 @@ def test_texts_of_different_lengths_are_filled_up_and_masked():
     near(found, shorter[""]["profile"], rtol=1e-4)
 
 
+@pytest.mark.full
 def test_one_program_serves_all_layers(monkeypatch):
     source, traced, counts = pretrained.open_checkpoint(GOLDEN / "llama-grouped"), [], []
     layer_of = streaming.layer_of

@@ -39,6 +39,7 @@ def damaged(content, chance):
     return bytes(content)
 
 
+@pytest.mark.full
 def test_damaged_arrays_are_refused_or_the_same(tmp_path):
     path, chance = tmp_path / "arrays.npz", random.Random(0)
     write_arrays(path, ARRAYS)
@@ -88,6 +89,7 @@ def test_a_config_of_another_type_within_is_refused(tmp_path):
 STATE = {"w": np.random.default_rng(0).normal(size=(40, 10)).astype(np.float32), "n": np.int32(7)}
 
 
+@pytest.mark.full
 def test_a_damaged_checkpoint_is_refused_or_the_same(tmp_path):
     states.save(tmp_path, 3, STATE)
     path, chance = states.path_of(tmp_path, 3), random.Random(1)

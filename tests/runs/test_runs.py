@@ -132,6 +132,7 @@ def test_execution_does_not_take_part_in_the_comparison(tmp_path):
         assert run.resumed
 
 
+@pytest.mark.full
 def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
     code = (
         "import sys; from rank_collapse.runs import RunError, RunFolder\n"
@@ -294,6 +295,7 @@ def content(folder):
         return files | {"arrays.npz": {name: saved[name].tobytes() for name in saved.files}}
 
 
+@pytest.mark.full
 def test_a_run_killed_at_any_of_its_files_goes_on(tmp_path):
     command = [sys.executable, "-c", CODE, str(tmp_path)]
     found = subprocess.run(command, capture_output=True, text=True)

@@ -78,6 +78,7 @@ def test_large_weights_are_proved_with_a_hundred_digits(shape):
     assert smallest < {"6 tokens": -1e5, "10 tokens": -1e7, "16 tokens": 0}[shape]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("scale", "norm_placement"), [(30.0, "post"), (1e3, "pre")])
 def test_gelu_at_large_weights_takes_fifty_digits(scale, norm_placement):
     """Tokens in different tails of Φ: their change is known to the digits of the tokens."""
@@ -88,6 +89,7 @@ def test_gelu_at_large_weights_takes_fifty_digits(scale, norm_placement):
     check_inside(found, mp_oracle.profile(params, x, config, 200))
 
 
+@pytest.mark.full
 def test_digits_are_doubled_until_the_balls_are_narrow():
     params, x, config, _ = network("attention alone")
     few = exact.exact_profile(params, x, config, digits=10, max_digits=10)
@@ -112,6 +114,7 @@ def test_equal_tokens_have_no_residual_and_masked_ones_no_part_in_it():
     assert (np.abs(padded.profile - removed.profile) <= padded.radius + removed.radius).all()
 
 
+@pytest.mark.full
 def test_depth_takes_no_digits():
     config = rc.san(12, 2, 8)
     found = exact.exact_profile(draws.parameters(config), draws.tokens(5, 8), config)
@@ -176,6 +179,7 @@ def test_activation_differences_at_any_step(name):
             assert abs(middle - want) <= radius <= 1e-30 * abs(want)
 
 
+@pytest.mark.full
 def test_overlapping_experts_take_more_digits():
     with flint.ctx.workdps(30), pytest.raises(balls.Undecided):
         balls._largest([flint.arb(1, 0.1), flint.arb(1.05), flint.arb(3)], 2)

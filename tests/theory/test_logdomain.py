@@ -128,6 +128,7 @@ def test_distances_lost_within_clusters_give_nan_not_a_wrong_number():
         np.testing.assert_allclose(ours(*wide(params, x), config), want, atol=1e-3)
 
 
+@pytest.mark.full
 def test_ten_tokens_of_width_16_fall_like_3_to_the_depth():
     config = rc.san(5, 4, 16)
     params, x = network(config, bias_scale=0.0, n=10)
@@ -146,6 +147,7 @@ def test_the_local_rate_of_laws_in_closed_form():
     assert np.isnan(rc.local_rate(np.zeros(4))).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("depth", [pytest.param(12, marks=pytest.mark.full), 32])
 def test_twelve_and_thirty_two_layers_are_finite(depth):
     config = rc.san(depth, 4, 32)

@@ -107,6 +107,7 @@ def test_no_draw_is_above_any_of_them_inside_the_condition_or_not(drawn, x64):
     assert float(np.nanmin(gain)) > math.log10(2 * math.sqrt(2)) - 1e-9
 
 
+@pytest.mark.full
 def test_what_happens_is_that_of_the_forward_pass(drawn, x64):
     config, (params, x, report) = drawn
     trace = jax.vmap(lambda p, x: rc.apply(p, x, config))(params, x)
@@ -125,6 +126,7 @@ def test_what_happens_is_that_of_the_forward_pass(drawn, x64):
         np.testing.assert_allclose(np.log10(plain[shown]), log[shown], atol=1e-6)
 
 
+@pytest.mark.full
 def test_deep_layers_in_float32_are_those_of_float64():
     config = rc.san(12, 2, 8)
     params, x = draws.parameters(config, 0, 0.5, 0.0), 0.1 * draws.normal(5, 8) + 1

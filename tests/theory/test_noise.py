@@ -177,6 +177,7 @@ def test_noise_moves_by_at_most_two_units_in_the_last_place(dtype):
         np.testing.assert_array_equal(still.at(jnp.uint32(3))(a), a)
 
 
+@pytest.mark.full
 def test_the_one_scale_pass_keeps_the_digits_of_saturated_features():
     """Both ends in one tail, where φ(z + εu) and φ(z) agree in most digits or are all but 0."""
     rng = np.random.default_rng(2)

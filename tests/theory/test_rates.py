@@ -142,6 +142,7 @@ def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
     assert "no layer is certified by the diameter bound: it grows by 10^" in none.reason
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "placement", full_but(["none", "pre", "post", "sandwich", "branch"], "post")
 )
@@ -260,6 +261,7 @@ def test_the_spectrum_of_one_mask_and_one_matrix(x64):
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fields", CASES[:2])
 def test_profiles_fall_at_the_exponent(fields, x64):
     """Two norms of one residual differ by at most a factor of (n d)^½ either way, in all layers."""
@@ -273,6 +275,7 @@ def test_profiles_fall_at_the_exponent(fields, x64):
     assert abs(found - rate) < np.log10(30) / depth
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "fields",
     [
@@ -297,6 +300,7 @@ def test_the_cubic_regime_and_a_skip_alone():
     np.testing.assert_allclose(found, np.log10(0.25), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_a_mask_of_tokens_is_as_if_the_others_were_not_there():
     params, x, config = network(4, position="relative_bias")
     keep = jnp.array([True, True, True, True, False])

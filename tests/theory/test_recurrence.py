@@ -115,6 +115,7 @@ def test_distances_in_logarithms_are_those_of_many_digits(name):
         assert wanted[-1] < -100  # far below what float32 holds
 
 
+@pytest.mark.full
 def test_tokens_of_less_precision_than_the_classifier(x64):
     config = config_of()
     params = parameters(config, seed=3)
@@ -126,6 +127,7 @@ def test_tokens_of_less_precision_than_the_classifier(x64):
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("placement", full_but(["sandwich", "branch", "pre"], "sandwich"))
 def test_distances_at_every_placement_of_norms(placement, x64):
     """Against the network fed with its own output in float64, where that still resolves them."""

@@ -194,6 +194,7 @@ def test_gradient_norms_of_networks(name):
             assert error.max() < 0.25
 
 
+@pytest.mark.full
 def test_gradients_of_queries_vanish_with_the_tokens_differences():
     """∂W_Q/∂W_V ∝ 1 − ρ: at the same place, inputs ten times nearer give a tenth."""
     config = rc.san_skip(1, 2, 16, norm_placement="post")
@@ -210,6 +211,7 @@ def test_gradients_of_queries_vanish_with_the_tokens_differences():
     np.testing.assert_allclose(np.divide(*ratios), 10, rtol=0.02)
 
 
+@pytest.mark.full
 def test_updates_add_up_and_causal_tokens_have_an_m_each():
     config = rc.transformer(3, 2, 12, mask="causal", temperature=1e6)
     params, x = draws.parameters(config, 0, 1.0, 0.0, 0.0), draws.tokens(5, 12)

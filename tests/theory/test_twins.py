@@ -200,6 +200,7 @@ def angle(x):
     return np.log(np.mean(np.var(unit(x), axis=1), axis=1))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("rho", "decay"), [(0.3, 0.5), (0.8, 0.9)])
 def test_ssm_mixing_of_drawn_weights(rho, decay):
     """The heads of `variant` "ssd" with steps of one size, tokens far from the first."""
@@ -284,6 +285,7 @@ def test_mlp_step_is_the_expected_pass(rho, weight, bias):
     is_the_expected_pass(of_law, params, at_one_angle(n, d, rho) / skip, config)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("a", "m", "w"), [(0.3, 0.6, 1.0), (0.5, 0.7, 1.5)])
 def test_exponents_are_those_of_the_expected_pass(a, m, w):
     """Of nearly equal tokens in the network of Cowsik et al., after layers that forget the start;
@@ -317,6 +319,7 @@ def test_exponents_are_those_of_the_expected_pass(a, m, w):
     np.testing.assert_allclose(np.diff(change), law, atol=2e-3)
 
 
+@pytest.mark.full
 def test_the_bound_of_masks_holds_of_the_expected_pass():
     """Uniform weights on what the mask allows, values of unit gain: the largest distance."""
     n, d, depth = 9, 16, 6

@@ -53,6 +53,7 @@ def gamma(x, w_q, w_k):
     return np.sqrt(3 * spread.sum() * spread.max()) / (2 * size * composite(x) ** 2), size
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "num_tokens, width, over",
     [(170, 170, 0.977), (180, 180, 1.005), (40, 1024, 1.065), (512, 512, 1.686)],

@@ -213,6 +213,7 @@ def test_the_first_states_follow_the_law_of_independent_branches(name, power):
     assert abs(jnp.mean(jnp.square(last)) / law - 1) < 5 * np.sqrt(2 / (d * depth))
 
 
+@pytest.mark.full
 def test_the_distance_from_linear_is_of_first_order_in_the_step():
     """It halves with the step, is 0 of a block linear in what moved, and is that of finite
     differences."""
@@ -248,6 +249,7 @@ def test_the_distance_from_linear_is_of_first_order_in_the_step():
             np.testing.assert_allclose(whole[layer], found, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_one_program_for_each_depth(monkeypatch):
     """Rules and rates are traced: three rules at two depths trace the training twice."""
     traced, own = [], built_in.trained

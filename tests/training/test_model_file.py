@@ -85,6 +85,7 @@ def test_other_files_are_refused_in_one_line(tmp_path):
         load_models(tmp_path / "absent.npz")
 
 
+@pytest.mark.full
 def test_any_changed_bit_shows(tmp_path):
     """Of the weights none did, and digits of the config gave another network."""
     path, content = tmp_path / "models.safetensors", dump_models(recipe().config, models(recipe()))

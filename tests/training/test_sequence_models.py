@@ -91,6 +91,7 @@ def test_losses_fall_and_curves_are_the_metrics_of_the_held_out_pairs(trained):
     np.testing.assert_allclose(logits[5][mask[5]], alone.logits[mask[5]], atol=1e-5)
 
 
+@pytest.mark.full
 def test_an_interrupted_ensemble_goes_on_with_what_is_watched(ensemble, trained):
     kept, seen = [], []
     ensemble.train(

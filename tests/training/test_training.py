@@ -187,6 +187,7 @@ def test_no_dropout_is_a_dropout_of_nothing():
     assert abs(losses[0.5][0] - losses[None][0]) > 1e-3
 
 
+@pytest.mark.full
 def test_dropout_of_the_output_falls_on_what_the_classifier_reads():
     """A classifier of ones on the diagonal shows the output: each entry is 0 or 1/(1 − p)."""
     made = recipe(num_outputs=8)
@@ -221,6 +222,7 @@ def test_dropout_of_the_output_falls_on_what_the_classifier_reads():
     assert dropouts(recipe(output_dropout=True)) > dropouts(recipe())  # the recipe passes it on
 
 
+@pytest.mark.full
 def test_padding_changes_nothing():
     chosen = recipe()
     state = init_state(jax.random.key(0), hyper(), chosen)
