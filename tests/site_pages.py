@@ -30,6 +30,7 @@ API = {  # a page of docs/api, and the modules whose public names it has
     "training": ("training",),
     "report": ("report",),
 }
+OLDER = "Figures as that version drew them."  # of a section of docs/results.md
 WHOLE = {  # modules whose own functions are public
     "network": ("network.encoder_decoder", "network.surgery", "flax_adapters"),
     "report": ("runs.metrics",),
@@ -143,14 +144,19 @@ def captions_in(text: str, name: str) -> list[str]:
 
 
 def results(text: str) -> str:
-    """docs/results.md with the counts of the answers, and what came out as the experiments' pages
-    have it."""
+    """docs/results.md with the counts of the answers, what came out as the experiments' pages have
+    it, and a word where figures are of an earlier version."""
     _, _, rest = text.partition("\n\n## ")
     text = f"# Results\n\n{results_page.intro()}\n\n## {rest}"
     for name in experiments_of():
         place = rf"(results/{name}_0\.png\)(?:(?!\n## ).)*?\*\*What came out\.\*\* )[^\n]*"
         if found := re.search(place, text, flags=re.DOTALL):
             text = text.replace(found[0], found[1] + sections.came_out(name))
+        captions = {c.replace("|", r"\|") for c in experiment_of(name).captions.values()}
+        for section in text.split("\n## "):
+            old = f"(results/{name}_0.png)" in section and OLDER not in section
+            if old and not captions.issuperset(captions_in(section, name)):
+                text = text.replace(section.rstrip(), f"{section.rstrip()} {OLDER}")
     return text
 
 

@@ -2,13 +2,16 @@
 
 import datetime
 import logging
+import sys
+import types
 
 import numpy as np
 import pytest
 from watched_gpt2 import IDS, QUIET, L, close, gpt2, rows_of, torch, trained, transformers
 
+from rank_collapse.measures import table
 from rank_collapse.runs import metrics
-from rank_collapse.torch import Watch, watch
+from rank_collapse.torch import Watch, gradients, passes, products, watch
 
 
 def test_a_forward_pass_inside_the_step_of_the_optimizer():
@@ -30,7 +33,7 @@ def test_a_forward_pass_inside_the_step_of_the_optimizer():
     assert [row["loss"] for row in watched.rows] == [loss.item() for loss in losses[::2]]
 
 
-def with_lightning(model, watched, folder):
+def with_lightning(model, folder, **how):
     lightning = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):
@@ -38,26 +41,47 @@ def with_lightning(model, watched, folder):
             super().__init__()
             self.model = model
 
-        def training_step(self, batch, _):
+        def training_step(self, batch, _):  # itself it is not called
             return self.model(input_ids=batch, labels=batch).loss
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    module = Module()
+    watched = watch(module, **how)
     trainer = lightning.Trainer(
         max_steps=5, accelerator="cpu", callbacks=[watched.lightning()], **quiet
     )
-    trainer.fit(Module(), torch.utils.data.DataLoader(IDS.repeat(2, 1), batch_size=4))
+    trainer.fit(module, torch.utils.data.DataLoader(IDS.repeat(2, 1), batch_size=4))
+    return watched
 
 
-def with_hugging_face(model, watched, folder):
+def with_hugging_face(model, folder, **how):
     pytest.importorskip("accelerate")
     arguments = transformers.TrainingArguments(
-        folder / "out", max_steps=5, report_to=[], save_strategy="no", use_cpu=True
+        folder / "out",
+        max_steps=5,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        logging_steps=2,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
     )
     examples = [{"input_ids": row, "labels": row} for row in IDS]
-    transformers.Trainer(model, arguments, train_dataset=examples, callbacks=[watched.hf()]).train()
+    watched = watch(model, **how)
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=examples, callbacks=[watched.hf()]
+    )
+    trainer.train()
+    logged = {entry["step"]: entry for entry in trainer.state.log_history[:-1]}
+    for row in watched.rows:  # the loss is the Trainer's, where it has one
+        assert row.get("loss") == logged[row["step"]].get("loss")
+        own = {f"residual_ratio/layer_{i}": v for i, v in enumerate(row["residual_ratio"])}
+        assert own.items() <= logged[row["step"]].items()
+    assert "loss" in watched.rows[-1]
+    return watched
 
 
 @pytest.mark.filterwarnings("ignore")  # of Lightning, about workers and loggers
@@ -65,9 +89,7 @@ def with_hugging_face(model, watched, folder):
     "train, steps", [(with_lightning, [0, 2, 4]), (with_hugging_face, [1, 2, 4])]
 )
 def test_a_trainer_gives_steps_and_closes(train, steps, tmp_path):
-    model = gpt2()
-    watched = watch(model, every=2, log=tmp_path / "metrics.jsonl")
-    train(model, watched, tmp_path)
+    watched = train(gpt2(), tmp_path, every=2, log=tmp_path)
     assert [row["step"] for row in watched.rows] == steps
     reader = metrics.Reader(tmp_path / "metrics.jsonl")
     reader.read()
@@ -144,22 +166,131 @@ def test_one_of_two_lists_by_its_name():
     assert len(watched.rows[0]["residual_ratio"]) == 2
 
 
-def of_rank(rank, folder):
+def of_rank(rank, folder, watching):
     """One of two processes with half of the texts each; the measured rows go to a file."""
     where = f"file://{folder}/meet"
     limit = datetime.timedelta(minutes=2)  # for the other, if it fails
     torch.distributed.init_process_group("gloo", where, limit, rank=rank, world_size=2)
     model = torch.nn.parallel.DistributedDataParallel(gpt2(**QUIET))
-    watched = watch(model, every=1, log=f"{folder}/metrics.jsonl")
+    if rank < watching:
+        watched = watch(model, every=1, log=f"{folder}/metrics.jsonl")
     trained(model, 2, ids=IDS[2 * rank : 2 * rank + 2])
-    watched.close()
+    torch.distributed.barrier()
+    if rank < watching:
+        watched.close()
     torch.distributed.destroy_process_group()
 
 
-def test_of_two_processes_the_first_writes_the_means(tmp_path):
-    """As one process with all texts does, gradients too."""
-    first = torch.multiprocessing.spawn(of_rank, (str(tmp_path),), nprocs=1, join=False)
-    of_rank(1, str(tmp_path))
+@pytest.mark.parametrize("watching", [1, 2])
+def test_of_two_processes_the_first_writes_the_means(tmp_path, watching):
+    """As one process with all texts does, gradients too; alone it neither waits nor averages."""
+    given = str(tmp_path), watching
+    first = torch.multiprocessing.spawn(of_rank, given, nprocs=1, join=False)
+    of_rank(1, *given)
     first.join()
     rows = metrics.read(tmp_path / "metrics.jsonl")
-    close(rows_of(gpt2(**QUIET), every=1, steps=2), rows, rtol=1e-4)
+    if watching == 2:
+        close(rows_of(gpt2(**QUIET), every=1, steps=2), rows, rtol=1e-4)
+    half = rows_of(gpt2(**QUIET), every=1, steps=2, ids=IDS[:2])
+    tokens = [row["residual_ratio"].tolist() == half[0]["residual_ratio"] for row in rows]
+    assert tokens[0] == (watching == 1)
+
+
+def raises(*_, **__):
+    raise OSError("no space left on device")
+
+
+@pytest.mark.parametrize("broken", ["measures", "products", "gradients", "all", "log", "disk"])
+def test_no_error_reaches_training(broken, monkeypatch, tmp_path):
+    """Nor changes it: with every measure broken, or nothing that can be written."""
+    plain, watched = gpt2(), gpt2()
+    losses, log = trained(plain), raises if broken == "log" else None
+    if broken == "measures":
+        for name in table.MEASURES:
+            monkeypatch.setitem(table.MEASURES, name, raises)
+    parts = {"products": (products, "rows_of"), "gradients": (gradients, "norms_of")}
+    parts["all"] = passes, "width_of"
+    if broken in parts:
+        monkeypatch.setattr(*parts[broken], raises)
+    if broken == "disk":
+        log = tmp_path / "metrics.jsonl"
+        log.symlink_to("/dev/full")
+    with_hooks = watch(watched, every=1, log=log)
+    assert trained(watched) == losses
+    assert all(map(torch.equal, plain.parameters(), watched.parameters()))
+    assert "no space left" in with_hooks.describe().lower()
+    with_hooks.close()
+    assert with_hooks.step == 4 and len(with_hooks.rows) == (0 if broken == "all" else 4)
+
+
+def test_the_steps_of_one_optimizer_count():
+    model = gpt2(**QUIET)
+    watched, ids = watch(model, every=2), {"input_ids": IDS, "labels": IDS}
+    own = [[p for p in model.parameters() if (p.ndim > 1) == big] for big in (True, False)]
+    optimizers = [torch.optim.SGD(parameters, 0.1) for parameters in own]
+    skipped = model(**ids).loss
+    skipped.backward()
+    model.zero_grad()  # as where a GradScaler found an overflow
+    with pytest.raises(IndexError):
+        model(input_ids=IDS + 999)
+    for _ in range(3):
+        loss = model(**ids).loss if watched.rows else model(IDS[:2], labels=IDS[:2]).loss
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if watched.step == 1:
+            assert watched.rows[0]["loss"] == loss.item() != skipped.item()
+    assert watched.step == 3 and [row["step"] for row in watched.rows] == [0, 2]
+    del optimizers, optimizer
+    trained(model, 1)
+    assert watched.step == 4
+    watched.close()
+
+
+@pytest.mark.filterwarnings("ignore")  # of dynamo, about what it does itself
+def test_steps_that_torch_does_not_see_are_said():
+    model = gpt2(**QUIET)
+    watched, optimizer = watch(model, every=2), torch.optim.SGD(model.parameters(), 0.1)
+    step = torch.compile(optimizer.step, backend="eager")
+    for number in range(4):
+        watched.step = number
+        optimizer.zero_grad()
+        model(input_ids=IDS, labels=IDS).loss.backward()
+        step()
+    assert [row["step"] for row in watched.rows] == [0, 2]
+    assert "compiled" in watched.describe()
+    watched.close()
+
+
+def test_wandb_has_steps_of_its_own(monkeypatch):
+    """So that it drops no row that comes beside those of a trainer."""
+    wandb, lines = types.ModuleType("wandb"), []
+
+    def log(row, step=None):
+        lines.append((row, step))
+
+    log.__module__, wandb.define_metric = "wandb.sdk", lambda name, step_metric: None
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    model = gpt2(**QUIET)
+    watched = watch(model, every=1, log=log)
+    trained(model, 2)
+    watched.close()
+    assert [(row["watch/step"], step) for row, step in lines] == [(0, None), (1, None)]
+
+
+@pytest.mark.parametrize("mode", ["eval", "no gradients", "another class"])
+def test_silence_has_a_reason(mode, caplog):
+    model = gpt2(**QUIET)
+    watched, optimizer = watch(model, every=1), torch.optim.SGD(model.parameters(), 0.1)
+    with caplog.at_level(logging.WARNING, "rank_collapse"):
+        for _ in range(3):
+            with torch.set_grad_enabled(mode != "no gradients"):
+                model.train(mode != "eval")
+                if mode != "another class":
+                    model(input_ids=IDS)
+            optimizer.step()
+    watched.close()
+    assert not watched.rows and len(caplog.records) == 1
+    words = {"eval": "eval mode", "no gradients": "without gradients", "another class": "ran"}
+    assert words[mode] in watched.describe()

@@ -285,7 +285,9 @@ class _Weak:
 
     def __call__(self, *args):
         passes = self._of()
-        if passes is None or torch.compiler.is_compiling():
+        if passes is None or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # inside torch.func
             return
         if threading.get_ident() != passes._thread:
             return

@@ -3,7 +3,6 @@
 import math
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from rank_collapse.torch.processes import Processes, means_of, rank
 from rank_collapse.torch.structure import Structure
 
 _OF_MODELS: Any = weakref.WeakKeyDictionary()  # {model: its watches}: they live as long as it does
-_NAMES: Counter[str] = Counter()
 
 
 def watch(
@@ -89,9 +87,13 @@ class Watch:
         self.notes = Notes()
         structure = Structure(model, layers)
         self._passes = Passes(model, structure, tokens, self.notes)
+        with_attention = {place.layer for place in structure.places.values()}
+        for number in set(structure.chosen) - with_attention:
+            why = f"a {structure.kinds[number]} owns no projections of queries and keys"
+            self.notes.leave_out(number, "attention", why)
         self._name = f"{type(model).__name__}: {len(structure.names)} layers of {structure.where!r}"
-        _NAMES[self._name] += 1
-        self._processes = Processes(f"{self._name}/{every}/{_NAMES[self._name]}")
+        alike = [w for own in _OF_MODELS.values() for w in own if w._name == self._name]
+        self._processes = Processes(f"{self._name}/{len(alike)}")
         self._step, self._first, self._last, self._missed = 0, 0, None, 0
         self._optimizer: Any = lambda: None  # a weak reference to the one that counts
         self._others, self._norms, self._attached = 0, None, False
@@ -235,13 +237,19 @@ class Watch:
         """The row of the step, if it is due and something was found."""
         if not self._attached:
             return
-        passes, found, norms = self._passes, {}, self._norms
+        passes, norms = self._passes, self._norms
+        found: dict[str, dict[int, Any]] = {}
         self._norms, label = None, self._step + self._first
         if passes.found and norms is None:
             norms = self._gradients()
+        found |= norms or {}
         for number, own in passes.found.items():
             for name, values in own.items():
                 found.setdefault(name, {})[number] = torch.stack([v.float() for v in values]).mean()
+        for number in passes.found:
+            if "residual_ratio" not in passes.found[number] and self._tokens != "read":
+                why = self.notes.reasons.get((number, "tokens"), "the layer is not called itself")
+                self.notes.leave_out(number, "tokens", why)
         loss, why, count = passes.loss, passes.why, len(passes.structure.names)
         self._detach()
         self._last = label
@@ -253,7 +261,6 @@ class Watch:
             return
         self._missed = 0
         self.notes.reasons.pop((None, "every step"), None)
-        found |= norms or {}
         if loss is not None:
             found["loss"] = {-1: loss.float()}
         self.notes.attempt(None, "row", self._row, label, found, count)
@@ -293,7 +300,7 @@ class _Uncompiled:
     @classmethod
     def enter(cls):
         cls.count += 1
-        if cls.count == 1 and "torch._dynamo" in sys.modules:
+        if cls.count == 1:
             cls.stance = torch.compiler.set_stance("force_eager")
 
     @classmethod
@@ -324,7 +331,7 @@ def _call(own, name, given):
 def _is_called_by_dynamo():
     """Whether the optimizer's step that is running was compiled."""
     frames, frame = 0, sys._getframe()
-    while frame is not None and frames < 8:
+    while frame is not None and frames < 20:
         if frame.f_code.co_filename.endswith("_dynamo/eval_frame.py"):
             return True
         frame, frames = frame.f_back, frames + 1

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from conftest import REPOSITORY
-from site_pages import captions_in, results
+from site_pages import OLDER, captions_in, results
 
 from experiments.lab.experiment import experiment_of
 from experiments.lab.statements import STATEMENTS
@@ -16,7 +16,6 @@ from rank_collapse.report import claims
 
 DOCS = REPOSITORY / "docs"
 RESULTS = (DOCS / "results.md").read_text("utf-8")
-OLDER = "Figures as that version drew them."
 SHOWN = re.findall(r"\(results/(\w+)_0\.png\)", RESULTS)
 
 

@@ -1,0 +1,252 @@
+"""`watch` on blocks of one's own: every packing of the projections, every way to the product."""
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+from test_torch_kinds import entropy_of, ratio_of
+from torch_models import torch
+
+from rank_collapse.torch import watch
+from rank_collapse.torch.products import allowed
+
+F, D, H, N, B = torch.nn.functional, 16, 2, 7, 3
+LENGTHS = torch.tensor([N, 5, 3])
+X = 2 * torch.randn(B, N, D, generator=torch.Generator().manual_seed(0))
+SHOWN = {
+    "all": torch.ones(B, N, dtype=torch.bool),
+    "right": torch.arange(N) < LENGTHS[:, None],
+    "left": torch.arange(N) >= N - LENGTHS[:, None],
+}
+# packing: which rows of one matrix [3 D, D] are of queries, keys and values
+SIDE = torch.arange(3 * D).reshape(3, D)
+TURNS = torch.arange(3 * D).reshape(H, 3, D // H).transpose(0, 1).reshape(3, D)
+PACKINGS = {"qkv": SIDE, "query_key_value": TURNS, "three": SIDE, "torch": SIDE}
+
+
+class Attention(torch.nn.Module):
+    """Multi-head attention without an output projection."""
+
+    def __init__(self, packing, product):
+        super().__init__()
+        self.packing, self.product, self.dropout = packing, product, 0.2
+        if packing == "torch":
+            self.in_proj_weight = None
+        elif packing == "three":
+            self.q_proj, self.k_proj, self.v_proj = (torch.nn.Linear(D, D) for _ in range(3))
+        else:
+            setattr(self, packing, torch.nn.Linear(D, 3 * D))
+
+    def forward(self, x, mask):
+        if self.packing == "three":
+            every = [part(x) for part in (self.q_proj, self.k_proj, self.v_proj)]
+        else:
+            fused = getattr(self, self.packing)(x)
+            every = [fused[..., rows] for rows in PACKINGS[self.packing]]
+        q, k, v = (a.unflatten(-1, (H, -1)).transpose(1, 2) for a in every)
+        bias = torch.where(mask, 0.0, -1e9)
+        if self.product.startswith("dot"):
+            own = mask if self.product == "dot, bool" else bias
+            y = F.scaled_dot_product_attention(q, k, v, own, dropout_p=self.dropout)
+        else:
+            p = F.dropout((q @ k.mT * (D // H) ** -0.5 + bias).softmax(dim=-1), self.dropout)
+            if self.product == "bmm":
+                y = torch.bmm(p.flatten(0, 1), v.flatten(0, 1)).unflatten(0, (len(x), H))
+            elif self.product == "einsum":
+                y = torch.einsum("bhnm,bhmk->bhnk", p, v)
+            else:
+                y = p @ v
+        return y.transpose(1, 2).flatten(-2)
+
+
+class Block(torch.nn.Module):
+    def __init__(self, packing, product):
+        super().__init__()
+        self.attn_norm = torch.nn.LayerNorm(D)  # what is first named after attention, and is none
+        if packing == "torch":
+            self.attn = torch.nn.MultiheadAttention(D, H, 0.2, batch_first=True)
+        else:
+            self.attn = Attention(packing, product)
+        self.weights, self.fails = product == "weights", False
+
+    def forward(self, x, shown, causal):
+        y = self.attn_norm(x)
+        if isinstance(self.attn, Attention):
+            own = shown[:, None, None] & torch.ones(N, N, dtype=torch.bool)
+            x = x + self.attn(y, own.tril() if causal else own)
+            self.fails, failed = False, self.fails
+            if failed:
+                raise RuntimeError("out of memory")
+            return x
+        lower = torch.ones(N, N, dtype=torch.bool).triu(1) if causal else None
+        return x + self.attn(y, y, y, ~shown, self.weights, lower)[0]
+
+
+class Own(torch.nn.Module):
+    def __init__(self, packing="qkv", product="softmax", depth=2):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = torch.nn.ModuleList(Block(packing, product) for _ in range(depth))
+        for p in self.parameters():
+            if p.ndim > 1:
+                p.data *= 4
+
+    def forward(self, x, shown=SHOWN["all"], causal=False):
+        for block in self.blocks:
+            x = block(x, shown, causal)
+        return x, x.square().mean()
+
+
+def stepped(model, *inputs, steps=1):
+    torch.manual_seed(1)
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.01), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        losses.append(model(*inputs)[1])
+        losses[-1].backward()
+        optimizer.step()
+    return [loss.item() for loss in losses]
+
+
+def matrices(attention, what):
+    """(weights or their gradients of queries, of keys, of values), and those of the biases."""
+    if isinstance(attention, torch.nn.MultiheadAttention):
+        fused = [attention.in_proj_weight, attention.in_proj_bias]
+    elif attention.packing == "three":
+        parts = [attention.q_proj, attention.k_proj, attention.v_proj]
+        return [(what(part.weight), what(part.bias)) for part in parts]
+    else:
+        fused = [getattr(attention, attention.packing).weight]
+        fused += [getattr(attention, attention.packing).bias]
+    packing = getattr(attention, "packing", "torch")
+    return [tuple(what(p)[rows] for p in fused) for rows in PACKINGS[packing]]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padding", SHOWN)
+@pytest.mark.parametrize(
+    "packing, product",
+    [
+        ("torch", "weights"),
+        ("torch", "no weights"),
+        *((p, "softmax") for p in ("qkv", "query_key_value", "three")),
+        ("query_key_value", "bmm"),
+        ("query_key_value", "einsum"),
+        ("qkv", "dot, bool"),
+        ("query_key_value", "dot, added"),
+    ],
+)
+def test_scalars_of_own_blocks(packing, product, padding, causal):
+    model, shown = Own(packing, product), SHOWN[padding]
+    plain = stepped(copy.deepcopy(model), X, shown, causal)
+    fresh, watched = copy.deepcopy(model), watch(model, 1)
+    np.testing.assert_equal(stepped(model, X, shown, causal), plain)
+    watched.close()
+    (row,), mask = watched.rows, shown.numpy()
+    np.testing.assert_equal(row["loss"], plain[0])
+    first = fresh.blocks[0]
+    x = first.attn_norm(X)
+    (q, k, _) = (F.linear(x, *own) for own in matrices(first.attn, lambda p: p.detach()))
+    q, k = (a.unflatten(-1, (H, -1)).transpose(1, 2) for a in (q, k))
+    there = shown[:, None, None] & torch.ones(N, N, dtype=torch.bool)
+    there = there.tril() if causal else there
+    p = (q @ k.mT * (D // H) ** -0.5).masked_fill(~there, -1e9).softmax(dim=-1)
+    assert row["residual_ratio"][0] == pytest.approx(ratio_of(x.detach().numpy(), mask), rel=1e-4)
+    entropy = entropy_of(p.detach().numpy(), mask)
+    assert row["attention_entropy"][0] == pytest.approx(entropy, rel=1e-4)
+    for part, own in zip(
+        ("query", "key", "value"), matrices(model.blocks[0].attn, lambda p: p.grad), strict=True
+    ):
+        norm = np.sqrt(sum(g.square().sum().item() for g in own))
+        np.testing.assert_allclose(row[f"{part}_gradient"][0], norm, rtol=1e-4)
+
+
+class Runs(Own):
+    """Runs its layers in some order, and one that fails once more."""
+
+    def __init__(self, order, depth, fails=None):
+        super().__init__(depth=depth)
+        self.order = order
+        if fails is not None:
+            self.blocks[fails].fails = True
+
+    def forward(self, x):
+        states = [x]
+        for i in self.order:
+            try:
+                states.append(self.blocks[i](states[-1], SHOWN["all"], False))
+            except RuntimeError:
+                states.append(self.blocks[i](states[-1], SHOWN["all"], False))
+        return {"states": states, "loss": states[-1].square().mean()}, states[-1].square().mean()
+
+
+@pytest.mark.parametrize("tokens", ["read", "raw"])
+@pytest.mark.parametrize(
+    "order, depth, fails, there",
+    [
+        ((0, 2), 3, None, [0, 2]),  # one dropped
+        ((0, 0, 0), 1, None, [0, 1, 2]),  # a loop
+        ((0, 1, 0, 1), 2, None, [0, 1, 2, 3]),
+        ((0, 1, 2), 3, 1, [0, 1, 2]),  # one fails, and is run again
+    ],
+)
+def test_layers_have_their_own_numbers(order, depth, fails, there, tokens):
+    model, lines = Runs(order, depth, fails), []
+    for module in model.modules():
+        if hasattr(module, "dropout"):
+            module.dropout = 0.0
+    states = copy.deepcopy(model)(X)[0]["states"]
+    if tokens == "read":
+        pairs = zip(order, states, strict=False)
+        states = [None, *(model.blocks[i].attn_norm(x) for i, x in pairs)]
+    expected = [ratio_of(x.detach().numpy(), SHOWN["all"].numpy()) for x in states[1:]]
+    watched = watch(model, 1, lambda row, step: lines.append(row), tokens)
+    stepped(model, X)
+    watched.close()
+    found = {i: v for i, v in enumerate(watched.rows[0]["residual_ratio"]) if np.isfinite(v)}
+    assert found == pytest.approx(dict(zip(there, expected, strict=True)), rel=1e-4)
+    assert {f"residual_ratio/layer_{i}": v for i, v in found.items()}.items() <= lines[0].items()
+
+
+def test_a_watched_model_is_copied_and_saved_as_another():
+    model, plain = Own(), Own()
+    watched = watch(model, 1)
+    other = copy.deepcopy(model)
+    assert pickle.loads(pickle.dumps(model)).state_dict().keys() == plain.state_dict().keys()
+    torch.save(model, io.BytesIO())
+    torch.optim.swa_utils.AveragedModel(model)
+    stepped(other, X)
+    assert watched.step == 0 and not watched.rows
+    model(X)[1].backward()
+    dead = [weakref.ref(model.blocks[0].attn), weakref.ref(watched)]
+    del model, watched
+    gc.collect()
+    assert [ref() for ref in dead] == [None, None]
+
+
+def test_what_is_not_attention_is_not_measured():
+    """A softmax over keys outside of it, weights that are mixed after it, sinks beside the keys."""
+
+    class Mixed(Attention):
+        def forward(self, x, mask):
+            q, k, v = (a.unflatten(-1, (H, -1)).transpose(1, 2) for a in self.qkv(x).chunk(3, -1))
+            p = (q @ k.mT).softmax(dim=-1)
+            return (p.flip(1) @ v).transpose(1, 2).flatten(-2)
+
+    model = Own()
+    model.blocks[1].attn = Mixed("qkv", "softmax")
+    watched = watch(model, 1)
+    stepped(model, X)
+    (row,) = watched.rows
+    assert np.isfinite(row["attention_entropy"]).tolist() == [True, False]
+    assert "changed between" in watched.describe()
+
+
+@pytest.mark.parametrize("mask", [torch.tensor([True, False]), torch.tensor([1, 0])])
+@pytest.mark.parametrize("added", [torch.tensor([0.0, -torch.inf]), torch.tensor([0.0, -1e9])])
+def test_masks_of_all_kinds(mask, added):
+    assert allowed(mask).tolist() == allowed(added).tolist() == [True, False]
