@@ -23,8 +23,8 @@ from rank_collapse.report.page import UNFINISHED
 from rank_collapse.runs import files
 
 SIZES = {
-    "quick": "Sizes are those of the preset “quick”: small, and chosen so that a reader sees the "
-    "effect, by trying them on other seeds than those that are shown and tested here.",
+    "quick": "Sizes are those of the preset “quick”: small networks and few seeds, for minutes on "
+    "two cores. What came out at full size stands beside them.",
     "paper": "Sizes are the published ones.",
 }
 

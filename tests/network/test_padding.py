@@ -59,6 +59,7 @@ def test_sums_over_paths_are_those_without_padding(case, n, x64):
     compare(padded, plain, keep, axes | ({"from_memory": -2} if case == "memory" else {}))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", ["plain", "mask"])
 def test_bounds_are_those_without_padding(case, x64):
     params, inputs = draws.parameters(PURE, 1), MORE[case][1](5)
@@ -70,6 +71,7 @@ def test_bounds_are_those_without_padding(case, x64):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), padded, plain)
 
 
+@pytest.mark.full
 def test_it_is_differentiable_under_jit(x64):
     params = draws.parameters(CONFIG, 1)
 
@@ -81,7 +83,11 @@ def test_it_is_differentiable_under_jit(x64):
 
 
 @pytest.mark.parametrize(
-    "measure, config", [(rc.path_contributions, CONFIG), (rc.bound_report, PURE)]
+    "measure, config",
+    [
+        (rc.path_contributions, CONFIG),
+        pytest.param(rc.bound_report, PURE, marks=pytest.mark.full),
+    ],
 )
 def test_fifty_lengths_compile_what_one_does(measure, config, caplog):
     params, counts = draws.parameters(config, 1), []

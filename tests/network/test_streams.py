@@ -56,6 +56,7 @@ def test_paths_of_each_length_have_as_many_factors(kind):
     np.testing.assert_allclose(edited.total, expected, rtol=1e-9)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", NAMES)
 def test_gradients_are_slopes(kind):
     """By tokens and all parameters, along one direction."""
