@@ -18,6 +18,7 @@ from path_examples import config_of
 import rank_collapse as rc
 from rank_collapse import pretrained, struct
 from rank_collapse.command import checkpoint
+from rank_collapse.command.inputs import Inputs, Opened
 from rank_collapse.network import AttentionContext, Layer, ResidualSpec, Walked, inputs
 from rank_collapse.network.edits import Edit
 from rank_collapse.network.layers import MLPConfig
@@ -169,6 +170,8 @@ NOT_OF_ARRAYS = {
     examples.Examples: "a data set, whose first axis is its examples, whatever they are",
     (AttentionContext, "of_heads"): "reads none of its arrays",
     checkpoint.Checked: "what a command prints about one checkpoint",
+    Inputs: "what a command measures, of one checkpoint",
+    Opened: "a checkpoint before it is measured",
     DepthRule: STATIC,
     Interval: "two numbers of the host",
     masked_token.MaskedHead: "weights of one model, which vmap maps over tokens",

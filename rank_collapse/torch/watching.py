@@ -331,7 +331,7 @@ def _call(own, name, given):
 def _is_called_by_dynamo():
     """Whether the optimizer's step that is running was compiled."""
     frames, frame = 0, sys._getframe()
-    while frame is not None and frames < 8:
+    while frame is not None and frames < 20:
         if frame.f_code.co_filename.endswith("_dynamo/eval_frame.py"):
             return True
         frame, frames = frame.f_back, frames + 1
