@@ -32,6 +32,7 @@ ON_TRAINED = {
         claimed=(2.5, 3.5),
         experiments=RUN,
         changed=DECLARED,
+        confirmed="2026-11-26, new texts: holds",
     ),
     "trained mlp rate": Statement(
         source="Dong et al. 2021, corollary 3.2",
@@ -40,6 +41,7 @@ ON_TRAINED = {
         claimed=(2.5, 3.5),
         experiments=RUN,
         changed=DECLARED,
+        confirmed="2026-11-26, new texts: holds in part",
     ),
     "trained skips": Statement(
         source="Dong et al. 2021, section 3.1",
@@ -48,6 +50,7 @@ ON_TRAINED = {
         claimed=ABOVE_ZERO,
         experiments=RUN,
         changed=DECLARED,
+        confirmed="2026-11-26, new texts: holds",
     ),
     "trained skips stop": Statement(
         source="Dong et al. 2021, abstract",
@@ -62,6 +65,7 @@ ON_TRAINED = {
         each=(0.1, math.inf),
         experiments=RUN,
         changed=DECLARED,
+        confirmed="2026-11-26, new texts: holds in part",
     ),
     "trained collapse": Statement(
         source="Dong et al. 2021, section 4.1",
@@ -71,6 +75,7 @@ ON_TRAINED = {
         each=(0.99, math.inf),
         experiments=RUN,
         changed=DECLARED,
+        confirmed="2026-11-26, new texts: holds",
     ),
     "trained chains": Statement(
         source="Dong et al. 2021, section 4.2",
@@ -79,6 +84,7 @@ ON_TRAINED = {
         claimed=BELOW_ZERO,
         experiments=RUN,
         changed=DECLARED,
+        confirmed="2026-11-26, new texts: holds",
     ),
     "trained short at first": Statement(
         source="Dong et al. 2021, section 4.2",
@@ -91,6 +97,7 @@ ON_TRAINED = {
         each=BELOW_ZERO,
         experiments=RUN,
         changed=DECLARED,
+        confirmed="2026-11-26, new texts: holds",
     ),
     "trained short suffice": Statement(
         source="Dong et al. 2021, section 4.2",
@@ -103,6 +110,7 @@ ON_TRAINED = {
         claimed=(-math.inf, 1.0),
         experiments=RUN,
         changed=DECLARED,
+        confirmed="2026-11-26, new texts: holds in part",
     ),
     "trained sinks": Statement(
         source="Gu et al. 2025, sections 3 and 4",
@@ -115,6 +123,7 @@ ON_TRAINED = {
         each=(0.1, math.inf),
         experiments=RUN,
         changed=DECLARED,
+        confirmed="2026-11-26, new texts: holds",
     ),
     "trained spikes": Statement(
         source="Sun et al. 2024, section 2",
@@ -130,6 +139,7 @@ ON_TRAINED = {
         each=(1.0, math.inf),
         experiments=RUN,
         changed=DECLARED,
+        confirmed="2026-11-26, new texts: holds",
     ),
     "trained lemma": Statement(
         source="Dong et al. 2021, appendix",
@@ -142,6 +152,7 @@ ON_TRAINED = {
         always=True,
         experiments=RUN,
         changed=DECLARED,
+        confirmed="2026-11-26, new texts: holds",
     ),
     "trained bounds": Statement(
         source="Dong et al. 2021, theorem 2.2",
@@ -154,5 +165,6 @@ ON_TRAINED = {
         always=True,
         experiments=RUN,
         changed=DECLARED,
+        confirmed="2026-11-26, new texts: holds",
     ),
 }

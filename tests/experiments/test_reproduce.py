@@ -44,7 +44,7 @@ def test_every_experiment_is_found_and_its_presets_are_accepted():
     for name in reproduce.EXPERIMENTS:
         module, own = importlib.import_module(f"experiments.{name}"), experiment_of(name)
         assert set(own.presets) >= set(sections.PRESETS)
-        assert own.captions and own.brief and "experiments." in module.__doc__
+        assert own.captions and own.brief and "experiments." in own.about
         for preset in own.presets:
             for arguments in own.runs(preset).values():
                 cli.parse(module.FLAGS, list(arguments))

@@ -131,7 +131,8 @@ def claims(results: Mapping[str, Found], setup: Any) -> list[Row]:
             for key, measure, sign in (("lemma", "lemma", 1), ("bounds", "head", -1)):
                 excess = sign * np.stack([found[f"bounds/{kind}/{measure}"] for kind in kinds])
                 cases = excess[where] > 0
-                rows.append(of_cases(f"trained {key}", label, cases.sum(), cases.size, draws))
+                count = int(cases.sum())
+                rows.append(of_cases(f"trained {key}", label, count, cases.size, draws))
     return rows
 
 
