@@ -161,7 +161,7 @@ def quantities_figure(found: xr.Dataset, setup: Setup):
         rule: {name: own.values for name, own in wide.sel(rule=rule).items()}
         for rule in wide.rule.values
     }
-    return coordinates_figure(curves, wide.depth.values, MEANING)
+    return coordinates_figure(curves, wide.depth.values.tolist(), MEANING)
 
 
 EXPERIMENT = Experiment(

@@ -185,7 +185,7 @@ __version__ = "1.0.0"
 # need an extra.
 _LATER = {  # the module, the extra, and a package of it without which the name is not listed
     "depth_report": ("pretrained.depth", "pretrained", "jax"),
-    "depth_rule": ("training.depth_rules", "training", "jax"),
+    "depth_rule": ("training.depth_rules", "training", "optax"),
     "exact_profile": ("theory.exact", "exact", "flint"),
     "flax_adapters": ("flax_adapters", "flax", "flax"),
     "plot": ("report.profiles", "report", "matplotlib"),

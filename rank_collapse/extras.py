@@ -7,6 +7,7 @@ from typing import Any
 PACKAGES = {
     "exact": "python-flint",
     "flax": "flax",
+    "gguf": "gguf",
     "hub": "huggingface_hub",
     "pretrained": "safetensors tokenizers sentencepiece",
     "report": "matplotlib scipy pillow",

@@ -60,7 +60,7 @@ EXTRAS_OF = {
     "jax_watch": ("flax",),
     "command": ("report",),
     "training": ("training",),
-    "pretrained": ("pretrained", "hub", "report"),
+    "pretrained": ("gguf", "pretrained", "hub", "report"),
     "text": ("pretrained",),
     "theory": ("exact",),
     "report": ("report",),
@@ -73,7 +73,7 @@ EXTRAS = {
 }
 ALL_EXTRAS = set().union(*(EXTRAS[extra] for extras in EXTRAS_OF.values() for extra in extras))
 
-WATCHED = {"torch", "transformers", "lightning", "tensorboard", "equinox"}
+WATCHED = {"torch", "transformers", "lightning", "equinox"}
 
 
 def part(path):

@@ -1,7 +1,6 @@
-"""Processes of tests: one that runs Python, or two of one run, on this machine."""
+"""A process of a test that runs Python."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,33 +22,3 @@ def python(*arguments, folder=REPOSITORY, **variables):
         text=True,
         timeout=LIMIT,
     )
-
-
-def run_both(*arguments, **environment):
-    """[(exit code, standard output, standard error)] of both processes of `python <arguments>`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = []
-    for index in (0, 1):
-        env = (
-            os.environ
-            | environment
-            | {
-                "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-                "JAX_NUM_PROCESSES": "2",
-                "JAX_PROCESS_ID": str(index),
-                "MPLBACKEND": "Agg",
-                "PYTHONPATH": PATH,
-            }
-        )
-        command = [sys.executable, *arguments]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        started.append(subprocess.Popen(command, env=env, cwd=REPOSITORY, text=True, **pipes))
-    try:
-        printed = [process.communicate(timeout=LIMIT) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    return [(p.returncode, *text) for p, text in zip(started, printed, strict=True)]

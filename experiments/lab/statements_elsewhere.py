@@ -156,7 +156,7 @@ ELSEWHERE = {
         claimed=(-0.4, 0.4),
         experiments=("run_depth_check",),
         changed="2026-11-26, aaeacb3",
-        confirmed="2026-11-26, seed 1: holds",
+        confirmed="2026-11-26, seed 1: holds in part",
     ),
     "depth linear": Statement(
         source="Dey et al. 2025 (CompleteP), figure 6",
@@ -171,6 +171,7 @@ ELSEWHERE = {
         claimed=ABOVE_ZERO,
         experiments=("run_depth_check",),
         changed="2026-11-26, aaeacb3",
+        confirmed="2026-11-26, seed 1: holds",
     ),
     "depth tokens": Statement(
         source="found here; the range was fixed before the run",
@@ -203,7 +204,7 @@ ELSEWHERE = {
         claimed=(-0.25, math.inf),
         experiments=("run_depth_check",),
         changed="2026-11-26, aaeacb3",
-        confirmed="2026-11-26, seed 1: holds",
+        confirmed="2026-11-26, seed 1: holds in part",
     ),
     "loops grow": Statement(
         source="Wang et al. 2026 (arXiv 2606.18524)",

@@ -51,7 +51,7 @@ def from_gguf(path: str | os.PathLike, folder: str | os.PathLike) -> None:
     Raises:
         ValueError: Another architecture, or the package `gguf` is not installed.
     """
-    gguf = required("gguf", str(path), "pretrained", "pip install gguf")
+    gguf = required("gguf", str(path), "gguf")
     reader = gguf.GGUFReader(path)
     entries = {name: field.contents() for name, field in reader.fields.items()}
     kind = entries.get("general.architecture")

@@ -32,5 +32,6 @@ def coordinates_figure(
         ax.set(xscale="log", yscale="log", xlabel="layers L", ylabel=meaning.get(name, name))
         ax.set_xticks(depths, labels=map(str, depths))
         ax.set_xticks([], minor=True)
-    axes[0, 0].legend(fontsize=6)
+    named = axes[0, 0].get_legend_handles_labels()
+    fig.legend(*named, loc="outside lower center", ncols=6)
     return fig

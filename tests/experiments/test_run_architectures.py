@@ -72,6 +72,7 @@ def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, i
         rows = list(run_architectures.compare(found, models))
         return [row for row in rows if ", layer " in row.quantity], rows[-1]
 
+    assert run_architectures.claims(found, models) == []
     _, last = lines()
     assert last.measured == "not compared" and last.note
     name = "bert/pretrained0/residuals/{}/published/residual_ratio"
@@ -89,6 +90,7 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch)
     model = SimpleNamespace(
         label="bert",
         settings={},
+        has_weights=False,
         config=SimpleNamespace(depth=4),
         ablations=[(variant, "published") for variant in surgery.VARIANTS],
     )

@@ -160,12 +160,12 @@ def noted(target: Target) -> str:
 def claims(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> list[Row]:
     """The published curves against ours at initialisation, and what the curves are to show.
 
-    A checkpoint is one network, of which nothing can be said with an interval. Layer 0 is the
-    embedding, of other texts than the published ones. Whether a curve is one of ours is asked only
-    with so many initialisations that one of all the curves could be refused.
+    A checkpoint has no rows: it is one network, of which nothing can be said with an interval.
+    Layer 0 is the embedding, of other texts than the published ones. Whether a curve is one of ours
+    is asked only with so many initialisations that one of all the curves could be refused.
     """
     rows, compared = [], []
-    for found in results_of(arrays, models):
+    for found in results_of(arrays, [model for model in models if not model.has_weights]):
         label, settings = found.model.label, found.model.settings
         published = published_curves(settings, found.model.config.depth).get("init", {})
         for variant, curve in published.items():

@@ -134,7 +134,8 @@ def claims(results: Mapping[str, Found], setup: Any) -> list[Row]:
             ):
                 excess = sign * np.stack([found[f"bounds/{kind}/{measure}"] for kind in kinds])
                 cases = excess[where] > 0
-                rows.append(of_cases(key, label, cases.sum(), cases.size, draws))
+                count = int(cases.sum())
+                rows.append(of_cases(key, label, count, cases.size, draws))
     return rows
 
 
