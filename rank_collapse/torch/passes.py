@@ -333,5 +333,5 @@ def _exists(product: Product | None, given: Any, shape: Any) -> Tensor | None:
         if mask.ndim == 4 and mask.shape[-1] >= shape[1]:
             return existing(allowed(mask))[0][:, -shape[1] :].expand(shape[0], -1)
         if mask.ndim == 2 and mask.shape == shape[:2]:
-            return allowed(mask)
+            return mask > 0 if (mask > 0).any() else allowed(mask)  # floats may be 0 and 1 too
     return None

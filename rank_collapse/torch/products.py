@@ -225,10 +225,10 @@ def of_heads(*args: Any, **kwargs: Any) -> Product:
 
 
 def allowed(mask: Tensor) -> Tensor:
-    """Bool, of a mask that is Bool, that is added to scores, or of the numbers 0 and 1."""
+    """Bool, of a mask that is Bool, of whole numbers 0 and 1, or of floats added to scores."""
     if mask.dtype == torch.bool:
         return mask
-    return mask > HIDDEN if mask.is_floating_point() and not (mask > 0).any() else mask != 0
+    return mask > HIDDEN if mask.is_floating_point() else mask != 0
 
 
 def existing(there: Tensor) -> tuple[Tensor, Tensor]:
