@@ -103,6 +103,7 @@ def test_parameters_of_nnx_blocks_made_together():
         np.testing.assert_allclose(mine, single(x), atol=2e-6)
 
 
+@pytest.mark.full
 def test_what_flax_cannot_hold_is_refused():
     def heads(**fields):
         config = rc.san(1, H, D, **fields)

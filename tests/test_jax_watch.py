@@ -74,7 +74,7 @@ def weights_of(attention, read, mask):
     return jax.nn.softmax(jnp.where(mask != 0, scores, -jnp.inf))
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_linen_in_jit_and_remat(remat):
     model = Stack(remat)
     variables = {"params": model.init(RNGS, X)["params"]}
@@ -100,6 +100,7 @@ def test_linen_in_jit_and_remat(remat):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *gradients)
 
 
+@pytest.mark.full
 def test_linen_scan_and_collections_of_ones_own():
     axes = {"params": 0, "intermediates": 0}
     split = {"params": True, "dropout": True}

@@ -174,7 +174,7 @@ ELSEWHERE = {
         confirmed="2026-11-26, seed 1: holds",
     ),
     "depth tokens": Statement(
-        source="found here; the range was fixed before the run",
+        source="measured here; the range was fixed before the run",
         text=(
             "After ten steps of standard parametrisation tokens are the nearer to each other the "
             "deeper the network is: 16 times as many layers more than halve the residual ratio."
@@ -186,7 +186,7 @@ ELSEWHERE = {
         confirmed="2026-11-26, seed 1: holds",
     ),
     "depth cure": Statement(
-        source="found here; the range was fixed before the run",
+        source="measured here; the range was fixed before the run",
         text="With CompleteP the residual ratio falls less with depth than it does without.",
         statistic="the same slope, CompleteP minus standard parametrisation, seed by seed",
         claimed=ABOVE_ZERO,
@@ -195,7 +195,7 @@ ELSEWHERE = {
         confirmed="2026-11-26, seed 1: holds",
     ),
     "depth tokens completep": Statement(
-        source="found here; the range was fixed before the run",
+        source="measured here; the range was fixed before the run",
         text=(
             "With CompleteP tokens of deep networks are no nearer to each other: 16 times as many "
             "layers do not halve the residual ratio."
@@ -225,7 +225,7 @@ ELSEWHERE = {
         confirmed="2026-11-26, seed 1: holds",
     ),
     "loops align": Statement(
-        source="found here; the range was fixed before the run",
+        source="measured here; the range was fixed before the run",
         text="With tied weights and 1/√N tokens align, with 1/N they do not.",
         statistic="token cosine of the last state with a gain of 1/√N minus with 1/N, same draws",
         claimed=MORE_THAN_HALF,

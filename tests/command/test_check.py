@@ -91,6 +91,7 @@ def test_its_numbers_are_those_of_the_network(folder, tmp_path):
     np.testing.assert_allclose(found.states["SAN"]["residual_ratio"][0], alone, 1e-4, 1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("factor", [1, 1000])
 def test_a_token_that_holds_the_residual_is_named(tmp_path, factor):
     """The page, the table and the headline numbers say so; where none does they say nothing."""
@@ -185,6 +186,7 @@ def test_images_and_features_are_read_or_drawn(kind, tmp_path):
     np.testing.assert_allclose(found[0], expected, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_ratios_that_are_rounding_are_bounds(folder, monkeypatch):
     """A network whose attention makes all tokens equal: the number is not printed."""
     done = checked(opened(str(folder)), tokens_of(folder, "--ids=5,8,13,7"))
@@ -199,6 +201,7 @@ def test_ratios_that_are_rounding_are_bounds(folder, monkeypatch):
     assert "≤ 9.5e-07" in done.verdict() and isinstance(done.ratio(WHOLE, -1), float)
 
 
+@pytest.mark.full
 def test_a_disk_that_fills_up_leaves_no_part(folder, tmp_path, monkeypatch, capsys):
     from rank_collapse.command import checkpoint
 

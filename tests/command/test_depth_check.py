@@ -10,6 +10,7 @@ from rank_collapse.command import main
 SMALL = ("depth-check", "--width=8", "--base_width=8", "--depths=1,2", "--steps=2", "--seeds=2")
 
 
+@pytest.mark.full
 def test_rules_are_compared_at_every_depth(tmp_path, capsys):
     out = tmp_path / "depths.png"
     assert main([*SMALL, "--rules=sp,half", f"--out={out}"]) == 0

@@ -214,6 +214,7 @@ def test_steps_and_equal_weights(run, tmp_path):
     assert not compare.same_weights(first, second)
 
 
+@pytest.mark.full
 def test_a_reader_that_leaves_ends_it_silently(tmp_path):
     for seed in range(2000):  # more lines of alarms than a pipe holds
         metrics.append(tmp_path / metrics.NAME, 1, {"residual_ratio": 1e-6}, seed=seed)

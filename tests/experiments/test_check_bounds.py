@@ -118,7 +118,7 @@ def test_counts_are_of_what_the_condition_covers():
     )
 
 
-@pytest.mark.parametrize("width", [2, 200])
+@pytest.mark.parametrize("width", [2, pytest.param(200, marks=pytest.mark.full)])
 def test_the_construction_is_that_of_its_dense_network(width, x64):
     """As a network with matrices [d, d], in whose place `two_heads` has one feature; and around the
     center of least ‖.‖_{1,∞}, which is certified, the residual is no smaller."""

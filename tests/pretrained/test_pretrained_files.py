@@ -227,6 +227,7 @@ def test_weights_of_whole_numbers_are_said_to_be_quantised(folder):
     is_refused(r"is of int32: a quantised checkpoint", pretrained.open_checkpoint, folder)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("package", "words"), [("torch", "save_file"), ("safetensors", "pip install safetensors")]
 )
@@ -373,7 +374,7 @@ def test_golden_folders_exist():
     assert families <= {name.split("-")[0] for name in FOLDERS}
 
 
-@pytest.mark.parametrize("name", full_but(FOLDERS, "bert", "llama-grouped", "t5-gated", "vit-wide"))
+@pytest.mark.parametrize("name", full_but(FOLDERS, "bert", "llama-grouped", "vit-wide"))
 def test_hidden_states_and_attentions(name, optimized):
     if list((GOLDEN / name).glob("*.bin")):
         pytest.importorskip("torch")

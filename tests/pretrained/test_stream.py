@@ -97,6 +97,7 @@ def test_streamed_is_what_the_network_in_memory_gives(name):
     assert max(gaps.values()) < TOLERANCE, gaps
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", full_but(["mask", "bias"], "mask"))
 def test_bounds_are_refused_where_rows_differ_as_in_memory(kind):
     """Each text has its own [n, n] mask or bias, of which the config says nothing."""
@@ -267,6 +268,7 @@ def test_a_disk_that_goes_away_leaves_a_state_to_go_on_from(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again, whole)
 
 
+@pytest.mark.full
 def test_texts_of_different_lengths_are_filled_up_and_masked():
     """Each as it is alone; a mask of the caller's own stays."""
     config, params = pretrained.load(GOLDEN / "bert")
@@ -301,6 +303,7 @@ def test_one_program_serves_all_layers(monkeypatch):
     assert counts[0] >= len(groups) and len(set(counts)) == 1
 
 
+@pytest.mark.full
 def test_an_ablation_is_the_one_published_for_the_family():
     config = rc.TransformerConfig(
         depth=2, num_heads=1, d_model=4, attention_skip=True, mlp="gelu", mlp_skip=True
