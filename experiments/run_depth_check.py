@@ -17,6 +17,7 @@ the residual ratio -0.7 and 0.
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -70,6 +71,7 @@ class Setup(NamedTuple):
     config: rc.TransformerConfig
     training: Training
     text: np.ndarray  # bytes as numbers
+    source: str  # of the text
 
 
 def setup_of(options: Any) -> Setup:
@@ -80,11 +82,10 @@ def setup_of(options: Any) -> Setup:
     """
     path, tokens = options.text_file, options.num_tokens
     text = default_text() if path is None else "\n".join(read_texts(path))
-    training = Training(
-        options.learning_rate, options.weight_decay, options.steps, options.batch_size, tokens
-    )
+    training = Training(steps=options.steps, batch=options.batch_size, tokens=tokens)
     config = byte_model(options.depth, options.d_model, tokens)
-    return Setup(config, training, bytes_of(text, tokens))
+    source = "the package's text" if path is None else "/".join(Path(path).parts[-2:])
+    return Setup(config, training, bytes_of(text, tokens), source)
 
 
 def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
@@ -127,17 +128,17 @@ def claims(found: xr.Dataset, setup: Setup) -> Iterator[Row]:
     if stream.sizes["depth"] == len(DEPTHS):
         for point, own in labelled.points(power(stream) - power(theirs), "seed", "d_model"):
             if theirs.sel(point).notnull().all():
-                yield from rows("depth growth", own, labelled.setting(point))
+                yield from rows("depth growth", own, f"{setup.source}, {labelled.setting(point)}")
     if found.sizes["depth"] < 2 or 10 not in found.step:
         return
     last = found.sel(step=10, drop=True)
     tokens, linear = (power(last[name]) for name in ("residual_ratio", "linearisation"))
     for key, rule in (("depth tokens", "mup"), ("depth tokens completep", "completep")):
         if rule in rules:
-            yield from rows(key, tokens.sel(rule=rule, drop=True))
+            yield from rows(key, tokens.sel(rule=rule, drop=True), setup.source)
     for key, values, other in (("depth linear", linear, "half"), ("depth cure", tokens, "mup")):
         if {other, "completep"} <= rules:
-            yield from rows(key, difference(values, "completep", other))
+            yield from rows(key, difference(values, "completep", other), setup.source)
 
 
 def difference(values: xr.DataArray, one: str, other: str) -> xr.DataArray:

@@ -253,12 +253,12 @@ def _line(key, own, place, row):
             shown += ", in most draws"
     if own.confirmed:
         run, _, confirmed = own.confirmed.partition(": ")
-        seed = run.rpartition(" ")[2]
-        same = bool(row and row["runs"]) and all(
-            made.endswith(f"seed {seed}") for made in row["runs"].split("; ")
-        )
+        texts = run.endswith("texts")  # of trained weights: other texts are new draws
+        new, seed = "new texts" if texts else "new seeds", run.rpartition(" ")[2]
+        made = row["runs"].split("; ") if row and row["runs"] else []
+        same = made and all(texts or one.endswith(f"seed {seed}") for one in made)
         before = f", {run[:10]}" if answer == NOT_KEPT else ", rows not kept"
-        shown += "<br>on new seeds" if same else f"<br>new seeds: {confirmed}{before}"
+        shown += f"<br>on {new}" if same else f"<br>{new}: {confirmed}{before}"
     where = f" ({place})" * bool(place)
     text = f"**{key}**{where}: {_escaped(own.text)}<br>*{_escaped(test)}*"
     return f"| {shown} | {text} |\n"

@@ -128,11 +128,14 @@ def claims(results: Mapping[str, Found], setup: Any) -> list[Row]:
         if "bounds/alone/head" in found:
             kinds, draws = ("whole", "alone"), len(found["bounds/alone/head"])
             where = np.stack([found[f"bounds/{kind}/admissible"] for kind in kinds])
-            for key, measure, sign in (("lemma", "lemma", 1), ("bounds", "head", -1)):
+            for key, measure, sign in (
+                ("trained lemma", "lemma", 1),
+                ("trained bounds", "head", -1),
+            ):
                 excess = sign * np.stack([found[f"bounds/{kind}/{measure}"] for kind in kinds])
                 cases = excess[where] > 0
                 count = int(cases.sum())
-                rows.append(of_cases(f"trained {key}", label, count, cases.size, draws))
+                rows.append(of_cases(key, label, count, cases.size, draws))
     return rows
 
 
