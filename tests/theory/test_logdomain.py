@@ -9,7 +9,7 @@ import mp_oracle
 import numpy as np
 import pytest
 from compiling import AS_USERS
-from marks import full_but, full_if
+from marks import full_but
 from small_residuals import CASES, config_of, network as small_network
 
 import rank_collapse as rc
@@ -77,9 +77,7 @@ MP_CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", full_if(MP_CASES, "one head", "four heads, biases", "causal", "AttnScale")
-)
+@pytest.mark.parametrize("case", full_but(MP_CASES, "gelu MLP", "skip 1e-30"))
 def test_equals_thousands_of_digits(case):
     fields, scales, digits = MP_CASES[case]
     config = rc.TransformerConfig(**({"depth": 5, "d_model": 8} | fields))
