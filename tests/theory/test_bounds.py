@@ -47,6 +47,7 @@ def test_of_one_head_both_forms_are_the_heads_bound_and_of_several_2_sqrt_2_abov
         np.testing.assert_allclose(report.stack.log10_rhs, start, rtol=1e-9)
 
 
+@pytest.mark.full
 def test_180_tokens_of_width_180_are_above_the_published_bound_and_below_that_of_sums(x64):
     """Two heads of equal γ* and β, of which one moves all n tokens, each by √(2/n) of what the
     other moves two: the residual over the bound is (q + 1/q)/(8√2) with q = (nd/2)^¼."""
@@ -157,6 +158,7 @@ def test_padding_is_as_if_removed_and_other_masks_are_named():
     assert np.isfinite(report.layer.tightness).all()
 
 
+@pytest.mark.full
 def test_affine_edits_are_in_the_bounds_of_layers_and_others_are_refused(x64):
     config = rc.san(2, 2, 6)
     params, x = draws.parameters(config, 0, 0.7, 0.5), 0.3 * draws.tokens(5, 6, shift=0.0)

@@ -148,6 +148,7 @@ def test_a_schedule_is_multiplied_by_the_factor_of_each_group():
         np.testing.assert_allclose(scheduled[1][leaf], fixed[1][leaf] / 2, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_groups_of_torch():
     torch = pytest.importorskip("torch")
     rule = rc.depth_rule("completep", BASE)

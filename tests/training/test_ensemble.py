@@ -72,6 +72,7 @@ def test_seeds_differ_and_learn(uninterrupted):
     assert uninterrupted.diverged_at.tolist() == [-1] * 5 and uninterrupted.watched is None
 
 
+@pytest.mark.full
 def test_a_seed_alone_is_the_same_seed_among_others(two_devices, uninterrupted):
     alone = two_devices.train(seed_keys(2, 1, first=3), Hyper(learning_rate=0.01))
     np.testing.assert_allclose(alone.losses[0], uninterrupted.losses[3], rtol=1e-5)

@@ -39,6 +39,7 @@ def composite(a):
     return np.sqrt(np.abs(a).sum(0).max() * np.abs(a).sum(1).max())
 
 
+@pytest.mark.full
 def test_layer_ranks_are_means_over_examples(data):
     model, examples, alone = data
     found = path_accuracy.layer_ranks(model, examples, CONFIG, tolerance=1.2)
