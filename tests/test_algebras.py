@@ -255,7 +255,7 @@ PASSES = {
         ),
     ),
 }
-USUAL = ("mlp_skip, norm_placement post",)  # the others are of the full suite
+USUAL = ("mlp_skip, norm_placement post", "scale_scores, temperature")  # the others are of the full suite
 
 
 @pytest.mark.parametrize("name", PASSES)
