@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from broken_watch import BROKEN, breaking
 from torch_models import CASES, L, built, inputs_of, loss_of, torch
 
 from rank_collapse.torch import watch
@@ -83,3 +84,19 @@ def test_scalars_are_those_of_other_code(case, implementation, padding):
             assert "attention_entropy" not in row and case.left_out in text
         else:
             assert row["attention_entropy"][layer] == pytest.approx(entropy_of(p, shown), rel=1e-3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_error_reaches_the_training_of_any_kind(case, broken, monkeypatch, tmp_path):
+    how, padding = case.implementations[-1], case.padding[-1]
+    inputs = inputs_of(case, padding)
+    plain = steps_of(built(case, how), inputs)
+    model = built(case, how)
+    watched = watch(model, 1, breaking(broken, monkeypatch, tmp_path), layers=case.layers)
+    losses, parameters = steps_of(model, inputs)
+    assert losses == plain[0] and all(map(torch.equal, parameters, plain[1]))
+    reason = case.left_out if broken == "products" and case.left_out else "no space left"
+    assert watched.step == 2 and reason in watched.describe().lower()
+    watched.close()

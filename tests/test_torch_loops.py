@@ -7,11 +7,11 @@ import types
 
 import numpy as np
 import pytest
+from broken_watch import BROKEN, breaking
 from watched_gpt2 import IDS, QUIET, L, close, gpt2, rows_of, torch, trained, transformers
 
-from rank_collapse.measures import table
 from rank_collapse.runs import metrics
-from rank_collapse.torch import Watch, gradients, passes, products, watch
+from rank_collapse.torch import Watch, watch
 
 
 def test_a_forward_pass_inside_the_step_of_the_optimizer():
@@ -196,25 +196,11 @@ def test_of_two_processes_the_first_writes_the_means(tmp_path, watching):
     assert tokens[0] == (watching == 1)
 
 
-def raises(*_, **__):
-    raise OSError("no space left on device")
-
-
-@pytest.mark.parametrize("broken", ["measures", "products", "gradients", "all", "log", "disk"])
+@pytest.mark.parametrize("broken", BROKEN)
 def test_no_error_reaches_training(broken, monkeypatch, tmp_path):
     """Nor changes it: with every measure broken, or nothing that can be written."""
     plain, watched = gpt2(), gpt2()
-    losses, log = trained(plain), raises if broken == "log" else None
-    if broken == "measures":
-        for name in table.MEASURES:
-            monkeypatch.setitem(table.MEASURES, name, raises)
-    parts = {"products": (products, "rows_of"), "gradients": (gradients, "norms_of")}
-    parts["all"] = passes, "width_of"
-    if broken in parts:
-        monkeypatch.setattr(*parts[broken], raises)
-    if broken == "disk":
-        log = tmp_path / "metrics.jsonl"
-        log.symlink_to("/dev/full")
+    losses, log = trained(plain), breaking(broken, monkeypatch, tmp_path)
     with_hooks = watch(watched, every=1, log=log)
     assert trained(watched) == losses
     assert all(map(torch.equal, plain.parameters(), watched.parameters()))
