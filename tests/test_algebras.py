@@ -255,7 +255,8 @@ PASSES = {
         ),
     ),
 }
-USUAL = ("mlp_skip, norm_placement post",)  # the others are of the full suite
+# The others are of the full suite.
+USUAL = ("mlp_skip, norm_placement post", "scale_scores, temperature")
 
 
 @pytest.mark.parametrize("name", PASSES)

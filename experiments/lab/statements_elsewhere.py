@@ -145,6 +145,7 @@ ELSEWHERE = {
         claimed=(-math.log(1.1), math.log(1.1)),
         experiments=("run_depth_check",),
         changed="2026-11-26, aaeacb3",
+        confirmed="2026-11-26, seed 1: holds in part",
     ),
     "depth growth": Statement(
         source="Dey et al. 2025 (CompleteP), figure 7",
