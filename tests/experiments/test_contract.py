@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from data_dictionary import check_columns
 from figures_as_data import as_data
-from marks import full_but
+from marks import full_but, full_if
 from matplotlib.figure import Figure
 from trained_runs import check_second_run, contents, rows, run, same_arrays, single_columns
 
@@ -90,7 +90,12 @@ def test_what_was_stopped_goes_on(name, elsewhere, tmp_path, monkeypatch):
     check_resumed(name, tmp_path / "here", tmp_path / "there", elsewhere, monkeypatch)
 
 
-@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
+# Which train as run_sort does, or take ten seconds to compile.
+LONG = ("run_convex_hull", "run_memorization", "run_width", "run_transformer", "run_trained")
+LONG += ("run_trainability", "run_depth_check", "run_loops")
+
+
+@pytest.mark.parametrize("name", full_if(reproduce.EXPERIMENTS, *LONG))
 def test_an_experiment_keeps_to_the_contract(name, tmp_path, monkeypatch, capsys):
     module, own = importlib.import_module(f"experiments.{name}"), experiment_of(name)
     here, tiny = tmp_path / "here", arguments_of(name)
