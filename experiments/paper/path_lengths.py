@@ -93,7 +93,7 @@ def measure_all(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Datase
     every = labelled.of_arrays(shown, ("metric", "path_length"), **axes)
     every = every.assign_coords(path_length=np.arange(setup.recipe.config.depth + 1))
     sampled = labelled.of_arrays(sets, places).assign_coords(path_length=path_lengths(options))
-    sampled = sampled.rename(sets=sampled_as(setup))
+    sampled = sampled.rename(sets=sampled_as(setup)).sortby("num_paths")
     return xr.merge([every, sampled], join="outer").assign(fine=every.diverged_at < 0)
 
 

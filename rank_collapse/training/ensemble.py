@@ -34,7 +34,8 @@ class Trained:
     def diverged_at(self) -> np.ndarray:
         """The first epoch of each seed with a loss that is not finite, -1 for none: [s]."""
         bad = ~np.isfinite(self.losses)
-        return np.where(bad.any(axis=1), bad.argmax(axis=1), -1)
+        reached = np.pad(bad, ((0, 0), (0, 1)))  # there may be no epoch
+        return np.where(bad.any(axis=1), reached.argmax(axis=1), -1)
 
 
 class Ensemble:
