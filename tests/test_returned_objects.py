@@ -31,7 +31,7 @@ from rank_collapse.paths.truncation import truncated
 from rank_collapse.pretrained import lazy, masked_token, streaming
 from rank_collapse.report.intervals import Interval
 from rank_collapse.text import tokens
-from rank_collapse.theory import balls, cubic_law, stability
+from rank_collapse.theory import cubic_law, stability
 from rank_collapse.theory.log_attention import HeadParts
 from rank_collapse.theory.token_kernel import TokenKernel
 from rank_collapse.training.depth_rules import DepthRule
@@ -164,8 +164,6 @@ NOT_OF_ARRAYS = {
     Walked: INSIDE,
     lazy.Stored: INSIDE,
     streaming._Part: INSIDE,
-    balls.Split: INSIDE,
-    balls.Tokens: INSIDE,
     tokens.Tokens: "arrays of the host; its method is that of its last axis",
     examples.Examples: "a data set, whose first axis is its examples, whatever they are",
     (AttentionContext, "of_heads"): "reads none of its arrays",

@@ -1,34 +1,35 @@
-"""Residual profiles with every digit proved: a network in ball arithmetic.
+"""Residual profiles with every digit proved: the equations of a network in ball arithmetic.
 
-For networks and depths where `log_residual_profile` is NaN because rounding errors decide, and
+A number is a ball of python-flint's `arb`: a midpoint, and a radius that holds what rounding can
+have done. For networks whose `log_residual_profile` is NaN because rounding errors decide, and
 wherever a proof is needed. Needs python-flint, the extra `exact`.
+
+Arrays hold balls as objects. Axis letters: h heads, n tokens, m keys, d width, k head width.
 """
 
 import dataclasses
+import functools
+import time
 from collections.abc import Iterator
-from functools import partial, reduce
 from typing import Any
 
 import flint
 import jax
 import numpy as np
-from flint import arb
+from flint import arb, arb_mat
 
 from rank_collapse.network import (
+    GATED,
     Algebra,
     Layer,
     ResidualSpec,
     TransformerConfig,
     covers,
     layer_gains,
-    layers,
     prepare_inputs,
     walk_layer,
 )
-from rank_collapse.struct import refuse, refuse_if
-from rank_collapse.theory import balls
-from rank_collapse.theory.ball_attention import BallAttention
-from rank_collapse.theory.balls import Split, Tokens, affine, minus, plus, total
+from rank_collapse.struct import refuse_if
 
 NARROW = 1e-12  # the largest radius of a proved logarithm, relative where it is above 1
 
@@ -38,17 +39,14 @@ class ExactProfile:
     """log10 ‖res(X^l)‖_{1,∞} with its proved accuracy.
 
     Attributes:
-        profile: float64 [L + 1]; −inf where the residual is exactly 0, NaN from the layer on that
-            the digits did not suffice for.
+        profile: float64 [L + 1]; NaN from the layer on that the digits did not suffice for.
         radius: [L + 1], what the exact value differs from it by at the most; NaN where it is NaN.
         digits: Decimal digits of the arithmetic.
-        more_seconds: Estimate for twice as many; 0 where every layer is proved.
     """
 
     profile: np.ndarray
     radius: np.ndarray
     digits: int
-    more_seconds: float = 0.0
 
 
 def exact_profile(
@@ -57,81 +55,46 @@ def exact_profile(
     config: TransformerConfig,
     *,
     digits: int = 50,
-    max_digits: int = 6400,
+    max_digits: int = 25_600,
     max_seconds: float = 600.0,
     **inputs: Any,
 ) -> ExactProfile:
     """log10 ‖res(X^l)‖_{1,∞} for l = 0..L around the mean token, every digit proved; on the host.
 
-    Tokens are kept as differences within groups of near ones (`balls`), in ball arithmetic whose
-    digits are doubled until the balls of the logarithms are narrower than 1e-12 (relative above 1).
-    Neither the size of a residual nor that of clusters takes digits: 50 serve for 1e-14000, and 100
-    for 48 networks of 6 layers at weight scales 1.5 to 3.
+    Digits are doubled until the balls of the logarithms are narrower than 1e-12 (relative above
+    1): a residual of 1e-1000 takes about 1,600 of them. Tokens that are exactly equal are NaN.
 
     The proof is about the formulas, evaluated at exactly these numbers: parameters, gains, X^0,
     biases, and the tables of rotary and relative positions as JAX rounds them. An overflow of the
     same formulas in floating point has no influence.
 
-    16 tokens, d = 32, 4 heads, 6 layers take 0.14 s of CPU time at 50 digits, 64 tokens, d = 64,
-    12 layers 4 s, three times that with 200 digits: see `estimated_seconds`.
-
     Args:
         params, x, config: As for `rank_collapse.apply`.
         digits, max_digits: Decimal digits of the first attempt, and the largest number tried.
-        max_seconds: No attempt is begun whose estimate is above; that of the first is an error.
+        max_seconds: No attempt is begun that would take longer, by three times the one before.
         **inputs: mask, bias, segments and positions of `apply`; tokens that a mask [n] leaves out
             are left out of the residual.
 
     Raises:
         ValueError: Traced arrays, numbers that are not finite, cross-attention, digits that are no
-            range, inputs of the wrong shape, or a first attempt that would take too long.
+            range, or inputs of the wrong shape.
     """
-    refuse(
-        (
-            any(
-                isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((params, x, config, inputs))
-            ),
-            "exact_profile takes concrete arrays: call it outside of jit and vmap",
-        ),
-        (
-            not 10 <= digits <= max_digits,
-            f"digits={digits} is not between 10 and max_digits={max_digits}",
-        ),
-    )
-    network, last_refused = _network(params, x, config, inputs), 0.0
-    seconds = estimated_seconds(config, len(network[0].inputs.x), digits)
-    if seconds > max_seconds:
-        n = len(network[0].inputs.x)
-        raise ValueError(
-            f"{n} tokens of width {config.d_model} in {config.depth} layers at {digits} digits "
-            f"take about {seconds:.2g} s, more than max_seconds={max_seconds:g}"
-        )
+    traced = any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((params, x, config)))
+    refuse_if(traced, "exact_profile takes concrete arrays: call it outside of jit and vmap")
+    wrong = f"digits={digits} is not between 10 and max_digits={max_digits}"
+    refuse_if(not 10 <= digits <= max_digits, wrong)
+    network = _network(params, x, config, inputs)
     while True:
+        begun = time.monotonic()
         with flint.ctx.workdps(digits):
             found = list(_profile(network))
-        if len(found) == config.depth + 1:
+        seconds = time.monotonic() - begun
+        if len(found) > config.depth or 2 * digits > max_digits or 3 * seconds > max_seconds:
             break
-        more = min(2 * digits, max_digits)
-        last_refused = estimated_seconds(config, len(network[0].inputs.x), 2 * digits)
-        if more == digits or last_refused > max_seconds:
-            break
-        digits, last_refused = more, 0.0
+        digits *= 2
     missing = [(np.nan, np.nan)] * (config.depth + 1 - len(found))
     profile, radius = np.array(found + missing).T
-    return ExactProfile(profile, radius, digits, last_refused)
-
-
-def estimated_seconds(config: TransformerConfig, num_tokens: int, digits: int) -> float:
-    """The time of one attempt of `exact_profile` on one core, within a factor of about 3."""
-    n, d, h, f = num_tokens, config.d_model, config.num_heads, config.ff_width
-    k, v = config.qk_width, config.v_width
-    units = 0 if config.mlp == "none" else f
-    maps = 2 + (config.mlp in layers.GATED)
-    products = n * d * (2 * h * (k + v) + maps * units) + n * n * h * (k + v)
-    features = n * n * h * (k if config.score == "additive" else 1) + 2 * n * units
-    entries = n * (8 * d + 2 * h * (k + v) + 4 * units)
-    each = 6e-8 + 1.7e-7 * (digits / 200) ** 1.55, 2e-6 + 8e-5 * (digits / 1000) ** 1.5
-    return config.depth * (products * each[0] + features * 3 * each[1] + entries * each[1] / 8)
+    return ExactProfile(profile, radius, digits)
 
 
 def _network(params, x, config, inputs) -> list[Layer]:
@@ -141,116 +104,40 @@ def _network(params, x, config, inputs) -> list[Layer]:
     prepared, gains, stack = jax.tree.map(np.asarray, (prepared, gains, params.layers))
     arrays = {"x": prepared.x, "bias": prepared.context.bias, "params": stack, "config": gains}
     for name, tree in arrays.items():
-        floats = (np.asarray(a, np.float64) for a in jax.tree.leaves(tree))
-        refuse_if(
-            not all(np.isfinite(a).all() for a in floats), f"{name} has values that are not finite"
-        )
-    if prepared.token_mask is not None and not prepared.token_mask.any():
-        raise ValueError(f"mask of shape {prepared.token_mask.shape} leaves out every token")
-    rows = config.layer_map or range(config.depth)
+        finite = all(np.isfinite(np.float64(a)).all() for a in jax.tree.leaves(tree))
+        refuse_if(not finite, f"{name} has values that are not finite")
+    mask = prepared.token_mask
+    refuse_if(mask is not None and not mask.any(), f"mask={mask} leaves out every token")
     return [
-        Layer(
-            jax.tree.map(lambda a, row=row: a[row], stack),
-            jax.tree.map(lambda a, l=l: a[l], gains),
-            l,
-            config,
-            prepared,
-        )
-        for l, row in enumerate(rows)
+        Layer(row_of(stack, row), row_of(gains, index), index, config, prepared)
+        for index, row in enumerate(config.layer_map or range(config.depth))
     ]
+
+
+def row_of(tree: Any, row: int) -> Any:
+    """One layer of a stack."""
+    return jax.tree.map(lambda a: a[row], tree)
 
 
 def _profile(network: list[Layer]) -> Iterator[tuple[float, float]]:
     """(logarithm, radius) layer by layer, up to the first one that is not proved."""
-    x, exists = network[0].inputs.x, network[0].inputs.token_mask
-    exists = np.ones(len(x), bool) if exists is None else exists
-    first, algebra = int(np.argmax(exists)), Balls()
-    state = balls.one_group(np.where(exists[:, None], x, x[first]), first)
-    found = _log10_residual(state, exists)
-    for layer in network:
+    state, exists = balls(network[0].inputs.x), np.asarray(network[0].inputs.keep)
+    for layer in (None, *network):
+        if layer is not None:
+            try:
+                state, _ = walk_layer(Balls(), layer, state)
+            except Undecided:
+                return
+        found = _log10_residual(state[exists])
         if found is None:
             return
         yield found
-        try:
-            state, _ = walk_layer(algebra, layer, state)
-        except balls.Undecided:
-            return
-        found = _log10_residual(state, exists)
-    if found is not None:
-        yield found
 
 
-class Balls(Algebra):
-    """Norms, sums, attention and MLPs of `balls.Tokens`."""
-
-    covers = covers.Covers(
-        "exact_profile",
-        covers.everything_but(*covers.CROSS, *covers.MIXING, *covers.OWN, *covers.CLAMP)
-        | covers.MLPS
-        | {"norm": covers.NORM_KINDS},
-    )
-
-    def norm(self, layer: Layer, spec: ResidualSpec, state: Tokens) -> Tokens:
-        """The norm of a spec."""
-
-        def norm(x):
-            x = balls.normalised(balls.centered(x) if spec.norm_kind == "layer" else x, spec.eps)
-            if spec.norm is None:
-                return x
-            x, bias = balls.scaled(spec.norm.gain, x), spec.norm.bias
-            return x if bias is None else Split(plus(x.first, balls.exact(bias)), x.rest)
-
-        return state.each(norm)
-
-    def add(self, layer: Layer, spec: ResidualSpec, state: Tokens, part: Tokens) -> Tokens:
-        """γ part + λ state·[skip], in the groups of the one that has more."""
-        part = part.each(partial(balls.scaled, spec.branch_gain))
-        if not spec.skip:
-            return part
-        state = state.each(partial(balls.scaled, spec.skip_gain))
-        groups = max(part.groups, state.groups, key=len)
-        part, state = part.regrouped(groups), state.regrouped(groups)
-        steps = {i: plus(step, state.steps[i]) for i, step in part.steps.items()}
-        return Tokens(plus(part.first, state.first), steps, groups)
-
-    def attention(self, layer: Layer, branch_input: Tokens) -> tuple[Tokens, None]:
-        """Σ_h P_h X W_h + b_o, in new groups."""
-        found = BallAttention(
-            layer.params.attention,
-            branch_input,
-            layer.config,
-            jax.tree.map(np.asarray, layer.context),
-            layer.gains.temperature,
-        )
-        first = branch_input.groups[0][0]
-        return balls.grown(found.outputs, len(branch_input.steps) + 1, first), None
-
-    def mlp(self, layer: Layer, branch_input: Tokens) -> tuple[Tokens, None]:
-        """φ(x W_in + b_in) W_out + b_out, gated or with experts."""
-        p, kind, routing = layer.params.mlp, layer.config.mlp, layer.config.routing
-
-        def of(x):
-            hidden = affine(x, p.w_in, p.b_in)
-            if kind in layers.GATED:
-                gate = affine(x, p.w_gate, p.b_gate)
-                hidden = balls.times(balls.activated(layers.GATED[kind], gate), hidden)
-            else:
-                hidden = balls.activated(kind, hidden)
-            if routing is not None:
-                hidden = balls.times(hidden, balls.unit_shares(p, x, routing))
-            return affine(hidden, p.w_out, p.b_out)
-
-        return branch_input.each(of), None
-
-
-def _log10_residual(state: Tokens, exists: np.ndarray) -> tuple[float, float] | None:
-    """(log10 ‖res‖_{1,∞}, its radius) of the tokens that exist; None where the ball is wide."""
-    away = state.differences(state.groups[0][0])
-    rows = [row for row, there in zip(away, exists, strict=True) if there]
-    mean = [total(column) / len(rows) for column in zip(*rows, strict=True)]
-    rest = [[abs(v) for v in minus(row, mean)] for row in rows]
-    sums = (map(total, rest), map(total, zip(*rest, strict=True)))
-    size = reduce(arb.max, sums[0]) * reduce(arb.max, sums[1])
+def _log10_residual(x: np.ndarray) -> tuple[float, float] | None:
+    """(log10 ‖res‖_{1,∞}, its radius) of tokens; None where the ball is wide."""
+    rest = abs(x - x.sum(axis=0) / len(x))
+    size = functools.reduce(arb.max, rest.sum(axis=0)) * functools.reduce(arb.max, rest.sum(axis=1))
     if size == 0:
         return -np.inf, 0.0
     if not size > 0:
@@ -259,3 +146,184 @@ def _log10_residual(state: Tokens, exists: np.ndarray) -> tuple[float, float] | 
     value = float(log.mid())
     radius = float(np.nextafter(float((log - value).abs_upper()), np.inf))
     return (value, radius) if radius <= NARROW * max(1.0, abs(value)) else None
+
+
+class Undecided(ArithmeticError):
+    """More digits must decide which experts a token takes."""
+
+
+class Balls(Algebra):
+    """Norms, sums, attention and MLPs of tokens [n, d] of balls."""
+
+    covers = covers.Covers(
+        "exact_profile",
+        covers.everything_but(*covers.CROSS, *covers.MIXING, *covers.OWN, *covers.CLAMP)
+        | covers.MLPS
+        | {"norm": covers.NORM_KINDS},
+    )
+
+    def norm(self, layer: Layer, spec: ResidualSpec, state: np.ndarray) -> np.ndarray:
+        """The norm of a spec."""
+        if spec.norm_kind == "layer":
+            state = state - state.sum(axis=1, keepdims=True) / state.shape[1]
+        state = unit(state, spec.eps)
+        if spec.norm is None:
+            return state
+        bias = 0 if spec.norm.bias is None else balls(spec.norm.bias)
+        return state * balls(spec.norm.gain) + bias
+
+    def add(
+        self, layer: Layer, spec: ResidualSpec, state: np.ndarray, part: np.ndarray
+    ) -> np.ndarray:
+        """γ part + λ state·[skip]."""
+        part = part * balls(spec.branch_gain)
+        return part + state * balls(spec.skip_gain) if spec.skip else part
+
+    def attention(self, layer: Layer, x: np.ndarray) -> tuple[np.ndarray, None]:
+        """Σ_h P_h X W_h + b_o."""
+        p, context = layer.params.attention, jax.tree.map(np.asarray, layer.context)
+        values = [affine(x, w, b) for w, b in zip(p.w_v, p.b_v, strict=True)]
+        scores = _scores(p, x, layer.config, context, layer.gains.temperature)
+        mask = np.broadcast_to(True if context.mask is None else context.mask, scores.shape)
+        heads = zip(scores, mask, values, strict=True)
+        mixed = [product(softmax(s, seen), v) for s, seen, v in heads]
+        w_o = p.w_o.reshape(-1, p.w_o.shape[-1])
+        return affine(np.concatenate(mixed, axis=1), w_o, p.b_o), None
+
+    def mlp(self, layer: Layer, x: np.ndarray) -> tuple[np.ndarray, None]:
+        """φ(x W_in + b_in) W_out + b_out, gated or with experts."""
+        p, kind, routing = layer.params.mlp, layer.config.mlp, layer.config.routing
+        hidden = affine(x, p.w_in, p.b_in)
+        if kind in GATED:
+            hidden = ACTIVATIONS[GATED[kind]](affine(x, p.w_gate, p.b_gate)) * hidden
+        else:
+            hidden = ACTIVATIONS[kind](hidden)
+        if routing is not None:
+            hidden = hidden * _unit_shares(p, x, routing)
+        return affine(hidden, p.w_out, p.b_out), None
+
+
+def _scores(p, x, config, context, temperature):
+    """Scores [h, n, n] after the cap, with biases."""
+    content = [affine(x, w) for w in p.w_q]
+    q = np.stack(content) + balls(p.b_q)[:, None]
+    k = np.stack([affine(x, w, b) for w, b in zip(p.w_k, p.b_k, strict=True)])
+    q, k = (_head_norm(g, a, config.norm_eps) for g, a in ((p.q_norm, q), (p.k_norm, k)))
+    if context.rotary is not None:
+        q, k = (_rotated(a, *map(balls, context.rotary)) for a in (q, k))
+    if config.score == "additive":
+        pairs = TANH(q[:, :, None] + k[:, None])
+        scores = (pairs * balls(p.v_score)[:, None, None]).sum(axis=-1)
+    else:
+        scores = np.stack([product(a, b.T) for a, b in zip(q, k, strict=True)])
+        if p.relative is not None and context.relative is not None:
+            scores = scores + _relative(p.relative, content, context)
+        if config.scale_scores:
+            scores = scores / arb(q.shape[-1]).sqrt()
+    scores = scores / balls(temperature)
+    if context.cap is not None:
+        scores = TANH(scores / balls(context.cap)) * balls(context.cap)
+    return scores if context.bias is None else scores + balls(context.bias)
+
+
+def _head_norm(gain, heads, eps):
+    """Queries or keys [h, n, k] over the root mean square of each head, or of all heads."""
+    if gain is None:
+        return heads
+    if gain.ndim == 1:
+        return np.stack([unit(a, eps) for a in heads]) * balls(gain)
+    together = unit(np.concatenate(heads, axis=1), eps)
+    return np.stack(np.split(together, len(heads), axis=1)) * balls(gain)[:, None]
+
+
+def _rotated(a, cos, sin):
+    width, half = cos.shape[1], cos.shape[1] // 2
+    across = np.concatenate([-a[..., half:width], a[..., :half]], axis=-1)
+    return np.concatenate([a[..., :width] * cos + across * sin, a[..., width:]], axis=-1)
+
+
+def _relative(p, content, context):
+    """Position and segment terms of the scores [h, n, n], see `projections.relative_scores`."""
+    i, j = np.indices((len(content[0]), len(content[0])))
+    places, segments, found = balls(context.relative), context.segments, []
+    for head, q in enumerate(content):
+        keys = product(places, balls(p.w_r[head]))
+        s = product(q + balls(p.b_r[head]), keys.T)[i, len(i) - 1 - (i - j)]
+        if segments is not None:
+            by_kind = product(q + balls(p.b_s[head]), balls(p.segment[:, head]).T)
+            s = s + by_kind[i, (segments[i] != segments[j]).astype(int)]
+        found.append(s)
+    return np.stack(found)
+
+
+def _unit_shares(p, x, routing):
+    """Shares of a mixture's hidden units, as `layers.unit_shares` has them."""
+    logits = affine(x, p.w_router, p.b_router)
+    chosen = np.array([_largest(row, routing.per_token) for row in logits])
+    shares = softmax(logits, chosen if routing.kind == "chosen" else np.ones_like(chosen))
+    units = (p.w_in.shape[-1] - routing.d_shared) // routing.num_experts
+    shares = np.repeat(np.where(chosen, shares, arb(0)), units, axis=1)
+    if not routing.d_shared:
+        return shares
+    gate = sigmoid(affine(x, p.w_shared))
+    return np.concatenate([shares, np.repeat(gate, routing.d_shared, axis=1)], axis=1)
+
+
+def _largest(row, count):
+    """Bool [m], the `count` largest of a row."""
+    order = sorted(range(len(row)), key=lambda j: row[j].mid(), reverse=True)
+    inside, outside = order[:count], order[count:]
+    if not all(row[a] > row[b] for a in inside for b in outside):
+        raise Undecided
+    return np.isin(np.arange(len(row)), inside)
+
+
+def balls(a: Any) -> Any:
+    """Floats as balls without radius."""
+    return np.frompyfunc(lambda v: arb(float(v)), 1, 1)(np.asarray(a, np.float64))
+
+
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The matrix product a b."""
+    return np.array((arb_mat(a.tolist()) * arb_mat(b.tolist())).tolist(), object)
+
+
+def affine(x: np.ndarray, w: Any, b: Any = None) -> np.ndarray:
+    """x W + b for floats W [d, e] and b [e] or None."""
+    out = product(x, balls(w))
+    return out if b is None else out + balls(b)
+
+
+def unit(x: np.ndarray, eps: float) -> np.ndarray:
+    """x/σ, σ² = mean x² + eps."""
+    square = (x * x).sum(axis=1, keepdims=True) / x.shape[1] + arb(eps)
+    return x / np.frompyfunc(arb.sqrt, 1, 1)(square)
+
+
+def softmax(scores: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Weights of the allowed keys, 0 of the others; all alike where none is allowed."""
+    weights = np.full(scores.shape, arb(0), object)
+    for row, own, seen in zip(weights, scores, allowed, strict=True):
+        if seen.any():
+            row[seen] = EXP(own[seen] - max(v.mid() for v in own[seen]))
+        else:
+            row[:] = arb(1)
+        row /= row.sum()
+    return weights
+
+
+def sigmoid(z: np.ndarray) -> np.ndarray:
+    """1/(1 + e^−z)."""
+    return 1 / (1 + EXP(-z))
+
+
+EXP, TANH, ERFC = (np.frompyfunc(f, 1, 1) for f in (arb.exp, arb.tanh, arb.erfc))
+ACTIVATIONS = {
+    "identity": lambda z: z,
+    "relu": np.frompyfunc(lambda z: z.max(arb(0)), 1, 1),
+    "gelu": lambda z: z * ERFC(-z / arb(2).sqrt()) / 2,
+    "gelu_tanh": lambda z: z * sigmoid(2 * (2 / arb.pi()).sqrt() * (z + 0.044715 * z**3)),
+    "quick_gelu": lambda z: z * sigmoid(1.702 * z),
+    "silu": lambda z: z * sigmoid(z),
+    "tanh": TANH,
+}

@@ -333,6 +333,3 @@ def test_what_float32_cannot_decide_comes_from_float64_or_is_proved(certify):
     exact = rc.exact_profile(params, x, config)
     np.testing.assert_allclose(proved, exact.profile, rtol=1e-6)
     assert line == f"proved to layer 2 with {exact.digits} digits"
-    kept, line = measure.proved(profile[1], params, x, config, max_seconds=1e-9)
-    np.testing.assert_array_equal(kept, profile[1])
-    assert "not proved: 4 tokens of width 8 in 2 layers at 50 digits take about" in line
