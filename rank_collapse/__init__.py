@@ -115,9 +115,7 @@ from rank_collapse.network.transformer import (
 )
 from rank_collapse.network.variant_edits import (
     canon as canon,
-    feat_scale as feat_scale,
     init_canon as init_canon,
-    neutreno as neutreno,
     value_residual as value_residual,
 )
 from rank_collapse.network.variants import (

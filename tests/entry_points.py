@@ -89,7 +89,6 @@ def entry_points(
     }
     ranks = (rc.stable_rank, rc.effective_rank, rc.rank_one_ratio)
     tokens = {
-        "residual, composite": lambda x: rc.residual(x, center="composite"),
         "ranks": lambda x: [f(x) for f in ranks],
         "monitor": rc.monitor,
         "participation_ratio": rc.participation_ratio,

@@ -31,7 +31,6 @@ from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.direct import variance_shares
 from rank_collapse.paths.effects import ChainPass
 from rank_collapse.paths.enumeration import enumerate_paths
-from rank_collapse.paths.gradients import COVERS as GRADIENTS
 from rank_collapse.paths.steps import COVERS as PATHS
 from rank_collapse.paths.truncation import Truncated, TruncatedPass
 from rank_collapse.theory import bounds, cubic_law, exact, stability, transverse
@@ -208,15 +207,6 @@ def expectation(params, x, config, extra, trace):
     assert np.all(np.abs(draws.mean(axis=0) - found) < error)
 
 
-def gradients(params, x, config, extra, trace):
-    """⟨G_k, X^0⟩ = ⟨v, C_k⟩, through a network in memory that is read layer by layer."""
-    source, inputs = pretrained.InMemory(params, config), {"x": x[None]}
-    v = jnp.sin(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
-    found = pretrained.stream_gradients(source, inputs, trace.hidden[None], v[None])[0]
-    lengths = rc.path_contributions(params, x, config).by_length
-    close(jnp.einsum("knd,nd->k", found, x), jnp.einsum("knd,nd->k", lengths, v))
-
-
 class Pass(NamedTuple):
     """What a pass covers, how it is compared, and a call that is to refuse the rest."""
 
@@ -247,13 +237,6 @@ PASSES = {
     "tangent": Pass(transverse.LinearAttention.covers, tangent, rc.transverse_exponents),
     "cubic law": Pass(cubic_law.COVERS, cubic, cubic_law.cubic_profile),
     "expectation": Pass(stability.COVERS, expectation, stability.expected_pass),
-    "gradients": Pass(
-        GRADIENTS,
-        gradients,
-        lambda p, x, c, **i: pretrained.stream_gradients(
-            pretrained.InMemory(p, c), {"x": x[None]}, np.zeros((1, 3, *x.shape)), x[None]
-        ),
-    ),
 }
 # The others are of the full suite.
 USUAL = ("mlp_skip, norm_placement post", "scale_scores, temperature")

@@ -19,7 +19,6 @@ from marks import full_but
 
 import rank_collapse as rc
 from rank_collapse.measures import dependency
-from rank_collapse.measures.centers import composite_center
 from rank_collapse.paths.chains import branch_sizes, predicted_sizes
 from rank_collapse.theory.stability import collapse_law
 from rank_collapse.training import Hyper, Recipe, init_state, train_epoch
@@ -44,7 +43,6 @@ CALLS = {
     "dependency": lambda seed: dependency.dependency(np.array([0.5, 0.1 * seed], np.float32)),
     "predicted_sizes": lambda seed: predicted_sizes(0.3 + 0.1 * seed, 3, 2),
     "collapse_law": lambda seed: collapse_law(0.1 * seed, 4, jnp.ones(3) + seed, jnp.ones(3)),
-    "composite_center": lambda seed: composite_center(draws.tokens(3, 4, seed)),
     "path_set_logits": lambda seed: rc.path_set_logits(
         draws.parameters(SAN, seed), READ_OUT, draws.tokens(3, 4, seed), SAN, (PATHS + seed) % 3
     ),

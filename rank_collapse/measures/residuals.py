@@ -50,8 +50,7 @@ def residual(x: Any, *, center: Center = "mean", mask: Any = None) -> Float[Any,
     Args:
         x: Tokens [..., n, d].
         center: Which x: "mean" (the published curves; minimises the Frobenius norm), "median"
-            (columnwise; minimises ‖.‖_1), "midrange" (minimises the largest |entry|) or
-            "composite" (minimises ‖.‖_{1,∞}; see `composite_center`).
+            (columnwise; minimises ‖.‖_1) or "midrange" (minimises the largest |entry|).
         mask: Bool [n] or [..., n], True for tokens that exist; None for all.
 
     Returns:

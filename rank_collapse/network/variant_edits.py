@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.edits import check_names, places
-from rank_collapse.network.parameters import TransformerParams, layer_params
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.transformer import apply
 
 Edits = dict[str, Callable[..., Any]]
@@ -37,55 +37,10 @@ def value_residual(
     return {"v": lambda v, layer: (1 - shares[layer]) * v + shares[layer] * first}
 
 
-def neutreno(
-    params: TransformerParams, x: Any, config: TransformerConfig, share: Any = 0.4, **inputs: Any
-) -> Edits:
-    """The edit M V_l ← M V_l + s (V_1 − V_l) of every head and layer, on one example.
-
-    −s V_l is taken as weights, M − s I, which is what a trace then has; s V_1 W_O joins what each
-    head writes, which sums over paths count as a constant.
-
-    Args:
-        params, x, config, **inputs: As in `apply`.
-        share: s; a number or [L], may be traced.
-
-    Source: Nguyen et al. 2023 (arXiv 2312.00751), which names it λ̃.
-    """
-    first, shares = _first_values(params, x, config, share, inputs)
-
-    def weights(m, layer):
-        return m - shares[layer] * jnp.eye(*m.shape[1:], dtype=m.dtype)[None]
-
-    def written(out, layer):
-        w_o = layer_params(params, config, layer).attention.w_o
-        return out + shares[layer] * jnp.einsum("hnv,hvd->hnd", first, w_o)
-
-    return {"weights": weights, "head_output": written}
-
-
 def _first_values(params, x, config, share, inputs):
     """(V_1 [h, n, v], s of each layer [L], 0 in the first)."""
     first = apply(params, x, config, keep=("v",), **inputs).kept["v"][0]
     return first, jnp.broadcast_to(jnp.asarray(share, first.dtype), (config.depth,)).at[0].set(0)
-
-
-def feat_scale(common: Any, rest: Any) -> Edits:
-    """The edit f ← f + λ₁ ∘ f̄ + λ₂ ∘ (f − f̄) of attention's output f, f̄ its mean token.
-
-    The mean is over all tokens of the array: cut padding off.
-
-    Args:
-        common, rest: λ₁ and λ₂ [L, d], which the authors start at 0; may be traced.
-
-    Source: Wang et al. 2022 (arXiv 2203.05962), whose code adds the term twice.
-    """
-    common, rest = jnp.asarray(common), jnp.asarray(rest)
-
-    def scaled(f, layer):
-        mean = f.mean(axis=0, keepdims=True)
-        return f + common[layer][None] * mean + rest[layer][None] * (f - mean)
-
-    return {"attention_branch": scaled}
 
 
 def init_canon(

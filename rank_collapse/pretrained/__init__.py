@@ -8,7 +8,6 @@ file until `stream` measures them, one by one. A family is a table of entries an
 
 from rank_collapse.pretrained.families import FAMILIES as FAMILIES
 from rank_collapse.pretrained.family import Family as Family
-from rank_collapse.pretrained.gradients import stream_gradients as stream_gradients
 from rank_collapse.pretrained.lazy import Unembedding as Unembedding
 from rank_collapse.pretrained.loading import (
     config_of as config_of,
@@ -39,6 +38,5 @@ from rank_collapse.pretrained.streaming import (
     AblationSpec as AblationSpec,
     Group as Group,
     State as State,
-    state_like as state_like,
     stream as stream,
 )

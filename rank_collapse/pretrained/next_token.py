@@ -129,39 +129,3 @@ def _add(known, first, words, bias, word_mask, parts, sums, targets, softcap):
 
     # One example after the other: the logits of all sums of all of them would be much memory.
     return jax.lax.map(one, (known, parts, targets))
-
-
-@full_precision
-def loss_gradient(
-    unembedding: Unembedding, output: Any, known: NextToken, targets: Any, keep: Any
-) -> Float[Array, "b n d"]:
-    """The gradient of each example's mean next-token loss with respect to the output.
-
-    Args:
-        unembedding: The head; its table is read once.
-        output: Y [b, n, d].
-        known: From `next_tokens`, whose first sum is Y.
-        targets, keep: From `targets_of`, [b, n].
-    """
-    output = jnp.asarray(output)
-    gradient = jnp.zeros_like(output)
-    log_total = known.largest[:, 0] + jnp.log(known.total[:, 0])
-    share = keep / keep.sum(axis=1, keepdims=True)
-    for piece in pieces(unembedding, output.dtype):
-        known = output, log_total, targets, share
-        gradient = _pull(gradient, *piece, *known, unembedding.softcap)
-    return gradient
-
-
-@functools.partial(jax.jit, donate_argnames="gradient")
-def _pull(gradient, first, words, bias, word_mask, output, log_total, targets, share, softcap):
-    logits = output @ words.T + bias[None, None]
-    slope = 1.0
-    if softcap is not None:
-        capped = jnp.tanh(logits / softcap)
-        logits, slope = softcap * capped, 1 - jnp.square(capped)
-    place = targets - first
-    right = place[..., None] == jnp.arange(len(words))[None, None]
-    share_of = jnp.where(word_mask[None, None], jnp.exp(logits - log_total[..., None]), 0)
-    change = share_of - right
-    return gradient + (slope * change * share[..., None]) @ words

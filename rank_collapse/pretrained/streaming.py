@@ -35,7 +35,7 @@ from rank_collapse.network import (
     through,
 )
 from rank_collapse.network.surgery import READINGS, VARIANTS, skips_left, variant
-from rank_collapse.pretrained.lazy import Stored, values
+from rank_collapse.pretrained.lazy import values
 from rank_collapse.pretrained.opened import Source
 from rank_collapse.struct import refuse, refuse_if
 
@@ -61,26 +61,13 @@ class Group:
 
 @dataclasses.dataclass
 class State:
-    """The results after a number of layers; `stream` can resume from them."""
+    """The results after a number of layers."""
 
     layers: int  # How many
     # Of each part of each group (groups in order, each in chunks of examples)
     hidden: list[Any]
     carries: list[Any]
     found: list[list[Any]]  # What each layer added to it, layer by layer
-
-    def arrays(self) -> Any:
-        """All of it but the number of layers, as a pytree to save."""
-        return {"hidden": self.hidden, "carries": self.carries, "found": self.found}
-
-    def with_arrays(self, arrays: Any) -> "State":
-        """The same number of layers with other arrays."""
-        return State(self.layers, **arrays)
-
-    @property
-    def whole(self) -> bool:
-        """Whether it is at the border of a layer."""
-        return all(len(found) == self.layers for found in self.found)
 
 
 @full_precision
@@ -90,7 +77,6 @@ def stream(
     groups: Mapping[str, Group],
     *,
     chunk: int = 8,
-    state: State | None = None,
     done: Callable[[State], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """All requested measurements in one pass over the weights.
@@ -101,8 +87,7 @@ def stream(
             results say of tokens beyond a text's end means nothing.
         chunk: Examples at once: bounds the memory of what a layer computes. All examples go
             through a layer while it is there.
-        state: The state from which an interrupted stream of the same groups resumes.
-        done: Called after each layer with the state; it must copy what it keeps.
+        done: Called after each layer with the state.
 
     Returns:
         {group: {pass: its result}}, arrays [b, ...].
@@ -111,17 +96,15 @@ def stream(
         ValueError: Inputs of different lengths, chunk below 1, a group of no example; tokens
             outside of the vocabulary or positions; weights that are not finite, or so large that
             hidden states are not, or that make them all 0; a network that a pass does not cover.
-        OSError: A file that cannot be read any more. `done` has been given what was known before.
+        OSError: A file that cannot be read any more.
     """
     config, outside, given = source.entered(inputs)
     total = len(given["x"])
     parts = _parts(source, groups, total, chunk)
-    if state is None:
-        count = len(parts)
-        state = State(0, [None] * count, [None] * count, [[] for _ in range(count)])
-    last = None
+    count = len(parts)
+    state = State(0, [None] * count, [None] * count, [[] for _ in range(count)])
     try:
-        for index in range(state.layers, config.depth):
+        for index in range(config.depth):
             layer = source.stored_layer(index, min(index + 1, config.depth - 1))
             for i, part in enumerate(parts):
                 known = (layer, outside, part.examples(given), config)
@@ -139,8 +122,6 @@ def stream(
             if done is not None:
                 done(state)
             last, layer = layer if index + 1 == config.depth else None, None
-        if last is None:
-            last = source.stored_layer(config.depth - 1)
         results: dict[str, dict[str, list]] = {}
         for i, part in enumerate(parts):
             found = jax.tree.map(lambda *a: np.stack(a, axis=1), *state.found[i])
@@ -159,32 +140,6 @@ def stream(
         }
         for group, by_name in results.items()
     }
-
-
-def state_like(
-    source: Source,
-    inputs: Mapping[str, Any],
-    groups: Mapping[str, Group],
-    layers: int,
-    *,
-    chunk: int = 8,
-) -> State:
-    """The shapes of `stream`'s state after a number of layers, for the same arguments."""
-    config, outside, given = source.entered(inputs)
-    layer = jax.tree.map(lambda a: Stored(a, tuple(range(a.ndim))), source.row_like)
-    state = State(layers, [], [], [])
-    for part in _parts(source, groups, len(given["x"]), chunk):
-        known = (layer, outside, part.examples(given), config)
-        hidden, carries = jax.eval_shape(functools.partial(_begin, part.start), *known)
-        known += (jax.ShapeDtypeStruct((), jnp.int32), hidden, carries)
-        *_, found = jax.eval_shape(functools.partial(_step, part.measured), *known)
-        # `on_host` says by what it makes of zeros which shapes it keeps
-        found = _on_host(part, jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), found))
-        found = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), found)
-        state.hidden.append(hidden)
-        state.carries.append(carries)
-        state.found.append([found] * layers)
-    return state
 
 
 def _on_host(part, found):

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
 from rank_collapse.network import (
@@ -162,20 +161,6 @@ def _of_trace(params, prepared, config, log):
 
     _, found = walk(step, (), params, prepared, config, extra=log.inputs)
     return _report(log, found, prepared, config)
-
-
-def effects_of(found: BoundReport) -> dict[str, Float[Array, "..."] | Bool[Array, "..."]]:
-    """Fields of a report as plain arrays by name, log10_spread as its maximum over tokens."""
-    names = ("beta", "gamma", "admissible", "log10_input")
-    return {name: getattr(found, name) for name in names} | {
-        "log10_spread": jnp.max(found.log10_spread, axis=-1),
-        "head_tightness": found.head.tightness,
-        "layer_tightness": found.layer.tightness,
-        "layer_log10_lhs": found.layer.log10_lhs,
-        "layer_log10_rhs": found.layer.log10_rhs,
-        "stack_log10_lhs": found.stack.log10_lhs,
-        "stack_log10_rhs": found.stack.log10_rhs,
-    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import logging
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -107,11 +106,7 @@ def test_a_framework_that_is_not_covered_says_so():
     torch = pytest.importorskip("torch")
     of_numpy = dataclasses.replace(rc.MEASURES["stable_rank"], frameworks=("NumPy", "JAX"))
     each_is_refused(
-        (lambda: of_numpy(torch.ones(3, 2)), r"of \('NumPy', 'JAX'\), not of arrays of torch"),
-        (
-            lambda: rc.residual(torch.ones(3, 2), center="composite"),
-            "center='composite' is of NumPy and JAX",
-        ),
+        (lambda: of_numpy(torch.ones(3, 2)), r"of \('NumPy', 'JAX'\), not of arrays of torch")
     )
 
 
@@ -247,22 +242,16 @@ def test_many_tokens_are_added_up_without_losing_digits():
     np.testing.assert_allclose(rc.residual_ratio(x), wanted, rtol=1e-3)
 
 
-COMPOSITE = partial(rc.residual_ratio, center="composite")
-
-
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "measure", [rc.monitor, pytest.param(COMPOSITE, marks=pytest.mark.full)], ids=["all", "centre"]
-)
 @pytest.mark.parametrize("kind", ["shard_map", "explicit"])
-def test_a_batch_over_devices_is_measured_as_on_one(kind, measure):
+def test_a_batch_over_devices_is_measured_as_on_one(kind):
     """With shard_map's default checks, and under an explicit mesh that nobody has set."""
     explicit = jax.sharding.AxisType.Explicit if kind == "explicit" else jax.sharding.AxisType.Auto
     mesh = jax.make_mesh((2,), ("b",), axis_types=(explicit,))
-    rows, given, batch = jax.sharding.PartitionSpec("b"), X[:2], jax.vmap(measure)
+    rows, given, batch = jax.sharding.PartitionSpec("b"), X[:2], jax.vmap(rc.monitor)
     if kind == "shard_map":
         batch = jax.shard_map(batch, mesh=mesh, in_specs=rows, out_specs=rows)
     else:
         given = jax.device_put(given, jax.sharding.NamedSharding(mesh, rows))
-    expected = jax.tree.map(lambda *a: np.stack(a), *map(measure, X[:2]))
+    expected = jax.tree.map(lambda *a: np.stack(a), *map(rc.monitor, X[:2]))
     near(jax.jit(batch)(given), expected, rtol=2e-5)

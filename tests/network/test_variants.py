@@ -254,14 +254,6 @@ def agree(expected, params, x, config, edit):
     np.testing.assert_allclose(sums.total, found, rtol=1e-9)
 
 
-def test_values_of_the_first_layer_less_those_of_this_one_join_the_output():
-    config, params, x = network("softmax")
-    for share, edit in ((0.4, rc.neutreno(params, x, config)), (0.7, None)):
-        edit = rc.neutreno(params, x, config, share) if edit is None else edit
-        expected = row_by_row(params, DRAWN, lambda v1, v, s=share: s * (v1 - v), lambda n, a, l: a)
-        agree(expected, params, x, config, edit)
-
-
 @pytest.mark.parametrize("name", ["attention_input", "v"])
 def test_a_canon_layer_adds_the_three_tokens_before(name):
     config, params, x = network("softmax")
@@ -298,13 +290,3 @@ def test_canon_of_all_four_branches_changes_no_token_before():
     found = rc.apply(params, jnp.asarray(DRAWN), config, edit=edit).output
     short = rc.apply(params, jnp.asarray(DRAWN[:3]), config, edit=edit).output
     np.testing.assert_allclose(found[:3], short, rtol=1e-12)
-
-
-def test_features_of_the_mean_and_of_the_rest_are_scaled():
-    config, params, x = network("softmax")
-    common, rest = np.random.default_rng(3).normal(size=(2, L, D))
-    trace = rc.apply(params, x, config, edit=rc.feat_scale(common, rest))
-    plain = np.asarray(rc.apply(params, x, config).hidden[1])
-    mean = plain.mean(axis=0)
-    expected = (1 + common[0]) * mean + (1 + rest[0]) * (plain - mean)
-    np.testing.assert_allclose(trace.hidden[1], expected, rtol=1e-12)

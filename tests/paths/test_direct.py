@@ -5,13 +5,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from path_examples import config_of, example, relative
+from path_examples import config_of, example
 from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse import pretrained
-from rank_collapse.network.passes import States
-from rank_collapse.paths.gradients import gradient_effects
 
 NETWORKS = {
     "sandwich of RMSNorms": {
@@ -109,10 +106,6 @@ test_what_does_not_fit_is_named = refused(
             r"class 7 is not in 0\.\.1",
         ),
         (lambda p, x: rc.head_contributions(p, x, SHORT, chunk=0), "chunk=0 is below 1"),
-        (
-            lambda p, x: length_gradients(p, x, SHORT, x[:2]),
-            r"cotangents of shape \(1, 2, 8\) is not \(1, 5, 8\)",
-        ),
     ],
     lambda call: call(*example(SHORT)[:2]),
 )
@@ -145,36 +138,3 @@ def test_any_chunk_of_heads_gives_the_derivative_of_each_head_s_gain(x64):
     for chunk in (1, 2, H):
         found = rc.head_contributions(params, x, config, chunk=chunk, **factors)
         np.testing.assert_allclose(found, jnp.moveaxis(want, (0, 1), (2, 3)), atol=1e-12)
-
-
-def length_gradients(params, x, config, cotangent):
-    """Of one example of a network in memory."""
-    source = pretrained.InMemory(params, config)
-    inputs = {"x": x[None]}
-    groups = {"": pretrained.Group((("states", States()),))}
-    states = pretrained.stream(source, inputs, groups)[""]["states"]
-    return pretrained.stream_gradients(source, inputs, states, cotangent[None])[0]
-
-
-def test_two_layers_of_attention_in_closed_form(x64):
-    config = config_of(depth=2, attention_skip=True, mlp="none", skip_gain=0.7)
-    params, x, _ = example(config)
-    v = draws.normal(*x.shape)
-    attention = np.asarray(rc.apply(params, x, config).attention)
-    maps = np.asarray(
-        jnp.einsum(
-            "lhdv,lhve->lhde", *(getattr(params.layers.attention, n) for n in ("w_v", "w_o"))
-        )
-    )
-
-    def back(l, g):
-        return sum(attention[l, h].T @ g @ maps[l, h].T for h in range(config.num_heads))
-
-    v, s = np.asarray(v), 0.7
-    expected = [s * s * v, s * (back(0, v) + back(1, v)), back(0, back(1, v))]
-    gradients = length_gradients(params, x, config, jnp.asarray(v))
-    assert relative(gradients, np.stack(expected)) < 1e-12
-    effects = gradient_effects(gradients)
-    sizes = np.array([np.linalg.norm(g) for g in expected])
-    assert relative(effects["gradient_share"], sizes / sizes.sum()) < 1e-12
-    assert relative(effects["gradient_size"], sizes / np.linalg.norm(sum(expected))) < 1e-12

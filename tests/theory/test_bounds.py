@@ -15,7 +15,6 @@ from refusals import is_refused
 import rank_collapse as rc
 from rank_collapse.network import layers
 from rank_collapse.theory import bounds
-from rank_collapse.theory.reports import effects_of
 
 
 def reported(params, x, config, mask=None):
@@ -191,6 +190,20 @@ def composite(a):
 
 
 OF_HEADS = ("beta", "gamma", "log10_spread", "head_tightness", "head_rhs")
+
+
+def effects_of(found):
+    """Fields of a report as plain arrays by name, log10_spread as its maximum over tokens."""
+    names = ("beta", "gamma", "admissible", "log10_input")
+    return {name: getattr(found, name) for name in names} | {
+        "log10_spread": jnp.max(found.log10_spread, axis=-1),
+        "head_tightness": found.head.tightness,
+        "layer_tightness": found.layer.tightness,
+        "layer_log10_lhs": found.layer.log10_lhs,
+        "layer_log10_rhs": found.layer.log10_rhs,
+        "stack_log10_lhs": found.stack.log10_lhs,
+        "stack_log10_rhs": found.stack.log10_rhs,
+    }
 
 
 def written_out(params, x):

@@ -13,7 +13,7 @@ from refusals import refused
 import rank_collapse as rc
 from rank_collapse.network import layers, lone_norm
 from rank_collapse.network.attention import attention_scores
-from rank_collapse.theory import phases, token_kernel
+from rank_collapse.theory import token_kernel
 from rank_collapse.theory.score_overlap import overlap_ratios, score_overlap, score_variance
 from rank_collapse.theory.token_kernel import TokenKernel
 
@@ -371,15 +371,6 @@ def test_overlaps_of_uniform_and_of_sharp_weights_and_of_one_key():
     own, near = (np.float64(a) for a in score_overlap(17, 4.0, 0.99))
     slope = (own - near) / 0.01 / (4 * (1 - 1 / 17) / 17)
     np.testing.assert_allclose(overlap_ratios(17, 4.0, 0.99)[1], slope, rtol=1e-3)
-
-
-def test_overlap_of_a_row_with_itself_nears_the_frozen_share():
-    for beta in (0.8, 2.0, 4.0):
-        limit, sizes = phases.frozen_share(beta), np.array((1e2, 1e4, 1e8))
-        found = [score_overlap(n, beta**2 * np.log(n), 0.0)[0] for n in sizes]
-        gaps = np.abs(np.array(found) - limit)
-        assert gaps[0] > gaps[1] > gaps[2] and np.all(gaps < 1.2 / np.log(sizes)), (beta, gaps)
-    assert phases.critical_beta(1.0, 0.0) == pytest.approx(np.sqrt(2))
 
 
 test_what_is_refused = refused(
