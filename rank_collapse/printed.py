@@ -1,14 +1,10 @@
 """What others wrote, as it is printed: names in files, folders, messages of other packages."""
 
-import io
 import re
-import sys
 import unicodedata
 from typing import Any
 
 _NOT_ASCII_PRINTABLE = re.compile(r"[^ -~]")
-# Line ends, and what our own progress bars begin with.
-_LAYOUT = re.compile("(\r\x1b\\[K|[\n\t])")
 
 
 def escaped(text: str) -> str:
@@ -31,27 +27,3 @@ def one_line(error: Any, most: int = 1000) -> str:
     """An error's message, or its type's name where it has none, escaped, in one line and cut."""
     text = escaped(" ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-class _Escaping:
-    """A stream that escapes what is written."""
-
-    def __init__(self, stream: io.TextIOWrapper):
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        parts = _LAYOUT.split(text)
-        return self._stream.write("".join(p if i % 2 else escaped(p) for i, p in enumerate(parts)))
-
-
-def print_anything() -> None:
-    """From now on this process prints control characters escaped, and "?" for what the encoding
-    (such as ASCII) has no character for."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-            setattr(sys, name, _Escaping(stream))

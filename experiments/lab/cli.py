@@ -34,7 +34,7 @@ from experiments.lab.flags import (
 )
 from experiments.lab.vocabulary import MOST_SEEDS as MOST_SEEDS, definer as definer
 from rank_collapse.extras import MissingPackage
-from rank_collapse.printed import one_line, print_anything
+from rank_collapse.printed import one_line
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 
@@ -48,7 +48,6 @@ def run(
     main: Callable, flag_values: flags.FlagValues, *, positional: str | None = None
 ) -> NoReturn:
     """Runs a binary on the command line's arguments and exits; see `execute`."""
-    print_anything()
     code = execute(main, flag_values, sys.argv[1:], positional=positional)
     sys.stdout.flush()
     if code > 128:

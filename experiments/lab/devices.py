@@ -10,7 +10,6 @@ import platformdirs
 from absl import flags
 from jax.sharding import Mesh
 
-from rank_collapse.runs import limits
 from rank_collapse.runs.seeds import seed_mesh
 
 
@@ -35,7 +34,6 @@ def start(num_devices: int = 0) -> None:
     Raises:
         ValueError: JAX does not start.
     """
-    limits.check_address_space()
     if jax.config.jax_compilation_cache_dir is None:
         folder = str(platformdirs.user_cache_path("rank_collapse"))
         jax.config.update("jax_compilation_cache_dir", folder)

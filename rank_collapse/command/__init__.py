@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from rank_collapse.printed import one_line, print_anything
-from rank_collapse.runs import files, limits
+from rank_collapse.printed import one_line
+from rank_collapse.runs import files
 
 # Modules, with "_" for "-", imported when they are asked for.
 COMMANDS = ("check", "compare", "depth", "watch", "depth-check")
@@ -28,7 +28,6 @@ COMMANDS = ("check", "compare", "depth", "watch", "depth-check")
 
 def run() -> NoReturn:
     """The command as a process."""
-    print_anything()
     sys.exit(main())
 
 
@@ -36,7 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     arguments = [*(sys.argv[1:] if arguments is None else arguments)]
     try:
-        limits.check_address_space()
         given = parsed(arguments)
         if sys.stdout is None:
             raise ValueError("standard output is closed: nothing can be printed")

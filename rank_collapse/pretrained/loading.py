@@ -7,14 +7,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from rank_collapse.network import TransformerConfig, TransformerParams
-from rank_collapse.pretrained.checkpoint import Checkpoint, read_config
+from rank_collapse.pretrained.checkpoint import open_weights, read_config
 from rank_collapse.pretrained.drawn import RandomWeights
 from rank_collapse.pretrained.entries import Entry, Settings, check_entry
 from rank_collapse.pretrained.families import family_of
 from rank_collapse.pretrained.hub import hub_folder, is_hub_name
 from rank_collapse.pretrained.opened import OpenCheckpoint
 from rank_collapse.pretrained.published import PUBLISHED
-from rank_collapse.pretrained.torch_tensors import LiveModel, is_model
+from rank_collapse.pretrained.tensors import is_model, live_model
 from rank_collapse.pretrained.weights import CheckpointWeights
 
 # Models of images and text, of which the language model is read.
@@ -126,7 +126,7 @@ def random_like(
 def _read(folder, part, dtype, *, lazy):
     """(weights, family, settings) of a folder, a name on the hub or a model in memory."""
     if is_model(folder):
-        given, tensors = folder.config.to_dict(), LiveModel(folder)
+        given, tensors = folder.config.to_dict(), live_model(folder)
     elif is_hub_name(folder):
         given = hub_folder(folder)
     else:  # a path is never the name of a published model
@@ -135,7 +135,7 @@ def _read(folder, part, dtype, *, lazy):
     family = family_of(settings["model_type"])
     family.config(settings)  # what it does not support is said before weights are looked for
     if not is_model(folder):
-        tensors = Checkpoint(given)
+        tensors = open_weights(given)
     tied = settings.get("tie_word_embeddings") is True
     weights = CheckpointWeights(tensors, family.anchors, dtype, lazy=lazy, tied=tied)
     return weights, family, settings

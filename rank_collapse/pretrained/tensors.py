@@ -1,88 +1,168 @@
-"""Named tensors of known shapes, which are read one at a time."""
+"""Tensors by name: of a safetensors file, of a `torch.save` file, of a model in memory."""
 
-import math
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
+from rank_collapse.extras import required
+from rank_collapse.printed import one_line, quoted
+from rank_collapse.struct import refuse_if
 
-class Place(NamedTuple):
-    """Where a tensor begins in a file, and what the file was then: bytes, time of change in ns."""
-
-    begin: int
-    size: int
-    changed: int
+_DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+_CONVERT = (
+    'python -c "import torch, safetensors.torch as s; '
+    "t = torch.load('{0}', weights_only=True); "
+    "s.save_file({{k: v.clone() for k, v in t.items()}}, 'model.safetensors')\""
+)
 
 
 class Stored(NamedTuple):
-    """A tensor in a file or in a model: that of torch, or its place in a safetensors file."""
+    """A tensor in a file or in a model."""
 
     path: Path
     dtype: np.dtype
     shape: tuple[int, ...]
-    tensor: Any = None
-    place: Place | None = None
+    read: Callable[[Any], np.ndarray]  # of some of its rows, or of ... for all
 
 
 class Tensors:
-    """The tensors of a model by name.
+    """The tensors of a model by name, each read when asked for.
 
-    Attributes:
+    Args:
         folder, file: Where they are, for messages.
         entries: {name: `Stored`}.
     """
 
-    folder: Path
-    file: str
-    entries: dict[str, Stored]
+    def __init__(self, folder: Path, file: str, entries: dict[str, Stored]):
+        self.folder, self.file, self.entries = folder, file, entries
 
     @property
     def names(self) -> list[str]:
         """The names of all tensors."""
         return list(self.entries)
 
-    @property
-    def paths(self) -> list[Path]:
-        """The files that hold them."""
-        return sorted({entry.path for entry in self.entries.values()})
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one tensor."""
-        return self.entries[name].shape
-
-    def dtype(self, name: str) -> np.dtype:
-        """The dtype of one tensor, as `read` gives it."""
-        return self.entries[name].dtype
-
-    def num_bytes(self) -> int:
-        """Size of all tensors."""
-        return sum(e.dtype.itemsize * math.prod(e.shape) for e in self.entries.values())
-
-    def read_rows(self, name: str, first: int, last: int) -> np.ndarray:
-        """Rows first .. last − 1 of a matrix."""
-        return self._checked(name, slice(first, last))
-
-    def read(self, name: str, *, finite: bool = True) -> np.ndarray:
-        """One tensor.
-
-        Args:
-            finite: Whether to refuse values that are not finite.
+    def read(self, name: str, rows: Any = ..., *, finite: bool = True) -> np.ndarray:
+        """One tensor, or some of its rows.
 
         Raises:
-            FileNotFoundError: A file that is gone.
-            ValueError: A tensor with values that are not finite, or that has none (on torch's
-                device "meta"); a file that is cut short.
+            ValueError: A tensor with values that are not finite, where that is asked for.
         """
-        return self._checked(name, None, finite)
-
-    def _checked(self, name, rows, finite=True):
-        array = self.values(self.entries[name], name, rows)
+        entry = self.entries[name]
+        array = entry.read(rows)
         if finite and array.dtype.kind in "fV" and not np.isfinite(array).all():
-            where = self.entries[name].path
-            raise ValueError(f"{where}: tensor {name!r} holds values that are not finite")
+            raise ValueError(f"{entry.path}: tensor {name!r} holds values that are not finite")
         return array
 
-    def values(self, entry: Stored, name: str, rows: slice | None) -> np.ndarray:
-        """A tensor, or some of its rows, as it is."""
-        raise NotImplementedError
+
+def stored(path: Path) -> dict[str, Stored]:
+    """The tensors of one file, by name; no pickled code is executed.
+
+    Raises:
+        ValueError: A file that is cut short, damaged or of another kind, or a package that is not
+            installed.
+    """
+    return of_torch(path, _torch_file(path)) if path.suffix == ".bin" else _safetensors(path)
+
+
+def _safetensors(path):
+    safetensors = required("safetensors", str(path), "pretrained")
+    try:
+        file = safetensors.safe_open(path, "numpy")
+    except safetensors.SafetensorError as error:
+        reason = one_line(error, 300)
+        raise ValueError(f"{path}: cut short, or not a safetensors file: {reason}") from None
+    found = {}
+    for name in file.keys():  # noqa: SIM118
+        part = file.get_slice(name)
+        if (kind := part.get_dtype()) not in _DTYPES:
+            quantised = ": a quantised checkpoint" if kind.startswith(("F8", "F6", "F4")) else ""
+            what = f"tensor {quoted(name)} has the unsupported dtype {kind}"
+            raise ValueError(f"{path}: {what}{quantised}")
+        found[name] = Stored(
+            path, np.dtype(_DTYPES[kind]), tuple(part.get_shape()), part.__getitem__
+        )
+    return found
+
+
+def _torch_file(path):
+    try:
+        import torch
+    except ImportError:
+        raise ValueError(
+            f"{path}: .bin files are read by torch, which is not installed (pip install torch); "
+            f"where it is, {_CONVERT.format(path.name)}"
+        ) from None
+    mapped = zipfile.is_zipfile(path)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as error:  # of pickle, zipfile or torch
+        raise ValueError(f"{path}: not a readable torch file: {one_line(error, 300)}") from None
+    for inside in ("state_dict", "model_state_dict"):  # of Lightning, of torch's tutorials
+        if isinstance(found, dict) and isinstance(found.get(inside), dict):
+            found = found[inside]
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: holds a {type(found).__name__}, not a dictionary of tensors")
+    return {k: v for k, v in found.items() if isinstance(k, str) and torch.is_tensor(v)}
+
+
+def of_torch(path: Path, tensors: Mapping[str, Any]) -> dict[str, Stored]:
+    """Tensors of torch by name."""
+    return {
+        name: Stored(path, dtype_of(t), tuple(t.shape), lambda rows, t=t: as_array(t[rows]))
+        for name, t in tensors.items()
+    }
+
+
+def dtype_of(tensor: Any) -> np.dtype:
+    """The numpy dtype of a tensor."""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if kind == "bfloat16":
+        return np.dtype(ml_dtypes.bfloat16)
+    refuse_if(
+        not hasattr(np, kind), f"a tensor of the unsupported dtype {kind}: a quantised checkpoint"
+    )
+    return np.dtype(kind)
+
+
+def as_array(tensor: Any) -> np.ndarray:
+    """The values of a tensor, on the CPU in the same memory."""
+    refuse_if(tensor.device.type == "meta", "a tensor is on the device 'meta'")
+    tensor, dtype = tensor.detach().cpu(), dtype_of(tensor)
+    if dtype == ml_dtypes.bfloat16:
+        import torch
+
+        return tensor.view(torch.int16).numpy().view(dtype)
+    return tensor.numpy()
+
+
+def is_model(source: Any) -> bool:
+    """Whether `source` is a model of `transformers`: it has a state_dict and its kind of config."""
+    config = getattr(source, "config", None)
+    return hasattr(source, "state_dict") and hasattr(config, "to_dict")
+
+
+def live_model(model: Any) -> Tensors:
+    """The tensors of a model of `transformers` in memory."""
+    folder = Path(type(model).__name__)
+    entries = of_torch(folder, model.state_dict())
+    refuse_if(
+        hasattr(model, "peft_config") or any(".lora_" in name for name in entries),
+        f"{folder} has an adapter of peft, which is not measured: merge it by "
+        "merge_and_unload(), or pass get_base_model() for the model without it",
+    )
+    return Tensors(folder, "state_dict()", entries)

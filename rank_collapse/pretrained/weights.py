@@ -5,7 +5,6 @@ architecture initialises them; the mapping does not know which.
 """
 
 import copy
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -150,24 +149,23 @@ class CheckpointWeights(Weights):
         """
         stored = self._checked(name, shape)
         if self.only_shapes:
-            return np.broadcast_to(np.zeros((), self.checkpoint.dtype(stored)), shape)
+            return np.broadcast_to(np.zeros((), self.checkpoint.entries[stored].dtype), shape)
         return self.checkpoint.read(stored, finite=self.checks)
 
     def _table(self, name, rows, width):
         stored = self._checked(name, (rows, width))
-        return Table(functools.partial(self.checkpoint.read_rows, stored), (rows, width))
+        return Table(lambda a, b: self.checkpoint.read(stored, slice(a, b)), (rows, width))
 
     def _checked(self, name, shape):
         """The name in the file of a tensor that is there in this shape."""
         stored = self._stored(name)
         where = self.where
         refuse_if(stored not in self.names, f"{where}: tensor {stored!r} is missing")
-        found = self.checkpoint.shape(stored)
+        _, dtype, found, _ = self.checkpoint.entries[stored]
         refuse_if(
-            tuple(found) != shape,
-            f"{where}: tensor {stored!r} has shape {tuple(found)}, but config.json implies {shape}",
+            found != shape,
+            f"{where}: tensor {stored!r} has shape {found}, but config.json implies {shape}",
         )
-        dtype = np.dtype(self.checkpoint.dtype(stored))
         refuse_if(
             dtype.kind not in "fV",
             f"{where}: tensor {stored!r} is of {dtype}: a quantised checkpoint is not "

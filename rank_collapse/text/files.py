@@ -1,14 +1,9 @@
 """Files of text: UTF-8, tables, JSON. Each error is one line that names the file."""
 
-import contextlib
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Any
-
-# An index of 200,000 tensors, and the largest published vocabularies, have a third of it.
-MOST_JSON = 100_000_000
 
 
 def read_utf8(path: str | os.PathLike) -> str:
@@ -16,12 +11,9 @@ def read_utf8(path: str | os.PathLike) -> str:
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: A folder, a pipe or a device, not readable, or not UTF-8.
+        ValueError: A folder, not readable, or not UTF-8.
     """
     try:
-        # Opening a pipe would wait for its writer, and reading a device may never end.
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise ValueError(f"{path} cannot be read: it is not a regular file")
         return Path(path).read_text("utf-8-sig")
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist") from None
@@ -45,25 +37,13 @@ def read_table(path: str | os.PathLike) -> dict[str, list[str]]:
     }
 
 
-def check_size(path: str | os.PathLike) -> None:
-    """Refuses a JSON file of more than 100 MB.
-
-    Raises:
-        ValueError: It names the size.
-    """
-    with contextlib.suppress(OSError):  # which what reads it names
-        if (size := os.path.getsize(path)) > MOST_JSON:
-            raise ValueError(f"{path} is of {size} bytes: no JSON file of a model has {MOST_JSON}")
-
-
 def read_json(path: str | os.PathLike) -> dict[str, Any]:
     """A JSON object.
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: Not readable, of more than 100 MB, or not a JSON object.
+        ValueError: Not readable, or not a JSON object.
     """
-    check_size(path)
     text = read_utf8(path)
     try:
         content = json.loads(text)

@@ -3,15 +3,14 @@
 The package `tokenizers` is imported where it is used, so that only those who tokenize need it.
 """
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rank_collapse.extras import required
 from rank_collapse.printed import one_line
-from rank_collapse.text.files import check_size, read_json
+from rank_collapse.text.files import read_json
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -92,7 +91,6 @@ def read_byte_level(vocabulary: str | os.PathLike, merges: str | os.PathLike) ->
 
 def read_tokenizer(path: str | os.PathLike) -> Any:
     """The `tokenizers.Tokenizer` of a tokenizer.json, of any kind; it neither cuts nor pads."""
-    check_size(path)
     make = _tokenizers().Tokenizer.from_file
     tokenizer = called(f"{path} is not a tokenizer", make, str(path))
     tokenizer.no_truncation()
@@ -108,32 +106,12 @@ def called(what: str, function: Callable, *arguments: Any, **options: Any) -> An
         function: Called with the other arguments.
 
     Raises:
-        ValueError: Whatever the package refuses; a panic of its Rust code is no Exception.
+        ValueError: Whatever the package refuses.
     """
     try:
-        with _silent():
-            return function(*arguments, **options)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:
+        return function(*arguments, **options)
+    except Exception as error:
         raise ValueError(f"{what}: {one_line(error, 300)}") from None
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Standard error of this process is dropped: a panic prints its stack before Python has it."""
-    try:
-        kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    except OSError:  # there is none
-        yield
-        return
-    os.dup2(nothing, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
 
 
 def _tokenizers():

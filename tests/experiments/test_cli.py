@@ -12,7 +12,6 @@ from two_processes import python
 
 from experiments.lab import cli
 from experiments.lab.progress import Progress
-from rank_collapse import printed
 from rank_collapse.runs.files import RunError
 
 FLAGS = cli.make_flags("example", num_seeds=4)
@@ -167,29 +166,6 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, monkeypatch, c
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert run(lambda o: cli.open_run(o).close(), f"--output_dir={tmp_path}") == 2
     assert capsys.readouterr().err == f"error: cannot write to {tmp_path}: permission denied\n"
-
-
-@pytest.mark.parametrize(
-    ("stream", "encoding", "text", "shown"),
-    [
-        ("stdout", "ascii", "0.9 ± 0.1", "0.9 ? 0.1"),
-        # Names of metrics, folders and models are others'; the bar of progress is our own.
-        (
-            "stderr",
-            "utf-8",
-            "\x1b]0;title\x07loss\x9b2J\u202e é \udcff\x1b[K\n\r\x1b[Ktrain █··",
-            r"\x1b]0;title\x07loss\x9b2J\u202e é \udcff\x1b[K" + "\n\r\x1b[Ktrain █··",
-        ),
-    ],
-)
-def test_what_a_terminal_has_not_or_would_obey(stream, encoding, text, shown, monkeypatch):
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", None)
-    monkeypatch.setattr(sys, "stderr", None)
-    monkeypatch.setattr(sys, stream, io.TextIOWrapper(raw, encoding=encoding))
-    printed.print_anything()
-    print(text, file=getattr(sys, stream), flush=True)
-    assert raw.getvalue().decode() == f"{shown}\n"
 
 
 def test_a_reader_that_goes_away_is_not_success():

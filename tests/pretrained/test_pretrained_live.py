@@ -19,7 +19,7 @@ with warnings.catch_warnings():
 from comparison import largest_difference, ours
 
 from rank_collapse import pretrained
-from rank_collapse.pretrained.checkpoint import Checkpoint
+from rank_collapse.pretrained.checkpoint import open_weights
 
 TOLERANCE = 1e-5
 FOLDERS = [f for f in os.environ.get("RANK_COLLAPSE_CHECKPOINTS", "").split(":") if f]
@@ -50,7 +50,7 @@ def check(folder):
     kind = architectures.transformers.AutoModel
     model_type = json.loads((folder / "config.json").read_text("utf-8"))["model_type"]
     parts = pretrained.FAMILIES[model_type].parts
-    if parts and not any("decoder.block." in name for name in Checkpoint(folder).names):
+    if parts and not any("decoder.block." in name for name in open_weights(folder).names):
         kind = architectures.transformers.AutoModelForTextEncoding
     model = kind.from_pretrained(folder, local_files_only=True, attn_implementation="eager")
     model = model.float().eval()

@@ -15,6 +15,7 @@ from refusals import is_refused, refused
 from safetensors.numpy import load_file, save_file
 
 import rank_collapse as rc
+from experiments.paper.trained.chains import ChainPass
 from rank_collapse import pretrained
 from rank_collapse.measures import attention, influence, profiles
 from rank_collapse.measures.attention import attention_measures
@@ -23,9 +24,8 @@ from rank_collapse.measures.profiles import ProfilePass
 from rank_collapse.network import AttentionContext, Each, States, surgery
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
-from rank_collapse.paths.effects import ChainPass
 from rank_collapse.pretrained import AblationSpec, Group, InMemory, streaming
-from rank_collapse.pretrained.checkpoint import Checkpoint
+from rank_collapse.pretrained.checkpoint import open_weights
 from rank_collapse.pretrained.next_token import next_tokens, targets_of
 from rank_collapse.theory.reports import BoundPass, bound_report
 
@@ -292,7 +292,7 @@ def copied(tmp_path, name="llama-grouped"):
 
 def rewritten(folder, name, change):
     """The one tensor's bytes changed in place."""
-    path = Checkpoint(folder).entries[name].path
+    path = open_weights(folder).entries[name].path
     tensors = load_file(path)
     save_file(tensors | {name: change(tensors[name])}, path)
 
@@ -327,7 +327,7 @@ def test_values_that_are_not_finite_are_named_when_their_layer_comes(tmp_path):
 def test_weights_that_make_the_states_mean_nothing_are_said(names, value, message, tmp_path):
     """Weights of 1e37 gave NaN in every measure and exit code 0, zeros failed at the end."""
     folder = copied(tmp_path)
-    for name in [name for name in Checkpoint(folder).names if names in name]:
+    for name in [name for name in open_weights(folder).names if names in name]:
         rewritten(folder, name, lambda a: np.full_like(a, value))
     source = pretrained.open_checkpoint(folder)
     is_refused(message, pretrained.stream, source, INPUTS, STATES)

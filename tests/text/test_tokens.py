@@ -1,6 +1,5 @@
 """Files, words and batches of token ids: what is read, cut, padded, and refused in one line."""
 
-import os
 
 import numpy as np
 import pytest
@@ -23,14 +22,6 @@ def test_what_cannot_be_read_is_named(tmp_path):
     is_refused(
         "latin/below cannot be read: Not a directory", files.read_utf8, tmp_path / "latin" / "below"
     )
-
-
-def test_only_regular_files_are_opened(tmp_path):
-    """A pipe would wait for ever, and /dev/zero has no end: neither is opened."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("/dev/zero")
-    for path in (tmp_path, tmp_path / "pipe", tmp_path / "link", "/dev/zero"):
-        is_refused(f"{path} cannot be read: it is not a regular file", files.read_utf8, path)
 
 
 def test_tables(tmp_path):

@@ -18,7 +18,7 @@ from rank_collapse import pretrained
 from rank_collapse.measures.profiles import ProfilePass
 from rank_collapse.network.surgery import variants_of
 from rank_collapse.pretrained import PUBLISHED
-from rank_collapse.pretrained.checkpoint import Checkpoint
+from rank_collapse.pretrained.checkpoint import open_weights
 from rank_collapse.pretrained.hub import PREFIX, hub_folder, is_hub_name
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.text import encoders, tokens as texts_of, words
@@ -118,7 +118,8 @@ def identity(models: Sequence[Model]) -> dict[str, str]:
 
     Weight files by name, size and time of change: they are not read through.
     """
-    files = [path for m in models if m.has_weights for path in Checkpoint(m.source).paths]
+    entries = [open_weights(m.source).entries.values() for m in models if m.has_weights]
+    files = sorted({entry.path for own in entries for entry in own})
     stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     settings = json.dumps([m.settings for m in models] + stats, sort_keys=True, default=str)
     found = {"settings": settings.encode()}
