@@ -169,16 +169,9 @@ def test_a_file_is_read_back(run):
     np.testing.assert_array_equal(rows[0]["residual_ratio"], [0.9, 0.8])
 
 
-def rows_to_the_end():
-    reader = metrics.Reader("metrics.jsonl")
-    reader.read()
-    assert reader.ended
-    return reader.rows
-
-
 def test_a_scan_gives_scalars_and_gradients_by_layer(run):
     run("optax")
-    for row in rows_to_the_end():
+    for row in metrics.read("metrics.jsonl"):
         assert row.pop("step") < 3 and np.isfinite(row.pop("loss"))
         assert len(row) == 12 and {a.shape for a in row.values()} == {(3,)}
         assert all(np.isfinite(a).all() for a in row.values())
@@ -193,7 +186,7 @@ def test_one_call_gives_scalars_by_layer(run, name, layers):
 
 def test_a_watched_model_of_torch(run):
     watched = run("torch")["watched"]
-    rows = rows_to_the_end()
+    rows = metrics.read("metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 2, 4] and len(watched.rows) == 3
     assert rows[2]["residual_ratio"].shape == rows[2]["query_gradient"].shape == (3,)
 

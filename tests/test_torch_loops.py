@@ -91,9 +91,7 @@ def with_hugging_face(model, folder, **how):
 def test_a_trainer_gives_steps_and_closes(train, steps, tmp_path):
     watched = train(gpt2(), tmp_path, every=2, log=tmp_path)
     assert [row["step"] for row in watched.rows] == steps
-    reader = metrics.Reader(tmp_path / "metrics.jsonl")
-    reader.read()
-    assert reader.ended and len(reader) == 3
+    assert len(metrics.read(tmp_path / "metrics.jsonl")) == 3
 
 
 def test_an_alarm_comes_before_the_loss_is_no_number(tmp_path, caplog):

@@ -4,8 +4,7 @@
 
     {"step": 120, "seed": 0, "loss": 2.1, "residual_ratio": [0.9, 0.7]}
 
-Any program can write such a file, and `rank-collapse watch` draws it while it grows. The
-line {"end": true}, of `finish`, says that no further one is to come.
+Any program can write such a file, and `rank-collapse watch` draws it.
 """
 
 import json
@@ -80,18 +79,6 @@ def _is_later(line, seeds, after):
     return known and row["step"] > after and row.get("seed", 0) in seeds
 
 
-def finish(path: str | os.PathLike) -> None:
-    """Marks the end of the run: `rank-collapse watch` stops there.
-
-    Raises:
-        RunError: The file cannot be written.
-    """
-    _append(path, _END)
-
-
-_END = {"end": True}
-
-
 def _append(path, line):
     make_folder(Path(path).parent)
     with writing(path), open(path, "ab+") as file:
@@ -119,81 +106,24 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
     Raises:
         RunError: The file cannot be read, or has a line or a value that is not a metric's.
     """
-    reader = Reader(path)
-    reader.read()
-    return reader.rows
-
-
-_KNOWN = 1000  # bytes by which a file that has only grown is known
-
-
-class Reader:
-    """The lines of a file that grows, each read once; see `read`.
-
-    Args:
-        path: The file.
-
-    Attributes:
-        ended: Whether the last line says that the run has ended.
-    """
-
-    def __init__(self, path: str | os.PathLike):
-        self.path = path
-        self._begin()
-
-    def _begin(self):
-        self._rows: dict[tuple[int, int], dict[str, Any]] = {}
-        self._place = self._lines = 0
-        self._before = b""  # what stands before that place
-        self.ended = False
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """All that was read, in order of (seed, step)."""
-        return [self._rows[key] for key in sorted(self._rows)]
-
-    def read(self) -> list[dict[str, Any]]:
-        """Rows that are new since the last call; of a file that was written anew all of them.
-
-        Raises:
-            RunError: As of `read`.
-        """
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
+    rows: dict[tuple[int, int], dict[str, Any]] = {}
+    for number, line in enumerate(lines, 1):
         try:
-            with open(self.path, "rb") as file:
-                file.seek(self._place - len(self._before))
-                if file.read(len(self._before)) != self._before:
-                    self._begin()
-                    file.seek(0)
-                content = file.read()
-        except OSError as error:
-            raise RunError(f"{self.path} cannot be read: {error.strerror or error}") from error
-        lines = content.split(b"\n")
-        found = [self._row(text, self._lines + i) for i, text in enumerate(lines, 1)]
-        whole = content[: len(content) - len(lines[-1])]  # a line without an end is read again
-        self._place += len(whole)
-        self._before = (self._before + whole[-_KNOWN:])[-_KNOWN:]
-        self._lines += len(lines) - 1
-        return [row for row in found if row is not None]
-
-    def _row(self, text, number):
-        try:
-            row = json.loads(text)
-        except (ValueError, RecursionError):
-            return None
-        self.ended = row == _END
-        if self.ended:
-            return None
-        where = f"{self.path}, line {number}"
+            row = json.loads(line)
+        except (ValueError, RecursionError):  # cut off
+            continue
+        where = f"{path}, line {number}"
         if not isinstance(row, dict) or type(row.get("step")) is not int:
             raise RunError(f"{where}: no JSON object with a whole number 'step'")
         if type(row.get("seed", 0)) is not int:
             raise RunError(f"{where}: 'seed' is no whole number")
-        row = {name: _restored(name, value, where) for name, value in row.items()}
-        self._rows[row.get("seed", 0), row["step"]] = row
-        return row
+        own = {name: _restored(name, value, where) for name, value in row.items()}
+        rows[own.get("seed", 0), own["step"]] = own
+    return [rows[key] for key in sorted(rows)]
 
 
 def _restored(name, value, where):

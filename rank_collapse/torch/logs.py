@@ -37,12 +37,6 @@ def write(log: Log, step: int, values: Mapping[str, Any]) -> None:
         log(dict(flat(values)), step=step)
 
 
-def finish(log: Log) -> None:
-    """Ends a file."""
-    if isinstance(log, Path):
-        metrics.finish(log)
-
-
 def flat(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """(name, number) of a row, by layer "name/layer_3"; without gaps."""
     for name, value in values.items():

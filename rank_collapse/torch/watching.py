@@ -108,14 +108,12 @@ class Watch:
         self._prepare()
 
     def close(self) -> None:
-        """Ends it, and the file."""
+        """Ends it."""
         self._detach()
         self._end()
         own = _OF_MODELS.get(self._model(), [])
         if self in own:
             own.remove(self)
-            if rank() == 0:
-                self.notes.attempt(None, "end of the log", logs.finish, self._log)
 
     @property
     def step(self) -> int:

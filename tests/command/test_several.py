@@ -218,7 +218,7 @@ def test_steps_and_equal_weights(run, tmp_path):
 def test_a_reader_that_leaves_ends_it_silently(tmp_path):
     for seed in range(2000):  # more lines of alarms than a pipe holds
         metrics.append(tmp_path / metrics.NAME, 1, {"residual_ratio": 1e-6}, seed=seed)
-    command = [sys.executable, "-m", "rank_collapse", "watch", str(tmp_path), "--once"]
+    command = [sys.executable, "-m", "rank_collapse", "watch", str(tmp_path)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=REPOSITORY, **pipes) as process:
         assert process.stdout.read(10) == b"step 1: re"

@@ -2,20 +2,16 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 
 import pytest
-from conftest import REPOSITORY
-from refusals import is_refused
 
 from rank_collapse.command import main, watch
 from rank_collapse.measures.table import COLLAPSE
 from rank_collapse.report.alarms import alarms
 from rank_collapse.report.metrics import by_step
 from rank_collapse.runs import drawn, folder, metrics
-from rank_collapse.runs.files import RunError
 
 
 @pytest.fixture(autouse=True)
@@ -42,92 +38,46 @@ def write(folder, *ratios):
 def test_a_threshold_that_is_passed_is_said_once_and_exits_with_3(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(watch, "drawn", drawn.drawn)
     write(tmp_path, 0.5, 1e-3, 1e-4)
-    out = said(capsys, str(tmp_path), "--once", code=watch.PASSED).out
+    out = said(capsys, str(tmp_path), code=watch.PASSED).out
     assert out.count("rank collapse") == 1 and "step 1: residual_ratio 0.001 below 0.01" in out
     assert (tmp_path / "figures" / "metrics.png").stat().st_size > 1000
-    assert watched(str(tmp_path / metrics.NAME), "--once", "--below=residual_ratio=1e-5") == 0
-
-
-def test_a_loss_that_is_no_number_is_said_once_whatever_else_is_looked_for(
-    tmp_path, capsys, monkeypatch
-):
-    lost = {"loss": float("nan")}
-
-    def go_on(_):
-        metrics.append(tmp_path / metrics.NAME, 5, lost, seed=1)
-        (tmp_path / "summary.json").write_text("{}")
-
-    monkeypatch.setattr(watch, "pause", go_on)
-    metrics.append(tmp_path / metrics.NAME, 4, lost, seed=1)
-    out = said(capsys, str(tmp_path), "--above=loss=5", code=watch.PASSED).out
-    assert out.startswith("step 4: loss nan is not finite of seed 1 (divergence)\n1 thresholds")
+    assert watched(str(tmp_path / metrics.NAME), "--below=residual_ratio=1e-5") == 0
 
 
 def test_each_network_of_several_has_its_picture_and_its_alarms(tmp_path, capsys):
     for network, ratio in (("deep", 1e-5), ("flat", 0.5)):
         path = tmp_path / metrics.FOLDER / f"{network}.jsonl"
         metrics.append(path, 3, {"residual_ratio": [0.9, ratio]}, seed=0)
-    out = said(capsys, str(tmp_path), "--once", code=watch.PASSED).out
+    out = said(capsys, str(tmp_path), code=watch.PASSED).out
     assert out.startswith("deep: step 3: residual_ratio 1e-05") and "1 thresholds" in out
     drawn = {path.name for path in (tmp_path / "figures").iterdir()}
     assert drawn == {"metrics-deep.png", "metrics-flat.png"}
     assert (
-        str(tmp_path / "figures" / "metrics-flat.png") in said(capsys, str(path), "--once").out
+        str(tmp_path / "figures" / "metrics-flat.png") in said(capsys, str(path)).out
     )  # the file alone, in the same run
-
-
-def test_the_file_may_come_later(tmp_path, monkeypatch, capsys):
-    """As where the run and this are started together."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-
-    def begin(_):
-        write(folder, 0.5)
-        (folder / "summary.json").write_text("{}")
-
-    monkeypatch.setattr(watch, "pause", begin)
-    assert watched(str(folder)) == 0 and (folder / "figures" / "metrics.png").exists()
-    waiting = f"waiting: {folder / metrics.NAME} does not exist"
-    assert capsys.readouterr().out.startswith(waiting)
-    assert watched(str(folder)) == 0 and "waiting" not in capsys.readouterr().out
 
 
 def test_steps_alone_are_no_metric(tmp_path, capsys):
     (tmp_path / metrics.NAME).write_text('{"step": 1}\n')
-    assert "no metric yet" in said(capsys, str(tmp_path), "--once").out
+    assert "no metric yet" in said(capsys, str(tmp_path)).out
 
 
 def test_a_threshold_on_a_metric_that_never_came_is_a_mistake(tmp_path, capsys):
     write(tmp_path, 0.5)
     metrics.append(tmp_path / metrics.NAME, 9, {"decoder.loss": 1.0})
-    assert watched(str(tmp_path), "--once", "--below=resid=0.9", "--above=loss=9") == 2
+    assert watched(str(tmp_path), "--below=resid=0.9", "--above=loss=9") == 2
     wanted = "no metric 'resid' for its threshold; the run has decoder.loss, residual_ratio"
     assert wanted in capsys.readouterr().err
-    assert watched(str(tmp_path), "--once", "--above=loss=9") == 0  # of a part of the network
-
-
-def test_it_ends_with_a_run_of_ones_own(tmp_path, monkeypatch):
-    """Which has no summary, but says that it ends."""
-    write(tmp_path, 0.5)
-    path = tmp_path / metrics.NAME
-    monkeypatch.setattr(watch, "pause", lambda _: metrics.finish(path))
-    assert watched(str(tmp_path)) == 0
-    assert metrics.read(path) and len(path.read_text().splitlines()) == 2
-    metrics.append(path, 7, {"loss": 2.0})  # resumed
-    monkeypatch.setattr(watch, "pause", lambda _: time.sleep(0.02))
-    assert watched(str(path), "--patience=1e-4") == 0
+    assert watched(str(tmp_path), "--above=loss=9") == 0  # of a part of the network
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("nowhere", "--once"), "nowhere does not exist"),
-        (("nowhere",), "nowhere does not exist"),
-        ((".", "--once"), "metrics.jsonl does not exist"),
-        (("x", "--every=0"), "--every 0.0 is below 0.1"),
+        (("nowhere",), "nowhere has no metrics.jsonl"),
+        ((".",), "has no metrics.jsonl"),
         (("x", "--below=loss"), "--below=loss is not name=value"),
         (("x", "--above=loss=much"), "--above=loss=much is not name=value"),
-        (("x", "--below=loss=٣"), "--below=loss=٣ is not name=value"),
         (("x", "--below=loss=nan"), "--below=loss=nan is not name=value"),
     ],
 )
@@ -142,32 +92,8 @@ def test_of_very_many_metrics_some_dozens_are_drawn_and_it_says_so(tmp_path, cap
     for step in range(3):
         metrics.append(tmp_path / metrics.NAME, step, {f"m{i}": i + step for i in range(300)})
     begun = time.monotonic()
-    assert "metrics.png shows 36 of 300 metrics" in said(capsys, str(tmp_path), "--once").out
+    assert "metrics.png shows 36 of 300 metrics" in said(capsys, str(tmp_path)).err
     assert time.monotonic() - begun < 60  # 120 s before
-
-
-def test_each_line_is_read_once_and_a_file_that_was_begun_afresh_from_its_beginning(tmp_path):
-    path = tmp_path / metrics.NAME
-    write(tmp_path, 0.5, 0.4)
-    reader = metrics.Reader(path)
-    assert [row["step"] for row in reader.read()] == [0, 1] and reader.read() == []
-    with open(path, "ab") as file:
-        file.write(b'{"step": 2, "los')
-    assert reader.read() == []
-    with open(path, "ab") as file:
-        file.write(b's": 1}\n[1]')
-    is_refused("line 4: no JSON object", reader.read, error=RunError)
-    with open(path, "ab") as file:
-        file.write(b"2\n")  # "[1]2" is no JSON: cut off
-    assert [row["step"] for row in reader.read()] == [2] and len(reader.rows) == 3
-    path.write_bytes(b'{"step": 7, "loss": 1}\n')
-    assert [row["step"] for row in reader.read()] == [7] and len(reader.rows) == 1
-    path.write_bytes(b'{"step": 8, "loss": 1}\n' * 2 + b'{"step": 9, "loss": 1}\n')  # longer
-    assert [row["step"] for row in reader.read()] == [8, 8, 9] and len(reader.rows) == 2
-    other = tmp_path / "other"
-    other.write_bytes(b'{"step": 1, "loss": 1}\n' * 10)
-    other.rename(path)
-    assert [row["step"] for row in reader.read()] == [1] * 10 and len(reader.rows) == 1
 
 
 @pytest.mark.full
@@ -189,28 +115,8 @@ def test_a_metric_of_any_name_is_drawn(tmp_path, monkeypatch):
     """Formulas and control characters: matplotlib refused the one and warned of the other."""
     monkeypatch.setattr(watch, "drawn", drawn.drawn)
     metrics.append(tmp_path / metrics.NAME, 1, {"$\\frac{$": 1.0, "\x1b[31m": 2.0, "m" * 10**5: 1})
-    assert watched(str(tmp_path), "--once") == 0
+    assert watched(str(tmp_path)) == 0
     assert (tmp_path / "figures" / "metrics.png").stat().st_size > 1000
-
-
-@pytest.mark.full
-def test_it_follows_a_file_that_grows(tmp_path):
-    write(tmp_path, 0.5)
-    command = [
-        sys.executable,
-        "-m",
-        "rank_collapse",
-        "watch",
-        str(tmp_path),
-        "--every=0.1",
-        "--stop",
-    ]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
-        while not (tmp_path / "figures" / "metrics.png").exists():
-            assert process.poll() is None
-        metrics.append(tmp_path / metrics.NAME, 7, {"residual_ratio": [0.9, 1e-6]})
-        out, _ = process.communicate(timeout=60)
-    assert process.returncode == watch.PASSED and out.startswith("step 7: residual_ratio 1e-06")
 
 
 @pytest.mark.full
@@ -234,28 +140,15 @@ def test_what_a_trainer_writes_is_watched(tmp_path, capsys):
     assert "step 3: layer_1.residual_ratio 0.0333 below 0.04" in out
     assert "step 4: loss nan is not finite" in out and "2 thresholds passed" in out
     assert (tmp_path / "figures" / "metrics.png").exists()
-    assert (
-        "epoch" not in said(capsys, str(saved), "--once", code=watch.PASSED).out
-    )  # the file itself
+    assert "epoch" not in said(capsys, str(saved), code=watch.PASSED).out  # the file itself
     (tmp_path / "trainer_state.json").write_text('{"log_history": 3}')
-    assert said(capsys, str(tmp_path), "--once", code=2).err.startswith(
-        f"error: {tmp_path / 'trainer_state.json'} has no"
+    assert said(capsys, str(tmp_path), code=2).err.startswith(
+        f"error: {tmp_path / 'trainer_state.json'} cannot be read"
     )
 
 
 def of_layers(*ratios):
     return {f"residual_ratio/layer_{i}": ratio for i, ratio in enumerate(ratios)}
-
-
-def test_a_state_that_is_just_being_written_is_read_later(tmp_path):
-    saved = tmp_path / watch.STATE
-    saved.write_text('{"log_history": [{"step": 1, "loss": 2.0}]}')
-    reader = watch.reader_of(saved)
-    assert reader.read() == [{"step": 1, "loss": 2.0}] and not reader.ended
-    saved.write_text('{"log_his')
-    assert reader.read() == [] and len(reader) > 0
-    saved.write_text('{"log_history": [{"step": 1, "loss": 2.0, "grad": 1}, {"step": 2, "lr": 1}]}')
-    assert [row["step"] for row in reader.read()] == [1, 2]
 
 
 MALFORMED = ["", "{", "[]", "3", "null", '{"log_history": 3}', '{"log_history": [3]}']
@@ -271,21 +164,13 @@ MALFORMED += [
 @pytest.mark.parametrize("content", MALFORMED, ids=range(len(MALFORMED)))
 def test_a_malformed_state_is_one_line(content, tmp_path, capsys):
     (tmp_path / watch.STATE).write_bytes(content.encode("latin-1"))
-    err = said(capsys, str(tmp_path), "--once", code=2).err
+    err = said(capsys, str(tmp_path), code=2).err
     assert err.startswith(f"error: {tmp_path / watch.STATE} ") and err.count("\n") == 1
-
-
-def test_a_state_that_is_half_written_at_the_first_look_is_waited_for(tmp_path, monkeypatch):
-    saved = tmp_path / watch.STATE
-    saved.write_text('{"log_hist')
-    whole = {"log_history": [{"step": 1, "loss": 2.0}], "global_step": 1, "max_steps": 1}
-    monkeypatch.setattr(watch, "pause", lambda _: saved.write_text(json.dumps(whole)))
-    assert watched(str(tmp_path)) == 0
 
 
 def test_without_matplotlib_thresholds_are_still_passed(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     write(tmp_path, 1e-6)
-    out, err = said(capsys, str(tmp_path), "--once", code=watch.PASSED)
-    assert out.endswith("1 thresholds passed; not drawn\n") and err.startswith("no picture: ")
+    out, _ = said(capsys, str(tmp_path), code=watch.PASSED)
+    assert "1 thresholds passed; no picture: " in out
     assert not (tmp_path / "figures").exists()
