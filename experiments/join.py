@@ -19,8 +19,8 @@ import numpy as np
 from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import experiment_of, experiments_of
 from experiments.lab.flags import Flags, config_of, options_of
+from experiments.lab.folder import read_summary
 from rank_collapse.runs.files import load_arrays, read_object
-from rank_collapse.runs.folder import read_summary
 
 FLAGS = cli.bare_flags(Flags("join"))
 vocabulary.define(FLAGS, output_dir=None, overwrite=False)

@@ -19,9 +19,8 @@ accuracy 0.858.
 
 from experiments.lab import cli, vocabulary
 from experiments.paper.path_lengths import paths_experiment
-from experiments.train import arguments
+from experiments.train import arguments, pairs as texts
 from experiments.train.tasks import memorization_setup
-from rank_collapse.text import pairs as texts
 
 FLAGS = arguments.make_flags(
     "memorization",

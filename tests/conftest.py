@@ -83,7 +83,7 @@ def figures_as_data():
     """Figures of runs are written as a digest of what they show: see there."""
     from figures_as_data import as_data
 
-    from rank_collapse.runs import folder
+    from experiments.lab import folder
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder, "drawn", as_data)

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
+from experiments.paper.trained.chains import ChainPass
 from rank_collapse.measures.influence import mean_cosine, shown
 from rank_collapse.measures.residuals import residual_ratio
 from rank_collapse.network import prepare_inputs, run
 from rank_collapse.paths.chains import measured_sizes
 from rank_collapse.paths.contributions import PathContributions
-from rank_collapse.paths.effects import ChainPass
 
 N, D, DEPTH, HEADS = 5, 8, 3, 2
 

@@ -21,6 +21,7 @@ from path_examples import config_of, example
 from path_oracle import Oracle
 
 import rank_collapse as rc
+from experiments.paper.trained.chains import ChainPass
 from rank_collapse import pretrained
 from rank_collapse.measures.influence import InfluencePass
 from rank_collapse.measures.norms import composite_norm
@@ -29,7 +30,6 @@ from rank_collapse.network import DEFAULTS, Output, States, flat, prepare_inputs
 from rank_collapse.network.covers import EVERYTHING, INERT, SIZES
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.direct import variance_shares
-from rank_collapse.paths.effects import ChainPass
 from rank_collapse.paths.enumeration import enumerate_paths
 from rank_collapse.paths.steps import COVERS as PATHS
 from rank_collapse.paths.truncation import Truncated, TruncatedPass

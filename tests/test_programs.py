@@ -18,11 +18,11 @@ from jax import export
 from marks import full_but
 
 import rank_collapse as rc
-from rank_collapse.measures import dependency
+from experiments.note.stability import dependency
+from experiments.train import convex_hull, sorting
 from rank_collapse.paths.chains import branch_sizes, predicted_sizes
 from rank_collapse.theory.stability import collapse_law
 from rank_collapse.training import Hyper, Recipe, init_state, train_epoch
-from rank_collapse.training.tasks import convex_hull, sorting
 
 SAN = rc.san_skip(2, 2, 4)
 PATHS = np.array([[0, 1], [2, 1]])

@@ -16,6 +16,7 @@ import pytest
 from path_examples import config_of
 
 import rank_collapse as rc
+from experiments.note import transformer_grammar as grammar
 from rank_collapse import pretrained, struct
 from rank_collapse.command import checkpoint
 from rank_collapse.command.inputs import Inputs, Opened
@@ -35,7 +36,7 @@ from rank_collapse.theory import cubic_law, stability
 from rank_collapse.theory.log_attention import HeadParts
 from rank_collapse.theory.token_kernel import TokenKernel
 from rank_collapse.training.depth_rules import DepthRule
-from rank_collapse.training.tasks import examples, grammar, sequences
+from rank_collapse.training.tasks import examples, sequences
 
 N, D, DEPTH = 5, 8, 3
 CONFIG = config_of(mlp="gelu", attention_skip=True, mlp_skip=True, norm_placement="post")

@@ -14,8 +14,8 @@ import pytest
 from data_dictionary import check_columns
 from figures_as_data import as_data
 
+from experiments.lab.folder import RunFolder
 from rank_collapse.runs.drawn import drawn
-from rank_collapse.runs.folder import RunFolder
 
 
 def figure(method, *arguments):

@@ -32,11 +32,11 @@ from experiments.lab.flags import (
     options_of as options_of,
     parse as parse,
 )
+from experiments.lab.folder import RunFolder
 from experiments.lab.vocabulary import MOST_SEEDS as MOST_SEEDS, definer as definer
 from rank_collapse.extras import MissingPackage
 from rank_collapse.printed import one_line
 from rank_collapse.runs.files import RunError
-from rank_collapse.runs.folder import RunFolder
 
 # Of the user or the machine: said in one line. Others are ours, and show where they are.
 MISTAKES = (ValueError, RunError, MissingPackage, OSError, MemoryError, flags.Error)
@@ -116,7 +116,7 @@ def open_run(
         read_only: Whether the folder stays as it is, unlocked.
 
     Raises:
-        RunError: See `rank_collapse.runs.folder.RunFolder`.
+        RunError: See `experiments.lab.folder.RunFolder`.
     """
     aside = options.execution | set(execution)
     config = config_of(options, aside) | dict(extra or {})

@@ -24,10 +24,10 @@ from jax.sharding import Mesh
 
 from experiments.lab import devices
 from experiments.lab.flags import Flags
+from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress, check
 from rank_collapse.runs import seeds
 from rank_collapse.runs.files import damaged
-from rank_collapse.runs.folder import RunFolder
 
 SEEDS = "seeds"  # the part of a run's arrays that has one cell
 

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 from experiments.lab import cli, grid, labelled, tidy
 from experiments.lab.flags import Flags, precision
+from experiments.lab.folder import RunFolder, read_summary
 from experiments.lab.statements import STATEMENTS
 from rank_collapse import report
 from rank_collapse.report import figures
 from rank_collapse.runs.files import damaged
-from rank_collapse.runs.folder import RunFolder, read_summary
 
 
 def caption_of(draw: Callable) -> str:

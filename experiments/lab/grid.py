@@ -20,8 +20,8 @@ import numpy as np
 
 from experiments.lab import devices, progress
 from experiments.lab.flags import Flags, arguments_of, parse, precision
+from experiments.lab.folder import RunFolder
 from experiments.lab.pool import workers
-from rank_collapse.runs.folder import RunFolder
 
 
 def measured_here(experiment: str, arguments: Sequence[str], number: int) -> dict[str, np.ndarray]:

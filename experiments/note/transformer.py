@@ -20,6 +20,7 @@ import rank_collapse as rc
 from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import Drawing, Experiment
 from experiments.lab.flags import Flags
+from experiments.note import transformer_grammar as grammar
 from experiments.train import arguments
 from experiments.train.training import ALONE, TrainedTask, diverged, kept, models_of, results_of
 from rank_collapse.report import Comparison, figures
@@ -27,7 +28,7 @@ from rank_collapse.report.intervals import Interval
 from rank_collapse.report.statistics import by_seed
 from rank_collapse.training import models
 from rank_collapse.training.recipe import OPTIMIZERS, Recipe
-from rank_collapse.training.tasks import examples, grammar, sequences
+from rank_collapse.training.tasks import examples, sequences
 
 TASKS = (*sequences.TASKS, "translation")
 NUM_PROFILED = 32  # pairs whose residuals are averaged

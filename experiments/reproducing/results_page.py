@@ -4,6 +4,7 @@ from pathlib import Path
 
 from experiments.lab.experiment import experiments_of
 from experiments.reproducing import statements_page
+from experiments.reproducing.markdown import markdown
 from experiments.reproducing.sections import (
     DOCS,
     PRESETS,
@@ -14,7 +15,6 @@ from experiments.reproducing.sections import (
     times_of,
 )
 from rank_collapse import runs
-from rank_collapse.report.markdown import markdown
 from rank_collapse.runs import files
 
 INTRO = (

@@ -14,6 +14,7 @@ from typing import Any
 
 from experiments.lab.experiment import experiment_of, experiments_of
 from experiments.lab.statements import STATEMENTS
+from experiments.reproducing.markdown import table_of
 from rank_collapse import runs
 from rank_collapse.report.claims import (
     ANSWERS,
@@ -28,7 +29,6 @@ from rank_collapse.report.claims import (
     answer_from,
     judged,
 )
-from rank_collapse.report.markdown import table_of
 from rank_collapse.report.wording import holds_text, range_text
 from rank_collapse.runs import files
 

@@ -9,10 +9,9 @@ from absl import flags
 
 import rank_collapse as rc
 from experiments.lab.flags import content_hash
-from experiments.train import arguments
+from experiments.train import arguments, convex_hull, memorization, pairs as texts, sorting
 from experiments.train.training import TrainedTask, train_and_eval
-from rank_collapse.text import pairs as texts
-from rank_collapse.training.tasks import convex_hull, examples, memorization, sorting
+from rank_collapse.training.tasks import examples
 
 
 def sorting_setup(options: flags.FlagValues) -> TrainedTask:

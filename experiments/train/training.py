@@ -18,17 +18,17 @@ import numpy as np
 
 from experiments.lab.executor import Chunk, Executor
 from experiments.lab.flags import Flags, content_hash
+from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress, asked
-from experiments.train import arguments
+from experiments.train import arguments, path_accuracy
+from experiments.train.watched import layer_scalars
 from rank_collapse.runs import metrics, seeds
 from rank_collapse.runs.files import damaged
-from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.states import flatten, unflatten
-from rank_collapse.training import Ensemble, Hyper, Recipe, Trained, dump_models, path_accuracy
+from rank_collapse.training import Ensemble, Hyper, Recipe, Trained, dump_models
 from rank_collapse.training.models import init_model
 from rank_collapse.training.recipe import check_hyper, config_of
 from rank_collapse.training.tasks.examples import Examples
-from rank_collapse.training.watched import layer_scalars
 
 ALONE = "results"  # the part of the arrays of a run that trains one network
 

@@ -1,4 +1,4 @@
-"""Run folders: the files of one run of an experiment, its seeds and saved states."""
+"""Files of a run: written whole; metrics by step, seeds, saved states."""
 
 from rank_collapse.runs.files import (
     RunError as RunError,
@@ -6,4 +6,3 @@ from rank_collapse.runs.files import (
     make_folder as make_folder,
     write_atomically as write_atomically,
 )
-from rank_collapse.runs.folder import RunFolder as RunFolder, read_summary as read_summary

@@ -7,11 +7,12 @@ import time
 
 import pytest
 
+from experiments.lab import folder
 from rank_collapse.command import main, watch
 from rank_collapse.measures.table import COLLAPSE
 from rank_collapse.report.alarms import alarms
 from rank_collapse.report.metrics import by_step
-from rank_collapse.runs import drawn, folder, metrics
+from rank_collapse.runs import drawn, metrics
 
 
 @pytest.fixture(autouse=True)

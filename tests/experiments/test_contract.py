@@ -20,15 +20,14 @@ from matplotlib.figure import Figure
 from trained_runs import check_second_run, contents, rows, run, same_arrays, single_columns
 
 from experiments import reproduce
-from experiments.lab import cli, pool, progress
+from experiments.lab import cli, folder, pool, progress
 from experiments.lab.experiment import Drawing, Experiment, experiment_of, experiments_of
+from experiments.lab.folder import RunFolder
 from experiments.lab.statements import STATEMENTS
 from rank_collapse.report import claims
 from rank_collapse.report.page import Comparison
-from rank_collapse.runs import folder
 from rank_collapse.runs.drawn import drawn
 from rank_collapse.runs.files import RunError
-from rank_collapse.runs.folder import RunFolder
 
 
 def as_here(devices):

@@ -6,9 +6,9 @@ import pytest
 
 from experiments.lab import cli, vocabulary
 from experiments.lab.executor import Executor, Mapped, named, seeds_done
+from experiments.lab.folder import RunFolder
 from rank_collapse.runs import seeds
 from rank_collapse.runs.files import RunError
-from rank_collapse.runs.folder import RunFolder
 
 FLAGS = cli.make_flags("scaled", num_seeds=5, traced=("skip_gain",))
 vocabulary.define(FLAGS, skip_gain=1.0)

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from trained_runs import answered, arrays, finished, parsed, rows, seed_of
 
-from experiments.paper.circle import experiment as run_circle, walks as circle_walks
+from experiments.lab.folder import RunFolder
+from experiments.paper.circle import experiment as run_circle, task as circle, walks as circle_walks
 from rank_collapse import apply
 from rank_collapse.network.inputs import input_states
-from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training import load_models
-from rank_collapse.training.tasks import circle
 from rank_collapse.training.training import forward
 
 NAME = "circle_skip+mlp, d=8"

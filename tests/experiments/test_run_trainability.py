@@ -10,13 +10,13 @@ from scipy import stats
 from trained_runs import arrays, finished, parsed, result_of, rows, run
 
 import rank_collapse as rc
+from experiments.lab.folder import RunFolder
 from experiments.lab.statements import STATEMENTS
 from experiments.note import trainability as binary
 from experiments.train import designs, training
 from experiments.train.training import Training
 from rank_collapse.report.claims import judged
 from rank_collapse.report.intervals import wilson_interval
-from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.recipe import Hyper, Recipe, config_of
 from rank_collapse.training.tasks.examples import Examples

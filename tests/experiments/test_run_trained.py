@@ -23,13 +23,13 @@ from experiments import run_convex_hull, run_memorization, run_sort
 from experiments.lab.labelled import of_arrays
 from experiments.paper.path_accuracies import BASELINES, accuracies
 from experiments.train import arguments
+from experiments.train.watched import layer_scalars
 from rank_collapse.report.claims import FINDING
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import init_state, load_models
 from rank_collapse.training.tasks import examples
 from rank_collapse.training.training import batch_forward
-from rank_collapse.training.watched import layer_scalars
 
 # Enough to learn to sort three letters out of four.
 SORT = (

@@ -10,7 +10,8 @@ from path_examples import chain_effects
 from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse.measures import dependency, updates
+from experiments.note.stability import dependency
+from rank_collapse.measures import updates
 from rank_collapse.measures.attention import attention_profile
 from rank_collapse.measures.influence import layer_influence, layer_removal, settled
 from rank_collapse.network.layers import norm

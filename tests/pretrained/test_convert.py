@@ -14,8 +14,8 @@ with warnings.catch_warnings():
     import transformers
 
 import rank_collapse as rc
+from experiments.paper.trained import convert
 from rank_collapse import pretrained
-from rank_collapse.pretrained import convert
 from rank_collapse.text import encoders
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

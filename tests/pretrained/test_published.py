@@ -12,11 +12,10 @@ from published_weights import load_circle
 from refusals import is_refused
 from scipy import stats
 
+from experiments.paper.circle import recurrence, task as circle
 from experiments.paper.circle.experiment import PUBLISHED_FELL, PUBLISHED_SEEDS
 from experiments.paper.circle.walks import TOGETHER
 from rank_collapse.pretrained import PUBLISHED, published_curves, published_targets
-from rank_collapse.theory import recurrence
-from rank_collapse.training.tasks import circle
 from rank_collapse.training.training import Model, forward
 
 pytestmark = pytest.mark.full

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from refusals import each_is_refused, is_refused
 
+from experiments.lab.folder import RunFolder, read_summary
 from rank_collapse.runs import files, metrics, states
 from rank_collapse.runs.files import RunError, load_arrays, write_arrays
-from rank_collapse.runs.folder import RunFolder, read_summary
 
 CONFIG = {"depth": 3}
 ARRAYS = {

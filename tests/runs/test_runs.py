@@ -16,9 +16,9 @@ import pytest
 from matplotlib.figure import Figure
 from refusals import each_is_refused, is_refused
 
-from rank_collapse.runs import provenance
+from experiments.lab import provenance
+from experiments.lab.folder import LAYOUT, RunFolder, read_summary
 from rank_collapse.runs.files import RunError, difference, make_folder
-from rank_collapse.runs.folder import LAYOUT, RunFolder, read_summary
 
 CONFIG = {"depth": 3, "scales": (0.5, 1.0), "name": "a"}
 
@@ -135,7 +135,8 @@ def test_execution_does_not_take_part_in_the_comparison(tmp_path):
 @pytest.mark.full
 def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
     code = (
-        "import sys; from rank_collapse.runs import RunError, RunFolder\n"
+        "import sys; from experiments.lab.folder import RunFolder\n"
+        "from rank_collapse.runs import RunError\n"
         "try: RunFolder(sys.argv[1], {})\n"
         "except RunError as e: print(e); sys.exit(2)\n"
     )
@@ -239,7 +240,7 @@ def test_the_git_revision_is_that_of_the_checkout_with_its_changes_or_none(tmp_p
 CODE = """
 import os, signal, sys
 import numpy as np
-from rank_collapse.runs.folder import RunFolder
+from experiments.lab.folder import RunFolder
 
 replace = os.replace
 

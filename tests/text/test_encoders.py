@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from refusals import is_refused
 
-from rank_collapse.text import encoders, pairs, tokens, vocabulary
+from experiments.train import pairs
+from rank_collapse.text import encoders, tokens, vocabulary
 from rank_collapse.text.words import default_text
 
 pytest.importorskip("tokenizers")
@@ -134,7 +135,8 @@ def test_a_token_beyond_every_integer_is_one_line():
 
 pytest.importorskip("tokenizers")
 IDS = """
-from rank_collapse.text import encoders, pairs, words
+from experiments.train import pairs
+from rank_collapse.text import encoders, words
 encoder = encoders.trained_tokenizer([words.default_text()], 30000)
 given = pairs.read_pairs("shipped", "", 20)
 tokenizer, _ = pairs.load_tokenizer("absent", given)

@@ -9,11 +9,11 @@ import pytest
 from comparison import near
 from refusals import is_refused
 
+from experiments.train import sorting
 from rank_collapse.network import EmbeddingConfig, TransformerConfig
 from rank_collapse.runs import states
 from rank_collapse.runs.seeds import seed_keys, seed_mesh
 from rank_collapse.training.ensemble import Ensemble
-from rank_collapse.training.tasks import sorting
 from rank_collapse.training.training import Hyper, Recipe, batch_forward
 
 CONFIG = TransformerConfig(

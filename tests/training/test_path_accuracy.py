@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
+from experiments.train import path_accuracy
 from rank_collapse.paths.sets import Classifier
-from rank_collapse.training import path_accuracy
 from rank_collapse.training.tasks.examples import Examples, token_accuracy
 from rank_collapse.training.training import Model
 

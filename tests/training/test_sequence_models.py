@@ -9,6 +9,7 @@ import optax
 import pytest
 from refusals import refused
 
+from experiments.train.path_accuracy import whole_model
 from rank_collapse.network import (
     Decoded,
     EmbeddingConfig,
@@ -19,7 +20,6 @@ from rank_collapse.network import (
 from rank_collapse.runs.seeds import seed_keys, seed_mesh
 from rank_collapse.training import Ensemble, Hyper, Recipe, dump_models, load_models
 from rank_collapse.training.models import decode_pairs, exact_share
-from rank_collapse.training.path_accuracy import whole_model
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.training import batch_forward
 

@@ -10,16 +10,11 @@ from hypothesis import given, settings, strategies as st
 from refusals import is_refused, refused
 from scipy.spatial import ConvexHull
 
-from rank_collapse.training.tasks import (
-    circle,
-    convex_hull,
-    examples,
-    grammar,
-    memorization,
-    sequences,
-    sorting,
-)
-from rank_collapse.training.tasks.grammar import FIRST_WORD, PLURAL
+from experiments.note import transformer_grammar as grammar
+from experiments.note.transformer_grammar import FIRST_WORD, PLURAL
+from experiments.paper.circle import task as circle
+from experiments.train import convex_hull, memorization, sorting
+from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.tasks.sequences import BEGIN, END, NUM_MARKS, PAD
 
 

@@ -10,8 +10,8 @@ import pytest
 from comparison import near
 from refusals import refused
 
+from experiments.train import memorization, sorting
 from rank_collapse.network import EmbeddingConfig, TransformerConfig, transformer
-from rank_collapse.training.tasks import memorization, sorting
 from rank_collapse.training.tasks.examples import cross_entropy, pack, packed_rows
 from rank_collapse.training.training import (
     Hyper,

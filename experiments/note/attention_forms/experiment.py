@@ -26,6 +26,7 @@ from experiments.lab import cli, tidy, vocabulary
 from experiments.lab.executor import Executor
 from experiments.lab.experiment import Drawing, Experiment
 from experiments.lab.flags import Flags
+from experiments.lab.folder import RunFolder
 from experiments.lab.statements import row_of
 from experiments.note.attention_forms.measure import FORMS, LAWS, MEASURES, make_measure
 from experiments.train import arguments
@@ -33,7 +34,6 @@ from experiments.train.tasks import sorting_setup
 from experiments.train.training import TrainedTask, diverged, models_of, results_of, whole_model
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.statistics import between, log10, mean_of
-from rank_collapse.runs.folder import RunFolder
 
 SOURCE, WIDTH = "Vaswani et al. 2017, section 3.2.1", r"width of queries and keys $d_k$"
 

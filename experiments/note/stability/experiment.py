@@ -23,16 +23,16 @@ import numpy as np
 from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import Drawing, Experiment
 from experiments.lab.flags import Flags
+from experiments.lab.folder import RunFolder
 from experiments.note.stability import figures, networks, results, training
+from experiments.note.stability.dependency import centre_of_mass, dependency
 from experiments.note.stability.measure import measure_all
 from experiments.note.stability.networks import Case, configs_of
 from experiments.note.stability.results import ByCase
-from rank_collapse.measures.dependency import centre_of_mass, dependency
 from rank_collapse.network.designs import DESIGNS
 from rank_collapse.report import Comparison
 from rank_collapse.report.claims import Row, of_mean
 from rank_collapse.report.statistics import number
-from rank_collapse.runs.folder import RunFolder
 
 FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last", traced=("update_size",))
 define = cli.definer(FLAGS)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.note.stability import results
+from experiments.note.stability.dependency import dependency
 from experiments.note.stability.results import (
     VISIBLE,
     ByCase,
@@ -16,7 +17,6 @@ from experiments.note.stability.results import (
     curve,
     ends,
 )
-from rank_collapse.measures.dependency import dependency
 from rank_collapse.report import figures
 from rank_collapse.report.figures import Figure
 from rank_collapse.report.statistics import geometric_mean

@@ -13,6 +13,7 @@ import numpy as np
 import rank_collapse as rc
 from experiments.lab import cli
 from experiments.lab.flags import Flags
+from experiments.lab.folder import RunFolder
 from experiments.note.stability import networks
 from experiments.note.stability.measure import of_network
 from experiments.train import designs, letters
@@ -22,7 +23,6 @@ from rank_collapse.network.inputs import input_states
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.figures import Figure
 from rank_collapse.report.statistics import geometric_mean
-from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training.recipe import Recipe, config_of
 from rank_collapse.training.tasks import examples
 from rank_collapse.training.training import batch_forward

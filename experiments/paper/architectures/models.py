@@ -13,6 +13,7 @@ import numpy as np
 import rank_collapse as rc
 from experiments.lab import cli
 from experiments.lab.flags import Flags, check_names
+from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from rank_collapse import pretrained
 from rank_collapse.measures.profiles import ProfilePass
@@ -20,7 +21,6 @@ from rank_collapse.network.surgery import variants_of
 from rank_collapse.pretrained import PUBLISHED
 from rank_collapse.pretrained.checkpoint import open_weights
 from rank_collapse.pretrained.hub import PREFIX, hub_folder, is_hub_name
-from rank_collapse.runs.folder import RunFolder
 from rank_collapse.text import encoders, tokens as texts_of, words
 
 NAMES = {"pretrained": "pretrained", "init": "random initialisation"}

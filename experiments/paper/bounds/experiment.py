@@ -27,10 +27,10 @@ from experiments.lab import cli, vocabulary
 from experiments.lab.executor import Executor
 from experiments.lab.experiment import Drawing, Experiment
 from experiments.lab.flags import Flags, check_names
+from experiments.lab.folder import RunFolder
 from experiments.paper.bounds.draws import CASES, FREE, Case, climb, single_draw, two_heads
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import of_cases
-from rank_collapse.runs.folder import RunFolder
 
 BLOCK = 50  # draws that a device vmaps over
 ROUNDING = 1e-13  # decimal logarithms in float64: two tokens of width 1 meet the diameter's bound

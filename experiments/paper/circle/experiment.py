@@ -34,8 +34,10 @@ from absl import flags
 
 from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import Drawing, Experiment, Finding
+from experiments.lab.folder import RunFolder
 from experiments.lab.statements import row_of
 from experiments.paper.circle import walks
+from experiments.paper.circle.task import RADIUS
 from experiments.paper.circle.walks import known, parts_of
 from experiments.train import arguments
 from experiments.train.training import TrainedTask, models_of, results_of
@@ -43,8 +45,6 @@ from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import of_mean
 from rank_collapse.report.intervals import fisher_exact, wilson_interval
 from rank_collapse.report.statistics import by_seed
-from rank_collapse.runs.folder import RunFolder
-from rank_collapse.training.tasks.circle import RADIUS
 
 # What the published code trains: a skip around the attention in each of them.
 PUBLISHED = ("base", "circle_skip", "mlp")

@@ -9,11 +9,10 @@ import numpy as np
 from absl import flags
 
 import rank_collapse as rc
+from experiments.paper.circle import recurrence, task as circle
 from experiments.train.training import TrainedTask, diverged, kept
 from rank_collapse.network.inputs import input_states
-from rank_collapse.theory import recurrence
 from rank_collapse.training import Recipe, forward
-from rank_collapse.training.tasks import circle
 
 COLLAPSED_STEPS = 1000  # of equal tokens, to reach the fixed point near which a multiplier holds
 TOGETHER = 0.01  # two points this near have fallen together: 1/60 of the circle's diameter
@@ -91,7 +90,7 @@ def roll_out(num_steps: int, setup: TrainedTask, model: Any, data: Any, key: Any
     Returns:
         "trajectory" [t, 2, 2], "distance" [t] of its two points, and "error", √(E‖Δ‖² / 4) of one
         step on the training data, Δ the error of a point. Of the theory (see
-        `rank_collapse.theory.recurrence`): "log10_distance" [t], with the logarithm carried;
+        `experiments.paper.circle.recurrence`): "log10_distance" [t], with the logarithm carried;
         "head_gap" [t, l, h]; the Jacobians of a step of the recurrence, "jacobian_at_end" [4, 4]
         where the two points end, "jacobian_across" [2, 2] where equal points end that begin in
         their middle, and "equal_points_moved", the length of the last step of those.

@@ -14,12 +14,12 @@ import rank_collapse as rc
 from experiments.lab import labelled
 from experiments.lab.executor import SEEDS, Chunk, Executor, Mapped
 from experiments.lab.flags import Flags, check_names
+from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from experiments.paper import inputs
 from rank_collapse.measures import residuals
 from rank_collapse.network.gains import Gains
 from rank_collapse.runs import seeds
-from rank_collapse.runs.folder import RunFolder
 from rank_collapse.theory import bounds, cubic_law, logdomain
 
 VARIANTS = {

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.paper.trained.chains import ChainPass
 from rank_collapse import pretrained
 from rank_collapse.measures.attention import first_column
 from rank_collapse.measures.norms import composite_norm
@@ -18,7 +19,6 @@ from rank_collapse.measures.profiles import ProfilePass
 from rank_collapse.network import Each, States
 from rank_collapse.paths.chains import measured_sizes
 from rank_collapse.paths.contributions import LengthPass
-from rank_collapse.paths.effects import ChainPass
 from rank_collapse.paths.truncation import TruncatedPass
 from rank_collapse.pretrained import AblationSpec, Group
 from rank_collapse.text import tokens

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.paper.trained import texts
-from rank_collapse.pretrained import convert
+from experiments.paper.trained import convert, texts
 
 
 class Package(NamedTuple):

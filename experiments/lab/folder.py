@@ -38,8 +38,9 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.runs import metrics, provenance, states
-from rank_collapse.runs.checkpoints import Checkpoints
+from experiments.lab import provenance
+from experiments.lab.checkpoints import Checkpoints
+from rank_collapse.runs import metrics, states
 from rank_collapse.runs.drawn import OPTIONS, drawn
 from rank_collapse.runs.files import (
     RunError,

@@ -2,7 +2,7 @@
 
 Each example is a sequence of two tokens, the current points of the two walkers; the targets are
 their next points. Applied to its own output again and again, a network may let the two points fall
-together: `rank_collapse.theory.recurrence` says how fast.
+together: `experiments.paper.circle.recurrence` says how fast.
 """
 
 from collections.abc import Callable
