@@ -1,12 +1,111 @@
-"""What the submodules of a Flax model put out, by name: Linen or NNX."""
+"""Flax models, Linen or NNX: their attention parameters as ours, what their submodules put out.
+
+Plain arrays need none of this: every measure of the package takes an [n, d] array.
+"""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx, traverse_util
 from jaxtyping import Array
+
+from rank_collapse.network.projections import AttentionParams, repeat_groups
+
+_OURS = {"query": ("w_q", "b_q"), "key": ("w_k", "b_k"), "value": ("w_v", "b_v")}
+_OURS["out"] = ("w_o", "b_o")
+
+
+def attention_from_linen(
+    params: Mapping[str, Any], *, layer_axis: int | None = None
+) -> AttentionParams:
+    """Our parameters from those of `flax.linen.MultiHeadDotProductAttention`.
+
+    Their layouts agree: kernels [d, h, k] become [h, d, k], the output's [h, v, d] stays.
+
+    Args:
+        params: The module's own dictionary (query, key, value, out), or its {"params": ...}.
+        layer_axis: Where `nn.scan` (its `variable_axes`) and the like put the layers; None for one
+            layer.
+
+    Returns:
+        Parameters for `network.multi_head_attention`, zero biases where it has none; of several
+        layers with the layer axis first, as `BlockParams.attention` has it.
+
+    Raises:
+        ValueError: A dictionary that is not of this module, or one with normalised queries.
+    """
+    params = params.get("params", params)
+    missing = [name for name in _OURS if name not in params]
+    if missing or "kernel" not in params["query"]:
+        raise ValueError(f"params with keys {sorted(params)} are not those of multi-head attention")
+    if "query_ln" in params or "key_ln" in params:
+        raise ValueError("attention with normalize_qk=True has no counterpart here")
+    if layer_axis is not None:
+        stack = jax.tree.map(lambda a: jnp.moveaxis(jnp.asarray(a), layer_axis, 0), dict(params))
+        return jax.vmap(attention_from_linen)(stack)
+    fields = {}
+    for theirs, (weight, bias) in _OURS.items():
+        kernel = jnp.asarray(params[theirs]["kernel"])
+        fields[weight] = kernel if theirs == "out" else kernel.transpose(1, 0, 2)
+        shape = kernel.shape[2:] if theirs == "out" else kernel.shape[1:]
+        fields[bias] = jnp.asarray(params[theirs].get("bias", jnp.zeros(shape, kernel.dtype)))
+    return AttentionParams(**fields)
+
+
+def attention_to_linen(params: AttentionParams, use_bias: bool = True) -> dict[str, dict[str, Any]]:
+    """The inverse of `attention_from_linen`: the module's own dictionary.
+
+    Args:
+        params: Dot-product attention of one layer, with d_qk = d_v as the module wants.
+        use_bias: As given to the module; without it the biases must be zero.
+
+    Raises:
+        ValueError: Parameters the module cannot hold.
+    """
+    if params.v_score is not None or params.relative is not None:
+        raise ValueError("additive or relative attention has no counterpart in Flax's module")
+    if params.w_q.shape[-1] != params.w_v.shape[-1]:
+        raise ValueError(
+            f"d_qk={params.w_q.shape[-1]} is not d_v={params.w_v.shape[-1]}, as the module wants"
+        )
+    params, theirs = repeat_groups(params), {}
+    for name, (weight, bias) in _OURS.items():
+        w, b = getattr(params, weight), getattr(params, bias)
+        theirs[name] = {"kernel": w if name == "out" else w.transpose(1, 0, 2)}
+        if use_bias:
+            shape = w.shape[2:] if name == "out" else (w.shape[0], w.shape[2])
+            theirs[name]["bias"] = jnp.zeros(shape, w.dtype) if b is None else b
+        elif b is not None and jnp.any(b != 0):
+            raise ValueError(f"use_bias=False, but {bias} is not zero")
+    return theirs
+
+
+def attention_from_nnx(module: Any, *, layer_axis: int | None = None) -> AttentionParams:
+    """Our parameters from an `nnx.MultiHeadAttention`, or one that `nnx.vmap` has made of several.
+
+    See `attention_from_linen`.
+    """
+    params = nnx.to_pure_dict(nnx.state(module, nnx.Param))
+    return attention_from_linen(params, layer_axis=layer_axis)
+
+
+def attention_to_nnx(params: AttentionParams, module: Any) -> None:
+    """Writes our parameters into an `nnx.MultiHeadAttention` of the same shape.
+
+    Raises:
+        ValueError: Parameters of another shape.
+    """
+    state = nnx.state(module, nnx.Param)
+    old = nnx.to_pure_dict(state)
+    new = attention_to_linen(params, use_bias="bias" in old["query"])
+    if jax.tree.map(jnp.shape, old) != jax.tree.map(jnp.shape, new):
+        shapes = jax.tree.map(jnp.shape, old)
+        raise ValueError(f"the module holds {shapes}, the parameters are of other shapes")
+    nnx.replace_by_pure_dict(state, new)
+    nnx.update(module, state)
 
 
 def linen_intermediates(

@@ -45,17 +45,17 @@ def of_tokens(fn: Callable, num_tokens: int, d_model: int) -> EntryPoint:
 
 def output_change(params: Any, x: Any, config: rc.TransformerConfig) -> Any:
     """Of weights one percent larger."""
-    return rc.output_change(params, jax.tree.map(lambda a: a * 1.01, params), x, config)
+    return rc.measures.output_change(params, jax.tree.map(lambda a: a * 1.01, params), x, config)
 
 
 def gradient_norms(params: Any, x: Any, config: rc.TransformerConfig) -> Any:
     """Of the output's squares."""
-    return rc.gradient_norms(lambda p: jnp.sum(rc.apply(p, x, config).output ** 2), params)
+    return rc.measures.gradient_norms(lambda p: jnp.sum(rc.apply(p, x, config).output ** 2), params)
 
 
 def admin_profile(params: Any, x: Any, config: rc.TransformerConfig) -> Any:
     """Of one example, in float32."""
-    return jax.tree.map(jnp.float32, rc.admin_profile(params, x[None], config))
+    return jax.tree.map(jnp.float32, rc.network.admin_profile(params, x[None], config))
 
 
 def entry_points(
@@ -67,17 +67,17 @@ def entry_points(
     paths = jnp.arange(2 * depth).reshape(2, depth) % (num_heads + 1)
     networks = {
         "apply": rc.apply,
-        "network_profile": rc.network_profile,
-        "attention_profile": rc.attention_profile,
+        "network_profile": rc.measures.network_profile,
+        "attention_profile": rc.measures.attention_profile,
         "gradient_norms": gradient_norms,
         "output_change": output_change,
-        "layer_removal": rc.layer_removal,
-        "layer_influence": rc.layer_influence,
+        "layer_removal": rc.measures.layer_removal,
+        "layer_influence": rc.measures.layer_influence,
         "path_contributions": rc.path_contributions,
         "head_contributions": rc.head_contributions,
         "direct_contributions": rc.direct_contributions,
-        "path_set_states": lambda p, x, c: rc.path_set_states(p, x, c, paths[None]),
-        "path_state": lambda p, x, c: rc.path_state(p, x, c, paths[0]),
+        "path_set_states": lambda p, x, c: rc.paths.path_set_states(p, x, c, paths[None]),
+        "path_state": lambda p, x, c: rc.paths.path_state(p, x, c, paths[0]),
         "truncated": lambda p, x, c: rc.truncated(p, x, c, 1),
         "expected_pass": expected_pass,
         "admin_profile": admin_profile,
@@ -94,7 +94,7 @@ def entry_points(
         "participation_ratio": rc.participation_ratio,
     }
     skips = rc.san_skip(depth, num_heads, d_model)
-    weights = (rc.attention_entropy, rc.sink_rate, rc.largest_column)
+    weights = (rc.attention_entropy, rc.sink_rate, rc.measures.largest_column)
     shape = num_heads, num_tokens, num_tokens
     attention = EntryPoint(
         lambda p: [f(p) for f in weights],

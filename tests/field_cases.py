@@ -67,7 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qk_norm head": POST | {"qk_norm": "head"},
     "qk_norm width": POST | {"qk_norm": "width"},
     "score_cap": {"score_cap": 0.5},
-    "mixing": POST | {"mixing": rc.Mixing(0.4, 0.7, -0.2)},
+    "mixing": POST | {"mixing": rc.network.Mixing(0.4, 0.7, -0.2)},
     "mix": POST | {"mix": shaped},
     "normalise": POST | {"normalise": halved},
     "norm_placement both": SKIPS | {"norm_placement": "both"},

@@ -12,7 +12,9 @@ import mpmath
 import numpy as np
 from scipy import special
 
-from rank_collapse.network import GATED, layer_gains, prepare_inputs
+from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.layers import GATED
 
 FLOATS = SimpleNamespace(sqrt=np.sqrt, exp=np.exp, tanh=np.tanh, erfc=special.erfc)
 KINDS = ("attention", "cross", "mlp")

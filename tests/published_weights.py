@@ -34,8 +34,8 @@ def load_reference(tensors, num_heads, norm_eps=1e-12):
         init="reference",
     )
     stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)
-    classifier = rc.Classifier(state["classifier.weight"].T, state["classifier.bias"])
-    return config, rc.TransformerParams(layers=stack, embedding=embedding), classifier
+    classifier = rc.paths.Classifier(state["classifier.weight"].T, state["classifier.bias"])
+    return config, rc.network.TransformerParams(layers=stack, embedding=embedding), classifier
 
 
 class CircleRun(NamedTuple):
@@ -43,8 +43,8 @@ class CircleRun(NamedTuple):
     (circle_skip), and the two walkers by step [t, 2, 2]."""
 
     config: rc.TransformerConfig
-    params: rc.TransformerParams
-    classifier: rc.Classifier
+    params: rc.network.TransformerParams
+    classifier: rc.paths.Classifier
     skip: bool
     trajectory: Any
 
@@ -63,7 +63,7 @@ def load_circle(arrays, num_heads=2):
 
 
 def _norm(state, name):
-    return rc.NormParams(gain=state[f"{name}.weight"], bias=state[f"{name}.bias"])
+    return rc.network.NormParams(gain=state[f"{name}.weight"], bias=state[f"{name}.bias"])
 
 
 def _block(state, prefix, h):
@@ -79,15 +79,15 @@ def _block(state, prefix, h):
     mlp = mlp_norm = None
     if f"{prefix}intermediate.dense.weight" in state:
         into, back = f"{prefix}intermediate.dense.", f"{prefix}output.dense."
-        mlp = rc.MLPParams(
+        mlp = rc.network.MLPParams(
             w_in=state[f"{into}weight"].T,
             b_in=state[f"{into}bias"],
             w_out=state[f"{back}weight"].T,
             b_out=state[f"{back}bias"],
         )
         mlp_norm = _norm(state, f"{prefix}output.LayerNorm")
-    return rc.BlockParams(
-        attention=rc.AttentionParams(**fields),
+    return rc.network.BlockParams(
+        attention=rc.network.AttentionParams(**fields),
         attention_norm=_norm(state, f"{out}LayerNorm"),
         mlp=mlp,
         mlp_norm=mlp_norm,
@@ -107,7 +107,7 @@ def _embedding(state, norm_eps):
             more["w_hidden"] = state["bert.embed_ffn2.weight"].T
             more["b_hidden"] = state["bert.embed_ffn2.bias"]
         norm = _norm(state, "bert.embed_LN")
-        return config, rc.EmbeddingParams(
+        return config, rc.network.EmbeddingParams(
             w_in=w.T, b_in=state["bert.embed_ffn.bias"], norm=norm, **more
         )
     tokens = state[f"{tables}word_embeddings.weight"]
@@ -120,7 +120,7 @@ def _embedding(state, norm_eps):
         num_positions=0 if positions is None else positions.shape[0],
         norm_eps=norm_eps,
     )
-    return config, rc.EmbeddingParams(
+    return config, rc.network.EmbeddingParams(
         tokens=tokens,
         positions=positions,
         w_project=state[f"{tables}lin.weight"].T,

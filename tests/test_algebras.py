@@ -26,8 +26,10 @@ from rank_collapse import pretrained
 from rank_collapse.measures.influence import InfluencePass
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual
-from rank_collapse.network import DEFAULTS, Output, States, flat, prepare_inputs, run
+from rank_collapse.network.config import DEFAULTS, flat
 from rank_collapse.network.covers import EVERYTHING, INERT, SIZES
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.passes import Output, States, run
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.direct import variance_shares
 from rank_collapse.paths.enumeration import enumerate_paths
@@ -133,13 +135,13 @@ def direct(params, x, config, extra, trace):
 def frozen_paths(params, x, config, extra, trace):
     """All paths and the offset are the output."""
     paths = enumerate_paths(config.depth, config.num_heads)[None]
-    found = rc.path_set_states(params, x, config, paths, semantics="frozen")[0]
+    found = rc.paths.path_set_states(params, x, config, paths, semantics="frozen")[0]
     close(found + rc.path_contributions(params, x, config).offset, trace.output)
 
 
 def recomputed_paths(params, x, config, extra, trace):
     """The path of all heads is the network."""
-    found = rc.path_state(params, x, config, np.full(config.depth, -1))
+    found = rc.paths.path_state(params, x, config, np.full(config.depth, -1))
     close(found, trace.hidden[-1])
 
 
@@ -155,7 +157,7 @@ def logarithms(params, x, config, extra, trace):
 
 
 def balls(params, x, config, extra, trace):
-    close(rc.exact_profile(params, x, config).profile, log10_residuals(trace), 1e-8)
+    close(rc.theory.exact_profile(params, x, config).profile, log10_residuals(trace), 1e-8)
 
 
 def bound(params, x, config, extra, trace):
@@ -223,16 +225,18 @@ PASSES = {
     "frozen paths": Pass(
         PATHS["frozen"],
         frozen_paths,
-        lambda p, x, c, **i: rc.path_state(p, x, c, np.zeros(2, int), semantics="frozen", **i),
+        lambda p, x, c, **i: rc.paths.path_state(
+            p, x, c, np.zeros(2, int), semantics="frozen", **i
+        ),
     ),
     "recomputed paths": Pass(
         PATHS["recomputed"],
         recomputed_paths,
-        lambda p, x, c, **i: rc.path_state(p, x, c, np.zeros(2, int), **i),
+        lambda p, x, c, **i: rc.paths.path_state(p, x, c, np.zeros(2, int), **i),
     ),
     "truncation": Pass(Truncated.covers, truncated, lambda p, x, c, **i: rc.truncated(p, x, c, 1)),
     "logarithms": Pass(LogScaled.covers, logarithms, rc.log_residual_profile),
-    "balls": Pass(exact.Balls.covers, balls, lambda p, x, c, **i: rc.exact_profile(p, x, c)),
+    "balls": Pass(exact.Balls.covers, balls, lambda p, x, c, **i: rc.theory.exact_profile(p, x, c)),
     "bounds": Pass(bounds.COVERS, bound, lambda p, x, c, **i: rc.bound_report(p, x, c)),
     "tangent": Pass(transverse.LinearAttention.covers, tangent, rc.transverse_exponents),
     "cubic law": Pass(cubic_law.COVERS, cubic, cubic_law.cubic_profile),

@@ -4,7 +4,9 @@ import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import linen as nn, nnx
+from refusals import each_is_refused
 
 import rank_collapse as rc
 from rank_collapse import flax_adapters as adapters
@@ -34,6 +36,90 @@ class Scanned(nn.Module):
 def scanned(axis):
     axes = {"params": axis, "intermediates": 0}
     return nn.scan(Scanned, variable_axes=axes, split_rngs={"params": True}, length=3)()
+
+
+@pytest.mark.parametrize(("use_bias", "y"), [(True, X), (False, X), (True, draws.tokens(7, 8))])
+def test_linen_attention_there_and_back(use_bias, y):
+    module = nn.MultiHeadDotProductAttention(num_heads=H, use_bias=use_bias)
+    variables = filled(module.init(jax.random.key(1), X, y))
+    ours = adapters.attention_from_linen(variables)
+    output, _ = rc.network.multi_head_attention(ours, X, y)
+    np.testing.assert_allclose(output, module.apply(variables, X, y), atol=2e-6)
+    back = adapters.attention_to_linen(ours, use_bias=use_bias)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, back, variables["params"]))
+    if not use_bias:
+        none = ours.replace(b_q=None, b_k=None, b_v=None, b_o=None)
+        for biases in (False, True):
+            mine, other = (adapters.attention_to_linen(p, use_bias=biases) for p in (none, ours))
+            assert jax.tree.all(jax.tree.map(jnp.array_equal, mine, other))
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_nnx_attention_there_and_back(use_bias):
+    def make(seed):
+        return nnx.MultiHeadAttention(
+            num_heads=H, in_features=D, decode=False, use_bias=use_bias, rngs=nnx.Rngs(seed)
+        )
+
+    module, other = make(0), make(1)
+    state = nnx.state(module, nnx.Param)
+    nnx.update(module, filled(state))
+    ours = adapters.attention_from_nnx(module)
+    output, _ = rc.network.multi_head_attention(ours, X, X)
+    np.testing.assert_allclose(output, module(X), atol=2e-6)
+    adapters.attention_to_nnx(ours, other)
+    np.testing.assert_array_equal(other(X), module(X))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_parameters_of_scanned_blocks(axis):
+    stack = scanned(axis)
+    variables = filled(stack.init(jax.random.key(1), X, None))
+    theirs = variables["params"]["attention"]
+    ours = adapters.attention_from_linen(theirs, layer_axis=axis)
+    config = rc.san_skip(3, H, D)
+    params = rc.network.TransformerParams(layers=rc.network.BlockParams(attention=ours))
+    np.testing.assert_allclose(
+        rc.apply(params, X, config).output, stack.apply(variables, X, None)[0], atol=1e-5
+    )
+    for l in range(3):
+        single = jax.tree.map(lambda a, l=l: jnp.take(a, l, axis), theirs)
+        want = adapters.attention_from_linen(single)
+        mine = rc.network.layer_params(params, config, l).attention
+        assert jax.tree.all(jax.tree.map(jnp.array_equal, mine, want))
+
+
+def test_parameters_of_nnx_blocks_made_together():
+    @nnx.vmap(axis_size=3)
+    def make(key):
+        return nnx.MultiHeadAttention(H, D, decode=False, rngs=nnx.Rngs(key))
+
+    modules = make(jax.random.split(jax.random.key(0), 3))
+    nnx.update(modules, filled(nnx.state(modules, nnx.Param)))
+    ours = adapters.attention_from_nnx(modules, layer_axis=0)
+    x = jax.random.normal(jax.random.key(1), (N, D))
+    definition, state = nnx.split(modules)
+    for l in range(3):
+        single = nnx.merge(definition, jax.tree.map(lambda a, l=l: a[l], state))
+        mine, _ = rc.network.multi_head_attention(jax.tree.map(lambda a, l=l: a[l], ours), x, x)
+        np.testing.assert_allclose(mine, single(x), atol=2e-6)
+
+
+@pytest.mark.full
+def test_what_flax_cannot_hold_is_refused():
+    def heads(**fields):
+        config = rc.san(1, H, D, **fields)
+        params = rc.init(jax.random.key(0), config, bias_scale=1.0)
+        return rc.network.layer_params(params, config, 0).attention
+
+    wider = nnx.MultiHeadAttention(num_heads=H, in_features=24, decode=False, rngs=nnx.Rngs(0))
+    to, of = adapters.attention_to_linen, adapters.attention_from_linen
+    each_is_refused(
+        (lambda: to(heads(d_qk=2, d_v=4)), "d_qk=2 is not d_v=4"),
+        (lambda: to(heads(), use_bias=False), "b_q is not zero"),
+        (lambda: of({"Dense_0": {}}), "not those of multi-head attention"),
+        (lambda: adapters.attention_to_nnx(heads(), wider), "other shapes"),
+    )
 
 
 class Block(nn.Module):

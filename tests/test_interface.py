@@ -32,8 +32,8 @@ def test_all_has_the_lazy_names():
     ("choices", "table"),
     [
         (MeasureName, rc.MEASURES),
-        (DesignName, rc.DESIGNS),
-        (VariantName, rc.VARIANTS),
+        (DesignName, rc.network.DESIGNS),
+        (VariantName, rc.network.VARIANTS),
         (Loss, LOSSES),
     ],
 )
@@ -45,7 +45,7 @@ def test_choices_are_the_keys_of_their_table(choices, table):
     ("guess", "answer"),
     [
         (
-            lambda: rc.NormParams(np.ones(4)).scale,
+            lambda: rc.network.NormParams(np.ones(4)).scale,
             "has no 'scale'; its fields are gain, ",
         ),
         (lambda: CONFIG.skip_gian, "TransformerConfig has no 'skip_gian'.* skip_gain, "),

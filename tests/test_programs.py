@@ -43,7 +43,7 @@ CALLS = {
     "dependency": lambda seed: dependency.dependency(np.array([0.5, 0.1 * seed], np.float32)),
     "predicted_sizes": lambda seed: predicted_sizes(0.3 + 0.1 * seed, 3, 2),
     "collapse_law": lambda seed: collapse_law(0.1 * seed, 4, jnp.ones(3) + seed, jnp.ones(3)),
-    "path_set_logits": lambda seed: rc.path_set_logits(
+    "path_set_logits": lambda seed: rc.paths.path_set_logits(
         draws.parameters(SAN, seed), READ_OUT, draws.tokens(3, 4, seed), SAN, (PATHS + seed) % 3
     ),
     "monitored": lambda seed: rc.monitored(
@@ -68,7 +68,7 @@ SWEPT = {  # of a network whose gains and temperature are swept
     "path_contributions": lambda p, x, c: (
         rc.path_contributions(p, x, c, head_gain=jnp.full((3, 2), c.temperature)).by_length
     ),
-    "path_set_states": lambda p, x, c: rc.path_set_states(
+    "path_set_states": lambda p, x, c: rc.paths.path_set_states(
         p, x, c, jnp.array([[[0, 1, 2], [2, 1, 1]]]) % (1 + c.temperature).astype(int)
     ),
     "log_residual_profile": rc.log_residual_profile,

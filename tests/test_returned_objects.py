@@ -20,11 +20,15 @@ from experiments.note import transformer_grammar as grammar
 from rank_collapse import pretrained, struct
 from rank_collapse.command import checkpoint
 from rank_collapse.command.inputs import Inputs, Opened
-from rank_collapse.network import AttentionContext, Layer, ResidualSpec, Walked, inputs
+from rank_collapse.network import inputs
+from rank_collapse.network.attention import AttentionContext
 from rank_collapse.network.edits import Edit
 from rank_collapse.network.layers import MLPConfig
+from rank_collapse.network.passes import Walked
 from rank_collapse.network.positions import PositionConfig
+from rank_collapse.network.residual import ResidualSpec
 from rank_collapse.network.variants import Variant
+from rank_collapse.network.walk import Layer
 from rank_collapse.paths import chains, next_token
 from rank_collapse.paths.channels import Channels, Layout
 from rank_collapse.paths.contributions import LengthPass
@@ -112,7 +116,7 @@ MAKERS = {
     rc.Trace: (lambda x: run(rc.apply, CROSS, memory=x[:3], keep=("attention_input",))(x),),
     rc.Profile: (
         lambda x: rc.profile(jnp.stack([x, 2 + x, 4 * x, 4 + x])),
-        run(rc.network_profile),
+        run(rc.measures.network_profile),
     ),
     rc.PathContributions: (
         PATHS,
@@ -121,7 +125,7 @@ MAKERS = {
         lambda x: logits(COUNTED(x)),
         lambda x: run(rc.path_contributions, CROSS, memory=x[:3], count_mlps=True)(x),
     ),
-    rc.DirectContributions: (
+    rc.paths.DirectContributions: (
         lambda x: logits(run(rc.direct_contributions)(x)),
         lambda x: run(rc.direct_contributions, CROSS, memory=x[:3])(x),
     ),

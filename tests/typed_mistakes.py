@@ -28,7 +28,7 @@ print(rc.profile(x[None]).residual_ratio)  # mistake
 rc.monitor(x, tokens="units")  # mistake
 rc.variant(config, "shaped")
 rc.variant(config, "san")  # mistake
-print(rc.NormParams(x[0]).gain)
-print(rc.NormParams(x[0]).scale)  # mistake
+print(rc.network.NormParams(x[0]).gain)
+print(rc.network.NormParams(x[0]).scale)  # mistake
 rc.EmbeddingConfig(vocab_size=3, positions="sinus")  # mistake
 Recipe(config, 2, batch_size=1, num_epochs=1, schedule="cosine")  # mistake

@@ -23,7 +23,7 @@ def halved(value: jax.Array, layer: jax.Array) -> jax.Array:
     return 0.5 * value
 
 
-batch = rc.apply_batch(params, np.zeros((2, 4, 8), np.float32), config, edit={"q": halved})
+batch = rc.network.apply_batch(params, np.zeros((2, 4, 8), np.float32), config, edit={"q": halved})
 ratio: jax.Array = rc.residual_ratio(trace.output, mask=np.ones(4, bool))
 profile = rc.profile(batch, measures=("residual_ratio", "token_cosine"))
 first: jax.Array = profile["residual_ratio"]
@@ -37,9 +37,9 @@ tightness: jax.Array = report.mean_layer.tightness + report.log10_residual[1:]
 for name in rc.MEASURES:
     rc.profile(trace, measures=name)
 by_name: dict[str, jax.Array] = rc.monitor(trace.output, trace.attention)
-measure: rc.Measure = rc.MEASURES["residual_ratio"]
+measure: rc.measures.Measure = rc.MEASURES["residual_ratio"]
 half = rc.Gains(attention=0.5).replace(mlp=0.5)
 with_gains = config.replace(skip_gain=half)
-proved = rc.exact_profile(params, np.zeros((4, 8), np.float32), config)
+proved = rc.theory.exact_profile(params, np.zeros((4, 8), np.float32), config)
 network = rc.pretrained.load("folder")
 names = rc.flax_adapters.named_arrays({})

@@ -13,7 +13,9 @@ from rank_collapse.paths.sets import logits_of
 BERT_BASE = rc.transformer(depth=12, num_heads=12, d_model=768)
 
 
-def drawn(config: rc.TransformerConfig, num_tokens: int) -> tuple[rc.TransformerParams, jax.Array]:
+def drawn(
+    config: rc.TransformerConfig, num_tokens: int
+) -> tuple[rc.network.TransformerParams, jax.Array]:
     """Weights and tokens of a network."""
 
     def draw(key):
@@ -80,21 +82,21 @@ def recomputed_paths(options: Any, depth: int = 6, num_sequences: int = 200) -> 
     config = rc.transformer(depth, 2, 48, mlp="none", init="reference", embedding=embedding)
     keys = jax.random.split(jax.random.key(0), 4)
     params = jax.jit(lambda k: rc.init(k, config))(keys[0])
-    classifier = rc.Classifier(jax.random.normal(keys[1], (48, 10)), jnp.zeros(10))
+    classifier = rc.paths.Classifier(jax.random.normal(keys[1], (48, 10)), jnp.zeros(10))
     inputs = jax.random.randint(keys[2], (num_sequences, 8), 0, 10)
-    paths = rc.sample_path_sets(keys[3], range(depth + 1), 5, 5, depth, 2)
+    paths = rc.paths.sample_path_sets(keys[3], range(depth + 1), 5, 5, depth, 2)
 
     def sets(params, classifier, inputs, paths):
         def logits(x):
-            return rc.path_set_logits(params, classifier, x, config, paths, no_sub_path=True)
+            return rc.paths.path_set_logits(params, classifier, x, config, paths, no_sub_path=True)
 
         return jax.vmap(logits)(inputs)
 
     def one_by_one(params, classifier, inputs, paths):
         def state(path):
-            return jax.vmap(lambda x: rc.path_state(params, x, config, path, no_sub_path=True))(
-                inputs
-            )
+            return jax.vmap(
+                lambda x: rc.paths.path_state(params, x, config, path, no_sub_path=True)
+            )(inputs)
 
         states = jax.lax.map(state, paths.reshape(-1, depth))
         sums = states.reshape(*paths.shape[:3], *states.shape[1:]).sum(axis=2)

@@ -63,7 +63,7 @@ def log_profile(
             (params, x),
         ),
         "one scale": (jax.jit(lambda p, x: rc.log_residual_profile(p, x, config)), (params, x)),
-        "proved": (lambda p, x: rc.exact_profile(p, x, config).profile, (params, x)),
+        "proved": (lambda p, x: rc.theory.exact_profile(p, x, config).profile, (params, x)),
     }
 
     def figures(forward, one_scale, proved):

@@ -63,7 +63,7 @@ def cells_of(options: Flags) -> list[Cell]:
     Raises:
         ValueError: A design that there is not.
     """
-    check_names(options, "designs", rc.DESIGNS)
+    check_names(options, "designs", rc.network.DESIGNS)
     every = itertools.product(options.warmup, options.depths, options.designs)
     cells = (
         Cell(depth, design, options.learning_rate, warmup, options.batch_size)

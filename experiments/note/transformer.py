@@ -112,7 +112,7 @@ def make_setup(options: Flags) -> TrainedTask:
     )
     decoder, tied = half.replace(cross_attention=True, mask="causal"), options.tie
     recipe = Recipe(
-        rc.EncoderDecoderConfig(half, decoder, shared_embedding=tied, tied_output=tied),
+        rc.network.EncoderDecoderConfig(half, decoder, shared_embedding=tied, tied_output=tied),
         vocab_size,
         options.batch_size,
         options.n_epochs,
@@ -156,7 +156,7 @@ def measure(setup: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, Any]
 
     def profile(item):
         source, source_mask, read, read_mask = item
-        trace = rc.encoder_decoder.apply(
+        trace = rc.network.encoder_decoder.apply(
             model, source, read, config, source_mask=source_mask, target_mask=read_mask
         )
         halves = {"encoder": (trace.encoder, source_mask), "decoder": (trace.decoder, read_mask)}

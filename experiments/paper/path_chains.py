@@ -90,7 +90,7 @@ def draw(options, setup, key):
 
     def paths_of(key):
         lengths = range(1, depth + 1)
-        return rc.sample_path_sets(key, lengths, repeats, most, depth, config.num_heads)
+        return rc.paths.sample_path_sets(key, lengths, repeats, most, depth, config.num_heads)
 
     # Fewer repeats and paths are the first of more, and random numbers take long to compile.
     chained, sets = jax.vmap(paths_of)(jnp.stack(keys))
@@ -110,7 +110,7 @@ def measure(options, setup, drawn) -> dict[str, Any]:
     norm, rest = chains.measured_sizes(sums.by_length)
     skip, branch = chains.branch_sizes(params, trace, config)
     # Sets of one path each: the states of all paths, shared beginnings computed once.
-    terms = rc.path_set_states(params, x, config, sets[..., None, :], semantics="frozen")
+    terms = rc.paths.path_set_states(params, x, config, sets[..., None, :], semantics="frozen")
     counts = jnp.asarray(rc.count_paths(depth, config.num_heads)[1:], x.dtype)[:, None, None, None]
 
     def error(number):

@@ -145,7 +145,7 @@ def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper, _: Any = No
     """Admin's ω, profiled on the first batch of each seed's own initial network."""
     config = recipe.config.replace(**hyper.network | {"skip_gain": 1.0})
     batch = data["train"].inputs[: recipe.batch_size]
-    gains = rc.admin_profile(model.network, batch, config).skip_gain
+    gains = rc.network.admin_profile(model.network, batch, config).skip_gain
     return hyper.replace(network=hyper.network | {"skip_gain": gains})
 
 

@@ -6,13 +6,10 @@ import jax
 from jaxtyping import Array, Float
 
 from rank_collapse.measures.monitor import monitored
-from rank_collapse.network import (
-    EncoderDecoderConfig,
-    EncoderDecoderParams,
-    TransformerConfig,
-    encoder_decoder,
-    input_states,
-)
+from rank_collapse.network import encoder_decoder
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.encoder_decoder import EncoderDecoderConfig, EncoderDecoderParams
+from rank_collapse.network.inputs import input_states
 from rank_collapse.training.models import Model
 
 EXAMPLES = 8

@@ -22,7 +22,8 @@ from array_api_compat import (
 )
 from jaxtyping import Array
 
-from rank_collapse.network import P, R, as_mask
+from rank_collapse.network.inputs import as_mask
+from rank_collapse.network.precision import P, R
 
 FRAMEWORKS = ("NumPy", "JAX", "torch")
 

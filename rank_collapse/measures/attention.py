@@ -27,16 +27,13 @@ from rank_collapse.measures.arrays import (
     where_it_lives,
 )
 from rank_collapse.measures.norms import mean_of
-from rank_collapse.network import (
-    Each,
-    Forward,
-    Layer,
-    TransformerConfig,
-    TransformerParams,
-    full_precision,
-    prepare_inputs,
-    run,
-)
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import Each, run
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import Forward
+from rank_collapse.network.walk import Layer
 from rank_collapse.struct import refuse, refuse_if
 
 

@@ -11,22 +11,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rank_collapse.measures.norms import as_array
-from rank_collapse.network import (
-    EVERYTHING,
-    Covers,
-    Layer,
-    LayerPass,
-    PreparedInputs,
-    States,
-    TransformerConfig,
-    TransformerParams,
-    Walked,
-    forward,
-    full_precision,
-    prepare_inputs,
-    run,
-    summands,
-)
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.covers import EVERYTHING, Covers
+from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import LayerPass, States, Walked, run
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.residual import summands
+from rank_collapse.network.transformer import forward
+from rank_collapse.network.walk import Layer
 
 
 @full_precision

@@ -27,16 +27,12 @@ from rank_collapse.measures.arrays import (
 from rank_collapse.measures.norms import divide
 from rank_collapse.measures.profiles import of_states
 from rank_collapse.measures.table import MEASURES
-from rank_collapse.network import (
-    Layer,
-    Output,
-    TransformerConfig,
-    TransformerParams,
-    Walked,
-    full_precision,
-    prepare_inputs,
-    run,
-)
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import Output, Walked, run
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.walk import Layer
 from rank_collapse.struct import refuse_if
 
 TOKENS = ("residual_ratio", "token_cosine", "participation_ratio", "stable_rank_bound")

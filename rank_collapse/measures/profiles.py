@@ -24,19 +24,13 @@ from rank_collapse.measures.arrays import (
     with_mask,
 )
 from rank_collapse.measures.table import MEASURES, MeasureName, named
-from rank_collapse.network import (
-    Forward,
-    Layer,
-    PreparedInputs,
-    States,
-    Trace,
-    TransformerConfig,
-    TransformerParams,
-    Walked,
-    full_precision,
-    prepare_inputs,
-    run,
-)
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import States, Walked, run
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import Forward, Trace
+from rank_collapse.network.walk import Layer
 from rank_collapse.struct import refuse, refuse_if
 
 
@@ -173,7 +167,7 @@ def profile(
         measures: One name out of `MEASURES`, or several, all of tokens or all of attention.
         mask: Bool [n], or [b, n] with a batch: the tokens that exist.
         key_mask: Of attention, Bool [m], or [b, m] with a batch: the keys that exist, as
-            `rc.first_column` and `rc.sink_rate` take it.
+            `rc.measures.first_column` and `rc.sink_rate` take it.
         batch_axis: Of an array with a batch: 1 for [l, b, ...], 0 for [b, l, ...].
         axis_name: Inside `jax.shard_map`, the mesh axis over which tokens are sharded: all of them
             are gathered and measured. Without it each shard's tokens are measured by themselves.

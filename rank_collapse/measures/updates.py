@@ -9,14 +9,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.measures.residuals import effective_rank
-from rank_collapse.network import (
-    TransformerConfig,
-    TransformerParams,
-    apply,
-    as_mask,
-    full_precision,
-    norm,
-)
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import as_mask
+from rank_collapse.network.layers import norm
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import apply
 
 MATRICES = {
     "attention": ("w_q", "w_k", "w_v", "w_o"),

@@ -1,6 +1,7 @@
 """Admin: gains ω of the skips that give every residual branch the same weight (Liu et al. 2020).
 
-    config = rc.admin_profile(params, x, config, mask=mask)  # of a Post-LN network, on one batch
+    # of a Post-LN network, on one batch
+    config = rc.network.admin_profile(params, x, config, mask=mask)
     trace = rc.apply(params, x[0], config)
 
 Sublayer i of a Post-LN network becomes x_i = N(ω_i ∘ x_{i−1} + f_i(x_{i−1})). Without a batch:

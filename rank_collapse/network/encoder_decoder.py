@@ -251,7 +251,7 @@ def admin_profile(
         source_mask, target_mask: Bool [b, m] and [b, n], which tokens exist.
 
     Raises:
-        ValueError: As `rank_collapse.admin_profile`.
+        ValueError: As `rank_collapse.network.admin_profile`.
     """
     encoder = admin.admin_profile(params.encoder, source, config.encoder, mask=source_mask)
     config = dataclasses.replace(config, encoder=encoder)

@@ -69,7 +69,7 @@ def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> La
     """
     struct.refuse_if(
         isinstance(config.skip_gain, Unprofiled),
-        "skip_gain=Unprofiled(): config = rc.admin_profile(params, batch, config) finds the gains",
+        "skip_gain=Unprofiled(): rc.network.admin_profile(params, batch, config) has the gains",
     )
     far = [w or ANY_DISTANCE for w in config.windows]
     return LayerGains(

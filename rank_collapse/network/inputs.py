@@ -189,7 +189,7 @@ def input_states(
     if is_embedded(x, config):
         struct.refuse_if(
             x.ndim > (1 if is_ids else 2),
-            f"x of shape {x.shape} is more than one example; rc.apply_batch takes a batch",
+            f"x of shape {x.shape} is more than one example; rc.network.apply_batch takes a batch",
         )
         ids = x if config.embedding.vocab_size and x.ndim == 1 else None
         for name, index in (("token ids", ids), ("segments", segments), ("positions", positions)):

@@ -1,6 +1,6 @@
 """Variants that are edits of what attention computes: `apply(..., edit=...)`.
 
-    trace = rc.apply(params, x, config, edit=rc.value_residual(params, x, config))
+    trace = rc.apply(params, x, config, edit=rc.network.value_residual(params, x, config))
 
 Axis letters: h heads, n tokens, v width of values, d width, l layers.
 """

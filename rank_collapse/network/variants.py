@@ -1,7 +1,7 @@
 """Attention variants by name: replacements of softmax attention with their authors' start values.
 
     config = rc.variant(rc.transformer(depth=12, num_heads=4, d_model=64, mask="causal"), "shaped")
-    params = rc.init_variant(key, config, "shaped")
+    params = rc.network.init_variant(key, config, "shaped")
 
 A head is a composition: scores S, weights P = normalise(S), the mixing matrix M = α I + β P + γ C,
 a gate. A variant sets `normalise`, `mixing` or, where it has parts of its own, `mix` of the

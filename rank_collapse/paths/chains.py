@@ -13,15 +13,13 @@ from jaxtyping import Array, Bool, Float
 from rank_collapse import struct
 from rank_collapse.measures.norms import Norm, composite_norm, divide, matrix_norm
 from rank_collapse.measures.residuals import rank_one_ratio, residual
-from rank_collapse.network import (
-    Passage,
-    Trace,
-    TransformerConfig,
-    TransformerParams,
-    full_precision,
-    replay,
-    summands,
-)
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.recorded import replay
+from rank_collapse.network.residual import summands
+from rank_collapse.network.transformer import Trace
+from rank_collapse.network.walk import Passage
 from rank_collapse.paths.enumeration import check_paths
 
 

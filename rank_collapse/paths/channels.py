@@ -14,7 +14,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import FORWARD, Algebra, TransformerConfig, streams, token_sum
+from rank_collapse.network import streams
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.covers import FORWARD
+from rank_collapse.network.residual import token_sum
+from rank_collapse.network.walk import Algebra
 from rank_collapse.paths.frozen import Frozen, carry_edit, connection, cross_attention
 
 # Layers are compiled in at most this many groups of two or more, each with the slots its last layer

@@ -13,16 +13,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import (
-    EVERYTHING,
-    TransformerConfig,
-    TransformerParams,
-    final_norm,
-    full_precision,
-    prepare_inputs,
-    walk,
-    walk_layer,
-)
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.covers import EVERYTHING
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.walk import final_norm, walk, walk_layer
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.frozen import Frozen, carry_edit, freeze
 

@@ -12,18 +12,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse.network import (
-    EVERYTHING,
-    TransformerConfig,
-    TransformerParams,
-    edits,
-    final_norm,
-    full_precision,
-    layer_gains,
-    prepare_inputs,
-    walk,
-    walk_layer,
-)
+from rank_collapse.network import edits
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.covers import EVERYTHING
+from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.walk import final_norm, walk, walk_layer
 from rank_collapse.paths.contributions import path_gains
 from rank_collapse.paths.frozen import Frozen, freeze
 

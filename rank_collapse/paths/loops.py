@@ -16,14 +16,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse.measures.residuals import residual_ratio, token_cosine
-from rank_collapse.network import (
-    TransformerConfig,
-    TransformerParams,
-    apply,
-    full_precision,
-    prepare_inputs,
-    run,
-)
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import run
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import apply
 from rank_collapse.paths.channels import Layout
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.struct import refuse_if

@@ -13,13 +13,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rank_collapse.network import (
-    TransformerConfig,
-    TransformerParams,
-    full_precision,
-    layers,
-    prepare_inputs,
-)
+from rank_collapse.network import layers
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.enumeration import check_length, check_paths
 from rank_collapse.paths.steps import COVERS, SEMANTICS, Semantics, make_steps
 

@@ -61,7 +61,7 @@ def shapley_values(values: Any, num_parts: int) -> Any:
     Source: Shapley 1953, "A value for n-person games".
 
     Example:
-        values = rc.coalition_values(lambda present: loss(present @ parts), num_parts=3)
+        values = rc.paths.coalition_values(lambda present: loss(present @ parts), num_parts=3)
         rc.shapley_values(values, 3)  # what each of the three parts is worth
     """
     p, present = num_parts, _present(num_parts)

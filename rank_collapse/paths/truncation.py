@@ -13,21 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rank_collapse.network import (
-    Layer,
-    LayerPass,
-    PreparedInputs,
-    TransformerConfig,
-    TransformerParams,
-    Walked,
-    attention as attn,
-    covers,
-    final_norm,
-    full_precision,
-    prepare_inputs,
-    walk_layer,
-    walk_through,
-)
+from rank_collapse.network import attention as attn, covers
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import LayerPass, Walked
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.walk import Layer, final_norm, walk_layer, walk_through
 from rank_collapse.paths.channels import ByLength, Channels
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.frozen import FrozenLayer, frozen_scale, mlp_gate

@@ -8,7 +8,9 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rank_collapse.network import DEFAULTS, EmbeddingConfig, TransformerConfig, TransformerParams
+from rank_collapse.network.config import DEFAULTS, TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.pretrained.drawn import (
     Draw as Draw,
     Initialisation as Initialisation,

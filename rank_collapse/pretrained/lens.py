@@ -17,7 +17,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
-from rank_collapse.network import Covers, States, Tokens, Walked, final_norm, full_precision
+from rank_collapse.network.covers import Covers
+from rank_collapse.network.passes import States, Walked
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import Tokens
+from rank_collapse.network.walk import final_norm
 from rank_collapse.paths.channels import ByLength
 from rank_collapse.paths.frozen import Frozen, freeze_final
 from rank_collapse.pretrained.lazy import Unembedding

@@ -6,7 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from rank_collapse.network import TransformerConfig, TransformerParams
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.pretrained.checkpoint import open_weights, read_config
 from rank_collapse.pretrained.drawn import RandomWeights
 from rank_collapse.pretrained.entries import Entry, Settings, check_entry

@@ -9,7 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import NormParams, TransformerConfig, full_precision, layers
+from rank_collapse.network import layers
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.layers import NormParams
+from rank_collapse.network.precision import full_precision
 from rank_collapse.pretrained.entries import Settings, only
 from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.lazy import Unembedding

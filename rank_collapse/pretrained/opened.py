@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rank_collapse.network import BlockParams, TransformerConfig, TransformerParams, as_batch
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import as_batch
+from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained.entries import Settings
 from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.lazy import Stored, Table, Unembedding, values

@@ -18,23 +18,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rank_collapse.network import (
-    Gains,
-    Layer,
-    LayerPass,
-    States,
-    TransformerConfig,
-    TransformerParams,
-    Walked,
-    full_precision,
-    layer_gains,
-    one_row,
-    prepare_inputs,
-    row_of,
-    streams,
-    through,
-)
+from rank_collapse.network import streams
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.gains import Gains, layer_gains
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import LayerPass, States, Walked, one_row, row_of, through
+from rank_collapse.network.precision import full_precision
 from rank_collapse.network.surgery import READINGS, VARIANTS, skips_left, variant
+from rank_collapse.network.walk import Layer
 from rank_collapse.pretrained.lazy import values
 from rank_collapse.pretrained.opened import Source
 from rank_collapse.struct import refuse, refuse_if

@@ -9,16 +9,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import (
-    TransformerConfig,
-    apply,
-    at_least_float32,
-    covers,
-    full_precision,
-    prepare_inputs,
-    walk,
-    walk_layer,
-)
+from rank_collapse.network import covers
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import at_least_float32, prepare_inputs
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import apply
+from rank_collapse.network.walk import walk, walk_layer
 from rank_collapse.theory import tangent
 from rank_collapse.theory.bounds import not_covered, score_width
 from rank_collapse.theory.cubic_regime import log10_growth

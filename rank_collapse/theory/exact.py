@@ -18,17 +18,13 @@ import jax
 import numpy as np
 from flint import arb, arb_mat
 
-from rank_collapse.network import (
-    GATED,
-    Algebra,
-    Layer,
-    ResidualSpec,
-    TransformerConfig,
-    covers,
-    layer_gains,
-    prepare_inputs,
-    walk_layer,
-)
+from rank_collapse.network import covers
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.layers import GATED
+from rank_collapse.network.residual import ResidualSpec
+from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.struct import refuse_if
 
 NARROW = 1e-12  # the largest radius of a proved logarithm, relative where it is above 1

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn, relative_scores, rotate
+from rank_collapse.network import attention as attn
+from rank_collapse.network.projections import relative_scores, rotate
 from rank_collapse.theory.log_operations import LogParts, normalised
 
 

@@ -14,20 +14,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import (
-    Algebra,
-    Layer,
-    LayerPass,
-    PreparedInputs,
-    TransformerConfig,
-    Walked,
-    at_least_float32,
-    covers,
-    full_precision,
-    prepare_inputs,
-    run,
-    walk_layer,
-)
+from rank_collapse.network import covers
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import PreparedInputs, at_least_float32, prepare_inputs
+from rank_collapse.network.passes import LayerPass, Walked, run
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.log_attention import attention
 from rank_collapse.theory.noise import Noise, certain, copies

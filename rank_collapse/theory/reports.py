@@ -9,19 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse import struct
-from rank_collapse.network import (
-    Covers,
-    Layer,
-    TransformerConfig,
-    Walked,
-    at_least_float32,
-    cut,
-    full_precision,
-    pad_inputs,
-    prepare_inputs,
-    run,
-    walk,
-)
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.covers import Covers
+from rank_collapse.network.inputs import at_least_float32, prepare_inputs
+from rank_collapse.network.padding import cut, pad_inputs
+from rank_collapse.network.passes import Walked, run
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.walk import Layer, walk
 from rank_collapse.theory import bounds, mean_bounds
 from rank_collapse.theory.bounds import PublishedSides, Sides
 from rank_collapse.theory.log_attention import three_axes

@@ -18,18 +18,12 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.measures.updates import MATRICES
-from rank_collapse.network import (
-    GATED,
-    Algebra,
-    TransformerConfig,
-    attention as attn,
-    covers,
-    final_norm,
-    full_precision,
-    prepare_inputs,
-    walk,
-    walk_layer,
-)
+from rank_collapse.network import attention as attn, covers
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.layers import GATED
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.walk import Algebra, final_norm, walk, walk_layer
 from rank_collapse.theory import token_kernel
 from rank_collapse.theory.score_overlap import overlap_ratios
 

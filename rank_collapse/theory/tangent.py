@@ -9,7 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rank_collapse.network import Algebra, layers, scaled, token_norm
+from rank_collapse.network import layers
+from rank_collapse.network.gains import scaled
+from rank_collapse.network.residual import token_norm
+from rank_collapse.network.walk import Algebra
 from rank_collapse.theory.log_operations import LogState
 
 

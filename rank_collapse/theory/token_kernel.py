@@ -16,7 +16,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import AttentionParams, ResidualSpec, TransformerConfig, layers
+from rank_collapse.network import layers
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.projections import AttentionParams
+from rank_collapse.network.residual import ResidualSpec
 from rank_collapse.theory.score_overlap import DEGREE, hermite, overlap_ratios, powers
 
 # Variances of a row's scores beyond which nothing is expected of them: in the mean, and their

@@ -15,16 +15,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse.network import (
-    TransformerConfig,
-    at_least_float32,
-    attention as attn,
-    covers,
-    full_precision,
-    prepare_inputs,
-    walk,
-    walk_layer,
-)
+from rank_collapse.network import attention as attn, covers
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import at_least_float32, prepare_inputs
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.walk import walk, walk_layer
 from rank_collapse.theory import tangent
 from rank_collapse.theory.log_operations import LogState, around_mean
 

@@ -19,16 +19,12 @@ from jaxtyping import Array, Float, UInt8
 
 from rank_collapse import struct
 from rank_collapse.measures.coord_check import CoordCheck, coordinates
-from rank_collapse.network import (
-    EmbeddingConfig,
-    TransformerConfig,
-    TransformerParams,
-    forward,
-    prepare_inputs,
-    walk,
-)
-from rank_collapse.network.config import transformer
-from rank_collapse.network.transformer import apply_batch
+from rank_collapse.network.config import TransformerConfig, transformer
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.transformer import apply_batch, forward
+from rank_collapse.network.walk import walk
 from rank_collapse.runs import seeds as every_seed
 from rank_collapse.text.words import default_text
 from rank_collapse.training.depth_rules import DepthRule, RuleName, depth_rule

@@ -27,7 +27,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 
 from rank_collapse import struct
-from rank_collapse.network import TransformerConfig, TransformerParams, parameters
+from rank_collapse.network import parameters
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.parameters import TransformerParams
 
 RuleName = Literal["sp", "mup", "half", "completep", "looped"]
 ScaledEps = Literal["blocks", "all", "embedding"]

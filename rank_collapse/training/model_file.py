@@ -20,15 +20,11 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from rank_collapse.network import (
-    SWEPT,
-    EmbeddingConfig,
-    EncoderDecoderConfig,
-    Gains,
-    Mixing,
-    TransformerConfig,
-    flat,
-)
+from rank_collapse.network.attention import Mixing
+from rank_collapse.network.config import SWEPT, TransformerConfig, flat
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.network.gains import Gains
 from rank_collapse.printed import one_line
 from rank_collapse.runs.states import flatten, unflatten
 from rank_collapse.struct import refuse_if

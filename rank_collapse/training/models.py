@@ -12,18 +12,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import (
-    Decoded,
-    EncoderDecoderConfig,
-    EncoderDecoderParams,
-    TransformerConfig,
-    encoder_decoder,
-    greedy_decode,
-    input_states,
-    parameters,
-    transformer,
-)
+from rank_collapse.network import encoder_decoder, parameters, transformer
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.decoding import Decoded, greedy_decode
 from rank_collapse.network.dropout import dropout, dropout_branches
+from rank_collapse.network.encoder_decoder import EncoderDecoderConfig, EncoderDecoderParams
+from rank_collapse.network.inputs import input_states
 from rank_collapse.paths.sets import Classifier
 from rank_collapse.training.recipe import Recipe
 from rank_collapse.training.tasks.examples import in_batches, part_mask, part_positions

@@ -7,7 +7,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from rank_collapse import struct
-from rank_collapse.network import EncoderDecoderConfig, TransformerConfig
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.training.tasks.examples import LOSSES
 
 Loss = Literal["cross_entropy", "squared_error"]

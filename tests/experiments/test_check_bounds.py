@@ -125,8 +125,10 @@ def test_the_construction_is_that_of_its_dense_network(width, x64):
     x[:, 0] = 1, -1
     w_q[:, 0] = 1
     w_o[0] = np.sqrt(width) * np.eye(1, width)
-    heads = rc.AttentionParams(w_q=w_q, w_k=SPREAD / 2 * w_q, w_v=w_q, w_o=w_o)
-    params = rc.TransformerParams(layers=rc.stack_layers([rc.BlockParams(attention=heads)]))
+    heads = rc.network.AttentionParams(w_q=w_q, w_k=SPREAD / 2 * w_q, w_v=w_q, w_o=w_o)
+    params = rc.network.TransformerParams(
+        layers=rc.network.stack_layers([rc.network.BlockParams(attention=heads)])
+    )
     config = rc.san(1, 2, width, d_qk=1, d_v=1)
     report = jax.jit(rc.bound_report)(params, x, config)
     np.testing.assert_allclose(10**report.log10_spread, SPREAD, rtol=1e-12)

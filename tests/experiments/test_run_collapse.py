@@ -330,6 +330,6 @@ def test_what_float32_cannot_decide_comes_from_float64_or_is_proved(certify):
     assert np.isnan(profile[1, 1])  # what was given stays as it was
     assert lines == ["san (norm=none), seed 5: proved to layer 2 with 50 digits"] * certify
     proved, line = measure.proved(profile[1], params, x, config)
-    exact = rc.exact_profile(params, x, config)
+    exact = rc.theory.exact_profile(params, x, config)
     np.testing.assert_allclose(proved, exact.profile, rtol=1e-6)
     assert line == f"proved to layer 2 with {exact.digits} digits"

@@ -98,7 +98,7 @@ def test_omega_is_profiled_on_the_seeds_own_batch():
     found = [profiled(params, batch, config).skip_gain for config in configs.values()]
     own = rc.design(base_config(options, 2), "admin", learned=False)
     short = params.replace(layers=jax.tree.map(lambda a: a[:2], params.layers))
-    wanted = rc.admin_profile(short, batch, own).skip_gain
+    wanted = rc.network.admin_profile(short, batch, own).skip_gain
     np.testing.assert_allclose(found[0].mlp[:2], wanted.mlp, rtol=1e-5)
     np.testing.assert_allclose(found[0].attention[:2], wanted.attention, rtol=1e-5)
     np.testing.assert_allclose(found[2].attention, [2, 2, 1, 1])  # ω² = N = 4, then none

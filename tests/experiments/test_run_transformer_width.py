@@ -58,7 +58,7 @@ def test_what_is_watched_is_of_both_halves(folder):
     model, ratios = seed_of(models, 1), {"encoder": [], "decoder": []}
     for pair in (jax.tree.map(lambda a, i=i: a[i], pairs) for i in range(len(pairs))):
         mask = pair.target_mask[:-1]
-        trace = rc.encoder_decoder.apply(
+        trace = rc.network.encoder_decoder.apply(
             model,
             pair.source,
             pair.target[:-1],

@@ -63,7 +63,7 @@ def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
     config, params = pretrained.random_like(settings, key)
     x = np.asarray(rc.apply(params, ids, config).hidden[0], np.float64)
     own, mean = (
-        jax.tree.map(np.asarray, rc.layer_params(params, config, 0).attention),
+        jax.tree.map(np.asarray, rc.network.layer_params(params, config, 0).attention),
         x.mean(axis=0),
     )
 

@@ -18,8 +18,8 @@ def test_closed_forms_of_rows():
     both = np.stack([np.full((3, 5), 0.2), np.eye(3, 5)])
     for measure, uniform, one_hot in (
         (rc.attention_entropy, np.log(5), 0),
-        (rc.largest_weight, 0.2, 1),
-        (rc.saturated_share, 0, 1),
+        (rc.measures.largest_weight, 0.2, 1),
+        (rc.measures.saturated_share, 0, 1),
     ):
         np.testing.assert_allclose(measure(both), [uniform, one_hot], rtol=1e-6)
         found = measure(np.concatenate(both), mask=[1, 1, 1, 1, 0, 0])
@@ -30,8 +30,8 @@ def test_closed_forms_of_rows():
 
 def test_largest_weights_against_loops():
     p = np.random.default_rng(0).dirichlet(0.1 * np.ones(6), (2, 3, 4))
-    found = np.asarray(rc.saturated_share(p, 0.7))
-    largest = np.asarray(rc.largest_weight(p))
+    found = np.asarray(rc.measures.saturated_share(p, 0.7))
+    largest = np.asarray(rc.measures.largest_weight(p))
     counts = np.zeros((2, 3))
     for i in range(2):
         for j in range(3):
@@ -40,28 +40,30 @@ def test_largest_weights_against_loops():
             counts[i, j] = sum(top > 0.7 for top in tops) / 4
     np.testing.assert_array_equal(found, counts)
     assert 0 < counts.mean() < 1
-    swept = jax.vmap(lambda t: rc.saturated_share(jnp.asarray(p), t))(jnp.array([0.7, 1.0]))
+    swept = jax.vmap(lambda t: rc.measures.saturated_share(jnp.asarray(p), t))(
+        jnp.array([0.7, 1.0])
+    )
     np.testing.assert_array_equal(swept, [counts, 0 * counts])
 
 
 def test_closed_forms_of_sinks():
     uniform, own, sunk = np.full((4, 4), 0.25), np.eye(4), np.eye(4)[[0] * 4]
     p = np.stack([uniform, own, sunk])
-    np.testing.assert_allclose(rc.largest_column(p), [0.25, 0.25, 1])
-    np.testing.assert_allclose(rc.first_column(p), [0.25, 0.25, 1])
+    np.testing.assert_allclose(rc.measures.largest_column(p), [0.25, 0.25, 1])
+    np.testing.assert_allclose(rc.measures.first_column(p), [0.25, 0.25, 1])
     assert float(rc.sink_rate(p)) == pytest.approx(1 / 3)
     assert float(rc.sink_rate(p, sink=0.2)) == 1
     causal = np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None]
     harmonic = np.mean(1 / np.arange(1, 5))  # the first key gets 1/i of query i
-    np.testing.assert_allclose(rc.largest_column(causal), harmonic)
+    np.testing.assert_allclose(rc.measures.largest_column(causal), harmonic)
 
 
 def test_batches_and_masks():
     p = np.random.default_rng(0).dirichlet(np.ones(5), (2, 3, 5))  # [l, h, n, m]
     mask = np.array([False, True, True, True, False])
     largest = p[:, :, 1:4].mean(-2).max(-1)
-    np.testing.assert_allclose(rc.largest_column(p, mask=mask), largest, rtol=1e-12)
-    found = rc.first_column(p, mask=mask, key_mask=mask)
+    np.testing.assert_allclose(rc.measures.largest_column(p, mask=mask), largest, rtol=1e-12)
+    found = rc.measures.first_column(p, mask=mask, key_mask=mask)
     np.testing.assert_allclose(found, p[:, :, 1:4, 1].mean(-1), rtol=1e-12)
     expected = (p[..., 0].mean(-1) > 0.2).mean(-1)
     np.testing.assert_allclose(rc.sink_rate(p, sink=0.2), expected, rtol=1e-6)
@@ -70,9 +72,11 @@ def test_batches_and_masks():
 def test_the_first_key_is_no_guess_from_the_number_of_queries():
     """All queries look at key 0; the first query does not exist, and there are as many keys."""
     p, queries = np.eye(3)[[0] * 3][None], [False, True, True]
-    assert float(rc.first_column(p, mask=queries)[0]) == 1
+    assert float(rc.measures.first_column(p, mask=queries)[0]) == 1
     assert float(rc.sink_rate(p, mask=queries)) == 1
-    assert float(rc.first_column(p, mask=queries, key_mask=queries)[0]) == 0  # key 1 is the first
+    assert (
+        float(rc.measures.first_column(p, mask=queries, key_mask=queries)[0]) == 0
+    )  # key 1 is the first
     assert float(rc.sink_rate(p[..., ::-1], key_mask=[False, False, True])) == 1
     wide = np.eye(4)[[1] * 3][None]
     assert float(rc.sink_rate(wide, mask=queries, key_mask=[False, True, True, True])) == 1
@@ -104,8 +108,8 @@ def test_the_largest_logit_of_each_head_is_of_pairs_that_exist():
         (exists, exists[:, None] & exists),
     ):
         expected = [[max(h[pairs]) for h in layer] for layer in s]
-        np.testing.assert_array_equal(rc.largest_logit(s, mask=mask), expected)
-        found = jax.jit(lambda s, mask=mask: rc.largest_logit(s, mask=mask))(s)
+        np.testing.assert_array_equal(rc.measures.largest_logit(s, mask=mask), expected)
+        found = jax.jit(lambda s, mask=mask: rc.measures.largest_logit(s, mask=mask))(s)
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -177,10 +181,12 @@ def test_the_first_key_of_each_example():
     p = p / p.sum(axis=-1, keepdims=True)
     for options in ({}, {"key_mask": left}):
         want = [
-            rc.first_column(one, mask=rows, **dict.fromkeys(options, rows))
+            rc.measures.first_column(one, mask=rows, **dict.fromkeys(options, rows))
             for one, rows in zip(p, left, strict=True)
         ]
-        np.testing.assert_allclose(rc.first_column(p, mask=left, **options), want, rtol=1e-6)
+        np.testing.assert_allclose(
+            rc.measures.first_column(p, mask=left, **options), want, rtol=1e-6
+        )
     assert np.abs(np.asarray(want)[0] - p[0, :, 2:, 2].mean(axis=-1)).max() < 1e-6
 
 
@@ -201,7 +207,7 @@ def test_a_profile_of_attention():
     config = rc.san(B - 1, 2, 4)  # as many states as examples
     params, x = draws.parameters(config), jnp.asarray(BATCH[0, :, 0, :, :4])
     for trace in (
-        rc.apply_batch(params, x, config),
+        rc.network.apply_batch(params, x, config),
         jax.vmap(lambda x: rc.apply(params, x, config))(x),
     ):
         found = rc.profile(trace, measures=["attention_entropy"], mask=KEEP)["attention_entropy"]
@@ -225,12 +231,13 @@ def test_a_row_with_a_nan_is_no_distribution(name):
 def test_masks_of_floats():
     p = BATCH[0, 0]
     np.testing.assert_array_equal(
-        rc.first_column(p, mask=[1.0, 1, 0, 0, 1]), rc.first_column(p, mask=[1, 1, 0, 0, 1])
+        rc.measures.first_column(p, mask=[1.0, 1, 0, 0, 1]),
+        rc.measures.first_column(p, mask=[1, 1, 0, 0, 1]),
     )
     for wrong in ([0.0, 0, -1e9, -np.inf, 0], [0.5] * N, [0.0] * N, [np.nan, 1, 1, 1, 1]):
-        call = partial(rc.first_column, p, mask=wrong)
+        call = partial(rc.measures.first_column, p, mask=wrong)
         is_refused(r"a mask is boolean or of 0 and 1, .* additive masks", call)
-    traced = jax.jit(lambda mask: rc.first_column(p, mask=mask))
+    traced = jax.jit(lambda mask: rc.measures.first_column(p, mask=mask))
     is_refused("additive masks go to bias=", traced, np.ones(N, np.float32))
 
 
@@ -238,7 +245,7 @@ SCORES = np.zeros((2, 3, 4, 4))
 test_what_does_not_fit_is_refused = refused(
     [
         (
-            lambda: rc.largest_logit(SCORES, mask=np.ones((3, 3), bool)),
+            lambda: rc.measures.largest_logit(SCORES, mask=np.ones((3, 3), bool)),
             r"mask of shape \(3, 3\) does not fit scores",
         ),
         (
@@ -258,7 +265,7 @@ test_what_does_not_fit_is_refused = refused(
             r"q of shape .* does not fit k of shape \(2, 3, 8, 5\)",
         ),
         (
-            lambda: rc.first_column(np.eye(4), key_mask=[1, 1, 0]),
+            lambda: rc.measures.first_column(np.eye(4), key_mask=[1, 1, 0]),
             r"key_mask of shape \(3,\) does not fit 4 keys",
         ),
         (lambda: rc.sink_rate(np.eye(4)), r"shape \(4, 4\) is not \[..., h, n, m\]"),

@@ -203,17 +203,27 @@ def test_the_depth_of_a_looped_network():
     v, w = np.array([[3.0, 4.0]]), np.array([[0.0, 20.0]])
     states = np.stack([0.5**l * v + w for l in range(11)])
     expected = next(l for l in range(11) if 5 * (0.5**l - 0.5**10) <= 0.01 * np.hypot(3, 24))
-    assert expected == 5 == rc.effective_depth(states)
-    assert jax.jit(rc.effective_depth)(jnp.asarray(states[::2])) == 3
+    assert expected == 5 == rc.measures.effective_depth(states)
+    assert jax.jit(rc.measures.effective_depth)(jnp.asarray(states[::2])) == 3
     returns = states.copy()
     returns[8] = 0  # as the last at 5, and away again
-    assert rc.effective_depth(returns) == 9
-    assert rc.effective_depth(np.ones((4, 2, 2))) == 0 and rc.effective_depth([1.0, 1, 1, 0]) == 3
+    assert rc.measures.effective_depth(returns) == 9
+    assert (
+        rc.measures.effective_depth(np.ones((4, 2, 2))) == 0
+        and rc.measures.effective_depth([1.0, 1, 1, 0]) == 3
+    )
     returns[3] = np.nan
-    assert rc.effective_depth(returns) == 10  # no depth is known of states that overflowed
-    assert [int(rc.effective_depth([x, 1, 1, 1])) for x in (jnp.inf, jnp.nan, 1.0)] == [3, 3, 0]
+    assert rc.measures.effective_depth(returns) == 10  # no depth is known of states that overflowed
+    assert [int(rc.measures.effective_depth([x, 1, 1, 1])) for x in (jnp.inf, jnp.nan, 1.0)] == [
+        3,
+        3,
+        0,
+    ]
     large = jnp.asarray(1e30 * states, jnp.float32)  # whose squares overflow
-    assert rc.effective_depth(large) == 5 and rc.effective_depth(jnp.zeros((4, 2))) == 0
+    assert (
+        rc.measures.effective_depth(large) == 5
+        and rc.measures.effective_depth(jnp.zeros((4, 2))) == 0
+    )
     config = rc.san(12, 1, D, layer_map=(0,) * 12)
     params = draws.parameters(config, bias_scale=0.0)
     states = [draws.normal(N, D)]
@@ -223,7 +233,7 @@ def test_the_depth_of_a_looped_network():
     kept = [float(rc.residual_ratio(x)) for x in states]
     settled = 1 + max(l for l, own in enumerate(kept) if abs(own - kept[-1]) > 0.01 * max(kept))
     hidden = rc.apply(params, states[0], config).hidden
-    assert rc.effective_depth(rc.residual_ratio(hidden)) == settled < 12
+    assert rc.measures.effective_depth(rc.residual_ratio(hidden)) == settled < 12
 
 
 def test_attention_that_is_uniform_and_attention_that_is_not(network):
@@ -367,7 +377,7 @@ def test_ranks_of_updates_of_known_ranks():
         "mlp": {"w_in": low((3, 8, 12), 5), "w_out": low((3, 12, 8), 1)},
     }
     moved = jax.tree.map(lambda w, u: w + u, updates.matrices_of(params), direction)
-    found = rc.update_ranks(params, updates.with_matrices(params, moved))
+    found = rc.measures.update_ranks(params, updates.with_matrices(params, moved))
     expected = {"w_q": 2, "w_k": 0, "w_v": 1, "w_o": 3, "w_in": 5, "w_out": 1}
     for name, rank in expected.items():
         own = found["mlp" if name in found["mlp"] else "attention"][name]

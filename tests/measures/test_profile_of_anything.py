@@ -113,7 +113,7 @@ def of_residual(x):
         rc.token_cosine,
         rc.composite_norm,
         rc.stable_rank,
-        rc.stable_rank_bound,
+        rc.measures.stable_rank_bound,
         rc.rank_one_ratio,
     ],
     ids=lambda f: f.__name__,
@@ -206,7 +206,7 @@ def test_a_trace_of_a_batch_knows_its_axes(jitted):
         [rc.profile(t, mask=k)["residual_ratio"] for t, k in zip(singles, KEEP, strict=True)]
     ).T
     assert want.shape == (B, B) and np.abs(want - want.T).max() > 1e-3
-    run = lambda i, k: rc.apply_batch(params, i, config, mask=k)  # noqa: E731
+    run = lambda i, k: rc.network.apply_batch(params, i, config, mask=k)  # noqa: E731
     by_vmap = lambda i, k: jax.vmap(lambda i, k: rc.apply(params, i, config, mask=k))(i, k)  # noqa: E731
     for fn, axis in ((run, 0), (by_vmap, 1)):
         trace = (jax.jit(fn) if jitted else fn)(ids, KEEP == 1)
@@ -224,7 +224,7 @@ def test_a_trace_of_a_batch_knows_its_axes(jitted):
 def test_a_batch_is_dropped_example_by_example_and_its_mistakes_are_named():
     params, ids, config = network()
     twice = np.stack([ids[0], ids[0]])
-    a, b = rc.apply_batch(
+    a, b = rc.network.apply_batch(
         params, twice, config, dropout_key=jax.random.key(1), dropout_rate=0.5
     ).output
     assert np.abs(a - b).max() > 1e-3
@@ -237,7 +237,7 @@ def test_a_batch_is_dropped_example_by_example_and_its_mistakes_are_named():
         ({"x": ids, "positions": 0 * ids}, "positions are given, but this network does not"),
         ({"x": ids, "dropout_rate": 2.0}, r"dropout_rate=2.0 is not in \[0, 1\]"),
     ):
-        is_refused(message, rc.apply_batch, params, config=config, **given)
+        is_refused(message, rc.network.apply_batch, params, config=config, **given)
     is_refused(
         r"use config.replace\(mask='causal'\)", rc.apply, params, ids[0], config, mask="causal"
     )
@@ -264,7 +264,7 @@ def test_hidden_states_are_those_of_transformers(name):
     with torch.no_grad():
         states = model(torch.tensor(ids), output_hidden_states=True).hidden_states
     config, params = rc.pretrained.load(model)
-    trace = rc.apply_batch(params, ids, config)
+    trace = rc.network.apply_batch(params, ids, config)
     np.testing.assert_allclose(trace.hidden_states, np.stack(states), atol=2e-5)
     off = np.abs(np.asarray(trace.hidden[-1]) - states[-1].numpy()).max()
     assert config.final_norm == (name != "Bert") == (off > 0.1)

@@ -92,12 +92,16 @@ def test_closed_forms_of_spikes():
     }
     assert found == pytest.approx(want, rel=1e-12)
     # of tokens a, a, a, a + r the residual is −r/4 three times and 3r/4
-    assert float(rc.residual_spike(x)[1]) == pytest.approx(9 / 12, rel=1e-12)
+    assert float(rc.measures.residual_spike(x)[1]) == pytest.approx(9 / 12, rel=1e-12)
     mask = [True, True, False, True]
-    assert float(rc.spike_share(x, mask=mask)[1]) == pytest.approx(1 / 3)
-    assert float(rc.spike_entry(x, mask=mask)[1]) == float(rc.spike_norm(x, mask=mask)[1]) == 1
+    assert float(rc.measures.spike_share(x, mask=mask)[1]) == pytest.approx(1 / 3)
+    assert (
+        float(rc.measures.spike_entry(x, mask=mask)[1])
+        == float(rc.measures.spike_norm(x, mask=mask)[1])
+        == 1
+    )
     none = [rc.MEASURES[name](x, mask=np.zeros(4, bool)) for name in found]
-    assert np.isnan(none).all() and np.isnan(rc.residual_spike(x[:, :2])).all()
+    assert np.isnan(none).all() and np.isnan(rc.measures.residual_spike(x[:, :2])).all()
 
 
 @pytest.mark.full
@@ -107,7 +111,7 @@ def test_what_a_layer_reads_in_passes_and_of_traces():
         config = rc.transformer(2, 2, 4, norm_placement=placement, norm="rms")
         params, x = draws.parameters(config), draws.normal(N // 8, 4) * 3
         layers = params.layers.replace(
-            attention_norm=rc.NormParams(gain=jnp.asarray([[1.0, 2, 3, 4], [4, 1, 1, 1]]))
+            attention_norm=rc.network.NormParams(gain=jnp.asarray([[1.0, 2, 3, 4], [4, 1, 1, 1]]))
         )
         params = params.replace(layers=layers)
         hidden = rc.apply(params, x, config).hidden
@@ -119,7 +123,9 @@ def test_what_a_layer_reads_in_passes_and_of_traces():
             ]
             norms.append(lambda h: h)
         options = {"measures": ("residual_ratio", "spike_norm"), "tokens": "read"}
-        found = rc.network_profile(params, x, config, exclude="spikes", threshold=1.2, **options)
+        found = rc.measures.network_profile(
+            params, x, config, exclude="spikes", threshold=1.2, **options
+        )
         want = rc.profile(hidden, norm=norms, exclude="spikes", threshold=1.2, **options)
         assert int(np.sum(want.left_out)) > 0
         for name, value in {**want, "left_out": want.left_out, "spiked": want.spiked}.items():

@@ -197,7 +197,7 @@ def draw(config):
     return draws.parameters(config, gain_scale=0.3), draws.tokens(N, D)
 
 
-@pytest.mark.parametrize("name", rc.DESIGNS)
+@pytest.mark.parametrize("name", rc.network.DESIGNS)
 def test_a_design_is_its_equations(name):
     config = rc.design(network(), name)
     assert hash(config)  # decided by the config alone, it may be a static argument of jit
@@ -213,8 +213,8 @@ def test_a_design_is_its_equations(name):
 def test_theorem_2_1_has_learned_gains_term_by_term():
     config = rc.design(network(mlp="none"), "skipinit").replace(depth=2)
     params, x = draw(config)
-    paths = rc.enumerate_paths(2, config.num_heads)[None]
-    (summed,) = rc.path_set_states(params, x, config, paths, semantics="frozen")
+    paths = rc.paths.enumerate_paths(2, config.num_heads)[None]
+    (summed,) = rc.paths.path_set_states(params, x, config, paths, semantics="frozen")
     offset = jax.jit(rc.apply)(params, x, config).output - summed
     np.testing.assert_allclose(offset, np.broadcast_to(offset[0], (N, D)), atol=1e-5)  # biases
 
@@ -289,4 +289,4 @@ def test_swept_gains_do_not_compile_anew():
 
 
 def test_a_type_checker_knows_every_design():
-    assert tuple(rc.DESIGNS) == get_args(DesignName)
+    assert tuple(rc.network.DESIGNS) == get_args(DesignName)

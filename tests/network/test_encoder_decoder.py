@@ -13,7 +13,7 @@ from refusals import refused
 from torch_transformer import SOURCE, TARGET
 
 import rank_collapse as rc
-from rank_collapse import encoder_decoder
+from rank_collapse.network import encoder_decoder
 from rank_collapse.network.embedding import EmbeddingConfig
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -35,7 +35,7 @@ def config(encoder=(), decoder=(), *, shared=(), embedding=(), **fields):
         "embedding": EmbeddingConfig(**(table | dict(embedding))),
     } | dict(shared)
     looking = {"cross_attention": True, "mask": "causal"}
-    return rc.EncoderDecoderConfig(
+    return rc.network.EncoderDecoderConfig(
         rc.TransformerConfig(**(half | dict(encoder))),
         rc.TransformerConfig(**(half | looking | dict(decoder))),
         **fields,
@@ -165,7 +165,7 @@ def test_teacher_forcing_agrees_with_decoding(kind):
     @jax.vmap
     def three(params):
         options = {"begin": BEGIN, "end": END, "max_len": 6, "source_mask": EXISTS}
-        one = rc.greedy_decode(params, SOURCES, made, **options)
+        one = rc.network.greedy_decode(params, SOURCES, made, **options)
         read = encoder_decoder.shifted(one.tokens, BEGIN)
         trace = apply(params, SOURCES, read, made, source_mask=EXISTS)
         return one, trace.logits
@@ -183,7 +183,7 @@ def test_decoding_ends_with_the_first_end_mark():
     @jax.jit
     @jax.vmap
     def written(source, end):
-        return rc.greedy_decode(params, source, made, begin=BEGIN, end=end, max_len=6)
+        return rc.network.greedy_decode(params, source, made, begin=BEGIN, end=end, max_len=6)
 
     params = drawn(made, 5)
     sources = jnp.stack([SOURCES, SOURCES[::-1]])
@@ -284,11 +284,11 @@ test_bad_inputs_are_named = refused(
             r"source_mask of shape \(7, 7\) is not \[m\]",
         ),
         (
-            lambda p: rc.greedy_decode(p, SOURCES, MADE, **MARKS, max_len=0),
+            lambda p: rc.network.greedy_decode(p, SOURCES, MADE, **MARKS, max_len=0),
             "max_len=0 leaves no token",
         ),
         (
-            lambda p: rc.greedy_decode(p, SOURCES, MADE, **MARKS, max_len=9),
+            lambda p: rc.network.greedy_decode(p, SOURCES, MADE, **MARKS, max_len=9),
             "9 tokens are more than num_positions=8",
         ),
         (

@@ -37,7 +37,7 @@ def test_gains_are_as_written_out(x64, placement, kind):
         parts = jax.jit(rc.path_contributions)(params, x, with_gain)
         np.testing.assert_allclose(parts.total, trace.output, rtol=1e-9, atol=1e-9)
         path = jnp.full(L, -1)
-        state = rc.path_state(params, x, with_gain, path, semantics="recomputed")
+        state = rc.paths.path_state(params, x, with_gain, path, semantics="recomputed")
         np.testing.assert_allclose(state, trace.output, rtol=1e-9, atol=1e-9)
         profile = rc.log_residual_profile(params, x, with_gain)
         plain = [rc.composite_norm(rc.residual(h)) for h in trace.hidden]
@@ -112,7 +112,7 @@ def test_the_profile_is_as_defined(kind):
     mask = MASK if kind == "padded encoder" else None
     if mask is not None:
         x = jnp.where(mask[..., None], x, 50.0)  # tokens that do not exist do not count
-    found = rc.admin_profile(params, x, config, mask=mask, **inputs).skip_gain
+    found = rc.network.admin_profile(params, x, config, mask=mask, **inputs).skip_gain
     for name, expected in by_definition(params, x, config, mask, **inputs).items():
         np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-5)
     assert found.attention[0] == 1 and found.mlp[1] > found.mlp[0]
@@ -123,8 +123,8 @@ def test_until_it_is_profiled_every_pass_names_the_profile(learned):
     config = rc.design(rc.transformer(L, 2, D), "admin", learned=learned)
     params, x = rc.init(jax.random.key(0), config), draws.tokens(N, D)
     for call in (rc.apply, rc.path_contributions, rc.theory.expected_pass):
-        is_refused(r"Unprofiled\(\): .* rc.admin_profile\(", call, params, x, config)
-    profiled = rc.admin_profile(params, x[None], config)
+        is_refused(r"Unprofiled\(\): .* rc.network.admin_profile\(", call, params, x, config)
+    profiled = rc.network.admin_profile(params, x[None], config)
     assert np.isfinite(rc.apply(params, x, profiled).output).all()
 
 
@@ -132,19 +132,19 @@ def test_until_it_is_profiled_every_pass_names_the_profile(learned):
 def test_encoder_decoders_are_profiled_half_by_half():
     tokens = rc.EmbeddingConfig(vocab_size=7, d_embed=D, positions="sinusoidal", norm=False)
     half = rc.transformer(2, 2, D, d_ff=7, embedding=tokens)
-    both = rc.EncoderDecoderConfig(
+    both = rc.network.EncoderDecoderConfig(
         half, half.replace(mask="causal", cross_attention=True), shared_embedding=True
     )
     config = rc.design(both, "admin")
     parts = [draws.parameters(c, gain_scale=0.2) for c in (config.encoder, config.decoder)]
     parts[1] = parts[1].replace(embedding=parts[1].embedding.replace(tokens=None))
     w = jnp.asarray(np.random.default_rng(3).standard_normal((D, 7)), float)
-    params = rc.EncoderDecoderParams(*parts, w_output=w)
+    params = rc.network.EncoderDecoderParams(*parts, w_output=w)
     ids = jnp.asarray(np.random.default_rng(4).integers(0, 7, (3, 5)))
     mask = np.arange(5) < np.array([5, 3, 4])[:, None]
-    module = rc.encoder_decoder
+    module = rc.network.encoder_decoder
     config = module.admin_profile(params, ids, ids[:, :4], config, source_mask=mask)
-    alone = rc.admin_profile(params.encoder, ids, config.encoder, mask=mask)
+    alone = rc.network.admin_profile(params.encoder, ids, config.encoder, mask=mask)
     for kind in ("attention", "mlp"):
         found, expected = (getattr(c.skip_gain, kind) for c in (config.encoder, alone))
         np.testing.assert_allclose(found, expected, rtol=1e-6)
@@ -185,4 +185,4 @@ def test_bad_batches_and_networks_are_refused_in_one_line():
         ((params, x, config), MASK[:2], r"mask of shape \(2, 5\) is not of 3 examples"),
         ((draws.parameters(embedded), ids, embedded), MASK, "token id 7 is not below vocab_size=7"),
     ):
-        is_refused(message, rc.admin_profile, *call, mask=mask)
+        is_refused(message, rc.network.admin_profile, *call, mask=mask)

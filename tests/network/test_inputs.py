@@ -19,8 +19,8 @@ PASSES = {
     "head_contributions": rc.head_contributions,
     "log_residual_profile": rc.log_residual_profile,
     "bound_report": rc.bound_report,
-    "path_state": lambda p, x, c, **i: rc.path_state(p, x, c, np.zeros(c.depth, int), **i),
-    "path_set_states": lambda p, x, c, **i: rc.path_set_states(
+    "path_state": lambda p, x, c, **i: rc.paths.path_state(p, x, c, np.zeros(c.depth, int), **i),
+    "path_set_states": lambda p, x, c, **i: rc.paths.path_set_states(
         p, x, c, np.zeros((1, 1, c.depth), int), **i
     ),
 }
@@ -87,9 +87,10 @@ def test_grouped_keys_and_values_are_read_as_they_are_stored(name):
 def test_groups_of_one_layer_by_term_and_by_gradient():
     config, params = san()
     stored, full = stored_in_groups(params, 2)
-    mine, other = (rc.layer_params(p, config, 1).attention for p in (stored, full))
+    mine, other = (rc.network.layer_params(p, config, 1).attention for p in (stored, full))
     jax.tree.map(
-        np.testing.assert_array_equal, *(rc.multi_head_attention(p, X, X) for p in (mine, other))
+        np.testing.assert_array_equal,
+        *(rc.network.multi_head_attention(p, X, X) for p in (mine, other)),
     )
 
     def loss(w_k, p):
@@ -156,9 +157,9 @@ CLASSIFIER = (np.ones((D, 3), np.float32), np.zeros(3, np.float32))
 MEASURES = {
     "path_contributions": lambda p, x: rc.path_contributions(p, x, CONFIG).by_length,
     "head_contributions": lambda p, x: rc.head_contributions(p, x, CONFIG),
-    "path_state": lambda p, x: rc.path_state(p, x, CONFIG, PATHS[0, 0]),
-    "path_set_states": lambda p, x: rc.path_set_states(p, x, CONFIG, PATHS),
-    "path_set_logits": lambda p, x: rc.path_set_logits(p, CLASSIFIER, x, CONFIG, PATHS),
+    "path_state": lambda p, x: rc.paths.path_state(p, x, CONFIG, PATHS[0, 0]),
+    "path_set_states": lambda p, x: rc.paths.path_set_states(p, x, CONFIG, PATHS),
+    "path_set_logits": lambda p, x: rc.paths.path_set_logits(p, CLASSIFIER, x, CONFIG, PATHS),
     "log_residual_profile": lambda p, x: rc.log_residual_profile(p, x, CONFIG),
     "bound_report": lambda p, x: (
         rc.bound_report(p.replace(layers=p.layers.replace(mlp=None)), x, SAN).layer.tightness
@@ -167,9 +168,9 @@ MEASURES = {
     "monitor": lambda _, x: rc.monitor(x),
     "participation_ratio": lambda _, x: rc.participation_ratio(x),
     "shapley_values": lambda _, x: rc.shapley_values(x[:4], 2),
-    "covariance_shares": lambda _, x: rc.covariance_shares(x[None], x),
+    "covariance_shares": lambda _, x: rc.paths.covariance_shares(x[None], x),
     "expected_pass": lambda p, x: expected_pass(p, x, CONFIG).shares,
-    "network_profile": lambda p, x: rc.network_profile(p, x, CONFIG)["residual_ratio"],
+    "network_profile": lambda p, x: rc.measures.network_profile(p, x, CONFIG)["residual_ratio"],
 }
 
 

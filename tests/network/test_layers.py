@@ -76,7 +76,7 @@ FEW = rc.EmbeddingConfig(**TABLES)
 
 
 def embedded(x):
-    return rc.embed(init_embedding(jax.random.key(0), FEW, 4), x, FEW)
+    return rc.network.embed(init_embedding(jax.random.key(0), FEW, 4), x, FEW)
 
 
 test_errors_name_the_value = refused(
@@ -116,8 +116,10 @@ def test_tokens_positions_segments_and_projection(x64):
             expected = norm(x @ p.w_project + p.b_project[None], p.norm)
         else:
             expected = norm(x, p.norm) @ p.w_project + p.b_project[None]
-        np.testing.assert_allclose(rc.embed(p, ids, config, segments=segments), expected, rtol=1e-9)
-        moved = rc.embed(p, ids, config, positions=jnp.array([2, 1, 0]), segments=segments)
+        np.testing.assert_allclose(
+            rc.network.embed(p, ids, config, segments=segments), expected, rtol=1e-9
+        )
+        moved = rc.network.embed(p, ids, config, positions=jnp.array([2, 1, 0]), segments=segments)
         assert np.abs(moved - expected)[0].max() > 1e-2
 
 
@@ -128,7 +130,7 @@ def test_vectors_with_a_hidden_layer_and_class_token(x64):
     z = np.asarray(x @ p.w_in)
     z = (z * special.ndtr(z)) @ p.w_hidden
     expected = norm(np.concatenate([p.class_token[None], z]), p.norm)
-    np.testing.assert_allclose(rc.embed(p, x, config), expected, rtol=1e-9)
+    np.testing.assert_allclose(rc.network.embed(p, x, config), expected, rtol=1e-9)
 
 
 def test_sinusoidal_positions_rotate_with_distance(x64):
@@ -143,7 +145,7 @@ def test_apply_embeds_token_ids():
     )
     params = draws.parameters(config)
     ids = jnp.array([1, 5, 2])
-    x = rc.embed(params.embedding, ids, config.embedding)
+    x = rc.network.embed(params.embedding, ids, config.embedding)
     direct = rc.apply(params, x, config).output
     np.testing.assert_allclose(rc.apply(params, ids, config).output, direct, rtol=1e-6)
 

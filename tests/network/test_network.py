@@ -97,7 +97,7 @@ def test_trace_holds_what_was_computed():
     trace = rc.apply(params, x, config)
     assert trace.hidden.shape == (4, N, D) and trace.attention.shape == (3, 3, N, N)
     np.testing.assert_allclose(trace.attention.sum(-1), 1, rtol=1e-5)
-    layer = rc.layer_params(params, config, 1)
+    layer = rc.network.layer_params(params, config, 1)
     total = 0.7 * trace.hidden[1] + 1.3 * trace.attention_branch[1]
     after = layers.norm(layer.attention_norm, total)
     np.testing.assert_allclose(trace.layers.after_attention[1], after, rtol=1e-5, atol=1e-5)

@@ -9,7 +9,9 @@ import stream_oracle
 from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse.network import Output, prepare_inputs, run, streams
+from rank_collapse.network import streams
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.passes import Output, run
 
 L, H, N, D, S = 3, 2, 5, 8, 4
 NAMES = {"hyper": "hyper_connections", "manifold": "mhc", "attention": "attention_residuals"}
@@ -50,9 +52,9 @@ def test_paths_of_each_length_have_as_many_factors(kind):
     factors = 0.5 ** np.arange(L + 1)[:, None, None]
     by_length = factors * found.by_attention_length
     np.testing.assert_allclose(halved.by_attention_length, by_length, rtol=1e-9, atol=1e-9)
-    weights = rc.init_canon(jax.random.key(3), config)
-    edited = rc.path_contributions(params, x, config, edit=rc.canon(weights))
-    expected = rc.apply(params, x, config, edit=rc.canon(weights)).output
+    weights = rc.network.init_canon(jax.random.key(3), config)
+    edited = rc.path_contributions(params, x, config, edit=rc.network.canon(weights))
+    expected = rc.apply(params, x, config, edit=rc.network.canon(weights)).output
     np.testing.assert_allclose(edited.total, expected, rtol=1e-9)
 
 
@@ -143,11 +145,11 @@ def test_streams_are_kept_apart_and_measured_by_layer():
     kept = trace.kept["residual"]
     assert kept.shape == (L, 3, N, D)
     np.testing.assert_allclose(kept.mean(axis=1), trace.hidden[1:], rtol=1e-10)
-    alike = np.asarray(rc.stream_homogenisation(kept))
+    alike = np.asarray(rc.measures.stream_homogenisation(kept))
     assert alike.shape == (L,) and np.all(alike < 1 - 1e-6)
     start = rc.init(jax.random.key(0), config)  # streams that start alike stay so
     kept = rc.apply(start, x, config, keep=("residual",)).kept["residual"]
-    np.testing.assert_allclose(rc.stream_homogenisation(kept), 1, rtol=1e-6)
+    np.testing.assert_allclose(rc.measures.stream_homogenisation(kept), 1, rtol=1e-6)
     third = rc.apply(
         params, x, config, edit={"residual": lambda a, l: jnp.where(l == 0, a[::-1], a)}
     )

@@ -38,8 +38,8 @@ def test_variants_by_hand(variant, reading, family):
     config, cut = surgery.variant(CONFIG, params, variant, reading, family=family)
     found = rc.apply(cut, x, config)
     for l in range(2):
-        p = rc.layer_params(params, CONFIG, l)
-        branch, _ = rc.multi_head_attention(p.attention, x, x)
+        p = rc.network.layer_params(params, CONFIG, l)
+        branch, _ = rc.network.multi_head_attention(p.attention, x, x)
         skip = variant in ("SAN+skip", "Transformer")
         x = norm(p.attention_norm, branch + x if skip else branch)
         phi = activation_of(CONFIG.mlp).fn

@@ -53,7 +53,7 @@ def test_a_variant_is_what_its_paper_says(case):
 
 
 def test_every_variant_has_a_case():
-    assert {name for name, *_ in CASES.values()} | {"critical", "dyt"} == rc.VARIANTS.keys()
+    assert {name for name, *_ in CASES.values()} | {"critical", "dyt"} == rc.network.VARIANTS.keys()
 
 
 @pytest.mark.parametrize("name", ["softpick", "sinks", "differential", "ssd"])
@@ -74,7 +74,7 @@ def test_gradients_are_slopes(name):
 def test_variants_start_as_their_authors_start_them():
     plain = rc.san(L, H, D, mask="causal")
     shaped = rc.variant(plain, "shaped")
-    params = rc.init_variant(jax.random.key(0), shaped, "shaped")
+    params = rc.network.init_variant(jax.random.key(0), shaped, "shaped")
     trace = rc.apply(params, jnp.asarray(DRAWN), shaped)
     np.testing.assert_allclose(trace.attention, np.tile(np.eye(N), (L, H, 1, 1)), atol=1e-15)
     lam, vectors, _ = rc.variant(plain, "differential", key=jax.random.key(0)).mix.args
@@ -92,7 +92,7 @@ def test_variants_start_as_their_authors_start_them():
 def test_critical_scaling_takes_cosines():
     """softmax(γ ln n cos_ij) of tokens, which the identity mixes."""
     config = rc.variant(rc.san(1, 1, D, attention_skip=False), "critical", gamma=1.7)
-    params = rc.init_variant(jax.random.key(0), config, "critical")
+    params = rc.network.init_variant(jax.random.key(0), config, "critical")
     x = DRAWN / np.linalg.norm(DRAWN, axis=1, keepdims=True) * np.sqrt(D)
     weights = np.stack([softmax(1.7 * np.log(N) * row) for row in x @ x.T / D])
     np.testing.assert_allclose(rc.apply(params, jnp.asarray(x), config).output, weights @ x)
@@ -148,7 +148,7 @@ test_what_is_refused = refused(
         ("a_perp", {}, {}, "give num_tokens"),
         ("ssd", {"mask": "none"}, {}, "does not cover mask='none'"),
         ("gated", {"score": "additive"}, {}, "does not cover score='additive'"),
-        ("sinks", {"mixing": rc.Mixing(1.0)}, {}, "does not cover mixing="),
+        ("sinks", {"mixing": rc.network.Mixing(1.0)}, {}, "does not cover mixing="),
         ("differential", {"d_qk": 3}, {}, "d_qk=3 is odd"),
         ("critical", {}, {}, "num_heads=2"),
         ("critical", {"norm_placement": "post"}, {}, "does not cover norm_placement='post'"),
@@ -174,7 +174,9 @@ test_what_is_of_another_shape_or_at_no_place_is_refused = refused(
             r"mix gave \(\(.*\), None\), which are not the shapes",
         ),
         (
-            lambda: rc.init_canon(jax.random.key(1), rc.transformer(1, H, D), ("cross_input",)),
+            lambda: rc.network.init_canon(
+                jax.random.key(1), rc.transformer(1, H, D), ("cross_input",)
+            ),
             "'cross_input' is not one of the places",
         ),
     ]
@@ -218,7 +220,7 @@ def test_equal_scores_in_half_precision_and_a_key_that_a_bias_excludes():
 
 def test_values_of_the_first_layer_in_all_others():
     config, params, x = network("softmax")
-    trace = rc.apply(params, x, config, edit=rc.value_residual(params, x, config, 0.3))
+    trace = rc.apply(params, x, config, edit=rc.network.value_residual(params, x, config, 0.3))
     a, first, state = params.layers.attention, None, DRAWN
     for l in range(L):
         v = np.einsum("nd,hdv->hnv", state, a.w_v[l]) + np.asarray(a.b_v[l])[:, None]
@@ -226,7 +228,9 @@ def test_values_of_the_first_layer_in_all_others():
         v = 0.7 * v + 0.3 * first
         state = np.einsum("hnm,hmv,hvd->nd", trace.attention[l], v, a.w_o[l]) + np.asarray(a.b_o[l])
     np.testing.assert_allclose(trace.output, state, rtol=1e-12)
-    sums = rc.path_contributions(params, x, config, edit=rc.value_residual(params, x, config, 0.3))
+    sums = rc.path_contributions(
+        params, x, config, edit=rc.network.value_residual(params, x, config, 0.3)
+    )
     np.testing.assert_allclose(sums.total, trace.output, rtol=1e-9)
 
 
@@ -257,7 +261,7 @@ def agree(expected, params, x, config, edit):
 @pytest.mark.parametrize("name", ["attention_input", "v"])
 def test_a_canon_layer_adds_the_three_tokens_before(name):
     config, params, x = network("softmax")
-    weights = rc.init_canon(jax.random.key(5), config, (name,))
+    weights = rc.network.init_canon(jax.random.key(5), config, (name,))
     w = np.asarray(weights[name])
     assert w.shape == ((L, 4, D) if name != "v" else (L, 4, H, K)) and np.abs(w).max() < 0.5
     assert 0.2 < w.std() < 0.4
@@ -271,10 +275,18 @@ def test_a_canon_layer_adds_the_three_tokens_before(name):
                 out[..., t, :] += w[l, i] * h[..., t - i, :]
         return out
 
-    agree(row_by_row(params, DRAWN, lambda *v: 0, convolved), params, x, config, rc.canon(weights))
+    agree(
+        row_by_row(params, DRAWN, lambda *v: 0, convolved),
+        params,
+        x,
+        config,
+        rc.network.canon(weights),
+    )
 
     def size(weights):
-        return jnp.sum(jnp.square(rc.apply(params, x, config, edit=rc.canon(weights)).output))
+        return jnp.sum(
+            jnp.square(rc.apply(params, x, config, edit=rc.network.canon(weights)).output)
+        )
 
     step = jax.tree.map(lambda a: 1e-5 * jnp.cos(jnp.arange(a.size)).reshape(a.shape), weights)
     _, slope = jax.jvp(size, (weights,), (step,))
@@ -286,7 +298,9 @@ def test_a_canon_layer_adds_the_three_tokens_before(name):
 def test_canon_of_all_four_branches_changes_no_token_before():
     config = rc.transformer(1, H, D, mask="causal", norm_placement="pre", position="rotary")
     params = draws.parameters(config)
-    edit = rc.canon(rc.init_canon(jax.random.key(1), config, CANON, width=7))  # n = 5
+    edit = rc.network.canon(
+        rc.network.init_canon(jax.random.key(1), config, CANON, width=7)
+    )  # n = 5
     found = rc.apply(params, jnp.asarray(DRAWN), config, edit=edit).output
     short = rc.apply(params, jnp.asarray(DRAWN[:3]), config, edit=edit).output
     np.testing.assert_allclose(found[:3], short, rtol=1e-12)

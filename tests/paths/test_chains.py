@@ -182,13 +182,13 @@ def batch():
 def test_profiles_of_padded_texts_are_those_of_the_texts_alone(batch):
     params, inputs = batch
     measures = ("residual_ratio", "token_cosine", "effective_rank")
-    found = over_batch(rc.network_profile, params, CONFIG, inputs, measures=measures)
+    found = over_batch(rc.measures.network_profile, params, CONFIG, inputs, measures=measures)
     for i, n in enumerate(LENGTHS):
         hidden = rc.apply(params, inputs["x"][i, :n], CONFIG).hidden
         for measure in measures:
             expected = [float(getattr(rc, measure)(h)) for h in hidden]
             np.testing.assert_allclose(found[measure][i], expected, rtol=2e-5)
-    alone = rc.network_profile(params, inputs["x"][0], CONFIG)["residual_ratio"]
+    alone = rc.measures.network_profile(params, inputs["x"][0], CONFIG)["residual_ratio"]
     np.testing.assert_allclose(found["residual_ratio"][0], alone, rtol=1e-5)
 
 
@@ -217,7 +217,7 @@ def test_chain_effects(batch):
     near(jax.tree.map(lambda a: a[1], found), alone, rtol=1e-4, atol=1e-6)
     # The first text is not padded: its chains, multiplied out.
     attention = np.asarray(rc.apply(params, inputs["x"][0], CONFIG).attention, np.float64)
-    paths = rc.sample_path_sets(jax.random.key(0), range(1, 4), 1, 4, 3, 2)[:, 0]
+    paths = rc.paths.sample_path_sets(jax.random.key(0), range(1, 4), 1, 4, 3, 2)[:, 0]
     for k, p in np.ndindex(3, 4):
         product = np.eye(6)
         for weights, head in zip(attention, paths[k, p], strict=True):

@@ -274,7 +274,7 @@ def by_hand(params, x, config, longest):
 
     parts = {0: np.asarray(x), "offset": np.zeros_like(x)}
     for l in range(config.depth):
-        p = jax.tree.map(np.asarray, rc.layer_params(params, config, l))
+        p = jax.tree.map(np.asarray, rc.network.layer_params(params, config, l))
         a, total = p.attention, sum(parts.values())
         branch = {"offset": np.tile(a.b_o, (len(x), 1))}
         for h in range(config.num_heads):

@@ -70,7 +70,7 @@ def test_parts_and_lengths_sum_to_the_logits(x64, name, edit):
     logits = output @ w + b[None]
     for parts in (direct, lengths):
         np.testing.assert_allclose(rc.logit_attribution(parts, (w, b)).total, logits, atol=1e-10)
-        found = rc.logit_attribution(parts, rc.Classifier(w, b), classes=(2, 0))
+        found = rc.logit_attribution(parts, rc.paths.Classifier(w, b), classes=(2, 0))
         np.testing.assert_allclose(found.total[:, 0], logits[:, 2] - logits[:, 0], atol=1e-10)
     found = rc.logit_attribution(direct.heads, w, classes=1)
     np.testing.assert_allclose(found[..., 0], direct.heads @ w[:, 1], atol=1e-12)

@@ -200,12 +200,12 @@ def test_what_is_refused():
         is_refused(message, rc.apply, params, x, CONFIG, edit=edit)
     each_is_refused(
         (
-            lambda: rc.path_state(params, x, CONFIG, np.zeros(DEPTH, int), edit=bend),
+            lambda: rc.paths.path_state(params, x, CONFIG, np.zeros(DEPTH, int), edit=bend),
             "a set of recomputed paths does not cover an edit of 'residual'",
         ),
         (lambda: rc.apply(params, x, CONFIG, keep=("heads",)), "'heads' is not one of the places"),
         (
-            lambda: rc.multi_head_attention(
+            lambda: rc.network.multi_head_attention(
                 params.layers.attention, x, x, edit={"hidden": bent("")}
             ),
             "'hidden' is not one of the places",

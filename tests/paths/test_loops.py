@@ -10,7 +10,7 @@ import pytest
 from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse.theory import transverse_growth
+from rank_collapse.theory.transverse import transverse_growth
 
 ROWS, LOOPS = 2, 3
 

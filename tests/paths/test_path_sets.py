@@ -51,7 +51,7 @@ NETWORKS = {
 
 
 def test_sampled_paths_have_their_length_and_are_uniform():
-    paths = rc.sample_path_sets(jax.random.key(0), range(4), 2, 4000, 3, 2)
+    paths = rc.paths.sample_path_sets(jax.random.key(0), range(4), 2, 4000, 3, 2)
     assert paths.shape == (4, 2, 4000, 3)
     assert (path_length(paths, 2) == jnp.arange(4)[:, None, None]).all()
     flat = np.asarray(paths[2]).reshape(-1, 3) @ [9, 3, 1]
@@ -61,7 +61,7 @@ def test_sampled_paths_have_their_length_and_are_uniform():
     chi_squared = float(((counts - expected) ** 2 / expected).sum())
     assert chi_squared < 31.3  # 99.9 percentile of chi squared with 11 degrees of freedom
     assert not np.array_equal(paths[2, 0], paths[2, 1])
-    again = rc.sample_path_sets(jax.random.key(0), [2], 1, 4000, 3, 2)
+    again = rc.paths.sample_path_sets(jax.random.key(0), [2], 1, 4000, 3, 2)
     np.testing.assert_array_equal(again[0, 0], paths[2, 0])
 
 
@@ -73,17 +73,21 @@ def test_sets_equal_one_path_at_a_time(name):
     mask = jnp.arange(N) < N - 1
     for semantics in SEMANTICS:
         single = jax.jit(
-            lambda path, s=semantics: rc.path_state(params, x, config, path, semantics=s, mask=mask)
+            lambda path, s=semantics: rc.paths.path_state(
+                params, x, config, path, semantics=s, mask=mask
+            )
         )
         each = np.stack([single(path) for path in paths.reshape(-1, 3)])
         each = each.reshape(2, 3, 4, N, D)
         sets = jax.jit(
-            lambda p, s=semantics: rc.path_set_states(params, x, config, p, semantics=s, mask=mask)
+            lambda p, s=semantics: rc.paths.path_set_states(
+                params, x, config, p, semantics=s, mask=mask
+            )
         )(paths)
         assert relative(sets, each.sum(axis=2)) < 1e-5
         keep = np.array([[1, 0, 1, 1], [0, 1, 0, 0]], bool)[:, None]  # of the sets of each length
         kept = jax.jit(
-            lambda p, chosen, s=semantics: rc.path_set_states(
+            lambda p, chosen, s=semantics: rc.paths.path_set_states(
                 params, x, config, p, semantics=s, mask=mask, keep=chosen
             )
         )(paths, keep)
@@ -104,10 +108,10 @@ def test_frozen_paths_sum_to_the_exact_contributions(name, x64):
     assert x.dtype == jnp.float64
     exact, _ = jax.jit(lambda p: rc.path_contributions(p, x, config))(params)
     # Every path, and the one of all heads, in sets of one path each.
-    chosen = {k: rc.enumerate_paths(3, 2, length=k) for k in range(4)}
+    chosen = {k: rc.paths.enumerate_paths(3, 2, length=k) for k in range(4)}
     paths = np.concatenate([*chosen.values(), np.full((1, 3), -1)])
     states = jax.jit(
-        lambda p: rc.path_set_states(params, x, config, p[:, None], semantics="frozen")
+        lambda p: rc.paths.path_set_states(params, x, config, p[:, None], semantics="frozen")
     )(jnp.asarray(paths))
     lengths = path_length(paths[:-1], 2)
     for k in range(4):
@@ -136,8 +140,8 @@ def test_each_head_has_its_own_mask_and_bias(semantics, x64):
     mask = (rng.random((2, N, N)) < 0.5) | np.eye(N, dtype=bool)
     bias = rng.standard_normal((2, N, N))
     assert (mask[0] != mask[1]).any()
-    paths = rc.enumerate_paths(3, 2)
-    states = rc.path_set_states(
+    paths = rc.paths.enumerate_paths(3, 2)
+    states = rc.paths.path_set_states(
         params, x, config, paths[:, None], semantics=semantics, mask=mask, bias=bias
     )
     if semantics == "frozen":
@@ -157,7 +161,7 @@ def test_a_recomputed_path_is_a_network_of_one_head():
     # b_v of the removed head adds nothing once its projection is zero
     output = jax.jit(lambda p: rc.apply(p, x, config).output)
     state = jax.jit(
-        lambda path, bare: rc.path_state(params, x, config, path, no_sub_path=bare),
+        lambda path, bare: rc.paths.path_state(params, x, config, path, no_sub_path=bare),
         static_argnums=1,
     )
     expected = output(alone)
@@ -170,12 +174,12 @@ def test_a_recomputed_path_is_a_network_of_one_head():
 @pytest.mark.full
 def test_batches_are_examples_one_by_one():
     config, params, x = network()
-    classifier = rc.Classifier(jnp.eye(D)[:, :3], jnp.arange(3.0))
-    paths = rc.sample_path_sets(jax.random.key(0), [1, 3], 2, 3, 3, 2)
+    classifier = rc.paths.Classifier(jnp.eye(D)[:, :3], jnp.arange(3.0))
+    paths = rc.paths.sample_path_sets(jax.random.key(0), [1, 3], 2, 3, 3, 2)
     inputs, mask = jnp.stack([x, 2 * x, -x]), jnp.arange(N)[None] < jnp.array([4, 3, 2])[:, None]
 
     def logits(item):
-        return rc.path_set_logits(params, classifier, item[0], config, paths, mask=item[1])
+        return rc.paths.path_set_logits(params, classifier, item[0], config, paths, mask=item[1])
 
     @jax.jit
     def each_way(*given):
@@ -204,7 +208,7 @@ def test_path_state_has_gradients():
         gradient = jax.jit(
             jax.grad(
                 lambda x, s=semantics: jnp.sin(
-                    rc.path_state(params, x, config, jnp.array([0, 2, 1]), semantics=s)
+                    rc.paths.path_state(params, x, config, jnp.array([0, 2, 1]), semantics=s)
                 ).sum()
             )
         )(x)
@@ -215,14 +219,14 @@ def test_path_state_has_gradients():
 def test_sums_estimated_from_sampled_paths_are_unbiased():
     """Over many sets: |P_k| times the mean of sampled terms, its mean and its variance."""
     config, params, x = network(mlp="none")
-    every = jnp.asarray(rc.enumerate_paths(3, 2, length=2))
+    every = jnp.asarray(rc.paths.enumerate_paths(3, 2, length=2))
     exact = jax.jit(lambda p: rc.path_contributions(p, x, config).by_length[2])(params)
     terms = jax.jit(
-        lambda p: rc.path_set_states(params, x, config, p[:, None], semantics="frozen")
+        lambda p: rc.paths.path_set_states(params, x, config, p[:, None], semantics="frozen")
     )(every)
     assert relative(terms.sum(axis=0), exact) < 1e-5
     sets, size = 400, 20
-    paths = rc.sample_path_sets(jax.random.key(5), [2], sets, size, 3, 2)[0]
+    paths = rc.paths.sample_path_sets(jax.random.key(5), [2], sets, size, 3, 2)[0]
     which = (paths[:, :, None] == every[None, None]).all(axis=-1).argmax(axis=-1)
     estimates = 12 * np.asarray(terms)[which].mean(axis=1)
     variance = 12**2 * np.var(terms, axis=0) / size
@@ -235,18 +239,27 @@ def test_sums_estimated_from_sampled_paths_are_unbiased():
 
 test_bad_input_is_named = refused(
     [
-        (lambda c, p, x: rc.sample_path(jax.random.key(0), 4, 3, 2), "length=4 needs -1 skips"),
-        (lambda c, p, x: rc.sample_path(jax.random.key(0), -1, 3, 2), "length=-1 needs 4 skips"),
-        (lambda c, p, x: rc.sample_path_sets(jax.random.key(0), [9], 1, 1, 3, 2), "length=9"),
-        (lambda c, p, x: rc.path_state(p, x, c, np.array([0, 1])), "depth=3"),
-        (lambda c, p, x: rc.path_state(p, x, c, np.array([0, 1, 5])), "choice 5"),
-        (lambda c, p, x: rc.path_set_states(p, x, c, np.array([0, 1, 1])), r"sets \[\.\.\., p, L"),
         (
-            lambda c, p, x: rc.path_state(p, x, c, np.array([0, 1, 1]), semantics="thawed"),
+            lambda c, p, x: rc.paths.sample_path(jax.random.key(0), 4, 3, 2),
+            "length=4 needs -1 skips",
+        ),
+        (
+            lambda c, p, x: rc.paths.sample_path(jax.random.key(0), -1, 3, 2),
+            "length=-1 needs 4 skips",
+        ),
+        (lambda c, p, x: rc.paths.sample_path_sets(jax.random.key(0), [9], 1, 1, 3, 2), "length=9"),
+        (lambda c, p, x: rc.paths.path_state(p, x, c, np.array([0, 1])), "depth=3"),
+        (lambda c, p, x: rc.paths.path_state(p, x, c, np.array([0, 1, 5])), "choice 5"),
+        (
+            lambda c, p, x: rc.paths.path_set_states(p, x, c, np.array([0, 1, 1])),
+            r"sets \[\.\.\., p, L",
+        ),
+        (
+            lambda c, p, x: rc.paths.path_state(p, x, c, np.array([0, 1, 1]), semantics="thawed"),
             "semantics='thawed' is not one of",
         ),
         (
-            lambda c, p, x: rc.path_state(
+            lambda c, p, x: rc.paths.path_state(
                 p, x, c.replace(cross_attention=True), np.array([0, 1, 1])
             ),
             "cross_attention=True",
@@ -262,10 +275,10 @@ def test_reverse_gradients_are_those_of_single_paths(x64, semantics):
     paths = np.array([[0, 1, 2], [0, 0, 1], [0, 1, 1]])
 
     def of_sets(x):
-        return rc.path_set_states(params, x, config, paths[None], semantics=semantics)[0]
+        return rc.paths.path_set_states(params, x, config, paths[None], semantics=semantics)[0]
 
     def one_by_one(x):
-        return sum(rc.path_state(params, x, config, p, semantics=semantics) for p in paths)
+        return sum(rc.paths.path_state(params, x, config, p, semantics=semantics) for p in paths)
 
     found, want = (
         jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x) for f in (of_sets, one_by_one)

@@ -93,7 +93,10 @@ test_bad_requests_name_the_number = refused(
 def test_bad_paths_name_the_choice():
     attention = jnp.full((3, 2, 4, 4), 0.25)
     is_refused(
-        r"choice -1 is not a head 0\.\.1, 2 \(skip\)$", rc.path_attention, attention, [0, 2, -1]
+        r"choice -1 is not a head 0\.\.1, 2 \(skip\)$",
+        rc.paths.path_attention,
+        attention,
+        [0, 2, -1],
     )
     for paths, message in (
         (np.zeros((5, 4), int), r"shape \(5, 4\) .* depth=3"),
@@ -103,20 +106,20 @@ def test_bad_paths_name_the_choice():
     ):
         each_is_refused(
             (partial(rp.check_paths, paths, 3, 2), message),
-            (partial(rc.path_attention, attention, paths), message),
+            (partial(rc.paths.path_attention, attention, paths), message),
         )
     np.testing.assert_array_equal(rp.check_paths([0, 2, -1], 3, 2), [0, 2, -1])
-    np.testing.assert_allclose(rc.path_attention(attention, [0, 2, 1]), attention[0, 0])
+    np.testing.assert_allclose(rc.paths.path_attention(attention, [0, 2, 1]), attention[0, 0])
 
 
 def test_a_layer_that_is_not_there_has_no_parameters():
     config = rc.san(3, 2, 4)
     params = draws.parameters(config)
     each_is_refused(
-        (lambda: rc.layer_params(params, config, 3), "layer=3 of a network of depth=3"),
-        (lambda: rc.layer_params(params, config, -4), "layer=-4 of a network of depth=3"),
+        (lambda: rc.network.layer_params(params, config, 3), "layer=3 of a network of depth=3"),
+        (lambda: rc.network.layer_params(params, config, -4), "layer=-4 of a network of depth=3"),
     )
-    last = rc.layer_params(params, config, -1)
+    last = rc.network.layer_params(params, config, -1)
     np.testing.assert_array_equal(last.attention.w_q, params.layers.attention.w_q[2])
 
 

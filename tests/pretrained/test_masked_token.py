@@ -16,7 +16,7 @@ from architecture_cases import ALBERT, SIZES, Case
 
 import rank_collapse as rc
 from rank_collapse import pretrained
-from rank_collapse.network import Output
+from rank_collapse.network.passes import Output
 from rank_collapse.paths.truncation import TruncatedPass
 
 HEADS = {

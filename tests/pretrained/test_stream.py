@@ -21,7 +21,9 @@ from rank_collapse.measures import attention, influence, profiles
 from rank_collapse.measures.attention import attention_measures
 from rank_collapse.measures.influence import InfluencePass
 from rank_collapse.measures.profiles import ProfilePass
-from rank_collapse.network import AttentionContext, Each, States, surgery
+from rank_collapse.network import surgery
+from rank_collapse.network.attention import AttentionContext
+from rank_collapse.network.passes import Each, States
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
 from rank_collapse.pretrained import AblationSpec, Group, InMemory, streaming
@@ -273,7 +275,9 @@ def test_an_ablation_is_the_one_published_for_the_family():
         for name, reading in variants:  # several of them share a program
             own_config, own = surgery.variant(of_family, params, name, reading)
             with jax.disable_jit():  # few operations, which all variants share
-                alone = rc.network_profile(own, inputs["x"][0], own_config, measures=MEASURES)
+                alone = rc.measures.network_profile(
+                    own, inputs["x"][0], own_config, measures=MEASURES
+                )
             expected = jax.tree.map(lambda a: a[None], alone)
             assert worst(found[f"{name}/{reading}"]["profile"], expected) < TOLERANCE
 

@@ -1,6 +1,5 @@
 """Files, words and batches of token ids: what is read, cut, padded, and refused in one line."""
 
-
 import numpy as np
 import pytest
 from refusals import each_is_refused, is_refused

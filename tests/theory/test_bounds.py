@@ -61,8 +61,12 @@ def test_180_tokens_of_width_180_are_above_the_published_bound_and_below_that_of
     w_k[:, 0, 0], w_k[:, 3, 1] = 1, np.sqrt(2) * 40 / small
     w_v, w_o = np.zeros((2, d, 1)), np.ones((2, 1, d))
     w_v[:, 0], w_o[0] = 1, np.sqrt(d) * np.eye(1, d)
-    heads = rc.AttentionParams(w_q=w_q, w_k=w_k, w_v=w_v, w_o=w_o, b_q=np.array([[0.0, 1]] * 2))
-    params = rc.TransformerParams(layers=rc.stack_layers([rc.BlockParams(attention=heads)]))
+    heads = rc.network.AttentionParams(
+        w_q=w_q, w_k=w_k, w_v=w_v, w_o=w_o, b_q=np.array([[0.0, 1]] * 2)
+    )
+    params = rc.network.TransformerParams(
+        layers=rc.network.stack_layers([rc.network.BlockParams(attention=heads)])
+    )
     report = reported(params, x, rc.san(1, 2, d, d_qk=2, d_v=1))
     assert report.admissible.all()
     for constant in (report.gamma, report.beta):

@@ -81,7 +81,7 @@ SAN = rc.san(2, 2, 4)
 
 def call(x=None, config=SAN, **options):
     x = draws.tokens(3, 4) if x is None else x
-    return rc.exact_profile(draws.parameters(SAN), x, config, **options)
+    return rc.theory.exact_profile(draws.parameters(SAN), x, config, **options)
 
 
 test_refusals_name_the_value = refused(

@@ -67,9 +67,9 @@ MP_CASES = {
     "gelu MLP": ({"num_heads": 2, "mlp": "gelu", "d_ff": 16}, {}, 500),
     "post-LN": ({"num_heads": 2, "norm_placement": "post"}, {}, 500),
     "causal": ({"num_heads": 2, "mask": "causal"}, {}, 200),
-    "AttnScale": ({"num_heads": 2, "mixing": rc.Mixing(0.0, 1.5, -0.5)}, {}, 500),
+    "AttnScale": ({"num_heads": 2, "mixing": rc.network.Mixing(0.0, 1.5, -0.5)}, {}, 500),
     "identity 1e-30": (
-        {"num_heads": 2, "mixing": rc.Mixing(1e-30, -0.8, 0.3), "num_kv_heads": 1},
+        {"num_heads": 2, "mixing": rc.network.Mixing(1e-30, -0.8, 0.3), "num_kv_heads": 1},
         {"bias_scale": 0.5},
         300,
     ),

@@ -87,7 +87,7 @@ def drawn(case):
 
 def proofs(params, x, config, **inputs):
     each = [jax.tree.map(lambda a, s=s: a[s], (params, x, config)) for s in range(len(x))]
-    found = np.stack([rc.exact_profile(*one, **inputs).profile for one in each])
+    found = np.stack([rc.theory.exact_profile(*one, **inputs).profile for one in each])
     assert not np.isnan(found).any()
     return found
 
@@ -130,7 +130,12 @@ def hard():
     compiled = jax.jit(jax.vmap(single), compiler_options=QUICK)
     params, x = jax.tree.map(np.asarray, compiled(keys))
     each = [jax.tree.map(lambda a, s=s: a[s], (params, x)) for s in range(5)]
-    return params, x, config, np.stack([rc.exact_profile(*one, config).profile for one in each])
+    return (
+        params,
+        x,
+        config,
+        np.stack([rc.theory.exact_profile(*one, config).profile for one in each]),
+    )
 
 
 @pytest.mark.full

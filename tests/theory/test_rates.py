@@ -13,13 +13,14 @@ from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse import theory
-from rank_collapse.network import lone_norm, replay, token_norm
+from rank_collapse.network.recorded import replay
+from rank_collapse.network.residual import lone_norm, token_norm
 from rank_collapse.theory import cubic_regime
 
 
 def test_measured_constant_is_the_sum_of_kappas(x64):
     profile = np.array([0.5, -0.1, -1.0, -3.2, -9.5])
-    found = rc.measured_constant(profile)
+    found = rc.theory.measured_constant(profile)
     kappa = profile[1:] - 3 * profile[:-1]
     np.testing.assert_allclose(found.kappa, kappa, rtol=1e-5)
     total = profile[0] + sum(k / 3 ** (l + 1) for l, k in enumerate(kappa))
@@ -28,11 +29,11 @@ def test_measured_constant_is_the_sum_of_kappas(x64):
     np.testing.assert_allclose(found.error, max(abs(kappa)) / (2 * 81), rtol=1e-5)
     # layers that left float range are left out, in each profile its own
     pair = np.stack([profile, [0.5, -0.1, -1.0, -np.inf, -np.inf]])
-    found = rc.measured_constant(pair)
+    found = rc.theory.measured_constant(pair)
     np.testing.assert_allclose(found.log10_lambda, [total, -1 / 9], rtol=1e-5)
     assert np.isnan(found.kappa[1, 2:]).all() and np.isfinite(found.kappa[1, :2]).all()
-    assert np.isinf(rc.measured_constant(profile[:1]).error)
-    assert np.isnan(rc.measured_constant(np.full(3, np.nan)).log10_lambda)
+    assert np.isinf(rc.theory.measured_constant(profile[:1]).error)
+    assert np.isnan(rc.theory.measured_constant(np.full(3, np.nan)).log10_lambda)
 
 
 def test_a_constant_kappa_lies_within_its_error():
@@ -40,7 +41,7 @@ def test_a_constant_kappa_lies_within_its_error():
     profile = [0.3]
     for _ in range(4):
         profile.append(3 * profile[-1] - 0.8)
-    found = rc.measured_constant(np.array(profile))
+    found = rc.theory.measured_constant(np.array(profile))
     np.testing.assert_allclose(found.log10_lambda - (0.3 - 0.4), found.error, rtol=1e-4)
 
 
@@ -57,7 +58,7 @@ def test_two_tokens_by_hand(x64):
         log10_r.append(math.log10(0.6) + 3 * log10_r[-1])
     np.testing.assert_allclose(profile, np.array(log10_r) + math.log10(2) / 2, rtol=1e-9)
     # ‖R‖ = √2 r: c_eff = 0.6/2 in that norm, up to the layers left out
-    found = rc.closed_constant(params, jnp.array([[3.1], [2.9]]), config)
+    found = rc.theory.closed_constant(params, jnp.array([[3.1], [2.9]]), config)
     assert abs(float(found.log10_c_eff) - math.log10(0.3)) <= 2 * float(found.error) * (1 + 1e-9)
 
 
@@ -83,26 +84,29 @@ def test_small_residuals_fall_as_the_closed_recursion_has_it(fields, x64):
     assert float(profile[-1]) < -300
     np.testing.assert_allclose(cubic[0], profile[0], atol=1e-9)
     np.testing.assert_allclose(jnp.diff(cubic)[0], jnp.diff(profile)[0], atol=1e-3)
-    measured = rc.measured_constant(profile)
-    closed = rc.closed_constant(params, x, config, mask=keep)
+    measured = rc.theory.measured_constant(profile)
+    closed = rc.theory.closed_constant(params, x, config, mask=keep)
     np.testing.assert_allclose(closed.log10_lambda, measured.log10_lambda, atol=2e-4)
 
 
 def from_the_start(params, x, config):
-    return rc.measured_constant(theory.cubic_profile(params, x, config))
+    return rc.theory.measured_constant(theory.cubic_profile(params, x, config))
 
 
 @pytest.mark.full
 def test_float32_is_float64_in_deep_layers_and_the_mean_token_does_not_matter():
     config = rc.san(14, 2, 8)
     params, x = draws.parameters(config, bias_scale=0.0), draws.normal(6, 8)
-    single, certified = from_the_start(params, x, config), rc.closed_constant(params, x, config)
+    single, certified = (
+        from_the_start(params, x, config),
+        rc.theory.closed_constant(params, x, config),
+    )
     with jax.enable_x64(True):
         params, x = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))
         double, shifted, scaled = jax.device_get(
             [from_the_start(params, tokens, config) for tokens in (x, x + 2.0, 10 * x)]
         )
-        wanted = jax.device_get(rc.closed_constant(params, x, config))
+        wanted = jax.device_get(rc.theory.closed_constant(params, x, config))
     np.testing.assert_allclose(certified.log10_lambda, wanted.log10_lambda, rtol=1e-4)
     assert 0 < certified.start == wanted.start and certified.reason == ""
     np.testing.assert_allclose(single.log10_lambda, double.log10_lambda, rtol=1e-5)
@@ -119,7 +123,7 @@ def test_the_theorems_constant_is_that_of_its_bound():
     bound = c * (27 - 1) / 2 + 27 * report.log10_residual[0]
     np.testing.assert_allclose(report.stack.log10_rhs, bound, rtol=1e-5)
     assert bool(report.stack_admissible)
-    assert float(rc.measured_constant(report.log10_residual).log10_c_eff) < float(c)
+    assert float(rc.theory.measured_constant(report.log10_residual).log10_c_eff) < float(c)
 
 
 def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
@@ -128,8 +132,8 @@ def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
     params = rc.init(jax.random.key(3), config)
     x = jax.random.normal(jax.random.key(7), (32, 64))
     profile = rc.log_residual_profile(params, x, config)
-    found = rc.closed_constant(params, x, config)
-    assert float(rc.measured_constant(profile).log10_lambda) < -0.05
+    found = rc.theory.closed_constant(params, x, config)
+    assert float(rc.theory.measured_constant(profile).log10_lambda) < -0.05
     assert float(from_the_start(params, x, config).log10_lambda) > 0.1
     np.testing.assert_allclose(found.log10_lambda, profile[-1] / 3**8, rtol=1e-3)
     start = int(found.start)
@@ -137,7 +141,7 @@ def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
     np.testing.assert_array_equal(found.log10_growth < 0, np.arange(8) >= start)
     # no layer of large scores: tokens stay apart, and there is nothing that could be certified
     sharp = jax.tree.map(lambda a: 4 * a, params)
-    none = rc.closed_constant(sharp, x, config)
+    none = rc.theory.closed_constant(sharp, x, config)
     assert np.isnan(none.log10_lambda) and np.isnan(none.kappa).all() and none.start == 8
     assert "no layer is certified by the diameter bound: it grows by 10^" in none.reason
 
@@ -221,7 +225,7 @@ CASES = (
         "norm": "rms",
         "skip_gain": 0.8,
         "branch_gain": 0.6,
-        "mixing": rc.Mixing(0.3, 0.8, -0.5),
+        "mixing": rc.network.Mixing(0.3, 0.8, -0.5),
     },
     # the last also has what the slow cases have by itself
 )
@@ -279,8 +283,11 @@ def test_profiles_fall_at_the_exponent(fields, x64):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"mixing": rc.Mixing(0.0, 1.37, -0.37)},  # attention-scale
-        {"mixing": rc.Mixing(0.0, 5**0.5, -(5**0.5)), "mask": "causal"},  # A⊥: equal tokens have 0
+        {"mixing": rc.network.Mixing(0.0, 1.37, -0.37)},  # attention-scale
+        {
+            "mixing": rc.network.Mixing(0.0, 5**0.5, -(5**0.5)),
+            "mask": "causal",
+        },  # A⊥: equal tokens have 0
         {"mask": "local", "window": 9},
         {"windows": (9, 9)},
     ],

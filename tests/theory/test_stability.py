@@ -12,7 +12,7 @@ from refusals import each_is_refused
 
 import rank_collapse as rc
 from rank_collapse.measures import updates
-from rank_collapse.network import norm
+from rank_collapse.network.layers import norm
 from rank_collapse.theory import stability
 
 SEEDS = jax.vmap(lambda s: jax.random.fold_in(jax.random.key(0), s))(jnp.arange(8))

@@ -11,8 +11,9 @@ from marks import full_but
 from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse.network import layers, lone_norm
+from rank_collapse.network import layers
 from rank_collapse.network.attention import attention_scores
+from rank_collapse.network.residual import lone_norm
 from rank_collapse.theory import token_kernel
 from rank_collapse.theory.score_overlap import overlap_ratios, score_overlap, score_variance
 from rank_collapse.theory.token_kernel import TokenKernel
@@ -51,7 +52,7 @@ def test_attention_of_given_weights_is_exact_at_any_width():
             n: jax.random.normal(k, getattr(params, n).shape) * jnp.sqrt(0.3)
             for n, k in zip(("w_v", "w_o"), keys, strict=True)
         }
-        out = rc.multi_head_attention(params.replace(**new), x, x, edit=fixed)[0]
+        out = rc.network.multi_head_attention(params.replace(**new), x, x, edit=fixed)[0]
         return out @ out.T / 8
 
     found = jax.jit(jax.vmap(drawn))(jax.random.split(jax.random.key(3), 4000))
@@ -301,7 +302,7 @@ def test_scores_of_many_draws_have_the_variance_of_the_law(d_k, options):
     same = jnp.eye(d_k)[None]
 
     def scores(q, k, v):
-        params = rc.AttentionParams(w_q=same, w_k=same, w_v=same, w_o=same, v_score=v)
+        params = rc.network.AttentionParams(w_q=same, w_k=same, w_v=same, w_o=same, v_score=v)
         return attention_scores(params, q, k, **options)[0]
 
     found = np.asarray(jax.jit(jax.vmap(scores))(q, k, v), float)

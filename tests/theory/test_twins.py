@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.network import AttentionContext, variant_heads
-from rank_collapse.theory import expected_pass
+from rank_collapse.network import variant_heads
+from rank_collapse.network.attention import AttentionContext
+from rank_collapse.theory.stability import expected_pass
 
 
 @functools.cache
@@ -49,7 +50,7 @@ def test_critical_scaling_is_the_networks(gamma):
     with jax.enable_x64(True):
         x = roots(n, rho) * np.sqrt(n)
         config = rc.variant(rc.san(1, 1, n), "critical", gamma=gamma)
-        params = rc.init_variant(jax.random.key(0), config, "critical")
+        params = rc.network.init_variant(jax.random.key(0), config, "critical")
         out = np.asarray(rc.apply(params, jnp.asarray(x), config).output)
         cosines = (out @ out.T) / np.outer(*2 * [np.linalg.norm(out, axis=1)])
     w = 1 / (1 + (n - 1) * n ** (-gamma * (1 - rho)))  # the weight of a token itself

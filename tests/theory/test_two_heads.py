@@ -77,14 +77,16 @@ def test_two_heads_of_many_tokens_are_above_the_published_bound(num_tokens, widt
     found = composite(output - output.mean(axis=0)) / bound
     assert round(found, 3) == over and np.sqrt(median * apart) / bound > found - 1e-4
 
-    heads = rc.AttentionParams(
+    heads = rc.network.AttentionParams(
         w_q=queries,
         w_k=np.stack([keys, keys]),
         w_v=np.eye(width, 1) * np.ones((2, 1, 1)),
         w_o=writes[:, :1],
         b_q=np.stack([bias, bias]),
     )
-    params = rc.TransformerParams(layers=rc.stack_layers([rc.BlockParams(attention=heads)]))
+    params = rc.network.TransformerParams(
+        layers=rc.network.stack_layers([rc.network.BlockParams(attention=heads)])
+    )
     config = rc.san(1, 2, width, d_qk=3, d_v=1)
     report = jax.jit(rc.bound_report)(params, x, config).published_layer
     np.testing.assert_allclose(10 ** (report.log10_lhs - report.log10_rhs), found, rtol=1e-9)

@@ -205,7 +205,7 @@ def test_the_first_states_follow_the_law_of_independent_branches(name, power):
     attention = attention.replace(w_o=jnp.zeros_like(attention.w_o))
     params = params.replace(layers=params.layers.replace(attention=attention))
     ids = jax.random.randint(jax.random.fold_in(key, 1), (8, 32), 0, 256)
-    last = rc.apply_batch(params, ids, rule.network(config)).hidden[-1]
+    last = rc.network.apply_batch(params, ids, rule.network(config)).hidden[-1]
     nodes, weights = np.polynomial.hermite_e.hermegauss(40)
     gelu = jax.nn.gelu(np.sqrt(d) * sigma * nodes, approximate=False)
     square = np.sum(weights * gelu**2) / np.sum(weights)

@@ -10,7 +10,8 @@ from comparison import near
 from refusals import is_refused
 
 from experiments.train import sorting
-from rank_collapse.network import EmbeddingConfig, TransformerConfig
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.runs import states
 from rank_collapse.runs.seeds import seed_keys, seed_mesh
 from rank_collapse.training.ensemble import Ensemble

@@ -10,13 +10,11 @@ import pytest
 from refusals import refused
 
 from experiments.train.path_accuracy import whole_model
-from rank_collapse.network import (
-    Decoded,
-    EmbeddingConfig,
-    EncoderDecoderConfig,
-    TransformerConfig,
-    encoder_decoder,
-)
+from rank_collapse.network import encoder_decoder
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.decoding import Decoded
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.runs.seeds import seed_keys, seed_mesh
 from rank_collapse.training import Ensemble, Hyper, Recipe, dump_models, load_models
 from rank_collapse.training.models import decode_pairs, exact_share

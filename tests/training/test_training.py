@@ -11,7 +11,9 @@ from comparison import near
 from refusals import refused
 
 from experiments.train import memorization, sorting
-from rank_collapse.network import EmbeddingConfig, TransformerConfig, transformer
+from rank_collapse.network import transformer
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.training.tasks.examples import cross_entropy, pack, packed_rows
 from rank_collapse.training.training import (
     Hyper,

@@ -77,7 +77,7 @@ def make_measure(d_k: int, num_tokens: int, threshold: float) -> Callable:
     return measure
 
 
-def draw(key: Any, d_k: int, num_tokens: int) -> tuple[Any, Any, Any, rc.AttentionParams]:
+def draw(key: Any, d_k: int, num_tokens: int) -> tuple[Any, Any, Any, rc.network.AttentionParams]:
     """Queries, keys and G [n, d_k], and one head that takes queries and keys as they are.
 
     W_V and the v of additive scores have the variance 1/d_k that the library draws them with.
@@ -86,7 +86,7 @@ def draw(key: Any, d_k: int, num_tokens: int) -> tuple[Any, Any, Any, rc.Attenti
     drawn = jax.random.normal(key, (3 * num_tokens + d_k + 1, d_k))
     q, k, goal, w_v, v_score = jnp.split(drawn, np.cumsum([num_tokens] * 3 + [d_k]))
     same = jnp.eye(d_k)[None]
-    params = rc.AttentionParams(
+    params = rc.network.AttentionParams(
         w_q=same,
         w_k=same,
         w_v=w_v[None] / jnp.sqrt(d_k),
@@ -97,7 +97,12 @@ def draw(key: Any, d_k: int, num_tokens: int) -> tuple[Any, Any, Any, rc.Attenti
 
 
 def measure_form(
-    params: rc.AttentionParams, q: Any, k: Any, goal: Any, options: dict[str, Any], threshold: float
+    params: rc.network.AttentionParams,
+    q: Any,
+    k: Any,
+    goal: Any,
+    options: dict[str, Any],
+    threshold: float,
 ) -> dict[str, Any]:
     """Scores, weights and gradients of one attention function on one seed's queries and keys.
 

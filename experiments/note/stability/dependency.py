@@ -10,7 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse.network import Trace, TransformerConfig, TransformerParams, replay, summands
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.recorded import replay
+from rank_collapse.network.residual import summands
+from rank_collapse.network.transformer import Trace
 
 
 @jax.jit

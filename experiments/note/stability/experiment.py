@@ -2,8 +2,8 @@
 
 Reproduces the dependency heat maps and the laws of output change of Liu, Liu, Gao, Chen and Han,
 "Understanding the difficulty of training Transformers" (2020), for the residual designs of
-`rc.DESIGNS` at initialisation and, with --training, while they train. On the same networks: token
-cosines and gradients by layer, and the one law that predicts all of them from the gains.
+`rc.network.DESIGNS` at initialisation and, with --training, while they train. On the same networks:
+token cosines and gradients by layer, and the one law that predicts all of them from the gains.
 
     python -m experiments.run_stability
     python -m experiments.run_stability --designs=post,admin_log --mlp=none

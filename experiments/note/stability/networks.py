@@ -36,7 +36,7 @@ DESIGNS = (*LAW_OF, "deepnorm", "depth_scaled", "layernorm_scaling")
 class Case(NamedTuple):
     """One network: a design at a depth."""
 
-    design: str  # A name of `rc.DESIGNS`
+    design: str  # A name of `rc.network.DESIGNS`
     depth: int  # Layers
     branches: int  # N
 
@@ -60,9 +60,9 @@ def configs_of(options: Flags) -> dict[Case, rc.TransformerConfig]:
         ValueError: A design that there is not or that the one law does not cover, fewer than two
             depths, or an update of nothing.
     """
-    check_names(options, "designs", rc.DESIGNS)
+    check_names(options, "designs", rc.network.DESIGNS)
     if options.training:  # before the networks at initialisation are measured
-        check_names(options, "train_designs", rc.DESIGNS)
+        check_names(options, "train_designs", rc.network.DESIGNS)
     depths = sorted(set(options.depths))
     struct.refuse(
         (len(depths) < 2, f"--depths={','.join(map(str, depths))} is fewer than two depths"),
@@ -172,7 +172,7 @@ def with_omega(params: Any, batch: Any, config: rc.TransformerConfig) -> rc.Tran
     """The network, with Admin's ω profiled on a batch of states where its skips are NaN."""
 
     def profiled():
-        found = rc.admin_profile(params, batch, config)
+        found = rc.network.admin_profile(params, batch, config)
         return layer_gains(found, jnp.float32).skip
 
     skips = config.skip_gain

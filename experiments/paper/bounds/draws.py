@@ -96,7 +96,9 @@ def single_draw(key: Any, case: Case) -> dict[str, Any]:
     x = x + jax.random.normal(key_mean, (1, width))
     report = rc.bound_report(params, x, config, mask=mask)
     there = x if mask is None else x[: num_tokens - 2]
-    excess = bounds.lemma_excess(rc.layer_params(params, config, 0).attention, there) - ROUNDING
+    excess = (
+        bounds.lemma_excess(rc.network.layer_params(params, config, 0).attention, there) - ROUNDING
+    )
     rows_alike = not any(reason.startswith("rows") for reason in report.not_covered)
     free = {
         f"{name}_tightness": getattr(getattr(report, field), tightness)

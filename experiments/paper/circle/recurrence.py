@@ -18,7 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse.network import TransformerConfig, covers, lone_norm, prepare_inputs, walk_through
+from rank_collapse.network import covers
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.residual import lone_norm
+from rank_collapse.network.walk import walk_through
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.logdomain import LogScaled
 

@@ -31,7 +31,7 @@ from rank_collapse.pretrained.published import PUBLISHED, published_curves
 from rank_collapse.report.claims import Row, of_cases
 from rank_collapse.report.page import Comparison
 from rank_collapse.report.statistics import power_law_wins
-from rank_collapse.theory import measured_constant
+from rank_collapse.theory.cubic_law import measured_constant
 
 PUBLISHED_NAMES = {
     "san": "SAN",

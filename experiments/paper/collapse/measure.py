@@ -224,7 +224,10 @@ _log_profile = jax.jit(logdomain.log_residual_profile)
 
 
 def in_float64(
-    profile: np.ndarray, params: rc.TransformerParams, x: np.ndarray, config: rc.TransformerConfig
+    profile: np.ndarray,
+    params: rc.network.TransformerParams,
+    x: np.ndarray,
+    config: rc.TransformerConfig,
 ) -> np.ndarray:
     """log10 of the residual [L + 1] of one network in float64, where more layers are known then."""
     if profile.dtype == np.float64:
@@ -242,17 +245,17 @@ def in_float64(
 
 def proved(
     profile: np.ndarray,
-    params: rc.TransformerParams,
+    params: rc.network.TransformerParams,
     x: np.ndarray,
     config: rc.TransformerConfig,
     max_seconds: float = 60.0,
 ) -> tuple[np.ndarray, str]:
-    """The profile [L + 1] of one network by `rank_collapse.exact_profile`, and what became of it.
+    """The profile [L + 1] of one network by `rc.theory.exact_profile`, and what became of it.
 
     Args:
         max_seconds: No further attempt is begun that would take longer.
     """
-    found = rc.exact_profile(params, x, config, max_seconds=max_seconds)
+    found = rc.theory.exact_profile(params, x, config, max_seconds=max_seconds)
     known = ~np.isnan(found.profile)
     line = f"proved to layer {known.sum() - 1} with {found.digits} digits"
     return np.where(known, found.profile, profile).astype(profile.dtype), line

@@ -13,7 +13,10 @@ from jaxtyping import Array, Float
 
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual
-from rank_collapse.network import Layer, LayerPass, PreparedInputs, TransformerConfig, Walked
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import PreparedInputs
+from rank_collapse.network.passes import LayerPass, Walked
+from rank_collapse.network.walk import Layer
 from rank_collapse.paths import chains
 from rank_collapse.paths.sets import sample_path_sets
 

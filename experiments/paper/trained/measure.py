@@ -16,7 +16,7 @@ from rank_collapse import pretrained
 from rank_collapse.measures.attention import first_column
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import ProfilePass
-from rank_collapse.network import Each, States
+from rank_collapse.network.passes import Each, States
 from rank_collapse.paths.chains import measured_sizes
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.truncation import TruncatedPass

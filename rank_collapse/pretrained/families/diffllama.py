@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from jaxtyping import Array, Float
 
-from rank_collapse.network import AttentionContext, differential
+from rank_collapse.network.attention import AttentionContext
+from rank_collapse.network.variant_heads import differential
 from rank_collapse.pretrained.families.decoders import LLAMA, NAMES, decoder_fields
 from rank_collapse.pretrained.family import ANY_LENGTH, Draw, Map, Settings, by_layer, unscaled
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.network import MLPParams, TransformerConfig
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.layers import MLPParams
 from rank_collapse.pretrained.families.decoders import (
     ATTENTION,
     ATTENTION_BIAS,

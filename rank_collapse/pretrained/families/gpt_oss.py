@@ -4,7 +4,9 @@ clamp and biases."""
 import numpy as np
 from jax.tree_util import Partial
 
-from rank_collapse.network import MLPParams, TransformerConfig, with_sink
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.layers import MLPParams
+from rank_collapse.network.variant_heads import with_sink
 from rank_collapse.pretrained.families.decoders import ATTENTION_BIAS, NAMES, decoder_fields
 from rank_collapse.pretrained.families.experts import EXPERTS, MIXTRAL
 from rank_collapse.pretrained.family import (

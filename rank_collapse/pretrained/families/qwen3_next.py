@@ -7,7 +7,9 @@ import numpy as np
 from jax.tree_util import Partial
 from jaxtyping import Array, Float
 
-from rank_collapse.network import AttentionContext, gated, head_norm, rotate
+from rank_collapse.network.attention import AttentionContext
+from rank_collapse.network.projections import head_norm, rotate
+from rank_collapse.network.variant_heads import gated
 from rank_collapse.pretrained.families.decoders import ATTENTION_BIAS, NAMES
 from rank_collapse.pretrained.families.experts import EXPERTS, QWEN2_MOE, qwen_experts
 from rank_collapse.pretrained.family import Initialisation, by_layer, count, take, unscaled

@@ -1,0 +1,69 @@
+"""Names of `rank_collapse`, each imported when it is first used."""
+
+from . import (
+    measures as measures,
+    network as network,
+    paths as paths,
+    pretrained as pretrained,
+    theory as theory,
+    training as training,
+)
+from .measures.attention import (
+    attention_entropy as attention_entropy,
+    attention_rows as attention_rows,
+    sink_rate as sink_rate,
+)
+from .measures.coord_check import coord_check as coord_check
+from .measures.monitor import (
+    monitor as monitor,
+    monitor_gradients as monitor_gradients,
+    monitored as monitored,
+)
+from .measures.norms import composite_norm as composite_norm
+from .measures.profiles import Profile as Profile, profile as profile
+from .measures.residuals import (
+    effective_rank as effective_rank,
+    participation_ratio as participation_ratio,
+    rank_one_ratio as rank_one_ratio,
+    residual as residual,
+    residual_ratio as residual_ratio,
+    stable_rank as stable_rank,
+    token_cosine as token_cosine,
+)
+from .measures.table import MEASURES as MEASURES
+from .network import surgery as surgery
+from .network.config import (
+    TransformerConfig as TransformerConfig,
+    san as san,
+    san_mlp as san_mlp,
+    san_skip as san_skip,
+    transformer as transformer,
+)
+from .network.designs import design as design
+from .network.embedding import EmbeddingConfig as EmbeddingConfig
+from .network.gains import Gains as Gains
+from .network.parameters import init as init
+from .network.transformer import Trace as Trace, apply as apply
+from .network.variants import variant as variant
+from .paths.contributions import (
+    PathContributions as PathContributions,
+    path_contributions as path_contributions,
+)
+from .paths.direct import (
+    direct_contributions as direct_contributions,
+    logit_attribution as logit_attribution,
+)
+from .paths.enumeration import count_paths as count_paths
+from .paths.heads import head_contributions as head_contributions
+from .paths.loops import loop_report as loop_report
+from .paths.sharing import shapley_values as shapley_values
+from .paths.truncation import truncated as truncated
+from .pretrained.depth import depth_report as depth_report
+from .report.profiles import plot as plot
+from .theory.logdomain import local_rate as local_rate, log_residual_profile as log_residual_profile
+from .theory.reports import BoundReport as BoundReport, bound_report as bound_report
+from .theory.stability import collapse_law as collapse_law
+from .theory.transverse import transverse_exponents as transverse_exponents
+from .training.depth_rules import depth_rule as depth_rule
+
+__version__: str
