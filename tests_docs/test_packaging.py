@@ -59,6 +59,7 @@ def test_its_data_are_installed_with_it():
 EXTRAS_OF = {
     "flax_adapters": ("flax",),
     "jax_watch": ("flax",),
+    "watch": ("flax",),
     "command": ("report",),
     "training": ("training",),
     "pretrained": ("pretrained", "hub", "report"),
@@ -91,23 +92,19 @@ def test_what_it_imports_is_what_it_requires():
     assert found == (CORE | ALL_EXTRAS | WATCHED) - {"PIL"}  # of what experiments report
     for path in MODULES:
         extras = set().union(*(EXTRAS[extra] for extra in EXTRAS_OF.get(part(path), ())))
-        extras |= WATCHED if part(path) == "torch" else set()
-        extras |= {
-            "tensors.py": {"torch"},
-            "watch.py": WATCHED,
-            "jax_watch.py": WATCHED,
-        }.get(path.name, set())
+        extras |= WATCHED if part(path) in ("watch", "torch", "jax_watch") else set()
+        extras |= {"torch"} if path.name == "tensors.py" else set()
         assert foreign(imports(path)) <= CORE | extras | {"scipy"}, path  # JAX requires it
     experiments = [n for p in (REPOSITORY / "experiments").rglob("*.py") for n in imports(p)]
     # PyTorch is asked for by a flag of the benchmark.
-    known = CORE | ALL_EXTRAS | EXTRAS["experiments"] | EXTRAS["cluster"]
-    assert foreign(experiments) - {"experiments", "torch"} <= known
+    allowed = CORE | ALL_EXTRAS | EXTRAS["experiments"] | EXTRAS["cluster"] | EXTRAS["gguf"]
+    assert foreign(experiments) - {"experiments", "torch"} <= allowed
 
 
 def test_the_requirements_have_every_extra():
     pinned = (REPOSITORY / "requirements.txt").read_text("utf-8").splitlines()
     assert names(r for r in pinned if r[:1].isalpha()) >= CORE.union(
-        ALL_EXTRAS, EXTRAS["experiments"], EXTRAS["cluster"]
+        ALL_EXTRAS, EXTRAS["experiments"], EXTRAS["cluster"], EXTRAS["gguf"]
     ) - {"ml_dtypes"}
 
 
