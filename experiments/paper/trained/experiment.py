@@ -106,14 +106,16 @@ def setup_of(options: Any) -> Setup:
             print(
                 f"skipped: {name} is not in {folder}; its package is {PACKAGES[name].requirement}"
             )
-    networks = []
-    for name in wanted:
+    networks, reasons = [], []
+    for name in filter(there.__contains__, wanted):
         try:
-            networks += [network_of(folder / name, options)] if name in there else []
+            networks.append(network_of(folder / name, options))
         except (ValueError, OSError, ModuleNotFoundError) as error:
-            print(f"skipped: {name}: {one_line(error)}")
+            reasons.append(one_line(error))
+            print(f"skipped: {name}: {reasons[-1]}")
     if not networks:
-        raise FileNotFoundError(f"{folder} holds no checkpoint folder that can be read")
+        reason = reasons[0] if reasons else "it is empty"
+        raise FileNotFoundError(f"{folder} holds no checkpoint folder that can be read: {reason}")
     return Setup(options, networks)
 
 
