@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments import verdicts
 from experiments.lab import cli, grid, labelled, tidy
 from experiments.lab.flags import Flags, precision
 from experiments.lab.folder import RunFolder, read_summary
 from experiments.lab.statements import STATEMENTS
-from rank_collapse import report
 from rank_collapse.report import figures
 from rank_collapse.runs.files import damaged
 
@@ -81,8 +81,8 @@ class Finding(NamedTuple):
 class Shown(NamedTuple):
     """What is said of a run."""
 
-    claims: Sequence[report.Row]
-    comparisons: Sequence[report.Comparison]
+    claims: Sequence[verdicts.Row]
+    comparisons: Sequence[verdicts.Comparison]
     finding: Finding | None = None
 
 
@@ -131,8 +131,8 @@ class Experiment:
     measure: Callable[[Flags, Any, RunFolder], Any]
     table: Callable[[Any, Any], Iterable[Mapping[str, Any]]]
     figures: Mapping[str, Drawing]
-    claims: Callable[[Any, Any], Iterable[report.Row]] = lambda *_: ()
-    compare: Callable[[Any, Any], Iterable[report.Comparison]] = lambda *_: ()
+    claims: Callable[[Any, Any], Iterable[verdicts.Row]] = lambda *_: ()
+    compare: Callable[[Any, Any], Iterable[verdicts.Comparison]] = lambda *_: ()
     setup: Callable[[Flags], Any] = lambda options: options
     extra: Callable[[Any], Mapping[str, Any] | None] = lambda setup: None
     axes: Sequence[str] = ()
@@ -204,9 +204,9 @@ class Experiment:
                     shown={name: options[name].value for name in self.execution} or None,
                 )
         for row in shown.comparisons:
-            print(report.comparison_line(row))
-        for answer in report.answers_of(STATEMENTS, shown.claims):
-            print(report.answer_lines(answer))
+            print(verdicts.comparison_line(row))
+        for answer in verdicts.answers_of(STATEMENTS, shown.claims):
+            print(verdicts.answer_lines(answer))
         for line in failed:
             print(line, file=sys.stderr)
         print(f"{'written to' if run.writable else 'read from'} {run.path}")
@@ -249,8 +249,8 @@ class Experiment:
         return cli.open_run(options, extra=self.extra(setup), execution=self.execution, **how)
 
     def _shown(self, parts):
-        claims: list[report.Row] = []
-        comparisons: list[report.Comparison] = []
+        claims: list[verdicts.Row] = []
+        comparisons: list[verdicts.Comparison] = []
         for member, *own in parts:
             at = labelled.setting(member.point)
             claims += [

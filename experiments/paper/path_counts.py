@@ -19,8 +19,9 @@ from absl import flags
 
 from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import Drawing, Experiment
+from experiments.verdicts import Comparison
 from rank_collapse.paths.enumeration import count_paths
-from rank_collapse.report import Comparison, figures
+from rank_collapse.report import figures
 
 # (heads, layers) as published by the authors of each architecture.
 ARCHITECTURES = {
