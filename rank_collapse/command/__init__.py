@@ -28,6 +28,8 @@ COMMANDS = ("check", "compare", "depth", "watch", "depth-check")
 
 def run() -> NoReturn:
     """The command as a process."""
+    if sys.stdout is not None:  # "?" for what the encoding has no character for
+        sys.stdout.reconfigure(errors="replace")
     sys.exit(main())
 
 
