@@ -29,8 +29,9 @@ from experiments.lab.experiment import Experiment, Shown, by_name, open_run
 from experiments.lab.flags import Flags, check_names
 from experiments.lab.folder import RunFolder
 from experiments.paper.bounds.draws import CASES, FREE, Case, climb, single_draw, two_heads
-from rank_collapse.report import Comparison, figures
-from rank_collapse.report.claims import of_cases
+from experiments.verdicts import Comparison
+from experiments.verdicts.claims import of_cases
+from rank_collapse.report import figures
 
 BLOCK = 50  # draws that a device vmaps over
 ROUNDING = 1e-13  # decimal logarithms in float64: two tokens of width 1 meet the diameter's bound

@@ -33,8 +33,9 @@ from experiments.note.attention_forms.measure import FORMS, LAWS, MEASURES, make
 from experiments.train import arguments
 from experiments.train.tasks import sorting_setup
 from experiments.train.training import TrainedTask, diverged, model_files, results_of, whole_model
-from rank_collapse.report import Comparison, figures
-from rank_collapse.report.statistics import between, log10, mean_of
+from experiments.verdicts import Comparison
+from experiments.verdicts.statistics import between, log10, mean_of
+from rank_collapse.report import figures
 
 SOURCE, WIDTH = "Vaswani et al. 2017, section 3.2.1", r"width of queries and keys $d_k$"
 

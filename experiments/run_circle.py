@@ -42,10 +42,11 @@ from experiments.paper.circle.task import RADIUS
 from experiments.paper.circle.walks import known, parts_of
 from experiments.train import arguments
 from experiments.train.training import TrainedTask, model_files, results_of
-from rank_collapse.report import Comparison, figures
-from rank_collapse.report.claims import of_mean
-from rank_collapse.report.intervals import fisher_exact, wilson_interval
-from rank_collapse.report.statistics import by_seed
+from experiments.verdicts import Comparison
+from experiments.verdicts.claims import of_mean
+from experiments.verdicts.statistics import by_seed, fisher_exact
+from rank_collapse.report import figures
+from rank_collapse.report.intervals import wilson_interval
 
 # What the published code trains: a skip around the attention in each of them.
 PUBLISHED = ("base", "circle_skip", "mlp")

@@ -28,11 +28,11 @@ from experiments.lab.labelled import along, beside, points, rows
 from experiments.paper import inputs
 from experiments.paper.collapse.figures import FIGURES, TIGHTNESS, as_published, first, slowed
 from experiments.paper.collapse.measure import VARIANTS, Networks, measure_all, setup_of
+from experiments.verdicts.claims import Row, of_cases
+from experiments.verdicts.page import Comparison
+from experiments.verdicts.statistics import power_law_wins
 from rank_collapse.network.layers import MLP_KINDS
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
-from rank_collapse.report.claims import Row, of_cases
-from rank_collapse.report.page import Comparison
-from rank_collapse.report.statistics import power_law_wins
 from rank_collapse.theory.cubic_law import measured_constant
 
 PUBLISHED_NAMES = {

@@ -30,11 +30,11 @@ from experiments.lab.executor import Executor
 from experiments.lab.experiment import Experiment, Shown, by_name, open_run
 from experiments.lab.flags import Flags, content_hash
 from experiments.lab.labelled import along, beside, rows
+from experiments.verdicts.claims import Row
+from experiments.verdicts.page import Comparison
 from rank_collapse.measures.coord_check import MEANING
-from rank_collapse.report.claims import Row
 from rank_collapse.report.coord_check import coordinates_figure
-from rank_collapse.report.page import Comparison
-from rank_collapse.report.statistics import slope
+from rank_collapse.report.intervals import slope
 from rank_collapse.text.tokens import read_texts
 from rank_collapse.text.words import default_text
 from rank_collapse.training.depth_check import Training, byte_model, bytes_of, trained

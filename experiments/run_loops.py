@@ -24,8 +24,8 @@ from experiments.lab.executor import Executor
 from experiments.lab.experiment import Experiment, Shown, by_name, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.labelled import rows
+from experiments.verdicts.claims import Row
 from rank_collapse.report import figures
-from rank_collapse.report.claims import Row
 
 AXES = ("tied", "gain_power", "depth")
 COLUMNS = ("rms", "token_cosine", "residual_ratio", "fixed_point", "transverse", "path_length")

@@ -26,9 +26,10 @@ from experiments.lab.experiment import Experiment, Shown, by_name, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.statements import row_of
 from experiments.paper import inputs
+from experiments.verdicts import Comparison, statistics
 from rank_collapse.measures import residuals
 from rank_collapse.paths import chains
-from rank_collapse.report import Comparison, figures, statistics
+from rank_collapse.report import figures
 
 SAMPLES = (5, 20)  # sizes of the published sets of paths
 CHAINS = {"chain_mean": "against $1p^T$", "chain_rank_one": "against the best rank one"}

@@ -22,8 +22,9 @@ from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import Experiment, Shown, by_name, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
+from experiments.verdicts import Comparison
 from rank_collapse.paths.enumeration import count_paths
-from rank_collapse.report import Comparison, figures
+from rank_collapse.report import figures
 
 # (heads, layers) as published by the authors of each architecture.
 ARCHITECTURES = {

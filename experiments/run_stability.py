@@ -29,10 +29,10 @@ from experiments.note.stability.dependency import centre_of_mass, dependency
 from experiments.note.stability.measure import measure_all
 from experiments.note.stability.networks import Case, configs_of
 from experiments.note.stability.results import ByCase
+from experiments.verdicts import Comparison
+from experiments.verdicts.claims import Row, of_mean
+from experiments.verdicts.statistics import number
 from rank_collapse.network.designs import DESIGNS
-from rank_collapse.report import Comparison
-from rank_collapse.report.claims import Row, of_mean
-from rank_collapse.report.statistics import number
 
 FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last", traced=("update_size",))
 define = cli.definer(FLAGS)

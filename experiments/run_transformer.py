@@ -24,9 +24,10 @@ from experiments.lab.folder import RunFolder
 from experiments.note import transformer_grammar as grammar
 from experiments.train import arguments
 from experiments.train.training import ALONE, TrainedTask, diverged, kept, model_files, results_of
-from rank_collapse.report import Comparison, figures
+from experiments.verdicts import Comparison
+from experiments.verdicts.statistics import by_seed
+from rank_collapse.report import figures
 from rank_collapse.report.intervals import Interval
-from rank_collapse.report.statistics import by_seed
 from rank_collapse.training import models
 from rank_collapse.training.recipe import OPTIMIZERS, Recipe
 from rank_collapse.training.tasks import examples, sequences

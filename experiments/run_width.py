@@ -34,9 +34,10 @@ from experiments.train.training import (
     results_of,
     whole_model,
 )
-from rank_collapse.report import Comparison, figures
-from rank_collapse.report.claims import of_mean
-from rank_collapse.report.statistics import by_seed
+from experiments.verdicts import Comparison
+from experiments.verdicts.claims import of_mean
+from experiments.verdicts.statistics import by_seed
+from rank_collapse.report import figures
 from rank_collapse.training import Recipe, init_model
 
 FLAGS = arguments.make_flags("width", shows="accuracy", no_repeat=False)

@@ -26,11 +26,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from experiments import verdicts
 from experiments.lab import devices, labelled, pool, tidy
 from experiments.lab.flags import Flags, command_line, config_of, folder_of, options_of, precision
 from experiments.lab.folder import RunFolder, read_summary
 from experiments.lab.statements import STATEMENTS
-from rank_collapse import report
 from rank_collapse.report import figures as drawing
 from rank_collapse.runs.files import damaged
 
@@ -98,8 +98,8 @@ class Point(NamedTuple):
 class Shown(NamedTuple):
     """What is said of a run, and the exit code of its command."""
 
-    claims: Sequence[report.Row] = ()
-    comparisons: Sequence[report.Comparison] = ()
+    claims: Sequence[verdicts.Row] = ()
+    comparisons: Sequence[verdicts.Comparison] = ()
     finding: Finding | None = None
     points: Sequence[Point] = ()
     code: int = 0
@@ -201,8 +201,8 @@ class Run:
         *,
         table: Callable[[Any, Any], Iterable[Mapping[str, Any]]],
         figures: Figures,
-        claims: Callable[[Any, Any], Iterable[report.Row]] = lambda *_: (),
-        compare: Callable[[Any, Any], Iterable[report.Comparison]] = lambda *_: (),
+        claims: Callable[[Any, Any], Iterable[verdicts.Row]] = lambda *_: (),
+        compare: Callable[[Any, Any], Iterable[verdicts.Comparison]] = lambda *_: (),
         finding: Callable[[Any, Any], Finding | None] = lambda *_: None,
         files: Callable[[Any, Any, RunFolder], Mapping[str, Callable]] = lambda *_: {},
     ) -> Shown:
@@ -245,9 +245,9 @@ class Run:
     def say(self, shown: Shown) -> None:
         """Prints comparisons, answers, failed points and the folder."""
         for row in shown.comparisons:
-            print(report.comparison_line(row))
-        for answer in report.answers_of(STATEMENTS, shown.claims):
-            print(report.answer_lines(answer))
+            print(verdicts.comparison_line(row))
+        for answer in verdicts.answers_of(STATEMENTS, shown.claims):
+            print(verdicts.answer_lines(answer))
         for line in self.failed:
             print(line, file=sys.stderr)
         print(f"{'written to' if self.folder.writable else 'read from'} {self.folder.path}")
@@ -275,14 +275,14 @@ def joined(points: Sequence[Point], over: Sequence[str]) -> list[Point]:
     ]
 
 
-def with_setting(claims: Callable, point: Point) -> Iterator[report.Row]:
+def with_setting(claims: Callable, point: Point) -> Iterator[verdicts.Row]:
     """Adds the point to the settings of its rows."""
     for row in claims(point.results, point.setup):
         setting = filter(None, (row.setting, labelled.setting(point.axes)))
         yield replace(row, setting=", ".join(setting))
 
 
-def with_quantity(compare: Callable, point: Point) -> Iterator[report.Comparison]:
+def with_quantity(compare: Callable, point: Point) -> Iterator[verdicts.Comparison]:
     """Puts the point before the quantities of its comparisons."""
     for row in compare(point.results, point.setup):
         quantity = filter(None, (labelled.setting(point.axes), row.quantity))
@@ -305,7 +305,7 @@ def summary_of(shown: Shown) -> dict[str, Any]:
 def drawn(
     points: Sequence[Point], figures: Figures, rows: Callable[[], list], shows: str
 ) -> dict[str, Callable[[], Any]]:
-    """Makes what draws each figure of each point, in the style of `report.figures`; of several
+    """Makes what draws each figure of each point, in the style of `verdicts.figures`; of several
     points also a column of the table over the axes."""
     draws: dict[str, Callable[[], Any]] = {}
     for point in points:

@@ -20,11 +20,11 @@ from experiments.lab.labelled import beside, rows
 from experiments.paper.path_accuracies import BASELINES, accuracies, sampled_as
 from experiments.train import path_accuracy
 from experiments.train.training import ALONE, TrainedTask, arrays_of
+from experiments.verdicts import Comparison
+from experiments.verdicts.claims import Row
+from experiments.verdicts.statistics import between, mean_of, slope
 from rank_collapse.paths.enumeration import ALL_HEADS
 from rank_collapse.paths.sets import sample_path_sets
-from rank_collapse.report import Comparison
-from rank_collapse.report.claims import Row
-from rank_collapse.report.statistics import between, mean_of, slope
 from rank_collapse.training.tasks.examples import majority_baseline, random_baseline, token_mask
 
 PUBLISHED_SIZE = 20  # paths in the larger of the published sets

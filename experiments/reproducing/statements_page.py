@@ -15,8 +15,7 @@ from typing import Any
 from experiments.lab.experiment import experiments_of, module_of, read
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing.markdown import table_of
-from rank_collapse import runs
-from rank_collapse.report.claims import (
+from experiments.verdicts.claims import (
     ANSWERS,
     ERROR,
     FINDING,
@@ -29,7 +28,8 @@ from rank_collapse.report.claims import (
     answer_from,
     judged,
 )
-from rank_collapse.report.wording import holds_text, range_text
+from experiments.verdicts.wording import holds_text, range_text
+from rank_collapse import runs
 from rank_collapse.runs import files
 
 PAGE = Path(__file__).parents[2] / "docs" / "statements.md"

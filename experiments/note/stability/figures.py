@@ -18,7 +18,7 @@ from experiments.note.stability.results import (
 )
 from rank_collapse.report import figures
 from rank_collapse.report.figures import Figure
-from rank_collapse.report.statistics import geometric_mean
+from rank_collapse.report.intervals import geometric_mean
 from rank_collapse.report.wording import words
 
 DASHES = {"O(N)": ":", "O(log N)": "--", "O(1)": "-."}
