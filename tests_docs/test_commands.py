@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from architecture_map import imports
 from two_processes import REPOSITORY, python
 
 from experiments import reproduce
@@ -30,7 +31,7 @@ def read_code(text):
 
 
 def read_commands(page):
-    """Lists the commands of a page as words, without variables before them and remarks after."""
+    """Lists the commands of a page as words, without remarks after them."""
     text = page.read_text("utf-8")
     lines = text.splitlines() if page.suffix == ".txt" else read_code(text)
     for line in lines:
@@ -39,9 +40,10 @@ def read_commands(page):
         if "…" in line or "..." in line:
             continue
         for command in re.split(r"&&|; (?=python)", line):
-            command = re.sub(r"^\s*(\w+=\S*\s+)*(\.venv/bin/)?", "", command)
-            if command.partition(" ")[0] in PROGRAMS and " " in command.strip():
-                yield tuple(shlex.split(command, comments=True))
+            words = command.strip().replace(".venv/bin/", "")
+            program, _, arguments = re.sub(r"^(\w+=\S*\s+)*", "", words).partition(" ")
+            if program in PROGRAMS and arguments:
+                yield tuple(shlex.split(words, comments=True))
 
 
 COLLECTED = {}
@@ -65,19 +67,45 @@ def check_experiment(name, arguments):
     cli.parse(module.FLAGS, arguments, POSITIONAL.get(name))
 
 
-def check_command(program, *arguments):
+def check_command(*words):
     """Refuses a command that its program would refuse before it does anything."""
+    variables = {}
+    while "=" in words[0]:
+        name, _, variables[name] = words[0].partition("=")
+        words = words[1:]
+    program, *arguments = words
     if program == "rank-collapse":
-        parsed(arguments)
+        check_library_command(arguments)
     elif program == "pytest":
-        check_pytest(arguments)
+        check_pytest(tuple(arguments))
     elif program in reproduce.EXPERIMENTS:
         check_experiment(program, arguments)
     elif arguments[0] == "-m":
         check_module(*arguments[1:])
     elif arguments[0] != "-c":
-        script = REPOSITORY / arguments[0]
-        assert '__name__ == "__main__"' in script.read_text("utf-8"), f"{script} is no program"
+        check_script(arguments[0], variables.get("PYTHONPATH", "").split(":"))
+
+
+def check_library_command(arguments):
+    """Parses the flags of `rank-collapse`; the name of a command alone is a mention of it."""
+    if len(arguments) < 2:
+        assert set(arguments) <= set(COMMANDS), arguments
+    else:
+        parsed(arguments)
+
+
+def check_script(name, path):
+    """Refuses a file that is no program, or that imports from folders that are not on the path."""
+    script = REPOSITORY / name
+    if not script.exists():  # a page may show the file itself
+        assert any(f"# {name}\n" in page.read_text("utf-8") for page in PAGES), name
+        return
+    assert '__name__ == "__main__"' in script.read_text("utf-8"), f"{script} is no program"
+    folders = [script.parent, *(REPOSITORY / folder for folder in path if folder)]
+    for module in imports(name):
+        module = module.partition(".")[0]
+        ours = [f for f in (REPOSITORY, REPOSITORY / "tests") if list(f.glob(f"{module}*"))]
+        assert not ours or set(ours) & set(folders), f"{name} imports {module}: PYTHONPATH"
 
 
 def check_module(module, *arguments):
@@ -86,7 +114,7 @@ def check_module(module, *arguments):
     if package == "experiments":
         check_experiment(name, arguments)
     elif package == "rank_collapse":
-        parsed(arguments)
+        check_library_command(arguments)
     elif package == "pytest":
         check_pytest(arguments)
 
@@ -120,9 +148,10 @@ def test_commands_were_read_from_the_pages():
     [
         ("python -m experiments.run_architectures --parts=residuals", Exception),
         ("run_sort --depth=two", Exception),
-        ("rank-collapse series a b", SystemExit),
+        ("rank-collapse series a b", ValueError),
+        ("rank-collapse watch run --stop", SystemExit),
         ("python tests/measures/test_spikes.py", AssertionError),
-        ("python absent.py", FileNotFoundError),
+        ("python absent.py", AssertionError),
         ("pytest tests/theory/absent.py", AssertionError),
     ],
 )
