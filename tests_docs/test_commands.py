@@ -1,4 +1,4 @@
-"""Every command on the pages would run: its flags parse, its file exists, its tests are collected."""
+"""Every command on the pages would run: flags parse, files exist, tests are collected."""
 
 import importlib
 import re
