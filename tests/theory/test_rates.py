@@ -13,7 +13,7 @@ from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse import theory
-from rank_collapse.network.recorded import replay
+from rank_collapse.network.passes import replay
 from rank_collapse.network.residual import lone_norm, token_norm
 from rank_collapse.theory import cubic_regime
 

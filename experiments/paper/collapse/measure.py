@@ -18,7 +18,7 @@ from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from experiments.paper import inputs
 from rank_collapse.measures import residuals
-from rank_collapse.network.gains import Gains
+from rank_collapse.network.residual import Gains
 from rank_collapse.runs import seeds
 from rank_collapse.theory import bounds, cubic_law, logdomain
 
