@@ -15,7 +15,7 @@ from trained_runs import check_mistake
 from experiments import reproduce, run_convex_hull, run_memorization, run_sort
 from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import experiment_of
-from experiments.lab.flags import default_run_name
+from experiments.lab.flags import config_of, default_run_name
 from experiments.run_trainability import FLAGS as TRAINABILITY
 
 GOLDEN = REPOSITORY / "tests" / "golden"
