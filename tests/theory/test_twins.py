@@ -11,7 +11,7 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.network import variant_heads
 from rank_collapse.network.attention import AttentionContext
-from rank_collapse.theory.stability import expected_pass
+from rank_collapse.theory.expectation import expected_pass
 
 
 @functools.cache

@@ -24,6 +24,7 @@ from experiments.lab import cli, labelled, vocabulary
 from experiments.lab.experiment import Experiment, Finding
 from experiments.lab.labelled import along, beside, points, rows
 from experiments.paper import inputs
+from experiments.paper.collapse.cubic_law import measured_constant
 from experiments.paper.collapse.figures import FIGURES, TIGHTNESS, as_published, first, slowed
 from experiments.paper.collapse.measure import VARIANTS, Networks, measure_all, setup_of
 from experiments.verdicts.claims import Row, of_cases
@@ -31,7 +32,6 @@ from experiments.verdicts.page import Comparison
 from experiments.verdicts.statistics import power_law_wins
 from rank_collapse.network.layers import MLP_KINDS
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
-from rank_collapse.theory.cubic_law import measured_constant
 
 PUBLISHED_NAMES = {
     "san": "SAN",
