@@ -4,6 +4,7 @@
 """
 
 import json
+import pickle
 import random
 import warnings
 
@@ -15,7 +16,7 @@ from trained_runs import rows, run
 import rank_collapse as rc
 from experiments import run_trained, trained_weights
 from experiments.lab import cli
-from experiments.paper.trained import experiment, measure, packages, results, texts
+from experiments.paper.trained import convert, experiment, measure, packages, results, texts
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
 
@@ -117,23 +118,88 @@ def test_mistakes_are_one_line(arguments, named, tmp_path, monkeypatch, capsys):
     assert named in line
 
 
-def test_another_file_than_the_package_has_is_refused(tmp_path, capsys):
-    about = tmp_path / "rxnmapper-0.4.3.dist-info"
-    about.mkdir()
+def write_package(site, weights=None):
+    """Writes what pip leaves of rxnmapper; returns the flags that read it."""
+    about = site / "rxnmapper-0.4.3.dist-info"
+    about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: rxnmapper\nVersion: 0.4.3\n")
-    path = tmp_path / packages.PACKAGES[ALBERT].weights
+    path = site / packages.PACKAGES[ALBERT].weights
     path.parent.mkdir(parents=True)
-    path.write_bytes(b"other weights")
-    flags = [f"--site={tmp_path}", f"--folder={tmp_path / 'made'}"]
+    if weights is not None:
+        path.write_bytes(weights)
+    return [f"--site={site}", f"--folder={site / 'made'}"]
+
+
+@pytest.mark.parametrize("weights", [None, b"other weights"])
+def test_a_package_that_cannot_be_read_is_skipped_with_a_line(weights, tmp_path, capsys):
+    flags = write_package(tmp_path, weights)
+    assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 2  # none is left
+    skipped, *absent = capsys.readouterr().out.strip().splitlines()
+    assert str(tmp_path / packages.PACKAGES[ALBERT].weights) in skipped
+    assert ("SHA-256" in skipped) == (weights is not None)
+    assert len(absent) == len(packages.PACKAGES) - 1 and not (tmp_path / "made").exists()
+
+
+def test_a_folder_that_is_not_there_is_a_mistake(tmp_path, capsys):
+    flags = [f"--site={tmp_path / 'nowhere'}"]
     assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert str(path) in line
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_the_folder_of_before(tmp_path):
+    def make(weights, folder):
+        (folder / "config.json").write_text(weights)
+        if weights == "new":
+            raise KeyboardInterrupt
+
+    package = packages.Package("a==1", "MIT", "w", "0", make)
+    packages.make_folder(package, "old", tmp_path / "made")
+    with pytest.raises(KeyboardInterrupt):
+        packages.make_folder(package, "new", tmp_path / "made")
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert (tmp_path / "made" / "config.json").read_text() == "old"
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_tensors_of_torch_are_read_without_torch(zipped, tmp_path):
+    """Slices, transposed and shared storages; both of torch's formats."""
+    torch = pytest.importorskip("torch")
+    values = torch.randn(4, 6)
+    tensors = {"plain": values, "slice": values[1:3, ::2], "turned": values.T}
+    tensors |= {"number": torch.tensor(3), "half": torch.randn(5).half(), "none": values[:0]}
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(tensors, path, _use_new_zipfile_serialization=zipped)
+    arrays = convert.read_torch(path)
+    assert arrays.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(arrays[name], tensor.numpy(), strict=True)
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ValueError, match="no tensors of torch"):
+        convert.read_torch(path)
+
+
+def test_no_pickled_code_is_executed(tmp_path):
+    path = tmp_path / "pytorch_model.bin"
+    for call in (print, np.zeros, json.loads):
+        for protocol in (0, 2, 4):
+            path.write_bytes(pickle.dumps({"weight": Calls(call)}, protocol))
+            with pytest.raises(ValueError, match="is no tensor"):
+                convert.read_torch(path)
+
+
+class Calls:
+    """Pickled as a call of a function."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __reduce__(self):
+        return self.function, ("1",)
 
 
 @pytest.fixture(scope="module")
 def albert(tmp_path_factory):
     """The folder of rxnmapper's ALBERT."""
-    pytest.importorskip("torch")
     weights = packages.find(packages.PACKAGES[ALBERT], None)
     if weights is None:
         pytest.skip("rxnmapper is not installed")

@@ -29,6 +29,7 @@ from experiments.lab.experiment import Drawing, Experiment
 from experiments.paper.trained import figures, measure, results
 from experiments.paper.trained.packages import PACKAGES
 from rank_collapse import pretrained
+from rank_collapse.printed import one_line
 from rank_collapse.text import encoders, tokens as texts_of, words
 
 FLAGS = cli.make_flags("trained", shows="mean,measure=last", execution=("chunk",))
@@ -105,10 +106,17 @@ def setup_of(options: Any) -> Setup:
             print(
                 f"skipped: {name} is not in {folder}; its package is {PACKAGES[name].requirement}"
             )
-    named = [name for name in wanted if name in there]
-    if not named:
-        raise FileNotFoundError(f"{folder} holds no checkpoint folder")
-    return Setup(options, [network_of(folder / name, options) for name in named])
+    networks, reasons = [], []
+    for name in filter(there.__contains__, wanted):
+        try:
+            networks.append(network_of(folder / name, options))
+        except (ValueError, OSError, ModuleNotFoundError) as error:
+            reasons.append(one_line(error))
+            print(f"skipped: {name}: {reasons[-1]}")
+    if not networks:
+        reason = reasons[0] if reasons else "it is empty"
+        raise FileNotFoundError(f"{folder} holds no checkpoint folder that can be read: {reason}")
+    return Setup(options, networks)
 
 
 def untrained(name: str, options: Any) -> Network:
