@@ -181,6 +181,12 @@ def test_a_flag_has_one_name_and_others_are_second_names(name):
     assert not any(values[n].flag_type().startswith("multi ") for n in values)
 
 
+@pytest.mark.parametrize("name", [*reproduce.EXPERIMENTS, "reproduce", "join", "statements"])
+def test_no_attribute_of_the_flags_hides_a_flag(name):
+    values = flags_of(name)
+    assert not {*vars(values)} & {*values}
+
+
 @pytest.mark.parametrize(
     ("given", "depths"),
     [("--depths=3,1", [3, 1]), ("--depths=3 --depths=1", [1]), ("", [6, 12, 18, 36])],

@@ -10,12 +10,12 @@ import xarray as xr
 from experiments.lab import labelled
 from experiments.lab.experiment import Finding
 from experiments.lab.labelled import along, beside, points, rows
+from experiments.paper.collapse.cubic_law import measured_constant
 from experiments.paper.collapse.figures import TIGHTNESS, as_published, first, slowed
 from experiments.verdicts.claims import Row, of_cases
 from experiments.verdicts.page import Comparison
 from experiments.verdicts.statistics import power_law_wins
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
-from rank_collapse.theory.cubic_law import measured_constant
 
 PUBLISHED_NAMES = {
     "san": "SAN",

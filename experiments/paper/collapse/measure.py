@@ -12,9 +12,10 @@ import rank_collapse as rc
 from experiments.lab import labelled
 from experiments.lab.executor import Chunk, Mapped
 from experiments.lab.progress import Progress
+from experiments.paper.collapse import cubic_law
 from rank_collapse.measures import residuals
 from rank_collapse.runs import seeds
-from rank_collapse.theory import bounds, cubic_law, logdomain
+from rank_collapse.theory import bounds, logdomain
 
 # {measure: why it may have no number}
 REASONS = {
