@@ -1,37 +1,21 @@
-"""Rank collapse with depth: residual of the tokens, layer by layer, at initialisation.
-
-Reproduces the residual figures of Dong, Cordonnier and Loukas (2021) on one network without any
-checkpoint: relative residual by layer of pure attention (san), with MLPs (san_mlp), with skips
-(san_skip) and of the full Transformer, for any norm placement. Also draws the
-logarithm of the residual to any depth, with the 3^L law and the theorems' bound.
-
-    python -m experiments.run_collapse
-    python -m experiments.run_collapse --depth=32 --num_seeds=64 --norm_placement=none,post,pre
-    python -m experiments.run_collapse --weight_scale=0.25,0.5,1,2 --skip_gain=0,0.5,1
-
-Half a minute on two cores at the defaults, nearly all of it compiling. Expect the ratio of san and
-san_mlp at 0 after three layers, that of san_skip at 0.04 and of transformer at 0.13 after twelve
-(more with smaller weights: --weight_scale), and a local rate of 3.00 for san.
-"""
+"""What run_collapse says of its measurements: statements, published values, the finding."""
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from experiments.lab import cli, labelled, vocabulary
-from experiments.lab.experiment import Experiment, Finding
+from experiments.lab import labelled
+from experiments.lab.experiment import Finding
 from experiments.lab.labelled import along, beside, points, rows
-from experiments.paper import inputs
-from experiments.paper.collapse.figures import FIGURES, TIGHTNESS, as_published, first, slowed
-from experiments.paper.collapse.measure import VARIANTS, Networks, measure_all, setup_of
+from experiments.paper.collapse.cubic_law import measured_constant
+from experiments.paper.collapse.figures import TIGHTNESS, as_published, first, slowed
 from experiments.verdicts.claims import Row, of_cases
 from experiments.verdicts.page import Comparison
 from experiments.verdicts.statistics import power_law_wins
-from rank_collapse.network.layers import MLP_KINDS
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
-from rank_collapse.theory.cubic_law import measured_constant
 
 PUBLISHED_NAMES = {
     "san": "SAN",
@@ -39,59 +23,6 @@ PUBLISHED_NAMES = {
     "san_skip": "SAN+skip",
     "transformer": "Transformer",
 }
-
-AXES = ("norm_placement", "weight_scale", "skip_gain")
-COLUMNS = (
-    "ratio",
-    "log10_residual",
-    "plain_log10_residual",
-    "log10_bound",
-    "log10_layer_bound",
-    "log10_published_bound",
-    "admissible",
-    *TIGHTNESS,
-    "log10_cubic",
-    "log10_c",
-    "local_rate",
-)
-
-FLAGS = cli.make_flags(
-    "collapse",
-    num_seeds=8,
-    shows="ratio,variant=last,layer=last",
-    traced=("weight_scale", "skip_gain"),
-    execution=("seed_chunk",),
-)
-define = cli.definer(FLAGS)
-define("list", "variants", list(VARIANTS), f"Networks, out of {', '.join(VARIANTS)}.")
-vocabulary.define(
-    FLAGS,
-    norm_placement="none",
-    weight_scale=1.0,
-    skip_gain=1.0,
-    norm_kind="layer",
-    depth=12,
-    num_heads=4,
-    d_model=64,
-    d_ff=None,
-    mask="none",
-    window=2,
-    init="lecun",
-    bias_scale=0.0,
-)
-vocabulary.alias(FLAGS, norm="norm_placement")
-define("enum", "mlp", "gelu", "MLP of san_mlp and transformer.", MLP_KINDS[1:])
-define("boolean", "san_mlp_skip", False, "Keep the MLP's own skip in san_mlp, as published.")
-text = (
-    "Gains of the MLPs at which san_mlp is measured too, without norms as it is, post-norm with "
-    "the MLPs' own skip: where they begin to slow the collapse."
-)
-vocabulary.numbers(FLAGS, "mlp_gain", [], text, kind=float)
-text = "Prove residuals that rounding decides in float64 too: ball arithmetic, a minute a seed."
-define("boolean", "certify", False, text)
-inputs.define_flags(define)
-define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(inputs.DTYPES))
-define("integer", "seed_chunk", 16, "Largest number of seeds in memory.", lower_bound=1)
 
 
 def above(found: xr.Dataset, bound: str) -> xr.DataArray:
@@ -103,7 +34,7 @@ def above(found: xr.Dataset, bound: str) -> xr.DataArray:
     return (found.log10_residual > found[bound] + margin).sum(["seed", "layer"])
 
 
-def claims(found: xr.Dataset, setup: Networks) -> Iterator[Row]:
+def claims(found: xr.Dataset, setup: Any) -> Iterator[Row]:
     """Rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights, with
     the first of the skips' gains."""
     found = found.isel(skip_gain=0, drop=True)
@@ -183,7 +114,7 @@ def crossing(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
     return found
 
 
-def compare(found: xr.Dataset, setup: Networks) -> Iterator[Comparison]:
+def compare(found: xr.Dataset, setup: Any) -> Iterator[Comparison]:
     """Residual ratios beside BERT's published curve, and what only the logarithms show, at the
     first of the swept values."""
     found = first(found)
@@ -215,7 +146,7 @@ def compare(found: xr.Dataset, setup: Networks) -> Iterator[Comparison]:
             yield from beside(text, c, end.log10_c.mean("seed"))
 
 
-def finding(found: xr.Dataset, setup: Networks) -> Finding | None:
+def finding(found: xr.Dataset, setup: Any) -> Finding | None:
     """What is left of attention alone and of attention with skips."""
     own = as_published(found).squeeze("norm_placement").mean("seed").isel(layer=-1)
     if not {"san", "san_skip"} <= {*own.variant.values}:
@@ -228,36 +159,3 @@ def finding(found: xr.Dataset, setup: Networks) -> Finding | None:
         f"skips {float(own.ratio.sel(variant='san_skip')):.2f}: without them the logarithm grows "
         f"by a factor of {float(own.local_rate.sel(variant='san')):.2f} a layer.",
     )
-
-
-EXPERIMENT = Experiment(
-    about=__doc__,
-    flags=FLAGS,
-    order=10,
-    brief="residual by depth of four variants, norms none/post/pre, on text or Gaussian tokens; "
-    "3^L law, bounds, local rate; sweeps of weight scale and skip gain",
-    title="Rank collapse with depth",
-    claim="Pure attention loses rank doubly exponentially with depth (Theorems 2.2 and 2.3); MLPs "
-    "slow the collapse (Corollary 3.2), skips stop it, LayerNorm does not (section 3; residual "
-    "figures of BERT, ALBERT and XLNet).",
-    # BERT draws its weights with deviation 0.02 at a width of 768: 0.55 of 1/√fan-in.
-    presets={
-        # Gains beside which MLPs begin to slow the collapse, and that of the published form.
-        "quick": "--norm_placement=none,post --weight_scale=0.55,1 --num_seeds=8 "
-        "--mlp_gain=1,2,4,8 --num_tokens=32",
-        "paper": "--norm_placement=none,post,pre --weight_scale=0.55,1 --num_seeds=8 --d_model=768 "
-        "--num_heads=12 --num_tokens=128 --seed_chunk=2 --mlp_gain=0.25,0.5,1,2,4,8,16",
-        "tiny": "--num_seeds=2 --depth=2 --num_heads=2 --d_model=4 --d_ff=4 --num_tokens=4",
-    },
-    extra=lambda setup: setup.source,
-    setup=setup_of,
-    axes=AXES,
-    measure=measure_all,
-    table=lambda found, setup: labelled.table(
-        found.drop_dims("mlp_gain", errors="ignore"), (*AXES, "variant", "seed", "layer"), COLUMNS
-    ),
-    claims=claims,
-    compare=compare,
-    finding=finding,
-    figures=FIGURES,
-)
