@@ -116,7 +116,7 @@ text = (
     "with and without a skip around it, with and without an MLP), all, or pure attention beside "
     "what keeps walkers apart."
 )
-define("enum", "compare", None, text, list(COMPARED))
+define("enum", "compare", "", text, ["", *COMPARED])
 vocabulary.numbers(FLAGS, "widths", list(WIDTHS), "Model widths of --compare.", lower_bound=3)
 text = "Accepted as in the published commands; this experiment has no use for it."
 for name in ("n_repeat", "path_len", "n_paths"):

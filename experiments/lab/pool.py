@@ -122,10 +122,13 @@ def measure_side_by_side(options: Flags, run: RunFolder) -> None:
             place = Path(run.path).resolve() / "points" / str(number)
             work = module, [*arguments, f"--output_dir={place}"], number
             running[submit(pool, measure_points, *work)] = place
-        for future in as_ended(running):
-            run.save_arrays(future.result())
-            move_metrics(running[future], run.path)
-            bar.advance()
+        try:
+            for future in as_ended(running):
+                run.keep_arrays(future.result())
+                move_metrics(running[future], run.path)
+                bar.advance()
+        finally:
+            run.flush_arrays()
 
 
 def module_name(experiment: Any) -> str:

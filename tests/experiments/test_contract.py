@@ -117,7 +117,7 @@ def test_an_experiment_keeps_to_the_contract(name, tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
+@pytest.mark.parametrize("name", TWICE)
 def test_figures_are_drawn_as_users_see_them(name, tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "drawn", drawn)
     module = importlib.import_module(f"experiments.{name}")
