@@ -14,6 +14,7 @@ from .measures.attention import (
     sink_rate as sink_rate,
 )
 from .measures.coord_check import coord_check as coord_check
+from .measures.listings import duplicates as duplicates, spikes as spikes
 from .measures.monitor import (
     monitor as monitor,
     monitor_gradients as monitor_gradients,
