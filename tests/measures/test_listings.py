@@ -12,10 +12,10 @@ STATES = np.random.default_rng(0).uniform(0.5, 1.5, size=(5, 6, 4))
 
 def test_planted_spikes_are_listed_with_place_value_and_ratio():
     states = STATES.copy()
-    states[1:4, 2, 3] = -2000.0, 3000.0, -4000.0
+    states[1:4, 2, 3] = -2000.0, 3000.0, -6000.0
     states[4, 5, 0] = 9000.0  # in one layer of five
     rows = rc.spikes(states, threshold=500.0)
-    assert [row[:4] for row in rows] == [(3, 2, 3, -4000), (2, 2, 3, 3000), (1, 2, 3, -2000)]
+    assert [row[:4] for row in rows] == [(3, 2, 3, -6000), (2, 2, 3, 3000), (1, 2, 3, -2000)]
     for row in rows:
         expected = abs(row.value) / np.median(np.abs(states[row.layer]))
         np.testing.assert_allclose(row.ratio, expected, rtol=1e-6)
