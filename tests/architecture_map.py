@@ -15,7 +15,7 @@ LEVELS = (
     ("struct", "extras", "printed"),  # what everything is made of
     ("network", "text", "report", "runs"),
     ("measures",),
-    ("theory", "paths", "flax_adapters", "jax_watch", "torch"),
+    ("theory", "paths", "flax_adapters", "jax_watch", "watch", "torch"),
     ("training", "pretrained"),
     ("command",),
 )

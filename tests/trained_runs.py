@@ -10,7 +10,7 @@ import pytest
 
 from experiments.lab import cli
 from experiments.lab.statements import STATEMENTS
-from rank_collapse.report.claims import answers_of
+from experiments.verdicts.claims import answers_of
 
 SMALL = (
     "--depth=2",

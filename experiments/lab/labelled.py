@@ -16,8 +16,9 @@ import numpy as np
 import xarray as xr
 
 from experiments.lab.statements import row_of
-from rank_collapse.report import Comparison, figures
-from rank_collapse.report.claims import Row
+from experiments.verdicts import Comparison
+from experiments.verdicts.claims import Row
+from rank_collapse.report import figures
 from rank_collapse.report.wording import WORDS
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.lab.statements_elsewhere import ELSEWHERE, FINDINGS, TRAINED
 from experiments.lab.statements_trained import ON_TRAINED
-from rank_collapse.report.claims import (
+from experiments.verdicts.claims import (
     ABOVE_ZERO,
     BELOW_ZERO,
     MORE_THAN_HALF,

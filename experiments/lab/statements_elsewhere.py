@@ -2,7 +2,7 @@
 
 import math
 
-from rank_collapse.report.claims import ABOVE_ZERO, MORE_THAN_HALF, Statement
+from experiments.verdicts.claims import ABOVE_ZERO, MORE_THAN_HALF, Statement
 
 TRAINED = ("run_sort", "run_convex_hull", "run_memorization")
 

@@ -6,7 +6,7 @@ of it is said of it alone, and the interval is over texts of its kind.
 
 import math
 
-from rank_collapse.report.claims import (
+from experiments.verdicts.claims import (
     ABOVE_ZERO,
     BELOW_ZERO,
     MORE_THAN_HALF,

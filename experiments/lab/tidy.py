@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.report.claims import Row
+from experiments.verdicts.claims import Row
 
 
 def rows(

@@ -9,7 +9,7 @@ from trained_runs import answered, result_of, rows, run
 import rank_collapse as rc
 from experiments.paper.bounds import experiment as check_bounds
 from experiments.paper.bounds.draws import FREE, SPREAD, Case, two_heads
-from rank_collapse.report.claims import FAILS, HOLDS
+from experiments.verdicts.claims import FAILS, HOLDS
 
 CASES = (Case(8, 12, 3), Case(3, 4, 1, mask="causal"))
 

@@ -24,8 +24,8 @@ from experiments.lab import cli, folder, pool, progress
 from experiments.lab.experiment import Drawing, Experiment, experiment_of, experiments_of
 from experiments.lab.folder import RunFolder
 from experiments.lab.statements import STATEMENTS
-from rank_collapse.report import claims
-from rank_collapse.report.page import Comparison
+from experiments.verdicts import claims
+from experiments.verdicts.page import Comparison
 from rank_collapse.runs.drawn import drawn
 from rank_collapse.runs.files import RunError
 

@@ -10,13 +10,13 @@ import shlex
 import numpy as np
 import pytest
 from conftest import REPOSITORY
+from experiments.note.trainability import FLAGS as TRAINABILITY
 from trained_runs import check_mistake
 
 from experiments import reproduce, run_convex_hull, run_memorization, run_sort
 from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import experiment_of
 from experiments.lab.flags import default_run_name
-from experiments.note.trainability import FLAGS as TRAINABILITY
 
 GOLDEN = REPOSITORY / "tests" / "golden"
 FILES = {

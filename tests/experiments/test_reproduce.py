@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from statement_dates import KEPT, REWORDINGS, dates_of, under_old_dates
 
-from experiments import reproduce
+from experiments import reproduce, verdicts
 from experiments.lab import cli, statements
 from experiments.lab.experiment import experiment_of, experiments_of
 from experiments.lab.pool import Ended
@@ -24,15 +24,14 @@ from experiments.lab.statements import STATEMENTS
 from experiments.paper import path_counts as run_path_counts
 from experiments.paper.architectures import experiment as run_architectures
 from experiments.reproducing import results_page, sections, unfinished
-from rank_collapse import report
-from rank_collapse.report import claims
-from rank_collapse.report.claims import MORE_THAN_HALF
+from experiments.verdicts import claims
+from experiments.verdicts.claims import MORE_THAN_HALF
 from rank_collapse.runs import RunError
 
 
 def test_what_no_experiment_tests_is_listed():
     stated = {key for key, s in STATEMENTS.items() if s.claimed is not None}
-    answers = report.answers_of(STATEMENTS, [claims.of_mean("skips", "no norm", [1.0, 1.1, 0.9])])
+    answers = verdicts.answers_of(STATEMENTS, [claims.of_mean("skips", "no norm", [1.0, 1.1, 0.9])])
     left = sections.untested(answers, reproduce.EXPERIMENTS)
     assert len(left) == len(stated) - 1
     assert not any(STATEMENTS["skips"].text in text for text in left)

@@ -13,9 +13,9 @@ from trained_runs import answered, arrays, result_of
 import rank_collapse as rc
 from experiments.lab import cli
 from experiments.paper.architectures import experiment as run_architectures
+from experiments.verdicts.claims import HOLDS, IN_PART
 from rank_collapse.network import surgery
 from rank_collapse.pretrained import published
-from rank_collapse.report.claims import HOLDS, IN_PART
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from experiments.paper.collapse.experiment import EXPERIMENT
 from trained_runs import arrays, finished, parsed, result_of, rows, run, verdicts
 
 import rank_collapse as rc
@@ -17,7 +18,6 @@ from experiments.lab.executor import Chunk
 from experiments.lab.labelled import joined, of_arrays
 from experiments.paper import inputs
 from experiments.paper.collapse import experiment as run_collapse, measure
-from experiments.paper.collapse.experiment import EXPERIMENT
 from experiments.paper.collapse.figures import slowed
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain

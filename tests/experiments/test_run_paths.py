@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from experiments.paper.path_counts import ARCHITECTURES, binomial, path_table
 from trained_runs import answered, result_of, rows, run, single_columns
 
 from experiments.lab import tidy
 from experiments.paper import path_chains as run_path_chains, path_counts as run_path_counts
-from experiments.paper.path_counts import ARCHITECTURES, binomial, path_table
-from rank_collapse.report.claims import FAILS, HOLDS
+from experiments.verdicts.claims import FAILS, HOLDS
 
 
 @pytest.mark.full

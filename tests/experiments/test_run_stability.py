@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from experiments.note.stability.experiment import EXPERIMENT
 from trained_runs import parsed, result_of, rows, run
 
 import rank_collapse as rc
 from experiments.note.stability import experiment as run_stability, measure, networks, results
-from experiments.note.stability.experiment import EXPERIMENT
 from experiments.note.stability.networks import Case, base_config, configs_of
 from rank_collapse.measures import updates
 

@@ -15,7 +15,7 @@ from experiments.lab.statements import STATEMENTS
 from experiments.note import trainability as binary
 from experiments.train import designs, training
 from experiments.train.training import Training
-from rank_collapse.report.claims import judged
+from experiments.verdicts.claims import judged
 from rank_collapse.report.intervals import wilson_interval
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.recipe import Hyper, Recipe, config_of

@@ -24,7 +24,7 @@ from experiments.lab.labelled import of_arrays
 from experiments.paper.path_accuracies import BASELINES, accuracies
 from experiments.train import arguments
 from experiments.train.watched import layer_scalars
-from rank_collapse.report.claims import FINDING
+from experiments.verdicts.claims import FINDING
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import init_state, load_models

@@ -12,7 +12,7 @@ from experiments.lab.experiment import experiment_of
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import statements_page
 from experiments.reproducing.statements_page import NOT_KEPT, answers, page, standing
-from rank_collapse.report import claims
+from experiments.verdicts import claims
 
 DOCS = REPOSITORY / "docs"
 RESULTS = (DOCS / "results.md").read_text("utf-8")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.note.stability.networks import Case
-from rank_collapse.report.statistics import slope
+from rank_collapse.report.intervals import slope
 from rank_collapse.theory.stability import output_change_law
 
 UPDATES = ("random", "gradient")  # of equal relative size; "sgd" is of one rate

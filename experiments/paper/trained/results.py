@@ -10,8 +10,8 @@ from experiments.lab.experiment import Finding
 from experiments.lab.statements import row_of
 from experiments.lab.statements_trained import LOSS, RIGHT
 from experiments.paper.trained.measure import VARIANTS
-from rank_collapse.report import Comparison
-from rank_collapse.report.claims import Row, of_cases
+from experiments.verdicts import Comparison
+from experiments.verdicts.claims import Row, of_cases
 from rank_collapse.report.intervals import mean_interval
 
 LARGE, TIMES, SINK = 100, 1000, 0.3  # Sun et al. 2024; Gu et al. 2025

@@ -8,8 +8,8 @@ import pytest
 from refusals import is_refused
 from scipy import stats
 
-from rank_collapse.report import claims
-from rank_collapse.report.claims import FAILS, FINDING, HOLDS, IN_PART, OPEN, SOME_FAIL, Statement
+from experiments.verdicts import claims
+from experiments.verdicts.claims import FAILS, FINDING, HOLDS, IN_PART, OPEN, SOME_FAIL, Statement
 
 ABOVE = claims.ABOVE_ZERO
 
@@ -232,6 +232,9 @@ def test_a_curve_among_draws():
     flat = np.zeros((20, 5))
     assert verdict(of_curve(np.full(5, 1e-4), flat)) == "outside"
     assert verdict(of_curve(np.zeros(5), flat, 1e-3)) == "within"
+    # draws as far as the curve count as farther
+    tied = of_curve(np.ones(1), np.repeat([-1.0, 1.0], [10, 9])[:, None])
+    assert tied.why == "p = 1 with 19 draws"
 
 
 CURVES = {  # laws of 240 draws and one more, by layer

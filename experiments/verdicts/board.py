@@ -4,13 +4,12 @@ Drawn as SVG whose places along the axis are percentages, so that it has any wid
 its size.
 """
 
-import html
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rank_collapse.report.claims import FINDING, OUTSIDE, WITHIN, Answer, Judged, counted
-from rank_collapse.report.wording import (
+from experiments.verdicts.claims import FINDING, OUTSIDE, WITHIN, Answer, Judged, counted
+from experiments.verdicts.wording import (
     JOINTLY,
     count_line,
     note,
@@ -19,6 +18,7 @@ from rank_collapse.report.wording import (
     span,
     standing,
 )
+from rank_collapse.report.page import escape, wide
 
 STEP, LABELS = 13, 18  # pixels: from row to row, and what the labels of the axis take
 EDGE = 0.06  # of the axis beyond the farthest value
@@ -45,14 +45,14 @@ def board(answers: Sequence[Answer], untested: Sequence[str] = ()) -> str:
     rows = "".join(statement(answer) for answer in answers)
     left = "".join(
         f'<div class="statement"><p><span class="answer not-tested">{NOT_TESTED}</span> '
-        f"{_text(text)}</p></div>"
-        for text in untested
+        f"{escape(said)}</p></div>"
+        for said in untested
     )
     return (
-        f'<section><h2 id="statements">All statements</h2><p class="counts">{counts}</p>'
-        f"<p>{_text(count_line(answers))}</p>"
-        f"<details><summary>How they are judged</summary><p>{_text(JOINTLY)}</p></details>"
-        f"<details><summary>All statements</summary>{rows}{left}</details></section>"
+        f'<p class="counts">{counts}</p>'
+        f"<p>{escape(count_line(answers))}</p>"
+        f"<details><summary>How they are judged</summary><p>{escape(JOINTLY)}</p></details>"
+        f"<details><summary>All statements</summary>{rows}{left}</details>"
     )
 
 
@@ -61,19 +61,19 @@ def statement(answer: Answer) -> str:
     s, axis = answer.statement, axis_of(answer)
     claimed = f"Claimed range: {range_text(s.claimed)}." if s.claimed else ""
     rows = "".join(
-        f"<tr><td>{_text(j.row.setting)}</td><td>{forest(answer, [j], axis)}</td>"
-        f'<td class="number">{_text(span(j))}; {_text(note(j.row))}</td>'
+        f"<tr><td>{escape(j.row.setting)}</td><td>{forest(answer, [j], axis)}</td>"
+        f'<td class="number">{escape(span(j))}; {escape(note(j.row))}</td>'
         f'<td class="{_class(j.verdict)}">{"" if answer.answer == FINDING else j.verdict}</td></tr>'
         for j in answer.rows
     )
     return (
         f'<details class="statement"><summary>'
-        f'<span class="answer {_class(answer.answer)}">{_text(answer.answer)}</span>'
-        f'<span>{_text(s.text)} <span class="source">{_text(s.source)}. '
-        f"{_text(standing(answer))}</span></span>"
+        f'<span class="answer {_class(answer.answer)}">{escape(answer.answer)}</span>'
+        f'<span>{escape(s.text)} <span class="source">{escape(s.source)}. '
+        f"{escape(standing(answer))}</span></span>"
         f"<span>{forest(answer, answer.rows, axis, labels=True)}"
-        f'<span class="small">{_text(quantity(s))}</span></span></summary>'
-        f'<div><p>{_text(claimed)}</p><div class="wide"><table>{rows}</table></div></div></details>'
+        f'<span class="small">{escape(quantity(s))}</span></span></summary>'
+        f"<div><p>{escape(claimed)}</p>{wide(f'<table>{rows}</table>')}</div></details>"
     )
 
 
@@ -137,7 +137,7 @@ def forest(answer: Answer, rows: Sequence[Judged], axis: Axis, *, labels: bool =
                 f'<text x="{place:.2f}%" y="{height + LABELS - 4}" text-anchor="{anchor}">'
                 f"{value:.3g}</text>"
             )
-    name = _text(
+    name = escape(
         f"{answer.statement.statistic}: " + "; ".join(f"{j.row.setting} {span(j)}" for j in rows)
     )
     return (
@@ -148,7 +148,9 @@ def forest(answer: Answer, rows: Sequence[Judged], axis: Axis, *, labels: bool =
 
 def _row(judged, axis, y, answer):
     verdict = "finding" if answer == FINDING else judged.verdict
-    parts = [f"<title>{_text(judged.row.setting)}: {_text(span(judged))} {_text(verdict)}</title>"]
+    parts = [
+        f"<title>{escape(judged.row.setting)}: {escape(span(judged))} {escape(verdict)}</title>"
+    ]
     if judged.interval.known:
         low, high = (axis.place(v) for v in judged.interval)
         parts.append(f'<line x1="{low:.2f}%" x2="{high:.2f}%" y1="{y}" y2="{y}"/>')
@@ -164,8 +166,4 @@ def _row(judged, axis, y, answer):
 
 
 def _class(words):
-    return _text(words).replace(" ", "-")
-
-
-def _text(value):
-    return html.escape(str(value))
+    return escape(words).replace(" ", "-")

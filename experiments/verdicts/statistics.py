@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.report.intervals import Interval, mean_interval, share_interval
+from rank_collapse.report.intervals import Interval, mean_interval, share_interval, slope
 
 
 def number(value: Any) -> float | None:
@@ -36,24 +36,6 @@ def between(found: tuple[float, Interval], digits: int = 3) -> str:
     return f"{text} ({low:.{digits}f} to {high:.{digits}f})" if found[1].known else text
 
 
-def slope(x: Any, y: Any) -> np.ndarray:
-    """Least-squares slope of each row of y [..., k] over x [k]: Σ (x − x̄) y / Σ (x − x̄)².
-
-    NaN where x has one point only, or a value of y is not finite.
-    """
-    x, y = np.asarray(x, float), np.asarray(y, float)
-    away = x - x.mean()
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(y @ away / (away @ away))
-
-
-def geometric_mean(values: Any) -> np.ndarray:
-    """exp of the mean over seeds of ln values [s, ...]; NaN where a seed has none above 0."""
-    values = np.asarray(values)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.exp(np.log(np.where(values > 0, values, np.nan)).mean(axis=0))
-
-
 def log10(values: Any) -> np.ndarray:
     """log10 of values, of those that float32 cannot hold that of the smallest it can."""
     return np.log10(np.maximum(values, np.finfo(np.float32).tiny))
@@ -78,3 +60,11 @@ def power_law_wins(curves: Any) -> np.ndarray:
         ]
         found = np.log(squares[0] / squares[1])
     return found if len(layers) > 2 else np.full(curves.shape[:-1], np.nan)
+
+
+def fisher_exact(count: int, total: int, other_count: int, other_total: int) -> float:
+    """Computes p of two counts if both shares are one: Fisher's exact test, two-sided."""
+    from scipy import stats  # here: it takes a second, which `--help` need not
+
+    samples = (count, total), (other_count, other_total)
+    return float(stats.fisher_exact([[k, n - k] for k, n in samples]).pvalue)

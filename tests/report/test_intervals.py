@@ -1,6 +1,5 @@
-"""Means, intervals, slopes and tests: beside tables, numpy and scipy."""
+"""Intervals and slopes: beside tables, numpy and scipy."""
 
-import json
 import math
 
 import numpy as np
@@ -8,55 +7,26 @@ import pytest
 from refusals import is_refused, refused
 from scipy import stats
 
-from rank_collapse.report import statistics
 from rank_collapse.report.intervals import (
-    Interval,
-    fisher_exact,
+    geometric_mean,
     mean_interval,
     share_interval,
+    slope,
     wilson_interval,
 )
-
-VALUES = np.random.default_rng(0).normal(2.0, 1.0, 5)
-
-
-def test_a_mean_has_its_interval_where_seeds_tell_it():
-    mean, ends = statistics.mean_of(VALUES)
-    wanted = stats.t.interval(0.95, 4, VALUES.mean(), stats.sem(VALUES))
-    assert (mean, *ends) == pytest.approx((VALUES.mean(), *wanted), rel=1e-9)
-    shares = [1.0, 1.0, 0.4]
-    assert statistics.mean_of(shares)[1].high > 1
-    assert statistics.mean_of(shares, share=True)[1] == share_interval(shares)
-    for values, share in (([2.0], False), ([2.0, 2.0], False), ([1.0], True), ([1, np.nan], True)):
-        assert not statistics.mean_of(values, share=share)[1].known
-    assert statistics.between(statistics.mean_of([2.0])) == "2.000"
-    assert statistics.between((0.1, Interval(0.05, 0.2)), 2) == "0.10 (0.05 to 0.20)"
 
 
 def test_slopes_are_least_squares():
     x = np.array([0.0, 1.0, 3.0, 7.0])
     y = np.random.default_rng(1).normal(size=(2, 4)) + 5
     expected = [stats.linregress(x, row).slope for row in y]
-    np.testing.assert_allclose(statistics.slope(x, y), expected)
-    assert np.isnan(statistics.slope([1.0], [[2.0]])).all()
+    np.testing.assert_allclose(slope(x, y), expected)
+    assert np.isnan(slope([1.0], [[2.0]])).all()
 
 
 def test_a_geometric_mean_needs_values_above_zero():
-    found = statistics.geometric_mean([[1.0, 2.0], [4.0, 0.0]])
+    found = geometric_mean([[1.0, 2.0], [4.0, 0.0]])
     assert found[0] == pytest.approx(stats.gmean([1.0, 4.0])) and np.isnan(found[1])
-
-
-def test_what_is_no_number_is_none_in_json():
-    found = [*map(statistics.number, np.array([1.5, np.nan, -np.inf], np.float32))]
-    assert json.dumps(found, allow_nan=False) == "[1.5, null, null]"
-
-
-def test_a_row_for_each_seed():
-    columns = {"a": np.array([True, False]), "b": np.array([1.5, 2.5], np.float32), "c": [None, 3]}
-    assert statistics.by_seed(columns) == [
-        {"seed": 0, "a": True, "b": 1.5, "c": None},
-        {"seed": 1, "a": False, "b": 2.5, "c": 3},
-    ]
 
 
 # Fisher and Yates 1963, table III: t with P(|T| > t) = 1 − level
@@ -114,26 +84,9 @@ def test_intervals_of_shares_stay_between_0_and_1():
     is_refused(r"1\.2 is not in", share_interval, [0.5, 1.2])
 
 
-@pytest.mark.parametrize(
-    "counts",
-    [(1, 8, 13, 64), (0, 8, 30, 64), (3, 8, 3, 8), (8, 8, 0, 8), (0, 8, 0, 64), (0, 0, 3, 4)],
-)
-def test_fisher_exact(counts):
-    """Of all tables with these sums, the share of those that are no more likely."""
-    k, n, k2, n2 = counts
-    hits = k + k2
-    ways = {
-        i: math.comb(n, i) * math.comb(n2, hits - i)
-        for i in range(max(0, hits - n2), min(n, hits) + 1)
-    }
-    wanted = sum(w for w in ways.values() if w <= ways[k]) / sum(ways.values())
-    assert fisher_exact(*counts) == pytest.approx(wanted, rel=1e-10)
-
-
 test_counts_that_are_no_shares = refused(
     [
         (lambda: wilson_interval(3, 2), "count=3 of total=2"),
         (lambda: wilson_interval(0, 0), "total=0"),
-        (lambda: fisher_exact(1, 4, -1, 4), "count=-1 of total=4"),
     ]
 )

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from rank_collapse import report
-from rank_collapse.report import board, claims
+from experiments import verdicts
+from experiments.verdicts import board, claims
 
 HOSTILE = "\"><script>alert('1')</script><img src=x onerror=alert(2)>&amp;</style></svg>"
 WIDTHS = (400, 900, 1400)
@@ -17,9 +17,9 @@ FORBIDDEN = {"script", "iframe", "object", "embed", "link", "base", "form"}
 
 
 def answer(claimed, values, **fields):
-    stated = report.Statement("source", "text", "statistic", claimed, **fields)
+    stated = verdicts.Statement("source", "text", "statistic", claimed, **fields)
     rows = [claims.of_mean("key", f"setting {i}", v) for i, v in enumerate(values)]
-    (found,) = report.answers_of({"key": stated}, rows)
+    (found,) = verdicts.answers_of({"key": stated}, rows)
     return found
 
 
@@ -47,9 +47,9 @@ class Seen(HTMLParser):
 
 
 def hostile_page():
-    stated = {HOSTILE: report.Statement(HOSTILE, HOSTILE, HOSTILE, (0.0, 1.0))}
+    stated = {HOSTILE: verdicts.Statement(HOSTILE, HOSTILE, HOSTILE, (0.0, 1.0))}
     rows = [claims.of_mean(HOSTILE, HOSTILE, [0.1, 0.2, 0.3], why=HOSTILE)]
-    made = report.Section(
+    made = verdicts.Section(
         name=HOSTILE,
         title=HOSTILE,
         claim=HOSTILE,
@@ -61,12 +61,12 @@ def hostile_page():
         figures=[(b"png", HOSTILE), (b"png", HOSTILE)],
         claims=rows,
         table=[{HOSTILE: HOSTILE}],
-        comparisons=[report.Comparison(HOSTILE, HOSTILE, HOSTILE, HOSTILE)],
+        comparisons=[verdicts.Comparison(HOSTILE, HOSTILE, HOSTILE, HOSTILE)],
         details=HOSTILE,
         error=HOSTILE,
     )
-    answers = report.answers_of(stated, rows)
-    return report.render(HOSTILE, HOSTILE, [made], HOSTILE, answers, [HOSTILE])
+    answers = verdicts.answers_of(stated, rows)
+    return verdicts.render(HOSTILE, HOSTILE, [made], HOSTILE, answers, [HOSTILE])
 
 
 def test_hostile_names_stay_text():
