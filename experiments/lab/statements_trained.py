@@ -16,6 +16,7 @@ from experiments.verdicts.claims import (
 
 RUN = ("run_trained",)
 DECLARED = "2026-11-26, 3ed7177"  # before the run on new texts, those that are shown
+SINKS_DECLARED = "2026-11-26"  # before the run on new texts
 LOSS, RIGHT = 0.05, 0.02  # nats, share of tokens: within which short paths suffice
 
 ON_TRAINED = {
@@ -168,3 +169,43 @@ ON_TRAINED = {
         confirmed="2026-11-26, new texts: holds",
     ),
 }
+
+_SINKS = {
+    "sinks mix": Statement(
+        source="Barbero et al. 2025 (arXiv 2504.02732), section 3",
+        text="Without a sink tokens mix more: where the first key is hidden from later layers, and "
+        "the other weights are renormalised, the last tokens are more alike.",
+        statistic="change of the mean cosine of two tokens after the last layer, paired by text",
+        claimed=ABOVE_ZERO,
+        experiments=("run_sinks",),
+        changed=SINKS_DECLARED,
+    ),
+    "sinks drop": Statement(
+        source="Barbero et al. 2025 (arXiv 2504.02732), section 3",
+        text="It is the added mixing, not the missing sink: where the weight of the first key is "
+        "lost instead, the last tokens are no more alike.",
+        statistic="change of the mean cosine of two tokens after the last layer, paired by text",
+        claimed=BELOW_ZERO,
+        experiments=("run_sinks",),
+        changed=SINKS_DECLARED,
+    ),
+    "sinks move": Statement(
+        source="Barbero et al. 2025 (arXiv 2504.02732), section 3",
+        text="Hidden in all layers the first key changes little, since the second token becomes "
+        "the sink. The range of .03 is ours.",
+        statistic="change of the mean cosine of two tokens after the last layer, paired by text",
+        claimed=(-0.03, 0.03),
+        experiments=("run_sinks",),
+        changed=SINKS_DECLARED,
+    ),
+    "sinks control": Statement(
+        source="control of run_sinks",
+        text="Another key, drawn at random, hidden from the same layers changes little. The range "
+        "of .03 is ours.",
+        statistic="change of the mean cosine of two tokens after the last layer, paired by text",
+        claimed=(-0.03, 0.03),
+        experiments=("run_sinks",),
+        changed=SINKS_DECLARED,
+    ),
+}
+ON_TRAINED |= _SINKS
