@@ -28,12 +28,12 @@ from experiments.paper.architectures.models import NAMES, Model, identity, measu
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import ERROR, Row, of_curve
 from experiments.verdicts.statistics import log10, power_law_wins
-from experiments.verdicts.wording import words
 from rank_collapse.network.surgery import READINGS, VARIANTS
 from rank_collapse.pretrained import PUBLISHED, Target, published_curves, published_targets
 from rank_collapse.pretrained.published import READ_OFF
 from rank_collapse.report import figures
 from rank_collapse.report.figures import Figure
+from rank_collapse.report.wording import words
 
 FEWEST_DRAWS = 240  # with which one of 12 curves can be refused at 5 % of all of them
 

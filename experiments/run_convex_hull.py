@@ -11,16 +11,20 @@ the exact sum over all paths of a length beside the sampled sets.
 Two CPU cores: about 100 seconds of training a seed. Expected: whole-model accuracy 0.951.
 """
 
-import functools
+from collections.abc import Iterator
+
+import xarray as xr
 
 from experiments.lab import cli
 from experiments.lab.experiment import Experiment, Shown, open_run
 from experiments.lab.flags import Flags
 from experiments.paper import path_lengths
 from experiments.paper.path_accuracies import FIGURES
+from experiments.paper.path_lengths import checked, compare, identity, measure_all, table
 from experiments.train import arguments
 from experiments.train.tasks import hull_setup
 from experiments.train.training import TrainedTask, model_files
+from experiments.verdicts.claims import Row
 
 FLAGS = arguments.make_flags(
     "convex_hull",
@@ -48,7 +52,7 @@ def make_setup(options: Flags) -> TrainedTask:
     Raises:
         ValueError: Flags that do not fit each other.
     """
-    return path_lengths.checked(options, hull_setup(options))
+    return checked(options, hull_setup(options))
 
 
 EXPERIMENT = Experiment(
@@ -66,16 +70,21 @@ EXPERIMENT = Experiment(
 )
 
 
+def claims(found: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
+    """Judges the statements on paths, in the setting of this task."""
+    return path_lengths.claims("convex hull", found, setup)
+
+
 def main(options: Flags) -> Shown:
     """Trains networks, evaluates their paths by length, and shows what these carry."""
-    with open_run(options, make_setup, path_lengths.identity) as run:
-        points = run.measure(path_lengths.measure_all)
+    with open_run(options, make_setup, identity) as run:
+        points = run.measure(measure_all)
         return run.publish(
             points,
-            table=path_lengths.table,
+            table=table,
             figures=FIGURES,
-            claims=functools.partial(path_lengths.claims, "convex hull"),
-            compare=path_lengths.compare,
+            claims=claims,
+            compare=compare,
             files=model_files,
         )
 

@@ -12,15 +12,20 @@ Two CPU cores: 59 seconds for 16 seeds. Expected: whole-model accuracy 0.995.
 """
 
 import functools
+from collections.abc import Iterator
+
+import xarray as xr
 
 from experiments.lab import cli
 from experiments.lab.experiment import Experiment, Shown, open_run
 from experiments.lab.flags import Flags
 from experiments.paper import path_lengths
 from experiments.paper.path_accuracies import FIGURES, finding
+from experiments.paper.path_lengths import checked, compare, identity, measure_all, table
 from experiments.train import arguments
 from experiments.train.tasks import sorting_setup
 from experiments.train.training import TrainedTask, model_files
+from experiments.verdicts.claims import Row
 
 FLAGS = arguments.make_flags("sort", no_repeat=False)
 arguments.add_path_flags(FLAGS)
@@ -32,7 +37,7 @@ def make_setup(options: Flags) -> TrainedTask:
     Raises:
         ValueError: Flags that do not fit each other.
     """
-    return path_lengths.checked(options, sorting_setup(options))
+    return checked(options, sorting_setup(options))
 
 
 EXPERIMENT = Experiment(
@@ -50,16 +55,21 @@ EXPERIMENT = Experiment(
 )
 
 
+def claims(found: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
+    """Judges the statements on paths, in the setting of this task."""
+    return path_lengths.claims("sorting", found, setup)
+
+
 def main(options: Flags) -> Shown:
     """Trains networks, evaluates their paths by length, and shows what these carry."""
-    with open_run(options, make_setup, path_lengths.identity) as run:
-        points = run.measure(path_lengths.measure_all)
+    with open_run(options, make_setup, identity) as run:
+        points = run.measure(measure_all)
         return run.publish(
             points,
-            table=path_lengths.table,
+            table=table,
             figures=FIGURES,
-            claims=functools.partial(path_lengths.claims, "sorting"),
-            compare=path_lengths.compare,
+            claims=claims,
+            compare=compare,
             finding=functools.partial(finding, "of the letters are sorted"),
             files=model_files,
         )

@@ -32,9 +32,9 @@ from experiments.train import arguments, designs, letters
 from experiments.train.designs import Cell, gradient
 from experiments.verdicts import Comparison
 from experiments.verdicts.statistics import by_seed
-from experiments.verdicts.wording import words
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import wilson_interval
+from rank_collapse.report.wording import words
 
 SOURCE = "Liu et al. 2020, table 1: WMT'14 English-German, encoder and decoder, with warm-up"
 

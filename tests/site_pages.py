@@ -15,7 +15,7 @@ from pathlib import Path
 from architecture_map import REPOSITORY, levels, packages
 from interface import exported
 
-from experiments.lab.experiment import experiment_of, experiments_of
+from experiments.lab.experiment import captions_of, experiment_of, experiments_of, module_of
 from experiments.reproducing import results_page, sections, statements_page
 from rank_collapse import MEASURES
 
@@ -152,7 +152,7 @@ def results(text: str) -> str:
         place = rf"(results/{name}_0\.png\)(?:(?!\n## ).)*?\*\*What came out\.\*\* )[^\n]*"
         if found := re.search(place, text, flags=re.DOTALL):
             text = text.replace(found[0], found[1] + sections.came_out(name))
-        captions = {c.replace("|", r"\|") for c in experiment_of(name).captions.values()}
+        captions = {c.replace("|", r"\|") for c in captions_of(module_of(name).FIGURES).values()}
         for section in text.split("\n## "):
             old = f"(results/{name}_0.png)" in section and OLDER not in section
             if old and not captions.issuperset(captions_in(section, name)):

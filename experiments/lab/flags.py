@@ -98,9 +98,9 @@ class Flags(flags.FlagValues):
             setting = {name: point[name].value for name in self.axes}
             apart = str([value for name, value in setting.items() if name not in self.traced])
             group = groups.setdefault(apart, [])
-            number = [*groups].index(apart)
-            vars(point).update(point=setting, group=group, number=number)
-            group.append(point)
+            if all(setting != other.point for other in group):  # 1 and 1.0 are one
+                vars(point).update(point=setting, group=group, number=[*groups].index(apart))
+                group.append(point)
         return [point for group in groups.values() for point in group]
 
     def takes_several(self, name: str) -> bool:

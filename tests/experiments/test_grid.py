@@ -3,9 +3,8 @@
 import pytest
 from trained_runs import arrays, run, same_arrays
 
-from experiments import join
+from experiments import join, run_path_chains as path_chains
 from experiments.lab import cli
-from experiments.paper import path_chains
 
 TINY = [*path_chains.EXPERIMENT.presets["tiny"], "--num_devices=1", "--jobs=1"]
 GAINS = "--skip_gain=0.5,1"

@@ -11,8 +11,8 @@ import pytest
 from trained_runs import answered, arrays, result_of
 
 import rank_collapse as rc
+from experiments import run_architectures
 from experiments.lab import cli
-from experiments.paper.architectures import experiment as run_architectures
 from experiments.verdicts.claims import HOLDS, IN_PART
 from rank_collapse.network import surgery
 from rank_collapse.pretrained import published
@@ -21,7 +21,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 def execute(*arguments):
-    return cli.execute(run_architectures.EXPERIMENT.main, run_architectures.FLAGS, list(arguments))
+    return cli.execute(run_architectures.main, run_architectures.FLAGS, list(arguments))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_other_weights_in_the_same_folder_are_refused(tmp_path, ids, capsys):
 def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, ids, monkeypatch):
     arguments = (f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}")
     assert execute(*arguments, "--initialisation=false", f"--output_dir={tmp_path}") == 0
-    found, models = result_of(run_architectures.EXPERIMENT, tmp_path)
+    found, models = result_of(run_architectures, tmp_path)
 
     def lines():
         rows = list(run_architectures.compare(found, models))

@@ -13,9 +13,9 @@ import pytest
 from trained_runs import rows, run
 
 import rank_collapse as rc
-from experiments import run_trained, trained_weights
+from experiments import run_trained, run_trained as experiment, trained_weights
 from experiments.lab import cli
-from experiments.paper.trained import experiment, measure, packages, results, texts
+from experiments.paper.trained import measure, packages, results, texts
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
 
@@ -27,7 +27,7 @@ ALBERT = "albert-reactions"
 def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
     tiny = [*experiment.EXPERIMENT.presets["tiny"], "--networks=llama"]
     assert run(run_trained, tiny, tmp_path) == 0
-    ((_, found, setup),) = experiment.EXPERIMENT.results(tmp_path)
+    found, setup = result_of(experiment, tmp_path)
     for network in setup.networks:  # the causal one; the other is that of test_contract
         own, depth = found[network.label], network.source.config.depth
         assert own["paths/lengths"][0][-1] == depth

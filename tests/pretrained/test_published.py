@@ -8,13 +8,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from experiments.paper.circle.experiment import PUBLISHED_FELL, PUBLISHED_SEEDS
 from published_weights import load_circle
 from refusals import is_refused
 from scipy import stats
 
 from experiments.paper.circle import recurrence, task as circle
 from experiments.paper.circle.walks import TOGETHER
+from experiments.run_circle import PUBLISHED_FELL, PUBLISHED_SEEDS
 from rank_collapse.pretrained import PUBLISHED, published_curves, published_targets
 from rank_collapse.training.training import Model, forward
 
