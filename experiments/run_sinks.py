@@ -28,7 +28,7 @@ from experiments.lab import cli, labelled
 from experiments.lab.experiment import Experiment, Finding, Shown, by_name, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.labelled import rows
-from experiments.paper.trained.networks import Network, load_network, make_untrained, name_networks
+from experiments.paper.trained.networks import Network, load_networks, make_untrained
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row
 from rank_collapse import pretrained
@@ -78,8 +78,7 @@ def make_setup(options: Any) -> Setup:
     """
     if options.untrained:
         return Setup(options, [make_untrained("llama", options)])
-    sizes = options.text, READ * options.num_texts, options.max_tokens
-    networks = [load_network(path, *sizes) for path in name_networks(options)]
+    networks = load_networks(options, READ * options.num_texts)
     networks = [network for network in networks if network.source.is_causal_lm]
     if not networks:
         raise ValueError(f"--folder={options.folder} has no causal language model")

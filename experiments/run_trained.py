@@ -30,9 +30,8 @@ from experiments.paper.trained import figures, measure, results
 from experiments.paper.trained.networks import (
     UNTRAINED,
     Network,
-    load_network,
+    load_networks,
     make_untrained,
-    name_networks,
 )
 from rank_collapse import pretrained
 
@@ -76,8 +75,7 @@ def setup_of(options: Any) -> Setup:
     if options.untrained:
         names = options.networks or UNTRAINED
         return Setup(options, [make_untrained(name, options) for name in names])
-    sizes = options.text, options.num_texts, options.max_tokens
-    return Setup(options, [load_network(path, *sizes) for path in name_networks(options)])
+    return Setup(options, load_networks(options, options.num_texts))
 
 
 def measured(options: Any, network: Network) -> dict[str, np.ndarray]:

@@ -4,7 +4,7 @@ They stand in statements.toml. Each has one statistic and the range in which it 
 experiment's `claims` gives its rows, one a setting. A statement whose statistic or range is changed
 gets the date and the commit of that change. It is not confirmed until it has been run on seeds that
 were never used. docs/statements.md is written from this table:
-`PYTHONPATH=. python tests/site_pages.py --write`.
+`PYTHONPATH=.:tests python tests_docs/site_pages.py --write`.
 """
 
 import tomllib

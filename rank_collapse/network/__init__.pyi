@@ -8,7 +8,6 @@ from .config import (
     san as san,
     san_mlp as san_mlp,
     san_skip as san_skip,
-    transformer as transformer,
 )
 from .decoding import Decoded as Decoded, greedy_decode as greedy_decode
 from .designs import DESIGNS as DESIGNS, design as design

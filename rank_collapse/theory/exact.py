@@ -13,11 +13,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import flint
 import jax
 import numpy as np
-from flint import arb, arb_mat
 
+from rank_collapse.extras import required
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import layer_gains
@@ -27,6 +26,8 @@ from rank_collapse.network.residual import ResidualSpec
 from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.struct import refuse_if
 
+flint = required("flint", "rank_collapse.theory.exact_profile", "exact")
+arb, arb_mat = flint.arb, flint.arb_mat
 NARROW = 1e-12  # the largest radius of a proved logarithm, relative where it is above 1
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from experiments.paper.trained.packages import PACKAGES
 from rank_collapse import pretrained
+from rank_collapse.printed import one_line
 from rank_collapse.text import encoders, tokens, words
 
 _SMALL = {
@@ -33,11 +34,17 @@ class Network(NamedTuple):
     folder: Path | None = None  # its checkpoint; None of weights at random
 
 
-def name_networks(options: Any) -> list[Path]:
-    """Lists the checkpoint folders that the flags ask for, those of the packages first.
+def load_networks(options: Any, num_texts: int) -> list[Network]:
+    """Loads the networks that the flags ask for, those of the packages first.
+
+    A network that cannot be read is skipped with a line.
+
+    Args:
+        options: Flags `folder`, `networks`, `text` and `max_tokens`.
+        num_texts: Of each network, at most.
 
     Raises:
-        FileNotFoundError, ValueError: No such folder or network.
+        FileNotFoundError, ValueError: No such folder or network, or none that can be read.
     """
     folder = Path(options.folder)
     if not folder.is_dir():
@@ -45,18 +52,26 @@ def name_networks(options: Any) -> list[Path]:
         raise FileNotFoundError(f"--folder={folder} does not exist: {how}")
     present = sorted(path.parent.name for path in folder.glob("*/config.json"))
     names = options.networks or [*PACKAGES, *(name for name in present if name not in PACKAGES)]
+    networks, reasons = [], []
     for name in names:
         if name not in present and name not in PACKAGES:
-            raise ValueError(
-                f"--networks={name} is not in {folder}, which has {', '.join(present)}"
-            )
+            names_present = ", ".join(present)
+            raise ValueError(f"--networks={name} is not in {folder}, which has {names_present}")
         if name not in present:
             requirement = PACKAGES[name].requirement
             print(f"skipped: {name} is not in {folder}; its package is {requirement}")
-    paths = [folder / name for name in names if name in present]
-    if not paths:
-        raise FileNotFoundError(f"{folder} holds no checkpoint folder")
-    return paths
+            continue
+        try:
+            networks.append(
+                load_network(folder / name, options.text, num_texts, options.max_tokens)
+            )
+        except (ValueError, OSError, ModuleNotFoundError) as error:
+            reasons.append(one_line(error))
+            print(f"skipped: {name}: {reasons[-1]}")
+    if not networks:
+        reason = reasons[0] if reasons else "it is empty"
+        raise FileNotFoundError(f"{folder} holds no checkpoint folder that can be read: {reason}")
+    return networks
 
 
 def make_untrained(name: str, options: Any) -> Network:

@@ -5,8 +5,8 @@ import io
 import re
 
 import pytest
-from conftest import REPOSITORY
 from site_pages import OLDER, captions_in, results
+from two_processes import REPOSITORY
 
 from experiments.lab.experiment import captions_of, module_of
 from experiments.lab.statements import STATEMENTS
@@ -41,7 +41,7 @@ def test_every_row_tests_what_its_statement_says():
 
 
 def test_results_repeat_the_counts_and_what_came_out():
-    assert results(RESULTS) == RESULTS, "PYTHONPATH=. python tests/site_pages.py --write renews it"
+    assert results(RESULTS) == RESULTS, "tests_docs/site_pages.py --write renews it"
 
 
 @pytest.mark.parametrize("name", SHOWN)
