@@ -28,7 +28,7 @@ from experiments.paper.architectures.models import NAMES, Model, identity, measu
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import ERROR, Row, of_curve
 from experiments.verdicts.statistics import log10, power_law_wins
-from rank_collapse.network.surgery import READINGS, VARIANTS
+from rank_collapse.network.surgery import ABLATIONS, READINGS
 from rank_collapse.pretrained import PUBLISHED, Target, published_curves, published_targets
 from rank_collapse.pretrained.published import READ_OFF
 from rank_collapse.report import figures
@@ -142,7 +142,7 @@ def targets_of(found: Results, kind: str) -> tuple[list[Target], str]:
     there are none); ([], "") of other weights."""
     if kind != "pretrained" or not found.curves[kind]:
         return [], ""
-    own = {variant: found.curves[kind][variant, "published"][0] for variant in VARIANTS}
+    own = {variant: found.curves[kind][variant, "published"][0] for variant in ABLATIONS}
     try:
         targets = published_targets(found.model.settings, own)
     except ValueError as error:
@@ -193,7 +193,7 @@ def residual_figure(arrays: dict[str, np.ndarray], model: Model) -> Figure:
     found, depth = Results(arrays, model), model.config.depth
     fig, axes = figures.figure(1, 4, width=2.9, height=2.5, sharey=True)
     published, layers = published_curves(model.settings, depth), np.arange(depth + 1)
-    for variant, ax in zip(VARIANTS, axes[0], strict=True):
+    for variant, ax in zip(ABLATIONS, axes[0], strict=True):
         for index, (kind, curves) in enumerate(found.curves.items()):
             if curves and kind in published:
                 style = {"ls": "-" if kind == "pretrained" else "--", "color": "#9A9A9A", "lw": 3}

@@ -176,7 +176,7 @@ EXPERIMENT = Experiment(
         "quick": "--rule=mup,half,completep --depth=2,8,32 --num_seeds=3",
         "paper": {
             "bytes": f"--rule=mup,half,completep {DEEP} --num_seeds=3 --d_model=64,256",
-            "RTE": f"--rule=mup,completep {DEEP} --text_file=../shared/data/RTE/train.tsv",
+            "RTE": f"--rule=mup,completep {DEEP} --text_file=data/RTE/train.tsv",
         },
         "tiny": "--num_seeds=2 --rule=mup,half,completep --depth=1,2 --d_model=8 --num_tokens=8 "
         "--batch_size=1 --steps=2 --base_depth=1",

@@ -21,7 +21,7 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.lab import cli, tidy, vocabulary
-from experiments.lab.executor import of_one_seed
+from experiments.lab.executor import SEEDS, Executor
 from experiments.lab.experiment import Experiment, Shown, by_name, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.statements import row_of
@@ -30,6 +30,7 @@ from experiments.verdicts import Comparison, statistics
 from rank_collapse.measures import residuals
 from rank_collapse.paths import chains
 from rank_collapse.report import figures
+from rank_collapse.runs import seeds
 
 SAMPLES = (5, 20)  # sizes of the published sets of paths
 CHAINS = {"chain_mean": "against $1p^T$", "chain_rank_one": "against the best rank one"}
@@ -137,7 +138,15 @@ def measure(options, setup, drawn) -> dict[str, Any]:
 def measure_all(options, setup, run) -> dict[str, Any]:
     """What was measured of the seeds whose output is finite, and what follows for all together:
     α's law, medians over paths, numbers of paths."""
-    found = of_one_seed(measure, "path chains", draw)(options, setup, run)
+    with Executor(options, run, "path chains") as executor:
+        # A CPU takes its seeds one by one: they are saved as they come.
+        most = executor.mesh.size if seeds.on_cpu(executor.mesh) else None
+        found = executor.measure(
+            lambda drawn, _: measure(options, setup, drawn),
+            {SEEDS: None},
+            most=most,
+            draw=lambda key, _: draw(options, setup, key),
+        )[SEEDS]
     found, depth = tidy.finite(found, "sum_error", print), setup.config.depth
     names = ("skip_size", "branch_size", "initial_residual")
     law = jax.jit(chains.alpha_law, static_argnums=4)(

@@ -82,8 +82,7 @@ def forward(params, x, config, extra, trace):
     if config.connection != "skip":
         return close(trace.output, stream_oracle.output(params, x, config), 1e-12)
     own = config.mix is not None or config.normalise is not None or callable(config.mlp)
-    own = own or config.norm_values is not None
-    own = own or config.rotary_layers or config.mlp_clamp
+    own = own or callable(config.norm) or config.rotary_layers
     if config.cross_attention or config.mixing is not None or own:
         # Sums over single paths, in NumPy, from weights that tests of attention compare.
         total = Oracle(params, trace, config, **_memory(extra)).sums()

@@ -37,9 +37,4 @@ from .transformer import (
     apply as apply,
     apply_batch as apply_batch,
 )
-from .variant_edits import (
-    canon as canon,
-    init_canon as init_canon,
-    value_residual as value_residual,
-)
 from .variants import VARIANTS as VARIANTS, init_variant as init_variant, variant as variant

@@ -85,7 +85,7 @@ def load(
             implies, an unknown model type or an unsupported variant.
     """
     weights, family, settings = _read(folder, part, dtype, lazy=False)
-    config = family.config(settings, weights)
+    config = family.config(settings)
     return config, family.params(weights, settings, config)
 
 
@@ -120,7 +120,7 @@ def random_like(
         part, dtype: As in `load`.
     """
     weights, family, settings = _drawn(source, key, part, dtype, lazy=False)
-    config = family.config(settings, weights)
+    config = family.config(settings)
     return config, family.params(weights, settings, config)
 
 

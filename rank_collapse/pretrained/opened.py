@@ -33,7 +33,7 @@ class OpenCheckpoint:
     def __init__(self, weights: Weights, family: Family, settings: Settings):
         """Checks names and shapes of all tensors, and reads the weights outside of the layers."""
         self.weights, self.family, self.settings = weights, family, settings
-        self.config: TransformerConfig = family.config(settings, weights)
+        self.config: TransformerConfig = family.config(settings)
         shapes = family.params(weights.shapes(), settings, self.config)
         self.row_like: BlockParams = shapes.layers.row_like()
         found = family.params(weights, settings, self.config)

@@ -189,16 +189,6 @@ class CheckpointWeights(Weights):
         )
 
 
-def by_layer(weights: Weights, depth: int, name: str, *shape: int) -> jax.Array:
-    """The tensors of one name in all layers, [L, ...].
-
-    Args:
-        name: With {} for the layer.
-    """
-    rows = [weights.take(name.format(layer), *shape) for layer in range(depth)]
-    return jnp.asarray(np.stack([np.asarray(row, weights.dtype) for row in rows]))
-
-
 def _aligned(shape, dtype):
     """An uninitialised array that begins at a multiple of 64 bytes, as XLA wants its buffers."""
     count = int(np.prod(shape)) * np.dtype(dtype).itemsize

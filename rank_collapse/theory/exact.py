@@ -154,7 +154,7 @@ class Balls(Algebra):
 
     covers = covers.Covers(
         "exact_profile",
-        covers.everything_but(*covers.CROSS, *covers.MIXING, *covers.OWN, *covers.CLAMP)
+        covers.everything_but(*covers.CROSS, *covers.MIXING, *covers.OWN)
         | covers.MLPS
         | {"norm": covers.NORM_KINDS},
     )
@@ -255,7 +255,7 @@ def _relative(p, content, context):
 
 def _unit_shares(p, x, routing):
     """Shares of a mixture's hidden units, as `layers.unit_shares` has them."""
-    logits = affine(x, p.w_router, p.b_router)
+    logits = affine(x, p.w_router)
     chosen = np.array([_largest(row, routing.per_token) for row in logits])
     shares = softmax(logits, chosen if routing.kind == "chosen" else np.ones_like(chosen))
     units = (p.w_in.shape[-1] - routing.d_shared) // routing.num_experts

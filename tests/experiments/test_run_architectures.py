@@ -78,7 +78,7 @@ def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, i
     _, last = lines()
     assert last.measured == "not compared" and last.note
     name = "bert/pretrained0/residuals/{}/published/residual_ratio"
-    curves = {v: found[name.format(v)].mean(axis=0, dtype=float) for v in surgery.VARIANTS}
+    curves = {v: found[name.format(v)].mean(axis=0, dtype=float) for v in surgery.ABLATIONS}
     curves["SAN"][2] += 1e4
     for module in (published, run_architectures):
         monkeypatch.setattr(module, "published_curves", lambda *_: {"pretrained": curves})
@@ -94,7 +94,7 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch)
         settings={},
         has_weights=False,
         config=SimpleNamespace(depth=4),
-        ablations=[(variant, "published") for variant in surgery.VARIANTS],
+        ablations=[(variant, "published") for variant in surgery.ABLATIONS],
     )
 
     def answers(published, seeds=40, first=0.6):

@@ -11,7 +11,7 @@ import warnings
 import jax
 import numpy as np
 import pytest
-from trained_runs import rows, run
+from trained_runs import result_of, rows, run
 
 import rank_collapse as rc
 from experiments import run_trained, trained_weights
