@@ -144,7 +144,7 @@ def make_cases(options: flags.FlagValues) -> Cases:
     return {name: walks.setup(options, name) for name in names}
 
 
-def measure_all(options: flags.FlagValues, cases: Cases, run: RunFolder) -> ByCase:
+def measure(options: flags.FlagValues, cases: Cases, run: RunFolder) -> ByCase:
     """The walks of every case."""
     return results_of(options, cases, run, functools.partial(walks.roll_out, options.n_eval_data))
 
@@ -363,7 +363,7 @@ FIGURES = by_name(shares_figure, steps_figure, trajectories_figure, distance_fig
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
     with open_run(options, make_cases) as run:
-        points = run.measure(measure_all)
+        points = run.measure(measure)
         return run.publish(
             points,
             table=rows_of,

@@ -182,7 +182,7 @@ class Run:
         pool.measure_side_by_side(self.options, self.folder)
         measured = []
         for point in self.points:
-            if self.options.only not in (None, point.options.number):
+            if self.options.worker_group not in (None, point.options.number):
                 continue
             try:
                 results = measure(point.options, point.setup, point.folder)
@@ -217,7 +217,7 @@ class Run:
             finding: The sentence and picture on the report's first screen.
             files: (results, setup, folder) → what makes further files of the folder, by name.
         """
-        if self.options.only is not None:  # a worker's: the arrays are enough
+        if self.options.worker_group is not None:  # a worker's: the arrays are enough
             return Shown()
         shown = Shown(
             [row for point in points for row in with_setting(claims, point)],

@@ -152,7 +152,7 @@ def run_all(
 
 def measure_side_by_side(options: Flags, run: RunFolder) -> None:
     """Measures what the run lacks of groups of points, where workers are asked for."""
-    mine = options.reading or options.only is not None or not run.writable or run.complete
+    mine = options.reading or options.worker_group is not None or not run.writable or run.complete
     if mine or not options.axes or "jobs" not in options:
         return
     points = options.points()
@@ -205,7 +205,7 @@ def measure_points(module: str, arguments: Sequence[str], number: int) -> dict[s
     """
     experiment = importlib.import_module(module)
     options = parse(copy.deepcopy(experiment.FLAGS), arguments)
-    vars(options)["only"] = number
+    vars(options)["worker_group"] = number
     in_main = threading.current_thread() is threading.main_thread()  # not so of a Dask worker
     if in_main:
         devices.start(options.num_devices)

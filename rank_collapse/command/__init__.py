@@ -29,6 +29,8 @@ COMMANDS = ("check", "compare", "depth", "watch", "depth-check")
 
 def run() -> NoReturn:
     """The command as a process; Ctrl-C ends it at once, as XLA's compiler cannot be interrupted."""
+    if sys.stdout is not None:  # "?" for what the encoding has no character for
+        sys.stdout.reconfigure(errors="replace")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, end)
     sys.exit(main())

@@ -73,6 +73,7 @@ def test_help_shows_purpose_and_flags_without_running(capsys):
         (["--run_name=-1"], "--run_name='-1' is not a folder name"),
         (["--scales="], "--scales is empty: is a variable unset?"),
         (["--decay=nan"], "--decay=nan is not a finite number"),
+        (["--decay=1e308"], "--decay=1e+308 is not a finite number of float32"),
         (["--decay=-inf"], "--decay=-inf is not a finite number"),
         # JAX takes seed 2³² + 1 for seed 1.
         (["--seed=2147483648"], "--seed=2147483648 is not between -2147483647 and 2147483647"),

@@ -161,18 +161,6 @@ def some_groups(source):
     return {"all": Group((("lengths", LengthPass(source.biased)), ("chains", ChainPass(2))))}
 
 
-def test_shapes_are_known_without_asking_weights_that_a_thread_may_be_reading(monkeypatch):
-    """`biased` after a layer, while the next one is read."""
-    source = pretrained.open_checkpoint(GOLDEN / "llama-grouped")
-
-    def asked(name, *shape):
-        raise AssertionError(f"{name} was asked for")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(source.weights, "take", asked)
-        assert source.biased is False
-
-
 @pytest.mark.full
 def test_texts_of_different_lengths_are_filled_up_and_masked():
     """Each as it is alone; a mask of the caller's own stays."""

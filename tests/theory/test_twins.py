@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.theory.stability import expected_pass
+from rank_collapse.theory.expectation import expected_pass
 
 
 @functools.cache
