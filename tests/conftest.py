@@ -33,7 +33,6 @@ jax.devices()  # starts JAX, so that no binary run inside a test changes the num
 install_import_hook("rank_collapse", "type_checks.checked")
 
 
-
 def pytest_collection_finish():
     """What is imported stays: the collector, a tenth of the time, need not go over it again."""
     gc.collect()
