@@ -220,7 +220,7 @@ def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
         flag = unique[name]
         default = "" if flag.default in (None, False) else f" (default {flag.default})"
         choices = getattr(flag.parser, "enum_values", None)
-        allowed = f" One of: {', '.join(choices)}." if choices else ""
+        allowed = f" One of: {', '.join(filter(None, choices))}." if choices else ""
         text = " ".join((flag.help + allowed + default).split())
         lines.append(f"  --{name}")
         lines += textwrap.wrap(text, 92, initial_indent=" " * 6, subsequent_indent=" " * 6)
