@@ -32,8 +32,8 @@ from experiments.paper import inputs
 from experiments.paper.collapse.claims import claims, compare, finding
 from experiments.paper.collapse.figures import FIGURES, TIGHTNESS
 from experiments.paper.collapse.measure import Decided, gaps, laws, plain, rates
-from rank_collapse.network.gains import Gains
 from rank_collapse.network.layers import MLP_KINDS
+from rank_collapse.network.residual import Gains
 from rank_collapse.theory import logdomain
 
 VARIANTS = {

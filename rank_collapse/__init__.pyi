@@ -42,8 +42,8 @@ from .network.config import (
 )
 from .network.designs import design as design
 from .network.embedding import EmbeddingConfig as EmbeddingConfig
-from .network.gains import Gains as Gains
 from .network.parameters import init as init
+from .network.residual import Gains as Gains
 from .network.transformer import Trace as Trace, apply as apply
 from .network.variants import variant as variant
 from .paths.contributions import (
