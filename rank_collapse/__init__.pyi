@@ -60,9 +60,9 @@ from .paths.sharing import shapley_values as shapley_values
 from .paths.truncation import truncated as truncated
 from .pretrained.depth import depth_report as depth_report
 from .report.profiles import plot as plot
+from .theory.expectation import collapse_law as collapse_law
 from .theory.logdomain import local_rate as local_rate, log_residual_profile as log_residual_profile
 from .theory.reports import BoundReport as BoundReport, bound_report as bound_report
-from .theory.stability import collapse_law as collapse_law
 from .theory.transverse import transverse_exponents as transverse_exponents
 from .training.depth_rules import depth_rule as depth_rule
 

@@ -98,7 +98,7 @@ def test_no_module_of_the_library_is_named_in_a_string():
 
 
 def test_the_map_has_the_packages():
-    """The page has them: tests/test_site.py."""
+    """The page has them: tests_docs/test_site.py."""
     folders = {p.parent for package in PACKAGES for p in files(package) if p.suffix == ".py"}
     assert {name for name, _ in packages()} == {f"`{folder}`" for folder in folders}
     assert all(about for _, about in packages())

@@ -190,7 +190,7 @@ class RunFolder(Checkpoints):
 
         Args:
             rows: Makes the rows of results.csv.
-            figures: Draws each figure, by name.
+            figures: Draws each figure, by name; None where there is nothing to draw.
             files: Makes the bytes of other files out of `CONTENTS`, by name; the figures are there.
             summary: Makes the headline numbers.
             shown: Which of its parts the run was asked for, where one folder may be asked for more
@@ -203,8 +203,9 @@ class RunFolder(Checkpoints):
         if rows is not None and not (self.path / "results.csv").exists():
             self.write_rows(rows())
         for name, draw in (figures or {}).items():
-            if not self.has_figure(name):
-                self.save_figure(draw(), name)
+            figure = None if self.has_figure(name) else draw()
+            if figure is not None:
+                self.save_figure(figure, name)
         for name, make in (files or {}).items():
             if not (self.path / name).exists():
                 self.write_file(name, make())
@@ -218,8 +219,9 @@ class RunFolder(Checkpoints):
         return self.summary is not None
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Writes summary.json, which marks the run as complete, and drops the checkpoints."""
+        """Writes summary.json, which marks the run as complete; drops checkpoints and points/."""
         self.drop_checkpoints()  # first: what is complete is not checked again
+        delete(self.path, ("points",))
         self._write_json("summary.json", states.as_json(summary))
 
     @property

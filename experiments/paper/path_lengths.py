@@ -4,7 +4,7 @@
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -14,19 +14,17 @@ import pandas as pd
 import xarray as xr
 
 from experiments.lab import labelled
-from experiments.lab.experiment import Experiment
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.lab.labelled import beside, rows
-from experiments.paper.path_accuracies import BASELINES, FIGURES, accuracies, sampled_as
-from experiments.train import arguments, path_accuracy
-from experiments.train.training import ALONE, TrainedTask, arrays_of, models_of
+from experiments.paper.path_accuracies import BASELINES, accuracies, sampled_as
+from experiments.train import path_accuracy
+from experiments.train.training import ALONE, TrainedTask, arrays_of
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row
-from experiments.verdicts.statistics import between, mean_of
+from experiments.verdicts.statistics import between, mean_of, slope
 from rank_collapse.paths.enumeration import ALL_HEADS
 from rank_collapse.paths.sets import sample_path_sets
-from rank_collapse.report.intervals import slope
 from rank_collapse.training.tasks.examples import majority_baseline, random_baseline, token_mask
 
 PUBLISHED_SIZE = 20  # paths in the larger of the published sets
@@ -38,47 +36,20 @@ SEMANTICS = dict.fromkeys(("offset", *LENGTHS), "frozen") | {"truncated": "self-
 PLACES = ("num_paths", "path_length", "repeat")  # axes of an evaluation but seeds and metrics
 
 
-def paths_experiment(
-    task: str,
-    *,
-    setup: Callable[[Flags], TrainedTask],
-    presets: Mapping[str, str],
-    **about: Any,
-) -> Experiment:
-    """The experiment on paths by length of one task.
+def checked(options: Flags, setup: TrainedTask) -> TrainedTask:
+    """Refuses a shortest path that is longer than the network is deep.
 
-    Args:
-        task: As its rows name it.
-        setup: options → what is trained.
-        presets: "quick" and "tiny", what the task has of its own; "paper" has the flags' defaults.
-        **about: Further attributes of `Experiment`.
+    Raises:
+        ValueError: Such a length.
     """
+    if options.path_len > options.depth:
+        raise ValueError(f"path_len={options.path_len} is larger than depth={options.depth}")
+    return setup
 
-    def checked(options):
-        found = setup(options)
-        if options.path_len > options.depth:
-            raise ValueError(f"path_len={options.path_len} is larger than depth={options.depth}")
-        return found
 
-    return Experiment(
-        title=f"Paths: {task}",
-        claim="Section 4.2: with a skip network of 6 layers, short paths alone come near the "
-        "whole model's accuracy, and the accuracy of a path falls with its length.",
-        presets={
-            "quick": f"--num_seeds=6 --n_repeat=2 --no_sub_path {presets['quick']}",
-            "paper": "--num_seeds=8 --no_sub_path",
-            "tiny": (*arguments.TINY, "--n_paths=2", "--n_repeat=1", *presets["tiny"].split()),
-        },
-        setup=checked,
-        extra=lambda setup: setup.extra,
-        measure=measure_all,
-        table=table,
-        figures=FIGURES,
-        files=lambda found, setup, run: models_of({ALONE: setup}, run),
-        claims=functools.partial(claims, task),
-        compare=compare,
-        **about,
-    )
+def identity(setup: TrainedTask) -> Mapping[str, Any] | None:
+    """Identifies the data, for config.json."""
+    return setup.extra
 
 
 def measure_all(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Dataset:

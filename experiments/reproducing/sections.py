@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments import verdicts
-from experiments.lab.experiment import experiment_of
+from experiments.lab.experiment import captions_of, experiment_of, module_of, read
 from experiments.lab.pool import Ended
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import statements_page
@@ -63,11 +63,11 @@ def section_of(name: str, found: Sequence[Made], status: str = "done") -> verdic
         try:
             if made.code:
                 raise runs.RunError(f"exit code {made.code}")
-            shown = own.read(made.folder)
+            shown = read(module_of(name), made.folder)
             drawn = {path.stem: path for path in (made.folder / "figures").glob("*.png")}
             figures += [
                 (drawn[figure].read_bytes(), label + caption)
-                for figure, caption in own.captions.items()
+                for figure, caption in captions_of(module_of(name).FIGURES).items()
                 if figure in drawn  # parts of an experiment that a preset leaves out have none
             ]
             if shown.finding is not None and not finding:

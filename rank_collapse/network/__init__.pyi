@@ -8,7 +8,6 @@ from .config import (
     san as san,
     san_mlp as san_mlp,
     san_skip as san_skip,
-    transformer as transformer,
 )
 from .decoding import Decoded as Decoded, greedy_decode as greedy_decode
 from .designs import DESIGNS as DESIGNS, design as design
@@ -37,10 +36,5 @@ from .transformer import (
     Trace as Trace,
     apply as apply,
     apply_batch as apply_batch,
-)
-from .variant_edits import (
-    canon as canon,
-    init_canon as init_canon,
-    value_residual as value_residual,
 )
 from .variants import VARIANTS as VARIANTS, init_variant as init_variant, variant as variant

@@ -78,7 +78,7 @@ def residual_specs(
             # The one skip of a parallel layer is around its attention: the MLP's carries the sum.
             skip=skips[kind] or parallel,
             placement=config.norm_placement,
-            norm_kind=config.norm_kind,
+            norm_kind=config.norm,
             eps=config.norm_eps,
             parallel=parallel,
             unnormed=gains.unnormed if kind == "attention" else None,
@@ -90,7 +90,7 @@ def residual_specs(
 
 def final_spec(params: TransformerParams, config: TransformerConfig) -> ResidualSpec:
     """The norm after the last layer, as a spec."""
-    spec = lone_norm(params.final_norm, config.norm_kind, config.norm_eps)
+    spec = lone_norm(params.final_norm, config.norm, config.norm_eps)
     return spec.replace(connection=params.final_connection)
 
 

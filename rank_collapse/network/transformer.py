@@ -168,8 +168,7 @@ class Tokens(Algebra):
 
     def mlp(self, layer, branch_input):
         config = layer.config
-        kind, clamp = config.mlp, config.mlp_clamp
-        part = layers.mlp(layer.params.mlp, branch_input, kind, config.routing, self.places, clamp)
+        part = layers.mlp(layer.params.mlp, branch_input, config.mlp, config.routing, self.places)
         out = self.places("mlp_branch", part)
         return self._dropped("mlp", out), BranchAux(out)
 

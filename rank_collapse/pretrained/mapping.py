@@ -180,7 +180,7 @@ class Reader:
         weight = self._take(f"{stem}{name}.weight", axes[0], norm)
         biased = self.biased(kind)
         bias = self._take(f"{stem}{name}.bias", axes[1], False) if biased else None
-        if self.interleaved and kind in ("q", "k") and not self.weights.only_shapes:
+        if self.interleaved and kind in ("q", "k"):
             weight, bias = self._in_halves(weight), self._in_halves(bias)
         cut = functools.partial(_parts, count=len(fields), heads=self._sizes["h"])
         for (w, b), w_part, b_part in zip(fields, cut(weight), cut(bias), strict=True):

@@ -13,11 +13,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import flint
 import jax
 import numpy as np
-from flint import arb, arb_mat
 
+from rank_collapse.extras import required
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import layer_gains
@@ -27,6 +26,8 @@ from rank_collapse.network.residual import ResidualSpec
 from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.struct import refuse_if
 
+flint = required("flint", "rank_collapse.theory.exact_profile", "exact")
+arb, arb_mat = flint.arb, flint.arb_mat
 NARROW = 1e-12  # the largest radius of a proved logarithm, relative where it is above 1
 
 
@@ -153,7 +154,7 @@ class Balls(Algebra):
 
     covers = covers.Covers(
         "exact_profile",
-        covers.everything_but(*covers.CROSS, *covers.MIXING, *covers.OWN, *covers.CLAMP)
+        covers.everything_but(*covers.CROSS, *covers.MIXING, *covers.OWN)
         | covers.MLPS
         | {"norm": covers.NORM_KINDS},
     )
@@ -254,7 +255,7 @@ def _relative(p, content, context):
 
 def _unit_shares(p, x, routing):
     """Shares of a mixture's hidden units, as `layers.unit_shares` has them."""
-    logits = affine(x, p.w_router, p.b_router)
+    logits = affine(x, p.w_router)
     chosen = np.array([_largest(row, routing.per_token) for row in logits])
     shares = softmax(logits, chosen if routing.kind == "chosen" else np.ones_like(chosen))
     units = (p.w_in.shape[-1] - routing.d_shared) // routing.num_experts

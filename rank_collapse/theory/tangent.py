@@ -52,8 +52,7 @@ class Tangents(Algebra):
         params, config = layer.params.mlp, layer.config
 
         def of_token(x):
-            clamp = config.mlp_clamp
-            return layers.mlp(params, x[None], config.mlp, config.routing, clamp=clamp)[0]
+            return layers.mlp(params, x[None], config.mlp, config.routing)[0]
 
         return _pushed(of_token, branch_input), None
 

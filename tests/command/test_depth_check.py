@@ -31,7 +31,7 @@ def test_rules_are_compared_at_every_depth(tmp_path, capsys):
     ("flag", "named"),
     [
         ("--rules=complete", "'complete'"),
-        ("--depths=2,x", "--depths: x is"),
+        ("--depths=2,x", "'2,x'"),
         ("--depths=2,2", "(2, 2)"),
         ("--text=nowhere.txt", "nowhere.txt"),
         ("--seeds=0", "--seeds: 0 is"),

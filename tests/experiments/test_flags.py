@@ -16,7 +16,7 @@ from experiments import reproduce, run_convex_hull, run_memorization, run_sort
 from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import experiment_of
 from experiments.lab.flags import default_run_name
-from experiments.note.trainability import FLAGS as TRAINABILITY
+from experiments.run_trainability import FLAGS as TRAINABILITY
 
 GOLDEN = REPOSITORY / "tests" / "golden"
 FILES = {
@@ -199,8 +199,8 @@ def test_a_published_command_asks_for_what_ours_does(module):
     configs, runs = [], []
     for given in (arguments, ours):
         options = cli.parse(module.FLAGS, given)
-        configs.append(cli.config_of(options))
-        runs.append(default_run_name(options, options.execution))
+        configs.append(config_of(options))
+        runs.append(default_run_name(options))
     assert arguments != ours and configs[0] == configs[1] and runs[0] == runs[1]
     assert configs[0]["d_model"] == int(arguments[arguments.index("--hidden_dim") + 1])
     assert not SECOND & configs[0].keys()

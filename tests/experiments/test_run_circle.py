@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from trained_runs import answered, arrays, finished, parsed, rows, seed_of
 
+from experiments import run_circle
 from experiments.lab.folder import RunFolder
-from experiments.paper.circle import experiment as run_circle, task as circle, walks as circle_walks
+from experiments.paper.circle import task as circle, walks as circle_walks
 from rank_collapse import apply
 from rank_collapse.network.inputs import input_states
 from rank_collapse.training import load_models

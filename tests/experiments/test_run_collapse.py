@@ -12,12 +12,12 @@ import xarray as xr
 from trained_runs import arrays, finished, parsed, result_of, rows, run, verdicts
 
 import rank_collapse as rc
+from experiments import run_collapse
 from experiments.lab import labelled
 from experiments.lab.executor import Chunk
 from experiments.lab.labelled import joined, of_arrays
 from experiments.paper import inputs
-from experiments.paper.collapse import experiment as run_collapse, measure
-from experiments.paper.collapse.experiment import EXPERIMENT
+from experiments.paper.collapse import measure
 from experiments.paper.collapse.figures import slowed
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
@@ -51,12 +51,12 @@ def test_rows_figures_and_statements_are_of_the_arrays(base):
     table, saved = rows(base), arrays(base)
     for column in ("log10_bound", "tightness_mean"):
         assert all((r[column] != "") == (r["variant"] == "san") for r in table)
-    found, setup = result_of(EXPERIMENT, base)
-    compared = {c.quantity: c for c in EXPERIMENT.compare(found, setup)}
+    found, setup = result_of(run_collapse, base)
+    compared = {c.quantity: c for c in run_collapse.compare(found, setup)}
     assert "attention alone: residual ratio after 3 layers" in compared
     free = [c.measured for q, c in compared.items() if "needs no condition" in q]
     assert free and not any(free)
-    given = {row.key: row for row in EXPERIMENT.claims(found, setup)}
+    given = {row.key: row for row in run_collapse.claims(found, setup)}
     assert given["rate"].draws == 3
     assert given["heads bound"].estimate == 0 and "cases" in given["heads bound"].why
     assert given["skips"].estimate > 1
@@ -152,11 +152,11 @@ def at(norm="none", weight_scale=1.0, skip_gain=1.0, swept=None, **variants):
 
 
 def claims_of(points):
-    return EXPERIMENT.claims(joined(points, run_collapse.AXES), None)
+    return run_collapse.claims(joined(points, run_collapse.AXES), None)
 
 
 def compare_of(points):
-    return EXPERIMENT.compare(joined(points, run_collapse.AXES), None)
+    return run_collapse.compare(joined(points, run_collapse.AXES), None)
 
 
 def test_every_variant_has_a_published_curve_to_stand_beside():

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 from trained_runs import answered, result_of, rows, run, single_columns
 
+from experiments import run_path_chains, run_path_counts
 from experiments.lab import tidy
-from experiments.paper import path_chains as run_path_chains, path_counts as run_path_counts
-from experiments.paper.path_counts import ARCHITECTURES, binomial, path_table
+from experiments.lab.experiment import read
+from experiments.run_path_counts import ARCHITECTURES, binomial, path_table
 from experiments.verdicts.claims import FAILS, HOLDS
 
 
 @pytest.mark.full
 def test_writes_rows_figures_and_a_summary(tmp_path):
-    own, folder = run_path_chains.EXPERIMENT, tmp_path / "run"
+    own, folder = run_path_chains, tmp_path / "run"
     assert run(run_path_chains, own.presets["tiny"], folder) == 0
     found, setup = result_of(own, folder)
     assert found["sum_error"].max() < 1e-12 and not single_columns(folder)
@@ -53,12 +54,12 @@ def test_the_binary_writes_exact_counts(tmp_path):
     gpt = [r for r in table if r["architecture"] == "GPT-3"]
     assert sum(int(r["paths"]) for r in gpt) == 97**96  # 191 digits
     assert int(gpt[95]["paths"]) == 96 * 96**95
-    law, *lengths = run_path_counts.EXPERIMENT.read(tmp_path).comparisons
+    law, *lengths = read(run_path_counts, tmp_path).comparisons
     assert law.measured < 1e-12 and law.published == 0 and len(lengths) == 9
     assert lengths[0].measured == pytest.approx(6 * 12 / 13, rel=1e-12)  # DistilBERT
-    tables, sizes = result_of(run_path_counts.EXPERIMENT, tmp_path)
+    tables, sizes = result_of(run_path_counts, tmp_path)
     tables["DeiT-T"][3]["share"] += 1e-3
-    assert run_path_counts.EXPERIMENT.compare(tables, sizes)[0].measured == pytest.approx(1e-3)
+    assert run_path_counts.compare(tables, sizes)[0].measured == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize(("heads", "layers"), [(1, 1), (3, 12), (128, 24), (96, 96), (1, 1000)])

@@ -11,12 +11,12 @@ import warnings
 import jax
 import numpy as np
 import pytest
-from trained_runs import rows, run
+from trained_runs import result_of, rows, run
 
 import rank_collapse as rc
 from experiments import run_trained, trained_weights
 from experiments.lab import cli
-from experiments.paper.trained import convert, experiment, measure, packages, results, texts
+from experiments.paper.trained import convert, measure, packages, results, texts
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
 
@@ -26,9 +26,9 @@ ALBERT = "albert-reactions"
 
 
 def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
-    tiny = [*experiment.EXPERIMENT.presets["tiny"], "--networks=llama"]
+    tiny = [*run_trained.EXPERIMENT.presets["tiny"], "--networks=llama"]
     assert run(run_trained, tiny, tmp_path) == 0
-    ((_, found, setup),) = experiment.EXPERIMENT.results(tmp_path)
+    found, setup = result_of(run_trained, tmp_path)
     for network in setup.networks:  # the causal one; the other is that of test_contract
         own, depth = found[network.label], network.source.config.depth
         assert own["paths/lengths"][0][-1] == depth
@@ -58,7 +58,7 @@ def test_rate_is_that_of_a_cubic_fall_whatever_the_unit():
 
 def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
     """The first layer against numpy, where P̃ is one row: the softmax of the mean token's scores."""
-    settings = experiment.UNTRAINED["albert"] | {"initializer_range": 0.5}
+    settings = run_trained.UNTRAINED["albert"] | {"initializer_range": 0.5}
     ids, key = np.arange(1, 7), jax.random.key(0)
     found = measure.theory(pretrained.open_random(settings, key), ids[None], 1)
     config, params = pretrained.random_like(settings, key)
@@ -92,7 +92,7 @@ def test_texts_are_of_the_vocabulary_and_masks_of_the_texts():
         assert len(lines) == 5 and lines == texts.as_ids(kind, listed, 5).splitlines()
         assert {line.split()[0] for line in lines} == {str(listed.index("[CLS]"))}
     batch = tokens.pad([list(range(1, 9)), list(range(1, 6))], vocab_size=20)
-    source = pretrained.open_random(experiment.UNTRAINED["albert"], jax.random.key(0))
+    source = pretrained.open_random(run_trained.UNTRAINED["albert"], jax.random.key(0))
     task = measure.task_of(source, {"x": batch.ids, "mask": batch.mask}, 19, 2)
     assert (task.inputs["x"] == 19).sum(axis=1).tolist() == [1, 1, 1, 1]
     assert (task.targets == np.repeat(batch.ids, 2, axis=0)).all()
@@ -112,7 +112,7 @@ def test_mistakes_are_one_line(arguments, named, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     source = tmp_path / "trained" / "bare"
     source.mkdir(parents=True)
-    (source / "config.json").write_text(json.dumps(experiment.UNTRAINED["llama"]))
+    (source / "config.json").write_text(json.dumps(run_trained.UNTRAINED["llama"]))
     assert run(run_trained, arguments, tmp_path / "out") == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert named in line
@@ -211,7 +211,7 @@ def albert(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_a_trained_albert_in_transformers_and_its_numbers(albert):
     """Its states, tokens and rate; a golden number is of texts of seed 1 (see `texts.as_ids`)."""
-    network = experiment.network_of(albert, cli.parse(run_trained.FLAGS, ["--num_texts=4"]))
+    network = run_trained.network_of(albert, cli.parse(run_trained.FLAGS, ["--num_texts=4"]))
     source, inputs = network.source, network.inputs
     task = measure.task_of(source, inputs, network.mask_id, 1)
     found = measure.paths(source, task, [12], 4)

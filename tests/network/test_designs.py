@@ -261,7 +261,7 @@ test_what_does_not_fit_is_refused = refused(
 
 def test_an_mlp_that_is_cut_away_takes_its_gains_with_it():
     params, x = draw(LEARNED)
-    config, params = rc.surgery.variant(LEARNED, params, "SAN+skip", family=None)
+    config, params = rc.surgery.ablate(LEARNED, params, "SAN+skip")
     assert params.layers.mlp_gains is None and rc.apply(params, x, config)
 
 

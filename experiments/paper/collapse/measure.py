@@ -17,10 +17,11 @@ from experiments.lab.flags import Flags, check_names
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from experiments.paper import inputs
+from experiments.paper.collapse import cubic_law
 from rank_collapse.measures import residuals
 from rank_collapse.network.gains import Gains
 from rank_collapse.runs import seeds
-from rank_collapse.theory import bounds, cubic_law, logdomain
+from rank_collapse.theory import bounds, logdomain
 
 VARIANTS = {
     "san": rc.san,

@@ -162,11 +162,16 @@ def from_gguf(path: str | os.PathLike, folder: str | os.PathLike) -> None:
     reader = gguf.GGUFReader(path)
     entries = {name: field.contents() for name, field in reader.fields.items()}
     kind = entries.get("general.architecture")
-    refuse_if(kind != "llama", f"{path}: general.architecture={kind!r} is not 'llama'")
-    config = {name: entries[f"llama.{own}"] for name, own in _LLAMA.items()}
+    if kind != "llama":
+        raise ValueError(f"{path}: general.architecture={kind!r} is not 'llama'")
+    _refuse_unread(path, entries)
+    entries.setdefault("llama.vocab_size", len(entries["tokenizer.ggml.tokens"]))
+    config = {name: entries[f"llama.{key}"] for name, key in _LLAMA.items()}
     tensors = {}
     for tensor in reader.tensors:
         stem, _, name = tensor.name.removesuffix(".weight").rpartition(".")
+        if name not in (_LAYER if stem else _OUTSIDE):
+            raise ValueError(f"{path}: tensor {tensor.name!r} is not read, and would be missing")
         values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         if name in ("attn_q", "attn_k"):  # neighbouring features are rotated there
             heads = config["num_attention_heads" if name == "attn_q" else "num_key_value_heads"]
@@ -177,6 +182,19 @@ def from_gguf(path: str | os.PathLike, folder: str | os.PathLike) -> None:
     tied = "lm_head.weight" not in tensors
     _write(folder, config | {"model_type": "llama", "tie_word_embeddings": tied}, tensors)
     _byte_level(entries, Path(folder) / "tokenizer.json")
+
+
+def _refuse_unread(path, entries):
+    """Refuses what changes the network or its tokens and is not read."""
+    tokenizer = entries.get("tokenizer.ggml.model")
+    if tokenizer != "gpt2":
+        raise ValueError(f"{path}: tokenizer.ggml.model={tokenizer!r} is not 'gpt2'")
+    width = entries["llama.embedding_length"] // entries["llama.attention.head_count"]
+    defaults = {"rope.scaling.type": "none", "rope.dimension_count": width, "expert_count": 0}
+    for name, default in defaults.items():
+        value = entries.get(f"llama.{name}", default)
+        if value != default:
+            raise ValueError(f"{path}: llama.{name}={value!r} is not read, only {default!r}")
 
 
 def _byte_level(entries: Mapping[str, Any], path: Path) -> None:

@@ -4,12 +4,10 @@ import functools
 import json
 import re
 
-import jax
 import mp_oracle
 import numpy as np
 import pytest
-from conftest import REPOSITORY
-from marks import full_but
+from two_processes import REPOSITORY
 
 import rank_collapse as rc
 from rank_collapse.measures.residuals import residual_ratio
@@ -44,17 +42,13 @@ def ran(block):
     for name in re.findall(r"^import (\w+)", block, re.MULTILINE):
         pytest.importorskip(name)
     scope = {}
-    with jax.numpy_rank_promotion("allow"):  # as it is elsewhere
-        exec(compile(block, "a page", "exec"), scope)
+    exec(compile(block, "a page", "exec"), scope)
     return scope
-
-
-FRONT = {block for page, _, block in BLOCKS if page in ("README.md", "index.md")}
 
 
 @pytest.mark.parametrize(
     "block",
-    full_but(dict.fromkeys(b for *_, b in BLOCKS), *FRONT),
+    dict.fromkeys(block for *_, block in BLOCKS),
     ids=lambda b: b.strip().splitlines()[-1][:40],
 )
 def test_an_example_runs(block):
@@ -84,14 +78,12 @@ def named(name):
     return ran(block)
 
 
-@pytest.mark.full
 def test_admin_keeps_apart_what_post_ln_makes_equal():
     scope = named("designs")
     cosines = [float(rc.token_cosine(scope[name].output)) for name in ("trace", "collapsed")]
     np.testing.assert_allclose(cosines, [0.81, 0.9999], atol=5e-3)
 
 
-@pytest.mark.full
 def test_the_sweep_is_that_of_single_networks():
     scope = named("sweep")
     params, x, config = (scope[n] for n in ("params", "x", "config"))
@@ -103,7 +95,6 @@ def test_the_sweep_is_that_of_single_networks():
     assert np.all(np.diff(scope["curves"][:, 3]) > 0)
 
 
-@pytest.mark.full
 def test_the_network_by_hand_is_the_plain_one():
     """The page's weights through a forward pass of numpy, head by head, as Llama computes."""
     scope = named("by hand")
@@ -123,7 +114,6 @@ def test_the_network_by_hand_is_the_plain_one():
     np.testing.assert_allclose(scope["trace"].output, output, atol=2e-4)
 
 
-@pytest.mark.full
 def test_the_encoder_decoder_is_its_halves():
     scope = named("encoder decoder")
     trace, lengths = scope["trace"], scope["lengths"]
@@ -197,7 +187,6 @@ def run_notebook(name):
     return ran("\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code"))
 
 
-@pytest.mark.full
 def test_post_ln_has_no_gradient_of_queries_and_stays_at_a_guess():
     scope = run_notebook("deep_post_ln")
     ratio = {name: g["queries"][-1] / g["values"][-1] for name, g in scope["gradients"].items()}
@@ -206,7 +195,6 @@ def test_post_ln_has_no_gradient_of_queries_and_stays_at_a_guess():
     assert losses["deepnorm"] < losses["post"] and losses["post"] > 2.2
 
 
-@pytest.mark.full
 def test_lengths_of_a_trained_model_are_worth_its_accuracy():
     scope = run_notebook("what_carries_the_output")
     assert scope["losses"][-1] < scope["losses"][0] / 2
@@ -215,7 +203,6 @@ def test_lengths_of_a_trained_model_are_worth_its_accuracy():
     np.testing.assert_allclose(scope["truncated"][-1], whole, atol=0.01)
 
 
-@pytest.mark.full
 def test_two_failures_are_apart_in_the_diagram():
     scope = run_notebook("two_failures")
     assert scope["collapsed"][0, -1] and not scope["collapsed"][-1].any()
@@ -224,7 +211,6 @@ def test_two_failures_are_apart_in_the_diagram():
     assert kept[law < -0.2].max() < 0 < kept[law > 0.2].min()
 
 
-@pytest.mark.full
 def test_cures_keep_more_than_post_norm():
     scope = run_notebook("cures")
     kept = {name: values.mean() for name, values in scope["found"].items()}
@@ -232,13 +218,11 @@ def test_cures_keep_more_than_post_norm():
     assert kept["deepnorm"] > -0.05 and kept["retention"] > -0.1
 
 
-@pytest.mark.full
 def test_a_model_layer_by_layer_in_a_notebook():
     scope = run_notebook("larger_than_memory")
     assert scope["seen"] == list(range(1, 9))
 
 
-@pytest.mark.full
 def test_a_model_of_ones_own_is_measured():
     scope = run_notebook("measure_your_model")
     with_skips, without = (scope["profiles"][skip]["residual_ratio"] for skip in (1.0, 0.0))

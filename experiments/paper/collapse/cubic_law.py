@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
+from experiments.paper.collapse.cubic_regime import log10_growth
 from rank_collapse import struct
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
@@ -17,7 +17,6 @@ from rank_collapse.network.transformer import apply
 from rank_collapse.network.walk import walk, walk_layer
 from rank_collapse.theory import tangent
 from rank_collapse.theory.bounds import not_covered, score_width
-from rank_collapse.theory.cubic_regime import log10_growth
 from rank_collapse.theory.log_operations import LogState, around_mean, log10_norm
 from rank_collapse.theory.logdomain import LogTrace, log_trace
 
@@ -68,46 +67,6 @@ def measured_constant(profile: Any) -> RateConstant:
     worst = jnp.max(jnp.where(seen[..., 1:], jnp.abs(kappa), 0), axis=-1, initial=0)
     error = jnp.where(depth < 1, jnp.inf, worst / (2 * power))
     return RateConstant(kappa, value, error, 2 * (value - profile[..., 0]))
-
-
-def theorem_constant(report: Any) -> Float[Array, "..."]:
-    """log10 of the largest c_l of a `bound_report`, beside `RateConstant.log10_c_eff`."""
-    return jnp.max(report.log10_c, axis=-1)
-
-
-class ClosedConstant(RateConstant):
-    """`RateConstant` of a closed profile: NaN where no layer is certified."""
-
-    start: struct.Leaf  # The layer that the closed form starts at; L where none is certified
-    # [L], from `cubic_regime.log10_growth`: negative from the layers that are certified; NaN where
-    # the measured residual is not known
-    log10_growth: struct.Leaf
-
-    @property
-    def reason(self) -> str:
-        """Why there is no constant; "" where there is one. Outside of jit.
-
-        Raises:
-            ValueError: Of several networks.
-        """
-        if np.ndim(self.start):
-            raise ValueError(
-                f"reason is of one network, not of {np.shape(self.start)}: "
-                "jax.tree.map(lambda a: a[i], constant).reason"
-            )
-        if int(self.start) < np.shape(self.log10_growth)[-1]:
-            return ""
-        known = np.asarray(self.log10_growth)[np.isfinite(self.log10_growth)]
-        least = f": it grows by 10^{known.min():.3g} in some layer, wherever it starts"
-        return f"no layer is certified by the diameter bound{least if known.size else ''}"
-
-
-def closed_constant(
-    params: Any, x: Any, config: TransformerConfig, **inputs: Any
-) -> ClosedConstant:
-    """Λ and c_eff from the closed recursion: `measured_constant` of `closed_profile`."""
-    profile, start, growth = closed_profile(params, x, config, **inputs)
-    return ClosedConstant(**vars(measured_constant(profile)), start=start, log10_growth=growth)
 
 
 @full_precision

@@ -1,4 +1,4 @@
-"""Rank collapse and instability as one law: tokens, updates and gradients by layer, at any gains.
+"""Rank collapse and instability as one law: tokens and what updates do to them, at any gains.
 
 `expected_pass` is `apply` in expectation over the weights (`token_kernel`): of a network it takes
 the gains, the mean squares of its matrices, the masks, and the kernel of its input. `collapse_law`
@@ -8,7 +8,6 @@ Axis letters: n tokens, m keys, d width, l layers, s sublayers (branches) in the
 """
 
 import functools
-import math
 from typing import Any, Literal
 
 import jax
@@ -121,7 +120,7 @@ def expected_pass(
     scores, relative-position terms and rotary positions as at equal tokens. It fails for shared
     layers, for trained weights as far as they are correlated, where n L/d is not small, in D for
     scores of large variance (give measured `attention`), and in pure attention without skip, whose
-    residual is of third order (see `cubic_law`).
+    residual is of third order (see `log_residual_profile`).
 
     Args:
         params, x, config: As in `apply`; of parameters mean squares are read, of x the kernel.
@@ -230,67 +229,6 @@ def _share(passage):
     return branch / (skip + branch)
 
 
-@full_precision
-def expected_gradient_norms(
-    params: Any,
-    x: Any,
-    config: TransformerConfig,
-    *,
-    cotangent: Any = None,
-    sizes: Any = None,
-    attention: Any = None,
-    **inputs: Any,
-) -> tuple[dict[str, dict[str, Float[Array, "l"]]], ExpectedTrace]:
-    """√E‖∂loss/∂W‖_F² of every matrix by layer, and the pass of `expected_pass` they come from.
-
-    A random update of squared relative size e moves the loss by E(δloss)² = e mean(W²) ‖∂loss‖_F²;
-    the recursion gives the same as d Σ_ik C_ik D_ik, C the covariance of the loss's derivative over
-    tokens. So the norms are derivatives of the predicted output change: gradients and instability
-    are one quantity. Those of W_Q and W_K vanish with the tokens' differences, as (1 − ρ) where
-    those of W_V and W_O stay (Noci et al. 2022).
-
-    Measured over expected in networks of 3 layers at scores of variance 1 (standard errors 2 to
-    6 %): .92 to 1.04 for W_V, W_O and the MLP. W_Q and W_K, which answer to first order in that
-    variance alone: .74 to .91 at n of 9 and 17 (gelu; causal with swiglu .75 to .89), 1.06 to 1.10
-    at n = 64 (d = 480, 6 draws); .55 to .74 at n = 3, where they are not to be used.
-
-    Args:
-        params, x, config, sizes, attention, **inputs: As in `expected_pass`.
-        cotangent: C [n, n], E⟨u_i, u_k⟩/d for loss = Σ_i u_i·output_i with u independent of the
-            weights; None for the identity (every entry of u independent, of variance 1).
-
-    Returns:
-        ({part: {matrix: [L]}} as `update_sizes`, the trace).
-    """
-    given = {"attention": attention} | inputs
-
-    def moved(sizes):
-        trace = expected_pass(params, x, config, sizes=sizes, **given)
-        change = trace.output.change
-        seen = jnp.trace(change) if cotangent is None else jnp.sum(cotangent * change)
-        return config.d_model * seen, trace
-
-    # D is linear in the sizes: its derivative is the same at all of them.
-    sizes = update_sizes(config, 0.0) if sizes is None else sizes
-    found, trace = jax.grad(moved, has_aux=True)(sizes)
-    return _norms(found, params, config), trace
-
-
-def _norms(derivatives, params, config):
-    """√(∂/∂e / mean(W²)) of every matrix by layer, from the derivatives by the squared sizes e."""
-    rows = jnp.asarray(config.layer_map) if config.layer_map else slice(None)
-
-    def size(part, name, derivative):
-        w = getattr(getattr(params.layers, part), name)[rows]
-        square = jnp.mean(jnp.square(w), axis=tuple(range(1, w.ndim)))
-        return jnp.sqrt(jnp.maximum(derivative, 0) / square)
-
-    return {
-        part: {name: size(part, name, value) for name, value in found.items()}
-        for part, found in derivatives.items()
-    }
-
-
 def collapse_law(
     cosine: Any,
     num_tokens: int,
@@ -360,21 +298,3 @@ def _collapse(start, gains, count, score_variance, norm_placement):
         return (log_apart, total if norm_placement == "pre" else stream), (log_apart, share)
 
     return jax.lax.scan(step, (start, jnp.ones_like(start)), gains)[1]
-
-
-def output_change_law(shares: Any) -> dict[str, Any]:
-    """Σ_i β_ii², the constant C apart, and what it is in closed form: N/2, ln N, and 1.
-
-    Post-LN with equal branches has β_ii² = ½: N/2. Pre-LN and Admin's ω² = i have 1/(i + 1):
-    H_{N+1} − 1 ~ ln N. ω² = N has 1/(N + 1) each: N/(N + 1).
-
-    Args:
-        shares: β_ii² [N].
-    """
-    count = len(shares)
-    return {
-        "sum": jnp.sum(jnp.asarray(shares)),
-        "O(N)": count / 2,
-        "O(log N)": math.fsum(1 / (i + 1) for i in range(1, count + 1)),
-        "O(1)": count / (count + 1),
-    }

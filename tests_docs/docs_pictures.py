@@ -1,4 +1,4 @@
-"""Draws the small pictures of docs/: `PYTHONPATH=. python tests/docs_pictures.py`."""
+"""Draws the small pictures of docs/: `PYTHONPATH=. python tests_docs/docs_pictures.py`."""
 
 import re
 from pathlib import Path

@@ -5,10 +5,10 @@ import io
 import re
 
 import pytest
-from conftest import REPOSITORY
 from site_pages import OLDER, captions_in, results
+from two_processes import REPOSITORY
 
-from experiments.lab.experiment import experiment_of
+from experiments.lab.experiment import captions_of, module_of
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import statements_page
 from experiments.reproducing.statements_page import NOT_KEPT, answers, page, standing
@@ -41,13 +41,13 @@ def test_every_row_tests_what_its_statement_says():
 
 
 def test_results_repeat_the_counts_and_what_came_out():
-    assert results(RESULTS) == RESULTS, "PYTHONPATH=. python tests/site_pages.py --write renews it"
+    assert results(RESULTS) == RESULTS, "tests_docs/site_pages.py --write renews it"
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_results_show_what_the_experiment_shows(name):
     """Captions are those of today's figures, or the section says that its figures are older."""
-    captions = {c.replace("|", r"\|") for c in experiment_of(name).captions.values()}
+    captions = {c.replace("|", r"\|") for c in captions_of(module_of(name).FIGURES).values()}
     (section,) = [s for s in RESULTS.split("\n## ") if f"(results/{name}_0.png)" in s]
     shown = captions_in(section, name)
     assert shown and (captions.issuperset(shown) or section.rstrip().endswith(OLDER))

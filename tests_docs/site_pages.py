@@ -1,10 +1,11 @@
 """Parts of the site's pages that repeat the code.
 
-`PYTHONPATH=. python tests/site_pages.py --write` makes them. They are between `<!-- made: name -->`
-and `<!-- end -->`; all of docs/statements.md is made. Notebooks get a badge that opens them
-in Colab, once `[project.urls]` has the address of the repository.
+`PYTHONPATH=.:tests python tests_docs/site_pages.py --write` makes them. They are between
+`<!-- made: name -->` and `<!-- end -->`; all of docs/statements.md is made. Notebooks get a badge
+that opens them in Colab, once `[project.urls]` has the address of the repository.
 """
 
+import ast
 import json
 import re
 import sys
@@ -13,23 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from architecture_map import REPOSITORY, levels, packages
-from interface import exported
 
-from experiments.lab.experiment import experiment_of, experiments_of
+from experiments.lab.experiment import captions_of, experiment_of, experiments_of, module_of
 from experiments.reproducing import results_page, sections, statements_page
 from rank_collapse import MEASURES
 
 DOCS = REPOSITORY / "docs"
 BLOCK = re.compile(r"(?<=<!-- made: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
-API = {  # a page of docs/api, and the modules whose public names it has
-    "measures": ("measures",),
-    "network": ("network",),
-    "paths": ("paths",),
-    "theory": ("theory",),
-    "pretrained": ("pretrained",),
-    "training": ("training",),
-    "report": ("report",),
-}
+# Pages of docs/api, each with the public names of its package.
+API = ("measures", "network", "paths", "theory", "pretrained", "training", "report")
 OLDER = "Figures as that version drew them."  # of a section of docs/results.md
 WHOLE = {  # modules whose own functions are public
     "network": ("network.encoder_decoder", "network.surgery", "flax_adapters"),
@@ -68,21 +61,29 @@ def experiments() -> str:
     )
 
 
+def load_exports(package: str) -> list[str]:
+    """Reads the full names that a package exports: in its stub, or in its `__init__`."""
+    folder = REPOSITORY.joinpath(*package.split("."))
+    stub = folder / "__init__.pyi"
+    source = stub if stub.exists() else folder / "__init__.py"
+    names = []
+    for node in ast.parse(source.read_text("utf-8")).body:
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        module = f"{package}.{node.module}" if node.level else node.module
+        if node.module:  # else the packages that a package has
+            names += [f"{module}.{alias.name}" for alias in node.names if alias.asname]
+    return names
+
+
 def public(page: str) -> list[str]:
-    """The objects of one page of the API, by their full names."""
-    found = []
-    for package in API[page]:
-        # What the network's package exports is for other packages; its users take it from `rc`.
-        own = {} if package == "network" else exported(f"rank_collapse.{package}")
-        names = own | {
-            name: module
-            for name, module in exported("rank_collapse").items()
-            if module.startswith(f"rank_collapse.{package}.")
-        }
-        found += [f"{module}.{name}" for name, module in names.items()]
-    whole = [f"rank_collapse.{module}" for module in WHOLE.get(page, ())]
-    alone = {name for name in found if name.rpartition(".")[0] not in whole}
-    return sorted({*alone, *whole})
+    """Lists the objects of one page of the API, by their full names."""
+    package = f"rank_collapse.{page}"
+    names = {name for name in load_exports("rank_collapse") if name.startswith(f"{package}.")}
+    names.update(load_exports(package))
+    modules = {f"rank_collapse.{module}" for module in WHOLE.get(page, ())}
+    alone = {name for name in names if name.rpartition(".")[0] not in modules}
+    return sorted(alone | modules)
 
 
 def api(page: str) -> Callable[[], str]:
@@ -152,7 +153,7 @@ def results(text: str) -> str:
         place = rf"(results/{name}_0\.png\)(?:(?!\n## ).)*?\*\*What came out\.\*\* )[^\n]*"
         if found := re.search(place, text, flags=re.DOTALL):
             text = text.replace(found[0], found[1] + sections.came_out(name))
-        captions = {c.replace("|", r"\|") for c in experiment_of(name).captions.values()}
+        captions = {c.replace("|", r"\|") for c in captions_of(module_of(name).FIGURES).values()}
         for section in text.split("\n## "):
             old = f"(results/{name}_0.png)" in section and OLDER not in section
             if old and not captions.issuperset(captions_in(section, name)):

@@ -1,6 +1,6 @@
 """What a user's editor sees of the public API; pyright reads it in strict mode and nobody runs it.
 
-`tests/test_types.py` adds a line for every public name.
+`tests_docs/test_types.py` adds a line for every public name.
 """
 
 # pyright: strict
