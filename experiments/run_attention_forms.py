@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lab import cli, tidy, vocabulary
+from experiments.lab import cli, labelled, vocabulary
 from experiments.lab.executor import Executor
 from experiments.lab.experiment import Experiment, Shown, by_name, open_run
 from experiments.lab.flags import Flags
@@ -131,7 +131,7 @@ def rows_of(results, options):
         for form, found in results[part].items():
             columns = {name: np.atleast_2d(found[name]).T for name in names}  # [w, s] or [w, 1]
             axes = {"d_k": found["d_k"], "seed": range(options.num_seeds)}
-            for row in tidy.rows(axes | columns, tuple(axes), names):
+            for row in labelled.product_rows(axes | columns, tuple(axes), names):
                 yield {"part": part, "form": form} | row
 
 

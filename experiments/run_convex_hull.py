@@ -11,6 +11,7 @@ the exact sum over all paths of a length beside the sampled sets.
 Two CPU cores: about 100 seconds of training a seed. Expected: whole-model accuracy 0.951.
 """
 
+import functools
 from collections.abc import Iterator
 
 import xarray as xr
@@ -18,12 +19,13 @@ import xarray as xr
 from experiments.lab import cli
 from experiments.lab.experiment import Experiment, Shown, open_run
 from experiments.lab.flags import Flags
+from experiments.lab.folder import RunFolder
 from experiments.paper import path_lengths
 from experiments.paper.path_accuracies import FIGURES
-from experiments.paper.path_lengths import checked, compare, identity, measure_all, table
+from experiments.paper.path_lengths import as_dataset, checked, compare, evaluate, identity, table
 from experiments.train import arguments
 from experiments.train.tasks import hull_setup
-from experiments.train.training import TrainedTask, model_files
+from experiments.train.training import ALONE, TrainedTask, arrays_of, model_files
 from experiments.verdicts.claims import Row
 
 FLAGS = arguments.make_flags(
@@ -55,6 +57,13 @@ def make_setup(options: Flags) -> TrainedTask:
     return checked(options, hull_setup(options))
 
 
+def measure(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Dataset:
+    """Trains every seed, and evaluates its paths: one program of `evaluate` for all seeds."""
+    evaluate_one = functools.partial(evaluate, options)
+    arrays = arrays_of(options, {ALONE: setup}, run, evaluate_one)[ALONE]
+    return as_dataset(options, setup, arrays)
+
+
 EXPERIMENT = Experiment(
     order=60,
     title="Paths: convex hull",
@@ -78,7 +87,7 @@ def claims(found: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
 def main(options: Flags) -> Shown:
     """Trains networks, evaluates their paths by length, and shows what these carry."""
     with open_run(options, make_setup, identity) as run:
-        points = run.measure(measure_all)
+        points = run.measure(measure)
         return run.publish(
             points,
             table=table,

@@ -1,6 +1,6 @@
 """The experiment on sorting, convex hull and memorization: accuracy by path length.
 
-`measure` says what is measured of one trained network, `claims` what follows from that.
+`evaluate` says what is measured of one trained network, `claims` what follows from that.
 """
 
 import functools
@@ -15,11 +15,10 @@ import xarray as xr
 
 from experiments.lab import labelled
 from experiments.lab.flags import Flags
-from experiments.lab.folder import RunFolder
 from experiments.lab.labelled import beside, rows
 from experiments.paper.path_accuracies import BASELINES, accuracies, sampled_as
 from experiments.train import path_accuracy
-from experiments.train.training import ALONE, TrainedTask, arrays_of
+from experiments.train.training import TrainedTask
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row
 from experiments.verdicts.statistics import between, mean_of, slope
@@ -52,15 +51,16 @@ def identity(setup: TrainedTask) -> Mapping[str, Any] | None:
     return setup.extra
 
 
-def measure_all(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Dataset:
-    """What `measure` finds of every seed, over "seed", "metric" and the axes of `PLACES`, and
-    "fine": the seeds that did not diverge."""
-    arrays = arrays_of(options, {ALONE: setup}, run, functools.partial(measure, options))[ALONE]
+def as_dataset(options: Flags, setup: TrainedTask, arrays: Mapping[str, np.ndarray]) -> xr.Dataset:
+    """Names the axes of what `evaluate` finds: "seed", "metric" and those of `PLACES`.
+
+    "fine" says which seeds did not diverge.
+    """
     axes = {"losses": ("epoch",), "covariance": ("path_length",), "alpha": ("sublayer",)}
     axes |= {"ranks": ("measure", "layer"), "seconds": ("part",)}
     places = ("num_paths", "metric", "path_length", "repeat")
-    shown = {n: a for n, a in arrays.items() if not n.startswith("model/")}
-    sets = {n: shown.pop(n) for n in [*shown] if n.startswith("sets/")}
+    shown = {name: a for name, a in arrays.items() if not name.startswith("model/")}
+    sets = {name: shown.pop(name) for name in [*shown] if name.startswith("sets/")}
     every = labelled.of_arrays(shown, ("metric", "path_length"), **axes)
     every = every.assign_coords(path_length=np.arange(setup.recipe.config.depth + 1))
     sampled = labelled.of_arrays(sets, places).assign_coords(path_length=path_lengths(options))
@@ -68,7 +68,7 @@ def measure_all(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Datase
     return xr.merge([every, sampled], join="outer").assign(fine=every.diverged_at < 0)
 
 
-def measure(options: Flags, setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
+def evaluate(options: Flags, setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
     """What the flags ask for of one seed.
 
     Returns:

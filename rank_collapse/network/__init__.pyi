@@ -2,7 +2,11 @@
 
 from . import encoder_decoder as encoder_decoder, surgery as surgery
 from .admin import admin_profile as admin_profile
-from .attention import Mixing as Mixing, multi_head_attention as multi_head_attention
+from .attention import (
+    AttentionParams as AttentionParams,
+    Mixing as Mixing,
+    multi_head_attention as multi_head_attention,
+)
 from .config import (
     TransformerConfig as TransformerConfig,
     san as san,
@@ -21,7 +25,6 @@ from .encoder_decoder import (
     EncoderDecoderParams as EncoderDecoderParams,
     EncoderDecoderTrace as EncoderDecoderTrace,
 )
-from .gains import Gains as Gains
 from .layers import MLPParams as MLPParams, NormParams as NormParams
 from .parameters import (
     BlockParams as BlockParams,
@@ -30,7 +33,7 @@ from .parameters import (
     layer_params as layer_params,
     stack_layers as stack_layers,
 )
-from .projections import AttentionParams as AttentionParams
+from .residual import Gains as Gains
 from .transformer import (
     LayerTrace as LayerTrace,
     Trace as Trace,

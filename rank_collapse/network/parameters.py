@@ -12,10 +12,11 @@ import jax.numpy as jnp
 
 from rank_collapse import struct
 from rank_collapse.network import layers
+from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import SWEPT, TransformerConfig
 from rank_collapse.network.embedding import init_embedding
-from rank_collapse.network.gains import init_gains
-from rank_collapse.network.projections import AttentionParams, RelativeParams, repeat_groups
+from rank_collapse.network.positions import RelativeParams
+from rank_collapse.network.residual import init_gains
 from rank_collapse.network.streams import ConnectionParams, init_connections
 
 

@@ -19,9 +19,9 @@ from statement_dates import KEPT, REWORDINGS, dates_of, under_old_dates
 from experiments import reproduce, run_architectures, run_path_counts, verdicts
 from experiments.lab import cli, statements
 from experiments.lab.experiment import captions_of, experiment_of, experiments_of
-from experiments.lab.pool import Ended
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import results_page, sections, unfinished
+from experiments.reproducing.processes import Ended
 from experiments.verdicts import claims
 from experiments.verdicts.claims import MORE_THAN_HALF
 from rank_collapse.runs import RunError
