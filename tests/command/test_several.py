@@ -1,6 +1,7 @@
 """`rank-collapse` as a whole, its JSON, and its commands on several checkpoints and on depth."""
 
 import json
+import os
 import shutil
 import sys
 
