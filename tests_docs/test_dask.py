@@ -1,0 +1,61 @@
+"""The commands of docs/sweeps.md on a scheduler and two workers give what one process gives."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from two_processes import REPOSITORY, python
+
+pytest.importorskip("distributed")
+PAGE = (REPOSITORY / "docs" / "sweeps.md").read_text("utf-8")
+(BLOCK,) = re.findall(r"```\n(PYTHONPATH=\. dask scheduler\n.*?)```", PAGE, re.DOTALL)
+SCHEDULER, WORKER, RUN = (line.split("   ")[0] for line in BLOCK.splitlines())
+ADDRESS = re.compile(r"tcp://[\d.]+:\d+")
+TINY = "--depth=1,2 --num_seeds=2 --n_train_data=8 --n_eval_data=4 --n_epochs=1 --no_sub_path"
+LOCAL = ["--host=127.0.0.1", "--no-dashboard"]
+
+
+@pytest.fixture
+def start():
+    """start(command of the page, *more arguments) → its process, in the clone; ended afterwards."""
+    processes = []
+
+    def begin(command, *arguments):
+        variable, program, *words = shlex.split(command)
+        name, _, value = variable.partition("=")
+        assert program == "dask"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dask", *words, *arguments],
+            cwd=REPOSITORY,
+            env=os.environ | {name: value},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield begin
+    for process in reversed(processes):
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_a_grid_on_two_workers_is_that_of_one_process(tmp_path, start):
+    scheduler = start(SCHEDULER, *LOCAL, "--port=0")
+    address = next(found[0] for line in scheduler.stderr if (found := ADDRESS.search(line)))
+    for _ in range(2):
+        worker = start(WORKER.replace("tcp://HOST:8786", address), *LOCAL)
+        assert any("Registered to" in line for line in worker.stderr)
+    command = shlex.split(RUN.replace("tcp://HOST:8786", address))[1:]
+    command = [a for a in command if not a.startswith("--depth")] + TINY.split()
+    for name, arguments in (("dask", command), ("one", [*command[:2], *TINY.split(), "--jobs=1"])):
+        done = python(*arguments, f"--output_dir={tmp_path / name}")
+        assert done.returncode == 0, done.stderr
+    one, dask = (np.load(tmp_path / name / "arrays.npz") for name in ("one", "dask"))
+    assert set(one.files) == set(dask.files)
+    for name in one.files:
+        np.testing.assert_allclose(dask[name], one[name], rtol=1e-5, atol=1e-6, err_msg=name)
