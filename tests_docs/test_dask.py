@@ -8,14 +8,18 @@ import sys
 
 import numpy as np
 import pytest
-from two_processes import REPOSITORY, python
+from trained_runs import run
+from two_processes import REPOSITORY
+
+from experiments import run_sort
+from experiments.lab.experiment import experiment_of
 
 pytest.importorskip("distributed")
 PAGE = (REPOSITORY / "docs" / "sweeps.md").read_text("utf-8")
 (BLOCK,) = re.findall(r"```\n(PYTHONPATH=\. dask scheduler\n.*?)```", PAGE, re.DOTALL)
 SCHEDULER, WORKER, RUN = (line.split("   ")[0] for line in BLOCK.splitlines())
 ADDRESS = re.compile(r"tcp://[\d.]+:\d+")
-TINY = "--depth=1,2 --num_seeds=2 --n_train_data=8 --n_eval_data=4 --n_epochs=1 --no_sub_path"
+TINY = [*experiment_of("run_sort").presets["tiny"], "--depth=1,2"]
 LOCAL = ["--host=127.0.0.1", "--no-dashboard"]
 
 
@@ -50,11 +54,10 @@ def test_a_grid_on_two_workers_is_that_of_one_process(tmp_path, start):
     for _ in range(2):
         worker = start(WORKER.replace("tcp://HOST:8786", address), *LOCAL)
         assert any("Registered to" in line for line in worker.stderr)
-    command = shlex.split(RUN.replace("tcp://HOST:8786", address))[1:]
-    command = [a for a in command if not a.startswith("--depth")] + TINY.split()
-    for name, arguments in (("dask", command), ("one", [*command[:2], *TINY.split(), "--jobs=1"])):
-        done = python(*arguments, f"--output_dir={tmp_path / name}")
-        assert done.returncode == 0, done.stderr
+    *words, on_dask = shlex.split(RUN.replace("tcp://HOST:8786", address))
+    assert words == ["python", "-m", "experiments.run_sort", "--depth=2,4,8"]
+    for name, how in (("dask", on_dask), ("one", "--jobs=1")):
+        assert run(run_sort, [*TINY, how], tmp_path / name) == 0
     one, dask = (np.load(tmp_path / name / "arrays.npz") for name in ("one", "dask"))
     assert set(one.files) == set(dask.files)
     for name in one.files:
