@@ -23,12 +23,12 @@ from path_oracle import Oracle
 import rank_collapse as rc
 from experiments.paper.trained.chains import ChainPass
 from rank_collapse import pretrained
-from rank_collapse.measures.influence import InfluencePass
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual
 from rank_collapse.network.config import DEFAULTS, flat
 from rank_collapse.network.covers import EVERYTHING, INERT, SIZES
 from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.measured.influence import InfluencePass
 from rank_collapse.network.passes import Output, States, run
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.direct import variance_shares

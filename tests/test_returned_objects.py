@@ -116,7 +116,7 @@ MAKERS = {
     rc.Trace: (lambda x: run(rc.apply, CROSS, memory=x[:3], keep=("attention_input",))(x),),
     rc.Profile: (
         lambda x: rc.profile(jnp.stack([x, 2 + x, 4 * x, 4 + x])),
-        run(rc.measures.network_profile),
+        run(rc.network.network_profile),
     ),
     rc.PathContributions: (
         PATHS,

@@ -18,11 +18,11 @@ import rank_collapse as rc
 from experiments.paper.trained.chains import ChainPass
 from rank_collapse import pretrained
 from rank_collapse.measures import attention, influence, profiles
-from rank_collapse.measures.attention import attention_measures
-from rank_collapse.measures.influence import InfluencePass
-from rank_collapse.measures.profiles import ProfilePass
 from rank_collapse.network import surgery
 from rank_collapse.network.attention import AttentionContext
+from rank_collapse.network.measured.heads import attention_measures
+from rank_collapse.network.measured.influence import InfluencePass
+from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.passes import Each, States
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
@@ -275,7 +275,7 @@ def test_an_ablation_is_the_one_published_for_the_family():
         for name, reading in variants:  # several of them share a program
             own_config, own = surgery.variant(of_family, params, name, reading)
             with jax.disable_jit():  # few operations, which all variants share
-                alone = rc.measures.network_profile(
+                alone = rc.network.network_profile(
                     own, inputs["x"][0], own_config, measures=MEASURES
                 )
             expected = jax.tree.map(lambda a: a[None], alone)

@@ -18,8 +18,8 @@ from experiments.note.stability import networks
 from experiments.note.stability.measure import of_network
 from experiments.train import designs, letters
 from experiments.train.designs import Cell, steps_of
-from rank_collapse.measures import updates
 from rank_collapse.network.inputs import input_states
+from rank_collapse.network.measured import updates
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.figures import Figure
 from rank_collapse.report.statistics import geometric_mean
