@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save_file
 import rank_collapse as rc
 from experiments.paper.trained.chains import ChainPass
 from rank_collapse import pretrained
-from rank_collapse.measures import attention, influence, profiles
 from rank_collapse.network import surgery
 from rank_collapse.network.attention import AttentionContext
+from rank_collapse.network.measured import heads, influence, states
 from rank_collapse.network.measured.heads import attention_measures
 from rank_collapse.network.measured.influence import InfluencePass
 from rank_collapse.network.measured.states import ProfilePass
@@ -85,15 +85,15 @@ def test_streamed_is_what_the_network_in_memory_gives(name):
         return over_batch(measure, own[1], own[0], given, **static)
 
     expected = {
-        "profile": measured(profiles.network_profile, measures=MEASURES),
+        "profile": measured(states.network_profile, measures=MEASURES),
         "lengths": measured(path_contributions),
         "chains": measured(chain_effects, num_paths=2),
-        "attention": measured(attention.attention_profile),
+        "attention": measured(heads.attention_profile),
         "influence": measured(influence.layer_influence),
     }
     gaps = {what: worst(found["whole"][what], expected[what]) for what in expected}
     gaps["SAN"] = worst(
-        found["SAN"]["profile"], measured(profiles.network_profile, "SAN", 1, measures=MEASURES)
+        found["SAN"]["profile"], measured(states.network_profile, "SAN", 1, measures=MEASURES)
     )
     print(name, gaps)
     assert max(gaps.values()) < TOLERANCE, gaps
@@ -234,7 +234,7 @@ def test_texts_of_different_lengths_are_filled_up_and_masked():
     found = pretrained.stream(source, {"x": texts, "segments": segments}, {"": Group(passes)})
     for i, (text, own) in enumerate(zip(texts, segments, strict=True)):
         given = {"x": np.array([text]), "segments": np.array([own])}
-        alone = over_batch(profiles.network_profile, params, config, given, measures=MEASURES)
+        alone = over_batch(states.network_profile, params, config, given, measures=MEASURES)
         of_text = jax.tree.map(lambda a, i=i: a[i : i + 1], found[""]["profile"])
         near(of_text, alone, rtol=1e-4)
     masked = {"x": texts, "mask": np.arange(5) < np.array([[5], [2], [2]])}
