@@ -36,7 +36,7 @@ from rank_collapse.paths.truncation import truncated
 from rank_collapse.pretrained import lazy, masked_token, streaming
 from rank_collapse.report.intervals import Interval
 from rank_collapse.text import tokens
-from rank_collapse.theory import cubic_law, stability
+from rank_collapse.theory import expectation
 from rank_collapse.theory.log_attention import HeadParts
 from rank_collapse.theory.token_kernel import TokenKernel
 from rank_collapse.training.depth_rules import DepthRule
@@ -108,8 +108,8 @@ def seed(x):
 
 PATHS = run(rc.path_contributions)
 COUNTED = run(rc.path_contributions, count_mlps=True)
-SIZES = stability.update_sizes(CONFIG, 0.1)
-EXPECTED = run(stability.expected_pass, sizes=SIZES)
+SIZES = expectation.update_sizes(CONFIG, 0.1)
+EXPECTED = run(expectation.expected_pass, sizes=SIZES)
 # {class: functions of an input [n, d] that give an object of it}
 MAKERS = {
     # Of a decoder, so that its attention to the memory is there too.
@@ -136,7 +136,7 @@ MAKERS = {
         lambda x: run(rc.apply, PRE, mask=HEAD_MASK | (x[None, :, :1] > 0))(x).context,
     ),
     inputs.PreparedInputs: (lambda x: run(inputs.prepare_inputs, mask=x[:, 0] > 0)(x)[1],),
-    stability.ExpectedTrace: (EXPECTED,),
+    expectation.ExpectedTrace: (EXPECTED,),
     TokenKernel: (lambda x: EXPECTED(x).output,),
     grammar.Lexicon: (lambda x: grammar.make_lexicon(seed(x)),),
     sequences.SequencePairs: (lambda x: sequences.make_pairs(seed(x), 4, 5, 6),),
@@ -181,7 +181,6 @@ NOT_OF_ARRAYS = {
     pretrained.Target: "two numbers and a tolerance of the host",
     (rc.Profile, "to_pandas"): ONE,
     (rc.Profile, "to_xarray"): ONE,
-    (cubic_law.ClosedConstant, "reason"): ONE,
 }
 METHODS = [(cls, name) for cls in MAKERS for name in methods_of(cls)]
 METHODS = [method for method in METHODS if method not in NOT_OF_ARRAYS]
@@ -255,9 +254,3 @@ def test_sums_whose_leading_axis_is_the_librarys_own(name):
     found = pretrained.stream(pretrained.InMemory(params, config), {"x": X}, groups, chunk=4)
     each = [used(rc.path_contributions(params, x, config), method) for x in X]
     same(used(found["whole"]["sums"], method), each)
-
-
-def test_a_reason_is_of_one_network():
-    several = cubic_law.ClosedConstant(*[jnp.zeros(3)] * 6)
-    with pytest.raises(ValueError, match=r"reason is of one network, not of \(3,\): jax.tree.map"):
-        _ = several.reason

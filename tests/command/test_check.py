@@ -86,7 +86,7 @@ def test_its_numbers_are_those_of_the_network(folder, tmp_path):
     by_length = rc.path_contributions(params, given.x[0], config).by_length
     sizes = [rc.composite_norm(c) for c in by_length]
     np.testing.assert_allclose(found.path_size[0], sizes, rtol=1e-3, atol=1e-5)
-    bare = rc.surgery.variant(config, params, "SAN")
+    bare = rc.surgery.ablate(config, params, "SAN")
     alone = rc.profile(rc.apply(bare[1], given.x[0], bare[0]).hidden)["residual_ratio"]
     np.testing.assert_allclose(found.states["SAN"]["residual_ratio"][0], alone, 1e-4, 1e-6)
 
