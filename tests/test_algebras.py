@@ -243,7 +243,12 @@ PASSES = {
     "expectation": Pass(expectation.COVERS, expected_tokens, expectation.expected_pass),
 }
 # The others are of the full suite.
-USUAL = ("mlp_skip, norm_placement post", "scale_scores, temperature")
+USUAL = (
+    "mlp_skip, norm_placement post",
+    "scale_scores, temperature",
+    "cross_attention",
+    "mlp of one's own",
+)
 
 
 @pytest.mark.parametrize("name", PASSES)
