@@ -93,7 +93,7 @@ def setup_of(options: Flags) -> dict[int, Case]:
     return {i: case for i, case in enumerate(CASES) if case.name in options.cases}
 
 
-def measure_all(options: Flags, cases: dict[int, Case], run: RunFolder) -> BoundDraws:
+def measure(options: Flags, cases: dict[int, Case], run: RunFolder) -> BoundDraws:
     """All draws, the construction and the ascent, in float64, resumed from the run.
 
     Draws are computed in blocks of one size, so that what a device vmaps over is always as much.
@@ -264,7 +264,7 @@ FIGURES = by_name(tightness_figure, construction_figure)
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
     with open_run(options, setup_of) as run:
-        points = run.measure(measure_all)
+        points = run.measure(measure)
         return run.publish(
             points,
             table=lambda found, cases: [

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lab import cli, tidy, vocabulary
+from experiments.lab import cli, labelled, vocabulary
 from experiments.lab.executor import Executor
 from experiments.lab.experiment import Experiment, Shown, by_name, open_run
 from experiments.lab.flags import Flags
@@ -31,7 +31,7 @@ from experiments.lab.folder import RunFolder
 from experiments.lab.statements import row_of
 from experiments.note.attention_forms.measure import FORMS, LAWS, MEASURES, make_measure
 from experiments.train import arguments
-from experiments.train.tasks import sorting_setup
+from experiments.train.sorting import sorting_setup
 from experiments.train.training import TrainedTask, diverged, model_files, results_of, whole_model
 from experiments.verdicts import Comparison
 from experiments.verdicts.statistics import between, log10, mean_of
@@ -131,7 +131,7 @@ def rows_of(results, options):
         for form, found in results[part].items():
             columns = {name: np.atleast_2d(found[name]).T for name in names}  # [w, s] or [w, 1]
             axes = {"d_k": found["d_k"], "seed": range(options.num_seeds)}
-            for row in tidy.rows(axes | columns, tuple(axes), names):
+            for row in labelled.product_rows(axes | columns, tuple(axes), names):
                 yield {"part": part, "form": form} | row
 
 

@@ -7,14 +7,14 @@ times. Do the two points fall together?
 The commands are the published ones and train the published network: a skip around the attention in
 every variant, dropout 0.1 on points, attention weights, branches and last state. --do_mlp adds an
 MLP with its skip; --circle_skip is a skip around the recurrence: trained on the points plus those
-of the batch before, fed with the sum of its last input and output. --compare runs "base",
+of the batch before, fed with the sum of its last input and output. --compare=published runs "base",
 "circle_skip" and "mlp" at widths 32, 64 and 128; --compare=theory compares networks
 with and without the skip around the attention, with and without an MLP; --compare=pure runs pure
 attention, what the paper means, beside "base" and with a skip or an MLP.
 
     python -m experiments.run_circle --width 2 --depth 1 --num_labels 2 --seq_len 10 \\
         --n_epochs 70 --n_train_data 1000 --n_repeat 2 --n_eval_data 300 --hidden_dim 32
-    python -m experiments.run_circle --compare --num_seeds=64
+    python -m experiments.run_circle --compare=published --num_seeds=64
 
 Two CPU cores: 260 s of CPU time for 64 seeds of the three variants at width 128, 55 s for 32 seeds
 of --compare=pure at width 32. Expect a share of seeds, not one picture: `PUBLISHED_FELL` has the
@@ -103,24 +103,25 @@ FLAGS = arguments.make_flags(
     batch_size=30,
     learning_rate=1e-5,
 )
-cli.definer(FLAGS)(
+define = cli.definer(FLAGS)
+define(
     "boolean",
     "circle_skip",
     False,
     "A skip around the recurrence: each step's input is the sum of the last step's input and "
     "output; trained on the points plus those of the batch before.",
 )
-vocabulary.optional_choice(
-    FLAGS,
-    "compare",
-    "published",
-    COMPARED,
+text = (
     "Several variants at each of the --widths: the three published ones, the theory's (attention "
     "with and without a skip around it, with and without an MLP), all, or pure attention beside "
-    "what keeps walkers apart.",
+    "what keeps walkers apart."
 )
+define("enum", "compare", "", text, ["", *COMPARED])
 vocabulary.numbers(FLAGS, "widths", list(WIDTHS), "Model widths of --compare.", lower_bound=3)
-vocabulary.unused(FLAGS, "n_repeat", "path_len", "n_paths", "no_sub_path")
+text = "Accepted as in the published commands; this experiment has no use for it."
+for name in ("n_repeat", "path_len", "n_paths"):
+    define("integer", name, None, text)
+define("boolean", "no_sub_path", False, text)
 
 Cases = Mapping[str, TrainedTask]  # {"variant, d=width": what is trained}
 ByCase = Mapping[str, Any]  # {case: as `training.results_of`}
@@ -144,7 +145,7 @@ def make_cases(options: flags.FlagValues) -> Cases:
     return {name: walks.setup(options, name) for name in names}
 
 
-def measure_all(options: flags.FlagValues, cases: Cases, run: RunFolder) -> ByCase:
+def measure(options: flags.FlagValues, cases: Cases, run: RunFolder) -> ByCase:
     """The walks of every case."""
     return results_of(options, cases, run, functools.partial(walks.roll_out, options.n_eval_data))
 
@@ -189,30 +190,42 @@ def shares_figure(results, cases):
     return fig
 
 
+def steps_of(cases):
+    """{(variant, width): steps predicted and measured [2, k]} of the k seeds that fell.
+
+    A multiplier of 0, pure attention's, predicts no number of steps: its law is cubic.
+    """
+    points = {}
+    for key, case in cases.items():
+        steps = np.stack([case["predicted_steps"], case["measured_steps"]])
+        predicted = case["fell"] & np.isfinite(steps).all(axis=0) & (steps[0] >= 0.5)
+        if predicted.any():
+            points[key] = steps[:, predicted]
+    return points
+
+
 def steps_figure(results, cases):
     """Steps from a distance of 1e-2 to 1e-6 of the seeds that fell, against the prediction from the
     multiplier at the collapsed point."""
+    points = steps_of(known(results))
+    if not points:
+        return None
+    variants, widths = (list(dict.fromkeys(names)) for names in zip(*points, strict=True))
     fig, axes = figures.figure(1, 1, width=6.6, height=3.8)
-    found, ax, shown = known(results), axes[0, 0], []
-    variants, widths = (list(dict.fromkeys(own)) for own in zip(*found, strict=True))
-    for (variant, width), case in found.items():
-        steps = np.stack([case["predicted_steps"], case["measured_steps"]])
-        # A multiplier of 0, pure attention's, predicts no number of steps: its law is cubic.
-        known_steps = case["fell"] & np.isfinite(steps).all(axis=0) & (steps[0] >= 0.5)
-        if known_steps.any():
-            x, y = steps[:, known_steps]
-            shown += [*x, *y]
-            ax.plot(
-                x,
-                y,
-                ls="none",
-                alpha=0.7,
-                markersize=5,
-                label=f"{in_words(variant)}, width {width}",
-                color=figures.color(variants.index(variant)),
-                marker=figures.MARKERS[widths.index(width)],
-            )
-    ends = [min(shown, default=1) / 1.2, max(shown, default=300) * 1.2]
+    ax = axes[0, 0]
+    for (variant, width), (predicted, measured) in points.items():
+        ax.plot(
+            predicted,
+            measured,
+            ls="none",
+            alpha=0.7,
+            markersize=5,
+            label=f"{in_words(variant)}, width {width}",
+            color=figures.color(variants.index(variant)),
+            marker=figures.MARKERS[widths.index(width)],
+        )
+    steps = np.concatenate([*points.values()], axis=1)
+    ends = [steps.min() / 1.2, steps.max() * 1.2]
     ax.plot(ends, ends, color="gray", linewidth=0.8, label="equal")
     ax.set(
         xscale="log",
@@ -251,12 +264,16 @@ def trajectories_figure(results, cases):
                 linewidth=0.5,
                 label=f"sequence {walker + 1}",
             )
-            ax.plot(*path[0], color=figures.color(walker), marker="o", markersize=6)
+            for place, marker, when in ((0, "o", "start"), (-1, "s", "end")):
+                label = when if walker else None
+                shape = {"marker": marker, "markersize": 6, "linestyle": "none"}
+                ax.plot(*path[place], color=figures.color(walker), label=label, **shape)
         where = f"{in_words(variant)}, width {width}"
         seed, count = case["seed"][first], f"{fell.sum()} of {len(fell)} fell"
         ax.set_title(f"{where}\nseed {seed}; {count}", fontsize=9)
         ax.set(xlim=(-0.56, 0.56), ylim=(-0.56, 0.56), xlabel="x", ylabel="y", aspect="equal")
-    axes.flat[0].legend(loc="upper right")
+    named = axes.flat[0].get_legend_handles_labels()
+    fig.legend(*named, loc="outside lower center", ncols=4 if len(places) > 1 else 2)
     return fig
 
 
@@ -363,7 +380,7 @@ FIGURES = by_name(shares_figure, steps_figure, trajectories_figure, distance_fig
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
     with open_run(options, make_cases) as run:
-        points = run.measure(measure_all)
+        points = run.measure(measure)
         return run.publish(
             points,
             table=rows_of,

@@ -14,34 +14,34 @@ san_mlp at 0 after three layers, that of san_skip at 0.04 and of transformer at 
 (more with smaller weights: --weight_scale), and a local rate of 3.00 for san.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
+import jax
+import jax.numpy as jnp
 import xarray as xr
 
+import rank_collapse as rc
 from experiments.lab import cli, labelled, vocabulary
-from experiments.lab.experiment import Experiment, Finding, Shown, open_run
-from experiments.lab.flags import Flags
-from experiments.lab.labelled import along, beside, points, rows
+from experiments.lab.executor import SEEDS, Executor, Mapped
+from experiments.lab.experiment import Experiment, Shown, open_run
+from experiments.lab.flags import Flags, check_names
+from experiments.lab.folder import RunFolder
 from experiments.paper import inputs
-from experiments.paper.collapse.cubic_law import measured_constant
-from experiments.paper.collapse.figures import FIGURES, TIGHTNESS, as_published, first, slowed
-from experiments.paper.collapse.measure import VARIANTS, Networks, measure_all, setup_of
-from experiments.verdicts.claims import Row, of_cases
-from experiments.verdicts.page import Comparison
-from experiments.verdicts.statistics import power_law_wins
+from experiments.paper.collapse.claims import claims, compare, finding
+from experiments.paper.collapse.figures import FIGURES, TIGHTNESS
+from experiments.paper.collapse.measure import Decided, gaps, laws, plain, rates
 from rank_collapse.network.layers import MLP_KINDS
-from rank_collapse.pretrained.published import PUBLISHED, published_curves
+from rank_collapse.network.residual import Gains
+from rank_collapse.theory import logdomain
 
-PUBLISHED_NAMES = {
-    "san": "SAN",
-    "san_mlp": "SAN+MLP",
-    "san_skip": "SAN+skip",
-    "transformer": "Transformer",
+VARIANTS = {
+    "san": rc.san,
+    "san_mlp": rc.san_mlp,
+    "san_skip": rc.san_skip,
+    "transformer": rc.transformer,
 }
-
 AXES = ("norm_placement", "weight_scale", "skip_gain")
 COLUMNS = (
     "ratio",
@@ -96,140 +96,113 @@ define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(input
 define("integer", "seed_chunk", 16, "Largest number of seeds in memory.", lower_bound=1)
 
 
-def above(found: xr.Dataset, bound: str) -> xr.DataArray:
-    """How many layers of a network are above a bound of theirs.
+Configs = dict[str, rc.TransformerConfig]
 
-    Logarithms in float32 are known to about 1e-5 of their size.
+
+class Networks(NamedTuple):
+    """What the flags ask for."""
+
+    networks: Configs  # By variant
+    gains: list[float]  # Of the MLPs, ascending; none by default
+    ids: Any  # Token ids of the text; None for Gaussian tokens
+    source: dict[str, str]  # What identifies the input
+
+
+def setup_of(options: Flags) -> Networks:
+    """The networks and the tokens of the flags.
+
+    Raises:
+        ValueError: Flags that do not fit each other, or a text that cannot be read.
     """
-    margin = 1e-3 + 1e-5 * np.abs(found.log10_residual)
-    return (found.log10_residual > found[bound] + margin).sum(["seed", "layer"])
+    check_names(options, "variants", VARIANTS)
+    ids, source = inputs.read_tokens(options)
+    gains = sorted(set(options.mlp_gain))
+    if any(v <= 0 for v in gains):
+        raise ValueError(f"--mlp_gain needs numbers above 0, not {options.mlp_gain}")
+    if gains and "san_mlp" not in options.variants:
+        raise ValueError(f"--mlp_gain={options.mlp_gain} needs san_mlp in --variants")
+    networks = configs_of(options, options.norm_placement, options.variants)
+    return Networks(networks, gains, ids, source)
 
 
-def claims(found: xr.Dataset, setup: Networks) -> Iterator[Row]:
-    """Rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights, with
-    the first of the skips' gains."""
-    found = found.isel(skip_gain=0, drop=True)
-    relative = found.log10_residual - found.log10_size
-    last, start = relative.isel(layer=-1, drop=True), relative.isel(layer=0, drop=True)
-    rate, left = found.local_rate.isel(layer=-1, drop=True), 10.0 ** (last - start)
-    falls, own = along(power_law_wins, 10.0**relative, "layer"), set(found.variant.values)
-    # Without skips post- and pre-norm are one network up to an outer norm: the row of post-norm, as
-    # published, is that of both.
-    once = [
-        n
-        for n in found.norm_placement.values
-        if not (n == "pre" and "post" in found.norm_placement)
-    ]
-    plain, normed = ([n for n in once if (n == "none") is is_plain] for is_plain in (True, False))
-    for key, values, variant, norms, what in (
-        ("rate", rate, "san", plain, ""),
-        ("norm", rate, "san", normed, ""),
-        ("mlp rate", rate, "san_mlp", once, ""),
-        ("skips stop", left, "san_skip", found.norm_placement, ""),
-        ("mlps stop", left, "transformer", once, "skips and MLPs"),
-        ("mlps stop", left, "san_mlp", once, "MLPs alone"),
-        ("law of the fall", falls, "san_skip", found.norm_placement, ""),
-    ):
-        if variant in own:
-            yield from rows(key, values.sel(variant=variant, norm_placement=norms, drop=True), what)
-    for key, variant in (("skips", "san_skip"), ("mlps slow", "san_mlp")):
-        if {"san", variant} <= own:
-            with_, without = (
-                last.sel(variant=v, norm_placement=once, drop=True) for v in (variant, "san")
-            )
-            yield from rows(key, with_ - without)
-    for key, variant in (("heads bound", "san"), ("mlp bound", "san_mlp")):
-        if variant in own and "admissible" in found:
-            here = found.sel(variant=variant, drop=True)
-            here = here.where(here.admissible > 0).isel(layer=slice(1, None))
-            cases = here.admissible.count(["seed", "layer"])
-            broken = above(here, "log10_published_bound")
-            covered = found.admissible.sel(variant=variant).notnull().any(["seed", "layer"])
-            for point, count in points(broken):
-                if covered.sel(point):
-                    where = f"layers of {variant}, {labelled.setting(point)}"
-                    total = int(cases.sel(point))
-                    yield of_cases(key, where, int(count), total, found.sizes["seed"])
-    if "swept" in found and "san" in own:
-        raised = slowed(found).dropna("norm_placement", how="all")
-        yield from rows(
-            "mlp gain", along(partial(crossing, raised.mlp_gain.values), raised, "mlp_gain")
-        )
-    if "swept" in found and "san" in own and 1 in found.mlp_gain:
-        # Post-norm gives all states one size up to that of their mean, so that differences of
-        # residuals are those of their ratios.
-        as_published = found.swept.sel(
-            mlp_gain=1, norm_placement=[n for n in once if n not in ("none", "pre")]
-        )
-        gained = as_published - found.log10_residual.sel(variant="san", drop=True)
-        what = "MLPs with their own skip, as published"
-        yield from rows("mlps slow", gained.isel(layer=-1), what)
-        change = as_published.isel(layer=-1) - as_published.isel(layer=0)
-        yield from rows("mlps stop", 10.0**change, what)
+def configs_of(options: Flags, norm: str, variants: Sequence[str]) -> Configs:
+    """The configuration of every variant.
 
-
-def crossing(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
-    """The least gain [...] from which on MLPs slow the collapse; NaN for none.
-
-    Between the gains that were swept the change [..., g] is taken as linear in the gain's
-    logarithm; gains at which the residual is no number are left out.
+    Raises:
+        ValueError: Unknown norm; sizes that do not fit.
     """
-    found = np.full(raised.shape[:-1], np.nan)
-    for place in np.ndindex(found.shape):
-        known = np.isfinite(raised[place])
-        logs, values = np.log(gains[known]), raised[place][known]
-        up = np.flatnonzero((values[:-1] < 0) & (values[1:] >= 0))
-        if len(up):
-            g, (a, b) = logs[up[-1] : up[-1] + 2], values[up[-1] : up[-1] + 2]
-            found[place] = np.exp(g[0] - a * (g[1] - g[0]) / (b - a))
+    sizes = options.depth, options.num_heads, options.d_model
+    fields = {name: options[name].value for name in ("d_ff", "mask", "window", "init")}
+    fields |= {"norm_placement": norm, "norm": options.norm_kind}
+    more = {"san_mlp": {"mlp": options.mlp, "mlp_skip": options.san_mlp_skip}}
+    more["transformer"] = {"mlp": options.mlp}
+    return {name: VARIANTS[name](*sizes, **fields, **more.get(name, {})) for name in variants}
+
+
+def draw(options: Flags, setup: Networks, key: Any, floats: Any) -> tuple[Any, Any]:
+    """One seed: tokens, and parameters that hold those of every variant and norm placement."""
+    key_tokens, key_params = jax.random.split(key)
+    every = configs_of(options, "sandwich", options.variants).values()
+    whole = next((c for c in every if c.mlp != "none"), next(iter(every)))
+    x = inputs.input_tokens(key_tokens, setup.ids, options)
+    return x, rc.init(key_params, whole, floats[0], options.bias_scale)
+
+
+def measure_seed(
+    options: Flags, setup: Networks, drawn: tuple[Any, Any], floats: Any
+) -> dict[str, dict[str, jax.Array]]:
+    """One seed: {measure: {variant: [L + 1]}} of the variants; in "swept" the
+    logarithms of the residual at each gain of the MLPs.
+
+    Networks that differ in gains alone are one program: without a skip its gain is 0.
+    """
+    x, params = drawn
+    found, configs, norm = {}, setup.networks, options.norm_placement
+    for kind in dict.fromkeys(c.mlp for c in configs.values()):
+        own = {variant: c for variant, c in configs.items() if c.mlp == kind}
+        skips = [(floats[1] * c.attention_skip, floats[1] * c.mlp_skip, 1.0) for c in own.values()]
+        # Post-norm undoes the gain of MLPs without a skip of their own; there they keep theirs, as
+        # in the published curves. Pre-norm is left out.
+        swept = setup.gains if "san_mlp" in own and norm != "pre" else []
+        skips += [(0.0, float(own["san_mlp"].mlp_skip or norm != "none"), g) for g in swept]
+        network = next(iter(own.values())).replace(attention_skip=True, mlp_skip=True)
+
+        def one(gains, network=network):
+            skip, branch = Gains(attention=gains[0], mlp=gains[1]), Gains(mlp=gains[2])
+            config = network.replace(skip_gain=skip, branch_gain=branch)
+            shown = plain(params, x, config, inputs.DTYPES[options.dtype])
+            return shown, logdomain.log_trace(params, x, config)
+
+        measured, logs = jax.lax.map(one, jnp.asarray(skips))
+        for i, (variant, config) in enumerate(own.items()):
+            own_plain, log = jax.tree.map(lambda a, i=i: a[i], (measured, logs))
+            for name, values in (own_plain | laws(params, x, config, log)).items():
+                found.setdefault(name, {})[variant] = values
+        curves = zip(swept, logs.profile[len(own) :], strict=True)
+        found |= {"swept": {f"{gain:g}": curve for gain, curve in curves}} if swept else {}
     return found
 
 
-def compare(found: xr.Dataset, setup: Networks) -> Iterator[Comparison]:
-    """Residual ratios beside BERT's published curve, and what only the logarithms show, at the
-    first of the swept values."""
-    found = first(found)
-    end, depth = found.isel(layer=-1), found.sizes["layer"] - 1
-    curves = published_curves(PUBLISHED["bert-base-cased"], 12)["init"]
-    theirs = {v: curves[PUBLISHED_NAMES[v]] for v in found.variant.values}
-    ends = [curve[min(depth, len(curve) - 1)] for curve in theirs.values()]
-    published = xr.DataArray(ends, {"variant": [*theirs]})
-    note = "published: BERT at initialisation (768 wide, 12 heads, post-norm)"
-    yield from beside(f"residual ratio after {depth} layers", end.ratio, published, note)
-    yield from beside("log10 of the residual at the last layer", end.log10_residual)
-    yield from beside("the same in plain arithmetic", end.plain_log10_residual)
-    if "admissible" in found:
-        here = found.where(found.admissible > 0).isel(layer=slice(1, None))
-        # The stack's bound needs the condition in every layer so far, a layer's in that one only.
-        so_far = here.where(here.admissible.cumprod("layer", skipna=False) > 0)
-        broken = above(here, "log10_layer_bound") + above(so_far, "log10_bound")
-        text = "layers and depths above the bound with sums over heads (derived here)"
-        yield from beside(text, broken.expand_dims("seed"), 0)
-        tightness = found[list(TIGHTNESS)].isel(layer=slice(1, None)).to_dataarray("bound")
-        free = (tightness.drop_sel(bound="tightness_paper") < -1e-3).sum(["bound", "layer"])
-        yield from beside("layers above a bound that needs no condition (derived here)", free, 0)
-        text = "powers of ten above what is bounded, median over layers"
-        yield from beside(text, tightness.median("layer"))
-    if "log10_c" in found:
-        for name, profile in (("", "log10_residual"), (", in closed form", "log10_cubic")):
-            c = along(lambda own: measured_constant(own).log10_c_eff, found[profile], "layer")
-            text = f"log10 c_eff of the 3^L law{name}, beside the theorem's"
-            yield from beside(text, c, end.log10_c.mean("seed"))
+def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
+    """All measures over variants, seeds and layers, resuming from the run; "swept" over the gains
+    of the MLPs, in the place of variants."""
+    most, drawn = min(options.seed_chunk, options.num_seeds), partial(draw, options, setup)
+    with Executor(options, run, "collapse") as executor:
+        progress, one = executor.progress, partial(measure_seed, options, setup)
 
+        def program():
+            measured = Mapped(one, executor.mesh, draw=drawn, progress=progress)
+            norm, certify = options.norm_placement, options.certify
+            return Decided(measured, setup.networks, norm, certify, progress)
 
-def finding(found: xr.Dataset, setup: Networks) -> Finding | None:
-    """What is left of attention alone and of attention with skips."""
-    own = as_published(found).squeeze("norm_placement").mean("seed").isel(layer=-1)
-    if not {"san", "san_skip"} <= {*own.variant.values}:
-        return None
-    lost = float((own.log10_residual - own.log10_size).sel(variant="san"))
-    return Finding(
-        "depth",
-        f"After {found.sizes['layer'] - 1} layers attention alone keeps "
-        f"10^{float(f'{lost:.2g}'):,.0f} of the differences between tokens, with "
-        f"skips {float(own.ratio.sel(variant='san_skip')):.2f}: without them the logarithm grows "
-        f"by a factor of {float(own.local_rate.sel(variant='san')):.2f} a layer.",
-    )
+        def cells(point):
+            return {SEEDS: (point.weight_scale, point.skip_gain)}
+
+        found = executor.map(program, cells, most=most)[SEEDS]
+        results = labelled.of_arrays(found, ("variant", "layer"), swept=("mlp_gain", "layer"))
+        for line in () if run.complete else gaps(results):
+            progress.say(line)
+    return results.assign(local_rate=rates(results.log10_residual))
 
 
 EXPERIMENT = Experiment(
@@ -260,7 +233,7 @@ def table(found: xr.Dataset, setup: Networks) -> Iterator[dict[str, Any]]:
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
     with open_run(options, setup_of, inputs.identity) as run:
-        points = run.measure(measure_all, over=AXES)
+        points = run.measure(measure, over=AXES)
         return run.publish(
             points,
             table=table,

@@ -12,7 +12,7 @@ Under a minute on two cores at quick size. Expect the residual of chains to fall
 constant factor per layer, and the residual of contributions to be largest at short lengths.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import cli, tidy, vocabulary
+from experiments.lab import cli, labelled, vocabulary
 from experiments.lab.executor import SEEDS, Executor
 from experiments.lab.experiment import Experiment, Shown, by_name, open_run
 from experiments.lab.flags import Flags
@@ -147,7 +147,7 @@ def measure_all(options, setup, run) -> dict[str, Any]:
             most=most,
             draw=lambda key, _: draw(options, setup, key),
         )[SEEDS]
-    found, depth = tidy.finite(found, "sum_error", print), setup.config.depth
+    found, depth = finite(found, "sum_error", print), setup.config.depth
     names = ("skip_size", "branch_size", "initial_residual")
     law = jax.jit(chains.alpha_law, static_argnums=4)(
         *map(found.get, names), found["chain_mean"][:, 0], setup.config.num_heads
@@ -160,11 +160,34 @@ def measure_all(options, setup, run) -> dict[str, Any]:
         "paths": rc.count_paths(depth, setup.config.num_heads),
         "predicted_log10_residual": np.asarray(law.by_layer),
         "predicted_log10_residual_one_alpha": np.asarray(law.one),
-        "alpha_of_layer": tidy.from_one(law.alpha_by_layer),
-        **{f"{name}_median": tidy.from_one(np.median(found[name], axis=2)) for name in CHAINS},
-        **{f"error_of_{n}_paths": tidy.from_one(errors[:, i]) for i, n in enumerate(SAMPLES)},
+        "alpha_of_layer": from_one(law.alpha_by_layer),
+        **{f"{name}_median": from_one(np.median(found[name], axis=2)) for name in CHAINS},
+        **{f"error_of_{n}_paths": from_one(errors[:, i]) for i, n in enumerate(SAMPLES)},
         "chain_slope": statistics.slope(np.arange(depth), falls),
     }
+
+
+def from_one(values: Any) -> np.ndarray:
+    """[..., k] of lengths or layers 1 .. k as [..., k + 1], with NaN at 0."""
+    return np.insert(np.asarray(values), 0, np.nan, axis=-1)
+
+
+def finite(
+    results: Mapping[str, np.ndarray], name: str, say: Callable[[str], None]
+) -> dict[str, np.ndarray]:
+    """The results of the seeds of which `name` is a number, "seed" [s]; the others are named.
+
+    Raises:
+        ValueError: There is no such seed.
+    """
+    fine = np.isfinite(results[name])
+    why = "NaN or overflow in the network; a smaller --weight_scale or --norm_placement=post may "
+    why += "hold it"
+    if not fine.any():
+        raise ValueError(f"all {len(fine)} seeds: {why}")
+    for seed in np.flatnonzero(~fine):
+        say(f"seed {seed} is kept apart: {why}")
+    return {n: a[fine] for n, a in results.items()} | {"seed": np.flatnonzero(fine)}
 
 
 def path_chains_figure(found, setup):
@@ -271,7 +294,7 @@ FIGURES = by_name(path_chains_figure, path_lengths_figure)
 
 def rows_of(found: dict[str, Any], setup: Any) -> Iterator[dict[str, Any]]:
     """Makes a row for each seed and length."""
-    return tidy.rows(found, ("seed", "length"), COLUMNS)
+    return labelled.product_rows(found, ("seed", "length"), COLUMNS)
 
 
 def main(options: Flags) -> Shown:

@@ -7,12 +7,17 @@ share Binomial(L, H/(1+H)) of them. Counts in exact integers and compares with t
     python -m experiments.run_path_counts
     python -m experiments.run_path_counts --heads=16 --layers=24      (any architecture)
 
+Weighted by what each layer adds, paths are short. Five language models have published shares of
+their attention branches (arXiv 2602.16837); the law of their path lengths stands beside the count.
+
 Takes 2 seconds on a CPU. Expect the mass of GPT-3 (H = L = 96) at lengths 91 to 96.
 """
 
+import json
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +29,7 @@ from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.verdicts import Comparison
 from rank_collapse.paths.enumeration import count_paths
+from rank_collapse.paths.lengths import path_length_law
 from rank_collapse.report import figures
 
 # (heads, layers) as published by the authors of each architecture.
@@ -38,6 +44,8 @@ ARCHITECTURES = {
     "GPT-3": (96, 96),
     "DeiT-T": (3, 12),
 }
+# Shares of attention branches by layer, of five language models; the file names their source.
+SHARES = Path(__file__).parent / "paper/attention_shares.json"
 MAX_DEPTH = 100_000
 MAX_EXACT_DEPTH = 1000  # beyond it, logarithms: the integers have thousands of digits
 COLUMNS = 3  # panels in a row
@@ -121,21 +129,70 @@ def path_counts_figure(tables: Tables, sizes: Sizes):
     return fig
 
 
+def weigh_lengths() -> dict[str, tuple[int, np.ndarray]]:
+    """Computes {model: (heads, the law of its path lengths)} from the published shares."""
+    models = json.loads(SHARES.read_text("utf-8"))["models"]
+    return {
+        name: (model["num_heads"], path_length_law(np.array(model["shares"])))
+        for name, model in models.items()
+    }
+
+
+def weighted_lengths_figure(tables: Tables, sizes: Sizes):
+    """Share of paths by length of five language models: each path counted once, as in the paper
+    (grey), and weighted by the published share of each layer's attention branch (colour). The
+    weighted mean is about four layers, whatever the depth."""
+    models = weigh_lengths()
+    fig, axes = figures.panels(len(models), COLUMNS, width=3.3, height=2.1)
+    for ax, (name, (heads, law)) in zip(axes.flat, models.items(), strict=False):
+        lengths = np.arange(len(law))
+        counted = binomial(len(law) - 1, heads)
+        ax.bar(lengths, counted, width=0.85, color="0.7", label="counted")
+        ax.bar(lengths, law, width=0.85, color=figures.color(0), label="weighted")
+        ax.set_title(f"{name}, {len(law) - 1} layers", fontsize=9)
+        figures.integer_ticks(ax)
+    figures.outer_labels(axes, "path length", "share of paths")
+    axes[0, 0].legend()
+    return fig
+
+
+def compare_weighted() -> list[Comparison]:
+    """Compares mean lengths by weight with mean lengths by count."""
+    rows = []
+    for name, (heads, law) in weigh_lengths().items():
+        depth, reached = len(law) - 1, np.cumsum(law)
+        rows.append(
+            Comparison(
+                f"{name} (H={heads}, L={depth}): mean path length by weight",
+                float(law @ np.arange(depth + 1)),
+                depth * heads / (1 + heads),
+                f"beside it by count; median {np.argmax(reached >= 0.5)}, "
+                f"{reached[3]:.2g} of the weight at most 3 long, "
+                f"99 % at most {np.argmax(reached >= 0.99)}",
+            )
+        )
+    return rows
+
+
 def compare(tables, sizes):
     """Exact counts beside the binomial law, an identity; mean lengths and the number of paths."""
     shares = {name: column(table, "share") for name, table in tables.items()}
     away = max(np.abs(shares[n] - column(t, "binomial")).max() for n, t in tables.items())
     law = Comparison("largest difference of a share of paths from the binomial law", float(away), 0)
-    return [law] + [
-        Comparison(
-            f"{name} (H={heads}, L={layers}): mean path length",
-            float(shares[name] @ np.arange(layers + 1)),
-            layers * heads / (1 + heads),
-            f"published: L H/(1+H); 10^{layers * math.log10(1 + heads):.1f} paths, "
-            f"{shares[name][: layers // 2 + 1].sum():.2g} of them at most L/2 long",
-        )
-        for name, (heads, layers) in sizes.items()
-    ]
+    return (
+        [law]
+        + [
+            Comparison(
+                f"{name} (H={heads}, L={layers}): mean path length",
+                float(shares[name] @ np.arange(layers + 1)),
+                layers * heads / (1 + heads),
+                f"published: L H/(1+H); 10^{layers * math.log10(1 + heads):.1f} paths, "
+                f"{shares[name][: layers // 2 + 1].sum():.2g} of them at most L/2 long",
+            )
+            for name, (heads, layers) in sizes.items()
+        ]
+        + compare_weighted()
+    )
 
 
 EXPERIMENT = Experiment(
@@ -147,7 +204,7 @@ EXPERIMENT = Experiment(
     "contribute least (published figure of path length distributions).",
     presets={"quick": "", "paper": "", "tiny": "--heads=2 --layers=2"},
 )
-FIGURES = by_name(path_counts_figure)
+FIGURES = by_name(path_counts_figure, weighted_lengths_figure)
 
 
 def main(options: Flags) -> Shown:

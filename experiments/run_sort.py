@@ -19,12 +19,13 @@ import xarray as xr
 from experiments.lab import cli
 from experiments.lab.experiment import Experiment, Shown, open_run
 from experiments.lab.flags import Flags
+from experiments.lab.folder import RunFolder
 from experiments.paper import path_lengths
 from experiments.paper.path_accuracies import FIGURES, finding
-from experiments.paper.path_lengths import checked, compare, identity, measure_all, table
+from experiments.paper.path_lengths import as_dataset, compare, evaluate, identity, table
 from experiments.train import arguments
-from experiments.train.tasks import sorting_setup
-from experiments.train.training import TrainedTask, model_files
+from experiments.train.sorting import sorting_setup
+from experiments.train.training import ALONE, TrainedTask, arrays_of, model_files
 from experiments.verdicts.claims import Row
 
 FLAGS = arguments.make_flags("sort", no_repeat=False)
@@ -37,7 +38,15 @@ def make_setup(options: Flags) -> TrainedTask:
     Raises:
         ValueError: Flags that do not fit each other.
     """
-    return checked(options, sorting_setup(options))
+    path_lengths.check_lengths(options)
+    return sorting_setup(options)
+
+
+def measure(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Dataset:
+    """Trains every seed, and evaluates its paths: one program of `evaluate` for all seeds."""
+    evaluate_one = functools.partial(evaluate, options)
+    arrays = arrays_of(options, {ALONE: setup}, run, evaluate_one)[ALONE]
+    return as_dataset(options, setup, arrays)
 
 
 EXPERIMENT = Experiment(
@@ -63,7 +72,7 @@ def claims(found: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
 def main(options: Flags) -> Shown:
     """Trains networks, evaluates their paths by length, and shows what these carry."""
     with open_run(options, make_setup, identity) as run:
-        points = run.measure(measure_all)
+        points = run.measure(measure)
         return run.publish(
             points,
             table=table,

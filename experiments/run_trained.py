@@ -18,7 +18,6 @@ networks without a causal mask, and paths through two to four heads to do nearly
 """
 
 import functools
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -28,10 +27,13 @@ from experiments.lab import cli
 from experiments.lab.experiment import Experiment, Shown, by_name, open_run
 from experiments.lab.flags import Flags
 from experiments.paper.trained import figures, measure, results
-from experiments.paper.trained.packages import PACKAGES
+from experiments.paper.trained.networks import (
+    UNTRAINED,
+    Network,
+    load_networks,
+    make_untrained,
+)
 from rank_collapse import pretrained
-from rank_collapse.printed import one_line
-from rank_collapse.text import encoders, tokens as texts_of, words
 
 FLAGS = cli.make_flags("trained", shows="mean,measure=last", execution=("chunk",))
 define = cli.definer(FLAGS)
@@ -57,28 +59,6 @@ for name, default, least, text in (
     define("integer", name, default, text, lower_bound=least)
 
 
-_SMALL = {
-    "hidden_size": 8,
-    "intermediate_size": 12,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "vocab_size": 20,
-}
-UNTRAINED = {
-    "albert": _SMALL | {"model_type": "albert", "embedding_size": 8},
-    "llama": _SMALL | {"model_type": "llama"},
-}
-
-
-class Network(NamedTuple):
-    """One network and its texts."""
-
-    label: str
-    source: pretrained.OpenCheckpoint
-    inputs: dict[str, Any]  # x and mask, as of `rank_collapse.apply`
-    mask_id: int | None  # [MASK], where the vocabulary has it
-
-
 class Setup(NamedTuple):
     """What the flags ask for."""
 
@@ -93,63 +73,9 @@ def setup_of(options: Any) -> Setup:
         FileNotFoundError, ValueError: No such folder or network; texts that cannot be read.
     """
     if options.untrained:
-        return Setup(options, [untrained(n, options) for n in options.networks or UNTRAINED])
-    folder = Path(options.folder)
-    if not folder.is_dir():
-        how = "python -m experiments.trained_weights makes it"
-        raise FileNotFoundError(f"--folder={folder} does not exist: {how}")
-    there = sorted(path.parent.name for path in folder.glob("*/config.json"))
-    wanted = options.networks or [*PACKAGES, *(name for name in there if name not in PACKAGES)]
-    for name in wanted:
-        if name not in there and name not in PACKAGES:
-            raise ValueError(f"--networks={name} is not in {folder}, which has {', '.join(there)}")
-        if name not in there:
-            print(
-                f"skipped: {name} is not in {folder}; its package is {PACKAGES[name].requirement}"
-            )
-    networks, reasons = [], []
-    for name in filter(there.__contains__, wanted):
-        try:
-            networks.append(network_of(folder / name, options))
-        except (ValueError, OSError, ModuleNotFoundError) as error:
-            reasons.append(one_line(error))
-            print(f"skipped: {name}: {reasons[-1]}")
-    if not networks:
-        reason = reasons[0] if reasons else "it is empty"
-        raise FileNotFoundError(f"{folder} holds no checkpoint folder that can be read: {reason}")
-    return Setup(options, networks)
-
-
-def untrained(name: str, options: Any) -> Network:
-    """A small network at random, and random tokens for it."""
-    draw, shape = np.random.default_rng(options.seed), (options.num_texts, options.max_tokens)
-    source = pretrained.open_random(UNTRAINED[name], jax.random.key(options.seed))
-    inputs = {"x": draw.integers(1, 20, shape), "mask": np.ones(shape, bool)}
-    return Network(name, source, inputs, 0)
-
-
-def network_of(folder: Path, options: Any) -> Network:
-    """One checkpoint, opened, and its texts: features.npy, ids.txt, or its tokenizer's."""
-    source, vocabulary = pretrained.open_checkpoint(folder), folder / "vocab.txt"
-    listed = vocabulary.read_text("utf-8").split("\n") if vocabulary.is_file() else []
-    mask_id = listed.index("[MASK]") if "[MASK]" in listed else None
-    if (folder / "features.npy").is_file():
-        spectra = np.load(folder / "features.npy")[: options.num_texts, :, : 2 * options.max_tokens]
-        inputs = {"x": spectra.transpose(0, 2, 1), "mask": None}
-        return Network(folder.name, source, inputs, None)
-    if (folder / "ids.txt").is_file():
-        ids = texts_of.read_ids(folder / "ids.txt", options.num_texts)
-        batch = texts_of.pad(ids)
-    else:
-        encoder = encoders.tokenizer_of(folder, source.settings)
-        if encoder is None:
-            raise ValueError(f"{folder} has no tokenizer and no ids.txt")
-        if options.text:
-            given = texts_of.read_texts(options.text, limit=options.num_texts)
-        else:
-            given = words.windows(words.default_text(), options.num_texts, options.max_tokens)
-        batch = texts_of.encode(given, encoder, max_tokens=options.max_tokens)
-    return Network(folder.name, source, {"x": batch.ids, "mask": batch.mask}, mask_id)
+        names = options.networks or UNTRAINED
+        return Setup(options, [make_untrained(name, options) for name in names])
+    return Setup(options, load_networks(options, options.num_texts))
 
 
 def measured(options: Any, network: Network) -> dict[str, np.ndarray]:

@@ -8,8 +8,10 @@ import difflib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
-import jax
 import numpy as np
+
+if TYPE_CHECKING:
+    import jax
 
 T = TypeVar("T")
 
@@ -90,11 +92,25 @@ def integers(config: Any, **least: int) -> None:
             raise ValueError(f"{name}={value!r} is not a positive integer")
 
 
+def check_fields(kind: Any, names: Iterable[str]) -> None:
+    """Checks that names are fields of a dataclass.
+
+    Raises:
+        ValueError: One is not; the message ends with the nearest.
+    """
+    allowed = [field.name for field in dataclasses.fields(kind)]
+    for name in names:
+        if name not in allowed:
+            raise unknown(f"{kind.__name__}.{name}", name, allowed)
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Struct:
     """Base of frozen dataclasses that are pytrees, whose leaves' paths are the fields' names."""
 
     def __init_subclass__(cls, *, kw_only: bool = False, **options: Any) -> None:
+        import jax  # here, since checks of arguments stand in this module and need none
+
         super().__init_subclass__(**options)
         dataclasses.dataclass(frozen=True, repr=False, kw_only=kw_only)(cls)
         nodes: dict[bool, list[str]] = {True: [], False: []}
@@ -108,9 +124,7 @@ class Struct:
         Raises:
             ValueError: A field that there is not.
         """
-        names = [f.name for f in dataclasses.fields(self)]  # pyright: ignore
-        for name in changes.keys() - names:
-            raise unknown(f"{type(self).__name__}.{name}", name, names)
+        check_fields(type(self), changes)
         return dataclasses.replace(self, **changes)  # pyright: ignore
 
     if not TYPE_CHECKING:  # to a type checker any other name is a mistake
@@ -131,6 +145,6 @@ class Struct:
 
 
 def _shown(value):
-    if isinstance(value, jax.Array | np.ndarray) and value.ndim:
+    if getattr(value, "ndim", 0) and hasattr(value, "dtype"):
         return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
     return repr(value)

@@ -1,8 +1,7 @@
 """A strict suite: annotations checked, rank promotion refused, several CPU devices.
 
-Nearly all of its time is compilation. So programs are compiled with few optimisations (tests that
-must see what users run take the fixture `optimized`), and once for all processes and runs: what
-was compiled is kept in .pytest_cache, by JAX's own key of version, flags and program.
+Nearly all of its time is compilation: see `compiling`. Tests that must see what users run take the
+fixture `optimized`.
 """
 
 import gc
@@ -15,6 +14,7 @@ import pytest
 from compiling import pytest_configure  # noqa: F401
 from jaxtyping import install_import_hook
 from tolerance import assert_allclose
+from untouched import REPOSITORY, root_stays_as_it_is  # noqa: F401
 
 np.testing.assert_allclose = assert_allclose
 
@@ -31,8 +31,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.devices()  # starts JAX, so that no binary run inside a test changes the number of devices
 
 install_import_hook("rank_collapse", "type_checks.checked")
-
-REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_finish():
@@ -54,18 +52,13 @@ def figures_as_data():
         yield
 
 
-MOST_MAPS = 45_000  # about 9 for a program, and no file has a thousand
-
-
 @pytest.fixture(scope="module", autouse=True)
-def fewer_maps():
-    """Compiled programs take maps of memory, of which Linux lets a process have 65530: one more,
-    and the compiler crashes. What is needed again comes from the cache on disk.
+def programs_of_one_module():
+    """Compiled programs are dropped after each module: one process would grow to gigabytes, and to
+    more maps of memory than Linux allows. What is needed again comes from the cache on disk.
     """
     yield
-    maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
-        jax.clear_caches()
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="module")

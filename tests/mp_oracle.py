@@ -12,9 +12,9 @@ import mpmath
 import numpy as np
 from scipy import special
 
-from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import GATED
+from rank_collapse.network.residual import layer_gains
 
 FLOATS = SimpleNamespace(sqrt=np.sqrt, exp=np.exp, tanh=np.tanh, erfc=special.erfc)
 KINDS = ("attention", "cross", "mlp")

@@ -6,6 +6,14 @@ users run them: without the checks that the other suite adds.
 
 import os
 
+import pytest
+from compiling import pytest_configure  # noqa: F401
+from untouched import root_stays_as_it_is  # noqa: F401
+
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-from compiling import pytest_configure  # noqa: F401
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """Examples write where they are started."""
+    monkeypatch.chdir(tmp_path)

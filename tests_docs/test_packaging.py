@@ -143,6 +143,12 @@ def test_what_is_said_to_be_installed_is_the_extra():
         assert names(packages.split()) == EXTRAS[extra], extra
 
 
+def test_every_extra_that_is_asked_for_exists():
+    files = [*(REPOSITORY / ".github" / "workflows").glob("*.yml"), REPOSITORY / "BUILD.md"]
+    lists = re.findall(r"\.\[([\w,]+)\]", "".join(path.read_text("utf-8") for path in files))
+    assert lists and {extra for names in lists for extra in names.split(",")} <= EXTRAS.keys()
+
+
 def test_the_import_is_light():
     """Neither torch nor what draws."""
     code = "import sys, rank_collapse; print(*{name.partition('.')[0] for name in sys.modules})"

@@ -14,7 +14,6 @@ how far its results are the same.
 import contextlib
 import functools
 import itertools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +30,6 @@ from rank_collapse.runs import seeds
 from rank_collapse.runs.files import damaged
 
 SEEDS = "seeds"  # the part of a run's arrays that has one cell
-PAUSE, SHARE = 2.0, 0.1  # seconds between two saves at least, and of the time that these may take
 Cells = Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]]
 
 
@@ -165,29 +163,18 @@ class Executor(contextlib.ExitStack):
             self.progress.skip(steps)
 
     def _compute(self, program, left, chunk_of, size, saved):
-        """Computes what is left, chunk by chunk, adds it to what is saved and saves it.
-
-        A run of many small chunks writes its arrays now and then: each time it writes all.
-        """
+        """Computes what is left, chunk by chunk, adds it to what is saved and saves it."""
         if hasattr(program, "bytes_of"):
             head = chunk_of(left[: self.mesh.size], self.mesh.size)
             size = devices.fitting(size, program.bytes_of(head, size), self.mesh)
-        waiting, pause, since = {}, PAUSE, time.monotonic()
         try:
             for first in range(0, len(left), size):
                 chunk = chunk_of(left[first : first + size], size)
-                waiting |= add_seeds(saved, chunk, named(program(chunk)))
-                begun = time.monotonic()
-                if begun - since > pause:
-                    arrays, waiting = waiting, {}
-                    self.run.save_arrays(arrays)
-                    since = time.monotonic()
-                    pause = max(PAUSE, (since - begun) / SHARE)
+                self.run.keep_arrays(add_seeds(saved, chunk, named(program(chunk))))
                 count = len(chunk.seeds)
                 check() if self.progress is None else self.progress.advance(count)
         finally:
-            if waiting:
-                self.run.save_arrays(waiting)
+            self.run.flush_arrays()
 
 
 def make_chunk(

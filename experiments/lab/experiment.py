@@ -27,7 +27,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from experiments import verdicts
-from experiments.lab import devices, labelled, pool, tidy
+from experiments.lab import devices, labelled, pool
 from experiments.lab.flags import Flags, command_line, config_of, folder_of, options_of, precision
 from experiments.lab.folder import RunFolder, read_summary
 from experiments.lab.statements import STATEMENTS
@@ -182,7 +182,7 @@ class Run:
         pool.measure_side_by_side(self.options, self.folder)
         measured = []
         for point in self.points:
-            if self.options.only not in (None, point.options.number):
+            if self.options.worker_group not in (None, point.options.number):
                 continue
             try:
                 results = measure(point.options, point.setup, point.folder)
@@ -217,7 +217,7 @@ class Run:
             finding: The sentence and picture on the report's first screen.
             files: (results, setup, folder) → what makes further files of the folder, by name.
         """
-        if self.options.only is not None:  # a worker's: the arrays are enough
+        if self.options.worker_group is not None:  # a worker's: the arrays are enough
             return Shown()
         shown = Shown(
             [row for point in points for row in with_setting(claims, point)],
@@ -296,10 +296,12 @@ def rows_of(points: Sequence[Point], table: Callable) -> list[dict[str, Any]]:
 
 def summary_of(shown: Shown) -> dict[str, Any]:
     """Makes the content of summary.json."""
-    return {
-        "statements": [tidy.of_row(row) for row in shown.claims],
-        "compared": [vars(row) for row in shown.comparisons],
-    }
+    statements = []
+    for row in shown.claims:
+        named = {n: getattr(row, n) for n in ("key", "setting", "draws", "estimate", "why")}
+        interval = row.interval(0.95)
+        statements.append(named | {"interval": [*interval] if interval.known else []})
+    return {"statements": statements, "compared": [vars(row) for row in shown.comparisons]}
 
 
 def drawn(
@@ -314,31 +316,8 @@ def drawn(
             draws[f"{name}{where}"] = partial(drawing.styled(draw), point.results, point.setup)
     axes = [*points[0].axes]
     if axes:
-        draws["axes"] = lambda: axes_figure(rows(), axes, shows)
+        draws["axes"] = lambda: labelled.axes_figure(rows(), axes, shows)
     return draws
-
-
-@drawing.styled
-def axes_figure(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], shown: str):
-    """A column of the table over the first axis, a curve for each value of the second, a panel for
-    each of the third; means over seeds.
-
-    Args:
-        shown: "column,name=value,...": the column, and which rows; "last" is the last value.
-    """
-    import pandas as pd  # here: it takes half a second, which `--help` need not
-
-    table = pd.DataFrame(rows)
-    column, *conditions = shown.split(",")
-    for name, value in (condition.split("=") for condition in conditions):
-        at = table[name].iloc[-1] if value == "last" else value
-        table = table[table[name].astype(str) == str(at)]
-    x, hue, col, *_ = [*axes, "", ""]
-    by = [name for name in (x, hue, col, "seed") if name in table]
-    values = table.groupby(by)[column].mean().to_xarray()
-    if "seed" not in values.dims:
-        values = values.expand_dims("seed")
-    return labelled.facets(values, x, hue, col, ylabel=column, sharey=True)[0]
 
 
 def by_name(*draw: Callable) -> dict[str, Callable]:

@@ -9,7 +9,6 @@ import hashlib
 import inspect
 import itertools
 import json
-import math
 import re
 import shlex
 import sys
@@ -37,6 +36,7 @@ EXECUTION = {
     "scheduler",
     "debug",
 }
+LARGEST = 3.4e38  # number of float32
 # Of the seeds, which are an axis of every result.
 ONE_VALUE = {"seed", "first_seed", "num_seeds"}
 
@@ -57,7 +57,7 @@ class Flags(flags.FlagValues):
         point: {flag: its value} of one point of the axes.
         group: The points that differ from this one in `traced` alone, itself among them.
         number: Of the group.
-        only: The number of the group that a worker measures; None measures all.
+        worker_group: The number of the group that a worker measures; None measures all.
         reading: Whether a finished folder is only read.
         begin_with: Arrays that a new folder begins with.
     """
@@ -81,7 +81,7 @@ class Flags(flags.FlagValues):
             asked=frozenset(asked),
         )
         vars(self).update(axes={}, point={}, group=[self], number=0)
-        vars(self).update(only=None, reading=False, begin_with={})
+        vars(self).update(worker_group=None, reading=False, begin_with={})
 
     def points(self) -> "list[Flags]":
         """The flags at every point of the axes.
@@ -156,7 +156,7 @@ def parse(
     for name in flag_values:
         flag_values[name].unparse()
     first, axes = _without_axes(flag_values, arguments)
-    vars(flag_values).update(axes=axes, only=None, reading=False, begin_with={})
+    vars(flag_values).update(axes=axes, worker_group=None, reading=False, begin_with={})
     rest = flag_values(["binary", *first])[1:]
     if positional and rest and not flag_values[positional].present:
         flag_values[positional].parse(rest if len(rest) > 1 else rest[0])
@@ -182,14 +182,14 @@ def _without_axes(flag_values, arguments):
 
 
 def _check_value(name, flag):
-    """Refuses what no flag takes: NaN, an integer of more than 32 bits, an empty text or list, a
-    run name that is no folder's."""
+    """Refuses what no flag takes: a number that float32 has not, an integer of more than 32 bits,
+    an empty text or list, a run name that is no folder's."""
     value = flag.value
     for number in value if isinstance(value, list) else [value]:
         if isinstance(number, int) and abs(number) >= 2**31:
             raise ValueError(f"--{name}={number} is not between -2147483647 and 2147483647")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"--{name}={value} is not a finite number")
+        if isinstance(number, float) and not abs(number) <= LARGEST:
+            raise ValueError(f"--{name}={number} is not a finite number of float32")
     if name == "run_name" and value is not None:
         own = Path(value).name == value and value not in ("", "..") and value.isprintable()
         if not own or value.startswith("-") or len(value.encode()) > 200:
@@ -220,7 +220,7 @@ def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
         flag = unique[name]
         default = "" if flag.default in (None, False) else f" (default {flag.default})"
         choices = getattr(flag.parser, "enum_values", None)
-        allowed = f" One of: {', '.join(choices)}." if choices else ""
+        allowed = f" One of: {', '.join(filter(None, choices))}." if choices else ""
         text = " ".join((flag.help + allowed + default).split())
         lines.append(f"  --{name}")
         lines += textwrap.wrap(text, 92, initial_indent=" " * 6, subsequent_indent=" " * 6)

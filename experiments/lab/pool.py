@@ -1,4 +1,4 @@
-"""Work of several processes: runs of binaries, and the points of one run's axes.
+"""Work of several processes: the points of one run's axes, and runs of `reproduce`.
 
 Both go through an executor of `concurrent.futures`: processes of this machine, or the workers of a
 Dask scheduler (--scheduler). Signals reach the parent alone, which then ends its workers: they save
@@ -12,19 +12,16 @@ process.
 import contextlib
 import copy
 import importlib
-import io
 import multiprocessing
 import os
 import signal
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, resource_tracker
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,15 +30,6 @@ from experiments.lab import devices, progress
 from experiments.lab.flags import Flags, arguments_of, parse
 from experiments.lab.folder import RunFolder
 from rank_collapse.runs.files import RunError, load_arrays
-
-
-class Ended(NamedTuple):
-    """How a run ended: its exit code, all it printed, its seconds and those of the CPU."""
-
-    code: int
-    printed: str
-    seconds: float
-    cpu: float = 0.0
 
 
 @contextlib.contextmanager
@@ -111,48 +99,9 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def run(module: str, *arguments: str) -> Ended:
-    """Runs a binary as `python -m module` would, in this process."""
-    from experiments.lab import cli
-
-    binary, begun, cpu = importlib.import_module(module), time.monotonic(), time.process_time()
-    sys.modules["__main__"], sys.argv = binary, [str(binary.__file__), *arguments]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        code = cli.execute(binary.main, binary.FLAGS, arguments)
-    return Ended(code, printed.getvalue(), time.monotonic() - begun, time.process_time() - cpu)
-
-
-def run_all(
-    commands: Mapping[str, Sequence[str]], jobs: int, ended: Callable[[str, Ended], None]
-) -> None:
-    """Runs commands in their order, some at a time.
-
-    Args:
-        commands: By name, a module and its arguments.
-        ended: Called with the name of each that has ended, as it ends.
-
-    Raises:
-        Stopped: A signal asked for it.
-    """
-    left = dict(commands)
-    while left:
-        with workers(jobs) as pool:
-            running = {submit(pool, run, *command): name for name, command in left.items()}
-            for future in as_ended(running):
-                name = running[future]
-                print(f"[{len(commands) - len(left) + 1}/{len(commands)}] {name}", file=sys.stderr)
-                left.pop(name)
-                try:
-                    ended(name, future.result())
-                except BrokenProcessPool:  # its process died: the others go on
-                    progress.check()
-                    ended(name, Ended(1, "its process was ended (out of memory?)", 0.0))
-                    break
-
-
 def measure_side_by_side(options: Flags, run: RunFolder) -> None:
     """Measures what the run lacks of groups of points, where workers are asked for."""
-    mine = options.reading or options.only is not None or not run.writable or run.complete
+    mine = options.reading or options.worker_group is not None or not run.writable or run.complete
     if mine or not options.axes or "jobs" not in options:
         return
     points = options.points()
@@ -173,10 +122,13 @@ def measure_side_by_side(options: Flags, run: RunFolder) -> None:
             place = Path(run.path).resolve() / "points" / str(number)
             work = module, [*arguments, f"--output_dir={place}"], number
             running[submit(pool, measure_points, *work)] = place
-        for future in as_ended(running):
-            run.save_arrays(future.result())
-            move_metrics(running[future], run.path)
-            bar.advance()
+        try:
+            for future in as_ended(running):
+                run.keep_arrays(future.result())
+                move_metrics(running[future], run.path)
+                bar.advance()
+        finally:
+            run.flush_arrays()
 
 
 def module_name(experiment: Any) -> str:
@@ -205,7 +157,7 @@ def measure_points(module: str, arguments: Sequence[str], number: int) -> dict[s
     """
     experiment = importlib.import_module(module)
     options = parse(copy.deepcopy(experiment.FLAGS), arguments)
-    vars(options)["only"] = number
+    vars(options)["worker_group"] = number
     in_main = threading.current_thread() is threading.main_thread()  # not so of a Dask worker
     if in_main:
         devices.start(options.num_devices)

@@ -1,6 +1,6 @@
 """The experiment on sorting, convex hull and memorization: accuracy by path length.
 
-`measure` says what is measured of one trained network, `claims` what follows from that.
+`evaluate` says what is measured of one trained network, `claims` what follows from that.
 """
 
 import functools
@@ -15,11 +15,10 @@ import xarray as xr
 
 from experiments.lab import labelled
 from experiments.lab.flags import Flags
-from experiments.lab.folder import RunFolder
 from experiments.lab.labelled import beside, rows
 from experiments.paper.path_accuracies import BASELINES, accuracies, sampled_as
 from experiments.train import path_accuracy
-from experiments.train.training import ALONE, TrainedTask, arrays_of
+from experiments.train.training import TrainedTask
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row
 from experiments.verdicts.statistics import between, mean_of, slope
@@ -36,7 +35,7 @@ SEMANTICS = dict.fromkeys(("offset", *LENGTHS), "frozen") | {"truncated": "self-
 PLACES = ("num_paths", "path_length", "repeat")  # axes of an evaluation but seeds and metrics
 
 
-def checked(options: Flags, setup: TrainedTask) -> TrainedTask:
+def check_lengths(options: Flags) -> None:
     """Refuses a shortest path that is longer than the network is deep.
 
     Raises:
@@ -44,7 +43,6 @@ def checked(options: Flags, setup: TrainedTask) -> TrainedTask:
     """
     if options.path_len > options.depth:
         raise ValueError(f"path_len={options.path_len} is larger than depth={options.depth}")
-    return setup
 
 
 def identity(setup: TrainedTask) -> Mapping[str, Any] | None:
@@ -52,15 +50,16 @@ def identity(setup: TrainedTask) -> Mapping[str, Any] | None:
     return setup.extra
 
 
-def measure_all(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Dataset:
-    """What `measure` finds of every seed, over "seed", "metric" and the axes of `PLACES`, and
-    "fine": the seeds that did not diverge."""
-    arrays = arrays_of(options, {ALONE: setup}, run, functools.partial(measure, options))[ALONE]
+def as_dataset(options: Flags, setup: TrainedTask, arrays: Mapping[str, np.ndarray]) -> xr.Dataset:
+    """Names the axes of what `evaluate` finds: "seed", "metric" and those of `PLACES`.
+
+    "fine" says which seeds did not diverge.
+    """
     axes = {"losses": ("epoch",), "covariance": ("path_length",), "alpha": ("sublayer",)}
     axes |= {"ranks": ("measure", "layer"), "seconds": ("part",)}
     places = ("num_paths", "metric", "path_length", "repeat")
-    shown = {n: a for n, a in arrays.items() if not n.startswith("model/")}
-    sets = {n: shown.pop(n) for n in [*shown] if n.startswith("sets/")}
+    shown = {name: a for name, a in arrays.items() if not name.startswith("model/")}
+    sets = {name: shown.pop(name) for name in [*shown] if name.startswith("sets/")}
     every = labelled.of_arrays(shown, ("metric", "path_length"), **axes)
     every = every.assign_coords(path_length=np.arange(setup.recipe.config.depth + 1))
     sampled = labelled.of_arrays(sets, places).assign_coords(path_length=path_lengths(options))
@@ -68,7 +67,7 @@ def measure_all(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Datase
     return xr.merge([every, sampled], join="outer").assign(fine=every.diverged_at < 0)
 
 
-def measure(options: Flags, setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
+def evaluate(options: Flags, setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
     """What the flags ask for of one seed.
 
     Returns:
@@ -200,13 +199,13 @@ def compare(found: xr.Dataset, setup: TrainedTask) -> Iterator[Comparison]:
         "token accuracy of the whole model",
         whole,
         setup.published["whole"],
-        "published: a constant in the plotting code; quick runs train for fewer epochs or on "
-        "other data than the paper's",
+        "published: a constant in the plotting code, of the paper's data and epochs",
     )
     best = max(float(own[name].mean()) for name in BASELINES)
     yield Comparison("best baseline, measured on the data", best, setup.published["baseline"])
     yield from beside("without longer paths, self-consistent", own.truncated)
-    note = "biases through the whole model's 1/σ"
-    yield Comparison("no path at all: the offset alone, frozen", offset, note=note)
+    note = "biases divided by the whole model's σ carry this much of the answer: whether short "
+    note += "paths suffice is what the lines without longer paths test"
+    yield Comparison("frozen biases alone, without a path", offset, note=note)
     by_length = own[sampled_as(setup)].mean(["seed", "repeat"])
     yield from beside("best length", by_length.idxmax("path_length").expand_dims("seed"))

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from experiments import verdicts
 from experiments.lab.experiment import captions_of, experiment_of, module_of, read
-from experiments.lab.pool import Ended
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import statements_page
+from experiments.reproducing.processes import Ended
 from rank_collapse import runs
 from rank_collapse.runs import files
 

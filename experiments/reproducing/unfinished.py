@@ -9,7 +9,7 @@ from absl import flags
 
 from experiments import verdicts
 from experiments.lab.devices import accelerated, cores
-from experiments.lab.pool import Ended, run_all
+from experiments.reproducing.processes import Ended, run_all
 from experiments.reproducing.sections import (
     Made,
     answers_of,

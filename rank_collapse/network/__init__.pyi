@@ -2,7 +2,11 @@
 
 from . import encoder_decoder as encoder_decoder, surgery as surgery
 from .admin import admin_profile as admin_profile
-from .attention import Mixing as Mixing, multi_head_attention as multi_head_attention
+from .attention import (
+    AttentionParams as AttentionParams,
+    Mixing as Mixing,
+    multi_head_attention as multi_head_attention,
+)
 from .config import (
     TransformerConfig as TransformerConfig,
     san as san,
@@ -21,8 +25,16 @@ from .encoder_decoder import (
     EncoderDecoderParams as EncoderDecoderParams,
     EncoderDecoderTrace as EncoderDecoderTrace,
 )
-from .gains import Gains as Gains
 from .layers import MLPParams as MLPParams, NormParams as NormParams
+from .measured.heads import attention_profile as attention_profile
+from .measured.influence import (
+    effective_depth as effective_depth,
+    layer_influence as layer_influence,
+    layer_removal as layer_removal,
+)
+from .measured.monitored import monitored as monitored
+from .measured.states import network_profile as network_profile
+from .measured.updates import output_change as output_change
 from .parameters import (
     BlockParams as BlockParams,
     TransformerParams as TransformerParams,
@@ -30,7 +42,7 @@ from .parameters import (
     layer_params as layer_params,
     stack_layers as stack_layers,
 )
-from .projections import AttentionParams as AttentionParams
+from .residual import Gains as Gains
 from .transformer import (
     LayerTrace as LayerTrace,
     Trace as Trace,

@@ -11,9 +11,9 @@ from typing import Any, Literal, get_args
 import jax.numpy as jnp
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import Gains
 from rank_collapse.network.layers import GATED, MLPParams
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.residual import Gains
 
 Ablation = Literal["SAN", "SAN+MLP", "SAN+skip", "Transformer"]
 Reading = Literal["published", "text"]

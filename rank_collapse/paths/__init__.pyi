@@ -11,6 +11,12 @@ from .direct import (
 )
 from .enumeration import count_paths as count_paths
 from .heads import head_contributions as head_contributions
+from .lengths import (
+    BranchShares as BranchShares,
+    branch_shares as branch_shares,
+    path_length_law as path_length_law,
+    rollout as rollout,
+)
 from .loops import LoopReport as LoopReport, loop_report as loop_report
 from .sets import (
     Classifier as Classifier,

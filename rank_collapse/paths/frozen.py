@@ -16,11 +16,10 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network import edits, layers, streams
-from rank_collapse.network.attention import own_mix
+from rank_collapse.network.attention import AttentionParams, own_mix
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.projections import AttentionParams
 from rank_collapse.network.residual import ResidualSpec, final_spec, token_sum
 from rank_collapse.network.streams import Connection
 from rank_collapse.network.transformer import Forward, forward

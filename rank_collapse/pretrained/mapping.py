@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingParams
-from rank_collapse.network.gains import LearnedGains
 from rank_collapse.network.layers import MLPParams, NormParams
 from rank_collapse.network.parameters import BlockParams
-from rank_collapse.network.projections import AttentionParams, RelativeParams
+from rank_collapse.network.positions import RelativeParams
+from rank_collapse.network.residual import LearnedGains
 from rank_collapse.pretrained.weights import Weights
 
 

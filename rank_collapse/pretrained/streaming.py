@@ -20,11 +20,11 @@ import numpy as np
 
 from rank_collapse.network import streams
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import Gains, layer_gains
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, States, Walked, one_row, row_of, through
 from rank_collapse.network.precision import full_precision
+from rank_collapse.network.residual import Gains, layer_gains
 from rank_collapse.network.surgery import ABLATIONS, READINGS, ablate, skips_left
 from rank_collapse.network.walk import Layer
 from rank_collapse.pretrained.lazy import values

@@ -19,10 +19,9 @@ import numpy as np
 from rank_collapse.extras import required
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import GATED
-from rank_collapse.network.residual import ResidualSpec
+from rank_collapse.network.residual import ResidualSpec, layer_gains
 from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.struct import refuse_if
 
@@ -243,7 +242,7 @@ def _rotated(a, cos, sin):
 
 
 def _relative(p, content, context):
-    """Position and segment terms of the scores [h, n, n], see `projections.relative_scores`."""
+    """Position and segment terms of the scores [h, n, n], see `positions.relative_scores`."""
     i, j = np.indices((len(content[0]), len(content[0])))
     places, segments, found = balls(context.relative), context.segments, []
     for head, q in enumerate(content):

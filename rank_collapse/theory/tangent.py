@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse.network import layers
-from rank_collapse.network.gains import scaled
-from rank_collapse.network.residual import token_norm
+from rank_collapse.network.residual import scaled, token_norm
 from rank_collapse.network.walk import Algebra
 from rank_collapse.theory.log_operations import LogState
 

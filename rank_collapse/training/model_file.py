@@ -22,7 +22,7 @@ from rank_collapse.network.attention import Mixing
 from rank_collapse.network.config import SWEPT, TransformerConfig, flat
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
-from rank_collapse.network.gains import Gains
+from rank_collapse.network.residual import Gains
 from rank_collapse.printed import one_line
 from rank_collapse.runs.states import flatten, unflatten
 from rank_collapse.training.models import init_model

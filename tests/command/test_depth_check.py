@@ -32,9 +32,13 @@ def test_rules_are_compared_at_every_depth(tmp_path, capsys):
     [
         ("--rules=complete", "'complete'"),
         ("--depths=2,x", "'2,x'"),
-        ("--depths=2,2", "(2, 2)"),
+        pytest.param("--depths=2,2", "(2, 2)", marks=pytest.mark.full),  # after training
         ("--text=nowhere.txt", "nowhere.txt"),
-        ("--seeds=0", "num_seeds=0"),
+        ("--seeds=0", "--seeds: 0 is"),
+        ("--seeds=99999999", "--seeds: 99999999 is"),
+        ("--steps=0", "--steps: 0 is"),
+        ("--steps=-1", "--steps: -1 is"),
+        ("--depths=2,0", "--depths: 0 is"),
     ],
 )
 def test_a_mistake_is_one_line(flag, named, capsys):

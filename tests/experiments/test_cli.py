@@ -1,8 +1,10 @@
 """What every binary shares: flags, help, one-line errors, names of run folders, progress."""
 
+import importlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -10,6 +12,8 @@ import pytest
 from absl import flags
 from two_processes import python
 
+import experiments
+from experiments import run_memorization, run_sort
 from experiments.lab import cli
 from experiments.lab.experiment import run_folder
 from experiments.lab.progress import Progress
@@ -34,8 +38,6 @@ def run(body, *arguments):
             lambda o: (o.depth, o.scales),
             [(5, ["1", "2"]), (3, ["1"])],
         ),
-        # Digits of any alphabet stay in a text.
-        (("--depth=2 --run_name=x٣", "--run_name=x٣"), lambda o: o.run_name, ["x٣", "x٣"]),
     ],
 )
 def test_flags_of_an_earlier_call_are_forgotten(calls, read, values):
@@ -73,6 +75,7 @@ def test_help_shows_purpose_and_flags_without_running(capsys):
         (["--run_name=-1"], "--run_name='-1' is not a folder name"),
         (["--scales="], "--scales is empty: is a variable unset?"),
         (["--decay=nan"], "--decay=nan is not a finite number"),
+        (["--decay=1e308"], "--decay=1e+308 is not a finite number of float32"),
         (["--decay=-inf"], "--decay=-inf is not a finite number"),
         # JAX takes seed 2³² + 1 for seed 1.
         (["--seed=2147483648"], "--seed=2147483648 is not between -2147483647 and 2147483647"),
@@ -85,6 +88,20 @@ def test_a_bad_flag_is_one_line_and_exit_2(arguments, message, capsys):
     assert run(lambda o: None, *arguments) == 2
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1 and err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "values", ["decay=1,nan", "decay=1,inf", "depth=2,0", "depth=2,99999999999"]
+)
+def test_every_value_of_an_axis_is_checked(values):
+    with pytest.raises((ValueError, flags.Error)):
+        cli.parse(FLAGS, [f"--{values}"]).points()
+
+
+def test_points_that_are_equal_are_one():
+    points = cli.parse(FLAGS, ["--decay=1,1.0,2", "--depth=2,3,2"]).points()
+    settings = [tuple(point.point.values()) for point in points]
+    assert sorted(settings) == [(1.0, 2), (1.0, 3), (2.0, 2), (2.0, 3)]
 
 
 @pytest.mark.parametrize(
@@ -230,12 +247,15 @@ def test_a_terminal_gets_a_bar_that_is_redrawn(monkeypatch):
     assert shown.count("\r") > 1 and shown.count("\n") == 1 and "loss=0.5" in shown
 
 
-def test_a_package_that_is_missing_is_one_line(tmp_path):
-    """The environment hides it: find_spec takes a module that is None for one that there is not."""
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['absl'] = None\n")
-    found = python("-m", "experiments.run_sort", "--help", PYTHONPATH=str(tmp_path))
-    assert found.returncode == 2 and found.stderr.count("\n") == 1, found.stderr
-    assert "requirements.txt" in found.stderr and found.stderr.endswith("not installed: absl\n")
+def test_a_package_that_is_missing_is_one_line(monkeypatch, capsys):
+    """find_spec takes a module that is None for one that there is not."""
+    monkeypatch.setitem(sys.modules, "absl", None)
+    monkeypatch.setattr(sys, "argv", ["-m"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit, match="2"):
+        importlib.reload(experiments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and "absl" in line
 
 
 def test_nothing_slow_is_imported_before_the_flags_are_read():
@@ -246,3 +266,19 @@ def test_nothing_slow_is_imported_before_the_flags_are_read():
     code += "print(sorted(slow & {*sys.modules}))"
     found = python("-c", code)
     assert found.stdout == "[]\n", found.stderr
+
+
+def test_a_mistake_names_the_flags_that_were_typed(capsys, tmp_path):
+    arguments = ["--width", "2", "--hidden_dim", "47", "--output_dir", str(tmp_path)]
+    assert cli.execute(run_sort.main, run_sort.FLAGS, arguments) == 2
+    err = capsys.readouterr().err
+    assert "width=2" in err and "hidden_dim=47" in err and "d_model=" not in err
+
+
+def test_an_interrupt_says_what_to_type(capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    for arguments, said in (([], "again"), (["--overwrite_output_dir"], "without --overwrite")):
+        assert cli.execute(interrupted, run_memorization.FLAGS, arguments) == 130
+        assert f"the same command {said}" in capsys.readouterr().err

@@ -20,10 +20,11 @@ from matplotlib.figure import Figure
 from trained_runs import check_second_run, contents, rows, run, same_arrays, single_columns
 
 from experiments import reproduce
-from experiments.lab import cli, experiment, folder, pool, progress
+from experiments.lab import cli, experiment, folder, progress
 from experiments.lab.experiment import experiment_of
 from experiments.lab.folder import RunFolder
 from experiments.lab.statements import STATEMENTS
+from experiments.reproducing import processes
 from experiments.verdicts.claims import of_mean
 from experiments.verdicts.page import Comparison
 from rank_collapse.runs.drawn import drawn
@@ -70,7 +71,7 @@ def check_resumed(name, here, there, elsewhere, monkeypatch):
     """A run that was stopped, and goes on, has found what one in another process has."""
     module, tiny = importlib.import_module(f"experiments.{name}"), arguments_of(name)
     command = f"experiments.{name}", *tiny, f"--output_dir={there}"
-    ended = elsewhere.submit(pool.run, *command).result()
+    ended = elsewhere.submit(processes.run, *command).result()
     assert ended.code == 0, ended.printed
     with monkeypatch.context() as patch:
         stop_at_the_first_save(patch)
@@ -116,7 +117,7 @@ def test_an_experiment_keeps_to_the_contract(name, tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
+@pytest.mark.parametrize("name", TWICE)
 def test_figures_are_drawn_as_users_see_them(name, tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "drawn", drawn)
     module = importlib.import_module(f"experiments.{name}")

@@ -12,7 +12,7 @@ from marks import full_but
 
 import rank_collapse as rc
 from experiments.paper.collapse import cubic_law, cubic_regime
-from rank_collapse.network.recorded import replay
+from rank_collapse.network.passes import replay
 from rank_collapse.network.residual import lone_norm, token_norm
 
 

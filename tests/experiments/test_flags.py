@@ -15,7 +15,7 @@ from trained_runs import check_mistake
 from experiments import reproduce, run_convex_hull, run_memorization, run_sort
 from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import experiment_of
-from experiments.lab.flags import default_run_name
+from experiments.lab.flags import config_of, default_run_name
 from experiments.run_trainability import FLAGS as TRAINABILITY
 
 GOLDEN = REPOSITORY / "tests" / "golden"
@@ -179,6 +179,12 @@ def test_a_flag_has_one_name_and_others_are_second_names(name):
         if known in values and values[known].flag_type() != "numbers":
             assert values[known].flag_type() in (TYPES[kind], "comma separated list of strings")
     assert not any(values[n].flag_type().startswith("multi ") for n in values)
+
+
+@pytest.mark.parametrize("name", [*reproduce.EXPERIMENTS, "reproduce", "join", "statements"])
+def test_no_attribute_of_the_flags_hides_a_flag(name):
+    values = flags_of(name)
+    assert not {*vars(values)} & {*values}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import rank_collapse as rc
 from experiments.paper.circle import recurrence
 from rank_collapse.network.attention import AttentionContext
 from rank_collapse.network.embedding import EmbeddingConfig
-from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.residual import layer_gains
 
 A = np.array([[0.3, 0.5], [-0.2, 0.1]])
 B = np.array([[0.1, -0.4], [0.25, 0.05]])

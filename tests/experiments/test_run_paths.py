@@ -7,7 +7,6 @@ import pytest
 from trained_runs import answered, result_of, rows, run, single_columns
 
 from experiments import run_path_chains, run_path_counts
-from experiments.lab import tidy
 from experiments.lab.experiment import read
 from experiments.run_path_counts import ARCHITECTURES, binomial, path_table
 from experiments.verdicts.claims import FAILS, HOLDS
@@ -39,11 +38,11 @@ def test_writes_rows_figures_and_a_summary(tmp_path):
 
 def test_seeds_that_overflow_are_named_and_kept_apart():
     said, found = [], {"sum_error": np.array([np.nan, 0.5, np.inf, 0.25]), "skip": np.arange(4)}
-    kept = tidy.finite(found, "sum_error", said.append)
+    kept = run_path_chains.finite(found, "sum_error", said.append)
     assert kept["seed"].tolist() == kept["skip"].tolist() == [1, 3]
     assert [text.split(":")[0] for text in said] == [f"seed {s} is kept apart" for s in (0, 2)]
     with pytest.raises(ValueError, match="all 2 seeds: NaN or overflow"):
-        tidy.finite({n: a[::2] for n, a in found.items()}, "sum_error", said.append)
+        run_path_chains.finite({n: a[::2] for n, a in found.items()}, "sum_error", said.append)
 
 
 @pytest.mark.full

@@ -16,8 +16,7 @@ from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.network.designs import DesignName, count_branches
-from rank_collapse.network.gains import init_gains, layer_gains
-from rank_collapse.network.residual import gained
+from rank_collapse.network.residual import gained, init_gains, layer_gains
 
 L, H, N, D = 3, 2, 5, 8
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
+from experiments.note.attention_forms.score_variance import score_variance
 from rank_collapse.measures.attention import largest_weight, saturated_share
 from rank_collapse.network.attention import attention_scores, multi_head_attention
 

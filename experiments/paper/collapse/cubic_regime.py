@@ -18,7 +18,7 @@ from rank_collapse import struct
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.recorded import replay
+from rank_collapse.network.passes import replay
 from rank_collapse.network.transformer import Trace
 from rank_collapse.network.walk import Layer, Passage
 from rank_collapse.theory.bounds import largest_slope, lipschitz_constants
