@@ -12,7 +12,7 @@ from test_torch_kinds import entropy_of, ratio_of
 from torch_models import torch
 
 from rank_collapse.torch import watch
-from rank_collapse.torch.products import allowed
+from rank_collapse.watch.torch_products import is_allowed as allowed
 
 F, D, H, N, B = torch.nn.functional, 16, 2, 7, 3
 LENGTHS = torch.tensor([N, 5, 3])
