@@ -38,7 +38,8 @@ MOVES = JOINS | _named(
     "view", "reshape", "transpose", "permute", "contiguous", "flatten", "unflatten", "squeeze",
     "unsqueeze", "expand", "chunk", "split", "split_with_sizes", "tensor_split", "unbind",
     "__getitem__", "narrow", "select", "movedim", "swapaxes", "swapdims", "repeat", "tile",
-    "repeat_interleave", "broadcast_to", "roll", "flip", "index_select", "expand_as", "view_as", "moveaxis",
+    "repeat_interleave", "broadcast_to", "roll", "flip", "index_select", "expand_as", "view_as",
+    "moveaxis",
 )  # fmt: skip
 MOVES |= {Tensor.T.__get__, Tensor.mT.__get__}
 
@@ -335,9 +336,12 @@ class Origins:
         if len(every) < 2:
             return every[0] if every else None
         numbered = [scores for scores in every if scores.number is not None]
-        if numbered:  # several softmaxes: their terms no longer say which queries meet which keys
-            return numbered[0] if len(numbered) == 1 else Scores((), numbered[0].number)
-        return Scores(tuple(dict.fromkeys(term for scores in every for term in scores.terms)))
+        if len(numbered) == 1:
+            return numbered[0]
+        terms = tuple(dict.fromkeys(term for scores in every for term in scores.terms))
+        if not numbered:
+            return Scores(terms)
+        return Scores(terms, numbered[0].number, None, numbered[0].allowed)
 
     def _places_of(self, function, args, kwargs, pairs, output, i, moves):
         """A function that gives the places of a result, or None."""

@@ -65,6 +65,7 @@ class Run:
         name: Of the module that it is credited to.
         is_cross: Whether keys are of other tokens.
         frames: Numbers of the modules around it, and its own.
+        names: Also of modules that are other heads of it.
         turn: How often its module had run before.
         scalars: Of its tokens.
         products: [(number of a frame, {name: by head [h]}), ...], of each product.
@@ -75,6 +76,7 @@ class Run:
 
     def __init__(self, name: str, is_cross: bool, frames: tuple[int, ...], turn: int):
         self.name, self.is_cross, self.frames, self.turn = name, is_cross, frames, turn
+        self.names = {name}
         self.scalars: dict[str, Tensor] = {}
         self.products: list[tuple[int, dict[str, Tensor]]] = []
         self.parts: list[Parts] = []
@@ -129,7 +131,7 @@ class Passes:
         self.runs: list[Run] = []
         self.loss, self.why = None, "none of its modules ran"
         self._done: set[int] = set()
-        self._number, self._thread = 0, None
+        self._number, self._thread, self._is_broken = 0, None, False
         self._streams: dict[str, str] = {}  # of an attention: the name of its stream
         self._masks: dict[str, str] = {}  # of a mask of the call: the stream that has it
         self._last: dict[str, Any] = {}  # of a stream: which tokens exist
@@ -166,9 +168,7 @@ class Passes:
 
     def broken(self, error: Exception) -> None:
         """After an exception of its own: nothing else is measured in this step."""
-        for handle in self._handles:
-            handle.remove()
-        self._leave()
+        self._is_broken = True
         self._notes.leave_out(None, "everything", f"{type(error).__name__}: {error}")
 
     def _before(self, module, args):
@@ -218,17 +218,17 @@ class Passes:
             return
         failed = len(result) == 1  # as torch calls it after an exception
         output = None if failed else result[1]
-        while any(frame.module is module for frame in self._frames):
-            frame = self._frames[-1]
-            with plainly():
-                self._finish(frame, output if frame.module is module else None, failed)
-            self._frames.pop()
-            if frame.module is module:
-                break
-        else:
+        depth = [i for i, frame in enumerate(self._frames) if frame.module is module]
+        if not depth:
             return
-        if not self._frames:
-            self._end(output, failed)
+        try:
+            with plainly():
+                for frame in self._frames[: depth[-1] - 1 if depth[-1] else None : -1]:
+                    self._finish(frame, output if frame.module is module else None, failed)
+        finally:
+            del self._frames[depth[-1] :]
+            if not self._frames:
+                self._end(output, failed)
 
     def _finish(self, frame, output, failed):
         """After a module: its tokens are measured, and what it gives is a new beginning."""
@@ -243,7 +243,7 @@ class Passes:
         if self._kind != "read":
             self._keep_output(frame, inside, output)
         tensors = [a for a in tensors_in(output) if a.is_floating_point()]
-        if inside and len(self._frames) > 1:
+        if inside and frame is not self._frames[0]:
             self._origins.forget()
             for tensor in tensors:
                 self._origins.begin(tensor, self._origins.tag(tensor).past)
@@ -270,7 +270,7 @@ class Passes:
     def _keep_output(self, frame, inside, output):
         """Keeps what a module with one attention puts out; the outermost such module counts."""
         layers = [run for run in inside if not run.is_cross]
-        if len(layers) == 1 and len(self._frames) > 1:
+        if len(layers) == 1 and frame is not self._frames[0]:
             tensors = [a for a in tensors_in(output) if a.is_floating_point() and a.ndim > 1]
             layers[0].output = tensors[0].detach() if tensors else None
             return
@@ -282,7 +282,9 @@ class Passes:
         (index, exists, starts), x, run.output = run.layout, run.output, None
         if x[..., 0].numel() != index.numel():
             raise LeftOut(f"a result of shape {tuple(x.shape)} has other tokens than it reads")
-        run.scalars = measure_tokens(x.reshape(-1, x.shape[-1])[index], exists, starts, self._kind)
+        if x.shape[:2] != index.shape or x.shape[0] == x.shape[1]:
+            x = x.reshape(-1, x.shape[-1])[index]
+        run.scalars = measure_tokens(x, exists, starts, self._kind)
 
     def _end(self, output, failed):
         """After the outermost module."""
@@ -300,7 +302,8 @@ class Passes:
 
     def _see(self, function, args, kwargs, result):
         """Takes what the mode passes."""
-        if not self._frames or self._thread != threading.get_ident() or _is_traced():
+        mine = self._frames and self._thread == threading.get_ident()
+        if not mine or self._is_broken or _is_traced():
             return
         try:
             with plainly():
@@ -358,13 +361,16 @@ class Passes:
         query, key = named["query"], named["key"]
         tags = [self._origins.tag(named[name]) for name in ("query", "key")]
         n, m = len(query), len(key)
-        rows = torch.arange(query[..., 0].numel(), device=query.device).reshape(n, -1).T
+        rows = torch.arange(query[..., 0].numel(), device=query.device)
+        is_turned = query.ndim == 2 or not getattr(self._frames[-1].module, "batch_first", False)
+        rows = rows.reshape(n, -1).T if is_turned else rows.reshape(-1, n)
+        matrix = (query if is_turned else query.transpose(0, 1)).detach()
         is_same = tags[0] is tags[1] or meet(tags[0].origins, tags[1].origins) is not None
         weights = products.weights_of_heads(**named)
         keys = None
         if is_same and m == n:
             keys = functional.pad(rows, (0, weights.p.shape[-1] - m), value=-1)
-        matrix = query.detach().reshape(-1, query.shape[-1])
+        matrix = matrix.reshape(-1, query.shape[-1])
         tokens = Tokens(matrix, rows, keys, None, not is_same, (tags[0],))
         self._keep(tokens, weights, lambda frame: parts_of_heads(named), self._frames, result)
 
@@ -378,7 +384,10 @@ class Passes:
             used, scores, value = product.second, second.scores, first
         if not scores.terms:
             raise LeftOut("its softmax is over something else than products of queries and keys")
-        self._credit(scores.terms, products.weights_of_scores(used, scores), value, result)
+        weights = products.weights_of_scores(used, scores)
+        if scores.number is None and not products.is_distribution(weights.p):
+            raise LeftOut("its weights are no distribution over keys")
+        self._credit(scores.terms, weights, value, result)
 
     def _credit(self, terms, weights, value, result):
         """Measures weights of the tokens that made their queries."""
@@ -425,6 +434,7 @@ class Passes:
                 return None
             run = self._open[key] = Run(owner.name, tokens.is_cross, around, len(again))
             self.runs.append(run)
+        run.names.add(owner.name)
         if run not in owner.runs:
             owner.runs.append(run)
         return run

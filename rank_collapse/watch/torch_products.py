@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rank_collapse.watch.recorder import LeftOut
-
 ROWS = 64  # queries of each head whose weights are measured, evenly spaced
 HIDDEN = -700.0  # scores below it are of keys that a mask leaves out
 SUM = 0.02  # how far from 1 the sum of weights may be, rounded to bfloat16
@@ -123,40 +121,28 @@ def weights_of_scores(used: Tensor, scores: Any) -> Weights:
         used: What met the values, [..., n, m], or turned.
         scores: The `Scores` that it comes from.
 
-    Raises:
-        LeftOut: They are no distribution over keys.
     """
     made, allowed = scores.weights, scores.allowed
-    if (
-        made is not None
-        and used.shape[-2:] != made.shape[-2:]
-        and used.mT.shape[-2:] == made.shape[-2:]
-    ):
+    if made is not None and used.shape[-2:] != made.shape[-2:] == used.mT.shape[-2:]:
         used = used.mT
     n, m = used.shape[-2:]
     rows, used = choose_rows(n, used.device), used.detach().reshape(-1, n, m)
     p = used[:, rows].float()
-    if (
-        made is not None
-        and made.shape[-2] == n
-        and made.numel() // made.shape[-1] == used[..., 0].numel()
-    ):
-        made = made.reshape(-1, n, made.shape[-1])
-        allowed = allowed.reshape(made.shape)
-        extra = made.shape[-1] - m  # sinks beside the keys, before or after them
-        for first in dict.fromkeys((0, extra)) if extra >= 0 else ():
-            plain = made[:, rows, first : first + m].float()
-            if _is_dropped(plain, p):
-                return _distribution(plain, rows, allowed[..., first : first + m])
-    return _distribution(p, rows, used > 0)
+    if allowed is None or allowed.shape[-2] != n or allowed[..., 0].numel() != used[..., 0].numel():
+        return Weights(p, rows, used > 0)
+    extra = allowed.shape[-1] - m  # sinks beside the keys, before or after them
+    allowed = allowed.reshape(len(p), n, m + extra)
+    starts = dict.fromkeys((0, extra)) if extra >= 0 and made is not None else ()
+    for start in starts:
+        plain = made.reshape(allowed.shape)[:, rows, start : start + m].float()
+        if _is_dropped(plain, p):
+            return Weights(plain, rows, allowed[..., start : start + m])
+    return Weights(p, rows, allowed[..., :m] if extra >= 0 else used > 0)
 
 
-def _distribution(p, rows, allowed):
-    """Weights, refused where they are none."""
-    sums = p.sum(dim=-1)
-    if not (p.min() >= -1e-6 and sums.max() <= 1 + SUM):
-        raise LeftOut("its weights are no distribution over keys")
-    return Weights(p, rows, allowed)
+def is_distribution(p: Tensor) -> bool:
+    """Whether weights are none below 0, and their sums over keys at most 1."""
+    return bool(p.min() >= -1e-6 and p.sum(dim=-1).max() <= 1 + SUM)
 
 
 def _is_dropped(weights, used):

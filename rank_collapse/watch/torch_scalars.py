@@ -13,7 +13,7 @@ from torch import Tensor
 from rank_collapse.measures.monitor import ATTENTION, monitor
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.watch.recorder import LeftOut
-from rank_collapse.watch.torch_products import SUM, Weights
+from rank_collapse.watch.torch_products import SUM, Weights, is_distribution
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def measure_tokens(
     if x.shape[0] == 0 or x.shape[1] < 2:
         raise LeftOut(f"{x.shape[0]} examples of {x.shape[1]} tokens")
     scalars = monitor(x, mask=exists, tokens="unit" if kind == "unit" else "raw")
-    if len(x) > 1:
+    if len(x) > 1 and x.isfinite().all():
         share = torch.ones_like(x[..., 0]) if exists is None else exists.to(x.dtype)
         pooled = (x * share[..., None]).float().sum(dim=1) / share.float().sum(dim=1)[:, None]
         for name in ("residual_ratio", "effective_rank"):
@@ -82,13 +82,15 @@ def measure_weights(
         exists, starts: Bool [e, n], which queries exist, and where documents begin.
 
     Raises:
-        LeftOut: Fewer than two keys.
+        LeftOut: Fewer than two keys, or no weights.
     """
     (e, h), rows = shape, weights.rows
     p = weights.p.unflatten(0, (e, h))
     r, m = p.shape[-2:]
     if e == 0 or m < 2:
         raise LeftOut(f"{e} examples of {m} keys")
+    if not is_distribution(p):
+        raise LeftOut("its weights are no distribution over keys")
     allowed = weights.allowed
     if allowed is not None:
         allowed = allowed[:, rows].expand(e, r, m)

@@ -274,7 +274,7 @@ class Watch:
         modules = self._passes.names if new else {}
         place = {name: i for i, name in enumerate(modules.values())}
         by_name = {name: module for module, name in modules.items()}
-        ran = {run.name for run in runs} | {name for name, _ in self._names}
+        ran = {name for run in runs for name in run.names} | {name for name, _ in self._names}
         for module, name in modules.items():
             alike = [i for i, (n, turn) in enumerate(new) if not turn and _plain(n) == _plain(name)]
             alike = [i for i in alike if type(by_name[new[i][0]]) is type(module)]
@@ -362,7 +362,7 @@ def _combine_products(run):
         every = [scalars[name].reshape(-1) for _, scalars in run.products if name in scalars]
         heads = torch.stack(every).mean(dim=0) if run.is_split else torch.cat(every)
         values[name] = heads.mean()
-        if len(heads) > 1:
+        if len(heads) > 1 and name != "sink_rate":
             values[f"least_head.{name}"] = heads.min()
             values[f"largest_head.{name}"] = heads.max()
     return values
