@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import os
 import signal
 import sys
 
@@ -27,10 +26,4 @@ if sys.argv[:1] == ["-m"]:
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         text = "the experiments need `pip install -r requirements.txt`; not installed: "
         print(f"error: {text}{', '.join(missing)}", file=sys.stderr)
-        sys.exit(2)
-    try:
-        if "MPLBACKEND" in os.environ:  # else it is imported by what draws
-            importlib.import_module("matplotlib")
-    except ValueError as error:  # of its variable MPLBACKEND
-        print(f"error: MPLBACKEND: {error}", file=sys.stderr)
         sys.exit(2)

@@ -8,119 +8,152 @@ The whole is what one command for all of it leaves: its arrays, table, figures a
 """
 
 import copy
+import importlib
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.lab import cli, vocabulary
-from experiments.lab.experiment import experiment_of, experiments_of
-from experiments.lab.flags import Flags, config_of, options_of
-from experiments.lab.folder import read_summary
-from rank_collapse.runs.files import load_arrays, read_object
+from experiments.lab import cli, pool, vocabulary
+from experiments.lab.experiment import Shown
+from experiments.lab.flags import ONE_VALUE, Flags, config_of, options_of, saved_config
+from experiments.lab.folder import RunFolder, read_summary
+from rank_collapse.runs.files import damaged
 
 FLAGS = cli.bare_flags(Flags("join"))
 vocabulary.define(FLAGS, output_dir=None, overwrite=False)
 cli.definer(FLAGS)("list", "folders", [], "Finished run folders, also as arguments.")
 SEEDS = ("first_seed", "num_seeds")
-Arrays = Mapping[str, np.ndarray]
 
 
-def main(options: Flags) -> int:
+class Part(NamedTuple):
+    """One point of a finished run: what determines its results, and its arrays by name."""
+
+    config: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray]
+
+
+def main(options: Flags) -> Shown:
+    """Joins the folders, and shows the whole as its experiment does."""
     if len(options.folders) < 2 or not options.output_dir:
         raise ValueError("join takes two folders or more, and --output_dir for the whole")
     folders = [Path(folder) for folder in options.folders]
-    name = read_object(folders[0] / "config.json").get("config", {}).get("experiment")
-    known = (experiment_of(module) for module in experiments_of())
-    own = next((e for e in known if e.flags.experiment == name), None)
-    if own is None:
-        raise ValueError(f"{folders[0]} is of no experiment: {name!r}")
-    found: dict[str, list[tuple[Mapping[str, Any], Arrays]]] = {}
+    module = common_module(folders)
+    groups: dict[str, list[Part]] = {}
     for folder in folders:
-        for config, arrays in points_of(own.flags, folder):
-            rest = {n: v for n, v in config.items() if n not in SEEDS}
-            found.setdefault(json.dumps(rest, sort_keys=True), []).append((config, arrays))
-    points = [seeds_joined(parts) for parts in found.values()]
-    whole = options_of(own.flags, folders[0], {})
-    for flag, value in {n: points[0][0][n] for n in SEEDS if n in whole}.items():
-        whole[flag].value = value
+        for part in parts_of(module.FLAGS, folder):
+            apart = {name: value for name, value in part.config.items() if name not in SEEDS}
+            groups.setdefault(json.dumps(apart, sort_keys=True), []).append(part)
+    points = [join_seeds(parts) for parts in groups.values()]
+    whole = whole_options(module.FLAGS, folders[0], [point.config for point in points])
     whole.output_dir, whole.overwrite = options.output_dir, options.overwrite
-    vars(whole)["axes"] = axes_of([config for config, _ in points], whole)
-    places = [(config_of(point), point.prefix) for point in whole.points()]
-    with own.opened(whole, own.setup(whole.points()[0])) as run:
-        run.save_arrays(
-            {
-                f"{prefix}{array}": values
-                for config, arrays in points
-                for at, prefix in places
-                if all(config[flag] == at[flag] for flag in whole.axes)
-                for array, values in arrays.items()
-            }
-        )
-    whole.overwrite = False
-    return own.main(whole)
+    arrays = {}
+    for place in whole.points():
+        config = config_of(place)
+        for point in points:
+            if all(point.config[flag] == config[flag] for flag in whole.axes):
+                arrays |= {place.prefix + name: array for name, array in point.arrays.items()}
+    vars(whole)["begin_with"] = arrays
+    return module.main(whole)
 
 
-def points_of(flag_values: Flags, folder: Path) -> list[tuple[dict[str, Any], Arrays]]:
-    """(what determines the results, arrays) of each point of a finished run.
+def common_module(folders: Sequence[Path]) -> ModuleType:
+    """Imports the module of the experiment that all folders are of.
 
     Raises:
-        RunError: The run is not complete, or damaged.
+        ValueError: One folder twice, of no experiment, or of several.
+    """
+    for one, other in itertools.combinations(folders, 2):
+        if one.resolve() == other.resolve():
+            raise ValueError(f"{other} is there twice")
+    names = {folder: saved_config(folder).get("experiment") for folder in folders}
+    first = names[folders[0]]
+    for folder, name in names.items():
+        if name != first:
+            raise ValueError(f"{folder} is of {name!r}, {folders[0]} of {first!r}")
+    return importlib.import_module(pool.module_name(first))
+
+
+def parts_of(flag_values: Flags, folder: Path) -> list[Part]:
+    """Reads the points of a finished run.
+
+    Raises:
+        RunError: The run is not complete, damaged, or of another version.
     """
     read_summary(folder)
-    config = read_object(folder / "config.json")["config"]
+    config = saved_config(folder)
+    arrays = RunFolder(folder, config, read_only=True).arrays
     points = options_of(copy.deepcopy(flag_values), folder, {}).points()
-    arrays = load_arrays(folder / "arrays.npz")
-    found = []
+    parts = []
     for point in points:
-        own = {n: v for n, v in (config | config_of(point)).items() if n != "axes"}
+        own = {name: v for name, v in (config | config_of(point)).items() if name != "axes"}
         start = point.prefix
-        parts = {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)}
-        found.append((own, parts))
-    return found
+        parts.append(
+            Part(own, {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)})
+        )
+        if not parts[-1].arrays:
+            raise damaged(folder / "arrays.npz", f"it has no arrays of {start or 'the run'}")
+    return parts
 
 
-def seeds_joined(parts: Sequence[tuple[Mapping[str, Any], Arrays]]) -> tuple[dict, Arrays]:
-    """Runs of other seeds of one point as one.
+def join_seeds(parts: Sequence[Part]) -> Part:
+    """Joins runs of other seeds of one point.
 
     Raises:
-        ValueError: Seeds are missing or there twice, or an array is not of the seeds.
+        ValueError: Seeds are missing or there twice, or arrays are not of the seeds.
     """
     if len(parts) == 1:
-        return dict(parts[0][0]), parts[0][1]
-    parts = sorted(parts, key=lambda part: part[0]["first_seed"])
-    whole, total = dict(parts[0][0]), 0
-    for config, _ in parts:
-        if config["first_seed"] != whole["first_seed"] + total:
-            raise ValueError(f"seed {whole['first_seed'] + total} is in none, or in two of them")
-        total += config["num_seeds"]
+        return parts[0]
+    parts = sorted(parts, key=lambda part: part.config["first_seed"])
+    first, total = parts[0], 0
     for config, arrays in parts:
+        expected = first.config["first_seed"] + total
+        if config["first_seed"] != expected:
+            raise ValueError(f"seed {expected} is in none, or in two of the folders")
+        total += config["num_seeds"]
+        if arrays.keys() != first.arrays.keys():
+            name = min(arrays.keys() ^ first.arrays.keys())
+            raise ValueError(f"{name} is not among the arrays of all folders")
         for name, values in arrays.items():
             if np.shape(values)[:1] != (config["num_seeds"],):
                 raise ValueError(f"{name} of shape {np.shape(values)} is not of the seeds")
-    names = parts[0][1]
-    joined = {name: np.concatenate([arrays[name] for _, arrays in parts]) for name in names}
-    return whole | {"num_seeds": total}, joined
+    joined = {name: np.concatenate([part.arrays[name] for part in parts]) for name in first.arrays}
+    return Part({**first.config, "num_seeds": total}, joined)
+
+
+def whole_options(flag_values: Flags, folder: Path, configs: Sequence[Mapping[str, Any]]) -> Flags:
+    """Makes the flags of the command for all points.
+
+    Raises:
+        ValueError: Points differ in what is no axis, or are no grid.
+    """
+    whole = options_of(flag_values, folder, {})
+    for name in SEEDS:
+        if name in configs[0]:
+            whole[name].value = configs[0][name]
+    vars(whole)["axes"] = axes_of(configs, whole)
+    return whole
 
 
 def axes_of(configs: Sequence[Mapping[str, Any]], options: Flags) -> dict[str, list[str]]:
-    """The flags in which points differ, with their values as they are written.
+    """Lists the values of the flags in which points differ, as they are written.
 
     Raises:
         ValueError: They differ in what is no axis, or are no grid.
     """
     values = {n: list(dict.fromkeys(json.dumps(c.get(n)) for c in configs)) for n in configs[0]}
-    axes = {name: own for name, own in values.items() if len(own) > 1}
-    for name, own in axes.items():
-        single = name in options and type(options[name].parser) in vocabulary.SINGLE
-        if not single or name in SEEDS:
-            raise ValueError(f"the folders differ in {name}: {' and '.join(own)}")
+    axes = {name: texts for name, texts in values.items() if len(texts) > 1}
+    apart = [f"{name}: {' and '.join(texts)}" for name, texts in axes.items()]
+    if any(name in ONE_VALUE or not options.takes_several(name) for name in axes):
+        raise ValueError(f"the folders differ in {'; '.join(apart)}")
     if math.prod(map(len, axes.values())) != len(configs):
         raise ValueError(f"{len(configs)} points are not all of the grid of {', '.join(axes)}")
-    return {name: [str(json.loads(text)) for text in own] for name, own in axes.items()}
+    return {name: [str(json.loads(text)) for text in texts] for name, texts in axes.items()}
 
 
 if __name__ == "__main__":

@@ -21,13 +21,14 @@ from pathlib import Path
 import jax
 from absl import flags
 
+from experiments import verdicts
 from experiments.lab import cli
 from experiments.lab.experiment import experiment_of, experiments_of
 from experiments.lab.flags import check_names
 from experiments.reproducing.results_page import write_markdown
 from experiments.reproducing.sections import PRESETS, answers_of, untested
 from experiments.reproducing.unfinished import page, run_experiments
-from rank_collapse import report, runs
+from rank_collapse import runs
 
 EXPERIMENTS = experiments_of()  # in the order of the report
 
@@ -70,7 +71,7 @@ def main(options: flags.FlagValues) -> int:
     jax.config.update("jax_platforms", "cpu")  # accelerators are the workers'
     started, path = time.monotonic(), folder / "report.html"
 
-    def show(sections: list[report.Section]) -> None:
+    def show(sections: list[verdicts.Section]) -> None:
         text = page(sections, options.preset, started, folder / options.preset)
         runs.write_atomically(path, text.encode())
 
@@ -78,11 +79,11 @@ def main(options: flags.FlagValues) -> int:
     sections = run_experiments(chosen, options, folder / options.preset, show)
     answers = answers_of(sections)
     for answer in answers:
-        print(report.answer_lines(answer))
+        print(verdicts.answer_lines(answer))
     for text in untested(answers, chosen):
         print(f"{'not tested':14s} {text}")
     failed = [s.name for s in sections if s.status != "done"]
-    print(f"{report.count_line(answers)}.")
+    print(f"{verdicts.count_line(answers)}.")
     print(f"{len(sections) - len(failed)} of {len(sections)} experiments done: {path}")
     if options.markdown:
         print(f"written to {write_markdown(folder, Path(options.docs))}")

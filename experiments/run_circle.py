@@ -1,9 +1,380 @@
-"""Circle: a one-layer network that continues two walks along a circle, fed with its own output."""
+"""Circle: a one-layer network that continues two walks along a circle, fed with its own output.
 
-from experiments.lab import cli
-from experiments.paper.circle.experiment import EXPERIMENT
+Reproduces the circle figure of Dong, Cordonnier and Loukas (2021, section 4.3): trained to predict
+the next points of two walkers on the two halves of a circle, then applied to its own output 300
+times. Do the two points fall together?
 
-main, FLAGS = EXPERIMENT.main, EXPERIMENT.flags
+The commands are the published ones and train the published network: a skip around the attention in
+every variant, dropout 0.1 on points, attention weights, branches and last state. --do_mlp adds an
+MLP with its skip; --circle_skip is a skip around the recurrence: trained on the points plus those
+of the batch before, fed with the sum of its last input and output. --compare=published runs "base",
+"circle_skip" and "mlp" at widths 32, 64 and 128; --compare=theory compares networks
+with and without the skip around the attention, with and without an MLP; --compare=pure runs pure
+attention, what the paper means, beside "base" and with a skip or an MLP.
+
+    python -m experiments.run_circle --width 2 --depth 1 --num_labels 2 --seq_len 10 \\
+        --n_epochs 70 --n_train_data 1000 --n_repeat 2 --n_eval_data 300 --hidden_dim 32
+    python -m experiments.run_circle --compare=published --num_seeds=64
+
+Two CPU cores: 260 s of CPU time for 64 seeds of the three variants at width 128, 55 s for 32 seeds
+of --compare=pure at width 32. Expect a share of seeds, not one picture: `PUBLISHED_FELL` has the
+share of the published code for eight seeds. results.csv has a row per seed: the multiplier of the
+difference of two points at the collapsed point and the steps it predicts, the law's order, and the
+heads' τ = P_11 − P_21; arrays.npz the walks.
+"""
+
+import functools
+import itertools
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from experiments.lab import cli, vocabulary
+from experiments.lab.experiment import Experiment, Finding, Shown, by_name, open_run
+from experiments.lab.flags import Flags
+from experiments.lab.folder import RunFolder
+from experiments.lab.statements import row_of
+from experiments.paper.circle import walks
+from experiments.paper.circle.task import RADIUS
+from experiments.paper.circle.walks import known, parts_of
+from experiments.train import arguments
+from experiments.train.training import TrainedTask, model_files, results_of
+from experiments.verdicts import Comparison
+from experiments.verdicts.claims import of_mean
+from experiments.verdicts.statistics import by_seed, fisher_exact
+from rank_collapse.report import figures
+from rank_collapse.report.intervals import wilson_interval
+
+# What the published code trains: a skip around the attention in each of them.
+PUBLISHED = ("base", "circle_skip", "mlp")
+
+# What the theory covers: the sublayers one by one, with and without a skip around the attention.
+THEORY = ("attention", "attention+skip", "attention+mlp", "attention+skip+mlp")
+COMPARED = {
+    "published": PUBLISHED,
+    "theory": THEORY,
+    "all": (*PUBLISHED, *THEORY),
+    "pure": ("base", *THEORY[:3]),
+}
+WIDTHS = (32, 64, 128)
+
+WHOLE = {"base": "published network", "attention": "attention alone"}
+PARTS = {"circle_skip": "skip around recurrence", "mlp": "MLP"}
+
+# How often the published code itself lets the two walkers fall nearer than `TOGETHER`: its three
+# commands at three widths, with --seed 1 to 8.
+PUBLISHED_SEEDS = 8
+PUBLISHED_FELL = {
+    ("base", 32): 1,
+    ("base", 64): 3,
+    ("base", 128): 1,
+    ("circle_skip", 32): 0,
+    ("circle_skip", 64): 0,
+    ("circle_skip", 128): 0,
+    ("mlp", 32): 2,
+    ("mlp", 64): 1,
+    ("mlp", 128): 2,
+}
+
+# {variant: (statement that it keeps walkers apart, the variant without what does)}
+APART = {
+    "circle_skip": ("circle skip", "base"),
+    "attention+skip": ("circle skip", "attention"),
+    "mlp": ("circle mlp", "base"),
+    "attention+mlp": ("circle mlp", "attention"),
+}
+ORDERS = {"attention": "rate", "attention+mlp": "mlp rate"}  # without skips
+
+FLAGS = arguments.make_flags(
+    "circle",
+    shows="distance_at_end",
+    monitor=False,
+    num_heads=2,
+    depth=1,
+    d_model=32,
+    num_tokens=2,
+    num_labels=2,
+    n_train_data=1000,
+    n_eval_data=300,
+    n_epochs=70,
+    batch_size=30,
+    learning_rate=1e-5,
+)
+define = cli.definer(FLAGS)
+define(
+    "boolean",
+    "circle_skip",
+    False,
+    "A skip around the recurrence: each step's input is the sum of the last step's input and "
+    "output; trained on the points plus those of the batch before.",
+)
+text = (
+    "Several variants at each of the --widths: the three published ones, the theory's (attention "
+    "with and without a skip around it, with and without an MLP), all, or pure attention beside "
+    "what keeps walkers apart."
+)
+define("enum", "compare", "", text, ["", *COMPARED])
+vocabulary.numbers(FLAGS, "widths", list(WIDTHS), "Model widths of --compare.", lower_bound=3)
+text = "Accepted as in the published commands; this experiment has no use for it."
+for name in ("n_repeat", "path_len", "n_paths"):
+    define("integer", name, None, text)
+define("boolean", "no_sub_path", False, text)
+
+Cases = Mapping[str, TrainedTask]  # {"variant, d=width": what is trained}
+ByCase = Mapping[str, Any]  # {case: as `training.results_of`}
+
+
+def make_cases(options: flags.FlagValues) -> Cases:
+    """{"variant, width": what is trained} of the flags.
+
+    Raises:
+        ValueError: Flags that do not fit each other.
+    """
+    if options.num_labels != 2:
+        raise ValueError(f"num_labels={options.num_labels}: a point of the plane has 2 coordinates")
+    if options.n_train_data < 4:
+        raise ValueError(f"n_train_data={options.n_train_data} points are too few for two walks")
+    chosen = ["circle_skip"] * options.circle_skip + ["mlp"] * options.do_mlp
+    names = [f"{'+'.join(chosen) or 'base'}, d={options.d_model}"]
+    if options.compare:
+        pairs = itertools.product(options.widths, COMPARED[options.compare])
+        names = [f"{variant}, d={width}" for width, variant in pairs]
+    return {name: walks.setup(options, name) for name in names}
+
+
+def measure(options: flags.FlagValues, cases: Cases, run: RunFolder) -> ByCase:
+    """The walks of every case."""
+    return results_of(options, cases, run, functools.partial(walks.roll_out, options.n_eval_data))
+
+
+def rows_of(results, cases):
+    """One row per case and seed; where the walkers went step by step is in arrays.npz."""
+    for name, case in results.items():
+        variant, width = parts_of(name)
+        for row in by_seed(walks.measures_of(case)):
+            numbers = {n: int(v) if isinstance(v, bool) else v for n, v in row.items()}
+            known_numbers = {n: None if v != v else v for n, v in numbers.items()}  # NaN
+            yield {"case": name, "variant": variant, "width": width} | known_numbers
+
+
+def in_words(variant: str) -> str:
+    """What is trained: "attention and MLP"."""
+    parts = [PARTS.get(part, part) for part in variant.split("+")]
+    return WHOLE.get(variant, " and ".join(parts))
+
+
+def shares_figure(results, cases):
+    """Share of seeds whose two walkers end together, with 95 % intervals. Equal shares are the
+    result: an MLP keeps no walkers apart, and the published network is one with a skip around its
+    attention."""
+    found = known(results)
+    variants, widths = (list(dict.fromkeys(own)) for own in zip(*found, strict=True))
+    fig, axes = figures.figure(1, len(widths), width=4.2, height=3.1, sharey=True)
+    for (variant, width), case in found.items():
+        i, ax, fell = variants.index(variant), axes[0, widths.index(width)], case["fell"]
+        counts = {"here": (int(fell.sum()), len(fell))}
+        if (variant, width) in PUBLISHED_FELL:
+            counts["published code"] = PUBLISHED_FELL[variant, width], PUBLISHED_SEEDS
+        for index, (label, (count, total)) in enumerate(counts.items()):
+            shown, ends = f"{label}, {total} seeds", wilson_interval(count, total)
+            x = i + 0.16 * index
+            figures.interval(ax, x, count / total, ends, None if i else shown, index)
+        labels = [textwrap.fill(in_words(own), 11) for own in variants]
+        ax.set_xticks(range(len(variants)), labels, fontsize=8)
+        ax.set(title=f"width {width}", ylim=(-0.04, 1.04), xlim=(-0.5, len(variants) - 0.4))
+    axes.flat[0].set_ylabel("share of seeds whose walkers fall together")
+    fig.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return fig
+
+
+def steps_figure(results, cases):
+    """Steps from a distance of 1e-2 to 1e-6 of the seeds that fell, against the prediction from the
+    multiplier at the collapsed point."""
+    fig, axes = figures.figure(1, 1, width=6.6, height=3.8)
+    found, ax, shown = known(results), axes[0, 0], []
+    variants, widths = (list(dict.fromkeys(own)) for own in zip(*found, strict=True))
+    for (variant, width), case in found.items():
+        steps = np.stack([case["predicted_steps"], case["measured_steps"]])
+        # A multiplier of 0, pure attention's, predicts no number of steps: its law is cubic.
+        known_steps = case["fell"] & np.isfinite(steps).all(axis=0) & (steps[0] >= 0.5)
+        if known_steps.any():
+            x, y = steps[:, known_steps]
+            shown += [*x, *y]
+            ax.plot(
+                x,
+                y,
+                ls="none",
+                alpha=0.7,
+                markersize=5,
+                label=f"{in_words(variant)}, width {width}",
+                color=figures.color(variants.index(variant)),
+                marker=figures.MARKERS[widths.index(width)],
+            )
+    ends = [min(shown, default=1) / 1.2, max(shown, default=300) * 1.2]
+    ax.plot(ends, ends, color="gray", linewidth=0.8, label="equal")
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlim=ends,
+        ylim=ends,
+        xlabel="steps predicted, ln(1e-4) / ln μ",
+        ylabel="steps measured",
+        title="From a distance of 1e-2 to 1e-6",
+    )
+    for axis in (ax.xaxis, ax.yaxis):  # 1, 2, 5, 10: those of a log axis overlap within a decade
+        axis.get_major_locator().set_params(subs=(1, 2, 5))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside right upper")
+    return fig
+
+
+def trajectories_figure(results, cases):
+    """The two sequences of one seed, fed with their own continuation: the first that fell, where
+    one did. Where two panels are alike, the MLP or the published network changes nothing."""
+    found = known(results)
+    places = [(width, variant) for variant, width in found]
+    fig, axes, own = figures.grid(places, width=2.8, height=2.9)
+    angle = np.linspace(0, 2 * np.pi, 200)
+    for ax, ((variant, width), case) in zip(own, found.items(), strict=True):
+        fell = case["fell"]
+        first = np.argmax(fell)
+        ax.plot(RADIUS * np.cos(angle), RADIUS * np.sin(angle), color="lightgray", linewidth=4)
+        for walker, path in enumerate(case["trajectory"][first].swapaxes(0, 1)):
+            ax.plot(
+                *path.T,
+                color=figures.color(walker),
+                marker=".",
+                markersize=3,
+                linewidth=0.5,
+                label=f"sequence {walker + 1}",
+            )
+            ax.plot(*path[0], color=figures.color(walker), marker="o", markersize=6)
+        where = f"{in_words(variant)}, width {width}"
+        seed, count = case["seed"][first], f"{fell.sum()} of {len(fell)} fell"
+        ax.set_title(f"{where}\nseed {seed}; {count}", fontsize=9)
+        ax.set(xlim=(-0.56, 0.56), ylim=(-0.56, 0.56), xlabel="x", ylabel="y", aspect="equal")
+    axes.flat[0].legend(loc="upper right")
+    return fig
+
+
+def distance_figure(results, cases):
+    """Distance between the two sequences by step, one line per seed; blue: fell. Below 1e-9 it is
+    drawn there. Pure attention falls within some ten steps, a skip makes the fall exponential."""
+    found = known(results)
+    places = [(width, variant) for variant, width in found]
+    fig, axes, own = figures.grid(places, width=2.8, height=2.2, sharex=True, sharey=True)
+    for ax, ((variant, width), case) in zip(own, found.items(), strict=True):
+        for fallen, index in ((False, 7), (True, 0)):
+            lines = np.maximum(case["distance"][case["fell"] == fallen], 1e-9)
+            ax.plot(lines.T, color=figures.color(index), linewidth=0.7, alpha=0.6)
+        ax.set_title(f"{in_words(variant)}, width {width}", fontsize=9)
+        ax.set(yscale="log")
+    figures.outer_labels(axes, "step", "distance of the walkers")
+    return fig
+
+
+def finding(results, cases):
+    """How many seeds fall, in pure attention and with what is to prevent it."""
+    (_, width), *_ = known(results)
+    fell = {variant: case["fell"] for (variant, d), case in known(results).items() if d == width}
+    if "attention" not in fell:
+        return None
+    beside = {"attention+skip": "a skip around the attention", "attention+mlp": "an MLP"}
+    counts = ", ".join(f"with {what} in {fell[v].sum()}" for v, what in beside.items() if v in fell)
+    own = fell["attention"]
+    return Finding(
+        "shares",
+        "Fed with its own output, a layer of attention alone lets two walkers on a circle fall "
+        f"together in {own.sum()} of {len(own)} seeds, {counts} (width {width}).",
+    )
+
+
+def claims(results, cases):
+    """Who falls together, as published and as pure attention; who of those that do is kept apart by
+    a skip or an MLP; how fast they fall."""
+    found, fall = known(results), np.log10(walks.TOGETHER)
+    ends = {name: walks.log10_at_end(case) for name, case in results.items()}
+    for (variant, width), case in found.items():
+        key, without = APART.get(variant, ("", ""))
+        own, other = ends[case["name"]], found.get((without, width))
+        if variant in ("base", "attention"):
+            yield row_of("circle", case["name"], own)
+        if other is not None:
+            both = np.intersect1d(case["seed"], other["seed"])
+            fell, apart = own[both] < fall, ends[other["name"]][both] >= fall
+            why = f"those of {len(both)} seeds that fall without; "
+            why += f"{np.sum(fell & apart)} fall only with"
+            yield row_of(key, case["name"], own[both][~apart], why=why)
+        if variant in ORDERS:
+            yield of_mean(ORDERS[variant], f"recurrent, {case['name']}", case["orders"])
+
+
+def compare(results, cases):
+    """Counts and orders of the law, beside the published code's and the theory's."""
+    for cell, case in known(results).items():
+        fell, name, published, note = case["fell"], case["name"], None, ""
+        count, total = int(fell.sum()), len(fell)
+        if cell in PUBLISHED_FELL:
+            theirs = PUBLISHED_FELL[cell], PUBLISHED_SEEDS
+            published = "{} of {}".format(*theirs)
+            note = "published: the published code, run with seeds 1 to 8; Fisher's exact p = "
+            note += f"{fisher_exact(count, total, *theirs):.2g}"
+        text = f"{name}: seeds that fell together"
+        yield Comparison(text, f"{count} of {total}", published, note)
+        if case["orders"].size:
+            theory, order = 3 if cell[0] in ORDERS else 1, float(np.median(case["orders"]))
+            yield Comparison(f"{name}: order p of d' ~ d^p, median", order, f"theory: {theory}")
+        # δ' = Σ_h τ_h δ W_h: do heads of opposite sign keep two walkers apart?
+        opposite = case["opposite_at_start"]
+        (k, n), alike = (
+            (int(fell[these].sum()), int(these.sum())) for these in (opposite, ~opposite)
+        )
+        if count and n and alike[1]:
+            p = fisher_exact(k, n, *alike)
+            yield Comparison(
+                f"{name}: fell, of those whose heads' τ begin with opposite signs",
+                f"{k} of {n}",
+                "theory: fewer",
+                "of the same sign {} of {}; Fisher's exact p = {:.2g}".format(*alike, p),
+            )
+
+
+EXPERIMENT = Experiment(
+    order=80,
+    title="Circle: recurrent attention",
+    brief="a layer fed with its own output, as published and as the theory has it: share of seeds "
+    "that collapse, at which rate",
+    claim="Section 4.3: a one-layer network fed with its own output lets the two walkers fall "
+    "together when it is pure attention; a skip or an MLP counteracts that.",
+    presets={
+        # A tenth of the steps at ten times the rate: of seed 0 all answers are the same.
+        "quick": "--compare=pure --widths=32 --num_seeds=32 --n_epochs=7 --learning_rate=1e-4",
+        "paper": "--compare=all --num_seeds=64",
+        "tiny": "--num_seeds=2 --d_model=4 --n_train_data=6 --n_eval_data=4 --n_epochs=1 "
+        "--batch_size=3 --widths=4",
+    },
+)
+FIGURES = by_name(shares_figure, steps_figure, trajectories_figure, distance_figure)
+
+
+def main(options: Flags) -> Shown:
+    """Measures what the run lacks, and shows it."""
+    with open_run(options, make_cases) as run:
+        points = run.measure(measure)
+        return run.publish(
+            points,
+            table=rows_of,
+            figures=FIGURES,
+            claims=claims,
+            compare=compare,
+            finding=finding,
+            files=model_files,
+        )
+
 
 if __name__ == "__main__":
     cli.run(main, FLAGS)

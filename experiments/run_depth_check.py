@@ -27,14 +27,14 @@ import xarray as xr
 import rank_collapse as rc
 from experiments.lab import cli, labelled, vocabulary
 from experiments.lab.executor import Executor
-from experiments.lab.experiment import Drawing, Experiment
-from experiments.lab.flags import content_hash
+from experiments.lab.experiment import Experiment, Shown, by_name, open_run
+from experiments.lab.flags import Flags, content_hash
 from experiments.lab.labelled import along, beside, rows
+from experiments.verdicts.claims import Row
+from experiments.verdicts.page import Comparison
 from rank_collapse.measures.coord_check import MEANING
-from rank_collapse.report.claims import Row
 from rank_collapse.report.coord_check import coordinates_figure
-from rank_collapse.report.page import Comparison
-from rank_collapse.report.statistics import slope
+from rank_collapse.report.intervals import slope
 from rank_collapse.text.tokens import read_texts
 from rank_collapse.text.words import default_text
 from rank_collapse.training.depth_check import Training, byte_model, bytes_of, trained
@@ -166,33 +166,47 @@ def quantities_figure(found: xr.Dataset, setup: Setup):
 
 
 EXPERIMENT = Experiment(
-    about=__doc__,
-    flags=FLAGS,
     order=75,
-    brief="ten steps of training at 2 to 64 layers: sizes, tokens, gradients by depth rule",
     title="Depth parametrisations",
+    brief="ten steps of training at 2 to 64 layers: sizes, tokens, gradients by depth rule",
     claim="With CompleteP mean |x_L| stays of one size over depth for ten steps, with standard "
     "parametrisation it grows (Dey et al. 2025, figure 7), and with α = 1 blocks do not become "
     "linear in their weights (figure 6). No paper says what the tokens do.",
     presets={
         "quick": "--rule=mup,half,completep --depth=2,8,32 --num_seeds=3",
         "paper": {
-            "bytes": ["--rule=mup,half,completep", DEEP, "--num_seeds=3", "--d_model=64,256"],
-            "RTE": ["--rule=mup,completep", DEEP, "--text_file=../shared/data/RTE/train.tsv"],
+            "bytes": f"--rule=mup,half,completep {DEEP} --num_seeds=3 --d_model=64,256",
+            "RTE": f"--rule=mup,completep {DEEP} --text_file=data/RTE/train.tsv",
         },
         "tiny": "--num_seeds=2 --rule=mup,half,completep --depth=1,2 --d_model=8 --num_tokens=8 "
         "--batch_size=1 --steps=2 --base_depth=1",
     },
-    extra=lambda setup: {"text_sha256": content_hash(setup.text.tobytes())},
-    setup=setup_of,
-    axes=AXES,
-    measure=measure,
-    table=lambda found, setup: labelled.table(found, (*AXES, "seed", "step"), COLUMNS),
-    claims=claims,
-    compare=compare,
-    figures=Drawing.all(quantities_figure),
 )
-main = EXPERIMENT.main
+FIGURES = by_name(quantities_figure)
+
+
+def identity(setup: Setup) -> dict[str, str]:
+    """Identifies the text, for config.json."""
+    return {"text_sha256": content_hash(setup.text.tobytes())}
+
+
+def table(found: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
+    """Makes a row for each rule, depth, width, seed and step."""
+    return labelled.table(found, (*AXES, "seed", "step"), COLUMNS)
+
+
+def main(options: Flags) -> Shown:
+    """Measures what the run lacks, and shows it."""
+    with open_run(options, setup_of, identity) as run:
+        points = run.measure(measure, over=AXES)
+        return run.publish(
+            points,
+            table=table,
+            figures=FIGURES,
+            claims=claims,
+            compare=compare,
+        )
+
 
 if __name__ == "__main__":
     cli.run(main, FLAGS)

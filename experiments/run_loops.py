@@ -21,10 +21,11 @@ import xarray as xr
 import rank_collapse as rc
 from experiments.lab import cli, labelled, vocabulary
 from experiments.lab.executor import Executor
-from experiments.lab.experiment import Drawing, Experiment
+from experiments.lab.experiment import Experiment, Shown, by_name, open_run
+from experiments.lab.flags import Flags
 from experiments.lab.labelled import rows
+from experiments.verdicts.claims import Row
 from rank_collapse.report import figures
-from rank_collapse.report.claims import Row
 
 AXES = ("tied", "gain_power", "depth")
 COLUMNS = ("rms", "token_cosine", "residual_ratio", "fixed_point", "transverse", "path_length")
@@ -110,11 +111,9 @@ def by_loop(found: xr.Dataset, name: str, ylabel: str, **how: Any):
 
 
 EXPERIMENT = Experiment(
-    about=__doc__,
-    flags=FLAGS,
     order=76,
-    brief="one layer passed 64 times, gains 1/√N and 1/N: growth and alignment of tokens",
     title="Looped networks",
+    brief="one layer passed 64 times, gains 1/√N and 1/N: growth and alignment of tokens",
     claim="With tied weights a gain of 1/√N lets states grow with the number of loops, 1/N does "
     "not (Wang et al. 2026). Whether tokens align no paper says.",
     presets={
@@ -123,14 +122,26 @@ EXPERIMENT = Experiment(
         "tiny": "--depth=2 --tied=true,false --gain_power=0.5,1 --num_seeds=2 --num_heads=2 "
         "--d_model=8 --num_tokens=4",
     },
-    setup=network,
-    axes=AXES,
-    measure=measure,
-    table=lambda found, _: labelled.table(found, (*AXES, "seed", "loop"), COLUMNS),
-    claims=claims,
-    figures=Drawing.all(states_figure, tokens_figure),
 )
-main = EXPERIMENT.main
+FIGURES = by_name(states_figure, tokens_figure)
+
+
+def table(found: xr.Dataset, config: Any) -> Iterator[dict[str, Any]]:
+    """Makes a row for each network, seed and loop."""
+    return labelled.table(found, (*AXES, "seed", "loop"), COLUMNS)
+
+
+def main(options: Flags) -> Shown:
+    """Measures what the run lacks, and shows it."""
+    with open_run(options, network) as run:
+        points = run.measure(measure, over=AXES)
+        return run.publish(
+            points,
+            table=table,
+            figures=FIGURES,
+            claims=claims,
+        )
+
 
 if __name__ == "__main__":
     cli.run(main, FLAGS)

@@ -1,9 +1,223 @@
-"""Path counts: how many of a network's paths have each length."""
+"""Path counts: how many of a network's paths have each length.
 
-from experiments.lab import cli
-from experiments.paper.path_counts import EXPERIMENT
+Reproduces the figure "distribution of path lengths" of Dong, Cordonnier and Loukas (2021): a
+network of L layers with H heads and skips has (1+H)^L paths, C(L,k) H^k of them of length k, so a
+share Binomial(L, H/(1+H)) of them. Counts in exact integers and compares with the binomial law.
 
-main, FLAGS = EXPERIMENT.main, EXPERIMENT.flags
+    python -m experiments.run_path_counts
+    python -m experiments.run_path_counts --heads=16 --layers=24      (any architecture)
+
+Weighted by what each layer adds, paths are short. Five language models have published shares of
+their attention branches (arXiv 2602.16837); the law of their path lengths stands beside the count.
+
+Takes 2 seconds on a CPU. Expect the mass of GPT-3 (H = L = 96) at lengths 91 to 96.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from experiments.lab import cli, vocabulary
+from experiments.lab.experiment import Experiment, Shown, by_name, open_run
+from experiments.lab.flags import Flags
+from experiments.lab.folder import RunFolder
+from experiments.verdicts import Comparison
+from rank_collapse.paths.enumeration import count_paths
+from rank_collapse.paths.lengths import path_length_law
+from rank_collapse.report import figures
+
+# (heads, layers) as published by the authors of each architecture.
+ARCHITECTURES = {
+    "DistilBERT": (12, 6),
+    "MobileBERT": (4, 12),
+    "BERT-base, ViT-B": (12, 12),
+    "BERT-large, ViT-L": (16, 24),
+    "ViT-H": (16, 32),
+    "T5-3B": (32, 24),
+    "T5-11B": (128, 24),
+    "GPT-3": (96, 96),
+    "DeiT-T": (3, 12),
+}
+# Shares of attention branches by layer, of five language models; the file names their source.
+SHARES = Path(__file__).parent / "paper/attention_shares.json"
+MAX_DEPTH = 100_000
+MAX_EXACT_DEPTH = 1000  # beyond it, logarithms: the integers have thousands of digits
+COLUMNS = 3  # panels in a row
+
+FLAGS = cli.make_flags("path_counts", shows="log10_paths,length=last")
+text = "Heads of architectures of your own, in pairs with --layers."
+vocabulary.numbers(FLAGS, "heads", [], text, lower_bound=1)
+vocabulary.numbers(FLAGS, "layers", [], "Layers of the same architectures.", lower_bound=1)
+
+Sizes = dict[str, tuple[int, int]]  # {architecture: (heads, layers)}
+Tables = dict[str, list[dict[str, Any]]]  # {architecture: rows of `path_table`}
+
+
+def architectures(options: flags.FlagValues) -> Sizes:
+    """The published architectures, or those of the flags.
+
+    Raises:
+        ValueError: Lists of different lengths, or more layers than `MAX_DEPTH`.
+    """
+    heads, layers = options.heads, options.layers
+    if len(heads) != len(layers):
+        raise ValueError(f"--heads has {len(heads)} values and --layers {len(layers)}")
+    if max(layers, default=0) > MAX_DEPTH:
+        raise ValueError(f"--layers={max(layers)} is above {MAX_DEPTH}")
+    pairs = zip(heads, layers, strict=True)
+    return {f"H={h}, L={l}": (h, l) for h, l in pairs} or ARCHITECTURES
+
+
+def path_table(heads: int, layers: int) -> list[dict[str, Any]]:
+    """One row per length k: C(L, k) H^k paths of (1+H)^L and their share, exactly or, of very deep
+    networks, from logarithms and without the number itself; and the law."""
+    if layers > MAX_EXACT_DEPTH:
+        logs, total = binomial(layers, heads, log=True), layers * math.log(1 + heads)
+        counted = [("", (log + total) / math.log(10), math.exp(log)) for log in logs]
+    else:
+        counts = count_paths(layers, heads)
+        total = sum(counts)
+        counted = [(count, math.log10(count), float(Fraction(count, total))) for count in counts]
+    names = ("length", "paths", "log10_paths", "share", "binomial")
+    rows = zip(range(layers + 1), *zip(*counted, strict=True), binomial(layers, heads), strict=True)
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def binomial(layers: int, heads: int, log: bool = False) -> list[float]:
+    """Binomial(L, H/(1+H)) at 0 .. L, or its logarithm, from the law of the layers skipped."""
+    from scipy import stats  # takes a second to import, which `--help` need not
+
+    law = stats.binom(layers, 1 / (1 + heads))
+    return (law.logpmf if log else law.pmf)(np.arange(layers, -1, -1)).tolist()
+
+
+def measure(options: Flags, sizes: Sizes, run: RunFolder) -> Tables:
+    """Counts the paths of all networks: integers in closed form, of which the run keeps the table
+    alone."""
+    return {name: path_table(*size) for name, size in sizes.items()}
+
+
+def rows_of(tables: Tables, sizes: Sizes) -> Iterator[dict[str, Any]]:
+    """Makes a row for each architecture and length."""
+    for name, (heads, layers) in sizes.items():
+        for row in tables[name]:
+            yield {"architecture": name, "heads": heads, "layers": layers} | row
+
+
+def column(table: list[dict[str, Any]], name: str) -> np.ndarray:
+    """One column as numbers."""
+    return np.array([row[name] for row in table])
+
+
+def path_counts_figure(tables: Tables, sizes: Sizes):
+    """Share of paths by length: exact counts (bars) and law (dots)."""
+    fig, axes = figures.panels(len(tables), COLUMNS, width=3.3, height=2.1)
+    for ax, (name, table) in zip(axes.flat, tables.items(), strict=False):
+        lengths, share, law = (column(table, n) for n in ("length", "share", "binomial"))
+        ax.bar(lengths, share, width=0.85, color=figures.color(5), label="counted")
+        ax.plot(lengths, law, ".", color=figures.color(1), markersize=3.5, label="binomial")
+        ax.set_title(name, fontsize=9)
+        figures.integer_ticks(ax)
+    figures.outer_labels(axes, "path length", "share of paths")
+    axes[0, 0].legend(loc="upper left")
+    return fig
+
+
+def weigh_lengths() -> dict[str, tuple[int, np.ndarray]]:
+    """Computes {model: (heads, the law of its path lengths)} from the published shares."""
+    models = json.loads(SHARES.read_text("utf-8"))["models"]
+    return {
+        name: (model["num_heads"], path_length_law(np.array(model["shares"])))
+        for name, model in models.items()
+    }
+
+
+def weighted_lengths_figure(tables: Tables, sizes: Sizes):
+    """Share of paths by length of five language models: each path counted once, as in the paper
+    (grey), and weighted by the published share of each layer's attention branch (colour). The
+    weighted mean is about four layers, whatever the depth."""
+    models = weigh_lengths()
+    fig, axes = figures.panels(len(models), COLUMNS, width=3.3, height=2.1)
+    for ax, (name, (heads, law)) in zip(axes.flat, models.items(), strict=False):
+        lengths = np.arange(len(law))
+        counted = binomial(len(law) - 1, heads)
+        ax.bar(lengths, counted, width=0.85, color="0.7", label="counted")
+        ax.bar(lengths, law, width=0.85, color=figures.color(0), label="weighted")
+        ax.set_title(f"{name}, {len(law) - 1} layers", fontsize=9)
+        figures.integer_ticks(ax)
+    figures.outer_labels(axes, "path length", "share of paths")
+    axes[0, 0].legend()
+    return fig
+
+
+def compare_weighted() -> list[Comparison]:
+    """Compares mean lengths by weight with mean lengths by count."""
+    rows = []
+    for name, (heads, law) in weigh_lengths().items():
+        depth, reached = len(law) - 1, np.cumsum(law)
+        rows.append(
+            Comparison(
+                f"{name} (H={heads}, L={depth}): mean path length by weight",
+                float(law @ np.arange(depth + 1)),
+                depth * heads / (1 + heads),
+                f"beside it by count; median {np.argmax(reached >= 0.5)}, "
+                f"{reached[3]:.2g} of the weight at most 3 long, "
+                f"99 % at most {np.argmax(reached >= 0.99)}",
+            )
+        )
+    return rows
+
+
+def compare(tables, sizes):
+    """Exact counts beside the binomial law, an identity; mean lengths and the number of paths."""
+    shares = {name: column(table, "share") for name, table in tables.items()}
+    away = max(np.abs(shares[n] - column(t, "binomial")).max() for n, t in tables.items())
+    law = Comparison("largest difference of a share of paths from the binomial law", float(away), 0)
+    return (
+        [law]
+        + [
+            Comparison(
+                f"{name} (H={heads}, L={layers}): mean path length",
+                float(shares[name] @ np.arange(layers + 1)),
+                layers * heads / (1 + heads),
+                f"published: L H/(1+H); 10^{layers * math.log10(1 + heads):.1f} paths, "
+                f"{shares[name][: layers // 2 + 1].sum():.2g} of them at most L/2 long",
+            )
+            for name, (heads, layers) in sizes.items()
+        ]
+        + compare_weighted()
+    )
+
+
+EXPERIMENT = Experiment(
+    order=20,
+    title="Paths by length",
+    brief="number of paths by length of BERT, GPT-3 and others, or of any H and L",
+    claim="Path decomposition: a network of L layers and H heads is a sum over (1+H)^L paths, "
+    "whose lengths follow Binomial(L, H/(1+H)), so most paths are long, although long paths "
+    "contribute least (published figure of path length distributions).",
+    presets={"quick": "", "paper": "", "tiny": "--heads=2 --layers=2"},
+)
+FIGURES = by_name(path_counts_figure, weighted_lengths_figure)
+
+
+def main(options: Flags) -> Shown:
+    """Measures what the run lacks, and shows it."""
+    with open_run(options, architectures) as run:
+        points = run.measure(measure)
+        return run.publish(
+            points,
+            table=rows_of,
+            figures=FIGURES,
+            compare=compare,
+        )
+
 
 if __name__ == "__main__":
     cli.run(main, FLAGS)

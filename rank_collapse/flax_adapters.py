@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx, traverse_util
 from jaxtyping import Array
 
-from rank_collapse.network.projections import AttentionParams, repeat_groups
+from rank_collapse.network.attention import AttentionParams, repeat_groups
 
 _OURS = {"query": ("w_q", "b_q"), "key": ("w_k", "b_k"), "value": ("w_v", "b_v")}
 _OURS["out"] = ("w_o", "b_o")

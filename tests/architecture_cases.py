@@ -294,46 +294,6 @@ FORMS = {
     ),
     "qwen2_moe": Case("Qwen2MoeForCausalLM", QWEN_EXPERTS | {"shared_expert_intermediate_size": 8}),
     "qwen3_moe": Case("Qwen3MoeForCausalLM", QWEN_EXPERTS | {"norm_topk_prob": True}),
-    "gpt_oss": Case(
-        "GptOssForCausalLM",
-        EXPERTS
-        | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 6, "swiglu_limit": 1.0}
-        | {"layer_types": ["full_attention", "sliding_attention"]}
-        | WINDOW,
-        "sharded",
-    ),
-    "gpt_oss-plain": Case(
-        "GptOssModel",
-        EXPERTS
-        | {"num_local_experts": 3, "num_experts_per_tok": 1, "num_key_value_heads": 6}
-        | {"attention_bias": False, "rope_parameters": {"rope_theta": 20.0}, "head_dim": 4}
-        | WINDOW
-        | {"num_hidden_layers": 3},
-    ),
-    "diffllama": Case(
-        "DiffLlamaForCausalLM",
-        LLAMA
-        | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6}
-        | {"attention_bias": True, "lambda_std_dev": 0.5},
-        "sharded",
-    ),
-    "diffllama-plain": Case(
-        "DiffLlamaModel", LLAMA | {"num_attention_heads": 6, "rope_parameters": {"rope_theta": 9.0}}
-    ),
-    "qwen3_next": Case(
-        "Qwen3NextForCausalLM",
-        QWEN_EXPERTS
-        | {"shared_expert_intermediate_size": 8, "head_dim": 8}
-        | {"layer_types": ["full_attention"] * 2},
-        "sharded",
-    ),
-    "qwen3_next-biased": Case(
-        "Qwen3NextModel",
-        QWEN_EXPERTS
-        | {"shared_expert_intermediate_size": 8, "head_dim": 6, "num_key_value_heads": 6}
-        | {"layer_types": ["full_attention"] * 2, "attention_bias": True, "norm_topk_prob": False}
-        | {"rope_parameters": {"rope_theta": 9.0, "partial_rotary_factor": 1.0}},
-    ),
     "modernbert": Case("ModernBertModel", MODERN, "sharded"),
     "modernbert-biased": Case(
         "ModernBertForMaskedLM",

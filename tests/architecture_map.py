@@ -1,7 +1,7 @@
 """The levels of imports and the packages of the tree, as docs/architecture.md has them.
 
-`PYTHONPATH=. python tests/site_pages.py --write` puts them there. A package is described by the
-first line of its docstring.
+`PYTHONPATH=.:tests python tests_docs/site_pages.py --write` puts them there. A package is described
+by the first line of its docstring.
 """
 
 import ast

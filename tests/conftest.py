@@ -1,8 +1,7 @@
 """A strict suite: annotations checked, rank promotion refused, several CPU devices.
 
-Nearly all of its time is compilation. So programs are compiled with few optimisations (tests that
-must see what users run take the fixture `optimized`), and once for all processes and runs: what
-was compiled is kept in .pytest_cache, by JAX's own key of version, flags and program.
+Nearly all of its time is compilation: see `compiling`. Tests that must see what users run take the
+fixture `optimized`.
 """
 
 import gc
@@ -10,17 +9,16 @@ import os
 import signal
 from pathlib import Path
 
-import compiling  # noqa: F401
 import numpy as np
 import pytest
+from compiling import pytest_configure  # noqa: F401
 from jaxtyping import install_import_hook
 from tolerance import assert_allclose
+from untouched import REPOSITORY, root_stays_as_it_is  # noqa: F401
 
 np.testing.assert_allclose = assert_allclose
 
 os.environ.setdefault("MPLBACKEND", "Agg")
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 # Under nohup, or behind "&" in a script, these are ignored, and children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -28,47 +26,11 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import jax  # noqa: E402
 
-# Said again, in case that a plugin of pytest has imported JAX before.
-if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] != "0":
-    jax.config.update("jax_disable_most_optimizations", True)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_num_cpu_devices", int(os.environ.get("JAX_NUM_CPU_DEVICES", 2)))
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.devices()  # starts JAX, so that no binary run inside a test changes the number of devices
 
 install_import_hook("rank_collapse", "type_checks.checked")
-
-REPOSITORY = Path(__file__).resolve().parent.parent
-MOST_BYTES = 10**9  # of programs kept between runs; one whole run has about a fifth of it
-
-
-def pytest_configure(config):
-    """Names the folder of compiled programs, in the first process: workers inherit it."""
-    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or kept_programs(config)
-    if folder:
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
-        jax.config.update("jax_compilation_cache_dir", folder)
-
-
-def kept_programs(config) -> str | None:
-    """The folder in pytest's cache; none where nothing can be kept."""
-    cache = getattr(config, "cache", None)  # none with -p no:cacheprovider
-    if cache is None:
-        return None
-    try:
-        folder = cache.mkdir("programs")
-        keep_newest(folder, MOST_BYTES)
-    except (OSError, RuntimeError):
-        return None
-    return str(folder) if os.access(folder, os.W_OK) else None
-
-
-def keep_newest(folder: Path, most: int) -> None:
-    """Deletes the programs compiled first, until the others are `most` bytes or fewer."""
-    for path in sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime, reverse=True):
-        most -= path.stat().st_size
-        if most < 0:
-            path.unlink()
 
 
 def pytest_collection_finish():
@@ -90,18 +52,13 @@ def figures_as_data():
         yield
 
 
-MOST_MAPS = 45_000  # about 9 for a program, and no file has a thousand
-
-
 @pytest.fixture(scope="module", autouse=True)
-def fewer_maps():
-    """Compiled programs take maps of memory, of which Linux lets a process have 65530: one more,
-    and the compiler crashes. What is needed again comes from the cache on disk.
+def programs_of_one_module():
+    """Compiled programs are dropped after each module: one process would grow to gigabytes, and to
+    more maps of memory than Linux allows. What is needed again comes from the cache on disk.
     """
     yield
-    maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
-        jax.clear_caches()
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="module")

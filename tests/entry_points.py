@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 
 import rank_collapse as rc
-from rank_collapse.theory.cubic_law import closed_constant
-from rank_collapse.theory.stability import expected_pass
+from rank_collapse.theory.expectation import expected_pass
 
 
 class EntryPoint(NamedTuple):
@@ -85,7 +84,6 @@ def entry_points(
     pure = {
         "log_residual_profile": rc.log_residual_profile,
         "bound_report": rc.bound_report,
-        "closed_constant": closed_constant,
     }
     ranks = (rc.stable_rank, rc.effective_rank, rc.rank_one_ratio)
     tokens = {

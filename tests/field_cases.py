@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 import rank_collapse as rc
-from rank_collapse.network.variants import dynamic_tanh
 
 
 def shaped(q, k, v, context):
@@ -72,14 +71,12 @@ CASES: dict[str, dict[str, Any]] = {
     "normalise": POST | {"normalise": halved},
     "norm_placement both": SKIPS | {"norm_placement": "both"},
     "mlp of one's own": POST | {"mlp": bump, "norm": l1_norm},
-    "norm_values": POST | {"norm": dynamic_tanh, "norm_values": 0.7},
     "connection hyper": PRE | {"connection": "hyper", "num_streams": 3},
     "connection manifold": PRE | {"connection": "manifold", "connection_by_token": False},
     "connection attention": PRE | {"connection": "attention", "mask": "causal"},
     "num_kv_heads": POST | {"num_kv_heads": 1},
     "num_experts, experts_per_token": EXPERTS,
     "router, d_shared": EXPERTS | {"router": "all", "d_shared": 3, "d_ff": 12},
-    "mlp_clamp": POST | {"mlp": "swiglu", "mlp_clamp": 1.0},
     "cross_attention": POST | {"cross_attention": True},
     "cross_skip": POST | {"cross_attention": True, "cross_skip": False},
 }

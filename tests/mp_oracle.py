@@ -12,9 +12,9 @@ import mpmath
 import numpy as np
 from scipy import special
 
-from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import GATED
+from rank_collapse.network.residual import layer_gains
 
 FLOATS = SimpleNamespace(sqrt=np.sqrt, exp=np.exp, tanh=np.tanh, erfc=special.erfc)
 KINDS = ("attention", "cross", "mlp")
@@ -222,7 +222,7 @@ def mlp(p, x, config):
 
 def shares(p, x, config):
     """What each hidden unit of a mixture of experts is multiplied by, token by token."""
-    logits = x @ p.w_router + p.b_router
+    logits = x @ p.w_router
     order = np.argsort(-logits.astype(float), axis=1)[:, : config.experts_per_token]
     chosen = (order[:, :, None] == np.arange(logits.shape[1])).any(axis=1)
     every = chosen if config.router == "chosen" else np.ones_like(chosen)

@@ -41,8 +41,7 @@ class Oracle:
     def norm(self, norm, state, c, with_bias):
         mean = state.mean(axis=-1, keepdims=True)
         if callable(self.config.norm):
-            own = self.config.norm_values
-            sigma = 1 / np.asarray(self.config.norm(*([] if own is None else [own]), state))
+            sigma = 1 / np.asarray(self.config.norm(state))
         elif self.config.norm == "rms":
             sigma = np.sqrt((state**2).mean(axis=-1, keepdims=True) + self.config.norm_eps)
         else:
@@ -142,12 +141,8 @@ class Oracle:
             seen = self.norm(p.mlp_norm, state, state, True)
         kind, m = self.config.mlp, p.mlp
         if kind in GATED:
-            z, most = seen @ m.w_gate + m.b_gate, self.config.mlp_clamp
-            z = np.minimum(z, most) if most else z
+            z = seen @ m.w_gate + m.b_gate
             gate = z * _gate(GATED[kind], z)
-            if most:
-                u = seen @ m.w_in + m.b_in
-                gate = gate * np.clip(u, 1 - most, 1 + most) / u
         else:
             gate = _gate(kind, seen @ m.w_in + m.b_in)
         if self.config.num_experts:

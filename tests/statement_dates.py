@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.lab.statements import STATEMENTS
-from rank_collapse.report.claims import Statement
-from rank_collapse.report.wording import holds_text
+from experiments.verdicts.claims import Statement
+from experiments.verdicts.wording import holds_text
 
 GOLDEN = Path(__file__).parent / "golden"
 KEPT = GOLDEN / "statements.json"

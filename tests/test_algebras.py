@@ -21,6 +21,7 @@ from path_examples import config_of, example
 from path_oracle import Oracle
 
 import rank_collapse as rc
+from experiments.paper.collapse import cubic_law
 from experiments.paper.trained.chains import ChainPass
 from rank_collapse import pretrained
 from rank_collapse.measures.influence import InfluencePass
@@ -35,7 +36,7 @@ from rank_collapse.paths.direct import variance_shares
 from rank_collapse.paths.enumeration import enumerate_paths
 from rank_collapse.paths.steps import COVERS as PATHS
 from rank_collapse.paths.truncation import Truncated, TruncatedPass
-from rank_collapse.theory import bounds, cubic_law, exact, stability, transverse
+from rank_collapse.theory import bounds, exact, expectation, transverse
 from rank_collapse.theory.logdomain import LogPass, LogScaled
 from rank_collapse.theory.reports import BoundPass
 
@@ -82,8 +83,7 @@ def forward(params, x, config, extra, trace):
     if config.connection != "skip":
         return close(trace.output, stream_oracle.output(params, x, config), 1e-12)
     own = config.mix is not None or config.normalise is not None or callable(config.mlp)
-    own = own or config.norm_values is not None
-    own = own or config.rotary_layers or config.mlp_clamp
+    own = own or callable(config.norm) or config.rotary_layers
     if config.cross_attention or config.mixing is not None or own:
         # Sums over single paths, in NumPy, from weights that tests of attention compare.
         total = Oracle(params, trace, config, **_memory(extra)).sums()
@@ -189,14 +189,14 @@ def cubic(params, x, config, extra, trace):
     close(found, rc.log_residual_profile(params, x, config), 1e-4)
 
 
-def expectation(params, x, config, extra, trace):
+def expected_tokens(params, x, config, extra, trace):
     """Of 400 drawn networks: the mean square of tokens, within 5 standard errors and 10 %."""
     turned = 4 if config.rotary_tables else None  # two pairs, of which the table has frequencies
     wide = config.replace(d_model=48, d_qk=None, d_v=None, d_ff=96, rotary_width=turned)
     x = jax.random.normal(jax.random.key(0), (len(x), 48))
     extra = {k: jnp.tile(v, (1, 6)) if k == "memory" else v for k, v in extra.items()}
     params = rc.init(jax.random.key(1), wide)
-    found = stability.expected_pass(params, x, wide, **extra).hidden.variance.mean(axis=1)
+    found = expectation.expected_pass(params, x, wide, **extra).hidden.variance.mean(axis=1)
 
     @jax.jit
     @jax.vmap
@@ -240,7 +240,7 @@ PASSES = {
     "bounds": Pass(bounds.COVERS, bound, lambda p, x, c, **i: rc.bound_report(p, x, c)),
     "tangent": Pass(transverse.LinearAttention.covers, tangent, rc.transverse_exponents),
     "cubic law": Pass(cubic_law.COVERS, cubic, cubic_law.cubic_profile),
-    "expectation": Pass(stability.COVERS, expectation, stability.expected_pass),
+    "expectation": Pass(expectation.COVERS, expected_tokens, expectation.expected_pass),
 }
 # The others are of the full suite.
 USUAL = ("mlp_skip, norm_placement post", "scale_scores, temperature")

@@ -8,12 +8,12 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
+from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig, EncoderDecoderParams
 from rank_collapse.network.layers import MLPParams, NormParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams, stack_layers
-from rank_collapse.network.projections import AttentionParams
 
 PLACEMENTS = ("post", "pre")
 VOCAB, D, HEADS, FF, DEPTH = 11, 12, 3, 20, 2

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from experiments.lab import cli
+from experiments.lab.experiment import read
 from experiments.lab.statements import STATEMENTS
-from rank_collapse.report.claims import answers_of
+from experiments.verdicts.claims import answers_of
 
 SMALL = (
     "--depth=2",
@@ -25,8 +26,7 @@ SMALL = (
 
 def run(module, arguments, folder):
     """The exit code of a binary."""
-    main = getattr(module, "main", None) or module.EXPERIMENT.main
-    return cli.execute(main, module.FLAGS, [*arguments, f"--output_dir={folder}"])
+    return cli.execute(module.main, module.FLAGS, [*arguments, f"--output_dir={folder}"])
 
 
 def finished(module, *arguments):
@@ -41,10 +41,10 @@ def finished(module, *arguments):
     return folder
 
 
-def result_of(experiment, folder):
+def result_of(module, folder):
     """(results, set-up) of a folder without axes, or whose axes are all of its results'."""
-    ((_, found, setup),) = experiment.results(folder)
-    return found, setup
+    (point,) = read(module, folder).points
+    return point.results, point.setup
 
 
 def parsed(module, *arguments):

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import run_convex_hull, run_memorization, run_sort
+from experiments import run_convex_hull, run_memorization, run_sort, run_transformer
 from experiments.benchmarks.timing import Report, Timing, median_ratio
 from experiments.lab import cli
-from experiments.note import transformer as run_transformer
 from experiments.train import tasks
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.ensemble import Ensemble
@@ -106,7 +105,7 @@ def setup_of(name: str, arguments: Sequence[str] = ()) -> tuple[Any, Callable, i
     module, own, _ = CASES[name]
     flags = cli.parse(module.FLAGS, [*own, *arguments])
     if name != "memorization":
-        setup = module.EXPERIMENT.setup(flags)
+        setup = module.make_setup(flags)
     else:
         # Lengths as RTE's: median 48, mean 59 of at most 128 tokens, 6000 different ones.
         rng = np.random.default_rng(0)

@@ -6,12 +6,13 @@ Each binary has its own FlagValues, so that several of them live in one process 
 nobody reads what is printed any more.
 """
 
+import multiprocessing
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import jax
 from absl import flags
@@ -19,20 +20,13 @@ from absl import flags
 from experiments.lab import devices, progress
 from experiments.lab.devices import mesh as mesh
 from experiments.lab.flags import (
-    EXECUTION as EXECUTION,
-    Flags,
     bare_flags as bare_flags,
     check_names as check_names,
-    command_line as command_line,
-    config_of as config_of,
     content_hash as content_hash,
-    folder_of,
     help_text,
     make_flags as make_flags,
-    options_of as options_of,
     parse as parse,
 )
-from experiments.lab.folder import RunFolder
 from experiments.lab.vocabulary import MOST_SEEDS as MOST_SEEDS, definer as definer
 from rank_collapse.extras import MissingPackage
 from rank_collapse.printed import one_line
@@ -65,7 +59,8 @@ def execute(
     """Parses arguments, runs main(options), and returns the exit code.
 
     Args:
-        main: Called with the parsed flags, whose values are attributes; may return an exit code.
+        main: Called with the parsed flags, whose values are attributes; may return an exit code, or
+            an object with one, `code`.
         flag_values: From `make_flags`; values of an earlier call are forgotten.
         arguments: Command-line arguments without the program's name.
         positional: Name of the flag whose value may stand alone.
@@ -79,10 +74,12 @@ def execute(
         if "num_devices" in options and not by_children:
             devices.start(options.num_devices)
         with progress.stopping(), jax.default_matmul_precision("highest"):
-            return main(options) or 0
+            ended = main(options)
+            return getattr(ended, "code", ended) or 0
     except (KeyboardInterrupt, progress.Stopped) as asked:
         resumes = ": the same command again resumes" if "output_dir" in flag_values else ""
-        print(f"\ninterrupted{resumes}", file=sys.stderr)
+        if multiprocessing.parent_process() is None:  # else the parent says so
+            print(f"\ninterrupted{resumes}", file=sys.stderr)
         return asked.code if isinstance(asked, progress.Stopped) else 130
     except BrokenPipeError:
         for stream in (sys.stdout, sys.stderr):  # nothing more can be said
@@ -98,31 +95,3 @@ def execute(
         else:
             print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
-
-
-def open_run(
-    options: Flags,
-    *,
-    extra: Mapping[str, Any] | None = None,
-    execution: Sequence[str] = (),
-    read_only: bool = False,
-) -> RunFolder:
-    """The run folder of these flags: results/<experiment>/<run name>/, a context manager.
-
-    Args:
-        options: Parsed flags.
-        extra: More that determines the results, such as `content_hash` of an input file.
-        execution: Names of further flags that change no result, beside `options.execution`.
-        read_only: Whether the folder stays as it is, unlocked.
-
-    Raises:
-        RunError: See `experiments.lab.folder.RunFolder`.
-    """
-    aside = options.execution | set(execution)
-    config = config_of(options, aside) | dict(extra or {})
-    if read_only:
-        return RunFolder(folder_of(options, aside), config, read_only=True)
-    known = {n: options[n].value for n in sorted(aside) if n in options and n != "help"}
-    known |= {"command": command_line()}
-    path, overwrite = folder_of(options, aside), options.overwrite
-    return RunFolder(path, config, execution=known, overwrite=overwrite)

@@ -6,9 +6,9 @@
 
 A cell is a setting whose numbers compiled programs take as arguments, of an experiment's lists or
 of the axes of the flags. Its seeds and those of the other cells are one list, shared by the devices
-and computed chunk by chunk (--seed_chunk). Each chunk is saved when it is done, so that a run
-resumes on any number of devices; what a seed gives depends on neither, nor on the others of its
-chunk.
+and computed chunk by chunk (--seed_chunk). Chunks are saved when they are done, so that a run
+resumes on any number of devices. A seed draws the same numbers in any chunk; docs/sweeps.md says
+how far its results are the same.
 """
 
 import contextlib
@@ -30,6 +30,24 @@ from rank_collapse.runs import seeds
 from rank_collapse.runs.files import damaged
 
 SEEDS = "seeds"  # the part of a run's arrays that has one cell
+Cells = Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]]
+
+
+class Chunk(NamedTuple):
+    """Seeds of cells that are computed together.
+
+    Attributes:
+        cells: The cell of each [r].
+        seeds: The number of each [r].
+        keys: Of the seeds, the last one repeated so that all chunks are of one size and nothing is
+            compiled again for the last.
+        floats: Of the cells, leaves of that size.
+    """
+
+    cells: Sequence[str]
+    seeds: Sequence[int]
+    keys: Any
+    floats: Any
 
 
 class Executor(contextlib.ExitStack):
@@ -55,10 +73,23 @@ class Executor(contextlib.ExitStack):
             total = len(options.group) * (options.num_seeds if total is None else total)
             self.progress = self.enter_context(Progress(total, label, log=run.log))
 
+    def measure(
+        self,
+        fn: Callable[[Any, Any], Any],
+        cells: Cells,
+        *,
+        keys: Any = None,
+        most: int | None = None,
+        **how: Any,
+    ) -> dict[str, dict[str, np.ndarray]]:
+        """`map` of a function of one seed; `how` are further arguments of `Mapped`."""
+        program = functools.partial(Mapped, fn, self.mesh, progress=self.progress, **how)
+        return self.map(program, cells, keys=keys, most=most)
+
     def map(
         self,
-        program: Callable[[], Callable[["Chunk"], Any]],
-        cells: Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]],
+        program: Callable[[], Callable[[Chunk], Any]],
+        cells: Cells,
         *,
         keys: Any = None,
         most: int | None = None,
@@ -81,114 +112,98 @@ class Executor(contextlib.ExitStack):
             RunError: The run holds another number of seeds.
             ValueError: Invalid flags of this point.
         """
-        options, floats, known, done = self._options, {}, {}, {}
-        count = options.num_seeds if keys is None else len(keys)
-        for point in options.group:
-            mine = point is options
-            with contextlib.nullcontext() if mine else contextlib.suppress(ValueError):
-                found = cells(point) if callable(cells) else cells
-                floats |= {point.prefix + cell: values for cell, values in found.items()}
-        for cell in floats:
-            found = self.run.part(cell) or {}
-            done[cell] = seeds_done(found, count, self.run.path, cell)
-            known[cell] = dict(found) if done[cell] else {}
+        options = self._options
+        numbers = np.arange(options.num_seeds if keys is None else len(keys))
+        if keys is None:
+            keys = seeds.keys_of(options.seed, options.first_seed + numbers)
+        floats = self._floats(cells, [options])
+        saved = self._saved(floats, len(numbers))
+        if any(seeds_of(arrays) < len(numbers) for arrays in saved.values()):
+            floats = self._floats(cells, options.group)
+            saved = self._saved(floats, len(numbers))
+            left = [
+                (cell, seed)
+                for cell, arrays in saved.items()
+                for seed in range(seeds_of(arrays), len(numbers))
+            ]
+            self._skip(len(floats) * len(numbers) - len(left))
+            asked = most or ("seed_chunk" in options and options.seed_chunk) or len(left)
+            size = seeds.padded_size(min(asked, len(left)), self.mesh)
+            chunk_of = functools.partial(make_chunk, floats, keys)
+            self._compute(program(), left, chunk_of, size, saved)
+        else:
+            self._skip(len(options.group) * len(floats) * len(numbers))
+        start = options.prefix
+        return {c.removeprefix(start): a for c, a in saved.items() if c.startswith(start)}
+
+    def _floats(self, cells, points):
+        """{part of the run's arrays: floats} of the cells of some points."""
+        floats = {}
+        for point in points:
+            try:
+                of_point = cells(point) if callable(cells) else cells
+            except ValueError:
+                if point is self._options:
+                    raise
+                continue  # the point says so when it is its turn
+            floats |= {point.prefix + cell: values for cell, values in of_point.items()}
+        return floats
+
+    def _saved(self, cells, count):
+        """{cell: its arrays in the run}, none where no seed was saved."""
+        saved = {}
+        for cell in cells:
+            arrays = self.run.part(cell) or {}
+            done = seeds_done(arrays, count, self.run.path, cell)
+            saved[cell] = dict(arrays) if done else {}
+        return saved
+
+    def _skip(self, steps):
         if self.progress is not None:
-            self.progress.skip(sum(done.values()))
-        left = count * len(floats) - sum(done.values())
-        if left:
-            rest = ((cell, seed) for cell in floats for seed in range(done[cell], count))
+            self.progress.skip(steps)
 
-            def chunk_of(pairs, size):
-                padded = pairs + pairs[-1:] * (size - len(pairs))
-                own = jax.tree.map(lambda *a: np.stack(a), *(floats[cell] for cell, _ in padded))
-                numbers = np.array([seed for _, seed in padded])
-                return Chunk(*zip(*pairs, strict=True), self._keys(keys, numbers), own)
-
-            self._compute(program(), rest, chunk_of, known, self._size(left, most))
-        own = options.prefix
-        return {c.removeprefix(own): a for c, a in known.items() if c.startswith(own)}
-
-    def _keys(self, keys, numbers):
-        if keys is not None:
-            return keys[numbers]
-        return seeds.keys_of(self._options.seed, self._options.first_seed + numbers)
-
-    def _size(self, left, most):
-        """Seeds at a time, whatever they take."""
-        asked = most or ("seed_chunk" in self._options and self._options.seed_chunk) or left
-        return seeds.padded_size(min(asked, left), self.mesh)
-
-    def _compute(self, program, rest, chunk_of, known, size):
-        """Computes what is left, chunk by chunk, adds it to what is known and saves it."""
-        head = list(itertools.islice(rest, self.mesh.size))
+    def _compute(self, program, left, chunk_of, size, saved):
+        """Computes what is left, chunk by chunk, adds it to what is saved and saves it."""
         if hasattr(program, "bytes_of"):
-            taken = program.bytes_of(chunk_of(head, self.mesh.size), size)
-            size = devices.fitting(size, taken, self.mesh)
-        rest = itertools.chain(head, rest)
-        while pairs := list(itertools.islice(rest, size)):
-            chunk = chunk_of(pairs, size)
-            new, arrays = named(program(chunk)), {}
-            for cell, rows in itertools.groupby(range(len(pairs)), chunk.cells.__getitem__):
-                rows = list(rows)
-                for name, values in new.items():
-                    before = [known[cell][name]] if name in known[cell] else []
-                    known[cell][name] = np.concatenate([*before, values[rows]])
-                    arrays[f"{cell}/{name}"] = known[cell][name]
-            self.run.save_arrays(arrays)
-            check() if self.progress is None else self.progress.advance(len(pairs))
-
-    def measure(
-        self,
-        fn: Callable[[Any, Any], Any],
-        cells: Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]],
-        *,
-        keys: Any = None,
-        most: int | None = None,
-        **how: Any,
-    ) -> dict[str, dict[str, np.ndarray]]:
-        """`map` of a function of one seed; `how` are further arguments of `Mapped`."""
-        program = functools.partial(Mapped, fn, self.mesh, progress=self.progress, **how)
-        return self.map(program, cells, keys=keys, most=most)
+            head = chunk_of(left[: self.mesh.size], self.mesh.size)
+            size = devices.fitting(size, program.bytes_of(head, size), self.mesh)
+        try:
+            for first in range(0, len(left), size):
+                chunk = chunk_of(left[first : first + size], size)
+                self.run.keep_arrays(add_seeds(saved, chunk, named(program(chunk))))
+                count = len(chunk.seeds)
+                check() if self.progress is None else self.progress.advance(count)
+        finally:
+            self.run.flush_arrays()
 
 
-def of_one_seed(
-    measure: Callable[[Flags, Any, Any], Any],
-    label: str,
-    draw: Callable[[Flags, Any, Any], Any] | None = None,
-) -> Callable[[Flags, Any, RunFolder], dict[str, np.ndarray]]:
-    """`Experiment.measure` of an experiment that has measure(options, setup, key) of one seed.
-
-    With draw(options, setup, key) it is measure(options, setup, what that draws), as of `Mapped`.
-    Where a device takes its seeds one by one they are saved as they come.
-    """
-
-    def measure_all(options, setup, run):
-        def of_key(fn):
-            return lambda key, _: fn(options, setup, key)
-
-        with Executor(options, run, label) as executor:
-            most = executor.mesh.size if seeds.on_cpu(executor.mesh) else None
-            drawn = None if draw is None else of_key(draw)
-            return executor.measure(of_key(measure), {SEEDS: None}, most=most, draw=drawn)[SEEDS]
-
-    return measure_all
+def make_chunk(
+    floats: Mapping[str, Any], keys: Any, pairs: Sequence[tuple[str, int]], size: int
+) -> Chunk:
+    """Makes the chunk of (cell, seed) pairs, filled up to a size."""
+    padded = [*pairs, *pairs[-1:] * (size - len(pairs))]
+    own = jax.tree.map(lambda *a: np.stack(a), *(floats[cell] for cell, _ in padded))
+    numbers = np.array([seed for _, seed in padded])
+    return Chunk(*zip(*pairs, strict=True), keys[numbers], own)
 
 
-class Chunk(NamedTuple):
-    """Seeds of cells that are computed together.
+def add_seeds(
+    saved: dict[str, dict[str, np.ndarray]], chunk: Chunk, results: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Adds the seeds of a chunk to the arrays of their cells; returns those arrays by full name."""
+    changed = {}
+    for cell, rows in itertools.groupby(range(len(chunk.cells)), chunk.cells.__getitem__):
+        rows = list(rows)
+        for name, values in results.items():
+            before = [saved[cell][name]] if name in saved[cell] else []
+            saved[cell][name] = np.concatenate([*before, values[rows]])
+            changed[f"{cell}/{name}"] = saved[cell][name]
+    return changed
 
-    Attributes:
-        cells: The cell of each [r].
-        seeds: The number of each [r].
-        keys: Of the seeds, the last one repeated so that all chunks are of one size and nothing is
-            compiled again for the last.
-        floats: Of the cells, leaves of that size.
-    """
 
-    cells: Sequence[str]
-    seeds: Sequence[int]
-    keys: Any
-    floats: Any
+def seeds_of(arrays: Mapping[str, np.ndarray]) -> int:
+    """How many seeds the arrays of a cell have."""
+    return len(next(iter(arrays.values()))) if arrays else 0
 
 
 class Mapped:

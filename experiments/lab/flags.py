@@ -9,12 +9,11 @@ import hashlib
 import inspect
 import itertools
 import json
-import math
 import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,9 @@ EXECUTION = {
     "scheduler",
     "debug",
 }
+LARGEST = 3.4e38  # number of float32
+# Of the seeds, which are an axis of every result.
+ONE_VALUE = {"seed", "first_seed", "num_seeds"}
 
 
 class Flags(flags.FlagValues):
@@ -48,11 +50,16 @@ class Flags(flags.FlagValues):
         traced: Flags whose values compiled programs take as arguments: points of the axes that
             differ in them alone are computed together, see `Executor`.
         execution: Flags that change no result beyond rounding.
+        asked: Flags that choose what of a folder is shown, which may differ between its runs.
 
     Attributes:
         axes: {flag: its values, as they were written}, those with several.
         point: {flag: its value} of one point of the axes.
         group: The points that differ from this one in `traced` alone, itself among them.
+        number: Of the group.
+        worker_group: The number of the group that a worker measures; None measures all.
+        reading: Whether a finished folder is only read.
+        begin_with: Arrays that a new folder begins with.
     """
 
     def __init__(
@@ -62,6 +69,7 @@ class Flags(flags.FlagValues):
         shows: str | None = None,
         traced: Iterable[str] = (),
         execution: Iterable[str] = (),
+        asked: Iterable[str] = (),
     ):
         super().__init__()
         # absl takes attributes for flags.
@@ -69,26 +77,37 @@ class Flags(flags.FlagValues):
             experiment=experiment,
             shows=shows,
             traced=frozenset(traced),
-            execution=frozenset(execution),
+            execution=frozenset({*EXECUTION, *execution, *asked}),
+            asked=frozenset(asked),
         )
-        vars(self).update(axes={}, point={}, group=[self])
+        vars(self).update(axes={}, point={}, group=[self], number=0)
+        vars(self).update(worker_group=None, reading=False, begin_with={})
 
     def points(self) -> "list[Flags]":
         """The flags at every point of the axes.
 
         Raises:
-            flags.Error: A value that a flag does not take.
+            flags.Error, ValueError: A value that a flag does not take.
         """
-        found: dict[str, list[Flags]] = {}
+        groups: dict[str, list[Flags]] = {}
         for values in itertools.product(*self.axes.values()):
-            own = copy.deepcopy(self)
+            point = copy.deepcopy(self)
             for name, text in zip(self.axes, values, strict=True):
-                own[name].parse(text)
-            point = {name: own[name].value for name in self.axes}
-            alike = found.setdefault(str([v for n, v in point.items() if n not in self.traced]), [])
-            vars(own).update(point=point, group=alike)
-            alike.append(own)
-        return [own for alike in found.values() for own in alike]
+                point[name].parse(text)
+                _check_value(name, point[name])
+            setting = {name: point[name].value for name in self.axes}
+            apart = str([value for name, value in setting.items() if name not in self.traced])
+            group = groups.setdefault(apart, [])
+            if all(setting != other.point for other in group):  # 1 and 1.0 are one
+                vars(point).update(point=setting, group=group, number=[*groups].index(apart))
+                group.append(point)
+        return [point for group in groups.values() for point in group]
+
+    def takes_several(self, name: str) -> bool:
+        """Whether a flag of one value takes several, which are an axis."""
+        if name not in self or self[name].name in self.execution | ONE_VALUE:
+            return False
+        return type(self[name].parser) in vocabulary.SINGLE
 
     @property
     def prefix(self) -> str:
@@ -100,7 +119,6 @@ def make_flags(
     experiment: str,
     *,
     num_seeds: int | None = None,
-    execution: Sequence[str] = (),
     **about: Any,
 ) -> Flags:
     """The flags all binaries share, to which a binary adds its own with `flag_values=`.
@@ -108,10 +126,9 @@ def make_flags(
     Args:
         experiment: Name of the folder under results/.
         num_seeds: Default of --num_seeds; None for a binary without seeds.
-        execution: Names of further flags that change no result beyond rounding (a chunk size).
         **about: Further arguments of `Flags`.
     """
-    values = bare_flags(Flags(experiment, execution=EXECUTION | set(execution), **about))
+    values = bare_flags(Flags(experiment, **about))
     vocabulary.define(values, output_dir=None, run_name=None, overwrite=False, num_devices=0)
     if num_seeds is not None:
         vocabulary.define(values, seed=0, first_seed=0, num_seeds=num_seeds)
@@ -138,7 +155,8 @@ def parse(
     """
     for name in flag_values:
         flag_values[name].unparse()
-    first, vars(flag_values)["axes"] = _without_axes(flag_values, arguments)
+    first, axes = _without_axes(flag_values, arguments)
+    vars(flag_values).update(axes=axes, worker_group=None, reading=False, begin_with={})
     rest = flag_values(["binary", *first])[1:]
     if positional and rest and not flag_values[positional].present:
         flag_values[positional].parse(rest if len(rest) > 1 else rest[0])
@@ -156,24 +174,22 @@ def _without_axes(flag_values, arguments):
     for argument in arguments:
         head, equals, text = argument.partition("=") if argument[:1] == "-" else ("", "", argument)
         name = head.lstrip("-") or name
-        own = flag_values[name] if name in flag_values else None  # noqa: SIM401
-        single = own is not None and type(own.parser) in vocabulary.SINGLE
-        if single and "," in text and name not in flag_values.execution:
+        if "," in text and flag_values.takes_several(name):
             values = list(dict.fromkeys(text.split(",")))
-            axes[own.name], text = values, values[0]
+            axes[flag_values[name].name], text = values, values[0]
         first.append(f"{head}{equals}{text}")
     return first, axes
 
 
 def _check_value(name, flag):
-    """Refuses what no flag takes: NaN, an integer of more than 32 bits, an empty text or list, a
-    run name that is no folder's."""
+    """Refuses what no flag takes: a number that float32 has not, an integer of more than 32 bits,
+    an empty text or list, a run name that is no folder's."""
     value = flag.value
     for number in value if isinstance(value, list) else [value]:
         if isinstance(number, int) and abs(number) >= 2**31:
             raise ValueError(f"--{name}={number} is not between -2147483647 and 2147483647")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"--{name}={value} is not a finite number")
+        if isinstance(number, float) and not abs(number) <= LARGEST:
+            raise ValueError(f"--{name}={number} is not a finite number of float32")
     if name == "run_name" and value is not None:
         own = Path(value).name == value and value not in ("", "..") and value.isprintable()
         if not own or value.startswith("-") or len(value.encode()) > 200:
@@ -196,8 +212,7 @@ def check_names(options: flags.FlagValues, flag: str, known: Iterable[str]) -> N
 
 def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
     """What the binary is about and one entry per flag: the binary's own first."""
-    own = getattr(main, "__self__", inspect.getmodule(main))  # of an experiment's object
-    purpose = inspect.cleandoc(getattr(own, "about", own.__doc__) or "")
+    purpose = inspect.cleandoc(inspect.getmodule(main).__doc__ or "")
     common = {*EXECUTION, "seed", "num_seeds"}
     unique = {flag.name: flag for flag in (flag_values[name] for name in flag_values)}
     lines = [purpose, "", "Flags:"]
@@ -205,7 +220,7 @@ def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
         flag = unique[name]
         default = "" if flag.default in (None, False) else f" (default {flag.default})"
         choices = getattr(flag.parser, "enum_values", None)
-        allowed = f" One of: {', '.join(choices)}." if choices else ""
+        allowed = f" One of: {', '.join(filter(None, choices))}." if choices else ""
         text = " ".join((flag.help + allowed + default).split())
         lines.append(f"  --{name}")
         lines += textwrap.wrap(text, 92, initial_indent=" " * 6, subsequent_indent=" " * 6)
@@ -225,6 +240,18 @@ def arguments_of(options: Flags) -> list[str]:
     return [*filter(None, given), *(f"--{n}={','.join(v)}" for n, v in options.axes.items())]
 
 
+def saved_config(folder: Path) -> dict[str, Any]:
+    """Reads what determines the results of a run folder.
+
+    Raises:
+        RunError: A damaged config.json.
+    """
+    config = read_object(folder / "config.json").get("config")
+    if not isinstance(config, dict):
+        raise damaged(folder / "config.json", "it has no config")
+    return config
+
+
 def options_of(flag_values: Flags, folder: Path, shown: Mapping[str, Any]) -> Flags:
     """The flags that a run folder was made with; all count as given.
 
@@ -234,39 +261,45 @@ def options_of(flag_values: Flags, folder: Path, shown: Mapping[str, Any]) -> Fl
     Raises:
         RunError: A damaged config.json.
     """
-    config = read_object(folder / "config.json").get("config")
-    if not isinstance(config, dict):
-        raise damaged(folder / "config.json", "it has no config")
+    config = saved_config(folder)
     options = parse(flag_values, [f"--output_dir={folder}"])
-    for name, value in (config | shown).items():
-        if name in options:
-            options[name].value, options[name].present = value, 1
-    vars(options)["axes"] = config.get("axes", {})
+    axes = config.get("axes", {})
+    try:
+        for name, value in (config | shown).items():
+            if name in options and value is not None:
+                options[name].parse(value)
+            if name in options:
+                options[name].present = 1
+        for name, texts in axes.items():
+            if not options.takes_several(name) or not all(isinstance(t, str) for t in texts):
+                raise ValueError(f"{name}={texts} is no axis")
+    except (flags.Error, AttributeError, TypeError, ValueError) as error:
+        raise damaged(folder / "config.json", error) from error
+    vars(options)["axes"] = axes
     return options
 
 
-def config_of(options: Flags, execution: Set[str] | None = None) -> dict[str, Any]:
+def config_of(options: Flags) -> dict[str, Any]:
     """What of the flags determines the results: all but those of `execution`."""
-    left_out = options.execution if execution is None else execution
-    named = (n for n in sorted(options) if options[n].name == n and n not in left_out)
+    named = (n for n in sorted(options) if options[n].name == n and n not in options.execution)
     axes = {"axes": options.axes} if options.axes else {}
     return {"experiment": options.experiment} | {n: options[n].value for n in named} | axes
 
 
-def folder_of(options: Flags, execution: Set[str]) -> Path:
+def folder_of(options: Flags) -> Path:
     """Where a run with these flags leaves what it finds."""
     name = options.run_name
     if options.output_dir is None:
-        return Path("results") / options.experiment / (name or default_run_name(options, execution))
+        return Path("results") / options.experiment / (name or default_run_name(options))
     return Path(options.output_dir) / name if name else Path(options.output_dir)
 
 
-def default_run_name(options: Flags, execution: Set[str]) -> str:
+def default_run_name(options: Flags) -> str:
     """Flags that are not at their defaults, shortened, with a hash of all of them.
 
     "default" when there are none: the same flags give the same folder, others another.
     """
-    config = config_of(options, execution)
+    config = config_of(options)
     changed = {n: v for n, v in config.items() if n in options and v != options[n].default}
     changed |= options.axes
     if not changed:

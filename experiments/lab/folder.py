@@ -66,6 +66,7 @@ CONTENTS = (
     "report.html",
     metrics.NAME,
 )
+PAUSE, SHARE = 2.0, 0.1  # seconds between two writes at least, and share of the time they may take
 LAYOUT = 3  # one more whenever names or shapes of what the experiments keep change
 FOLDERS = ("checkpoints", "figures", "models", "points", metrics.FOLDER)
 
@@ -101,6 +102,7 @@ class RunFolder(Checkpoints):
         read_only: bool = False,
     ):
         self.path, self._prefix, self._lease = Path(path), "", None
+        self._written, self._pause, self._unwritten = time.monotonic(), PAUSE, False
         self.config = config = states.as_json(config)
         finished = (self.path / "summary.json").exists() and not overwrite
         self.writable = not (read_only or (finished and not os.access(path, os.W_OK)))
@@ -190,7 +192,7 @@ class RunFolder(Checkpoints):
 
         Args:
             rows: Makes the rows of results.csv.
-            figures: Draws each figure, by name.
+            figures: Draws each figure, by name; None where there is nothing to draw.
             files: Makes the bytes of other files out of `CONTENTS`, by name; the figures are there.
             summary: Makes the headline numbers.
             shown: Which of its parts the run was asked for, where one folder may be asked for more
@@ -203,8 +205,9 @@ class RunFolder(Checkpoints):
         if rows is not None and not (self.path / "results.csv").exists():
             self.write_rows(rows())
         for name, draw in (figures or {}).items():
-            if not self.has_figure(name):
-                self.save_figure(draw(), name)
+            figure = None if self.has_figure(name) else draw()
+            if figure is not None:
+                self.save_figure(figure, name)
         for name, make in (files or {}).items():
             if not (self.path / name).exists():
                 self.write_file(name, make())
@@ -218,8 +221,9 @@ class RunFolder(Checkpoints):
         return self.summary is not None
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Writes summary.json, which marks the run as complete, and drops the checkpoints."""
+        """Writes summary.json, which marks the run as complete; drops checkpoints and points/."""
         self.drop_checkpoints()  # first: what is complete is not checked again
+        delete(self.path, ("points",))
         self._write_json("summary.json", states.as_json(summary))
 
     @property
@@ -240,9 +244,25 @@ class RunFolder(Checkpoints):
         return {k.removeprefix(prefix): v for k, v in arrays if k.startswith(prefix)}
 
     def save_arrays(self, arrays: Mapping[str, Any]) -> None:
-        """Adds (or replaces) named arrays in arrays.npz."""
+        """Adds (or replaces) named arrays in arrays.npz, which is written whole."""
+        begun = time.monotonic()
         self._arrays.update({self._prefix + n: np.asarray(value) for n, value in arrays.items()})
         write_arrays(self.path / "arrays.npz", self._arrays)
+        self._written, self._unwritten = time.monotonic(), False
+        self._pause = max(PAUSE, (self._written - begun) / SHARE)
+
+    def keep_arrays(self, arrays: Mapping[str, Any]) -> None:
+        """Adds named arrays, and writes them where the last time is long enough ago: of many small
+        chunks all arrays would be written anew for each. `flush_arrays` writes what is left."""
+        self._arrays.update({self._prefix + n: np.asarray(value) for n, value in arrays.items()})
+        self._unwritten = True
+        if time.monotonic() - self._written > self._pause:
+            self.save_arrays({})
+
+    def flush_arrays(self) -> None:
+        """Writes arrays that `keep_arrays` has not written yet."""
+        if self._unwritten:
+            self.save_arrays({})
 
     def cached(self, part: str, compute: Callable[[], Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """The arrays of one part of the run: read where saved before, else computed and saved.

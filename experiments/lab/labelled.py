@@ -16,8 +16,9 @@ import numpy as np
 import xarray as xr
 
 from experiments.lab.statements import row_of
-from rank_collapse.report import Comparison, figures
-from rank_collapse.report.claims import Row
+from experiments.verdicts import Comparison
+from experiments.verdicts.claims import Row
+from rank_collapse.report import figures
 from rank_collapse.report.wording import WORDS
 
 
@@ -121,6 +122,25 @@ def table(
     return records(frame.dropna(how="all", subset=list(own))[[*axes, *own]])
 
 
+def product_rows(
+    results: Mapping[str, Any], axes: Sequence[str], columns: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """A row for each combination of the axes; a column that lacks the first axes is repeated.
+
+    Args:
+        results: Arrays by name: of an axis its values [k], without them 0, 1, ..; of a column
+            [..., k] for the last axes.
+        axes: Names of the axes, such as "seed" and "length".
+        columns: Names of the columns. Where a value is NaN the row has no entry.
+    """
+    own = [np.asarray(results[name], object) for name in columns]  # integers may exceed any float
+    values = dict(zip(columns, np.broadcast_arrays(*own), strict=True))
+    for index in np.ndindex(values[columns[0]].shape):
+        places = zip(axes, index, strict=True)
+        row = {axis: results[axis][i] if axis in results else i for axis, i in places}
+        yield row | {n: a[index] for n, a in values.items() if a[index] == a[index]}
+
+
 def records(frame: Any) -> Iterator[dict[str, Any]]:
     """The rows of a pandas DataFrame, without entries for what is no number."""
     kept = frame.notna().to_numpy()
@@ -160,3 +180,26 @@ def facets(
         figures.integer_ticks(ax)
     axes[0, 0].set_ylabel(ylabel)
     return fig, axes
+
+
+@figures.styled
+def axes_figure(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], shown: str):
+    """A column of the table over the first axis, a curve for each value of the second, a panel for
+    each of the third; means over seeds.
+
+    Args:
+        shown: "column,name=value,...": the column, and which rows; "last" is the last value.
+    """
+    import pandas as pd  # here: it takes half a second, which `--help` need not
+
+    table = pd.DataFrame(rows)
+    column, *conditions = shown.split(",")
+    for name, value in (condition.split("=") for condition in conditions):
+        at = table[name].iloc[-1] if value == "last" else value
+        table = table[table[name].astype(str) == str(at)]
+    x, hue, col, *_ = [*axes, "", ""]
+    by = [name for name in (x, hue, col, "seed") if name in table]
+    values = table.groupby(by)[column].mean().to_xarray()
+    if "seed" not in values.dims:
+        values = values.expand_dims("seed")
+    return facets(values, x, hue, col, ylabel=column, sharey=True)[0]

@@ -68,7 +68,8 @@ def _read_signals(reader):
                 child.kill()
             os._exit(128 + content[0])
         _asked.append(content[0])
-        os.write(2, b"\nstopping after this chunk; again to stop at once\n")
+        if multiprocessing.parent_process() is None:
+            os.write(2, b"\nstopping after this chunk; again to stop at once\n")
         _heard.set()
     os.close(reader)
 

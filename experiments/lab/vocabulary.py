@@ -6,8 +6,7 @@ defines those that are named, with their defaults. `numbers` defines lists by co
 second name, such as that of a published command.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import flags
@@ -141,11 +140,7 @@ class NumbersParser(flags.ArgumentParser):
             return [self.one.parse(value) for value in argument]
         if self.empty and not argument:
             return []
-        values = [self.one.parse(part) for part in argument.split(",")]
-        for value in values:
-            if not math.isfinite(value):
-                raise ValueError(f"{value} is not a finite number")
-        return values
+        return [self.one.parse(part) for part in argument.split(",")]
 
     def flag_type(self) -> str:
         return "numbers"
@@ -178,33 +173,3 @@ def alias(values: flags.FlagValues, **names: str) -> None:
         flag = values[of]
         values[name] = flag
         flag.help = f"{flag.help} Also --{name}."
-
-
-def unused(values: flags.FlagValues, *names: str) -> None:
-    """Flags that published commands give to an experiment that does not use them."""
-    text = "Accepted as in the published commands; this experiment has no use for it."
-    for name in names:
-        if name.startswith("no_"):
-            flags.DEFINE_boolean(name, False, text, flag_values=values)
-        else:
-            flags.DEFINE_integer(name, None, text, flag_values=values)
-
-
-def optional_choice(
-    values: flags.FlagValues, name: str, plain: str, choices: Iterable[str], text: str
-) -> None:
-    """Defines --name=CHOICE, or --name alone for `plain`; "" where it is not given."""
-    known = {"true": plain, "false": "", "": ""} | {choice: choice for choice in choices}
-
-    class Parser(flags.ArgumentParser):
-        def parse(self, argument):
-            if argument not in known:
-                raise ValueError(f"{argument!r} is not one of {', '.join(choices)}")
-            return known[argument]
-
-        def flag_type(self):
-            return "string"
-
-    text = f"{text} <{'|'.join(choices)}>, alone {plain}."
-    flag = flags.Flag(Parser(), flags.ArgumentSerializer(), name, "", text, boolean=True)
-    flags.DEFINE_flag(flag, values)

@@ -1,7 +1,7 @@
 """Tokens of networks at initialisation, a text or Gaussian: their flags and their arithmetic."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,3 +62,8 @@ def input_tokens(key: jax.Array, ids: np.ndarray | None, options: flags.FlagValu
     )
     params = embedding.init_embedding(key, config, options.d_model)
     return embedding.embed(params, jnp.asarray(ids), config)
+
+
+def identity(setup: Any) -> dict[str, str]:
+    """Identifies the input of a network, for config.json."""
+    return setup.source

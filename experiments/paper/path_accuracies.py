@@ -4,7 +4,7 @@ import numpy as np
 import xarray as xr
 
 from experiments.lab import labelled
-from experiments.lab.experiment import Drawing, Finding
+from experiments.lab.experiment import Finding, by_name
 from experiments.train.training import TrainedTask
 from rank_collapse.report import figures
 
@@ -197,6 +197,8 @@ def loss_figure(found: xr.Dataset, setup: TrainedTask):
 
 def ranks_figure(found: xr.Dataset, setup: TrainedTask):
     """Ranks of hidden states and attention matrices by layer, and the residual."""
+    if "ranks" not in found:
+        return None
     ranks = found.ranks.sel(seed=found.fine)
     groups = [["rank", "effective_rank", "attention_rank"], ["residual_ratio"]]
     fig, axes = figures.figure(1, 2)
@@ -211,6 +213,8 @@ def ranks_figure(found: xr.Dataset, setup: TrainedTask):
 
 def alpha_figure(found: xr.Dataset, setup: TrainedTask):
     """α_l, the weight of the skip, by layer."""
+    if "alpha" not in found:
+        return None
     alpha = found.alpha.sel(seed=found.fine).rename(sublayer="layer")
     alpha = alpha.assign_coords(layer=1 + np.arange(alpha.sizes["layer"]))
     fig, axes = labelled.facets(alpha, ylabel="α, weight of the skip")
@@ -223,7 +227,6 @@ def _seeds(found):
     return f"{count} seed{'s' * (count != 1)}"
 
 
-FIGURES = Drawing.all(short_paths_figure, paths_figure, shares_figure, loss_figure) | {
-    "ranks": Drawing(ranks_figure, there=lambda found, setup: "ranks" in found),
-    "alpha": Drawing(alpha_figure, there=lambda found, setup: "alpha" in found),
-}
+FIGURES = by_name(
+    short_paths_figure, paths_figure, shares_figure, loss_figure, ranks_figure, alpha_figure
+)

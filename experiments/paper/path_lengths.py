@@ -1,10 +1,10 @@
 """The experiment on sorting, convex hull and memorization: accuracy by path length.
 
-`measure` says what is measured of one trained network, `claims` what follows from that.
+`evaluate` says what is measured of one trained network, `claims` what follows from that.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -14,18 +14,16 @@ import pandas as pd
 import xarray as xr
 
 from experiments.lab import labelled
-from experiments.lab.experiment import Experiment
 from experiments.lab.flags import Flags
-from experiments.lab.folder import RunFolder
 from experiments.lab.labelled import beside, rows
-from experiments.paper.path_accuracies import BASELINES, FIGURES, accuracies, sampled_as
-from experiments.train import arguments, path_accuracy
-from experiments.train.training import ALONE, TrainedTask, arrays_of, models_of
+from experiments.paper.path_accuracies import BASELINES, accuracies, sampled_as
+from experiments.train import path_accuracy
+from experiments.train.training import TrainedTask
+from experiments.verdicts import Comparison
+from experiments.verdicts.claims import Row
+from experiments.verdicts.statistics import between, mean_of, slope
 from rank_collapse.paths.enumeration import ALL_HEADS
 from rank_collapse.paths.sets import sample_path_sets
-from rank_collapse.report import Comparison
-from rank_collapse.report.claims import Row
-from rank_collapse.report.statistics import between, mean_of, slope
 from rank_collapse.training.tasks.examples import majority_baseline, random_baseline, token_mask
 
 PUBLISHED_SIZE = 20  # paths in the larger of the published sets
@@ -37,58 +35,32 @@ SEMANTICS = dict.fromkeys(("offset", *LENGTHS), "frozen") | {"truncated": "self-
 PLACES = ("num_paths", "path_length", "repeat")  # axes of an evaluation but seeds and metrics
 
 
-def paths_experiment(
-    task: str,
-    *,
-    setup: Callable[[Flags], TrainedTask],
-    presets: Mapping[str, str],
-    **about: Any,
-) -> Experiment:
-    """The experiment on paths by length of one task.
+def checked(options: Flags, setup: TrainedTask) -> TrainedTask:
+    """Refuses a shortest path that is longer than the network is deep.
 
-    Args:
-        task: As its rows name it.
-        setup: options → what is trained.
-        presets: "quick" and "tiny", what the task has of its own; "paper" has the flags' defaults.
-        **about: Further attributes of `Experiment`.
+    Raises:
+        ValueError: Such a length.
     """
-
-    def checked(options):
-        found = setup(options)
-        if options.path_len > options.depth:
-            raise ValueError(f"path_len={options.path_len} is larger than depth={options.depth}")
-        return found
-
-    return Experiment(
-        title=f"Paths: {task}",
-        claim="Section 4.2: with a skip network of 6 layers, short paths alone come near the "
-        "whole model's accuracy, and the accuracy of a path falls with its length.",
-        presets={
-            "quick": f"--num_seeds=6 --n_repeat=2 --no_sub_path {presets['quick']}",
-            "paper": "--num_seeds=8 --no_sub_path",
-            "tiny": (*arguments.TINY, "--n_paths=2", "--n_repeat=1", *presets["tiny"].split()),
-        },
-        setup=checked,
-        extra=lambda setup: setup.extra,
-        measure=measure_all,
-        table=table,
-        figures=FIGURES,
-        files=lambda found, setup, run: models_of({ALONE: setup}, run),
-        claims=functools.partial(claims, task),
-        compare=compare,
-        **about,
-    )
+    if options.path_len > options.depth:
+        raise ValueError(f"path_len={options.path_len} is larger than depth={options.depth}")
+    return setup
 
 
-def measure_all(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Dataset:
-    """What `measure` finds of every seed, over "seed", "metric" and the axes of `PLACES`, and
-    "fine": the seeds that did not diverge."""
-    arrays = arrays_of(options, {ALONE: setup}, run, functools.partial(measure, options))[ALONE]
+def identity(setup: TrainedTask) -> Mapping[str, Any] | None:
+    """Identifies the data, for config.json."""
+    return setup.extra
+
+
+def as_dataset(options: Flags, setup: TrainedTask, arrays: Mapping[str, np.ndarray]) -> xr.Dataset:
+    """Names the axes of what `evaluate` finds: "seed", "metric" and those of `PLACES`.
+
+    "fine" says which seeds did not diverge.
+    """
     axes = {"losses": ("epoch",), "covariance": ("path_length",), "alpha": ("sublayer",)}
     axes |= {"ranks": ("measure", "layer"), "seconds": ("part",)}
     places = ("num_paths", "metric", "path_length", "repeat")
-    shown = {n: a for n, a in arrays.items() if not n.startswith("model/")}
-    sets = {n: shown.pop(n) for n in [*shown] if n.startswith("sets/")}
+    shown = {name: a for name, a in arrays.items() if not name.startswith("model/")}
+    sets = {name: shown.pop(name) for name in [*shown] if name.startswith("sets/")}
     every = labelled.of_arrays(shown, ("metric", "path_length"), **axes)
     every = every.assign_coords(path_length=np.arange(setup.recipe.config.depth + 1))
     sampled = labelled.of_arrays(sets, places).assign_coords(path_length=path_lengths(options))
@@ -96,7 +68,7 @@ def measure_all(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Datase
     return xr.merge([every, sampled], join="outer").assign(fine=every.diverged_at < 0)
 
 
-def measure(options: Flags, setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
+def evaluate(options: Flags, setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
     """What the flags ask for of one seed.
 
     Returns:

@@ -5,7 +5,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rank_collapse.report.page import Section
+from experiments.verdicts.page import Section
 
 COLORS = 64  # of a figure's palette: a third of its size, without a visible difference
 

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.lab.experiment import experiment_of
-from experiments.lab.pool import Ended
+from experiments import verdicts
+from experiments.lab.experiment import captions_of, experiment_of, module_of, read
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import statements_page
-from rank_collapse import report, runs
+from experiments.reproducing.processes import Ended
+from rank_collapse import runs
 from rank_collapse.runs import files
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -52,7 +53,7 @@ def command_text(run: str, arguments: Sequence[str], folder: Path) -> str:
     return f"python -m experiments.{name} {shlex.join([*arguments, f'--output_dir={folder}'])}"
 
 
-def section_of(name: str, found: Sequence[Made], status: str = "done") -> report.Section:
+def section_of(name: str, found: Sequence[Made], status: str = "done") -> verdicts.Section:
     """What the run folders of an experiment hold, as one section of the report."""
     own = experiment_of(name)
     figures, claims, comparisons, errors = [], [], [], []
@@ -62,11 +63,11 @@ def section_of(name: str, found: Sequence[Made], status: str = "done") -> report
         try:
             if made.code:
                 raise runs.RunError(f"exit code {made.code}")
-            shown = own.read(made.folder)
+            shown = read(module_of(name), made.folder)
             drawn = {path.stem: path for path in (made.folder / "figures").glob("*.png")}
             figures += [
                 (drawn[figure].read_bytes(), label + caption)
-                for figure, caption in own.captions.items()
+                for figure, caption in captions_of(module_of(name).FIGURES).items()
                 if figure in drawn  # parts of an experiment that a preset leaves out have none
             ]
             if shown.finding is not None and not finding:
@@ -76,7 +77,7 @@ def section_of(name: str, found: Sequence[Made], status: str = "done") -> report
         except Exception as error:  # one broken experiment must not take the others' report with it
             errors.append(f"{label}{type(error).__name__}: {error}\n{made.printed[-2000:]}")
             print(f"{name} failed: {error}", file=sys.stderr)
-    return report.Section(
+    return verdicts.Section(
         name,
         own.title,
         own.claim,
@@ -124,12 +125,12 @@ def times_of(parent: Path) -> dict[str, dict[str, float]]:
         return {}
 
 
-def answers_of(sections: list[report.Section]) -> list[report.Answer]:
+def answers_of(sections: list[verdicts.Section]) -> list[verdicts.Answer]:
     """The answers to all statements, from the rows of all sections."""
-    return report.answers_of(STATEMENTS, [r for s in sections for r in s.claims])
+    return verdicts.answers_of(STATEMENTS, [r for s in sections for r in s.claims])
 
 
-def untested(answers: list[report.Answer], names: Sequence[str]) -> list[str]:
+def untested(answers: list[verdicts.Answer], names: Sequence[str]) -> list[str]:
     """The papers' statements that these experiments test and that have no row, with the answers of
     docs/statements.md to those that were tested at full size."""
     tested = {answer.key for answer in answers}

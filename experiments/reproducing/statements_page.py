@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.lab.experiment import experiment_of, experiments_of
+from experiments.lab.experiment import experiments_of, module_of, read
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing.markdown import table_of
-from rank_collapse import runs
-from rank_collapse.report.claims import (
+from experiments.verdicts.claims import (
     ANSWERS,
     ERROR,
     FINDING,
@@ -29,7 +28,8 @@ from rank_collapse.report.claims import (
     answer_from,
     judged,
 )
-from rank_collapse.report.wording import holds_text, range_text
+from experiments.verdicts.wording import holds_text, range_text
+from rank_collapse import runs
 from rank_collapse.runs import files
 
 PAGE = Path(__file__).parents[2] / "docs" / "statements.md"
@@ -108,7 +108,7 @@ def rows_of(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
     """What a run found, each row with the run that it is of."""
     config = files.read_object(folder / "config.json")
     flags, made = config["config"], config["environment"]
-    named = {experiment_of(n).flags.experiment: n for n in experiments_of()}
+    named = {module_of(n).FLAGS.experiment: n for n in experiments_of()}
     name, words = named[flags["experiment"]], config["execution"]["command"].split()
     run = {
         "experiment": name,
@@ -116,7 +116,7 @@ def rows_of(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
         "seed": flags.get("seed", 0),
         "command": " ".join(w for w in words if not w.startswith(("--output_dir", "--run_name"))),
     }
-    return [(row, run) for row in experiment_of(name).read(folder).claims]
+    return [(row, run) for row in read(module_of(name), folder).claims]
 
 
 def standing(known: Rows, found: Sequence[tuple[Row, Mapping[str, Any]]]) -> Rows:

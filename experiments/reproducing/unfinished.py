@@ -7,8 +7,9 @@ from pathlib import Path
 
 from absl import flags
 
+from experiments import verdicts
 from experiments.lab.devices import accelerated, cores
-from experiments.lab.pool import Ended, run_all
+from experiments.reproducing.processes import Ended, run_all
 from experiments.reproducing.sections import (
     Made,
     answers_of,
@@ -18,8 +19,8 @@ from experiments.reproducing.sections import (
     section_of,
     untested,
 )
-from rank_collapse import report, runs
-from rank_collapse.report.page import UNFINISHED
+from experiments.verdicts.page import UNFINISHED
+from rank_collapse import runs
 from rank_collapse.runs import files
 
 SIZES = {
@@ -33,8 +34,8 @@ def run_experiments(
     names: Sequence[str],
     options: flags.FlagValues,
     parent: Path,
-    show: Callable[[list[report.Section]], None],
-) -> list[report.Section]:
+    show: Callable[[list[verdicts.Section]], None],
+) -> list[verdicts.Section]:
     """Runs each experiment in a folder of its name and reads it.
 
     Args:
@@ -95,12 +96,12 @@ def default_jobs(preset: str) -> int:
     return 2 if preset == "quick" and cores() > 1 and not accelerated() else 1
 
 
-def page(sections: list[report.Section], preset: str, started: float, parent: Path) -> str:
+def page(sections: list[verdicts.Section], preset: str, started: float, parent: Path) -> str:
     """The report: all sections under one heading, with what they were made with."""
     answers = answers_of(sections)
     over = [s.name for s in sections if s.status not in UNFINISHED]
     progress = f"{len(over)} of {len(sections)} experiments have ended"
-    return report.render(
+    return verdicts.render(
         "Rank collapse: measured and published",
         "What attention, skips, MLPs and norms do to the differences between tokens, measured "
         "beside Dong, Cordonnier and Loukas, “Attention is not all you need: pure attention loses "

@@ -43,16 +43,10 @@ SIZES = {
     "learning_rate": 1e-3,
     "weight_decay": 0.0,
 }
-TINY = (  # of presets
-    "--num_seeds=2",
-    "--depth=2",
-    "--num_heads=2",
-    "--d_model=4",
-    "--num_tokens=3",
-    "--n_train_data=6",
-    "--n_eval_data=4",
-    "--n_epochs=1",
-    "--batch_size=3",
+# Of presets.
+TINY = (
+    "--num_seeds=2 --depth=2 --num_heads=2 --d_model=4 --num_tokens=3 --n_train_data=6 "
+    "--n_eval_data=4 --n_epochs=1 --batch_size=3"
 )
 
 

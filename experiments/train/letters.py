@@ -1,14 +1,18 @@
 """The flags of networks that learn letters, of run_trainability and of the training of others."""
 
+from collections.abc import Sequence
+
 from experiments.lab import cli, vocabulary
 from experiments.lab.flags import Flags
 from rank_collapse.training.tasks import sequences
 
 
-def make_flags() -> Flags:
+def make_flags(asked: Sequence[str] = ()) -> Flags:
     """The sizes of `trained.designs`, without what chooses its cells but the plain rate and batch
     size."""
-    flags = cli.make_flags("trainability", num_seeds=8, shows="failed", traced=("learning_rate",))
+    flags = cli.make_flags(
+        "trainability", num_seeds=8, shows="failed", traced=("learning_rate",), asked=asked
+    )
     vocabulary.define(
         flags,
         least={"num_tokens": 1, "n_eval_data": 8},

@@ -357,8 +357,17 @@ def file_of(cell: str, name: str) -> str:
     return f"{stem}/{own}.{ending}" if own else name
 
 
-def models_of(setups: Mapping[str, TrainedTask], run: RunFolder) -> dict[str, Callable[[], bytes]]:
-    """What makes the files of trained weights, where they were kept."""
+def model_files(
+    results: Any, setups: TrainedTask | Mapping[str, TrainedTask], run: RunFolder
+) -> dict[str, Callable[[], bytes]]:
+    """Makes the files of trained weights, where they were kept; as `files` of a run.
+
+    Args:
+        results: Unused.
+        setups: What was trained, as of `arrays_of`.
+        run: The folder.
+    """
+    setups = {ALONE: setups} if isinstance(setups, TrainedTask) else setups
     files = {}
     for part, setup in setups.items():
         if weights := run.part(f"{part}/model"):

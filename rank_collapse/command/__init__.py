@@ -14,10 +14,11 @@ reads what is printed any more.
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rank_collapse.printed import one_line
 from rank_collapse.runs import files
@@ -27,8 +28,18 @@ COMMANDS = ("check", "compare", "depth", "watch", "depth-check")
 
 
 def run() -> NoReturn:
-    """The command as a process."""
+    """The command as a process; Ctrl-C ends it at once, as XLA's compiler cannot be interrupted."""
+    if sys.stdout is not None:  # "?" for what the encoding has no character for
+        sys.stdout.reconfigure(errors="replace")
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end)
     sys.exit(main())
+
+
+def end(*_: Any) -> NoReturn:
+    """Ends the process on Ctrl-C."""
+    os.write(2, b"\ninterrupted\n")
+    os._exit(130)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

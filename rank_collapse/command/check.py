@@ -28,6 +28,7 @@ from rank_collapse.command.checkpoint import ALONE, NETWORKS, OF_ATTENTION, READ
 from rank_collapse.measures.profiles import rounding_of
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.report import figures
+from rank_collapse.report.page import numbers_table
 from rank_collapse.runs.drawn import drawn
 
 MEANING = {
@@ -115,7 +116,6 @@ def section(one: Checked, name: str, command: str) -> report.Section:
     return report.Section(
         name=name,
         title=one.opened.name,
-        claim="",
         figures=[
             (
                 drawn(by_layer(one))[".png"],
@@ -134,7 +134,7 @@ def section(one: Checked, name: str, command: str) -> report.Section:
                 "that gets most; means over heads and queries, bands over texts.",
             ),
         ],
-        comparisons=[report.Comparison(*pair) for pair in one.numbers().items()],
+        folded=[("Numbers", numbers_table(one.numbers()))],
         table=rows,
         command=command,
     )

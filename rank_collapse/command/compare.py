@@ -83,9 +83,9 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
         if out.suffix != ".html":
             return {out: files[out.suffix]}
         line = found[0].about(command)["command"]
+        heading = "By " + (label if steps else "layer")
         figure = [(files[".png"], CAPTION)]
-        section = report.Section("compare", "By " + (label if steps else "layer"), "", line)
-        section = report.Section(**vars(section) | {"figures": figure})
+        section = report.Section("compare", heading, line, figures=figure)
         title = f"{len(names)} checkpoints beside each other"
         return {out: report.render(title, " ".join(said), [section]).encode()}
 

@@ -48,7 +48,6 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
         section = report.Section(
             "depth",
             one.name,
-            "",
             line,
             figures=[(drawn(found.figure())[".png"], "By layer; bands over texts.")],
             table=counted,

@@ -12,7 +12,7 @@ completep, looped. --csv has every number, --json the slopes.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rank_collapse.command import checkpoint
@@ -26,10 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
     parser.add_argument("--rules", default="sp,completep", help="by commas (default: sp,completep)")
     parser.add_argument("--depths", type=depths, default="2,8,32", help="(default: 2,8,32)")
-    parser.add_argument("--width", type=int, default=64, help="of the networks (default: 64)")
-    parser.add_argument("--base_width", type=int, default=256, help="of the base (default: 256)")
-    parser.add_argument("--steps", type=int, default=10, help="of training (default: 10)")
-    parser.add_argument("--seeds", type=int, default=3, help="networks of each depth (default: 3)")
+    for name, default, most, text in (
+        ("--width", 64, 100_000, "of the networks"),
+        ("--base_width", 256, 100_000, "of the base"),
+        ("--steps", 10, 100_000, "of training"),
+        ("--seeds", 3, 1_000, "networks of each depth"),
+    ):
+        text = f"{text} (default: {default})"
+        parser.add_argument(name, type=number(1, most), default=default, help=text)
     parser.add_argument("--text", help="a UTF-8 file; by default the text shipped with the package")
     parser.add_argument("--out", default="depth_check.png", help="the figure, beside it .csv")
     parser.add_argument("--json", action="store_true", help="print slopes, a line for each rule")
@@ -69,6 +73,18 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
     return 0
 
 
+def number(least: int, most: int) -> Callable[[str], int]:
+    """Makes the parser of an integer between bounds."""
+
+    def parse(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{value} is not between {least} and {most}")
+        return value
+
+    return parse
+
+
 def depths(text: str) -> list[int]:
     """Numbers of layers by commas."""
-    return [int(one) for one in text.split(",")]
+    return [number(1, 10_000)(one) for one in text.split(",")]

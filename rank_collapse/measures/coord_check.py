@@ -21,12 +21,12 @@ import numpy as np
 
 from rank_collapse.measures.arrays import as_floats, namespace, on_host
 from rank_collapse.measures.profiles import installed, of_states
-from rank_collapse.report import claims, statistics
+from rank_collapse.report.intervals import Interval, geometric_mean, mean_interval, slope
 from rank_collapse.struct import refuse_if
 
 # Ranges of slopes. Over 2 to 32 layers a slope of a quarter is a factor of two.
 STEADY = (-0.25, 0.25)
-DEEP: dict[str, claims.Range] = {
+DEEP: dict[str, tuple[float, float]] = {
     "stream": STEADY,
     "logits": STEADY,
     "change": STEADY,
@@ -48,12 +48,8 @@ MEANING = {
     "linearisation": "distance from linear in weights",
 }
 AXES = ("width", "depth", "seed", "step")
-NO_RANGE = "no range"
-ANSWERS = {
-    claims.WITHIN: claims.HOLDS,
-    claims.OUTSIDE: claims.FAILS,
-    claims.UNDECIDED: claims.OPEN,
-}
+FEWEST_SEEDS = 3
+HOLDS, FAILS, OPEN, NO_RANGE = "holds", "does not hold", "cannot be said", "no range"
 
 
 class Slope(NamedTuple):
@@ -91,8 +87,8 @@ class CoordCheck:
     values: Mapping[str, np.ndarray]
     depths: tuple[int, ...]
     widths: tuple[int, ...] = ()
-    deep: Mapping[str, claims.Range] = dataclasses.field(default_factory=lambda: DEEP)
-    wide: Mapping[str, claims.Range] = dataclasses.field(default_factory=lambda: WIDE)
+    deep: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=lambda: DEEP)
+    wide: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=lambda: WIDE)
 
     def __post_init__(self):
         for name, sizes in (("depths", self.depths), ("widths", self.widths or (1, 2))):
@@ -144,7 +140,7 @@ class CoordCheck:
         rows = [("quantity", "over", *ends, "slope", "95 % interval", "range", "answer")]
         for one in self.slopes():
             own = self.values[one.quantity].mean(axis=0)[[0, -1], :, -1]
-            values = [f"{v:.3g}" for v in statistics.geometric_mean(own.T)]
+            values = [f"{v:.3g}" for v in geometric_mean(own.T)]
             about = MEANING.get(one.quantity, one.quantity)
             spans = [f"{a:.2f} to {b:.2f}" for a, b in (one[3:5], one[5:7])]
             spans = ["" if "nan" in span else span for span in spans]
@@ -158,17 +154,26 @@ class CoordCheck:
 
 def _slope(name, over, sizes, logs, ranges):
     """Of logarithms [sizes, seeds]."""
-    each, claimed = statistics.slope(np.log(sizes), logs.T), ranges.get(name)
-    row = claims.of_mean(name, over, each)
-    (found,) = claims.judged([row], claimed)
-    answer = ANSWERS[found.verdict] if claimed else NO_RANGE
-    why = f"{row.draws} seeds" if row.draws < claims.FEWEST_DRAWS else row.why
+    each, claimed = slope(np.log(sizes), logs.T), ranges.get(name)
+    finite = [value for value in each if np.isfinite(value)]
+    interval = mean_interval(finite) if len(finite) >= FEWEST_SEEDS else Interval()
+    why = f"{len(finite)} seeds" if len(finite) < FEWEST_SEEDS else ""
+    if not why and not interval.known:
+        why = "all draws are equal"
+    answer = _judge(interval, claimed) if claimed else NO_RANGE
     if not (known := np.isfinite(logs).all(axis=1)).all():
-        answer = claims.FAILS if claimed else NO_RANGE
+        answer = FAILS if claimed else NO_RANGE
         why = f"not a positive number at {over} {sizes[int(np.argmin(known))]}"
     unknown = (math.nan, math.nan)
-    ends = found.interval or unknown
-    return Slope(name, over, float(each.mean()), *ends, *(claimed or unknown), answer, why)
+    return Slope(name, over, float(each.mean()), *interval, *(claimed or unknown), answer, why)
+
+
+def _judge(interval, claimed):
+    """Whether all of an interval lies in the open range, or none of it."""
+    (low, high), (least, most) = interval, claimed
+    if least < low and high < most:
+        return HOLDS
+    return FAILS if high <= least or low >= most else OPEN
 
 
 def coord_check(

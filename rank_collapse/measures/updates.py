@@ -134,7 +134,7 @@ def output_change(
 
     def states(weights):
         hidden = apply(weights, x, config, **inputs).hidden
-        return jax.vmap(lambda h: norm(None, h, config.norm_kind, config.norm_eps))(hidden)
+        return jax.vmap(lambda h: norm(None, h, config.norm, config.norm_eps))(hidden)
 
     by_token = jnp.mean(jnp.square(states(params) - states(other)), axis=2)
     mask = inputs.get("mask")

@@ -2,13 +2,16 @@
 
 from . import encoder_decoder as encoder_decoder, surgery as surgery
 from .admin import admin_profile as admin_profile
-from .attention import Mixing as Mixing, multi_head_attention as multi_head_attention
+from .attention import (
+    AttentionParams as AttentionParams,
+    Mixing as Mixing,
+    multi_head_attention as multi_head_attention,
+)
 from .config import (
     TransformerConfig as TransformerConfig,
     san as san,
     san_mlp as san_mlp,
     san_skip as san_skip,
-    transformer as transformer,
 )
 from .decoding import Decoded as Decoded, greedy_decode as greedy_decode
 from .designs import DESIGNS as DESIGNS, design as design
@@ -22,7 +25,6 @@ from .encoder_decoder import (
     EncoderDecoderParams as EncoderDecoderParams,
     EncoderDecoderTrace as EncoderDecoderTrace,
 )
-from .gains import Gains as Gains
 from .layers import MLPParams as MLPParams, NormParams as NormParams
 from .parameters import (
     BlockParams as BlockParams,
@@ -31,16 +33,11 @@ from .parameters import (
     layer_params as layer_params,
     stack_layers as stack_layers,
 )
-from .projections import AttentionParams as AttentionParams
+from .residual import Gains as Gains
 from .transformer import (
     LayerTrace as LayerTrace,
     Trace as Trace,
     apply as apply,
     apply_batch as apply_batch,
-)
-from .variant_edits import (
-    canon as canon,
-    init_canon as init_canon,
-    value_residual as value_residual,
 )
 from .variants import VARIANTS as VARIANTS, init_variant as init_variant, variant as variant

@@ -17,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import Gains, scaled
 from rank_collapse.network.inputs import PreparedInputs, as_mask, check_known, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams, completed
-from rank_collapse.network.residual import token_norm
+from rank_collapse.network.residual import Gains, scaled, token_norm
 from rank_collapse.network.transformer import Tokens
 from rank_collapse.network.walk import Algebra, walk, walk_layer
 from rank_collapse.struct import refuse_if

@@ -6,8 +6,6 @@ Its presets are the paper's four curves.
 import dataclasses
 from typing import Any, Literal, get_args
 
-from jax.tree_util import Partial
-
 from rank_collapse import struct
 from rank_collapse.network.attention import AttentionConfig
 from rank_collapse.network.embedding import EmbeddingConfig
@@ -16,49 +14,6 @@ from rank_collapse.network.positions import PositionConfig
 
 Init = Literal["lecun", "xavier", "bert", "reference"]
 INITS = get_args(Init)
-# Of checkpoints, by their `model_type`: the keys of `pretrained.FAMILIES`.
-FAMILIES = (
-    "albert",
-    "bert",
-    "camembert",
-    "cohere",
-    "cohere2",
-    "deit",
-    "diffllama",
-    "dinov2",
-    "dinov2_with_registers",
-    "distilbert",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gpt2",
-    "gpt_neox",
-    "gpt_oss",
-    "gptj",
-    "granite",
-    "llama",
-    "mistral",
-    "mixtral",
-    "modernbert",
-    "mt5",
-    "olmo2",
-    "olmo3",
-    "phi",
-    "phi3",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "qwen3_next",
-    "roberta",
-    "smollm3",
-    "stablelm",
-    "t5",
-    "vit",
-    "whisper",
-    "xlm-roberta",
-    "xlnet",
-)
 PARTS = (AttentionConfig, PositionConfig, ResidualConfig, MLPConfig)
 
 
@@ -115,7 +70,7 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
             part.__post_init__(self)
         struct.integers(self, depth=1, num_heads=1, d_model=1, unroll=1, d_qk=1, d_v=1)
         struct.integers(self, num_kv_heads=1)
-        struct.one_of(self, init=INITS, family=(None, *FAMILIES))
+        struct.one_of(self, init=INITS)
         h, groups, depth, rows = self.num_heads, self.num_kv_heads, self.depth, self.layer_map
         struct.refuse(
             (groups and h % groups, f"num_kv_heads={groups} does not divide num_heads={h}"),
@@ -174,11 +129,6 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         """The sublayers of a layer, in the order in which they are passed."""
         there = {"attention": True, "cross": self.cross_attention, "mlp": self.mlp != "none"}
         return tuple(kind for kind, is_there in there.items() if is_there)
-
-    @property
-    def norm_kind(self) -> Any:
-        """The kind of norm; the caller's own with its values."""
-        return self.norm if self.norm_values is None else Partial(self.norm, self.norm_values)
 
     @property
     def streams(self) -> tuple[int, ...]:

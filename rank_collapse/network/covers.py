@@ -76,9 +76,8 @@ SCORES = anything("score", "scale_scores", "temperature", "qk_norm")
 CAP = anything("score_cap")
 MIXING = anything("mixing")
 MLPS = {"mlp": MLP_KINDS}
-OWN = anything("mlp", "norm", "norm_values", "normalise", "mix")  # functions of the caller's own
+OWN = anything("mlp", "norm", "normalise", "mix")  # functions of the caller's own
 EXPERTS = anything("num_experts")
-CLAMP = anything("mlp_clamp")
 CROSS = anything("cross_attention")
 ATTENTION = MASKS | POSITIONS | SCORES | CAP | MIXING
 
@@ -128,7 +127,7 @@ class Covers:
 # All that has one residual stream.
 EVERYTHING = Covers(
     "a pass over one residual stream",
-    SIZES | STREAM | PARALLEL | ATTENTION | MLPS | EXPERTS | CLAMP | CROSS | OWN,
+    SIZES | STREAM | PARALLEL | ATTENTION | MLPS | EXPERTS | CROSS | OWN,
     edits=ANY,
 )
 FORWARD = Covers("a forward pass", EVERYTHING.fields | anything("connection"), edits=ANY)

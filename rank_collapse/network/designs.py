@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import Gains, Unprofiled
 from rank_collapse.network.layers import NormPlacement
+from rank_collapse.network.residual import Gains, Unprofiled
 
 ROLES = ("alone", "encoder", "decoder")
 DesignName = Literal[

@@ -10,6 +10,7 @@ joins the offset.
 Axis letters: n queries, m keys, h heads, k and v their widths, d width, f MLP width, g channels.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,10 +20,40 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network.config import TransformerConfig
 
 
-def places(config: TransformerConfig, n: int = 1, m: int = 1) -> dict[str, tuple[int, ...]]:
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """The places of one layer as it is computed, where values are edited and kept."""
+
+    edits: Mapping[str, Callable] | None = None
+    layer: Any = 0
+    keep: tuple[str, ...] = ()  # names of the places whose values are asked for
+    prefix: str = ""  # before the names, such as "cross_"
+    # Values so far by name: those of edited places before the edit, and those after it.
+    unedited: dict[str, Any] = dataclasses.field(default_factory=dict)
+    kept: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def edits_at(self, name: str) -> bool:
+        """Whether there is an edit of the place."""
+        return self.edits is not None and self.prefix + name in self.edits
+
+    def wants(self, name: str) -> bool:
+        """Whether the value of the place is edited or kept, and so computed separately."""
+        return self.edits_at(name) or self.prefix + name in self.keep
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """The value after the edit of this place, which is kept where that is asked for."""
+        edits, full = self.edits_at(name), self.prefix + name
+        if edits:
+            self.unedited[full] = value
+            value = self.edits[full](value, self.layer)
+        if full in self.keep:
+            self.kept[full] = value
+        return value
+
+
+def places(config: Any, n: int = 1, m: int = 1) -> dict[str, tuple[int, ...]]:
     """The names of a network's places, with the shape of what is there.
 
     In attention the queries and keys as their product takes them, the values, the scores before
@@ -56,10 +87,7 @@ def places(config: TransformerConfig, n: int = 1, m: int = 1) -> dict[str, tuple
     return found | {"residual": state}
 
 
-NAMES = tuple(places(TransformerConfig(cross_attention=True, mlp="gelu")))
-
-
-def check_names(names: Sequence[str], config: TransformerConfig) -> None:
+def check_names(names: Sequence[str], config: Any) -> None:
     """Refuses names of places that a network does not have.
 
     Raises:
@@ -127,7 +155,7 @@ def _depends(jaxpr, given):
 
 
 def as_edits(
-    edit: Any, config: TransformerConfig, num_tokens: int, num_keys: int, dtype: Any
+    edit: Any, config: Any, num_tokens: int, num_keys: int, dtype: Any
 ) -> dict[str, Edit] | None:
     """The caller's edits, traced.
 

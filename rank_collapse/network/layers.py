@@ -29,7 +29,6 @@ MLPKind = Literal[
     "geglu",
     "geglu_tanh",
     "swiglu",
-    "quick_geglu",
 ]
 NORM_KINDS, NORM_PLACEMENTS = get_args(NormKind), get_args(NormPlacement)
 CONNECTIONS, ROUTERS = get_args(ConnectionKind), get_args(Router)
@@ -53,7 +52,6 @@ class ResidualConfig(struct.Struct, kw_only=True):
             "both".
         norm, norm_eps: "layer" or "rms"; what is added to variances. Or a norm of the caller's own,
             a function of tokens [n, d] that gives what they are multiplied by, [n, 1] or [n, d].
-        norm_values: First argument of a norm of the caller's own, traced; None for none.
         final_norm: A norm after the last layer; the trace's `output`, not its hidden states.
         first_norm: Whether attention of the first layer reads normed tokens, as others do under
             "pre" and "sandwich"; False where the embedding's norm stands in (ModernBERT).
@@ -85,7 +83,6 @@ class ResidualConfig(struct.Struct, kw_only=True):
     connection: ConnectionKind = struct.static("skip")
     num_streams: int = struct.static(4)
     connection_by_token: bool = struct.static(True)
-    norm_values: Any = None
     skip_gain: Any = 1.0
     branch_gain: Any = 1.0
     norm_gain: Any = None
@@ -97,8 +94,6 @@ class ResidualConfig(struct.Struct, kw_only=True):
         struct.integers(self, num_streams=1)
         if not callable(self.norm):
             struct.one_of(self, norm=NORM_KINDS)
-            if self.norm_values is not None:
-                raise ValueError(f"norm={self.norm!r} takes no norm_values")
         several = self.connection != "skip"
         connection = f"connection={self.connection!r}"
         for name in ["parallel=True"] * self.parallel + [connection] * several:
@@ -122,8 +117,6 @@ class MLPConfig(struct.Struct, kw_only=True):
             "chosen" (Mixtral) or over "all" experts.
         d_shared: Hidden units after those of the experts that every token uses, times a sigmoid
             gate of their own (Qwen2-MoE).
-        mlp_clamp: c of a gated MLP φ(min(g, c)) · clip(u, 1 − c, 1 + c), at least 1 (gpt-oss, whose
-            u is 1 more than its map gives); 0 for none.
     """
 
     mlp: MLPKind | Callable[..., Any] = struct.static("none")
@@ -132,18 +125,12 @@ class MLPConfig(struct.Struct, kw_only=True):
     experts_per_token: int = struct.static(1)
     router: Router = struct.static("chosen")
     d_shared: int = struct.static(0)
-    mlp_clamp: float = struct.static(0.0)
 
     def __post_init__(self):
         struct.one_of(self, router=ROUTERS)
         if not callable(self.mlp):
             struct.one_of(self, mlp=MLP_KINDS)
         struct.integers(self, d_ff=1)
-        struct.refuse_if(
-            self.mlp_clamp and (self.mlp_clamp < 1 or self.mlp not in GATED),
-            f"mlp_clamp={self.mlp_clamp} of mlp={self.mlp!r} is not 0, or at least 1 of a "
-            "gated MLP",
-        )
 
     def check_experts(self, d_ff: int) -> None:
         """Refuses experts that do not divide the hidden units.
@@ -183,7 +170,6 @@ class MLPParams(struct.Struct):
     b_gate: Any = None  # [f]
     w_router: Any = None  # [d, experts]
     w_shared: Any = None  # [d, 1]: gate of the units that every token uses
-    b_router: Any = None  # [experts]
 
 
 class Routing(NamedTuple):
@@ -231,7 +217,6 @@ ACTIVATIONS = {
     "tanh": Activation(jnp.tanh, _tanh_gate),
 }
 GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
-GATED |= {"quick_geglu": "quick_gelu"}
 
 
 def activation_of(kind: str | Callable) -> Activation:
@@ -294,7 +279,6 @@ def mlp(
     kind: str | Callable,
     routing: Routing | None = None,
     edit: Callable[[str, Any], Any] | None = None,
-    clamp: float = 0.0,
 ) -> Float[Array, "n d"]:
     """φ(x W_in + b_in) W_out + b_out; gated: φ(x W_gate + b_gate) ∘ (x W_in + b_in) as φ.
 
@@ -304,12 +288,11 @@ def mlp(
         kind: One of `MLP_KINDS` but "none".
         routing: Of a mixture of experts, whose hidden units are multiplied by `unit_shares`.
         edit: (name, value) -> value of the "mlp_hidden" units [n, f] before W_out.
-        clamp: Of a gated kind, see `MLPConfig.mlp_clamp`.
     """
     phi = activation_of(kind).fn
     z = _affine(x, params.w_in, params.b_in)
     if kind in GATED:
-        z = gate_of(params, x, z, kind, clamp) * z
+        z = gate_of(params, x, kind) * z
     else:
         z = phi(z)
     if routing is not None:
@@ -318,29 +301,20 @@ def mlp(
     return _affine(z, params.w_out, params.b_out)
 
 
-def gate_of(
-    params: MLPParams, x: Float[Array, "n d"], u: Float[Array, "n f"], kind: str, clamp: float = 0.0
-) -> Float[Array, "n f"]:
-    """φ(g) with g = x W_gate + b_gate, which multiplies the u of a gated MLP.
-
-    With a clamp c: φ(min(g, c)) · clip(u, 1 − c, 1 + c)/u.
-    """
-    g, phi = _affine(x, params.w_gate, params.b_gate), activation_of(kind).fn
-    if not clamp:
-        return phi(g)
-    kept = jnp.clip(u, 1 - clamp, 1 + clamp)
-    return phi(jnp.minimum(g, clamp)) * jnp.where(kept == u, 1, kept / jnp.where(u == 0, 1, u))
+def gate_of(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[Array, "n f"]:
+    """Computes φ(x W_gate + b_gate), which multiplies the units of a gated MLP."""
+    return activation_of(kind).fn(_affine(x, params.w_gate, params.b_gate))
 
 
 def unit_shares(params: MLPParams, x: Float[Array, "n d"], routing: Routing) -> Float[Array, "n f"]:
     """The factor of each hidden unit in a mixture of experts: Σ_e p_e MLP_e(x) is one wide MLP.
 
-    p is the softmax of x W_router + b_router over the experts, 0 but for the `per_token` largest,
+    p is the softmax of x W_router over the experts, 0 but for the `per_token` largest,
     and divided by their sum where the kind is "chosen". Shared units come last, with σ(x w_shared).
 
     Source: Shazeer et al. 2017; Jiang et al. 2024 (Mixtral), section 2.1.
     """
-    logits = _affine(x, params.w_router, params.b_router)
+    logits = x @ params.w_router
     p = jax.nn.softmax(logits.astype(jnp.promote_types(x.dtype, jnp.float32)), axis=-1)
     highest, index = jax.lax.top_k(p, routing.per_token)
     if routing.kind == "chosen":

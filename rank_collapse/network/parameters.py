@@ -13,10 +13,11 @@ import jax.numpy as jnp
 
 from rank_collapse import struct
 from rank_collapse.network import layers
+from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import SWEPT, TransformerConfig
 from rank_collapse.network.embedding import init_embedding
-from rank_collapse.network.gains import init_gains
-from rank_collapse.network.projections import AttentionParams, RelativeParams, repeat_groups
+from rank_collapse.network.positions import RelativeParams
+from rank_collapse.network.residual import init_gains
 from rank_collapse.network.streams import ConnectionParams, init_connections
 
 
@@ -177,7 +178,6 @@ def _init_mlp(key, config, scale, bias_scale):
         shapes |= {"w_shared": (d, 1)} if config.d_shared else {}
         for i, (name, shape) in enumerate(shapes.items()):
             gate[name] = _weights(jax.random.fold_in(key, i), shape, shape, config, scale)
-        gate["b_router"] = jnp.zeros(config.num_experts)
     return layers.MLPParams(
         w_in=_weights(keys[0], (d, f), (d, f), config, scale),
         b_in=_biases(keys[1], (f,), bias_scale),
@@ -202,7 +202,7 @@ def layer_params(params: TransformerParams, config: TransformerConfig, layer: An
     return jax.tree.map(lambda a: a[row], params.layers)
 
 
-_OPTIONAL = ("b_q", "b_k", "b_v", "b_o", "b_in", "b_out", "b_gate", "b_router", "bias")
+_OPTIONAL = ("b_q", "b_k", "b_v", "b_o", "b_in", "b_out", "b_gate", "bias")
 
 
 def check_params(params: TransformerParams, config: TransformerConfig) -> None:

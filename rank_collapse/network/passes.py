@@ -21,8 +21,8 @@ from rank_collapse.network.covers import EVERYTHING, FORWARD, Covers
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.network.streams import begin
-from rank_collapse.network.transformer import Forward, Tokens, forward
-from rank_collapse.network.walk import Layer, final_norm, walk
+from rank_collapse.network.transformer import Forward, Tokens, Trace, forward
+from rank_collapse.network.walk import Layer, Passage, final_norm, walk, walk_layer
 
 
 class Walked(NamedTuple):
@@ -167,6 +167,42 @@ def run(
     start = begin(prepared.x, config), (layer_pass.begin(prepared, config),)
     (last, (carry,)), found = walk(step, start, params, prepared, config)
     return layer_pass.finish(Walked(params, last, carry, found, prepared, config))
+
+
+class Recorded(Tokens):
+    """Tokens as a trace has them: `Layer.extra` is the layer's `LayerTrace`."""
+
+    def branch(self, layer, kind, branch_input):
+        return getattr(layer.extra, f"{kind}_branch"), None
+
+    def after(self, layer, name, x):
+        return getattr(layer.extra, "hidden" if name == "residual" else name)
+
+
+def replay(
+    measure: Callable[[Layer, dict[str, Passage]], Any],
+    params: TransformerParams,
+    trace: Trace,
+    config: TransformerConfig,
+) -> Any:
+    """A measure of every layer's sublayers, [L, ...], from a trace: no branch is computed.
+
+    Args:
+        measure: (layer, {kind: `Passage`}) → arrays.
+        params: Of the network; norms and learned gains are read.
+        trace: From `apply`, of one example.
+
+    Raises:
+        ValueError: A network of several residual streams.
+    """
+    EVERYTHING.check(config)
+
+    def step(layer, x):
+        x, passages = walk_layer(Recorded(), layer, x)
+        return x, measure(layer, passages)
+
+    inputs = PreparedInputs(x=trace.hidden[0], context=trace.context)
+    return walk(step, inputs.x, params, inputs, config, extra=trace.layers)[1]
 
 
 def one_row(config: TransformerConfig) -> TransformerConfig:

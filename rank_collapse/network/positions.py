@@ -1,8 +1,8 @@
 """Positions inside attention, and masks: which keys a query may attend to.
 
-The angles of rotary positions, the buckets of T5's bias.
+Rotary positions, the buckets of T5's bias, the relative terms of XLNet's scores.
 
-Axis letters: n queries, m keys, k per-head query/key width.
+Axis letters: h heads, n queries, m keys, d model width, k per-head query/key width.
 """
 
 from typing import Any, Literal, get_args
@@ -157,3 +157,46 @@ def combine_masks(*masks: Any) -> Any:
         m = m.reshape((1,) * (rank - m.ndim) + m.shape)
         combined = m if combined is None else combined & m
     return combined
+
+
+class RelativeParams(struct.Struct):
+    """Relative-position and segment terms of a score (Transformer-XL, XLNet).
+
+    The position term is (x_i W_q + b_r)·(r_{i-j} W_r), the segment term
+    (x_i W_q + b_s)·segment[different segments].
+    """
+
+    w_r: Any  # [h, d, k]
+    b_r: Any  # [h, k]
+    b_s: Any  # [h, k]
+    segment: Any  # [2, h, k]: same segment, different segment
+
+
+def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array, "h n k"]:
+    """Rotary positions in the half-split layout (Su et al. 2021; as in Llama).
+
+    Angles for fewer than k features leave those after them as they are (GPT-NeoX).
+    """
+    cos, sin = (t[None].astype(x.dtype) for t in rotary)
+    if (width := cos.shape[-1]) < x.shape[-1]:
+        turned = rotate(x[..., :width], rotary)
+        return jnp.concatenate([turned, x[..., width:]], axis=-1)
+    a, b = jnp.split(x, 2, axis=-1)
+    return x * cos + jnp.concatenate([-b, a], axis=-1) * sin
+
+
+def relative_scores(
+    params: RelativeParams, query_part: Float[Array, "h n k"], num_keys: int, context: Any
+) -> Float[Array, "h n m"]:
+    """Position and segment terms of the score of XLNet (Yang et al. 2019, section 2.3)."""
+    n = query_part.shape[1]
+    keys = jnp.einsum("pd,hdk->hpk", context.relative.astype(query_part.dtype), params.w_r)
+    by_distance = jnp.einsum("hnk,hpk->hnp", query_part + params.b_r[:, None, :], keys)
+    i, j = jnp.arange(n)[:, None], jnp.arange(num_keys)[None, :]
+    index = jnp.broadcast_to((n - 1 - (i - j))[None], (by_distance.shape[0], n, num_keys))
+    scores = jnp.take_along_axis(by_distance, index, axis=2)
+    if context.segments is not None:
+        per_kind = jnp.einsum("hnk,shk->shn", query_part + params.b_s[:, None, :], params.segment)
+        differ = context.segments[:, None] != context.segments[None, :]
+        scores = scores + jnp.where(differ[None], per_kind[1][:, :, None], per_kind[0][:, :, None])
+    return scores

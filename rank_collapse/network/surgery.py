@@ -1,6 +1,6 @@
-"""The four variants of one network: parts removed from the same weights.
+"""Ablations of one network: parts removed from the same weights.
 
-Each variant has two readings. "published" is what the published curves measured: SAN+MLP keeps the
+Each has two readings. "published" is what the published curves measured: SAN+MLP keeps the
 skip around the MLP, and ALBERT without MLP keeps the MLP's activation, skip and norm and loses
 only its two linear maps. "text" is what the paper's text says: SAN+MLP has no skip at all, and
 without MLP the whole sublayer is gone. Attention keeps its norm in all of them.
@@ -10,83 +10,71 @@ from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 
-from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import Gains
 from rank_collapse.network.layers import GATED, MLPParams
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.residual import Gains
 
-VariantName = Literal["SAN", "SAN+MLP", "SAN+skip", "Transformer"]
+Ablation = Literal["SAN", "SAN+MLP", "SAN+skip", "Transformer"]
 Reading = Literal["published", "text"]
-VARIANTS, READINGS = get_args(VariantName), get_args(Reading)
+ABLATIONS, READINGS = get_args(Ablation), get_args(Reading)
 
 
-def variants_of(family: str | None) -> list[tuple[str, str]]:
-    """(variant, reading) pairs that differ: "text" only where it differs from "published".
+def ablations_of(family: str | None) -> list[tuple[str, str]]:
+    """Lists (ablation, reading) pairs that differ: "text" only where it differs from "published".
 
-    Raises:
-        ValueError: No family.
+    Args:
+        family: The `model_type` of a checkpoint, or None.
     """
-    TransformerConfig(family=family)  # refuses a name that is none
-    pairs = [(name, "published") for name in VARIANTS]
+    pairs = [(name, "published") for name in ABLATIONS]
     if family == "albert":
-        return [*pairs, *((name, "text") for name in VARIANTS[:3])]
+        return [*pairs, *((name, "text") for name in ABLATIONS[:3])]
     return [*pairs, ("SAN+MLP", "text")]
 
 
 def skips_left(name: str, reading: str) -> Gains:
-    """Whether a variant keeps the skip of each kind of sublayer."""
+    """Tells for each kind of sublayer whether an ablation keeps its skip."""
     around_attention = name in ("SAN+skip", "Transformer")
     return Gains(around_attention, around_attention, name != "SAN+MLP" or reading == "published")
 
 
-def variant(
+def ablate(
     config: TransformerConfig,
     params: TransformerParams,
-    name: VariantName,
+    name: Ablation,
     reading: Reading = "published",
-    *,
-    family: str | None = None,
 ) -> tuple[TransformerConfig, TransformerParams]:
-    """One of the four curves of a network with skips and MLPs; the weights are shared.
+    """Makes one of the four curves of a network with skips and MLPs; the weights are shared.
 
     SAN: x' = N(SA(x)); SAN+skip: x' = N(x + SA(x)); SAN+MLP: a = N(SA(x)), x' = N(a + MLP(a)) as
     published and N(MLP(a)) as in the text; Transformer: unchanged. Pre-norm networks: the same
     with the norms inside the branches. A cross-attention loses its skip with the attention.
 
     Args:
-        config: The whole network, as `rank_collapse.pretrained.load` gives it.
-        name: One of `VARIANTS`.
+        config: The whole network, as `rank_collapse.pretrained.load` gives it. One of family
+            "albert" has a published ablation of its own.
+        name: One of `ABLATIONS`.
         reading: One of `READINGS`.
-        family: The checkpoint's `model_type`, of which "albert" has a published surgery of its own;
-            None for `config.family`, which `load` has set.
 
     Returns:
-        (config, params) of the variant.
+        (config, params) of the ablated network.
 
     Raises:
-        ValueError: An unknown variant, reading or family, another family than `config.family`, or
-            a network without MLP or skips to cut.
+        ValueError: An unknown ablation or reading, or a network without MLP or skips to cut.
 
     Source: Dong et al. 2021, section 4 and its figures of BERT, ALBERT and XLNet.
     """
-    struct.refuse(
-        (name not in VARIANTS, f"variant {name!r} is not one of {VARIANTS}"),
-        (reading not in READINGS, f"reading {reading!r} is not one of {READINGS}"),
-    )
-    if family is not None:
-        struct.refuse_if(
-            config.family not in (None, family),
-            f"family={family!r} of a network of family={config.family!r}",
-        )
-        config = config.replace(family=family)
+    if name not in ABLATIONS:
+        raise ValueError(f"ablation {name!r} is not one of {ABLATIONS}")
+    if reading not in READINGS:
+        raise ValueError(f"reading {reading!r} is not one of {READINGS}")
     if name == "Transformer":
         return config, params
-    struct.refuse_if(
-        config.mlp == "none" or not (config.attention_skip and config.mlp_skip),
-        f"surgery needs a network with MLP and skips, not mlp={config.mlp!r}, "
-        f"attention_skip={config.attention_skip}, mlp_skip={config.mlp_skip}",
-    )
+    if config.mlp == "none" or not (config.attention_skip and config.mlp_skip):
+        raise ValueError(
+            f"an ablation needs a network with MLP and skips, not mlp={config.mlp!r}, "
+            f"attention_skip={config.attention_skip}, mlp_skip={config.mlp_skip}"
+        )
     left = skips_left(name, reading)
     config = config.replace(
         attention_skip=left.attention,
@@ -97,10 +85,9 @@ def variant(
         return config, params
     if reading == "published" and config.family == "albert":
         return identity_maps(config, params)
-    gone = dict.fromkeys(("mlp", "mlp_norm", "mlp_branch_norm", "mlp_gains", "mlp_connection"))
-    layers = params.layers.replace(**gone)
-    config = config.replace(mlp="none", mlp_skip=False, num_experts=0, d_shared=0, mlp_clamp=0.0)
-    return config, params.replace(layers=layers)
+    no_mlp = dict.fromkeys(("mlp", "mlp_norm", "mlp_branch_norm", "mlp_gains", "mlp_connection"))
+    config = config.replace(mlp="none", mlp_skip=False, num_experts=0, d_shared=0)
+    return config, params.replace(layers=params.layers.replace(**no_mlp))
 
 
 def identity_maps(
@@ -111,7 +98,8 @@ def identity_maps(
     Raises:
         ValueError: A gated MLP.
     """
-    struct.refuse_if(config.mlp in GATED, f"mlp={config.mlp!r} is gated: it has three linear maps")
+    if config.mlp in GATED:
+        raise ValueError(f"mlp={config.mlp!r} is gated: it has three linear maps")
     rows, d = config.num_rows, config.d_model
     dtype = params.layers.attention.w_q.dtype
     eye: Any = jnp.broadcast_to(jnp.eye(d, dtype=dtype)[None], (rows, d, d))

@@ -18,6 +18,7 @@ from rank_collapse import struct
 from rank_collapse.network import attention as attn, edits, layers, streams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
+from rank_collapse.network.edits import Places
 from rank_collapse.network.inputs import (
     as_mask,
     batch_size,
@@ -25,7 +26,6 @@ from rank_collapse.network.inputs import (
     prepare_inputs,
 )
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.places import Places
 from rank_collapse.network.residual import token_norm, token_sum
 from rank_collapse.network.walk import Algebra, Layer, Passage, final_norm, walk, walk_layer
 
@@ -168,8 +168,7 @@ class Tokens(Algebra):
 
     def mlp(self, layer, branch_input):
         config = layer.config
-        kind, clamp = config.mlp, config.mlp_clamp
-        part = layers.mlp(layer.params.mlp, branch_input, kind, config.routing, self.places, clamp)
+        part = layers.mlp(layer.params.mlp, branch_input, config.mlp, config.routing, self.places)
         out = self.places("mlp_branch", part)
         return self._dropped("mlp", out), BranchAux(out)
 

@@ -19,10 +19,15 @@ from rank_collapse import struct
 from rank_collapse.network.attention import AttentionContext
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING, Covers
-from rank_collapse.network.gains import LayerGains, layer_gains
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.residual import ResidualSpec, final_spec, residual_specs
+from rank_collapse.network.residual import (
+    LayerGains,
+    ResidualSpec,
+    final_spec,
+    layer_gains,
+    residual_specs,
+)
 from rank_collapse.network.streams import Connection, connection_of
 
 

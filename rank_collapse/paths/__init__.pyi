@@ -15,6 +15,12 @@ from .enumeration import (
     path_attention as path_attention,
 )
 from .heads import head_contributions as head_contributions
+from .lengths import (
+    BranchShares as BranchShares,
+    branch_shares as branch_shares,
+    path_length_law as path_length_law,
+    rollout as rollout,
+)
 from .loops import LoopReport as LoopReport, loop_report as loop_report
 from .sets import (
     Classifier as Classifier,

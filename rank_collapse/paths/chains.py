@@ -15,8 +15,8 @@ from rank_collapse.measures.norms import Norm, composite_norm, divide, matrix_no
 from rank_collapse.measures.residuals import rank_one_ratio, residual
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import replay
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.recorded import replay
 from rank_collapse.network.residual import summands
 from rank_collapse.network.transformer import Trace
 from rank_collapse.network.walk import Passage

@@ -19,12 +19,12 @@ from rank_collapse import struct
 from rank_collapse.network import streams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
-from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.padding import cut, pad_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, Walked
 from rank_collapse.network.precision import full_precision
+from rank_collapse.network.residual import layer_gains
 from rank_collapse.network.transformer import Forward, forward
 from rank_collapse.network.walk import Layer, final_norm, walk, walk_layer
 from rank_collapse.paths.channels import ByLength, Channels, Layout

@@ -16,11 +16,10 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network import edits, layers, streams
-from rank_collapse.network.attention import own_mix
+from rank_collapse.network.attention import AttentionParams, own_mix
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.projections import AttentionParams
 from rank_collapse.network.residual import ResidualSpec, final_spec, token_sum
 from rank_collapse.network.streams import Connection
 from rank_collapse.network.transformer import Forward, forward
@@ -189,11 +188,12 @@ def mlp_gate(
 
     Times the router's shares of a mixture of experts.
     """
-    u, routing = x @ params.w_in + params.b_in[None, :], config.routing
+    routing = config.routing
     if config.mlp in layers.GATED:
-        gate = layers.gate_of(params, x, u, config.mlp, config.mlp_clamp)
+        gate = layers.gate_of(params, x, config.mlp)
     else:
-        gate = layers.activation_of(config.mlp).gate(u)
+        units = x @ params.w_in + params.b_in[None, :]
+        gate = layers.activation_of(config.mlp).gate(units)
     return gate if routing is None else gate * layers.unit_shares(params, x, routing)
 
 
@@ -201,7 +201,7 @@ def frozen_scale(x: Any, config: TransformerConfig) -> Any:
     """1/σ [n, 1] of each token that a norm is applied to; None for None."""
     if x is None:
         return None
-    return layers.norm_statistics(x, config.norm_kind, config.norm_eps)[1].astype(x.dtype)
+    return layers.norm_statistics(x, config.norm, config.norm_eps)[1].astype(x.dtype)
 
 
 def frozen_attention(

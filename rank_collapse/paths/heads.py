@@ -15,10 +15,10 @@ from jaxtyping import Array, Float
 from rank_collapse.network import edits
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING
-from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
+from rank_collapse.network.residual import layer_gains
 from rank_collapse.network.walk import final_norm, walk, walk_layer
 from rank_collapse.paths.contributions import path_gains
 from rank_collapse.paths.frozen import Frozen, freeze
@@ -60,7 +60,8 @@ def head_contributions(
 
 
 # What an edit makes of a head's output is of all heads together.
-_EDITS = [name for name in edits.NAMES if not name.endswith("head_output")]
+_PLACES = edits.places(TransformerConfig(cross_attention=True, mlp="gelu"))
+_EDITS = [name for name in _PLACES if not name.endswith("head_output")]
 COVERS = dataclasses.replace(EVERYTHING, name="head_contributions", edits=_EDITS)
 
 

@@ -11,12 +11,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse.network import covers
-from rank_collapse.network.attention import AttentionContext
+from rank_collapse.network.attention import AttentionContext, AttentionParams
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import LayerGains, layer_gains, scaled
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams, layer_params
-from rank_collapse.network.projections import AttentionParams
+from rank_collapse.network.residual import LayerGains, layer_gains, scaled
 from rank_collapse.network.transformer import forward
 from rank_collapse.network.walk import Layer, final_norm, walk_layer
 from rank_collapse.paths.enumeration import ALL_HEADS

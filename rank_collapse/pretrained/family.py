@@ -38,12 +38,8 @@ from rank_collapse.pretrained.rotary import (
     num_positions as num_positions,
     rotary_entry as rotary_entry,
     rotary_fields as rotary_fields,
-    unscaled as unscaled,
 )
-from rank_collapse.pretrained.weights import (
-    Weights as Weights,
-    by_layer as by_layer,
-)
+from rank_collapse.pretrained.weights import Weights as Weights
 from rank_collapse.printed import quoted
 from rank_collapse.struct import refuse_if
 
@@ -91,8 +87,6 @@ class Family:
         fields, embedding: Of `TransformerConfig` and `EmbeddingConfig`, the same in all models.
         computed: settings → fields that follow from several entries, "embedding" a dictionary.
         allowed: {entry: its values for which there is a network}.
-        held: (weights, settings, config) → fields of the configuration whose values are in the
-            file; weights are None where there is none: as they start.
         gated: Whether the MLP has a gate, whose activation the entry of `reads["mlp"]` names.
         interleaved: Whether rotary positions turn neighbouring features; ours turn two halves.
         biases: {kind of map, as in `mapping`: whether it has a bias, or the entry that says it};
@@ -118,7 +112,6 @@ class Family:
     embedding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     computed: Callable[[Settings], dict[str, Any]] = lambda settings: {}
     allowed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    held: Callable[[Any, Settings, TransformerConfig], dict[str, Any]] | None = None
     gated: bool = False
     interleaved: bool = False
     biases: Mapping[str, bool | str] = dataclasses.field(default_factory=dict)
@@ -182,8 +175,8 @@ class Family:
                 found[name] = float(found[name]) if entry.kinds == (float,) else found[name]
         return found | ({"part": part or self.parts[0]} if self.parts else {})
 
-    def config(self, settings: Settings, weights: Weights | None = None) -> TransformerConfig:
-        """The network that the entries describe, and the weights where it holds some of them."""
+    def config(self, settings: Settings) -> TransformerConfig:
+        """Describes the network of these entries."""
         settings = self._read(settings)
         for name, values in self.allowed.items():
             only(settings, name, values)
@@ -200,9 +193,7 @@ class Family:
         if fields["depth"] > MAX_LAYERS:
             raise ValueError(f"{fields['depth']} layers are more than {MAX_LAYERS}")
         fields["family"] = self.model_type
-        config = TransformerConfig(embedding=EmbeddingConfig(**tables), **fields)
-        found = {} if self.held is None else self.held(weights, settings, config)
-        return config.replace(**found) if found else config
+        return TransformerConfig(embedding=EmbeddingConfig(**tables), **fields)
 
     def params(
         self, weights: Weights, settings: Settings, config: TransformerConfig

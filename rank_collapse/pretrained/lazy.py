@@ -92,24 +92,12 @@ class LazyLayers:
         return len(self.rows)
 
     def row_like(self) -> Any:
-        """The shapes of one row's parameters in the weights' dtype, of weights of `only_shapes`.
-
-        Every tensor of every row is asked for by name and shape, and none is read.
+        """Reads the first row, which stays until another is asked for, and gives its shapes.
 
         Raises:
-            ValueError: One that is missing or of another shape; rows that differ in shape.
+            ValueError: A tensor that is missing, of another shape or not finite.
         """
-        first = None
-        for row in self.rows:
-            leaves, treedef = jax.tree.flatten(self.layer(row))
-            found = treedef, [(a.shape, a.dtype) for a in leaves]
-            first = found if first is None else first
-            struct.refuse_if(
-                found != first, f"layer {row} has other shapes or dtypes than the first"
-            )
-        treedef, leaves = first
-        like = [jax.ShapeDtypeStruct(shape, self.weights.dtype) for shape, _ in leaves]
-        return jax.tree.unflatten(treedef, like)
+        return jax.eval_shape(values, self.get(0))
 
     def get(self, index: int, coming: int | None = None) -> Any:
         """One row's parameters on the device, in the weights' dtype, as a tree of `Stored`; the row

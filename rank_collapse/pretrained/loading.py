@@ -85,7 +85,7 @@ def load(
             implies, an unknown model type or an unsupported variant.
     """
     weights, family, settings = _read(folder, part, dtype, lazy=False)
-    config = family.config(settings, weights)
+    config = family.config(settings)
     return config, family.params(weights, settings, config)
 
 
@@ -94,11 +94,11 @@ def open_checkpoint(
 ) -> OpenCheckpoint:
     """`load` of a checkpoint whose layers are read one by one, for models larger than memory.
 
-    Every tensor's name and shape is checked here; values are read when `stream`, or
-    `OpenCheckpoint.layer`, asks for them.
+    Weights outside of the layers are read here; those of a layer are checked and read when
+    `stream`, or `OpenCheckpoint.layer`, asks for them.
 
     Raises:
-        FileNotFoundError, ValueError: As `load`, of any layer, before one is read.
+        FileNotFoundError, ValueError: As `load`; of a layer when it is read.
     """
     return OpenCheckpoint(*_read(folder, part, dtype, lazy=True))
 
@@ -120,7 +120,7 @@ def random_like(
         part, dtype: As in `load`.
     """
     weights, family, settings = _drawn(source, key, part, dtype, lazy=False)
-    config = family.config(settings, weights)
+    config = family.config(settings)
     return config, family.params(weights, settings, config)
 
 

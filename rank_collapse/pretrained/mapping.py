@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingParams
-from rank_collapse.network.gains import LearnedGains
 from rank_collapse.network.layers import MLPParams, NormParams
 from rank_collapse.network.parameters import BlockParams
-from rank_collapse.network.projections import AttentionParams, RelativeParams
+from rank_collapse.network.positions import RelativeParams
+from rank_collapse.network.residual import LearnedGains
 from rank_collapse.pretrained.weights import Weights
 
 
@@ -180,7 +181,7 @@ class Reader:
         weight = self._take(f"{stem}{name}.weight", axes[0], norm)
         biased = self.biased(kind)
         bias = self._take(f"{stem}{name}.bias", axes[1], False) if biased else None
-        if self.interleaved and kind in ("q", "k") and not self.weights.only_shapes:
+        if self.interleaved and kind in ("q", "k"):
             weight, bias = self._in_halves(weight), self._in_halves(bias)
         cut = functools.partial(_parts, count=len(fields), heads=self._sizes["h"])
         for (w, b), w_part, b_part in zip(fields, cut(weight), cut(bias), strict=True):

@@ -1,5 +1,6 @@
 """An open checkpoint: its network, and its layers, which are read one by one."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,18 +27,15 @@ class OpenCheckpoint:
         family: The `Family` of its `model_type`.
         settings: The entries of its config.json.
         layers: Its rows of parameters, `LazyLayers`.
-        row_like: The shapes of one row's parameters, `BlockParams`.
         outside: `TransformerParams` without layers; its table of tokens is a `lazy.Table`.
     """
 
     def __init__(self, weights: Weights, family: Family, settings: Settings):
-        """Checks names and shapes of all tensors, and reads the weights outside of the layers."""
+        """Reads the weights outside of the layers."""
         self.weights, self.family, self.settings = weights, family, settings
-        self.config: TransformerConfig = family.config(settings, weights)
-        shapes = family.params(weights.shapes(), settings, self.config)
-        self.row_like: BlockParams = shapes.layers.row_like()
-        found = family.params(weights, settings, self.config)
-        self.layers, self.outside = found.layers, found.replace(layers=None)
+        self.config: TransformerConfig = family.config(settings)
+        params = family.params(weights, settings, self.config)
+        self.layers, self.outside = params.layers, params.replace(layers=None)
         weights.checks = False  # layers are, on the device
 
     @property
@@ -56,10 +54,10 @@ class OpenCheckpoint:
         """The head of a masked language model (BERT, ALBERT); None where there is none."""
         return read_head(self.weights, self.family, self.settings, self.config)
 
-    @property
+    @functools.cached_property
     def biased(self) -> bool:
-        """Whether a layer or the final norm has a bias."""
-        parts = vars(self.row_like).values()
+        """Whether a layer or the final norm has a bias; the first layer is read for it."""
+        parts = vars(self.layers.row_like()).values()
         return any(
             getattr(part, name, None) is not None
             for part in (*parts, self.outside.final_norm)
@@ -109,7 +107,6 @@ class InMemory:
     def __init__(self, params: TransformerParams, config: TransformerConfig):
         self.config, self.outside = config, params.replace(layers=None)
         self.layers = _HeldLayers(params.layers)
-        self.row_like = jax.eval_shape(lambda a: jax.tree.map(lambda a: a[0], a), params.layers)
 
     def stored_layer(self, index: int, coming: int | None = None) -> Any:
         """One layer's parameters as a tree of `lazy.Stored`."""

@@ -82,7 +82,7 @@ def published_targets(
     Args:
         settings: From `rank_collapse.pretrained.settings_of`.
         curves: {variant: residual ratio of each text by layer [b, L + 1]}, of the reading
-            "published" of `surgery.VARIANTS`.
+            "published" of `surgery.ABLATIONS`.
 
     Raises:
         ValueError: Fewer than two texts, or nothing was published for this family and size.

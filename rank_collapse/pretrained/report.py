@@ -34,7 +34,7 @@ class CheckpointReport:
     """What `checkpoint_report` measured.
 
     Attributes:
-        states: {variant: `Profile` [b, L + 1]} of the hidden states before the final norm.
+        states: {ablation: `Profile` [b, L + 1]} of the hidden states before the final norm.
         read: `Profile` [b, L + 1] of what attention reads, N(X^l); the last is the output.
         attention: {measure: [b, L, h]}, of `rc.measures.attention_profile`.
         path_size: ‖C_k‖_{1,∞} [b, L + 1] of the sum over all paths of length k.
@@ -45,11 +45,11 @@ class CheckpointReport:
     attention: Mapping[str, np.ndarray]
     path_size: np.ndarray
 
-    def collapsed_at(self, variant: str = WHOLE) -> int | None:
+    def collapsed_at(self, ablation: str = WHOLE) -> int | None:
         """The first layer whose residual ratio, mean over examples, is below the threshold of
         `rc.MEASURES`; None where none is."""
         alarm = MEASURES["residual_ratio"].alarm
-        below = self.states[variant]["residual_ratio"].mean(axis=0) < alarm.value
+        below = self.states[ablation]["residual_ratio"].mean(axis=0) < alarm.value
         return int(np.argmax(below)) if below.any() else None
 
     def mean_path_length(self) -> float:
@@ -62,7 +62,7 @@ def checkpoint_report(
     source: OpenCheckpoint | InMemory,
     inputs: Mapping[str, Any],
     *,
-    variants: Sequence[str] = ("SAN",),
+    ablations: Sequence[str] = ("SAN",),
     reading: str = "published",
     measures: Sequence[MeasureName] = STATES,
     chunk: int = 8,
@@ -73,7 +73,7 @@ def checkpoint_report(
     Args:
         source: An open checkpoint, read layer by layer, or a network in memory.
         inputs: As of `pretrained.stream`: x and a mask [b, n].
-        variants: Of `surgery.VARIANTS`, beside the whole network: of these the states alone.
+        ablations: Of `surgery.ABLATIONS`, beside the whole network: of these the states alone.
         reading: Of `surgery.READINGS`.
         measures: Of the states.
         chunk: Examples at once.
@@ -90,7 +90,7 @@ def checkpoint_report(
         "attention": Each(attention_measures),
     }
     groups = {WHOLE: Group(tuple(passes.items()))}
-    for name in variants:
+    for name in ablations:
         groups[name] = Group((("states", states),), AblationSpec(name, reading))
     found = stream(source, inputs, groups, chunk=chunk, done=done)
     whole = found[WHOLE]

@@ -86,21 +86,6 @@ def rotary_fields(
     raise ValueError(f"rope_type={kind!r} is not one of {KINDS}")
 
 
-def unscaled(fields: dict[str, Any], settings: Mapping[str, Any]) -> np.ndarray:
-    """The frequencies of rotary positions, which are taken out of `rotary_fields`.
-
-    Raises:
-        ValueError: A scaling of these.
-    """
-    if "rotary_scaling" in fields or "rotary_tables" in fields:
-        raise ValueError(
-            f"scaled rotary positions of a {settings['model_type']} model are not supported, only "
-            "rope_type='default'"
-        )
-    width = fields.pop("rotary_width", fields["d_qk"])
-    return fields.pop("rotary_theta") ** (-np.arange(0, width, 2) / width)
-
-
 def local_theta(settings: Mapping[str, Any], theta: float) -> float:
     """Base of the rotary positions of layers with a window, which are never scaled.
 

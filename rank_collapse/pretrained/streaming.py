@@ -20,12 +20,12 @@ import numpy as np
 
 from rank_collapse.network import streams
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import Gains, layer_gains
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, States, Walked, one_row, row_of, through
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.surgery import READINGS, VARIANTS, skips_left, variant
+from rank_collapse.network.residual import Gains, layer_gains
+from rank_collapse.network.surgery import ABLATIONS, READINGS, ablate, skips_left
 from rank_collapse.network.walk import Layer
 from rank_collapse.pretrained.lazy import values
 from rank_collapse.pretrained.opened import Source
@@ -34,9 +34,9 @@ from rank_collapse.struct import refuse, refuse_if
 
 @dataclasses.dataclass(frozen=True)
 class AblationSpec:
-    """The parts to remove from a network, as `surgery.variant` does for the source's family."""
+    """The parts to remove from a network, as `surgery.ablate` does."""
 
-    variant: str = "Transformer"
+    name: str = "Transformer"
     reading: str = "published"
 
 
@@ -108,7 +108,7 @@ def stream(
                 state.found[i].append(_on_host(part, found))
             jax.block_until_ready(state.hidden)
             for part, hidden in zip(parts, state.hidden, strict=True):
-                if groups[part.group].ablation.variant == "Transformer":
+                if groups[part.group].ablation.name == "Transformer":
                     _check_states(index, hidden, given.get("mask"), part.rows)
             state.layers = index + 1
             if done is not None:
@@ -200,11 +200,11 @@ def _parts(source, groups, total, chunk):
 def _program_of(group, config):
     """(the ablation whose program measures a group, the skips that are then left or None for those
     of the ablation): states are the same with a skip of gain 0 and without one."""
-    name, reading = group.ablation.variant, group.ablation.reading
+    name, reading = group.ablation.name, group.ablation.reading
     states_alone = all(isinstance(own, States) for _, own in group.passes)
     can_lack = config.mlp != "none" and config.attention_skip and config.mlp_skip
     special = config.parallel or config.connection != "skip"
-    if not (states_alone and can_lack and name in VARIANTS and reading in READINGS) or special:
+    if not (states_alone and can_lack and name in ABLATIONS and reading in READINGS) or special:
         return group.ablation, None
     has_mlp = name in ("SAN+MLP", "Transformer")
     shared = AblationSpec() if has_mlp else AblationSpec("SAN+skip", reading)
@@ -230,7 +230,7 @@ def layer_of(
     config = one_row(config)
     stack = jax.tree.map(lambda a: a[None], values(stored))
     params = outside.replace(layers=stack)
-    config, params = variant(config, params, ablation.variant, ablation.reading)
+    config, params = ablate(config, params, ablation.name, ablation.reading)
     for layer_pass in passes:
         layer_pass.covers.check(config)
     example = dict(example)

@@ -4,7 +4,6 @@ A mapping asks for tensors by name and shape. They come from a checkpoint, or ar
 architecture initialises them; the mapping does not know which.
 """
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,14 +19,14 @@ class Weights:
     """The tensors of one model, checked against the shapes its config implies.
 
     Where they are `lazy`, `stack` gives `LazyLayers` and `table` a `Table`. `checks` says whether
-    `take` refuses values that are not finite, `only_shapes` whether it gives a zero of the shape.
+    `take` refuses values that are not finite.
     """
 
     drawn = False
 
     def __init__(self, dtype: Any = jnp.float32, *, lazy: bool = False):
         self.dtype, self.lazy = np.dtype(dtype), lazy
-        self.checks, self.only_shapes = True, False
+        self.checks = True
         refuse_if(
             jax.dtypes.canonicalize_dtype(self.dtype) != self.dtype,
             f"dtype={self.dtype} needs jax_enable_x64",
@@ -48,12 +47,6 @@ class Weights:
     def _table(self, name, rows, width):
         whole = self.take(name, rows, width)
         return Table(lambda first, last: whole[first:last], (rows, width))
-
-    def shapes(self) -> "Weights":
-        """The same model with `only_shapes`: another object, for a thread may be reading this."""
-        found = copy.copy(self)
-        found.only_shapes = True
-        return found
 
     def stack(self, rows: Iterable[Any], layer: Callable[[Any], Any]) -> Any:
         """layer(row) for every row, stacked: one leading layer axis, no second copy in memory.
@@ -147,10 +140,7 @@ class CheckpointWeights(Weights):
         Raises:
             ValueError: Missing, of another shape than the config implies, or of whole numbers.
         """
-        stored = self._checked(name, shape)
-        if self.only_shapes:
-            return np.broadcast_to(np.zeros((), self.checkpoint.entries[stored].dtype), shape)
-        return self.checkpoint.read(stored, finite=self.checks)
+        return self.checkpoint.read(self._checked(name, shape), finite=self.checks)
 
     def _table(self, name, rows, width):
         stored = self._checked(name, (rows, width))
@@ -187,16 +177,6 @@ class CheckpointWeights(Weights):
             ),
             (self.has(beyond), f"{self.where}: tensors {self.prefix + beyond}* exist, {implied}"),
         )
-
-
-def by_layer(weights: Weights, depth: int, name: str, *shape: int) -> jax.Array:
-    """The tensors of one name in all layers, [L, ...].
-
-    Args:
-        name: With {} for the layer.
-    """
-    rows = [weights.take(name.format(layer), *shape) for layer in range(depth)]
-    return jnp.asarray(np.stack([np.asarray(row, weights.dtype) for row in rows]))
 
 
 def _aligned(shape, dtype):

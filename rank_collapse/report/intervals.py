@@ -1,4 +1,4 @@
-"""Means and shares of seeds: how well a few of them fix one, and whether two counts are of one.
+"""Means, shares and slopes of seeds, and how well a few seeds fix one.
 
 scipy is imported where it is used: it takes a second, which `--help` need not.
 """
@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterable
 from functools import lru_cache
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from rank_collapse.struct import refuse_if
 
@@ -106,18 +108,22 @@ def all_equal(values: Iterable[float]) -> bool:
     return not values or math.isclose(min(values), max(values), rel_tol=1e-12)
 
 
-def fisher_exact(count: int, total: int, other_count: int, other_total: int) -> float:
-    """p of two counts if both shares are one: Fisher's exact test, two-sided.
+def slope(x: Any, y: Any) -> np.ndarray:
+    """Least-squares slope of each row of y [..., k] over x [k]: Σ (x − x̄) y / Σ (x − x̄)².
 
-    The probability, given both totals and the sum of the counts, of a table that is no more likely
-    than this one.
+    NaN where x has one point only, or a value of y is not finite.
     """
-    from scipy import stats
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    away = x - x.mean()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(y @ away / (away @ away))
 
-    samples = (count, total), (other_count, other_total)
-    for k, n in samples:
-        _check(k, n)
-    return float(stats.fisher_exact([[k, n - k] for k, n in samples]).pvalue)
+
+def geometric_mean(values: Any) -> np.ndarray:
+    """exp of the mean over seeds of ln values [s, ...]; NaN where a seed has none above 0."""
+    values = np.asarray(values)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.exp(np.log(np.where(values > 0, values, np.nan)).mean(axis=0))
 
 
 def _upper(level):

@@ -1,51 +1,42 @@
-"""One self-contained HTML page: the findings with a picture each, sections, all statements.
+"""One self-contained HTML page of sections: a figure each, and tables that unfold.
 
 No script: what unfolds is a `details` element.
 """
 
 import base64
 import html
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rank_collapse.report.board import board, statement
-from rank_collapse.report.claims import Answer, Row
 from rank_collapse.report.style import STYLE
-from rank_collapse.report.wording import counts, number
-
-UNFINISHED = ("waiting", "running")
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two numbers side by side, without a verdict: see `Answer` for those."""
-
-    quantity: str  # What is compared, with its unit
-    measured: Any  # Our value
-    published: Any = None  # The paper's value; None where it has none
-    note: str = ""  # Where the published value stands, or why the two differ
 
 
 @dataclass(frozen=True)
 class Section:
-    """One experiment on the page."""
+    """A section of a page.
 
-    name: str  # Anchor
-    title: str  # Heading
-    claim: str  # What the paper says; "" where none does
-    command: str  # How the numbers were made
-    status: str = "done"  # "done", "failed", or one of `UNFINISHED`
-    finding: str = ""  # One sentence made of its numbers, which the page opens with
-    picture: bytes = b""  # PNG beside that sentence
-    came_out: str = ""  # What came out at full size, a paragraph of Markdown
-    figures: Sequence[tuple[bytes, str]] = field(default=())  # (PNG bytes, caption) pairs
-    claims: Sequence[Row] = field(default=())  # Of the statements, whose answers the page has
-    comparisons: Sequence[Comparison] = field(default=())  # Numbers beside published ones
-    table: Sequence[Mapping[str, Any]] = field(default=())  # Rows of numbers by column
-    details: str = ""  # The folder, the time
-    error: str = ""  # What a failed run printed
+    Attributes:
+        name: Anchor.
+        title: Heading.
+        command: How the numbers were made.
+        status: Beside the heading, HTML.
+        body: Under the heading, HTML.
+        figures: (PNG, caption) pairs; the first is shown, the others unfold.
+        table: Rows of numbers by column.
+        folded: (title, HTML) of what unfolds.
+        details: Small print below the command.
+    """
+
+    name: str
+    title: str
+    command: str
+    status: str = ""
+    body: str = ""
+    figures: Sequence[tuple[bytes, str]] = field(default=())
+    table: Sequence[Mapping[str, Any]] = field(default=())
+    folded: Sequence[tuple[str, str]] = field(default=())
+    details: str = ""
 
 
 def render(
@@ -53,146 +44,98 @@ def render(
     intro: str,
     sections: Sequence[Section],
     footer: str = "",
-    answers: Sequence[Answer] = (),
-    untested: Sequence[str] = (),
+    *,
+    opening: str = "",
+    style: str = "",
 ) -> str:
     """The page as HTML; everything it needs is in it.
 
     Args:
-        answers: To the statements that they test.
-        untested: Texts of the statements that they do not test.
+        opening: HTML before the first section.
+        style: A style sheet beside `STYLE`.
     """
     contents = "".join(
-        f'<a href="#{_text(s.name)}">{_text(s.title)}{_status(s)}</a>' for s in sections
+        f'<a href="#{escape(s.name)}">{escape(s.title)}{s.status}</a>' for s in sections
     )
-    if has_board := bool(answers or untested):
-        contents += '<a href="#statements">All statements</a>'
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{_text(title)}</title>"
+        f"<title>{escape(title)}</title>"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark"><style>{STYLE}</style></head><body>\n'
-        f'<nav class="side">{contents}</nav>\n<main><h1>{_text(title)}</h1><p>{_text(intro)}</p>\n'
+        f'<meta name="color-scheme" content="light dark"><style>{STYLE}{style}</style></head>'
+        f'<body>\n<nav class="side">{contents}</nav>\n'
+        f"<main><h1>{escape(title)}</h1><p>{escape(intro)}</p>\n"
         f'<details class="contents"><summary>Contents</summary><nav>{contents}</nav></details>\n'
-        f"{_findings(sections)}\n"
-        + "\n".join(_section(s, answers) for s in sections)
-        + board(answers, untested) * has_board
-        + f'\n<p class="small">{_text(footer)}</p></main></body></html>\n'
+        f"{opening}\n"
+        + "\n".join(map(_section, sections))
+        + f'\n<p class="small">{escape(footer)}</p></main></body></html>\n'
     )
-
-
-def comparison_line(row: Comparison) -> str:
-    """ "whole model: 0.98, beside 0.9; note"."""
-    beside = "" if row.published is None else f", beside {number(row.published)}"
-    return f"{row.quantity}: {number(row.measured)}{beside}" + (f"; {row.note}" * bool(row.note))
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """A table of all columns that a row has."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    head = "".join(f"<th>{_text(name)}</th>" for name in columns)
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     body = "".join(
         "<tr>"
-        + "".join(f'<td class="number">{_text(number(row.get(c)))}</td>' for c in columns)
+        + "".join(f'<td class="number">{escape(number(row.get(c)))}</td>' for c in columns)
         + "</tr>"
         for row in rows
     )
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return wide(f"<table><tr>{head}</tr>{body}</table>")
 
 
-def _text(value):
+def numbers_table(numbers: Mapping[str, Any]) -> str:
+    """A table of quantities, a line each."""
+    rows = "".join(
+        f'<tr><td>{escape(quantity)}</td><td class="number">{escape(number(value))}</td></tr>'
+        for quantity, value in numbers.items()
+    )
+    return wide(f"<table><tr><th>quantity</th><th>measured</th></tr>{rows}</table>")
+
+
+def number(value: Any) -> str:
+    """A value as a table shows it: four significant digits."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "—"}[value]
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def escape(value: Any) -> str:
+    """A value as HTML's text."""
     return html.escape(str(value))
 
 
-def _status(section):
-    if section.status == "done":
-        return ""
-    kind = "small" if section.status in UNFINISHED else "failed"
-    return f' <span class="{kind}">{_text(section.status)}</span>'
+def wide(content: str) -> str:
+    """HTML that scrolls sideways where the screen is narrower."""
+    return f'<div class="wide">{content}</div>'
 
 
-def _folded(title, *parts):
-    return f"<details><summary>{_text(title)}</summary>{''.join(parts)}</details>"
-
-
-def _image(png, alt):
+def image(png: bytes, alt: str) -> str:
+    """A PNG in the page."""
     data = base64.b64encode(png).decode()
-    return f'<img alt="{_text(alt)}" src="data:image/png;base64,{data}">'
+    return f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
+
+
+def folded(title: str, content: str) -> str:
+    """HTML that unfolds below a title."""
+    return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
 def _figure(figure):
     png, caption = figure
-    return (
-        f'<figure><div class="wide">{_image(png, caption)}</div>'
-        f"<figcaption>{_text(caption)}</figcaption></figure>"
-    )
+    return f"<figure>{wide(image(png, caption))}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def _is_broad(png):
-    """Whether a PNG, whose header has its width and height, is twice as wide as high."""
-    return int.from_bytes(png[16:20]) > 2 * int.from_bytes(png[20:24])
-
-
-def _findings(sections):
-    """A card for each section with a finding: its picture, the sentence, and a link to it; as wide
-    as two where the picture is."""
-    cards = "".join(
-        f'<a class="card{" broad" * _is_broad(s.picture)}" href="#{_text(s.name)}">'
-        f"{_image(s.picture, s.finding)}"
-        f'<p>{_text(s.finding)}</p><p class="small">{_text(s.title)}</p></a>'
-        for s in sections
-        if s.finding and s.picture
-    )
-    return f'<div class="cards">{cards}</div>' if cards else ""
-
-
-def _section(section, answers):
-    """What was found, what the paper says, what came out and the figure; the rest unfolds."""
-    head = f'<h2 id="{_text(section.name)}">{_text(section.title)}{_status(section)}</h2>'
-    if section.status in UNFINISHED:
-        return f"<section>{head}</section>"
-    said = {
-        "": section.finding,
-        "The paper: ": section.claim,
-        "What came out at full size: ": section.came_out,
-    }
-    parts = [f"<section>{head}"]
-    parts += [f"<p><b>{k}</b>{_text(_without_links(v))}</p>" for k, v in said.items() if v]
-    if section.error:
-        parts.append(f"<pre>{_text(section.error)}</pre>")
-    parts += [_figure(figure) for figure in section.figures[:1]]
+def _section(section):
+    heading = f'<h2 id="{escape(section.name)}">{escape(section.title)}{section.status}</h2>'
+    parts = [heading, section.body, *map(_figure, section.figures[:1])]
     if section.table:
-        parts.append(_wide(table_of(section.table)))
-    keys = {row.key for row in section.claims}
-    if tested := [answer for answer in answers if answer.key in keys]:
-        parts.append(_folded(f"Statements: {counts(tested)}", *map(statement, tested)))
-    if section.comparisons:
-        compared = any(c.published is not None for c in section.comparisons)
-        beside = "<th>published</th>" * compared
-        head = f"<tr><th>quantity</th><th>measured</th>{beside}<th></th></tr>"
-        rows = "".join(_row(c, compared) for c in section.comparisons)
-        title = "Numbers" + ", beside published ones" * compared
-        parts.append(_folded(title, _wide(f"<table>{head}{rows}</table>")))
+        parts.append(table_of(section.table))
+    parts += [folded(*pair) for pair in section.folded]
     if further := section.figures[1:]:
         count = f"{len(further)} more figure{'s' * (len(further) != 1)}"
-        parts.append(_folded(count, *map(_figure, further)))
-    details = f'<p class="small">{_text(section.details)}</p>' if section.details else ""
-    parts.append(_folded("Command and time", f"<pre>{_text(section.command)}</pre>", details))
-    return "\n".join(parts) + "</section>"
-
-
-def _wide(table):
-    return f'<div class="wide">{table}</div>'
-
-
-def _without_links(text):
-    """Markdown's links as their text."""
-    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
-
-
-def _row(c, compared):
-    beside = f'<td class="number">{_text(number(c.published))}</td>' * compared
-    return (
-        f'<tr><td>{_text(c.quantity)}</td><td class="number">{_text(number(c.measured))}</td>'
-        f"{beside}<td>{_text(c.note)}</td></tr>"
-    )
+        parts.append(folded(count, "".join(map(_figure, further))))
+    if section.command:
+        details = f'<p class="small">{escape(section.details)}</p>' if section.details else ""
+        parts.append(folded("Command and time", f"<pre>{escape(section.command)}</pre>{details}"))
+    return "<section>" + "\n".join(parts) + "</section>"

@@ -1,11 +1,9 @@
 """How the page is drawn: one style sheet, for light and dark, wide and narrow, screen and paper."""
 
 STYLE = """
-:root { --ink: #1b1b1b; --soft: #5c5c5c; --line: #dcdcda; --back: #ffffff; --fold: #f5f5f3;
-        --claimed: #dcebf7; --holds: #00664b; --part: #7d6200; --fails: #a33b00; --open: #5f5f5f }
+:root { --ink: #1b1b1b; --soft: #5c5c5c; --line: #dcdcda; --back: #ffffff; --fold: #f5f5f3 }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e6e3; --soft: #a9a9a5; --line: #3a3d40; --back: #16181a; --fold: #212427;
-          --claimed: #1f3a52; --holds: #4fc79f; --part: #e0b93c; --fails: #ff9156; --open: #aaaaaa }
+  :root { --ink: #e6e6e3; --soft: #a9a9a5; --line: #3a3d40; --back: #16181a; --fold: #212427 }
 }
 * { box-sizing: border-box }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--back);
@@ -23,12 +21,7 @@ nav a:hover { text-decoration: underline }
 details.contents { display: none }
 summary { cursor: pointer }
 section > details { margin: .5em 0 }
-section > details:not(.statement) > summary { color: var(--soft) }
-.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(19em, 1fr)); gap: 1.6em;
-         margin: 1.4em 0 }
-.card { text-decoration: none } .card img { width: 100%; background: #fff; border-radius: 4px }
-.card p { margin: .4em 0 } .card .small::before { content: "→ " }
-.card:hover .small { text-decoration: underline }
+section > details > summary { color: var(--soft) }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; margin: .6em 0; font-size: 14px; width: 100% }
 th, td { text-align: left; padding: .3em .8em .3em 0; border-bottom: 1px solid var(--line);
@@ -38,46 +31,21 @@ pre { background: var(--fold); padding: .7em 1em; white-space: pre-wrap; overflo
       font-size: 13px }
 figure { margin: 0 0 1em } figcaption { color: var(--soft); font-size: 13.5px; margin-top: .3em }
 figure img { max-width: 100%; display: block; background: #fff; border-radius: 4px }
-.small, .source { color: var(--soft) } .small { font-size: 13px }
-.answer { font-weight: 600; white-space: nowrap }
-.holds, .within { color: var(--holds) } .holds-in-part { color: var(--part) }
-.does-not-hold, .outside, .failed { color: var(--fails) }
-.cannot-be-said, .undecided, .not-tested, .finding { color: var(--open) }
-.counts { display: flex; flex-wrap: wrap; gap: .2em 1.4em; font-size: 17px; margin: .8em 0 }
-.statement { border-bottom: 1px solid var(--line) }
-.statement > summary { display: grid; gap: .2em 1.2em; padding: .7em 0; align-items: start;
-                       grid-template-columns: 9em minmax(0, 1fr) minmax(0, 1fr); list-style: none }
-.statement > summary::-webkit-details-marker { display: none }
-.statement > summary .answer::before { content: "▸ " }
-.statement[open] > summary .answer::before { content: "▾ " }
-.statement > summary:hover { background: var(--fold) }
-.statement > div { background: var(--fold); padding: .4em 1em; margin-bottom: .8em }
-.statement p { margin: .5em 0 } .statement td svg { width: 12em }
-svg.forest { display: block; width: 100%; overflow: visible; font: 12px system-ui, sans-serif }
-.forest .claimed { fill: var(--claimed) } .forest text { fill: var(--soft) }
-.forest .end { stroke: var(--soft); stroke-dasharray: 2 3 }
-.forest .axis { stroke: var(--line) }
-.forest .row line { stroke: currentColor; stroke-width: 2 }
-.forest .row rect { fill: currentColor }
-.forest .row .undecided-mark { fill: var(--back); stroke: currentColor; stroke-width: 1.5 }
-@media (min-width: 800px) { .card.broad { grid-column: span 2 } }
+.small { color: var(--soft); font-size: 13px }
 @media (max-width: 1000px) {
   body { display: block } nav.side { display: none }
   details.contents { display: block; margin: 1em 0 }
 }
 @media (max-width: 700px) {
-  .statement > summary { grid-template-columns: minmax(0, 1fr) }
-  .statement > div { padding: .4em .6em }
   .wide { border-right: 3px double var(--line) } .wide > * { min-width: 620px }
   .wide::before { content: "↔ wider than the screen: scroll sideways"; position: sticky; left: 0;
                   color: var(--soft); font-size: 12px }
 }
 @media print {
-  :root { --ink: #000; --soft: #444; --line: #bbb; --back: #fff; --fold: #fff; --claimed: #e4eef7;
-          --holds: #00664b; --part: #7d6200; --fails: #a33b00; --open: #5f5f5f }
+  :root { --ink: #000; --soft: #444; --line: #bbb; --back: #fff; --fold: #fff }
   * { print-color-adjust: exact }
   nav.side, details.contents { display: none } body { display: block; max-width: none }
   details::details-content { content-visibility: visible; block-size: auto }
-  figure, .statement > summary, tr { break-inside: avoid } h2 { break-after: avoid }
+  figure, tr { break-inside: avoid } h2 { break-after: avoid }
 }
 """

@@ -1,7 +1,7 @@
 """Seeds: their keys, and one function over all of them, spread over every device.
 
 Seed s of a run draws from fold_in(key(base_seed), s), so that more seeds never change earlier
-ones, and no result depends on how many devices share the work.
+ones. How many devices share the work changes results by rounding alone (docs/sweeps.md).
 
     mesh = seed_mesh()
     keys = seed_keys(0, 10)
@@ -106,7 +106,7 @@ def to_host(tree: Any, num_seeds: int | None = None) -> Any:
 def seeds_at_once(mesh: Mesh) -> int | None:
     """How many seeds a device vmaps over: one on a CPU, all (None) elsewhere.
 
-    One is about as fast there, and any chunk of seeds then rounds alike.
+    One is about as fast there.
     """
     return 1 if on_cpu(mesh) else None
 

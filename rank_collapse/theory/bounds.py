@@ -15,13 +15,12 @@ from jaxtyping import Array, Bool, Float
 from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
 from rank_collapse.network import covers, layers
-from rank_collapse.network.attention import attention_scores
+from rank_collapse.network.attention import AttentionParams, attention_scores, repeat_groups
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import LayerGains
 from rank_collapse.network.layers import MLPParams
 from rank_collapse.network.parameters import BlockParams
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.projections import AttentionParams, repeat_groups
+from rank_collapse.network.residual import LayerGains
 from rank_collapse.theory.log_operations import LogState
 from rank_collapse.theory.logdomain import EDITS, LogTrace
 

@@ -13,20 +13,20 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import flint
 import jax
 import numpy as np
-from flint import arb, arb_mat
 
+from rank_collapse.extras import required
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import GATED
-from rank_collapse.network.residual import ResidualSpec
+from rank_collapse.network.residual import ResidualSpec, layer_gains
 from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.struct import refuse_if
 
+flint = required("flint", "rank_collapse.theory.exact_profile", "exact")
+arb, arb_mat = flint.arb, flint.arb_mat
 NARROW = 1e-12  # the largest radius of a proved logarithm, relative where it is above 1
 
 
@@ -153,7 +153,7 @@ class Balls(Algebra):
 
     covers = covers.Covers(
         "exact_profile",
-        covers.everything_but(*covers.CROSS, *covers.MIXING, *covers.OWN, *covers.CLAMP)
+        covers.everything_but(*covers.CROSS, *covers.MIXING, *covers.OWN)
         | covers.MLPS
         | {"norm": covers.NORM_KINDS},
     )
@@ -239,7 +239,7 @@ def _rotated(a, cos, sin):
 
 
 def _relative(p, content, context):
-    """Position and segment terms of the scores [h, n, n], see `projections.relative_scores`."""
+    """Position and segment terms of the scores [h, n, n], see `positions.relative_scores`."""
     i, j = np.indices((len(content[0]), len(content[0])))
     places, segments, found = balls(context.relative), context.segments, []
     for head, q in enumerate(content):
@@ -254,7 +254,7 @@ def _relative(p, content, context):
 
 def _unit_shares(p, x, routing):
     """Shares of a mixture's hidden units, as `layers.unit_shares` has them."""
-    logits = affine(x, p.w_router, p.b_router)
+    logits = affine(x, p.w_router)
     chosen = np.array([_largest(row, routing.per_token) for row in logits])
     shares = softmax(logits, chosen if routing.kind == "chosen" else np.ones_like(chosen))
     units = (p.w_in.shape[-1] - routing.d_shared) // routing.num_experts

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from rank_collapse import struct
 from rank_collapse.network import attention as attn
-from rank_collapse.network.projections import relative_scores, rotate
+from rank_collapse.network.positions import relative_scores, rotate
 from rank_collapse.theory.log_operations import LogParts, normalised
 
 
@@ -225,7 +225,7 @@ def _log_softmax(scores, mask):
 
 
 def _normalised_heads(gain, mean, rest, eps, norm_eps):
-    """Mean [h, k] and rest [h, n, k] of `projections.head_norm` of mean + ε rest."""
+    """Mean [h, k] and rest [h, n, k] of `attention.head_norm` of mean + ε rest."""
     heads, _, width = rest.shape
     if gain.ndim == 2:  # over all heads together
         mean, rest = mean.reshape(1, -1), rest.swapaxes(0, 1).reshape(1, rest.shape[1], -1)

@@ -15,7 +15,7 @@ import numpy as np
 from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.network import layers
-from rank_collapse.network.gains import scaled
+from rank_collapse.network.residual import scaled
 
 
 class LogState(struct.Struct):

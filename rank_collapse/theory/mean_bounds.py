@@ -14,10 +14,10 @@ from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf, unit_scale
+from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import LayerGains
 from rank_collapse.network.parameters import BlockParams
-from rank_collapse.network.projections import AttentionParams, repeat_groups
+from rank_collapse.network.residual import LayerGains
 from rank_collapse.theory.bounds import (
     Sides,
     gain_size,

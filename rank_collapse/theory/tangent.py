@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse.network import layers
-from rank_collapse.network.gains import scaled
-from rank_collapse.network.residual import token_norm
+from rank_collapse.network.residual import scaled, token_norm
 from rank_collapse.network.walk import Algebra
 from rank_collapse.theory.log_operations import LogState
 
@@ -52,8 +51,7 @@ class Tangents(Algebra):
         params, config = layer.params.mlp, layer.config
 
         def of_token(x):
-            clamp = config.mlp_clamp
-            return layers.mlp(params, x[None], config.mlp, config.routing, clamp=clamp)[0]
+            return layers.mlp(params, x[None], config.mlp, config.routing)[0]
 
         return _pushed(of_token, branch_input), None
 

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network import layers
+from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.projections import AttentionParams
 from rank_collapse.network.residual import ResidualSpec
 from rank_collapse.theory.score_overlap import DEGREE, hermite, overlap_ratios, powers
 

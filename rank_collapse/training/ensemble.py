@@ -2,7 +2,7 @@
 
 Seeds are shared over the devices of a mesh. On a device they run one after the other on a CPU,
 where one small network already fits the cache and fills a core, and vmapped on an accelerator;
-`at_once` says how many. What a seed computes depends on neither, nor on which other seeds run.
+`at_once` says how many. How seeds are shared changes results by rounding alone (docs/sweeps.md).
 """
 
 import dataclasses

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, event, given, settings, strategies as st
 from marks import full_if
 
 from experiments import benchmark, reproduce
-from experiments.lab import cli
+from experiments.lab import cli, experiment
 from experiments.lab.experiment import experiment_of
 
 pytestmark = pytest.mark.full
@@ -144,7 +144,7 @@ def test_no_traceback_before_the_computation(name, monkeypatch, capsys):
     def reached(*_, **__):
         raise Reached
 
-    monkeypatch.setattr(cli, "open_run", reached)
+    monkeypatch.setattr(experiment, "run_folder", reached)
     monkeypatch.setattr(reproduce, "run_experiments", reached)
     monkeypatch.setattr(benchmark, "BENCHMARKS", dict.fromkeys(benchmark.BENCHMARKS, reached))
     counts = try_many(name, 8, WHOLE, (), capsys)

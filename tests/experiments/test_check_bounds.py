@@ -7,9 +7,9 @@ import pytest
 from trained_runs import answered, result_of, rows, run
 
 import rank_collapse as rc
-from experiments.paper.bounds import experiment as check_bounds
+from experiments import check_bounds
 from experiments.paper.bounds.draws import FREE, SPREAD, Case, two_heads
-from rank_collapse.report.claims import FAILS, HOLDS
+from experiments.verdicts.claims import FAILS, HOLDS
 
 CASES = (Case(8, 12, 3), Case(3, 4, 1, mask="causal"))
 
@@ -22,7 +22,7 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
     monkeypatch.setattr(check_bounds, "CASES", CASES)
     names = ",".join(case.name for case in CASES)
     assert run(check_bounds, [*ARGUMENTS, f"--cases={names}"], tmp_path) == 0
-    own = check_bounds.EXPERIMENT
+    own = check_bounds
     results, setup = result_of(own, tmp_path)
     found = check_bounds.counts(results["draws"].values())
     heads = found["head_cases"], found["head_refused"]

@@ -1,8 +1,8 @@
-"""What every experiment keeps to, at its tiny size: the contract of `Experiment`.
+"""What every experiment keeps to, at its tiny size: the contract of a run.
 
 It is computed and shown again without computing. Some are also computed in a process of their own,
 and here stopped where they first save something and resumed: both find the same to the bit. Then
-the object itself, on one of two numbers.
+a run itself, of an experiment of two numbers.
 """
 
 import importlib
@@ -15,17 +15,18 @@ import numpy as np
 import pytest
 from data_dictionary import check_columns
 from figures_as_data import as_data
-from marks import full_but, full_if
+from marks import full_if
 from matplotlib.figure import Figure
 from trained_runs import check_second_run, contents, rows, run, same_arrays, single_columns
 
 from experiments import reproduce
-from experiments.lab import cli, folder, pool, progress
-from experiments.lab.experiment import Drawing, Experiment, experiment_of, experiments_of
+from experiments.lab import cli, experiment, folder, progress
+from experiments.lab.experiment import experiment_of
 from experiments.lab.folder import RunFolder
 from experiments.lab.statements import STATEMENTS
-from rank_collapse.report import claims
-from rank_collapse.report.page import Comparison
+from experiments.reproducing import processes
+from experiments.verdicts.claims import of_mean
+from experiments.verdicts.page import Comparison
 from rank_collapse.runs.drawn import drawn
 from rank_collapse.runs.files import RunError
 
@@ -70,7 +71,7 @@ def check_resumed(name, here, there, elsewhere, monkeypatch):
     """A run that was stopped, and goes on, has found what one in another process has."""
     module, tiny = importlib.import_module(f"experiments.{name}"), arguments_of(name)
     command = f"experiments.{name}", *tiny, f"--output_dir={there}"
-    ended = elsewhere.submit(pool.run, *command).result()
+    ended = elsewhere.submit(processes.run, *command).result()
     assert ended.code == 0, ended.printed
     with monkeypatch.context() as patch:
         stop_at_the_first_save(patch)
@@ -84,7 +85,7 @@ def check_resumed(name, here, there, elsewhere, monkeypatch):
     assert contents(there) == contents(here)
 
 
-@pytest.mark.parametrize("name", full_but(reproduce.EXPERIMENTS, *TWICE))
+@pytest.mark.parametrize("name", TWICE)
 def test_what_was_stopped_goes_on(name, elsewhere, tmp_path, monkeypatch):
     check_resumed(name, tmp_path / "here", tmp_path / "there", elsewhere, monkeypatch)
 
@@ -96,16 +97,17 @@ LONG += ("run_trainability", "run_depth_check", "run_loops")
 
 @pytest.mark.parametrize("name", full_if(reproduce.EXPERIMENTS, *LONG))
 def test_an_experiment_keeps_to_the_contract(name, tmp_path, monkeypatch, capsys):
-    module, own = importlib.import_module(f"experiments.{name}"), experiment_of(name)
+    module = importlib.import_module(f"experiments.{name}")
     here, tiny = tmp_path / "here", arguments_of(name)
+    captions = experiment.captions_of(module.FIGURES)
     assert run(module, tiny, here) == 0
     check_columns(rows(here))
 
     monkeypatch.setattr(RunFolder, "save_arrays", lambda *_: pytest.fail("computed again"))
     check_second_run(lambda: run(module, tiny, here), here, capsys)
-    assert list((here / "figures").iterdir()) and all(own.captions.values())
+    assert list((here / "figures").iterdir()) and all(captions.values())
 
-    shown = own.read(here)
+    shown = experiment.read(module, here)
     for row in shown.claims:
         assert name in STATEMENTS[row.key].experiments, row
         ends = row.interval(0.95)
@@ -115,7 +117,7 @@ def test_an_experiment_keeps_to_the_contract(name, tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
+@pytest.mark.parametrize("name", TWICE)
 def test_figures_are_drawn_as_users_see_them(name, tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "drawn", drawn)
     module = importlib.import_module(f"experiments.{name}")
@@ -123,98 +125,141 @@ def test_figures_are_drawn_as_users_see_them(name, tmp_path, monkeypatch):
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png", ".pdf"}
 
 
-def made(**fields):
-    """An experiment that multiplies its seeds by a factor, and how often it was computed."""
-    values, computed = cli.make_flags("doubled", num_seeds=3), []
-    cli.definer(values)("integer", "factor", 2, "Of the seeds.")
+class Doubled:
+    """An experiment that multiplies its seeds by a factor; `computed` has those of each time."""
 
-    def compute(options):
-        computed.append(options.factor)
-        return {"values": options.factor * np.arange(1.0, 1 + options.num_seeds)}
+    __doc__ = "What it is about.\n\n    python -m experiments.run_doubled"
 
-    about = {
-        "about": "What it is about.\n\n    python -m experiments.run_doubled",
-        "order": 1,
-        "brief": "numbers",
-        "title": "Numbers",
-        "claim": "They grow.",
-        "flags": values,
-        "presets": {},
-        "setup": lambda options: options.factor,
-        "extra": lambda factor: {"input": factor},
-        "measure": lambda options, factor, run: run.cached("all", lambda: compute(options)),
-        "table": lambda found, factor: [{"value": float(v)} for v in found["values"]],
-        "figures": {
-            "shown": Drawing(lambda found, factor: Figure(), "A caption."),
-            "aside": Drawing(lambda found, factor: Figure()),
-            "none": Drawing(lambda *_: pytest.fail("drawn"), "x", lambda found, factor: factor < 0),
-            "part": Drawing.of_part(lambda found: {}, lambda *_: pytest.fail("drawn"), "x"),
-        },
-        "further": lambda found, factor: {f"times_{factor}": Figure},
-        "files": lambda found, factor, run: {"report.html": lambda: b"<p>"},
-        "claims": lambda found, factor: [claims.of_mean("chains", "seeds", found["values"])],
-        "compare": lambda found, factor: [Comparison("first", found["values"][0], 1, "a note")],
-    }
-    return Experiment(**about | fields), computed
+    def __init__(self, extra=lambda factor: {"input": factor}, asked=()):
+        self.FLAGS = cli.make_flags("doubled", num_seeds=3, asked=asked, shows="value")
+        cli.definer(self.FLAGS)("integer", "factor", 2, "Of the seeds.")
+        self.FIGURES = experiment.by_name(self.shown_figure, self.none_figure)
+        self.computed, self.dtypes, self.extra = [], {}, extra
+
+    def note(self, part):
+        self.dtypes[part] = jnp.ones(()).dtype
+
+    def setup_of(self, options):
+        self.note("setup")
+        if options.factor == 13:
+            raise ValueError("no factor of 13")
+        return options.factor
+
+    def measure(self, options, factor, run):
+        def compute():
+            self.note("measure")
+            self.computed.append(factor)
+            if factor == 7:
+                raise ValueError("seven cannot be measured")
+            return {"values": factor * np.arange(1.0, 1 + options.num_seeds)}
+
+        return run.cached("all", compute)
+
+    def table(self, found, factor):
+        self.note("table")
+        return [{"value": float(v)} for v in found["values"]]
+
+    def claims(self, found, factor):
+        self.note("claims")
+        return [of_mean("chains", "seeds", found["values"])]
+
+    @staticmethod
+    def compare(found, factor):
+        return [Comparison("first", found["values"][0], 1, "a note")]
+
+    @staticmethod
+    def shown_figure(found, factor):
+        """A caption."""
+        return Figure()
+
+    @staticmethod
+    def none_figure(found, factor):
+        """Nothing to draw."""
+
+    def main(self, options):
+        with experiment.open_run(options, self.setup_of, self.extra) as run:
+            points = run.measure(self.measure)
+            return run.publish(
+                points,
+                table=self.table,
+                figures=self.FIGURES,
+                claims=self.claims,
+                compare=self.compare,
+                files=lambda found, factor, run: {"report.html": lambda: b"<p>"},
+            )
+
+    def run(self, folder, *arguments):
+        return cli.execute(self.main, self.FLAGS, [*arguments, f"--output_dir={folder}"])
 
 
 def test_a_run_shows_what_there_is_and_computes_it_once(tmp_path, capsys):
-    own, computed = made()
+    doubled = Doubled()
     for deleted in ((), ("figures/shown.pdf", "results.csv")):
         for name in deleted:
             (tmp_path / name).unlink()
-        assert cli.execute(own.main, own.flags, [f"--output_dir={tmp_path}"]) == 0
+        assert doubled.run(tmp_path) == 0
         printed = capsys.readouterr().out
         assert "first: 2, beside 1" in printed and "3 draws" in printed
-        names = {path.stem for path in (tmp_path / "figures").iterdir()}
-        assert names == {"shown", "aside", "times_2"}
+        assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"shown"}
         assert (tmp_path / "results.csv").exists() and (tmp_path / "report.html").exists()
-    assert computed == [2]
-    assert own.captions == {"shown": "A caption.", "none": "x", "part": "x"}
+    assert doubled.computed == [2]
+    captions = experiment.captions_of(doubled.FIGURES)
+    assert captions == {"shown": "A caption.", "none": "Nothing to draw."}
+
+
+def test_all_points_are_set_up_before_the_first_is_computed(tmp_path, capsys):
+    doubled = Doubled()
+    for values in ("2,13", "2,x", "2,99999999999"):
+        assert doubled.run(tmp_path / "a", f"--factor={values}") == 2
+    assert doubled.computed == [] and not (tmp_path / "a").exists()
+    assert capsys.readouterr().err.count("\n") == 3
+
+
+@pytest.mark.parametrize("name", ["seed", "first_seed", "num_seeds"])
+def test_seeds_are_an_axis_already(name, tmp_path):
+    assert Doubled().run(tmp_path / "a", f"--{name}=0,1") == 2
+
+
+def test_a_point_that_cannot_be_measured_is_named_and_the_others_are_shown(tmp_path, capsys):
+    doubled = Doubled()
+    assert doubled.run(tmp_path, "--factor=7,2", "--jobs=1") == 1
+    assert capsys.readouterr().err == "factor 7: seven cannot be measured\n"
+    assert {row["factor"] for row in rows(tmp_path)} == {"2"}
+    assert doubled.run(tmp_path / "b", "--factor=7,7", "--jobs=1") == 2
 
 
 def test_what_the_flags_do_not_say_determines_the_folder_too(tmp_path, capsys):
-    own, _ = made()
-    other, _ = made(extra=lambda factor: {"input": 3})
-    assert cli.execute(own.main, own.flags, [f"--output_dir={tmp_path}"]) == 0
-    assert cli.execute(other.main, other.flags, [f"--output_dir={tmp_path}"]) == 2
+    assert Doubled().run(tmp_path) == 0
+    assert Doubled(extra=lambda factor: {"input": 3}).run(tmp_path) == 2
     assert "input" in capsys.readouterr().err
 
 
 def test_a_folder_is_read_as_it_was_last_asked(tmp_path):
-    own, _ = made(execution=("factor",), extra=lambda factor: None)
+    doubled = Doubled(extra=lambda factor: None, asked=("factor",))
     for factor in (3, 5):
-        arguments = [f"--factor={factor}", f"--output_dir={tmp_path}"]
-        assert cli.execute(own.main, own.flags, arguments) == 0
-    assert own.results(tmp_path)[0][2] == 5
+        assert doubled.run(tmp_path, f"--factor={factor}") == 0
+    assert experiment.read(doubled, tmp_path).points[0].setup == 5
     (tmp_path / "summary.json").write_text('{"shown": ["first"]}')  # as before 0.2.0
     with pytest.raises(RunError, match="delete this file, and the same command makes it again"):
-        own.results(tmp_path)
+        experiment.read(doubled, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_setup_measures_and_tables_compute_in_the_arithmetic_of_the_flag(tmp_path, dtype):
+    doubled = Doubled()
+    cli.definer(doubled.FLAGS)("enum", "dtype", "float32", "Arithmetic.", ("float32", "float64"))
+    assert doubled.run(tmp_path, f"--dtype={dtype}") == 0
     parts = ("setup", "measure", "table", "claims")
-    plain, seen = made()[0], {}
+    assert doubled.dtypes == dict.fromkeys(parts, jnp.dtype(dtype))
 
-    def noted(part):
-        def called(*given):
-            seen[part] = jnp.ones(()).dtype
-            return getattr(plain, part)(*given)
 
-        return called
-
-    own, _ = made(**{part: noted(part) for part in parts}, flags=plain.flags)
-    cli.definer(own.flags)("enum", "dtype", "float32", "Arithmetic.", ("float32", "float64"))
-    assert cli.execute(own.main, own.flags, [f"--dtype={dtype}", f"--output_dir={tmp_path}"]) == 0
-    assert seen == dict.fromkeys(parts, jnp.dtype(dtype))
+IN_DOUBLE = [n for n in reproduce.EXPERIMENTS if "dtype" in experiment.module_of(n).FLAGS]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [n for n in experiments_of() if "dtype" in experiment_of(n).flags])
+@pytest.mark.parametrize("name", IN_DOUBLE)
 def test_every_column_of_a_run_in_float64_has_its_digits(name, tmp_path, monkeypatch):
-    own = experiment_of(name)
-    monkeypatch.setattr(Experiment, "drawn", lambda *_: {})
-    arguments = [*own.presets["tiny"], "--dtype=float64", f"--output_dir={tmp_path}"]
-    assert cli.execute(own.main, own.flags, arguments) == 0
+    monkeypatch.setattr(experiment, "drawn", lambda *_: {})
+    tiny = experiment.experiment_of(name).presets["tiny"]
+    assert run(experiment.module_of(name), [*tiny, "--dtype=float64"], tmp_path) == 0
     assert not single_columns(tmp_path)

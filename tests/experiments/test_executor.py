@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.lab import cli, vocabulary
+from experiments.lab import cli, folder, vocabulary
 from experiments.lab.executor import Executor, Mapped, named, seeds_done
 from experiments.lab.folder import RunFolder
 from rank_collapse.runs import seeds
@@ -75,6 +75,23 @@ def test_a_run_resumes_where_it_was_with_chunks_of_another_size(tmp_path):
     check(found)
     left = [("low", 4), *(("high", seed) for seed in range(5))]
     assert chunks == [left[:4], left[4:]]
+
+
+@pytest.mark.parametrize(("pause", "writes"), [(1000.0, 1), (-1.0, 5)])
+def test_small_chunks_are_written_together(pause, writes, tmp_path, monkeypatch):
+    """And one by one where the last time is long ago, with those that are left at the end."""
+    written, save = [], RunFolder.save_arrays
+
+    def noted(run, arrays):
+        written.append(run.path)
+        save(run, arrays)
+
+    monkeypatch.setattr(folder, "PAUSE", pause)
+    monkeypatch.setattr(folder, "SHARE", 1e9)
+    monkeypatch.setattr(RunFolder, "save_arrays", noted)
+    found, chunks = found_in(tmp_path, options_of(), most=2)
+    check(found)
+    assert len(chunks) == 5 and len(written) == writes
 
 
 def test_traced_axes_are_cells_of_one_list_and_a_point_without_cells_is_left_out(tmp_path):

@@ -15,8 +15,8 @@ from trained_runs import check_mistake
 from experiments import reproduce, run_convex_hull, run_memorization, run_sort
 from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import experiment_of
-from experiments.lab.flags import default_run_name
-from experiments.note.trainability import FLAGS as TRAINABILITY
+from experiments.lab.flags import config_of, default_run_name
+from experiments.run_trainability import FLAGS as TRAINABILITY
 
 GOLDEN = REPOSITORY / "tests" / "golden"
 FILES = {
@@ -181,6 +181,12 @@ def test_a_flag_has_one_name_and_others_are_second_names(name):
     assert not any(values[n].flag_type().startswith("multi ") for n in values)
 
 
+@pytest.mark.parametrize("name", [*reproduce.EXPERIMENTS, "reproduce", "join", "statements"])
+def test_no_attribute_of_the_flags_hides_a_flag(name):
+    values = flags_of(name)
+    assert not {*vars(values)} & {*values}
+
+
 @pytest.mark.parametrize(
     ("given", "depths"),
     [("--depths=3,1", [3, 1]), ("--depths=3 --depths=1", [1]), ("", [6, 12, 18, 36])],
@@ -199,8 +205,8 @@ def test_a_published_command_asks_for_what_ours_does(module):
     configs, runs = [], []
     for given in (arguments, ours):
         options = cli.parse(module.FLAGS, given)
-        configs.append(cli.config_of(options))
-        runs.append(default_run_name(options, options.execution))
+        configs.append(config_of(options))
+        runs.append(default_run_name(options))
     assert arguments != ours and configs[0] == configs[1] and runs[0] == runs[1]
     assert configs[0]["d_model"] == int(arguments[arguments.index("--hidden_dim") + 1])
     assert not SECOND & configs[0].keys()

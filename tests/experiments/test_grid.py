@@ -1,11 +1,14 @@
 """Points of a grid, here, by workers, and joined from several folders: one result."""
 
+import json
+import shutil
+
+import numpy as np
 import pytest
 from trained_runs import arrays, run, same_arrays
 
-from experiments import join
+from experiments import join, run_path_chains as path_chains
 from experiments.lab import cli
-from experiments.paper import path_chains
 
 TINY = [*path_chains.EXPERIMENT.presets["tiny"], "--num_devices=1", "--jobs=1"]
 GAINS = "--skip_gain=0.5,1"
@@ -38,28 +41,99 @@ def test_folders_of_seeds_or_of_points_join_to_the_whole(parts, whole, tmp_path)
     for folder, own in zip(folders, parts, strict=True):
         assert run(path_chains, [*TINY, *own], folder) == 0
     joined = tmp_path / "joined"
-    assert (
-        cli.execute(
-            join.main, join.FLAGS, [*folders, f"--output_dir={joined}"], positional="folders"
-        )
-        == 0
-    )
+    assert joins(tmp_path, *folders) == 0
     same_arrays(whole, joined)
     assert (joined / "results.csv").read_bytes() == (whole / "results.csv").read_bytes()
 
 
+def joins(tmp_path, *folders):
+    """The exit code of `join`."""
+    arguments = [*map(str, folders), f"--output_dir={tmp_path / 'joined'}"]
+    return cli.execute(join.main, join.FLAGS, arguments, positional="folders")
+
+
 @pytest.mark.parametrize(
-    ("parts", "message"),
+    ("parts", "named"),
     [
-        (["--num_seeds=1", "--num_seeds=1 --first_seed=2"], "seed 1 is in none"),
-        (["--depth=1", "--depth=2 --skip_gain=0.5"], "are not all of the grid"),
+        (["--num_seeds=1", "--num_seeds=1 --first_seed=2"], "seed 1 "),
+        (["--depth=1", "--depth=2 --skip_gain=0.5"], "grid of depth, skip_gain"),
+        (["--seed=1", "--seed=2 --first_seed=2"], "seed: 1 and 2"),
     ],
 )
-def test_what_is_no_whole_is_refused(parts, message, tmp_path, capsys):
-    folders = [str(tmp_path / name) for name in "ab"]
+def test_what_is_no_whole_is_refused(parts, named, tmp_path, capsys):
+    folders = [tmp_path / name for name in "ab"]
     for folder, own in zip(folders, parts, strict=True):
         assert run(path_chains, [*TINY, *own.split()], folder) == 0
     capsys.readouterr()
-    arguments = [*folders, f"--output_dir={tmp_path / 'joined'}"]
-    assert cli.execute(join.main, join.FLAGS, arguments, positional="folders") == 2
-    assert message in capsys.readouterr().err
+    assert joins(tmp_path, *folders) == 2
+    assert named in capsys.readouterr().err
+
+
+def rewrite(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+DAMAGE = {
+    "layout": lambda c: c.update(layout=1),
+    "no experiment": lambda c: c["config"].update(experiment=7),
+    "another experiment": lambda c: c["config"].update(experiment="sort"),
+    "no name": lambda c: c["config"].pop("experiment"),
+    "a list": lambda c: c.update(config=[]),
+    "a wrong type": lambda c: c["config"].update(depth="x"),
+    "a wrong size": lambda c: c["config"].update(depth=-1),
+    "axes of a wrong type": lambda c: c["config"].update(axes=[1]),
+    "axes of no flag": lambda c: c["config"].update(axes={"x": ["1"]}),
+    "an axis that is none": lambda c: c["config"].update(axes={"seed": ["1", "2"]}),
+    "an axis of numbers": lambda c: c["config"].update(axes={"skip_gain": [1, 2]}),
+}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_folder_of_another_kind_is_one_line(damage, place, whole, tmp_path, capsys):
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        shutil.copytree(whole, folder)
+    rewrite(folders[place] / "config.json", DAMAGE[damage])
+    assert joins(tmp_path, *folders) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert not (tmp_path / "joined").exists()
+
+
+@pytest.mark.parametrize("name", ["arrays.npz", "config.json", "summary.json"])
+def test_a_folder_without_a_file_is_one_line(name, whole, tmp_path, capsys):
+    shutil.copytree(whole, tmp_path / "a")
+    (tmp_path / "a" / name).unlink()
+    assert joins(tmp_path, whole, tmp_path / "a") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_array_that_one_folder_lacks_is_named(whole, tmp_path, capsys):
+    for number, name in enumerate("ab"):
+        flags = [GAINS, "--num_seeds=1", f"--first_seed={number}"]
+        assert run(path_chains, [*TINY, *flags], tmp_path / name) == 0
+    saved = arrays(tmp_path / "b")
+    lost = next(name for name in saved if name.endswith("skip_size"))
+    saved.pop(lost)
+    np.savez(tmp_path / "b" / "arrays.npz", **saved)
+    capsys.readouterr()
+    assert joins(tmp_path, tmp_path / "a", tmp_path / "b") == 2
+    assert "skip_size" in capsys.readouterr().err
+
+
+def test_one_folder_twice_is_refused(whole, tmp_path, capsys):
+    assert joins(tmp_path, whole, whole) == 2
+    assert str(whole) in capsys.readouterr().err
+
+
+def test_points_of_workers_are_gone_when_the_run_is_complete(tmp_path):
+    """Also those that an interrupted run left."""
+    (tmp_path / "points" / "0").mkdir(parents=True)
+    assert run(path_chains, ["--overwrite", *TINY], tmp_path) == 0
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "points" / "0").mkdir(parents=True)
+    assert run(path_chains, TINY, tmp_path) == 0
+    assert not (tmp_path / "points").exists()

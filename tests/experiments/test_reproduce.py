@@ -16,23 +16,20 @@ import pytest
 from PIL import Image
 from statement_dates import KEPT, REWORDINGS, dates_of, under_old_dates
 
-from experiments import reproduce
+from experiments import reproduce, run_architectures, run_path_counts, verdicts
 from experiments.lab import cli, statements
-from experiments.lab.experiment import experiment_of, experiments_of
-from experiments.lab.pool import Ended
+from experiments.lab.experiment import captions_of, experiment_of, experiments_of
 from experiments.lab.statements import STATEMENTS
-from experiments.paper import path_counts as run_path_counts
-from experiments.paper.architectures import experiment as run_architectures
 from experiments.reproducing import results_page, sections, unfinished
-from rank_collapse import report
-from rank_collapse.report import claims
-from rank_collapse.report.claims import MORE_THAN_HALF
+from experiments.reproducing.processes import Ended
+from experiments.verdicts import claims
+from experiments.verdicts.claims import MORE_THAN_HALF
 from rank_collapse.runs import RunError
 
 
 def test_what_no_experiment_tests_is_listed():
     stated = {key for key, s in STATEMENTS.items() if s.claimed is not None}
-    answers = report.answers_of(STATEMENTS, [claims.of_mean("skips", "no norm", [1.0, 1.1, 0.9])])
+    answers = verdicts.answers_of(STATEMENTS, [claims.of_mean("skips", "no norm", [1.0, 1.1, 0.9])])
     left = sections.untested(answers, reproduce.EXPERIMENTS)
     assert len(left) == len(stated) - 1
     assert not any(STATEMENTS["skips"].text in text for text in left)
@@ -44,7 +41,7 @@ def test_every_experiment_is_found_and_its_presets_are_accepted():
     for name in reproduce.EXPERIMENTS:
         module, own = importlib.import_module(f"experiments.{name}"), experiment_of(name)
         assert set(own.presets) >= set(sections.PRESETS)
-        assert own.captions and own.brief and "experiments." in own.about
+        assert captions_of(module.FIGURES) and own.brief and "experiments." in module.__doc__
         for preset in own.presets:
             for arguments in own.runs(preset).values():
                 cli.parse(module.FLAGS, list(arguments))
@@ -62,7 +59,7 @@ def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch
     """Of an experiment that trains a vocabulary too: it must be the same in every process."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.chdir(tmp_path)
-    small = ("--models=albert-base-v2", "--num_texts=2", "--max_tokens=8")
+    small = "--models=albert-base-v2 --num_texts=2 --max_tokens=8"
     own = run_architectures.EXPERIMENT
     own = dataclasses.replace(own, presets={"quick": small})
     monkeypatch.setattr("experiments.run_architectures.EXPERIMENT", own)
@@ -124,7 +121,7 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
     for preset, layers in (("quick", 2), ("paper", 3)):
         folder = tmp_path / "run" / preset / "run_path_counts"
         arguments = ["--heads=2", f"--layers={layers}", f"--output_dir={folder}"]
-        assert cli.execute(run_path_counts.EXPERIMENT.main, run_path_counts.FLAGS, arguments) == 0
+        assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, arguments) == 0
         (folder / "figures" / "path_counts.png").write_bytes(image.getvalue())
     sections.keep_time(tmp_path / "run" / "paper", "run_path_counts", Ended(0, "", 12.34), 1)
     path = results_page.write_markdown(tmp_path / "run", tmp_path / "docs")
@@ -145,7 +142,7 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
 
 def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, capsys):
     """Its folders lie side by side; at a preset it is done where all of them are."""
-    several = {"few": ("--heads=2", "--layers=3"), "many": ("--heads=4", "--layers=3")}
+    several = {"few": "--heads=2 --layers=3", "many": "--heads=4 --layers=3"}
     own = dataclasses.replace(
         run_path_counts.EXPERIMENT, presets=dict.fromkeys(sections.PRESETS, several)
     )
@@ -153,8 +150,8 @@ def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, cap
     for preset in sections.PRESETS:
         for run, arguments in several.items():
             folder = tmp_path / preset / "run_path_counts" / run
-            given = [*arguments, f"--output_dir={folder}"]
-            assert cli.execute(own.main, run_path_counts.FLAGS, given) == 0
+            given = [*arguments.split(), f"--output_dir={folder}"]
+            assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, given) == 0
     capsys.readouterr()
     for preset in reversed(sections.PRESETS):
         text = results_page.write_markdown(tmp_path, tmp_path / "docs").read_text()

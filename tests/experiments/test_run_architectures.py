@@ -11,17 +11,17 @@ import pytest
 from trained_runs import answered, arrays, result_of
 
 import rank_collapse as rc
+from experiments import run_architectures
 from experiments.lab import cli
-from experiments.paper.architectures import experiment as run_architectures
+from experiments.verdicts.claims import HOLDS, IN_PART
 from rank_collapse.network import surgery
 from rank_collapse.pretrained import published
-from rank_collapse.report.claims import HOLDS, IN_PART
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 def execute(*arguments):
-    return cli.execute(run_architectures.EXPERIMENT.main, run_architectures.FLAGS, list(arguments))
+    return cli.execute(run_architectures.main, run_architectures.FLAGS, list(arguments))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_other_weights_in_the_same_folder_are_refused(tmp_path, ids, capsys):
 def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, ids, monkeypatch):
     arguments = (f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}")
     assert execute(*arguments, "--initialisation=false", f"--output_dir={tmp_path}") == 0
-    found, models = result_of(run_architectures.EXPERIMENT, tmp_path)
+    found, models = result_of(run_architectures, tmp_path)
 
     def lines():
         rows = list(run_architectures.compare(found, models))
@@ -78,7 +78,7 @@ def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, i
     _, last = lines()
     assert last.measured == "not compared" and last.note
     name = "bert/pretrained0/residuals/{}/published/residual_ratio"
-    curves = {v: found[name.format(v)].mean(axis=0, dtype=float) for v in surgery.VARIANTS}
+    curves = {v: found[name.format(v)].mean(axis=0, dtype=float) for v in surgery.ABLATIONS}
     curves["SAN"][2] += 1e4
     for module in (published, run_architectures):
         monkeypatch.setattr(module, "published_curves", lambda *_: {"pretrained": curves})
@@ -94,7 +94,7 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch)
         settings={},
         has_weights=False,
         config=SimpleNamespace(depth=4),
-        ablations=[(variant, "published") for variant in surgery.VARIANTS],
+        ablations=[(variant, "published") for variant in surgery.ABLATIONS],
     )
 
     def answers(published, seeds=40, first=0.6):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from trained_runs import answered, arrays, finished, parsed, rows, seed_of
 
+from experiments import run_circle
 from experiments.lab.folder import RunFolder
-from experiments.paper.circle import experiment as run_circle, task as circle, walks as circle_walks
+from experiments.paper.circle import task as circle, walks as circle_walks
 from rank_collapse import apply
 from rank_collapse.network.inputs import input_states
 from rank_collapse.training import load_models
@@ -125,7 +126,7 @@ def test_a_program_of_several_variants_gives_what_each_alone_gives(tmp_path):
     found = []
     for where, own in {"shared": cases, "alone": alone}.items():
         with RunFolder(tmp_path / where, {}) as folder:
-            found.append(run_circle.measure_all(options, own, folder)[name])
+            found.append(run_circle.measure(options, own, folder)[name])
     shared, alone = ({n: a for n, a in own.items() if n != "seconds"} for own in found)
     assert jax.tree.structure(shared) == jax.tree.structure(alone)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
@@ -135,16 +136,15 @@ def test_a_program_of_several_variants_gives_what_each_alone_gives(tmp_path):
 @pytest.mark.parametrize(
     "argument, variants",
     [
-        ("--compare", run_circle.PUBLISHED),
         ("--compare=published", run_circle.PUBLISHED),
         ("--compare=theory", run_circle.THEORY),
         ("--compare=all", run_circle.PUBLISHED + run_circle.THEORY),
         ("--compare=pure", ("base", "attention", "attention+skip", "attention+mlp")),
-        ("--nocompare", ("base",)),
+        ("--num_seeds=1", ("base",)),
     ],
 )
 def test_compare_is_every_variant_at_every_width(argument, variants):
-    widths = [32] if argument == "--nocompare" else [8, 4]
+    widths = [32] if argument == "--num_seeds=1" else [8, 4]
     options = parsed(run_circle, argument, "--widths=8,4")
     made = run_circle.make_cases(options)
     assert list(made) == [f"{variant}, d={width}" for width in widths for variant in variants]

@@ -12,12 +12,12 @@ import xarray as xr
 from trained_runs import arrays, finished, parsed, result_of, rows, run, verdicts
 
 import rank_collapse as rc
+from experiments import run_collapse
 from experiments.lab import labelled
 from experiments.lab.executor import Chunk
 from experiments.lab.labelled import joined, of_arrays
 from experiments.paper import inputs
-from experiments.paper.collapse import experiment as run_collapse, measure
-from experiments.paper.collapse.experiment import EXPERIMENT
+from experiments.paper.collapse import claims as collapse_claims, measure
 from experiments.paper.collapse.figures import slowed
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
@@ -35,7 +35,7 @@ def test_the_run_measures_what_the_library_gives_one_by_one(base):
     ids, _ = inputs.read_tokens(options)
     key_tokens, key_params = jax.random.split(jax.random.fold_in(jax.random.key(0), 2))
     x = inputs.input_tokens(key_tokens, ids, options)
-    for variant, config in measure.configs_of(options, "none", options.variants).items():
+    for variant, config in run_collapse.configs_of(options, "none", options.variants).items():
         params = rc.init(key_params, config)
         hidden = rc.apply(params, x, config).hidden
         found = {n: saved[f"seeds/{n}/{variant}"][2] for n in ("ratio", *run_collapse.COLUMNS[1:3])}
@@ -51,12 +51,12 @@ def test_rows_figures_and_statements_are_of_the_arrays(base):
     table, saved = rows(base), arrays(base)
     for column in ("log10_bound", "tightness_mean"):
         assert all((r[column] != "") == (r["variant"] == "san") for r in table)
-    found, setup = result_of(EXPERIMENT, base)
-    compared = {c.quantity: c for c in EXPERIMENT.compare(found, setup)}
+    found, setup = result_of(run_collapse, base)
+    compared = {c.quantity: c for c in run_collapse.compare(found, setup)}
     assert "attention alone: residual ratio after 3 layers" in compared
     free = [c.measured for q, c in compared.items() if "needs no condition" in q]
     assert free and not any(free)
-    given = {row.key: row for row in EXPERIMENT.claims(found, setup)}
+    given = {row.key: row for row in run_collapse.claims(found, setup)}
     assert given["rate"].draws == 3
     assert given["heads bound"].estimate == 0 and "cases" in given["heads bound"].why
     assert given["skips"].estimate > 1
@@ -125,7 +125,7 @@ def test_a_layer_above_a_bound_is_counted_but_for_rounding():
     found = {"log10_residual": [[1.0, 0.0, -5e6]], "bound": [[1.0, -1e-4, -5e6 - 20]]}
     for bound, count in ((found["bound"], 0), ([[0.0, 9.0, -6e6]], 2)):
         own = xr.Dataset({n: (("seed", "layer"), a) for n, a in (found | {"bound": bound}).items()})
-        assert run_collapse.above(own, "bound") == count
+        assert collapse_claims.above(own, "bound") == count
 
 
 def variant_of(log10_ratio, rate=3.0, left=None):
@@ -152,19 +152,21 @@ def at(norm="none", weight_scale=1.0, skip_gain=1.0, swept=None, **variants):
 
 
 def claims_of(points):
-    return EXPERIMENT.claims(joined(points, run_collapse.AXES), None)
+    return run_collapse.claims(joined(points, run_collapse.AXES), None)
 
 
 def compare_of(points):
-    return EXPERIMENT.compare(joined(points, run_collapse.AXES), None)
+    return run_collapse.compare(joined(points, run_collapse.AXES), None)
 
 
 def test_every_variant_has_a_published_curve_to_stand_beside():
-    every = {v: variant_of([-2.0]) for v in measure.VARIANTS}
+    every = {v: variant_of([-2.0]) for v in run_collapse.VARIANTS}
     shown = compare_of(at("post", **every) | at("post", 2.0, **every))
     ratios = [c.published for c in shown if "ratio" in c.quantity]
-    curves = run_collapse.published_curves(run_collapse.PUBLISHED["bert-base-cased"], 12)["init"]
-    assert ratios == [curves[n][1] for n in run_collapse.PUBLISHED_NAMES.values()]
+    curves = collapse_claims.published_curves(collapse_claims.PUBLISHED["bert-base-cased"], 12)[
+        "init"
+    ]
+    assert ratios == [curves[n][1] for n in collapse_claims.PUBLISHED_NAMES.values()]
 
 
 def test_every_scale_of_the_weights_is_a_setting_with_the_first_gain_of_the_skips():
@@ -207,7 +209,7 @@ def test_the_published_bound_of_a_layer_has_one_gamma_and_one_beta_for_all_heads
 
 def test_without_skips_post_and_pre_norm_are_one_row():
     """One network up to an outer norm; with skips they are two."""
-    variants = {v: variant_of([-9.0, -8.0, -7.0]) for v in measure.VARIANTS}
+    variants = {v: variant_of([-9.0, -8.0, -7.0]) for v in run_collapse.VARIANTS}
     norms = {norm: at(norm, **variants) for norm in ("none", "post", "pre")}
 
     def rows_of(key, points):
@@ -239,7 +241,7 @@ def test_without_skips_post_and_pre_norm_are_one_row():
 
 
 def test_the_published_form_and_skips_with_mlps_have_rows():
-    variants = {v: variant_of([-9.0, -8.0], left=0.2) for v in measure.VARIANTS}
+    variants = {v: variant_of([-9.0, -8.0], left=0.2) for v in run_collapse.VARIANTS}
     variants["san"]["log10_residual"] = np.array([[0.0, -3.0], [0.0, -4.0]])
     curves = {"1": np.array([[0.0, -0.5], [0.0, -2.0]]), "2": np.zeros((2, 2))}
     given = list(claims_of(at("post", swept=curves, **variants)))
@@ -278,11 +280,11 @@ def test_a_violated_bound_decides_and_two_seeds_decide_nothing():
 def test_where_mlps_begin_to_slow_the_collapse():
     gains = np.array([0.5, 1.0, 2.0, 4.0])
     raised = np.array([[-0.2, -0.1, 0.1, 0.2], [-0.2, 0.1, 0.2, 0.3], [0.1, 0.2, 0.3, 0.4]])
-    found = run_collapse.crossing(gains, raised)
+    found = collapse_claims.crossing(gains, raised)
     np.testing.assert_allclose(found[:2], [2**0.5, 2 ** (-1 / 3)])
     assert np.isnan(found[2])
     beyond = np.where(gains == 4.0, np.nan, raised)  # where the residual is no number
-    np.testing.assert_array_equal(run_collapse.crossing(gains, beyond), found)
+    np.testing.assert_array_equal(collapse_claims.crossing(gains, beyond), found)
     curves = {f"{g:g}": np.full((3, 2), -3.0 + g) for g in gains}
     ((_, own),) = at(san={"log10_residual": np.full((3, 2), -1.5)}, swept=curves).items()
     own = own.assign_coords(layer=[0, 1])

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from trained_runs import answered, result_of, rows, run, single_columns
 
-from experiments.lab import tidy
-from experiments.paper import path_chains as run_path_chains, path_counts as run_path_counts
-from experiments.paper.path_counts import ARCHITECTURES, binomial, path_table
-from rank_collapse.report.claims import FAILS, HOLDS
+from experiments import run_path_chains, run_path_counts
+from experiments.lab.experiment import read
+from experiments.run_path_counts import ARCHITECTURES, binomial, path_table
+from experiments.verdicts.claims import FAILS, HOLDS
 
 
 @pytest.mark.full
 def test_writes_rows_figures_and_a_summary(tmp_path):
-    own, folder = run_path_chains.EXPERIMENT, tmp_path / "run"
+    own, folder = run_path_chains, tmp_path / "run"
     assert run(run_path_chains, own.presets["tiny"], folder) == 0
     found, setup = result_of(own, folder)
     assert found["sum_error"].max() < 1e-12 and not single_columns(folder)
@@ -38,11 +38,11 @@ def test_writes_rows_figures_and_a_summary(tmp_path):
 
 def test_seeds_that_overflow_are_named_and_kept_apart():
     said, found = [], {"sum_error": np.array([np.nan, 0.5, np.inf, 0.25]), "skip": np.arange(4)}
-    kept = tidy.finite(found, "sum_error", said.append)
+    kept = run_path_chains.finite(found, "sum_error", said.append)
     assert kept["seed"].tolist() == kept["skip"].tolist() == [1, 3]
     assert [text.split(":")[0] for text in said] == [f"seed {s} is kept apart" for s in (0, 2)]
     with pytest.raises(ValueError, match="all 2 seeds: NaN or overflow"):
-        tidy.finite({n: a[::2] for n, a in found.items()}, "sum_error", said.append)
+        run_path_chains.finite({n: a[::2] for n, a in found.items()}, "sum_error", said.append)
 
 
 @pytest.mark.full
@@ -53,12 +53,12 @@ def test_the_binary_writes_exact_counts(tmp_path):
     gpt = [r for r in table if r["architecture"] == "GPT-3"]
     assert sum(int(r["paths"]) for r in gpt) == 97**96  # 191 digits
     assert int(gpt[95]["paths"]) == 96 * 96**95
-    law, *lengths = run_path_counts.EXPERIMENT.read(tmp_path).comparisons
+    law, *lengths = read(run_path_counts, tmp_path).comparisons
     assert law.measured < 1e-12 and law.published == 0 and len(lengths) == 9
     assert lengths[0].measured == pytest.approx(6 * 12 / 13, rel=1e-12)  # DistilBERT
-    tables, sizes = result_of(run_path_counts.EXPERIMENT, tmp_path)
+    tables, sizes = result_of(run_path_counts, tmp_path)
     tables["DeiT-T"][3]["share"] += 1e-3
-    assert run_path_counts.EXPERIMENT.compare(tables, sizes)[0].measured == pytest.approx(1e-3)
+    assert run_path_counts.compare(tables, sizes)[0].measured == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize(("heads", "layers"), [(1, 1), (3, 12), (128, 24), (96, 96), (1, 1000)])

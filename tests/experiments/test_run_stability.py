@@ -9,8 +9,8 @@ import pytest
 from trained_runs import parsed, result_of, rows, run
 
 import rank_collapse as rc
-from experiments.note.stability import experiment as run_stability, measure, networks, results
-from experiments.note.stability.experiment import EXPERIMENT
+from experiments import run_stability
+from experiments.note.stability import measure, networks, results
 from experiments.note.stability.networks import Case, base_config, configs_of
 from rank_collapse.measures import updates
 
@@ -31,9 +31,9 @@ asked = partial(parsed, run_stability, *TINY)
 
 def shown(folder):
     """(results, {quantity: comparison}, claims) of a finished run."""
-    found, configs = result_of(EXPERIMENT, folder)
-    compared = {row.quantity: row for row in EXPERIMENT.compare(found, configs)}
-    return found, compared, list(EXPERIMENT.claims(found, configs))
+    found, configs = result_of(run_stability, folder)
+    compared = {row.quantity: row for row in run_stability.compare(found, configs)}
+    return found, compared, list(run_stability.claims(found, configs))
 
 
 @pytest.mark.full
@@ -170,7 +170,7 @@ def test_a_statement_of_theorem_2_is_decided_by_what_the_theorem_is_about():
             | dict.fromkeys(others, depth ** np.array([5.0, 6.0, 7.0]))
             for depth in (3, 6, 12, 25)
         }
-        first, second, _ = EXPERIMENT.claims({"networks": own}, {})
+        first, second, _ = run_stability.claims({"networks": own}, {})
         assert (first.key, second.key) == ("O(N)", "independent updates") and second.estimate > 5
         found[name] = first.estimate
     assert found["equal"] == pytest.approx(2) and found["like Pre-LN's"] == pytest.approx(1)

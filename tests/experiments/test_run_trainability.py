@@ -10,12 +10,12 @@ from scipy import stats
 from trained_runs import arrays, finished, parsed, result_of, rows, run
 
 import rank_collapse as rc
+from experiments import run_trainability as binary
 from experiments.lab.folder import RunFolder
 from experiments.lab.statements import STATEMENTS
-from experiments.note import trainability as binary
 from experiments.train import designs, training
 from experiments.train.training import Training
-from rank_collapse.report.claims import judged
+from experiments.verdicts.claims import judged
 from rank_collapse.report.intervals import wilson_interval
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.recipe import Hyper, Recipe, config_of
@@ -46,7 +46,7 @@ folder = finished(binary, *ARGUMENTS)
 
 @pytest.mark.full
 def test_every_cell_and_seed_is_in_the_table(folder):
-    own, table = binary.EXPERIMENT, rows(folder)
+    own, table = binary, rows(folder)
     results, wanted = result_of(own, folder)
     assert list(results) == wanted and len(wanted) == 4 and len(table) == 8
     limit = designs.guess_limit(8 * 4, 3)
@@ -79,7 +79,7 @@ def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(Training, "train", None)
     fewer = [*SIZES, "--depths=2", "--designs=depth_scaled", "--warmup=5"]
     assert run(binary, fewer, path) == 0
-    shown, _ = result_of(binary.EXPERIMENT, path)
+    shown, _ = result_of(binary, path)
     assert [(cell.design, cell.warmup) for cell in shown] == [("depth_scaled", 5)]
     assert len(rows(path)) == 2
     with pytest.raises(TypeError):  # what would have been trained

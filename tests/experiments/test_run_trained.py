@@ -24,7 +24,7 @@ from experiments.lab.labelled import of_arrays
 from experiments.paper.path_accuracies import BASELINES, accuracies
 from experiments.train import arguments
 from experiments.train.watched import layer_scalars
-from rank_collapse.report.claims import FINDING
+from experiments.verdicts.claims import FINDING
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import init_state, load_models
@@ -57,7 +57,7 @@ def accuracy_of(folder, evaluation, metric="accuracy"):
 
 @pytest.mark.full
 def test_sort_writes_everything(folder):
-    found, _ = result_of(run_sort.EXPERIMENT, folder)
+    found, _ = result_of(run_sort, folder)
     assert found.path_length.values.tolist() == [0, 1, 2]
     assert found.num_paths.values.tolist() == [2, 5, 20]
     # All paths up to the depth are the whole model.
@@ -85,7 +85,7 @@ def test_sort_learns(folder):
 def test_kept_models_give_the_accuracies_of_the_table(folder):
     config, models = load_models(folder / "models.safetensors")
     options = parsed(run_sort, *SORT)
-    setup = run_sort.EXPERIMENT.setup(options)
+    setup = run_sort.make_setup(options)
     table = {(r["evaluation"], r["seed"]): float(r["accuracy"]) for r in rows(folder)}
 
     @jax.jit
@@ -110,7 +110,7 @@ def test_what_is_watched_has_a_line_for_every_seed_and_epoch(folder):
     config, models = load_models(folder / "models.safetensors")
     options = parsed(run_sort, *SORT)
     key_data, key_state = jax.random.split(seed_keys(options.seed, 2)[1])
-    setup = run_sort.EXPERIMENT.setup(options)
+    setup = run_sort.make_setup(options)
     data = setup.make_data(key_data)
     untrained = init_state(key_state, arguments.hyper(options), setup.recipe).model
     (first,) = (line for line in lines if line["seed"] == 1 and line["step"] == 0)
@@ -131,15 +131,15 @@ def test_files_asked_for_later_are_refused(flag, folder, tmp_path, capsys):
 
 @pytest.mark.full
 def test_a_seed_that_diverged_is_kept_apart(folder):
-    found, setup = result_of(run_sort.EXPERIMENT, folder)
+    found, setup = result_of(run_sort, folder)
     found = found.assign(fine=("seed", [True, False]))
-    assert {row.draws for row in run_sort.EXPERIMENT.claims(found, setup)} <= {0, 1}
-    whole, *_ = run_sort.EXPERIMENT.compare(found, setup)
+    assert {row.draws for row in run_sort.claims(found, setup)} <= {0, 1}
+    whole, *_ = run_sort.compare(found, setup)
     accuracy = float(found.whole.sel(metric="accuracy", seed=0))
     assert whole.measured == f"{accuracy:.3f}"
-    table = run_sort.EXPERIMENT.table(found, setup)
+    table = run_sort.table(found, setup)
     assert {(r["seed"], r["diverged"]) for r in table} == {(0, 0), (1, 1)}
-    for drawing in run_sort.EXPERIMENT.figures.values():
+    for drawing in run_sort.FIGURES.values():
         if drawing.there(found, setup):
             drawing.draw(found, setup)
 
@@ -177,7 +177,7 @@ def test_other_tasks_are_learned_better_than_by_guessing(
     assert accuracy_of(tmp_path, "whole", metric) > guess(tmp_path) + 0.1
 
 
-SETUP = run_sort.EXPERIMENT.setup(parsed(run_sort, "--depth=3"))
+SETUP = run_sort.make_setup(parsed(run_sort, "--depth=3"))
 
 
 def measured(truncated, whole, baseline, tokens, sets=None):
@@ -232,7 +232,7 @@ def made_of(carried=1.0, sets=(0.3, 0.9, 0.4, 0.2), seeds=8, below=0):
     ],
 )
 def test_verdicts(fields, suffice, one, falls):
-    rows = list(run_sort.EXPERIMENT.claims(made_of(**fields), SETUP))
+    rows = list(run_sort.claims(made_of(**fields), SETUP))
     answers, found = answered(rows)[1], verdicts(rows)
     assert [key for key, answer in answers.items() if answer == FINDING] == ["biases", "all of it"]
     assert [found[key] for key in ("short suffice", "one short", "falls")] == [suffice, one, falls]
@@ -241,18 +241,16 @@ def test_verdicts(fields, suffice, one, falls):
 def test_no_seed_is_left_out_but_of_findings_on_what_was_learned():
     found = made_of(seeds=5)
     found.whole.values[1] = 0.6
-    rows = list(run_sort.EXPERIMENT.claims(found, SETUP))
+    rows = list(run_sort.claims(found, SETUP))
     assert "1 of 5 draws have no number" in rows[0].why  # which may be on either side
     draws = {row.key: row.draws for row in rows}
     assert draws == {"short suffice": 4, "one short": 5, "falls": 5, "biases": 4, "all of it": 4}
-    biases = next(
-        row for row in run_sort.EXPERIMENT.claims(made_of(), SETUP) if row.key == "biases"
-    )
+    biases = next(row for row in run_sort.claims(made_of(), SETUP) if row.key == "biases")
     assert biases.estimate == pytest.approx((0.7 - 0.6) / (0.95 - 0.6))
 
 
 def test_what_is_shown_beside_published_values():
-    found = {c.quantity: c for c in run_sort.EXPERIMENT.compare(made_of(), SETUP)}
+    found = {c.quantity: c for c in run_sort.compare(made_of(), SETUP)}
     whole = found["token accuracy of the whole model"]
     assert whole.measured.startswith("0.950") and whole.published == 0.98
     text = "path length {}: without longer paths, self-consistent"

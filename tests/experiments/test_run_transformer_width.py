@@ -7,8 +7,8 @@ import safetensors.numpy
 from trained_runs import SMALL, arrays, finished, parsed, result_of, rows, seed_of
 
 import rank_collapse as rc
-from experiments.note import transformer as binary
-from experiments.paper import width as run_width
+from experiments import run_transformer as binary, run_width
+from experiments.lab.experiment import read
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import load_models
@@ -39,14 +39,14 @@ def test_rows_and_summary_are_of_the_kept_weights(folder):
         held_out = binary.make_data(options, jax.random.split(keys[seed])[0])["eval"]
         np.testing.assert_allclose(float(row["exact"]), decode(seed_of(models, seed), held_out))
         assert 0 <= float(row["accuracy"]) <= 1 and row["diverged"] == "0"
-    results, setup = result_of(binary.EXPERIMENT, folder)
+    results, setup = result_of(binary, folder)
     assert setup.options.task == "translation" and results["curves"]["accuracy"].shape == (2, 2)
     accuracy = results["whole"]["accuracy"]
     np.testing.assert_array_equal(results["curves"]["accuracy"][:, -1], accuracy)
     assert results["residual"]["encoder"].shape == (2, 2)
     means = [accuracy.mean(), results["exact"].mean()]
     means += [results["residual"][half][:, -1].mean() for half in ("encoder", "decoder")]
-    assert [c.measured for c in binary.EXPERIMENT.read(folder).comparisons] == means
+    assert [c.measured for c in read(binary, folder).comparisons] == means
 
 
 def test_what_is_watched_is_of_both_halves(folder):
@@ -113,7 +113,7 @@ def parameters(depth, width):
 def test_every_depth_has_the_width_nearest_in_parameters(by_depth):
     target = parameters(2, 8)
     for depth in (1, 4):
-        found = run_width.shape_of(result_of(run_width.EXPERIMENT, by_depth)[1][f"depth {depth}"])
+        found = run_width.shape_of(result_of(run_width, by_depth)[1][f"depth {depth}"])
         widths = range(2, 40, 2)  # a multiple of the heads; at depth 4 the next above is nearest
         best = min(widths, key=lambda w, d=depth: abs(parameters(d, w) - target))
         assert (found["hidden_dim"], found["parameters"]) == (best, parameters(depth, best))
@@ -134,7 +134,7 @@ def test_what_is_watched_has_a_file_for_each_depth(by_depth):
 
 def test_widths_shown_are_of_the_table(by_depth):
     """Each depth, and the deepest beside the shallowest."""
-    shown, table = run_width.EXPERIMENT.read(by_depth), rows(by_depth)
+    shown, table = read(run_width, by_depth), rows(by_depth)
     means = {d: np.mean([float(r["accuracy"]) for r in table if r["depth"] == d]) for d in "14"}
     assert len(table) == 4 and {r["diverged"] for r in table} == {"0"}
     assert [line.measured for line in shown.comparisons] == pytest.approx([*means.values()])

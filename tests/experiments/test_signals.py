@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import pytest
@@ -95,3 +96,57 @@ def test_the_second_signal_ends_a_computation_that_never_returns_to_python():
             assert run.wait(timeout=60) == 143
         finally:
             run.kill()
+
+
+def children_of(pid):
+    """Processes that a process has started, which are not multiprocessing's own."""
+    numbers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    commands = {n: Path(f"/proc/{n}/cmdline").read_text() for n in numbers}
+    return [n for n, command in commands.items() if "spawn_main" in command]
+
+
+PARALLEL = {
+    "points": ["-m", "experiments.run_path_chains", "--skip_gain=0.5,1,2", "--jobs=2"],
+    "experiments": [
+        "-m",
+        "experiments.reproduce",
+        "--only=run_path_chains,run_loops",
+        "--jobs=2",
+    ],
+}
+
+
+@pytest.mark.parametrize("work", PARALLEL)
+@pytest.mark.parametrize("delay", [0.0, 1.0, 4.0])
+def test_ctrl_c_while_workers_start_or_compile_ends_the_run(work, delay, tmp_path):
+    """As a terminal sends it: to all processes at once."""
+    command = [sys.executable, *PARALLEL[work], f"--output_dir={tmp_path}"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+        while not children_of(process.pid):
+            assert process.poll() is None
+            time.sleep(0.05)
+        time.sleep(delay)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=200)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err and "a worker was ended" not in err
+    assert err.count("interrupted") == 1
+    assert not (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.parametrize("delay", [0.0, 3.0])
+def test_ctrl_c_ends_the_command_while_it_compiles(delay, tmp_path):
+    code = (
+        "import sys; from rank_collapse import command; print('ready', flush=True); command.run()"
+    )
+    command = [sys.executable, "-c", code, "depth-check", f"--out={tmp_path / 'a.png'}"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=200)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err

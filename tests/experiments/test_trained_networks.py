@@ -4,18 +4,19 @@
 """
 
 import json
+import pickle
 import random
 import warnings
 
 import jax
 import numpy as np
 import pytest
-from trained_runs import rows, run
+from trained_runs import result_of, rows, run
 
 import rank_collapse as rc
 from experiments import run_trained, trained_weights
 from experiments.lab import cli
-from experiments.paper.trained import experiment, measure, packages, results, texts
+from experiments.paper.trained import convert, measure, packages, results, texts
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
 
@@ -25,9 +26,9 @@ ALBERT = "albert-reactions"
 
 
 def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
-    tiny = [*experiment.EXPERIMENT.presets["tiny"], "--networks=llama"]
+    tiny = [*run_trained.EXPERIMENT.presets["tiny"], "--networks=llama"]
     assert run(run_trained, tiny, tmp_path) == 0
-    ((_, found, setup),) = experiment.EXPERIMENT.results(tmp_path)
+    found, setup = result_of(run_trained, tmp_path)
     for network in setup.networks:  # the causal one; the other is that of test_contract
         own, depth = found[network.label], network.source.config.depth
         assert own["paths/lengths"][0][-1] == depth
@@ -57,7 +58,7 @@ def test_rate_is_that_of_a_cubic_fall_whatever_the_unit():
 
 def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
     """The first layer against numpy, where P̃ is one row: the softmax of the mean token's scores."""
-    settings = experiment.UNTRAINED["albert"] | {"initializer_range": 0.5}
+    settings = run_trained.UNTRAINED["albert"] | {"initializer_range": 0.5}
     ids, key = np.arange(1, 7), jax.random.key(0)
     found = measure.theory(pretrained.open_random(settings, key), ids[None], 1)
     config, params = pretrained.random_like(settings, key)
@@ -91,7 +92,7 @@ def test_texts_are_of_the_vocabulary_and_masks_of_the_texts():
         assert len(lines) == 5 and lines == texts.as_ids(kind, listed, 5).splitlines()
         assert {line.split()[0] for line in lines} == {str(listed.index("[CLS]"))}
     batch = tokens.pad([list(range(1, 9)), list(range(1, 6))], vocab_size=20)
-    source = pretrained.open_random(experiment.UNTRAINED["albert"], jax.random.key(0))
+    source = pretrained.open_random(run_trained.UNTRAINED["albert"], jax.random.key(0))
     task = measure.task_of(source, {"x": batch.ids, "mask": batch.mask}, 19, 2)
     assert (task.inputs["x"] == 19).sum(axis=1).tolist() == [1, 1, 1, 1]
     assert (task.targets == np.repeat(batch.ids, 2, axis=0)).all()
@@ -111,29 +112,94 @@ def test_mistakes_are_one_line(arguments, named, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     source = tmp_path / "trained" / "bare"
     source.mkdir(parents=True)
-    (source / "config.json").write_text(json.dumps(experiment.UNTRAINED["llama"]))
+    (source / "config.json").write_text(json.dumps(run_trained.UNTRAINED["llama"]))
     assert run(run_trained, arguments, tmp_path / "out") == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert named in line
 
 
-def test_another_file_than_the_package_has_is_refused(tmp_path, capsys):
-    about = tmp_path / "rxnmapper-0.4.3.dist-info"
-    about.mkdir()
+def write_package(site, weights=None):
+    """Writes what pip leaves of rxnmapper; returns the flags that read it."""
+    about = site / "rxnmapper-0.4.3.dist-info"
+    about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: rxnmapper\nVersion: 0.4.3\n")
-    path = tmp_path / packages.PACKAGES[ALBERT].weights
+    path = site / packages.PACKAGES[ALBERT].weights
     path.parent.mkdir(parents=True)
-    path.write_bytes(b"other weights")
-    flags = [f"--site={tmp_path}", f"--folder={tmp_path / 'made'}"]
+    if weights is not None:
+        path.write_bytes(weights)
+    return [f"--site={site}", f"--folder={site / 'made'}"]
+
+
+@pytest.mark.parametrize("weights", [None, b"other weights"])
+def test_a_package_that_cannot_be_read_is_skipped_with_a_line(weights, tmp_path, capsys):
+    flags = write_package(tmp_path, weights)
+    assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 2  # none is left
+    skipped, *absent = capsys.readouterr().out.strip().splitlines()
+    assert str(tmp_path / packages.PACKAGES[ALBERT].weights) in skipped
+    assert ("SHA-256" in skipped) == (weights is not None)
+    assert len(absent) == len(packages.PACKAGES) - 1 and not (tmp_path / "made").exists()
+
+
+def test_a_folder_that_is_not_there_is_a_mistake(tmp_path, capsys):
+    flags = [f"--site={tmp_path / 'nowhere'}"]
     assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert str(path) in line
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_the_folder_of_before(tmp_path):
+    def make(weights, folder):
+        (folder / "config.json").write_text(weights)
+        if weights == "new":
+            raise KeyboardInterrupt
+
+    package = packages.Package("a==1", "MIT", "w", "0", make)
+    packages.make_folder(package, "old", tmp_path / "made")
+    with pytest.raises(KeyboardInterrupt):
+        packages.make_folder(package, "new", tmp_path / "made")
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert (tmp_path / "made" / "config.json").read_text() == "old"
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_tensors_of_torch_are_read_without_torch(zipped, tmp_path):
+    """Slices, transposed and shared storages; both of torch's formats."""
+    torch = pytest.importorskip("torch")
+    values = torch.randn(4, 6)
+    tensors = {"plain": values, "slice": values[1:3, ::2], "turned": values.T}
+    tensors |= {"number": torch.tensor(3), "half": torch.randn(5).half(), "none": values[:0]}
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(tensors, path, _use_new_zipfile_serialization=zipped)
+    arrays = convert.read_torch(path)
+    assert arrays.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(arrays[name], tensor.numpy(), strict=True)
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ValueError, match="no tensors of torch"):
+        convert.read_torch(path)
+
+
+def test_no_pickled_code_is_executed(tmp_path):
+    path = tmp_path / "pytorch_model.bin"
+    for call in (print, np.zeros, json.loads):
+        for protocol in (0, 2, 4):
+            path.write_bytes(pickle.dumps({"weight": Calls(call)}, protocol))
+            with pytest.raises(ValueError, match="is no tensor"):
+                convert.read_torch(path)
+
+
+class Calls:
+    """Pickled as a call of a function."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __reduce__(self):
+        return self.function, ("1",)
 
 
 @pytest.fixture(scope="module")
 def albert(tmp_path_factory):
     """The folder of rxnmapper's ALBERT."""
-    pytest.importorskip("torch")
     weights = packages.find(packages.PACKAGES[ALBERT], None)
     if weights is None:
         pytest.skip("rxnmapper is not installed")
@@ -145,7 +211,7 @@ def albert(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_a_trained_albert_in_transformers_and_its_numbers(albert):
     """Its states, tokens and rate; a golden number is of texts of seed 1 (see `texts.as_ids`)."""
-    network = experiment.network_of(albert, cli.parse(run_trained.FLAGS, ["--num_texts=4"]))
+    network = run_trained.network_of(albert, cli.parse(run_trained.FLAGS, ["--num_texts=4"]))
     source, inputs = network.source, network.inputs
     task = measure.task_of(source, inputs, network.mask_id, 1)
     found = measure.paths(source, task, [12], 4)

@@ -5,7 +5,7 @@ import pytest
 from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse.report import claims
+from rank_collapse.measures.coord_check import FAILS, HOLDS, OPEN
 
 DEPTHS, WIDTHS = (2, 4, 8, 16), (4, 16)
 
@@ -60,10 +60,10 @@ def test_each_slope_is_judged_by_its_range():
     drawn = (one for one in found.values() if one.quantity in ("stream", "logits", "branch"))
     assert all(one.low < one.slope < one.high for one in drawn)
     answers = {key: one.answer for key, one in found.items()}
-    assert answers["stream", "depth"] == claims.FAILS and answers["stream", "width"] == claims.HOLDS
-    assert answers["logits", "width"] == claims.FAILS
-    assert answers["branch", "depth"] == claims.HOLDS
-    assert answers["query_gradient", "depth"] == claims.FAILS
+    assert answers["stream", "depth"] == FAILS and answers["stream", "width"] == HOLDS
+    assert answers["logits", "width"] == FAILS
+    assert answers["branch", "depth"] == HOLDS
+    assert answers["query_gradient", "depth"] == FAILS
     assert answers["branch", "width"] == answers["loss", "depth"] == "no range"
     assert found["stream", "depth"].slope == pytest.approx(0.5, abs=0.02)
     assert found["logits", "width"].slope == pytest.approx(-0.5, abs=0.02)
@@ -84,9 +84,9 @@ def test_change_is_between_steps_and_ranges_are_the_callers():
 def test_noise_and_few_seeds_cannot_be_said():
     noisy = rc.coord_check(network(STILL, noise=1.0), DEPTHS, steps=1, seeds=4)
     found = {one.quantity: one for one in noisy.slopes()}
-    assert found["stream"].answer == found["logits"].answer == claims.OPEN
+    assert found["stream"].answer == found["logits"].answer == OPEN
     few = rc.coord_check(network(STILL, noise=0.01), DEPTHS, steps=1, seeds=2)
-    assert {one.answer for one in few.slopes()} <= {claims.OPEN, "no range"}
+    assert {one.answer for one in few.slopes()} <= {OPEN, "no range"}
 
 
 def test_what_is_not_finite_does_not_hold():
@@ -96,7 +96,7 @@ def test_what_is_not_finite_does_not_hold():
 
     for lost in ((8,), DEPTHS):
         stream, *_, score = rc.coord_check(build, DEPTHS, steps=1).slopes()
-        assert stream.answer == claims.FAILS and f"depth {lost[0]}" in stream.why
+        assert stream.answer == FAILS and f"depth {lost[0]}" in stream.why
         assert score.answer == "no range"
 
 

@@ -169,7 +169,7 @@ def test_removal_of_blocks_against_shorter_networks(network, size):
     found = layer_removal(params, x, CONFIG, size=size, mask=MASK)
     assert found["later"].shape == (L - size + 1, L)
     for s in range(L - size + 1):
-        own = norm(params.final_norm, x, CONFIG.norm_kind, CONFIG.norm_eps)
+        own = norm(params.final_norm, x, CONFIG.norm, CONFIG.norm_eps)
         if size < L:
             fewer, config = without(params, CONFIG, s, size)
             own = rc.apply(fewer, x, config, mask=MASK).output

@@ -8,7 +8,7 @@ import pytest
 from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse.network import attention as attn, positions, projections
+from rank_collapse.network import attention as attn, positions
 from rank_collapse.network.embedding import sinusoidal_positions
 
 
@@ -44,7 +44,7 @@ def test_attention_written_out_number_by_number(score, scale):
     options = {"score": score, "scale": scale, "temperature": 1.7, "context": context}
     out, weights = attn.multi_head_attention(p, x, y, **options)
     q, k, v = (
-        np.asarray(projections.project(*a), float)
+        np.asarray(attn.project(*a), float)
         for a in ((x, p.w_q, p.b_q), (y, p.w_k, p.b_k), (y, p.w_v, p.b_v))
     )
     expected = np.tile(np.asarray(p.b_o, float), (3, 1))

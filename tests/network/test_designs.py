@@ -15,8 +15,7 @@ from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.network.designs import DesignName, count_branches
-from rank_collapse.network.gains import init_gains, layer_gains
-from rank_collapse.network.residual import gained
+from rank_collapse.network.residual import gained, init_gains, layer_gains
 
 L, H, N, D = 3, 2, 5, 8
 
@@ -261,7 +260,7 @@ test_what_does_not_fit_is_refused = refused(
 
 def test_an_mlp_that_is_cut_away_takes_its_gains_with_it():
     params, x = draw(LEARNED)
-    config, params = rc.surgery.variant(LEARNED, params, "SAN+skip", family=None)
+    config, params = rc.surgery.ablate(LEARNED, params, "SAN+skip")
     assert params.layers.mlp_gains is None and rc.apply(params, x, config)
 
 

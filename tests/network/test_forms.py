@@ -76,7 +76,7 @@ def experts_of(m, x):
     """Each token's two likeliest experts, by their shares of the two, one after another."""
     out = np.zeros_like(x)
     for i, token in enumerate(x):
-        logits = token @ m.w_router + m.b_router
+        logits = token @ m.w_router
         best = np.argsort(-logits)[:2]
         for e, share in zip(best, softmax(logits[best]), strict=True):
             own = slice(3 * e, 3 * e + 3)
@@ -151,8 +151,6 @@ test_bad_forms_name_the_value = refused(
         ({"experts_per_token": 5}, "experts_per_token=5 of num_experts=4"),
         ({"router": "best"}, "router='best' is not one of"),
         ({"rotary_layers": (True,)}, r"rotary_layers=\(True,\) are not of 3 layers"),
-        ({"mlp_clamp": 2.0}, "mlp_clamp=2.0 of mlp='gelu' is not 0, or at least 1 of a gated"),
-        ({"mlp": "geglu", "mlp_clamp": 0.5}, "mlp_clamp=0.5 of mlp='geglu' is not 0"),
     ],
     lambda fields: rc.TransformerConfig(**(FORM | fields)),
 )

@@ -10,7 +10,7 @@ from marks import full_but
 from refusals import is_refused, refused
 
 import rank_collapse as rc
-from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.residual import layer_gains
 
 L, H, N, D = 3, 2, 5, 8
 ALPHA = np.array([0.7, 1.1, 0.4])
@@ -122,7 +122,7 @@ def test_the_profile_is_as_defined(kind):
 def test_until_it_is_profiled_every_pass_names_the_profile(learned):
     config = rc.design(rc.transformer(L, 2, D), "admin", learned=learned)
     params, x = rc.init(jax.random.key(0), config), draws.tokens(N, D)
-    for call in (rc.apply, rc.path_contributions, rc.theory.expected_pass):
+    for call in (rc.apply, rc.path_contributions, rc.log_residual_profile):
         is_refused(r"Unprofiled\(\): .* rc.network.admin_profile\(", call, params, x, config)
     profiled = rc.network.admin_profile(params, x[None], config)
     assert np.isfinite(rc.apply(params, x, profiled).output).all()

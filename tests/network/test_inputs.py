@@ -9,7 +9,7 @@ from comparison import near
 from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
-from rank_collapse.theory.stability import expected_pass
+from rank_collapse.theory.expectation import expected_pass
 
 N, D = 5, 8
 X = draws.normal(N, D)

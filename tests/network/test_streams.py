@@ -52,9 +52,9 @@ def test_paths_of_each_length_have_as_many_factors(kind):
     factors = 0.5 ** np.arange(L + 1)[:, None, None]
     by_length = factors * found.by_attention_length
     np.testing.assert_allclose(halved.by_attention_length, by_length, rtol=1e-9, atol=1e-9)
-    weights = rc.network.init_canon(jax.random.key(3), config)
-    edited = rc.path_contributions(params, x, config, edit=rc.network.canon(weights))
-    expected = rc.apply(params, x, config, edit=rc.network.canon(weights)).output
+    edit = dict.fromkeys(("attention_input", "mlp_input"), lambda h, layer: h + jnp.roll(h, 1, 0))
+    edited = rc.path_contributions(params, x, config, edit=edit)
+    expected = rc.apply(params, x, config, edit=edit).output
     np.testing.assert_allclose(edited.total, expected, rtol=1e-9)
 
 

@@ -13,8 +13,8 @@ from refusals import is_refused
 from scipy import stats
 
 from experiments.paper.circle import recurrence, task as circle
-from experiments.paper.circle.experiment import PUBLISHED_FELL, PUBLISHED_SEEDS
 from experiments.paper.circle.walks import TOGETHER
+from experiments.run_circle import PUBLISHED_FELL, PUBLISHED_SEEDS
 from rank_collapse.pretrained import PUBLISHED, published_curves, published_targets
 from rank_collapse.training.training import Model, forward
 

@@ -22,7 +22,6 @@ from rank_collapse.measures.attention import attention_measures
 from rank_collapse.measures.influence import InfluencePass
 from rank_collapse.measures.profiles import ProfilePass
 from rank_collapse.network import surgery
-from rank_collapse.network.attention import AttentionContext
 from rank_collapse.network.passes import Each, States
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
@@ -80,7 +79,7 @@ def test_streamed_is_what_the_network_in_memory_gives(name):
     found = pretrained.stream(source, inputs, groups, chunk=2)
 
     def measured(measure, cut="Transformer", count=None, **static):
-        own = surgery.variant(config, params, cut)
+        own = surgery.ablate(config, params, cut)
         given = {k: v[:count] for k, v in inputs.items()}
         return over_batch(measure, own[1], own[0], given, **static)
 
@@ -109,7 +108,7 @@ def test_bounds_are_refused_where_rows_differ_as_in_memory(kind):
     inputs = {"x": batch(config, n)["x"][:1], kind: given[None]}
     group = {"SAN": Group((("bounds", BoundPass()),), SAN)}
     found = pretrained.stream(source, inputs, group)["SAN"]["bounds"]
-    config, params = surgery.variant(config, params, "SAN", family=None)
+    config, params = surgery.ablate(config, params, "SAN")
     expected = bound_report(params, inputs["x"][0], config, **{kind: given})
     assert found.not_covered == expected.not_covered and "rows" in found.not_covered[0]
     for name in ("mean_head", "mean_layer", "diameter_layer", "diameter"):
@@ -142,56 +141,6 @@ def test_next_tokens_of_a_language_model():
     np.testing.assert_allclose(ours[:, 0], expected, rtol=1e-5)
 
 
-OWN = {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 20,
-    "head_dim": 4,
-    "hidden_size": 12,
-    "intermediate_size": 6,
-    "num_hidden_layers": 2,
-    "initializer_range": 0.4,
-    "layer_types": ["full_attention"] * 2,
-}
-FEW = {"num_experts_per_tok": 2, "moe_intermediate_size": 6, "shared_expert_intermediate_size": 4}
-HELD = {
-    "diffllama": {},
-    "gpt_oss": {"num_local_experts": 3, "num_experts_per_tok": 2},
-    "qwen3_next": FEW | {"num_experts": 3, "partial_rotary_factor": 0.5},
-}
-
-
-@pytest.mark.parametrize("name", full_but(HELD))
-def test_values_that_a_configuration_holds_are_read_with_the_weights(name):
-    settings = {"model_type": name} | OWN | HELD[name]
-    config, params = pretrained.random_like(settings, jax.random.key(0))
-    source = pretrained.open_random(settings, jax.random.key(0))
-    jax.tree.map(np.testing.assert_array_equal, source.config, config)
-    before = jax.tree.leaves(pretrained.config_of(settings))
-    drawn = any(np.any(a != b) for a, b in zip(jax.tree.leaves(config), before, strict=False))
-    assert drawn == (name != "qwen3_next")  # whose gains start at 1
-    x = np.random.default_rng(0).integers(20, size=(1, 5))
-    group = Group((("states", States()), ("sums", LengthPass(source.biased))))
-    found = pretrained.stream(source, {"x": x}, {"whole": group})["whole"]
-    trace, sums = rc.apply(params, x[0], config), path_contributions(params, x[0], config)
-    assert worst(found["states"][0], trace.hidden) < TOLERANCE
-    assert worst(found["sums"].by_length[0], sums.by_length) < TOLERANCE
-
-
-@pytest.mark.full
-def test_rotary_positions_of_queries_in_half_precision():
-    """Angles of Qwen3-Next are in float32 for them too, as those of every other family."""
-    settings = {"model_type": "qwen3_next", "full_attention_interval": 1}
-    settings |= OWN | HELD["qwen3_next"]
-    mix, keys = pretrained.config_of(settings).mix, jax.random.split(jax.random.key(0), 2)
-    q, k = jax.random.normal(keys[0], (2, 1, 600, 8), jnp.bfloat16)
-    v = jax.random.normal(keys[1], (1, 600, 4), jnp.bfloat16)
-    found, _ = mix(q, k, v, AttentionContext())
-    wide = (a.astype(jnp.float32) for a in (q, k, v))
-    expected, _ = mix(*wide, AttentionContext())
-    assert worst(found.astype(jnp.float32), expected) < 0.05
-
-
 @pytest.mark.full
 def test_a_head_with_a_scale_and_a_bias():
     rng = np.random.default_rng(0)
@@ -210,18 +159,6 @@ def test_a_head_with_a_scale_and_a_bias():
 def some_groups(source):
     """The same passes wherever they will do: they compile once."""
     return {"all": Group((("lengths", LengthPass(source.biased)), ("chains", ChainPass(2))))}
-
-
-def test_shapes_are_known_without_asking_weights_that_a_thread_may_be_reading(monkeypatch):
-    """`biased` after a layer, while the next one is read."""
-    source = pretrained.open_checkpoint(GOLDEN / "llama-grouped")
-
-    def asked(name, *shape):
-        raise AssertionError(f"{name} was asked for")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(source.weights, "take", asked)
-        assert source.biased is False
 
 
 @pytest.mark.full
@@ -269,11 +206,11 @@ def test_an_ablation_is_the_one_published_for_the_family():
     profile = (("profile", ProfilePass(MEASURES)),)
     for family in ("bert", "albert"):
         of_family = config.replace(family=family, skip_gain=0.7)
-        variants = surgery.variants_of(family)
+        variants = surgery.ablations_of(family)
         groups = {"/".join(own): Group(profile, AblationSpec(*own)) for own in variants}
         found = pretrained.stream(InMemory(params, of_family), inputs, groups)
         for name, reading in variants:  # several of them share a program
-            own_config, own = surgery.variant(of_family, params, name, reading)
+            own_config, own = surgery.ablate(of_family, params, name, reading)
             with jax.disable_jit():  # few operations, which all variants share
                 alone = rc.measures.network_profile(
                     own, inputs["x"][0], own_config, measures=MEASURES

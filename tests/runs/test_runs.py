@@ -132,25 +132,11 @@ def test_execution_does_not_take_part_in_the_comparison(tmp_path):
         assert run.resumed
 
 
-@pytest.mark.full
-def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
-    code = (
-        "import sys; from experiments.lab.folder import RunFolder\n"
-        "from rank_collapse.runs import RunError\n"
-        "try: RunFolder(sys.argv[1], {})\n"
-        "except RunError as e: print(e); sys.exit(2)\n"
-    )
-
-    def second():
-        return subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
-        )
-
-    with RunFolder(tmp_path, {}):
-        refused = second()
-        assert refused.returncode == 2
-        assert f"in use by another process (pid {os.getpid()} on" in refused.stdout
-    assert second().returncode == 0
+def test_whoever_comes_second_is_told_who_holds_the_folder(tmp_path):
+    """A lock is of an open file: a second one in this process is refused as another process is."""
+    with RunFolder(tmp_path, CONFIG):
+        is_refused(f"pid {os.getpid()} on", RunFolder, tmp_path, CONFIG, error=RunError)
+    RunFolder(tmp_path, CONFIG).close()
 
 
 def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):

@@ -3,15 +3,12 @@
 import functools
 
 import draws
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.network import variant_heads
-from rank_collapse.network.attention import AttentionContext
-from rank_collapse.theory.stability import expected_pass
+from rank_collapse.theory.expectation import expected_pass
 
 
 @functools.cache
@@ -43,23 +40,6 @@ def tokens(seed, draws, n, d, rho):
     return np.sqrt(rho) * common + np.sqrt(1 - rho) * rng(seed).normal(size=(draws, n, d))
 
 
-@pytest.mark.parametrize("gamma", [0.5, 2.0, 4.0])
-def test_critical_scaling_is_the_networks(gamma):
-    """Tokens that are all at one angle: the cosine after it (arXiv 2510.05554, theorem 1)."""
-    n, rho = 6, 0.4
-    with jax.enable_x64(True):
-        x = roots(n, rho) * np.sqrt(n)
-        config = rc.variant(rc.san(1, 1, n), "critical", gamma=gamma)
-        params = rc.network.init_variant(jax.random.key(0), config, "critical")
-        out = np.asarray(rc.apply(params, jnp.asarray(x), config).output)
-        cosines = (out @ out.T) / np.outer(*2 * [np.linalg.norm(out, axis=1)])
-    w = 1 / (1 + (n - 1) * n ** (-gamma * (1 - rho)))  # the weight of a token itself
-    u = (1 - w) / (n - 1)
-    between = rho + (1 - rho) * (2 * w * u + (n - 2) * u**2)
-    expected = between / (rho + (1 - rho) * (w**2 + (n - 1) * u**2))
-    np.testing.assert_allclose(cosines[~np.eye(n, dtype=bool)], expected, rtol=1e-10)
-
-
 def unit(x):
     return x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True))
 
@@ -67,27 +47,6 @@ def unit(x):
 def angle(x):
     """ln of the mean of 1 − cosine between tokens, by draw."""
     return np.log(np.mean(np.var(unit(x), axis=1), axis=1))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("rho", "decay"), [(0.3, 0.5), (0.8, 0.9)])
-def test_ssm_mixing_of_drawn_weights(rho, decay):
-    """The heads of `variant` "ssd" with steps of one size, tokens far from the first."""
-    draws, n, d, k = 400, 60, 64, 32
-    x = np.pad(roots(n, rho), ((0, 0), (0, d - n)))
-    b, c = (x @ rng(14).normal(size=(draws, d, k)) for _ in "bc")
-    step = 0.5  # softplus of it, times the rate, is −ln of the decay
-    rate = -np.log(decay) / np.log1p(np.exp(step))
-    one, causal = np.full((draws, n, 1), step), AttentionContext(jnp.tril(jnp.ones((n, n), bool)))
-    m = jax.vmap(lambda q, k: variant_heads.ssd(rate, 0.0, q, k, None, causal)[0])
-    q, k = (jnp.asarray(np.concatenate([a, one], axis=2))[:, None] for a in (c, b))
-    mixed = np.tril(np.asarray(m(q, k)[:, 0])) @ x
-    products = np.einsum("snd,smd->snm", mixed, mixed)[:, -1]
-    square = products[:, -1].mean()
-    same, other = (rho / (1 - decay)) ** 2, (1 - rho**2) / (1 - decay**2)
-    for distance in (1, 5):
-        cosine = rho * (same + other * decay**distance) / (same + other)
-        agree(products[:, -1 - distance] / square, cosine, 0.02)
 
 
 # Closed laws of phases and of masks against `expected_pass`, where both hold.

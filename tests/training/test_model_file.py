@@ -1,12 +1,9 @@
 """Files of trained models: written, read, and refused where they do not fit."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
 from refusals import is_refused
 
 import rank_collapse as rc
@@ -49,9 +46,7 @@ def test_what_is_read_is_what_was_written(fields, tmp_path):
     np.testing.assert_allclose(forward(second, x, config), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("variant", "field"), [("linear", "mix"), ("sinks", "normalise"), ("dyt", "norm")]
-)
+@pytest.mark.parametrize(("variant", "field"), [("linear", "mix"), ("sinks", "normalise")])
 def test_functions_are_not_written(variant, field):
     with pytest.raises(ValueError, match=f"holds no function: {field}="):  # a line for each array
         dump_models(rc.variant(recipe().config, variant), {})
@@ -76,65 +71,10 @@ def test_other_files_are_refused_in_one_line(tmp_path):
     deeper = tmp_path / "deeper.npz"
     deeper.write_bytes(dump_models(recipe().config.replace(depth=3), models(recipe())))
     for path, message in (
-        (other, "not a file of trained models: it is an .npz of a version before 0.2"),
+        (other, "not a file of trained models"),
         (text, "not a file of trained models"),
         (deeper, r"attention.b_k of shape \(3, 2, .*not \(3, 3, "),
     ):
         is_refused(message, load_models, path)
     with pytest.raises(OSError):
         load_models(tmp_path / "absent.npz")
-
-
-@pytest.mark.full
-def test_any_changed_bit_shows(tmp_path):
-    """Of the weights none did, and digits of the config gave another network."""
-    path, content = tmp_path / "models.safetensors", dump_models(recipe().config, models(recipe()))
-    chance = np.random.default_rng(0)
-    begin = 8 + int.from_bytes(content[:8], "little")
-    for first, last, count in ((8, begin, 20), (begin, len(content), 20)):
-        for place in chance.integers(first, last, count):
-            flipped = bytearray(content)
-            flipped[place] ^= 1 << chance.integers(8)
-            path.write_bytes(flipped)
-            is_refused(str(path), load_models, path)
-
-
-def unsealed(about):
-    """The config of a file's metadata as of one without a checksum."""
-    return {k: v for k, v in json.loads(about["config"]).items() if k != "sha256"}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"depth": 1000000000}', "there are no weights of 1000000000 layers"),
-        ('{"windows": ' + "[" * 3000 + "]" * 3000 + "}", "recursion"),
-        ('{"encoder":' * 900 + "1" + "}" * 900, "recursion"),
-        ('{"d_model": 1000000000000}', "not a file of trained models"),
-        ("[]", "not a file of trained models"),
-    ],
-)
-def test_a_config_of_a_strangers_is_one_line(text, message, tmp_path):
-    """Depth 1e9 took 8 GB, lists within lists a RecursionError."""
-    content = dump_models(recipe().config, models(recipe()))
-    end = 8 + int.from_bytes(content[:8], "little")
-    about = json.loads(content[8:end])["__metadata__"]
-    if text.startswith('{"d'):
-        text = json.dumps(unsealed(about) | json.loads(text))
-    path = tmp_path / "models.safetensors"
-    path.write_bytes(
-        safetensors.numpy.save(safetensors.numpy.load(content), metadata={"config": text})
-    )
-    with pytest.raises(ValueError, match=message) as caught:
-        load_models(path)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
-
-
-def test_a_tensor_without_its_axes_is_one_line(tmp_path):
-    content = dump_models(recipe().config, models(recipe()))
-    about = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
-    tensors = safetensors.numpy.load(content) | {"classifier.b": np.ones(3, np.float32)}
-    path = tmp_path / "models.safetensors"
-    metadata = {"config": json.dumps(unsealed(about))}
-    path.write_bytes(safetensors.numpy.save(tensors, metadata=metadata))
-    is_refused("not a file of trained models: tuple index", load_models, path)

@@ -11,7 +11,7 @@ from refusals import each_is_refused, refused
 import rank_collapse as rc
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
-from rank_collapse.network.gains import init_gains
+from rank_collapse.network.residual import init_gains
 from rank_collapse.paths.sets import Classifier
 from rank_collapse.training import Ensemble
 from rank_collapse.training.recipe import Hyper, Recipe, check_hyper

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
+from experiments.note.attention_forms.score_variance import score_variance
 from rank_collapse.measures.attention import largest_weight, saturated_share
 from rank_collapse.network.attention import attention_scores, multi_head_attention
-from rank_collapse.theory.score_overlap import score_variance
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.recorded import replay
+from rank_collapse.network.passes import replay
 from rank_collapse.network.residual import summands
 from rank_collapse.network.transformer import Trace
 

@@ -1,6 +1,6 @@
 """The figures of run_stability: dependency, output change, gradients, and the one law.
 
-Each takes the results of all networks, see `results`.
+Each takes {"networks": the results of all networks, see `results`}.
 """
 
 from typing import Any
@@ -11,7 +11,6 @@ from experiments.note.stability import results
 from experiments.note.stability.dependency import dependency
 from experiments.note.stability.results import (
     VISIBLE,
-    ByCase,
     branches_of,
     by_design,
     curve,
@@ -19,7 +18,7 @@ from experiments.note.stability.results import (
 )
 from rank_collapse.report import figures
 from rank_collapse.report.figures import Figure
-from rank_collapse.report.statistics import geometric_mean
+from rank_collapse.report.intervals import geometric_mean
 from rank_collapse.report.wording import words
 
 DASHES = {"O(N)": ":", "O(log N)": "--", "O(1)": "-."}
@@ -41,12 +40,12 @@ def expected_apart(found: dict[str, Any]) -> np.ndarray:
     return np.exp(found["expected_log_apart"].astype(float)).mean(axis=0)
 
 
-def one_law_figure(found: ByCase, setup: Any) -> Figure:
+def one_law_figure(found: dict[str, Any], setup: Any) -> Figure:
     """Left: 1 − mean token cosine by layer of the deepest networks (markers, bands over seeds) and
     the law that predicts it from the gains alone (lines). Right: output change, measured against
     expected from the same recursion, geometric means over seeds."""
     fig, ((collapse, change),) = figures.figure(1, 2, width=4.4, height=3.5)
-    for index, (name, own) in enumerate(by_design(found).items()):
+    for index, (name, own) in enumerate(by_design(found["networks"]).items()):
         deep, pair = ends(own)[1], ("expected_change", "change.random")
         apart = np.where(deep["apart"] > VISIBLE, deep["apart"], np.nan)
         layers = np.arange(apart.shape[1])
@@ -69,10 +68,10 @@ def one_law_figure(found: ByCase, setup: Any) -> Figure:
     return fig
 
 
-def dependency_figure(found: ByCase, setup: Any) -> Figure:
+def dependency_figure(found: dict[str, Any], setup: Any) -> Figure:
     """Dependency of the stream after branch i on branch j in the shallowest networks: β_ij from
     variances, as published."""
-    designs = by_design(found)
+    designs = by_design(found["networks"])
     fig, axes = figures.figure(1, len(designs), width=2.7, height=3.0, sharey=True)
     for ax, (name, own) in zip(axes[0], designs.items(), strict=True):
         values = np.mean([np.sqrt(dependency(s)) for s in ends(own)[0]["shares"]], axis=0)
@@ -87,12 +86,12 @@ def dependency_figure(found: ByCase, setup: Any) -> Figure:
     return fig
 
 
-def change_figure(found: ByCase, setup: Any) -> Figure:
+def output_change_figure(found: dict[str, Any], setup: Any) -> Figure:
     """Change of the output after an update of every matrix by the same relative size, against the
     number of branches; black the three published laws. Dotted: of random updates the law's
     expectation; of steps along the gradient what they do at least, e² (Σ‖W‖‖∂W‖)²/‖u‖²."""
     fig, (axes,) = figures.figure(1, 2, width=4.0, height=3.5)
-    designs = by_design(found)
+    designs = by_design(found["networks"])
     branches = branches_of(next(iter(designs.values())))
     for ax, update in zip(axes, results.UPDATES, strict=True):
         for index, (name, own) in enumerate(designs.items()):

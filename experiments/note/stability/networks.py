@@ -18,8 +18,8 @@ from rank_collapse import struct
 from rank_collapse.measures import updates
 from rank_collapse.network import layers
 from rank_collapse.network.designs import count_branches
-from rank_collapse.network.gains import Gains, Unprofiled, layer_gains
-from rank_collapse.theory import stability
+from rank_collapse.network.residual import Gains, Unprofiled, layer_gains
+from rank_collapse.theory import expectation
 
 # {design: the law of Liu et al. of Σ β_ii², to which what independent updates do to its output is
 # proportional}
@@ -74,7 +74,7 @@ def configs_of(options: Flags) -> dict[Case, rc.TransformerConfig]:
     found = {}
     for name, depth in itertools.product(options.designs, depths):
         config = rc.design(base_config(options, depth), name, learned=False)
-        stability.COVERS.check(config)
+        expectation.COVERS.check(config)
         found[Case(name, depth, count_branches(config))] = padded(config, depths[-1])
     return found
 
@@ -112,9 +112,10 @@ def by_program(configs: Mapping[str, rc.TransformerConfig]) -> list[dict[str, An
     return list(found.values())
 
 
-def expected(params: Any, x: Any, config: Any, size: Any) -> stability.ExpectedTrace:
+def expected(params: Any, x: Any, config: Any, size: Any) -> expectation.ExpectedTrace:
     """What the one law expects of a pass, with an update of that relative size."""
-    return stability.expected_pass(params, x, config, sizes=stability.update_sizes(config, size))
+    sizes = expectation.update_sizes(config, size)
+    return expectation.expected_pass(params, x, config, sizes=sizes)
 
 
 def gradients(loss: Callable[[Any], tuple[Any, Any]], params: Any) -> tuple[Any, Any]:

@@ -3,14 +3,14 @@
 `results` are {case: {measure: [s, ...]}}, as `measure.measure_all` gives them, or a part of them.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from experiments.note.stability.networks import Case
-from rank_collapse.report.statistics import slope
-from rank_collapse.theory.stability import output_change_law
+from rank_collapse.report.intervals import slope
 
 UPDATES = ("random", "gradient")  # of equal relative size; "sgd" is of one rate
 LAWS = ("O(N)", "O(log N)", "O(1)")
@@ -53,9 +53,22 @@ def share_sums(results: ByCase) -> np.ndarray:
     return np.stack([found["shares"].sum(axis=1) for found in results.values()], axis=1)
 
 
+def output_change_law(count: int) -> dict[str, float]:
+    """Gives Σ_i β_ii² of N branches in closed form: N/2, ln N, and 1.
+
+    Post-LN with equal branches has β_ii² = ½: N/2. Pre-LN and Admin's ω² = i have 1/(i + 1):
+    H_{N+1} − 1 ~ ln N. ω² = N has 1/(N + 1) each: N/(N + 1).
+    """
+    return {
+        "O(N)": count / 2,
+        "O(log N)": math.fsum(1 / (i + 1) for i in range(1, count + 1)),
+        "O(1)": count / (count + 1),
+    }
+
+
 def law_values(branches: np.ndarray) -> dict[str, np.ndarray]:
     """Σ_i β_ii² in closed form at these N, by law."""
-    found = [output_change_law(np.zeros(count)) for count in branches]
+    found = [output_change_law(count) for count in branches.tolist()]
     return {law: np.array([values[law] for values in found]) for law in LAWS}
 
 

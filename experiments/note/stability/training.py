@@ -18,11 +18,12 @@ from experiments.note.stability import networks
 from experiments.note.stability.measure import of_network
 from experiments.train import designs, letters
 from experiments.train.designs import Cell, steps_of
+from experiments.verdicts import Comparison
 from rank_collapse.measures import updates
 from rank_collapse.network.inputs import input_states
-from rank_collapse.report import Comparison, figures
+from rank_collapse.report import figures
 from rank_collapse.report.figures import Figure
-from rank_collapse.report.statistics import geometric_mean
+from rank_collapse.report.intervals import geometric_mean
 from rank_collapse.training.recipe import Recipe, config_of
 from rank_collapse.training.tasks import examples
 from rank_collapse.training.training import batch_forward
@@ -112,9 +113,12 @@ def compare(results: Mapping[Cell, Any]) -> Iterator[Comparison]:
         )
 
 
-def training_figure(results: Mapping[Cell, Any], setup: Any) -> Figure:
+def training_figure(found: Mapping[str, Any], setup: Any) -> Figure | None:
     """The same measurements on the networks of run_trainability while they train, by step; dotted
     what the law expects of the weights there are."""
+    results = found["trained"]
+    if not results:
+        return None
     fig, axes = figures.figure(2, 2, width=3.9, height=2.8, sharex=True)
     labels = {
         "apart": r"1 $-$ token cosine, last layer",
@@ -123,8 +127,8 @@ def training_figure(results: Mapping[Cell, Any], setup: Any) -> Figure:
         "change_gradient": r"$E|\delta \hat x|^2/d$, along the gradient",
     }
     law = {"apart": "expected_apart", "change_random": "expected_change"}
-    for index, (cell, found) in enumerate(results.items()):
-        curves, steps = curves_of(found), steps_of(found)
+    for index, (cell, trained) in enumerate(results.items()):
+        curves, steps = curves_of(trained), steps_of(trained)
         for ax, (name, label) in zip(axes.flat, labels.items(), strict=True):
             figures.log_band(ax, steps, curves[name], cell.design, index)
             if name in law:

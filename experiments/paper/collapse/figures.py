@@ -1,13 +1,12 @@
 """The figures of run_collapse."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from experiments.lab import labelled
-from experiments.lab.experiment import Drawing, caption_of
+from experiments.lab.experiment import by_name
 from rank_collapse.report import figures
 from rank_collapse.report.figures import Figure
 
@@ -106,16 +105,18 @@ def local_rate_figure(found: xr.Dataset, setup: Any) -> Figure:
     return fig
 
 
-def has_law(found: xr.Dataset, setup: Any) -> bool:
+def has_law(found: xr.Dataset) -> bool:
     """Whether the first networks have a law in closed form."""
     return "log10_cubic" in found and bool(first(found).log10_cubic.notnull().any())
 
 
-def law_figure(found: xr.Dataset, setup: Any) -> Figure:
+def bounds_and_constant_figure(found: xr.Dataset, setup: Any) -> Figure | None:
     """Left: how many powers of ten the bounds of one layer of attention alone lie above what they
     bound; all but the paper's need no condition. Right: the constant of the 3^l law as each depth
     shows it (markers), from the closed recursion of the covariance (dashed), and by the theorem
     (dotted), which does not cover norms."""
+    if not has_law(found):
+        return None
     fig, ((above, below),) = figures.figure(1, 2, width=4.2, height=3.1)
     networks = [
         (labelled.setting(point), own.transpose("seed", "layer", ...))
@@ -139,8 +140,20 @@ def law_figure(found: xr.Dataset, setup: Any) -> Figure:
     return fig
 
 
-def sweep_figure(found: xr.Dataset, setup: Any, swept: str) -> Figure:
-    """One panel per network, one shade per swept value."""
+def sweep_weight_scale_figure(found: xr.Dataset, setup: Any) -> Figure | None:
+    """Relative residual at BERT's weight scale (0.55) and at 1/√fan-in."""
+    return sweep_figure(found, "weight_scale")
+
+
+def sweep_skip_gain_figure(found: xr.Dataset, setup: Any) -> Figure | None:
+    """Relative residual at each gain of the skips."""
+    return sweep_figure(found, "skip_gain")
+
+
+def sweep_figure(found: xr.Dataset, swept: str) -> Figure | None:
+    """One panel per network, one shade per swept value; nothing of a single value."""
+    if found.sizes[swept] == 1:
+        return None
     ratio = first(found, swept).ratio.stack(network=("norm_placement", "variant"))
     fig, axes = labelled.facets(
         ratio,
@@ -160,9 +173,11 @@ def sweep_figure(found: xr.Dataset, setup: Any, swept: str) -> Figure:
     return fig
 
 
-def gain_figure(found: xr.Dataset, setup: Any) -> Figure:
+def mlp_gain_figure(found: xr.Dataset, setup: Any) -> Figure | None:
     """By how much MLPs raise the constant Λ above pure attention's, against their gain: above 0
     they slow the collapse (post-norm: with a skip of their own)."""
+    if "swept" not in found:
+        return None
     raised = slowed(first(found)).dropna("norm_placement", how="all")
     fig, axes = labelled.facets(
         raised, "mlp_gain", col="norm_placement", width=3.4, height=2.8, sharey=True
@@ -176,18 +191,13 @@ def gain_figure(found: xr.Dataset, setup: Any) -> Figure:
     return fig
 
 
-def swept(axis: str, caption: str = "") -> Drawing:
-    """The ratio at each of several values of a flag."""
-    draw = partial(sweep_figure, swept=axis)
-    return Drawing(draw, caption, lambda found, setup: found.sizes[axis] > 1)
-
-
-FIGURES = {
-    **Drawing.all(depth_figure, residual_ratio_figure, log_residual_figure, local_rate_figure),
-    "bounds_and_constant": Drawing(law_figure, caption_of(law_figure), has_law),
-    "mlp_gain": Drawing.described(gain_figure, there="swept"),
-    "sweep_weight_scale": swept(
-        "weight_scale", "Relative residual at BERT's weight scale (0.55) and at 1/√fan-in."
-    ),
-    "sweep_skip_gain": swept("skip_gain"),
-}
+FIGURES = by_name(
+    depth_figure,
+    residual_ratio_figure,
+    log_residual_figure,
+    local_rate_figure,
+    bounds_and_constant_figure,
+    mlp_gain_figure,
+    sweep_weight_scale_figure,
+    sweep_skip_gain_figure,
+)

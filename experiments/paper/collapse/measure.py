@@ -1,123 +1,27 @@
-"""The networks of run_collapse, and what it measures on one seed of all of them."""
+"""What run_collapse measures of one network: residuals, laws, bounds, and what rounding decides."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from absl import flags
 
 import rank_collapse as rc
 from experiments.lab import labelled
-from experiments.lab.executor import SEEDS, Chunk, Executor, Mapped
-from experiments.lab.flags import Flags, check_names
-from experiments.lab.folder import RunFolder
+from experiments.lab.executor import Chunk, Mapped
 from experiments.lab.progress import Progress
-from experiments.paper import inputs
+from experiments.paper.collapse import cubic_law
 from rank_collapse.measures import residuals
-from rank_collapse.network.gains import Gains
 from rank_collapse.runs import seeds
-from rank_collapse.theory import bounds, cubic_law, logdomain
+from rank_collapse.theory import bounds, logdomain
 
-VARIANTS = {
-    "san": rc.san,
-    "san_mlp": rc.san_mlp,
-    "san_skip": rc.san_skip,
-    "transformer": rc.transformer,
-}
 # {measure: why it may have no number}
 REASONS = {
     "ratio": "the hidden states overflow",
     "log10_residual": "rounding decides it (--certify proves more), or states overflow",
 }
-Configs = dict[str, rc.TransformerConfig]
-
-
-class Networks(NamedTuple):
-    """What the flags ask for."""
-
-    networks: Configs  # By variant
-    gains: list[float]  # Of the MLPs, ascending; none by default
-    ids: Any  # Token ids of the text; None for Gaussian tokens
-    source: dict[str, str]  # What identifies the input
-
-
-def setup_of(options: flags.FlagValues) -> Networks:
-    """The networks and the tokens of the flags.
-
-    Raises:
-        ValueError: Flags that do not fit each other, or a text that cannot be read.
-    """
-    check_names(options, "variants", VARIANTS)
-    ids, source = inputs.read_tokens(options)
-    gains = sorted(set(options.mlp_gain))
-    if any(v <= 0 for v in gains):
-        raise ValueError(f"--mlp_gain needs numbers above 0, not {options.mlp_gain}")
-    if gains and "san_mlp" not in options.variants:
-        raise ValueError(f"--mlp_gain={options.mlp_gain} needs san_mlp in --variants")
-    networks = configs_of(options, options.norm_placement, options.variants)
-    return Networks(networks, gains, ids, source)
-
-
-def configs_of(options: flags.FlagValues, norm: str, variants: Sequence[str]) -> Configs:
-    """The configuration of every variant.
-
-    Raises:
-        ValueError: Unknown norm; sizes that do not fit.
-    """
-    sizes = options.depth, options.num_heads, options.d_model
-    fields = {name: options[name].value for name in ("d_ff", "mask", "window", "init")}
-    fields |= {"norm_placement": norm, "norm": options.norm_kind}
-    more = {"san_mlp": {"mlp": options.mlp, "mlp_skip": options.san_mlp_skip}}
-    more["transformer"] = {"mlp": options.mlp}
-    return {name: VARIANTS[name](*sizes, **fields, **more.get(name, {})) for name in variants}
-
-
-def draw(options: flags.FlagValues, setup: Networks, key: Any, floats: Any) -> tuple[Any, Any]:
-    """One seed: tokens, and parameters that hold those of every variant and norm placement."""
-    key_tokens, key_params = jax.random.split(key)
-    every = configs_of(options, "sandwich", options.variants).values()
-    whole = next((c for c in every if c.mlp != "none"), next(iter(every)))
-    x = inputs.input_tokens(key_tokens, setup.ids, options)
-    return x, rc.init(key_params, whole, floats[0], options.bias_scale)
-
-
-def measure(
-    options: flags.FlagValues, setup: Networks, drawn: tuple[Any, Any], floats: Any
-) -> dict[str, dict[str, jax.Array]]:
-    """One seed: {measure: {variant: [L + 1]}} of the variants; in "swept" the
-    logarithms of the residual at each gain of the MLPs.
-
-    Networks that differ in gains alone are one program: without a skip its gain is 0.
-    """
-    x, params = drawn
-    found, configs, norm = {}, setup.networks, options.norm_placement
-    for kind in dict.fromkeys(c.mlp for c in configs.values()):
-        own = {variant: c for variant, c in configs.items() if c.mlp == kind}
-        skips = [(floats[1] * c.attention_skip, floats[1] * c.mlp_skip, 1.0) for c in own.values()]
-        # Post-norm undoes the gain of MLPs without a skip of their own; there they keep theirs, as
-        # in the published curves. Pre-norm is left out.
-        swept = setup.gains if "san_mlp" in own and norm != "pre" else []
-        skips += [(0.0, float(own["san_mlp"].mlp_skip or norm != "none"), g) for g in swept]
-        network = next(iter(own.values())).replace(attention_skip=True, mlp_skip=True)
-
-        def one(gains, network=network):
-            skip, branch = Gains(attention=gains[0], mlp=gains[1]), Gains(mlp=gains[2])
-            config = network.replace(skip_gain=skip, branch_gain=branch)
-            shown = plain(params, x, config, inputs.DTYPES[options.dtype])
-            return shown, logdomain.log_trace(params, x, config)
-
-        measured, logs = jax.lax.map(one, jnp.asarray(skips))
-        for i, (variant, config) in enumerate(own.items()):
-            own_plain, log = jax.tree.map(lambda a, i=i: a[i], (measured, logs))
-            for name, values in (own_plain | laws(params, x, config, log)).items():
-                found.setdefault(name, {})[variant] = values
-        curves = zip(swept, logs.profile[len(own) :], strict=True)
-        found |= {"swept": {f"{gain:g}": curve for gain, curve in curves}} if swept else {}
-    return found
 
 
 def plain(params: Any, x: Any, config: rc.TransformerConfig, dtype: Any) -> dict[str, jax.Array]:
@@ -271,27 +175,6 @@ def gaps(found: xr.Dataset) -> Iterator[str]:
                     f"{labelled.setting(point)}: no {measure} in {len(lost)} of {len(unknown)} "
                     f"seeds, first in seed {lost[0]} from layer {layer}: {why}"
                 )
-
-
-def measure_all(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
-    """All measures over variants, seeds and layers, resuming from the run; "swept" over the gains
-    of the MLPs, in the place of variants."""
-    most, drawn = min(options.seed_chunk, options.num_seeds), partial(draw, options, setup)
-    with Executor(options, run, "collapse") as executor:
-        progress, one = executor.progress, partial(measure, options, setup)
-
-        def program():
-            measured = Mapped(one, executor.mesh, draw=drawn, progress=progress)
-            norm, certify = options.norm_placement, options.certify
-            return Decided(measured, setup.networks, norm, certify, progress)
-
-        found = executor.map(
-            program, lambda at: {SEEDS: (at.weight_scale, at.skip_gain)}, most=most
-        )[SEEDS]
-        results = labelled.of_arrays(found, ("variant", "layer"), swept=("mlp_gain", "layer"))
-        for line in () if run.complete else gaps(results):
-            progress.say(line)
-    return results.assign(local_rate=rates(results.log10_residual))
 
 
 def rates(profile: xr.DataArray) -> xr.DataArray:

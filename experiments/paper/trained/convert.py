@@ -1,19 +1,126 @@
-"""Files of other programs as checkpoint folders: GGUF of llama.cpp, model.bin of CTranslate2.
+"""Files of other programs as checkpoint folders: torch, GGUF of llama.cpp, CTranslate2.
 
 from_gguf("SmolLM2.gguf", "smollm2")  # then pretrained.load("smollm2")
 """
 
+import collections
+import io
 import json
 import os
+import pickle
 import struct
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rank_collapse.extras import required
 from rank_collapse.struct import refuse_if
+
+# Dtypes of torch by the class of their storage.
+_STORAGES = {
+    "FloatStorage": np.float32,
+    "DoubleStorage": np.float64,
+    "HalfStorage": np.float16,
+    "LongStorage": np.int64,
+    "IntStorage": np.int32,
+    "BoolStorage": np.bool_,
+    "ByteStorage": np.uint8,
+}
+
+
+class _Stored(NamedTuple):
+    """The numbers of one or several tensors."""
+
+    dtype: type
+    key: str
+    count: int
+
+
+class _Tensor(NamedTuple):
+    """Where a tensor's numbers are."""
+
+    storage: _Stored
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class _TensorUnpickler(pickle.Unpickler):
+    """Reads tensors and dictionaries; any other class is an error, so that no code is executed."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Returns what stands for one of torch's classes and functions."""
+        if (module, name) == ("collections", "OrderedDict"):
+            return collections.OrderedDict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return lambda *arguments: _Tensor(*arguments[:4])
+        if module == "torch" and name in _STORAGES:
+            return _STORAGES[name]
+        raise pickle.UnpicklingError(f"{module}.{name} is no tensor")
+
+    def persistent_load(self, entry: tuple[Any, ...]) -> _Stored:
+        """Returns the place of a storage: its dtype, key and number of values."""
+        _, dtype, key, _, count = entry[:5]
+        return _Stored(dtype, key, count)
+
+
+def read_torch(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """Reads a dictionary of tensors that torch saved, in its present or its old format.
+
+    torch itself is not needed, and no pickled code is executed.
+
+    Args:
+        path: A pytorch_model.bin.
+
+    Returns:
+        {name: array}.
+
+    Raises:
+        ValueError: Another file, or one that is cut short.
+    """
+    try:
+        with open(path, "rb") as file:
+            state, buffers = (_read_zip if zipfile.is_zipfile(path) else _read_old)(file)
+        return {name: _to_array(tensor, buffers) for name, tensor in state.items()}
+    except Exception as error:  # of pickle and zipfile, which raise nearly any on other bytes
+        raise ValueError(f"{path}: no tensors of torch: {error}") from None
+
+
+def _read_zip(file):
+    """(the pickled dictionary, {key: bytes}) of the format of torch 1.6 and later."""
+    archive = zipfile.ZipFile(file)
+    (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+    state = _TensorUnpickler(io.BytesIO(archive.read(pickled))).load()
+    folder = pickled.removesuffix(".pkl")
+    keys = {tensor.storage.key for tensor in state.values()}
+    return state, {key: archive.read(f"{folder}/{key}") for key in keys}
+
+
+def _read_old(file):
+    """The same of the format before: pickles, and then every storage with its size before it."""
+    for _ in ("magic number", "version", "system"):
+        _TensorUnpickler(file).load()
+    state, keys = _TensorUnpickler(file).load(), _TensorUnpickler(file).load()
+    stored = {tensor.storage.key: tensor.storage for tensor in state.values()}
+    buffers = {}
+    for key in keys:
+        (count,) = struct.unpack("<q", file.read(8))
+        buffers[key] = file.read(count * np.dtype(stored[key].dtype).itemsize)
+    return state, buffers
+
+
+def _to_array(tensor, buffers):
+    """A tensor's numbers, copied; strides of torch count values and not bytes."""
+    dtype = np.dtype(tensor.storage.dtype)
+    buffer = buffers[tensor.storage.key]
+    refuse_if(len(buffer) != tensor.storage.count * dtype.itemsize, "it is cut short")
+    strides = [step * dtype.itemsize for step in tensor.strides]
+    offset = tensor.offset * dtype.itemsize
+    return np.ndarray(tensor.shape, dtype, buffer, offset, strides).copy()
+
 
 # GGUF → names of transformers; of a layer, without its number.
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -55,11 +162,16 @@ def from_gguf(path: str | os.PathLike, folder: str | os.PathLike) -> None:
     reader = gguf.GGUFReader(path)
     entries = {name: field.contents() for name, field in reader.fields.items()}
     kind = entries.get("general.architecture")
-    refuse_if(kind != "llama", f"{path}: general.architecture={kind!r} is not 'llama'")
-    config = {name: entries[f"llama.{own}"] for name, own in _LLAMA.items()}
+    if kind != "llama":
+        raise ValueError(f"{path}: general.architecture={kind!r} is not 'llama'")
+    _refuse_unread(path, entries)
+    entries.setdefault("llama.vocab_size", len(entries["tokenizer.ggml.tokens"]))
+    config = {name: entries[f"llama.{key}"] for name, key in _LLAMA.items()}
     tensors = {}
     for tensor in reader.tensors:
         stem, _, name = tensor.name.removesuffix(".weight").rpartition(".")
+        if name not in (_LAYER if stem else _OUTSIDE):
+            raise ValueError(f"{path}: tensor {tensor.name!r} is not read, and would be missing")
         values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         if name in ("attn_q", "attn_k"):  # neighbouring features are rotated there
             heads = config["num_attention_heads" if name == "attn_q" else "num_key_value_heads"]
@@ -70,6 +182,19 @@ def from_gguf(path: str | os.PathLike, folder: str | os.PathLike) -> None:
     tied = "lm_head.weight" not in tensors
     _write(folder, config | {"model_type": "llama", "tie_word_embeddings": tied}, tensors)
     _byte_level(entries, Path(folder) / "tokenizer.json")
+
+
+def _refuse_unread(path, entries):
+    """Refuses what changes the network or its tokens and is not read."""
+    tokenizer = entries.get("tokenizer.ggml.model")
+    if tokenizer != "gpt2":
+        raise ValueError(f"{path}: tokenizer.ggml.model={tokenizer!r} is not 'gpt2'")
+    width = entries["llama.embedding_length"] // entries["llama.attention.head_count"]
+    defaults = {"rope.scaling.type": "none", "rope.dimension_count": width, "expert_count": 0}
+    for name, default in defaults.items():
+        value = entries.get(f"llama.{name}", default)
+        if value != default:
+            raise ValueError(f"{path}: llama.{name}={value!r} is not read, only {default!r}")
 
 
 def _byte_level(entries: Mapping[str, Any], path: Path) -> None:
@@ -160,8 +285,14 @@ def _ctranslate2(path):
 
 
 def _write(folder, config, tensors):
-    """A checkpoint folder of a config and tensors."""
-    numpy_files = required("safetensors.numpy", str(folder), "pretrained")
-    whole = {name: np.ascontiguousarray(a.astype(np.float32)) for name, a in tensors.items()}
-    numpy_files.save_file(whole, Path(folder) / "model.safetensors", metadata={"format": "pt"})
+    """Writes a checkpoint folder of a config and tensors, in float32."""
+    write_tensors(folder, {name: a.astype(np.float32) for name, a in tensors.items()})
     (Path(folder) / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def write_tensors(folder: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes model.safetensors into a folder."""
+    numpy_files = required("safetensors.numpy", str(folder), "pretrained")
+    contiguous = {name: np.ascontiguousarray(a) for name, a in tensors.items()}
+    path = Path(folder) / "model.safetensors"
+    numpy_files.save_file(contiguous, path, metadata={"format": "pt"})

@@ -7,6 +7,7 @@ folder lacks is added: an entry of config.json, a vocabulary, texts as token ids
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from importlib import metadata
@@ -45,15 +46,39 @@ def find(package: Package, site: str | None) -> Path | None:
     if installed.version != version:
         raise ValueError(f"{name} {installed.version} is installed, not {package.requirement}")
     path = Path(installed.locate_file(package.weights))
-    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != package.sha256:
+    if not path.is_file():
+        raise ValueError(f"{package.requirement} is installed without its weights, {path}")
+    if hashlib.sha256(path.read_bytes()).hexdigest() != package.sha256:
         raise ValueError(f"{path} is not the file of {package.requirement}: another SHA-256")
     return path
+
+
+def make_folder(package: Package, weights: Path, folder: Path) -> None:
+    """Makes the checkpoint folder of a package, or leaves what was there.
+
+    It is made under another name first, so that an interrupt leaves no part of a checkpoint.
+
+    Args:
+        weights: From `find`.
+        folder: The checkpoint folder; one of an earlier run is replaced.
+
+    Raises:
+        ValueError: Weights that cannot be read.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
+        made = Path(temporary) / folder.name
+        made.mkdir()
+        package.make(weights, made)
+        if folder.is_dir():
+            folder.rename(Path(temporary) / "replaced")
+        made.rename(folder)
 
 
 def copy(
     weights: Path, folder: Path, *, kind: str = "", vocabulary: str = "vocab.txt", **entries: Any
 ) -> None:
-    """Makes a folder of one that is nearly a checkpoint.
+    """Makes a folder of one that is nearly a checkpoint; weights of torch as safetensors.
 
     Args:
         kind: Of the texts that are written for it, as token ids; "" where it has a tokenizer.
@@ -62,9 +87,13 @@ def copy(
     """
     config = json.loads((weights.parent / "config.json").read_text()) | entries
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    for path in (weights, weights.parent / vocabulary, weights.parent / "tokenizer.json"):
-        if path.is_file():
-            shutil.copyfile(path, folder / path.name)
+    copied = [weights.parent / vocabulary, weights.parent / "tokenizer.json"]
+    if weights.suffix == ".bin":
+        convert.write_tensors(folder, convert.read_torch(weights))
+    else:
+        copied.append(weights)
+    for path in filter(Path.is_file, copied):
+        shutil.copyfile(path, folder / path.name)
     if kind:
         words = (folder / "vocab.txt").read_text().split("\n")
         (folder / "ids.txt").write_text(texts.as_ids(kind, words))

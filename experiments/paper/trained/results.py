@@ -8,12 +8,12 @@ import numpy as np
 import rank_collapse as rc
 from experiments.lab.experiment import Finding
 from experiments.lab.statements import row_of
-from experiments.lab.statements_trained import LOSS, RIGHT
 from experiments.paper.trained.measure import VARIANTS
-from rank_collapse.report import Comparison
-from rank_collapse.report.claims import Row, of_cases
-from rank_collapse.report.intervals import mean_interval
+from experiments.verdicts import Comparison
+from experiments.verdicts.claims import Row, of_cases
+from rank_collapse.report.intervals import Interval, mean_interval, share_interval
 
+LOSS, RIGHT = 0.05, 0.02  # nats, share of tokens: within which short paths suffice
 LARGE, TIMES, SINK = 100, 1000, 0.3  # Sun et al. 2024; Gu et al. 2025
 Found = Mapping[str, np.ndarray]  # Arrays [texts, ...] of one network, by name
 
@@ -66,6 +66,16 @@ def scalars(found: Found, config: rc.TransformerConfig) -> dict[str, np.ndarray]
     return numbers
 
 
+def interval_of(name: str, values: np.ndarray) -> Interval:
+    """Computes the interval of a mean over texts; that of a share does not leave [0, 1].
+
+    Args:
+        name: The measure, as `scalars` names it.
+        values: One of each text.
+    """
+    return share_interval(values) if name.startswith("share of") else mean_interval(values)
+
+
 def rows_of(results: Mapping[str, Found], setup: Any) -> Iterator[dict[str, Any]]:
     """One row a network and measure, and layer where it has them: mean and interval over texts."""
     for network in setup.networks:
@@ -76,7 +86,7 @@ def rows_of(results: Mapping[str, Found], setup: Any) -> Iterator[dict[str, Any]
         for name, values in columns.items():
             for layer, column in enumerate(np.asarray(values, np.float64).T):
                 known = column[np.isfinite(column)]
-                ends = (v if np.isfinite(v) else "" for v in mean_interval(known))
+                ends = (v if np.isfinite(v) else "" for v in interval_of(name, known))
                 yield {
                     "network": network.label,
                     "measure": name,

@@ -5,13 +5,10 @@ from typing import Any
 from rank_collapse.pretrained.families import (
     bert,
     decoders,
-    diffllama,
     experts,
     gemma,
     gpt,
-    gpt_oss,
     modernbert,
-    qwen3_next,
     t5,
     vit,
     whisper,
@@ -20,8 +17,7 @@ from rank_collapse.pretrained.families import (
 from rank_collapse.pretrained.family import Family
 from rank_collapse.printed import quoted
 
-_MODULES = (bert, modernbert, xlnet, t5, gpt, decoders, gemma, experts, gpt_oss, diffllama)
-_MODULES += (qwen3_next, vit, whisper)
+_MODULES = (bert, modernbert, xlnet, t5, gpt, decoders, gemma, experts, vit, whisper)
 FAMILIES: dict[str, Family] = {
     found.model_type: found
     for module in _MODULES

@@ -68,6 +68,12 @@ def decoder_fields(
     limit = settings.get("sliding_window")
     each = [bool(local(i)) for i in range(settings["num_hidden_layers"])]
     share = settings.get("partial_rotary_factor", 1.0)
+    part = entry.get("partial_rotary_factor", 1.0)
+    if part != 1 and "partial_rotary_factor" not in settings:
+        raise ValueError(
+            f"partial_rotary_factor={part!r} of a {settings['model_type']} model is not supported, "
+            "only 1.0: transformers rotates all features of a head"
+        )
     return rotary_fields(entry, settings, width, share) | {
         "d_qk": width,
         "d_v": width,

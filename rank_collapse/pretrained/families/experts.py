@@ -62,24 +62,18 @@ def experts(weights: Weights, name: str, config: TransformerConfig) -> MLPParams
         gate, up, down = _MIXTRAL if stem == old else _OTHERS
         each = [f"{stem}.experts.{e}" for e in range(number)]
         maps = [
-            _in_a_row([weights.take(f"{e}.{up_}.weight", f, d) for e in each]) for up_ in (gate, up)
+            np.concatenate([weights.take(f"{e}.{up_}.weight", f, d) for e in each])
+            for up_ in (gate, up)
         ]
-        maps.append(_in_a_row([weights.take(f"{e}.{down}.weight", d, f).T for e in each]))
+        maps.append(np.concatenate([weights.take(f"{e}.{down}.weight", d, f).T for e in each]))
     router, shared = weights.take(f"{stem}.gate.weight", number, d).T, None
     if wide := config.d_shared:
         own = [weights.take(f"{stem}.shared_expert.{part}.weight", wide, d) for part in _OTHERS[:2]]
         own.append(weights.take(f"{stem}.shared_expert.{_OTHERS[2]}.weight", d, wide).T)
-        maps = [_in_a_row(pair) for pair in zip(maps, own, strict=True)]
+        maps = [np.concatenate(pair) for pair in zip(maps, own, strict=True)]
         shared = weights.take(f"{stem}.shared_expert_gate.weight", 1, d).T
     w_gate, w_in, w_out = maps
     return MLPParams(w_in=w_in.T, w_out=w_out, w_gate=w_gate.T, w_router=router, w_shared=shared)
-
-
-def _in_a_row(matrices):
-    """The matrices one below another; where only their shapes are asked for, the shape."""
-    if any(m.strides != (0, 0) for m in matrices):
-        return np.concatenate(matrices)
-    return np.broadcast_to(matrices[0][:1, :1], (sum(map(len, matrices)), matrices[0].shape[1]))
 
 
 EXPERTS = ATTENTION | NORMS | {"mlp": experts}

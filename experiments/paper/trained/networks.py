@@ -1,0 +1,115 @@
+"""Trained networks of a folder of checkpoints, and the texts that they read."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments.paper.trained.packages import PACKAGES
+from rank_collapse import pretrained
+from rank_collapse.printed import one_line
+from rank_collapse.text import encoders, tokens, words
+
+_SMALL = {
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "vocab_size": 20,
+}
+UNTRAINED = {
+    "albert": _SMALL | {"model_type": "albert", "embedding_size": 8},
+    "llama": _SMALL | {"model_type": "llama"},
+}
+
+
+class Network(NamedTuple):
+    """One network and its texts."""
+
+    label: str
+    source: pretrained.OpenCheckpoint
+    inputs: dict[str, Any]  # x and mask, as of `rank_collapse.apply`
+    mask_id: int | None  # [MASK], where the vocabulary has it
+    folder: Path | None = None  # its checkpoint; None of weights at random
+
+
+def load_networks(options: Any, num_texts: int) -> list[Network]:
+    """Loads the networks that the flags ask for, those of the packages first.
+
+    A network that cannot be read is skipped with a line.
+
+    Args:
+        options: Flags `folder`, `networks`, `text` and `max_tokens`.
+        num_texts: Of each network, at most.
+
+    Raises:
+        FileNotFoundError, ValueError: No such folder or network, or none that can be read.
+    """
+    folder = Path(options.folder)
+    if not folder.is_dir():
+        how = "python -m experiments.trained_weights makes it"
+        raise FileNotFoundError(f"--folder={folder} does not exist: {how}")
+    present = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    names = options.networks or [*PACKAGES, *(name for name in present if name not in PACKAGES)]
+    networks, reasons = [], []
+    for name in names:
+        if name not in present and name not in PACKAGES:
+            names_present = ", ".join(present)
+            raise ValueError(f"--networks={name} is not in {folder}, which has {names_present}")
+        if name not in present:
+            requirement = PACKAGES[name].requirement
+            print(f"skipped: {name} is not in {folder}; its package is {requirement}")
+            continue
+        try:
+            networks.append(
+                load_network(folder / name, options.text, num_texts, options.max_tokens)
+            )
+        except (ValueError, OSError, ModuleNotFoundError) as error:
+            reasons.append(one_line(error))
+            print(f"skipped: {name}: {reasons[-1]}")
+    if not networks:
+        reason = reasons[0] if reasons else "it is empty"
+        raise FileNotFoundError(f"{folder} holds no checkpoint folder that can be read: {reason}")
+    return networks
+
+
+def make_untrained(name: str, options: Any) -> Network:
+    """Makes a small network at random, and random tokens for it."""
+    draw, shape = np.random.default_rng(options.seed), (options.num_texts, options.max_tokens)
+    source = pretrained.open_random(UNTRAINED[name], jax.random.key(options.seed))
+    inputs = {"x": draw.integers(1, 20, shape), "mask": np.ones(shape, bool)}
+    return Network(name, source, inputs, 0)
+
+
+def load_network(folder: Path, text: str | None, num_texts: int, max_tokens: int) -> Network:
+    """Opens one checkpoint and reads its texts: features.npy, ids.txt, or its tokenizer's.
+
+    Args:
+        text: File for those with a tokenizer; None for pieces of a text shipped with the package.
+        num_texts: At most.
+        max_tokens: Of each text that a tokenizer reads, and pairs of frames of spectrograms.
+
+    Raises:
+        ValueError: A checkpoint with neither texts nor a tokenizer.
+    """
+    source, vocabulary = pretrained.open_checkpoint(folder), folder / "vocab.txt"
+    listed = vocabulary.read_text("utf-8").split("\n") if vocabulary.is_file() else []
+    mask_id = listed.index("[MASK]") if "[MASK]" in listed else None
+    if (folder / "features.npy").is_file():
+        spectra = np.load(folder / "features.npy")[:num_texts, :, : 2 * max_tokens]
+        inputs = {"x": spectra.transpose(0, 2, 1), "mask": None}
+        return Network(folder.name, source, inputs, None, folder)
+    if (folder / "ids.txt").is_file():
+        batch = tokens.pad(tokens.read_ids(folder / "ids.txt", num_texts))
+    else:
+        encoder = encoders.tokenizer_of(folder, source.settings)
+        if encoder is None:
+            raise ValueError(f"{folder} has no tokenizer and no ids.txt")
+        if text:
+            texts = tokens.read_texts(text, limit=num_texts)
+        else:
+            texts = words.windows(words.default_text(), num_texts, max_tokens)
+        batch = tokens.encode(texts, encoder, max_tokens=max_tokens)
+    inputs = {"x": batch.ids, "mask": batch.mask}
+    return Network(folder.name, source, inputs, mask_id, folder)

@@ -1,0 +1,340 @@
+"""Attention sinks and mixing: tokens of a causal network whose first key is hidden from queries.
+
+Barbero et al. 2025 (arXiv 2504.02732) say that heads attend to the first token to prevent
+over-mixing, which is rank collapse. Here later tokens cannot attend to it, from a layer on. Either
+the other weights grow (hidden: more mixing), or its weight is lost (dropped: no more mixing). Each
+text is its own control: everything is a change against the same text in the network as it is.
+
+    python -m experiments.trained_weights --site=trained/packages
+    python -m experiments.run_sinks --start=0,0.4 --how=hidden,dropped --key=first,random
+
+Measures every causal network in --folder, and weights of the same shape at random. Two CPU cores:
+10 minutes for a network of 135 M parameters. Expect tokens to become more alike where the key is
+hidden late, less alike where its weight is dropped, and no change where it is hidden everywhere,
+since the second token then takes its place.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+
+import rank_collapse as rc
+from experiments.lab import cli, labelled
+from experiments.lab.experiment import Experiment, Finding, Shown, by_name, open_run
+from experiments.lab.flags import Flags
+from experiments.lab.labelled import rows
+from experiments.paper.trained.networks import Network, load_networks, make_untrained
+from experiments.verdicts import Comparison
+from experiments.verdicts.claims import Row
+from rank_collapse import pretrained
+from rank_collapse.report import figures
+
+AXES = ("start", "how", "key")
+FIRST_MEASURED = 2  # tokens from the third on: neither the sink nor the token that replaces it
+READ = 40  # texts read for each one kept, which has enough tokens
+EXCLUDED = -1e9  # score of a hidden key
+LATE = 0.4  # share of the layers after which statements hide the key
+
+FLAGS = cli.make_flags("sinks", shows="token_cosine,layer=last")
+define = cli.definer(FLAGS)
+define("string", "folder", "trained", "Folder of checkpoint folders, as trained_weights makes it.")
+define("list", "networks", [], "Some of its causal networks, by name; default: all.")
+define("boolean", "untrained", False, "A small network at random in their place: for tests.")
+define("string", "text", None, "Text: a .tsv with a header (RTE), or paragraphs.")
+define("integer", "num_texts", 16, "Texts of each network.", lower_bound=2)
+define("integer", "max_tokens", 64, "Tokens of each text; shorter texts are left out.")
+define("integer", "seed", 0, "Of weights at random, and of random keys.", lower_bound=0)
+define("float", "start", LATE, "Share of the layers that are left as they are.", lower_bound=0.0)
+define("enum", "how", "hidden", "Weights renormalised, or their mass lost.", ["hidden", "dropped"])
+define("enum", "key", "first", "Which key later tokens cannot attend to.", ["first", "random"])
+
+
+class Setup(NamedTuple):
+    """What the flags ask for."""
+
+    options: Any
+    networks: list[Network]
+
+
+class Condition(NamedTuple):
+    """Which key is excluded, traced: one program serves all conditions of a network."""
+
+    key: Any  # position of the key
+    start: Any  # first layer in which it is excluded
+    is_hidden: Any  # Bool, by its score
+    is_dropped: Any  # Bool, by its weight
+
+
+def make_setup(options: Any) -> Setup:
+    """Opens the causal networks of the folder and reads their texts.
+
+    Raises:
+        FileNotFoundError, ValueError: No folder, no causal network, or no text of enough tokens.
+    """
+    if options.untrained:
+        return Setup(options, [make_untrained("llama", options)])
+    networks = load_networks(options, READ * options.num_texts)
+    networks = [network for network in networks if network.source.is_causal_lm]
+    if not networks:
+        raise ValueError(f"--folder={options.folder} has no causal language model")
+    return Setup(options, [keep_full_texts(network, options) for network in networks])
+
+
+def keep_full_texts(network: Network, options: Any) -> Network:
+    """Keeps the texts of `max_tokens` tokens, at most `num_texts`.
+
+    Raises:
+        ValueError: Fewer than two.
+    """
+    is_full = network.inputs["mask"].sum(axis=1) == options.max_tokens
+    ids = network.inputs["x"][is_full, : options.max_tokens][: options.num_texts]
+    if len(ids) < 2:
+        raise ValueError(f"{network.label}: {len(ids)} texts have {options.max_tokens} tokens")
+    return network._replace(inputs={"x": ids, "mask": np.ones(ids.shape, bool)})
+
+
+def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
+    """Measures every network at one condition, trained and at random."""
+    parts = {}
+    for network in setup.networks:
+        for weights in ("trained", "random"):
+            label = f"{network.label}, {weights} weights"
+            arrays = run.cached(label, partial(measure_network, options, network, weights))
+            parts |= {f"{name}/{label}": values for name, values in arrays.items()}
+    deepest = max(network.source.config.depth for network in setup.networks) + 1
+    padded = {name: pad_layers(values, deepest) for name, values in parts.items()}
+    data = labelled.of_arrays(padded, ("network", "layer"))
+    return data.assign_coords(layer=np.arange(deepest))
+
+
+def pad_layers(values: np.ndarray, length: int) -> np.ndarray:
+    """Pads [texts, layers] with NaN to as many layers as the deepest network has."""
+    if values.ndim == 1:
+        return values
+    return np.pad(values, ((0, 0), (0, length - values.shape[1])), constant_values=np.nan)
+
+
+def measure_network(options: Any, network: Network, weights: str) -> dict[str, np.ndarray]:
+    """Measures the texts as the network is and with the key excluded, arrays [texts, ...]."""
+    config, ids = network.source.config, network.inputs["x"]
+    key = jax.random.key(options.seed)
+    if weights == "trained" and network.folder is not None:
+        _, params = pretrained.load(network.folder)
+        source = network.source
+    else:
+        _, params = pretrained.random_like(network.source.settings, key)
+        source = pretrained.open_random(network.source.settings, key)
+    replaced = options.max_tokens // 8
+    changed = ids.copy()
+    changed[:, replaced] = (changed[:, replaced] + 17) % config.embedding.vocab_size
+    draw = np.random.default_rng(options.seed)
+    positions = np.setdiff1d(np.arange(FIRST_MEASURED, options.max_tokens // 2), [replaced])
+    keys = draw.choice(positions, len(ids)) if options.key == "random" else np.zeros(len(ids), int)
+    excluded = Condition(
+        jnp.asarray(keys),
+        jnp.full(len(ids), round(options.start * config.depth)),
+        jnp.full(len(ids), options.how == "hidden"),
+        jnp.full(len(ids), options.how == "dropped"),
+    )
+    none = excluded._replace(
+        is_hidden=jnp.zeros(len(ids), bool), is_dropped=jnp.zeros(len(ids), bool)
+    )
+
+    @jax.jit
+    def measure_texts(params, condition):
+        return jax.lax.map(
+            lambda text: measure_text(params, config, replaced, *text), (ids, changed, condition)
+        )
+
+    arrays = {}
+    for prefix, condition in (("", excluded), ("whole_", none)):
+        values = jax.tree.map(np.asarray, measure_texts(params, condition))
+        output = values.pop("output")[:, None]
+        targets, counted = pretrained.targets_of(ids, network.inputs["mask"])
+        values["loss"] = pretrained.token_losses(source.unembedding, output, targets, counted)[0]
+        arrays |= {f"{prefix}{name}": np.asarray(a) for name, a in values.items()}
+    arrays["loss"], arrays["whole_loss"] = arrays["loss"][:, 0], arrays["whole_loss"][:, 0]
+    return arrays
+
+
+def measure_text(
+    params: Any,
+    config: rc.TransformerConfig,
+    replaced: int,
+    ids: jax.Array,
+    changed: jax.Array,
+    condition: Condition,
+) -> dict[str, jax.Array]:
+    """Measures one text by layer [L + 1], from the third token on.
+
+    Args:
+        replaced: Position at which `changed` has another token.
+        ids, changed: Int [n].
+        condition: Which key is excluded.
+
+    Returns:
+        token_cosine; spread, the mean over later tokens of the relative change that the other
+        token makes; second_norm, ‖X_1‖/‖X_0‖; output [n, d].
+    """
+    edit = {"scores": partial(hide_key, condition), "weights": partial(drop_key, condition)}
+    trace = rc.apply(params, ids, config, edit=edit)
+    states, other = trace.hidden, rc.apply(params, changed, config, edit=edit).hidden
+    norms = jnp.linalg.norm(states, axis=-1)
+    change = jnp.linalg.norm(other - states, axis=-1) / norms
+    tokens = jnp.arange(len(ids))
+    profile = rc.profile(states, mask=tokens >= FIRST_MEASURED, measures=("token_cosine",))
+    return {
+        "token_cosine": profile["token_cosine"],
+        "spread": change[:, replaced + 1 :].mean(axis=1),
+        "second_norm": norms[:, 1] / norms[:, 0],
+        "output": trace.output,
+    }
+
+
+def hide_key(condition: Condition, scores: jax.Array, layer: jax.Array) -> jax.Array:
+    """Excludes the key by its score: the other weights are renormalised."""
+    is_excluded = select_key(condition, scores, layer) & condition.is_hidden
+    return jnp.where(is_excluded, EXCLUDED, scores)
+
+
+def drop_key(condition: Condition, weights: jax.Array, layer: jax.Array) -> jax.Array:
+    """Sets the weight of the key to 0: its mass is lost."""
+    is_excluded = select_key(condition, weights, layer) & condition.is_dropped
+    return jnp.where(is_excluded, 0.0, weights)
+
+
+def select_key(condition: Condition, scores: jax.Array, layer: jax.Array) -> jax.Array:
+    """Selects the entries of later queries at the key, Bool [1, n, m]."""
+    queries = jnp.arange(scores.shape[-2])[:, None]
+    keys = jnp.arange(scores.shape[-1])[None]
+    is_entry = (keys == condition.key) & (queries > condition.key)
+    return (is_entry & (layer >= condition.start))[None]
+
+
+def compute_change(results: xr.Dataset, name: str) -> xr.DataArray:
+    """Computes the paired change of a measure, text by text, after the last layer if by layer."""
+    change = results[name] - results[f"whole_{name}"]
+    if "layer" not in change.dims:
+        return change
+    last = change.notnull().any([d for d in change.dims if d != "layer"]).values.nonzero()[0].max()
+    return change.isel(layer=last, drop=True)
+
+
+def claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
+    """Changes of trained networks, paired by text."""
+    for network in setup.networks:
+        trained = results.sel(network=f"{network.label}, trained weights", drop=True)
+        trained = trained.sel(layer=slice(0, network.source.config.depth))
+        cosine = compute_change(trained, "token_cosine")
+        for statement, point in {
+            "sinks mix": {"start": LATE, "how": "hidden", "key": "first"},
+            "sinks drop": {"start": LATE, "how": "dropped", "key": "first"},
+            "sinks move": {"start": 0.0, "how": "hidden", "key": "first"},
+            "sinks control": {"start": LATE, "how": "hidden", "key": "random"},
+        }.items():
+            if all(value in cosine[axis] for axis, value in point.items()):
+                yield from rows(statement, cosine.sel(point, drop=True), network.label)
+
+
+def compare(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
+    """Paired changes of the last token cosine, the spread and the loss, means over texts."""
+    for name, text in {
+        "token_cosine": "change of the last token cosine",
+        "spread": "change of the spread of a replaced token",
+        "loss": "change of the loss, nats",
+    }.items():
+        yield from labelled.beside(text, compute_change(results, name))
+
+
+def table(results: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
+    """Makes a row for each network, condition, text and layer."""
+    names = ("token_cosine", "spread", "second_norm")
+    columns = [prefix + name for name in names for prefix in ("", "whole_")]
+    return labelled.table(results, (*AXES, "network", "seed", "layer"), columns)
+
+
+def cosine_figure(results: xr.Dataset, setup: Setup):
+    """Mean cosine of two tokens by layer, from the third token on; bands over texts. The network as
+    it is, and with its first key hidden from later tokens or its weight dropped, by the share of
+    layers that are left as they are."""
+    first = results.sel(key="first", drop=True) if "first" in results.key else results
+    labels = [str(label) for label in first.network.values]
+    fig, axes = figures.panels(len(labels), 2, width=4.6, height=3.4)
+    for ax, label in zip(axes.flat, labels, strict=True):
+        network = first.sel(network=label)
+        whole = network.whole_token_cosine.isel(start=0, how=0).transpose("seed", "layer")
+        figures.band(ax, network.layer.values, whole.values, "as it is", 0)
+        index = 1
+        for point, cosines in labelled.points(network.token_cosine, "seed", "layer"):
+            name = f"{point['how']} from {point['start']:g} L on"
+            curve = cosines.transpose("seed", "layer")
+            figures.band(ax, network.layer.values, curve.values, name, index)
+            index += 1
+        ax.set(title=label, xlabel="layer", ylabel="mean cosine of two tokens")
+        figures.integer_ticks(ax)
+    axes[0, 0].legend(fontsize=7)
+    return fig
+
+
+def finding(results: xr.Dataset, setup: Setup) -> Finding | None:
+    """States the change of the last cosine in the first trained network."""
+    point = {"start": LATE, "key": "first"}
+    if any(value not in results[axis] for axis, value in point.items()) or len(results.how) < 2:
+        return None
+    label = setup.networks[0].label
+    trained = results.sel(point, drop=True).sel(network=f"{label}, trained weights", drop=True)
+    change = compute_change(trained, "token_cosine").mean("seed")
+    hidden, dropped = (float(change.sel(how=how)) for how in ("hidden", "dropped"))
+    return Finding(
+        "cosine",
+        f"In {label} tokens become more alike where the first key is hidden from later layers "
+        f"(mean cosine {hidden:+.3f}), and less alike where its weight is lost ({dropped:+.3f}).",
+    )
+
+
+EXPERIMENT = Experiment(
+    order=8,
+    title="Sinks and mixing",
+    brief="a causal network whose first key is hidden: do tokens become alike?",
+    claim="Attention sinks prevent over-mixing (Barbero et al. 2025): heads that attend to the "
+    "first token mix the others less.",
+    presets={
+        "quick": "--start=0,0.4 --how=hidden,dropped --num_texts=4 --max_tokens=32",
+        "paper": "--start=0,0.4 --how=hidden,dropped --key=first,random --text=data/RTE/test.tsv",
+        "tiny": "--untrained --start=0,0.4 --how=hidden,dropped --key=first,random --num_texts=3 "
+        "--max_tokens=16",
+    },
+    needs="trained",
+)
+FIGURES = by_name(cosine_figure)
+
+
+def identity(setup: Setup) -> dict[str, str]:
+    """Identifies the texts of each network, for config.json."""
+    return {
+        network.label: cli.content_hash(np.asarray(network.inputs["x"]).tobytes())
+        for network in setup.networks
+    }
+
+
+def main(options: Flags) -> Shown:
+    """Measures what the run lacks, and shows it."""
+    with open_run(options, make_setup, identity) as run:
+        points = run.measure(measure, over=AXES)
+        return run.publish(
+            points,
+            table=table,
+            figures=FIGURES,
+            claims=claims,
+            compare=compare,
+            finding=finding,
+        )
+
+
+if __name__ == "__main__":
+    cli.run(main, FLAGS)

@@ -1,0 +1,20 @@
+"""Statements of papers and the answers that rows give them: in words, on a board and on a page."""
+
+from experiments.verdicts.claims import (
+    Answer as Answer,
+    Row as Row,
+    Statement as Statement,
+    answers_of as answers_of,
+)
+from experiments.verdicts.page import (
+    Comparison as Comparison,
+    Section as Section,
+    comparison_line as comparison_line,
+    render as render,
+)
+from experiments.verdicts.wording import (
+    answer_lines as answer_lines,
+    count_line as count_line,
+    number as number,
+    span as span,
+)

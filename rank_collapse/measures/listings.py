@@ -1,0 +1,119 @@
+"""Lists of tokens rather than numbers: massive activations, and tokens that are equal."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rank_collapse.measures.arrays import as_floats, on_host
+
+
+class Spike(NamedTuple):
+    """One entry of the states that is far above the others of its layer.
+
+    Attributes:
+        layer: Index l of X^l, 0 for the input.
+        token, feature: Indices of the entry.
+        value: X^l at token and feature.
+        ratio: |value| in medians of |X^l|.
+    """
+
+    layer: int
+    token: int
+    feature: int
+    value: float
+    ratio: float
+
+
+def spikes(
+    trace: Any, *, mask: Any = None, threshold: float = 1000.0, layer_share: float = 0.5
+) -> list[Spike]:
+    """List massive activations: entries above `threshold` medians in enough layers.
+
+    An entry is a token and a feature. It is listed in each layer where |x_ij| exceeds `threshold`
+    times the median of |X^l|, if that holds in at least `layer_share` of the layers 0 .. L.
+
+    Args:
+        trace: One example's pass, from `apply`, or its states [L + 1, n, d] of any framework.
+        mask: Bool [n], True for tokens that are not padding; None for all.
+        threshold: In medians of the layer.
+        layer_share: In [0, 1]; 0 lists what stands out in a single layer.
+
+    Returns:
+        Spikes by falling ratio.
+
+    Raises:
+        ValueError: States of other axes, or a mask that does not fit.
+
+    Source: Sun et al. 2024, Massive activations in large language models, section 2.
+    """
+    states = np.asarray(on_host(as_floats(getattr(trace, "hidden", trace))))
+    if states.ndim != 3:
+        raise ValueError(f"states of shape {states.shape} are not [layers, tokens, features]")
+    is_token = _check_mask(mask, states.shape[1])
+    sizes = np.abs(states[:, is_token])
+    medians = np.median(sizes, axis=(1, 2))
+    ratios = np.divide(
+        sizes, medians[:, None, None], out=np.zeros_like(sizes), where=medians[:, None, None] > 0
+    )
+    exceeds = ratios > threshold
+    is_frequent = exceeds.mean(axis=0) >= layer_share
+    tokens = np.flatnonzero(is_token)
+    listed = [
+        Spike(
+            int(layer),
+            int(tokens[row]),
+            int(feature),
+            float(states[layer, tokens[row], feature]),
+            float(ratios[layer, row, feature]),
+        )
+        for layer, row, feature in np.argwhere(exceeds & is_frequent)
+    ]
+    return sorted(listed, key=lambda spike: -spike.ratio)
+
+
+def duplicates(x: Any, *, mask: Any = None, tolerance: float | None = None) -> list[list[int]]:
+    """List groups of tokens that are equal to rounding.
+
+    Equal tokens stay equal in every layer without positions or a mask that tells them apart. So a
+    network whose input has them begins collapsed.
+
+    Args:
+        x: Tokens [n, d] of any framework.
+        mask: Bool [n], True for tokens that are not padding; None for all.
+        tolerance: Largest |x_i − x_j| / |x_i| of equal tokens; 8 roundings of the dtype by default.
+
+    Returns:
+        Groups of two or more indices, each group and the list in rising order.
+
+    Raises:
+        ValueError: An array of other axes, or a mask that does not fit.
+    """
+    x = np.asarray(on_host(as_floats(x)))
+    if x.ndim != 2:
+        raise ValueError(f"x of shape {x.shape} is not [tokens, features]")
+    tolerance = 8 * float(np.finfo(x.dtype).eps) if tolerance is None else tolerance
+    remaining = np.flatnonzero(_check_mask(mask, len(x)))
+    groups = []
+    while len(remaining):
+        token = x[remaining[0]]
+        distances = np.linalg.norm(x[remaining] - token, axis=-1)
+        is_equal = distances <= tolerance * np.linalg.norm(token)
+        is_equal[0] = True
+        if is_equal.sum() > 1:
+            groups.append(remaining[is_equal].tolist())
+        remaining = remaining[~is_equal]
+    return groups
+
+
+def _check_mask(mask, num_tokens):
+    """Return a mask as Bool [n] of NumPy.
+
+    Raises:
+        ValueError: A mask of another shape.
+    """
+    if mask is None:
+        return np.ones(num_tokens, bool)
+    mask = np.asarray(on_host(mask)).astype(bool)
+    if mask.shape != (num_tokens,):
+        raise ValueError(f"mask of shape {mask.shape} does not fit {num_tokens} tokens")
+    return mask

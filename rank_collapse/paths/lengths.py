@@ -1,0 +1,170 @@
+"""Lengths of paths weighted by what each layer adds: branch shares, their law, rollouts.
+
+Dong et al. 2021 count paths: most have length L H/(1 + H). Here each path has a weight.
+A layer's attention branch counts with its share λ_l, the skip with 1 − λ_l. So the length of
+a path is a sum of L independent coins (Poisson-binomial).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rank_collapse.measures.arrays import as_array, namespace
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.inputs import as_mask
+from rank_collapse.network.parameters import TransformerParams, layer_params
+from rank_collapse.network.residual import residual_specs, summands
+from rank_collapse.network.transformer import Trace
+
+
+class BranchShares(NamedTuple):
+    """Mean share of each layer's branches in the sums that they join.
+
+    Attributes:
+        attention: [L], λ_l of the attention branches.
+        mlp: [L], the same of the MLPs; None without MLPs.
+    """
+
+    attention: Array
+    mlp: Array | None
+
+
+def branch_shares(
+    trace: Trace,
+    params: TransformerParams,
+    config: TransformerConfig,
+    *,
+    mask: Any = None,
+    first_token: bool = True,
+) -> BranchShares:
+    """Compute the share of each branch in its sum, λ_l = E ‖a_l‖ / (‖x_l‖ + ‖a_l‖).
+
+    x_l is the stream before the branch with the skip's gain, a_l what the branch adds with its gain
+    and its own norm; E is the mean over tokens. A layer without a skip has the share 1.
+
+    Args:
+        trace: One example's forward pass, from `apply`.
+        params, config: The network of the trace.
+        mask: Bool [n], True for tokens that are not padding; None for all.
+        first_token: Whether position 0 counts; in language models its norm is often far above the
+            others, and its share far below.
+
+    Raises:
+        ValueError: A network of several residual streams, or a mask of another length.
+
+    Source: arXiv 2602.16837, equation of the residual-aware rollout.
+    """
+    if config.streams:
+        raise ValueError(f"connection={config.connection!r} has several streams, not one sum")
+    num_tokens = trace.hidden.shape[-2]
+    is_counted = jnp.ones(num_tokens, bool) if mask is None else as_mask(mask)
+    if is_counted.shape != (num_tokens,):
+        raise ValueError(f"mask of shape {is_counted.shape} does not fit {num_tokens} tokens")
+    is_counted = is_counted & (first_token | (jnp.arange(num_tokens) > 0))
+    gains = layer_gains(config, trace.hidden.dtype, params)
+    layers = trace.layers
+    before_mlp = layers.after_attention if layers.after_cross is None else layers.after_cross
+    sums = {"attention": (trace.hidden[:-1], layers.attention_branch)}
+    if layers.mlp_branch is not None:
+        sums["mlp"] = (before_mlp, layers.mlp_branch)
+
+    def compute_layer(index, gains, stream, branch, sublayer):
+        spec = residual_specs(layer_params(params, config, index), config, gains)[sublayer]
+        stream, branch = summands(spec, stream, branch)
+        kept = jnp.linalg.norm(stream, axis=-1) if spec.skip else 0.0
+        added = jnp.linalg.norm(branch, axis=-1)
+        total = kept + added
+        shares = jnp.where(total == 0, 0.0, added / jnp.where(total == 0, 1.0, total))
+        return jnp.mean(shares, where=is_counted)
+
+    indices = jnp.arange(config.depth)
+    shares = {
+        sublayer: jax.vmap(lambda *layer, name=sublayer: compute_layer(*layer, name))(
+            indices, gains, *parts
+        )
+        for sublayer, parts in sums.items()
+    }
+    return BranchShares(shares["attention"], shares.get("mlp"))
+
+
+def path_length_law(shares: Any) -> Float[Any, "... lengths"]:
+    """Compute the probability of each path length, given each layer's attention share.
+
+    The law of a sum of independent coins: p ← (1 − λ_l) p + λ_l · (p moved by one), layer by layer.
+    λ_l = H/(1 + H) in all layers is the count of Dong et al. 2021.
+
+    Args:
+        shares: λ [..., L] in [0, 1], of NumPy, JAX or torch.
+
+    Returns:
+        [..., L + 1], probabilities of the lengths 0 .. L, in the framework of `shares`.
+    """
+    shares = _as_shares(shares)
+    xp = namespace(shares)
+    law = xp.ones_like(shares[..., :1])
+    zero = xp.zeros_like(law)
+    for layer in range(shares.shape[-1]):
+        share = shares[..., layer : layer + 1]
+        skipped = xp.concat([(1 - share) * law, zero], axis=-1)
+        taken = xp.concat([zero, share * law], axis=-1)
+        law = skipped + taken
+    return law
+
+
+def rollout(attention: Any, shares: Any = 0.5, *, by_length: bool = False) -> Any:
+    """Compute the attention rollout P = Π_l ((1 − λ_l) I + λ_l A_l), the last layer leftmost.
+
+    It is the sum of all frozen paths of a network with skip gains 1 − λ_l, branch gains λ_l and
+    W_V W_O = I. MLPs do not enter, and norms stand for contributions: `path_contributions` is exact
+    where the weights are at hand.
+
+    Args:
+        attention: Weights [L, h, n, n], whose heads are averaged, or [L, n, n]; of NumPy, JAX or
+            torch.
+        shares: λ, a number or [L]; 0.5 is the rollout of Abnar and Zuidema 2020.
+        by_length: Whether to return the terms by path length instead of their sum.
+
+    Returns:
+        P [n, n], or its terms [L + 1, n, n] by the number of layers attended through.
+
+    Raises:
+        ValueError: Arrays of other axes, or another number of shares than of layers.
+    """
+    attention = as_array(attention)
+    xp = namespace(attention)
+    if attention.ndim not in (3, 4) or attention.shape[-1] != attention.shape[-2]:
+        shape = tuple(attention.shape)
+        raise ValueError(f"attention of shape {shape} is not [L, h, n, n] or [L, n, n]")
+    if attention.ndim == 4:
+        attention = xp.mean(attention, axis=1)
+    depth, num_tokens, _ = attention.shape
+    shares = _as_shares(shares)
+    if shares.ndim and shares.shape[0] != depth:
+        raise ValueError(f"{shares.shape[0]} shares do not fit {depth} layers of attention")
+    zero = xp.zeros_like(attention[:1])
+    terms = zero + xp.eye(num_tokens, dtype=attention.dtype)[None]
+    for layer in range(depth):
+        share = shares[layer] if shares.ndim else shares
+        skipped = (1 - share) * terms
+        attended = share * (attention[layer] @ terms)
+        if by_length:
+            terms = xp.concat([skipped, zero]) + xp.concat([zero, attended])
+        else:
+            terms = skipped + attended
+    return terms if by_length else terms[0]
+
+
+def _as_shares(shares):
+    """Return shares as an array, and check the values of those in NumPy.
+
+    Raises:
+        ValueError: A share outside [0, 1].
+    """
+    shares = as_array(shares)
+    if isinstance(shares, np.ndarray) and not np.all((shares >= 0) & (shares <= 1)):
+        raise ValueError(f"shares {shares} are not all in [0, 1]")
+    return shares

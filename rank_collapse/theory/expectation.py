@@ -1,0 +1,300 @@
+"""Rank collapse and instability as one law: tokens and what updates do to them, at any gains.
+
+`expected_pass` is `apply` in expectation over the weights (`token_kernel`): of a network it takes
+the gains, the mean squares of its matrices, the masks, and the kernel of its input. `collapse_law`
+is its closed form for attention alone.
+
+Axis letters: n tokens, m keys, d width, l layers, s sublayers (branches) in the order passed.
+"""
+
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rank_collapse import struct
+from rank_collapse.measures.updates import MATRICES
+from rank_collapse.network import attention as attn, covers
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.layers import GATED
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.walk import Algebra, final_norm, walk, walk_layer
+from rank_collapse.theory import token_kernel
+from rank_collapse.theory.score_overlap import overlap_ratios
+
+# Under "branch" the branches read tokens that no norm has scaled: scores grow with the stream.
+_COVERED = (
+    covers.SIZES
+    | covers.STREAM
+    | covers.POSITIONS
+    | covers.MLPS
+    | covers.CROSS
+    | covers.anything("mask", "scale_scores", "temperature")
+    | {"norm_placement": ("none", "pre", "post", "sandwich")}
+)
+COVERS = covers.Covers("expected_pass", _COVERED)
+# Measured weights stand for any scores and windows.
+COVERS_MEASURED = covers.Covers("expected_pass", _COVERED | covers.MASKS | covers.SCORES)
+
+
+class ExpectedTrace(struct.Struct):
+    """The expected kernels of a network's tokens, layer by layer."""
+
+    hidden: token_kernel.TokenKernel  # Of X^0 .. X^L, leaves [L + 1, ...]
+    output: token_kernel.TokenKernel  # After the final norm, where there is one
+    # [s], γ² Var f/(λ² Var x + γ² Var f), each branch's share in the sum it joins: β_ii²
+    shares: struct.Leaf
+
+    @property
+    def log_one_minus_cosine(self) -> Float[Array, "*b l"]:
+        """ln(1 − ρ_l), ρ the mean cosine of two different tokens; float32 holds it down to −87."""
+        v, u = self.hidden.variance, self.hidden.distance
+        s = jnp.sqrt(v)
+        pair = s[..., :, None] * s[..., None, :]
+        lengths = 0.5 * jnp.square(s[..., :, None] - s[..., None, :])
+        apart = jnp.maximum(u - lengths, 0) / pair
+        n = v.shape[-1]
+        return jnp.log(jnp.sum(apart, axis=(-2, -1)) / (n * (n - 1)))
+
+    @property
+    def residual_ratio(self) -> Float[Array, "*b l"]:
+        """‖res(X^l)‖_F/‖X^l‖_F by layer: Σ_i |x_i − x̄|² = Σ_ij |x_i − x_j|²/2n.
+
+        The kernel does not determine ‖.‖_{1,∞}, which takes the largest rows and columns.
+        """
+        u, v = self.hidden.distance, self.hidden.variance
+        return jnp.sqrt(jnp.mean(u, axis=(-2, -1)) / jnp.mean(v, axis=-1))
+
+    @property
+    def output_change(self) -> Float[Array, "*b l"]:
+        """E|δx̂_l|²/d of the normalised tokens, where the updates were given sizes."""
+        changed = jnp.diagonal(self.hidden.change, axis1=-2, axis2=-1)
+        return jnp.mean(changed / self.hidden.variance, axis=-1)
+
+
+def update_sizes(config: TransformerConfig, size: Any = 1.0) -> dict[str, dict[str, Any]]:
+    """The same squared relative size for the update of every matrix: {part: {matrix: [L]}}.
+
+    Args:
+        size: ‖W* − W‖_F/‖W‖_F of each matrix of each layer.
+    """
+    of_layer = jnp.broadcast_to(jnp.square(jnp.asarray(size, jnp.float32)), (config.depth,))
+    absent = () if config.mlp in GATED else ("w_gate",)
+    return {
+        part: dict.fromkeys((name for name in MATRICES[part] if name not in absent), of_layer)
+        for part in config.kinds
+    }
+
+
+@full_precision
+def expected_pass(
+    params: Any,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    sizes: Any = None,
+    attention: Any = None,
+    **inputs: Any,
+) -> ExpectedTrace:
+    """The tokens of a network in expectation over its weights, sublayer by sublayer.
+
+    With K = E⟨x_i, x_j⟩/d of the stream and K_f of a branch, a sublayer is
+        K' = N(λ² K + γ² K_f(K))     (post-norm; pre-norm λ² K + γ² K_f(N(K))),
+    N(K)_ij = K_ij/√(K_ii K_jj), K_f of attention and MLPs as in `token_kernel`. For attention with
+    uniform weights over all tokens, of cosine ρ each, K_f is m = ρ + (1 − ρ)/n for every pair:
+    `collapse_law`. Updates W* = W + δW of random direction, squared relative size e each, move the
+    tokens by δx with D = E⟨δx_i, δx_j⟩/d to first order in e, D' = J(D) + e (...): the same
+    recursion, linear in D.
+
+    Derived here: distances instead of cosines, the scores' part, and D. That part is known for
+    tokens of equal length and cosine that see all keys, and to second order for others, within
+    the range of `token_kernel.score_noise`: one layer's predicted residual is .999 to 1.001 of the
+    measured one, up to 1.28 of it under a causal mask (n = 3, variance 13), and .85 to 1.21 where
+    the variances of a row's scores have a standard deviation of .75 over its keys, up to 1.45 at
+    the limit of 1 (n = 3 to 17). Assumed: weights independent, of mean 0 and of
+    no influence but their mean squares, in the limit of large d at n, H and L fixed; biases of
+    scores, relative-position terms and rotary positions as at equal tokens. It fails for shared
+    layers, for trained weights as far as they are correlated, where n L/d is not small, in D for
+    scores of large variance (give measured `attention`), and in pure attention without skip, whose
+    residual is of third order (see `log_residual_profile`).
+
+    Args:
+        params, x, config: As in `apply`; of parameters mean squares are read, of x the kernel.
+        sizes: Squared relative sizes of updates, as of `update_sizes`; None for none.
+        attention: [L, h, n, n], measured weights in place of those of equal tokens.
+        **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`. Tokens that
+            do not exist get no attention, but are counted in the trace's means.
+
+    Returns:
+        The trace; NaN from the layer on whose scores are outside of the range, if arrays are
+        traced.
+
+    Raises:
+        ValueError: Scores outside of the range, if no array is traced; additive scores without
+            measured weights; an edit; see also `apply`.
+
+    Source: Noci et al. 2022, "Signal propagation in Transformers", for K of uniform attention;
+    Cho and Saul 2009 for ReLU; Liu et al. 2020 for the output change that D predicts.
+    """
+    covered = COVERS if attention is None else COVERS_MEASURED
+    params, prepared = prepare_inputs(params, x, config, covers=covered, **inputs)
+    sizes = update_sizes(config, 0.0) if sizes is None else sizes
+    found = _expected(params, prepared, config, sizes, attention)
+    variance = found.hidden.variance
+    if not isinstance(variance, jax.core.Tracer):
+        lost = np.isnan(variance).any(axis=1)
+        if lost.any() and not lost[0]:
+            raise ValueError(
+                f"expected_pass: variances of scores in layer {lost.argmax() - 1} are above "
+                f"{token_kernel.LARGEST_VARIANCE:g} or differ between a row's keys by more than "
+                f"{token_kernel.MOST_UNEVEN:g}: normalise tokens, or give measured `attention`"
+            )
+    return found
+
+
+class Expected(Algebra):
+    """Kernels of tokens under random weights; `Layer.extra` is (sizes of updates, weights or None).
+
+    Where none are measured, `own` [h, n, n] and `cross` [h, n, m] are the weights of equal tokens.
+    """
+
+    def __init__(self, own: Any, cross: Any = None, memory: Any = None):
+        self.own, self.cross_weights, self.memory = own, cross, memory
+
+    def norm(self, layer, spec, state):
+        return token_kernel.norm(spec, state)
+
+    def add(self, layer, spec, state, part):
+        return token_kernel.add(spec, state, part)
+
+    def attention(self, layer, branch_input):
+        measured = layer.extra[1]
+        weights = self.own if measured is None else measured
+        return self._attend(
+            layer, "attention", branch_input, branch_input, weights, measured is not None
+        )
+
+    def cross(self, layer, branch_input):
+        return self._attend(layer, "cross", branch_input, self.memory, self.cross_weights, False)
+
+    def mlp(self, layer, branch_input):
+        sizes = layer.extra[0]["mlp"]
+        return token_kernel.mlp(layer.params.mlp, branch_input, layer.config.mlp, sizes), None
+
+    def _attend(self, layer, kind, branch_input, keys, weights, measured):
+        out = token_kernel.attention(
+            getattr(layer.params, kind),
+            branch_input,
+            keys,
+            weights,
+            layer.config,
+            layer.gains.temperature,
+            layer.extra[0][kind],
+            measured=measured,
+        )
+        return out, None
+
+
+@jax.jit
+def _expected(params, prepared, config, sizes, attention) -> ExpectedTrace:
+    n, dtype, cross, memory = prepared.x.shape[0], prepared.x.dtype, None, None
+    if config.cross_attention:
+        memory = token_kernel.kernel_of(prepared.memory)
+        cross = attn.equal_weights(prepared.memory_context, n, prepared.memory.shape[0], dtype)
+    algebra = Expected(attn.equal_weights(prepared.context, n, n, dtype), cross, memory)
+    start = token_kernel.kernel_of(prepared.x)
+
+    def step(layer, state):
+        state, passages = walk_layer(algebra, layer, state)
+        return state, (state, jnp.stack([_share(p) for p in passages.values()]))
+
+    last, (hidden, shares) = walk(step, start, params, prepared, config, extra=(sizes, attention))
+    output = final_norm(algebra, last, params, prepared, config)
+    hidden = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, hidden)
+    return ExpectedTrace(hidden, output, shares.reshape(-1))
+
+
+def _share(passage):
+    spec, part = passage.spec, passage.part
+    if spec.norms_branch:
+        part = token_kernel.norm(spec.at_branch, part)
+    branch = jnp.mean(jnp.square(spec.branch_gain)) * jnp.mean(part.variance)
+    if not spec.skip:
+        return jnp.ones_like(branch)
+    skip = jnp.mean(jnp.square(spec.skip_gain)) * jnp.mean(passage.state.variance)
+    return branch / (skip + branch)
+
+
+def collapse_law(
+    cosine: Any,
+    num_tokens: int,
+    skip_gain: Float[Array, "s"],
+    branch_gain: Float[Array, "s"],
+    *,
+    norm_placement: Literal["post", "pre"] = "post",
+    score_variance: Any = 0.0,
+) -> tuple[Float[Array, "s+1"], Float[Array, "s"]]:
+    """ln(1 − ρ) after 0 .. N attention sublayers, and each branch's share β_ii² of its sum.
+
+    Every token gets a branch of variance σ² m, m = ρ + (1 − ρ) o_1, whose differences are those of
+    the attention weights, while the skip keeps ω² of the tokens' differences:
+        1 − ρ' = (1 − ρ)(ω² + σ²(o_1 − o_ρ))/(ω² + σ² m),
+    with the overlaps o_1 = E Σ_j P_ij² and o_ρ = E Σ_j P_ij P_kj of Gaussian scores of variance
+    b(1 − ρ): at any n, within .1 % up to a variance of 16 and 1 % up to 36 (`overlap_ratios`). At
+    b = 0 attention is uniform, both are 1/n:
+        1 − ρ' = (1 − ρ) ω²/(ω² + σ² m) = (1 − ρ)(1 − β_ii²).
+    Post-norm tokens have variance 1. A pre-norm stream is not normalised, V' = λ² V + γ² m, which
+    makes ω² = λ² V and the share fall like 1/l. Hence at b = 0
+        ln(1 − ρ_N) = ln(1 − ρ_0) + Σ_i ln(1 − β_ii²) ≤ ln(1 − ρ_0) − Σ_i β_ii²,
+    and Σ_i β_ii² is what the output change after an update is proportional to (Liu et al. 2020,
+    theorem 2): O(N) makes tokens equal like 2^−N (after an onset of log₂ n layers, in which m grows
+    from 1/n), O(log N) like a power of 1/N, O(1) leaves a constant.
+
+    Args:
+        cosine: ρ_0, the mean cosine of two tokens.
+        num_tokens: n.
+        skip_gain, branch_gain: λ or ω, and γ or σ, of each of the N sublayers.
+        norm_placement: "post" or "pre".
+        score_variance: b, the variance of a score of two independent tokens of variance 1: the
+            gains of W_Q and W_K (1 each at `lecun`) over the squared temperature.
+
+    Raises:
+        ValueError: Another placement.
+    """
+    struct.refuse_if(
+        norm_placement not in ("post", "pre"),
+        f"norm_placement={norm_placement!r} is not 'post' or 'pre'",
+    )
+    gains = jnp.stack([jnp.asarray(g, jnp.float32) for g in (skip_gain, branch_gain)], axis=1)
+    start = jnp.log1p(-jnp.asarray(cosine, jnp.float32))
+    count, score_variance = (jnp.asarray(a, jnp.float32) for a in (num_tokens, score_variance))
+    rest, shares = _collapse(start, gains, count, score_variance, norm_placement)
+    return jnp.concatenate([start[None], rest]), shares
+
+
+@functools.partial(jax.jit, static_argnames="norm_placement")
+def _collapse(start, gains, count, score_variance, norm_placement):
+    """ln(1 − ρ) and β_ii² after every sublayer, of `count` tokens."""
+    others = 1 - 1 / count
+
+    def step(carry, gains):
+        log_apart, stream = carry
+        skip, branch = jnp.square(gains[0]), jnp.square(gains[1])
+        apart = jnp.exp(log_apart)
+        variance = score_variance * apart
+        more, gap = (
+            ratio * variance * others / count
+            for ratio in overlap_ratios(count, variance, 1 - apart)
+        )
+        m = 1 - apart * (others - more)
+        total = skip * stream + branch * m
+        share = branch * m / total
+        # log1p(−share) for a share near 1 as exact as the skip's
+        log_apart = log_apart + jnp.log((skip * stream + branch * gap * apart) / total)
+        return (log_apart, total if norm_placement == "pre" else stream), (log_apart, share)
+
+    return jax.lax.scan(step, (start, jnp.ones_like(start)), gains)[1]

@@ -1,0 +1,55 @@
+"""Lists of spikes and of equal tokens, against plants."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from refusals import is_refused
+
+import rank_collapse as rc
+
+STATES = np.random.default_rng(0).uniform(0.5, 1.5, size=(5, 6, 4))
+
+
+def test_planted_spikes_are_listed_with_place_value_and_ratio():
+    states = STATES.copy()
+    states[1:4, 2, 3] = -2000.0, 3000.0, -6000.0
+    states[4, 5, 0] = 9000.0  # in one layer of five
+    rows = rc.spikes(states, threshold=500.0)
+    assert [row[:4] for row in rows] == [(3, 2, 3, -6000), (2, 2, 3, 3000), (1, 2, 3, -2000)]
+    for row in rows:
+        expected = abs(row.value) / np.median(np.abs(states[row.layer]))
+        np.testing.assert_allclose(row.ratio, expected, rtol=1e-6)
+    assert rc.spikes(states, threshold=500.0, layer_share=0.0)[0][:3] == (4, 5, 0)
+    assert rc.spikes(states, threshold=500.0, layer_share=0.8) == []
+    assert rc.spikes(states, threshold=500.0, mask=np.arange(6) != 2) == []
+    shifted = rc.spikes(states[:, 1:], threshold=500.0, mask=np.arange(5) > 0)
+    assert {row.token for row in shifted} == {1}
+
+
+def test_spikes_of_a_trace_and_of_torch():
+    torch = pytest.importorskip("torch")
+    states = STATES.astype(np.float32)
+    states[:, 0, 1] = 5000.0
+    expected = rc.spikes(states)
+    assert len(expected) == 5
+    assert rc.spikes(torch.tensor(states)) == rc.spikes(jnp.asarray(states)) == expected
+
+
+def test_equal_tokens_are_grouped():
+    x = STATES[0][[0, 1, 0, 2, 1, 0]]
+    assert rc.duplicates(x) == [[0, 2, 5], [1, 4]]
+    assert rc.duplicates(x, mask=[1, 1, 0, 1, 0, 1]) == [[0, 5]]
+    assert rc.duplicates(STATES[0]) == []
+    single = x.astype(np.float32)
+    single[2] *= 1 + np.finfo(np.float32).eps
+    assert rc.duplicates(jnp.asarray(single)) == [[0, 2, 5], [1, 4]]
+    single[2] *= 1 + 1e-4
+    assert rc.duplicates(single) == [[0, 5], [1, 4]]
+    assert rc.duplicates(single, tolerance=1e-3) == [[0, 2, 5], [1, 4]]
+    assert rc.duplicates(np.zeros((3, 2))) == [[0, 1, 2]]
+
+
+def test_other_axes_are_refused():
+    is_refused(r"\(6, 4\)", rc.spikes, STATES[0])
+    is_refused(r"\(5, 6, 4\)", rc.duplicates, STATES)
+    is_refused("6 tokens", lambda: rc.duplicates(STATES[0], mask=[1, 0]))

@@ -1,0 +1,175 @@
+"""Lengths of paths by weight, against published shares, enumeration and sums of frozen paths."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import draws
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from refusals import is_refused
+from scipy import stats
+
+import rank_collapse as rc
+
+DATA = Path(__file__).parents[2] / "experiments/paper/attention_shares.json"
+MODELS = json.loads(DATA.read_text("utf-8"))["models"]
+# (mean, median, P(k <= 3), smallest k with P >= .99), by NumPy's convolution of the same shares.
+PUBLISHED = {
+    "BLOOM-7b1": (3.6213576889261603, 3, 0.5014009771088934, 8),
+    "BLOOM-176B": (3.90819657918252, 4, 0.4403890610729137, 9),
+    "Falcon-RW-7B": (5.063350515972824, 5, 0.21114308372792306, 10),
+    "MPT-30B": (5.31402307987865, 5, 0.17925439188127906, 10),
+    "MPT-7B": (4.228077652741224, 4, 0.3589432483975715, 9),
+}
+SHARES = np.array([0.7, 0.2, 0.5, 0.35])
+
+
+def causal_weights(depth, num_heads, num_tokens, seed=0):
+    """Attention weights [L, h, n, n] without symmetry, float64."""
+    scores = np.random.default_rng(seed).standard_normal((depth, num_heads, num_tokens, num_tokens))
+    weights = np.exp(scores) * np.tril(np.ones((num_tokens, num_tokens)))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_lengths_of_published_shares(model):
+    law = rc.path_length_law(np.array(MODELS[model]["shares"]))
+    lengths, reached = np.arange(len(law)), np.cumsum(law)
+    mean, median, at_most_3, last_percent = PUBLISHED[model]
+    np.testing.assert_allclose(law @ lengths, mean, rtol=1e-12)
+    np.testing.assert_allclose(reached[3], at_most_3, rtol=1e-12)
+    assert (np.argmax(reached >= 0.5), np.argmax(reached >= 0.99)) == (median, last_percent)
+
+
+def test_the_law_is_the_sum_over_all_choices_of_layers():
+    expected = np.zeros(5)
+    for choice in itertools.product((0, 1), repeat=4):
+        expected[sum(choice)] += np.prod(np.where(choice, SHARES, 1 - SHARES))
+    np.testing.assert_allclose(rc.path_length_law(SHARES), expected, rtol=1e-14)
+    stacked = rc.path_length_law(np.stack([SHARES, SHARES[::-1]]))
+    np.testing.assert_allclose(stacked, [expected, expected], rtol=1e-14)
+
+
+def test_shares_of_equal_heads_and_skips_give_the_count_of_the_paper():
+    depth, num_heads = 12, 16
+    counts = np.array(rc.count_paths(depth, num_heads), float)
+    law = rc.path_length_law(np.full(depth, num_heads / (1 + num_heads)))
+    np.testing.assert_allclose(law, counts / counts.sum(), rtol=1e-12)
+    np.testing.assert_allclose(law, stats.binom(depth, num_heads / (1 + num_heads)).pmf(range(13)))
+
+
+def test_rollout_by_length_is_the_sum_over_all_choices_of_layers():
+    weights = causal_weights(4, 3, 5)
+    expected = np.zeros((5, 5, 5))
+    for choice in itertools.product((0, 1), repeat=4):
+        product = np.eye(5)
+        for layer, taken in enumerate(choice):
+            factor = SHARES[layer] * weights[layer].mean(axis=0)
+            product = (factor if taken else (1 - SHARES[layer]) * np.eye(5)) @ product
+        expected[sum(choice)] += product
+    terms = rc.rollout(weights, SHARES, by_length=True)
+    np.testing.assert_allclose(terms, expected, atol=1e-15)
+    np.testing.assert_allclose(rc.rollout(weights, SHARES), expected.sum(axis=0), atol=1e-15)
+    np.testing.assert_allclose(terms[..., -1, :].sum(-1), rc.path_length_law(SHARES), rtol=1e-13)
+    half = np.linalg.multi_dot([(np.eye(5) + a.mean(axis=0)) / 2 for a in weights[::-1]])
+    np.testing.assert_allclose(rc.rollout(weights), half, atol=1e-15)
+
+
+def test_rollout_is_the_frozen_paths_of_a_network_with_these_gains():
+    """Skip gain 1 − λ, branch gain λ, W_V W_O = I, one head."""
+    depth, n = 30, 16
+    shares = np.array(MODELS["BLOOM-7b1"]["shares"])
+    weights = causal_weights(1, 1, n)[0]
+    with jax.enable_x64(True):
+        config = rc.san_skip(
+            depth=depth,
+            num_heads=1,
+            d_model=n,
+            norm_placement="none",
+            mix=lambda q, k, v, context: (jnp.asarray(weights), None),
+            skip_gain=rc.Gains(attention=jnp.asarray(1 - shares)),
+            branch_gain=rc.Gains(attention=jnp.asarray(shares)),
+        )
+        params = draws.parameters(config, bias_scale=0.0)
+        identity = jnp.broadcast_to(jnp.eye(n), (depth, 1, n, n))
+        params = draws.changed(params, attention={"w_v": identity, "w_o": identity})
+        sums = jax.tree.map(np.asarray, rc.path_contributions(params, jnp.eye(n), config))
+    stack = np.broadcast_to(weights, (depth, n, n))
+    terms = rc.rollout(stack, shares, by_length=True)
+    assert np.abs(sums.by_length - terms).max() < 1e-15
+    assert np.abs(sums.total - rc.rollout(stack, shares)).max() < 1e-15
+
+
+CONFIGS = {
+    "post": {"skip_gain": 1.3, "branch_gain": 0.4},
+    "pre": {"norm_placement": "pre", "branch_gain": rc.Gains(attention=0.6, mlp=0.3)},
+    "sandwich": {"norm_placement": "sandwich"},
+    "parallel": {"norm_placement": "pre", "parallel": True},
+    "looped": {"norm_placement": "pre", "layer_map": (0, 1, 0)},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_branch_shares_are_ratios_of_norms_of_what_is_summed(name):
+    """The sum is rebuilt from stream and branch: λ x + γ N'(branch), norms written out."""
+    config = rc.transformer(3, 2, 8, d_ff=7, **CONFIGS[name])
+    params, x = draws.parameters(config), draws.tokens(5, 8)
+    trace = rc.apply(params, x, config)
+    shares = rc.branch_shares(trace, params, config)
+    branch_gain = config.branch_gain
+    gains = branch_gain if isinstance(branch_gain, rc.Gains) else rc.Gains(*[branch_gain] * 3)
+    before = {"attention": trace.hidden[:-1], "mlp": trace.layers.after_attention}
+    for sublayer, stream in before.items():
+        branch = np.asarray(getattr(trace, f"{sublayer}_branch"))
+        if name == "sandwich":
+            norm = getattr(params.layers, f"{sublayer}_branch_norm")
+            centred = branch - branch.mean(axis=-1, keepdims=True)
+            deviation = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + config.norm_eps)
+            branch = centred / deviation * norm.gain[:, None] + norm.bias[:, None]
+        kept = np.linalg.norm(config.skip_gain * np.asarray(stream), axis=-1)
+        added = np.linalg.norm(getattr(gains, sublayer) * branch, axis=-1)
+        ratios = added / (kept + added)
+        np.testing.assert_allclose(getattr(shares, sublayer), ratios.mean(axis=-1), rtol=1e-5)
+        later = rc.branch_shares(trace, params, config, first_token=False)
+        np.testing.assert_allclose(getattr(later, sublayer), ratios[:, 1:].mean(-1), rtol=1e-5)
+        masked = rc.branch_shares(trace, params, config, mask=np.arange(5) < 3)
+        np.testing.assert_allclose(getattr(masked, sublayer), ratios[:, :3].mean(-1), rtol=1e-5)
+
+
+def test_a_layer_without_a_skip_passes_on_its_branch_alone():
+    config = rc.san(2, 2, 8)
+    params, x = draws.parameters(config), draws.tokens(5, 8)
+    shares = rc.branch_shares(rc.apply(params, x, config), params, config)
+    np.testing.assert_array_equal(shares.attention, 1)
+    assert shares.mlp is None
+
+
+def test_results_are_of_the_framework_of_their_arguments():
+    torch = pytest.importorskip("torch")
+    weights = causal_weights(4, 2, 3)
+    for compute in (
+        lambda a, s: rc.rollout(a, s),
+        lambda a, s: rc.rollout(a, s, by_length=True),
+        lambda a, s: rc.path_length_law(s),
+    ):
+        expected = compute(weights, SHARES)
+        in_torch = compute(torch.tensor(weights), torch.tensor(SHARES))
+        in_jax = jax.jit(compute)(jnp.asarray(weights), jnp.asarray(SHARES))
+        assert isinstance(in_torch, torch.Tensor) and isinstance(in_jax, jax.Array)
+        np.testing.assert_allclose(in_torch.numpy(), expected, atol=1e-15)
+        np.testing.assert_allclose(in_jax, expected, rtol=1e-5)
+    assert math.isclose(float(rc.path_length_law(torch.tensor(SHARES)).sum()), 1)
+
+
+def test_wrong_shapes_and_values_are_named():
+    is_refused(r"1\.2", rc.path_length_law, np.array([0.2, 1.2]))
+    is_refused(r"\(2, 3, 4\)", rc.rollout, np.ones((2, 3, 4)))
+    is_refused("3 shares", rc.rollout, causal_weights(2, 1, 3), np.full(3, 0.5))
+    config = rc.san(2, 2, 8)
+    params, x = draws.parameters(config), draws.tokens(5, 8)
+    trace = rc.apply(params, x, config)
+    is_refused("5 tokens", lambda: rc.branch_shares(trace, params, config, mask=np.ones(4, bool)))

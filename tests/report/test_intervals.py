@@ -1,0 +1,92 @@
+"""Intervals and slopes: beside tables, numpy and scipy."""
+
+import math
+
+import numpy as np
+import pytest
+from refusals import is_refused, refused
+from scipy import stats
+
+from rank_collapse.report.intervals import (
+    geometric_mean,
+    mean_interval,
+    share_interval,
+    slope,
+    wilson_interval,
+)
+
+
+def test_slopes_are_least_squares():
+    x = np.array([0.0, 1.0, 3.0, 7.0])
+    y = np.random.default_rng(1).normal(size=(2, 4)) + 5
+    expected = [stats.linregress(x, row).slope for row in y]
+    np.testing.assert_allclose(slope(x, y), expected)
+    assert np.isnan(slope([1.0], [[2.0]])).all()
+
+
+def test_a_geometric_mean_needs_values_above_zero():
+    found = geometric_mean([[1.0, 2.0], [4.0, 0.0]])
+    assert found[0] == pytest.approx(stats.gmean([1.0, 4.0])) and np.isnan(found[1])
+
+
+# Fisher and Yates 1963, table III: t with P(|T| > t) = 1 − level
+QUANTILES = {
+    (1, 0.95): 12.706,
+    (2, 0.95): 4.303,
+    (4, 0.9): 2.132,
+    (4, 0.95): 2.776,
+    (7, 0.95): 2.365,
+    (7, 0.999): 5.408,
+    (30, 0.95): 2.042,
+}
+
+
+@pytest.mark.parametrize("freedom, level", QUANTILES)
+def test_mean_interval(freedom, level):
+    n = freedom + 1
+    values = [0.3 + (i - freedom / 2) for i in range(n)]
+    deviation = math.sqrt(sum((v - 0.3) ** 2 for v in values) / freedom)
+    half = QUANTILES[freedom, level] * deviation / math.sqrt(n)
+    assert mean_interval(values, level) == pytest.approx((0.3 - half, 0.3 + half), rel=3e-4)
+
+
+def test_edges():
+    nothing = (-math.inf, math.inf)
+    assert mean_interval([2.0]) == mean_interval([]) == nothing
+    # draws that are equal, but for rounding, do not say how much others differ
+    assert mean_interval([1.0, 1.0, 1.0]) == mean_interval([0.3, 0.1 + 0.2]) == nothing
+    is_refused(r"level=95.0 is not between", mean_interval, [0.0, 1.0], 95.0)
+
+
+@pytest.mark.parametrize("count, total", [(0, 8), (1, 8), (8, 8), (13, 64), (1, 1)])
+@pytest.mark.parametrize("level", [0.95, 0.99])
+def test_wilson_interval(count, total, level):
+    wanted = stats.binomtest(count, total).proportion_ci(level, method="wilson")
+    assert wilson_interval(count, total, level) == pytest.approx(tuple(wanted), abs=1e-12)
+
+
+def test_intervals_of_shares_stay_between_0_and_1():
+    high = [1.0, 0.99, 0.7, 1.0]
+    assert mean_interval(high)[1] > 1
+    assert share_interval(high) == (pytest.approx(mean_interval(high)[0]), 1.0)
+    low = [1 - v for v in high]
+    assert share_interval(low) == (0.0, pytest.approx(mean_interval(low)[1]))
+    inside = [0.4, 0.5, 0.6]
+    assert share_interval(inside, 0.9) == mean_interval(inside, 0.9)
+    # of seeds that do or do not, and of equal ones, the share itself
+    assert share_interval([1, 0, 1, 1]) == wilson_interval(3, 4)
+    assert share_interval([1.0, 1.0, 1.0]) == (pytest.approx(0.4385, abs=1e-4), 1.0)
+    low, high = share_interval([0.5, 0.5, 0.5, 0.5])
+    assert 0 < low < 0.5 < high < 1
+    assert share_interval([]) == (0.0, 1.0)
+    rounded = 1 + 1e-7  # in float32
+    assert share_interval([rounded, 1.0]) == share_interval([1.0, 1.0])
+    is_refused(r"1\.2 is not in", share_interval, [0.5, 1.2])
+
+
+test_counts_that_are_no_shares = refused(
+    [
+        (lambda: wilson_interval(3, 2), "count=3 of total=2"),
+        (lambda: wilson_interval(0, 0), "total=0"),
+    ]
+)

@@ -1,0 +1,143 @@
+"""Transverse exponents: derivatives of networks, spectra, and small residuals."""
+
+import draws
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from refusals import refused
+
+import rank_collapse as rc
+from rank_collapse.theory.transverse import transverse_growth
+
+
+def network(depth, **fields):
+    config = rc.TransformerConfig(depth, 2, 6, **fields)
+    return draws.parameters(config), draws.tokens(5, 6), config
+
+
+CASES = (
+    {"mask": "causal"},
+    {
+        "mask": "local",
+        "mlp": "gelu",
+        "d_ff": 7,
+        "attention_skip": True,
+        "mlp_skip": True,
+        "norm_placement": "post",
+    },
+    pytest.param(
+        {"attention_skip": True, "skip_gain": 0.8, "norm_placement": "pre", "norm": "rms"},
+        marks=pytest.mark.full,
+    ),
+    pytest.param({"position": "relative_bias", "branch_gain": 0.6}, marks=pytest.mark.full),
+    {
+        "windows": (1, 0, 2),
+        "norm_placement": "pre",
+        "first_norm": False,
+        "attention_skip": True,
+        "mlp": "swiglu",
+        "d_ff": 8,
+        "num_experts": 4,
+        "experts_per_token": 2,
+        "parallel": True,
+        "score_cap": 0.5,
+        "position": "relative_bias",
+        "norm": "rms",
+        "skip_gain": 0.8,
+        "branch_gain": 0.6,
+        "mixing": rc.network.Mixing(0.3, 0.8, -0.5),
+    },
+    # the last also has what the slow cases have by itself
+)
+
+
+@pytest.mark.parametrize("fields", CASES)
+def test_growth_is_the_networks_own_derivative(fields, x64):
+    params, x, config = network(3, **fields)
+    mean = jnp.mean(x, axis=0, keepdims=True)
+
+    def across(x):
+        hidden = rc.apply(params, x, config).hidden
+        return hidden - jnp.mean(hidden, axis=1, keepdims=True)
+
+    _, change = jax.jvp(across, (jnp.repeat(mean, 5, axis=0),), (x - mean,))
+    size = np.log10(np.linalg.norm(np.asarray(change), axis=(1, 2)))
+    found = transverse_growth(params, x, config, count=2)
+    np.testing.assert_allclose(found[:, 0], np.diff(size), atol=1e-9)
+
+
+def test_the_spectrum_of_one_mask_and_one_matrix(x64):
+    """The same layer over and over: exponents are log|λ_i(Q) μ_j(W)|, less the pair of Q = 1."""
+    params, x, config = network(300, mask="causal", layer_map=(0,) * 300)
+    rng = np.random.default_rng(0)
+    base = np.linalg.qr(rng.standard_normal((6, 6)))[0]
+    w = base @ np.diag([1.0, 0.8, 0.3, 0.2, 0.1, 0.05]) @ base.T  # Σ_h W_h, symmetric
+    w_v = jnp.asarray(base.reshape(1, 6, 2, 3).transpose(0, 2, 1, 3))
+    w_o = jnp.asarray((base.T @ w).reshape(1, 2, 3, 6))
+    weights = {"w_v": w_v, "w_o": w_o, "b_v": None, "b_o": None}
+    params = draws.changed(params, attention=weights)
+    q = np.tril(np.ones((5, 5)))
+    q = q / q.sum(1, keepdims=True)
+    np.testing.assert_allclose(sorted(np.linalg.eigvals(q).real)[-2], 0.5)
+    values = np.outer(sorted(np.linalg.eigvals(q).real)[:-1], np.linalg.eigvalsh(w)).ravel()
+    wanted = np.log10(sorted(values)[::-1][:3])
+    found = rc.transverse_exponents(params, x, config, count=3, burn_in=200)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fields", CASES[:2])
+def test_profiles_fall_at_the_exponent(fields, x64):
+    """Two norms of one residual differ by at most a factor of (n d)^½ either way, in all layers."""
+    depth = 60
+    params, x, config = network(depth, **fields)
+    x = jnp.mean(x, axis=0, keepdims=True) + 1e-5 * x
+    profile = rc.log_residual_profile(params, x, config)
+    rate = float(profile[-1] - profile[0]) / depth
+    found = float(rc.transverse_exponents(params, x, config)[0])
+    assert found < -0.02
+    assert abs(found - rate) < np.log10(30) / depth
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mixing": rc.network.Mixing(0.0, 1.37, -0.37)},  # attention-scale
+        {
+            "mixing": rc.network.Mixing(0.0, 5**0.5, -(5**0.5)),
+            "mask": "causal",
+        },  # A⊥: equal tokens have 0
+        {"mask": "local", "window": 9},
+        {"windows": (9, 9)},
+    ],
+)
+def test_rows_that_are_the_same_or_cancel_move_no_difference(fields, optimized):
+    """Q_h R is the same in all rows or 0 by algebra: −inf, not what rounding leaves of it."""
+    assert np.isneginf(rc.transverse_exponents(*network(2, **fields)))
+
+
+def test_the_cubic_regime_and_a_skip_alone():
+    params, x, config = network(3)
+    assert np.isneginf(rc.transverse_exponents(params, x, config))
+    with_skip = config.replace(attention_skip=True, skip_gain=0.0)
+    assert np.isneginf(rc.transverse_exponents(params, x, with_skip))
+    with_skip = with_skip.replace(skip_gain=0.25)
+    found = rc.transverse_exponents(params, x, with_skip, count=2)
+    np.testing.assert_allclose(found, np.log10(0.25), rtol=1e-5)
+
+
+@pytest.mark.full
+def test_a_mask_of_tokens_is_as_if_the_others_were_not_there():
+    params, x, config = network(4, position="relative_bias")
+    keep = jnp.array([True, True, True, True, False])
+    padded = transverse_growth(params, x, config, mask=keep)
+    alone = transverse_growth(params, x[:4], config)
+    np.testing.assert_allclose(padded, alone, atol=1e-4)
+
+
+test_wrong_arguments_are_named = refused(
+    [({"burn_in": 2}, "burn_in=2"), ({"count": 25}, "count=25")],
+    lambda options: rc.transverse_exponents(*network(2, mask="causal"), **options),
+)

@@ -1,0 +1,132 @@
+"""The board of statements: intervals where they belong, and names that are hostile to HTML."""
+
+import html
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+from experiments import verdicts
+from experiments.verdicts import board, claims
+
+HOSTILE = "\"><script>alert('1')</script><img src=x onerror=alert(2)>&amp;</style></svg>"
+WIDTHS = (400, 900, 1400)
+FORBIDDEN = {"script", "iframe", "object", "embed", "link", "base", "form"}
+
+
+def answer(claimed, values, **fields):
+    stated = verdicts.Statement("source", "text", "statistic", claimed, **fields)
+    rows = [claims.of_mean("key", f"setting {i}", v) for i, v in enumerate(values)]
+    (found,) = verdicts.answers_of({"key": stated}, rows)
+    return found
+
+
+class Seen(HTMLParser):
+    """Every tag with its attributes, and all text."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.text, self.open = [], "", []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def hostile_page():
+    stated = {HOSTILE: verdicts.Statement(HOSTILE, HOSTILE, HOSTILE, (0.0, 1.0))}
+    rows = [claims.of_mean(HOSTILE, HOSTILE, [0.1, 0.2, 0.3], why=HOSTILE)]
+    made = verdicts.Section(
+        name=HOSTILE,
+        title=HOSTILE,
+        claim=HOSTILE,
+        command=HOSTILE,
+        status=HOSTILE,
+        finding=HOSTILE,
+        picture=b"png",
+        came_out=HOSTILE,
+        figures=[(b"png", HOSTILE), (b"png", HOSTILE)],
+        claims=rows,
+        table=[{HOSTILE: HOSTILE}],
+        comparisons=[verdicts.Comparison(HOSTILE, HOSTILE, HOSTILE, HOSTILE)],
+        details=HOSTILE,
+        error=HOSTILE,
+    )
+    answers = verdicts.answers_of(stated, rows)
+    return verdicts.render(HOSTILE, HOSTILE, [made], HOSTILE, answers, [HOSTILE])
+
+
+def test_hostile_names_stay_text():
+    seen = Seen(hostile_page())
+    assert not {tag for tag, _ in seen.tags} & FORBIDDEN and not seen.open
+    names = {name for _, attributes in seen.tags for name in attributes}
+    assert not any(name.startswith("on") for name in names)
+    sources = [a["src"] for tag, a in seen.tags if tag == "img"]
+    assert len(sources) == 3 and all(s.startswith("data:image/png;base64,") for s in sources)
+    assert "http" not in hostile_page()
+    assert seen.text.count("alert('1')") > 15
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium")
+def test_in_a_browser_nothing_is_cut_off_at_any_width(tmp_path):
+    """The page in frames of three widths, all unfolded: no wider than the frame, no script runs."""
+    page = html.escape(hostile_page().replace("<details", "<details open"))
+    frames = "".join(f'<iframe width="{w}" height="900" srcdoc="{page}"></iframe>' for w in WIDTHS)
+    script = """<script>window.alert = () => { document.title += " alert" }; onload = () => {
+        for (const frame of document.querySelectorAll("iframe")) {
+            const root = frame.contentDocument.documentElement;
+            document.title += ` ${root.clientWidth}:${root.scrollWidth}` } }</script>"""
+    path = tmp_path / "frames.html"
+    path.write_text(f'<meta charset="utf-8"><title>seen</title>{script}{frames}', "utf-8")
+    command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    done = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=60)
+    (title,) = re.findall(r"<title>(seen.*?)</title>", done.stdout)[:1]
+    sizes = [tuple(map(int, pair.split(":"))) for pair in title.split()[1:]]
+    assert len(sizes) == 3 and all(inner <= outer for outer, inner in sizes), title
+
+
+def test_intervals_are_drawn_against_the_claimed_range():
+    found = answer((2.5, 3.5), [[2.99, 3.0, 3.01], [4.99, 5.0, 5.01], [2.3, 2.6, 2.9], []])
+    axis = board.axis_of(found)
+    drawn = board.forest(found, found.rows, axis, labels=True)
+    left, width = map(float, re.search(r'claimed" x="([\d.]+)%" width="([\d.]+)%"', drawn).groups())
+    assert left == pytest.approx(axis.place(2.5), abs=0.01)
+    assert left + width == pytest.approx(axis.place(3.5), abs=0.01)
+    # a disc within, a square outside, a ring undecided; the setting without a number has no mark
+    classes = re.findall(r'<g class="row (\S+)">', drawn)
+    assert classes == ["within", "outside", "undecided"]
+    assert drawn.count("<circle") == 2 and drawn.count("undecided-mark") == 1
+    ends = [
+        tuple(map(float, e)) for e in re.findall(r'<line x1="([\d.]+)%" x2="([\d.]+)%" y1', drawn)
+    ]
+    for (low, high), judged in zip(ends[:3], found.rows[:3], strict=True):
+        assert (low, high) == pytest.approx([axis.place(v) for v in judged.interval], abs=0.01)
+    assert "setting 1: 5 (" in drawn and ">2.5</text>" in drawn
+
+
+def test_an_axis_shows_small_values_beside_large_ones():
+    far = answer((0.0, float("inf")), [[4.5e5, 4.6e5, 4.4e5], [0.41, 0.42, 0.4], [0.3, 0.31, 0.29]])
+    place = board.axis_of(far).place
+    assert place(0.41) - place(0.0) > 2 and place(4.5e5) - place(0.41) > 20
+    assert place(float("inf")) == 100 and place(-float("inf")) == 0
+    near = board.axis_of(answer((0.0, 1.0), [[0.4, 0.5, 0.6]])).place
+    assert near(0.75) - near(0.5) == pytest.approx(near(0.5) - near(0.25))
+
+
+def test_a_statement_without_numbers_has_no_plot():
+    none = answer((0.0, 1.0), [[]])
+    assert "no number" in board.statement(none) and "<svg" not in board.statement(none)

@@ -1,0 +1,277 @@
+"""Answers that could be another: rows, joint intervals against scipy's, few draws, curves."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from refusals import is_refused
+from scipy import stats
+
+from experiments.verdicts import claims
+from experiments.verdicts.claims import FAILS, FINDING, HOLDS, IN_PART, OPEN, SOME_FAIL, Statement
+
+ABOVE = claims.ABOVE_ZERO
+
+
+def verdict(row, claimed=ABOVE):
+    (found,) = claims.judged([row], claimed)
+    return found.verdict
+
+
+def mean(values, setting="here"):
+    return claims.of_mean("key", setting, values)
+
+
+def answer(*rows, claimed=ABOVE, **fields):
+    statement = Statement("Section 1", "It is so.", "x", claimed, **fields)
+    return claims.answer_of("key", statement, rows)
+
+
+UP, DOWN, BOTH = [1.0, 1.2, 0.9], [-1.0, -1.2, -0.9], [1.0, -1.2, 0.9]
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (UP, "within"),
+        (DOWN, "outside"),
+        (BOTH, "undecided"),
+        ([1.0, 1.0, 1.0], "undecided"),  # equal draws do not say how much others differ
+        ([0.0, 0.0, 0.0], "undecided"),
+        ([5.0, 5.1], "undecided"),  # too few
+        ([], "undecided"),
+    ],
+)
+def test_a_mean_above_zero(values, wanted):
+    assert verdict(mean(values)) == wanted and mean(values).draws == len(values)
+
+
+def test_a_mean_in_a_range_and_draws_without_a_number():
+    near = [2.99, 3.0, 3.02]
+    assert verdict(mean(near), (2.5, 3.5)) == "within"
+    assert verdict(mean(near), (3.5, 4.5)) == "outside"
+    found = mean([*near, None, math.nan])
+    assert found.draws == 3 and "2 of 5 draws have no number" in found.why
+    shown = claims.of_mean("key", "here", near, scale=lambda v: 2 * v)
+    np.testing.assert_allclose(shown.interval(0.95), np.multiply(mean(near).interval(0.95), 2))
+    assert shown.estimate == pytest.approx(6.00667, abs=1e-4)
+
+
+def test_shares():
+    half = (0.5, math.inf)
+    for count, total, wanted in (
+        (60, 64, "within"),
+        (16, 64, "outside"),
+        (30, 64, "undecided"),
+        (2, 2, "undecided"),
+        (4, 4, "undecided"),
+        (5, 5, "within"),
+    ):
+        assert verdict(claims.of_share("key", "here", count, total), half) == wanted
+
+
+def test_the_share_of_draws_in_a_range():
+    def share(values, each=(0.1, math.inf)):
+        return claims.of_share_within("key", "here", values, each)
+
+    half = claims.MORE_THAN_HALF
+    assert verdict(share([0.7] * 8), half) == "within"
+    assert verdict(share([0.01] * 8), half) == "outside"
+    assert verdict(share([0.1] * 8), half) == "outside"  # the range is open
+    assert verdict(share([0.7] * 3), half) == "undecided"
+    assert verdict(share([math.inf, -math.inf] * 4), half) == "undecided"
+    found = share([0.7] * 7 + [0.0])
+    assert found.estimate == 7 / 8 and found.why == "7 of 8; values 0 to 0.7"
+    wanted = stats.binomtest(7, 8).proportion_ci(0.95, method="wilson")
+    assert found.interval(0.95) == pytest.approx(tuple(wanted))
+    # what is not known may be on either side
+    unknown = share([0.7] * 7 + [None])
+    assert unknown.estimate == 1 and "1 of 8 draws have no number" in unknown.why
+    all_of_it = stats.binomtest(8, 8).proportion_ci(0.95, method="wilson")
+    assert unknown.interval(0.95) == pytest.approx((wanted.low, all_of_it.high))
+    lost = share([0.7] * 6 + [math.nan] * 12)
+    assert verdict(lost, half) == "undecided" and lost.draws == 6
+    assert share([None] * 8).estimate is None and verdict(share([None] * 8), half) == "undecided"
+
+
+def test_one_case_against_it_decides_a_theorem():
+    for count, total, draws, wanted in (
+        (0, 1000, 8, "within"),
+        (1, 1000, 8, "outside"),
+        (0, 1000, 2, "undecided"),
+        (0, 0, 8, "undecided"),
+    ):
+        row = claims.of_cases("key", "here", count, total, draws)
+        assert verdict(row, claims.NO_CASE) == wanted
+    assert "no case" in row.why
+    rows = [claims.of_cases("key", str(n), n, 1000, 8) for n in (0, 0, 1)]
+    assert answer(*rows, claimed=claims.NO_CASE, always=True).answer == FAILS
+    assert answer(*rows, claimed=claims.NO_CASE).answer == IN_PART
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [
+        ([UP, UP], HOLDS),
+        ([UP, DOWN], IN_PART),
+        ([UP, BOTH], IN_PART),
+        ([DOWN, BOTH], SOME_FAIL),  # what is undecided may hold
+        ([DOWN, BOTH, UP], IN_PART),
+        ([DOWN, DOWN], FAILS),
+        ([BOTH, BOTH], OPEN),
+        ([UP[:2]], OPEN),
+    ],
+)
+def test_the_four_answers(rows, wanted):
+    # ten draws each, so that a row is as clear among two as it is alone
+    found = answer(
+        *(
+            mean(np.tile(v, 4), str(i)) if len(v) > 2 else mean(v, str(i))
+            for i, v in enumerate(rows)
+        )
+    )
+    assert found.answer == wanted
+    finding = answer(*(mean(v) for v in rows), claimed=None)
+    assert finding.answer == FINDING
+    assert claims.counted([found, finding])[wanted] == 1
+    assert sum(claims.counted([found, finding]).values()) == 1
+    assert claims.by_chance([found, finding]) == 0.05  # also where no row got a verdict
+
+
+def test_intervals_are_joint_by_holms_procedure():
+    """Against the p-values of one-sided tests, the smallest first, at 2.5 %/(those left)."""
+    rng = np.random.default_rng(0)
+    for trial in range(20):
+        draws = rng.normal(rng.normal(size=6)[:, None], 1.0, size=(6, 5))
+        found = claims.judged([mean(v) for v in draws], ABOVE)
+        for side, wanted in (("greater", "within"), ("less", "outside")):
+            p = np.array([stats.ttest_1samp(v, 0, alternative=side).pvalue for v in draws])
+            rejected, order = np.zeros(6, bool), np.argsort(p)
+            for place, index in enumerate(order):
+                if p[index] > 0.025 / (6 - place):
+                    break
+                rejected[index] = True
+            assert [j.verdict == wanted for j in found] == rejected.tolist(), trial
+    # a row that alone would be decided is not among many that are not
+    weak, noise = [0.6, 1.2, 0.9, 0.7], [1.0, -1.0, 0.5, -0.5]
+    assert verdict(mean(weak)) == "within"
+    many = claims.judged([mean(weak), *([mean(noise)] * 9)], ABOVE)
+    assert many[0].verdict == "undecided"
+    assert many[0].interval == pytest.approx(mean(weak).interval(0.995))
+
+
+RUNS = 1000
+
+
+def wrong(found):
+    """Whether a row gets a verdict, of rows whose truth is the border: rows 0, 2, .. count as
+    outside, where "within" is wrong, the others as within."""
+    return any(j.verdict == ("within", "outside")[i % 2] for i, j in enumerate(found))
+
+
+@pytest.mark.parametrize("draws", [3, 8, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_at_most_one_run_in_twenty_has_a_wrong_verdict(rows, draws):
+    """Of means of rows that depend on each other, over runs that are drawn."""
+    rng, count = np.random.default_rng(draws), 0
+    for common, own in zip(
+        rng.normal(size=(RUNS, 1, draws)), rng.normal(size=(RUNS, rows, draws)), strict=True
+    ):
+        count += wrong(claims.judged([mean(v) for v in 0.7 * common + 0.7 * own], ABOVE))
+    assert stats.binomtest(count, RUNS, 0.05, alternative="greater").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("draws", [3, 8, 20])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_shares_whose_truth_is_one_half_are_wrong_in_at_most_a_twentieth(rows, draws):
+    """Of all counts that rows may have, by their probability: no draws are needed."""
+    of_share = [claims.of_share("", "", count, draws) for count in range(draws + 1)]
+    weights = stats.binom.pmf(np.arange(draws + 1), draws, 0.5)
+    chance = sum(
+        np.prod(weights[list(counts)])
+        for counts in itertools.product(range(draws + 1), repeat=rows)
+        if wrong(claims.judged([of_share[k] for k in counts], claims.MORE_THAN_HALF))
+    )
+    assert chance <= 0.05 and (draws < claims.FEWEST_OF_SHARE) == (chance == 0)
+
+
+def test_the_mean_of_few_bounded_draws_would_be_wrong_more_often():
+    """1 in 88 % of draws, else about .1: a mean of .892 seems to be above .9, a share is right."""
+    rng = np.random.default_rng(0)
+    high, within = (0.9, math.inf), {"mean": 0, "share": 0, "share wrong": 0}
+    for _ in range(RUNS // 4):
+        values = np.where(rng.random(8) < 0.88, 1.0, 0.1) - 1e-3 * rng.random(8)
+        within["mean"] += verdict(mean(values), high) == "within"
+        found = verdict(claims.of_share_within("", "", values, high), claims.MORE_THAN_HALF)
+        within["share"] += found == "within"
+        within["share wrong"] += found == "outside"
+    assert within["mean"] > 0.3 * RUNS / 4 and within["share"] > 0.6 * RUNS / 4
+    assert within["share wrong"] < 0.05 * RUNS / 4
+
+
+def test_a_curve_among_draws():
+    rng = np.random.default_rng(1)
+    draws = rng.normal(size=(20, 5)).cumsum(axis=1)
+
+    def of_curve(*given):
+        return claims.of_curve("key", "here", *given)
+
+    assert verdict(of_curve(rng.normal(size=5).cumsum(), draws)) == "within"
+    apart = draws.mean(axis=0) + np.array([0, 0, 0, 30, 0])
+    found = of_curve(apart, draws)
+    assert verdict(found) == "outside" and "p = 0.048 with 20 draws" in found.why
+    # the smallest p that 20 draws can give is none among 12 curves; that of 240 is
+    twelve = claims.judged([found] * 12, ABOVE)
+    assert {j.verdict for j in twelve} == {"undecided"} and not twelve[0].interval.known
+    many = rng.normal(size=(240, 5)).cumsum(axis=1)
+    assert {j.verdict for j in claims.judged([of_curve(apart, many)] * 12, ABOVE)} == {"outside"}
+    assert verdict(of_curve(apart, draws[:18])) == "undecided"
+    assert verdict(of_curve(apart, draws[:0])) == "undecided"
+    # what is read off a figure is known to a resolution only; a tie is no curve apart
+    flat = np.zeros((20, 5))
+    assert verdict(of_curve(np.full(5, 1e-4), flat)) == "outside"
+    assert verdict(of_curve(np.zeros(5), flat, 1e-3)) == "within"
+    # draws as far as the curve count as farther
+    tied = of_curve(np.ones(1), np.repeat([-1.0, 1.0], [10, 9])[:, None])
+    assert tied.why == "p = 1 with 19 draws"
+
+
+CURVES = {  # laws of 240 draws and one more, by layer
+    "walks": lambda rng: 0.5 + 0.02 * rng.normal(size=(241, 6)).cumsum(axis=1),
+    "heavy tails": lambda rng: 0.5 + 0.02 * rng.standard_t(3, size=(241, 6)).cumsum(axis=1),
+    "skew": lambda rng: np.exp(rng.normal(size=(241, 1))) * np.linspace(0.5, 0.2, 6),
+    "finer than the figure": lambda rng: 0.002 + 1.7e-4 * rng.normal(size=(241, 6)),
+}
+
+
+@pytest.mark.parametrize("law", CURVES)
+def test_chance_and_reading_off_refuse_one_of_twelve_curves_in_one_run_of_twenty_at_most(law):
+    """Twelve curves of the law of their draws, read off a figure to 1e-3."""
+    rng, runs, wrong, resolution = np.random.default_rng(2), 40, 0, 1e-3
+    for _ in range(runs):
+        rows = []
+        for _ in range(12):
+            own, *draws = CURVES[law](rng)
+            read = own + resolution * rng.uniform(-1, 1, own.shape)
+            rows.append(claims.of_curve("key", "", read, draws, resolution))
+        wrong += any(j.verdict == "outside" for j in claims.judged(rows, ABOVE))
+    assert stats.binomtest(wrong, runs, 0.05, alternative="greater").pvalue > 1e-3
+
+
+def test_no_place_among_240_draws_refuses_one_of_twelve_curves_by_itself():
+    """A little farther than the farthest draw it has the least p of places, 1/241 < 5 %/12."""
+    draws = np.random.default_rng(3).normal(size=(240, 1))
+    farthest = np.abs(draws - draws.mean()).max()
+    for times, wanted in ((1.02, "within"), (2.0, "outside")):
+        row = claims.of_curve("key", "", draws.mean(axis=0) + times * farthest, draws)
+        assert {j.verdict for j in claims.judged([row] * 12, ABOVE)} == {wanted}
+
+
+def test_a_row_of_no_statement_is_refused():
+    is_refused("'key' is not one of the statements", claims.answers_of, {}, [mean(UP)])
+
+
+def test_rows_of_other_runs_count_in_the_joint_level():
+    (found,) = claims.judged([mean(UP)], ABOVE, beside=4)
+    assert found.interval == mean(UP).interval(0.99)

@@ -1,0 +1,68 @@
+"""Means of seeds with intervals, rows of tables, laws of decay, and Fisher's test."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments.verdicts import statistics
+from rank_collapse.report.intervals import Interval, share_interval
+
+VALUES = np.random.default_rng(0).normal(2.0, 1.0, 5)
+
+
+def test_a_mean_has_its_interval_where_seeds_tell_it():
+    mean, ends = statistics.mean_of(VALUES)
+    wanted = stats.t.interval(0.95, 4, VALUES.mean(), stats.sem(VALUES))
+    assert (mean, *ends) == pytest.approx((VALUES.mean(), *wanted), rel=1e-9)
+    shares = [1.0, 1.0, 0.4]
+    assert statistics.mean_of(shares)[1].high > 1
+    assert statistics.mean_of(shares, share=True)[1] == share_interval(shares)
+    for values, share in (([2.0], False), ([2.0, 2.0], False), ([1.0], True), ([1, np.nan], True)):
+        assert not statistics.mean_of(values, share=share)[1].known
+    assert statistics.between(statistics.mean_of([2.0])) == "2.000"
+    assert statistics.between((0.1, Interval(0.05, 0.2)), 2) == "0.10 (0.05 to 0.20)"
+
+
+def test_what_is_no_number_is_none_in_json():
+    found = [*map(statistics.number, np.array([1.5, np.nan, -np.inf], np.float32))]
+    assert json.dumps(found, allow_nan=False) == "[1.5, null, null]"
+
+
+def test_a_row_for_each_seed():
+    columns = {"a": np.array([True, False]), "b": np.array([1.5, 2.5], np.float32), "c": [None, 3]}
+    assert statistics.by_seed(columns) == [
+        {"seed": 0, "a": True, "b": 1.5, "c": None},
+        {"seed": 1, "a": False, "b": 2.5, "c": 3},
+    ]
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [(1, 8, 13, 64), (0, 8, 30, 64), (3, 8, 3, 8), (8, 8, 0, 8), (0, 8, 0, 64), (0, 0, 3, 4)],
+)
+def test_fisher_exact(counts):
+    """Of all tables with these sums, the share of those that are no more likely."""
+    k, n, k2, n2 = counts
+    hits = k + k2
+    ways = {
+        i: math.comb(n, i) * math.comb(n2, hits - i)
+        for i in range(max(0, hits - n2), min(n, hits) + 1)
+    }
+    wanted = sum(w for w in ways.values() if w <= ways[k]) / sum(ways.values())
+    assert statistics.fisher_exact(*counts) == pytest.approx(wanted, rel=1e-10)
+
+
+def test_a_power_of_the_layer_is_told_from_an_exponential():
+    """Beside polynomial fits of both laws, on curves that are neither."""
+    layers = np.arange(7)
+    exponential, power = 0.3**layers, np.maximum(layers, 0.5) ** -2.0
+    assert statistics.power_law_wins(exponential) < 0 < statistics.power_law_wins(power)
+    curve = np.random.default_rng(2).uniform(0.1, 1, 7)
+    logs = np.log(curve[1:])
+    squares = [np.polyfit(x, logs, 1, full=True)[1][0] for x in (layers[1:], np.log(layers[1:]))]
+    wanted = math.log(squares[0] / squares[1])
+    assert statistics.power_law_wins(curve) == pytest.approx(wanted)
+    assert np.isnan(statistics.power_law_wins([[1.0, 0.5, 0.2], [1.0, 0.5, 0.0]])).all()

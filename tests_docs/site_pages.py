@@ -1,0 +1,180 @@
+"""Parts of the site's pages that repeat the code.
+
+`PYTHONPATH=.:tests python tests_docs/site_pages.py --write` makes them. They are between
+`<!-- made: name -->` and `<!-- end -->`; all of docs/statements.md is made. Notebooks get a badge
+that opens them in Colab, once `[project.urls]` has the address of the repository.
+"""
+
+import ast
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from architecture_map import REPOSITORY, levels, packages
+
+from experiments.lab.experiment import captions_of, experiment_of, experiments_of, module_of
+from experiments.reproducing import results_page, sections, statements_page
+from rank_collapse import MEASURES
+
+DOCS = REPOSITORY / "docs"
+BLOCK = re.compile(r"(?<=<!-- made: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+# Pages of docs/api, each with the public names of its package.
+API = ("measures", "network", "paths", "theory", "pretrained", "training", "report")
+OLDER = "Figures as that version drew them."  # of a section of docs/results.md
+WHOLE = {  # modules whose own functions are public
+    "network": ("network.encoder_decoder", "network.surgery", "flax_adapters"),
+    "report": ("runs.metrics",),
+}
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table of Markdown."""
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in r)} |\n" for r in lines
+    )
+
+
+def measures() -> str:
+    """A row for each of `MEASURES`."""
+    rows = []
+    for name, m in MEASURES.items():
+        alarm = f"{'above' if m.alarm.above else 'below'} {m.alarm.value:g}" if m.alarm else ""
+        kinds = ", ".join(m.frameworks)
+        rows.append((f"`{name}`", m.needs, m.meaning, m.source, m.cost, kinds, alarm))
+    columns = ("measure", "of", "what it says", "source", "cost", "arrays of", "check a run")
+    return table(columns, rows)
+
+
+def experiments() -> str:
+    """A row for each experiment, in the order of the report."""
+    own = [(name, experiment_of(name)) for name in experiments_of()]
+    return table(
+        ("experiment", "what it shows", "command"),
+        [
+            (f"[{e.title}]({name}.md)", e.brief, f"`python -m experiments.{name}`")
+            for name, e in own
+        ],
+    )
+
+
+def load_exports(package: str) -> list[str]:
+    """Reads the full names that a package exports: in its stub, or in its `__init__`."""
+    folder = REPOSITORY.joinpath(*package.split("."))
+    stub = folder / "__init__.pyi"
+    source = stub if stub.exists() else folder / "__init__.py"
+    names = []
+    for node in ast.parse(source.read_text("utf-8")).body:
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        module = f"{package}.{node.module}" if node.level else node.module
+        if node.module:  # else the packages that a package has
+            names += [f"{module}.{alias.name}" for alias in node.names if alias.asname]
+    return names
+
+
+def public(page: str) -> list[str]:
+    """Lists the objects of one page of the API, by their full names."""
+    package = f"rank_collapse.{page}"
+    names = {name for name in load_exports("rank_collapse") if name.startswith(f"{package}.")}
+    names.update(load_exports(package))
+    modules = {f"rank_collapse.{module}" for module in WHOLE.get(page, ())}
+    alone = {name for name in names if name.rpartition(".")[0] not in modules}
+    return sorted(alone | modules)
+
+
+def api(page: str) -> Callable[[], str]:
+    """The blocks that mkdocstrings replaces by docstrings."""
+    return lambda: "".join(f"::: {name}\n" for name in public(page))
+
+
+def repository() -> str:
+    """The public address of the repository on GitHub; "" before there is one."""
+    text = (REPOSITORY / "pyproject.toml").read_text("utf-8")
+    return tomllib.loads(text)["project"]["urls"].get("Repository", "")
+
+
+def colab(notebook: Path, address: str) -> str:
+    """The address that opens a notebook of the repository in Colab."""
+    place = address.removeprefix("https://github.com/").removesuffix(".git").strip("/")
+    inside = notebook.relative_to(REPOSITORY).as_posix()
+    return f"https://colab.research.google.com/github/{place}/blob/main/{inside}"
+
+
+def with_badge(notebook: Path, address: str) -> str:
+    """A notebook with a Colab badge as its first cell; without an address it has none."""
+    content = json.loads(notebook.read_text("utf-8"))
+    cells = [cell for cell in content["cells"] if cell["id"] != "colab"]
+    if address:
+        image = "https://colab.research.google.com/assets/colab-badge.svg"
+        source = [
+            f"[![Open in Colab]({image})]({colab(notebook, address)})\n",
+            "\n",
+            f"In Colab, first run `%pip install 'rank-collapse[flax,training] @ git+{address}'`.",
+        ]
+        badge = {"cell_type": "markdown", "id": "colab", "metadata": {}, "source": source}
+        cells = [badge, *cells]
+    return json.dumps(content | {"cells": cells}, indent=1, ensure_ascii=False) + "\n"
+
+
+def notebooks() -> str:
+    """A sentence on Colab."""
+    address = repository()
+    if not address:
+        return "Colab links follow when the repository has a public address.\n"
+    links = [f"[{p.stem}]({colab(p, address)})" for p in sorted(DOCS.glob("*.ipynb"))]
+    return f"Open in Colab: {', '.join(links)}.\n"
+
+
+MADE = {
+    "measures": measures,
+    "experiments": experiments,
+    "notebooks": notebooks,
+    "levels": lambda: table(("level", "packages"), levels()),
+    "packages": lambda: table(("package", "what it is for"), packages()),
+} | {f"api_{page}": api(page) for page in API}
+
+
+def captions_in(text: str, name: str) -> list[str]:
+    """The captions of an experiment's figures in docs/results.md, in their order."""
+    first = re.findall(rf"\]\(results/{name}_0\.png\)\n\n\*(.*)\*$", text, re.MULTILINE)
+    return first + re.findall(rf"^- \[(.*)\]\(results/{name}_\d+\.png\)$", text, re.MULTILINE)
+
+
+def results(text: str) -> str:
+    """docs/results.md with the counts of the answers, what came out as the experiments' pages have
+    it, and a word where figures are of an earlier version."""
+    _, _, rest = text.partition("\n\n## ")
+    text = f"# Results\n\n{results_page.intro()}\n\n## {rest}"
+    for name in experiments_of():
+        place = rf"(results/{name}_0\.png\)(?:(?!\n## ).)*?\*\*What came out\.\*\* )[^\n]*"
+        if found := re.search(place, text, flags=re.DOTALL):
+            text = text.replace(found[0], found[1] + sections.came_out(name))
+        captions = {c.replace("|", r"\|") for c in captions_of(module_of(name).FIGURES).values()}
+        for section in text.split("\n## "):
+            old = f"(results/{name}_0.png)" in section and OLDER not in section
+            if old and not captions.issuperset(captions_in(section, name)):
+                text = text.replace(section.rstrip(), f"{section.rstrip()} {OLDER}")
+    return text
+
+
+def made(text: str) -> str:
+    """A page with its blocks made again."""
+    return BLOCK.sub(lambda found: found[1] + found[2] + MADE[found[1]](), text)
+
+
+if __name__ == "__main__":
+    for path in DOCS.glob("*.ipynb"):
+        if "--write" in sys.argv[1:]:
+            path.write_text(with_badge(path, repository()), "utf-8")
+    pages = {path: made(path.read_text("utf-8")) for path in DOCS.rglob("*.md")}
+    pages[DOCS / "results.md"] = results((DOCS / "results.md").read_text("utf-8"))
+    pages[statements_page.PAGE] = statements_page.page(statements_page.known_answers())
+    for path, text in pages.items():
+        if path.read_text("utf-8") != text:
+            print(path.relative_to(REPOSITORY))
+            if "--write" in sys.argv[1:]:
+                path.write_text(text, "utf-8")

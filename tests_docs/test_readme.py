@@ -1,0 +1,229 @@
+"""The Python examples of the README, the site and its notebooks run; what they link to exists."""
+
+import functools
+import json
+import re
+
+import mp_oracle
+import numpy as np
+import pytest
+from two_processes import REPOSITORY
+
+import rank_collapse as rc
+from rank_collapse.measures.residuals import residual_ratio
+from rank_collapse.runs import metrics
+
+DOCS = REPOSITORY / "docs"
+README, BUILD = (REPOSITORY / name for name in ("README.md", "BUILD.md"))
+# Pages whose blocks stand alone. Those of monitoring are recipes, below; of mixing and the API they
+# are in test_site; others need torch for minutes, or are parts of
+# a program.
+PAGES = [
+    README,
+    *(DOCS / f"{n}.md" for n in ("index", "measures", "networks", "paths", "checkpoints", "depth")),
+]
+ELSEWHERE = {
+    "monitoring.md",
+    "monitoring_jax.md",
+    "mixing.md",
+    "variants.md",
+    "extending.md",
+    "run_architectures.md",
+    *(page.name for page in (DOCS / "api").glob("*.md")),
+}
+TEXTS = {page.name: page.read_text("utf-8") for page in PAGES}
+BLOCK = re.compile(r"(?:<!-- test: ([\w ]+) -->\n)?```python\n(.*?)```", re.DOTALL)
+BLOCKS = [(page, *found) for page, text in TEXTS.items() for found in BLOCK.findall(text)]
+
+
+@functools.cache
+def ran(block):
+    """The names that an example defines."""
+    for name in re.findall(r"^import (\w+)", block, re.MULTILINE):
+        pytest.importorskip(name)
+    scope = {}
+    exec(compile(block, "a page", "exec"), scope)
+    return scope
+
+
+@pytest.mark.parametrize(
+    "block",
+    dict.fromkeys(block for *_, block in BLOCKS),
+    ids=lambda b: b.strip().splitlines()[-1][:40],
+)
+def test_an_example_runs(block):
+    ran(block)
+
+
+def test_every_block_of_python_is_run_somewhere():
+    with_blocks = {p.name for p in DOCS.rglob("*.md") if "```python" in p.read_text("utf-8")}
+    assert with_blocks == TEXTS.keys() - {"README.md"} | ELSEWHERE
+
+
+def test_the_network_of_the_readme_falls_at_the_cubic_rate():
+    scope = named("network")
+    assert abs(rc.local_rate(scope["profile"])[-1] - 3) < 1e-3
+    total = scope["by_length"].sum(axis=0) + scope["offset"]
+    np.testing.assert_allclose(total, scope["trace"].output, rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_of_the_readme_collapses_without_skips():
+    scope = named("checkpoint")
+    last = [float(residual_ratio(scope[name].output)) for name in ("trace", "collapsed")]
+    assert last[1] < last[0] / 2
+
+
+def named(name):
+    (block,) = {block for _, mark, block in BLOCKS if mark == name}
+    return ran(block)
+
+
+def test_admin_keeps_apart_what_post_ln_makes_equal():
+    scope = named("designs")
+    cosines = [float(rc.token_cosine(scope[name].output)) for name in ("trace", "collapsed")]
+    np.testing.assert_allclose(cosines, [0.81, 0.9999], atol=5e-3)
+
+
+def test_the_sweep_is_that_of_single_networks():
+    scope = named("sweep")
+    params, x, config = (scope[n] for n in ("params", "x", "config"))
+    half = rc.apply(params, x, config.replace(skip_gain=0.5))
+    assert scope["curves"].shape == (5, 13)
+    np.testing.assert_allclose(
+        scope["curves"][2], [residual_ratio(h) for h in half.hidden], rtol=1e-3
+    )
+    assert np.all(np.diff(scope["curves"][:, 3]) > 0)
+
+
+def test_the_network_by_hand_is_the_plain_one():
+    """The page's weights through a forward pass of numpy, head by head, as Llama computes."""
+    scope = named("by hand")
+    x = np.asarray(scope["trace"].hidden[0], np.float64)
+    n, k, share = len(x), scope["k"], scope["h"] // scope["g"]
+    angle = np.tile(np.arange(n)[:, None] * 10000.0 ** (-np.arange(0, k, 2) / k), 2)
+    for w in scope["weights"]:
+        y = mp_oracle.unit_norm(x, "rms", 1e-6) * w["norm_1"]
+        for head in range(scope["h"]):
+            maps = w["q"][head], w["k"][head // share]
+            query, key = (mp_oracle.rotated(y @ a, np.cos(angle), np.sin(angle)) for a in maps)
+            weights = mp_oracle.softmax(query @ key.T / np.sqrt(k), np.tri(n, dtype=bool))
+            x = x + weights @ (y @ w["v"][head // share]) @ w["o"][head]
+        y = mp_oracle.unit_norm(x, "rms", 1e-6) * w["norm_2"]
+        x = x + (mp_oracle.activation("silu")(y @ w["gate"]) * (y @ w["up"])) @ w["down"]
+    output = mp_oracle.unit_norm(x, "rms", 1e-6)
+    np.testing.assert_allclose(scope["trace"].output, output, atol=2e-4)
+
+
+def test_the_encoder_decoder_is_its_halves():
+    scope = named("encoder decoder")
+    trace, lengths = scope["trace"], scope["lengths"]
+    assert trace.logits.shape == (5, 13) and trace.decoder.cross_attention.shape == (2, 4, 5, 4)
+    assert scope["target"].tolist() == [1, 5, 4, 8, 3] and scope["written"].shape == (5,)
+    np.testing.assert_allclose(lengths.total, trace.decoder.output, rtol=1e-4, atol=1e-5)
+
+
+def test_links_and_commands_exist():
+    pages = [README, BUILD, *(p for p in DOCS.rglob("*.md"))]
+    for page in pages:
+        text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)]+)\)", text):
+            path = target.partition("#")[0]
+            found = "://" in target or not path or (page.parent / path).exists()
+            assert found, f"{page.name} links to {target}"
+        for module in set(re.findall(r"python -m (experiments\.\w+)", text)):
+            path = REPOSITORY / module.replace(".", "/")
+            assert path.is_dir() or path.with_suffix(".py").exists(), module
+
+
+# Of docs/monitoring*.md: each runs as it stands, in a folder of its own.
+RECIPE_PAGES = sorted(DOCS.glob("monitoring*.md"))
+RECIPE_TEXT = "".join(page.read_text("utf-8") for page in RECIPE_PAGES)
+RECIPES = dict(re.findall(r"<!-- test: (\w+) -->\n```python\n(.*?)```", RECIPE_TEXT, re.DOTALL))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """run(recipe) → the names it defines."""
+    monkeypatch.chdir(tmp_path)
+    return lambda name: ran(RECIPES[name])
+
+
+def test_every_recipe_is_run():
+    assert RECIPE_TEXT.count("```python") == len(RECIPES) == 6
+
+
+def test_a_file_is_read_back(run):
+    run("file")
+    rows = metrics.read("metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2] and rows[2]["loss"] == 2.3 / 3
+    np.testing.assert_array_equal(rows[0]["residual_ratio"], [0.9, 0.8])
+
+
+def test_a_scan_gives_scalars_and_gradients_by_layer(run):
+    run("optax")
+    for row in metrics.read("metrics.jsonl"):
+        assert row.pop("step") < 3 and np.isfinite(row.pop("loss"))
+        assert len(row) == 12 and {a.shape for a in row.values()} == {(3,)}
+        assert all(np.isfinite(a).all() for a in row.values())
+
+
+@pytest.mark.parametrize(("name", "layers"), [("linen", 3), ("nnx", 2), ("equinox", 3)])
+def test_one_call_gives_scalars_by_layer(run, name, layers):
+    scope = run(name)
+    assert {a.shape for a in scope["scalars"].values()} == {(layers,)}
+    assert ("attention_entropy" in scope["scalars"]) == (name != "equinox")
+
+
+def test_a_watched_model_of_torch(run):
+    watched = run("torch")["watched"]
+    rows = metrics.read("metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 2, 4] and len(watched.rows) == 3
+    assert rows[2]["residual_ratio"].shape == rows[2]["query_gradient"].shape == (3,)
+
+
+def run_notebook(name):
+    """The names that a notebook of docs/ defines."""
+    cells = json.loads((DOCS / f"{name}.ipynb").read_bytes())["cells"]
+    return ran("\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code"))
+
+
+def test_post_ln_has_no_gradient_of_queries_and_stays_at_a_guess():
+    scope = run_notebook("deep_post_ln")
+    ratio = {name: g["queries"][-1] / g["values"][-1] for name, g in scope["gradients"].items()}
+    assert ratio["post"] < ratio["pre"] / 100 and ratio["post"] < ratio["deepnorm"] / 100
+    losses = {name: float(found[1][-1]) for name, found in scope["after"].items()}
+    assert losses["deepnorm"] < losses["post"] and losses["post"] > 2.2
+
+
+def test_lengths_of_a_trained_model_are_worth_its_accuracy():
+    scope = run_notebook("what_carries_the_output")
+    assert scope["losses"][-1] < scope["losses"][0] / 2
+    whole, none = scope["frozen"][-1], scope["values"][0]
+    np.testing.assert_allclose(scope["shares"].sum(), whole - none, atol=1e-5)
+    np.testing.assert_allclose(scope["truncated"][-1], whole, atol=0.01)
+
+
+def test_two_failures_are_apart_in_the_diagram():
+    scope = run_notebook("two_failures")
+    assert scope["collapsed"][0, -1] and not scope["collapsed"][-1].any()
+    assert scope["saturated"][:, 0].all() and not scope["saturated"][:, -1].any()
+    kept, law = scope["log_share"], scope["exponent"]
+    assert kept[law < -0.2].max() < 0 < kept[law > 0.2].min()
+
+
+def test_cures_keep_more_than_post_norm():
+    scope = run_notebook("cures")
+    kept = {name: values.mean() for name, values in scope["found"].items()}
+    assert min(kept[name] for name in scope["designs"]) == kept["post"] < -1
+    assert kept["deepnorm"] > -0.05 and kept["retention"] > -0.1
+
+
+def test_a_model_layer_by_layer_in_a_notebook():
+    scope = run_notebook("larger_than_memory")
+    assert scope["seen"] == list(range(1, 9))
+
+
+def test_a_model_of_ones_own_is_measured():
+    scope = run_notebook("measure_your_model")
+    with_skips, without = (scope["profiles"][skip]["residual_ratio"] for skip in (1.0, 0.0))
+    assert without[-1] < 1e-3 < with_skips[-1] and scope["sizes"].shape == (13,)
