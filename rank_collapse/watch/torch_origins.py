@@ -61,6 +61,7 @@ class Origin:
     Attributes:
         number: In the order of running.
         source: The `Tag` of the tensor that the map read.
+        depth: Of maps one after the other, 0 for none.
         parameters: ((parameter, axis of its outputs or −1), ...); None for a part of one.
         frames: Numbers of the modules that ran then.
         start: The first of the numbers of its outputs, start + row · width + feature.
@@ -69,6 +70,7 @@ class Origin:
 
     def __init__(self, number, source=None, parameters=(), frames=(), start=0, rows=0, width=1):
         self.number, self.source, self.parameters = number, source, parameters
+        self.depth = 1 + max((o.depth for o in source.origins), default=0) if source else 0
         self.frames, self.start, self.rows, self.width = frames, start, rows, width
 
 
@@ -291,7 +293,7 @@ class Origins:
                 return numbers.reshape(shape).permute(moved)
 
             places = functools.cache(places)
-        matrix = x.detach().permute(order).reshape(rows, -1)
+        matrix = x.detach().permute(order).reshape(rows, x.numel() // max(rows, 1))
         self._inputs[origin.number] = matrix
         if len(self._inputs) > KEPT:
             self._inputs.popitem(last=False)
@@ -426,7 +428,7 @@ def meet(a: set[Origin], b: set[Origin]) -> list[Tag] | None:
             return list(dict.fromkeys(o.source for o in read))
         if a == b:
             return []
-        last = max(a ^ b, key=_number)
+        last = max(a ^ b, key=lambda origin: origin.depth)
         if last.source is None:
             return None
         for side in (a, b):

@@ -379,12 +379,13 @@ class Passes:
         first, second = (self._origins.tag(a) for a in (product.first, product.second))
         if first.scores is not None and second.scores is not None:
             raise LeftOut("several products of queries and keys are multiplied")
-        used, scores, value = product.first, first.scores, second
+        used, scores, value, letters = product.first, first.scores, second, product.letters
         if scores is None:
             used, scores, value = product.second, second.scores, first
+            letters = letters[1], letters[0], letters[2]
         if not scores.terms:
             raise LeftOut("its softmax is over something else than products of queries and keys")
-        weights = products.weights_of_scores(used, scores)
+        weights = products.weights_of_scores(products.keys_last(used, *letters), scores)
         if scores.number is None and not products.is_distribution(weights.p):
             raise LeftOut("its weights are no distribution over keys")
         self._credit(scores.terms, weights, value, result)
@@ -408,13 +409,13 @@ class Passes:
         past = frozenset().union(*(tag.past for tag in tokens.sources))
         stream = next((self._streams[name] for name in past), None)
         stream = stream or f"{owner.name} {self._number}"
+        self._streams.setdefault(owner.name, stream)
         self._origins.begin(result[0] if isinstance(result, tuple) else result, past | {owner.name})
         if not self._select(owner.name, owner.module):
             return
         run = self._run_of(owner, tokens, past)
         if run is None:
             return
-        self._streams.setdefault(owner.name, stream)
         weights = _by_example(weights, tokens)
         exists, starts = self._existing(tokens, weights.allowed, stream)
         run.pieces.append((tokens.matrix, tokens.index, exists, starts))

@@ -114,17 +114,28 @@ def weights_of_heads(**named: Any) -> Weights:
     return Weights(p.flatten(0, 1), rows, allowed)
 
 
+def keys_last(used: Tensor, letters: str, of_values: str, result: str) -> Tensor:
+    """Moves the axes of weights so that the last two are queries and keys.
+
+    Args:
+        used: The weights.
+        letters, of_values, result: Of the axes of weights, values and their product.
+    """
+    summed = [c for c in letters if c not in result]
+    free = [c for c in letters if c in result and c not in of_values]
+    batch = [c for c in letters if c not in summed + free]
+    return used.permute([letters.index(c) for c in batch + free + summed])
+
+
 def weights_of_scores(used: Tensor, scores: Any) -> Weights:
     """Reads those that met the values, before dropout.
 
     Args:
-        used: What met the values, [..., n, m], or turned.
+        used: What met the values, [..., n, m].
         scores: The `Scores` that it comes from.
 
     """
     made, allowed = scores.weights, scores.allowed
-    if made is not None and used.shape[-2:] != made.shape[-2:] == used.mT.shape[-2:]:
-        used = used.mT
     n, m = used.shape[-2:]
     rows, used = choose_rows(n, used.device), used.detach().reshape(-1, n, m)
     p = used[:, rows].float()
@@ -141,8 +152,8 @@ def weights_of_scores(used: Tensor, scores: Any) -> Weights:
 
 
 def is_distribution(p: Tensor) -> bool:
-    """Whether weights are none below 0, and their sums over keys at most 1."""
-    return bool(p.min() >= -1e-6 and p.sum(dim=-1).max() <= 1 + SUM)
+    """Whether no weight is below 0, and no sum over keys above 1."""
+    return not bool((p < -1e-6).any() or (p.sum(dim=-1) > 1 + SUM).any())
 
 
 def _is_dropped(weights, used):

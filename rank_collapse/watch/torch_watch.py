@@ -258,7 +258,8 @@ class Watch:
             if number is None or not self._is_chosen(number):
                 continue
             values = dict(run.scalars)
-            values |= self.notes.attempt(run.name, "weights", _combine_products, run) or {}
+            if run.products:
+                values |= self.notes.attempt(run.name, "weights", _combine_products, run) or {}
             parts = gradients.get((run.name, run.is_cross), {}) if run.turn == 0 else {}
             values |= {f"{part}_gradient": norm for part, norm in parts.items()}
             for name, value in values.items():
