@@ -190,30 +190,42 @@ def shares_figure(results, cases):
     return fig
 
 
+def steps_of(cases):
+    """{(variant, width): steps predicted and measured [2, k]} of the k seeds that fell.
+
+    A multiplier of 0, pure attention's, predicts no number of steps: its law is cubic.
+    """
+    points = {}
+    for key, case in cases.items():
+        steps = np.stack([case["predicted_steps"], case["measured_steps"]])
+        predicted = case["fell"] & np.isfinite(steps).all(axis=0) & (steps[0] >= 0.5)
+        if predicted.any():
+            points[key] = steps[:, predicted]
+    return points
+
+
 def steps_figure(results, cases):
     """Steps from a distance of 1e-2 to 1e-6 of the seeds that fell, against the prediction from the
     multiplier at the collapsed point."""
+    points = steps_of(known(results))
+    if not points:
+        return None
+    variants, widths = (list(dict.fromkeys(names)) for names in zip(*points, strict=True))
     fig, axes = figures.figure(1, 1, width=6.6, height=3.8)
-    found, ax, shown = known(results), axes[0, 0], []
-    variants, widths = (list(dict.fromkeys(own)) for own in zip(*found, strict=True))
-    for (variant, width), case in found.items():
-        steps = np.stack([case["predicted_steps"], case["measured_steps"]])
-        # A multiplier of 0, pure attention's, predicts no number of steps: its law is cubic.
-        known_steps = case["fell"] & np.isfinite(steps).all(axis=0) & (steps[0] >= 0.5)
-        if known_steps.any():
-            x, y = steps[:, known_steps]
-            shown += [*x, *y]
-            ax.plot(
-                x,
-                y,
-                ls="none",
-                alpha=0.7,
-                markersize=5,
-                label=f"{in_words(variant)}, width {width}",
-                color=figures.color(variants.index(variant)),
-                marker=figures.MARKERS[widths.index(width)],
-            )
-    ends = [min(shown, default=1) / 1.2, max(shown, default=300) * 1.2]
+    ax = axes[0, 0]
+    for (variant, width), (predicted, measured) in points.items():
+        ax.plot(
+            predicted,
+            measured,
+            ls="none",
+            alpha=0.7,
+            markersize=5,
+            label=f"{in_words(variant)}, width {width}",
+            color=figures.color(variants.index(variant)),
+            marker=figures.MARKERS[widths.index(width)],
+        )
+    steps = np.concatenate([*points.values()], axis=1)
+    ends = [steps.min() / 1.2, steps.max() * 1.2]
     ax.plot(ends, ends, color="gray", linewidth=0.8, label="equal")
     ax.set(
         xscale="log",
@@ -252,12 +264,16 @@ def trajectories_figure(results, cases):
                 linewidth=0.5,
                 label=f"sequence {walker + 1}",
             )
-            ax.plot(*path[0], color=figures.color(walker), marker="o", markersize=6)
+            for place, marker, when in ((0, "o", "start"), (-1, "s", "end")):
+                label = when if walker else None
+                shape = {"marker": marker, "markersize": 6, "linestyle": "none"}
+                ax.plot(*path[place], color=figures.color(walker), label=label, **shape)
         where = f"{in_words(variant)}, width {width}"
         seed, count = case["seed"][first], f"{fell.sum()} of {len(fell)} fell"
         ax.set_title(f"{where}\nseed {seed}; {count}", fontsize=9)
         ax.set(xlim=(-0.56, 0.56), ylim=(-0.56, 0.56), xlabel="x", ylabel="y", aspect="equal")
-    axes.flat[0].legend(loc="upper right")
+    named = axes.flat[0].get_legend_handles_labels()
+    fig.legend(*named, loc="outside lower center", ncols=4 if len(places) > 1 else 2)
     return fig
 
 

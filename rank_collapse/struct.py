@@ -90,6 +90,18 @@ def integers(config: Any, **least: int) -> None:
             raise ValueError(f"{name}={value!r} is not a positive integer")
 
 
+def check_fields(kind: Any, names: Iterable[str]) -> None:
+    """Checks that names are fields of a dataclass.
+
+    Raises:
+        ValueError: One is not; the message ends with the nearest.
+    """
+    allowed = [field.name for field in dataclasses.fields(kind)]
+    for name in names:
+        if name not in allowed:
+            raise unknown(f"{kind.__name__}.{name}", name, allowed)
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Struct:
     """Base of frozen dataclasses that are pytrees, whose leaves' paths are the fields' names."""
@@ -108,9 +120,7 @@ class Struct:
         Raises:
             ValueError: A field that there is not.
         """
-        names = [f.name for f in dataclasses.fields(self)]  # pyright: ignore
-        for name in changes.keys() - names:
-            raise unknown(f"{type(self).__name__}.{name}", name, names)
+        check_fields(type(self), changes)
         return dataclasses.replace(self, **changes)  # pyright: ignore
 
     if not TYPE_CHECKING:  # to a type checker any other name is a mistake

@@ -8,6 +8,7 @@ nobody reads what is printed any more.
 
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import traceback
@@ -77,9 +78,8 @@ def execute(
             ended = main(options)
             return getattr(ended, "code", ended) or 0
     except (KeyboardInterrupt, progress.Stopped) as asked:
-        resumes = ": the same command again resumes" if "output_dir" in flag_values else ""
         if multiprocessing.parent_process() is None:  # else the parent says so
-            print(f"\ninterrupted{resumes}", file=sys.stderr)
+            print(f"\ninterrupted{how_to_resume(flag_values, arguments)}", file=sys.stderr)
         return asked.code if isinstance(asked, progress.Stopped) else 130
     except BrokenPipeError:
         for stream in (sys.stdout, sys.stderr):  # nothing more can be said
@@ -93,5 +93,23 @@ def execute(
                 raise
             print("error: out of memory: fewer seeds at a time need less", file=sys.stderr)
         else:
-            print(f"error: {one_line(error)}", file=sys.stderr)
+            print(
+                f"error: {in_typed_names(one_line(error), arguments, flag_values)}", file=sys.stderr
+            )
         return 2
+
+
+def how_to_resume(flag_values: flags.FlagValues, arguments: Sequence[str]) -> str:
+    """Says which command goes on after an interrupt; "" where there is no run folder."""
+    if "output_dir" not in flag_values:
+        return ""
+    typed = next((a for a in arguments if a.lstrip("-").startswith("overwrite")), None)
+    return f": the same command {f'without {typed}' if typed else 'again'} resumes"
+
+
+def in_typed_names(message: str, arguments: Sequence[str], flag_values: flags.FlagValues) -> str:
+    """Writes flags as they were typed where a message has their other name, as "d_model=47"."""
+    typed = {argument.lstrip("-").partition("=")[0] for argument in arguments}
+    for name in sorted(filter(flag_values.__contains__, typed)):
+        message = re.sub(rf"\b{flag_values[name].name}=", f"{name}=", message)
+    return message

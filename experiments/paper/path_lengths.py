@@ -35,7 +35,7 @@ SEMANTICS = dict.fromkeys(("offset", *LENGTHS), "frozen") | {"truncated": "self-
 PLACES = ("num_paths", "path_length", "repeat")  # axes of an evaluation but seeds and metrics
 
 
-def checked(options: Flags, setup: TrainedTask) -> TrainedTask:
+def check_lengths(options: Flags) -> None:
     """Refuses a shortest path that is longer than the network is deep.
 
     Raises:
@@ -43,7 +43,6 @@ def checked(options: Flags, setup: TrainedTask) -> TrainedTask:
     """
     if options.path_len > options.depth:
         raise ValueError(f"path_len={options.path_len} is larger than depth={options.depth}")
-    return setup
 
 
 def identity(setup: TrainedTask) -> Mapping[str, Any] | None:
@@ -200,13 +199,13 @@ def compare(found: xr.Dataset, setup: TrainedTask) -> Iterator[Comparison]:
         "token accuracy of the whole model",
         whole,
         setup.published["whole"],
-        "published: a constant in the plotting code; quick runs train for fewer epochs or on "
-        "other data than the paper's",
+        "published: a constant in the plotting code, of the paper's data and epochs",
     )
     best = max(float(own[name].mean()) for name in BASELINES)
     yield Comparison("best baseline, measured on the data", best, setup.published["baseline"])
     yield from beside("without longer paths, self-consistent", own.truncated)
-    note = "biases through the whole model's 1/σ"
-    yield Comparison("no path at all: the offset alone, frozen", offset, note=note)
+    note = "biases divided by the whole model's σ carry this much of the answer: whether short "
+    note += "paths suffice is what the lines without longer paths test"
+    yield Comparison("frozen biases alone, without a path", offset, note=note)
     by_length = own[sampled_as(setup)].mean(["seed", "repeat"])
     yield from beside("best length", by_length.idxmax("path_length").expand_dims("seed"))

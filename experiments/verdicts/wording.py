@@ -4,8 +4,12 @@ import math
 from collections.abc import Sequence
 
 from experiments.verdicts.claims import (
+    ERROR,
+    FEWEST_DRAWS,
+    FEWEST_OF_SHARE,
     FINDING,
     NO_CASE,
+    UNDECIDED,
     Answer,
     Judged,
     Range,
@@ -14,6 +18,7 @@ from experiments.verdicts.claims import (
     by_chance,
     counted,
 )
+from rank_collapse.report.intervals import draws_needed
 from rank_collapse.report.page import number
 
 JOINTLY = (
@@ -90,12 +95,36 @@ def span(judged: Judged) -> str:
 
 def answer_lines(answer: Answer) -> str:
     """ "holds          Section 3.1: ..." and a line for each of its rows."""
-    s = answer.statement
-    lines = [f"{answer.answer:14s} {s.source}: {s.text} {standing(answer)}".rstrip()]
+    s, level = answer.statement, 1 - ERROR / max(1, len(answer.rows))
+    lines = [f"{answer.answer:14s} {s.source}: {s.text}"]
     for judged in answer.rows:
         verdict = "" if answer.answer == FINDING else judged.verdict
-        lines.append(f"    {verdict:10s} {judged.row.setting}: {span(judged)}; {note(judged.row)}")
+        needed = draws_to_decide(judged, s.claimed, level)
+        line = f"    {verdict:10s} {judged.row.setting}: {span(judged)}; {note(judged.row)}"
+        lines.append(f"{line}; {needed}" if needed else line)
     return "\n".join(lines)
+
+
+def draws_to_decide(judged: Judged, claimed: Range | None, level: float) -> str:
+    """Says how many draws would decide a row, were their mean and spread the same.
+
+    Args:
+        claimed: The range of its statement.
+        level: Of its interval.
+
+    Returns:
+        "about 9 would decide"; "" of a row that is decided or of which it cannot be said.
+    """
+    row = judged.row
+    if judged.verdict != UNDECIDED or claimed is None or row.estimate is None:
+        return ""
+    low, high = row.interval(level)
+    distance = min(abs(row.estimate - end) for end in claimed if math.isfinite(end))
+    if math.isfinite(high - low) and high > low and row.draws > 1 and distance:
+        count = draws_needed((high - low) / 2, row.draws, distance, level)
+        return f"about {max(count, FEWEST_DRAWS):,} would decide"
+    fewest = FEWEST_DRAWS if low == high else FEWEST_OF_SHARE
+    return f"{fewest} or more would decide" if row.draws < fewest else ""
 
 
 def note(row: Row) -> str:

@@ -27,8 +27,7 @@ from rank_collapse.command import checkpoint, inputs
 from rank_collapse.command.checkpoint import ALONE, NETWORKS, OF_ATTENTION, READ, WHOLE, Checked
 from rank_collapse.measures.profiles import rounding_of
 from rank_collapse.measures.table import MEASURES
-from rank_collapse.report import figures
-from rank_collapse.report.page import numbers_table
+from rank_collapse.report import figures, page as page_html
 from rank_collapse.runs.drawn import drawn
 
 MEANING = {
@@ -47,23 +46,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     checkpoint.add_arguments(parser, "rank_collapse.html", "the page, beside it .csv and .json")
 
 
-def run(given: argparse.Namespace, command: Sequence[str]) -> int:
+def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    opened = [inputs.opened(name) for name in dict.fromkeys(given.sources)]
-    checkpoint.check_output(given)
-    measured = [inputs.inputs_of(given, one) for one in opened]
-    found = [checkpoint.checked(*own) for own in zip(opened, measured, strict=True)]
-    about = [one.about(command) | {"verdict": one.verdict()} for one in found]
-    lines = [lines | {"layers": one.layers()} for one, lines in zip(found, about, strict=True)]
+    opened = [inputs.opened(name) for name in dict.fromkeys(flags.sources)]
+    checkpoint.check_output(flags)
+    measured = [inputs.inputs_of(flags, one) for one in opened]
+    checks = [checkpoint.checked(*pair) for pair in zip(opened, measured, strict=True)]
+    about = [one.about(command) for one in checks]
+    lines = [text | {"layers": one.layers()} for one, text in zip(checks, about, strict=True)]
 
-    def written(out: Path) -> dict[Path, bytes]:
+    def make_files(out: Path) -> dict[Path, bytes]:
         numbers = json.dumps(about if about[1:] else about[0], indent=1) + "\n"
-        html = page(found, about[0]["command"])
+        html = page(checks, about[0]["command"])
         return {out: html.encode(), out.with_suffix(".json"): numbers.encode()}
 
-    said = [f"{one.opened.name}: {one.verdict()}" for one in found]
-    said += dict.fromkeys(one.inputs.made for one in found)
-    checkpoint.write(given, lines, rows_of(found), written, said)
+    sentences = [f"{one.opened.name}: {one.verdict()}" for one in checks]
+    sentences += dict.fromkeys(one.inputs.made for one in checks)
+    checkpoint.write(flags, lines, rows_of(checks), make_files, sentences)
     return 0
 
 
@@ -83,19 +82,19 @@ def rows_of(several: Sequence[Checked]) -> Iterator[tuple[Any, ...]]:
                 yield (one.opened.name, *row) if which else row
 
 
-def page(several: Sequence[Checked], command: str) -> str:
+def page(checks: Sequence[Checked], command: str) -> str:
     """The page as HTML, a section for each checkpoint."""
     notes = [
         f"{one.opened.name}: {one.verdict()} {one.inputs.counts}: {one.inputs.made}"
         + "".join(f" {row}: {where}." for row, where in one.of_one_token().items())
-        for one in several
+        for one in checks
     ]
     return report.render(
-        f"Rank collapse in {', '.join(Path(one.opened.name).name for one in several)}",
+        f"Rank collapse in {', '.join(Path(one.opened.name).name for one in checks)}",
         " ".join(notes),
         [
             section(one, f"checkpoint-{i}" if i else "checkpoint", command)
-            for i, one in enumerate(several)
+            for i, one in enumerate(checks)
         ],
         "Means over texts. States by layer are those before the final norm, where there is one. "
         "Where a layer has made all tokens equal but for rounding, its bound is shown (≤).",
@@ -104,40 +103,67 @@ def page(several: Sequence[Checked], command: str) -> str:
 
 def section(one: Checked, name: str, command: str) -> report.Section:
     """A checkpoint's part of the page."""
-    rows = []
-    for measure, values in one.layers().items():
-        network = measure.removeprefix("residual ratio, ")
-        shown = [
-            one.ratio(network, layer) if network in NETWORKS else checkpoint.plain(value)
-            for layer, value in enumerate(values.tolist())
-        ]
-        cells = {f"layer {layer}": value for layer, value in enumerate(shown)}
-        rows.append({"measure": measure, "what it is": MEANING[measure]} | cells)
     return report.Section(
         name=name,
         title=one.opened.name,
-        figures=[
-            (
-                drawn(by_layer(one))[".png"],
-                f"Residual ratio by layer, also of {READ}, N(x), and without skips and MLPs; in "
-                "grey what rounding makes of equal tokens. "
-                "Right: the largest token's share of the squared norm, and of the residual's; "
-                "where that is above 1/2, the residual ratio is of one token. Bands over texts.",
-            ),
-            (
-                drawn(by_path_length(one.report.path_size))[".png"],
-                "Share of the size ‖C_k‖ of all paths of length k, exact sums; bands over texts.",
-            ),
-            (
-                drawn(of_attention(one))[".png"],
-                "Entropy of attention, and its weight on the first token (a sink) and on the token "
-                "that gets most; means over heads and queries, bands over texts.",
-            ),
-        ],
-        folded=[("Numbers", numbers_table(one.numbers()))],
-        table=rows,
+        body=page_html.table_of(headline_rows(one)),
+        figures=[(drawn(figure)[".png"], caption) for figure, caption in figures_of(one)],
+        table=layer_rows(one),
+        folded=[("Measures", page_html.table_of([*map(meaning_row, one.layers())]))],
         command=command,
     )
+
+
+def headline_rows(one: Checked) -> list[dict[str, str]]:
+    """The headline numbers, and what each is to be compared with."""
+    bounds, references = one.upper_bounds(), one.references()
+    rows = []
+    for name, value in one.numbers().items():
+        shown = "none" if value is None else "≤ " * (name in bounds) + f"{value:.3g}"
+        reference = references.get(name, "")
+        rows.append({"quantity": name, "this checkpoint": shown, "to compare with": reference})
+    return rows
+
+
+def layer_rows(one: Checked) -> list[dict[str, str]]:
+    """All measures, a row for each layer: a deep network makes the table longer, not wider."""
+    rows = []
+    for layer in range(one.opened.source.config.depth + 1):
+        row = {"layer": str(layer)}
+        for measure, values in one.layers().items():
+            network = measure.removeprefix("residual ratio, ")
+            row[measure] = "—" if np.isnan(values[layer]) else f"{values[layer]:.3g}"
+            if network in NETWORKS:
+                row[measure] = one.shown_ratio(network, layer)
+        rows.append(row)
+    return rows
+
+
+def meaning_row(measure: str) -> dict[str, str]:
+    """What a measure is."""
+    return {"measure": measure, "what it is": MEANING[measure]}
+
+
+def figures_of(one: Checked) -> list[tuple[figures.Figure, str]]:
+    """The figures of a checkpoint and their captions."""
+    return [
+        (
+            by_layer(one),
+            f"Residual ratio by layer, also of {READ}, N(x), and of the same weights without skips "
+            f"and MLPs ({ALONE}); in grey what rounding makes of equal tokens. "
+            "Right: the largest token's share of the squared norm, and of the residual's; "
+            "where that is above 1/2, the residual ratio is of one token. Bands over texts.",
+        ),
+        (
+            by_path_length(one.report.path_size),
+            "Share of the size ‖C_k‖ of all paths of length k, exact sums; bands over texts.",
+        ),
+        (
+            of_attention(one),
+            "Entropy of attention, and its weight on the first token (a sink) and on the token "
+            "that gets most; means over heads and queries, bands over texts.",
+        ),
+    ]
 
 
 @figures.styled
@@ -169,7 +195,9 @@ def by_path_length(sizes: np.ndarray):
     """Share of the size of all paths by length, from their sizes [b, L + 1]."""
     shown = {"": {"": sizes / sizes.sum(axis=1, keepdims=True)}}
     labels = {"xlabel": "path length k", "ylabel": "share of Σ ‖C_k‖"}
-    return figures.curves(shown, width=6.5, height=3.0, **labels)[0]
+    fig, axes = figures.curves(shown, width=6.5, height=3.0, **labels)
+    axes[0, 0].set_ylim(bottom=0)
+    return fig
 
 
 @figures.styled
@@ -179,6 +207,6 @@ def of_attention(one: Checked):
     for index, (name, label) in enumerate(OF_ATTENTION.items()):
         ax, values = axes[0, min(index, 1)], one.attention(name)
         figures.band(ax, np.arange(1, values.shape[1] + 1), values, label, index)
-        ax.set(ylim=(0, 1 if index else 1.2 * values.max()))
+        ax.set(ylim=(0, 1.05 if index else 1.2 * values.max()))
     figures.finish(tuple(axes[0]), "layer")
     return fig

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rank_collapse import __version__, pretrained
-from rank_collapse.command.inputs import Inputs, Opened
+from rank_collapse.command.inputs import MAX_TOKENS, NUM_TEXTS, Inputs, Opened
 from rank_collapse.extras import required
 from rank_collapse.measures.profiles import Profile, rounding_of
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.pretrained.streaming import State
 from rank_collapse.runs import files
+from rank_collapse.struct import refuse_if
 
 # Means over the heads: {name in `attention_measures`: on the page}.
 OF_ATTENTION = {
@@ -32,6 +33,11 @@ READ = "what attention reads"  # N(x), after the last layer the output
 NETWORKS = (WHOLE, READ, ALONE)
 OF_STATES = ("token_cosine", "effective_rank", "spike_entry", "spike_norm", "spike_share")
 OF_STATES += ("residual_spike",)
+LAST = f"residual ratio after the last layer, {WHOLE}"
+FINAL = "residual ratio after the final norm"
+LAST_ALONE = f"residual ratio after the last layer, {ALONE}"
+COLLAPSED = MEASURES["residual_ratio"].alarm.value
+FIRST_LAYER = f"first layer below {COLLAPSED:g}, {ALONE}"
 MOST_TOKENS = 10**6
 
 SOURCE = (
@@ -51,22 +57,32 @@ class Checked(NamedTuple):
     def networks(self) -> dict[str, Profile]:
         """{the whole network, what its attention reads, its attention alone: profile}."""
         states = self.report.states
-        return dict(
-            zip(NETWORKS, (states["Transformer"], self.report.read, states["SAN"]), strict=True)
-        )
+        profiles = (states["Transformer"], self.report.read, states["SAN"])
+        return dict(zip(NETWORKS, profiles, strict=True))
 
     def about(self, command: Sequence[str]) -> dict[str, Any]:
         """What is written as JSON."""
-        line = shlex.join(["python", "-m", "rank_collapse", *command])
-        about = {"source": self.opened.name, "command": line, "tokens": self.inputs.made}
-        return about | {"rank_collapse": __version__, "numbers": self.numbers()}
+        return describe(self.opened, self.inputs, command) | {
+            "inputs": self.inputs.counts,
+            "verdict": self.verdict(),
+            "numbers": self.numbers(),
+            "upper_bounds": sorted(self.upper_bounds()),
+            "one_token": self.of_one_token(),
+        }
 
-    def ratio(self, network: str, layer: int) -> float | str:
+    def ratio(self, network: str, layer: int) -> float:
         """Residual ratio, mean over texts; where rounding decides all of them its bound."""
-        profile = self.networks[network]
-        if profile.rounding[:, layer].all():
-            return f"≤ {rounding_of(self.opened.source.weights.dtype):.2g}"
-        return float(profile["residual_ratio"][:, layer].mean())
+        if self.is_bound(network, layer):
+            return float(rounding_of(self.opened.source.weights.dtype))
+        return float(self.networks[network]["residual_ratio"][:, layer].mean())
+
+    def is_bound(self, network: str, layer: int) -> bool:
+        """Whether rounding decides the residual ratio of all texts, which is at most `ratio`."""
+        return bool(self.networks[network].rounding[:, layer].all())
+
+    def shown_ratio(self, network: str, layer: int) -> str:
+        """The ratio in three digits; "≤" before a bound."""
+        return "≤ " * self.is_bound(network, layer) + f"{self.ratio(network, layer):.3g}"
 
     def layers(self) -> dict[str, np.ndarray]:
         """Means over texts [L + 1] by measure; NaN before the first layer where attention is."""
@@ -74,28 +90,62 @@ class Checked(NamedTuple):
         columns = {f"residual ratio, {n}": networks[n]["residual_ratio"] for n in NETWORKS}
         columns |= {m.replace("_", " "): networks[WHOLE][m] for m in OF_STATES}
         means = {name: np.asarray(values.mean(axis=0)) for name, values in columns.items()}
-        own = {text: self.attention(m).mean(axis=0) for m, text in OF_ATTENTION.items()}
-        return means | {text: np.insert(values, 0, np.nan) for text, values in own.items()}
+        for measure, label in OF_ATTENTION.items():
+            means[label] = np.insert(self.attention(measure).mean(axis=0), 0, np.nan)
+        return means
 
     def attention(self, measure: str) -> np.ndarray:
         """[b, L], means over heads."""
         return self.report.attention[measure].mean(axis=-1)
 
-    def numbers(self) -> dict[str, Any]:
-        """The headline numbers, means over texts."""
+    def numbers(self) -> dict[str, float | int | None]:
+        """The headline numbers, means over texts; `upper_bounds` are at most that."""
         config, report = self.opened.source.config, self.report
-        below, limit = report.collapsed_at("SAN"), MEASURES["residual_ratio"].alarm.value
-        return {
-            "layers, heads, width": f"{config.depth}, {config.num_heads}, {config.d_model}",
-            "inputs": self.inputs.counts,
-            "residual ratio after the last layer, before the final norm": self.ratio(WHOLE, -1),
-            "residual ratio after the final norm": self.ratio(READ, -1),
-            f"residual ratio of {ALONE}, before the final norm": self.ratio(ALONE, -1),
-            f"first layer below {limit:g}, of {ALONE}": "none" if below is None else below,
-            **self.of_one_token(),
+        means = {
+            f"{text}, mean": float(self.attention(m).mean()) for m, text in OF_ATTENTION.items()
+        }
+        numbers = {
+            "layers": config.depth,
+            "heads": config.num_heads,
+            "width": config.d_model,
+            LAST: self.ratio(WHOLE, -1),
+            FINAL: self.ratio(READ, -1),
+            LAST_ALONE: self.ratio(ALONE, -1),
+            FIRST_LAYER: report.collapsed_at("SAN"),
             "mean path length, by size": report.mean_path_length(),
-            "mean path length, by number": config.depth * config.num_heads / (1 + config.num_heads),
-        } | {f"{text}, mean": float(self.attention(m).mean()) for m, text in OF_ATTENTION.items()}
+        }
+        return numbers | {f"{text}, mean": mean for text, mean in means.items()}
+
+    def upper_bounds(self) -> set[str]:
+        """The headline numbers that rounding decides: the true ones are at most these."""
+        networks = {LAST: WHOLE, FINAL: READ, LAST_ALONE: ALONE}
+        return {name for name, network in networks.items() if self.is_bound(network, -1)}
+
+    def references(self) -> dict[str, str]:
+        """What a headline number is to be compared with."""
+        config, curves = self.opened.source.config, published_curves()
+        trained = "published of trained models: "
+        ratios, alone = (
+            trained + ", ".join(f"{name} {own[variant][-1]:.2g}" for name, own in curves.items())
+            for variant in ("Transformer", "SAN")
+        )
+        layers = (
+            f"{name} {np.argmax(np.array(own['SAN']) < COLLAPSED)}" for name, own in curves.items()
+        )
+        counted = config.depth * config.num_heads / (1 + config.num_heads)
+        references = {
+            LAST: f"0 where all tokens are equal; {ratios}",
+            LAST_ALONE: f"the same weights without skips and MLPs; {alone}",
+            FIRST_LAYER: f"{trained}{', '.join(layers)}",
+            "mean path length, by size": f"{counted:.3g}, by number of paths",
+        }
+        if self.inputs.mask is None:  # of arrays, whose embedding may add tokens
+            return references
+        uniform, first = uniform_attention(self.inputs.lengths, config.mask == "causal")
+        entropy, column, _ = (f"{text}, mean" for text in OF_ATTENTION.values())
+        references[entropy] = f"{uniform:.3g} with equal weights on all tokens, 0 with one token"
+        references[column] = f"{first:.3g} with equal weights on all tokens"
+        return references
 
     def of_one_token(self) -> dict[str, str]:
         """Where one token holds more than half of ‖res(X)‖_F², if anywhere: layers, positions."""
@@ -112,34 +162,57 @@ class Checked(NamedTuple):
         return rows
 
     def verdict(self) -> str:
-        """What was found, in one sentence made of numbers and the thresholds of `MEASURES`."""
+        """The measurements in one sentence, by the thresholds of `MEASURES`."""
         report, depth = self.report, self.opened.source.config.depth
-        alarms = {name: MEASURES[name].alarm for name in ("residual_ratio", "attention_entropy")}
-        limit = alarms["residual_ratio"].value
-        ratio = number(self.ratio(WHOLE, -1))
-        found = f"tokens stay apart: residual ratio {ratio} after {depth} layers"
-        if (below := report.collapsed_at()) is not None:
-            found = f"tokens collapse: residual ratio below {limit:g} at layer {below}"
-            found += f", {ratio} after {depth}"
-        alone, last = report.collapsed_at("SAN"), number(self.ratio(ALONE, -1))
-        parts = [found, f"attention alone stays at {last}"]
-        if alone is not None:
-            parts[1] = f"attention alone falls below {limit:g} at layer {alone} ({last} at the end)"
+        last, alone = self.shown_ratio(WHOLE, -1), self.shown_ratio(ALONE, -1)
+        sentence = f"tokens stay apart: residual ratio {last} after {depth} layers"
+        if (layer := report.collapsed_at()) is not None:
+            sentence = f"tokens collapse: residual ratio below {COLLAPSED:g} at layer {layer}"
+            sentence += f", {last} after {depth}"
+        parts = [sentence, f"attention alone (without skips and MLPs) stays at {alone}"]
+        if (layer := report.collapsed_at("SAN")) is not None:
+            parts[1] = "attention alone (without skips and MLPs) falls below "
+            parts[1] += f"{COLLAPSED:g} at layer {layer} ({alone} at the end)"
         share = self.networks[WHOLE]["spike_share"].mean(axis=0)
         if share.max() > 0.5:
-            layer = int(share.argmax())
-            parts.append(f"one token holds {number(float(share.max()))} of ‖X‖² at layer {layer}")
+            parts.append(f"one token holds {share.max():.3g} of ‖X‖² at layer {share.argmax()}")
         entropy = self.attention("entropy").mean(axis=0)
-        least, layer = float(entropy.min()), int(entropy.argmin()) + 1
-        side = "collapses to" if least < alarms["attention_entropy"].value else "is at least"
-        parts.append(f"the entropy of attention {side} {number(least)} nats (layer {layer})")
+        collapsed = entropy.min() < MEASURES["attention_entropy"].alarm.value
+        side = "collapses to" if collapsed else "is at least"
+        layer = entropy.argmin() + 1
+        parts.append(f"the entropy of attention {side} {entropy.min():.3g} nats (layer {layer})")
         half = f"{self.opened.half}: " if self.opened.half else ""
         return f"{half}{'; '.join(parts)}."
 
 
-def number(value: float | str) -> str:
-    """Three digits of a number."""
-    return value if isinstance(value, str) else f"{value:.3g}"
+def describe(checkpoint: Opened, inputs: Inputs, command: Sequence[str]) -> dict[str, str]:
+    """Describes a measurement: the checkpoint, the command and the version that made it."""
+    line = shlex.join(["python", "-m", "rank_collapse", *command])
+    about = {"source": checkpoint.name, "command": line, "tokens": inputs.made}
+    return about | {"rank_collapse": __version__}
+
+
+def published_curves() -> dict[str, Any]:
+    """Residual ratios by layer of the trained networks of Dong et al. 2021, {name: {variant}}."""
+    names = {"bert-base-cased": "BERT", "albert-base-v2": "ALBERT", "xlnet-base-cased": "XLNet"}
+    sizes = {name: pretrained.settings_of(model) for model, name in names.items()}
+    return {name: pretrained.published_curves(own, 12)["pretrained"] for name, own in sizes.items()}
+
+
+def uniform_attention(lengths: np.ndarray, causal: bool) -> tuple[float, float]:
+    """Computes the mean entropy and weight on the first token of attention with equal weights.
+
+    Row i of n has weight 1/i on i tokens with a causal mask, and 1/n on n tokens without.
+
+    Args:
+        lengths: Tokens n of each text, [b].
+
+    Returns:
+        Mean over texts and rows of log i and 1/i, or of log n and 1/n.
+    """
+    rows = [np.arange(1, n + 1) if causal else np.array([n]) for n in lengths]
+    entropy = np.mean([np.log(row).mean() for row in rows])
+    return float(entropy), float(np.mean([(1 / row).mean() for row in rows]))
 
 
 def add_arguments(parser: argparse.ArgumentParser, out: str, what: str) -> None:
@@ -155,8 +228,10 @@ def add_arguments(parser: argparse.ArgumentParser, out: str, what: str) -> None:
         parser.add_argument(name, help=text)
     ids = "token ids of a text, such as 5,8,13, in place of --text; may be repeated"
     parser.add_argument("--ids", help=ids, action="append")
-    parser.add_argument("--num_texts", type=int, default=4, help="texts at most (default: 4)")
-    parser.add_argument("--max_tokens", type=int, default=64, help="of each text (default: 64)")
+    texts = f"texts at most (default: {NUM_TEXTS}; all where token ids are given)"
+    parser.add_argument("--num_texts", type=int, help=texts)
+    limit = f"of each text (default: {MAX_TOKENS}; token ids that are given are not cut)"
+    parser.add_argument("--max_tokens", type=int, help=limit)
     parser.add_argument("--out", default=out, help=f"{what} (default: %(default)s)")
     printed = parser.add_mutually_exclusive_group()
     printed.add_argument("--json", action="store_true", help="print the numbers, write no file")
@@ -175,8 +250,9 @@ def check_output(given: argparse.Namespace, suffixes: Sequence[str] = (".html",)
         kinds = " or ".join(suffixes)
         raise ValueError(f"--out {out} is no {kinds} file in an existing folder")
     for name in vars(given).keys() & {"num_texts", "max_tokens"}:
-        if not 1 <= getattr(given, name) <= MOST_TOKENS:
-            raise ValueError(f"--{name} {getattr(given, name)} is not from 1 to {MOST_TOKENS}")
+        value = getattr(given, name)
+        outside = value is not None and not 1 <= value <= MOST_TOKENS
+        refuse_if(outside, f"--{name} {value} is not from 1 to {MOST_TOKENS}")
     if not (given.json or given.csv):
         check_drawing(f"--out {out}", "--json and --csv do without")
 

@@ -9,35 +9,33 @@ A panel for each measure of `rank-collapse check`, means over texts, with a curv
 checkpoint. Of three or more whose names end in different numbers, as step1000, curves by this step
 instead, layers from dark to light; --json then prints a line for each step, as
 `rank-collapse watch` reads it. All are measured on the same texts, ids or arrays, or it refuses.
-Checkpoints with equal weight files are named, and measured once. --out is an .html, .png or .pdf.
+Checkpoints with equal numbers are named. --out is an .html, .png or .pdf.
 """
 
 import argparse
-import filecmp
+import itertools
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
-from rank_collapse.command.checkpoint import Checked
 from rank_collapse.command.inputs import Inputs, Opened
-from rank_collapse.measures.table import MEASURES
 from rank_collapse.printed import escaped
 from rank_collapse.report import figures
 from rank_collapse.report.metrics import metrics_figure
 from rank_collapse.runs.drawn import drawn
+from rank_collapse.struct import refuse_if
 
-COLLAPSED = MEASURES["residual_ratio"].alarm.value
 SUFFIXES = (".html", ".png", ".pdf")
 CAPTION = "Means over the same texts, by layer or by step; the numbers are in the .csv."
 # Of measures that are shares, or between 0 and 1 by their definition.
 SHARES = re.compile("residual ratio|cosine|share|residual spike|attention on")
 _LAST_NUMBER = re.compile(r".*?(\d+)\D*")
-_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,70 +44,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     checkpoint.add_arguments(parser, "compare.html", "page or figure, beside it .csv")
 
 
-def run(given: argparse.Namespace, command: Sequence[str]) -> int:
+def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    names = list(dict.fromkeys(given.sources))
-    if len(names) < 2:
-        raise ValueError(f"{names[0]} alone cannot be compared: name two checkpoints or more")
+    names = list(dict.fromkeys(flags.sources))
+    refuse_if(len(names) < 2, f"{names[0]} alone cannot be compared: name two checkpoints or more")
     steps = steps_of(names) if names[2:] else None
     names = list(steps or names)
+    label, keys = ("step", list(steps.values())) if steps else ("source", names)
     opened = [inputs.opened(name) for name in names]
-    checkpoint.check_output(given, SUFFIXES)
-    found: list[Checked] = []
-    for one, own in zip(opened, same_inputs(given, opened), strict=True):
-        equal = next((o for o in found if same_weights(one.folder, o.opened.folder)), None)
-        if equal is None:
-            found.append(checkpoint.checked(one, own))
-        else:
-            print(f"{equal.opened.name} and {one.name} have equal weight files", file=sys.stderr)
-            found.append(equal._replace(opened=one))
-    layers = {name: one.layers() for name, one in zip(names, found, strict=True)}
-    if steps:
-        label, keys = "step", list(steps.values())
-    else:
-        label, keys = "source", names
+    checkpoint.check_output(flags, SUFFIXES)
+    pairs = zip(opened, same_inputs(flags, opened), strict=True)
+    checks = [checkpoint.checked(*pair) for pair in pairs]
+    layers = {name: one.layers() for name, one in zip(names, checks, strict=True)}
+    for first, second in itertools.combinations(names, 2):
+        if same_numbers(layers[first], layers[second]):
+            print(f"{first} and {second} have equal numbers", file=sys.stderr)
     lines = [{label: key} | own for key, own in zip(keys, layers.values(), strict=True)]
-    rows = [(label, "measure", "layer", "value")] + [
-        (key, measure, layer, value)
-        for key, own in zip(keys, layers.values(), strict=True)
-        for measure, values in own.items()
-        for layer, value in enumerate(values)
-    ]
-    said = [f"{one.opened.name}: {one.verdict()}" for one in found]
-    said += dict.fromkeys(one.inputs.made for one in found)
+    sentences = [f"{one.opened.name}: {one.verdict()}" for one in checks]
+    sentences += dict.fromkeys(one.inputs.made for one in checks)
 
-    def written(out: Path) -> dict[Path, bytes]:
-        files = drawn(metrics_figure(lines) if steps else by_layer(layers))
+    def make_files(out: Path) -> dict[Path, bytes]:
+        pictures = drawn(metrics_figure(lines) if steps else by_layer(layers))
         if out.suffix != ".html":
-            return {out: files[out.suffix]}
-        line = found[0].about(command)["command"]
-        heading = "By " + (label if steps else "layer")
-        figure = [(files[".png"], CAPTION)]
-        section = report.Section("compare", heading, line, figures=figure)
-        title = f"{len(names)} checkpoints beside each other"
-        return {out: report.render(title, " ".join(said), [section]).encode()}
+            return {out: pictures[out.suffix]}
+        line = checks[0].about(command)["command"]
+        title = "By " + (label if steps else "layer")
+        section = report.Section("compare", title, line, figures=[(pictures[".png"], CAPTION)])
+        title = f"{len(names)} checkpoints compared"
+        return {out: report.render(title, " ".join(sentences), [section]).encode()}
 
-    checkpoint.write(given, lines, rows, written, said)
+    checkpoint.write(flags, lines, rows_of(lines, label), make_files, sentences)
     return 0
 
 
-def same_inputs(given: argparse.Namespace, opened: Sequence[Opened]) -> list[Inputs]:
+def rows_of(lines: Sequence[Mapping[str, Any]], label: str) -> Iterator[tuple[Any, ...]]:
+    """The table: a row for each checkpoint or step, measure and layer."""
+    yield (label, "measure", "layer", "value")
+    for line in lines:
+        for measure in line.keys() - {label}:
+            for layer, value in enumerate(line[measure]):
+                yield (line[label], measure, layer, value)
+
+
+def same_numbers(layers: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> bool:
+    """Whether two checkpoints have equal measures, as those of equal weights have."""
+    return all(np.array_equal(layers[name], others[name], equal_nan=True) for name in layers)
+
+
+def same_inputs(flags: argparse.Namespace, opened: Sequence[Opened]) -> list[Inputs]:
     """The inputs of each checkpoint: the same texts, ids or arrays.
 
     Raises:
         ValueError: Texts of one beside random ids of another, or random ids that differ.
     """
-    each = [inputs.inputs_of(given, one) for one in opened]
-    for one, own in zip(opened, each, strict=True):
-        equal = own.kind == each[0].kind
-        if equal and own.kind != "texts":  # texts by each one's own tokenizer
-            equal = np.array_equal(own.x, each[0].x)
-        if not equal:
-            raise ValueError(
-                f"{opened[0].name} and {one.name} would be measured on different inputs "
-                f"({each[0].kind} and {own.kind}): give --tokenizer=FOLDER or --ids=5,8,13"
-            )
-    return each
+    batches = [inputs.inputs_of(flags, one) for one in opened]
+    first = batches[0]
+    for one, batch in zip(opened, batches, strict=True):
+        equal = batch.kind == first.kind
+        if equal and batch.kind != "texts":  # texts by each one's own tokenizer
+            equal = np.array_equal(batch.x, first.x)
+        refuse_if(
+            not equal,
+            f"{opened[0].name} and {one.name} would be measured on different inputs "
+            f"({first.kind} and {batch.kind}): give --tokenizer=FOLDER or --ids=5,8,13",
+        )
+    return batches
 
 
 def steps_of(names: Sequence[str]) -> dict[str, int] | None:
@@ -119,19 +118,6 @@ def steps_of(names: Sequence[str]) -> dict[str, int] | None:
     if len(set(steps.values())) < len(names):
         return None
     return dict(sorted(steps.items(), key=lambda pair: pair[1]))
-
-
-def same_weights(folder: Path | None, other: Path | None) -> bool:
-    """Whether two checkpoints have the same weight files, byte by byte."""
-    if folder is None or other is None:
-        return False
-    both = [
-        sorted(f.name for pattern in _WEIGHTS for f in place.glob(pattern))
-        for place in (folder, other)
-    ]
-    return both[0] == both[1] != [] and all(
-        filecmp.cmp(folder / name, other / name, shallow=False) for name in both[0]
-    )
 
 
 @figures.styled
@@ -145,7 +131,7 @@ def by_layer(layers: Mapping[str, Mapping[str, np.ndarray]]):
     fig, axes = figures.curves(panels, columns=3, width=3.4, height=2.4)
     for measure, ax in zip(panels, axes.flat, strict=False):
         least = min(float(own[measure].min()) for own in layers.values())
-        if measure.startswith("residual ratio") and 0 < least < COLLAPSED:
+        if measure.startswith("residual ratio") and 0 < least < checkpoint.COLLAPSED:
             ax.set_yscale("log")
         elif SHARES.search(measure):
             ax.set_ylim(0, 1.05)

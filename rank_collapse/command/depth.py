@@ -10,11 +10,11 @@ what they are computed of. Beside the page are a table by layer (.csv) and all n
 
 import argparse
 import json
-import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from rank_collapse import __version__, report
+from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
 from rank_collapse.pretrained.depth import DepthReport, depth_report
 from rank_collapse.runs.drawn import drawn
@@ -26,49 +26,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     checkpoint.add_arguments(parser, "depth.html", "the page, beside it .csv and .json")
 
 
-def run(given: argparse.Namespace, command: Sequence[str]) -> int:
+def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    one = inputs.opened(given.source)
-    checkpoint.check_output(given)
+    one = inputs.opened(flags.source)
+    checkpoint.check_output(flags)
     if one.source.unembedding is None:
         raise ValueError(f"{one.name} is no language model: it has no unembedding")
-    used = inputs.inputs_of(given, one)
-    found = depth_report(one.source, used.x, mask=used.mask, **checkpoint.progress(one, used))
-    layers, text = found.by_layer(), str(found)
-    line = shlex.join(["python", "-m", "rank_collapse", *command])
-    about = {"source": one.name, "command": line, "tokens": used.made}
-    about |= {"rank_collapse": __version__, "verdict": verdict(found)}
-    used_by = {"used": found.used, "lengths": found.lengths}
-    about |= {
-        key: {name: one._asdict() for name, one in own.items()} for key, own in used_by.items()
-    }
+    batch = inputs.inputs_of(flags, one)
+    progress = checkpoint.progress(one, batch)
+    measured = depth_report(one.source, batch.x, mask=batch.mask, **progress)
+    layers, sentence = measured.by_layer(), verdict(measured)
+    about = checkpoint.describe(one, batch, command) | {"verdict": sentence}
+    about |= {"used": as_dicts(measured.used), "lengths": as_dicts(measured.lengths)}
+    about["layers"] = layers
 
-    def written(out: Path) -> dict[Path, bytes]:
-        counted = [*_counted(found.used, "layers"), *_counted(found.lengths, "heads on a path")]
-        section = report.Section(
-            "depth",
-            one.name,
-            line,
-            figures=[(drawn(found.figure())[".png"], "By layer; bands over texts.")],
-            table=counted,
-        )
-        intro = f"{verdict(found)} {used.counts}: {used.made}"
+    def make_files(out: Path) -> dict[Path, bytes]:
+        rows = [*_counted(measured.used, "layers"), *_counted(measured.lengths, "heads on a path")]
+        figure = (drawn(measured.figure())[".png"], "By layer; bands over texts.")
+        section = report.Section("depth", one.name, about["command"], figures=[figure], table=rows)
+        intro = f"{sentence} {batch.counts}: {batch.made}"
         page = report.render(f"Depth used by {one.name}", intro, [section])
-        numbers = json.dumps(checkpoint.plain(about | {"layers": layers}), indent=1) + "\n"
+        numbers = json.dumps(checkpoint.plain(about), indent=1) + "\n"
         return {out: page.encode(), out.with_suffix(".json"): numbers.encode()}
 
-    rows = [("layer", *layers), *zip(range(found.depth + 1), *layers.values(), strict=True)]
-    checkpoint.write(given, [about | {"layers": layers}], rows, written, [text, used.made])
+    rows = [("layer", *layers), *zip(range(measured.depth + 1), *layers.values(), strict=True)]
+    checkpoint.write(flags, [about], rows, make_files, [str(measured), batch.made])
     return 0
 
 
-def verdict(found: DepthReport) -> str:
+def as_dicts(definitions: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Named tuples by name as JSON has them."""
+    return {name: definition._asdict() for name, definition in definitions.items()}
+
+
+def verdict(measured: DepthReport) -> str:
     """One sentence made of the numbers."""
-    layers = {name: one.layers for name, one in found.used.items() if one.layers is not None}
+    layers = {name: one.layers for name, one in measured.used.items() if one.layers is not None}
     least, most = min(layers, key=layers.__getitem__), max(layers, key=layers.__getitem__)
-    heads = "; ".join(f"{name} {one.length}" for name, one in found.lengths.items())
+    heads = "; ".join(f"{name} {one.length}" for name, one in measured.lengths.items())
     return (
-        f"Of {found.depth} layers the definitions count from {layers[least]} (“{least}”) to "
+        f"Of {measured.depth} layers the definitions count from {layers[least]} (“{least}”) to "
         f"{layers[most]} (“{most}”); of heads on a path: {heads}."
     )
 

@@ -76,13 +76,13 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
 def number(least: int, most: int) -> Callable[[str], int]:
     """Makes the parser of an integer between bounds."""
 
-    def parse(text: str) -> int:
+    def parse_integer(text: str) -> int:
         value = int(text)
         if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"{value} is not between {least} and {most}")
         return value
 
-    return parse
+    return parse_integer
 
 
 def depths(text: str) -> list[int]:

@@ -2,16 +2,20 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from rank_collapse import pretrained
+from rank_collapse.command.folders import check_folder
 from rank_collapse.pretrained.hub import hub_folder, is_hub_name
+from rank_collapse.struct import refuse_if
 from rank_collapse.text import encoders, tokens, words
 
+NUM_TEXTS, MAX_TOKENS = 4, 64  # of texts; ids that are given are not cut
 UNKNOWN = 0.1  # share of unknown tokens from which on the numbers are of these
 DRAWN = "Drawn inputs, standard normal: no {}; --inputs=FILE.npy measures real ones."
 
@@ -19,7 +23,7 @@ DRAWN = "Drawn inputs, standard normal: no {}; --inputs=FILE.npy measures real o
 class Opened(NamedTuple):
     """A checkpoint before it is measured."""
 
-    name: str  # What it was asked for as
+    name: str  # As the command names it
     source: pretrained.OpenCheckpoint
     folder: Path | None  # None where it is drawn anew
 
@@ -39,21 +43,21 @@ class Inputs(NamedTuple):
     kind: str  # "ids", "texts", "random" or "arrays"
 
     @property
+    def lengths(self) -> np.ndarray:
+        """Tokens or vectors of each text or array, [b]."""
+        return np.full(*self.x.shape[:2]) if self.mask is None else self.mask.sum(axis=1)
+
+    @property
     def counts(self) -> str:
         """ "4 texts of 12 to 64 tokens"."""
-        if self.mask is None:
-            return f"{_several(len(self.x), 'input')} of {self.x.shape[1]} vectors"
-        lengths = self.mask.sum(axis=1)
-        least = "" if lengths.min() == lengths.max() else f"{lengths.min()} to "
-        return f"{_several(len(self.x), 'text')} of {least}{lengths.max()} tokens"
-
-
-def _several(count, noun):
-    return f"{count} {noun}{'s' * (count != 1)}"
+        noun, unit = ("input", "vectors") if self.mask is None else ("text", "tokens")
+        least, longest = self.lengths.min(), self.lengths.max()
+        span = f"{longest}" if least == longest else f"{least} to {longest}"
+        return f"{len(self.x)} {noun}{'s' * (len(self.x) != 1)} of {span} {unit}"
 
 
 def opened(name: str) -> Opened:
-    """A checkpoint and its folder; None where it is drawn anew.
+    """Opens a checkpoint by its folder, its name on the hub or the name of a published model.
 
     Raises:
         FileNotFoundError, ValueError: What cannot be read, or takes in neither tokens nor vectors.
@@ -61,97 +65,130 @@ def opened(name: str) -> Opened:
     if name in pretrained.PUBLISHED and not Path(name).is_dir():
         return Opened(name, pretrained.open_random(name, jax.random.key(0)), None)
     folder = hub_folder(name) if is_hub_name(name) else Path(name)
+    check_folder(folder)
     return Opened(name, pretrained.open_checkpoint(folder), folder)
 
 
-def inputs_of(given: argparse.Namespace, one: Opened) -> Inputs:
-    """What a command asks to measure of a checkpoint.
+def inputs_of(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
+    """Reads or draws what a command measures of a checkpoint.
 
     Raises:
         FileNotFoundError, ValueError: Texts, arrays or tokenizer files that are not there, or
             tokens that the model does not have.
     """
-    source, embedding = one.source, one.source.config.embedding
+    source, embedding = checkpoint.source, checkpoint.source.config.embedding
     if embedding.d_input:
-        return _arrays(given, source)
-    if given.inputs:
-        raise ValueError(f"--inputs={given.inputs}: {one.name} takes in tokens")
-    known = {"vocab_size": embedding.vocab_size}
-    longest = min(given.max_tokens, embedding.num_positions or given.max_tokens)
-    kind = "ids" if given.ids or given.token_ids else "texts"
-    if kind == "ids":
-        if given.text or given.tokenizer or (given.ids and given.token_ids):
-            raise ValueError("--ids excludes --text and --tokenizer, and so does --token_ids")
-        read = tokens.read_ids(given.token_ids, given.num_texts) if given.token_ids else None
-        rows = [row[:longest] for row in read] if read else tokens.ids_of(given.ids, "--ids")
-        batch = tokens.pad(rows, **known)
-        made = f"The ids of {given.token_ids or '--ids'}."
-    else:
-        if given.text:
-            texts = tokens.read_texts(given.text, limit=given.num_texts)
-        else:
-            texts = words.windows(words.default_text(), given.num_texts, given.max_tokens)
-        place = given.tokenizer or one.folder
-        which = f"{given.text or 'The shipped English text'}, “{' '.join(texts[0].split()[:5])} …”"
-        if place is None:
-            encoder = encoders.trained_tokenizer(texts, **known)
-            made = f"{which}, by a vocabulary of the texts."
-        else:
-            encoder = encoders.tokenizer_of(place, source.settings)
-            made = f"{which}, by the tokenizer of {place}"
-        if encoder is None:
-            none = f"{place} has none of {encoders.FILES}"
-            if given.text or given.tokenizer:
-                raise ValueError(f"{none}; give --tokenizer=FOLDER or --ids=5,8,13")
-            made = f"Random token ids, since {none}; --tokenizer=FOLDER or --ids=5,8,13."
-            drawn_ids = np.random.default_rng(0).integers(
-                embedding.vocab_size, size=(given.num_texts, longest)
-            )
-            batch, kind = tokens.pad(drawn_ids.tolist(), **known), "random"
-        else:
-            batch = tokens.encode(texts, encoder, max_tokens=longest, **known)
-            made += _unknown(encoder, batch) if place is not None else ""
-    if int(batch.lengths.min()) < 2:
-        raise ValueError(f"text {int(batch.lengths.argmin())} has fewer than 2 tokens")
+        return _arrays(flags, source.settings, embedding)
+    refuse_if(flags.inputs, f"--inputs={flags.inputs}: {checkpoint.name} takes in tokens")
+    read = _ids if flags.ids or flags.token_ids else _texts
+    rows, made, kind = read(flags, checkpoint)
+    batch = tokens.pad(rows, vocab_size=embedding.vocab_size)
+    shortest, longest = batch.lengths.argmin(), batch.lengths.argmax()
+    refuse_if(batch.lengths[shortest] < 2, f"text {shortest} has fewer than 2 tokens")
+    most, length = embedding.num_positions, batch.lengths[longest]
+    refuse_if(
+        most and length > most,
+        f"text {longest} has {length} tokens, the model {most} positions: --max_tokens={most}",
+    )
     return Inputs(batch.ids, batch.mask, made, kind)
 
 
-def _unknown(encoder, batch):
-    """The share of tokens that the tokenizer does not know, in words; a warning above a tenth."""
-    if encoder.unknown is None:
+def _ids(flags, checkpoint):
+    """(ids, what they are, their kind); they are cut where the flags say so."""
+    refuse_if(
+        flags.text or flags.tokenizer or (flags.ids and flags.token_ids),
+        "--ids excludes --text and --tokenizer, and so does --token_ids",
+    )
+    name = flags.token_ids or "--ids"
+    rows = tokens.read_ids(flags.token_ids) if flags.token_ids else tokens.ids_of(flags.ids, name)
+    rows, made = _first(rows, flags.num_texts, f"The ids of {name}")
+    limit = flags.max_tokens or max(map(len, rows))
+    return [row[:limit] for row in rows], f"{made}{_cut(rows, limit)}.", "ids"
+
+
+def _texts(flags, checkpoint):
+    """The same of texts, by a tokenizer; random ids where there is none."""
+    count, limit = flags.num_texts or NUM_TEXTS, flags.max_tokens or MAX_TOKENS
+    embedding, folder = checkpoint.source.config.embedding, flags.tokenizer or checkpoint.folder
+    limit = min(limit, embedding.num_positions or limit)
+    if flags.text:
+        texts, made = _first(tokens.read_texts(flags.text), count, flags.text)
+    else:
+        texts = words.windows(words.default_text(), count, limit)
+        made = "The shipped English text"
+    made += f", “{' '.join(texts[0].split()[:5])} …”, by "
+    if folder is None:
+        encoder = encoders.trained_tokenizer(texts, embedding.vocab_size)
+        made += "a vocabulary of the texts"
+    else:
+        encoder = encoders.tokenizer_of(folder, checkpoint.source.settings)
+        made += f"the tokenizer of {folder}"
+    if encoder is None:
+        absent = f"{folder} has none of {encoders.FILES}"
+        needed = flags.text or flags.tokenizer
+        refuse_if(needed, f"{absent}; give --tokenizer=FOLDER or --ids=5,8,13")
+        draw = np.random.default_rng(0)
+        rows = draw.integers(embedding.vocab_size, size=(count, limit)).tolist()
+        made = f"Random token ids, since {absent}; --tokenizer=FOLDER or --ids=5,8,13."
+        return rows, made, "random"
+    rows = [encoder(text) for text in texts]
+    made += _cut(rows, limit)
+    rows = [tokens.cut(row, limit) for row in rows]
+    return rows, f"{made}{_unknown(encoder, rows)}", "texts"
+
+
+def _first(texts: Sequence[Any], count: int | None, name: str) -> tuple[Sequence[Any], str]:
+    """The first `count` texts, all without a count, and a name that says so."""
+    if count is None or count >= len(texts):
+        return texts, name
+    return texts[:count], f"{name}, the first {count} of {len(texts)} texts"
+
+
+def _cut(rows, limit):
+    """Says how many texts are longer than `limit` tokens, and are cut."""
+    count = sum(len(row) > limit for row in rows)
+    return f", {count} of {len(rows)} cut to {limit} tokens" if count else ""
+
+
+def _unknown(encoder, rows):
+    """Says the share of tokens that the tokenizer does not know; warns above a tenth."""
+    unknown = getattr(encoder, "unknown", None)
+    if unknown is None:
         return "."
-    share = float((batch.ids == encoder.unknown)[batch.mask].mean())
-    said = f", {share:.0%} of them unknown to it."
-    if share > UNKNOWN:
-        said += " The numbers are of the unknown token: give --text of its kind, or --token_ids."
-        print(f"warning: {share:.0%} of the tokens are unknown to the tokenizer", file=sys.stderr)
-    return said
+    share = float((np.concatenate(rows) == unknown).mean())
+    if share <= UNKNOWN:
+        return f", {share:.0%} of them unknown to it."
+    print(f"warning: {share:.0%} of the tokens are unknown to the tokenizer", file=sys.stderr)
+    about = "The numbers are of the unknown token: give --text of its kind, or --token_ids."
+    return f", {share:.0%} of them unknown to it. {about}"
 
 
-def _arrays(given, source):
+def _arrays(flags, settings, embedding):
     """Images as patches, or features [b, frames, bins]: read, or drawn."""
-    settings, embedding = source.settings, source.config.embedding
+    count = flags.num_texts or NUM_TEXTS
     if embedding.convolutions:
-        what, frames = "spectrogram", 2 * embedding.num_positions
-        shape = (given.num_texts, frames, embedding.d_input)
+        noun, shape = "spectrogram", (2 * embedding.num_positions, embedding.d_input)
     else:
-        what, side = "image", settings["image_size"]
+        side = settings["image_size"]
         sides = (side, side) if isinstance(side, int) else tuple(side)
-        shape = (given.num_texts, settings["num_channels"], *sides)
-    made = DRAWN.format(what)
-    if given.inputs:
-        try:
-            x = np.asarray(np.load(given.inputs)[: given.num_texts], np.float32)
-        except (EOFError, TypeError, ValueError, IndexError) as error:
-            raise ValueError(f"{given.inputs} is no array of numbers (.npy): {error}") from None
-        made = f"The first {len(x)} of {given.inputs}."
+        noun, shape = "image", (settings["num_channels"], *sides)
+    if flags.inputs:
+        x = _read_array(flags.inputs, count)
+        made = f"The first {len(x)} of {flags.inputs}."
     else:
-        x = np.random.default_rng(0).standard_normal(shape, np.float32)
-    if embedding.convolutions:
-        # as feature extractors of transformers give them
-        x = x.swapaxes(1, 2) if x.ndim == 3 and x.shape[1:] == shape[:0:-1] else x
-        if x.ndim != 3 or x.shape[2] != embedding.d_input:
-            raise ValueError(f"{given.inputs} of shape {x.shape} is not [b, *, {shape[2]}]")
-    else:
-        x = pretrained.image_patches(x, settings)
+        x = np.random.default_rng(0).standard_normal((count, *shape), np.float32)
+        made = DRAWN.format(noun)
+    if not embedding.convolutions:
+        return Inputs(pretrained.image_patches(x, settings), None, made, "arrays")
+    # as feature extractors of transformers give them
+    x = x.swapaxes(1, 2) if x.ndim == 3 and x.shape[1:] == shape[::-1] else x
+    wrong = x.ndim != 3 or x.shape[2] != embedding.d_input
+    refuse_if(wrong, f"{flags.inputs} of shape {x.shape} is not [b, *, {embedding.d_input}]")
     return Inputs(x, None, made, "arrays")
+
+
+def _read_array(path, count):
+    try:
+        return np.asarray(np.load(path)[:count], np.float32)
+    except (EOFError, TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"{path} is no array of numbers (.npy): {error}") from None

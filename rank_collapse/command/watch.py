@@ -9,7 +9,7 @@ Each line of metrics.jsonl is a JSON object: "step", optionally "seed", and numb
 one number per layer, such as those of `rc.monitor`. Any program can write it. It prints one line
 for each passed threshold, and draws figures/metrics.png in the run's folder. A run of several
 networks has a file for each, metrics/<network>.jsonl, and a picture, figures/metrics-<network>.png.
-In a Trainer's file "residual_ratio/layer_3" is "layer_3.residual_ratio".
+In a Trainer's file "residual_ratio/layer_3" is layer 3 of "residual_ratio".
 
 Exit code: 0 no threshold was passed, 3 one was, 2 a mistake, such as a threshold on a metric that
 the file does not have.
@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rank_collapse.command.checkpoint import check_drawing
 from rank_collapse.extras import MissingPackage
 from rank_collapse.measures.table import COLLAPSE
@@ -36,7 +38,7 @@ from rank_collapse.runs.files import RunError, damaged, make_folder, write_atomi
 PASSED = 3
 STATE = "trainer_state.json"
 _NO_METRIC = re.compile(r"step|epoch|total_flos|runtime|per_second")
-_LAYER = re.compile(r"(.+)/(layer_\d+)")
+_LAYER = re.compile(r"(.+)/layer_(\d{1,4})")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,10 +144,22 @@ def trainer_rows(file: Path) -> list[dict[str, Any]]:
     try:
         for entry in json.loads(file.read_bytes())["log_history"]:
             step = int(entry["step"])
-            row = rows.setdefault(step, {"step": step})
-            for name, value in entry.items():
-                if type(value) in (int, float) and not _NO_METRIC.search(name):
-                    row[_LAYER.sub(r"\2.\1", name).replace("/", ".")] = float(value)
+            rows.setdefault(step, {"step": step}).update(_metrics(entry))
     except (OSError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise damaged(file, error) from None
     return [rows[step] for step in sorted(rows)]
+
+
+def _metrics(entry):
+    """The numbers of an entry of the history; those of "name/layer_k" as an array [l] by name."""
+    values, layers = {}, {}
+    for name, value in entry.items():
+        if type(value) not in (int, float) or _NO_METRIC.search(name):
+            continue
+        if match := _LAYER.fullmatch(name):
+            layers.setdefault(match[1].replace("/", "."), {})[int(match[2])] = float(value)
+        else:
+            values[name.replace("/", ".")] = float(value)
+    for name, by_layer in layers.items():
+        values[name] = np.array([by_layer.get(k, np.nan) for k in range(max(by_layer) + 1)])
+    return values

@@ -200,8 +200,9 @@ def coord_check(
             none.
 
     Raises:
-        ValueError: Too few sizes, or a step without "hidden".
+        ValueError: No function, too few sizes, or a step without "hidden".
     """
+    refuse_if(not callable(build), f"build={build!r:.60} is no function (depth, seed=s) → step")
     refuse_if(min(steps, seeds) < 1, f"steps={steps} and seeds={seeds} are to be positive")
     chosen = {n: own for n, own in (DEEP | dict(ranges or {})).items() if own is not None}
     values: dict[str, np.ndarray] = {}

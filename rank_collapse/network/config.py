@@ -183,6 +183,7 @@ def transformer(depth: int, num_heads: int, d_model: int, **fields: Any) -> Tran
 
 
 def _preset(fields, depth, num_heads, d_model, **defaults) -> TransformerConfig:
+    struct.check_fields(TransformerConfig, fields)
     return TransformerConfig(
         depth=depth, num_heads=num_heads, d_model=d_model, **(defaults | fields)
     )

@@ -73,7 +73,6 @@ def depth_figure(measures: Mapping[str, np.ndarray]) -> Figure:
                 layers = np.arange(depth + 1 - values.shape[1], depth + 1)
                 figures.band(ax, layers, values, label, index)
         ax.set(title=title, ylabel=ylabel, yscale="log" if logarithmic else "linear")
-        ax.margins(y=0.3)  # room for the legend
         figures.finish([ax], "layer" if title != "loss" else "layer, or path length k")
     ax = axes.flat[len(PANELS)]
     later = measures["later"].mean(axis=0)

@@ -235,9 +235,14 @@ def quartiles(
     ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
 
 
+def legend_below(ax: Axes, ncols: int = 2) -> None:
+    """Puts the legend under the horizontal axis, where it hides no curve."""
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=ncols, borderaxespad=0)
+
+
 def finish(axes: Sequence[Axes], xlabel: str) -> None:
     """The label, ticks and legend of panels over layers or path lengths."""
     integer_ticks(*axes)
     for ax in axes:
         ax.set_xlabel(xlabel)
-        ax.legend(loc="best")
+        legend_below(ax)

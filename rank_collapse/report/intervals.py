@@ -56,6 +56,26 @@ def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
     return Interval(mean - half, mean + half)
 
 
+def draws_needed(half: float, draws: int, distance: float, level: float = 0.95) -> int:
+    """Computes about how many draws narrow Student's interval t s/√n to less than a distance.
+
+    Args:
+        half: Half the width of the interval of `draws` draws.
+        draws: At least 2.
+        distance: Above 0, as between a mean and the end of a range.
+        level: Of the interval.
+
+    Raises:
+        ValueError: Fewer draws, or no distance.
+    """
+    refuse_if(draws < 2 or not distance > 0, f"draws={draws} or distance={distance} is too small")
+    upper = _upper(level)
+    deviation, count = half * math.sqrt(draws) / _student(draws - 1, upper), 2
+    while _student(count - 1, upper) * deviation >= distance * math.sqrt(count):
+        count += 1 + count // 20  # about: steps of 5 %
+    return count
+
+
 def share_interval(values: Iterable[float | int], level: float = 0.95) -> Interval:
     """Interval of the mean of numbers in [0, 1], which does not leave [0, 1].
 

@@ -43,10 +43,10 @@ def metrics_figure(
         ax.set_xlabel("step")
         title = escaped(name[:LONGEST].replace("_", " "))  # others chose the name
         ax.set_title(title, parse_math=False)
-    for ax in axes.flat[: len(names)]:
-        if len(ax.get_legend_handles_labels()[1]) > 1:
-            ax.legend(ncols=2, loc="upper right")  # the best place is looked for among all points
-            break
+    legends = [ax.get_legend_handles_labels() for ax in axes.flat[: len(names)]]
+    longest = max(legends, key=lambda legend: len(legend[1]))
+    if longest[1]:
+        fig.legend(*longest, loc="outside lower center", ncols=4)
     return fig
 
 

@@ -176,7 +176,10 @@ def encode(
     sequences = []
     for i, text in enumerate(texts):
         refuse_if(not text.strip(), f"text {i} is empty")
-        ids = encoder(text)
-        # A text that is cut keeps its last token, which closes it in most models.
-        sequences.append(ids if len(ids) <= max_tokens else [*ids[: max_tokens - 1], ids[-1]])
+        sequences.append(cut(encoder(text), max_tokens))
     return pad(sequences, vocab_size=vocab_size)
+
+
+def cut(ids: Sequence[int], max_tokens: int) -> Sequence[int]:
+    """Cuts a text to a number of tokens, its last token kept: it closes a text in most models."""
+    return ids if len(ids) <= max_tokens else [*ids[: max_tokens - 1], ids[-1]]

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 import shutil
 import sys
 
@@ -13,7 +12,7 @@ from conftest import REPOSITORY
 from marks import full_but
 
 import rank_collapse as rc
-from rank_collapse.command import inputs, main, parsed
+from rank_collapse.command import checkpoint, inputs, main, parsed
 from rank_collapse.command.checkpoint import WHOLE, checked
 from rank_collapse.command.inputs import Opened, inputs_of, opened
 
@@ -52,15 +51,13 @@ def test_one_page_about_one_checkpoint(folder, tmp_path, capsys):
     assert page.count("data:image/png;base64,") == 3 and "a &lt;b&gt;" in page
     assert "<b>" not in page
     assert "http" not in page and "<script" not in page
-    # Nothing is published of this model, and what it is compared with has one name.
-    assert not re.search("Against the paper|published", re.sub('base64,[^"]*', "", page))
     rows = list(csv.DictReader(written[1].read_text().splitlines()))
     depth = max(int(row["layer_or_length"]) for row in rows)
     of = {"network": "attention alone", "measure": "residual_ratio", "layer_or_length": str(depth)}
     ratios = [float(row["value"]) for row in rows if of.items() <= row.items()]
     numbers = numbers["numbers"]
-    assert len(ratios) == 2 and numbers["layers, heads, width"].startswith(f"{depth}, ")
-    last = numbers["residual ratio of attention alone, before the final norm"]
+    assert len(ratios) == 2 and numbers["layers"] == depth
+    last = numbers[checkpoint.LAST_ALONE]
     assert last == pytest.approx(np.mean(ratios), rel=1e-5)
 
 
@@ -104,8 +101,7 @@ def test_a_token_that_holds_the_residual_is_named(tmp_path, factor):
     out = tmp_path / "page.html"
     texts = ("--ids=5,8,13,7,21,34,55,2", "--ids=3,1,4,9,15,16,7,25", "--ids=3,1,4,9,15,16,25,8")
     assert main([str(tmp_path / "gpt2"), *texts, "--out", str(out)]) == 0
-    numbers = json.loads(out.with_suffix(".json").read_text())["numbers"]
-    said = {k: v for k, v in numbers.items() if "one token" in k}
+    said = json.loads(out.with_suffix(".json").read_text())["one_token"]
     row = "Layers whose residual ratio is of one token, whole network"
     where = "0, 1, 2; largest entry at position 3, 6, in 2 of 3 texts"
     spiked = factor > 1
@@ -186,24 +182,48 @@ def test_images_and_features_are_read_or_drawn(kind, tmp_path):
 
 
 @pytest.mark.full
-def test_ratios_that_are_rounding_are_bounds(folder, monkeypatch):
-    """A network whose attention makes all tokens equal: the number is not printed."""
+def test_ratios_that_are_rounding_are_bounds(folder):
+    """A network whose attention makes all tokens equal: its number is an upper bound."""
     done = checked(opened(str(folder)), tokens_of(folder, "--ids=5,8,13,7"))
+    assert not done.about(["check"])["upper_bounds"]
     profile = done.networks["attention alone"]
     profile["residual_ratio"][:, -1] = 1e-7
     profile.rounding = profile["residual_ratio"] <= 9.6e-7
-    assert (
-        done.ratio("attention alone", -1)
-        == "≤ 9.5e-07"
-        == done.numbers()["residual ratio of attention alone, before the final norm"]
-    )
-    assert "≤ 9.5e-07" in done.verdict() and isinstance(done.ratio(WHOLE, -1), float)
+    about = done.about(["check"])
+    assert about["upper_bounds"] == [checkpoint.LAST_ALONE]
+    assert about["numbers"][checkpoint.LAST_ALONE] == pytest.approx(9.54e-7, rel=1e-3)
+    assert "≤ 9.54e-07" in done.verdict() and not done.is_bound(WHOLE, -1)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_equal_weights_are_what_entropies_are_compared_with(causal):
+    """Rows of attention with a softmax of zeros, of texts of 3 and 5 tokens."""
+    entropies, columns = [], []
+    for n in (3, 5):
+        weights = np.tri(n) if causal else np.ones((n, n))
+        weights /= weights.sum(axis=1, keepdims=True)
+        logs = np.log(np.where(weights > 0, weights, 1))
+        entropies.append(-(weights * logs).sum(axis=1).mean())
+        columns.append(weights[:, 0].mean())
+    found = checkpoint.uniform_attention(np.array([3, 5]), causal)
+    np.testing.assert_allclose(found, (np.mean(entropies), np.mean(columns)))
+
+
+def test_ids_that_are_given_are_not_cut_and_a_cut_is_said(tmp_path):
+    (tmp_path / "ids.txt").write_text("\n".join(["5 8 13 7 6 1"] * 6))
+    flags = ("--token_ids", str(tmp_path / "ids.txt"))
+    whole = tokens_of(GOLDEN, *flags)
+    assert whole.x.shape == (6, 6) and "cut" not in whole.made
+    part = tokens_of(GOLDEN, *flags, "--max_tokens=4", "--num_texts=2")
+    assert part.x.tolist() == [[5, 8, 13, 7]] * 2
+    assert "first 2 of 6 texts" in part.made and "2 of 2 cut to 4 tokens" in part.made
+    longest = opened(str(GOLDEN)).source.config.embedding.num_positions
+    with pytest.raises(ValueError, match=f"{longest + 1} tokens"):
+        tokens_of(GOLDEN, f"--ids={'5,' * longest}5")
 
 
 @pytest.mark.full
 def test_a_disk_that_fills_up_leaves_no_part(folder, tmp_path, monkeypatch, capsys):
-    from rank_collapse.command import checkpoint
-
     written = checkpoint.files.write_atomically
 
     def until_full(path, data):

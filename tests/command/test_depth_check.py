@@ -34,7 +34,11 @@ def test_rules_are_compared_at_every_depth(tmp_path, capsys):
         ("--depths=2,x", "'2,x'"),
         ("--depths=2,2", "(2, 2)"),
         ("--text=nowhere.txt", "nowhere.txt"),
-        ("--seeds=0", "num_seeds=0"),
+        ("--seeds=0", "--seeds: 0 is"),
+        ("--seeds=99999999", "--seeds: 99999999 is"),
+        ("--steps=0", "--steps: 0 is"),
+        ("--steps=-1", "--steps: -1 is"),
+        ("--depths=2,0", "--depths: 0 is"),
     ],
 )
 def test_a_mistake_is_one_line(flag, named, capsys):

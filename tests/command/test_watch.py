@@ -5,6 +5,7 @@ import os
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from experiments.lab import folder
@@ -138,7 +139,7 @@ def test_what_a_trainer_writes_is_watched(tmp_path, capsys):
     out = said(
         capsys, str(tmp_path), "--below=residual_ratio=0.04", code=watch.PASSED
     ).out  # ends with it
-    assert "step 3: layer_1.residual_ratio 0.0333 below 0.04" in out
+    assert "step 3: residual_ratio 0.0333 below 0.04 at layer 1" in out
     assert "step 4: loss nan is not finite" in out and "2 thresholds passed" in out
     assert (tmp_path / "figures" / "metrics.png").exists()
     assert "epoch" not in said(capsys, str(saved), code=watch.PASSED).out  # the file itself
@@ -146,6 +147,17 @@ def test_what_a_trainer_writes_is_watched(tmp_path, capsys):
     assert said(capsys, str(tmp_path), code=2).err.startswith(
         f"error: {tmp_path / 'trainer_state.json'} cannot be read"
     )
+
+
+def test_layers_of_a_trainer_are_one_curve_in_their_order(tmp_path):
+    """Twelve layers, of which the eleventh has no number, as `metrics.jsonl` has them."""
+    entry = {f"residual_ratio/layer_{i}": float(i) for i in range(12) if i != 10}
+    entry |= {f"decoder/entropy/layer_{i}": 1.0 for i in range(2)} | {"step": 1, "loss": 2.0}
+    (tmp_path / watch.STATE).write_text(json.dumps({"log_history": [entry]}))
+    (row,) = watch.trainer_rows(tmp_path / watch.STATE)
+    assert row.keys() == {"step", "loss", "residual_ratio", "decoder.entropy"}
+    wanted = [*range(10), np.nan, 11]
+    np.testing.assert_array_equal(row["residual_ratio"], wanted)
 
 
 def of_layers(*ratios):

@@ -13,6 +13,7 @@ from absl import flags
 from two_processes import python
 
 import experiments
+from experiments import run_memorization, run_sort
 from experiments.lab import cli
 from experiments.lab.experiment import run_folder
 from experiments.lab.progress import Progress
@@ -87,6 +88,20 @@ def test_a_bad_flag_is_one_line_and_exit_2(arguments, message, capsys):
     assert run(lambda o: None, *arguments) == 2
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1 and err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "values", ["decay=1,nan", "decay=1,inf", "depth=2,0", "depth=2,99999999999"]
+)
+def test_every_value_of_an_axis_is_checked(values):
+    with pytest.raises((ValueError, flags.Error)):
+        cli.parse(FLAGS, [f"--{values}"]).points()
+
+
+def test_points_that_are_equal_are_one():
+    points = cli.parse(FLAGS, ["--decay=1,1.0,2", "--depth=2,3,2"]).points()
+    settings = [tuple(point.point.values()) for point in points]
+    assert sorted(settings) == [(1.0, 2), (1.0, 3), (2.0, 2), (2.0, 3)]
 
 
 @pytest.mark.parametrize(
@@ -251,3 +266,19 @@ def test_nothing_slow_is_imported_before_the_flags_are_read():
     code += "print(sorted(slow & {*sys.modules}))"
     found = python("-c", code)
     assert found.stdout == "[]\n", found.stderr
+
+
+def test_a_mistake_names_the_flags_that_were_typed(capsys, tmp_path):
+    arguments = ["--width", "2", "--hidden_dim", "47", "--output_dir", str(tmp_path)]
+    assert cli.execute(run_sort.main, run_sort.FLAGS, arguments) == 2
+    err = capsys.readouterr().err
+    assert "width=2" in err and "hidden_dim=47" in err and "d_model=" not in err
+
+
+def test_an_interrupt_says_what_to_type(capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    for arguments, said in (([], "again"), (["--overwrite_output_dir"], "without --overwrite")):
+        assert cli.execute(interrupted, run_memorization.FLAGS, arguments) == 130
+        assert f"the same command {said}" in capsys.readouterr().err

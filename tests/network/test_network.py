@@ -7,7 +7,7 @@ import mp_oracle
 import numpy as np
 import pytest
 from marks import full_but
-from refusals import refused
+from refusals import is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.network import layers
@@ -193,6 +193,10 @@ test_bad_configurations_name_the_value = refused(
     ],
     lambda fields: rc.TransformerConfig(**({"depth": 3, "num_heads": 3, "d_model": 12} | fields)),
 )
+
+
+def test_an_unknown_field_names_the_nearest():
+    is_refused("nearest: 'norm_placement'", rc.transformer, 2, 2, 8, norm_placment="pre")
 
 
 test_bad_inputs_and_parameters_are_named = refused(
