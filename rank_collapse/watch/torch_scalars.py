@@ -96,7 +96,7 @@ def measure_weights(
         allowed = allowed[:, rows].expand(e, r, m)
     if exists is None and starts is not None:
         exists = torch.ones_like(starts)
-    shown = p.sum(dim=(1, 3)) > 0  # [e, r]
+    shown = p.sum(dim=(1, 3)) != 0  # [e, r]
     shown = shown if exists is None else shown & exists[:, rows]
     numbers = None
     if starts is not None:
