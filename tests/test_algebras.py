@@ -18,22 +18,21 @@ import pytest
 import stream_oracle
 from field_cases import CASES
 from path_examples import config_of, example
-from path_oracle import Oracle
+from path_oracle import Oracle, enumerate_paths
 
 import rank_collapse as rc
 from experiments.paper.collapse import cubic_law
 from experiments.paper.trained.chains import ChainPass
 from rank_collapse import pretrained
-from rank_collapse.measures.influence import InfluencePass
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual
 from rank_collapse.network.config import DEFAULTS, flat
 from rank_collapse.network.covers import EVERYTHING, INERT, SIZES
 from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.measured.influence import InfluencePass
 from rank_collapse.network.passes import Output, States, run
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.direct import variance_shares
-from rank_collapse.paths.enumeration import enumerate_paths
 from rank_collapse.paths.steps import COVERS as PATHS
 from rank_collapse.paths.truncation import Truncated, TruncatedPass
 from rank_collapse.theory import bounds, exact, expectation, transverse
@@ -243,7 +242,12 @@ PASSES = {
     "expectation": Pass(expectation.COVERS, expected_tokens, expectation.expected_pass),
 }
 # The others are of the full suite.
-USUAL = ("mlp_skip, norm_placement post", "scale_scores, temperature")
+USUAL = (
+    "mlp_skip, norm_placement post",
+    "scale_scores, temperature",
+    "cross_attention",
+    "mlp of one's own",
+)
 
 
 @pytest.mark.parametrize("name", PASSES)

@@ -266,6 +266,4 @@ def test_every_code_is_measured(name, masking, product):
     for layer, (ratio, entropy, least) in enumerate(expected):
         assert row["residual_ratio"][layer] == pytest.approx(ratio, rel=1e-3), text
         assert row["attention_entropy"][layer] == pytest.approx(entropy, rel=1e-3, abs=1e-5)
-        assert row["least_head.attention_entropy"][layer] == pytest.approx(
-            least, rel=1e-3, abs=1e-5
-        )
+        assert row["attention_entropy_least"][layer] == pytest.approx(least, rel=1e-3, abs=1e-5)

@@ -5,16 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-
-class Threshold(NamedTuple):
-    """A bound that a metric should not pass."""
-
-    name: str  # The metric, also of a part of a network: "loss", and "decoder.loss"
-    value: float  # The bound
-    above: bool = False  # Whether passing means above it; below otherwise
-    meaning: str = ""  # Named in the alarm
-    # Whether the metric has to be finite: NaN (null in a file) or infinity passes too
-    finite: bool = False
+from rank_collapse.measures.table import Threshold
 
 
 class Alarm(NamedTuple):
@@ -50,7 +41,6 @@ def alarms(rows: Iterable[Mapping[str, Any]], thresholds: Sequence[Threshold]) -
     """
     rows = sorted(rows, key=lambda row: row["step"])
     names = dict.fromkeys(name for row in rows for name in row)
-    names = [name for name in names if _is_guarded(name, names)]
     guarded = {name: own for name in names if (own := of_metric(name, thresholds))}
     columns: dict[Any, tuple[list[Any], list[Any]]] = {}  # of a metric and a seed: rows, values
     for row in rows:
@@ -71,13 +61,6 @@ def alarms(rows: Iterable[Mapping[str, Any]], thresholds: Sequence[Threshold]) -
                     found.append(Alarm(name, threshold, row["step"], value, layer, seed, spiked))
                     break
     return sorted(found, key=lambda alarm: alarm.step)
-
-
-def _is_guarded(name, names):
-    """Whether alarms are from a metric itself: where heads differ they are from the least head."""
-    part, _, metric = name.rpartition(".")
-    least = ".".join(filter(None, (part, "least_head", metric)))
-    return not part.endswith("largest_head") and least not in names
 
 
 def of_metric(name: str, thresholds: Sequence[Threshold]) -> list[Threshold]:

@@ -50,7 +50,7 @@ def split_documents(exists: Tensor, starts: Tensor | None) -> tuple[Tensor, Tens
 def measure_tokens(
     x: Tensor, exists: Tensor | None, starts: Tensor | None, kind: str
 ) -> dict[str, Tensor]:
-    """Measures tokens [e, n, d]: `monitor`, means over documents, and those of pooled documents.
+    """Measures tokens [e, n, d] by `monitor`, means over documents.
 
     Raises:
         LeftOut: No document has two tokens.
@@ -62,13 +62,7 @@ def measure_tokens(
         x = x.flatten(0, 1)[places]
     if x.shape[0] == 0 or x.shape[1] < 2:
         raise LeftOut(f"{x.shape[0]} examples of {x.shape[1]} tokens")
-    scalars = monitor(x, mask=exists, tokens="unit" if kind == "unit" else "raw")
-    if len(x) > 1 and x.isfinite().all():
-        share = torch.ones_like(x[..., 0]) if exists is None else exists.to(x.dtype)
-        pooled = (x * share[..., None]).float().sum(dim=1) / share.float().sum(dim=1)[:, None]
-        for name in ("residual_ratio", "effective_rank"):
-            scalars[f"batch_{name}"] = MEASURES[name](pooled)
-    return scalars
+    return monitor(x, mask=exists, tokens="unit" if kind == "unit" else "raw")
 
 
 def measure_weights(

@@ -71,8 +71,8 @@ class Watch:
 
     Attributes:
         rows: {"step": .., name: a number, or a list with one for each layer} of each measured step;
-            NaN of a layer that was not measured. Of heads, "least_head.name" and
-            "largest_head.name" are beside the mean; attention to other tokens is "cross.name".
+            NaN of a layer that was not measured. Names are those of `rc.monitor`; attention to
+            other tokens is "cross.name".
         alarms: The thresholds of `MEASURES` that were passed, each once.
     """
 
@@ -363,9 +363,8 @@ def _combine_products(run):
         every = [scalars[name].reshape(-1) for _, scalars in run.products if name in scalars]
         heads = torch.stack(every).mean(dim=0) if run.is_split else torch.cat(every)
         values[name] = heads.mean()
-        if len(heads) > 1 and name != "sink_rate":
-            values[f"least_head.{name}"] = heads.min()
-            values[f"largest_head.{name}"] = heads.max()
+        if name == "attention_entropy":
+            values |= {f"{name}_least": heads.min(), f"{name}_largest": heads.max()}
     return values
 
 
