@@ -111,3 +111,9 @@ def _square(share):
         return NotImplemented
     chosen = share.features.to(gradient.device).nonzero()[:, 0]
     return gradient.index_select(share.axis, chosen).square().sum()
+
+
+def parameters_of(parts: Sequence[Parts]) -> set[Any]:
+    """Gives weak references to the parameters of an attention."""
+    shares = [share for own in parts for every in own.values() for share in every]
+    return {share.parameter for share in shares if share.parameter is not None}

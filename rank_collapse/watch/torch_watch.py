@@ -18,7 +18,7 @@ from rank_collapse import struct
 from rank_collapse.measures.spikes import TOKENS
 from rank_collapse.watch import torch_trainers
 from rank_collapse.watch.recorder import LeftOut, Log, Notes, Recorder
-from rank_collapse.watch.torch_gradients import norms
+from rank_collapse.watch.torch_gradients import norms, parameters_of
 from rank_collapse.watch.torch_passes import Passes, plain_name
 
 Layers = int | str | Sequence[int | str] | Callable[[str, nn.Module], bool] | None
@@ -216,12 +216,14 @@ class Watch:
         return self._optimizer() is optimizer
 
     def _gradients(self):
-        """{(name, whether cross): {part: norm}} of the attentions that ran."""
-        result = {}
+        """{run: {part: norm}}, of those that share their parameters the first."""
+        result, used = {}, set()
         for run in self._passes.runs:
-            if run.turn == 0:
+            parameters = parameters_of(run.parts)
+            if not parameters <= used or not parameters:
+                used |= parameters
                 made = self.notes.attempt(run.name, "gradient", norms, run.parts)
-                result[run.name, run.is_cross], why = made or ({}, "")
+                result[run], why = made or ({}, "")
                 if why:
                     self.notes.leave_out(run.name, "gradient", why)
         return result
@@ -260,8 +262,7 @@ class Watch:
             values = dict(run.scalars)
             if run.products:
                 values |= self.notes.attempt(run.name, "weights", _combine_products, run) or {}
-            parts = gradients.get((run.name, run.is_cross), {}) if run.turn == 0 else {}
-            values |= {f"{part}_gradient": norm for part, norm in parts.items()}
+            values |= {f"{part}_gradient": v for part, v in gradients.get(run, {}).items()}
             for name, value in values.items():
                 place = f"cross.{name}" if run.is_cross else name
                 result.setdefault(place, {})[number] = value
