@@ -31,7 +31,7 @@ from experiments.lab.folder import RunFolder
 from experiments.lab.statements import row_of
 from experiments.note.attention_forms.measure import FORMS, LAWS, MEASURES, make_measure
 from experiments.train import arguments
-from experiments.train.tasks import sorting_setup
+from experiments.train.sorting import sorting_setup
 from experiments.train.training import TrainedTask, diverged, model_files, results_of, whole_model
 from experiments.verdicts import Comparison
 from experiments.verdicts.statistics import between, log10, mean_of

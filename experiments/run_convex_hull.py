@@ -16,17 +16,18 @@ from collections.abc import Iterator
 
 import xarray as xr
 
+import rank_collapse as rc
 from experiments.lab import cli
 from experiments.lab.experiment import Experiment, Shown, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.paper import path_lengths
 from experiments.paper.path_accuracies import FIGURES
-from experiments.paper.path_lengths import as_dataset, checked, compare, evaluate, identity, table
-from experiments.train import arguments
-from experiments.train.tasks import hull_setup
-from experiments.train.training import ALONE, TrainedTask, arrays_of, model_files
+from experiments.paper.path_lengths import as_dataset, compare, evaluate, identity, table
+from experiments.train import arguments, convex_hull
+from experiments.train.training import ALONE, TrainedTask, arrays_of, model_files, train_and_eval
 from experiments.verdicts.claims import Row
+from rank_collapse.training.tasks import examples
 
 FLAGS = arguments.make_flags(
     "convex_hull",
@@ -49,12 +50,30 @@ cli.definer(FLAGS)(
 
 
 def make_setup(options: Flags) -> TrainedTask:
-    """What the flags train, and whose paths are evaluated.
+    """What the flags train: a network that says of each point whether it is on the hull.
 
     Raises:
-        ValueError: Flags that do not fit each other.
+        ValueError: Another number of labels than two, or lengths that do not fit.
     """
-    return checked(options, hull_setup(options))
+    path_lengths.check_lengths(options)
+    if options.num_labels != 2:
+        raise ValueError(f"num_labels={options.num_labels}: on the hull or not are 2 labels")
+    embedding = rc.EmbeddingConfig(d_input=2, d_embed=options.d_model, hidden_layer=options.ffn2)
+    make = functools.partial(convex_hull.make_examples, num_points=options.num_tokens)
+    return TrainedTask(
+        options,
+        name="convex_hull",
+        title=f"Convex hull of {options.num_tokens} points",
+        recipe=arguments.recipe(options, embedding, schedule="milestones"),
+        make_data=functools.partial(train_and_eval, make, options),
+        metrics={
+            "accuracy": examples.token_accuracy,
+            "exact_match": examples.exact_match,
+            "auc": examples.area_under_curve,
+            "loss": examples.loss_metric,
+        },
+        published={"whole": 0.90, "baseline": 0.54},
+    )
 
 
 def measure(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Dataset:

@@ -20,19 +20,22 @@ accuracy 0.858.
 import functools
 from collections.abc import Iterator
 
+import jax.numpy as jnp
+import numpy as np
 import xarray as xr
 
+import rank_collapse as rc
 from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import Experiment, Shown, open_run
-from experiments.lab.flags import Flags
+from experiments.lab.flags import Flags, content_hash
 from experiments.lab.folder import RunFolder
 from experiments.paper import path_lengths
 from experiments.paper.path_accuracies import FIGURES
-from experiments.paper.path_lengths import as_dataset, checked, compare, evaluate, identity, table
-from experiments.train import arguments, pairs as texts
-from experiments.train.tasks import memorization_setup
+from experiments.paper.path_lengths import as_dataset, compare, evaluate, identity, table
+from experiments.train import arguments, memorization, pairs as texts
 from experiments.train.training import ALONE, TrainedTask, arrays_of, model_files
 from experiments.verdicts.claims import Row
+from rank_collapse.training.tasks import examples
 
 FLAGS = arguments.make_flags(
     "memorization",
@@ -81,12 +84,63 @@ define(
 
 
 def make_setup(options: Flags) -> TrainedTask:
-    """What the flags train, and whose paths are evaluated.
+    """What the flags train; reads the texts.
 
     Raises:
-        ValueError: Flags that do not fit each other.
+        ValueError: Texts or tokenizer that cannot be read.
     """
-    return checked(options, memorization_setup(options))
+    path_lengths.check_lengths(options)
+    pairs = texts.read_pairs(options.task_name, options.data_dir, options.n_train_data)
+    tokenizer, origin = texts.load_tokenizer(options.model_name_or_path, pairs)
+    print(origin)
+    ids, mask = texts.encode_pairs(tokenizer, pairs, options.num_tokens)
+    content = content_hash(ids.tobytes() + mask.tobytes())
+    # Rows of the table that no text uses get no gradient: leaving them out changes nothing.
+    tokens, used = memorization.compact_vocabulary(ids)
+    return memorized(options, tokens, mask, len(used), {"texts": content})
+
+
+def memorized(options: Flags, tokens, mask, vocab_size, extra=None) -> TrainedTask:
+    """What is trained on given texts: token ids and mask, both [b, n]."""
+    embedding = rc.EmbeddingConfig(
+        vocab_size=vocab_size, d_embed=options.d_model, projection="before_norm"
+    )
+    rows, batch_size = None, options.batch_size
+    if options.pack:
+        rows = examples.packed_rows(np.asarray(mask).sum(axis=1), options.num_tokens)
+        # As many rows as hold about batch_sz texts.
+        batch_size = max(1, round(options.batch_size * len(rows) / len(tokens)))
+    more = {"batch_size": batch_size, "shuffle": True, "schedule": "linear", "clip_norm": 1.0}
+    return TrainedTask(
+        options,
+        name="memorization",
+        title=f"Memorizing random labels of {len(tokens)} texts",
+        recipe=arguments.recipe(options, embedding, **more),
+        make_data=functools.partial(
+            labelled_texts, options, *map(jnp.asarray, (tokens, mask)), rows
+        ),
+        metrics={
+            "accuracy": examples.token_accuracy,
+            "exact_match": examples.exact_match,
+            "loss": examples.loss_metric,
+        }
+        | ({"auc": examples.area_under_curve} if options.num_labels == 2 else {}),
+        published={"whole": 0.85, "baseline": 0.50},
+        batch_size=min(options.per_device_eval_batch_size, 8),
+        extra=extra,
+    )
+
+
+def labelled_texts(options: Flags, tokens, mask, rows, key) -> dict:
+    """The texts with one seed's labels; the evaluation is on the first of them.
+
+    Where there are rows, "train" is packed and "texts" is not.
+    """
+    labelled = memorization.make_examples(key, tokens, mask, options.num_labels)
+    data = {"train": labelled, "eval": labelled.first(options.n_eval_data)}
+    if rows is not None:
+        data |= {"train": examples.pack(labelled, rows), "texts": labelled}
+    return data
 
 
 def measure(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Dataset:

@@ -22,9 +22,9 @@ from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.paper import path_lengths
 from experiments.paper.path_accuracies import FIGURES, finding
-from experiments.paper.path_lengths import as_dataset, checked, compare, evaluate, identity, table
+from experiments.paper.path_lengths import as_dataset, compare, evaluate, identity, table
 from experiments.train import arguments
-from experiments.train.tasks import sorting_setup
+from experiments.train.sorting import sorting_setup
 from experiments.train.training import ALONE, TrainedTask, arrays_of, model_files
 from experiments.verdicts.claims import Row
 
@@ -38,7 +38,8 @@ def make_setup(options: Flags) -> TrainedTask:
     Raises:
         ValueError: Flags that do not fit each other.
     """
-    return checked(options, sorting_setup(options))
+    path_lengths.check_lengths(options)
+    return sorting_setup(options)
 
 
 def measure(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Dataset:

@@ -25,7 +25,7 @@ from experiments.lab.experiment import Experiment, Shown, by_name, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.train import arguments
-from experiments.train.tasks import sorting_setup
+from experiments.train.sorting import sorting_setup
 from experiments.train.training import (
     TrainedTask,
     diverged,

@@ -16,7 +16,6 @@ import numpy as np
 from experiments import run_convex_hull, run_memorization, run_sort, run_transformer
 from experiments.benchmarks.timing import Report, Timing, median_ratio
 from experiments.lab import cli
-from experiments.train import tasks
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.training import Hyper, num_batches
@@ -112,5 +111,5 @@ def setup_of(name: str, arguments: Sequence[str] = ()) -> tuple[Any, Callable, i
         lengths = np.clip(rng.lognormal(3.9, 0.55, flags.n_train_data), 12, 128).astype(int)
         tokens = rng.integers(0, 6000, (flags.n_train_data, 128))
         mask = np.arange(128)[None] < lengths[:, None]
-        setup = tasks.memorized(flags, np.where(mask, tokens, 0), mask, vocab_size=6000)
+        setup = run_memorization.memorized(flags, np.where(mask, tokens, 0), mask, vocab_size=6000)
     return setup.recipe, setup.make_data, flags.batch_size

@@ -35,7 +35,7 @@ SEMANTICS = dict.fromkeys(("offset", *LENGTHS), "frozen") | {"truncated": "self-
 PLACES = ("num_paths", "path_length", "repeat")  # axes of an evaluation but seeds and metrics
 
 
-def checked(options: Flags, setup: TrainedTask) -> TrainedTask:
+def check_lengths(options: Flags) -> None:
     """Refuses a shortest path that is longer than the network is deep.
 
     Raises:
@@ -43,7 +43,6 @@ def checked(options: Flags, setup: TrainedTask) -> TrainedTask:
     """
     if options.path_len > options.depth:
         raise ValueError(f"path_len={options.path_len} is larger than depth={options.depth}")
-    return setup
 
 
 def identity(setup: TrainedTask) -> Mapping[str, Any] | None:

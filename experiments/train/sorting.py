@@ -1,11 +1,17 @@
 """Sorting letters: the label of position i is the i-th smallest letter of the sequence."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+import rank_collapse as rc
+from experiments.lab.flags import Flags
+from experiments.train import arguments
+from experiments.train.training import TrainedTask, train_and_eval
+from rank_collapse.training.tasks import examples
 from rank_collapse.training.tasks.examples import Examples
 
 
@@ -43,3 +49,40 @@ def misordered_pairs(predicted: Int[Array, "b n"], repeats: bool = True) -> Floa
     wrong = first > second if repeats else first >= second
     later = jnp.triu(jnp.ones(wrong.shape[1:], bool), k=1)
     return jnp.mean(jnp.sum(wrong & later[None], axis=(1, 2)).astype(jnp.float32))
+
+
+def sorting_setup(options: Flags) -> TrainedTask:
+    """What the flags train.
+
+    Raises:
+        ValueError: More distinct letters than there are.
+    """
+    letters, tokens, repeats = options.num_labels, options.num_tokens, not options.no_repeat
+    if not repeats and tokens > letters:
+        raise ValueError(f"--no_repeat: num_tokens={tokens} out of num_labels={letters} letters")
+    embedding = rc.EmbeddingConfig(
+        vocab_size=letters,
+        d_embed=options.d_model,
+        positions="learned",
+        num_positions=tokens,
+        projection="before_norm",
+    )
+    make = functools.partial(make_examples, seq_len=tokens, num_letters=letters, repeats=repeats)
+
+    def misordered(logits: Any, _: Any) -> Any:
+        return misordered_pairs(logits.argmax(axis=-1), repeats)
+
+    return TrainedTask(
+        options,
+        name="sort",
+        title=f"Sorting {tokens} of {letters} letters",
+        recipe=arguments.recipe(options, embedding),
+        make_data=functools.partial(train_and_eval, make, options),
+        metrics={
+            "accuracy": examples.token_accuracy,
+            "exact_match": examples.exact_match,
+            "misordered_pairs": misordered,
+            "loss": examples.loss_metric,
+        },
+        published={"whole": 0.98, "baseline": 0.10},
+    )

@@ -14,10 +14,9 @@ from jaxtyping import Array, Float
 
 from rank_collapse.measures.arrays import as_array, namespace
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.inputs import as_mask
 from rank_collapse.network.parameters import TransformerParams, layer_params
-from rank_collapse.network.residual import residual_specs, summands
+from rank_collapse.network.residual import layer_gains, residual_specs, summands
 from rank_collapse.network.transformer import Trace
 
 

@@ -91,6 +91,20 @@ def test_a_bad_flag_is_one_line_and_exit_2(arguments, message, capsys):
 
 
 @pytest.mark.parametrize(
+    "values", ["decay=1,nan", "decay=1,inf", "depth=2,0", "depth=2,99999999999"]
+)
+def test_every_value_of_an_axis_is_checked(values):
+    with pytest.raises((ValueError, flags.Error)):
+        cli.parse(FLAGS, [f"--{values}"]).points()
+
+
+def test_points_that_are_equal_are_one():
+    points = cli.parse(FLAGS, ["--decay=1,1.0,2", "--depth=2,3,2"]).points()
+    settings = [tuple(point.point.values()) for point in points]
+    assert sorted(settings) == [(1.0, 2), (1.0, 3), (2.0, 2), (2.0, 3)]
+
+
+@pytest.mark.parametrize(
     "error", [ValueError("two\nlines"), RunError("two  lines"), FileNotFoundError(2, "two lines")]
 )
 def test_a_users_mistake_is_one_line_and_debug_shows_where(error, capsys):
