@@ -32,13 +32,12 @@ from experiments.lab.flags import Flags, content_hash
 from experiments.lab.labelled import along, beside, rows
 from experiments.verdicts.claims import Row
 from experiments.verdicts.page import Comparison
-from rank_collapse.measures.coord_check import MEANING
-from rank_collapse.report.coord_check import coordinates_figure
 from rank_collapse.report.intervals import slope
 from rank_collapse.text.tokens import read_texts
 from rank_collapse.text.words import default_text
 from rank_collapse.training.depth_check import Training, byte_model, bytes_of, trained
 from rank_collapse.training.depth_rules import RULES
+from rank_collapse.watch.coord_check import MEANING, coordinates_figure
 
 # Figure 7 of Dey et al. 2025, width 256, digitised to 5 %: mean |x_L| by rule, step and depth.
 DEPTHS = (2, 4, 8, 16, 32, 64)

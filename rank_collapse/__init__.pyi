@@ -13,13 +13,8 @@ from .measures.attention import (
     attention_rows as attention_rows,
     sink_rate as sink_rate,
 )
-from .measures.coord_check import coord_check as coord_check
 from .measures.listings import duplicates as duplicates, spikes as spikes
-from .measures.monitor import (
-    monitor as monitor,
-    monitor_gradients as monitor_gradients,
-    monitored as monitored,
-)
+from .measures.monitor import monitor as monitor
 from .measures.norms import composite_norm as composite_norm
 from .measures.profiles import Profile as Profile, profile as profile
 from .measures.residuals import (
@@ -42,6 +37,7 @@ from .network.config import (
 )
 from .network.designs import design as design
 from .network.embedding import EmbeddingConfig as EmbeddingConfig
+from .network.measured.monitored import monitored as monitored
 from .network.parameters import init as init
 from .network.residual import Gains as Gains
 from .network.transformer import Trace as Trace, apply as apply
@@ -71,5 +67,7 @@ from .theory.logdomain import local_rate as local_rate, log_residual_profile as 
 from .theory.reports import BoundReport as BoundReport, bound_report as bound_report
 from .theory.transverse import transverse_exponents as transverse_exponents
 from .training.depth_rules import depth_rule as depth_rule
+from .watch.coord_check import coord_check as coord_check
+from .watch.gradients import monitor_gradients as monitor_gradients
 
 __version__: str

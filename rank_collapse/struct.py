@@ -8,8 +8,10 @@ import difflib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
-import jax
 import numpy as np
+
+if TYPE_CHECKING:
+    import jax
 
 T = TypeVar("T")
 
@@ -107,6 +109,8 @@ class Struct:
     """Base of frozen dataclasses that are pytrees, whose leaves' paths are the fields' names."""
 
     def __init_subclass__(cls, *, kw_only: bool = False, **options: Any) -> None:
+        import jax  # here, since checks of arguments stand in this module and need none
+
         super().__init_subclass__(**options)
         dataclasses.dataclass(frozen=True, repr=False, kw_only=kw_only)(cls)
         nodes: dict[bool, list[str]] = {True: [], False: []}
@@ -141,6 +145,6 @@ class Struct:
 
 
 def _shown(value):
-    if isinstance(value, jax.Array | np.ndarray) and value.ndim:
+    if getattr(value, "ndim", 0) and hasattr(value, "dtype"):
         return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
     return repr(value)

@@ -13,9 +13,9 @@ PACKAGES = ("rank_collapse", "experiments")
 # one may use those named before it on its level.
 LEVELS = (
     ("struct", "extras", "printed"),  # what everything is made of
-    ("network", "text", "report", "runs"),
-    ("measures",),
-    ("theory", "paths", "flax_adapters", "jax_watch", "watch", "torch"),
+    ("measures", "text", "runs"),
+    ("network", "report"),
+    ("theory", "paths", "flax_adapters", "watch", "jax_watch", "torch"),
     ("training", "pretrained"),
     ("command",),
 )

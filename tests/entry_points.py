@@ -44,12 +44,7 @@ def of_tokens(fn: Callable, num_tokens: int, d_model: int) -> EntryPoint:
 
 def output_change(params: Any, x: Any, config: rc.TransformerConfig) -> Any:
     """Of weights one percent larger."""
-    return rc.measures.output_change(params, jax.tree.map(lambda a: a * 1.01, params), x, config)
-
-
-def gradient_norms(params: Any, x: Any, config: rc.TransformerConfig) -> Any:
-    """Of the output's squares."""
-    return rc.measures.gradient_norms(lambda p: jnp.sum(rc.apply(p, x, config).output ** 2), params)
+    return rc.network.output_change(params, jax.tree.map(lambda a: a * 1.01, params), x, config)
 
 
 def admin_profile(params: Any, x: Any, config: rc.TransformerConfig) -> Any:
@@ -66,12 +61,11 @@ def entry_points(
     paths = jnp.arange(2 * depth).reshape(2, depth) % (num_heads + 1)
     networks = {
         "apply": rc.apply,
-        "network_profile": rc.measures.network_profile,
-        "attention_profile": rc.measures.attention_profile,
-        "gradient_norms": gradient_norms,
+        "network_profile": rc.network.network_profile,
+        "attention_profile": rc.network.attention_profile,
         "output_change": output_change,
-        "layer_removal": rc.measures.layer_removal,
-        "layer_influence": rc.measures.layer_influence,
+        "layer_removal": rc.network.layer_removal,
+        "layer_influence": rc.network.layer_influence,
         "path_contributions": rc.path_contributions,
         "head_contributions": rc.head_contributions,
         "direct_contributions": rc.direct_contributions,

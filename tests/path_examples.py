@@ -7,9 +7,9 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.paper.trained.chains import ChainPass
-from rank_collapse.measures.influence import mean_cosine, shown
 from rank_collapse.measures.residuals import residual_ratio
 from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.measured.influence import mean_cosine, shown
 from rank_collapse.network.passes import run
 from rank_collapse.paths.chains import measured_sizes
 from rank_collapse.paths.contributions import PathContributions

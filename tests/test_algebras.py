@@ -24,12 +24,12 @@ import rank_collapse as rc
 from experiments.paper.collapse import cubic_law
 from experiments.paper.trained.chains import ChainPass
 from rank_collapse import pretrained
-from rank_collapse.measures.influence import InfluencePass
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual
 from rank_collapse.network.config import DEFAULTS, flat
 from rank_collapse.network.covers import EVERYTHING, INERT, SIZES
 from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.measured.influence import InfluencePass
 from rank_collapse.network.passes import Output, States, run
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.direct import variance_shares
@@ -243,7 +243,12 @@ PASSES = {
     "expectation": Pass(expectation.COVERS, expected_tokens, expectation.expected_pass),
 }
 # The others are of the full suite.
-USUAL = ("mlp_skip, norm_placement post", "scale_scores, temperature")
+USUAL = (
+    "mlp_skip, norm_placement post",
+    "scale_scores, temperature",
+    "cross_attention",
+    "mlp of one's own",
+)
 
 
 @pytest.mark.parametrize("name", PASSES)

@@ -61,6 +61,9 @@ def experiments() -> str:
     )
 
 
+ALSO = {"measures": ("rank_collapse.watch.",)}  # what stands on a page beside its package
+
+
 def load_exports(package: str) -> list[str]:
     """Reads the full names that a package exports: in its stub, or in its `__init__`."""
     folder = REPOSITORY.joinpath(*package.split("."))
@@ -79,7 +82,8 @@ def load_exports(package: str) -> list[str]:
 def public(page: str) -> list[str]:
     """Lists the objects of one page of the API, by their full names."""
     package = f"rank_collapse.{page}"
-    names = {name for name in load_exports("rank_collapse") if name.startswith(f"{package}.")}
+    places = (f"{package}.", *ALSO.get(page, ()))
+    names = {name for name in load_exports("rank_collapse") if name.startswith(places)}
     names.update(load_exports(package))
     modules = {f"rank_collapse.{module}" for module in WHOLE.get(page, ())}
     alone = {name for name in names if name.rpartition(".")[0] not in modules}

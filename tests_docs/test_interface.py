@@ -71,8 +71,6 @@ def test_choices_are_the_keys_of_their_table(choices, table):
             "has no 'scale'; its fields are gain, ",
         ),
         (lambda: CONFIG.skip_gian, "TransformerConfig has no 'skip_gian'.* skip_gain, "),
-        (lambda: rc.profile(HIDDEN).residual_ratio, r"write profile\['residual_ratio'\]"),
-        (lambda: rc.profile(HIDDEN).colour, "Profile has no attribute 'colour'$"),
     ],
 )
 def test_a_wrong_attribute_is_answered_with_the_right_one(guess, answer):

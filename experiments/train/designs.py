@@ -15,8 +15,8 @@ from experiments.lab.executor import Executor
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.train.training import Training, nested
-from rank_collapse.measures import updates
 from rank_collapse.network.inputs import input_states
+from rank_collapse.network.measured import updates
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import Ensemble, Hyper, Model, Recipe
 from rank_collapse.training.recipe import config_of

@@ -15,11 +15,11 @@ import numpy as np
 
 from rank_collapse import __version__, pretrained
 from rank_collapse.command.inputs import MAX_TOKENS, NUM_TEXTS, Inputs, Opened
-from rank_collapse.extras import required
 from rank_collapse.measures.profiles import Profile, rounding_of
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.pretrained.streaming import State
 from rank_collapse.runs import files
+from rank_collapse.runs.drawn import check_drawing
 from rank_collapse.struct import refuse_if
 
 # Means over the heads: {name in `attention_measures`: on the page}.
@@ -255,19 +255,6 @@ def check_output(given: argparse.Namespace, suffixes: Sequence[str] = (".html",)
         refuse_if(outside, f"--{name} {value} is not from 1 to {MOST_TOKENS}")
     if not (given.json or given.csv):
         check_drawing(f"--out {out}", "--json and --csv do without")
-
-
-def check_drawing(what: str, instead: str = "") -> None:
-    """Whether figures can be drawn here.
-
-    Raises:
-        MissingPackage: Without matplotlib.
-        ValueError: Of matplotlib, about its variable.
-    """
-    try:
-        required("matplotlib", what, "report", instead)
-    except ValueError as error:
-        raise ValueError(f"MPLBACKEND: {error}") from None
 
 
 def checked(one: Opened, inputs: Inputs) -> Checked:

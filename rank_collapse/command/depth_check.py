@@ -6,9 +6,9 @@
 Trains pre-norm networks over bytes for a few steps at each depth, three seeds each, and fits every
 quantity by a power of the depth: the mean size of the last states, their change in a step, residual
 ratio and cosine of tokens, the gradient of W_Q, how far blocks are from linear in their weights.
-Each slope has its 95 % interval and a range in which a rule holds. `rc.coord_check` does the same
-with a model of your own, of any framework. The rules are those of `rc.depth_rule`: sp, mup, half,
-completep, looped. --csv has every number, --json the slopes.
+Each slope has its 95 % interval, and each quantity its largest ratio between two depths.
+`rc.coord_check` does the same with a model of your own, of any framework. The rules are those of
+`rc.depth_rule`: sp, mup, half, completep, looped. --csv has every number, --json the slopes.
 """
 
 import argparse
@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rank_collapse.command import checkpoint
-from rank_collapse.measures.coord_check import MEANING
-from rank_collapse.report.coord_check import coordinates_figure
 from rank_collapse.runs.drawn import drawn
 from rank_collapse.text.words import read_text
+from rank_collapse.watch.coord_check import coordinates_figure
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +65,7 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
     curves = {n: own for name, check in checks.items() for n, own in check.by_width(name).items()}
 
     def figure(out: Path) -> dict[Path, bytes]:
-        return {out: drawn(coordinates_figure(curves, given.depths, MEANING))[".png"]}
+        return {out: drawn(coordinates_figure(curves, given.depths))[".png"]}
 
     said = [f"{name}: {check}" for name, check in checks.items()]
     checkpoint.write(given, lines, rows, figure, said)

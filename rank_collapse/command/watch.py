@@ -26,13 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.command.checkpoint import check_drawing
 from rank_collapse.extras import MissingPackage
 from rank_collapse.measures.table import COLLAPSE
 from rank_collapse.report.alarms import Threshold, alarms, of_metric
 from rank_collapse.report.metrics import MOST_PANELS, metrics_figure, names_of
 from rank_collapse.runs import metrics
-from rank_collapse.runs.drawn import drawn
+from rank_collapse.runs.drawn import check_drawing, drawn
 from rank_collapse.runs.files import RunError, damaged, make_folder, write_atomically
 
 PASSED = 3

@@ -2,7 +2,6 @@
 
 from .attention import (
     attention_entropy as attention_entropy,
-    attention_profile as attention_profile,
     attention_rows as attention_rows,
     first_column as first_column,
     largest_column as largest_column,
@@ -11,19 +10,9 @@ from .attention import (
     saturated_share as saturated_share,
     sink_rate as sink_rate,
 )
-from .coord_check import CoordCheck as CoordCheck, coord_check as coord_check
-from .influence import (
-    effective_depth as effective_depth,
-    layer_influence as layer_influence,
-    layer_removal as layer_removal,
-)
-from .monitor import (
-    monitor as monitor,
-    monitor_gradients as monitor_gradients,
-    monitored as monitored,
-)
+from .monitor import monitor as monitor
 from .norms import composite_norm as composite_norm, matrix_norm as matrix_norm
-from .profiles import Profile as Profile, network_profile as network_profile, profile as profile
+from .profiles import Profile as Profile, profile as profile
 from .residuals import (
     effective_rank as effective_rank,
     effective_rank_share as effective_rank_share,
@@ -34,7 +23,6 @@ from .residuals import (
     residual_ratio as residual_ratio,
     stable_rank as stable_rank,
     stable_rank_bound as stable_rank_bound,
-    stream_homogenisation as stream_homogenisation,
     token_cosine as token_cosine,
 )
 from .spikes import (
@@ -45,9 +33,4 @@ from .spikes import (
     spike_share as spike_share,
     spike_token as spike_token,
 )
-from .table import MEASURES as MEASURES, Measure as Measure
-from .updates import (
-    gradient_norms as gradient_norms,
-    output_change as output_change,
-    update_ranks as update_ranks,
-)
+from .table import MEASURES as MEASURES, Measure as Measure, Threshold as Threshold

@@ -1,59 +1,64 @@
 """Arrays where they live: NumPy, JAX or torch, on their device, by one namespace of functions.
 
 Measures are written once over `namespace(x)`, the functions of the array API standard for the
-framework of x. What is known and in the host's memory, JAX's arrays on a CPU among it, is computed
-by NumPy, since JAX would compile every operation again for each number of tokens.
+framework of x. What JAX alone needs stands in `on_jax`, which is imported where one of its arrays
+is measured. Concrete arrays of JAX on a CPU are computed by NumPy, since JAX would compile every
+operation again for each number of tokens.
 """
 
 import contextlib
 import functools
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
 
-import jax
-import jax.numpy as jnp
+import array_api_compat
 import numpy as np
-from array_api_compat import (
-    array_namespace as namespace,
-    is_jax_array,
-    is_numpy_array,
-    is_torch_array,
-)
-from jaxtyping import Array
+from array_api_compat import array_namespace as namespace, is_numpy_array, is_torch_array
 
-from rank_collapse.network.inputs import as_mask
-from rank_collapse.network.precision import P, R
+from rank_collapse.struct import refuse, refuse_if
 
 FRAMEWORKS = ("NumPy", "JAX", "torch")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def where_it_lives(measure: Callable[P, R]) -> Callable[P, R]:
     """Decorator: a measure's result is of its argument's framework, and on its device.
 
-    JAX's arrays in the host's memory are passed to the measure as NumPy's, without a copy, and its
-    results become JAX's again. Products of torch tensors keep their precision under `autocast`.
+    Products keep their precision: of torch under `autocast`, of JAX on accelerators.
     """
-
-    def is_on_host(a):
-        known = isinstance(a, jax.Array) and not isinstance(a, jax.core.Tracer)
-        return known and a.is_fully_addressable and {d.platform for d in a.devices()} == {"cpu"}
 
     @functools.wraps(measure)
     def measured(*args: P.args, **options: P.kwargs) -> R:
-        leaves, structure = jax.tree.flatten((args, options))
-        of_jax = [is_on_host(a) for a in leaves]
-        leaves = [np.asarray(a) if own else a for a, own in zip(leaves, of_jax, strict=True)]
-        args, options = jax.tree.unflatten(structure, leaves)
-        device = next((a.device.type for a in leaves if is_torch_array(a)), None)
-        exact = contextlib.nullcontext()
+        device = next((a.device.type for a in flat((args, options)) if is_torch_array(a)), None)
         if device is not None:
-            exact = sys.modules["torch"].autocast(device, enabled=False)
-        with np.errstate(all="ignore"), exact:
-            found = measure(*args, **options)
-        return jax.tree.map(as_jax, found) if any(of_jax) else found
+            with sys.modules["torch"].autocast(device, enabled=False):
+                return measure(*args, **options)
+        with np.errstate(all="ignore"):
+            if sys.modules.get("jax") is None:
+                return measure(*args, **options)
+            from rank_collapse.measures import on_jax
+
+            return on_jax.measured(measure, args, options)
 
     return measured
+
+
+def is_jax_array(x: Any) -> bool:
+    """Whether x is an array of JAX, traced or not; without JAX nothing is."""
+    return sys.modules.get("jax") is not None and array_api_compat.is_jax_array(x)
+
+
+def flat(values: Any) -> Iterator[Any]:
+    """The leaves of nested lists, tuples and dictionaries."""
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, list | tuple):
+        for value in values:
+            yield from flat(value)
+    else:
+        yield values
 
 
 def as_array(x: Any) -> Any:
@@ -62,18 +67,23 @@ def as_array(x: Any) -> Any:
     Raises:
         ValueError: No array of real numbers, or one of `numpy.ma`.
     """
-    if hasattr(x, "__jax_array__") and not isinstance(x, jax.Array):  # of NNX
+    if hasattr(x, "__jax_array__") and not is_jax_array(x):  # of NNX
         x = x.__jax_array__()
     kind = type(x).__name__
-    if isinstance(x, np.ma.MaskedArray):
-        raise ValueError(f"a {kind} has a mask of its own: pass x.data, and mask=")
+    refuse_if(
+        isinstance(x, np.ma.MaskedArray), f"a {kind} has a mask of its own: pass x.data, and mask="
+    )
     if not (is_jax_array(x) or is_torch_array(x)):
-        traced = any(isinstance(a, jax.Array) for a in jax.tree.leaves(x))  # a list of them
-        x = jnp.asarray(x) if traced else np.asarray(x)
-        if not traced and x.dtype.kind in "OSU":
-            raise ValueError(f"a {kind} is not an array of numbers: pass hidden states or weights")
-    if "complex" in str(x.dtype):
-        raise ValueError(f"x of dtype {x.dtype} is not real")
+        if any(map(is_jax_array, flat(x))):  # a list of them
+            import jax.numpy as jnp
+
+            return as_array(jnp.asarray(x))
+        x = np.asarray(x)
+        refuse_if(
+            x.dtype.kind in "OSU",
+            f"a {kind} is not an array of numbers: pass hidden states or weights",
+        )
+    refuse_if("complex" in str(x.dtype), f"x of dtype {x.dtype} is not real")
     return x
 
 
@@ -89,48 +99,80 @@ def as_floats(x: Any) -> Any:
     return x if name.endswith(("float32", "float64")) else xp.astype(x, xp.float32)
 
 
+def is_traced(x: Any) -> bool:
+    """Whether x stands for an array of JAX whose values are not known yet."""
+    if not is_jax_array(x):
+        return False
+    import jax
+
+    return isinstance(x, jax.core.Tracer)
+
+
 def as_bools(mask: Any, name: str = "mask") -> Any:
-    """A mask as Bool, from booleans or the numbers 0 and 1, see `as_array`.
+    """A mask as Bool of its framework, from booleans or the numbers 0 and 1, lists of them too.
 
     Raises:
-        ValueError: Other values: see `inputs.as_mask`. Of torch only floats are checked, on the
-            host.
+        ValueError: Other values: an additive mask of floats would be read the wrong way round. So
+            floats that are traced, or all 0, are refused too. Of torch only floats are checked, on
+            the host.
     """
+    refuse_if(
+        isinstance(mask, str),
+        f"{name}={mask!r} is not an array: use config.replace(mask={mask!r})",
+    )
     mask = as_array(mask)
-    if is_jax_array(mask):
-        return as_mask(mask, name)
-    if not is_torch_array(mask):
-        as_mask(mask, name)  # whose result is traced inside jit
-        return mask.astype(bool)
-    if "float" not in str(mask.dtype):
-        return mask != 0
-    return namespace(mask).asarray(as_bools(on_host(mask), name), device=mask.device)
+    if is_torch_array(mask):
+        if "float" not in str(mask.dtype):
+            return mask != 0
+        return namespace(mask).asarray(as_bools(on_host(mask), name), device=mask.device)
+    xp = namespace(mask)
+    if mask.dtype == bool:
+        return mask
+    known = not is_traced(mask)
+    binary = known and bool(xp.all((mask == 0) | (mask == 1)))
+    refuse(
+        (
+            not (xp.isdtype(mask.dtype, "integral") or (binary and mask.any())),
+            f"{name} of dtype {mask.dtype}: a mask is boolean or of 0 and 1, which is where a "
+            "query may attend; additive masks go to bias=",
+        ),
+        (known and not binary, f"{name} of dtype {mask.dtype} has values other than 0 and 1"),
+    )
+    return mask.astype(bool)
 
 
-def beside(x: Any, mask: Any) -> tuple[Any, Any]:
+def same_framework(x: Any, mask: Any) -> tuple[Any, Any]:
     """(x, mask) of one framework on one device: of x, or of JAX where either is JAX's."""
     if is_torch_array(x) and is_torch_array(mask):
         return x, mask.to(x.device)
     if is_torch_array(x):
         return x, namespace(x).asarray(np.array(mask), device=x.device)
     both = x, on_host(mask)
-    return tuple(map(jnp.asarray, both)) if any(map(is_jax_array, both)) else both
+    if not any(map(is_jax_array, both)):
+        return both
+    import jax.numpy as jnp
+
+    return jnp.asarray(both[0]), jnp.asarray(both[1])
 
 
 def with_mask(x: Any, mask: Any, shape: tuple[int, ...], what: str) -> tuple[Any, Any]:
-    """(x, a mask [..., n] as Bool of that shape, of whose axes it has the last), see `beside`.
+    """(x, a mask [..., n] as Bool of that shape, of whose axes it has the last).
+
+    Both are of one framework, see `same_framework`.
 
     Raises:
         ValueError: A mask of other axes.
     """
-    x, mask = beside(x, as_bools(mask))
-    own = tuple(mask.shape)
-    if not own or own != shape[-len(own) :]:
-        raise ValueError(f"mask of shape {own} does not fit {what} of {shape}")
+    x, mask = same_framework(x, as_bools(mask))
+    axes = tuple(mask.shape)
+    refuse_if(
+        not axes or axes != shape[-len(axes) :],
+        f"mask of shape {axes} does not fit {what} of {shape}",
+    )
     return x, namespace(x).broadcast_to(mask, shape)
 
 
-def known(x: Any) -> Any:
+def host_values_or_none(x: Any) -> Any:
     """NumPy's array of the values where they are in the host's memory and known; else None."""
     if not is_torch_array(x):
         return x if is_numpy_array(x) else None
@@ -145,33 +187,12 @@ def on_host(x: Any) -> Any:
     return x.detach().cpu().numpy() if is_torch_array(x) else x
 
 
-def as_jax(x: Any) -> Array:
-    """NumPy's array as JAX's; unlike `jnp.asarray` this compiles nothing."""
-    return jax.device_put(x) if is_numpy_array(x) else x
-
-
 def constant(x: Any) -> Any:
     """x without its derivative."""
-    return x.detach() if is_torch_array(x) else jax.lax.stop_gradient(x) if is_jax_array(x) else x
-
-
-def gathered(x: Any, axis_name: str | None, axis: int) -> Any:
-    """All of an array whose axis is sharded over a mesh axis of `jax.shard_map`; None: as it is.
-
-    Raises:
-        ValueError: No such axis.
-    """
-    if axis_name is None or x is None:
+    if is_torch_array(x):
+        return x.detach()
+    if not is_jax_array(x):
         return x
-    try:
-        return jax.lax.all_gather(jnp.asarray(x), axis_name, axis=axis, tiled=True)
-    except NameError:
-        raise ValueError(f"axis_name={axis_name!r} is not an axis of a shard_map here") from None
+    import jax
 
-
-def of_first_shard(tree: Any, axis_name: str | None) -> Any:
-    """The first shard's copy of a value that is equal on all shards, marked as not varying."""
-    if axis_name is None:
-        return tree
-    is_first = jax.lax.axis_index(axis_name) == 0
-    return jax.tree.map(lambda a: jax.lax.psum(jnp.where(is_first, a, 0), axis_name), tree)
+    return jax.lax.stop_gradient(x)

@@ -14,36 +14,34 @@ inside jit and vmap); NaN stays NaN. Keys that a mask leaves out have weight 0 a
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
+from rank_collapse.measures import documents
 from rank_collapse.measures.arrays import (
     as_array,
     as_bools,
     as_floats,
-    beside,
-    known,
+    host_values_or_none,
     namespace,
     on_host,
+    same_framework,
     where_it_lives,
 )
 from rank_collapse.measures.norms import mean_of
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Each, run
-from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import Forward
-from rank_collapse.network.walk import Layer
 from rank_collapse.struct import refuse, refuse_if
 
 
 @where_it_lives
-def attention_entropy(attention: Any, *, mask: Any = None) -> Float[Any, "*s"]:
+def attention_entropy(
+    attention: Any, *, mask: Any = None, missing_key: bool = False
+) -> Float[Any, "*s"]:
     """−Σ_j P_ij log P_ij in nats, its mean over the queries i: log m if uniform, 0 if one-hot.
 
     Args:
         attention: Weights [..., n, m]; `trace.attention` is [L, h, n, n].
         mask: Bool [n] or [b, n], the queries that exist; None for all.
+        missing_key: Whether what a row lacks to 1 is the weight of one key more, as of a learned
+            sink beside the keys (gpt-oss, or softmax with 1 added to its sum).
 
     Returns:
         One value per matrix, [...].
@@ -51,11 +49,17 @@ def attention_entropy(attention: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     Raises:
         ValueError: Not matrices of weights, or a mask of another shape.
     """
-    p, mask = _weights(attention, mask)
-    xp = namespace(p)
+    p, mask = _weights(attention, mask, missing_key)
+    entropy = _summands(p).sum(axis=-1)
+    if missing_key:
+        entropy = entropy + _summands(namespace(p).clip(1 - p.sum(axis=-1), 0, None))
+    return mean_of(entropy, mask)
+
+
+def _summands(p):
     # Where p is 0 so is the product; a select in its place takes three times as long on a CPU.
-    log = xp.log(xp.clip(p, xp.finfo(p.dtype).tiny, None))
-    return mean_of(-xp.sum(p * log, axis=-1), mask)
+    xp = namespace(p)
+    return -p * xp.log(xp.clip(p, xp.finfo(p.dtype).tiny, None))
 
 
 @where_it_lives
@@ -156,7 +160,7 @@ def largest_logit(scores: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     s = as_floats(scores)
     refuse_if(s.ndim < 2, f"scores of shape {tuple(s.shape)} are not [..., n, m]")
     if mask is not None:
-        s, mask = beside(s, as_bools(mask))
+        s, mask = same_framework(s, as_bools(mask))
         mask = mask[:, None] & mask[None] if mask.ndim == 1 else mask
         refuse_if(
             mask.shape[-2:] != s.shape[-2:] or mask.ndim > s.ndim,
@@ -166,26 +170,25 @@ def largest_logit(scores: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     return namespace(s).max(s, axis=(-2, -1))
 
 
-def _weights(attention, mask):
+def _weights(attention, mask, missing_key=False):
     """Attention of any framework in float32 at least, and its mask."""
     p = as_floats(attention)
     refuse_if(p.ndim < 2, f"attention of shape {tuple(p.shape)} is not [..., n, m]")
     if mask is not None:
-        p, mask = beside(p, _of_each(mask, p.shape[:-1], "mask", "queries"))
-    values = known(p)
+        p, mask = same_framework(p, _of_each(mask, p.shape[:-1], "mask", "queries"))
+    values = host_values_or_none(p)
     if values is not None:
         rows = values if mask is None else values[on_host(mask)]
-        least, sums = rows.min(initial=0), rows.sum(axis=-1)
+        least, off = rows.min(initial=0), rows.sum(axis=-1) - 1
+        off = off if missing_key else np.abs(off)
         # of bfloat16, whose weights are rounded to 2⁻⁹, among them
-        off = np.abs(sums - 1).max(initial=0, where=~np.isnan(sums))
-        if least < 0 or off > 0.02:
-            wrong = (
-                f"the weight {least:.3g}" if least < 0 else f"a row whose sum is {off:.3g} off 1"
-            )
-            raise ValueError(
-                f"attention of shape {tuple(p.shape)} has {wrong}: expected weights after the "
-                "softmax; exclude rows that do not exist with mask="
-            )
+        off = off.max(initial=0, where=~np.isnan(off))
+        wrong = f"the weight {least:.3g}" if least < 0 else f"a row whose sum is {off:.3g} off 1"
+        refuse_if(
+            least < 0 or off > 0.02,
+            f"attention of shape {tuple(p.shape)} has {wrong}: expected weights after the softmax; "
+            "exclude rows that do not exist with mask=, and see missing_key= of attention_entropy",
+        )
     return p, mask
 
 
@@ -212,7 +215,9 @@ def _first(p, mask, key_mask):
     columns = _columns(p, mask)
     chosen = columns[..., 0]
     if key_mask is not None:
-        columns, key_mask = beside(columns, _of_each(key_mask, columns.shape, "key_mask", "keys"))
+        columns, key_mask = same_framework(
+            columns, _of_each(key_mask, columns.shape, "key_mask", "keys")
+        )
         chosen = _of_first(columns, key_mask)
     xp = namespace(columns)
     if key_mask is None and mask is not None and mask.shape == columns.shape:
@@ -233,43 +238,12 @@ def _of_first(columns, exists):
 def _above(values, threshold):
     """1 above the threshold, 0 below it, NaN where the value is."""
     if not isinstance(threshold, int | float):
-        values, threshold = beside(values, as_array(threshold))
+        values, threshold = same_framework(values, as_array(threshold))
     xp = namespace(values)
     return xp.where(xp.isnan(values), values, xp.astype(values > threshold, values.dtype))
 
 
-@full_precision
-def attention_profile(
-    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
-) -> dict[str, Float[Array, "l h"]]:
-    """Measures of every head's attention weights, means over the queries that exist.
-
-    entropy          −Σ_j P_ij log P_ij in nats
-    largest_weight   max_j P_ij
-    largest_column   max_j mean_i P_ij, the key that gets most attention
-    first_column     mean_i P_i1, the attention sink (Xiao et al. 2024); of the first token that
-                     exists
-
-    Args:
-        params, x, config, **inputs: As in `rc.apply`; a mask [n] says which tokens exist.
-    """
-    params, prepared = prepare_inputs(params, x, config, **inputs)
-    return run(Each(attention_measures), params, prepared, config)
-
-
-def attention_measures(layer: Layer, x: Any, seen: Forward) -> dict[str, Float[Array, "h"]]:
-    """The measures of one layer's heads: a measure of `passes.Each`."""
-    weights, mask = seen.trace.attention, layer.inputs.token_mask
-    return {
-        "entropy": attention_entropy(weights, mask=mask),
-        "largest_weight": largest_weight(weights, mask=mask),
-        "largest_column": largest_column(weights, mask=mask),
-        "first_column": first_column(weights, mask=mask, key_mask=mask),
-    }
-
-
 @where_it_lives
-@full_precision
 def attention_rows(
     q: Any,
     k: Any,
@@ -277,7 +251,9 @@ def attention_rows(
     rows: Any = None,
     layout: Literal["hnk", "nhk"] | None = None,
     mask: Any = None,
+    segments: Any = None,
     causal: bool = False,
+    positions: Any = None,
     window: int | None = None,
     scale: float | None = None,
     sink: float = 0.3,
@@ -290,24 +266,29 @@ def attention_rows(
     Args:
         q: Queries [..., h, n, k] as they enter the product, after rotation and norms.
         k: Keys [..., g, m, k]; g divides h, heads share keys in groups of neighbours.
-        rows: Int [r], positions of the queries to measure; None for all.
+        rows: Int [r], which of the queries to measure; None for all.
         layout: "nhk" for q [..., n, h, k] and k [..., m, g, k]; None for "hnk", as above, where
             shapes do not suggest the other.
         mask: Bool [m] or [b, m], the keys that exist, and where m = n the queries; None for all.
-        causal: Whether query i attends to keys j ≤ i + m − n, of which a cache has the first m − n.
-        window: Only keys less than so many positions from i + m − n; None for all.
+        segments: Int [n] or [..., n] of packed rows, where m = n: tokens of one number are a
+            document and attend to it alone. An example is then a document, see `documents.split`.
+        causal: Whether query i attends to the keys j ≤ p_i alone.
+        positions: Int [n], p_i, the places of the queries among the keys; 0 to n − 1 where m = n.
+            With a cache, m > n, None takes the last n keys that the mask lets exist.
+        window: Only keys less than so many places from p_i; None for all.
         scale: 1/√k by default.
         sink: Weight of the first key that exists above which a head counts in sink_rate.
 
     Returns:
         "attention_entropy", "largest_weight" and "first_column" [..., h], "sink_rate" [...], of
-        `MEASURES`.
+        `MEASURES`; [documents, h] and [documents] with segments.
 
     Raises:
-        ValueError: Shapes that do not fit each other, rows that are not among the queries, or as
-            many keys as queries and fewer than heads, without a layout.
+        ValueError: Shapes that do not fit each other, rows that are not among the queries, as many
+            keys as queries and fewer than heads without a layout, or causal queries on a cache
+            whose places are not known.
     """
-    q, k = beside(as_floats(q), as_floats(k))
+    q, k = same_framework(as_floats(q), as_floats(k))
     refuse(
         (layout not in (None, "hnk", "nhk"), f"layout={layout!r} is not 'hnk' or 'nhk'"),
         (
@@ -318,30 +299,46 @@ def attention_rows(
     )
     if layout == "nhk":
         q, k = (namespace(a).moveaxis(a, -2, -3) for a in (q, k))
-    xp, (*leading, h, n, d), (*others, g, m, _) = namespace(q), q.shape, k.shape
-    if leading != others or h % g or k.shape[-1] != d:
-        raise ValueError(f"q of shape {tuple(q.shape)} does not fit k of shape {tuple(k.shape)}")
+    (*leading, h, n, d), (*leading_k, g, m, d_k) = q.shape, k.shape
+    refuse_if(
+        leading != leading_k or h % g or d_k != d,
+        f"q of shape {tuple(q.shape)} does not fit k of shape {tuple(k.shape)}",
+    )
+    exists = None if mask is None else same_framework(q, as_bools(mask))[1]
+    refuse_if(
+        exists is not None and tuple(exists.shape) not in ((m,), (*leading, m)),
+        f"mask of shape {np.shape(mask)} is not one of keys, ({m},) or {(*leading, m)}; which keys "
+        "a query may attend to say causal=, window= and segments=",
+    )
+    if segments is not None:
+        refuse_if(
+            m != n or rows is not None or positions is not None,
+            "segments= is of all tokens: without rows=, positions= and a cache",
+        )
+        q, k, exists = _by_document(q, k, segments, exists)
+        *leading, h, n, d = q.shape
+        m = n
     rows = np.arange(n) if rows is None else as_array(rows)
-    if isinstance(rows, np.ndarray) and not ((rows >= 0) & (rows < n)).all():
-        raise ValueError(f"rows={rows} are not all among the {n} queries")
-    q, rows = beside(q, rows)
-    scale = d**-0.5 if scale is None else scale
-    shown = scale * xp.take(q, rows, axis=-2)
-    shown = shown.reshape((*leading, g, -1, d))  # a group's heads one after the other
-    scores = (shown @ xp.matrix_transpose(k)).reshape((*leading, h, len(rows), m))
-    place, key = (rows + (m - n))[:, None], beside(q, np.arange(m)[None])[1]
-    there = (key <= place) if causal else (key == key) & (place == place)
-    if window is not None:
-        there = there & (key > place - window) & (key < place + window)
-    exists = beside(q, np.ones(m, bool))[1] if mask is None else beside(q, as_bools(mask))[1]
-    keys = xp.broadcast_to(exists[..., None, None, :], (*leading, 1, 1, m))
-    there = xp.broadcast_to(there, (*leading, 1, *there.shape)) & keys
-    counted = xp.any(there, axis=-1)
+    if isinstance(rows, np.ndarray):
+        refuse_if(
+            not ((rows >= 0) & (rows < n)).all(), f"rows={rows} are not all among the {n} queries"
+        )
+    q, rows = same_framework(q, rows)
+    xp = namespace(q)
+    keys = same_framework(q, np.ones(m, bool))[1] if exists is None else exists
+    keys = xp.broadcast_to(keys[..., None, None, :], (*leading, 1, 1, m))
+    allowed = xp.broadcast_to(keys, (*leading, 1, len(rows), m))
+    if causal or window is not None:
+        place = xp.take(_places(q, positions, n, m, exists), rows, axis=-1)
+        place = place.reshape((*place.shape[:-1], 1, len(rows), 1))
+        key = same_framework(q, np.arange(m))[1]
+        allowed = allowed & (key <= place) if causal else allowed
+        if window is not None:
+            allowed = allowed & (key > place - window) & (key < place + window)
+    counted = xp.any(allowed, axis=-1)
     if m == n:
         counted = counted & xp.take(keys[..., 0, :], rows, axis=-1)
-    scores = xp.where(there, scores, -xp.inf)
-    size = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
-    p = size / xp.sum(size, axis=-1, keepdims=True)
+    p = _softmax_of(q, k, rows, d**-0.5 if scale is None else scale, allowed)
     counted = xp.broadcast_to(counted, p.shape[:-1])
     keys = xp.broadcast_to(keys[..., 0, :], (*leading, h, m))
     return {
@@ -350,3 +347,47 @@ def attention_rows(
         "first_column": first_column(p, mask=counted, key_mask=keys),
         "sink_rate": sink_rate(p, sink=sink, mask=counted, key_mask=keys),
     }
+
+
+def _by_document(q, k, segments, exists):
+    """(queries, keys [documents, heads, tokens, width], which tokens exist)."""
+    xp, n = namespace(q), q.shape[-2]
+    q, k = (a.reshape((-1, *a.shape[-3:])) for a in (q, k))
+    shape = (len(q), n)
+    segments = segments if np.ndim(segments) == 1 else np.reshape(on_host(segments), shape)
+    exists = None if exists is None else xp.broadcast_to(exists, shape)
+    packed = documents.split(segments, exists, shape)
+    return packed.heads(q), packed.heads(k), same_framework(q, packed.exists)[1]
+
+
+def _places(q, positions, n, m, exists):
+    """Where the queries stand among the keys, Int [n] or [..., n]."""
+    xp = namespace(q)
+    if positions is not None:
+        refuse_if(
+            np.shape(positions)[-1:] != (n,),
+            f"positions of shape {np.shape(positions)} are not those of {n} queries",
+        )
+        return same_framework(q, as_array(positions))[1]
+    if m == n:
+        return same_framework(q, np.arange(n))[1]
+    refuse_if(
+        exists is None,
+        f"{n} queries of {m} keys: say positions=, the places of the queries among the keys, or "
+        "mask=, the keys that exist",
+    )
+    # The number of keys up to each; the last n that exist have the numbers count − n + 1 to count.
+    number = xp.cumulative_sum(xp.astype(exists, xp.int32), axis=-1)
+    wanted = number[..., -1:] - same_framework(q, np.arange(n - 1, -1, -1))[1]
+    return xp.argmax(xp.astype(number[..., None, :] == wanted[..., None], xp.int32), axis=-1)
+
+
+def _softmax_of(q, k, rows, scale, allowed):
+    """The weights [..., h, r, m] of some queries over the keys that each may attend to."""
+    xp, (*leading, h, _, d), (g, m) = namespace(q), q.shape, k.shape[-3:-1]
+    chosen = scale * xp.take(q, rows, axis=-2)
+    chosen = chosen.reshape((*leading, g, -1, d))  # a group's heads one after the other
+    scores = (chosen @ xp.matrix_transpose(k)).reshape((*leading, h, len(rows), m))
+    scores = xp.where(allowed, scores, -xp.inf)
+    size = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
+    return size / xp.sum(size, axis=-1, keepdims=True)

@@ -3,50 +3,38 @@
 Axis letters: b leading axes as one, n tokens, d width, h heads, m keys.
 """
 
-import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from array_api_compat import is_jax_array
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from rank_collapse.measures import spikes
+from rank_collapse.measures import documents, spikes
 from rank_collapse.measures.arrays import (
     as_floats,
-    beside,
-    gathered,
+    is_jax_array,
     namespace,
-    of_first_shard,
+    on_host,
+    same_framework,
     where_it_lives,
     with_mask,
 )
-from rank_collapse.measures.norms import divide
-from rank_collapse.measures.profiles import of_states
+from rank_collapse.measures.norms import divide, num_tokens, total
+from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS, measure_states
 from rank_collapse.measures.table import MEASURES
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Output, Walked, run
-from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import Layer
 from rank_collapse.struct import refuse_if
 
 TOKENS = ("residual_ratio", "token_cosine", "participation_ratio", "stable_rank_bound")
-OF_PAIRS = ("residual_ratio", "spiked", "token_cosine")  # which say nothing of one token
 ATTENTION = ("attention_entropy", "largest_weight", "largest_column", "sink_rate")
 
 
 @where_it_lives
-@full_precision
 def monitor(
     x: Any,
     attention: Any = None,
     *,
     mask: Any = None,
+    segments: Any = None,
     sink: float = 0.3,
     axis_name: str | None = None,
     tokens: spikes.TokenKind = "raw",
@@ -58,13 +46,18 @@ def monitor(
 
     Of `MEASURES`, where what they mean is said: "residual_ratio", "token_cosine",
     "participation_ratio" and "stable_rank_bound"; with attention also "attention_entropy",
-    "largest_weight", "largest_column" and "sink_rate". Also "spiked", the share of examples whose
-    residual ratio is of one token (see `Profile`), and with `exclude` "left_out", how many tokens.
+    "largest_weight", "largest_column" and "sink_rate". Beside them:
 
-    Computed in float32 (float64 stays), without singular values, where the arrays are. A pure
-    function: it works inside jit, scan, remat and vmap. Values that are not finite give NaN, not an
-    error. Means leave out examples without a token, and residual ratio and cosine also those of
-    one token; NaN where all are left out.
+    attention_entropy_least, attention_entropy_largest   over heads, of means over examples
+    batch_residual_ratio, batch_effective_rank           of two examples or more, each pooled by the
+                                                         mean of its tokens: collapse over the batch
+    spiked     the share of examples whose residual ratio is of one token, see `Profile`
+    left_out   with `exclude`, how many tokens
+
+    Computed in float32 (float64 stays), where the arrays are, without singular values but those of
+    the pooled examples. A pure function: it works inside jit, scan, remat and vmap. Values that are
+    not finite give NaN, not an error. Means leave out examples without a token, and residual ratio
+    and cosine also those of one token; NaN where all are left out.
     Cost: 2 n d min(n, d) operations for G, and n m per head for the attention.
 
     Args:
@@ -72,6 +65,8 @@ def monitor(
         attention: Weights [..., h, n, m] with the same leading axes; None for none.
         mask: Bool [n] or [..., n], the tokens that exist; None for all. Where m = n they are the
             keys too, and the first key is the first that exists; elsewhere it is key 0.
+        segments: Int [n] or [..., n] of packed rows: tokens of one number are a document, and an
+            example is a document, see `documents.split`.
         sink: Weight of the first key above which a head counts as a sink.
         axis_name: Inside `jax.shard_map`, the mesh axis over which tokens are sharded, queries of
             the attention with them: all are gathered and measured. Without it each shard's tokens
@@ -84,208 +79,110 @@ def monitor(
         Scalars by name.
 
     Raises:
-        ValueError: Shapes that do not fit each other, fewer than two tokens, or an axis_name of no
-            `shard_map`.
+        ValueError: Shapes that do not fit each other, fewer than two tokens, segments with
+            axis_name, or an axis_name of no `shard_map`.
     """
-    x, attention = (gathered(a, axis_name, -2) for a in (x, attention))
-    x, mask = as_floats(x), gathered(mask, axis_name, -1)
+    if axis_name is not None:
+        from rank_collapse.measures import on_jax
+
+        refuse_if(segments is not None, "segments= goes not with axis_name=")
+        x, attention = (on_jax.gathered(a, axis_name, -2) for a in (x, attention))
+        mask = on_jax.gathered(mask, axis_name, -1)
+    x = as_floats(x)
     refuse_if(
         x.ndim < 2 or x.shape[-2] < 2,
-        f"x of shape {x.shape} is not [..., n, d] with two tokens or more",
+        f"x of shape {tuple(x.shape)} is not [..., n, d] with two tokens or more",
     )
     *leading, n, d = x.shape
     if mask is not None:
         x, mask = with_mask(x, mask, (*leading, n), "tokens")
         mask = mask.reshape((-1, n))
-    read = None if norm is None else norm(x).reshape((-1, n, d))
-    choice = {"tokens": tokens, "exclude": exclude, "threshold": threshold}
-    x, chosen, left_out = spikes.chosen_tokens(x.reshape((-1, n, d)), mask, read, **choice)
-    given = {"x": x, "shown": chosen, "mask": mask}
+    arrays = {"x": x.reshape((-1, n, d)), "mask": mask}
     if attention is not None:
-        p = as_floats(attention)
-        refuse_if(
-            tuple(p.shape[:-3]) != tuple(leading) or p.ndim < 3,
-            f"attention of shape {tuple(p.shape)} is not [..., h, n, m] beside x of "
-            f"{(*leading, n, d)}",
-        )
-        refuse_if(p.shape[-2] != n, f"attention of shape {tuple(p.shape)} has not {n} queries")
-        given["p"] = beside(x, p.reshape((-1, *p.shape[-3:])))[1]
-    found = (_compiled if is_jax_array(x) else _means)(given, sink)
+        arrays["p"] = _weights_beside(x, as_floats(attention))
+    if segments is not None:
+        arrays = _by_document(arrays, segments, tuple(leading))
+    x, mask = arrays["x"], arrays["mask"]
+    choice = {"tokens": tokens, "exclude": exclude, "threshold": threshold}
+    read = None if norm is None else norm(x)
+    chosen, exists, left_out = spikes.chosen_tokens(x, mask, read, **choice)
+    arrays |= {"x": chosen, "counted": exists}
+    if is_jax_array(x):
+        from rank_collapse.measures import on_jax
+
+        scalars = on_jax.compiled(_scalars)(arrays, sink)
+    else:
+        scalars = _scalars(arrays, sink)
     if left_out is not None:
-        found["left_out"] = left_out.sum()
-    return of_first_shard(found, axis_name)
+        scalars["left_out"] = left_out.sum()
+    return scalars if axis_name is None else on_jax.of_first_shard(scalars, axis_name)
 
 
-def _means(given, sink):
-    """Means over examples [b], of those that have enough tokens."""
-    x, mask, p = given["x"], given["mask"], given.get("p")
-    found = of_states(TOKENS, x, given["shown"])
-    found["spiked"] = namespace(x).astype(found["spiked"], x.dtype)
-    of_tokens = dict.fromkeys(found, given["shown"])
-    if p is not None:
-        own = {"sink": sink, "key_mask": mask if p.shape[-1] == x.shape[-2] else None}
-        for name in ATTENTION:
-            each = MEASURES[name](p, mask=mask, **(own if name == "sink_rate" else {}))
-            found[name] = each.mean(axis=-1) if each.ndim > 1 else each
-    means = {}
-    for name, values in found.items():
-        shown = of_tokens.get(name, mask)
-        if shown is None:
-            means[name] = values.mean()
-            continue
-        xp, least = namespace(values), 2 if name in OF_PAIRS else 1
-        enough = xp.sum(shown, axis=-1) >= least
-        means[name] = divide(xp.sum(xp.where(enough, values, 0)), xp.sum(enough))
-    return means
-
-
-_compiled = jax.jit(_means)
-
-
-def monitored(
-    params: TransformerParams,
-    x: Any,
-    config: TransformerConfig,
-    *,
-    attention: bool = True,
-    **inputs: Any,
-) -> tuple[Float[Array, "n d"], dict[str, Float[Array, "l"]]]:
-    """(output, scalars): the forward pass, and `monitor` of each layer's states and attention.
-
-    The scalars are computed inside the scan over the layers, so that no layer's attention weights
-    are kept for them, and carry no gradient. Their dictionary is what `jax.value_and_grad(...,
-    has_aux=True)` takes.
-
-    Args:
-        params, x, config: As in `rank_collapse.apply`.
-        attention: Whether to measure the attention weights too.
-        **inputs: Other inputs of `apply`; of a mask [n], which tokens exist, these are measured.
-
-    Returns:
-        The output [n, d], and scalars [L] by name.
-
-    Raises:
-        ValueError: As `apply`, or fewer than two tokens.
-    """
-    params, prepared = prepare_inputs(params, x, config, **inputs)
-    return run(MonitorPass(attention), params, prepared, config)
-
-
-@dataclasses.dataclass(frozen=True)
-class MonitorPass(Output):
-    """`monitored` layer by layer."""
-
-    attention: bool = True
-
-    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
-        """The layer's scalars."""
-        trace = seen.trace
-        hidden, weights = jax.lax.stop_gradient((trace.hidden, trace.attention))
-        weights = weights if self.attention else None
-        return carry, monitor(hidden, weights, mask=layer.inputs.token_mask)
-
-    def finish(self, walked: Walked) -> tuple[Float[Array, "n d"], dict[str, Float[Array, "l"]]]:
-        """(output, scalars)."""
-        return walked.output, walked.found
-
-
-# How libraries name the weights of queries, keys and values; a part of a leaf's path is compared.
-PARTS = {
-    "query": frozenset(("w_q", "wq", "q", "query", "q_proj", "q_lin", "to_q", "query_proj")),
-    "key": frozenset(("w_k", "wk", "k", "key", "k_proj", "k_lin", "to_k", "key_proj")),
-    "value": frozenset(("w_v", "wv", "v", "value", "v_proj", "v_lin", "to_v", "value_proj")),
-}
-
-
-@full_precision
-def monitor_gradients(
-    gradients: Any,
-    *,
-    layer_axis: int | None = None,
-    parts: Mapping[str, str | Sequence[str] | Mapping[str, int]] | None = None,
-    axis: int | None = None,
-) -> dict[str, Float[Array, ""] | Float[Array, "l"]]:
-    """Norms of the gradients of queries', keys' and values' weights, of any tree of a network.
-
-    "query_gradient", "key_gradient", "value_gradient": √(Σ g²) over all leaves whose path has a
-    name of `PARTS` in it, biases too. At rank collapse the first two vanish (Noci et al. 2022).
-
-    Args:
-        gradients: Of a pytree of parameters: ours, Flax's, boxed or not, Equinox's, or a dictionary
-            by names such as "layers.0.attention.q_proj.weight".
-        layer_axis: Of every such leaf, where layers are stacked: then norms are by layer, [l].
-        parts: Further names beside `PARTS`: {part of a leaf's path: what the leaf holds}. A leaf
-            may hold one part, {"w_query": "query"}, equal shares, {"c_attn": ("query", "key",
-            "value")}, or shares of these widths, {"c_attn": {"query": 512, "key": 128, "value":
-            128}}.
-        axis: The axis along which `parts` splits a leaf. None takes the only axis that fits: its
-            length is divisible by the number of shares, or is the sum of the widths. With an axis,
-            widths may have another unit, such as heads.
-
-    Returns:
-        Norms by name, without the parts that no leaf is named after.
-
-    Raises:
-        ValueError: No leaf is named after queries, keys or values, an axis of layers that is not
-            there or not of one length, or a leaf that cannot be split as its part says, or along
-            more than one axis.
-    """
-    table = {name: part for part, names in PARTS.items() for name in names} | dict(parts or {})
-    boxed = jax.tree_util.tree_leaves_with_path(gradients, is_leaf=_is_box)
-    dotted = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
-    leaves = [(dotted(path), a) for path, node in boxed for a in jax.tree.leaves(node)]
-    squares: dict[str, Any] = {}
-    for path, leaf in leaves:
-        places = {name: f".{path}.".rfind(f".{name}.") for name in table}
-        name = max(places, key=places.__getitem__)
-        for part, piece in (
-            _pieces(path, leaf, table[name], layer_axis, axis) if places[name] >= 0 else ()
-        ):
-            axes = tuple(range(layer_axis is not None, piece.ndim))
-            square = jnp.sum(jnp.square(piece), axis=axes)
-            known = squares.setdefault(part, jnp.zeros_like(square))
-            if known.shape != square.shape:
-                raise ValueError(
-                    f"{path} of shape {leaf.shape} does not have {len(known)} layers along "
-                    f"layer_axis={layer_axis}, as the other leaves have"
-                )
-            squares[part] = known + square
-    if not squares:
-        seen = ", ".join(path for path, _ in leaves[:3])
-        raise ValueError(
-            f"no leaf is named after queries, keys or values: {seen}, ...; parts= may name them"
-        )
-    return {f"{part}_gradient": jnp.sqrt(squares[part]) for part in PARTS if part in squares}
-
-
-def _is_box(node):
-    """Whether Flax, Linen or NNX, keeps one array in it, whose path would end in "value"."""
-    return hasattr(node, "add_axis") and hasattr(node, "remove_axis")
-
-
-def _pieces(path, leaf, held, layer_axis, axis):
-    """(part, its array [l, ...] or [...]) of a leaf that holds one part or several."""
-    leaf = as_floats(leaf)
-    shape, axes = leaf.shape, range(-leaf.ndim, leaf.ndim)
+def _weights_beside(x, p):
+    """Weights [b, h, n, m] of tokens [..., n, d]."""
+    shape, expected = tuple(p.shape), tuple(x.shape)
     refuse_if(
-        layer_axis is not None and layer_axis not in axes,
-        f"{path} of shape {shape} has no axis layer_axis={layer_axis}",
+        p.ndim < 3 or shape[:-3] != expected[:-2],
+        f"attention of shape {shape} is not [..., h, n, m] beside x of {expected}",
     )
-    pieces = [(held, leaf)]
-    if not (isinstance(held, str) and held in PARTS):
-        shares = dict(held) if isinstance(held, Mapping) else dict.fromkeys(held, 1)
-        whole, ends = sum(shares.values()), np.cumsum([*shares.values()])[:-1]
-        own = [i for i in range(leaf.ndim) if layer_axis is None or i != layer_axis % leaf.ndim]
-        fits = [i for i in own if shape[i] and shape[i] % max(whole, 1) == 0]
-        if axis is not None:
-            fits = [i for i in fits if axis in (i, i - leaf.ndim)]
-        elif isinstance(held, Mapping):
-            fits = [i for i in fits if shape[i] == whole]
-        if not shares.keys() <= PARTS.keys() or len(fits) != 1:
-            along = f"axis={axis}" if axis is not None else "one axis alone, which axis= may name"
-            raise ValueError(f"{path} of shape {shape} does not hold {held} side by side, {along}")
-        ends = ends * (shape[fits[0]] // whole)
-        pieces = zip(shares, jnp.split(leaf, ends, axis=fits[0]), strict=True)
-    if layer_axis is None:
-        return list(pieces)
-    return [(part, jnp.moveaxis(piece, layer_axis, 0)) for part, piece in pieces]
+    refuse_if(
+        shape[-2] != expected[-2], f"attention of shape {shape} has not {expected[-2]} queries"
+    )
+    return same_framework(x, p.reshape((-1, *shape[-3:])))[1]
+
+
+def _by_document(arrays, segments, leading):
+    """The same arrays, an example for each document."""
+    x, mask = arrays["x"], arrays["mask"]
+    segments = segments if np.ndim(segments) == 1 else np.reshape(on_host(segments), x.shape[:2])
+    packed = documents.split(segments, mask, tuple(x.shape[:2]))
+    pieces = {"x": packed.tokens(x), "mask": same_framework(x, packed.exists)[1]}
+    if "p" in arrays:
+        pieces["p"] = packed.weights(arrays["p"])
+    return pieces
+
+
+def _scalars(arrays, sink):
+    """Means over examples [b], of those that have enough tokens."""
+    x, mask, counted = arrays["x"], arrays["mask"], arrays["counted"]
+    values = measure_states(TOKENS, x, counted)
+    values["spiked"] = namespace(x).astype(values["spiked"], x.dtype)
+    least = dict.fromkeys((*NEEDS_TWO_TOKENS, "spiked"), 2)
+    scalars = {name: _mean(a, counted, least.get(name, 1)) for name, a in values.items()}
+    if len(x) > 1:
+        scalars |= _of_batch(x, counted)
+    if "p" in arrays:
+        scalars |= _of_attention(arrays["p"], mask, x.shape[-2], sink)
+    return scalars
+
+
+def _of_batch(x, mask):
+    """Of the examples, each pooled by the mean of its tokens."""
+    xp, count = namespace(x), num_tokens(x, mask)
+    x = x if mask is None else xp.where(mask[..., None], x, 0)
+    pooled = divide(total(x, -2), count[..., None], 0)
+    values = measure_states(("residual_ratio", "effective_rank"), pooled, count > 0)
+    return {f"batch_{name}": values[name] for name in ("residual_ratio", "effective_rank")}
+
+
+def _of_attention(p, mask, num_tokens, sink):
+    scalars = {}
+    key_mask = mask if p.shape[-1] == num_tokens else None
+    for name in ATTENTION:
+        options = {"sink": sink, "key_mask": key_mask} if name == "sink_rate" else {}
+        each = MEASURES[name](p, mask=mask, **options)
+        scalars[name] = _mean(each.mean(axis=-1) if each.ndim > 1 else each, mask)
+        if name == "attention_entropy":
+            xp, by_head = namespace(each), _mean(each, mask)
+            scalars["attention_entropy_least"] = xp.min(by_head)
+            scalars["attention_entropy_largest"] = xp.max(by_head)
+    return scalars
+
+
+def _mean(values, mask, least=1):
+    """Means of values [b, ...] over the examples in which at least so many tokens exist."""
+    if mask is None:
+        return values.mean(axis=0)
+    xp = namespace(values)
+    enough = (xp.sum(mask, axis=-1) >= least).reshape((-1, *[1] * (values.ndim - 1)))
+    return divide(xp.sum(xp.where(enough, values, 0), axis=0), xp.sum(enough, axis=0))

@@ -1,64 +1,22 @@
 """Matrix norms of tokens [..., n, d], with an optional mask of tokens that exist."""
 
 import functools
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, get_args
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from array_api_compat import is_jax_array, is_numpy_array, is_torch_array
+from array_api_compat import is_numpy_array, is_torch_array
 from jaxtyping import Float
 
 from rank_collapse.measures.arrays import (
     as_array,
     as_floats,
     constant,
+    is_jax_array,
     namespace,
     where_it_lives,
     with_mask,
 )
 from rank_collapse.struct import refuse, refuse_if
-
-
-def _one_by_one(plain: Callable) -> Callable:
-    """`plain` of [..., n, d], one matrix at a time on a CPU. Derivatives are those of `plain`.
-
-    jaxlib's LAPACK calls for several matrices split them over the thread pool that already runs the
-    call, and wait for it. With as many CPU devices as threads all of them wait, for ever (jaxlib
-    0.10.2, seeds shared by two devices on two cores). A call for one matrix does not wait, so vmap
-    becomes a loop on a CPU; elsewhere it stays the batched call.
-    """
-
-    @jax.custom_batching.custom_vmap
-    def batched(x):
-        return plain(x)
-
-    @batched.def_vmap
-    def looped(size, in_batched, x):
-        loop, at_once = partial(jax.lax.map, batched), jax.vmap(plain)
-        out = jax.lax.platform_dependent(x, cpu=loop, default=at_once)
-        return out, jax.tree.map(lambda _: True, out)
-
-    @jax.custom_jvp
-    def decomposed(x):
-        return batched(x)
-
-    @decomposed.defjvp
-    def derivative(primals, tangents):
-        return jax.jvp(plain, primals, tangents)
-
-    def of_each(x):
-        return decomposed(x) if x.ndim == 2 else jax.vmap(of_each)(x)
-
-    return of_each
-
-
-# x [..., n, d] → U [n, r], singular values [r], largest first, and Vᵀ [r, d], with r = min(n, d)
-svd = _one_by_one(partial(jnp.linalg.svd, full_matrices=False))
-svdvals = _one_by_one(jnp.linalg.svdvals)  # x [n, d] → singular values [r], largest first
-
 
 Norm = Literal["composite", "one", "inf", "frobenius", "spectral", "max"]
 NORMS = get_args(Norm)
@@ -106,8 +64,8 @@ def root(x: Any) -> Any:
 def divide(part: Any, whole: Any, otherwise: Any = np.nan) -> Any:
     """part/whole, and `otherwise` where whole is 0; derivatives are finite there."""
     xp = namespace(part)
-    found = xp.where(whole == 0, otherwise, part / xp.where(whole == 0, 1, whole))
-    return xp.astype(found, part.dtype, copy=False)
+    ratio = xp.where(whole == 0, otherwise, part / xp.where(whole == 0, 1, whole))
+    return xp.astype(ratio, part.dtype, copy=False)
 
 
 def total(x: Any, axis: int) -> Any:
@@ -205,7 +163,9 @@ def singular_values_of(x: Any) -> Any:
     """`singular_values` of what `as_tokens` made."""
     (scaled, scale), xp = unit_scale(x), namespace(x)
     if is_jax_array(x):
-        return scale[..., None] * svdvals(scaled)
+        from rank_collapse.measures import on_jax
+
+        return scale[..., None] * on_jax.svdvals(scaled)
     if x.dtype == xp.float64:
         return scale[..., None] * xp.linalg.svdvals(scaled)
     squares = xp.linalg.eigvalsh(gram_of(xp.astype(scaled, xp.float64)))
@@ -218,8 +178,7 @@ def gram_of(x: Any) -> Any:
     xp = namespace(x)
     transposed = xp.matrix_transpose(x)
     left, right = (x, transposed) if x.shape[-2] <= x.shape[-1] else (transposed, x)
-    with jax.default_matmul_precision("highest"):
-        return left @ right
+    return left @ right
 
 
 def unit_scale(x: Any, axis: Any = (-2, -1)) -> tuple[Any, Any]:

@@ -9,19 +9,16 @@ gives one value per example, [...]. Computed in float64 where x is, else in floa
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from array_api_compat import is_jax_array, is_torch_array
+from array_api_compat import is_torch_array
 from jaxtyping import Float
 
 from rank_collapse.measures.arrays import (
-    as_array,
-    beside,
     constant,
+    is_jax_array,
     namespace,
+    same_framework,
     where_it_lives,
-    with_mask,
 )
 from rank_collapse.measures.centers import Center, center_of
 from rank_collapse.measures.norms import (
@@ -29,12 +26,10 @@ from rank_collapse.measures.norms import (
     as_tokens,
     divide,
     gram_of,
-    mean_of,
     norm_of,
     num_tokens,
     root,
     singular_values_of,
-    svd,
     total,
     unit_scale,
 )
@@ -119,7 +114,9 @@ def _best_rank_one_residual(x):
     """X − σ_1 u_1 v_1ᵀ, what the best approximation of rank one leaves (Eckart and Young)."""
     (scaled, scale), xp = unit_scale(x), namespace(x)
     if is_jax_array(x):
-        part = jnp.vectorize(_best_rank_one, signature="(n,d)->(n,d)")(scaled)
+        from rank_collapse.measures import on_jax
+
+        part = on_jax.from_svd(_first_part, _first_part_change)(scaled)
     else:
         known = constant(scaled)
         factors = xp.linalg.svd(known, full_matrices=False)
@@ -127,17 +124,6 @@ def _best_rank_one_residual(x):
         if is_torch_array(x):  # plus 0, with the derivative: that of torch's SVD divides by gaps
             part = part + _first_part_change(*factors, scaled - known)
     return x - scale[..., None, None] * part
-
-
-@jax.custom_jvp
-def _best_rank_one(x):
-    return _first_part(*svd(x))
-
-
-@_best_rank_one.defjvp
-def _best_rank_one_jvp(primals, tangents):
-    factors = svd(*primals)
-    return _first_part(*factors), _first_part_change(*factors, *tangents)
 
 
 def _first_part(u, s, vt):
@@ -171,7 +157,7 @@ def stable_rank(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """
     x, mask = scaled_tokens(x, mask)
     s = singular_values_of(x)
-    return of_some(namespace(s).sum(_of_largest(s), axis=-1), mask)
+    return nan_if_empty(namespace(s).sum(_of_largest(s), axis=-1), mask)
 
 
 @where_it_lives
@@ -182,7 +168,7 @@ def effective_rank(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
     """
     x, mask = scaled_tokens(x, mask)
-    return of_some(_effective_rank(x), mask)
+    return nan_if_empty(_effective_rank(x), mask)
 
 
 def _effective_rank(x):
@@ -213,7 +199,7 @@ def effective_rank_share(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """
     x, mask = scaled_tokens(x, mask)
     most = namespace(x).clip(num_tokens(x, mask) - 1, 0, x.shape[-1])
-    return of_some(divide(_effective_rank(residual_of(x, mask, "mean")), most), mask)
+    return nan_if_empty(divide(_effective_rank(residual_of(x, mask, "mean")), most), mask)
 
 
 @where_it_lives
@@ -229,7 +215,7 @@ def matrix_entropy(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     Source: Giraldo et al. 2014; Skean et al. 2025, section 3, at α → 1.
     """
     x, mask = scaled_tokens(x, mask)
-    return of_some(_entropy(_of_largest(singular_values_of(x))), mask)
+    return nan_if_empty(_entropy(_of_largest(singular_values_of(x))), mask)
 
 
 @where_it_lives
@@ -262,27 +248,6 @@ def unit_tokens(x: Any) -> tuple[Any, Any]:
 
 
 @where_it_lives
-def stream_homogenisation(streams: Any, *, mask: Any = None) -> Float[Any, "*b"]:
-    """Mean over tokens of the `token_cosine` of a token's streams: 1 where all streams are alike.
-
-    Args:
-        streams: [..., s, n, d], as `apply(..., keep=("residual",))` keeps them by layer in networks
-            with several residual streams.
-        mask: Bool [n] or [..., n], which tokens exist; None for all.
-
-    Raises:
-        ValueError: Fewer than two streams, or as `token_cosine`.
-    """
-    streams = as_array(streams)
-    if streams.ndim < 3:
-        raise ValueError(f"streams of shape {tuple(streams.shape)} are not [..., s, n, d]")
-    cosines = token_cosine(namespace(streams).moveaxis(streams, -3, -2))
-    if mask is not None:
-        cosines, mask = with_mask(cosines, mask, tuple(cosines.shape), "tokens")
-    return mean_of(cosines, mask)
-
-
-@where_it_lives
 def participation_ratio(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """tr(G)²/‖G‖_F² of G = XXᵀ, (Σ σ_i²)² / Σ σ_i⁴: how many directions carry the squares.
 
@@ -297,7 +262,7 @@ def participation_ratio(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     x, mask = scaled_tokens(x, mask)
     xp, gram = namespace(x), gram_of(x)
     square = xp.sum(xp.square(gram), axis=(-2, -1))
-    return of_some(divide(xp.square(xp.linalg.trace(gram)), square, 0), mask)
+    return nan_if_empty(divide(xp.square(xp.linalg.trace(gram)), square, 0), mask)
 
 
 @where_it_lives
@@ -316,29 +281,29 @@ def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     x, mask = scaled_tokens(x, mask)
     xp, gram = namespace(x), gram_of(x)
 
-    def step(v, _=None):
-        moved = gram @ v
-        return divide(moved, root(xp.sum(xp.square(moved), axis=-2, keepdims=True)), 0), _
+    def step(v):
+        product = gram @ v
+        return divide(product, root(xp.sum(xp.square(product), axis=-2, keepdims=True)), 0)
 
     v = np.random.default_rng(0).standard_normal((gram.shape[-1], 1))
     v = v if x.dtype == xp.float64 else v.astype(np.float32)
-    v = xp.broadcast_to(beside(x, v)[1], (*gram.shape[:-1], 1))
+    v = xp.broadcast_to(same_framework(x, v)[1], (*gram.shape[:-1], 1))
     if is_jax_array(x):
-        v = v + 0 * (gram[..., :1] == 0)  # varies over devices as x does, inside shard_map
-        with jax.default_matmul_precision("highest"):
-            v, _ = jax.lax.scan(step, v, None, length=POWER_STEPS)
+        from rank_collapse.measures import on_jax
+
+        v = on_jax.repeated(step, v, POWER_STEPS, gram[..., :1])
     else:
         for _ in range(POWER_STEPS):
-            v, _ = step(v)
+            v = step(v)
     most = (xp.matrix_transpose(v) @ gram @ v)[..., 0, 0]
-    return of_some(divide(xp.linalg.trace(gram), most, 0), mask)
+    return nan_if_empty(divide(xp.linalg.trace(gram), most, 0), mask)
 
 
-def of_some(value: Any, mask: Any) -> Any:
+def nan_if_empty(value: Any, mask: Any) -> Any:
     """A measure [...], NaN where no token exists."""
     xp = namespace(value)
     return value if mask is None else xp.where(xp.any(mask, axis=-1), value, xp.nan)
 
 
 def _ratio(part, whole, mask):
-    return of_some(divide(part, whole, 0), mask)
+    return nan_if_empty(divide(part, whole, 0), mask)

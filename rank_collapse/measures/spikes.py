@@ -11,7 +11,7 @@ from jaxtyping import Float
 from rank_collapse.measures.arrays import as_floats, namespace, where_it_lives
 from rank_collapse.measures.centers import median
 from rank_collapse.measures.norms import divide, num_tokens, root, unit_scale
-from rank_collapse.measures.residuals import of_some, residual_of, scaled_tokens, unit_tokens
+from rank_collapse.measures.residuals import nan_if_empty, residual_of, scaled_tokens, unit_tokens
 from rank_collapse.struct import refuse
 
 TokenKind = Literal["raw", "unit", "read"]
@@ -81,7 +81,7 @@ def spike_entry(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     last = size if mask is None else xp.where(mask[..., None], size, xp.inf)
     count = num_tokens(x, mask)[..., None] * x.shape[-1]
     middle = median(last.reshape((*x.shape[:-2], -1, 1)), count)[..., 0, 0]
-    return of_some(divide(xp.max(size, axis=(-2, -1)), middle), mask)
+    return nan_if_empty(divide(xp.max(size, axis=(-2, -1)), middle), mask)
 
 
 @where_it_lives
@@ -89,7 +89,7 @@ def spike_norm(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """max_i |x_i| / median_i |x_i|; NaN where the median is 0. Arguments as of `spike_entry`."""
     x, mask = scaled_tokens(x, mask)
     lengths, middle = _lengths(x, mask)
-    return of_some(divide(namespace(x).max(lengths, axis=-1), middle), mask)
+    return nan_if_empty(divide(namespace(x).max(lengths, axis=-1), middle), mask)
 
 
 @where_it_lives
@@ -128,7 +128,7 @@ def _place(x, mask, of_index):
     size = xp.abs(x).reshape((*x.shape[:-2], -1))
     index = xp.astype(of_index(xp.argmax(size, axis=-1), x.shape[-1]), x.dtype)
     known = xp.isfinite(xp.max(size, axis=-1))
-    return of_some(xp.where(known, index, xp.nan), mask)
+    return nan_if_empty(xp.where(known, index, xp.nan), mask)
 
 
 def _largest_share(x):

@@ -5,14 +5,13 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from rank_collapse import struct
 from rank_collapse.measures import attention, residuals, spikes
 from rank_collapse.measures.arrays import FRAMEWORKS, framework_of
-from rank_collapse.report.alarms import Threshold
 
 MeasureName = Literal[
     "residual_ratio",
@@ -37,8 +36,18 @@ MeasureName = Literal[
     "first_column",
     "sink_rate",
     "largest_logit",
-    "stream_homogenisation",
 ]
+
+
+class Threshold(NamedTuple):
+    """A bound that a metric should not pass."""
+
+    name: str  # The metric, also of a part of a network: "loss", and "decoder.loss"
+    value: float  # The bound
+    above: bool = False  # Whether passing means above it; below otherwise
+    meaning: str = ""  # Named in the alarm
+    # Whether the metric has to be finite: NaN (null in a file) or infinity passes too
+    finite: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +56,8 @@ class Measure:
 
     Attributes:
         of: measure(x, mask=...), pure, of one array.
-        needs: "tokens", x [n, d]; "attention", weights x [..., n, m]; "scores" before the softmax
-            [..., n, m]; or "streams" of a network that has several, x [..., s, n, d].
+        needs: "tokens", x [n, d]; "attention", weights x [..., n, m]; or "scores" before the
+            softmax [..., n, m].
         cost: Operations, up to a factor; h heads.
         meaning: One line.
         source: Paper.
@@ -232,18 +241,12 @@ MEASURES: dict[MeasureName, Measure] = {
         "max_ij S_ij before the softmax, what QK-clip bounds",
         "Kimi Team 2025",
     ),
-    "stream_homogenisation": Measure(
-        residuals.stream_homogenisation,
-        "streams",
-        "s n d",
-        "mean cosine of two residual streams of a token, 1 when all are alike",
-        "",
-    ),
 }
 
 # What a run is watched for.
 COLLAPSE = (
     *(measure.alarm for measure in MEASURES.values() if measure.alarm),
+    Threshold("attention_entropy_least", 0.05, meaning="entropy collapse of a head"),
     Threshold("loss", np.inf, above=True, meaning="divergence", finite=True),
 )
 

@@ -13,6 +13,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
+from rank_collapse.measures.arrays import as_bools
+from rank_collapse.measures.on_jax import as_jax
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
@@ -283,26 +285,9 @@ def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:
     """A mask as Bool, from booleans or the numbers 0 and 1, lists of them too.
 
     Raises:
-        ValueError: Other values: an additive mask of floats would be read the wrong way round. So
-            floats that are traced, or all 0, are refused too.
+        ValueError: Other values, see `measures.arrays.as_bools`.
     """
-    if isinstance(mask, str):
-        raise ValueError(f"{name}={mask!r} is not an array: use config.replace(mask={mask!r})")
-    xp = jnp if isinstance(mask, jax.Array) else np
-    mask = xp.asarray(mask)
-    if mask.dtype != bool:
-        known = not isinstance(mask, jax.core.Tracer)
-        binary = known and bool(xp.all((mask == 0) | (mask == 1)))
-        struct.refuse(
-            (
-                not (jnp.issubdtype(mask.dtype, jnp.integer) or (binary and mask.any())),
-                f"{name} of dtype {mask.dtype}: a mask is boolean or of 0 and 1, which is where a "
-                "query may attend; additive masks go to bias=",
-            ),
-            (known and not binary, f"{name} of dtype {mask.dtype} has values other than 0 and 1"),
-        )
-    # unlike `jnp.asarray`, device_put compiles nothing
-    return jax.device_put(mask.astype(bool)) if xp is np else mask.astype(bool)
+    return as_jax(as_bools(mask, name))
 
 
 def make_context(

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rank_collapse.measures.attention import attention_measures
-from rank_collapse.measures.influence import InfluencePass, RemovalPass, settled
-from rank_collapse.measures.profiles import ProfilePass
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import as_batch
+from rank_collapse.network.measured.heads import attention_measures
+from rank_collapse.network.measured.influence import InfluencePass, RemovalPass, settled
+from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import Each
 from rank_collapse.paths.contributions import LengthPass
@@ -149,7 +149,7 @@ def depth_report(
     lens_kl, lens_overlap        of X^l after the final norm: `lens.lens_measures`
     frozen_kl, frozen_overlap    the same with the norm's statistics of the last state
     {attention,mlp,layer}_cosine, attention_ratio, mlp_ratio, block_influence
-                                 branch and stream: `rc.measures.layer_influence`
+                                 branch and stream: `rc.network.layer_influence`
     angle, last_angle            of every two states, [b, L + 1, L + 1]
     error, cosine, later, later_most
                                  without each layer: `layer_removal`; the last two [b, L, L]

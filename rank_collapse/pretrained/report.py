@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.measures.attention import attention_measures
 from rank_collapse.measures.norms import composite_norm
-from rank_collapse.measures.profiles import Profile, ProfilePass
+from rank_collapse.measures.profiles import Profile
 from rank_collapse.measures.table import MEASURES, MeasureName
+from rank_collapse.network.measured.heads import attention_measures
+from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.passes import Each
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
@@ -36,7 +37,7 @@ class CheckpointReport:
     Attributes:
         states: {ablation: `Profile` [b, L + 1]} of the hidden states before the final norm.
         read: `Profile` [b, L + 1] of what attention reads, N(X^l); the last is the output.
-        attention: {measure: [b, L, h]}, of `rc.measures.attention_profile`.
+        attention: {measure: [b, L, h]}, of `rc.network.attention_profile`.
         path_size: ‖C_k‖_{1,∞} [b, L + 1] of the sum over all paths of length k.
     """
 

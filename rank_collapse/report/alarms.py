@@ -5,16 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-
-class Threshold(NamedTuple):
-    """A bound that a metric should not pass."""
-
-    name: str  # The metric, also of a part of a network: "loss", and "decoder.loss"
-    value: float  # The bound
-    above: bool = False  # Whether passing means above it; below otherwise
-    meaning: str = ""  # Named in the alarm
-    # Whether the metric has to be finite: NaN (null in a file) or infinity passes too
-    finite: bool = False
+from rank_collapse.measures.table import Threshold
 
 
 class Alarm(NamedTuple):

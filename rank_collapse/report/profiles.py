@@ -5,11 +5,15 @@ from typing import Any
 
 import numpy as np
 
+from rank_collapse.measures.profiles import Profile
 from rank_collapse.report import figures
+from rank_collapse.struct import refuse_if
 
 
 @figures.styled
-def plot(profile: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> figures.Figure:
+def plot(
+    profile: Profile | Mapping[str, Any] | Sequence[Profile | Mapping[str, Any]],
+) -> figures.Figure:
     """A panel per measure: its value by layer; of a batch the mean over examples and a deviation.
 
     `rc.plot(rc.profile(trace)).savefig("profile.png")`. Several profiles share the panels:
@@ -17,20 +21,16 @@ def plot(profile: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> figures.Fi
     layers whose residual is decided by rounding (`Profile.rounding`) in any of them are shaded.
 
     Args:
-        profile: {measure: [l] or [l, b]}, from `rc.profile`; or several, as a list or by label.
+        profile: From `rc.profile`, or {measure: [l] or [l, b]}; or several, as a list or by label.
 
     Raises:
-        ValueError: No measure, arrays that are not [l] or [l, b], or a `Profile` whose axis of
-            layers is not known.
+        ValueError: No measure, or arrays that are not [l] or [l, b].
     """
-    labelled = profile.items() if isinstance(profile, Mapping) else enumerate(profile)
-    given: dict[Any, Any] = {str(label): one for label, one in labelled}
-    if not all(isinstance(one, Mapping) for one in given.values()):
-        given = {None: profile}
+    given = _labelled(profile)
     panels: dict[str, list] = {}
     for place, (label, one) in enumerate(given.items()):
-        for name, own in _by_layer(one).items():
-            panels.setdefault(name, []).append((place, label, *own))
+        for name, curve in _by_layer(one).items():
+            panels.setdefault(name, []).append((place, label, *curve))
     if not panels:
         raise ValueError(f"profile={profile!r} has no measures by layer")
     fig, axes = figures.panels(len(panels), 3)
@@ -52,21 +52,25 @@ def plot(profile: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> figures.Fi
     return fig
 
 
+def _labelled(profile):
+    """{label: `Profile`}, of one without a label."""
+    if isinstance(profile, Profile):
+        return {None: profile}
+    if not isinstance(profile, Mapping):
+        profile = dict(enumerate(profile))
+    kinds = [isinstance(one, Profile | Mapping) for one in profile.values()]
+    if not all(kinds):
+        return {None: Profile(profile)}
+    return {
+        str(label): one if isinstance(one, Profile) else Profile(one)
+        for label, one in profile.items()
+    }
+
+
 def _by_layer(profile):
     """{measure: (values [l, b], Bool [l], whether rounding decides any of the layer's)}."""
-    arrays = {name: np.asarray(_on_host(a), float) for name, a in profile.items()}
-    if not arrays or {a.ndim for a in arrays.values()} - {1, 2}:
-        shapes = {name: a.shape for name, a in arrays.items()}
-        raise ValueError(f"profile={shapes} has no measures by layer, each [l] or [l, b]")
-    axis, rounding = getattr(profile, "layer_axis", 0), getattr(profile, "rounding", None)
-    rounded = () if rounding is None else _rows(_on_host(rounding), axis).any(axis=1)
-    return {name: (_rows(a, axis), rounded) for name, a in arrays.items()}
-
-
-def _on_host(a):
-    """A tensor of torch as NumPy's array, without its derivative; others as they are."""
-    return a.detach().cpu().numpy() if hasattr(a, "detach") else a
-
-
-def _rows(a, axis):
-    return np.moveaxis(a, axis, 0).reshape(np.shape(a)[axis], -1)
+    refuse_if(not profile.measures, f"{profile} has no measures by layer, each [l] or [l, b]")
+    _, columns = profile.columns()
+    rows = {name: a.reshape(len(a), -1) for name, a in columns.items()}
+    rounded = rows["rounding"].any(axis=1) if "rounding" in rows else ()
+    return {name: (rows[name].astype(float), rounded) for name in profile.measures}

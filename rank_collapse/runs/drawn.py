@@ -3,6 +3,8 @@
 import io
 from typing import Any
 
+from rank_collapse.extras import required
+
 OPTIONS = {".png": {"dpi": 150}, ".pdf": {"metadata": {"CreationDate": None}}}
 _MARGIN = 0.1  # inches
 
@@ -25,3 +27,16 @@ def drawn(figure: Any) -> dict[str, bytes]:
             figure.savefig(stream, format=suffix[1:], bbox_inches=box, **options)
             files[suffix] = stream.getvalue()
     return files
+
+
+def check_drawing(what: str, instead: str = "") -> None:
+    """Whether figures can be drawn here.
+
+    Raises:
+        MissingPackage: Without matplotlib.
+        ValueError: Of matplotlib, about its variable.
+    """
+    try:
+        required("matplotlib", what, "report", instead)
+    except ValueError as error:
+        raise ValueError(f"MPLBACKEND: {error}") from None

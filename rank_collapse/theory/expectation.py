@@ -16,11 +16,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.measures.updates import MATRICES
 from rank_collapse.network import attention as attn, covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import GATED
+from rank_collapse.network.measured.updates import MATRICES
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import Algebra, final_norm, walk, walk_layer
 from rank_collapse.theory import token_kernel

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rank_collapse.measures.monitor import PARTS
 from rank_collapse.torch.products import Product
 from rank_collapse.torch.structure import QUERY, fused_of, owned
+from rank_collapse.watch.names import PARTS
 
 _NAMES = {**PARTS, "query": QUERY, "key": PARTS["key"] | {"linear_k", "k_linear"}}
 _NAMES["value"] = PARTS["value"] | {"linear_v", "v_linear"}

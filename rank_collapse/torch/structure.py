@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from rank_collapse.measures.monitor import PARTS
+from rank_collapse.watch.names import PARTS
 
 # Names of further projections of queries, of keys and values in one, and of all three in one.
 QUERY = PARTS["query"] | {"q_a_proj", "q_b_proj", "linear_q", "q_linear", "q_attn", "in_proj_q"}

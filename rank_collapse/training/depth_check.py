@@ -18,7 +18,6 @@ import numpy as np
 from jaxtyping import Array, Float, UInt8
 
 from rank_collapse import struct
-from rank_collapse.measures.coord_check import CoordCheck, coordinates
 from rank_collapse.network.config import TransformerConfig, transformer
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.inputs import prepare_inputs
@@ -28,6 +27,7 @@ from rank_collapse.network.walk import walk
 from rank_collapse.runs import seeds as every_seed
 from rank_collapse.text.words import default_text
 from rank_collapse.training.depth_rules import DepthRule, RuleName, depth_rule
+from rank_collapse.watch.coord_check import CoordCheck, coordinates
 
 BYTES = 256
 
@@ -45,7 +45,8 @@ class Training(struct.Struct):
 def byte_model(depth: int, width: int, tokens: int = 64) -> TransformerConfig:
     """A causal pre-norm network over bytes: heads of width 64, GELU, normal(0, 0.02) weights.
 
-    Its scores are divided by the width of a head, not by its root.
+    Its scores are divided by 8 √k for heads of width k, by k where that is 64: what rules scale
+    with the width of a head is scaled from there.
     """
     embedding = EmbeddingConfig(
         vocab_size=BYTES, d_embed=width, positions="learned", num_positions=tokens, norm=False
@@ -61,7 +62,7 @@ def byte_model(depth: int, width: int, tokens: int = 64) -> TransformerConfig:
         mask="causal",
         init="bert",
         embedding=embedding,
-        temperature=float(np.sqrt(width // heads)),
+        temperature=8.0,
     )
 
 

@@ -21,6 +21,7 @@ At the base's shape every rule is the plain network with the plain optimizer.
 Source: CompleteP, Dey et al. 2025 (arXiv 2505.01618), table 1.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -135,8 +136,13 @@ class DepthRule(struct.Struct):
             rate: η of the base; a number, traced or not, or a schedule.
             config: The network, whose parameters may stand in any tree under the name "layers".
             weight_decay, b1, b2, eps: λ, β₁, β₂ and ε of the base.
+
+        Raises:
+            ValueError: A rate that is not a positive number.
         """
         import optax  # here: it takes half a second, which `--help` need not
+
+        _refuse_rate(rate)
 
         def of_group(own):
             scheduled = (lambda step: own.rate * rate(step)) if callable(rate) else own.rate * rate
@@ -169,8 +175,19 @@ class DepthRule(struct.Struct):
         Returns:
             A dictionary for each group that has parameters: "name", "params", "lr",
             "weight_decay", "eps", and "init", by which its initial values are to be multiplied.
+            That of matrices is m_N^−½ for initial values of one deviation at every width, as
+            config.init="bert" says; for "lecun" and "xavier", whose variance of 1/fan-in falls
+            with the width by itself, it is 1.
+
+        Raises:
+            ValueError: A rate that is not a positive number, or blocks of another model.
         """
+        _refuse_rate(rate)
         inside = {id(p) for p in blocks.parameters()}
+        struct.refuse_if(
+            not inside or not inside <= {id(p) for p in module.parameters()},
+            "blocks are not those of this module: their parameters are not all among its own",
+        )
         found = {name: [] for name in GROUPS}
         for p in module.parameters():
             found[_group(id(p) in inside, p.ndim > 1)].append(p)
@@ -224,6 +241,11 @@ def group_of(path: Iterable[Any], leaf: Any) -> str:
     *above, name = jax.tree_util.keystr(tuple(path), simple=True, separator=".").split(".")
     inside = "layers" in above
     return _group(inside, name.startswith("w_") if inside else leaf.ndim > 1)
+
+
+def _refuse_rate(rate):
+    number = isinstance(rate, int | float)
+    struct.refuse_if(number and not 0 <= rate < math.inf, f"rate={rate} is no rate: from 0 on")
 
 
 def _group(inside, is_matrix):

@@ -36,7 +36,7 @@ def test_residuals_are_the_librarys_of_each_text(tmp_path, ids):
     common = (f"--checkpoints={GOLDEN / 'llama-grouped'}", f"--token_ids={ids}")
     assert execute(*common, "--initialisation=false", f"--output_dir={out}") == 0
     config, params = rc.pretrained.load(GOLDEN / "llama-grouped")
-    want = rc.measures.network_profile(params, np.array([8, 9, 10, 11, 12]), config)[
+    want = rc.network.network_profile(params, np.array([8, 9, 10, 11, 12]), config)[
         "residual_ratio"
     ]
     name = "llama-grouped/pretrained0/residuals/Transformer/published/residual_ratio"

@@ -12,7 +12,7 @@ import rank_collapse as rc
 from experiments import run_stability
 from experiments.note.stability import measure, networks, results
 from experiments.note.stability.networks import Case, base_config, configs_of
-from rank_collapse.measures import updates
+from rank_collapse.network.measured import updates
 
 TINY = [
     "--designs=post,admin",

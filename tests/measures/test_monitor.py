@@ -12,7 +12,7 @@ from flax import linen as nn, nnx
 from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
-from rank_collapse.measures.monitor import PARTS
+from rank_collapse.watch.names import PARTS
 
 N, D, H = 6, 10, 3
 
@@ -29,6 +29,9 @@ def test_agrees_with_the_measures_of_the_table():
     x, p = random(N, D), weights()
     found = rc.monitor(x, p)
     assert found.pop("spiked") == 0
+    entropies = rc.attention_entropy(p)
+    assert found.pop("attention_entropy_least") == entropies.min()
+    assert found.pop("attention_entropy_largest") == entropies.max()
     for name, value in found.items():
         given = x if rc.MEASURES[name].needs == "tokens" else p
         want = np.mean(rc.MEASURES[name](given))
@@ -75,6 +78,18 @@ def test_batches_are_means_of_examples_under_any_transformation():
         return jax.lax.scan(body, 0.0, x)[1]
 
     layers = scanned(x[1])
+    of_heads = [
+        [rc.attention_entropy(x, mask=m) for x, m in zip(*own, strict=True)]
+        for own in zip(p, mask, strict=True)
+    ]
+    of_heads = np.mean(of_heads, axis=(0, 1))
+    assert found.pop("attention_entropy_least") == pytest.approx(of_heads.min(), rel=1e-5)
+    assert found.pop("attention_entropy_largest") == pytest.approx(of_heads.max(), rel=1e-5)
+    pooled = np.where(mask[..., None], x, 0).sum(axis=-2) / mask.sum(axis=-1, keepdims=True)
+    pooled = pooled.reshape(-1, D)
+    for name in ("residual_ratio", "effective_rank"):
+        want = getattr(rc, name)(pooled)
+        np.testing.assert_allclose(found.pop(f"batch_{name}"), want, rtol=1e-5)
     for name, value in found.items():
         np.testing.assert_allclose(value, np.mean([s[name] for s in singles]), rtol=1e-5)
         np.testing.assert_allclose(each[name], [s[name] for s in singles[:4]], rtol=1e-5)

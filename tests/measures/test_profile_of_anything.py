@@ -30,7 +30,7 @@ def test_batches_layers_lists_and_masks():
     given += [(list(HIDDEN), {}), (tuple(jnp.asarray(HIDDEN)), {})]
     for hidden, axis in given:
         found = rc.profile(hidden, measures="token_cosine", **axis)
-        assert list(found) == ["token_cosine"]
+        assert list(found.measures) == ["token_cosine"]
         np.testing.assert_allclose(found["token_cosine"], want, rtol=1e-5)
     alone = rc.profile(HIDDEN[:, 0], measures=["residual_ratio", "effective_rank"])
     np.testing.assert_allclose(
@@ -294,9 +294,9 @@ def test_a_profile_as_tables_and_figure():
     assert rc.profile(lists).rounding.shape == (len(lists),)
     examples = [np.asarray(a) for a in np.swapaxes(double, 0, 1)]
     assert rc.profile(examples, batch_axis=0).rounding.shape == double.shape[:2]
-    assert tuple(traced) == both and isinstance(traced, rc.Profile)
+    assert {*traced.measures} == {*both} and isinstance(traced, rc.Profile)
     cosine = rc.profile(hidden, measures="token_cosine", batch_axis=1)
-    assert cosine.rounding is None and list(cosine) == ["token_cosine"]
+    assert cosine.rounding is None and list(cosine.measures) == ["token_cosine"]
     assert len(rc.plot(cosine).axes[0].patches) == 0
 
     axes = rc.plot(found).axes
@@ -319,36 +319,23 @@ def test_a_profile_as_tables_and_figure():
     each_is_refused((deeper.to_pandas, r"a profile of shape \(1, 3, 2\) is not \[l\] or"))
 
 
-@pytest.mark.full
-def test_layers_of_transformed_profiles_are_found():
-    """Whatever axes `vmap` and stacking put, tables and figures are those of the batch."""
+def test_layers_are_the_first_axis_of_a_profile():
+    """vmap over examples, with the axis of examples second, is the batch's; it is a pytree."""
     by_example, batch = HIDDEN.swapaxes(0, 1), rc.profile(HIDDEN, batch_axis=1)
-    line = batch["residual_ratio"].mean(axis=1)
     several = [
-        jax.vmap(rc.profile)(by_example),
         jax.vmap(rc.profile, out_axes=1)(by_example),
-        jax.tree.map(lambda *a: jnp.stack(a), *map(rc.profile, by_example)),
+        jax.tree.map(lambda *a: jnp.stack(a, axis=1), *map(rc.profile, by_example)),
     ]
     for found in several:
+        assert isinstance(found, rc.Profile)
+        near(found._asdict(), batch._asdict(), rtol=1e-6)
         drawn = rc.plot(found).axes[0].get_lines()[0].get_ydata()
-        np.testing.assert_allclose(drawn, line, rtol=1e-6)
-    square = jax.vmap(rc.profile)(by_example[:, :B])
-    which = r"layers, \[2\], is not known in a .* \(2, 2\): give"
-    is_refused(which, rc.plot, square)
-    assert rc.profile(HIDDEN[:B], batch_axis=1).layer_axis == 0
-
-    pytest.importorskip("pandas"), pytest.importorskip("xarray")
-    want = batch.to_pandas()
-    for found in several:
-        table = found.to_pandas()
-        assert table.index.equals(want.index)
-        np.testing.assert_allclose(table["residual_ratio"], want["residual_ratio"], rtol=1e-6)
-        assert found.to_xarray().sizes == {"layer": L, "example": B}
+        np.testing.assert_allclose(drawn, batch["residual_ratio"].mean(axis=1), rtol=1e-6)
 
 
 def test_profiles_are_drawn_over_each_other():
     p, q = (rc.profile(HIDDEN[:, b], measures=("residual_ratio", "token_cosine")) for b in (0, 1))
-    q.pop("token_cosine")
+    q = q._replace(measures={"residual_ratio": q["residual_ratio"]})
     for given, labels in (([p, q], ["0", "1"]), ({"a": p, "b": q}, ["a", "b"])):
         ratio, cosine = rc.plot(given).axes
         for line, one in zip(ratio.get_lines(), (p, q), strict=True):
@@ -363,7 +350,7 @@ test_what_has_no_layers_is_not_drawn = refused(
     [
         ([], NOTHING),
         ({}, NOTHING),
-        ({"residual_ratio": np.zeros((2, 3, 4))}, rf"{NOTHING}, each \[l\] or \[l, b\]"),
+        ({"residual_ratio": np.zeros((2, 3, 4))}, r"\(2, 3, 4\) is not \[l\] or \[l, b\]"),
     ],
     rc.plot,
 )
@@ -381,7 +368,7 @@ def test_tokens_over_devices_are_gathered(measured):
 
     def by_layer(x, keep, weights, **options):
         if not measured:
-            return dict(rc.profile(x, measures="token_cosine", mask=keep, **options))
+            return rc.profile(x, measures="token_cosine", mask=keep, **options).measures
         return rc.monitor(x, weights, mask=keep, **options)
 
     def sharded(out, **options):

@@ -12,7 +12,7 @@ from comparison import near
 from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse.measures import centers, norms, residuals as rs
+from rank_collapse.measures import centers, norms, on_jax, residuals as rs
 
 
 def tokens(n=7, d=5, seed=0):
@@ -88,18 +88,6 @@ def test_entropies_of_equal_and_of_one_direction():
     assert np.isnan(rs.effective_rank_share(line[:1])) and rs.effective_rank_share(0 * line) == 0
 
 
-def test_streams_are_alike_as_their_mean_cosine_says():
-    x, mask = tokens(24, 5).reshape(2, 3, 4, 5), np.array([1, 0, 1, 1], bool)
-    unit = x / np.linalg.norm(x, axis=-1, keepdims=True)
-    pairs = np.einsum("lsnd,ltnd->lnst", unit, unit)
-    expected = (pairs.sum((-2, -1)) - 3) / 6
-    np.testing.assert_allclose(rs.stream_homogenisation(x), expected.mean(1), rtol=1e-4)
-    found = jax.jit(rs.stream_homogenisation)(x, mask=mask)
-    np.testing.assert_allclose(found, expected[:, mask].mean(1), rtol=1e-4)
-    same = np.broadcast_to(x[:, :1], x.shape)
-    np.testing.assert_allclose(rs.stream_homogenisation(same), [1, 1], rtol=1e-5)
-
-
 def test_masked_rows_are_as_if_removed():
     x = tokens(8, 5)
     keep = np.array([1, 0, 1, 1, 0, 1, 1, 0], bool)
@@ -165,7 +153,6 @@ test_refusals_name_the_value = refused(
         (lambda: rc.residual(np.ones((2, 2)), mask=np.zeros(2, bool)), "leaves no token"),
         (lambda: rc.residual(np.ones((2, 2)), mask=np.ones(2) / 2), "a mask is boolean"),
         (lambda: rc.token_cosine(np.ones((1, 2))), r"\(1, 2\)"),
-        (lambda: rs.stream_homogenisation(np.ones((4, 5))), r"not \[..., s, n, d\]"),
     ]
 )
 
@@ -217,7 +204,7 @@ def test_values_and_derivatives_under_vmap_are_those_of_one_matrix(name, dtype):
     with jax.enable_x64(dtype == "float64"):
         x = draws.normal(2, 3, 5, 5).astype(dtype)
         x += x.swapaxes(-1, -2)
-        plain, ours = PLAIN[name], getattr(norms, name)
+        plain, ours = PLAIN[name], getattr(on_jax, name)
 
         def largest(fn):
             return lambda a: jnp.max(jnp.abs(jax.tree.leaves(fn(a))[0]))

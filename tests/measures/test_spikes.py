@@ -123,7 +123,7 @@ def test_what_a_layer_reads_in_passes_and_of_traces():
             ]
             norms.append(lambda h: h)
         options = {"measures": ("residual_ratio", "spike_norm"), "tokens": "read"}
-        found = rc.measures.network_profile(
+        found = rc.network.network_profile(
             params, x, config, exclude="spikes", threshold=1.2, **options
         )
         want = rc.profile(hidden, norm=norms, exclude="spikes", threshold=1.2, **options)

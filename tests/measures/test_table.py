@@ -13,11 +13,12 @@ from refusals import each_is_refused, is_refused
 
 import rank_collapse as rc
 from rank_collapse.measures.monitor import ATTENTION, TOKENS
+from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS
 from rank_collapse.measures.table import COLLAPSE
 
 OF_ATTENTION = [name for name, measure in rc.MEASURES.items() if measure.needs == "attention"]
 OF_TOKENS = [name for name, measure in rc.MEASURES.items() if measure.needs == "tokens"]
-NEEDS = ("tokens", "attention", "scores", "streams")
+NEEDS = ("tokens", "attention", "scores")
 N, D = 6, 4
 X = np.random.default_rng(0).standard_normal((3, N, D)).astype(np.float32) + 0.3
 KEEP = np.arange(N) < 4
@@ -26,18 +27,18 @@ INPUTS = {
     "tokens": RNG.standard_normal((2, N, D)) * [1, 2, 3, 4] + 0.5,
     "attention": RNG.dirichlet(np.ones(N), (2, 3, N)),
     "scores": RNG.standard_normal((2, 3, N, N)),
-    "streams": RNG.standard_normal((2, 3, N, D)),
 }
 ROWS = np.arange(N) < np.array([[4], [1], [0]])  # four tokens, one, none
 
 
 def test_every_row_says_what_it_is():
     for name, measure in rc.MEASURES.items():
-        assert measure.of is getattr(rc, name) and measure.needs in NEEDS
+        assert measure.of is getattr(rc.measures, name) and measure.needs in NEEDS
         assert measure.meaning and measure.cost
         assert measure.alarm is None or measure.alarm.name == name
     assert {*TOKENS, *ATTENTION} <= rc.MEASURES.keys()
-    assert {t.name for t in COLLAPSE} - {"loss"} <= {*TOKENS, *ATTENTION}
+    weights = INPUTS["attention"]
+    assert {t.name for t in COLLAPSE} - {"loss"} <= rc.monitor(X[:2], weights).keys()
     is_refused(
         r"'sink_rate' is not one of .* which are of tokens",
         rc.profile,
@@ -141,6 +142,7 @@ def test_by_numpy_as_by_jax_and_nan_where_there_is_nothing():
     for fn in (profile, jax.jit(profile)):
         found, of_broken = fn(X[None], ROWS), fn(broken, ROWS)
         for name, want in expected.items():
+            want = [want[0], np.nan if name in NEEDS_TWO_TOKENS else want[1], want[2]]
             np.testing.assert_allclose(found[name][0], want, rtol=2e-5, atol=1e-6, err_msg=name)
             assert np.isnan(of_broken[name][0, 0]), name
 
@@ -152,6 +154,9 @@ def test_monitor_leaves_out_what_is_not_there(traced):
     fn = jax.jit(fn) if traced else fn
     found = fn(X, attention, ROWS)
     both = [rc.monitor(X[i], attention[i], mask=ROWS[i]) for i in range(2)]
+    pooled = np.stack([X[0, :4].mean(axis=0), X[1, 0]])
+    batch = rc.residual_ratio(pooled), rc.effective_rank(pooled)
+    near((found.pop("batch_residual_ratio"), found.pop("batch_effective_rank")), batch, rtol=2e-5)
     for name, value in found.items():
         own = both[:1] if name == "token_cosine" else both
         np.testing.assert_allclose(

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gradient_norms import gradient_norms
 from marks import full_but
 from refusals import each_is_refused
 
 import rank_collapse as rc
 from experiments.note.stability.results import output_change_law
-from rank_collapse.measures import updates
 from rank_collapse.network.layers import norm
+from rank_collapse.network.measured import updates
 from rank_collapse.theory import expectation
 
 SEEDS = jax.vmap(lambda s: jax.random.fold_in(jax.random.key(0), s))(jnp.arange(8))
@@ -168,7 +169,7 @@ def network_and_theory(name):
             "log collapse": jnp.log(1 - jax.vmap(rc.token_cosine)(hidden)),
             "ratio": jax.vmap(lambda h: rc.residual_ratio(h, norm="frobenius"))(hidden),
             "change": updates.output_change(params, other, x, config),
-            "gradients": updates.gradient_norms(loss, params),
+            "gradients": gradient_norms(loss, params),
         }, {
             "log collapse": found.log_one_minus_cosine,
             "ratio": found.residual_ratio,
@@ -222,7 +223,7 @@ def test_gradients_of_queries_vanish_with_the_tokens_differences():
     for spread in (1e-3, 1e-4):
         near = jnp.mean(x, axis=0, keepdims=True) + np.sqrt(spread) * x
         target = draws.tokens(6, 16, seed=2, shift=0.0)
-        found = updates.gradient_norms(
+        found = gradient_norms(
             lambda p, x=near, target=target: jnp.sum(target * rc.apply(p, x, config).output), params
         )["attention"]
         theory = expected_gradient_norms(params, near, config, sizes)[0]["attention"]

@@ -14,8 +14,8 @@ from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.note.stability import dependency, networks
 from experiments.note.stability.networks import Case
-from rank_collapse.measures import updates
 from rank_collapse.network import layers
+from rank_collapse.network.measured import updates
 from rank_collapse.struct import refuse_if
 
 PROFILED = 8  # examples of the batch that Admin's gains are profiled on

@@ -15,9 +15,9 @@ import numpy as np
 import rank_collapse as rc
 from experiments.lab.flags import Flags, check_names
 from rank_collapse import struct
-from rank_collapse.measures import updates
 from rank_collapse.network import layers
 from rank_collapse.network.designs import count_branches
+from rank_collapse.network.measured import updates
 from rank_collapse.network.residual import Gains, Unprofiled, layer_gains
 from rank_collapse.theory import expectation
 

@@ -19,8 +19,8 @@ from experiments.note.stability.measure import of_network
 from experiments.train import designs, letters
 from experiments.train.designs import Cell, steps_of
 from experiments.verdicts import Comparison
-from rank_collapse.measures import updates
 from rank_collapse.network.inputs import input_states
+from rank_collapse.network.measured import updates
 from rank_collapse.report import figures
 from rank_collapse.report.figures import Figure
 from rank_collapse.report.intervals import geometric_mean

@@ -16,7 +16,7 @@ from experiments.lab.flags import Flags, check_names
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from rank_collapse import pretrained
-from rank_collapse.measures.profiles import ProfilePass
+from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.surgery import ablations_of
 from rank_collapse.pretrained import PUBLISHED
 from rank_collapse.pretrained.checkpoint import open_weights

@@ -15,7 +15,7 @@ from experiments.paper.trained.chains import ChainPass
 from rank_collapse import pretrained
 from rank_collapse.measures.attention import first_column
 from rank_collapse.measures.norms import composite_norm
-from rank_collapse.measures.profiles import ProfilePass
+from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.passes import Each, States
 from rank_collapse.paths.chains import measured_sizes
 from rank_collapse.paths.contributions import LengthPass

@@ -1,6 +1,5 @@
-"""How updates of the weights change the output, layer by layer; gradients and updates by matrix."""
+"""How updates of the weights change the output, layer by layer; their sizes by matrix."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse.measures.residuals import effective_rank
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import as_mask
 from rank_collapse.network.layers import norm
@@ -55,51 +53,6 @@ def moved(params: TransformerParams, direction: Any, size: Any) -> TransformerPa
         return w + jnp.asarray(size, w.dtype) * length[0] * unit
 
     return with_matrices(params, jax.tree.map(step, matrices_of(params), direction))
-
-
-def gradient_norms(
-    loss: Callable[[TransformerParams], Array], params: TransformerParams
-) -> dict[str, dict[str, Float[Array, "l"]]]:
-    """‖∂loss/∂W‖_F of W_Q, W_K, W_V, W_O and the MLP's matrices, by layer, all heads together.
-
-    Args:
-        loss: Scalar function of the parameters, such as
-            lambda p: jnp.sum(target * rc.apply(p, x, config).output).
-
-    Returns:
-        {part: {matrix: [L]}}; the rows of shared parameters where layers share them.
-
-    Source: Noci et al. 2022, "Signal propagation in Transformers", for those of W_Q and W_K.
-    """
-    of_matrices = jax.grad(lambda m: loss(with_matrices(params, m)))
-    return norms_of(of_matrices(matrices_of(params)))
-
-
-def update_ranks(
-    params: TransformerParams, other: TransformerParams
-) -> dict[str, dict[str, Float[Array, "l"]]]:
-    """Effective rank of W* − W of W_Q, W_K, W_V, W_O and the MLP's matrices, by layer.
-
-    exp(−Σ_i p_i log p_i), p_i = σ_i/Σ_j σ_j; 0 where nothing moved. All heads are one matrix, W_Q
-    [d, h·k] and W_O [h·v, d].
-
-    Args:
-        params, other: Weights before and after an update or a training; for the rank of a gradient
-            zeros and the gradient.
-
-    Returns:
-        {part: {matrix: [L]}}; the rows of shared parameters where layers share them.
-
-    Source: Roy and Vetterli 2007 for the rank.
-    """
-
-    def rank(path, a, b):
-        update = b - a
-        if update.ndim == 4 and path[-1].key != "w_o":
-            update = jnp.moveaxis(update, 1, 2).reshape(len(update), update.shape[2], -1)
-        return effective_rank(update.reshape(len(update), -1, update.shape[-1]))
-
-    return jax.tree_util.tree_map_with_path(rank, matrices_of(params), matrices_of(other))
 
 
 def norms_of(matrices: dict[str, dict[str, Array]]) -> dict[str, dict[str, Float[Array, "l"]]]:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rank_collapse.measures.norms import as_array
+from rank_collapse.measures.arrays import as_array
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs

@@ -5,16 +5,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gradient_norms import gradient_norms
 from marks import full_but
 from path_examples import chain_effects
 from refusals import refused
 
 import rank_collapse as rc
 from experiments.note.stability import dependency
-from rank_collapse.measures import updates
-from rank_collapse.measures.attention import attention_profile
-from rank_collapse.measures.influence import layer_influence, layer_removal, settled
 from rank_collapse.network.layers import norm
+from rank_collapse.network.measured import updates
+from rank_collapse.network.measured.heads import attention_profile
+from rank_collapse.network.measured.influence import layer_influence, layer_removal, settled
 from rank_collapse.paths.chains import branch_sizes
 from rank_collapse.paths.direct import variance_shares
 
@@ -203,26 +204,26 @@ def test_the_depth_of_a_looped_network():
     v, w = np.array([[3.0, 4.0]]), np.array([[0.0, 20.0]])
     states = np.stack([0.5**l * v + w for l in range(11)])
     expected = next(l for l in range(11) if 5 * (0.5**l - 0.5**10) <= 0.01 * np.hypot(3, 24))
-    assert expected == 5 == rc.measures.effective_depth(states)
-    assert jax.jit(rc.measures.effective_depth)(jnp.asarray(states[::2])) == 3
+    assert expected == 5 == rc.network.effective_depth(states)
+    assert jax.jit(rc.network.effective_depth)(jnp.asarray(states[::2])) == 3
     returns = states.copy()
     returns[8] = 0  # as the last at 5, and away again
-    assert rc.measures.effective_depth(returns) == 9
+    assert rc.network.effective_depth(returns) == 9
     assert (
-        rc.measures.effective_depth(np.ones((4, 2, 2))) == 0
-        and rc.measures.effective_depth([1.0, 1, 1, 0]) == 3
+        rc.network.effective_depth(np.ones((4, 2, 2))) == 0
+        and rc.network.effective_depth([1.0, 1, 1, 0]) == 3
     )
     returns[3] = np.nan
-    assert rc.measures.effective_depth(returns) == 10  # no depth is known of states that overflowed
-    assert [int(rc.measures.effective_depth([x, 1, 1, 1])) for x in (jnp.inf, jnp.nan, 1.0)] == [
+    assert rc.network.effective_depth(returns) == 10  # no depth is known of states that overflowed
+    assert [int(rc.network.effective_depth([x, 1, 1, 1])) for x in (jnp.inf, jnp.nan, 1.0)] == [
         3,
         3,
         0,
     ]
     large = jnp.asarray(1e30 * states, jnp.float32)  # whose squares overflow
     assert (
-        rc.measures.effective_depth(large) == 5
-        and rc.measures.effective_depth(jnp.zeros((4, 2))) == 0
+        rc.network.effective_depth(large) == 5
+        and rc.network.effective_depth(jnp.zeros((4, 2))) == 0
     )
     config = rc.san(12, 1, D, layer_map=(0,) * 12)
     params = draws.parameters(config, bias_scale=0.0)
@@ -233,7 +234,7 @@ def test_the_depth_of_a_looped_network():
     kept = [float(rc.residual_ratio(x)) for x in states]
     settled = 1 + max(l for l, own in enumerate(kept) if abs(own - kept[-1]) > 0.01 * max(kept))
     hidden = rc.apply(params, states[0], config).hidden
-    assert rc.measures.effective_depth(rc.residual_ratio(hidden)) == settled < 12
+    assert rc.network.effective_depth(rc.residual_ratio(hidden)) == settled < 12
 
 
 def test_attention_that_is_uniform_and_attention_that_is_not(network):
@@ -313,7 +314,7 @@ def test_updates_have_the_asked_size_and_gradients_their_norms():
     size, length = updates.norms_of(moved), updates.norms_of(found)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 1e-4 * b, rtol=0.01), size, length)
     # downhill by ε Σ ‖W‖ ‖∂W‖, to first order
-    gradient = updates.gradient_norms(loss, params)
+    gradient = gradient_norms(loss, params)
     fall = sum(jax.tree.leaves(jax.tree.map(lambda a, b: jnp.sum(a * b), length, gradient)))
     np.testing.assert_allclose(loss(params) - loss(new), 1e-4 * fall, rtol=0.03)
     # a matrix alone: the norm of its gradient, entry by entry
@@ -353,32 +354,3 @@ def test_padded_tokens_do_not_count_in_the_output_change():
     np.testing.assert_allclose(found, alone, rtol=1e-4)
     every_token = updates.output_change(params, other, x, config, mask=np.tile(keep, (5, 1)))
     assert abs(every_token[-1] / alone[-1] - 1) > 0.01  # a mask of pairs removes no token
-
-
-def test_ranks_of_updates_of_known_ranks():
-    """Matrices of all heads with equal singular values, whose effective rank is their number."""
-    params, _, _ = placed({})
-    rng = np.random.default_rng(0)
-
-    def low(shape, rank):
-        a, b = rng.normal(size=(shape[0], shape[1], rank)), rng.normal(size=(rank, shape[2]))
-        return np.linalg.qr(a)[0] @ np.linalg.qr(b.T)[0].T  # equal singular values
-
-    def in_heads(matrix):
-        return np.moveaxis(matrix.reshape(3, 8, 2, 4), 2, 1)
-
-    direction = {
-        "attention": {
-            "w_q": in_heads(low((3, 8, 8), 2)),
-            "w_k": np.zeros((3, 2, 8, 4)),
-            "w_v": in_heads(low((3, 8, 8), 1)),
-            "w_o": low((3, 8, 8), 3).reshape(3, 2, 4, 8),
-        },
-        "mlp": {"w_in": low((3, 8, 12), 5), "w_out": low((3, 12, 8), 1)},
-    }
-    moved = jax.tree.map(lambda w, u: w + u, updates.matrices_of(params), direction)
-    found = rc.measures.update_ranks(params, updates.with_matrices(params, moved))
-    expected = {"w_q": 2, "w_k": 0, "w_v": 1, "w_o": 3, "w_in": 5, "w_out": 1}
-    for name, rank in expected.items():
-        own = found["mlp" if name in found["mlp"] else "attention"][name]
-        np.testing.assert_allclose(own, np.full(3, rank), rtol=1e-3, err_msg=name)

@@ -1,0 +1,49 @@
+"""Measures of every head's attention weights, layer by layer."""
+
+from typing import Any
+
+from jaxtyping import Array, Float
+
+from rank_collapse.measures.attention import (
+    attention_entropy,
+    first_column,
+    largest_column,
+    largest_weight,
+)
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import Each, run
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import Forward
+from rank_collapse.network.walk import Layer
+
+
+@full_precision
+def attention_profile(
+    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
+) -> dict[str, Float[Array, "l h"]]:
+    """Measures of every head's attention weights, means over the queries that exist.
+
+    entropy          −Σ_j P_ij log P_ij in nats
+    largest_weight   max_j P_ij
+    largest_column   max_j mean_i P_ij, the key that gets most attention
+    first_column     mean_i P_i1, the attention sink (Xiao et al. 2024); of the first token that
+                     exists
+
+    Args:
+        params, x, config, **inputs: As in `rc.apply`; a mask [n] says which tokens exist.
+    """
+    params, prepared = prepare_inputs(params, x, config, **inputs)
+    return run(Each(attention_measures), params, prepared, config)
+
+
+def attention_measures(layer: Layer, x: Any, seen: Forward) -> dict[str, Float[Array, "h"]]:
+    """The measures of one layer's heads: a measure of `passes.Each`."""
+    weights, mask = seen.trace.attention, layer.inputs.token_mask
+    return {
+        "entropy": attention_entropy(weights, mask=mask),
+        "largest_weight": largest_weight(weights, mask=mask),
+        "largest_column": largest_column(weights, mask=mask),
+        "first_column": first_column(weights, mask=mask, key_mask=mask),
+    }

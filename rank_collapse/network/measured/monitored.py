@@ -1,0 +1,61 @@
+"""The forward pass with the scalars of `rc.monitor` of every layer."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float
+
+from rank_collapse.measures.monitor import monitor
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import Output, Walked, run
+from rank_collapse.network.walk import Layer
+
+
+def monitored(
+    params: TransformerParams,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    attention: bool = True,
+    **inputs: Any,
+) -> tuple[Float[Array, "n d"], dict[str, Float[Array, "l"]]]:
+    """(output, scalars): the forward pass, and `monitor` of each layer's states and attention.
+
+    The scalars are computed inside the scan over the layers, so that no layer's attention weights
+    are kept for them, and carry no gradient. Their dictionary is what `jax.value_and_grad(...,
+    has_aux=True)` takes.
+
+    Args:
+        params, x, config: As in `rank_collapse.apply`.
+        attention: Whether to measure the attention weights too.
+        **inputs: Other inputs of `apply`; of a mask [n], which tokens exist, these are measured.
+
+    Returns:
+        The output [n, d], and scalars [L] by name.
+
+    Raises:
+        ValueError: As `apply`, or fewer than two tokens.
+    """
+    params, prepared = prepare_inputs(params, x, config, **inputs)
+    return run(MonitorPass(attention), params, prepared, config)
+
+
+@dataclasses.dataclass(frozen=True)
+class MonitorPass(Output):
+    """`monitored` layer by layer."""
+
+    attention: bool = True
+
+    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
+        """The layer's scalars."""
+        trace = seen.trace
+        hidden, weights = jax.lax.stop_gradient((trace.hidden, trace.attention))
+        weights = weights if self.attention else None
+        return carry, monitor(hidden, weights, mask=layer.inputs.token_mask)
+
+    def finish(self, walked: Walked) -> tuple[Float[Array, "n d"], dict[str, Float[Array, "l"]]]:
+        """(output, scalars)."""
+        return walked.output, walked.found

@@ -1,0 +1,107 @@
+"""Norms of the gradients of queries, keys and values, of any tree of a network."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rank_collapse.measures.arrays import as_floats
+from rank_collapse.struct import refuse_if
+from rank_collapse.watch.names import PARTS
+
+
+def monitor_gradients(
+    gradients: Any,
+    *,
+    layer_axis: int | None = None,
+    parts: Mapping[str, str | Sequence[str] | Mapping[str, int]] | None = None,
+    axis: int | None = None,
+) -> dict[str, Float[Array, ""] | Float[Array, "l"]]:
+    """Norms of the gradients of queries', keys' and values' weights, of any tree of a network.
+
+    "query_gradient", "key_gradient", "value_gradient": √(Σ g²) over all leaves whose path has a
+    name of `PARTS` in it, biases too. At rank collapse the first two vanish (Noci et al. 2022).
+
+    Args:
+        gradients: Of a pytree of parameters: ours, Flax's, boxed or not, Equinox's, or a dictionary
+            by names such as "layers.0.attention.q_proj.weight".
+        layer_axis: Of every such leaf, where layers are stacked: then norms are by layer, [l].
+        parts: Further names beside `PARTS`: {part of a leaf's path: what the leaf holds}. A leaf
+            may hold one part, {"w_query": "query"}, equal shares, {"c_attn": ("query", "key",
+            "value")}, or shares of these widths, {"c_attn": {"query": 512, "key": 128, "value":
+            128}}.
+        axis: The axis along which `parts` splits a leaf. None takes the only axis that fits: its
+            length is divisible by the number of shares, or is the sum of the widths. With an axis,
+            widths may have another unit, such as heads.
+
+    Returns:
+        Norms by name, without the parts that no leaf is named after.
+
+    Raises:
+        ValueError: No leaf is named after queries, keys or values, an axis of layers that is not
+            there or not of one length, or a leaf that cannot be split as its part says, or along
+            more than one axis.
+    """
+    table = {name: part for part, names in PARTS.items() for name in names} | dict(parts or {})
+    boxed = jax.tree_util.tree_leaves_with_path(gradients, is_leaf=_is_box)
+    dotted = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
+    leaves = [(dotted(path), a) for path, node in boxed for a in jax.tree.leaves(node)]
+    squares: dict[str, Any] = {}
+    for path, leaf in leaves:
+        places = {name: f".{path}.".rfind(f".{name}.") for name in table}
+        name = max(places, key=places.__getitem__)
+        for part, piece in (
+            _pieces(path, leaf, table[name], layer_axis, axis) if places[name] >= 0 else ()
+        ):
+            axes = tuple(range(layer_axis is not None, piece.ndim))
+            square = jnp.sum(jnp.square(piece), axis=axes)
+            known = squares.setdefault(part, jnp.zeros_like(square))
+            if known.shape != square.shape:
+                raise ValueError(
+                    f"{path} of shape {leaf.shape} does not have {len(known)} layers along "
+                    f"layer_axis={layer_axis}, as the other leaves have"
+                )
+            squares[part] = known + square
+    if not squares:
+        seen = ", ".join(path for path, _ in leaves[:3])
+        raise ValueError(
+            f"no leaf is named after queries, keys or values: {seen}, ...; parts= may name them"
+        )
+    return {f"{part}_gradient": jnp.sqrt(squares[part]) for part in PARTS if part in squares}
+
+
+def _is_box(node):
+    """Whether Flax, Linen or NNX, keeps one array in it, whose path would end in "value"."""
+    return hasattr(node, "add_axis") and hasattr(node, "remove_axis")
+
+
+def _pieces(path, leaf, held, layer_axis, axis):
+    """(part, its array [l, ...] or [...]) of a leaf that holds one part or several."""
+    leaf = as_floats(leaf)
+    shape, axes = leaf.shape, range(-leaf.ndim, leaf.ndim)
+    refuse_if(
+        layer_axis is not None and layer_axis not in axes,
+        f"{path} of shape {shape} has no axis layer_axis={layer_axis}",
+    )
+    pieces = [(held, leaf)]
+    if not (isinstance(held, str) and held in PARTS):
+        shares = dict(held) if isinstance(held, Mapping) else dict.fromkeys(held, 1)
+        whole, ends = sum(shares.values()), np.cumsum([*shares.values()])[:-1]
+        own = [i for i in range(leaf.ndim) if layer_axis is None or i != layer_axis % leaf.ndim]
+        fits = [i for i in own if shape[i] and shape[i] % max(whole, 1) == 0]
+        if axis is not None:
+            fits = [i for i in fits if axis in (i, i - leaf.ndim)]
+        elif isinstance(held, Mapping):
+            fits = [i for i in fits if shape[i] == whole]
+        if not shares.keys() <= PARTS.keys() or len(fits) != 1:
+            along = f"axis={axis}" if axis is not None else "one axis alone, which axis= may name"
+            raise ValueError(f"{path} of shape {shape} does not hold {held} side by side, {along}")
+        ends = ends * (shape[fits[0]] // whole)
+        pieces = zip(shares, jnp.split(leaf, ends, axis=fits[0]), strict=True)
+    if layer_axis is None:
+        return list(pieces)
+    return [(part, jnp.moveaxis(piece, layer_axis, 0)) for part, piece in pieces]

@@ -1,0 +1,14 @@
+"""Norms of a loss's gradient by matrix and layer, by automatic differentiation."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from rank_collapse.network.measured import updates
+
+
+def gradient_norms(loss: Callable[[Any], Any], params: Any) -> dict[str, dict[str, Any]]:
+    """‖∂loss/∂W‖_F of the layers' matrices, all heads together: {part: {matrix: [L]}}."""
+    gradient = jax.grad(lambda matrices: loss(updates.with_matrices(params, matrices)))
+    return updates.norms_of(gradient(updates.matrices_of(params)))
