@@ -21,6 +21,8 @@ from experiments.verdicts.claims import Row
 from rank_collapse.report import figures
 from rank_collapse.report.wording import WORDS
 
+MOST_LABELS = 12  # of the curves of a panel: a legend of hundreds takes minutes to lay out
+
 
 def of_arrays(
     arrays: Mapping[str, np.ndarray], axes: Sequence[str], **others: Sequence[str]
@@ -60,10 +62,8 @@ def joined(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[str]) -> 
         return next(iter(parts.values()))
     values = list(dict.fromkeys(point[0] for point in parts))
     of_value = [{p[1:]: own for p, own in parts.items() if p[0] == v} for v in values]
-    along = xr.Variable(axes[0], values)
-    return xr.concat(
-        [joined(own, axes[1:]) for own in of_value], along, data_vars="all", join="outer"
-    )
+    parts_along = [joined(own, axes[1:]) for own in of_value]
+    return xr.concat(parts_along, xr.Variable(axes[0], values), data_vars="all", join="outer")
 
 
 def along(fn: Callable[[np.ndarray], Any], values: xr.DataArray, axis: str, **how: Any) -> Any:
@@ -171,9 +171,11 @@ def facets(
     fig, axes = figures.panels(count, columns or count, **options)
     for ax, (place, own) in zip(axes.flat, points(values, "seed", hue, x), strict=False):
         curves = list(points(own, "seed", x))
+        every = -(-len(curves) // MOST_LABELS)
         for index, (label, curve) in enumerate(curves):
             if curve.notnull().any():
                 name = "".join(setting({"": v}).strip() for v in label.values())
+                name = "" if index % every else name
                 seeds = curve.transpose("seed", x)
                 draw(ax, curve[x].values, seeds.values, name, index, **style(index, len(curves)))
         ax.set(xlabel=x, title=setting(place))
