@@ -101,8 +101,8 @@ def end_with_parent() -> None:
 
 def measure_side_by_side(options: Flags, run: RunFolder) -> None:
     """Measures what the run lacks of groups of points, where workers are asked for."""
-    mine = options.reading or options.worker_group is not None or not run.writable or run.complete
-    if mine or not options.axes or "jobs" not in options:
+    done = options.reading or options.worker_group is not None or not run.writable or run.complete
+    if done or not options.axes or "jobs" not in options:
         return
     points = options.points()
     left = {point.number for point in points if not run.part(point.prefix.rstrip("/"))}
