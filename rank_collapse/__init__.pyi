@@ -60,7 +60,7 @@ from .paths.lengths import (
 from .paths.loops import loop_report as loop_report
 from .paths.sharing import shapley_values as shapley_values
 from .paths.truncation import truncated as truncated
-from .pretrained.depth import depth_report as depth_report
+from .pretrained.used_depth import depth_report as depth_report
 from .report.profiles import plot as plot
 from .theory.expectation import collapse_law as collapse_law
 from .theory.logdomain import local_rate as local_rate, log_residual_profile as log_residual_profile

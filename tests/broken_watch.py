@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 from rank_collapse.measures import table
-from rank_collapse.torch import gradients, passes, products
+from rank_collapse.watch import torch_passes, torch_products, torch_watch
 
 BROKEN = ("measures", "products", "gradients", "all", "log", "disk")
 
@@ -20,9 +20,9 @@ def breaking(broken, monkeypatch, folder):
         for name in table.MEASURES:
             monkeypatch.setitem(table.MEASURES, name, raises)
     parts = {
-        "products": (products, "rows_of"),
-        "gradients": (gradients, "norms_of"),
-        "all": (passes, "width_of"),
+        "products": (torch_products, "choose_rows"),
+        "gradients": (torch_watch, "norms"),
+        "all": (torch_passes.Passes, "_look"),
     }
     if broken in parts:
         monkeypatch.setattr(*parts[broken], raises)

@@ -15,6 +15,20 @@ def _gate(kind, z):
 GATED = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu"}
 
 
+def enumerate_paths(depth, num_heads, *, skips=True, length=None):
+    """All paths [p, L], or those of one length, in lexicographic order; H stands for a skip."""
+    paths = np.array(list(product(range(num_heads + skips), repeat=depth)), np.int32)
+    return paths if length is None else paths[(paths != num_heads).sum(axis=1) == length]
+
+
+def path_attention(attention, path):
+    """P_path = P^L_{h_L} ⋯ P^1_{h_1} of Theorem 2.1; a skip is the identity."""
+    out = np.eye(attention.shape[-1])
+    for layer, head in zip(np.asarray(attention), path, strict=True):
+        out = out if head == len(layer) else layer[head] @ out
+    return out
+
+
 class Oracle:
     """Frozen maps of a forward pass; `terms()` walks every path by itself.
 

@@ -18,7 +18,7 @@ import pytest
 import stream_oracle
 from field_cases import CASES
 from path_examples import config_of, example
-from path_oracle import Oracle
+from path_oracle import Oracle, enumerate_paths
 
 import rank_collapse as rc
 from experiments.paper.collapse import cubic_law
@@ -33,7 +33,6 @@ from rank_collapse.network.measured.influence import InfluencePass
 from rank_collapse.network.passes import Output, States, run
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.direct import variance_shares
-from rank_collapse.paths.enumeration import enumerate_paths
 from rank_collapse.paths.steps import COVERS as PATHS
 from rank_collapse.paths.truncation import Truncated, TruncatedPass
 from rank_collapse.theory import bounds, exact, expectation, transverse
@@ -243,7 +242,12 @@ PASSES = {
     "expectation": Pass(expectation.COVERS, expected_tokens, expectation.expected_pass),
 }
 # The others are of the full suite.
-USUAL = ("mlp_skip, norm_placement post", "scale_scores, temperature")
+USUAL = (
+    "mlp_skip, norm_placement post",
+    "scale_scores, temperature",
+    "cross_attention",
+    "mlp of one's own",
+)
 
 
 @pytest.mark.parametrize("name", PASSES)

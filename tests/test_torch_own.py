@@ -12,7 +12,7 @@ from test_torch_kinds import entropy_of, ratio_of
 from torch_models import torch
 
 from rank_collapse.torch import watch
-from rank_collapse.torch.products import allowed
+from rank_collapse.watch.torch_products import is_allowed as allowed
 
 F, D, H, N, B = torch.nn.functional, 16, 2, 7, 3
 LENGTHS = torch.tensor([N, 5, 3])
@@ -228,8 +228,8 @@ def test_a_watched_model_is_copied_and_saved_as_another():
     assert [ref() for ref in dead] == [None, None]
 
 
-def test_what_is_not_attention_is_not_measured():
-    """A softmax over keys outside of it, weights that are mixed after it, sinks beside the keys."""
+def test_weights_are_those_that_meet_the_values():
+    """Also where heads are mixed after the softmax; differences of weights are none."""
 
     class Mixed(Attention):
         def forward(self, x, mask):
@@ -237,13 +237,21 @@ def test_what_is_not_attention_is_not_measured():
             p = (q @ k.mT).softmax(dim=-1)
             return (p.flip(1) @ v).transpose(1, 2).flatten(-2)
 
-    model = Own()
+    class Differential(Attention):
+        def forward(self, x, mask):
+            q, k, v = (a.unflatten(-1, (H, -1)).transpose(1, 2) for a in self.qkv(x).chunk(3, -1))
+            p = (q @ k.mT).softmax(dim=-1) - 0.5 * (k @ q.mT).softmax(dim=-1)
+            return (p @ v).transpose(1, 2).flatten(-2)
+
+    model = Own(depth=3)
     model.blocks[1].attn = Mixed("qkv", "softmax")
+    model.blocks[2].attn = Differential("qkv", "softmax")
     watched = watch(model, 1)
     stepped(model, X)
     (row,) = watched.rows
-    assert np.isfinite(row["attention_entropy"]).tolist() == [True, False]
-    assert "changed between" in watched.describe()
+    assert np.isfinite(row["attention_entropy"]).tolist() == [True, True, False]
+    assert np.isfinite(row["residual_ratio"]).all()
+    assert "no distribution" in watched.describe()
 
 
 @pytest.mark.parametrize("mask", [torch.tensor([True, False]), torch.tensor([1, 0])])

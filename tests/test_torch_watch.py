@@ -22,7 +22,7 @@ from watched_gpt2 import (
 
 import rank_collapse as rc
 from rank_collapse.torch import watch
-from rank_collapse.torch.products import ROWS
+from rank_collapse.watch.torch_products import ROWS
 
 
 def by_hand(model, **inputs):

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from rank_collapse.torch import watch  # noqa: E402
-from rank_collapse.torch.products import ROWS  # noqa: E402
+from rank_collapse.watch.torch_products import ROWS  # noqa: E402
 
 L, V = 3, 97
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 1}

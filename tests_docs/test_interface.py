@@ -1,11 +1,14 @@
 """The public interface: names at the top and in four packages; errors that name what is meant."""
 
 import importlib
+import operator
+import re
 from typing import get_args
 
 import numpy as np
 import pytest
-from site_pages import load_exports
+from site_pages import DOCS, load_exports
+from two_processes import REPOSITORY
 
 import rank_collapse as rc
 from rank_collapse.measures.table import MeasureName
@@ -48,6 +51,22 @@ def test_every_name_is_the_object_of_its_module(package):
     module = importlib.import_module(package)
     wrong = [n for home, _, n in exports if getattr(module, n) is not getattr(homes[home], n)]
     assert exports and not wrong
+
+
+def is_name(path):
+    """Whether `rc.path` is an attribute, or a module that is imported by its own name."""
+    try:
+        operator.attrgetter(path)(rc)
+    except AttributeError:
+        return (REPOSITORY / "rank_collapse" / f"{path.replace('.', '/')}.py").exists()
+    return True
+
+
+def test_every_name_on_a_page_exists():
+    texts = [path.read_text("utf-8") for path in (*DOCS.rglob("*.md"), *DOCS.glob("*.ipynb"))]
+    texts.append((REPOSITORY / "README.md").read_text("utf-8"))
+    names = set(re.findall(r"\brc\.(\w+(?:\.\w+)*)", "".join(texts)))
+    assert len(names) > 100 and [name for name in sorted(names) if not is_name(name)] == []
 
 
 @pytest.mark.parametrize(

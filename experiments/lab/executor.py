@@ -182,9 +182,9 @@ def make_chunk(
 ) -> Chunk:
     """Makes the chunk of (cell, seed) pairs, filled up to a size."""
     padded = [*pairs, *pairs[-1:] * (size - len(pairs))]
-    own = jax.tree.map(lambda *a: np.stack(a), *(floats[cell] for cell, _ in padded))
+    values = jax.tree.map(lambda *a: np.stack(a), *(floats[cell] for cell, _ in padded))
     numbers = np.array([seed for _, seed in padded])
-    return Chunk(*zip(*pairs, strict=True), keys[numbers], own)
+    return Chunk(*zip(*pairs, strict=True), keys[numbers], values)
 
 
 def add_seeds(
@@ -252,24 +252,24 @@ class Mapped:
 
     def bytes_of(self, chunk: Chunk, size: int) -> int:
         """What so many seeds like those of a chunk take on a device, as XLA says."""
-        own = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
-        drawn = own[0] if self._draw is None else jax.eval_shape(self._draw, own, None)
-        self._compile((drawn, own[1]), size)
-        found = self._compiled.memory_analysis()
-        if found is None:
+        laid = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
+        drawn = laid[0] if self._draw is None else jax.eval_shape(self._draw, laid, None)
+        self._compile((drawn, laid[1]), size)
+        usage = self._compiled.memory_analysis()
+        if usage is None:
             return 0
-        arrays = found.argument_size_in_bytes + found.output_size_in_bytes
-        return arrays + found.temp_size_in_bytes - found.alias_size_in_bytes
+        arrays = usage.argument_size_in_bytes + usage.output_size_in_bytes
+        return arrays + usage.temp_size_in_bytes - usage.alias_size_in_bytes
 
     def laid_out(self, chunk: Chunk) -> tuple[Any, Any]:
         """(keys, or what is drawn from them; floats) of a chunk on the devices."""
-        own = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
-        return own if self._draw is None else (self._draw(own, None), own[1])
+        laid = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
+        return laid if self._draw is None else (self._draw(laid, None), laid[1])
 
 
 @functools.lru_cache(maxsize=4)  # programs that draw alike share theirs
 def _spread(fn, mesh, at_once, level):
-    return seeds.spread(lambda own, _: fn(*own), mesh, at_once=at_once, level=level)
+    return seeds.spread(lambda seed, _: fn(*seed), mesh, at_once=at_once, level=level)
 
 
 def named(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:
@@ -279,11 +279,11 @@ def named(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:
     return {name(path): np.asarray(leaf) for path, leaf in leaves}
 
 
-def seeds_done(found: Mapping[str, np.ndarray], total: int, run: Path, part: str) -> int:
+def seeds_done(saved: Mapping[str, np.ndarray], total: int, run: Path, part: str) -> int:
     """Seeds that the saved arrays of a part hold.
 
     Args:
-        found: The arrays; none where nothing was saved.
+        saved: The arrays; none where nothing was saved.
         total: Seeds of the run.
         run: Its folder.
         part: The name of the arrays.
@@ -291,7 +291,7 @@ def seeds_done(found: Mapping[str, np.ndarray], total: int, run: Path, part: str
     Raises:
         RunError: Not as many of each array, or more than the run has.
     """
-    counts = {len(values) if np.ndim(values) else -1 for values in found.values()} or {0}
+    counts = {len(values) if np.ndim(values) else -1 for values in saved.values()} or {0}
     if len(counts) > 1 or not 0 <= max(counts) <= total:
         raise damaged(run / "arrays.npz", f"{part} is not of {total} seeds")
     return counts.pop()

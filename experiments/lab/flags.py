@@ -157,12 +157,12 @@ def parse(
         flag_values[name].unparse()
     first, axes = _without_axes(flag_values, arguments)
     vars(flag_values).update(axes=axes, worker_group=None, reading=False, begin_with={})
-    rest = flag_values(["binary", *first])[1:]
-    if positional and rest and not flag_values[positional].present:
-        flag_values[positional].parse(rest if len(rest) > 1 else rest[0])
-        rest = []
-    if rest:
-        raise ValueError(f"unexpected argument {rest[0]!r}; flags are written --name=value")
+    extra = flag_values(["binary", *first])[1:]
+    if positional and extra and not flag_values[positional].present:
+        flag_values[positional].parse(extra if len(extra) > 1 else extra[0])
+        extra = []
+    if extra:
+        raise ValueError(f"unexpected argument {extra[0]!r}; flags are written --name=value")
     for name in flag_values:
         _check_value(name, flag_values[name])
     return flag_values
@@ -191,8 +191,8 @@ def _check_value(name, flag):
         if isinstance(number, float) and not abs(number) <= LARGEST:
             raise ValueError(f"--{name}={number} is not a finite number of float32")
     if name == "run_name" and value is not None:
-        own = Path(value).name == value and value not in ("", "..") and value.isprintable()
-        if not own or value.startswith("-") or len(value.encode()) > 200:
+        plain = Path(value).name == value and value not in ("", "..") and value.isprintable()
+        if not plain or value.startswith("-") or len(value.encode()) > 200:
             raise ValueError(f"--run_name={value!r} is not a folder name")
     empty = not value.strip() if isinstance(value, str) else value == []
     if flag.present and empty and not flag.boolean:  # --noNAME leaves a choice empty
@@ -236,8 +236,8 @@ def precision(options: Flags) -> AbstractContextManager:
 def arguments_of(options: Flags) -> list[str]:
     """The arguments that ask for the same results."""
     others = [n for n in options if n not in EXECUTION | options.axes.keys()]
-    given = [options[n].serialize() for n in others if options[n].name == n and options[n].present]
-    return [*filter(None, given), *(f"--{n}={','.join(v)}" for n, v in options.axes.items())]
+    texts = [options[n].serialize() for n in others if options[n].name == n and options[n].present]
+    return [*filter(None, texts), *(f"--{n}={','.join(v)}" for n, v in options.axes.items())]
 
 
 def saved_config(folder: Path) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from experiments.verdicts.claims import Row
 from rank_collapse.report import figures
 from rank_collapse.report.wording import WORDS
 
+MOST_LABELS = 12  # of the curves of a panel: a legend of hundreds takes minutes to lay out
+
 
 def of_arrays(
     arrays: Mapping[str, np.ndarray], axes: Sequence[str], **others: Sequence[str]
@@ -36,15 +38,15 @@ def of_arrays(
     for path, values in arrays.items():
         name, *keys = path.split("/")
         levels.setdefault(name, {})[tuple(keys)] = values
-    found = {}
-    for name, own in levels.items():
-        keys = [list(dict.fromkeys(level)) for level in zip(*own, strict=True)]
-        stack = np.stack([own[key] for key in itertools.product(*keys)], axis=1)
+    variables = {}
+    for name, parts in levels.items():
+        keys = [list(dict.fromkeys(level)) for level in zip(*parts, strict=True)]
+        stack = np.stack([parts[key] for key in itertools.product(*keys)], axis=1)
         values = stack.reshape(len(stack), *map(len, keys), *stack.shape[2:])
         called = others.get(name, axes)[: values.ndim - 1]
-        known = {axis: _numbers(level) for axis, level in zip(called, keys, strict=False)}
-        found[name] = xr.DataArray(values, known, ("seed", *called))
-    return xr.Dataset(found)
+        coordinates = {axis: _numbers(level) for axis, level in zip(called, keys, strict=False)}
+        variables[name] = xr.DataArray(values, coordinates, ("seed", *called))
+    return xr.Dataset(variables)
 
 
 def _numbers(texts):
@@ -60,10 +62,8 @@ def joined(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[str]) -> 
         return next(iter(parts.values()))
     values = list(dict.fromkeys(point[0] for point in parts))
     of_value = [{p[1:]: own for p, own in parts.items() if p[0] == v} for v in values]
-    along = xr.Variable(axes[0], values)
-    return xr.concat(
-        [joined(own, axes[1:]) for own in of_value], along, data_vars="all", join="outer"
-    )
+    parts_along = [joined(own, axes[1:]) for own in of_value]
+    return xr.concat(parts_along, xr.Variable(axes[0], values), data_vars="all", join="outer")
 
 
 def along(fn: Callable[[np.ndarray], Any], values: xr.DataArray, axis: str, **how: Any) -> Any:
@@ -75,8 +75,8 @@ def points(values: Any, *but: str) -> Iterator[tuple[dict[str, Any], Any]]:
     """(coordinates, values) of each point of the axes that are not left out."""
     sizes = {axis: size for axis, size in values.sizes.items() if axis not in but}
     for place in itertools.product(*map(range, sizes.values())):
-        own = values.isel(dict(zip(sizes, place, strict=True)))
-        yield {axis: own[axis].item() for axis in sizes}, own
+        chosen = values.isel(dict(zip(sizes, place, strict=True)))
+        yield {axis: chosen[axis].item() for axis in sizes}, chosen
 
 
 def several(values: xr.DataArray) -> xr.DataArray:
@@ -98,28 +98,28 @@ def setting(point: Mapping[str, Any]) -> str:
 
 def rows(key: str, values: xr.DataArray, what: str = "", **how: Any) -> Iterator[Row]:
     """A statement's rows, one for each point of the axes but seeds; `how` as of `row_of`."""
-    for point, own in points(several(values), "seed"):
-        yield row_of(key, ", ".join(filter(None, (what, setting(point)))), own.values, **how)
+    for point, draws in points(several(values), "seed"):
+        yield row_of(key, ", ".join(filter(None, (what, setting(point)))), draws.values, **how)
 
 
 def beside(
     text: str, values: xr.DataArray, other: Any = None, note: str = "", show: Callable = float
 ) -> Iterator[Comparison]:
     """Means over seeds of each point of the other axes, beside others of some of these axes."""
-    for point, own in points(several(values).mean("seed")):
-        theirs = other
+    for point, mean in points(several(values).mean("seed")):
+        reference = other
         if isinstance(other, xr.DataArray):
-            theirs = other.sel({n: v for n, v in point.items() if n in other.dims}).item()
-        yield Comparison(f"{setting(point)}: {text}", show(own.item()), theirs, note)
+            reference = other.sel({n: v for n, v in point.items() if n in other.dims}).item()
+        yield Comparison(f"{setting(point)}: {text}", show(mean.item()), reference, note)
 
 
 def table(
     found: xr.Dataset, axes: Sequence[str], columns: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """A row for each point of the axes at which any column has a number."""
-    own = found[[name for name in columns if name in found]]
-    frame = own.to_dataframe(dim_order=[*axes]).reset_index()
-    return records(frame.dropna(how="all", subset=list(own))[[*axes, *own]])
+    shown = found[[name for name in columns if name in found]]
+    frame = shown.to_dataframe(dim_order=[*axes]).reset_index()
+    return records(frame.dropna(how="all", subset=list(shown))[[*axes, *shown]])
 
 
 def product_rows(
@@ -133,8 +133,10 @@ def product_rows(
         axes: Names of the axes, such as "seed" and "length".
         columns: Names of the columns. Where a value is NaN the row has no entry.
     """
-    own = [np.asarray(results[name], object) for name in columns]  # integers may exceed any float
-    values = dict(zip(columns, np.broadcast_arrays(*own), strict=True))
+    arrays = [
+        np.asarray(results[name], object) for name in columns
+    ]  # integers may exceed any float
+    values = dict(zip(columns, np.broadcast_arrays(*arrays), strict=True))
     for index in np.ndindex(values[columns[0]].shape):
         places = zip(axes, index, strict=True)
         row = {axis: results[axis][i] if axis in results else i for axis, i in places}
@@ -144,8 +146,8 @@ def product_rows(
 def records(frame: Any) -> Iterator[dict[str, Any]]:
     """The rows of a pandas DataFrame, without entries for what is no number."""
     kept = frame.notna().to_numpy()
-    for row, known in zip(frame.to_dict("records"), kept, strict=True):
-        yield {name: value for (name, value), k in zip(row.items(), known, strict=True) if k}
+    for row, present in zip(frame.to_dict("records"), kept, strict=True):
+        yield {name: value for (name, value), k in zip(row.items(), present, strict=True) if k}
 
 
 def facets(
@@ -169,11 +171,13 @@ def facets(
     """
     count = values.sizes.get(col, 1)
     fig, axes = figures.panels(count, columns or count, **options)
-    for ax, (place, own) in zip(axes.flat, points(values, "seed", hue, x), strict=False):
-        curves = list(points(own, "seed", x))
+    for ax, (place, panel) in zip(axes.flat, points(values, "seed", hue, x), strict=False):
+        curves = list(points(panel, "seed", x))
+        every = -(-len(curves) // MOST_LABELS)
         for index, (label, curve) in enumerate(curves):
             if curve.notnull().any():
                 name = "".join(setting({"": v}).strip() for v in label.values())
+                name = "" if index % every else name
                 seeds = curve.transpose("seed", x)
                 draw(ax, curve[x].values, seeds.values, name, index, **style(index, len(curves)))
         ax.set(xlabel=x, title=setting(place))

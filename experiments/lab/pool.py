@@ -101,13 +101,15 @@ def end_with_parent() -> None:
 
 def measure_side_by_side(options: Flags, run: RunFolder) -> None:
     """Measures what the run lacks of groups of points, where workers are asked for."""
-    mine = options.reading or options.worker_group is not None or not run.writable or run.complete
-    if mine or not options.axes or "jobs" not in options:
+    done = options.reading or options.worker_group is not None or not run.writable or run.complete
+    if done or not options.axes or "jobs" not in options:
         return
     points = options.points()
     left = {point.number for point in points if not run.part(point.prefix.rstrip("/"))}
     shared = devices.accelerated() or multiprocessing.parent_process() is not None
-    jobs = min(len(left), options.jobs or (1 if shared else devices.cores()))
+    most = options.jobs or (1 if shared else devices.cores())
+    # Of all groups, not of those that are left: a resumed run has the same devices.
+    jobs = min(1 + points[-1].number, most)
     if not left or (jobs < 2 and options.scheduler is None):
         return
     arguments = arguments_of(options)
@@ -115,7 +117,7 @@ def measure_side_by_side(options: Flags, run: RunFolder) -> None:
     module = module_name(options.experiment)
     with (
         progress.Progress(len(left), "points", log=run.log) as bar,
-        workers(jobs, options.scheduler) as pool,
+        workers(min(jobs, len(left)), options.scheduler) as pool,
     ):
         running = {}
         for number in sorted(left):

@@ -72,7 +72,10 @@ def rows_of(several: Sequence[Checked]) -> Iterator[tuple[Any, ...]]:
     which = ("source",) if several[1:] else ()
     yield (*which, "network", "measure", "text", "layer_or_length", "value")
     for one in several:
-        measures = {(n, m): a for n, p in one.networks.items() for m, a in {**p, **p.notes}.items()}
+        measures: dict[tuple[str, str], np.ndarray] = {}
+        for network, profile in one.networks.items():
+            columns = {**profile.measures, **profile.notes}
+            measures |= {(network, measure): array for measure, array in columns.items()}
         measures |= {(WHOLE, f"attention_{m}"): one.attention(m) for m in OF_ATTENTION}
         measures[WHOLE, "path_size"] = sizes = one.report.path_size
         for (network, measure), values in measures.items():

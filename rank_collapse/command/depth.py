@@ -16,7 +16,7 @@ from typing import Any
 
 from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
-from rank_collapse.pretrained.depth import DepthReport, depth_report
+from rank_collapse.pretrained.used_depth import DepthReport, depth_report
 from rank_collapse.runs.drawn import drawn
 
 

@@ -53,9 +53,7 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
     own, files = own_thresholds(given), files_of(Path(given.run))
     named = {threshold.name for threshold in own}
     thresholds = own + [usual for usual in COLLAPSE if usual.finite or usual.name not in named]
-    rows = {
-        file: trainer_rows(file) if file.name == STATE else metrics.read(file) for file in files
-    }
+    rows = {file: read_rows(file) for file in files}
     passed = 0
     for file, of_file in rows.items():
         network = network_of(file)
@@ -111,6 +109,20 @@ def files_of(path: Path) -> list[Path]:
     if not there and newest is None:
         raise RunError(f"{path} has no {metrics.NAME}, which rank_collapse.torch.watch writes")
     return there or [newest]
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Reads the rows of a file of ours or of a Trainer.
+
+    Raises:
+        RunError: It cannot be read, or no line of it is one of metrics.
+    """
+    if file.name == STATE:
+        return trainer_rows(file)
+    rows = metrics.read(file)
+    if not rows and file.stat().st_size:
+        raise RunError(f'{file} has no line of metrics, such as {{"step": 1, "loss": 2.0}}')
+    return rows
 
 
 def network_of(file: Path) -> str:

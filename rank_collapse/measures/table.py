@@ -240,6 +240,7 @@ MEASURES: dict[MeasureName, Measure] = {
 # What a run is watched for.
 COLLAPSE = (
     *(measure.alarm for measure in MEASURES.values() if measure.alarm),
+    Threshold("batch_residual_ratio", 0.001, meaning="collapse over the batch"),
     Threshold("attention_entropy_least", 0.05, meaning="entropy collapse of a head"),
     Threshold("loss", np.inf, above=True, meaning="divergence", finite=True),
 )

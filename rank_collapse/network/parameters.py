@@ -4,6 +4,7 @@ Every function is for one seed; vmap over keys adds a seed axis.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,7 +88,7 @@ def init_block(
     key: Any, config: TransformerConfig, weight_scale: Any = 1.0, bias_scale: Any = 0.0
 ) -> BlockParams:
     """Parameters of one layer but for learned gains and connections; see `init`."""
-    key_attention, key_cross, key_mlp = jax.random.split(key, 3)
+    key_attention, key_cross, key_mlp = _split(key)[:3]
     fields = {"attention": _init_attention(key_attention, config, weight_scale, bias_scale)}
     if config.cross_attention:
         fields["cross"] = _init_attention(key_cross, config, weight_scale, bias_scale)
@@ -102,19 +103,25 @@ def init_block(
     return BlockParams(**fields, **norms)
 
 
+def _split(key):
+    """Keys of one layer's parts: the first of them do not depend on how many there are."""
+    return jax.random.split(key, 13)
+
+
 def _init_norm(config):
     bias = jnp.zeros(config.d_model) if config.norm == "layer" else None
     return layers.NormParams(gain=jnp.ones(config.d_model), bias=bias)
 
 
 def _weights(key, shape, fans, config, scale, uniform=False):
-    fan_in, fan_out = fans
+    # Drawn as vectors, which have the same values: one program serves all shapes of one size.
+    (fan_in, fan_out), count = fans, math.prod(shape)
     if config.init == "reference" and uniform:
-        w = jax.random.uniform(key, shape, minval=-1.0, maxval=1.0) / jnp.sqrt(fan_in)
+        w = jax.random.uniform(key, (count,), minval=-1.0, maxval=1.0) / jnp.sqrt(fan_in)
     else:
         stds = {"lecun": 1 / jnp.sqrt(fan_in), "xavier": jnp.sqrt(2 / (fan_in + fan_out))}
-        w = stds.get(config.init, 0.02) * jax.random.normal(key, shape)
-    return scale * w
+        w = stds.get(config.init, 0.02) * jax.random.normal(key, (count,))
+    return (scale * w).reshape(shape)
 
 
 def _biases(key, shape, scale):
@@ -126,7 +133,7 @@ def _biases(key, shape, scale):
 
 def _init_attention(key, config, scale, bias_scale):
     h, d, k, v = config.num_heads, config.d_model, config.qk_width, config.v_width
-    keys, gain, g = jax.random.split(key, 13), config.init_gain, config.num_kv_heads or h
+    keys, gain, g = _split(key), config.init_gain, config.num_kv_heads or h
 
     def bias(key, *shape):
         return _biases(key, shape, bias_scale)
@@ -161,7 +168,7 @@ def _init_attention(key, config, scale, bias_scale):
 
 def _init_mlp(key, config, scale, bias_scale):
     d, f, scale = config.d_model, config.ff_width, scale * config.init_gain
-    keys = jax.random.split(key, 6)
+    keys = _split(key)
     gate = {}
     if config.mlp in layers.GATED:
         gate["w_gate"] = _weights(keys[4], (d, f), (d, f), config, scale)

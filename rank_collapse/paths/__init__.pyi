@@ -9,11 +9,7 @@ from .direct import (
     direct_contributions as direct_contributions,
     logit_attribution as logit_attribution,
 )
-from .enumeration import (
-    count_paths as count_paths,
-    enumerate_paths as enumerate_paths,
-    path_attention as path_attention,
-)
+from .enumeration import count_paths as count_paths
 from .heads import head_contributions as head_contributions
 from .lengths import (
     BranchShares as BranchShares,

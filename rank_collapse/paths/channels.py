@@ -1,30 +1,22 @@
 """Sums of paths by attention length and number of MLPs, and their algebra in frozen layers.
 
 The paths that start at the input, and those that start at the memory of cross-attention, are
-sums [a, m, n, d]; biases travel in an offset [n, d]. After l layers there are l + 1 slots of
-lengths; what must be empty after them is not stored.
+sums [a, m, n, d]; biases travel in an offset [n, d]. Every length has its slot from the start.
 """
 
 import dataclasses
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network import streams
-from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import FORWARD
 from rank_collapse.network.residual import token_sum
 from rank_collapse.network.walk import Algebra
 from rank_collapse.paths.frozen import Frozen, carry_edit, connection, cross_attention
-
-# Layers are compiled in at most this many groups of two or more, each with the slots its last layer
-# needs. More groups compute fewer empty slots, fewer compile faster: for BERT-base, groups of one
-# layer take a tenth less time to run than groups of two, and four times as long to compile.
-MAX_GROUPS = 6
 
 
 class Channels(struct.Struct):
@@ -82,65 +74,22 @@ class Channels(struct.Struct):
             live = live.at[1:].max(live[:-1])
         before = (int(axis == 0), int(axis == 1))
         sizes = [s + b for s, b in zip(self.start.shape, before, strict=False)]
-        start, memory = (_of_slots(group, sizes, before) for group in (self.start, self.memory))
+        start, memory = (pad_slots(group, sizes, before) for group in (self.start, self.memory))
         return self.replace(start=start, memory=memory, live=live)
 
 
-def _of_slots(group, sizes, before=(0, 0)):
-    """A group [..., a, m, n, d] with empty slots before and after its own, of those sizes."""
+def pad_slots(group: Any, sizes: Sequence[int], before: Sequence[int] = (0, 0)) -> Any:
+    """Puts empty slots before and after those of a group [..., a, m, n, d]; None stays None."""
     if group is None:
         return None
     pads = [(b, s - b - t) for b, s, t in zip(before, sizes, group.shape[-4:], strict=False)]
     return jnp.pad(group, (*[(0, 0)] * (group.ndim - 4), *pads, (0, 0), (0, 0)))
 
 
-class Layout(struct.Struct):
-    """Which slots exist after a number of layers; static."""
-
-    config: TransformerConfig = struct.field(pytree_node=False)  # The network
-    # Whether paths are counted apart by the MLP branches they pass
-    count_mlps: bool = struct.field(pytree_node=False)
-
-    @property
-    def counted(self) -> bool:
-        """Whether there is anything to count."""
-        return self.count_mlps and self.config.mlp != "none"
-
-    def slots(self, num_layers: int) -> tuple[int, int]:
-        """Size of the two slot axes after that many layers."""
-        return num_layers + 1, num_layers + 1 if self.counted else 1
-
-    def groups(self) -> list[tuple[int, int]]:
-        """Ranges of layers to compile together."""
-        depth = self.config.depth
-        number = min(MAX_GROUPS, max(depth // 2, 1))
-        return list(pairwise(i * depth // number for i in range(number + 1)))
-
-    def begin(self, x: Float[Array, "n d"]) -> Channels:
-        """C_0^0 = X and no offset; with several streams each with a leading axis [s]."""
-        x = streams.begin(x, self.config)
-        start = x[..., None, None, :, :]
-        memory = jnp.zeros_like(start) if self.config.cross_attention else None
-        return Channels(start=start, memory=memory, offset=jnp.zeros_like(x))
-
-    def grow(self, channels: Channels, num_layers: int) -> Channels:
-        """Empty slots for the lengths of that many layers."""
-        start, memory = (
-            _of_slots(group, self.slots(num_layers)) for group in (channels.start, channels.memory)
-        )
-        return channels.replace(start=start, memory=memory)
-
-    def finish(self, group: Any) -> Any:
-        """[L + 1, L + 1, n, d]; without the second axis where `count_mlps` is False."""
-        if group is None or not self.count_mlps:
-            return group if group is None else group[:, 0]
-        return _of_slots(group, (self.config.depth + 1,) * 2)
-
-
 class ByLength(Algebra):
     """Channels of paths through `Frozen` layers, whose constants are `Layer.extra`.
 
-    Where MLPs are counted, their branches move a path along the second slot axis; see `Layout`.
+    Where MLPs are counted, their branches move a path along the second slot axis.
     """
 
     covers = dataclasses.replace(FORWARD, name="a sum of paths by length")

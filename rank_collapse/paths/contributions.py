@@ -27,7 +27,7 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import layer_gains
 from rank_collapse.network.transformer import Forward, forward
 from rank_collapse.network.walk import Layer, final_norm, walk, walk_layer
-from rank_collapse.paths.channels import ByLength, Channels, Layout
+from rank_collapse.paths.channels import ByLength, Channels, pad_slots
 from rank_collapse.paths.frozen import freeze_final, freeze_layer
 
 
@@ -137,66 +137,20 @@ def path_contributions(
 
 @functools.partial(jax.jit, static_argnames="count_mlps")
 def _contributions(params, prepared, config, factors, count_mlps):
+    lengths = LengthPass(count_mlps=count_mlps)
     gains = layer_gains(config, prepared.x.dtype, params)
-    head_gain, on_paths = path_gains(config, gains, factors)
-    layout = Layout(config=config, count_mlps=count_mlps)
 
     def step(layer, carry):
         state, channels = carry
-        path_gains, head_gain = layer.extra
         seen = forward(layer, state)
-        channels = moved(layer, seen, channels, layout, path_gains, head_gain)
-        return (seen.state, channels), None
+        return (seen.state, lengths.carry_channels(layer, seen, channels, *layer.extra)), None
 
     # Recomputing a layer in the backward pass keeps gradients in O(L² n d).
     step = jax.checkpoint(step, prevent_cse=False)
-    state, channels = streams.begin(prepared.x, config), layout.begin(prepared.x)
-    for first, last in layout.groups():
-        (state, channels), _ = walk(
-            step,
-            (state, layout.grow(channels, last)),
-            params,
-            prepared,
-            config,
-            extra=(on_paths, head_gain),
-            gains=gains,
-            rows=(first, last),
-        )
-    return collected(Walked(params, state, channels, None, prepared, config), layout)
-
-
-def moved(
-    layer: Layer,
-    seen: Forward,
-    channels: Channels,
-    layout: Layout,
-    gains: Any = None,
-    head_gain: Any = None,
-) -> Channels:
-    """Channels after one layer, whose constants are those of its own computation.
-
-    Args:
-        gains: Of the layer, with what multiplies its branches beyond the network's own gains.
-        head_gain: [h], multiplies the heads of self-attention; None for 1.
-    """
-    constants = freeze_layer(layer, seen)
-    if head_gain is not None:
-        constants = constants.replace(head_gain=head_gain)
-    layer = layer.replace(gains=layer.gains if gains is None else gains, extra=constants)
-    return walk_layer(ByLength(layout.counted), layer, channels)[0]
-
-
-def collected(walked: Walked, layout: Layout) -> PathContributions:
-    """The sums by length of carried `Channels`, the final norm frozen where there is one."""
-    params, last, channels, _, prepared, config = walked
-    extra = freeze_final(params, last, config)
-    channels = final_norm(ByLength(layout.counted), channels, params, prepared, config, extra)
-    by_length, from_memory = layout.finish(channels.start), layout.finish(channels.memory)
-    if from_memory is not None:
-        by_length = by_length + from_memory
-    return PathContributions(
-        by_length, channels.offset, from_memory, walked.output, layout.count_mlps
-    )
+    start = streams.begin(prepared.x, config), lengths.begin(prepared, config)
+    extra = path_gains(config, gains, factors)
+    (state, channels), _ = walk(step, start, params, prepared, config, extra=extra, gains=gains)
+    return lengths.finish(Walked(params, state, channels, None, prepared, config))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,22 +164,52 @@ class LengthPass(LayerPass):
 
     covers: ClassVar[Covers] = ByLength.covers
     biased: bool = True  # Whether the network has biases; False: no offset is carried
+    count_mlps: bool = False  # Whether paths are counted apart by the MLP branches they pass
 
     def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Channels:
         """X^0 in the slot of length 0, and slots for the others."""
-        layout = Layout(config=config, count_mlps=False)
-        channels = layout.grow(layout.begin(prepared.x), config.depth)
-        return channels.replace(biased=self.biased)
+        x, most = streams.begin(prepared.x, config), config.depth + 1
+        start = pad_slots(x[..., None, None, :, :], (most, most if self.count_mlps else 1))
+        memory = jnp.zeros_like(start) if config.cross_attention else None
+        return Channels(start, memory, jnp.zeros_like(x), biased=self.biased)
 
-    def step(self, layer: Layer, x: Any, seen: Any, carry: Channels) -> tuple[Channels, None]:
+    def step(self, layer: Layer, x: Any, seen: Any, carry: Channels) -> tuple[Channels, Any]:
         """The channels after the layer."""
-        layout = Layout(config=layer.config, count_mlps=False)
-        carry = carry.replace(live=jnp.arange(layer.config.depth + 1) <= layer.index)
-        return moved(layer, seen, carry, layout).replace(live=None), None
+        return self.carry_channels(layer, seen, carry), None
+
+    def carry_channels(
+        self,
+        layer: Layer,
+        seen: Forward,
+        channels: Channels,
+        head_gain: Any = None,
+        gains: Any = None,
+    ) -> Channels:
+        """Carries channels through a layer whose constants are those of its own computation.
+
+        Args:
+            head_gain: [h], multiplies the heads of self-attention; None for 1.
+            gains: Of the layer, with what multiplies its branches beyond the network's own gains.
+        """
+        constants = freeze_layer(layer, seen)
+        if head_gain is not None:
+            constants = constants.replace(head_gain=head_gain)
+        live = jnp.arange(layer.config.depth + 1) <= layer.index
+        layer = layer.replace(gains=layer.gains if gains is None else gains, extra=constants)
+        channels, _ = walk_layer(ByLength(self.count_mlps), layer, channels.replace(live=live))
+        return channels.replace(live=None)
 
     def finish(self, walked: Walked) -> PathContributions:
-        """The sums by length."""
-        return collected(walked, Layout(config=walked.config, count_mlps=False))
+        """The sums by length, the final norm frozen where there is one."""
+        params, last, channels, _, prepared, config = walked
+        extra = freeze_final(params, last, config)
+        channels = final_norm(ByLength(), channels, params, prepared, config, extra)
+        sums, from_memory = channels.start, channels.memory
+        if not self.count_mlps:
+            sums, from_memory = jax.tree.map(lambda a: a[:, 0], (sums, from_memory))
+        if from_memory is not None:
+            sums = sums + from_memory
+        return PathContributions(sums, channels.offset, from_memory, walked.output, self.count_mlps)
 
 
 def path_gains(config, gains, factors):

@@ -1,4 +1,4 @@
-"""Paths through a network: their counts, their enumeration and their chained attention.
+"""Paths through a network: their counts, their lengths, and what is one.
 
 A path is one integer per layer: 0 .. H−1 a head, H the skip, −1 all heads at once. Its length is
 the number of layers it does not skip. The two meanings of a path, always named:
@@ -10,19 +10,16 @@ the number of layers it does not skip. The two meanings of a path, always named:
 """
 
 import math
-from itertools import product
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from rank_collapse.network.precision import full_precision
 from rank_collapse.struct import refuse, refuse_if
 
 ALL_HEADS = -1
-MAX_PATHS = 1_000_000
 
 
 def count_paths(depth: int, num_heads: int, skips: bool = True) -> tuple[int, ...]:
@@ -38,41 +35,6 @@ def count_paths(depth: int, num_heads: int, skips: bool = True) -> tuple[int, ..
         refuse_if(value < 1, f"{name}={value} is below 1")
     counts = [math.comb(depth, k) * num_heads**k for k in range(depth + 1)]
     return tuple(counts if skips else [0] * depth + counts[-1:])
-
-
-def enumerate_paths(
-    depth: int,
-    num_heads: int,
-    *,
-    skips: bool = True,
-    length: int | None = None,
-    limit: int = MAX_PATHS,
-) -> np.ndarray:
-    """All paths, or all paths of one length, in lexicographic order.
-
-    Args:
-        skips: Whether a layer may be skipped: (H+1)^L paths with, H^L without.
-        limit: Most layer choices that may be walked through.
-
-    Returns:
-        Int [p, L], H standing for a skip.
-
-    Raises:
-        ValueError: More paths than the limit, or a length outside 0 .. L.
-    """
-    counts = count_paths(depth, num_heads, skips)
-    if sum(counts) > limit:
-        base = num_heads + skips
-        raise ValueError(
-            f"{base}^{depth} = {sum(counts)} paths are more than the limit of {limit}; "
-            "path_contributions sums them all by length without enumerating them"
-        )
-    choices = range(num_heads + skips)
-    paths = np.array(list(product(choices, repeat=depth)), dtype=np.int32)
-    if length is None:
-        return paths
-    check_length(length, depth)
-    return paths[path_length(paths, num_heads) == length]
 
 
 def path_length(paths: Any, num_heads: int) -> Any:
@@ -123,25 +85,3 @@ def check_paths(
             + all_heads * f" or {ALL_HEADS} (all heads)"
         )
     return paths
-
-
-@full_precision
-def path_attention(attention: Float[Array, "l h n n"], path: Any) -> Float[Array, "n n"]:
-    """P_path = P^L_{h_L} ⋯ P^1_{h_1}; a skip is the identity (Theorem 2.1).
-
-    Rows of every factor sum to 1, and so do those of the product.
-
-    Args:
-        attention: Attention weights of every layer and head, `Trace.attention`.
-        path: Int [L], heads 0..H−1, or H for a skip.
-
-    Raises:
-        ValueError: Another length, or a head that does not exist.
-    """
-    path = check_paths(path, *attention.shape[:2], all_heads=False)
-    depth, num_heads, n, _ = attention.shape
-    product = jnp.eye(n, dtype=attention.dtype)
-    for l in range(depth):
-        head = attention[l, jnp.minimum(path[l], num_heads - 1)]
-        product = jnp.where(path[l] == num_heads, product, head @ product)
-    return product

@@ -22,7 +22,6 @@ from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import run
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import apply
-from rank_collapse.paths.channels import Layout
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.struct import refuse_if
 from rank_collapse.theory.transverse import transverse_growth
@@ -49,23 +48,17 @@ class LoopReport(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _SizePass(LengthPass):
-    """‖C_k‖_F after every layer."""
+    """‖C_k‖_F after every layer, of the tokens that exist."""
 
     def step(self, layer, x, seen, carry):
         """The channels after the layer, and their sizes."""
-        channels, _ = super().step(layer, x, seen, carry)
-        return channels, _sizes(channels, layer.config)
+        channels = self.carry_channels(layer, seen, carry)
+        return channels, _norm(channels.start[:, 0], layer.inputs.keep)
 
     def finish(self, walked):
         """[L + 1, L + 1], by layer."""
-        layout = Layout(config=walked.config, count_mlps=False)
-        start = layout.grow(layout.begin(walked.prepared.x), walked.config.depth)
-        return jnp.concatenate([_sizes(start, walked.config)[None], walked.found])
-
-
-def _sizes(channels, config):
-    sums = Layout(config=config, count_mlps=False).finish(channels.start)
-    return jnp.sqrt(jnp.sum(jnp.square(sums), axis=(-2, -1)))
+        start = self.begin(walked.prepared, walked.config).start[:, 0]
+        return jnp.concatenate([_norm(start, walked.prepared.keep)[None], walked.found])
 
 
 @full_precision

@@ -20,7 +20,7 @@ from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, Walked
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import Layer, final_norm, walk_layer, walk_through
-from rank_collapse.paths.channels import ByLength, Channels
+from rank_collapse.paths.channels import ByLength, Channels, pad_slots
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.frozen import FrozenLayer, frozen_scale, mlp_gate
 
@@ -93,11 +93,7 @@ def _truncated(params, prepared, config, length):
     if length.ndim:
         return jax.vmap(functools.partial(_truncated, params, prepared, config))(length)
     algebra = Truncated(jnp.arange(config.depth + 1) <= length)
-    zeros = jnp.zeros_like(prepared.x)
-    start = jnp.concatenate(
-        [prepared.x[None], jnp.broadcast_to(zeros, (config.depth, *zeros.shape))]
-    )
-    state = Channels(start=start[:, None], memory=None, offset=zeros)
+    state = _begin(prepared.x, config.depth)
     state = walk_through(algebra, state, params, prepared, config)
     return PathContributions(by_length=state.start[:, 0], offset=state.offset, output=total(state))
 
@@ -112,9 +108,7 @@ class TruncatedPass(LayerPass):
 
     def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Channels:
         """X^0 in the channel of length 0; what passes the last one is dropped."""
-        zeros = jnp.zeros_like(prepared.x)
-        start = jnp.broadcast_to(zeros, (self.length + 1, 1, *zeros.shape)).at[0].set(prepared.x)
-        return Channels(start=start, memory=None, offset=zeros)
+        return _begin(prepared.x, self.length)
 
     def step(self, layer: Layer, x: Any, seen: Any, carry: Channels) -> tuple[Channels, None]:
         """The channels after the layer."""
@@ -128,6 +122,12 @@ class TruncatedPass(LayerPass):
     @property
     def _algebra(self):
         return Truncated(jnp.ones(self.length + 1, bool))
+
+
+def _begin(x, longest):
+    """X^0 in the channel of length 0 of 0 .. longest."""
+    start = pad_slots(x[None, None], (longest + 1, 1))
+    return Channels(start, None, jnp.zeros_like(x))
 
 
 def total(state: Channels) -> Any:

@@ -11,10 +11,6 @@ from typing import Any
 from rank_collapse.network.config import DEFAULTS, TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.pretrained.drawn import (
-    Draw as Draw,
-    Initialisation as Initialisation,
-)
 from rank_collapse.pretrained.entries import (
     MAX_LAYERS as MAX_LAYERS,
     Entry as Entry,
@@ -31,6 +27,10 @@ from rank_collapse.pretrained.mapping import (
     Names as Names,
     Reader,
     take as take,
+)
+from rank_collapse.pretrained.random_weights import (
+    Draw as Draw,
+    Initialisation as Initialisation,
 )
 from rank_collapse.pretrained.rotary import (
     ANY_LENGTH as ANY_LENGTH,

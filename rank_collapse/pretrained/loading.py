@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.pretrained.checkpoint import open_weights, read_config
-from rank_collapse.pretrained.drawn import RandomWeights
 from rank_collapse.pretrained.entries import Entry, Settings, check_entry
 from rank_collapse.pretrained.families import family_of
 from rank_collapse.pretrained.hub import hub_folder, is_hub_name
 from rank_collapse.pretrained.opened import OpenCheckpoint
 from rank_collapse.pretrained.published import PUBLISHED
+from rank_collapse.pretrained.random_weights import RandomWeights
 from rank_collapse.pretrained.tensors import is_model, live_model
 from rank_collapse.pretrained.weights import CheckpointWeights
 

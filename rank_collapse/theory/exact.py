@@ -58,7 +58,10 @@ def exact_profile(
     """log10 ‖res(X^l)‖_{1,∞} for l = 0..L around the mean token, every digit proved; on the host.
 
     Digits are doubled until the balls of the logarithms are narrower than 1e-12 (relative above
-    1): a residual of 1e-1000 takes about 1,600 of them. Tokens that are exactly equal are NaN.
+    1): a residual of 1e-1000 takes about 1,600 of them. Nothing is raised where the most digits do
+    not suffice: the profile is NaN from that layer on, as it is for tokens that are exactly equal.
+    Of 48 networks of 6 layers at weight scales of 1.5 to 3, 45 are proved with at most 3,200
+    digits; in three of attention alone, tokens become equal to more of them.
 
     The proof is about the formulas, evaluated at exactly these numbers: parameters, gains, X^0,
     biases, and the tables of rotary and relative positions as JAX rounds them. An overflow of the

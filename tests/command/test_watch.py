@@ -78,6 +78,7 @@ def test_a_threshold_on_a_metric_that_never_came_is_a_mistake(tmp_path, capsys):
     [
         (("nowhere",), "nowhere has no metrics.jsonl"),
         ((".",), "has no metrics.jsonl"),
+        ((__file__,), "has no line of metrics"),
         (("x", "--below=loss"), "--below=loss is not name=value"),
         (("x", "--above=loss=much"), "--above=loss=much is not name=value"),
         (("x", "--below=loss=nan"), "--below=loss=nan is not name=value"),

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 from data_dictionary import check_columns
 from figures_as_data import as_data
 from marks import full_if
@@ -20,7 +21,7 @@ from matplotlib.figure import Figure
 from trained_runs import check_second_run, contents, rows, run, same_arrays, single_columns
 
 from experiments import reproduce
-from experiments.lab import cli, experiment, folder, progress
+from experiments.lab import cli, experiment, folder, labelled, progress
 from experiments.lab.experiment import experiment_of
 from experiments.lab.folder import RunFolder
 from experiments.lab.statements import STATEMENTS
@@ -251,6 +252,15 @@ def test_setup_measures_and_tables_compute_in_the_arithmetic_of_the_flag(tmp_pat
     assert doubled.run(tmp_path, f"--dtype={dtype}") == 0
     parts = ("setup", "measure", "table", "claims")
     assert doubled.dtypes == dict.fromkeys(parts, jnp.dtype(dtype))
+
+
+@pytest.mark.parametrize("count", [3, 12, 300])
+def test_many_curves_have_a_short_legend(count):
+    values = xr.DataArray(np.ones((2, count, 3)), dims=("seed", "gain", "layer"))
+    values = values.assign_coords(gain=np.arange(count), layer=np.arange(3))
+    ax = labelled.facets(values, hue="gain")[1][0, 0]
+    _, names = ax.get_legend_handles_labels()
+    assert names[0] == "0" and len(names) == min(count, 12)
 
 
 IN_DOUBLE = [n for n in reproduce.EXPERIMENTS if "dtype" in experiment.module_of(n).FLAGS]

@@ -8,7 +8,7 @@ import pytest
 from trained_runs import arrays, run, same_arrays
 
 from experiments import join, run_path_chains as path_chains
-from experiments.lab import cli
+from experiments.lab import cli, pool
 
 TINY = [*path_chains.EXPERIMENT.presets["tiny"], "--num_devices=1", "--jobs=1"]
 GAINS = "--skip_gain=0.5,1"
@@ -127,6 +127,24 @@ def test_an_array_that_one_folder_lacks_is_named(whole, tmp_path, capsys):
 def test_one_folder_twice_is_refused(whole, tmp_path, capsys):
     assert joins(tmp_path, whole, whole) == 2
     assert str(whole) in capsys.readouterr().err
+
+
+def test_what_is_left_is_measured_as_all_would_be(whole, tmp_path, monkeypatch):
+    """By a worker, though one point is left: with other devices XLA may round otherwise."""
+    folder, submit, asked = tmp_path / "a", pool.submit, []
+    shutil.copytree(whole, folder)
+    (folder / "summary.json").unlink()
+    kept = {n: a for n, a in arrays(folder).items() if n.startswith("skip_gain=0.5/")}
+    np.savez(folder / "arrays.npz", **kept)
+
+    def noted(executor, work, *arguments):
+        asked.append(arguments[1])
+        return submit(executor, work, *arguments)
+
+    monkeypatch.setattr(pool, "submit", noted)
+    assert run(path_chains, [*TINY, GAINS, "--jobs=2"], folder) == 0
+    assert len(asked) == 1 and "--num_devices=1" in asked[0]
+    same_arrays(whole, folder)
 
 
 def test_points_of_workers_are_gone_when_the_run_is_complete(tmp_path):

@@ -191,3 +191,19 @@ def test_derivatives_of_attention_are_those_of_plain_products(x64, monkeypatch):
     monkeypatch.setattr(attn, "product", jnp.matmul)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(derivatives()), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_equal_scores_under_a_mask_are_shared_by_the_allowed_keys():
+    """Row i of a causal mask is 1/i on the first i tokens."""
+    found = attn.equal_weights(attn.AttentionContext(positions.causal_mask(4)), 4, 4, jnp.float32)
+    expected = np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None]
+    np.testing.assert_allclose(found[0], expected, atol=1e-7)
+
+
+def test_llama_3_keeps_fast_waves_and_divides_slow_ones(x64):
+    """Of 64 positions the wave 1 turns 10 times, 0.01 a tenth, and 0.1 once: between 0.5 and 2."""
+    _, sines = positions.rotary_angles(jnp.array([1]), 6, 1000.0, (8.0, 0.5, 2.0, 64.0))
+    turns = 64 * 0.1 / (2 * np.pi)
+    share = (turns - 0.5) / (2 - 0.5)
+    expected = np.sin([1.0, 0.1 * (share + (1 - share) / 8), 0.01 / 8])
+    np.testing.assert_allclose(sines[0, :3], expected, rtol=1e-12)

@@ -11,6 +11,7 @@ import mp_oracle
 import numpy as np
 import pytest
 import stream_oracle
+from path_oracle import enumerate_paths
 from refusals import refused
 
 import rank_collapse as rc
@@ -212,7 +213,7 @@ def test_a_design_is_its_equations(name):
 def test_theorem_2_1_has_learned_gains_term_by_term():
     config = rc.design(network(mlp="none"), "skipinit").replace(depth=2)
     params, x = draw(config)
-    paths = rc.paths.enumerate_paths(2, config.num_heads)[None]
+    paths = enumerate_paths(2, config.num_heads)[None]
     (summed,) = rc.paths.path_set_states(params, x, config, paths, semantics="frozen")
     offset = jax.jit(rc.apply)(params, x, config).output - summed
     np.testing.assert_allclose(offset, np.broadcast_to(offset[0], (N, D)), atol=1e-5)  # biases

@@ -10,7 +10,9 @@ from marks import full_but
 from refusals import is_refused, refused
 
 import rank_collapse as rc
+from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.residual import layer_gains
+from rank_collapse.network.walk import walk
 
 L, H, N, D = 3, 2, 5, 8
 ALPHA = np.array([0.7, 1.1, 0.4])
@@ -122,8 +124,8 @@ def test_the_profile_is_as_defined(kind):
 def test_until_it_is_profiled_every_pass_names_the_profile(learned):
     config = rc.design(rc.transformer(L, 2, D), "admin", learned=learned)
     params, x = rc.init(jax.random.key(0), config), draws.tokens(N, D)
-    for call in (rc.apply, rc.path_contributions, rc.log_residual_profile):
-        is_refused(r"Unprofiled\(\): .* rc.network.admin_profile\(", call, params, x, config)
+    for call in (rc.apply, rc.path_contributions, rc.head_contributions):
+        is_refused(r"Unprofiled\(\): .*admin_profile\(", call, params, x, config)
     profiled = rc.network.admin_profile(params, x[None], config)
     assert np.isfinite(rc.apply(params, x, profiled).output).all()
 
@@ -186,3 +188,27 @@ def test_bad_batches_and_networks_are_refused_in_one_line():
         ((draws.parameters(embedded), ids, embedded), MASK, "token id 7 is not below vocab_size=7"),
     ):
         is_refused(message, rc.network.admin_profile, *call, mask=mask)
+
+
+def test_layers_that_share_parameters_have_those_of_their_row():
+    """The map (0, 0, 1, 1), in which neither layer l nor l modulo 2 is the row."""
+    config = rc.san_skip(4, 2, D, layer_map=(0, 0, 1, 1), learned_branch_gain=1.0)
+    params, prepared = prepare_inputs(draws.parameters(config), draws.tokens(N, D), config)
+    gains = layer_gains(config, jnp.float32, params).branch.attention
+    np.testing.assert_array_equal(
+        gains, params.layers.attention_gains.branch[jnp.array([0, 0, 1, 1])]
+    )
+
+    def step(layer, state):
+        return state, layer.params.attention.w_q
+
+    for rows, expected in ((None, [0, 0, 1, 1]), ((1, 3), [0, 1]), ((2, 4), [1, 1])):
+        _, weights = walk(step, 0.0, params, prepared, config, rows=rows)
+        np.testing.assert_array_equal(weights, params.layers.attention.w_q[jnp.array(expected)])
+
+
+def test_mixing_by_layer_is_the_same_for_all_heads_of_a_layer():
+    mixing = rc.network.Mixing(identity=jnp.array([0.1, 0.2]))
+    config = rc.san(2, 2, D, mixing=mixing)
+    identity = layer_gains(config, jnp.float32).mixing.identity
+    np.testing.assert_allclose(identity, [[0.1, 0.1], [0.2, 0.2]])

@@ -1,5 +1,7 @@
 """Norms, activations, MLPs, embeddings and dropout: against numpy, and within statistics."""
 
+import itertools
+
 import draws
 import jax
 import jax.numpy as jnp
@@ -224,3 +226,15 @@ def test_the_rate_is_traced():
     drop = jax.jit(lambda key, rate: dropout.dropout(key, jnp.ones(64), rate))
     sums = [float(drop(jax.random.key(0), r).sum()) for r in (0.0, 0.3, 0.6)]
     assert sums[0] == 64 and len(set(sums)) == 3
+
+
+def test_no_two_tables_of_an_embedding_are_drawn_alike():
+    config = rc.EmbeddingConfig(
+        d_input=2, d_embed=8, positions="learned", num_positions=2, num_segments=2
+    )
+    config = config.replace(class_token=True, num_registers=2, hidden_layer=True)
+    params = init_embedding(jax.random.key(0), config, 8)
+    tables = [params.w_in, params.w_hidden[:2], params.positions, params.segments, params.registers]
+    tables.append(jnp.broadcast_to(params.class_token, (2, 8)))
+    for one, other in itertools.combinations(tables, 2):
+        assert np.all(np.any(np.asarray(one) != np.asarray(other), axis=1))

@@ -177,6 +177,18 @@ def test_what_is_left_out_is_what_passed_through_it(x64):
     assert relative(no_mlp.by_length, counted.by_length[:, 0]) < 1e-12
 
 
+def test_gains_of_one_change_nothing_and_multiply_those_of_the_network(x64):
+    config = SMALL.replace(branch_gain=jnp.array([0.6, -0.3]))
+    params, x, _ = example(config)
+    plain = compiled_contributions(params, x, config)
+    ones = compiled_contributions(params, x, config, attention_gain=jnp.ones(2))
+    assert relative(ones.by_length, plain.by_length) < 1e-13
+    halved = compiled_contributions(params, x, config, attention_gain=0.5 * jnp.ones(2))
+    assert relative(halved.by_length[2], 0.25 * plain.by_length[2]) < 1e-13
+    heads = compiled_contributions(params, x, config, head_gain=0.5 * jnp.ones((2, HEADS)))
+    assert relative(heads.by_length[2], 0.25 * plain.by_length[2]) < 1e-13
+
+
 def test_gradient_equals_finite_differences(x64):
     """Through attention, norms and gates too: what is frozen is a function of the parameters."""
     params, x = small_example()
@@ -298,6 +310,15 @@ def by_hand(params, x, config, longest):
         out = {k: z @ m.w_out + (m.b_out if k == "offset" else 0) for k, z in hidden.items()}
         parts = norm(p.mlp_norm.gain, p.mlp_norm.bias, added(parts, out))
     return parts
+
+
+def test_mixed_attention_under_a_mask_is_the_whole_network_at_the_longest(x64):
+    """C of `Mixing` is uniform over what the mask allows."""
+    mixing = rc.network.Mixing(0.4, 0.7, -0.2)
+    config = config_of(mixing=mixing, mask="causal", attention_skip=True)
+    params, x, _ = example(config)
+    found = rc.truncated(params, x, config, DEPTH)
+    assert relative(found.output, rc.apply(params, x, config).output) < 1e-12
 
 
 @pytest.mark.parametrize("longest", [0, 1, 2])

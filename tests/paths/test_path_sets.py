@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from marks import full_but
 from path_examples import relative
-from path_oracle import Oracle
+from path_oracle import Oracle, enumerate_paths
 from refusals import refused
 
 import rank_collapse as rc
@@ -65,6 +65,18 @@ def test_sampled_paths_have_their_length_and_are_uniform():
     np.testing.assert_array_equal(again[0, 0], paths[2, 0])
 
 
+def test_lengths_and_heads_have_draws_of_their_own():
+    """The layer that length 1 takes and the one that length 2 skips: all 9 pairs alike, by chi
+    squared with 8 degrees of freedom (99.9 percentile)."""
+    key = jax.random.key(1)
+    one, two = np.asarray(rc.paths.sample_path_sets(key, [1, 2], 1, 3600, 3, 2)[:, 0])
+    counts = np.bincount(3 * (one < 2).argmax(axis=1) + (two == 2).argmax(axis=1), minlength=9)
+    assert ((counts - 400) ** 2 / 400).sum() < 26.1
+    # the key is split, not used itself
+    path = rc.paths.sample_path(key, 20, 20, 7)
+    assert not np.array_equal(path, jax.random.randint(key, (20,), 0, 7))
+
+
 @pytest.mark.parametrize("name", full_but(NETWORKS, "post-norm with MLP"))
 def test_sets_equal_one_path_at_a_time(name):
     """Shared beginnings, sorted visits: the same sums, in the order the sets were given."""
@@ -108,7 +120,7 @@ def test_frozen_paths_sum_to_the_exact_contributions(name, x64):
     assert x.dtype == jnp.float64
     exact, _ = jax.jit(lambda p: rc.path_contributions(p, x, config))(params)
     # Every path, and the one of all heads, in sets of one path each.
-    chosen = {k: rc.paths.enumerate_paths(3, 2, length=k) for k in range(4)}
+    chosen = {k: enumerate_paths(3, 2, length=k) for k in range(4)}
     paths = np.concatenate([*chosen.values(), np.full((1, 3), -1)])
     states = jax.jit(
         lambda p: rc.paths.path_set_states(params, x, config, p[:, None], semantics="frozen")
@@ -140,7 +152,7 @@ def test_each_head_has_its_own_mask_and_bias(semantics, x64):
     mask = (rng.random((2, N, N)) < 0.5) | np.eye(N, dtype=bool)
     bias = rng.standard_normal((2, N, N))
     assert (mask[0] != mask[1]).any()
-    paths = rc.paths.enumerate_paths(3, 2)
+    paths = enumerate_paths(3, 2)
     states = rc.paths.path_set_states(
         params, x, config, paths[:, None], semantics=semantics, mask=mask, bias=bias
     )
@@ -219,7 +231,7 @@ def test_path_state_has_gradients():
 def test_sums_estimated_from_sampled_paths_are_unbiased():
     """Over many sets: |P_k| times the mean of sampled terms, its mean and its variance."""
     config, params, x = network(mlp="none")
-    every = jnp.asarray(rc.paths.enumerate_paths(3, 2, length=2))
+    every = jnp.asarray(enumerate_paths(3, 2, length=2))
     exact = jax.jit(lambda p: rc.path_contributions(p, x, config).by_length[2])(params)
     terms = jax.jit(
         lambda p: rc.paths.path_set_states(params, x, config, p[:, None], semantics="frozen")

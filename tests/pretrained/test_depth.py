@@ -9,7 +9,7 @@ from marks import full_but
 from refusals import each_is_refused
 
 import rank_collapse as rc
-from rank_collapse.pretrained.depth import depth_used
+from rank_collapse.pretrained.used_depth import depth_used
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -120,9 +120,9 @@ def test_it_is_a_failure_by_chance_in_one_model_of_twenty_at_most():
 
 def test_a_folder_of_another_shape_gets_one_line():
     for settings, given, words in (
-        (BERT | {"hidden_size": 32}, curves(), "a bert of 12 layers of this width"),
-        ({"model_type": "gpt2"}, curves(), "a gpt2 of 12 layers"),
-        (BERT, {v: a[:, :5] for v, a in curves().items()}, "a bert of 4 layers"),
-        (BERT, curves(texts=1), "one text has no spread"),
+        (BERT | {"hidden_size": 32}, curves(), "bert .*12 layers"),
+        ({"model_type": "gpt2"}, curves(), "gpt2 .*12 layers"),
+        (BERT, {v: a[:, :5] for v, a in curves().items()}, "bert .*4 layers"),
+        (BERT, curves(texts=1), "one text"),
     ):
         is_refused(words, published_targets, settings, given)

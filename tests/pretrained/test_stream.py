@@ -60,6 +60,12 @@ def worst(found, expected):
     return max(jax.tree.leaves(jax.tree.map(gap, found, expected)), default=0.0)
 
 
+def decided(profile):
+    """Measures and flags; which token holds a residual of mere rounding is chance."""
+    measures = {name: profile[name] for name in MEASURES}
+    return measures, profile.rounding, profile.spiked & ~profile.rounding
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_streamed_is_what_the_network_in_memory_gives(name):
     config, params = pretrained.load(GOLDEN / name)
@@ -91,9 +97,8 @@ def test_streamed_is_what_the_network_in_memory_gives(name):
         "influence": measured(influence.layer_influence),
     }
     gaps = {what: worst(found["whole"][what], expected[what]) for what in expected}
-    gaps["SAN"] = worst(
-        found["SAN"]["profile"], measured(states.network_profile, "SAN", 1, measures=MEASURES)
-    )
+    alone = measured(states.network_profile, "SAN", 1, measures=MEASURES)
+    gaps["SAN"] = worst(decided(found["SAN"]["profile"]), decided(alone))
     print(name, gaps)
     assert max(gaps.values()) < TOLERANCE, gaps
 

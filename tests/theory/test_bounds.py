@@ -46,6 +46,19 @@ def test_of_one_head_both_forms_are_the_heads_bound_and_of_several_2_sqrt_2_abov
         np.testing.assert_allclose(report.stack.log10_rhs, start, rtol=1e-9)
 
 
+def test_scores_that_are_not_divided_are_those_of_smaller_queries(x64):
+    """Without 1/√k, of W_Q/√k: the same network, and the same bounds but for γ's own scale."""
+    config = rc.san(1, 2, 6, d_qk=4)
+    params, x = draws.parameters(config, 0, 0.7, 0.5), 0.2 * draws.tokens(5, 6)
+    smaller = {name: getattr(params.layers.attention, name) / 2 for name in ("w_q", "b_q")}
+    undivided = config.replace(scale_scores=False)
+    found = reported(draws.changed(params, attention=smaller), x, undivided)
+    wanted = reported(params, x, config)
+    for name in ("log10_spread", "log10_c"):
+        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-9)
+    np.testing.assert_allclose(found.head.log10_rhs, wanted.head.log10_rhs, rtol=1e-9)
+
+
 @pytest.mark.full
 def test_180_tokens_of_width_180_are_above_the_published_bound_and_below_that_of_sums(x64):
     """Two heads of equal γ* and β, of which one moves all n tokens, each by √(2/n) of what the

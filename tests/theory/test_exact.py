@@ -9,7 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 from refusals import refused
-from small_residuals import CASES, KEEP, D, H, network
+from small_residuals import CASES, KEEP, SKIPS, D, H, network
 
 import rank_collapse as rc
 from rank_collapse.theory import exact
@@ -36,6 +36,36 @@ def test_the_plain_network_in_many_digits_lies_inside_the_balls(case, large):
     found = exact.exact_profile(params, x, config, **inputs)
     with mpmath.workdps(700):
         check_inside(found, mp_oracle.profile(params, x, config, 700, **inputs))
+
+
+KINDS = (
+    {},
+    {"attention_skip": True},
+    {"norm_placement": "post", "mlp": "gelu", "d_ff": 32} | SKIPS,
+)
+SHAPES = {"6 tokens": (6, 1), "10 tokens": (10, 2), "16 tokens": (16, 4)}
+NOT_PROVED = {"6 tokens": {2, 14}, "10 tokens": {27}, "16 tokens": set()}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shape", SHAPES)
+def test_large_weights_are_proved_but_in_three_of_48_networks(shape):
+    """Scales 1.5 to 3: saturated attention, and clusters in clusters."""
+    (n, heads), lost = SHAPES[shape], set()
+    first = 16 * list(SHAPES).index(shape)
+    for s in range(first, first + 16):
+        kind, scale = KINDS[s // 4 % 3], (1.5, 2.0, 2.5, 3.0)[s % 4]
+        config = rc.TransformerConfig(depth=6, num_heads=heads, d_model=16, **kind)
+        key = jax.random.key(s)
+        x = jax.random.normal(jax.random.fold_in(key, 1), (n, 16)) + 0.3
+        params = rc.init(key, config, scale, 0.1)
+        found = exact.exact_profile(params, x, config, max_digits=3200)
+        if np.isnan(found.profile).any():
+            lost.add(s)
+        elif config.mlp == "none" and found.digits <= 100:
+            with mpmath.workdps(200):
+                check_inside(found, mp_oracle.profile(params, x, config, 200))
+    assert lost == NOT_PROVED[shape]
 
 
 @pytest.mark.full

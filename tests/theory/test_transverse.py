@@ -8,7 +8,7 @@ import pytest
 from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse.theory.transverse import transverse_growth
+from rank_collapse.theory.transverse import across, transverse_growth
 
 
 def network(depth, **fields):
@@ -116,6 +116,11 @@ def test_profiles_fall_at_the_exponent(fields, x64):
 def test_rows_that_are_the_same_or_cancel_move_no_difference(fields, optimized):
     """Q_h R is the same in all rows or 0 by algebra: −inf, not what rounding leaves of it."""
     assert np.isneginf(rc.transverse_exponents(*network(2, **fields)))
+
+
+def test_rows_are_compared_with_the_first_token_that_exists():
+    weights, keep = draws.normal(2, 3, 3), np.array([False, True, True])
+    np.testing.assert_array_equal(across(weights, keep), weights - weights[:, 1:2])
 
 
 def test_the_cubic_regime_and_a_skip_alone():

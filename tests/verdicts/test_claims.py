@@ -170,7 +170,7 @@ def wrong(found):
     return any(j.verdict == ("within", "outside")[i % 2] for i, j in enumerate(found))
 
 
-@pytest.mark.parametrize("draws", [3, 8, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.parametrize("draws", [3, *(pytest.param(n, marks=pytest.mark.full) for n in (8, 20))])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_at_most_one_run_in_twenty_has_a_wrong_verdict(rows, draws):
     """Of means of rows that depend on each other, over runs that are drawn."""

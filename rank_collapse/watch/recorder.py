@@ -1,0 +1,155 @@
+"""The rows of what is watched: their alarms, their way to a log, and why something is left out.
+
+A row is {"step": .., name: a number, or a list with one for each layer}.
+"""
+
+import contextlib
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rank_collapse.measures.table import COLLAPSE
+from rank_collapse.report.alarms import Alarm, alarms
+from rank_collapse.runs import metrics
+
+WANDB_STEP = "watch/step"
+ATTEMPTS = 3  # failures in a row, after which a measure is not tried again
+Log = Callable[..., Any] | str | Path | None
+_log = logging.getLogger("rank_collapse")
+
+
+class LeftOut(ValueError):
+    """What is not measured here; the text says why."""
+
+
+class Notes:
+    """Reasons by the dotted name of a module, or None, and by what is left out.
+
+    Attributes:
+        reasons: {(name, subject): why}, the last of each.
+    """
+
+    def __init__(self):
+        self.reasons: dict[tuple[str | None, str], str] = {}
+        self._said: set[str] = set()
+        self._failures: dict[tuple[str | None, str], int] = {}
+
+    def attempt(
+        self, name: str | None, subject: str, measure: Callable[..., Any], *args: Any
+    ) -> Any:
+        """Calls measure(*args); None where it fails, which becomes a reason.
+
+        Another error than `LeftOut`, such as one of memory, is tried again, up to three times in a
+        row.
+        """
+        key = name, subject
+        if self._failures.get(key, 0) >= ATTEMPTS:
+            return None
+        try:
+            result = measure(*args)
+        except LeftOut as error:
+            self.leave_out(name, subject, str(error))
+            return None
+        except Exception as error:
+            self._failures[key] = self._failures.get(key, 0) + 1
+            self.leave_out(name, subject, f"{type(error).__name__}: {error}")
+            return None
+        self._failures.pop(key, None)
+        self.reasons.pop(key, None)
+        return result
+
+    def leave_out(self, name: str | None, subject: str, why: str) -> None:
+        """Keeps a reason; the first time that it comes it is also a warning."""
+        self.reasons[name, subject] = why
+        if why not in self._said:
+            self._said.add(why)
+            self.warn(f"watch: no {subject}{f' of {name}' if name else ''}: {why}")
+
+    def warn(self, text: Any) -> None:
+        """Warns by the logger `rank_collapse`, whose handlers may raise."""
+        with contextlib.suppress(Exception):
+            _log.warning("%s", text)
+
+
+class Recorder:
+    """Rows, their alarms, and where they go.
+
+    Args:
+        log: A path of JSON lines, or its folder; a function log({name: number}, step=...); an
+            object with `add_scalar`, as TensorBoard's writers; None for `rows` alone.
+        notes: Where what fails is kept.
+
+    Raises:
+        ValueError: Another log, or a path that cannot be one.
+    """
+
+    def __init__(self, log: Any, notes: Notes):
+        self.rows: list[dict[str, Any]] = []
+        self.alarms: list[Alarm] = []
+        self._log, self._notes = _checked(log), notes
+
+    def add(
+        self, step: int, scalars: Mapping[str, Mapping[int, float]], count: int, writes: bool = True
+    ) -> None:
+        """Keeps the row of a step, warns of new alarms, and writes it.
+
+        Args:
+            step: Of training.
+            scalars: {name: {number of a layer, or -1 for all of them: value}}.
+            count: How many layers there are.
+            writes: Whether this process warns and writes.
+        """
+        row: dict[str, Any] = {"step": step}
+        for name, by_layer in scalars.items():
+            values = [by_layer.get(i, math.nan) for i in range(count)]
+            row[name] = by_layer.get(-1, values)
+        self.rows.append(row)
+        if not writes:
+            return
+        said = {(alarm.metric, alarm.threshold) for alarm in self.alarms}
+        for alarm in alarms([row], COLLAPSE):
+            if (alarm.metric, alarm.threshold) not in said:
+                self.alarms.append(alarm)
+                self._notes.warn(alarm)
+        values = {name: value for name, value in row.items() if name != "step"}
+        self._notes.attempt(None, "line of the log", self._write, step, values)
+
+    def _write(self, step, values):
+        log = self._log
+        if isinstance(log, Path):
+            metrics.append(log, step, values)
+        elif hasattr(log, "add_scalar"):
+            for name, value in flatten(values):
+                log.add_scalar(name, value, step)
+        elif log is not None and (getattr(log, "__module__", None) or "").startswith("wandb"):
+            # wandb drops what comes with a step below its own, which its other callers count up
+            sys.modules["wandb"].define_metric("watch/*", step_metric=WANDB_STEP)
+            log({f"watch/{name}": v for name, v in flatten(values)} | {WANDB_STEP: step})
+        elif log is not None:
+            log(dict(flatten(values)), step=step)
+
+
+def _checked(log):
+    """A path of a file, a function, a writer, or None."""
+    if isinstance(log, str | Path):
+        try:
+            path = Path(log) / metrics.NAME if Path(log).is_dir() else Path(log)
+            path.exists()
+        except (OSError, ValueError) as error:
+            raise ValueError(f"log={str(log)[:40]!r}... is not a path: {error}") from error
+        return path
+    if log is not None and not callable(log) and not hasattr(log, "add_scalar"):
+        raise ValueError(f"log={log!r} is not a function, a path, or a writer with add_scalar")
+    return log
+
+
+def flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Gives (name, number) of a row, by layer "name/layer_3"; without gaps."""
+    for name, value in values.items():
+        if isinstance(value, list):
+            yield from ((f"{name}/layer_{i}", v) for i, v in enumerate(value) if not math.isnan(v))
+        else:
+            yield name, value

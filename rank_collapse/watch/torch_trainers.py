@@ -1,0 +1,42 @@
+"""Callbacks of the trainers of transformers and of Lightning."""
+
+from typing import Any
+
+from rank_collapse.watch.recorder import flatten
+
+
+def callback_of_transformers(watched: Any) -> Any:
+    """See `Watch.hf`."""
+    from transformers import TrainerCallback
+
+    class Callback(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            watched.follow(state.global_step, 1)
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            """The last row into the Trainer's history, and its means into what its loggers get."""
+            row = (watched.rows or [{}])[-1]
+            by_layer = {name: values for name, values in row.items() if isinstance(values, list)}
+            state.log_history[-1].update(flatten(by_layer))
+            for name, values in by_layer.items():
+                numbers = [value for value in values if value == value]
+                logs |= {name: sum(numbers) / len(numbers)} if numbers else {}
+
+        def on_train_end(self, args, state, control, **kwargs):
+            watched.close()
+
+    return Callback()
+
+
+def callback_of_lightning(watched: Any) -> Any:
+    """See `Watch.lightning`."""
+    from lightning.pytorch import Callback
+
+    class Watching(Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            watched.follow(trainer.global_step, 0)
+
+        def on_fit_end(self, trainer, module):
+            watched.close()
+
+    return Watching()
