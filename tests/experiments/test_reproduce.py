@@ -45,7 +45,7 @@ def test_every_experiment_is_found_and_its_presets_are_accepted():
         for preset in own.presets:
             for arguments in own.runs(preset).values():
                 cli.parse(module.FLAGS, list(arguments))
-    assert reproduce.EXPERIMENTS[:2] == ["run_trained", "run_collapse"]
+    assert reproduce.EXPERIMENTS[:2] == ["run_trained", "run_sinks"]
     assert "check_profiles" not in reproduce.EXPERIMENTS
 
 
@@ -67,7 +67,7 @@ def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 0
     page = (tmp_path / "results/reproduce/report.html").read_text()
     assert "python -m experiments.run_path_counts" in page
-    assert page.count("base64,") == 4  # a figure each, in its section and among the findings
+    assert page.count("base64,") == 5  # figures in their sections, and among the findings
     assert str(tmp_path) not in page
     folder = tmp_path / "results/reproduce/quick"
     made = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.suffix in (".csv", ".npz")}
@@ -131,7 +131,8 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
     assert f"**What came out.** {sections.came_out('run_path_counts')}\n" in text
     assert "not run" in (tmp_path / "docs" / "statements.md").read_text()
     named = re.findall(r"\]\((results/.*?)\)", text)
-    assert named == [f"results/{n}" for n in ("run_path_counts_0.png", table.name)]
+    figures = ("run_path_counts_0.png", "run_path_counts_1.png")
+    assert named == [f"results/{n}" for n in (*figures, table.name)]
     with Image.open(tmp_path / "docs" / named[0]) as drawn:
         assert drawn.mode == "P" and drawn.size == (64, 64)
     shutil.rmtree(tmp_path / "run" / "paper")
@@ -155,7 +156,7 @@ def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, cap
     capsys.readouterr()
     for preset in reversed(sections.PRESETS):
         text = results_page.write_markdown(tmp_path, tmp_path / "docs").read_text()
-        assert text.count(f"## {own.title}\n") == 1 and text.count("png)") == 2
+        assert text.count(f"## {own.title}\n") == 1 and text.count("png)") == 4
         numbers = (tmp_path / "docs" / "results" / "run_path_counts.csv").read_text()
         assert "H=2, L=3" in numbers and "H=4, L=3" in numbers
         assert "*few: " in text and "- [many: " in text
