@@ -59,7 +59,7 @@ def measure(options: Any, config: rc.TransformerConfig, run: Any) -> xr.Dataset:
         hidden = rc.apply(params, x, own).hidden
         rms = jax.numpy.sqrt(jax.numpy.mean(hidden**2, axis=(1, 2)))
         measures = rc.profile(hidden, measures=("token_cosine", "residual_ratio"))
-        return {"rms": rms} | dict(measures)
+        return {"rms": rms} | dict(measures.measures)
 
     with Executor(options, run, f"depth {options.depth}") as executor:
         found = executor.measure(one, lambda own: {"": own.depth**-own.gain_power})[""]

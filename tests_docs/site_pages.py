@@ -43,9 +43,8 @@ def measures() -> str:
     rows = []
     for name, m in MEASURES.items():
         alarm = f"{'above' if m.alarm.above else 'below'} {m.alarm.value:g}" if m.alarm else ""
-        kinds = ", ".join(m.frameworks)
-        rows.append((f"`{name}`", m.needs, m.meaning, m.source, m.cost, kinds, alarm))
-    columns = ("measure", "of", "what it says", "source", "cost", "arrays of", "check a run")
+        rows.append((f"`{name}`", m.needs, m.meaning, m.source, m.cost, alarm))
+    columns = ("measure", "of", "what it says", "source", "cost", "check a run")
     return table(columns, rows)
 
 

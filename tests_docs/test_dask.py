@@ -60,5 +60,5 @@ def test_a_grid_on_two_workers_is_that_of_one_process(tmp_path, start):
         assert run(run_sort, [*TINY, how], tmp_path / name) == 0
     one, dask = (np.load(tmp_path / name / "arrays.npz") for name in ("one", "dask"))
     assert set(one.files) == set(dask.files)
-    for name in one.files:
+    for name in (name for name in one.files if "/seconds/" not in name):
         np.testing.assert_allclose(dask[name], one[name], rtol=1e-5, atol=1e-6, err_msg=name)

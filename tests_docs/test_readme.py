@@ -18,9 +18,10 @@ README, BUILD = (REPOSITORY / name for name in ("README.md", "BUILD.md"))
 # Pages whose blocks stand alone. Those of monitoring are recipes, below; of mixing and the API they
 # are in test_site; others need torch for minutes, or are parts of
 # a program.
+ALONE = ("index", "measures", "networks", "paths", "checkpoints", "depth", "before_training")
 PAGES = [
     README,
-    *(DOCS / f"{n}.md" for n in ("index", "measures", "networks", "paths", "checkpoints", "depth")),
+    *(DOCS / f"{name}.md" for name in ALONE),
 ]
 ELSEWHERE = {
     "monitoring.md",

@@ -18,7 +18,6 @@ from array_api_compat import array_namespace as namespace, is_numpy_array, is_to
 
 from rank_collapse.struct import refuse, refuse_if
 
-FRAMEWORKS = ("NumPy", "JAX", "torch")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -26,14 +25,18 @@ R = TypeVar("R")
 def where_it_lives(measure: Callable[P, R]) -> Callable[P, R]:
     """Decorator: a measure's result is of its argument's framework, and on its device.
 
-    Products keep their precision: of torch under `autocast`, of JAX on accelerators.
+    Products keep their precision: of torch under `autocast`, of JAX on accelerators. Inside
+    `torch.compile` a measure runs between the graphs.
     """
 
     @functools.wraps(measure)
     def measured(*args: P.args, **options: P.kwargs) -> R:
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.compiler.is_compiling():
+            return torch.compiler.disable(measured)(*args, **options)
         device = next((a.device.type for a in flat((args, options)) if is_torch_array(a)), None)
         if device is not None:
-            with sys.modules["torch"].autocast(device, enabled=False):
+            with torch.autocast(device, enabled=False):
                 return measure(*args, **options)
         with np.errstate(all="ignore"):
             if sys.modules.get("jax") is None:
@@ -78,18 +81,20 @@ def as_array(x: Any) -> Any:
             import jax.numpy as jnp
 
             return as_array(jnp.asarray(x))
-        x = np.asarray(x)
+        try:
+            x = np.asarray(x)
+        except ValueError as error:
+            raise ValueError(f"a {kind} of rows of different lengths: pad, with mask=") from error
         refuse_if(
             x.dtype.kind in "OSU",
             f"a {kind} is not an array of numbers: pass hidden states or weights",
         )
+    refuse_if(
+        getattr(x, "is_nested", False),
+        "a nested tensor has rows of different lengths: torch.nested.to_padded_tensor, with mask=",
+    )
     refuse_if("complex" in str(x.dtype), f"x of dtype {x.dtype} is not real")
     return x
-
-
-def framework_of(x: Any) -> str:
-    """The one of `FRAMEWORKS` that an array, a list or a tensor is measured by."""
-    return "JAX" if is_jax_array(x) else "torch" if is_torch_array(x) else "NumPy"
 
 
 def as_floats(x: Any) -> Any:

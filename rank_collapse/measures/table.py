@@ -11,7 +11,6 @@ import numpy as np
 
 from rank_collapse import struct
 from rank_collapse.measures import attention, residuals, spikes
-from rank_collapse.measures.arrays import FRAMEWORKS, framework_of
 
 MeasureName = Literal[
     "residual_ratio",
@@ -62,7 +61,6 @@ class Measure:
         meaning: One line.
         source: Paper.
         alarm: The value from which on the run should be checked; None for no such place.
-        frameworks: Whose arrays it takes, where they are.
     """
 
     of: Callable[..., Any]
@@ -71,12 +69,8 @@ class Measure:
     meaning: str
     source: str
     alarm: Threshold | None = None
-    frameworks: tuple[str, ...] = FRAMEWORKS
 
     def __call__(self, x: Any, **options: Any) -> Any:
-        name = framework_of(x)
-        if name not in self.frameworks:
-            raise ValueError(f"{self.meaning}: of {self.frameworks}, not of arrays of {name}")
         return self.of(x, **options)
 
 

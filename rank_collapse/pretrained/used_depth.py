@@ -194,7 +194,7 @@ def depth_report(
     removal, sums = measured["removal"], measured["sums"]
     output, exists = removal.pop("output"), np.ones(ids.shape, bool) if mask is None else mask
     by_length = losses_by_length(unembedding, sums, ids, mask)
-    measures = dict(measured["states"]) | measured["influence"] | removal
+    measures = measured["states"].measures | measured["influence"] | removal
     measures |= {f"read_{name}": measured["read"][name] for name in READ}
     measures["loss_without"], _ = losses_of(unembedding, measures.pop("outputs"), ids, mask)
     measures |= {name: by_length[name] for name in ("loss_up_to", "same_up_to")}

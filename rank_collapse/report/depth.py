@@ -64,7 +64,7 @@ def depth_figure(measures: Mapping[str, np.ndarray]) -> Figure:
     Args:
         measures: {name: [b, L] or [b, L + 1]}, `DepthReport.measures`.
     """
-    fig, axes = figures.panels(len(PANELS) + 1, 3, width=3.4, height=2.6)
+    fig, axes = figures.panels(len(PANELS) + 1, 3, width=3.4, height=3.0)
     depth = measures["error"].shape[1]
     for ax, (title, (curves, ylabel, logarithmic)) in zip(axes.flat, PANELS.items(), strict=False):
         for index, (name, label) in enumerate(curves.items()):

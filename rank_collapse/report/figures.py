@@ -235,9 +235,12 @@ def quartiles(
     ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
 
 
-def legend_below(ax: Axes, ncols: int = 2) -> None:
-    """Puts the legend under the horizontal axis, where it hides no curve."""
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=ncols, borderaxespad=0)
+def legend_below(ax: Axes, points: float = 32) -> None:
+    """Puts the legend under the horizontal axis and its label, where it hides no curve."""
+    from matplotlib.transforms import ScaledTranslation
+
+    below = ax.transAxes + ScaledTranslation(0, -points / 72, ax.figure.dpi_scale_trans)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, borderaxespad=0)
 
 
 def finish(axes: Sequence[Axes], xlabel: str) -> None:

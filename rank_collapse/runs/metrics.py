@@ -101,38 +101,49 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
     """The lines of a file in order of (seed, step); of a step written twice the last.
 
     A run that resumes from a checkpoint writes some steps again. Lines that are cut off, as by a
-    process that was killed while it wrote, are left out. null is read as NaN.
+    process that was killed while it wrote, or without a whole number "step", and values that are
+    no metric's, such as text, are left out. null is read as NaN.
 
     Raises:
-        RunError: The file cannot be read, or has a line or a value that is not a metric's.
+        RunError: The file cannot be read, or has lines, but none of a metric.
     """
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
     rows: dict[tuple[int, int], dict[str, Any]] = {}
-    for number, line in enumerate(lines, 1):
+    skipped = 0
+    for line in lines:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):  # cut off
             continue
-        where = f"{path}, line {number}"
-        if not isinstance(row, dict) or type(row.get("step")) is not int:
-            raise RunError(f"{where}: no JSON object with a whole number 'step'")
-        if type(row.get("seed", 0)) is not int:
-            raise RunError(f"{where}: 'seed' is no whole number")
-        own = {name: _restored(name, value, where) for name, value in row.items()}
-        rows[own.get("seed", 0), own["step"]] = own
+        try:
+            step, seed = _whole(row["step"]), _whole(row.get("seed", 0))
+        except (TypeError, KeyError, OverflowError):
+            skipped += 1
+            continue
+        metrics = {name: _restored(row[name]) for name in row if name not in ("step", "seed")}
+        numbers = {name: value for name, value in metrics.items() if value is not None}
+        rows[seed, step] = {"step": step} | ({"seed": seed} if "seed" in row else {}) | numbers
+    if skipped and not rows:
+        raise RunError(f"{path}: no JSON object with a whole number 'step'")
     return [rows[key] for key in sorted(rows)]
 
 
-def _restored(name, value, where):
-    if name in ("step", "seed"):
-        return value
+def _whole(value):
+    """A whole number, 1.0 among them."""
+    if type(value) not in (int, float) or not float(value).is_integer():
+        raise TypeError
+    return int(value)
+
+
+def _restored(value):
+    """A number, or an array of them; None for what is neither."""
     try:
         return np.array([_float(v) for v in value]) if isinstance(value, list) else _float(value)
-    except (TypeError, OverflowError) as error:
-        raise RunError(f"{where}: {name!r} is neither a number nor a list of them") from error
+    except (TypeError, OverflowError):
+        return None
 
 
 def _float(value):

@@ -28,6 +28,35 @@ def test_closed_forms_of_rows():
     np.testing.assert_allclose(rc.attention_entropy(p), (-p * np.log(p)).sum(-1).mean(-1))
 
 
+def test_a_weight_at_the_threshold_is_not_above_it():
+    assert float(rc.measures.saturated_share([[0.5, 0.5]], 0.5)) == 0
+
+
+def test_a_sink_beside_the_keys_is_one_key_more():
+    """Softmax with further scores, whose weights are left out: the same entropy."""
+    p = np.random.default_rng(0).dirichlet(np.ones(6), (2, 3, 4))
+    for convert in (np.asarray, jnp.asarray, pytest.importorskip("torch").tensor):
+        found = rc.attention_entropy(convert(p[..., :5].astype(np.float32)), missing_key=True)
+        np.testing.assert_allclose(found, rc.attention_entropy(p), rtol=1e-5)
+    is_refused("off 1", rc.attention_entropy, p[..., :5])
+    is_refused("off 1", rc.attention_entropy, 1.5 * p, missing_key=True)
+
+
+def test_the_places_of_queries_on_a_static_cache():
+    """Two queries at places 3 and 4 of eight keys, of which five are filled."""
+    q, k = RNG.normal(size=(H, 2, K)), RNG.normal(size=(H, 8, K))
+    want = rc.attention_rows(q, k[:, :5], causal=True, positions=[3, 4])
+    filled = np.arange(8) < 5
+    for options in ({"positions": [3, 4]}, {"mask": filled}):
+        near(rc.attention_rows(q, k, causal=True, **options), want, rtol=1e-12)
+    by_hand = [scores[: 4 + i] for head in q @ k.swapaxes(-1, -2) for i, scores in enumerate(head)]
+    weights = [np.asarray(jax.nn.softmax(jnp.asarray(s / K**0.5))) for s in by_hand]
+    entropy = np.reshape([-(p * np.log(p)).sum() for p in weights], (H, 2)).mean(axis=1)
+    np.testing.assert_allclose(want["attention_entropy"], entropy, rtol=1e-5)
+    is_refused("positions=", rc.attention_rows, q, k, causal=True)
+    is_refused("mask", rc.attention_rows, q, k, mask=np.ones((2, 8)))
+
+
 def test_largest_weights_against_loops():
     p = np.random.default_rng(0).dirichlet(0.1 * np.ones(6), (2, 3, 4))
     found = np.asarray(rc.measures.saturated_share(p, 0.7))

@@ -125,12 +125,12 @@ def test_gradients_at_collapsed_states_are_finite(measure, at):
     np.testing.assert_array_equal(rest, 0)
 
 
-@pytest.mark.full
-def test_the_gradient_of_the_rank_one_ratio_is_that_of_differences(x64):
+@pytest.mark.parametrize("norm", ["frobenius", "composite"])
+def test_the_gradient_of_the_rank_one_ratio_is_that_of_differences(x64, norm):
     """Also at rank one with unequal rows, where it is that of the larger side."""
     x = HIDDEN[0, 0].astype(np.float64)
     direction = HIDDEN[1, 0].astype(np.float64)
-    ratio = jax.jit(lambda t: rc.rank_one_ratio(x + t * direction, norm="frobenius"))
+    ratio = jax.jit(lambda t: rc.rank_one_ratio(x + t * direction, norm=norm))
     found = jax.grad(ratio)(0.0)
     np.testing.assert_allclose(found, (ratio(1e-5) - ratio(-1e-5)) / 2e-5, rtol=1e-6)
     one = jnp.asarray(np.outer(x[:, 0], x[1]))
@@ -167,6 +167,7 @@ def test_leading_axes_are_a_batch():
 test_bad_tokens_are_named = refused(
     [
         (HIDDEN[0, 0, 0], {}, r"x of shape \(4,\) is not \[..., n, d\]"),
+        ([[1.0, 2.0], [3.0]], {}, "different lengths"),
         (HIDDEN[:, :0], {}, r"x of shape \(3, 0, 5, 4\) has no example"),
         (HIDDEN, {"mask": KEEP[:1]}, r"mask of shape \(1, 5\) does not fit tokens of \(3, 2, 5\)"),
     ],

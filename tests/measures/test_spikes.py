@@ -166,3 +166,12 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+
+def test_two_tokens_are_as_far_from_their_mean():
+    """One of two is no spike: NaN, while three have a largest share."""
+    x = np.random.default_rng(0).normal(size=(3, 4))
+    assert np.isnan(rc.measures.residual_spike(x[:2]))
+    assert np.isnan(rc.measures.residual_spike(x, mask=[True, True, False]))
+    rest = ((x - x.mean(axis=0)) ** 2).sum(axis=1)
+    np.testing.assert_allclose(rc.measures.residual_spike(x), rest.max() / rest.sum())
