@@ -121,8 +121,7 @@ CASES = (
     Case("gemma2", "Gemma2ForCausalLM", "model.layers.{}.self_attn", {**FEW, "sliding_window": 4},
          implementations=("eager",)),
     Case("gpt_oss", "GptOssForCausalLM", "model.layers.{}.self_attn",
-         {**FEW, "num_local_experts": 2, "num_experts_per_tok": 1}, implementations=("eager",),
-         left_out="not multiplied with values"),
+         {**FEW, "num_local_experts": 2, "num_experts_per_tok": 1}, implementations=("eager",)),
     Case("deepseek_v3", "DeepseekV3ForCausalLM", "model.layers.{}.self_attn",
          {"num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 12, "qk_rope_head_dim": 4,
           "qk_nope_head_dim": 4, "v_head_dim": 8, "first_k_dense_replace": L}),
@@ -188,7 +187,7 @@ CASES = (
              "input_values": torch.randn(B, 40, generator=torch.Generator().manual_seed(0))}),
     Case("longformer", "LongformerForMaskedLM", "longformer.encoder.layer.{}.attention.self",
          {"attention_window": [4, 4]}, implementations=("eager",),
-         left_out="not multiplied with values", inputs=lambda mask: {
+         left_out="no weights", inputs=lambda mask: {
              "input_ids": IDS[:, :8], "attention_mask": mask[:, :8]}),
 )  # fmt: skip
 

@@ -525,7 +525,7 @@ def _is_traced():
 def _keywords_of_call(module):
     """The keyword arguments of a call, which torch does not pass to the hooks of all modules."""
     frame = sys._getframe()
-    for _ in range(8):
+    for _ in range(40):
         frame = frame.f_back
         if frame is None:
             break

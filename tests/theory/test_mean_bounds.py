@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
+from rank_collapse.network.residual import LayerGains
 from rank_collapse.theory import mean_bounds
 
 SIDES = ("mean_head", "mean_layer", "diameter_layer", "diameter")
@@ -105,6 +106,24 @@ def test_no_draw_is_above_any_of_them_inside_the_condition_or_not(drawn, x64):
     # 2√2 or more below the paper's
     gain = report.head.log10_rhs - report.mean_head.log10_rhs
     assert float(np.nanmin(gain)) > math.log10(2 * math.sqrt(2)) - 1e-9
+
+
+def test_the_bound_of_a_stack_with_skips_written_out(x64):
+    """Δ' = (γ Σ_h tanh(s_h Δ²) w_h Δ + λ Δ) m, layer by layer, and with s_h Δ² instead of tanh."""
+    scores, values = np.array([[0.3, 0.1], [0.2, 0.7]]), np.array([[2.0, 0.5], [1.5, 0.4]])
+    skip, branch, mlp = np.array([[0.8, 1.2], [0.6, -0.9], [1.1, 0.7]])
+    start = 1.7
+    constants = mean_bounds.MeanConstants(None, None, *map(jnp.log, (scores, values, mlp)))
+    gains = LayerGains(rc.Gains(attention=skip), rc.Gains(attention=branch), 1.0)
+    found = mean_bounds.diameter_sides(
+        constants, jnp.full(3, math.log10(start)), gains, rc.san_skip(2, 2, 6)
+    )
+    for limit, ours in ((np.tanh, found.log10_rhs), (np.asarray, found.log10_rhs_cubic)):
+        wanted = [start]
+        for s, w, keep, gain, m in zip(scores, values, skip, abs(branch), mlp, strict=True):
+            heads = np.sum(limit(s * wanted[-1] ** 2) * w)
+            wanted.append((gain * heads + keep) * wanted[-1] * m)
+        np.testing.assert_allclose(ours, np.log10(wanted), rtol=1e-12)
 
 
 @pytest.mark.full

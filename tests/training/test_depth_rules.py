@@ -271,3 +271,33 @@ def test_one_program_for_each_depth(monkeypatch):
     missing = {n for n, a in values.items() if np.isnan(a[..., 0]).any()}
     assert missing == {"change", "linearisation"}
     assert all(np.isfinite(a[..., -1]).all() for a in values.values())
+
+
+@pytest.mark.parametrize("width", [8, 32, 64, 96, 256])
+def test_scores_of_a_head_are_divided_by_its_width(width):
+    """√k of dot products, times the temperature, by the rule that scales with width: k in all."""
+    config = byte_model(2, width)
+    network = rc.depth_rule("mup", byte_model(2, 256)).network(config)
+    assert np.isclose(np.sqrt(config.qk_width) * network.temperature, config.qk_width)
+
+
+class Module:
+    """A module of torch with one matrix."""
+
+    def __init__(self):
+        self.matrix = np.ones((2, 2))
+
+    def parameters(self):
+        return [self.matrix]
+
+
+RULE = rc.depth_rule("completep", BASE)
+MODULE = Module()
+test_rates_and_blocks_that_do_not_fit = refused(
+    [
+        (lambda: RULE.groups(MODULE, Module(), 1e-3, NETWORK), "blocks are not those"),
+        (lambda: RULE.groups(MODULE, MODULE, float("nan"), NETWORK), "rate=nan"),
+        (lambda: RULE.groups(MODULE, MODULE, float("inf"), NETWORK), "rate=inf"),
+        (lambda: RULE.adamw(-1, NETWORK), "rate=-1"),
+    ]
+)

@@ -1,0 +1,251 @@
+"""`watch` where tokens, keys or layers are not the usual ones, of several watches, in threads."""
+
+import gc
+import math
+import threading
+
+import numpy as np
+import pytest
+from torch_models import torch
+
+import rank_collapse as rc
+from rank_collapse.torch import watch
+
+nn, F = torch.nn, torch.nn.functional
+D, N = 16, 10
+X = torch.randn(2, N, D, generator=torch.Generator().manual_seed(0))
+
+
+def row_of(model, *inputs, **options):
+    watched = watch(model, 1, **options)
+    model(*inputs).square().mean().backward()
+    torch.optim.SGD(model.parameters(), 0.0).step()
+    watched.close()
+    return watched.rows[0]
+
+
+def ratio(*texts):
+    return np.mean([rc.residual_ratio(text.numpy()) for text in texts])
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(D, D) for _ in range(3))
+
+    def forward(self, x, mask=None):
+        q, k, v = (f(x)[:, None] for f in (self.a, self.b, self.c))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)[:, 0]
+
+
+class Layers(nn.Module):
+    def __init__(self, depth=2):
+        super().__init__()
+        torch.manual_seed(0)
+        self.h = nn.ModuleList(Attention() for _ in range(depth))
+
+    def forward(self, x):
+        for layer in self.h:
+            x = x + layer(x)
+        return x
+
+
+class Sink(Attention):
+    """A learned sink beside the keys, or one more in the denominator."""
+
+    def __init__(self, learned):
+        super().__init__()
+        self.sink = nn.Parameter(torch.zeros(1)) if learned else None
+
+    def forward(self, x):
+        scores = self.a(x) @ self.b(x).mT / 4
+        if self.sink is None:
+            size = scores.exp()
+            return size / (1 + size.sum(-1, keepdim=True)) @ self.c(x)
+        scores = torch.cat([scores, self.sink.expand(*scores.shape[:-1], 1)], dim=-1)
+        return F.dropout(scores.softmax(-1)[..., :-1], 0.1) @ self.c(x)
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_what_goes_to_a_sink_is_one_key_more(learned):
+    model = Sink(learned)
+    row = row_of(model, X)
+    scores = (model.a(X) @ model.b(X).mT / 4).detach()
+    p = F.pad(scores, (0, 1)).softmax(-1)
+    assert row["attention_entropy"][0] == pytest.approx(-(p * p.log()).sum(-1).mean().item(), 1e-4)
+    assert row["missing_mass"][0] == pytest.approx(p[..., -1].mean().item(), 1e-4)
+
+
+class Latent(nn.Module):
+    """Multi-head latent attention, as DeepSeek's."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_a, self.norm, self.q_b = nn.Linear(D, 8), nn.LayerNorm(8), nn.Linear(8, 24)
+        self.kv_a, self.kv_b = nn.Linear(D, 12), nn.Linear(8, 32)
+
+    def forward(self, x):
+        q = self.q_b(self.norm(self.q_a(x))).unflatten(-1, (2, 12)).transpose(1, 2)
+        small, turned = self.kv_a(x).split([8, 4], dim=-1)
+        fused = self.kv_b(self.norm(small)).unflatten(-1, (2, 16)).transpose(1, 2)
+        k, v = fused.split([8, 8], dim=-1)
+        k = torch.cat([k, turned[:, None].expand(-1, 2, -1, -1)], dim=-1)
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_gradients_of_latent_attention():
+    model = Latent()
+    row = row_of(model, X)
+    rows = torch.arange(32).reshape(2, 16)
+    parts = {
+        "query": [(model.q_a, slice(None)), (model.q_b, slice(None))],
+        "key": [(model.kv_a, slice(None)), (model.kv_b, rows[:, :8].flatten())],
+        "value": [(model.kv_a, slice(8)), (model.kv_b, rows[:, 8:].flatten())],
+    }
+    for name, maps in parts.items():
+        squares = [p.grad[i].square().sum().item() for f, i in maps for p in (f.weight, f.bias)]
+        assert row[f"{name}_gradient"][0] == pytest.approx(math.sqrt(sum(squares)), 1e-4)
+    assert row["residual_ratio"][0] == pytest.approx(ratio(*X), 1e-4)
+
+
+class Masked(nn.Module):
+    """Padding attends to padding, as in ESMC."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Attention()
+
+    def forward(self, x, attention_mask):
+        same = attention_mask[:, :, None] == attention_mask[:, None]
+        return self.inner(x, same[:, None])
+
+
+def test_padding_that_attends_to_padding_does_not_count():
+    mask = torch.arange(N)[None] < torch.tensor([N, 4])[:, None]
+    for options in ({}, {"mask": lambda args, kwargs: args[1]}):
+        row = row_of(Masked(), X, mask, **options)
+        assert row["residual_ratio"][0] == pytest.approx(ratio(X[0], X[1, :4]), 1e-4)
+
+
+class Fewer(nn.Module):
+    """Keys are fewer than tokens, as in Segformer; or joint with a text, as in SD3."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv = nn.Linear(D, D), nn.Linear(D, 2 * D)
+        self.pool = nn.Conv1d(D, D, 2, 2)
+
+    def forward(self, x):
+        k, v = self.kv(self.pool(x.mT).mT).chunk(2, dim=-1)
+        return F.scaled_dot_product_attention(self.q(x)[:, None], k[:, None], v[:, None])
+
+
+class Joint(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.image, self.text = nn.Linear(D, 3 * D), nn.Linear(D, 3 * D)
+
+    def forward(self, x):
+        fused = torch.cat([self.text(x[:, :4].clone()), self.image(x[:, 4:].clone())], dim=1)
+        return F.scaled_dot_product_attention(*fused[:, None].chunk(3, dim=-1))
+
+
+class Pieces(nn.Module):
+    """[n, d] with the places where documents begin."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(D, 3 * D)
+
+    def forward(self, x):
+        pieces = self.qkv(x.flatten(0, 1)).split([N, 3, N - 3])
+        return torch.cat([F.scaled_dot_product_attention(*p[None].chunk(3, -1))[0] for p in pieces])
+
+
+@pytest.mark.parametrize(
+    "kind, texts",
+    [(Fewer, (X[0], X[1])), (Joint, (X[0], X[1])), (Pieces, (X[0], X[1, :3], X[1, 3:]))],
+)
+def test_tokens_are_what_made_the_queries(kind, texts):
+    row = row_of(kind(), X)
+    assert row["residual_ratio"] == pytest.approx([ratio(*texts)], 1e-4)
+    assert np.isfinite(row["attention_entropy"]).all() and "cross.attention_entropy" not in row
+
+
+class Features(nn.Module):
+    """Attention among features, as in XCiT."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(D, 3 * D)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return (q.mT @ k).softmax(-1) @ v.mT
+
+
+def test_attention_among_features_is_left_out():
+    model = Features()
+    watched = watch(model, 1)
+    model(X).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.0).step()
+    assert "softmax is over something else" in watched.describe()
+    assert not any("entropy" in name or "ratio" in name for row in watched.rows for name in row)
+
+
+@pytest.mark.parametrize(
+    "layers, numbers",
+    [(0, [0]), ([0, 2], [0, 2]), ("h.1", [1]), (lambda name, module: name.endswith("2"), [2])],
+)
+def test_layers_are_chosen_by_number_name_or_function(layers, numbers):
+    every = row_of(Layers(3), X)["residual_ratio"]
+    chosen = row_of(Layers(3), X, layers=layers)["residual_ratio"]
+    assert [v for v in chosen if v == v] == [every[i] for i in numbers]
+
+
+def test_watches_beside_each_other():
+    """Three of one model measure its weights; one outlives it."""
+    model = Layers()
+    watches = [watch(model, 1, tokens=kind) for kind in ("read", "raw", "unit")]
+    model(X).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.0).step()
+    entropies = [watched.rows[0]["attention_entropy"] for watched in watches]
+    assert entropies[0] == entropies[1] == entropies[2]
+    del model
+    gc.collect()
+    watches[0].close()
+
+
+def test_an_empty_batch_stops_no_measure():
+    model = Layers()
+    watched, optimizer = watch(model, 1), torch.optim.SGD(model.parameters(), 0.0)
+    for batch in (X, X[:0], X):
+        model(batch).sum().backward()
+        optimizer.step()
+    watched.close()
+    first, last = watched.rows[0], watched.rows[-1]
+    assert last["step"] == 2 and last["residual_ratio"] == first["residual_ratio"]
+
+
+def test_threads_make_and_close_watches():
+    errors = []
+
+    def train():
+        try:
+            for _ in range(10):
+                model = Layers()
+                watched, optimizer = watch(model, 1), torch.optim.SGD(model.parameters(), 0.1)
+                for _ in range(2):
+                    model(X).square().mean().backward()
+                    optimizer.step()
+                assert len(watched.rows) == 2
+                watched.close()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=train) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
