@@ -164,7 +164,7 @@ def test_a_scan_gives_scalars_and_gradients_by_layer(run):
     run("optax")
     for row in metrics.read("metrics.jsonl"):
         assert row.pop("step") < 3 and np.isfinite(row.pop("loss"))
-        assert len(row) == 12 and {a.shape for a in row.values()} == {(3,)}
+        assert len(row) == 14 and {a.shape for a in row.values()} == {(3,)}
         assert all(np.isfinite(a).all() for a in row.values())
 
 
