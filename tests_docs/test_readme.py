@@ -204,14 +204,6 @@ def test_lengths_of_a_trained_model_are_worth_its_accuracy():
     np.testing.assert_allclose(scope["truncated"][-1], whole, atol=0.01)
 
 
-def test_two_failures_are_apart_in_the_diagram():
-    scope = run_notebook("two_failures")
-    assert scope["collapsed"][0, -1] and not scope["collapsed"][-1].any()
-    assert scope["saturated"][:, 0].all() and not scope["saturated"][:, -1].any()
-    kept, law = scope["log_share"], scope["exponent"]
-    assert kept[law < -0.2].max() < 0 < kept[law > 0.2].min()
-
-
 def test_cures_keep_more_than_post_norm():
     scope = run_notebook("cures")
     kept = {name: values.mean() for name, values in scope["found"].items()}
