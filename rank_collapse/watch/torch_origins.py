@@ -390,6 +390,12 @@ class Origins:
         if scores is not None and dim in (-1, x.ndim - 1):
             tag.scores.weights, tag.scores.allowed = result.detach(), x.detach() > hidden
 
+    def see_exponential(self, x: Tensor, result: Tensor, hidden: float) -> None:
+        """Tags exponentials of scores, of a softmax by hand: which keys a mask leaves out."""
+        scores = self.tag(x).scores
+        if scores is not None and scores.terms and x.ndim > 2:
+            self.tag(result).scores = Scores(scores.terms, None, None, x.detach() > hidden)
+
 
 def _nth(result, i):
     return result if isinstance(result, Tensor) else result[i]

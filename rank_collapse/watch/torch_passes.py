@@ -36,6 +36,7 @@ from rank_collapse.watch.torch_scalars import measure_tokens, measure_weights, p
 from rank_collapse.watch.torch_tokens import Tokens, allowed_among, choose_term, read_tokens
 
 SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
+EXPONENTIALS = {torch.exp, Tensor.exp}
 Select = Callable[[str, nn.Module], bool]
 
 
@@ -323,6 +324,8 @@ class Passes:
             origins.see(function, args, kwargs, result)
             if function in SOFTMAX and result.ndim > 2:
                 origins.see_softmax(args, kwargs, result, products.HIDDEN)
+            elif function in EXPONENTIALS:
+                origins.see_exponential(args[0], result, products.HIDDEN)
 
     def _attempt(self, see, *args):
         """Measures a product; its result comes from no map, whatever happens."""
