@@ -23,8 +23,9 @@ def test_rules_are_compared_at_every_depth(tmp_path, capsys):
     assert float(rows[0]["loss"]) == pytest.approx(5.5, abs=0.2)  # ln 256 and a little more
     assert main([*SMALL, "--rules=sp", "--json"]) == 0
     (line,) = map(json.loads, capsys.readouterr().out.splitlines())
-    assert line["rule"] == "sp" and line["slopes"]["stream"]["answer"] == "cannot be said"
-    assert line["slopes"]["stream"]["low"] is None  # of two seeds
+    assert line["rule"] == "sp" and "answer" not in line["slopes"]["stream"]
+    stream = line["slopes"]["stream"]
+    assert stream["low"] < stream["slope"] < stream["high"]
 
 
 @pytest.mark.parametrize(

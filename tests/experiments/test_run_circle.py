@@ -238,7 +238,8 @@ def test_who_is_kept_apart_is_said_seed_by_seed():
     without = case([fallen] * 5 + [apart] * 3)
     own = case([fallen] + [apart] * 4 + [fallen] * 2 + [apart])
     own["diverged_at"][4] = 3
-    np.testing.assert_allclose(circle_walks.log10_at_end(own)[3:6], [np.log10(0.6), np.nan, -6])
+    at_end = circle_walks.log10_at_end(own)[3:6].astype(np.float32)  # as accurate as its input
+    np.testing.assert_allclose(at_end, [np.log10(0.6), np.nan, -6])
     found = run_circle.claims({"base, d=4": without, "mlp, d=4": own}, {})
     row = next(r for r in found if r.key == "circle mlp")
     assert (row.estimate, row.draws) == (0.75, 4)
