@@ -34,10 +34,10 @@ FLOAT64 = {  # files whose `pytest.approx` below its own 1e-6 is of float64 or o
     "test_attention_measures.py",
     "test_contributions.py",
     "test_run_paths.py",
+    "test_score_variance.py",
     "test_sharing.py",
     "test_spikes.py",
     "test_statistics.py",
-    "test_token_kernel.py",
 }
 
 

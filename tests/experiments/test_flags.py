@@ -37,7 +37,7 @@ MISTAKES = {
     "run_collapse": {
         "--variants=foo": "--variants=foo is not one of san, san_mlp",
         "--variants=": "--variants is empty",
-        "--norm=twice": "norm_placement=twice",
+        "--norm=twice": "norm=twice",
         "--d_model=10 --num_heads=4": "num_heads=4 does not divide d_model=10",
         "--depth=0": "depth=0",
         "--num_seeds=0": "num_seeds=0",
@@ -60,7 +60,7 @@ MISTAKES = {
         "--task=translation": "--num_tokens=3: a translation's sentences are as its grammar says",
         "--warmup=-1": "warmup=-1",
         "--label_smoothing=1": "label_smoothing=1",
-        "--width=3": "num_heads=3 does not divide d_model=4",
+        "--width=3": "width=3 does not divide d_model=4",
     },
     "run_stability": {
         "--designs=nowhere": "--designs=nowhere is not one of",
@@ -104,9 +104,9 @@ MISTAKES = {
         "--heads=2.5 --layers=2": "--",
     },
     "run_sort": {
-        "--width=3": "num_heads=3",
+        "--width=3": "width=3",
         "--depth=2 --path_len=3": "path_len=3",
-        "--no_repeat --seq_len=5": "num_tokens=5",
+        "--no_repeat --seq_len=5": "seq_len=5",
         "--n_epochs=-1": "n_epochs",
     },
     "run_convex_hull": {"--num_labels=3": "num_labels=3"},

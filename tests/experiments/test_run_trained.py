@@ -256,7 +256,7 @@ def test_what_is_shown_beside_published_values():
     text = "path length {}: without longer paths, self-consistent"
     truncated = [found[text.format(k)].measured for k in range(4)]  # .95 − .35 · 1.035/3
     assert truncated == pytest.approx([0.829, 0.829, 0.829, 0.950], abs=5e-4)
-    assert found["no path at all: the offset alone, frozen"].measured.startswith("0.700")
+    assert found["frozen biases alone, without a path"].measured.startswith("0.700")
     (best,) = (c.measured for q, c in found.items() if "best length" in q)
     assert best == 1
 
