@@ -15,7 +15,7 @@ from experiments.verdicts.claims import FAILS, HOLDS
 @pytest.mark.full
 def test_writes_rows_figures_and_a_summary(tmp_path):
     own, folder = run_path_chains, tmp_path / "run"
-    assert run(run_path_chains, own.presets["tiny"], folder) == 0
+    assert run(run_path_chains, own.EXPERIMENT.presets["tiny"], folder) == 0
     found, setup = result_of(own, folder)
     assert found["sum_error"].max() < 1e-12 and not single_columns(folder)
     assert all(0 < alpha < 1 for alpha in found["alpha_of_layer"][1:])
@@ -24,7 +24,7 @@ def test_writes_rows_figures_and_a_summary(tmp_path):
     assert [(r["seed"], r["length"], r["paths"]) for r in rows(folder)] == [
         (s, k, p) for s in "01" for k, p in zip("012", "144", strict=True)
     ]
-    shown = own.read(folder)
+    shown = read(own, folder)
     check, *_ = shown.comparisons
     assert check.measured == found["sum_error"].max() and check.published == 0
     assert [(c.key, c.draws) for c in shown.claims] == [("chains", 2), ("short at first", 2)]
@@ -54,7 +54,9 @@ def test_the_binary_writes_exact_counts(tmp_path):
     assert sum(int(r["paths"]) for r in gpt) == 97**96  # 191 digits
     assert int(gpt[95]["paths"]) == 96 * 96**95
     law, *lengths = read(run_path_counts, tmp_path).comparisons
-    assert law.measured < 1e-12 and law.published == 0 and len(lengths) == 9
+    assert (
+        law.measured < 1e-12 and law.published == 0 and len(lengths) == 9 + 5
+    )  # counted, weighted
     assert lengths[0].measured == pytest.approx(6 * 12 / 13, rel=1e-12)  # DistilBERT
     tables, sizes = result_of(run_path_counts, tmp_path)
     tables["DeiT-T"][3]["share"] += 1e-3
