@@ -21,7 +21,7 @@ def breaking(broken, monkeypatch, folder):
             monkeypatch.setitem(table.MEASURES, name, raises)
     parts = {
         "products": (torch_products, "choose_rows"),
-        "gradients": (torch_watch, "norms"),
+        "gradients": (torch_watch, "measure_gradients"),
         "all": (torch_passes.Passes, "_look"),
     }
     if broken in parts:

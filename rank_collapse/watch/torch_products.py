@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rank_collapse.watch.recorder import LeftOut
+
 ROWS = 64  # queries of each head whose weights are measured, evenly spaced
 HIDDEN = -700.0  # scores below it are of keys that a mask leaves out
 SUM = 0.02  # how far from 1 the sum of weights may be, rounded to bfloat16
@@ -79,76 +81,102 @@ def weights_of_dot(
     return Weights(p.reshape(-1, len(rows), m), rows, allowed)
 
 
-def bind_heads(args: Any, kwargs: Any) -> dict[str, Any]:
-    """Gives the arguments of `multi_head_attention_forward` by name."""
-    return _SIGNATURE.bind(*args, **kwargs).arguments
+def project_heads(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes what `multi_head_attention_forward` gives to its product, from its arguments.
 
+    Returns:
+        Queries [b, h, n, k], keys and values [b, h, m, k], and the mask that is added to scores,
+        [b or 1, h or 1, n or 1, m].
 
-def weights_of_heads(**named: Any) -> Weights:
-    """Computes those of `multi_head_attention_forward`, of some queries and without dropout."""
-    query, key, mask = named["query"], named["key"], named.get("attn_mask")
-    padding, single = named.get("key_padding_mask"), query.ndim == 2
-    n, m = query.shape[0], key.shape[0]
-    rows = choose_rows(n, query.device)
-    some = {"query": query[rows], "attn_mask": None if mask is None else mask[..., rows, :]}
-    plainly = {"training": False, "need_weights": True, "average_attn_weights": False}
-    _, p = functional.multi_head_attention_forward(
-        **(named | some | plainly | {"is_causal": False})
-    )
-    p = p[None] if single else p
-    b, allowed = len(p), None
-    if mask is not None or padding is not None:
-        allowed = torch.ones(b, 1, n, m, dtype=torch.bool, device=p.device)
-    if mask is not None:
-        mask = mask if mask.ndim == 2 else mask.unflatten(0, (b, -1))
-        allowed = allowed & (~mask if mask.dtype == torch.bool else is_allowed(mask))
+    Raises:
+        LeftOut: Keys that are given instead of computed.
+    """
+    named = _SIGNATURE.bind(*args, **kwargs).arguments
+    tensors = [named[name] for name in ("query", "key", "value")]
+    heads, bias = named["num_heads"], named.get("in_proj_bias")
+    if named.get("static_k") is not None or named.get("static_v") is not None:
+        raise LeftOut("its keys are given")
+    if named.get("use_separate_proj_weight"):
+        biases = [None] * 3 if bias is None else bias.chunk(3)
+        weights = [named[f"{letter}_proj_weight"] for letter in "qkv"]
+        parts = [functional.linear(*given) for given in zip(tensors, weights, biases, strict=True)]
+    else:
+        fused = {id(x): functional.linear(x, named["in_proj_weight"], bias) for x in tensors}
+        parts = [fused[id(x)].chunk(3, dim=-1)[i] for i, x in enumerate(tensors)]
+    q, k, v = (part.unsqueeze(1) if part.ndim == 2 else part for part in parts)
+    m, b = k.shape[:2]
+    if named.get("bias_k") is not None:
+        k = torch.cat([k, named["bias_k"].expand(1, b, -1)])
+        v = torch.cat([v, named["bias_v"].expand(1, b, -1)])
+    if named.get("add_zero_attn"):
+        k, v = (torch.cat([part, part.new_zeros(1, *part.shape[1:])]) for part in (k, v))
+    mask = q.new_zeros(1, 1, 1, len(k))
+    added, padding = named.get("attn_mask"), named.get("key_padding_mask")
+    if added is not None:
+        added = added if added.ndim == 2 else added.unflatten(0, (b, -1))
+        mask = mask + functional.pad(_add_to_scores(added), (0, len(k) - m))
     if padding is not None:
-        padding = padding if padding.ndim == 2 else padding[None]
-        keys = ~padding if padding.dtype == torch.bool else is_allowed(padding)
-        allowed = allowed & keys[:, None, None]
-    if allowed is not None:
-        p = p.masked_fill(~allowed[..., rows, :].any(dim=-1, keepdim=True), 0.0)
-        added = p.shape[-1] - m  # keys of `add_bias_kv` and `add_zero_attn`
-        allowed = functional.pad(allowed, (0, added), value=True)
-        allowed = allowed.any(dim=1)
-    return Weights(p.flatten(0, 1), rows, allowed)
+        padding = _add_to_scores(padding.reshape(b, 1, 1, m))
+        mask = mask + functional.pad(padding, (0, len(k) - m))
+    q, k, v = (part.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3) for part in (q, k, v))
+    return q, k, v, mask
 
 
-def keys_last(used: Tensor, letters: str, of_values: str, result: str) -> Tensor:
+def _add_to_scores(hidden):
+    """Returns a mask that is added, of one that is True where keys are hidden, or such a mask."""
+    if hidden.dtype == torch.bool:
+        return torch.zeros_like(hidden, dtype=torch.float32).masked_fill(hidden, -math.inf)
+    return hidden
+
+
+def move_keys_last(weights: Tensor, letters: tuple[str, str, str]) -> Tensor:
     """Moves the axes of weights so that the last two are queries and keys.
 
     Args:
-        used: The weights.
-        letters, of_values, result: Of the axes of weights, values and their product.
+        weights: Of any layout.
+        letters: Of the axes of weights, values and their product.
     """
-    summed = [c for c in letters if c not in result]
-    free = [c for c in letters if c in result and c not in of_values]
-    batch = [c for c in letters if c not in summed + free]
-    return used.permute([letters.index(c) for c in batch + free + summed])
+    axes, values, result = letters
+    summed = [c for c in axes if c not in result]
+    free = [c for c in axes if c in result and c not in values]
+    batch = [c for c in axes if c not in summed + free]
+    return weights.permute([axes.index(c) for c in batch + free + summed])
 
 
-def weights_of_scores(used: Tensor, scores: Any) -> Weights:
-    """Reads those that met the values, before dropout.
+def read_weights(used: Tensor, allowed: Tensor | None, softmax: Tensor | None) -> Weights:
+    """Reads the weights that met the values, before dropout.
 
     Args:
         used: What met the values, [..., n, m].
-        scores: The `Scores` that it comes from.
-
+        allowed: Bool like it, which keys a query may attend to; None where weights are above 0.
+        softmax: Like it, what the last softmax gave, if that is known.
     """
-    made, allowed = scores.weights, scores.allowed
     n, m = used.shape[-2:]
     rows, used = choose_rows(n, used.device), used.detach().reshape(-1, n, m)
+    allowed = used > 0 if allowed is None else allowed.reshape(-1, n, m)
     p = used[:, rows].float()
-    if allowed is None or allowed.shape[-2] != n or allowed[..., 0].numel() != used[..., 0].numel():
-        return Weights(p, rows, used > 0)
-    extra = allowed.shape[-1] - m  # sinks beside the keys, before or after them
-    allowed = allowed.reshape(len(p), n, m + extra)
-    starts = dict.fromkeys((0, extra)) if extra >= 0 and made is not None else ()
-    for start in starts:
-        plain = made.reshape(allowed.shape)[:, rows, start : start + m].float()
-        if _is_dropped(plain, p):
-            return Weights(plain, rows, allowed[..., start : start + m])
-    return Weights(p, rows, allowed[..., :m] if extra >= 0 else used > 0)
+    if softmax is not None:
+        before = softmax.reshape(-1, n, m)[:, rows].float()
+        p = before if _is_dropped(before, p) else p
+    return Weights(p, rows, allowed)
+
+
+def sort_examples(weights: Weights, order: Tensor, num_examples: int) -> Weights:
+    """Sorts weights by examples.
+
+    Args:
+        weights: Of g examples and heads.
+        order: Of these, so that they are [e, h].
+        num_examples: e.
+
+    Returns:
+        Weights with `allowed` [e or 1, n, m], the keys of any head; None for all.
+    """
+    allowed, g = weights.allowed, len(weights.p)
+    if allowed is not None and len(allowed) > 1:
+        allowed = allowed.repeat_interleave(g // len(allowed), dim=0)[order]
+        allowed = allowed.unflatten(0, (num_examples, -1)).any(dim=1)
+    return weights._replace(p=weights.p[order], allowed=allowed)
 
 
 def is_distribution(p: Tensor) -> bool:

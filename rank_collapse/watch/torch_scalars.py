@@ -17,7 +17,7 @@ from rank_collapse.watch.torch_products import SUM, Weights, is_distribution
 
 
 @contextlib.contextmanager
-def plainly() -> Iterator[None]:
+def compute_plainly() -> Iterator[None]:
     """Computes without gradients, without `torch.autocast`, and unseen by modes of functions."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     kind = "cpu" if device is None else device.type

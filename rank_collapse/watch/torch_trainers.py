@@ -5,7 +5,7 @@ from typing import Any
 from rank_collapse.watch.recorder import flatten
 
 
-def callback_of_transformers(watched: Any) -> Any:
+def make_transformers_callback(watched: Any) -> Any:
     """See `Watch.hf`."""
     from transformers import TrainerCallback
 
@@ -28,7 +28,7 @@ def callback_of_transformers(watched: Any) -> Any:
     return Callback()
 
 
-def callback_of_lightning(watched: Any) -> Any:
+def make_lightning_callback(watched: Any) -> Any:
     """See `Watch.lightning`."""
     from lightning.pytorch import Callback
 
