@@ -140,7 +140,7 @@ class Training:
             found = run.restore_checkpoint(like, of=states)
             for cell, file in lines.items():
                 own = [s for c, s in zip(chunk.cells, chunk.seeds, strict=True) if c == cell]
-                run.drop_metrics(own, -1 if found is None else found[0], file=file)
+                metrics.drop(run.path / file, own, -1 if found is None else found[0])
             if found is not None:
                 progress.say(f"resumed after epoch {found[0]}")
                 progress.skip(found[0])
@@ -163,7 +163,7 @@ class Training:
             for position, (cell, seed) in enumerate(zip(chunk.cells, chunk.seeds, strict=True)):
                 own = {"loss": losses[position, -1]} if epoch else {}
                 own |= {name: value[position] for name, value in values["layers"].items()}
-                run.append_metrics(epoch, own, seed=seed, file=lines[cell])
+                metrics.append(run.path / lines[cell], epoch, own, seed=seed)
 
         lines = {c: file_of(c, metrics.NAME) for c in chunk.cells if self.monitored}
         first, *more = dict.fromkeys(chunk.cells)
