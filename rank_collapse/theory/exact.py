@@ -171,7 +171,7 @@ class Balls(Algebra):
         bias = 0 if spec.norm.bias is None else balls(spec.norm.bias)
         return state * balls(spec.norm.gain) + bias
 
-    def add(
+    def add_branch(
         self, layer: Layer, spec: ResidualSpec, state: np.ndarray, part: np.ndarray
     ) -> np.ndarray:
         """γ part + λ state·[skip]."""

@@ -39,7 +39,7 @@ class ChainPass(LayerPass):
     num_paths: int = 5  # Paths of each length 1 .. L, their layers and heads drawn uniformly
     seed: int = 0  # Of the paths
 
-    def begin(
+    def init_carry(
         self, prepared: PreparedInputs, config: TransformerConfig
     ) -> tuple[Array, chains.Chain]:
         """The paths, and the empty product of each."""
