@@ -31,7 +31,7 @@ from experiments.lab.flags import (
 )
 from experiments.lab.vocabulary import MOST_SEEDS as MOST_SEEDS, definer as definer
 from rank_collapse.extras import MissingPackage
-from rank_collapse.printed import one_line
+from rank_collapse.printed import format_one_line
 from rank_collapse.runs.files import RunError
 
 # Mistakes of the user or the machine, said in one line. Other errors are ours, with a traceback.
@@ -84,7 +84,7 @@ def execute(
     except (*MISTAKES, jax.errors.JaxRuntimeError) as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        message = in_typed_names(one_line(error), arguments, flag_values)
+        message = in_typed_names(format_one_line(error), arguments, flag_values)
         if isinstance(error, jax.errors.JaxRuntimeError):
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
