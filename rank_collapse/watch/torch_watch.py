@@ -313,7 +313,7 @@ def _read_layers(model, layers):
     names = [plain_name(name) for name, _ in model.named_modules()]
     for layer in chosen:
         if layer not in names:
-            raise struct.unknown(f"module {layer!r} of layers=", layer, names)
+            raise struct.unknown_value_error(f"module {layer!r} of layers=", layer, names)
     return lambda name, module: any(f"{name}.".startswith(f"{layer}.") for layer in chosen), ()
 
 
