@@ -23,7 +23,7 @@ from experiments.lab import cli, pool, vocabulary
 from experiments.lab.experiment import Shown
 from experiments.lab.flags import ONE_VALUE, Flags, make_config, read_flags
 from experiments.lab.folder import RunFolder, read_config, read_summary
-from rank_collapse.runs.files import damaged
+from rank_collapse.runs.files import damaged_file_error
 
 FLAGS = cli.bare_flags(Flags("join"))
 vocabulary.define(FLAGS, output_dir=None, overwrite=False)
@@ -97,7 +97,9 @@ def parts_of(flag_values: Flags, folder: Path) -> list[Part]:
             Part(own, {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)})
         )
         if not parts[-1].arrays:
-            raise damaged(folder / "arrays.npz", f"it has no arrays of {start or 'the run'}")
+            raise damaged_file_error(
+                folder / "arrays.npz", f"it has no arrays of {start or 'the run'}"
+            )
     return parts
 
 

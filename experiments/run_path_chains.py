@@ -140,7 +140,7 @@ def measure_all(options, setup, run) -> dict[str, Any]:
     α's law, medians over paths, numbers of paths."""
     with Executor(options, run, "path chains") as executor:
         # A CPU takes its seeds one by one: they are saved as they come.
-        most = executor.mesh.size if seeds.on_cpu(executor.mesh) else None
+        most = executor.mesh.size if seeds.is_on_cpu(executor.mesh) else None
         found = executor.measure(
             lambda drawn, _: measure(options, setup, drawn),
             {SEEDS: None},

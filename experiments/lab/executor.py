@@ -26,7 +26,7 @@ from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from rank_collapse.runs import seeds
-from rank_collapse.runs.files import damaged
+from rank_collapse.runs.files import damaged_file_error
 
 SEEDS = "seeds"  # the part of a run's arrays that has one cell
 Cells = Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]]
@@ -117,7 +117,7 @@ class Executor(contextlib.ExitStack):
         options = self._options
         count = options.num_seeds if keys is None else len(keys)
         if keys is None:
-            keys = seeds.keys_of(options.seed, options.first_seed + np.arange(count))
+            keys = seeds.fold_seeds(options.seed, options.first_seed + np.arange(count))
         own_cells = self._cell_floats(cells, [options])
         if self._list_left(own_cells, count):
             floats = self._cell_floats(cells, options.group)
@@ -152,7 +152,9 @@ class Executor(contextlib.ExitStack):
             arrays = self.run.part(cell) or {}
             counts = {len(a) if np.ndim(a) else -1 for a in arrays.values()} or {0}
             if len(counts) > 1 or not 0 <= max(counts) <= count:
-                raise damaged(self.run.path / "arrays.npz", f"{cell} is not of {count} seeds")
+                raise damaged_file_error(
+                    self.run.path / "arrays.npz", f"{cell} is not of {count} seeds"
+                )
             left += [(cell, seed) for seed in range(max(counts), count)]
         return left
 
@@ -225,7 +227,7 @@ class Mapped:
         level: int = 1,
         progress: Progress | None = None,
     ):
-        count = seeds.seeds_at_once(mesh) if at_once is None else at_once
+        count = seeds.group_size(mesh) if at_once is None else at_once
         self._mesh, self._progress, self._compiled, self._size = mesh, progress, None, 0
         self._call = _spread_function(fn, mesh, count, level)
         self._draw = None if draw is None else _spread_function(draw, mesh, count, 0)
@@ -238,12 +240,12 @@ class Mapped:
 
     def laid_out(self, chunk: Chunk) -> tuple[Any, Any]:
         """Returns (keys, or what is drawn from them; floats) of a chunk on the devices."""
-        arguments = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
+        arguments = seeds.shard_seeds((chunk.keys, chunk.floats), self._mesh)
         return arguments if self._draw is None else (self._draw(arguments, None), arguments[1])
 
     def bytes_of(self, chunk: Chunk, size: int) -> int:
         """Returns the bytes of so many seeds like those of a chunk on a device, as XLA says."""
-        arguments = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
+        arguments = seeds.shard_seeds((chunk.keys, chunk.floats), self._mesh)
         if self._draw is not None:
             arguments = jax.eval_shape(self._draw, arguments, None), arguments[1]
         self._compile(arguments, size)
@@ -266,7 +268,7 @@ class Mapped:
 
 @functools.lru_cache(maxsize=4)  # programs that draw alike share theirs
 def _spread_function(fn, mesh, at_once, level):
-    return seeds.spread(lambda seed, _: fn(*seed), mesh, at_once=at_once, level=level)
+    return seeds.run_seeds(lambda seed, _: fn(*seed), mesh, at_once=at_once, level=level)
 
 
 def name_leaves(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:

@@ -23,8 +23,8 @@ from experiments.lab.progress import Progress, stop_requested
 from experiments.train import arguments, path_accuracy
 from experiments.train.watched import layer_scalars
 from rank_collapse.runs import metrics, seeds
-from rank_collapse.runs.files import damaged
-from rank_collapse.runs.states import flatten, unflatten
+from rank_collapse.runs.files import damaged_file_error
+from rank_collapse.runs.states import flatten_state, unflatten_state
 from rank_collapse.training import Ensemble, Hyper, Recipe, Trained, dump_models
 from rank_collapse.training.models import init_model
 from rank_collapse.training.recipe import check_hyper, config_of
@@ -100,7 +100,7 @@ class Training:
     def __call__(self, chunk: Chunk) -> dict[str, Any]:
         """What is measured, "losses" [s, epochs], "diverged_at" [s], and "seconds" {"train", "all"}
         [s], of which each has its share; where metrics are watched "curves" {metric: [s, epochs]}
-        and "whole", their last; where there are `steps` "step_seconds" [s] of one, without
+        and "whole", their last; where there are `list_steps` "step_seconds" [s] of one, without
         compiling; where weights are kept "model"."""
         begun, count, ensemble = time.monotonic(), len(chunk.seeds), self.ensemble
         keys, hyper = jax.tree.map(lambda a: a[:count], (chunk.keys, chunk.floats))
@@ -117,7 +117,7 @@ class Training:
             for name, curve in (trained.watched or {}).get("curves", {}).items():
                 found |= {f"curves/{name}": curve[:, 1:], f"whole/{name}": curve[:, -1]}
         if self.keep:
-            found |= {"model": flatten(seeds.to_host(trained.state.model, count))}
+            found |= {"model": flatten_state(seeds.to_host(trained.state.model, count))}
         if self.steps is not None:  # the first chunk compiles
             steps = ensemble.epochs_per_chunk * self.steps * count
             each = min(trained.chunk_seconds[1:], default=np.nan) / steps
@@ -281,7 +281,7 @@ def arrays_of(
         epochs, shape = setups[part].recipe.num_epochs, arrays["losses"].shape
         if shape[1] != epochs:
             why = f"{part}/losses of shape {shape} is not of {epochs} epochs"
-            raise damaged(run.path / "arrays.npz", why)
+            raise damaged_file_error(run.path / "arrays.npz", why)
         if not len(kept(arrays)):
             at = f"learning_rate={options.learning_rate}"
             raise ValueError(f"every seed diverged at {at}; see {run.path}/log.txt")
@@ -381,7 +381,7 @@ def weights_file(setup: TrainedTask, weights: Mapping[str, np.ndarray]) -> bytes
     keys = jax.random.split(jax.random.key(0), len(next(iter(weights.values()))))
     like = jax.eval_shape(jax.vmap(lambda key: init_model(key, setup.recipe)), keys)
     config = config_of(setup.recipe, arguments.hyper(setup.options, setup.floats))
-    return dump_models(config, unflatten(weights, like, "the run"))
+    return dump_models(config, unflatten_state(weights, like, "the run"))
 
 
 def whole_model(setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:

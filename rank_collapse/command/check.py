@@ -25,10 +25,10 @@ import numpy as np
 from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
 from rank_collapse.command.checkpoint import ALONE, NETWORKS, OF_ATTENTION, READ, WHOLE, Checked
-from rank_collapse.measures.profiles import rounding_of
+from rank_collapse.measures.profiles import rounding_limit
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.report import figures, page as page_html
-from rank_collapse.runs.drawn import drawn
+from rank_collapse.runs.drawn import draw_files
 
 MEANING = {
     f"residual ratio, {WHOLE}": MEASURES["residual_ratio"].meaning,
@@ -110,7 +110,7 @@ def section(one: Checked, name: str, command: str) -> report.Section:
         name=name,
         title=one.opened.name,
         body=page_html.table_of(headline_rows(one)),
-        figures=[(drawn(figure)[".png"], caption) for figure, caption in figures_of(one)],
+        figures=[(draw_files(figure)[".png"], caption) for figure, caption in figures_of(one)],
         table=layer_rows(one),
         folded=[("Measures", page_html.table_of([*map(meaning_row, one.layers())]))],
         command=command,
@@ -172,7 +172,7 @@ def figures_of(one: Checked) -> list[tuple[figures.Figure, str]]:
 @figures.styled
 def by_layer(one: Checked):
     """Residual ratio by layer, and the largest token's share."""
-    limit = rounding_of(one.opened.source.weights.dtype)
+    limit = rounding_limit(one.opened.source.weights.dtype)
     whole, read, _ = networks = one.networks.values()
     shown = {name: p["residual_ratio"] for name, p in one.networks.items()}
     if np.allclose(whole["residual_ratio"], read["residual_ratio"], rtol=1e-3):

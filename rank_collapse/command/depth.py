@@ -17,7 +17,7 @@ from typing import Any
 from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
 from rank_collapse.pretrained.used_depth import DepthReport, depth_report
-from rank_collapse.runs.drawn import drawn
+from rank_collapse.runs.drawn import draw_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
 
     def make_files(out: Path) -> dict[Path, bytes]:
         rows = [*_counted(measured.used, "layers"), *_counted(measured.lengths, "heads on a path")]
-        figure = (drawn(measured.figure())[".png"], "By layer; bands over texts.")
+        figure = (draw_files(measured.figure())[".png"], "By layer; bands over texts.")
         section = report.Section("depth", one.name, about["command"], figures=[figure], table=rows)
         intro = f"{sentence} {batch.counts}: {batch.made}"
         page = report.render(f"Depth used by {one.name}", intro, [section])

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rank_collapse.command import checkpoint
-from rank_collapse.runs.drawn import drawn
+from rank_collapse.runs.drawn import draw_files
 from rank_collapse.text.words import read_text
 from rank_collapse.watch.coord_check import coordinates_figure
 
@@ -65,7 +65,7 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
     curves = {n: own for name, check in checks.items() for n, own in check.by_width(name).items()}
 
     def figure(out: Path) -> dict[Path, bytes]:
-        return {out: drawn(coordinates_figure(curves, given.depths))[".png"]}
+        return {out: draw_files(coordinates_figure(curves, given.depths))[".png"]}
 
     said = [f"{name}: {check}" for name, check in checks.items()]
     checkpoint.write(given, lines, rows, figure, said)

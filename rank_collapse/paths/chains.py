@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
-from rank_collapse.measures.norms import Norm, composite_norm, divide, matrix_norm
+from rank_collapse.measures.norms import Norm, composite_norm, matrix_norm, safe_divide
 from rank_collapse.measures.residuals import rank_one_ratio, residual
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
@@ -108,10 +108,10 @@ def chain_residual_ratios(
     """
     size = matrix_norm(jnp.where(keep[:, None], chain.product, 0), norm)
     length = matrix_norm(chain.mean[None], "frobenius")  # squares of p underflow, too
-    direction = divide(chain.mean, length, 0)
+    direction = safe_divide(chain.mean, length, 0)
     first_order = chain.rest - jnp.outer(chain.rest @ direction, direction)
     rests = chain.rest, first_order
-    to_mean, to_rank_one = (divide(matrix_norm(a, norm), size, 0) for a in rests)
+    to_mean, to_rank_one = (safe_divide(matrix_norm(a, norm), size, 0) for a in rests)
     small = to_mean < jnp.sqrt(jnp.finfo(to_mean.dtype).eps)
     exact = rank_one_ratio(chain.product, norm=norm, mask=keep)
     return to_mean, jnp.where(small, to_rank_one, exact)

@@ -194,14 +194,14 @@ def depth_check(
     base = byte_model(min(depths), base_width, training.tokens)
     given = {name: depth_rule(name, base) for name in rules}
     mesh = every_seed.seed_mesh()
-    keys = every_seed.lay_out(every_seed.seed_keys(base_seed, seeds), mesh)
+    keys = every_seed.shard_seeds(every_seed.seed_keys(base_seed, seeds), mesh)
     found: dict[str, list] = {name: [] for name in given}
     for depth in depths:
         config = byte_model(depth, width, training.tokens)
-        program = every_seed.spread(
+        program = every_seed.run_seeds(
             lambda key, shared, config=config: trained(key, shared[0], config, *shared[1:]),
             mesh,
-            at_once=every_seed.seeds_at_once(mesh),
+            at_once=every_seed.group_size(mesh),
         )
         for name, rule in given.items():
             values = program(keys, (letters, rule, training))

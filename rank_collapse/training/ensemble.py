@@ -71,7 +71,7 @@ class Ensemble:
             raise ValueError(f"epochs_per_chunk={epochs_per_chunk} is not a positive integer")
         self.recipe, self.epochs_per_chunk = recipe, epochs_per_chunk
         self.mesh = seeds.seed_mesh() if mesh is None else mesh
-        self.at_once = seeds.seeds_at_once(self.mesh) if at_once is None else at_once
+        self.at_once = seeds.group_size(self.mesh) if at_once is None else at_once
 
         def begin(key, hyper, _):
             key_data, key_state = jax.random.split(key)
@@ -99,11 +99,11 @@ class Ensemble:
         self._watched = watch and self._of_states(watch)
 
     def _spread(self, fn, level=1, donate=()):
-        return seeds.spread(fn, self.mesh, at_once=self.at_once, donate=donate, level=level)
+        return seeds.run_seeds(fn, self.mesh, at_once=self.at_once, donate=donate, level=level)
 
     def lay_out(self, per_seed: Any) -> Any:
         """Leaves [s, ...] padded to the mesh and laid out over it."""
-        return seeds.lay_out(per_seed, self.mesh)
+        return seeds.shard_seeds(per_seed, self.mesh)
 
     def of_models(self, fn: Callable[[Any, Any, Hyper, Any], Any]) -> Callable:
         """fn(model, data, hyper, key) of one seed as a function of (states, data, hyper, keys,

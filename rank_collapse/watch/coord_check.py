@@ -22,9 +22,9 @@ import numpy as np
 
 from rank_collapse.measures.arrays import (
     as_floats,
+    match_framework,
     namespace,
     on_host,
-    same_framework,
 )
 from rank_collapse.measures.profiles import measure_states
 from rank_collapse.report import figures
@@ -240,7 +240,7 @@ def _difference(hidden, other, what):
     refuse_if(
         shapes[0] != shapes[1], f"states of shape {shapes[0]} and {what} of {shapes[1]} differ"
     )
-    hidden, other = same_framework(hidden, as_floats(other))
+    hidden, other = match_framework(hidden, as_floats(other))
     return hidden - other
 
 

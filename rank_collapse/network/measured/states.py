@@ -10,8 +10,8 @@ import numpy as np
 
 from rank_collapse.measures import spikes
 from rank_collapse.measures.arrays import as_floats
-from rank_collapse.measures.profiles import Profile, measure_states, profile_of, rounding_of
-from rank_collapse.measures.table import MeasureName, named
+from rank_collapse.measures.profiles import Profile, make_profile, measure_states, rounding_limit
+from rank_collapse.measures.table import MeasureName, check_measure_names
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
@@ -42,7 +42,7 @@ def network_profile(
             and after the last the output, after the final norm where there is one.
     """
     params, prepared = prepare_inputs(params, x, config, **inputs)
-    layer_pass = ProfilePass(named(measures), tokens, exclude, threshold)
+    layer_pass = ProfilePass(check_measure_names(measures), tokens, exclude, threshold)
     return run_pass(layer_pass, params, prepared, config)
 
 
@@ -84,7 +84,7 @@ class ProfilePass(States):
             )
         else:
             found = super().build_result(walked)
-        return profile_of(found, rounding_of(walked.prepared.x.dtype))
+        return make_profile(found, rounding_limit(walked.prepared.x.dtype))
 
 
 class StreamedProfile(ProfilePass):
@@ -111,7 +111,7 @@ class StreamedProfile(ProfilePass):
             return _on_numpy(self.measure)(**found)
         last = _on_numpy(self.measure)(**found["last"])
         both = {name: np.append(a, last[name][:, None], 1) for name, a in found["layers"].items()}
-        return profile_of(both, rounding_of(found["last"]["x"].dtype))
+        return make_profile(both, rounding_limit(found["last"]["x"].dtype))
 
 
 def _on_numpy(measure):
