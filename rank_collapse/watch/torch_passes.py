@@ -74,8 +74,8 @@ class Run:
         scalars: Of its tokens.
         products: [(number of a frame, {name: by head [h]}), ...], of each product.
         shares: What made queries, keys and values, of each product.
-        pieces: (matrix, index, exists, starts) of each product, until its module ends.
-        layout: (index, exists, starts) of its tokens, until its output is measured.
+        pieces: (matrix, index, documents) of each product, until its module ends.
+        layout: (index, documents) of its tokens, until its output is measured.
         output: The last result of a module that has this attention alone.
         is_split: Whether each product is of documents of their own.
     """
@@ -141,7 +141,7 @@ class Passes:
         self._number, self._is_broken = 0, False
         self._streams: dict[str, str] = {}  # {attention: the name of its stream of tokens}
         self._mask_streams: dict[str, str] = {}  # {mask of the call: the stream that has it}
-        self._existing: dict[str, Any] = {}  # {stream: which tokens exist, where documents begin}
+        self._documents: dict[str, Any] = {}  # {stream of tokens: the document of each}
         self._clear()
 
     def _clear(self):
@@ -202,15 +202,13 @@ class Passes:
             self._call_mask = self._notes.attempt(None, "mask", self._mask, args, kwargs)
 
     def _is_measurable(self):
-        model = self._model()
-        if model is None or not model.training:
+        if self._model() is None or not self._model().training:
             self.reason = "the model was in eval mode"
-        elif not torch.is_grad_enabled():
-            self.reason = "it ran without gradients"
-        else:
-            self.reason = "no product of weights and values was seen in it"
-            return True
-        return False
+            return False
+        has_gradients = torch.is_grad_enabled()
+        unseen = "no product of weights and values was seen in it"
+        self.reason = unseen if has_gradients else "it ran without gradients"
+        return has_gradients
 
     def _after(self, module, args, *result):
         has_failed = len(result) == 1  # as torch calls it after an exception
@@ -257,17 +255,16 @@ class Passes:
         pieces, run.pieces = run.pieces, []
         if run.is_cross or run.scalars or run.layout or not pieces:
             return
-        matrix, index, exists, starts = pieces[0]
+        matrix, index, documents = pieces[0]
         rows = torch.cat([piece[1].flatten() for piece in pieces])
         if len(pieces) > 1 and len(rows.unique()) == len(rows):  # one product for each document
             run.is_split, index = True, rows[None]
-            ends = torch.tensor([piece[1].numel() for piece in pieces]).cumsum(0)[:-1]
-            exists, starts = None, torch.zeros_like(index, dtype=torch.bool)
-            starts[0, ends.to(starts.device)] = True
+            numbers = [torch.full_like(piece[1], i).flatten() for i, piece in enumerate(pieces)]
+            documents = torch.cat(numbers)[None]
         if self._kind == "read":
-            run.scalars = measure_tokens(matrix[index], exists, starts, "read")
+            run.scalars = measure_tokens(matrix[index], documents, "read")
         else:
-            run.layout = index, exists, starts
+            run.layout = index, documents
 
     def _keep_output(self, inside, tensors, is_outermost):
         """Keeps what a module with one attention puts out; the outermost such module counts."""
@@ -281,12 +278,12 @@ class Passes:
                 self._notes.attempt(run.name, "tokens", self._measure_output, run)
 
     def _measure_output(self, run):
-        (index, exists, starts), x, run.output = run.layout, run.output, None
+        (index, documents), x, run.output = run.layout, run.output, None
         if x[..., 0].numel() != index.numel():
             raise LeftOut(f"a result of shape {tuple(x.shape)} has other tokens than it reads")
         if x.shape[:2] != index.shape or x.shape[0] == x.shape[1]:
             x = x.reshape(-1, x.shape[-1])[index]
-        run.scalars = measure_tokens(x, exists, starts, self._kind)
+        run.scalars = measure_tokens(x, documents, self._kind)
 
     def _leave(self):
         if self._is_entered and self._thread == threading.get_ident():
@@ -387,12 +384,12 @@ class Passes:
         if run is None:
             return
         weights = products.sort_examples(weights, tokens.order, len(tokens.index))
-        exists, starts = self._find_existing(tokens, weights.allowed, stream)
-        run.pieces.append((tokens.matrix, tokens.index, exists, starts))
+        documents = self._find_documents(tokens, weights.allowed, stream)
+        run.pieces.append((tokens.matrix, tokens.index, documents))
         tags = term.query, term.key, value
         run.shares.append(choose_shares(tags, tokens.sources, owner.number))
         shape = len(tokens.index), len(weights.p) // len(tokens.index)
-        run.products.append((owner.number, measure_weights(weights, shape, exists, starts)))
+        run.products.append((owner.number, measure_weights(weights, shape, documents)))
 
     def _find_run(self, owner, tokens, past):
         """The run that a product is of; None where its module ran already on other tokens."""
@@ -407,24 +404,30 @@ class Passes:
         self._open_runs[key].names.add(owner.name)
         return self._open_runs[key]
 
-    def _find_existing(self, tokens, allowed, stream):
-        """(Bool [e, n] or None, where documents begin or None): the tokens that exist."""
+    def _find_documents(self, tokens, allowed, stream):
+        """Finds the document of each token, see `number_documents`.
+
+        Args:
+            tokens: Of the queries.
+            allowed: Bool [e or 1, n, m], which key a query may attend to; None for all.
+            stream: Name of the stream of tokens.
+        """
         shape = tokens.index.shape
         if tokens.is_cross:
-            exists = self._existing.get(stream, (None, None))
-            return exists if all(a is None or a.shape == shape for a in exists) else (None, None)
+            documents = self._documents.get(stream)
+            return documents if documents is None or documents.shape == shape else None
         among = find_allowed_tokens(tokens, allowed)
         fits = functools.partial(products.fits_mask, allowed=among)
         if among is None and allowed is not None:  # of which keys are tokens nothing is known
             fits = torch.any
-        exists, starts = self._find_mask(shape, fits, stream), None
-        if among is not None:
-            exists = products.real_tokens(among) if exists is None else exists
-            exists = exists.expand(shape)
-            starts = products.document_starts(among, exists)
-        exists = None if exists is None or exists.all() else exists
-        self._existing[stream] = exists, starts
-        return exists, starts
+        exists = self._find_mask(shape, fits, stream)
+        if exists is None and among is not None:
+            exists = products.find_tokens(among)
+        documents = None
+        if exists is not None:
+            documents = products.number_documents(exists.expand(shape), among)
+        self._documents[stream] = documents
+        return documents
 
     def _find_mask(self, shape, fits, stream):
         """Finds Bool [e, n] of the watched call, or of one inside it; None if none fits."""

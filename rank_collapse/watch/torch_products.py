@@ -193,46 +193,63 @@ def _is_dropped(weights, used):
     return bool(ratio.max() <= 1.03 * ratio.min())
 
 
-def real_tokens(allowed: Tensor) -> Tensor:
-    """Bool [b, n]: tokens that some query may attend to, and that may attend to some token.
+def find_tokens(allowed: Tensor) -> Tensor:
+    """Finds Bool [b, n], tokens that some query may attend to, and that may attend to some token.
 
-    A token that may attend to others, while only itself may attend to it, is padding where the last
-    of the others is attended to by one before it: attention there is not causal.
+    A key that only its own query may attend to, while that query may attend to others, is padding;
+    unless attention is causal, where this is the last token.
 
     Args:
         allowed: Bool [b, n, n], which token a token may attend to.
     """
-    keys, queries = allowed.any(dim=-2), allowed.any(dim=-1)
-    others = allowed & ~torch.eye(allowed.shape[-1], dtype=torch.bool, device=allowed.device)
-    alone = others.any(dim=-1) & ~others.any(dim=-2)
+    is_key, is_query = allowed.any(dim=-2), allowed.any(dim=-1)
+    to_others = allowed & ~torch.eye(allowed.shape[-1], dtype=torch.bool, device=allowed.device)
+    is_lonely = to_others.any(dim=-1) & ~to_others.any(dim=-2)
     place = torch.arange(allowed.shape[-1], device=allowed.device)
-    last = torch.where(keys & ~alone, place, 0).amax(dim=-1, keepdim=True)
-    return keys & queries & ~(alone & others.triu().any(dim=-2).gather(-1, last))
+    last = torch.where(is_key & ~is_lonely, place, 0).amax(dim=-1, keepdim=True)
+    sees_ahead = to_others.triu().any(dim=-2).gather(-1, last)
+    return is_key & is_query & ~(is_lonely & sees_ahead)
 
 
 def fits_mask(mask: Tensor, allowed: Tensor | None) -> bool:
-    """Whether no token of a mask [b, n] attends to one outside, and each attends to some token."""
+    """Returns whether a mask can be that of the tokens which exist.
+
+    No token of it attends to one outside, and each attends to some token.
+
+    Args:
+        mask: Bool [b, n].
+        allowed: Bool [b or 1, n, n], which token a token may attend to; None for all.
+    """
     if allowed is None:
         return bool(mask.all())
     wrong = allowed & mask[:, :, None] & ~mask[:, None]
     return not wrong.any() and bool((allowed.any(dim=-1) | ~mask).all()) and bool(mask.any())
 
 
-def document_starts(allowed: Tensor, exists: Tensor) -> Tensor | None:
-    """Bool [b, n], where a new document begins in a packed row; None if rows are not packed.
+def number_documents(exists: Tensor, allowed: Tensor | None) -> Tensor | None:
+    """Numbers the documents of packed rows.
 
-    It begins where neither token i attends to i − 1 nor i − 1 to i, and none attends across.
+    A document begins where neither token i attends to i − 1 nor i − 1 to i, and none attends
+    across.
 
     Args:
-        allowed: Bool [b, n, n], which token a token may attend to.
         exists: Bool [b, n].
+        allowed: Bool [b or 1, n, n], which token a token may attend to; None for all.
+
+    Returns:
+        Int [b, n], −1 for tokens that do not exist; None where each row is a document and all its
+        tokens exist.
     """
-    both = torch.zeros_like(exists)
-    back, ahead = allowed.diagonal(-1, 1, 2), allowed.diagonal(1, 1, 2)
-    both[:, 1:] = ~(back | ahead) & exists[:, 1:] & exists[:, :-1]
-    if not both.any():
+    b, n = exists.shape
+    starts = torch.zeros_like(exists)
+    if allowed is not None:
+        neighbours = allowed.diagonal(-1, 1, 2) | allowed.diagonal(1, 1, 2)
+        starts[:, 1:] = ~neighbours & exists[:, 1:] & exists[:, :-1]
+        number = starts.cumsum(dim=1)
+        is_across = number[:, :, None] != number[:, None]
+        across = allowed & is_across & exists[:, :, None] & exists[:, None]
+        starts = starts & ~across.any()
+    if exists.all() and not starts.any():
         return None
-    document = both.cumsum(dim=1)
-    apart = document[:, :, None] != document[:, None]
-    across = allowed & apart & exists[:, :, None] & exists[:, None]
-    return None if across.any() else both
+    rows = torch.arange(b, device=exists.device)[:, None] * (n + 1)
+    return (rows + starts.cumsum(dim=1)).masked_fill(~exists, -1)
