@@ -56,7 +56,7 @@ def choose_shares(
     for name, maps in maps_by_name.items():
         for linear_map, results in maps.items():
             for parameter, axis in linear_map.parameters:
-                is_shared = sum(parameter in others for others in parameters.values()) > 1
+                is_shared = sum(parameter in part for part in parameters.values()) > 1
                 parts = [find_features(tag, linear_map) for tag in results] if is_shared else []
                 is_known = parameter is not None and all(part is not None for part in parts)
                 features = functools.reduce(torch.logical_or, parts) if parts and is_known else None
@@ -85,7 +85,7 @@ def measure_gradients(products: Sequence[dict[str, list[Share]]]) -> tuple[dict[
 
 
 def _sum_squares(share):
-    """Σ g² of a share; None without a gradient, NotImplemented where the part is not known."""
+    """Computes Σ g² of a share; None without a gradient, NotImplemented if its part is unknown."""
     if share.parameter is None:
         return NotImplemented
     parameter = share.parameter()
@@ -101,6 +101,10 @@ def _sum_squares(share):
 
 
 def find_parameters(products: Sequence[dict[str, list[Share]]]) -> set[Any]:
-    """Finds weak references to the parameters of an attention."""
+    """Finds weak references to the parameters of an attention.
+
+    Args:
+        products: Shares of each of its products.
+    """
     shares = [share for product in products for part in product.values() for share in part]
     return {share.parameter for share in shares if share.parameter is not None}

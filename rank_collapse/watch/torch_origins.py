@@ -130,7 +130,7 @@ class Tag:
 
     @property
     def maps(self) -> list[Map]:
-        """The linear maps among its origins, in order."""
+        """Lists the linear maps among its origins, in order."""
         maps = [origin for origin in self.origins if isinstance(origin, Map)]
         return sorted(maps, key=lambda linear_map: linear_map.start)
 
@@ -149,7 +149,12 @@ class Product(NamedTuple):
 
 
 def read_product(function: Any, args: Any, kwargs: Any) -> Product | None:
-    """Reads which two tensors a function multiplies; None where they are no matrices."""
+    """Reads which two tensors a function multiplies; None where they are no matrices.
+
+    Args:
+        function: One of `MAPS`.
+        args, kwargs: Of its call.
+    """
     tensors = list(tensors_in([args, kwargs]))
     if function in EINSUM:
         return _read_einsum(args, tensors)
@@ -204,15 +209,25 @@ class Origins:
         return self._tags[tensor]
 
     def begin(self, tensor: Tensor, past: frozenset[str]) -> None:
-        """Makes a tensor one that no map made, such as the result of an attention."""
+        """Makes a tensor one that no map made, such as the result of an attention.
+
+        Args:
+            tensor: It.
+            past: Names of the attentions that it comes from.
+        """
         self._tags[tensor] = Tag(frozenset([object()]), past)
 
     def has(self, tensor: Tensor) -> bool:
         """Returns whether a tensor has a tag."""
         return tensor in self._tags
 
-    def see(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Tags the results of a function of torch."""
+    def see_function(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Records where the results of a function come from.
+
+        Args:
+            function: Of torch.
+            args, kwargs, result: Of its call.
+        """
         outputs = floats_in(args[0] if function is Tensor.__setitem__ else result)
         inputs = floats_in([args, kwargs])
         if not outputs or not inputs:
@@ -220,13 +235,19 @@ class Origins:
         product = read_product(function, args, kwargs) if function in MAPS else None
         if product is not None and self._see_product(function, product, inputs, outputs[0]):
             return
-        self._derive(function, args, kwargs, inputs, outputs)
+        self._derive_tags(function, args, kwargs, inputs, outputs)
         if function in SOFTMAX | EXPONENTIALS and outputs[0].ndim > 2:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
             self._see_softmax(function, inputs[0], dim, outputs[0])
 
     def see_module(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        """Tags what a module gave by code that torch does not show: a map, if it can be one."""
+        """Records a module whose code torch does not show: a linear map, if it can be one.
+
+        Args:
+            module: It.
+            inputs: All arguments of its call.
+            output: Its first tensor.
+        """
         tensors = floats_in(inputs)
         if not tensors:
             return
@@ -237,10 +258,10 @@ class Origins:
             product = Product(x, matrices[0], (f"{axes}y", "", f"{axes}z"))
             self._see_map(product, parameters, output)
         else:
-            self._derive(None, (), {}, tensors, [output])
+            self._derive_tags(None, (), {}, tensors, [output])
 
     def _see_product(self, function, product, inputs, output):
-        """Tags a linear map, or a product of queries and keys; returns whether it is one."""
+        """Records a linear map, or a product of queries and keys; returns whether it is one."""
         is_weight = [self._is_weight(factor) for factor in product[:2]]
         if function not in PRODUCTS or any(is_weight):
             if is_weight == [True, False] and function in PRODUCTS:
@@ -263,16 +284,22 @@ class Origins:
         return isinstance(tensor, nn.Parameter) or bool(self._tags.get(tensor, Tag()).parameters)
 
     def _see_map(self, product, parameters, output):
-        """Tags the output of a linear map, and keeps what it read."""
+        """Records a linear map, and keeps what it read.
+
+        Args:
+            product: Of its input and its weight.
+            parameters: Tensors of its call but for the input.
+            output: Its result.
+        """
         (read, weight, result), x = product.letters, product.first
         source = self.tag(x)
-        kept = [c for c in read if c in result]
+        axes = [c for c in read if c in result]
         features = [c for c in result if c not in read]
-        order = [read.index(c) for c in kept + [c for c in read if c not in result]]
-        rows = math.prod(x.shape[i] for i in order[: len(kept)])
+        order = [read.index(c) for c in axes + [c for c in read if c not in result]]
+        rows = math.prod(x.shape[i] for i in order[: len(axes)])
         sizes = dict(zip(result, output.shape, strict=True))
-        shape = [sizes[c] for c in kept + features]
-        permutation = [(kept + features).index(c) for c in result]
+        shape = [sizes[c] for c in axes + features]
+        permutation = [(axes + features).index(c) for c in result]
         start, width, device = self._next, output.numel() // max(rows, 1), x.device
         axis = weight.find(features[0]) if weight and len(features) == 1 else -1 if weight else 0
         shares = tuple(self._read_parameter(a, axis) for a in parameters)
@@ -300,8 +327,13 @@ class Origins:
         is_full = len(parameters) == 1 and parameters[0].numel() == tensor.numel()
         return (parameters[0] if is_full else None), -1
 
-    def _derive(self, function, args, kwargs, inputs, outputs):
-        """Tags what another function makes: it comes from where its arguments come from."""
+    def _derive_tags(self, function, args, kwargs, inputs, outputs):
+        """Records another function: its results come from where its arguments come from.
+
+        Args:
+            function, args, kwargs: The call.
+            inputs, outputs: Its tensors of floats.
+        """
         tagged = [(self.tag(a), a) for a in inputs if self.has(a) or self._is_weight(a)]
         pairs = [(tag, a) for tag, a in tagged if not tag.parameters]
         if not pairs and len(tagged) == len(inputs):
@@ -318,7 +350,7 @@ class Origins:
             tag = Tag(origins, past, scores=_merge_scores(pairs, output))
             for name in names:
                 if is_move:
-                    arguments = self._substitute(name, (args, kwargs))
+                    arguments = self._substitute_followers(name, (args, kwargs))
                     tag.followers[name] = functools.cache(
                         functools.partial(_move_follower, function, arguments, i)
                     )
@@ -327,22 +359,35 @@ class Origins:
                     tag.followers |= {name: alike[0].followers[name]} if alike else {}
             self._tags[output] = tag
 
-    def _substitute(self, name, arguments):
-        """Returns a function that gives the arguments with followers instead of tensors."""
+    def _substitute_followers(self, name, arguments):
+        """Returns a function that gives the arguments with followers instead of tensors.
+
+        Args:
+            name: Of the followers.
+            arguments: A tensor, or lists and dictionaries of tensors and other values.
+        """
         if isinstance(arguments, Tensor) and floats_in(arguments):
             follower = self._tags.get(arguments, Tag()).followers.get(name)
             options = {"size": arguments.shape, "fill_value": -1, "device": arguments.device}
             return follower or functools.partial(torch.full, **options)
         if isinstance(arguments, dict):
-            values = {key: self._substitute(name, value) for key, value in arguments.items()}
+            values = {
+                key: self._substitute_followers(name, value) for key, value in arguments.items()
+            }
             return lambda: {key: value() for key, value in values.items()}
         if type(arguments) in (list, tuple):
-            parts = [self._substitute(name, part) for part in arguments]
+            parts = [self._substitute_followers(name, part) for part in arguments]
             return lambda: type(arguments)(part() for part in parts)
         return lambda: arguments
 
     def _see_softmax(self, function, x, dim, result):
-        """Tags a softmax, or the exponentials of one that is computed by hand, after `_derive`."""
+        """Records a softmax, or the exponentials of one that is computed by hand.
+
+        Args:
+            function: Of `SOFTMAX` or `EXPONENTIALS`.
+            x, result: Scores, and what it makes of them.
+            dim: Over which it sums.
+        """
         scores, tag = self.tag(x).scores, self.tag(result)
         if function in SOFTMAX:
             tag.scores = Scores(scores.terms if scores else (), True)
@@ -359,7 +404,13 @@ class Origins:
 
 
 def _move_follower(function, arguments, i):
-    """Applies a function that moves entries to followers; of several results the i-th."""
+    """Applies a function that moves entries to followers.
+
+    Args:
+        function: Of `MOVES`.
+        arguments: As `Origins._substitute_followers` gives them.
+        i: Which of several results.
+    """
     args, kwargs = arguments()
     if function is torch.view_as_complex:
         args = tuple(a.double() for a in args)
@@ -369,7 +420,12 @@ def _move_follower(function, arguments, i):
 
 
 def _merge_scores(pairs, output):
-    """The scores that a result of tagged tensors still has: it has their size, or their queries."""
+    """Returns the scores that a result still has: it has their size, or their queries.
+
+    Args:
+        pairs: (tag, tensor) of each argument.
+        output: The result.
+    """
     scores = []
     for tag, x in pairs:
         if tag.scores is None or output.ndim < 2 or x.ndim < 2:
@@ -418,8 +474,16 @@ def find_shared_sources(maps: list[Map], query: Tag, key: Tag) -> list[Tag] | No
     return [] if query_roots == key_roots else None
 
 
-def locate(numbers: Tensor, maps: list[Map]) -> tuple[Tensor, Tensor]:
-    """Finds (index among the maps, row that it read) of numbers; −1 for no map's."""
+def locate_numbers(numbers: Tensor, maps: list[Map]) -> tuple[Tensor, Tensor]:
+    """Finds which map gave numbers, and of which row.
+
+    Args:
+        numbers: Of outputs, see `Map`; −1 for no map's.
+        maps: In order.
+
+    Returns:
+        (index among the maps, row that it read), −1 for no map's.
+    """
     starts = torch.tensor([linear_map.start for linear_map in maps], device=numbers.device)
     widths = torch.tensor([linear_map.width for linear_map in maps], device=numbers.device)
     index = (torch.searchsorted(starts, numbers.contiguous(), right=True) - 1).clamp(min=0)
@@ -428,7 +492,12 @@ def locate(numbers: Tensor, maps: list[Map]) -> tuple[Tensor, Tensor]:
 
 
 def find_features(tag: Tag, linear_map: Map) -> Tensor | None:
-    """Finds Bool [width], the features of a map's output in a tensor; None if unknown."""
+    """Finds Bool [width], the features of a map's output in a tensor; None if unknown.
+
+    Args:
+        tag: Of the tensor.
+        linear_map: The map.
+    """
     if "numbers" not in tag.followers:
         return None
     numbers = tag.followers["numbers"]().flatten() - linear_map.start

@@ -52,7 +52,7 @@ class Frame:
 
     @functools.cached_property
     def masks(self) -> list[tuple[str, Tensor]]:
-        """(name, argument [b, n]) of the call whose name has "mask" or "pad" in it."""
+        """Lists (name, argument [b, n]) of the call whose name has "mask" or "pad" in it."""
         try:
             forward = inspect.signature(self.module.forward)
             arguments = forward.bind(*self.args, **self.kwargs).arguments
@@ -128,13 +128,13 @@ class Passes:
     def __init__(self, model: nn.Module, select: Select, tokens: str, mask: Any, notes: Notes):
         self._model, self._select, self._kind = weakref.ref(model), select, tokens
         self._mask, self._notes = mask, notes
-        self._mode, self._is_entered, self._handles = Mode(self._see), False, []
+        self._mode, self._is_entered, self._handles = Mode(self._see_function), False, []
         self.names: Any = weakref.WeakKeyDictionary()
         self.is_attached = False
         self.restart()
 
     def restart(self) -> None:
-        """Forgets what was measured."""
+        """Drops what was measured."""
         self.runs: list[Run] = []
         self.loss, self.reason = None, "none of its modules ran"
         self._finished: set[int] = set()  # modules
@@ -142,19 +142,19 @@ class Passes:
         self._streams: dict[str, str] = {}  # {attention: the name of its stream of tokens}
         self._mask_streams: dict[str, str] = {}  # {mask of the call: the stream that has it}
         self._documents: dict[str, Any] = {}  # {stream of tokens: the document of each}
-        self._clear()
+        self._clear_pass()
 
-    def _clear(self):
+    def _clear_pass(self):
         self._frames: list[Frame] = []
         self._open_runs: dict[Any, Run] = {}
         self._origins = Origins(lambda: tuple(frame.number for frame in self._frames))
 
     def attach(self) -> None:
-        """Begins to see modules, as they are named now."""
+        """Registers hooks of all modules, by the names that they have now."""
         self.names.clear()
         for name, module in self._model().named_modules():
             self.names[module] = plain_name(name)
-        before, after = _Hook(self, "_before"), _Hook(self, "_after")
+        before, after = _Hook(self, "_enter_module"), _Hook(self, "_leave_module")
         self._handles = [
             hooks.register_module_forward_pre_hook(before),
             hooks.register_module_forward_hook(after, with_kwargs=True, always_call=True),
@@ -163,22 +163,27 @@ class Passes:
         _Stance.change(1)
 
     def detach(self) -> None:
-        """Ends it, and leaves what an interrupted pass had entered."""
+        """Removes the hooks, and leaves what an interrupted pass had entered."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._leave()
+        self._leave_mode()
         if self.is_attached:
             self.is_attached = False
             _Stance.change(-1)
 
     def stop(self, error: Exception) -> None:
-        """Measures nothing else in this step, after an exception of its own."""
+        """Stops measuring in this step, after an exception of its own."""
         self._is_broken = True
         self._notes.leave_out(None, "everything", f"{type(error).__name__}: {error}")
 
     def see_hook(self, name: str, *args: Any) -> None:
-        """Takes a hook's call, of the thread whose pass is measured."""
+        """Passes on a hook's call, of the thread whose pass is measured.
+
+        Args:
+            name: Of the method that takes it.
+            *args: Of the hook, first the module.
+        """
         is_other = self._frames and self._thread != threading.get_ident()
         if args[0] in self.names and not is_other and not _is_traced():
             try:
@@ -186,9 +191,9 @@ class Passes:
             except Exception as error:
                 self.stop(error)
 
-    def _before(self, module, args):
+    def _enter_module(self, module, args):
         if self._frames and self._frames[0].module is module:  # which was left by an interrupt
-            self._leave()
+            self._leave_mode()
             self.restart()
         if not self._frames:
             self._thread = threading.get_ident()
@@ -210,7 +215,7 @@ class Passes:
         self.reason = unseen if has_gradients else "it ran without gradients"
         return has_gradients
 
-    def _after(self, module, args, *result):
+    def _leave_module(self, module, args, *result):
         has_failed = len(result) == 1  # as torch calls it after an exception
         output = None if has_failed else result[1]
         depth = [i for i, frame in enumerate(self._frames) if frame.module is module]
@@ -220,18 +225,26 @@ class Passes:
             with compute_plainly():
                 for frame in self._frames[: depth[-1] - 1 if depth[-1] else None : -1]:
                     if self._is_entered:
-                        self._finish(frame, output if frame.module is module else None, has_failed)
+                        self._finish_module(
+                            frame, output if frame.module is module else None, has_failed
+                        )
         finally:
             del self._frames[depth[-1] :]
             if not self._frames and self._is_entered:
-                self._leave()
+                self._leave_mode()
                 if has_failed:
                     self.restart()
                 elif self.loss is None:
                     self.loss = self._notes.attempt(None, "loss", read_loss, output)
 
-    def _finish(self, frame, output, has_failed):
-        """After a module: its tokens are measured, and what it gives is a new beginning."""
+    def _finish_module(self, frame, output, has_failed):
+        """Ends a module: its tokens are measured, and what it gives is a new beginning.
+
+        Args:
+            frame: The module.
+            output: What it gave.
+            has_failed: Whether it raised an exception.
+        """
         self._finished.add(id(frame.module))
         inside = [run for run in self.runs if frame.number in run.frames]
         if has_failed:  # it may be tried again
@@ -267,7 +280,13 @@ class Passes:
             run.layout = index, documents
 
     def _keep_output(self, inside, tensors, is_outermost):
-        """Keeps what a module with one attention puts out; the outermost such module counts."""
+        """Keeps what a module with one attention puts out; the outermost such module counts.
+
+        Args:
+            inside: The runs inside the module.
+            tensors: What it put out.
+            is_outermost: Whether no other module runs.
+        """
         layers = [run for run in inside if not run.is_cross]
         if len(layers) == 1 and not is_outermost:
             tensors = [a for a in tensors if a.ndim > 1]
@@ -285,28 +304,28 @@ class Passes:
             x = x.reshape(-1, x.shape[-1])[index]
         run.scalars = measure_tokens(x, documents, self._kind)
 
-    def _leave(self):
+    def _leave_mode(self):
         if self._is_entered and self._thread == threading.get_ident():
             self._mode.__exit__(None, None, None)
         self._is_entered = False
-        self._clear()
+        self._clear_pass()
 
-    def _see(self, function, args, kwargs, result):
+    def _see_function(self, function, args, kwargs, result):
         """Takes what the mode passes."""
         if not self._frames or self._is_broken or _is_traced():
             return
         try:
             if function is functional.multi_head_attention_forward:
-                self._attempt(self._see_heads, args, kwargs, result)
+                self._measure_product(self._see_heads, args, kwargs, result)
                 return
             with compute_plainly():
-                self._look(function, args, kwargs, result)
+                self._see_call(function, args, kwargs, result)
         except Exception as error:
             self.stop(error)
 
-    def _look(self, function, args, kwargs, result):
+    def _see_call(self, function, args, kwargs, result):
         if function is functional.scaled_dot_product_attention:
-            self._attempt(self._see_dot, args, kwargs, result)
+            self._measure_product(self._see_dot, args, kwargs, result)
             return
         product = read_product(function, args, kwargs) if function in PRODUCTS else None
         if product is not None:
@@ -314,12 +333,17 @@ class Passes:
             scores = [tag.scores or Scores((), False) for tag in tags]
             is_plain = any(s.terms for s in scores) and not any(tag.parameters for tag in tags)
             if is_plain or any(s.is_softmax for s in scores):
-                self._attempt(self._see_weighted, product, scores, result)
+                self._measure_product(self._see_weighted, product, scores, result)
                 return
-        self._origins.see(function, args, kwargs, result)
+        self._origins.see_function(function, args, kwargs, result)
 
-    def _attempt(self, see, *args):
-        """Measures a product; its result comes from no map, whatever happens."""
+    def _measure_product(self, see, *args):
+        """Measures a product; its result comes from no map, whatever happens.
+
+        Args:
+            see: The method that measures it.
+            *args: Its arguments, last the result of the product.
+        """
         self._notes.attempt(self._frames[-1].name, "weights", see, *args)
         for tensor in floats_in(args[-1]):
             past = self._origins.tag(tensor).past
@@ -343,7 +367,7 @@ class Passes:
         key_axes = (axes[:-1] + "g" if shares_keys else axes) + "yz"
         tags = [self._origins.tag(a) for a in (q, k, v)]
         term = Term((axes + "xz", key_axes, axes + "xy"), sizes, *tags[:2])
-        self._credit(term, products.weights_of_dot(*args, **kwargs), tags[2], result)
+        self._credit_product(term, products.compute_dot_weights(*args, **kwargs), tags[2], result)
 
     def _see_weighted(self, product, scores, result):
         if all(s.terms or s.is_softmax for s in scores):
@@ -360,10 +384,17 @@ class Passes:
         )
         if not scores[0].is_softmax and not products.is_distribution(weights.p):
             raise LeftOut("its weights are no distribution over keys")
-        self._credit(choose_term(scores[0].terms), weights, value, result)
+        self._credit_product(choose_term(scores[0].terms), weights, value, result)
 
-    def _credit(self, term, weights, value, result):
-        """Credits a product to the innermost module with parameters that made its queries."""
+    def _credit_product(self, term, weights, value, result):
+        """Measures a product, as one of the innermost module with parameters that made its queries.
+
+        Args:
+            term: The product of queries and keys.
+            weights: Of queries and heads.
+            value: Tag of the values.
+            result: What the product gave.
+        """
         tokens = read_tokens(term, len(weights.p))
         numbers = {number for linear_map in term.query.maps for number in linear_map.frames}
         owners = [
@@ -392,7 +423,13 @@ class Passes:
         run.products.append((owner.number, measure_weights(weights, shape, documents)))
 
     def _find_run(self, owner, tokens, past):
-        """The run that a product is of; None where its module ran already on other tokens."""
+        """Finds the run that a product is of; None if its module ran already on other tokens.
+
+        Args:
+            owner: Frame of the attention.
+            tokens: Of the queries.
+            past: Names of the attentions that these come from.
+        """
         around = tuple(frame.number for frame in self._frames[: self._frames.index(owner) + 1])
         key = tokens.sources, tokens.is_cross, re.sub(r"\d+", "*", owner.name), around[-2:-1]
         if key not in self._open_runs:
@@ -430,7 +467,13 @@ class Passes:
         return documents
 
     def _find_mask(self, shape, fits, stream):
-        """Finds Bool [e, n] of the watched call, or of one inside it; None if none fits."""
+        """Finds Bool [e, n] of the watched call, or of one inside it; None if none fits.
+
+        Args:
+            shape: (e, n).
+            fits: Whether a mask can be that of these tokens.
+            stream: Name of the stream of tokens.
+        """
         if self._mask is not None:
             mask = self._call_mask
             return mask.bool() if isinstance(mask, Tensor) and mask.shape == shape else None
@@ -476,7 +519,7 @@ class _Hook:
 
 
 def _is_traced():
-    """Whether torch compiles, traces, or is inside of `torch.func`."""
+    """Returns whether torch compiles, traces, or is inside of `torch.func`."""
     is_compiled = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return is_compiled or torch._C._functorch.peek_interpreter_stack() is not None
 

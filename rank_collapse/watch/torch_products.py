@@ -34,18 +34,18 @@ class Weights(NamedTuple):
 
 
 def choose_rows(n: int, device: Any) -> Tensor:
-    """Which queries are measured of n."""
+    """Chooses which of n queries are measured."""
     return torch.linspace(0, n - 1, min(n, ROWS), device=device).long()
 
 
 def is_allowed(mask: Tensor) -> Tensor:
-    """Bool, of a mask that is Bool, of whole numbers 0 and 1, or of floats added to scores."""
+    """Returns a mask as Bool; it may be of whole numbers 0 and 1, or of floats added to scores."""
     if mask.dtype == torch.bool:
         return mask
     return mask > HIDDEN if mask.is_floating_point() else mask != 0
 
 
-def weights_of_dot(
+def compute_dot_weights(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -55,7 +55,11 @@ def weights_of_dot(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Weights:
-    """Computes those of `scaled_dot_product_attention`, of some queries."""
+    """Computes the weights of `scaled_dot_product_attention`, of some queries.
+
+    Args:
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: Of the call.
+    """
     n, m = query.shape[-2], key.shape[-2]
     rows = choose_rows(n, query.device)
     if query.ndim > 3:
@@ -68,8 +72,10 @@ def weights_of_dot(
         scores = scores.masked_fill(~allowed[0, rows], -math.inf)
     if attn_mask is not None:
         mask = attn_mask.expand(*attn_mask.shape[:-2], n, m)
-        some = mask[..., rows, :]
-        added = torch.where(some, 0.0, -math.inf) if some.dtype == torch.bool else some
+        row_mask = mask[..., rows, :]
+        added = row_mask
+        if row_mask.dtype == torch.bool:
+            added = torch.where(row_mask, 0.0, -math.inf)
         scores, allowed = scores + added, is_allowed(mask)
         if allowed.ndim == 4 == query.ndim:  # a key of one head is a key
             allowed = allowed.any(dim=1)
@@ -99,7 +105,7 @@ def project_heads(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, Te
     if named.get("use_separate_proj_weight"):
         biases = [None] * 3 if bias is None else bias.chunk(3)
         weights = [named[f"{letter}_proj_weight"] for letter in "qkv"]
-        parts = [functional.linear(*given) for given in zip(tensors, weights, biases, strict=True)]
+        parts = [functional.linear(*group) for group in zip(tensors, weights, biases, strict=True)]
     else:
         fused = {id(x): functional.linear(x, named["in_proj_weight"], bias) for x in tensors}
         parts = [fused[id(x)].chunk(3, dim=-1)[i] for i, x in enumerate(tensors)]
@@ -123,7 +129,7 @@ def project_heads(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def _add_to_scores(hidden):
-    """Returns a mask that is added, of one that is True where keys are hidden, or such a mask."""
+    """Returns an additive mask, of one that is True where keys are hidden, or additive."""
     if hidden.dtype == torch.bool:
         return torch.zeros_like(hidden, dtype=torch.float32).masked_fill(hidden, -math.inf)
     return hidden
@@ -162,7 +168,7 @@ def read_weights(used: Tensor, allowed: Tensor | None, softmax: Tensor | None) -
 
 
 def sort_examples(weights: Weights, order: Tensor, num_examples: int) -> Weights:
-    """Sorts weights by examples.
+    """Returns weights sorted by examples.
 
     Args:
         weights: Of g examples and heads.
@@ -180,12 +186,12 @@ def sort_examples(weights: Weights, order: Tensor, num_examples: int) -> Weights
 
 
 def is_distribution(p: Tensor) -> bool:
-    """Whether no weight is below 0, and no sum over keys above 1."""
+    """Returns whether no weight is below 0, and no sum over keys above 1."""
     return not bool((p < -1e-6).any() or (p.sum(dim=-1) > 1 + SUM).any())
 
 
 def _is_dropped(weights, used):
-    """Whether what met the values is the softmax's result, or that after dropout."""
+    """Returns whether what met the values is the softmax's result, or that after dropout."""
     large = (used != 0) & (weights > 0.1 / weights.shape[-1])
     if not large.any():
         return not used.any()
@@ -227,7 +233,7 @@ def fits_mask(mask: Tensor, allowed: Tensor | None) -> bool:
 
 
 def number_documents(exists: Tensor, allowed: Tensor | None) -> Tensor | None:
-    """Numbers the documents of packed rows.
+    """Counts the documents of packed rows, and gives each token the number of its own.
 
     A document begins where neither token i attends to i − 1 nor i − 1 to i, and none attends
     across.

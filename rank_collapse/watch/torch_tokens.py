@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rank_collapse.watch.recorder import LeftOut
-from rank_collapse.watch.torch_origins import Tag, Term, find_shared_sources, locate
+from rank_collapse.watch.torch_origins import Tag, Term, find_shared_sources, locate_numbers
 
 
 class Tokens(NamedTuple):
@@ -64,15 +64,13 @@ def read_tokens(term: Term, count: int) -> Tokens:
     if len({matrix.shape[1] for matrix in matrices}) != 1:
         raise LeftOut("its queries are of tensors of several widths")
     matrix = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
-    rows = _rows_of_sources(located, maps, sources)
+    rows = _join_rows(located, maps, sources)
     if rows is None or (rows < 0).any():
         raise LeftOut("which tokens its queries are of is not known")
     if len(rows) != count:
         raise LeftOut(f"{count} matrices of weights for {len(rows)} of queries")
     keys = _locate_rows(term.key, second, result[:-2] + result[-1], term.sizes)
-    keys = (
-        None if keys is None or shared is None else _rows_of_sources(keys, term.key.maps, sources)
-    )
+    keys = None if keys is None or shared is None else _join_rows(keys, term.key.maps, sources)
     _, example = rows[:, 0].unique(return_inverse=True)
     e, order = int(example.max()) + 1, example.argsort(stable=True)
     heads, index = len(rows) // e, rows[order][:: len(rows) // e]
@@ -83,28 +81,46 @@ def read_tokens(term: Term, count: int) -> Tokens:
 
 
 def _locate_rows(tag, letters, wanted, sizes):
-    """Locates the rows [wanted] of a factor: (index among its maps, row); None if unknown.
+    """Finds the rows of a factor of a product of queries and keys.
+
+    Args:
+        tag: Of the factor.
+        letters: Of its axes.
+        wanted: Of the axes of the result: of batches, and of queries or keys.
+        sizes: Of the letters.
+
+    Returns:
+        [index among its maps, row], both [wanted]; None if unknown.
 
     Raises:
         LeftOut: A row of weights is of several tokens, as in attention among features.
     """
     if "numbers" not in tag.followers or not tag.maps:
         return None
-    kept = [c for c in wanted if c in letters]
+    axes = [c for c in wanted if c in letters]
     summed = [c for c in letters if c not in wanted]
-    numbers = tag.followers["numbers"]().permute([letters.index(c) for c in kept + summed])
-    numbers = numbers.flatten(len(kept)) if summed else numbers[..., None]
-    first, last = (locate(numbers[..., i], tag.maps) for i in (0, -1))
+    numbers = tag.followers["numbers"]().permute([letters.index(c) for c in axes + summed])
+    numbers = numbers.flatten(len(axes)) if summed else numbers[..., None]
+    first, last = (locate_numbers(numbers[..., i], tag.maps) for i in (0, -1))
     if not ((first[1] == last[1]) | (first[1] < 0)).all():
         raise LeftOut("its softmax is over something else than the keys of tokens")
-    size = dict(zip(kept, numbers.shape, strict=False))
+    size = dict(zip(axes, numbers.shape, strict=False))
     shapes = [size.get(c, 1) for c in wanted], [sizes[c] for c in wanted]
     return [part.reshape(shapes[0]).expand(shapes[1]) for part in first]
 
 
-def _rows_of_sources(located, maps, sources):
-    """Rows [g, n] among all sources, one after the other; −1 for none; None if unknown."""
-    which, rows = located
+def _join_rows(located, maps, sources):
+    """Joins rows of several sources, which stand one after the other.
+
+    Args:
+        located: As `_locate_rows` gives it.
+        maps: The maps that it names.
+        sources: Tags of what was read.
+
+    Returns:
+        Rows [g, n], −1 for none; None if unknown.
+    """
+    map_index, rows = located
     result, total = torch.full_like(rows, -1), sum(len(source.matrix) for source in sources)
     for i, linear_map in enumerate(maps):
         if linear_map.source in sources:
@@ -112,11 +128,11 @@ def _rows_of_sources(located, maps, sources):
             offset = sum(len(source.matrix) for source in before)
         elif len(sources) == 1 and linear_map.rows == total:  # maps one after the other
             offset = 0
-        elif (which == i).any():
+        elif (map_index == i).any():
             return None
         else:
             continue
-        result = torch.where(which == i, rows + offset, result)
+        result = torch.where(map_index == i, rows + offset, result)
     return result.reshape(-1, result.shape[-1])
 
 

@@ -105,7 +105,7 @@ class Watch:
         self._prepare()
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the watch."""
         self.is_open = False
         self._passes.detach()
         model = self._model()
@@ -114,7 +114,7 @@ class Watch:
 
     @property
     def step(self) -> int:
-        """Steps of the optimizer so far. Where torch sees none, as of a compiled step, set it."""
+        """Returns the steps of the optimizer so far. Set it where torch sees none."""
         return self._step
 
     @step.setter
@@ -126,11 +126,16 @@ class Watch:
         self._prepare()
 
     def follow(self, step: int, first: int) -> None:
-        """Takes a trainer's step, in whose count the first is 0 or 1."""
+        """Takes a trainer's step.
+
+        Args:
+            step: In its count.
+            first: The first step of that count, 0 or 1.
+        """
         self._first, self.step = first, step
 
     def describe(self) -> str:
-        """Describes what was last measured in each layer, and what is left out and why."""
+        """Lists what was last measured in each layer, and what is left out and why."""
         model, row = self._model(), self.rows[-1] if self.rows else {}
         title = "a model that is gone" if model is None else type(model).__name__
         lines = [f"{title}, every {self._every} steps, {len(self.rows)} rows"]
@@ -158,7 +163,7 @@ class Watch:
         return torch_trainers.make_lightning_callback(self)
 
     def _prepare(self):
-        """Begins to see the modules of a step that is due, as they are now."""
+        """Starts to see the modules of a step that is due, as they are now."""
         step, last = self._step + self._first, self._last_step
         is_due = last is None or step // self._every > last // self._every
         if is_due and self.is_open and self._model() is not None and not self._passes.is_attached:
@@ -166,7 +171,11 @@ class Watch:
             self._passes.attach()
 
     def before_step(self, optimizer, args, kwargs):
-        """Takes the gradients, which some optimizers change; not where a closure makes them."""
+        """Takes the gradients, which some optimizers change; not where a closure makes them.
+
+        Args:
+            optimizer, args, kwargs: Of the call of its `step`.
+        """
         is_closure = any(map(callable, (*args[1:], *kwargs.values())))
         is_scaled = getattr(optimizer, "grad_scale", None) is not None
         is_pending = self._passes.is_attached and self._passes.runs
@@ -174,7 +183,11 @@ class Watch:
             self._gradients = self._measure_gradients()
 
     def after_step(self, optimizer, args, kwargs):
-        """Writes the row of a step, and counts it."""
+        """Writes the row of a step, and counts it.
+
+        Args:
+            optimizer, args, kwargs: Of the call of its `step`.
+        """
         if not self._is_counted(optimizer):
             return
         self._write()
@@ -186,8 +199,13 @@ class Watch:
         self._prepare()
 
     def _is_counted(self, optimizer):
-        """Whether it is the one optimizer whose steps are counted: the first with a parameter of
-        the model, or another where that has not stepped for long."""
+        """Returns whether an optimizer is the one whose steps are counted.
+
+        It is the first with a parameter of the model, or another if that has not stepped for long.
+
+        Args:
+            optimizer: Which steps.
+        """
         model = self._model()
         if self._optimizer() not in (None, optimizer) and self._num_skipped < NUM_SKIPPED:
             self._num_skipped += 1
@@ -237,7 +255,12 @@ class Watch:
             self.notes.attempt(None, "row", self._add_row, step, scalars)
 
     def _collect(self, runs, gradients):
-        """Collects {name: {number of a layer: scalar}}."""
+        """Computes {name: {number of a layer: scalar}}.
+
+        Args:
+            runs: Of the step.
+            gradients: {run: {part: norm}}.
+        """
         scalars: dict[str, dict[int, Any]] = {}
         keys = [_find_layer(run, runs) for run in runs]
         self._number_layers(keys, {name for run in runs for name in run.names})
@@ -255,7 +278,7 @@ class Watch:
         return scalars
 
     def _number_layers(self, keys, names):
-        """Numbers the layers that run for the first time, and those like them that did not run.
+        """Gives numbers to layers that run for the first time, and to those like them that did not.
 
         Args:
             keys: (name, turn) of each run.
@@ -283,7 +306,11 @@ class Watch:
 
 
 def _check_model(model):
-    """Refuses a model that cannot be watched."""
+    """Refuses a model that cannot be watched.
+
+    Raises:
+        ValueError: No module, or a model under FSDP or tensor parallelism.
+    """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model={model!r} is not a torch.nn.Module")
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
@@ -297,7 +324,17 @@ def _check_model(model):
 
 
 def _read_layers(model, layers):
-    """Reads `layers=`: (whether an attention is numbered, a function; the numbers measured)."""
+    """Reads `layers=`.
+
+    Args:
+        model, layers: As `watch` takes them.
+
+    Returns:
+        (select(name, module), whether an attention is numbered; the numbers measured, () for all).
+
+    Raises:
+        ValueError: Another choice.
+    """
     if callable(layers):
         return lambda name, module: bool(layers(name, module)), ()
     is_list = isinstance(layers, Sequence) and not isinstance(layers, str)
@@ -318,7 +355,12 @@ def _read_layers(model, layers):
 
 
 def _find_layer(run, runs):
-    """Finds (name, turn) of a run's layer: attention to other tokens has that of its block."""
+    """Finds (name, turn) of a run's layer: attention to other tokens has that of its block.
+
+    Args:
+        run: It.
+        runs: All of the step.
+    """
     if run.is_cross:
         for frame in reversed(run.frames[1:]):
             layers = [r for r in runs if not r.is_cross and frame in r.frames]
