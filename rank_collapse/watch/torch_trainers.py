@@ -42,7 +42,8 @@ def make_lightning_callback(watched: Any) -> Any:
 
     class Watching(Callback):
         def on_train_batch_start(self, trainer, module, batch, batch_idx):
-            watched.follow(trainer.global_step, 0)
+            if len(trainer.optimizers) == 1:  # of several it counts the steps of all
+                watched.follow(trainer.global_step, 0)
 
         def on_fit_end(self, trainer, module):
             watched.close()
