@@ -12,7 +12,6 @@ import json
 import re
 import shlex
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ class Flags(flags.FlagValues):
         traced: Flags whose values compiled programs take as arguments: points of the axes that
             differ in them alone are computed together, see `Executor`.
         execution: Flags that change no result beyond rounding.
-        asked: Flags that choose what of a folder is shown, which may differ between its runs.
+        selecting: Flags that choose what of a folder is shown, which may differ between its runs.
 
     Attributes:
         axes: {flag: its values, as they were written}, those with several.
@@ -68,7 +67,7 @@ class Flags(flags.FlagValues):
         shows: str | None = None,
         traced: Iterable[str] = (),
         execution: Iterable[str] = (),
-        asked: Iterable[str] = (),
+        selecting: Iterable[str] = (),
     ):
         super().__init__()
         # absl takes attributes for flags.
@@ -76,8 +75,8 @@ class Flags(flags.FlagValues):
             experiment=experiment,
             shows=shows,
             traced=frozenset(traced),
-            execution=frozenset({*EXECUTION, *execution, *asked}),
-            asked=frozenset(asked),
+            execution=frozenset({*EXECUTION, *execution, *selecting}),
+            selecting=frozenset(selecting),
         )
         vars(self).update(axes={}, point={}, group=[self], number=0)
         vars(self).update(worker_group=None, reading=False, begin_with={})
@@ -173,7 +172,12 @@ def parse_flags(
 
 
 def _split_axes(flag_values, arguments):
-    """Returns (the arguments with the first value of each axis, {axis: all its values})."""
+    """Returns (the arguments with the first value of each axis, {axis: all its values}).
+
+    Args:
+        flag_values: The flags.
+        arguments: Of the command line.
+    """
     single, axes, name = [], {}, ""
     for argument in arguments:
         head, equals, text = argument.partition("=") if argument[:1] == "-" else ("", "", argument)
@@ -209,6 +213,11 @@ def _check_value(name, flag):
 def check_names(options: Flags, flag: str, allowed: Iterable[str]) -> None:
     """Raises an error if a list of names has one that is not allowed.
 
+    Args:
+        options: The flags.
+        flag: The name of the list.
+        allowed: Names that it may have.
+
     Raises:
         ValueError: It names the flag and the first unknown name.
     """
@@ -218,24 +227,16 @@ def check_names(options: Flags, flag: str, allowed: Iterable[str]) -> None:
 
 
 def help_text(main: Callable, flag_values: Flags) -> str:
-    """Writes what `--help` prints: the module's docstring, then the flags, the binary's own first.
+    """Writes what `--help` prints: the module's docstring, then the flags as absl describes them.
 
     Args:
         main: A function of the module.
         flag_values: The flags.
     """
-    common = {*EXECUTION, "seed", "num_seeds"}
-    by_name = {flag.name: flag for flag in (flag_values[name] for name in flag_values)}
-    lines = [inspect.cleandoc(inspect.getmodule(main).__doc__ or ""), "", "Flags:"]
-    for name in sorted(by_name, key=lambda n: (n in common, n)):
-        flag = by_name[name]
-        default = "" if flag.default in (None, False) else f" (default {flag.default})"
-        choices = getattr(flag.parser, "enum_values", None)
-        allowed = f" One of: {', '.join(filter(None, choices))}." if choices else ""
-        text = " ".join((flag.help + allowed + default).split())
-        lines.append(f"  --{name}")
-        lines += textwrap.wrap(text, 92, initial_indent=" " * 6, subsequent_indent=" " * 6)
-    return "\n".join(lines)
+    lines = flag_values.get_help(include_special_flags=False).splitlines()
+    described = [line for line in lines if line.startswith(" ")]  # no names of our modules
+    purpose = inspect.cleandoc(inspect.getmodule(main).__doc__ or "")
+    return "\n".join([purpose, "", "Flags:", *described])
 
 
 def list_arguments(options: Flags) -> list[str]:
@@ -245,13 +246,14 @@ def list_arguments(options: Flags) -> list[str]:
     return [*filter(None, texts), *(f"--{n}={','.join(v)}" for n, v in options.axes.items())]
 
 
-def read_flags(flag_values: Flags, folder: Path, asked: Mapping[str, Any]) -> Flags:
-    """Reads the flags that a run folder was made with; all count as given.
+def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -> Flags:
+    """Reads the flags that a run folder was made with, as if all of them had been typed.
 
     Args:
         flag_values: The flags of its binary, which are changed.
         folder: The run folder.
-        asked: {flag: value} of the flags that may differ between its runs.
+        selection: {flag: value} of the flags that are not in config.json, because they only choose
+            what of the folder is shown.
 
     Raises:
         RunError: A damaged config.json.
@@ -260,7 +262,7 @@ def read_flags(flag_values: Flags, folder: Path, asked: Mapping[str, Any]) -> Fl
     options = parse_flags(flag_values, [f"--output_dir={folder}"])
     axes = config.get("axes", {})
     try:
-        for name, value in (config | asked).items():
+        for name, value in (config | selection).items():
             if name in options:
                 if value is not None:
                     options[name].parse(value)

@@ -39,15 +39,18 @@ def make_dataset(
     for path, values in arrays.items():
         name, *keys = path.split("/")
         levels.setdefault(name, {})[tuple(keys)] = values
-    variables = {}
+    # {text of the coordinates: (coordinates, variables)}: to align variables one by one is slow.
+    groups: dict[str, tuple[dict[str, list], dict[str, tuple]]] = {}
     for name, parts in levels.items():
         keys = [list(dict.fromkeys(level)) for level in zip(*parts, strict=True)]
         stack = np.stack([parts[key] for key in itertools.product(*keys)], axis=1)
         values = stack.reshape(len(stack), *map(len, keys), *stack.shape[2:])
         dims = special.get(name, axes)[: values.ndim - 1]
         coordinates = {axis: _to_numbers(level) for axis, level in zip(dims, keys, strict=False)}
-        variables[name] = xr.DataArray(values, coordinates, ("seed", *dims))
-    return xr.Dataset(variables)
+        _, variables = groups.setdefault(str(coordinates), (coordinates, {}))
+        variables[name] = ("seed", *dims), values
+    datasets = [xr.Dataset(variables, coordinates) for coordinates, variables in groups.values()]
+    return xr.merge(datasets, join="outer", compat="no_conflicts")[[*levels]]
 
 
 def _to_numbers(texts):
@@ -77,12 +80,24 @@ def join_datasets(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[st
 def apply_along(
     fn: Callable[[np.ndarray], Any], values: xr.DataArray, axis: str, **options: Any
 ) -> Any:
-    """Applies fn to arrays [..., k] whose last axis is the named one; see `xr.apply_ufunc`."""
+    """Applies fn to arrays [..., k] whose last axis is the named one; see `xr.apply_ufunc`.
+
+    Args:
+        fn: Function of a NumPy array.
+        values: Over any axes.
+        axis: Name of the axis that is last for fn.
+        **options: As of `xr.apply_ufunc`.
+    """
     return xr.apply_ufunc(fn, values, input_core_dims=[[axis]], **options)
 
 
 def iterate_points(values: Any, *but: str) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Yields (coordinates, values) of each point of all axes but the named ones."""
+    """Yields (coordinates, values) of each point of all axes but the named ones.
+
+    Args:
+        values: DataArray or Dataset.
+        *but: Axes that the values keep.
+    """
     sizes = {axis: size for axis, size in values.sizes.items() if axis not in but}
     for index in itertools.product(*map(range, sizes.values())):
         selected = values.isel(dict(zip(sizes, index, strict=True)))
@@ -143,7 +158,13 @@ def compare_means(
 def table_rows(
     results: xr.Dataset, axes: Sequence[str], columns: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yields a row for each point of the axes at which any column has a number."""
+    """Yields a row for each point of the axes at which any column has a number.
+
+    Args:
+        results: Over the axes.
+        axes: Names of the first columns.
+        columns: Variables that are further columns, where the results have them.
+    """
     values = results[[name for name in columns if name in results]]
     frame = values.to_dataframe(dim_order=[*axes]).reset_index()
     return frame_rows(frame.dropna(how="all", subset=list(values))[[*axes, *values]])

@@ -137,7 +137,7 @@ class Training:
         run.drop_checkpoints(but_of=states)  # of chunks that are done
 
         def resume(like):
-            found = run.restore_checkpoint(like, of=states)
+            found = run.restore_checkpoint(like, states)
             for cell, file in lines.items():
                 own = [s for c, s in zip(chunk.cells, chunk.seeds, strict=True) if c == cell]
                 metrics.drop(run.path / file, own, -1 if found is None else found[0])
@@ -154,7 +154,7 @@ class Training:
                 name = name_of(chunk, position)
                 progress.say(f"{name} diverged by epoch {epoch}; it is kept apart")
             if time.monotonic() - saved > self.checkpoint_seconds or stop_requested():
-                run.save_checkpoint(epoch, snapshot(), of=states)
+                run.save_checkpoint(epoch, snapshot(), states)
                 saved = time.monotonic()
             loss = float(losses[finite, -1].mean()) if finite.any() else float("nan")
             progress.reach(epoch, loss=loss)
