@@ -221,6 +221,11 @@ class Origins:
         """Returns whether a tensor has a tag."""
         return tensor in self._tags
 
+    def forget_inputs(self) -> None:
+        """Drops the inputs of maps, which a checkpointed layer does not hold either."""
+        while self._inputs:
+            self._inputs.popleft().matrix = None
+
     def see_function(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Records where the results of a function come from.
 
@@ -314,10 +319,10 @@ class Origins:
 
             tag.followers["numbers"] = functools.cache(number_outputs)
         source.matrix = x.detach().permute(order).reshape(rows, x.numel() // max(rows, 1))
-        self._inputs.append(source)
+        if source not in self._inputs:
+            self._inputs.append(source)
         if len(self._inputs) > NUM_INPUTS:
-            oldest = self._inputs.popleft()
-            oldest.matrix = oldest.matrix if oldest in self._inputs else None
+            self._inputs.popleft().matrix = None
 
     def _read_parameter(self, tensor, axis):
         """Returns (parameter, axis of its outputs or −1) of a weight; (None, −1) of a part."""

@@ -258,6 +258,7 @@ class Passes:
         if self._kind != "read":
             self._keep_output(inside, tensors, is_outermost)
         if inside and not is_outermost:
+            self._origins.forget_inputs()
             for tensor in tensors:
                 self._origins.begin(tensor, self._origins.tag(tensor).past)
         elif tensors and not self._origins.has(tensors[0]):  # by code that torch does not show
