@@ -33,11 +33,11 @@ def draw_files(figure: Any) -> dict[str, bytes]:
     return files
 
 
-def check_drawing(what: str, instead: str = "") -> None:
+def check_drawing(purpose: str, instead: str = "") -> None:
     """Check that figures can be drawn here.
 
     Args:
-        what: What needs them, for the message.
+        purpose: What needs them, for the message.
         instead: What works without them.
 
     Raises:

@@ -48,7 +48,11 @@ def make_folder(path: str | os.PathLike) -> None:
 
 
 def write_atomically(path: str | os.PathLike, data: bytes) -> None:
-    """Writes a file under a temporary name in the same folder, then renames it.
+    """Write a file under a temporary name in the same folder, then rename it.
+
+    Args:
+        path: The file.
+        data: All of it.
 
     Raises:
         RunError: The file cannot be written.
@@ -81,7 +85,11 @@ def open_replacement(path: str | os.PathLike) -> Iterator[BinaryIO]:
 
 
 def delete_files(folder: str | os.PathLike, names: Iterable[str]) -> None:
-    """Deletes files and folders of a folder, those that are there; of links the link alone.
+    """Delete files and folders of a folder, those that are there; of links the link alone.
+
+    Args:
+        folder: It.
+        names: Of the files and folders.
 
     Raises:
         RunError: One cannot be deleted.
@@ -173,7 +181,12 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def damaged_file_error(path: str | os.PathLike, reason: Any) -> RunError:
-    """Make the error of a file that is not as it was written, and what helps."""
+    """Make the error of a file that is not as it was written, and what helps.
+
+    Args:
+        path: The file.
+        reason: What reading it said.
+    """
     return RunError(
         f"{path} cannot be read ({format_one_line(reason, 200)}); delete this file, and the same "
         "command makes it again"
@@ -181,7 +194,11 @@ def damaged_file_error(path: str | os.PathLike, reason: Any) -> RunError:
 
 
 def describe_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Describe the fields in which two configs differ: "name: old there, new here; ..."."""
+    """Describe the fields in which two configs differ: "name: old there, new here; ...".
+
+    Args:
+        old, new: Values by name, as JSON stores them.
+    """
     absent = "absent"
     parts = [
         f"{name} is {old.get(name, absent)!r} there, {new.get(name, absent)!r} here"
