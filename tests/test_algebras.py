@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import stream_oracle
 from field_cases import CASES
-from path_examples import config_of, example
+from path_examples import OutputPass, config_of, example
 from path_oracle import Oracle, enumerate_paths
 
 import rank_collapse as rc
@@ -27,10 +27,10 @@ from rank_collapse import pretrained
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual
 from rank_collapse.network.config import DEFAULTS, flat
-from rank_collapse.network.covers import EVERYTHING, INERT, SIZES
+from rank_collapse.network.covers import EVERYTHING, FORWARD, INERT, SIZES
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.measured.influence import InfluencePass
-from rank_collapse.network.passes import Output, States, run_pass
+from rank_collapse.network.passes import States, run_pass
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.direct import variance_shares
 from rank_collapse.paths.steps import COVERS as PATHS
@@ -217,7 +217,7 @@ class Pass(NamedTuple):
 
 
 PASSES = {
-    "forward": Pass(Output.covers, forward, rc.apply),
+    "forward": Pass(FORWARD, forward, rc.apply),
     "sums by length": Pass(LengthPass.covers, by_length, rc.path_contributions),
     "heads": Pass(EVERYTHING, heads, rc.head_contributions),
     "direct": Pass(EVERYTHING, direct, rc.direct_contributions),
@@ -276,7 +276,7 @@ def test_what_is_covered_is_right(name, case):
 
 STREAMED = {
     "states": States(),
-    "output": Output(),
+    "output": OutputPass(),
     "lengths": LengthPass(),
     "truncation": TruncatedPass(1),
     "chains": ChainPass(1),

@@ -14,7 +14,7 @@ T = TypeVar("T", bound=struct.Struct)
 
 
 def pad_inputs(x: Any, pad_to: int, inputs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """(x, inputs) with `pad_to` tokens; the mask says that those added do not exist.
+    """Pad x and the inputs to `pad_to` tokens; the mask says that those added do not exist.
 
     Args:
         x: States [n, d] or token ids [n], n ≤ pad_to.
@@ -27,14 +27,11 @@ def pad_inputs(x: Any, pad_to: int, inputs: Mapping[str, Any]) -> tuple[Any, dic
             belong to n tokens.
     """
     n, inputs = np.shape(x)[0], {name: a for name, a in inputs.items() if a is not None}
-    pairs = [name for name in ("mask", "memory_mask") if np.ndim(inputs.get(name, ())) > 1]
-    struct.refuse(
-        (n > pad_to, f"pad_to={pad_to} is less than the {n} tokens of x"),
-        (
-            bool(pairs) or not {"edit", "log"}.isdisjoint(inputs),
-            f"pad_to={pad_to} takes masks of tokens [n], and no edit or log",
-        ),
-    )
+    has_pairs = any(np.ndim(inputs.get(name, ())) > 1 for name in ("mask", "memory_mask"))
+    if n > pad_to:
+        raise ValueError(f"pad_to={pad_to} is less than the {n} tokens of x")
+    if has_pairs or not {"edit", "log"}.isdisjoint(inputs):
+        raise ValueError(f"pad_to={pad_to} takes masks of tokens [n], and no edit or log")
 
     def pad(a, axes):
         xp = jnp if isinstance(a, jax.core.Tracer) else np
@@ -48,16 +45,23 @@ def pad_inputs(x: Any, pad_to: int, inputs: Mapping[str, Any]) -> tuple[Any, dic
 
 
 def cut_tokens(result: T, n: int, axes: Mapping[str, int]) -> T:
-    """The result with the first n tokens alone along the axis of each field that has tokens.
+    """Cut a result to its first n tokens.
 
     Outside of transformations it is cut on the host: a slice of a JAX array would be compiled for
     every n.
+
+    Args:
+        result: A Struct; fields that are None stay.
+        n: The number of tokens.
+        axes: The axis of tokens of each field that has them, by name.
     """
 
-    def first(a, axis):
+    def cut_axis(a, axis):
         if isinstance(a, jax.core.Tracer):
             return jax.lax.slice_in_dim(a, 0, n, axis=axis)
         return jax.device_put(np.take(np.asarray(a), np.arange(n), axis))
 
-    fields = {name: (getattr(result, name), axis) for name, axis in axes.items()}
-    return result.replace(**{k: first(a, axis) for k, (a, axis) in fields.items() if a is not None})
+    arrays = {name: getattr(result, name) for name in axes}
+    return result.replace(
+        **{name: cut_axis(a, axes[name]) for name, a in arrays.items() if a is not None}
+    )

@@ -139,8 +139,8 @@ def test_rotary_frequencies():
 
 test_bad_forms_name_the_value = refused(
     [
-        ({"windows": (1, 2)}, r"windows=\(1, 2\) are not 3 distances"),
-        ({"windows": (1, -2, 0)}, "are not 3 distances"),
+        ({"windows": (1, 2)}, r"windows=\(1, 2\) has 2 entries for depth=3"),
+        ({"windows": (1, -2, 0)}, r"windows=\(1, -2, 0\)"),
         ({"norm_placement": "post"}, "parallel=True does not support norm_placement='post'"),
         ({"rotary_width": 3}, "rotary_width=3 is not even and between 2 and 6"),
         ({"rotary_width": 8}, "rotary_width=8 is not even"),
@@ -150,7 +150,7 @@ test_bad_forms_name_the_value = refused(
         ({"mlp": "none"}, "of mlp='none'"),
         ({"experts_per_token": 5}, "experts_per_token=5 of num_experts=4"),
         ({"router": "best"}, "router='best' is not one of"),
-        ({"rotary_layers": (True,)}, r"rotary_layers=\(True,\) are not of 3 layers"),
+        ({"rotary_layers": (True,)}, r"rotary_layers=\(True,\) has 1 entries"),
     ],
     lambda fields: rc.TransformerConfig(**(FORM | fields)),
 )

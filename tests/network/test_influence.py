@@ -5,14 +5,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gradient_norms import gradient_norms
+from gradient_norms import gradient_norms, move_weights
 from marks import full_but
 from path_examples import chain_effects
 from refusals import refused
 
 import rank_collapse as rc
 from experiments.note.stability import dependency
-from rank_collapse.network.layers import norm
+from rank_collapse.network.layers import apply_norm
 from rank_collapse.network.measured import updates
 from rank_collapse.network.measured.heads import attention_profile
 from rank_collapse.network.measured.influence import (
@@ -174,7 +174,7 @@ def test_removal_of_blocks_against_shorter_networks(network, size):
     found = layer_removal(params, x, CONFIG, size=size, mask=MASK)
     assert found["later"].shape == (L - size + 1, L)
     for s in range(L - size + 1):
-        own = norm(params.final_norm, x, CONFIG.norm, CONFIG.norm_eps)
+        own = apply_norm(params.final_norm, x, CONFIG.norm, CONFIG.norm_eps)
         if size < L:
             fewer, config = without(params, CONFIG, s, size)
             own = rc.apply(fewer, x, config, mask=MASK).output
@@ -313,7 +313,7 @@ def test_updates_have_the_asked_size_and_gradients_their_norms():
         "mlp": {"w_in", "w_gate", "w_out"},
     }
     down = jax.tree.map(jnp.negative, updates.get_weight_matrices(jax.grad(loss)(params)))
-    new = updates.moved(params, down, 1e-4)
+    new = move_weights(params, down, 1e-4)
     moved = jax.tree.map(jnp.subtract, updates.get_weight_matrices(new), found)
     size, length = updates.compute_matrix_norms(moved), updates.compute_matrix_norms(found)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 1e-4 * b, rtol=0.01), size, length)
@@ -333,7 +333,7 @@ def test_updates_have_the_asked_size_and_gradients_their_norms():
 
 def test_output_change_is_between_normalised_states():
     params, x, config = placed(FIELDS[1])
-    other = updates.moved(
+    other = move_weights(
         params, jax.tree.map(lambda w: jnp.cos(40 * w), updates.get_weight_matrices(params)), 0.1
     )
     found = updates.output_change(params, other, x, config)
@@ -353,7 +353,7 @@ def test_padded_tokens_do_not_count_in_the_output_change():
     matrices, tree = jax.tree.flatten(updates.get_weight_matrices(params))
     rng = np.random.default_rng(3)
     drawn = [jnp.asarray(rng.standard_normal(w.shape), w.dtype) for w in matrices]
-    other = updates.moved(params, jax.tree.unflatten(tree, drawn), 0.1)
+    other = move_weights(params, jax.tree.unflatten(tree, drawn), 0.1)
     keep = np.array([True, True, False, True, False])
     found = updates.output_change(params, other, x, config, mask=keep)
     alone = updates.output_change(params, other, x[keep], config)

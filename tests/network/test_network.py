@@ -99,10 +99,10 @@ def test_trace_holds_what_was_computed():
     np.testing.assert_allclose(trace.attention.sum(-1), 1, rtol=1e-5)
     layer = rc.network.layer_params(params, config, 1)
     total = 0.7 * trace.hidden[1] + 1.3 * trace.attention_branch[1]
-    after = layers.norm(layer.attention_norm, total)
+    after = layers.apply_norm(layer.attention_norm, total)
     np.testing.assert_allclose(trace.layers.after_attention[1], after, rtol=1e-5, atol=1e-5)
     total = 0.7 * after + 1.3 * trace.mlp_branch[1]
-    np.testing.assert_allclose(trace.hidden[2], layers.norm(layer.mlp_norm, total), atol=2e-5)
+    np.testing.assert_allclose(trace.hidden[2], layers.apply_norm(layer.mlp_norm, total), atol=2e-5)
 
 
 def test_gains_may_differ_by_layer_and_zero_skip_is_no_skip(x64):
@@ -187,7 +187,7 @@ test_bad_configurations_name_the_value = refused(
         ({"mlp": "cubic"}, "mlp='cubic'"),
         ({"norm_placement": "middle"}, "norm_placement='middle'"),
         ({"mask": "diagonal"}, "mask='diagonal'"),
-        ({"layer_map": (0, 0)}, "layer_map has 2 entries for depth=3"),
+        ({"layer_map": (0, 0)}, r"layer_map=\(0, 0\) has 2 entries for depth=3"),
         ({"layer_map": (0, 2, 2)}, "leaves out a row"),
         ({"position": "rotary", "d_qk": 3, "d_v": 4}, "even d_qk, not 3"),
     ],

@@ -6,12 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import stream_oracle
+from path_examples import OutputPass
 from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.network import streams
 from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.passes import Output, run_pass
+from rank_collapse.network.passes import run_pass
 
 L, H, N, D, S = 3, 2, 5, 8, 4
 NAMES = {"hyper": "hyper_connections", "manifold": "mhc", "attention": "attention_residuals"}
@@ -38,7 +39,7 @@ def test_it_is_what_the_paper_says_token_by_token(kind, by_token):
     found = rc.apply(params, x, config).output
     assert np.max(np.abs(found - expected)) < 1e-12 * np.max(np.abs(expected))
     np.testing.assert_allclose(
-        run_pass(Output(), *prepare_inputs(params, x, config), config), found
+        run_pass(OutputPass(), *prepare_inputs(params, x, config), config), found
     )
 
 

@@ -16,7 +16,7 @@ from refusals import refused
 import rank_collapse as rc
 from rank_collapse import pretrained
 from rank_collapse.network import surgery
-from rank_collapse.network.layers import get_activation, norm
+from rank_collapse.network.layers import apply_norm, get_activation
 from rank_collapse.network.parameters import complete_params
 
 with warnings.catch_warnings():
@@ -41,13 +41,13 @@ def test_variants_by_hand(variant, reading, family):
         p = rc.network.layer_params(params, CONFIG, l)
         branch, _ = rc.network.multi_head_attention(p.attention, x, x)
         skip = variant in ("SAN+skip", "Transformer")
-        x = norm(p.attention_norm, branch + x if skip else branch)
+        x = apply_norm(p.attention_norm, branch + x if skip else branch)
         phi = get_activation(CONFIG.mlp).fn
         if variant in ("SAN+MLP", "Transformer"):
             z = phi(x @ p.mlp.w_in + p.mlp.b_in[None]) @ p.mlp.w_out + p.mlp.b_out[None]
-            x = norm(p.mlp_norm, z if reading == "text" else z + x)
+            x = apply_norm(p.mlp_norm, z if reading == "text" else z + x)
         elif family == "albert":
-            x = norm(p.mlp_norm, phi(x) + x)
+            x = apply_norm(p.mlp_norm, phi(x) + x)
         np.testing.assert_allclose(found.hidden[l + 1], x, atol=2e-5)
 
 

@@ -14,7 +14,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import replay
 from rank_collapse.network.residual import scale_summands
-from rank_collapse.network.transformer import Trace
+from rank_collapse.network.trace import Trace
 
 
 @jax.jit
