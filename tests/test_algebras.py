@@ -32,7 +32,6 @@ from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.measured.influence import InfluencePass
 from rank_collapse.network.passes import States, run_pass
 from rank_collapse.paths.contributions import LengthPass
-from rank_collapse.paths.direct import variance_shares
 from rank_collapse.paths.steps import COVERS as PATHS
 from rank_collapse.paths.truncation import Truncated, TruncatedPass
 from rank_collapse.theory import bounds, exact, expectation, transverse
@@ -125,10 +124,8 @@ def heads(params, x, config, extra, trace):
 
 
 def direct(params, x, config, extra, trace):
-    """Parts sum to the output, shares of every stream to 1."""
+    """Parts sum to the output."""
     close(rc.direct_contributions(params, x, config, **extra).total, trace.output)
-    shares = variance_shares(params, x, config, **extra)
-    close(shares.sum(axis=1), np.ones(len(shares)))
 
 
 def frozen_paths(params, x, config, extra, trace):

@@ -128,7 +128,6 @@ WITHOUT_SCORES = {
     for name in ("score", "scale_scores", "temperature", "qk_norm", "position", "score_cap")
 }
 ATTENTION = ("normalise", "mixing", "mix")
-NETWORKS = ("san", "san_mlp", "san_skip", "transformer")  # of `presets`
 
 VARIANTS: dict[VariantName, Variant] = {
     "softmax": Variant(lambda: {}, _constant_values(), "Vaswani et al. 2017"),
@@ -175,14 +174,8 @@ def _find_variant(name):
     """Return the variant of a name.
 
     Raises:
-        ValueError: There is none; of a network, with what makes it.
+        ValueError: There is none.
     """
-    network = str(name).lower().replace("+", "_")
-    if network in NETWORKS:
-        raise ValueError(
-            f"variant {name!r} is a network, not a form of attention: rc.{network} makes it, and "
-            "rc.surgery.ablate cuts it out of another network"
-        )
     if name not in VARIANTS:
         raise struct.unknown_value_error(f"variant {name!r}", name, VARIANTS)
     return VARIANTS[name]

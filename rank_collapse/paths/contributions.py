@@ -14,13 +14,11 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
-from rank_collapse.network.padding import cut_tokens, pad_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, WalkResult
 from rank_collapse.network.precision import full_precision
@@ -92,7 +90,6 @@ def path_contributions(
     attention_gain: Any = None,
     cross_gain: Any = None,
     mlp_gain: Any = None,
-    pad_to: int | None = None,
     **inputs: Any,
 ) -> PathContributions:
     """Sum all frozen paths of each length, exactly: Σ_k C_k + offset = output.
@@ -115,8 +112,6 @@ def path_contributions(
         count_mlps: Also split by the number of MLP branches on the path.
         head_gain: [L, h] multiplies self-attention heads, their value biases included.
         attention_gain, cross_gain, mlp_gain: [L] multiply branches, output bias included.
-        pad_to: Number of tokens to which x is padded inside, so that inputs of several lengths
-            share a program; see `pad_inputs` for what it takes.
         **inputs: mask, bias, memory, memory_mask, segments, positions and edit of `apply`. What an
             edit makes of scores and weights is frozen with them; of a state, every length passes
             its derivative and what is left joins the offset: a branch set to 0 leaves all lengths,
@@ -135,17 +130,10 @@ def path_contributions(
             "count_mlps changes the result's shape and cannot be traced: "
             "jax.jit(path_contributions, static_argnames='count_mlps')"
         )
-    num_tokens = np.shape(x)[0]
-    if pad_to is not None:
-        x, inputs = pad_inputs(x, pad_to, inputs)
     params, prepared = prepare_inputs(params, x, config, covers=ByLength.covers, **inputs)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
     factors["head"] = head_gain
-    contributions = _contributions(params, prepared, config, factors, count_mlps)
-    if pad_to is None:
-        return contributions
-    axes = dict.fromkeys(("by_length", "offset", "from_memory", "output"), -2)
-    return cut_tokens(contributions, num_tokens, axes)
+    return _contributions(params, prepared, config, factors, count_mlps)
 
 
 @functools.partial(jax.jit, static_argnames="count_mlps")

@@ -4,13 +4,10 @@ Unlike paths, which pass what comes after them, a part here reaches the output b
 norms alone. `logit_attribution` reads logits from such parts, or from sums of paths.
 """
 
-import dataclasses
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
@@ -67,7 +64,7 @@ def direct_contributions(
     circuits.
     """
     params, prepared = prepare_inputs(params, x, config, covers=EVERYTHING, **inputs)
-    rows, _ = _written_rows(params, prepared, config, True)
+    rows = _written_rows(params, prepared, config)
     l, h = config.depth, config.num_heads
     mlp_row = 1 + l * h + l * config.cross_attention
     return DirectContributions(
@@ -80,97 +77,44 @@ def direct_contributions(
 
 
 class _WrittenRows(Frozen):
-    """Rows [r, n, d]: the input, what each attention, cross-attention and MLP wrote, the offset.
+    """Rows [r, n, d]: the input, what each head, cross-attention and MLP wrote, and the offset.
 
-    Attention has one row a head, its output bias in the offset; or one row with everything.
+    Output biases of attention are in the offset.
     """
 
-    def __init__(self, num_rows: int, config: TransformerConfig, by_head: bool, dtype: Any):
+    def __init__(self, num_rows: int, config: TransformerConfig, dtype: Any):
         super().__init__(jnp.zeros(num_rows, dtype).at[-1].set(1))
-        self.by_head = by_head
-        attention_rows = config.depth * (config.num_heads if by_head else 1)
-        self.first_row = {"attention": 1, "cross": 1 + attention_rows}
-        self.first_row["mlp"] = 1 + attention_rows + config.depth * config.cross_attention
+        cross_row = 1 + config.depth * config.num_heads
+        mlp_row = cross_row + config.depth * config.cross_attention
+        self.first_row = {"attention": 1, "cross": cross_row, "mlp": mlp_row}
 
     def apply_branch(self, layer, kind, branch_input):
-        trace, empty = layer.extra.trace, jnp.zeros_like(branch_input)
-        if kind == "attention" and self.by_head:
+        trace, rows = layer.extra.trace, jnp.zeros_like(branch_input)
+        if kind == "attention":
             bias = jnp.broadcast_to(layer.params.attention.b_o, (1, *branch_input.shape[1:]))
-            summands = jnp.concatenate([trace.kept["head_output"], bias])
-            ones = jnp.zeros(len(summands), branch_input.dtype).at[-1].set(1)
-            summands = carry_edit(layer, "attention_branch", summands, ones)
-            empty, summands = empty.at[-1].set(summands[-1]), summands[:-1]
+            outputs = jnp.concatenate([trace.kept["head_output"], bias])
+            ones = jnp.zeros(len(outputs), branch_input.dtype).at[-1].set(1)
+            outputs = carry_edit(layer, "attention_branch", outputs, ones)
+            rows, outputs = rows.at[-1].set(outputs[-1]), outputs[:-1]
         else:
-            summands = getattr(trace, f"{kind}_branch")[None]
-        row = self.first_row[kind] + layer.index * len(summands)
-        return jax.lax.dynamic_update_slice(empty, summands, (row, 0, 0)), None
+            outputs = getattr(trace, f"{kind}_branch")[None]
+        row = self.first_row[kind] + layer.index * len(outputs)
+        return jax.lax.dynamic_update_slice(rows, outputs, (row, 0, 0)), None
 
 
-@functools.partial(jax.jit, static_argnames="by_head")
-def _written_rows(params, prepared, config, by_head):
-    """Carry what every part wrote to the output.
-
-    Returns:
-        The rows of `_WrittenRows` at the output, and their shares of the variance of the stream
-        [1 + branches, rows] at the start and after every sublayer.
-    """
-    keep = ("head_output",) if by_head else ()
-    constants, final_constants = freeze(params, prepared, config, keep=keep)
-    rows_per_layer = len(config.kinds) - 1 + (config.num_heads if by_head else 1)
-    num_rows = 2 + config.depth * rows_per_layer
-    algebra = _WrittenRows(num_rows, config, by_head, prepared.x.dtype)
+@jax.jit
+def _written_rows(params, prepared, config):
+    """Carry what every part wrote to the output: the rows of `_WrittenRows` there."""
+    constants, final_constants = freeze(params, prepared, config, keep=("head_output",))
+    num_rows = 2 + config.depth * (config.num_heads + len(config.kinds) - 1)
+    algebra = _WrittenRows(num_rows, config, prepared.x.dtype)
 
     def step(layer, rows):
-        rows, sublayers = walk_layer(algebra, layer, rows)
-        shares = [_variance_shares(values.output_state) for values in sublayers.values()]
-        return rows, jnp.stack(shares)
+        return walk_layer(algebra, layer, rows)[0], None
 
     rows = jnp.zeros((num_rows, *prepared.x.shape), prepared.x.dtype).at[0].set(prepared.x)
-    first = _variance_shares(rows)
-    rows, shares = walk_layers(step, rows, params, prepared, config, extra=constants)
-    rows = apply_final_norm(algebra, rows, params, prepared, config, final_constants)
-    return rows, jnp.concatenate([first[None], shares.reshape(-1, num_rows)])
-
-
-def _variance_shares(rows):
-    """Compute Cov(row, total)/Var(total) over the features, for the sum of all rows."""
-    rows = rows - rows.mean(axis=-1, keepdims=True)
-    total = rows.sum(axis=0)
-    return jnp.einsum("snd,nd->s", rows, total) / jnp.sum(jnp.square(total))
-
-
-@full_precision
-def variance_shares(
-    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
-) -> Float[Array, "i j"]:
-    """Compute Cov(part_j, x_i)/Var x_i after every sublayer i.
-
-    With norm statistics frozen, as in `direct_contributions`, x_i is the sum of what its input, the
-    branches 1 .. i and the biases of norms wrote, so that every row sums to 1 exactly. Variances
-    and covariances are over the features, as LayerNorm takes them, and averaged over tokens. The
-    published β_ij² (Liu et al. 2020) are these shares where branches are uncorrelated. A share is
-    negative where a branch removes what others wrote.
-
-    Args:
-        params, x, config: As in `apply`.
-        **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`.
-
-    Returns:
-        [N + 1, N + 2]: row i the stream after i branches, columns the input, branches 1 .. N and
-        the biases of the norms.
-
-    Raises:
-        ValueError: An edit; see also `apply`.
-    """
-    params, prepared = prepare_inputs(params, x, config, covers=_SHARES_COVER, **inputs)
-    _, shares = _written_rows(params, prepared, config, False)
-    l, kinds = config.depth, len(config.kinds)
-    # From one block of rows for each kind of branch to the order in which branches are passed.
-    order = jnp.arange(l * kinds).reshape(kinds, l).T.reshape(-1)
-    return shares[:, jnp.concatenate([jnp.zeros(1, int), 1 + order, jnp.full(1, 1 + l * kinds)])]
-
-
-_SHARES_COVER = dataclasses.replace(EVERYTHING, name="variance_shares", edits=())
+    rows, _ = walk_layers(step, rows, params, prepared, config, extra=constants)
+    return apply_final_norm(algebra, rows, params, prepared, config, final_constants)
 
 
 @full_precision

@@ -23,8 +23,7 @@ def branch_shares(
 ) -> Float[Array, "s"]:
     """β_ii² = γ² Var f_i/(λ² Var x_{i−1} + γ² Var f_i) of each branch, from variances alone.
 
-    As published: branch and stream are taken as uncorrelated; `paths.direct.variance_shares`
-    does without that.
+    As published: branch and stream are taken as uncorrelated.
 
     Args:
         params: Of the network; norms of branches and learned gains are read.
