@@ -98,7 +98,13 @@ class Profiling(Algebra):
 
 @jax.jit
 def _profile_layers(params, prepared: PreparedInputs, config):
-    """Compute ω by kind [l], and r after every sublayer [l, kinds]."""
+    """Compute ω by kind [l], and r after every sublayer [l, kinds].
+
+    Args:
+        params: Complete parameters.
+        prepared: `PreparedInputs` of all examples, leading axis b.
+        config: The network.
+    """
     token_mask = prepared.token_mask
     if token_mask is None:
         token_mask = jnp.ones(prepared.x.shape[:2], bool)
@@ -116,6 +122,11 @@ def _profile_layers(params, prepared: PreparedInputs, config):
 
 def _check_batch(x, inputs, config):
     """Convert the inputs to arrays, and check that they are a batch of one size.
+
+    Args:
+        x: Token ids or states.
+        inputs: Further inputs by argument name; None for one that is absent.
+        config: The network.
 
     Raises:
         ValueError: They are not, or token ids are not in the table.

@@ -116,7 +116,12 @@ class AttentionContext(struct.Struct):
     head: Any = None
 
     def broadcast_to_heads(self, value: Any, num_heads: int) -> Array:
-        """Broadcast this layer's part of a number, [L] or [L, H] to [h, 1, 1]."""
+        """Broadcast this layer's part of a number, [L] or [L, H] to [h, 1, 1].
+
+        Args:
+            value: A number, [L] or [L, H].
+            num_heads: h.
+        """
         value = jnp.asarray(value)
         if value.ndim:
             value = value[0 if self.layer is None else self.layer]
@@ -174,6 +179,10 @@ def softmax(scores: Float[Array, "*s m"], mask: Any = None) -> Float[Array, "*s 
     """Row softmax over the allowed keys, in at least float32, returned in the scores' dtype.
 
     A row with no allowed key gets uniform weights, so that padding rows stay finite.
+
+    Args:
+        scores: Of any leading axes; the last is that of the keys.
+        mask: Bool, True for keys that are allowed; of fewer leading axes, or None for all.
     """
     dtype = scores.dtype
     scores = scores.astype(jnp.promote_types(dtype, jnp.float32))
@@ -187,6 +196,11 @@ def equal_weights(context: AttentionContext, n: int, m: int, dtype: Any) -> Floa
     """Compute the softmax weights [h or 1, n, m] of equal tokens without position terms.
 
     All products are one number there, so that the bias and the mask alone decide.
+
+    Args:
+        context: Its bias and mask.
+        n, m: Queries and keys.
+        dtype: Of the weights where there is no bias.
     """
     scores = jnp.zeros((1, n, m), dtype) if context.bias is None else context.bias
     return softmax(scores, context.mask)
@@ -196,6 +210,11 @@ def attention_weights(
     scores: Float[Array, "h n m"], context: AttentionContext, normalise: Any = None
 ) -> Float[Array, "h n m"]:
     """Compute P of scores: their softmax, or the result of `AttentionConfig.normalise`.
+
+    Args:
+        scores: Before the mask.
+        context: Its mask.
+        normalise: The caller's function, None for softmax.
 
     Raises:
         ValueError: `normalise` gave weights of another shape.
@@ -213,6 +232,11 @@ def mixing_matrix(
     weights: Float[Array, "h n m"], mixing: Mixing | None, mask: Any = None
 ) -> Float[Array, "h n m"]:
     """Compute M = α I + β P + γ C, `Mixing` with leaves [h]; P itself where it is None.
+
+    Args:
+        weights: P.
+        mixing: α, β and γ of each head.
+        mask: Of the weights, for C.
 
     Raises:
         ValueError: Queries and keys that are not the same tokens.
@@ -254,7 +278,12 @@ def repeat_groups(params: AttentionParams) -> AttentionParams:
 def project_heads(
     x: Float[Array, "n d"], w: Float[Array, "h d k"], b: Float[Array, "h k"] | None
 ) -> Float[Array, "h n k"]:
-    """Compute x W_h + 1 b_hᵀ for every head; without bias where it is None."""
+    """Compute x W_h + 1 b_hᵀ for every head; without bias where it is None.
+
+    Args:
+        x: Tokens.
+        w, b: Weights and biases of every head.
+    """
     y = jnp.einsum("nd,hdk->hnk", x, w)
     return y if b is None else y + b[:, None, :]
 
@@ -263,6 +292,11 @@ def head_norm(
     gain: Float[Array, "k"] | Float[Array, "h k"] | None, x: Float[Array, "h n k"], eps: Any
 ) -> Float[Array, "h n k"]:
     """RMSNorm of queries or keys: of each head (gain [k]) or over all heads ([h, k]); None: x.
+
+    Args:
+        gain: [k] or [h, k]; None for no norm.
+        x: Queries or keys.
+        eps: Added to the mean square.
 
     Source: Henry et al. 2020 (QK-norm), with RMSNorm as in Qwen3, Gemma 3 and OLMo 2.
     """
@@ -351,6 +385,9 @@ def _queries_keys(params, x, y, context, norm_eps, edit):
     """Compute queries and keys as their product takes them, and the queries x W_q alone.
 
     Bias, norm, rotary positions and the edit are applied in this order.
+
+    Args:
+        params, x, y, context, norm_eps, edit: As in `attention_scores`.
     """
     raw_q = project_heads(x, params.w_q, None)
     q = raw_q if params.b_q is None else raw_q + params.b_q[:, None, :]
@@ -459,6 +496,11 @@ def apply_mix(
     mix: Callable[..., Any], q: Any, k: Any, v: Any, context: AttentionContext
 ) -> tuple[Array, Any]:
     """Call the caller's attention: (M [h, n, m], output [h, n, v] or None).
+
+    Args:
+        mix: `AttentionConfig.mix`.
+        q, k, v: Queries, keys and values of every head.
+        context: Passed on to mix.
 
     Raises:
         ValueError: It gave other shapes.

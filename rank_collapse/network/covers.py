@@ -94,7 +94,11 @@ class Covers:
     also: Callable[[TransformerConfig], str | None] = lambda config: None
 
     def refusal(self, config: TransformerConfig) -> str | None:
-        """Tell why a network is not covered; None where it is."""
+        """Tell why a network is not covered; None where it is.
+
+        Args:
+            config: The network.
+        """
         for name, value in flat(config).items():
             allowed = self.fields.get(name, (DEFAULTS[name],))
             if allowed == ANY:
@@ -107,6 +111,10 @@ class Covers:
 
     def check(self, config: TransformerConfig, edit: Any = None) -> None:
         """Check that a network, and an edit from `edits.trace_edits`, are covered.
+
+        Args:
+            config: The network.
+            edit: {name: `edits.Edit`}, or None.
 
         Raises:
             ValueError: A field's value, or an edit, is not.

@@ -68,7 +68,13 @@ def greedy_decode(
 
 @functools.partial(jax.jit, static_argnames="max_len")
 def _write(params, memory, source_mask, marks, config, max_len):
-    """Scan over the positions; carry the next token, whether the end came, and all tokens."""
+    """Scan over the positions; carry the next token, whether the end came, and all tokens.
+
+    Args:
+        params, source_mask, config, max_len: As in `greedy_decode`.
+        memory: The encoder's output.
+        marks: Token ids of the begin and the end mark.
+    """
     (begin, end), decoder = marks, decoder_params(params, config)
 
     def step(carry, t):

@@ -213,7 +213,12 @@ def design(
 
 
 def _design_stack(stack, name, norm_placement, learned):
-    """Apply a design to one stack, alone or as a part of an encoder-decoder; see `design`."""
+    """Apply a design to one stack, alone or as a part of an encoder-decoder; see `design`.
+
+    Args:
+        stack: The network.
+        name, norm_placement, learned: As in `design`.
+    """
     if name not in DESIGNS:
         raise struct.unknown_value_error(f"design {name!r}", name, DESIGNS)
     spec = DESIGNS[name]

@@ -54,6 +54,10 @@ def _hash(counter: UInt32[Array, "*s"], words: UInt32[Array, "2"]) -> UInt32[Arr
     """Hash each counter to 32 bits, by three rounds of multiply-xorshift keyed by two words.
 
     Two rounds leave neighbouring entries correlated by 2e-3, which a test of it shows.
+
+    Args:
+        counter: Any integers.
+        words: The key.
     """
     h = counter * jnp.uint32(0x9E3779B9) + words[0]
     h = (h ^ (h >> 16)) * jnp.uint32(0x21F0AAAD) ^ words[1]

@@ -42,7 +42,12 @@ class EditPoints:
         return self.has_edit(name) or self.prefix + name in self.save
 
     def __call__(self, name: str, value: Any) -> Any:
-        """Return the value after the edit of this point, and save it where that is asked for."""
+        """Return the value after the edit of this point, and save it where that is asked for.
+
+        Args:
+            name: Of the point, without the prefix.
+            value: What the layer computed there.
+        """
         full_name = self.prefix + name
         if self.has_edit(name):
             self.unedited[full_name] = value
@@ -89,6 +94,10 @@ def edit_point_shapes(config: Any, n: int = 1, m: int = 1) -> dict[str, tuple[in
 
 def check_names(names: Sequence[str], config: Any) -> None:
     """Check that a network has edit points of these names.
+
+    Args:
+        names: Of edit points.
+        config: The network.
 
     Raises:
         ValueError: It has none of one of them.
@@ -139,7 +148,12 @@ class Edit(struct.Struct):
 
 
 def _outputs_that_depend(jaxpr, input_flags):
-    """Flag the outputs of a program that depend on its flagged inputs."""
+    """Flag the outputs of a program that depend on its flagged inputs.
+
+    Args:
+        jaxpr: The program.
+        input_flags: One for each input.
+    """
     dependent = {v for v, flag in zip(jaxpr.invars, input_flags, strict=True) if flag}
     for eqn in jaxpr.eqns:
         flags = [not isinstance(v, Literal) and v in dependent for v in eqn.invars]
@@ -180,6 +194,11 @@ def trace_edits(
 
 def _trace_edit(name, fn, shape, dtype):
     """Trace one edit.
+
+    Args:
+        name: Of the edit point.
+        fn: function(value, layer) -> value.
+        shape, dtype: Of the value.
 
     Raises:
         ValueError: As `trace_edits`.

@@ -82,7 +82,12 @@ class EmbeddingParams(struct.Struct):
 
 
 def sinusoidal_positions(positions: Float[Array, "n"], width: int) -> Float[Array, "n w"]:
-    """Compute [sin(p ω_i), cos(p ω_i)], ω_i = 10000^(−2i/w) (Vaswani et al. 2017, section 3.5)."""
+    """Compute [sin(p ω_i), cos(p ω_i)], ω_i = 10000^(−2i/w) (Vaswani et al. 2017, section 3.5).
+
+    Args:
+        positions: p.
+        width: w; sines come first.
+    """
     angles = positions[:, None] * (10000.0 ** (-jnp.arange(0, width, 2) / width))[None, :]
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)[:, :width]
 
@@ -206,7 +211,13 @@ def _insert_registers(params, x, config):
 
 
 def _convolve(x, w, b, stride):
-    """Compute gelu(Σ_j x_{s t + j − 1} w_j + b), zeros beyond the ends; w [3, in, out]."""
+    """Compute gelu(Σ_j x_{s t + j − 1} w_j + b), zeros beyond the ends; w [3, in, out].
+
+    Args:
+        x: Frames [n, in].
+        w, b: Kernel and bias.
+        stride: s, frames from one output to the next.
+    """
     padded = jnp.pad(x, ((1, 1), (0, 0)))
     output = sum(padded[j : j + len(x) : stride] @ w[j] for j in range(3))
     return jax.nn.gelu(output + b[None, :], approximate=False)

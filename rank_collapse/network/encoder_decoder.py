@@ -147,6 +147,11 @@ def compute_logits(
 ) -> Float[Array, "n c"]:
     """Compute the logits of the decoder's output.
 
+    Args:
+        params: Of both halves.
+        output: Of the decoder.
+        config: Of both halves.
+
     Raises:
         ValueError: An output matrix that is missing, or that exists although the output is tied.
     """
@@ -163,7 +168,12 @@ def compute_logits(
 
 
 def shift_target(target: Int[Array, "n"], begin: Any) -> Int[Array, "n"]:
-    """Put the begin mark before all but the last token: the decoder's input for `target`."""
+    """Put the begin mark before all but the last token: the decoder's input for `target`.
+
+    Args:
+        target: The sequence to write.
+        begin: Token id of the begin mark.
+    """
     begin = jnp.asarray(begin, target.dtype)[None]
     return jnp.concatenate([begin, target[:-1]])
 
@@ -220,7 +230,14 @@ def apply(
 def encode(
     params: EncoderDecoderParams, source: Any, config: EncoderDecoderConfig, source_mask: Any = None
 ) -> Float[Array, "m d"]:
-    """Compute the memory that the decoder attends to: the encoder's output."""
+    """Compute the memory that the decoder attends to: the encoder's output.
+
+    Args:
+        params: Of both halves.
+        source: What the encoder reads.
+        config: Of both halves.
+        source_mask: Bool [m], which source tokens exist; None for all.
+    """
     mask = _check_source_mask(source_mask)
     return transformer.apply(params.encoder, source, config.encoder, mask=mask).output
 
@@ -260,7 +277,13 @@ def admin_profile(
 
 
 def _apply_half(params, x, config, key, rate, **options):
-    """Run one half; with a key, dropout is on its embedding too."""
+    """Run one half; with a key, dropout is on its embedding too.
+
+    Args:
+        params, x, config: Of the half, as in `rank_collapse.apply`.
+        key, rate: Of dropout; None for none.
+        **options: Further inputs of `rank_collapse.apply`.
+    """
     if key is None:
         return transformer.apply(params, x, config, dropout_rate=rate, **options)
     key, key_embedding = dropout_branches(key, 2)

@@ -49,7 +49,11 @@ class PreparedInputs(struct.Struct):
 def at_least_float32(
     params: TransformerParams, prepared: PreparedInputs
 ) -> tuple[TransformerParams, PreparedInputs]:
-    """Convert parameters and inputs to the dtype they share, at least float32."""
+    """Convert parameters and inputs to the dtype they share, at least float32.
+
+    Args:
+        params, prepared: From `prepare_inputs`.
+    """
     dtype = jnp.promote_types(prepared.x.dtype, jnp.float32)
     params = jax.tree.map(lambda a: a.astype(dtype), params)
     return params, prepared.replace(x=prepared.x.astype(dtype))
@@ -229,6 +233,10 @@ def is_embedded(x: Any, config: TransformerConfig) -> bool:
 def check_inputs_used(x: Any, config: TransformerConfig, segments: Any, positions: Any) -> None:
     """Check that the network uses segments and positions where they are given.
 
+    Args:
+        x, config: As in `prepare_inputs`.
+        segments, positions: None where they are not given.
+
     Raises:
         ValueError: It does not.
     """
@@ -306,6 +314,10 @@ def check_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
 
 def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:
     """Convert a mask to Bool, from booleans or the numbers 0 and 1, lists of them too.
+
+    Args:
+        mask: Of any shape.
+        name: Of the argument, for the message.
 
     Raises:
         ValueError: Other values, see `measures.arrays.as_bools`.

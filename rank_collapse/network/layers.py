@@ -217,6 +217,9 @@ GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": 
 def get_activation(kind: str | Callable) -> Activation:
     """Return the activation of an MLP kind: of the gate where the MLP is gated.
 
+    Args:
+        kind: As `MLPConfig.mlp`.
+
     Raises:
         ValueError: On an unknown kind, or "none".
     """
@@ -235,6 +238,10 @@ def norm_statistics(
 
     σ² = variance + eps; RMSNorm: mean 0 and σ² = mean square + eps. The caller's norm: mean 0 and
     what it returns.
+
+    Args:
+        x: Tokens.
+        kind, eps: As in `apply_norm`.
 
     Raises:
         ValueError: An unknown kind.
@@ -298,7 +305,13 @@ def apply_mlp(
 
 
 def compute_gate(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[Array, "n f"]:
-    """Compute φ(x W_gate + b_gate), which multiplies the units of a gated MLP."""
+    """Compute φ(x W_gate + b_gate), which multiplies the units of a gated MLP.
+
+    Args:
+        params: With `w_gate` [d, f].
+        x: Tokens.
+        kind: Of a gated MLP.
+    """
     return get_activation(kind).fn(_affine(x, params.w_gate, params.b_gate))
 
 

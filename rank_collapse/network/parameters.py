@@ -89,7 +89,12 @@ def init(
 def init_block(
     key: Any, config: TransformerConfig, weight_scale: Any = 1.0, bias_scale: Any = 0.0
 ) -> BlockParams:
-    """Draw the parameters of one layer but for learned gains and connections; see `init`."""
+    """Draw the parameters of one layer but for learned gains and connections; see `init`.
+
+    Args:
+        key: Random key of the layer.
+        config, weight_scale, bias_scale: As in `init`.
+    """
     key_attention, key_cross, key_mlp = _split_key(key)[:3]
     fields = {"attention": _init_attention(key_attention, config, weight_scale, bias_scale)}
     if config.cross_attention:
@@ -137,7 +142,13 @@ def _draw_weights(key, shape, fans, config, scale, uniform=False):
 
 
 def _draw_biases(key, shape, scale):
-    """Draw biases; without a scale nothing is drawn, since random bits cost most of compiling."""
+    """Draw biases; without a scale nothing is drawn, since random bits cost most of compiling.
+
+    Args:
+        key: Random key.
+        shape: Of the biases.
+        scale: Their standard deviation.
+    """
     if isinstance(scale, (int, float)) and scale == 0:
         return jnp.zeros(shape)
     return scale * jax.random.normal(key, shape)
@@ -202,6 +213,10 @@ def _init_mlp(key, config, scale, bias_scale):
 def layer_params(params: TransformerParams, config: TransformerConfig, layer: Any) -> BlockParams:
     """Return the parameters of one layer, through `config.layer_map`; the index may be traced.
 
+    Args:
+        params, config: The network.
+        layer: Index of the layer.
+
     Raises:
         ValueError: An index, where it is not traced, that is not of a layer.
     """
@@ -221,6 +236,9 @@ def check_params(params: TransformerParams, config: TransformerConfig) -> None:
     Parts that the config does not use (an MLP under mlp="none", norms under
     norm_placement="none") may exist, but no learned gains that it does not know; biases may be
     None, keys and values grouped.
+
+    Args:
+        params, config: The network.
 
     Raises:
         ValueError: A parameter that is missing, of another shape, or of another kind of MLP.
@@ -269,6 +287,9 @@ def _grouped_shapes(expected, shapes, part, num_heads):
 
 def complete_params(params: TransformerParams, config: TransformerConfig) -> TransformerParams:
     """Check parameters, replace biases that are None by zeros, and repeat grouped keys and values.
+
+    Args:
+        params, config: The network.
 
     Raises:
         ValueError: As `check_params`.

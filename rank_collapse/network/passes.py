@@ -103,7 +103,6 @@ class LayerMeasure(LayerPass):
     def measure_layer(
         self, layer: Layer, x: Any, layer_values: LayerValues, carry: Any
     ) -> tuple[Any, Any]:
-        """Apply the measure to the layer."""
         return carry, self.measure(layer, x, layer_values, **dict(self.options))
 
 
@@ -118,17 +117,14 @@ class States(LayerPass):
         return x
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
-        """Measure X^0."""
         return self.measure(prepared.x, prepared.token_mask)
 
     def measure_layer(
         self, layer: Layer, x: Any, layer_values: LayerValues, carry: Any
     ) -> tuple[Any, Any]:
-        """Measure the state after the layer."""
         return carry, self.measure(layer_values.trace.hidden, layer.inputs.token_mask)
 
     def build_result(self, walked: WalkResult) -> Any:
-        """Join the measures of X^0 and of all layers."""
         both = walked.carry, walked.layer_results
         return jax.tree.map(lambda first, others: jnp.concatenate([first[None], others]), *both)
 

@@ -148,7 +148,12 @@ def causal_mask(num_tokens: int) -> Bool[Array, "n n"]:
 
 
 def local_mask(num_tokens: int, window: int) -> Bool[Array, "n n"]:
-    """Allow each token to attend to tokens at most `window` positions away, on both sides."""
+    """Allow each token to attend to tokens at most `window` positions away, on both sides.
+
+    Args:
+        num_tokens: n.
+        window: The largest distance.
+    """
     i = jnp.arange(num_tokens)
     return jnp.abs(i[:, None] - i[None, :]) <= window
 
@@ -158,6 +163,9 @@ def combine_masks(*masks: Any) -> Any:
 
     Masks are Bool [m] (padding: which keys exist), [n, m], or [h, n, m]; the result has the
     rank of the largest, at least 2.
+
+    Args:
+        *masks: Bool [m] (padding: which keys exist), [n, m] or [h, n, m]; or None.
     """
     masks = [m[None, :] if m.ndim == 1 else m for m in masks if m is not None]
     if not masks:
@@ -185,6 +193,10 @@ def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array
     """Apply rotary positions in the half-split layout (Su et al. 2021; as in Llama).
 
     Angles for fewer than k features leave those after them as they are (GPT-NeoX).
+
+    Args:
+        x: Queries or keys.
+        rotary: (cos, sin), each [n, k] or of fewer features.
     """
     cos, sin = (t[None].astype(x.dtype) for t in rotary)
     width = cos.shape[-1]

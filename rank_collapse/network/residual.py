@@ -138,12 +138,23 @@ def final_spec(params: Any, config: TransformerConfig) -> ResidualSpec:
 
 
 def lone_norm(norm: Any, kind: Any, eps: float) -> ResidualSpec:
-    """Make the spec of a norm that belongs to no sublayer."""
+    """Make the spec of a norm that belongs to no sublayer.
+
+    Args:
+        norm: `NormParams`, or None for no gain and bias.
+        kind, eps: As in `layers.apply_norm`.
+    """
     return ResidualSpec(norm, None, 1.0, 1.0, "final", False, "post", kind, eps)
 
 
 def scale_norm(norm: layers.NormParams | None, gain: Any, width: int) -> layers.NormParams:
-    """Multiply a norm's output, its gain and bias, by a scalar or [d]."""
+    """Multiply a norm's output, its gain and bias, by a scalar or [d].
+
+    Args:
+        norm: `NormParams`; None for no gain and bias.
+        gain: A scalar or [d].
+        width: d.
+    """
     if norm is None:
         return layers.NormParams(gain=jnp.broadcast_to(gain, (width,)))
     bias = None if norm.bias is None else gain * norm.bias
@@ -158,7 +169,13 @@ def normalize_tokens(spec: ResidualSpec, x: Float[Array, "n d"]) -> Float[Array,
 def add_to_stream(
     spec: ResidualSpec, x: Float[Array, "*s d"], branch_output: Float[Array, "*s d"]
 ) -> Float[Array, "*s d"]:
-    """Compute γ branch_output + λ x·[skip] for ordinary tokens."""
+    """Compute γ branch_output + λ x·[skip] for ordinary tokens.
+
+    Args:
+        spec: Of the sublayer, for γ, λ and its skip.
+        x: The stream.
+        branch_output: What joins it.
+    """
     total = apply_gain(spec.branch_gain, branch_output)
     return total + apply_gain(spec.skip_gain, x) if spec.skip else total
 
@@ -234,7 +251,13 @@ def init_gains(config: TransformerConfig) -> dict[str, LearnedGains]:
 
 
 def _gains_by_kind(config, name, dtype):
-    """Broadcast a gain of the config to `Gains` with leaves [L] or [L, d]."""
+    """Broadcast a gain of the config to `Gains` with leaves [L] or [L, d].
+
+    Args:
+        config: The network.
+        name: Of its field, such as "skip_gain".
+        dtype: Of the arithmetic.
+    """
     gain = getattr(config, name)
     gains = gain if isinstance(gain, Gains) else Gains(gain, gain, gain)
     kinds = gains.attention, gains.cross, gains.mlp
@@ -274,6 +297,12 @@ def _effective_gains(gain_kind, config, dtype, params):
 
 def _broadcast_to_layers(name: str, value: Any, config: TransformerConfig, dtype: Any) -> Array:
     """Broadcast a number, [L] or [L or 1, d] to [L] or [L, d].
+
+    Args:
+        name: Of the field, for the message; only "temperature" cannot be per feature.
+        value: The field's value.
+        config: The network.
+        dtype: Of the arithmetic.
 
     Raises:
         ValueError: Another shape.

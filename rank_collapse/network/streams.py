@@ -161,6 +161,9 @@ def sinkhorn(logits: Float[Array, "i j *n"]) -> Float[Array, "i j *n"]:
     Of the identity of size s: e/(e + s − 1) on the diagonal and 1/(e + s − 1) beside it, whose
     powers fall to 11ᵀ/s as ((e − 1)/(e + s − 1))^k.
 
+    Args:
+        logits: Of every token.
+
     Source: Sinkhorn and Knopp 1967; Xie et al. 2025, equation 9.
     """
     # Any factor cancels: no gradient of it.
@@ -174,7 +177,12 @@ def sinkhorn(logits: Float[Array, "i j *n"]) -> Float[Array, "i j *n"]:
 
 
 def start_streams(x: Float[Array, "n d"], config: TransformerConfig) -> Float[Array, "*s n d"]:
-    """Make the streams at X^0; X^0 itself where there is one."""
+    """Make the streams at X^0; X^0 itself where there is one.
+
+    Args:
+        x: X^0.
+        config: The network.
+    """
     if config.connection == "attention":
         return jnp.zeros((*config.streams, *x.shape), x.dtype).at[0].set(x)
     return jnp.broadcast_to(x, (*config.streams, *x.shape))
@@ -183,21 +191,38 @@ def start_streams(x: Float[Array, "n d"], config: TransformerConfig) -> Float[Ar
 def merge_streams(
     connection: Connection | None, x: Float[Array, "*s n d"]
 ) -> Float[Array, "*t n d"]:
-    """Sum Σ_i p_i X_i over streams, or their channels [s, g, n, d]; X itself without connection."""
+    """Sum Σ_i p_i X_i over streams, or their channels [s, g, n, d]; X itself without connection.
+
+    Args:
+        connection: Of the sublayer; None where there is one stream.
+        x: The streams.
+    """
     return x if connection is None else jnp.einsum("sn,s...nd->...nd", connection.read, x)
 
 
 def average_streams(
     x: Float[Array, "*s n d"], config: TransformerConfig, num_before: Any
 ) -> Float[Array, "n d"]:
-    """Average the streams that exist after a number of sublayers; one stream stays as it is."""
+    """Average the streams that exist after a number of sublayers; one stream stays as it is.
+
+    Args:
+        x: The streams.
+        config: The network.
+        num_before: The number of sublayers passed.
+    """
     return merge_streams(compute_connection(None, x, config, num_before), x)
 
 
 def join_streams(
     connection: Connection | None, x: Float[Array, "*s n d"], branch_output: Float[Array, "*t n d"]
 ) -> tuple[Float[Array, "*s n d"], Float[Array, "*s n d"]]:
-    """Compute (Σ_j R_ij X_j, q_i f), the two sides of a sum; (X, f) without connection."""
+    """Compute (Σ_j R_ij X_j, q_i f), the two sides of a sum; (X, f) without connection.
+
+    Args:
+        connection: Of the sublayer; None where there is one stream.
+        x: The streams.
+        branch_output: f, of the one stream that the branch read.
+    """
     if connection is None:
         return x, branch_output
     if connection.carry is not None:

@@ -33,7 +33,11 @@ def list_ablations(family: str | None) -> list[tuple[str, str]]:
 
 
 def skips_left(name: str, reading: str) -> Gains:
-    """Tell for each kind of sublayer whether an ablation keeps its skip."""
+    """Tell for each kind of sublayer whether an ablation keeps its skip.
+
+    Args:
+        name, reading: As in `ablate`.
+    """
     around_attention = name in ("SAN+skip", "Transformer")
     return Gains(around_attention, around_attention, name != "SAN+MLP" or reading == "published")
 
@@ -94,6 +98,9 @@ def identity_maps(
     config: TransformerConfig, params: TransformerParams
 ) -> tuple[TransformerConfig, TransformerParams]:
     """Replace both linear maps of every MLP by the identity, without biases: MLP(a) = φ(a).
+
+    Args:
+        config, params: The network.
 
     Raises:
         ValueError: A gated MLP.

@@ -155,6 +155,11 @@ def walk_layer(algebra: Algebra, layer: Layer, state: Any) -> tuple[Any, dict[st
 
     Each sublayer is x ← N(λ x + γ N'(branch(N(x)))); its spec says which of the norms there are.
 
+    Args:
+        algebra: How states of this kind are normalised, added and passed through branches.
+        layer: The layer.
+        state: Before it.
+
     Returns:
         The state after the layer, and what each sublayer computed, by kind.
     """
@@ -184,7 +189,13 @@ def walk_layer(algebra: Algebra, layer: Layer, state: Any) -> tuple[Any, dict[st
 
 
 def _normalize_branch_input(algebra, layer, spec, stream):
-    """Normalise what the branch reads, where the spec says so and this layer is not exempt."""
+    """Normalise what the branch reads, where the spec says so and this layer is not exempt.
+
+    Args:
+        algebra, layer: As in `walk_layer`.
+        spec: Of the sublayer.
+        stream: What the branch reads, as one stream.
+    """
     if not spec.norms_input:
         return stream
     normed = algebra.apply_norm(layer, spec, stream)
@@ -241,7 +252,13 @@ def walk_network(
     inputs: PreparedInputs,
     config: TransformerConfig,
 ) -> Any:
-    """Pass a state through all layers and the final norm, keeping nothing of the layers."""
+    """Pass a state through all layers and the final norm, keeping nothing of the layers.
+
+    Args:
+        algebra: How states of this kind pass a layer.
+        state: Before the first layer.
+        params, inputs, config: As in `walk_layers`.
+    """
 
     def step(layer, state):
         return walk_layer(algebra, layer, state)[0], None

@@ -40,7 +40,12 @@ VariantName = Literal[
 
 
 def allowed_keys(scores: Any, context: Any) -> Any:
-    """Compute which keys a query may attend to, Bool [1 or h, n, m]."""
+    """Compute which keys a query may attend to, Bool [1 or h, n, m].
+
+    Args:
+        scores: [h, n, m].
+        context: Its mask.
+    """
     mask = jnp.ones(scores.shape[-2:], bool) if context.mask is None else context.mask
     return mask.reshape((1,) * (3 - mask.ndim) + mask.shape)
 
@@ -51,7 +56,12 @@ def _zero_to_one(total):
 
 
 def with_sink(sink, scores, context):
-    """Compute exp(S_ij) / (exp(s_h) + Σ_j exp S_ij): a column of score s_h, then dropped."""
+    """Compute exp(S_ij) / (exp(s_h) + Σ_j exp S_ij): a column of score s_h, then dropped.
+
+    Args:
+        sink: s, a number, [L] or [L, H].
+        scores, context: As of `AttentionConfig.normalise`.
+    """
     column = jnp.broadcast_to(context.broadcast_to_heads(sink, len(scores)), (*scores.shape[:2], 1))
     allowed = jnp.broadcast_to(allowed_keys(scores, context), scores.shape)
     mask = jnp.concatenate([allowed, jnp.ones_like(allowed[..., :1])], axis=-1)
@@ -60,7 +70,12 @@ def with_sink(sink, scores, context):
 
 
 def sigmoid(bias, scores, context):
-    """Compute σ(S + b), b = −ln m for None with m all keys, padding too; rows sum to any value."""
+    """Compute σ(S + b), b = −ln m for None with m all keys, padding too; rows sum to any value.
+
+    Args:
+        bias: b, a number, [L] or [L, H]; None for −ln m.
+        scores, context: As of `AttentionConfig.normalise`.
+    """
     if bias is None:
         shift = -math.log(scores.shape[-1])
     else:
@@ -72,6 +87,10 @@ def retention(decay, scores, context):
     """Compute S ∘ D / max(|Σ_j (S ∘ D)_ij|, 1), D_ij = γ_h^(i−j) / √(Σ_j γ_h^(i−j)).
 
     The divisor has no gradient.
+
+    Args:
+        decay: γ, a number, [L] or [L, H].
+        scores, context: As of `AttentionConfig.normalise`.
 
     Raises:
         ValueError: Queries and keys that are not the same tokens.
@@ -88,7 +107,11 @@ def retention(decay, scores, context):
 
 
 def linear(q, k, v, context):
-    """Compute M = φ(q)φ(k)ᵀ over its row sums, φ = elu + 1: a full head, `AttentionConfig.mix`."""
+    """Compute M = φ(q)φ(k)ᵀ over its row sums, φ = elu + 1: a full head, `AttentionConfig.mix`.
+
+    Args:
+        q, k, v, context: As of `AttentionConfig.mix`.
+    """
     products = (jax.nn.elu(q) + 1) @ (jax.nn.elu(k) + 1).swapaxes(1, 2)
     m = jnp.where(allowed_keys(products, context), products, 0)
     return m / _zero_to_one(m.sum(axis=-1, keepdims=True)), None

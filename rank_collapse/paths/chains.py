@@ -66,7 +66,13 @@ def extend_chain(
 
 
 def _add_to_mean(mean, change, token_mask):
-    """Split 1·meanᵀ + change into the mean row of the result and the differences from it."""
+    """Split 1·meanᵀ + change into the mean row of the result and the differences from it.
+
+    Args:
+        mean: [n], the mean row so far.
+        change: [n, n].
+        token_mask: Which tokens exist.
+    """
     change = jnp.where(token_mask[:, None], change, 0)
     mean_change = change.sum(axis=0) / token_mask.sum()
     residual = jnp.where(token_mask[:, None], change - mean_change[None], 0)
@@ -158,13 +164,22 @@ def branch_sizes(
 def measure_summand_sizes(
     values: SublayerValues, *, mask: Any = None
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Measure `branch_sizes` of one sublayer; the mask [n] says which tokens exist."""
+    """Measure `branch_sizes` of one sublayer; the mask [n] says which tokens exist.
+
+    Args:
+        values: What the sublayer computed.
+        mask: Bool [n]; None for all tokens.
+    """
     stream, branch = scale_summands(values.spec, values.state, values.branch_output)
     return composite_norm(stream, mask=mask), composite_norm(branch, mask=mask)
 
 
 def skip_share(skip: Float[Array, "*s l"], branch: Float[Array, "*s l"]) -> Float[Array, "l"]:
-    """Compute α_l = Σ N(x) / (Σ N(x) + Σ N(SA(x))), sums over samples, from `branch_sizes`."""
+    """Compute α_l = Σ N(x) / (Σ N(x) + Σ N(SA(x))), sums over samples, from `branch_sizes`.
+
+    Args:
+        skip, branch: Sizes by layer, of any number of samples.
+    """
     axes = tuple(range(skip.ndim - 1))
     skip, branch = skip.sum(axis=axes), branch.sum(axis=axes)
     return skip / (skip + branch)
@@ -174,6 +189,9 @@ def log_elementary_shares(alpha: Float[Array, "l"]) -> Float[Array, "k"]:
     """Compute ln Σ_{|S|=k} Π_{l∉S} α_l Π_{l∈S} (1 − α_l) for k = 0 .. L, in logarithms.
 
     With one α for all layers this is ln C(L, k) α^{L−k} (1 − α)^k.
+
+    Args:
+        alpha: α_l of every layer, in (0, 1).
     """
     alpha = jnp.asarray(alpha)
     start = jnp.full(alpha.shape[0] + 1, -jnp.inf, alpha.dtype).at[0].set(0.0)

@@ -56,7 +56,12 @@ class Channels(struct.Struct):
         return self.replace(start=sums[0], memory=memory, offset=out[-1])
 
     def _apply_to_live(self, fn, groups):
-        """Apply fn length by length, to those that exist."""
+        """Apply fn length by length, to those that exist.
+
+        Args:
+            fn: As in `apply_to_all`.
+            groups: Paths from the input, and those from the memory, [a, m, n, d] each.
+        """
         num_lengths, _, n, d = groups[0].shape
         slots = jnp.stack(groups, axis=1)  # [a, groups, m, n, d]
 
@@ -75,7 +80,11 @@ class Channels(struct.Struct):
         return self.replace(start=out[:, 0], memory=memory, offset=offset)
 
     def shift(self, axis: int) -> "Channels":
-        """Put one empty slot in front of a slot axis."""
+        """Put one empty slot in front of a slot axis.
+
+        Args:
+            axis: 0 for lengths, 1 for numbers of MLPs.
+        """
         live = self.live
         if axis == 0 and live is not None:
             live = live.at[1:].max(live[:-1])

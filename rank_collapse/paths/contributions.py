@@ -138,7 +138,14 @@ def path_contributions(
 
 @functools.partial(jax.jit, static_argnames="count_mlps")
 def _contributions(params, prepared, config, factors, count_mlps):
-    """Carry the channels through the layers together with the forward pass."""
+    """Carry the channels through the layers together with the forward pass.
+
+    Args:
+        params, prepared: From `prepare_inputs`.
+        config: The network.
+        factors: As of `path_gains`.
+        count_mlps: As in `path_contributions`.
+    """
     lengths = LengthPass(count_mlps=count_mlps)
     gains = layer_gains(config, prepared.x.dtype, params)
 
@@ -180,7 +187,6 @@ class LengthPass(LayerPass):
     def measure_layer(
         self, layer: Layer, x: Any, layer_values: Any, carry: Channels
     ) -> tuple[Channels, Any]:
-        """Carry the channels through the layer."""
         return self.carry_channels(layer, layer_values, carry), None
 
     def carry_channels(

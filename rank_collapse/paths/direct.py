@@ -104,7 +104,12 @@ class _WrittenRows(Frozen):
 
 @jax.jit
 def _written_rows(params, prepared, config):
-    """Carry what every part wrote to the output: the rows of `_WrittenRows` there."""
+    """Carry what every part wrote to the output: the rows of `_WrittenRows` there.
+
+    Args:
+        params, prepared: From `prepare_inputs`.
+        config: The network.
+    """
     constants, final_constants = freeze(params, prepared, config, keep=("head_output",))
     num_rows = 2 + config.depth * (config.num_heads + len(config.kinds) - 1)
     algebra = _WrittenRows(num_rows, config, prepared.x.dtype)
@@ -168,6 +173,10 @@ def logit_attribution(
 
 def _select_classes(a, classes):
     """Select the logit of one class, or the difference of two: [..., c] to [..., 1].
+
+    Args:
+        a: Logits or columns of the unembedding.
+        classes: One class, or a pair.
 
     Raises:
         ValueError: A class that does not exist, or more than two.

@@ -45,7 +45,12 @@ class FrozenLayer(struct.Struct):
 
 
 def freeze_layer(layer: Layer, layer_values: LayerValues) -> FrozenLayer:
-    """Collect the constants of one layer from what it computed in the forward pass."""
+    """Collect the constants of one layer from what it computed in the forward pass.
+
+    Args:
+        layer: The layer.
+        layer_values: What it computed.
+    """
     config, scales, connections, gate, mix_inputs = layer.config, {}, {}, None, None
     for kind, sublayer in layer_values.sublayers.items():
         connections[kind] = layer.connection(sublayer.spec, sublayer.state)
@@ -98,7 +103,13 @@ def freeze(
 def freeze_final(
     params: TransformerParams, last_state: Float[Array, "*s n d"], config: TransformerConfig
 ) -> FrozenLayer:
-    """Collect the constants of the final norm, and of what it reads of several streams."""
+    """Collect the constants of the final norm, and of what it reads of several streams.
+
+    Args:
+        params: Of the network.
+        last_state: X^L, or its streams.
+        config: The network.
+    """
     layer = Layer(None, None, config.depth, config, None)
     connection = layer.connection(final_spec(params, config), last_state)
     scale = frozen_scale(streams.merge_streams(connection, last_state), config)
@@ -155,7 +166,13 @@ def frozen_connection(layer: Layer, spec: ResidualSpec) -> Connection | None:
 def carry_edit(
     layer: Layer, name: str, c: Float[Array, "g *s"], ones: Float[Array, "#g"]
 ) -> Float[Array, "g *s"]:
-    """Carry channels of a value through its edit, frozen to its linear part: `carry_channels`."""
+    """Carry channels of a value through its edit, frozen to its linear part: `carry_channels`.
+
+    Args:
+        layer: With its constants in `Layer.extra`.
+        name: Of the edit point.
+        c, ones: The channels and their shares of constants.
+    """
     if layer.inputs.edit is None or name not in layer.inputs.edit:
         return c
     edit = layer.inputs.edit[name]
@@ -218,6 +235,11 @@ def mlp_gate(
     """Compute g with MLP(x) = (g ∘ (x W_in + b_in)) W_out + b_out.
 
     φ(z)/z, or φ of a gated MLP's gate, times the router's shares of a mixture of experts.
+
+    Args:
+        params: Of the MLP.
+        x: What the MLP reads.
+        config: The network.
     """
     if config.mlp in layers.GATED:
         gate = layers.compute_gate(params, x, config.mlp)

@@ -69,7 +69,14 @@ COVERS = dataclasses.replace(EVERYTHING, name="head_contributions", edits=_EDITS
 
 @functools.partial(jax.jit, static_argnames="chunk")
 def _head_derivatives(params, prepared, config, gains, chunk):
-    """Differentiate the frozen output with respect to the gain of each head, at gains of 1."""
+    """Differentiate the frozen output with respect to the gain of each head, at gains of 1.
+
+    Args:
+        params, prepared: From `prepare_inputs`.
+        config: The network.
+        gains: Of all layers.
+        chunk: As in `head_contributions`.
+    """
     constants, final_constants = freeze(params, prepared, config)
     algebra = Frozen(jnp.ones(1, prepared.x.dtype))
 

@@ -69,7 +69,12 @@ def branch_shares(
 
 @jax.jit
 def _measure_shares(params, trace, config, is_counted):
-    """Compute `branch_shares` by kind of sublayer, means over the tokens that count."""
+    """Compute `branch_shares` by kind of sublayer, means over the tokens that count.
+
+    Args:
+        params, trace, config: As in `branch_shares`.
+        is_counted: Bool [n].
+    """
 
     def measure_layer(layer, sublayers):
         return {kind: _mean_share(values, is_counted) for kind, values in sublayers.items()}

@@ -31,7 +31,12 @@ class NextToken(struct.Struct):
 
 
 def empty_next_token(num_sums: int, num_tokens: int, dtype: Any = jnp.float32) -> NextToken:
-    """Make the partial results before the first piece of the vocabulary."""
+    """Make the partial results before the first piece of the vocabulary.
+
+    Args:
+        num_sums, num_tokens: s and n.
+        dtype: Of the logits.
+    """
     minus_infinity = jnp.full((num_sums, num_tokens), -jnp.inf, dtype)
     return NextToken(
         largest=minus_infinity,
@@ -45,6 +50,9 @@ def list_sums_by_length(
     contributions: PathContributions,
 ) -> tuple[Float[Array, "p n d"], Float[Array, "s p"]]:
     """List sums of path lengths: the full output, lengths up to k, all but length k.
+
+    Args:
+        contributions: Of one example.
 
     Returns:
         The parts C_0 .. C_L and the offset, and the weight of each part in each of the 2L + 3

@@ -188,6 +188,9 @@ def _sum_paths(params, prepared, config, paths, semantics, no_sub_path, keep):
 def visiting_order(paths: Int[Array, "p l"]) -> tuple[Int[Array, "p"], Int[Array, "p"]]:
     """Sort paths lexicographically, so that every distinct beginning is computed once.
 
+    Args:
+        paths: Choices by layer.
+
     Returns:
         The order, and for each path in it the first layer that it does not share with the path
         before; Σ (L − first) layers are computed.

@@ -148,7 +148,12 @@ class OnePath(Frozen):
 
 
 def _make_frozen_steps(params, config, gains, prepared):
-    """Make `make_steps` of frozen paths, with the constants of one forward pass."""
+    """Make `make_steps` of frozen paths, with the constants of one forward pass.
+
+    Args:
+        params, config, prepared: As in `make_steps`.
+        gains: Of all layers.
+    """
     constants, final_constants = freeze(params, prepared, config)
 
     def step(state, l, choice):
@@ -170,7 +175,13 @@ def _choice_kind(choice, config):
 
 
 def _head_params(stack: AttentionParams, row: Any, head: Any) -> AttentionParams:
-    """Return the attention parameters of one head of one layer, without copying the layer."""
+    """Return the attention parameters of one head of one layer, without copying the layer.
+
+    Args:
+        stack: Of all layers.
+        row: Of the parameters; may be traced.
+        head: May be traced.
+    """
     by_head = ("w_q", "b_q", "w_k", "b_k", "w_v", "b_v", "w_o", "v_score")
     fields = _pick_head(stack, by_head, row, head)
     relative = stack.relative

@@ -89,7 +89,13 @@ class Truncated(ByLength):
 
 @jax.jit
 def _truncated(params, prepared, config, length):
-    """Pass the channels of lengths up to K through the network."""
+    """Pass the channels of lengths up to K through the network.
+
+    Args:
+        params, prepared: From `prepare_inputs`.
+        config: The network.
+        length: K, or several [k].
+    """
     if length.ndim:
         return jax.vmap(functools.partial(_truncated, params, prepared, config))(length)
     algebra = Truncated(jnp.arange(config.depth + 1) <= length)
@@ -114,11 +120,9 @@ class TruncatedPass(LayerPass):
     def measure_layer(
         self, layer: Layer, x: Any, layer_values: Any, carry: Channels
     ) -> tuple[Channels, None]:
-        """Pass the channels through the layer."""
         return walk_layer(self._algebra, layer, carry)[0], None
 
     def build_result(self, walked: WalkResult) -> Any:
-        """Return the output [n, d]."""
         outside = walked.params, walked.prepared, walked.config
         return sum_channels(apply_final_norm(self._algebra, walked.carry, *outside))
 

@@ -38,7 +38,13 @@ def attention_profile(
 
 
 def measure_heads(layer: Layer, x: Any, layer_values: LayerValues) -> dict[str, Float[Array, "h"]]:
-    """Measure one layer's heads, as a measure of `passes.LayerMeasure`."""
+    """Measure one layer's heads, as a measure of `passes.LayerMeasure`.
+
+    Args:
+        layer: The layer.
+        x: Its input, which is not read.
+        layer_values: What it computed.
+    """
     weights, mask = layer_values.trace.attention, layer.inputs.token_mask
     return {
         "entropy": attention_entropy(weights, mask=mask),

@@ -117,6 +117,9 @@ def find_settling_index(is_enough: Any) -> Int[Array, "*s"]:
 
     Of sums of paths of lengths up to k it may be "the same next token on 99 % of positions" or "a
     loss within 1 %"; the last entry, the full network, is enough by definition.
+
+    Args:
+        is_enough: Bool; the last axis is k.
     """
     is_enough = jnp.asarray(is_enough).at[..., -1].set(True)
     return jnp.sum(jnp.cumprod(is_enough[..., ::-1], axis=-1)[..., ::-1] == 0, axis=-1)
@@ -142,7 +145,6 @@ class InfluencePass(States):
         return carry, (layer_values.trace.hidden, measures)
 
     def build_result(self, walked: WalkResult) -> dict[str, Float[Array, "..."]]:
-        """Return the measures by name."""
         (states, layer_measures), mask = walked.layer_results, walked.prepared.token_mask
         states = super().build_result(walked._replace(layer_results=states))
         length = jnp.linalg.norm(states, axis=-1, keepdims=True)
@@ -229,7 +231,6 @@ class RemovalPass(LayerPass):
         return carry, differences
 
     def build_result(self, walked: WalkResult) -> dict[str, Float[Array, "..."]]:
-        """Return the measures by name."""
         output, mask = walked.output, walked.prepared.token_mask
         outputs = jax.vmap(lambda x: walked._replace(last_state=x).output)(walked.carry)
         full, without = zero_padding(output, mask), zero_padding(outputs, mask)
@@ -245,12 +246,22 @@ class RemovalPass(LayerPass):
 
 
 def zero_padding(a: Float[Array, "*s n d"], mask: Any) -> Float[Array, "*s n d"]:
-    """Set tokens that do not exist to zero; the mask is Bool [n], or None for all."""
+    """Set tokens that do not exist to zero; the mask is Bool [n], or None for all.
+
+    Args:
+        a: Tokens.
+        mask: Bool [n], True for tokens that exist; None for all.
+    """
     return a if mask is None else jnp.where(mask.reshape((1,) * (a.ndim - 2) + (-1, 1)), a, 0)
 
 
 def mean_cosine(a: Float[Array, "k n d"], b: Float[Array, "n d"], mask: Any) -> Float[Array, "k"]:
-    """Average cos(a_i, b_i) over the tokens i that exist; it is 0 where one of them is 0."""
+    """Average cos(a_i, b_i) over the tokens i that exist; it is 0 where one of them is 0.
+
+    Args:
+        a, b: Tokens; b is compared with every row of a.
+        mask: Bool [n], True for tokens that exist; None for all.
+    """
     return _mean_over_tokens(_cosine(a, b[None]), mask)
 
 

@@ -53,7 +53,6 @@ class MonitorPass(LayerPass):
     attention: bool = True
 
     def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
-        """Measure the layer's scalars."""
         trace = layer_values.trace
         hidden, weights = jax.lax.stop_gradient((trace.hidden, trace.attention))
         weights = weights if self.attention else None
@@ -62,5 +61,4 @@ class MonitorPass(LayerPass):
     def build_result(
         self, walked: WalkResult
     ) -> tuple[Float[Array, "n d"], dict[str, Float[Array, "l"]]]:
-        """Return (output, scalars)."""
         return walked.output, walked.layer_results

@@ -62,7 +62,6 @@ class ProfilePass(States):
         return StreamedProfile(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
     def measure(self, x: Any, mask: Any = None, attention_input: Any = None) -> dict[str, Any]:
-        """Measure one layer's states, or what attention reads of them."""
         options = {"tokens": self.tokens, "exclude": self.exclude, "threshold": self.threshold}
         return measure_states(self.measures, x, mask, attention_input, **options)
 
@@ -73,7 +72,6 @@ class ProfilePass(States):
     def measure_layer(
         self, layer: Layer, x: Any, layer_values: LayerValues, carry: Any
     ) -> tuple[Any, Any]:
-        """Measure the state after the layer, or what the layer's attention reads."""
         if self.tokens != "read":
             return super().measure_layer(layer, x, layer_values, carry)
         attention_input = layer_values.sublayers["attention"].branch_input
@@ -81,7 +79,6 @@ class ProfilePass(States):
         return layer_values.trace.hidden, measures
 
     def build_result(self, walked: WalkResult) -> Profile:
-        """Join the measures of all layers to a profile."""
         if self.tokens == "read":
             last = self.measure(walked.carry, walked.prepared.token_mask, walked.output)
             measures = jax.tree.map(
@@ -96,7 +93,6 @@ class StreamedProfile(ProfilePass):
     """`ProfilePass` whose compiled program returns each layer's tokens, measured on the host."""
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
-        """Carry X^0."""
         return prepared.x
 
     def measure_layer(

@@ -33,7 +33,12 @@ def get_weight_matrices(params: TransformerParams) -> dict[str, dict[str, Array]
 
 
 def replace_weight_matrices(params: TransformerParams, matrices: Any) -> TransformerParams:
-    """Return parameters with these matrices, a tree as `get_weight_matrices` returns."""
+    """Return parameters with these matrices, a tree as `get_weight_matrices` returns.
+
+    Args:
+        params: Of the network.
+        matrices: {part: {name: [L, ...]}}; parts and names that are absent stay.
+    """
     layers = params.layers
     parts = {part: getattr(layers, part).replace(**new) for part, new in matrices.items()}
     return params.replace(layers=layers.replace(**parts))
