@@ -9,12 +9,12 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.paper.trained.chains import ChainPass
+from experiments.train.path_sizes import measured_sizes
 from rank_collapse.measures.residuals import residual_ratio
 from rank_collapse.network.covers import FORWARD
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.measured.influence import mean_cosine, zero_padding
 from rank_collapse.network.passes import LayerPass, run_pass
-from rank_collapse.paths.chains import measured_sizes
 from rank_collapse.paths.contributions import PathContributions
 
 N, D, DEPTH, HEADS = 5, 8, 3, 2

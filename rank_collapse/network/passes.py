@@ -58,12 +58,12 @@ class LayerPass:
     reads_layer_values: ClassVar[bool] = True  # False: it has a state of its own
     covers: ClassVar[Covers] = EVERYTHING
 
-    def streamed(self) -> "LayerPass":
+    def for_streaming(self) -> "LayerPass":
         """Return the pass to use where each layer's results come to the host at once."""
         return self
 
     def on_host(self, results: Any) -> Any:
-        """Convert NumPy's results [b, ...] of a layer of `streamed`, or of its `build_result`."""
+        """Convert NumPy's results [b, ...] of a layer of `for_streaming`, or of its `build_result`."""
         return results
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
@@ -126,7 +126,7 @@ class States(LayerPass):
 
     def build_result(self, walked: WalkResult) -> Any:
         both = walked.carry, walked.layer_results
-        return jax.tree.map(lambda first, others: jnp.concatenate([first[None], others]), *both)
+        return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), *both)
 
 
 def step_passes(

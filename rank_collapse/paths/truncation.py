@@ -56,7 +56,7 @@ def truncated(
             if not 0 <= k <= config.depth:
                 raise ValueError(f"length={k} is not in 0..{config.depth}")
     params, prepared = prepare_inputs(params, x, config, covers=Truncated.covers, **inputs)
-    return _truncated(params, prepared, config, length)
+    return _run_truncated(params, prepared, config, length)
 
 
 class Truncated(ByLength):
@@ -88,7 +88,7 @@ class Truncated(ByLength):
 
 
 @jax.jit
-def _truncated(params, prepared, config, length):
+def _run_truncated(params, prepared, config, length):
     """Pass the channels of lengths up to K through the network.
 
     Args:
@@ -97,7 +97,7 @@ def _truncated(params, prepared, config, length):
         length: K, or several [k].
     """
     if length.ndim:
-        return jax.vmap(functools.partial(_truncated, params, prepared, config))(length)
+        return jax.vmap(functools.partial(_run_truncated, params, prepared, config))(length)
     algebra = Truncated(jnp.arange(config.depth + 1) <= length)
     channels = _start_channels(prepared.x, config.depth)
     channels = walk_network(algebra, channels, params, prepared, config)

@@ -12,6 +12,7 @@ from refusals import refused
 
 import rank_collapse as rc
 from experiments.note.stability import dependency
+from experiments.train.path_sizes import branch_sizes
 from rank_collapse.network.layers import apply_norm
 from rank_collapse.network.measured import updates
 from rank_collapse.network.measured.heads import attention_profile
@@ -20,7 +21,6 @@ from rank_collapse.network.measured.influence import (
     layer_influence,
     layer_removal,
 )
-from rank_collapse.paths.chains import branch_sizes
 
 L, N, D = 4, 6, 8
 CONFIG = rc.TransformerConfig(

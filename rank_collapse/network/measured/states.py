@@ -57,7 +57,7 @@ class ProfilePass(States):
     exclude: spikes.Excluded | None = None
     threshold: float = spikes.SPIKE
 
-    def streamed(self) -> "StreamedProfile":
+    def for_streaming(self) -> "StreamedProfile":
         """Measure with NumPy: programs of all measures take longer to compile than to measure."""
         return StreamedProfile(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
