@@ -116,6 +116,7 @@ def _split_key(key):
 
 
 def _init_norm(config):
+    """Make a norm of gain 1; only LayerNorm has a bias."""
     bias = jnp.zeros(config.d_model) if config.norm == "layer" else None
     return layers.NormParams(gain=jnp.ones(config.d_model), bias=bias)
 
@@ -155,6 +156,14 @@ def _draw_biases(key, shape, scale):
 
 
 def _init_attention(key, config, scale, bias_scale):
+    """Draw the parameters of one attention.
+
+    Args:
+        key: Random key.
+        config: The network.
+        scale: Multiplies the weights.
+        bias_scale: Standard deviation of the biases.
+    """
     h, d, k, v = config.num_heads, config.d_model, config.qk_width, config.v_width
     keys, gain, g = _split_key(key), config.init_gain, config.num_kv_heads or h
 
@@ -190,6 +199,7 @@ def _init_attention(key, config, scale, bias_scale):
 
 
 def _init_mlp(key, config, scale, bias_scale):
+    """Draw the parameters of one MLP; arguments as in `_init_attention`."""
     d, f, scale = config.d_model, config.ff_width, scale * config.init_gain
     keys = _split_key(key)
     gate = {}

@@ -229,7 +229,14 @@ def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> La
 
 
 def init_gains(config: TransformerConfig) -> dict[str, LearnedGains]:
-    """Make the gains that are trained, where the config starts them: fields of `BlockParams`.
+    """Initialise the gains that are parameters, at the values `config.learned_…_gain`.
+
+    Args:
+        config: The network.
+
+    Returns:
+        {"attention_gains": `LearnedGains`, ...} for `BlockParams`, with a leading axis of the rows
+        of the parameters; only sublayers that have learned gains.
 
     Raises:
         ValueError: A start of another shape, or per feature without `learned_per_feature`.

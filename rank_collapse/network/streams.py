@@ -216,12 +216,12 @@ def average_streams(
 def join_streams(
     connection: Connection | None, x: Float[Array, "*s n d"], branch_output: Float[Array, "*t n d"]
 ) -> tuple[Float[Array, "*s n d"], Float[Array, "*s n d"]]:
-    """Compute (Σ_j R_ij X_j, q_i f), the two sides of a sum; (X, f) without connection.
+    """Compute the two summands of a sublayer's new streams, Σ_j R_ij X_j and q_i f.
 
     Args:
-        connection: Of the sublayer; None where there is one stream.
-        x: The streams.
-        branch_output: f, of the one stream that the branch read.
+        connection: R is its `carry`, q its `write`; None for one stream: (X, f) themselves.
+        x: X, the streams.
+        branch_output: f, what the branch computed from the one merged stream.
     """
     if connection is None:
         return x, branch_output

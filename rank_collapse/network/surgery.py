@@ -21,7 +21,9 @@ ABLATIONS, READINGS = get_args(Ablation), get_args(Reading)
 
 
 def list_ablations(family: str | None) -> list[tuple[str, str]]:
-    """List (ablation, reading) pairs: "text" only where it differs from "published".
+    """List all ablations of a network, as (ablation, reading) pairs that differ.
+
+    A paper's text and its published curves disagree on some ablations: these come twice.
 
     Args:
         family: The `model_type` of a checkpoint, or None.

@@ -56,7 +56,7 @@ class Channels(struct.Struct):
         return self.replace(start=sums[0], memory=memory, offset=out[-1])
 
     def _apply_to_live(self, fn, groups):
-        """Apply fn length by length, to those that exist.
+        """Apply fn to the lengths that exist, one after the other; the others stay 0.
 
         Args:
             fn: As in `apply_to_all`.
@@ -149,7 +149,10 @@ class ByLength(Algebra):
         return channels.apply_to_all(lambda c, ones: carry_edit(layer, name, c, ones))
 
     def apply_attention(self, layer, branch_input):
-        """Make every path one longer; the last slot is empty before."""
+        """Pass every channel through the frozen heads, to the slot of one length more.
+
+        The last slot was empty: no path is longer than the number of layers.
+        """
 
         def attend(c, ones):
             return Frozen(ones).apply_attention(layer, c)[0]
@@ -167,7 +170,10 @@ class ByLength(Algebra):
         return branch_input.replace(start=empty, memory=with_entering, offset=bias), None
 
     def apply_mlp(self, layer, branch_input):
-        """Pass every path, with one MLP more where they are counted."""
+        """Pass every channel through the frozen MLP.
+
+        Where MLPs are counted, paths move to the slot of one MLP more; the last slot was empty.
+        """
 
         def pass_mlp(c, ones):
             return Frozen(ones).apply_mlp(layer, c)[0]
