@@ -17,7 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import PreparedInputs, as_mask, check_indices, prepare_inputs
+from rank_collapse.network.inputs import (
+    PreparedInputs,
+    as_mask,
+    batch_size,
+    check_indices,
+    prepare_inputs,
+)
 from rank_collapse.network.parameters import TransformerParams, complete_params
 from rank_collapse.network.residual import Gains, apply_gain, normalize_tokens
 from rank_collapse.network.transformer import Algebra, TokenAlgebra, walk_layer, walk_layers
@@ -136,14 +142,12 @@ def _check_batch(x, inputs, config):
     if x.ndim != (2 if is_ids else 3):
         raise ValueError(f"x of shape {x.shape} is not token ids [b, n] or states [b, n, d]")
     check_indices({"x": x}, config)
-    arrays = {}
-    for name, value in inputs.items():
-        if value is None:
-            continue
-        arrays[name] = as_mask(value, name) if "mask" in name else jnp.asarray(value)
-        shape = arrays[name].shape
-        if shape[:1] != x.shape[:1]:
-            raise ValueError(f"{name} of shape {shape} is not of {x.shape[0]} examples")
+    arrays = {
+        name: as_mask(value, name) if "mask" in name else jnp.asarray(value)
+        for name, value in inputs.items()
+        if value is not None
+    }
+    batch_size({"x": x} | arrays)
     return x, arrays
 
 

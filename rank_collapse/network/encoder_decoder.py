@@ -47,12 +47,6 @@ class EncoderDecoderConfig(struct.Struct):
         if not isinstance(encoder, TransformerConfig) or not isinstance(decoder, TransformerConfig):
             return  # a transformation of the pytree put something else there
         target = decoder.embedding
-        if encoder.cross_attention:
-            raise ValueError("encoder.cross_attention=True: an encoder has no memory to attend to")
-        if not decoder.cross_attention:
-            raise ValueError(
-                "decoder.cross_attention=False: the decoder would not read the encoder's output"
-            )
         if decoder.mask != "causal":
             raise ValueError(f"decoder.mask={decoder.mask!r} lets tokens attend to later ones")
         if encoder.d_model != decoder.d_model:

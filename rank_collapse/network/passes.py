@@ -63,7 +63,7 @@ class LayerPass:
         return self
 
     def on_host(self, results: Any) -> Any:
-        """Convert NumPy's results [b, ...] of a layer of `for_streaming`, or of its `build_result`."""
+        """Convert results of `for_streaming` [b, ...], of one layer or in the end, from NumPy."""
         return results
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:

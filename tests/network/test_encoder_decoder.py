@@ -255,8 +255,6 @@ def test_path_sums_of_the_decoder_are_its_output():
 
 test_halves_that_do_not_fit_are_named = refused(
     [
-        ({"decoder": {"cross_attention": False}}, "decoder.cross_attention=False"),
-        ({"encoder": {"cross_attention": True}}, "encoder.cross_attention=True"),
         ({"decoder": {"mask": "local"}}, "decoder.mask='local'"),
         ({"encoder": {"d_model": 8}}, "encoder.d_model=8 is not decoder.d_model=16"),
         ({"decoder": {"embedding": None}}, "decoder.embedding must have a vocab_size"),
