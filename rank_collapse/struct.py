@@ -119,7 +119,7 @@ class Struct:
     """Base of frozen dataclasses that are pytrees, whose leaves' paths are the fields' names."""
 
     def __init_subclass__(cls, *, kw_only: bool = False, **options: Any) -> None:
-        import jax  # here, since checks of arguments stand in this module and need none
+        import jax  # here: the checks of this module are used without JAX
 
         super().__init_subclass__(**options)
         dataclasses.dataclass(frozen=True, repr=False, kw_only=kw_only)(cls)

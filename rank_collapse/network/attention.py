@@ -441,7 +441,7 @@ def multi_head_attention(
 
     Raises:
         ValueError: More than one example; or weights that are edited or dropped where `mix` gives
-            the whole output.
+            the full output.
     """
     for name, tokens in (("x", x), ("y", y)):
         if jnp.ndim(tokens) != 2:
@@ -476,7 +476,7 @@ def multi_head_attention(
         v = edit("v", project_heads(y, params.w_v, params.b_v))
         weights, mixed = apply_mix(mix, q, k, v, context)
     if mixed is not None and (dropout_key is not None or edit.has_edit("weights")):
-        raise ValueError("mix computes the whole output: its weights cannot be edited or dropped")
+        raise ValueError("mix computes the full output: its weights cannot be edited or dropped")
     dtype, weights = weights.dtype, edit("weights", weights)
     if edit.has_edit("weights") and context.mask is not None:
         weights = jnp.where(combine_masks(context.mask), weights, 0).astype(dtype)

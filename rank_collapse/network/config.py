@@ -24,7 +24,7 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         config = config.replace(attention_skip=True)
 
     It also has the fields of `AttentionConfig`, `PositionConfig`, `ResidualConfig` and `MLPConfig`,
-    each of which stands with the code that reads it.
+    each of which is defined with the code that reads it.
 
     A pytree: the floats `skip_gain`, `branch_gain`, `temperature`, ... are leaves, so that a config
     passed to a jitted function as an ordinary argument does not recompile when one of them

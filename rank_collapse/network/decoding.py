@@ -1,4 +1,4 @@
-"""Greedy decoding of an encoder-decoder: a whole pass of the decoder for each token.
+"""Greedy decoding of an encoder-decoder: one pass of the full decoder for each token.
 
 Axis letters: m source tokens, n target tokens, c target vocabulary.
 """

@@ -4,7 +4,7 @@ An edit is {name: function(value, layer) -> value}; names are checked. Layers ar
 `layer` is a traced number: a function chooses with `jnp.where(layer == 3, changed, value)`. Edits
 are traced again at every call of a pass, and arrays that they refer to are arguments of the
 compiled program: other values of them do not compile again. In a sum of paths, where everything is
-frozen, an edit is its linear part at the value; what is left of it joins the offset.
+frozen, an edit is its linear part at the value; its constant part joins the offset.
 
 Axis letters: n queries, m keys, h heads, k and v their widths, d width, f MLP width, g channels.
 """
@@ -232,7 +232,7 @@ def carry_channels(
     """Compute J c + ones·(edit(v) − J v) for channels c that sum to v, J the derivative at v.
 
     The channels then sum to edit(v), whatever the edit: an ablation empties them, a constant put
-    in the place of v belongs to the offset, a factor multiplies all of them.
+    instead of v belongs to the offset, a factor multiplies all of them.
 
     Args:
         edit: Of a value.

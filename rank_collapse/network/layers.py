@@ -54,7 +54,7 @@ class ResidualConfig(struct.Struct, kw_only=True):
             function of tokens [n, d] that gives what they are multiplied by, [n, 1] or [n, d].
         final_norm: A norm after the last layer; the trace's `output`, not its hidden states.
         first_norm: Whether attention of the first layer reads normed tokens, as others do under
-            "pre" and "sandwich"; False where the embedding's norm stands in (ModernBERT).
+            "pre" and "sandwich"; False where the embedding's norm replaces it (ModernBERT).
         parallel: The MLP reads what the layer's attention reads, and one skip carries both:
             x' = λ (λ x·[attention_skip] + γ SA(N(x))) + γ MLP(N(x)) (GPT-NeoX).
         connection: What replaces the skip x: "skip" for x itself, or several streams:

@@ -38,7 +38,7 @@ from rank_collapse.network.transformer import (
 class WalkResult(NamedTuple):
     """What a pass has after the last layer."""
 
-    params: TransformerParams  # of which only what stands outside of the layers may be read
+    params: TransformerParams  # only those outside of the layers may be read
     last_state: Any  # X^L [n, d], or its streams
     carry: Any  # of the pass
     layer_results: Any  # of `LayerPass.measure_layer`, [l, ...]
@@ -55,7 +55,7 @@ class WalkResult(NamedTuple):
 class LayerPass:
     """A measurement of one example; hashable, since programs are compiled for it."""
 
-    reads_layer_values: ClassVar[bool] = True  # False: it has a state of its own
+    reads_layer_values: ClassVar[bool] = True  # False: it carries another state than tokens
     covers: ClassVar[Covers] = EVERYTHING
 
     def for_streaming(self) -> "LayerPass":
@@ -77,8 +77,8 @@ class LayerPass:
 
         Args:
             layer: The layer.
-            x: Its input; of passes with a state of their own X^0, in every layer.
-            layer_values: What it computed from x; None for such passes.
+            x: Its input; X^0 in every layer where `reads_layer_values` is False.
+            layer_values: What it computed from x; None where `reads_layer_values` is False.
             carry: From the layer before.
 
         Returns:

@@ -120,7 +120,7 @@ def relative_buckets(
         num_queries, num_keys: n and m.
         num_buckets: Of both directions together.
         max_distance: From which on all distances have the last bucket.
-        bidirectional: Whether keys after the query have buckets of their own.
+        bidirectional: Whether keys after the query have other buckets than keys before it.
 
     Returns:
         [n, m].

@@ -15,7 +15,7 @@ in brackets is there with `connection_by_token`.
     that exist, q is 1 for the next one, R = I (Kimi Team 2026, arXiv 2603.15031).
 
 What is read after the last layer is the mean of the streams ("hyper" and "manifold": the authors'
-sum, which the final norm cannot tell apart), or an attention of its own.
+sum, which the final norm cannot tell apart), or an attention over them.
 
 Axis letters: s, i, j streams, n tokens, d width.
 """
@@ -158,7 +158,7 @@ def _manifold_terms(params, x, config):
 def sinkhorn(logits: Float[Array, "i j *n"]) -> Float[Array, "i j *n"]:
     """Divide exp(logits) by the sums of its columns and then of its rows, again and again.
 
-    Of the identity of size s: e/(e + s − 1) on the diagonal and 1/(e + s − 1) beside it, whose
+    Of the identity of size s: e/(e + s − 1) on the diagonal and 1/(e + s − 1) elsewhere, whose
     powers fall to 11ᵀ/s as ((e − 1)/(e + s − 1))^k.
 
     Args:

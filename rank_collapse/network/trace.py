@@ -33,7 +33,7 @@ class LayerTrace(struct.Struct):
 if TYPE_CHECKING:
     Layers = LayerTrace
     Context = AttentionContext
-else:  # as of `struct.Leaf`: the axes of a vmap stand here too
+else:  # as of `struct.Leaf`: in `out_axes` of a vmap these are integers
     Layers = Context = Any
 
 

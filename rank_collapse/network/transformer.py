@@ -290,7 +290,7 @@ def apply_final_norm(
 
 
 class BranchAux(NamedTuple):
-    """What a branch of the forward pass returns beside its summand."""
+    """What a branch of the forward pass returns besides its summand."""
 
     output: Any  # [n, d], before dropout
     weights: Any = None  # [h, n, m]; None of the MLP

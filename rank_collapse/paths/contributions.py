@@ -3,7 +3,7 @@
 With attention weights, norm statistics and MLP gates frozen every sublayer is affine, so that the
 (1+H)^L paths collect into one channel per length,
     C_k^l = λ C_k^{l−1} + γ Σ_h P_h^l C_{k−1}^{l−1} W_h^l,   C_0^0 = X,
-norms and MLPs applied channel by channel, biases in a channel of their own. The channels sum to
+norms and MLPs applied channel by channel, biases in a separate channel. The channels sum to
 the output. Cost: about L/2 + 1 uses of the value, output and MLP matrices, not (1+H)^L.
 """
 
@@ -114,8 +114,8 @@ def path_contributions(
         attention_gain, cross_gain, mlp_gain: [L] multiply branches, output bias included.
         **inputs: mask, bias, memory, memory_mask, segments, positions and edit of `apply`. What an
             edit makes of scores and weights is frozen with them; of a state, every length passes
-            its derivative and what is left joins the offset: a branch set to 0 leaves all lengths,
-            a constant put in its place belongs to the offset.
+            its derivative, and its constant part joins the offset: a branch set to 0 leaves all
+            lengths, a constant put in its place belongs to the offset.
 
     Returns:
         `PathContributions`, of the state after the final norm where the config has one.
@@ -197,7 +197,7 @@ class LengthPass(LayerPass):
         head_gain: Any = None,
         gains: Any = None,
     ) -> Channels:
-        """Carry channels through a layer whose constants are those of its own computation.
+        """Carry channels through a layer, with the constants of what it computed.
 
         Args:
             layer: The layer.

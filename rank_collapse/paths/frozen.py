@@ -39,7 +39,7 @@ class FrozenLayer(struct.Struct):
     gate: Any = None  # [n, f]  φ(z)/z, or φ(gate) of a gated MLP
     trace: Any = None  # LayerTrace, all that the layer computed
     unedited: Any = None  # {name: value} of what an edit changes
-    mix_inputs: Any = None  # (q, k, v) of an attention that computes its whole output
+    mix_inputs: Any = None  # (q, k, v) of an attention that computes its full output
     connections: Any = None  # {kind: streams.Connection}, of several streams
     head_gain: Any = None  # [h], multiplies what each head mixes; None for 1
 
@@ -220,7 +220,7 @@ def attend_channels(
 
 
 def _mix_channels(layer, values, ones):
-    """Carry channels of values [g, h, m, v] through an attention that computes its whole output."""
+    """Carry channels of values [g, h, m, v] through an attention that computes its full output."""
     q, k, v = layer.extra.mix_inputs
 
     def mix_values(v):

@@ -119,8 +119,7 @@ def rollout(attention: Any, shares: Any = 0.5, *, by_length: bool = False) -> An
     """Compute the attention rollout P = Π_l ((1 − λ_l) I + λ_l A_l), the last layer leftmost.
 
     It is the sum of all frozen paths of a network with skip gains 1 − λ_l, branch gains λ_l and
-    W_V W_O = I. MLPs do not enter, and norms stand for contributions: `path_contributions` is exact
-    where the weights are at hand.
+    W_V W_O = I. MLPs do not enter. Where the weights are known, `path_contributions` is exact.
 
     Args:
         attention: Weights [L, h, n, n], whose heads are averaged, or [L, n, n]; of NumPy, JAX or
