@@ -75,9 +75,9 @@ def test_jit_vmap_and_grad(name):
     def loss(params, x):
         return jnp.sum(jnp.sin(rc.apply(params, x, config, memory=memory).output))
 
-    alone = loss(params, x)
+    single_loss = loss(params, x)
     batch = jax.jit(jax.vmap(loss, (None, 0)))(params, jnp.stack([2 * x, x]))
-    np.testing.assert_allclose(batch[1], alone, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(batch[1], single_loss, rtol=1e-4, atol=1e-4)
     gradients = jax.tree.leaves(jax.jit(jax.grad(loss))(params, x))
     assert all(np.isfinite(g).all() for g in gradients)
 
@@ -153,8 +153,8 @@ def test_masked_tokens_have_no_gradient(mask):
 def test_explicit_masks_join_the_config_and_a_bias_of_scores_reaches_every_layer():
     config, params, x, _ = build("transformer")
     causal = rc.apply(params, x, config.replace(mask="causal")).output
-    given = rc.apply(params, x, config, mask=jnp.tril(jnp.ones((N, N), bool))).output
-    np.testing.assert_allclose(causal, given, rtol=1e-6)
+    masked_output = rc.apply(params, x, config, mask=jnp.tril(jnp.ones((N, N), bool))).output
+    np.testing.assert_allclose(causal, masked_output, rtol=1e-6)
     bias = jnp.zeros((3, N, N)).at[:, :, 2].set(-1e9)
     assert np.max(rc.apply(params, x, config, bias=bias).attention[..., 2]) == 0.0
 
@@ -166,10 +166,10 @@ def test_dropout_needs_a_key_and_keeps_the_mean():
     def dropped(key):
         return rc.apply(params, x, config, dropout_key=key, dropout_rate=0.2).output
 
-    found = jax.jit(jax.vmap(dropped))(jax.random.split(jax.random.key(9), 4000))
-    error = np.abs(found.mean(0) - clean)
-    assert (error < 5 * found.std(0) / np.sqrt(4000) + 1e-6).all()
-    assert found.std() > 0.1
+    outputs = jax.jit(jax.vmap(dropped))(jax.random.split(jax.random.key(9), 4000))
+    error = np.abs(outputs.mean(0) - clean)
+    assert (error < 5 * outputs.std(0) / np.sqrt(4000) + 1e-6).all()
+    assert outputs.std() > 0.1
 
 
 def test_presets_are_the_four_curves():
@@ -216,12 +216,12 @@ test_bad_inputs_and_parameters_are_named = refused(
 def test_grouped_keys_are_normalised_as_if_each_head_had_its_own():
     config = rc.san(2, 4, D, qk_norm="width")
     params, x = draws.parameters(config, bias_scale=0.0), draws.tokens(N, D)
-    own = params.layers.attention
-    few = {"w_k": own.w_k[:, ::2], "w_v": own.w_v[:, ::2]}
+    attention = params.layers.attention
+    few = {"w_k": attention.w_k[:, ::2], "w_v": attention.w_v[:, ::2]}
     few["k_norm"] = 1 + jnp.arange(2 * 2 * 3.0).reshape(2, 2, 3)
-    every = {name: jnp.repeat(a, 2, axis=1) for name, a in few.items()}
+    repeated = {name: jnp.repeat(a, 2, axis=1) for name, a in few.items()}
     outputs = [
         rc.apply(draws.changed(params, attention=fields), x, config).output
-        for fields in (few | {"b_k": None, "b_v": None}, every)
+        for fields in (few | {"b_k": None, "b_v": None}, repeated)
     ]
     np.testing.assert_allclose(*outputs, rtol=1e-6)

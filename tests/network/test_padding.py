@@ -48,8 +48,8 @@ def test_sums_over_paths_are_those_without_padding(case, x64):
     x = np.arange(N) % 9 if case == "ids" else np.random.default_rng(N).normal(size=(N, D))
     padded, mask = padded_inputs(inputs, axes)
     expected = rc.path_contributions(params, x, config, **inputs)
-    found = rc.path_contributions(params, pad(x), config, **padded)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    contributions = rc.path_contributions(params, pad(x), config, **padded)
+    for a, b in zip(jax.tree.leaves(contributions), jax.tree.leaves(expected), strict=True):
         a, b = a[..., :N, :][..., mask, :], b[..., mask, :]
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
 
@@ -61,8 +61,8 @@ def test_bounds_are_those_without_padding(case, x64):
     params, x = draws.parameters(config, 1), np.random.default_rng(N).normal(size=(N, D))
     padded, mask = padded_inputs(CASES[case][1], {})
     expected = rc.bound_report(params, x, config, mask=mask)
-    found = rc.bound_report(params, pad(x), config, **padded)
-    spread = found.log10_spread[..., :N][..., mask]
+    report = rc.bound_report(params, pad(x), config, **padded)
+    spread = report.log10_spread[..., :N][..., mask]
     np.testing.assert_allclose(spread, expected.log10_spread[..., mask], rtol=1e-9)
-    expected, found = (r.replace(log10_spread=None) for r in (expected, found))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), found, expected)
+    expected, report = (r.replace(log10_spread=None) for r in (expected, report))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), report, expected)
