@@ -130,10 +130,8 @@ def as_bools(mask: Any, name: str = "mask") -> Any:
             floats that are traced, or all 0, are refused too. Of torch only floats are checked, on
             the host.
     """
-    refuse_if(
-        isinstance(mask, str),
-        f"{name}={mask!r} is not an array: use config.replace(mask={mask!r})",
-    )
+    if isinstance(mask, str):
+        raise ValueError(f"{name}={mask!r} is not an array: use config.replace(mask={mask!r})")
     mask = as_array(mask)
     if is_torch_array(mask):
         if "float" not in str(mask.dtype):
