@@ -31,8 +31,14 @@ from experiments.lab.folder import RunFolder
 from experiments.lab.statements import row_of
 from experiments.note.attention_forms.measure import FORMS, LAWS, MEASURES, make_measure
 from experiments.train import arguments
-from experiments.train.sorting import sorting_setup
-from experiments.train.training import TrainedTask, diverged, model_files, results_of, whole_model
+from experiments.train.sorting import make_sorting_setup
+from experiments.train.training import (
+    TrainedTask,
+    diverged_seeds,
+    measure_whole,
+    model_files,
+    train_tasks,
+)
 from experiments.verdicts import Comparison
 from experiments.verdicts.statistics import between, log10, mean_of
 from rank_collapse.report import figures
@@ -66,8 +72,10 @@ def measure_all(options: Flags, setup: Flags, run: RunFolder) -> dict[str, Any]:
     total = len(options.d_k) * options.num_seeds
     with Executor(options, run, "random queries and keys", total) as executor:
         random = measure_widths(options, executor)
-    found, widths = results_of(options, setups_of(options), run, accuracy_of), options.trained_d_k
-    shown = {n: {"accuracy": o["accuracy"], "diverged": diverged(o)} for n, o in found.items()}
+    found, widths = train_tasks(options, setups_of(options), run, accuracy_of), options.trained_d_k
+    shown = {
+        n: {"accuracy": o["accuracy"], "diverged": diverged_seeds(o)} for n, o in found.items()
+    }
     return {
         "random": random,
         "trained": {
@@ -96,7 +104,7 @@ def setups_of(options: Flags) -> dict[str, TrainedTask]:
     The same data and seeds everywhere. Weights are drawn with variance 1/fan-in, so that queries
     and keys begin with unit variance, as the note has them; values stay as wide as without d_k.
     """
-    setup = sorting_setup(options)
+    setup = make_sorting_setup(options)
     base = setup.recipe.config.replace(
         init="lecun", d_v=options.d_model // options.num_heads, scale_scores=False
     )
@@ -116,7 +124,7 @@ def setups_of(options: Flags) -> dict[str, TrainedTask]:
 
 def accuracy_of(setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
     """{metric: number} of one seed."""
-    return whole_model(setup, model, data, key)["whole"]
+    return measure_whole(setup, model, data, key)["whole"]
 
 
 def stacked(widths: list[int], by_width: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

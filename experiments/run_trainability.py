@@ -28,8 +28,8 @@ from experiments.lab.experiment import Experiment, Finding, Shown, by_name, open
 from experiments.lab.flags import Flags, check_names
 from experiments.lab.folder import RunFolder
 from experiments.lab.statements import row_of
-from experiments.train import arguments, designs, letters
-from experiments.train.designs import Cell, gradient
+from experiments.train import arguments, designs
+from experiments.train.designs import Cell, gradient_norms
 from experiments.verdicts import Comparison
 from experiments.verdicts.statistics import by_seed
 from rank_collapse.report import figures
@@ -49,7 +49,7 @@ PUBLISHED = {
 # Flags that say which cells are asked for; what a cell gives does not depend on the others.
 ASKED = ("depths", "designs", "warmup", "learning_rate", "batch_size")
 
-FLAGS = letters.make_flags(ASKED)
+FLAGS = designs.make_flags(ASKED)
 vocabulary.alias(FLAGS, **arguments.PUBLISHED_NAMES)
 define = cli.definer(FLAGS)
 define("list", "designs", ["post", "pre", "admin", "deepnorm"], "Names of residual designs.")
@@ -78,12 +78,12 @@ def columns_of(found: dict[str, Any]) -> dict[str, np.ndarray]:
     """What the table has of each seed of a cell, [s] each."""
     columns = {
         "failed": found["failed"].astype(int),
-        "diverged": designs.diverged(found).astype(int),
+        "diverged": designs.has_diverged(found).astype(int),
         "accuracy": found["accuracy"][:, -1],
         "training_loss": found["losses"][:, -1],
     }
     inside = {name: found[name] for name in ("residual_ratio", "token_cosine")}
-    inside |= {f"gradient_{name}": gradient(found, name) for name in ("w_q", "w_k", "w_v")}
+    inside |= {f"gradient_{name}": gradient_norms(found, name) for name in ("w_q", "w_k", "w_v")}
     for when, t in (("before", 0), ("after", -1)):
         columns |= {f"{name}_{when}": values[:, t, -1] for name, values in inside.items()}
     return columns
@@ -156,8 +156,8 @@ def finding(cells, setup):
 # {label: results → [s, t, L] or [s, t]}
 BY_LAYER = {
     "residual ratio": lambda found: found["residual_ratio"][..., 1:],
-    "gradient to $W_Q$": lambda found: gradient(found, "w_q"),
-    "gradient to $W_V$": lambda found: gradient(found, "w_v"),
+    "gradient to $W_Q$": lambda found: gradient_norms(found, "w_q"),
+    "gradient to $W_V$": lambda found: gradient_norms(found, "w_v"),
 }
 
 
@@ -210,7 +210,7 @@ def compare(results, cells):
         columns, known = columns_of(found), published(cell)
         count, seeds = int(found["failed"].sum()), len(found["failed"])
         ends = "{:.2f} to {:.2f}".format(*wilson_interval(count, seeds))
-        share = np.median(gradient(found, "w_q")[:, 0] / gradient(found, "w_v")[:, 0])
+        share = np.median(gradient_norms(found, "w_q")[:, 0] / gradient_norms(found, "w_v")[:, 0])
         yield Comparison(
             f"{cell.design}, {cell.depth} layers, rate {cell.learning_rate:g}, warm-up "
             f"{cell.warmup}, batch {cell.batch_size}: seeds that fail",

@@ -23,7 +23,14 @@ from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.note import transformer_grammar as grammar
 from experiments.train import arguments
-from experiments.train.training import ALONE, TrainedTask, diverged, kept, model_files, results_of
+from experiments.train.training import (
+    ALONE,
+    TrainedTask,
+    diverged_seeds,
+    fine_seeds,
+    model_files,
+    train_tasks,
+)
 from experiments.verdicts import Comparison
 from experiments.verdicts.statistics import by_seed
 from rank_collapse.report import figures
@@ -188,7 +195,7 @@ def measure_one(setup: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, 
 def rows_of(results: dict[str, Any], setup: TrainedTask) -> list[dict[str, Any]]:
     """One row per seed."""
     residual = {f"residual_{half}": own[:, -1] for half, own in results["residual"].items()}
-    columns = {"diverged": diverged(results), "exact": results["exact"]}
+    columns = {"diverged": diverged_seeds(results), "exact": results["exact"]}
     return by_seed(columns | results["whole"] | residual)
 
 
@@ -196,7 +203,7 @@ def curves_figure(results: dict[str, Any], setup: TrainedTask):
     """Loss and accuracy after each epoch, mean and standard deviation over seeds; the point at the
     end: sequences decoded greedily that are right in every token."""
     fig, ((loss, share),) = figures.figure(1, 2)
-    seeds, curves, losses = kept(results), results["curves"], results["losses"]
+    seeds, curves, losses = fine_seeds(results), results["curves"], results["losses"]
     epochs, exact = np.arange(1, losses.shape[1] + 1), results["exact"][seeds]
     for draw, ax, values, label, index in (
         (figures.log_band, loss, losses, "training", 0),
@@ -219,7 +226,7 @@ def curves_figure(results: dict[str, Any], setup: TrainedTask):
 def attention_figure(results: dict[str, Any], setup: TrainedTask):
     """Attention weights on one held-out pair, mean over heads: within the source, within the target
     so far, from target to source."""
-    seed = int(kept(results)[0])
+    seed = int(fine_seeds(results)[0])
     shown = {name: values[seed] for name, values in results["shown"].items()}
     maps = {kind: results["attention"][kind][seed].mean(axis=1) for kind in KINDS}
     depth = len(maps["encoder"])
@@ -244,7 +251,7 @@ def attention_figure(results: dict[str, Any], setup: TrainedTask):
 def residual_figure(results: dict[str, Any], setup: TrainedTask):
     """Residual of the tokens by layer of the trained halves, bands over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
-    groups = {setup.title: {half: values[kept(results)] for half, values in halves}}
+    groups = {setup.title: {half: values[fine_seeds(results)] for half, values in halves}}
     label = "residual ratio ‖res(X)‖ / ‖X‖, trained"
     fig, axes = figures.curves(groups, xlabel="layer (0: input)", ylabel=label)
     axes[0, 0].set_ylim(0, 1.03)
@@ -260,7 +267,7 @@ def named(ids: Sequence[int]) -> list[str]:
 
 def compare(results, setup):
     """Tokens, whole sequences and trained residuals; no number is published for these tasks."""
-    seeds, residual = kept(results), results["residual"]
+    seeds, residual = fine_seeds(results), results["residual"]
     values = {
         "token accuracy, teacher forced": results["whole"]["accuracy"],
         "sequences written exactly, decoded greedily": results["exact"],
@@ -294,7 +301,7 @@ FIGURES = by_name(curves_figure, attention_figure, residual_figure)
 
 def measure(options: Flags, setup: TrainedTask, run: RunFolder) -> dict[str, Any]:
     """Trains all seeds, and takes `measure_one` of each."""
-    return results_of(options, {ALONE: setup}, run, measure_one)[ALONE]
+    return train_tasks(options, {ALONE: setup}, run, measure_one)[ALONE]
 
 
 def main(options: Flags) -> Shown:

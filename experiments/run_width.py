@@ -25,14 +25,14 @@ from experiments.lab.experiment import Experiment, Shown, by_name, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.train import arguments
-from experiments.train.sorting import sorting_setup
+from experiments.train.sorting import make_sorting_setup
 from experiments.train.training import (
     TrainedTask,
-    diverged,
-    kept,
+    diverged_seeds,
+    fine_seeds,
+    measure_whole,
     model_files,
-    results_of,
-    whole_model,
+    train_tasks,
 )
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import of_mean
@@ -50,12 +50,12 @@ vocabulary.numbers(
 )
 
 Cases = Mapping[str, TrainedTask]  # {"depth L": what is trained}
-ByCase = Mapping[str, Any]  # {case: as `training.results_of`}
+ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
 
 
 def make_cases(options: flags.FlagValues) -> Cases:
     """{"depth L": what is trained} of every depth, with about the reference's parameters."""
-    setup = sorting_setup(options)
+    setup = make_sorting_setup(options)
     target = num_parameters(setup.recipe)
     return {
         f"depth {depth}": dataclasses.replace(
@@ -92,7 +92,7 @@ def rows_of(results: ByCase, cases: Cases) -> list[dict[str, Any]]:
     return [
         shape_of(case) | row
         for name, case in cases.items()
-        for row in by_seed({"diverged": diverged(results[name])} | results[name]["whole"])
+        for row in by_seed({"diverged": diverged_seeds(results[name])} | results[name]["whole"])
     ]
 
 
@@ -105,7 +105,7 @@ def shape_of(case: TrainedTask) -> dict[str, int]:
 def accuracies(results, cases) -> dict[str, np.ndarray]:
     """{case: accuracy [s], NaN of a seed that diverged}, shallow first."""
     return {
-        name: np.where(diverged(results[name]), np.nan, results[name]["whole"]["accuracy"])
+        name: np.where(diverged_seeds(results[name]), np.nan, results[name]["whole"]["accuracy"])
         for name in sorted(cases, key=lambda name: cases[name].recipe.config.depth)
     }
 
@@ -117,7 +117,7 @@ def width_figure(results, cases):
     found = accuracies(results, cases)
     configs = [cases[name].recipe.config for name in found]
     for index, (name, config) in enumerate(zip(found, configs, strict=True)):
-        losses = results[name]["losses"][kept(results[name])]
+        losses = results[name]["losses"][fine_seeds(results[name])]
         label = f"{config.depth} layer{'s' * (config.depth > 1)}, width {config.d_model}"
         figures.log_band(loss, 1 + np.arange(losses.shape[1]), losses, label, index, marker="")
     loss.set(xlabel="epoch", ylabel="training loss", yscale="log")
@@ -168,7 +168,7 @@ FIGURES = by_name(width_figure)
 
 def measure(options: Flags, cases: Cases, run: RunFolder) -> ByCase:
     """Trains every depth, and takes the accuracy of each seed."""
-    return results_of(options, cases, run, whole_model)
+    return train_tasks(options, cases, run, measure_whole)
 
 
 def main(options: Flags) -> Shown:

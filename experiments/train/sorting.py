@@ -18,9 +18,11 @@ from rank_collapse.training.tasks.examples import Examples
 def make_examples(
     key: Any, num_examples: int, seq_len: int, num_letters: int, repeats: bool = True
 ) -> Examples:
-    """Uniformly random letter sequences with their sorted sequences as labels.
+    """Draws letter sequences uniformly at random, with their sorted sequences as labels.
 
     Args:
+        key: Of the draw.
+        num_examples, seq_len, num_letters: Sequences, letters of each, and of the alphabet.
         repeats: Whether a letter may occur twice; if not, each sequence is a random choice of
             distinct letters in random order.
 
@@ -41,18 +43,18 @@ def make_examples(
 
 
 def misordered_pairs(predicted: Int[Array, "b n"], repeats: bool = True) -> Float[Array, ""]:
-    """Mean over sequences of the number of pairs i < j predicted with p_i > p_j.
+    """Counts the pairs i < j predicted with p_i > p_j, mean over sequences.
 
     Without repeats a tie is out of order too: p_i ≥ p_j.
     """
     first, second = predicted[:, :, None], predicted[:, None, :]
-    wrong = first > second if repeats else first >= second
-    later = jnp.triu(jnp.ones(wrong.shape[1:], bool), k=1)
-    return jnp.mean(jnp.sum(wrong & later[None], axis=(1, 2)).astype(jnp.float32))
+    is_wrong = first > second if repeats else first >= second
+    is_later = jnp.triu(jnp.ones(is_wrong.shape[1:], bool), k=1)
+    return jnp.mean(jnp.sum(is_wrong & is_later[None], axis=(1, 2)).astype(jnp.float32))
 
 
-def sorting_setup(options: Flags) -> TrainedTask:
-    """What the flags train.
+def make_sorting_setup(options: Flags) -> TrainedTask:
+    """Makes what the flags train: a network that sorts letters.
 
     Raises:
         ValueError: More distinct letters than there are.
@@ -76,7 +78,7 @@ def sorting_setup(options: Flags) -> TrainedTask:
         options,
         name="sort",
         title=f"Sorting {tokens} of {letters} letters",
-        recipe=arguments.recipe(options, embedding),
+        recipe=arguments.make_recipe(options, embedding),
         make_data=functools.partial(train_and_eval, make, options),
         metrics={
             "accuracy": examples.token_accuracy,

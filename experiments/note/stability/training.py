@@ -16,8 +16,8 @@ from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.note.stability import networks
 from experiments.note.stability.measure import of_network
-from experiments.train import designs, letters
-from experiments.train.designs import Cell, steps_of
+from experiments.train import designs
+from experiments.train.designs import Cell, look_steps
 from experiments.verdicts import Comparison
 from rank_collapse.network.inputs import input_states
 from rank_collapse.network.measured import updates
@@ -34,7 +34,7 @@ def trained(options: Flags, run: RunFolder) -> dict[Cell, dict[str, Any]]:
     own = {name: options[name].value for name in ("seed", "num_seeds", "num_devices", "seed_chunk")}
     own |= {"n_steps": options.train_steps}
     arguments = [f"--{name}={value}" for name, value in own.items() if value is not None]
-    sizes = cli.parse(letters.make_flags(), arguments)
+    sizes = cli.parse(designs.make_flags(), arguments)
     cells = [
         Cell(options.train_depth, name, sizes.learning_rate, 0, sizes.batch_size)
         for name in options.train_designs
@@ -45,7 +45,7 @@ def trained(options: Flags, run: RunFolder) -> dict[Cell, dict[str, Any]]:
 
 def make_measure(recipe: Recipe, *, size: float) -> Callable[..., dict[str, Any]]:
     """measure(model, data, hyper, key) of one run: as run_trainability, and `of_network`, the mean
-    over `LOOKED_AT` held-out examples.
+    over `NUM_MEASURED` held-out examples.
 
     The update along the gradient is that of the held-out loss, the other one of a direction that is
     the same in all runs.
@@ -72,7 +72,7 @@ def make_measure(recipe: Recipe, *, size: float) -> Callable[..., dict[str, Any]
             trace = rc.apply(model.network, states, config)
             return of_network(model.network, states, config, trace, law, moves, size)
 
-        found = jax.lax.map(of_example, held_out.first(designs.LOOKED_AT).inputs)
+        found = jax.lax.map(of_example, held_out.first(designs.NUM_MEASURED).inputs)
         own = jax.tree.map(lambda a: a.mean(axis=0), found)
         return of_training(model, data, hyper, key) | {"stability": own}
 
@@ -101,7 +101,7 @@ def compare(results: Mapping[Cell, Any]) -> Iterator[Comparison]:
     for cell, found in results.items():
         means = {name: geometric_mean(values) for name, values in curves_of(found).items()}
         shown = {n: ", ".join(f"{v[i]:.2g}" for i in (0, 1, -1)) for n, v in means.items()}
-        steps = ", ".join(f"{steps_of(found)[i]:g}" for i in (0, 1, -1))
+        steps = ", ".join(f"{look_steps(found)[i]:g}" for i in (0, 1, -1))
         yield Comparison(
             f"{cell.design}, {cell.depth} layers trained: 1 − token cosine of the last at steps "
             f"{steps}",
@@ -128,7 +128,7 @@ def training_figure(found: Mapping[str, Any], setup: Any) -> Figure | None:
     }
     law = {"apart": "expected_apart", "change_random": "expected_change"}
     for index, (cell, trained) in enumerate(results.items()):
-        curves, steps = curves_of(trained), steps_of(trained)
+        curves, steps = curves_of(trained), look_steps(trained)
         for ax, (name, label) in zip(axes.flat, labels.items(), strict=True):
             figures.log_band(ax, steps, curves[name], cell.design, index)
             if name in law:
