@@ -24,12 +24,12 @@ import numpy as np
 
 from experiments.lab import cli, vocabulary
 from experiments.lab.executor import Executor
-from experiments.lab.experiment import Experiment, Shown, by_name, open_run
+from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags, check_names
 from experiments.lab.folder import RunFolder
 from experiments.paper.bounds.draws import CASES, FREE, Case, single_draw, two_heads
 from experiments.verdicts import Comparison
-from experiments.verdicts.claims import Row, of_cases
+from experiments.verdicts.claims import Row, cases_row
 from rank_collapse.report import figures
 
 BLOCK = 50  # draws that a device vmaps over
@@ -68,7 +68,7 @@ define("integer", "num_draws", 5000, "Networks drawn.", lower_bound=1)
 define("integer", "seed", 0, "Base seed.", lower_bound=0)
 define("list", "cases", [case.name for case in CASES], "Kinds of networks, tokens x width x heads.")
 vocabulary.define(FLAGS, seed_chunk=0)
-vocabulary.numbers(
+vocabulary.define_numbers(
     FLAGS,
     "sizes",
     [256, 1024, 4096, 16384, 40000, 200000],
@@ -217,7 +217,7 @@ def claims(results: Results, cases: Any) -> list[Row]:
         ("heads bound", "random networks", "published_stack", "published_stack"),
     )
     return [
-        of_cases(key, text, total[f"{broken}_violations"], total[f"{among}_cases"], total["draws"])
+        cases_row(key, text, total[f"{broken}_violations"], total[f"{among}_cases"], total["draws"])
         for key, text, broken, among in rows
     ]
 
@@ -259,7 +259,7 @@ EXPERIMENT = Experiment(
         "tiny": "--num_draws=4 --cases=3x4x2",
     },
 )
-FIGURES = by_name(tightness_figure, construction_figure)
+FIGURES = name_figures(tightness_figure, construction_figure)
 
 
 def main(options: Flags) -> Shown:

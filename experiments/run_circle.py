@@ -33,17 +33,17 @@ import numpy as np
 from absl import flags
 
 from experiments.lab import cli, vocabulary
-from experiments.lab.experiment import Experiment, Finding, Shown, by_name, open_run
+from experiments.lab.experiment import Experiment, Finding, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
-from experiments.lab.statements import row_of
+from experiments.lab.statements import make_row
 from experiments.paper.circle import walks
 from experiments.paper.circle.walks import RADIUS, fine_cases
 from experiments.train import arguments
 from experiments.train.training import TrainedTask, model_files, train_tasks
 from experiments.verdicts import Comparison
-from experiments.verdicts.claims import Row, of_mean
-from experiments.verdicts.statistics import by_seed, fisher_exact
+from experiments.verdicts.claims import Row, mean_row
+from experiments.verdicts.statistics import fisher_exact, seed_rows
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import wilson_interval
 
@@ -116,7 +116,9 @@ text = (
     "what keeps walkers apart."
 )
 define("enum", "compare", "", text, ["", *COMPARED])
-vocabulary.numbers(FLAGS, "widths", list(WIDTHS), "Model widths of --compare.", lower_bound=3)
+vocabulary.define_numbers(
+    FLAGS, "widths", list(WIDTHS), "Model widths of --compare.", lower_bound=3
+)
 text = "Accepted as in the published commands; this experiment has no use for it."
 for name in ("n_repeat", "path_len", "n_paths"):
     define("integer", name, None, text)
@@ -155,7 +157,7 @@ def table(results: ByCase, cases: Cases) -> Iterator[dict[str, Any]]:
     """Makes a row for each case and seed; where the walkers went by step is in arrays.npz."""
     for name, case in results.items():
         variant, width = walks.split_name(name)
-        for row in by_seed(walks.measure_seeds(case)):
+        for row in seed_rows(walks.measure_seeds(case)):
             numbers = {n: int(v) if isinstance(v, bool) else v for n, v in row.items()}
             present = {n: None if v != v else v for n, v in numbers.items()}  # NaN
             yield {"case": name, "variant": variant, "width": width} | present
@@ -313,15 +315,15 @@ def claims(results: ByCase, cases: Cases) -> Iterator[Row]:
         key, baseline = APART.get(variant, ("", ""))
         end, other = ends[case["name"]], measured.get((baseline, width))
         if variant in ("base", "attention"):
-            yield row_of("circle", case["name"], end)
+            yield make_row("circle", case["name"], end)
         if other is not None:
             both = np.intersect1d(case["seed"], other["seed"])
             fell, stayed = end[both] < limit, ends[other["name"]][both] >= limit
             note = f"those of {len(both)} seeds that fall without; "
             note += f"{np.sum(fell & stayed)} fall only with"
-            yield row_of(key, case["name"], end[both][~stayed], why=note)
+            yield make_row(key, case["name"], end[both][~stayed], why=note)
         if variant in ORDERS:
-            yield of_mean(ORDERS[variant], f"recurrent, {case['name']}", case["orders"])
+            yield mean_row(ORDERS[variant], f"recurrent, {case['name']}", case["orders"])
 
 
 def compare(results: ByCase, cases: Cases) -> Iterator[Comparison]:
@@ -369,7 +371,7 @@ EXPERIMENT = Experiment(
         "--batch_size=3 --widths=4",
     },
 )
-FIGURES = by_name(shares_figure, steps_figure, trajectories_figure, distance_figure)
+FIGURES = name_figures(shares_figure, steps_figure, trajectories_figure, distance_figure)
 
 
 def main(options: Flags) -> Shown:

@@ -48,7 +48,7 @@ FLAGS = arguments.make_flags(
     learning_rate=3e-4,
 )
 define_path_flags(FLAGS)
-vocabulary.alias(
+vocabulary.define_alias(
     FLAGS,
     max_seq_length="num_tokens",
     num_train_epochs="n_epochs",

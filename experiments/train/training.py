@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from experiments.lab.executor import Chunk, Executor
 from experiments.lab.flags import Flags, content_hash
 from experiments.lab.folder import RunFolder
-from experiments.lab.progress import Progress, asked
+from experiments.lab.progress import Progress, stop_requested
 from experiments.train import arguments
 from experiments.train.watched import layer_scalars
 from rank_collapse.runs import metrics, seeds
@@ -166,7 +166,7 @@ class Training:
                 diverged.add(position)
                 name = describe_run(chunk, position)
                 progress.say(f"{name} diverged by epoch {epoch}; it is kept apart")
-            if time.monotonic() - saved > self.checkpoint_seconds or asked():
+            if time.monotonic() - saved > self.checkpoint_seconds or stop_requested():
                 run.save_checkpoint(epoch, snapshot(), of=states)
                 saved = time.monotonic()
             loss = float(losses[is_finite, -1].mean()) if is_finite.any() else float("nan")

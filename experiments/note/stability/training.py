@@ -34,7 +34,7 @@ def trained(options: Flags, run: RunFolder) -> dict[Cell, dict[str, Any]]:
     own = {name: options[name].value for name in ("seed", "num_seeds", "num_devices", "seed_chunk")}
     own |= {"n_steps": options.train_steps}
     arguments = [f"--{name}={value}" for name, value in own.items() if value is not None]
-    sizes = cli.parse(designs.make_flags(), arguments)
+    sizes = cli.parse_flags(designs.make_flags(), arguments)
     cells = [
         Cell(options.train_depth, name, sizes.learning_rate, 0, sizes.batch_size)
         for name in options.train_designs

@@ -4,7 +4,7 @@ import numpy as np
 import xarray as xr
 
 from experiments.lab import labelled
-from experiments.lab.experiment import by_name
+from experiments.lab.experiment import name_figures
 from experiments.paper.paths.measure import BASELINES
 from experiments.paper.paths.results import accuracies, largest_sets
 from experiments.train.training import TrainedTask
@@ -38,7 +38,7 @@ def paths_figure(results: xr.Dataset, setup: TrainedTask):
     fig, axes = figures.figure(1, 2, width=4.0, height=4.2, sharey=True)
     (left, right), shares = axes[0], accuracies(results)
     sets = shares.sampled.mean("repeat")
-    for index, (point, accuracy) in enumerate(labelled.points(sets, "seed", "path_length")):
+    for index, (point, accuracy) in enumerate(labelled.iterate_points(sets, "seed", "path_length")):
         size = point["num_paths"]
         left.errorbar(
             accuracy.path_length + 0.08 * (index - 0.5),
@@ -142,4 +142,4 @@ def count_seeds(values: xr.Dataset | xr.DataArray) -> str:
     return f"{count} seed{'s' * (count != 1)}"
 
 
-FIGURES = by_name(short_paths_figure, paths_figure, shares_figure, loss_figure)
+FIGURES = name_figures(short_paths_figure, paths_figure, shares_figure, loss_figure)

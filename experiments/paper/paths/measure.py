@@ -242,9 +242,9 @@ def as_dataset(options: Flags, setup: TrainedTask, arrays: Mapping[str, np.ndarr
     axes = {"losses": ("epoch",), "covariance": ("path_length",), "seconds": ("part",)}
     evaluations = {name: a for name, a in arrays.items() if not name.startswith("model/")}
     sets = {n: evaluations.pop(n) for n in [*evaluations] if n.startswith("sets/")}
-    exact = labelled.of_arrays(evaluations, ("metric", "path_length"), **axes)
+    exact = labelled.make_dataset(evaluations, ("metric", "path_length"), **axes)
     exact = exact.assign_coords(path_length=np.arange(setup.recipe.config.depth + 1))
-    sampled = labelled.of_arrays(sets, ("num_paths", "metric", "path_length", "repeat"))
+    sampled = labelled.make_dataset(sets, ("num_paths", "metric", "path_length", "repeat"))
     sampled = sampled.assign_coords(path_length=sampled_lengths(options))
     sampled = sampled.rename(sets="sampled").sortby("num_paths")
     return xr.merge([exact, sampled], join="outer").assign(fine=exact.diverged_at < 0)

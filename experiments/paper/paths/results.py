@@ -10,12 +10,12 @@ import xarray as xr
 
 from experiments.lab import labelled
 from experiments.lab.experiment import Finding
-from experiments.lab.labelled import beside, rows
+from experiments.lab.labelled import compare_means, statement_rows
 from experiments.paper.paths.measure import BASELINES, PUBLISHED_SIZE, sampled_lengths
 from experiments.train.training import TrainedTask
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row
-from experiments.verdicts.statistics import between, mean_of, slope
+from experiments.verdicts.statistics import format_interval, mean_with_interval, slope
 
 # Whose attention, norms and gates: the whole model's ("frozen"), or the truncated network's own.
 SEMANTICS = dict.fromkeys(("offset", "exact", "up_to", "from", "shapley"), "frozen")
@@ -45,7 +45,7 @@ def accuracies(results: xr.Dataset) -> xr.Dataset:
     learned = shares.whole > baseline + 2 * error
     fell_below = shares.truncated.min("path_length") < baseline - 2 * baseline_error
     full = shares.truncated.isel(path_length=-1)
-    gains = labelled.along(
+    gains = labelled.apply_along(
         lambda a: (a[..., -1:] - a[..., :-1]).sum(-1), shares.truncated, "path_length"
     )
     is_near = shares.truncated >= shares.whole - error
@@ -82,7 +82,7 @@ def table(results: xr.Dataset, setup: TrainedTask) -> Iterator[dict[str, Any]]:
     places = [axis for axis in PLACES if axis in long]
     long[places] = long[places].astype("Int64")
     order = ["seed", "diverged", "evaluation", "semantics", *places, *setup.metrics]
-    return labelled.records(long.sort_values("seed", kind="stable")[order])
+    return labelled.frame_rows(long.sort_values("seed", kind="stable")[order])
 
 
 def claims(task: str, results: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
@@ -98,19 +98,23 @@ def claims(task: str, results: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
     """
     shares, depth = accuracies(results), setup.recipe.config.depth
     note = describe_below(shares.fell_below)
-    yield from rows("short suffice", shares.carried - depth / 2, task, why=note)
+    yield from statement_rows("short suffice", shares.carried - depth / 2, task, why=note)
     if 1 in sampled_lengths(setup.options):
         sets = shares.sampled.sel(num_paths=PUBLISHED_SIZE, path_length=slice(1, None), drop=True)
         sets = sets.mean("repeat")
         first = sets.sel(path_length=1, drop=True)
-        yield from rows("one short", first - (shares.whole + shares.baseline) / 2, task)
+        yield from statement_rows("one short", first - (shares.whole + shares.baseline) / 2, task)
         is_below = sets.max("path_length") <= shares.baseline + 2 * shares.baseline_error
-        falls = labelled.along(functools.partial(slope, sets.path_length), sets, "path_length")
-        yield from rows("falls", falls.where(~is_below), task, why=describe_below(is_below))
+        falls = labelled.apply_along(
+            functools.partial(slope, sets.path_length), sets, "path_length"
+        )
+        yield from statement_rows(
+            "falls", falls.where(~is_below), task, why=describe_below(is_below)
+        )
     learned = shares.sel(seed=shares.learned)
     gained = learned.whole - learned.baseline
-    yield from rows("biases", (learned.offset - learned.baseline) / gained, task)
-    yield from rows("all of it", shares.enough, f"{task}, of {depth} layers")
+    yield from statement_rows("biases", (learned.offset - learned.baseline) / gained, task)
+    yield from statement_rows("all of it", shares.enough, f"{task}, of {depth} layers")
 
 
 def describe_below(is_below: xr.DataArray) -> str:
@@ -122,7 +126,9 @@ def describe_below(is_below: xr.DataArray) -> str:
 def compare(results: xr.Dataset, setup: TrainedTask) -> Iterator[Comparison]:
     """Compares whole model and baseline with the published plotting code's; what no path gives."""
     shares = accuracies(results)
-    whole, offset = (between(mean_of(shares[n], share=True)) for n in ("whole", "offset"))
+    whole, offset = (
+        format_interval(mean_with_interval(shares[n], share=True)) for n in ("whole", "offset")
+    )
     yield Comparison(
         "token accuracy of the whole model",
         whole,
@@ -131,12 +137,12 @@ def compare(results: xr.Dataset, setup: TrainedTask) -> Iterator[Comparison]:
     )
     best = max(float(shares[name].mean()) for name in BASELINES)
     yield Comparison("best baseline, measured on the data", best, setup.published["baseline"])
-    yield from beside("without longer paths, self-consistent", shares.truncated)
+    yield from compare_means("without longer paths, self-consistent", shares.truncated)
     note = "biases divided by the whole model's σ carry this much of the answer: whether short "
     note += "paths suffice is what the lines without longer paths test"
     yield Comparison("frozen biases alone, without a path", offset, note=note)
     by_length = shares.sampled.mean(["seed", "repeat"])
-    yield from beside("best length", by_length.idxmax("path_length").expand_dims("seed"))
+    yield from compare_means("best length", by_length.idxmax("path_length").expand_dims("seed"))
 
 
 def finding(success: str, results: xr.Dataset, setup: TrainedTask) -> Finding | None:
