@@ -30,7 +30,7 @@ from experiments.lab.flags import (
 )
 from experiments.lab.vocabulary import MOST_SEEDS as MOST_SEEDS, definer as definer
 from rank_collapse.extras import MissingPackage
-from rank_collapse.printed import one_line
+from rank_collapse.printed import format_one_line
 from rank_collapse.runs.files import RunError
 
 # Of the user or the machine: said in one line. Others are ours, and show where they are.
@@ -94,7 +94,8 @@ def execute(
             print("error: out of memory: fewer seeds at a time need less", file=sys.stderr)
         else:
             print(
-                f"error: {in_typed_names(one_line(error), arguments, flag_values)}", file=sys.stderr
+                f"error: {in_typed_names(format_one_line(error), arguments, flag_values)}",
+                file=sys.stderr,
             )
         return 2
 

@@ -95,7 +95,7 @@ def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str,
             return examples.loss_metric(logits, held_out), logits
 
         (loss, logits), gradient = jax.value_and_grad(compute_loss, has_aux=True)(model)
-        norms = updates.norms_of(updates.matrices_of(gradient.network))
+        norms = updates.compute_matrix_norms(updates.get_weight_matrices(gradient.network))
         norms = norms["attention"] | norms["mlp"]
 
         def measure_states(inputs):

@@ -60,7 +60,7 @@ def make_measure(recipe: Recipe, *, size: float) -> Callable[..., dict[str, Any]
             return examples.loss_metric(logits, held_out), None
 
         gradients, _ = networks.gradients(loss, model.network)
-        leaves, tree = jax.tree.flatten(updates.matrices_of(model.network))
+        leaves, tree = jax.tree.flatten(updates.get_weight_matrices(model.network))
         keys = jax.random.split(jax.random.key(0), len(leaves))
         drawn = [jax.random.normal(k, w.shape) for k, w in zip(keys, leaves, strict=True)]
         random, down = jax.tree.unflatten(tree, drawn), jax.tree.map(jax.numpy.negative, gradients)

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.residual import lone_norm
-from rank_collapse.network.walk import walk_through
+from rank_collapse.network.walk import walk_network
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.logdomain import LogScaled
 
@@ -142,7 +142,7 @@ def log_roll_out(
     def apply_network(state):
         state = apply_linear(state, params.embedding.w_in, params.embedding.b_in)
         state = ops.norm(first_norm, state, token_mask)
-        return apply_linear(walk_through(algebra, state, params, prepared, config), *classifier)
+        return apply_linear(walk_network(algebra, state, params, prepared, config), *classifier)
 
     def advance(state, _):
         output = apply_network(state)

@@ -22,7 +22,7 @@ from rank_collapse.network import covers, layers
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.passes import replay
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import Layer, Passage, walk, walk_layer
+from rank_collapse.network.walk import Layer, SublayerValues, walk_layer, walk_layers
 from rank_collapse.theory import bounds, mean_bounds, tangent
 from rank_collapse.theory.log_operations import LogState, around_mean, log10_norm
 from rank_collapse.theory.logdomain import LogTrace, log_trace
@@ -34,7 +34,7 @@ COVERS = covers.Covers(
     | covers.STREAM
     | covers.MLPS
     | covers.EXPERTS
-    | covers.anything("scale_scores", "temperature")
+    | covers.at_any_value("scale_scores", "temperature")
     | {"attention_skip": (False,)},
 )
 
@@ -94,7 +94,7 @@ def closed_profile(
 @jax.jit
 def _closed_pass(params, prepared, config, log, trace):
     diameters = log.input_diameters + log.inputs.log_scale / math.log(10)
-    growth = log10_growth(params, trace, diameters, config, prepared.keep)
+    growth = log10_growth(params, trace, diameters, config, prepared.existing_tokens)
     growth = jnp.where(jnp.isfinite(log.profile[:-1]), growth, jnp.nan)
     is_certified = growth < 0
     start = jnp.where(jnp.any(is_certified), jnp.argmax(is_certified), config.depth)
@@ -142,14 +142,14 @@ def _prepared(params, x, config, inputs):
 @jax.jit
 def _cubic_pass(params, prepared, config, measured=None):
     """Iterates the law; with `measured` (s, LogStates [L]) attention reads those up to layer s."""
-    start = around_mean(prepared.x, prepared.keep)
+    start = around_mean(prepared.x, prepared.existing_tokens)
     first, states = (None, None) if measured is None else measured
 
     def step(layer, state):
         state, _ = walk_layer(CubicAttention(first), layer, state)
         return state, log10_norm(state)
 
-    _, profile = walk(step, start, params, prepared, config, extra=states)
+    _, profile = walk_layers(step, start, params, prepared, config, extra=states)
     return jnp.concatenate([log10_norm(start)[None], profile])
 
 
@@ -162,8 +162,12 @@ class CubicAttention(tangent.Tangents):
     def __init__(self, first: Any = None):
         self.first = first
 
-    def attention(self, layer, branch_input):
-        params, keep, measured_input = layer.params.attention, layer.inputs.keep, layer.extra
+    def apply_attention(self, layer, branch_input):
+        params, keep, measured_input = (
+            layer.params.attention,
+            layer.inputs.existing_tokens,
+            layer.extra,
+        )
         if measured_input is not None:
             is_measured = layer.index <= self.first
             branch_input = jax.tree.map(
@@ -236,7 +240,9 @@ def log10_growth(
     return jax.vmap(iterated)(jnp.arange(len(step))) / math.log(10)
 
 
-def layer_growth(layer: Layer, passages: dict[str, Passage], keep: Bool[Array, "n"]) -> LayerGrowth:
+def layer_growth(
+    layer: Layer, passages: dict[str, SublayerValues], keep: Bool[Array, "n"]
+) -> LayerGrowth:
     """Computes the factors of one layer; see `log10_growth`.
 
     Args:
@@ -277,7 +283,7 @@ def mlp_lipschitz(
     if kind not in layers.GATED:
         return bounds.lipschitz_constants(params, kind, (mean_bounds.spectral_norm,))[0]
     z = x @ params.w_in + params.b_in[None, :]
-    u = layers.activation_of(kind).fn(x @ params.w_gate + params.b_gate[None, :])
+    u = layers.get_activation(kind).fn(x @ params.w_gate + params.b_gate[None, :])
     largest = [jnp.max(jnp.where(keep[:, None], jnp.abs(a), 0)) for a in (z, u)]
     slope = bounds.largest_slope(layers.GATED[kind], x.dtype) * mean_bounds.spectral_norm(
         params.w_gate
@@ -293,9 +299,9 @@ def _around(passage, keep):
     spec = passage.spec
     inside = jnp.log(jnp.max(jnp.abs(spec.branch_gain)))
     none = jnp.zeros_like(inside)
-    outer = none if passage.normed is None else _norm_factor(spec, passage.normed, keep)
+    outer = none if passage.norm_input is None else _norm_factor(spec, passage.norm_input, keep)
     if spec.norms_branch:
-        inside = inside + _norm_factor(spec.at_branch, passage.part, keep)
+        inside = inside + _norm_factor(spec.at_branch, passage.branch_output, keep)
     return (outer, inside, none) if spec.norms_input else (none, inside, outer)
 
 

@@ -20,7 +20,7 @@ from experiments.train.training import ALONE, Metrics, TrainedTask, train_flat, 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.paths.contributions import path_contributions
 from rank_collapse.paths.direct import logit_attribution
-from rank_collapse.paths.sets import logits_of, path_set_logits, sample_path_sets
+from rank_collapse.paths.sets import classify_states, path_set_logits, sample_path_sets
 from rank_collapse.paths.sharing import coalition_values, covariance_shares, shapley_values
 from rank_collapse.paths.truncation import truncated
 from rank_collapse.training.models import Model
@@ -203,8 +203,8 @@ def length_sums(
         states = jnp.concatenate([states, states.sum(axis=0, keepdims=True)])
         return {
             "lengths": logit_attribution(sums.by_attention_length, model.classifier),
-            "offset": logits_of(model.classifier, sums.offset, normalize=False),
-            "truncated": logits_of(model.classifier, short, normalize=False),
+            "offset": classify_states(model.classifier, sums.offset, normalize=False),
+            "truncated": classify_states(model.classifier, short, normalize=False),
             "squares": jnp.sum(jnp.square(states), axis=(1, 2)),
         }
 
