@@ -28,7 +28,12 @@ from experiments.lab import cli, labelled
 from experiments.lab.experiment import Experiment, Finding, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.labelled import statement_rows
-from experiments.paper.trained.networks import Network, load_networks, make_untrained
+from experiments.paper.trained.networks import (
+    Network,
+    identify_texts,
+    load_networks,
+    make_untrained,
+)
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row
 from rank_collapse import pretrained
@@ -314,25 +319,12 @@ EXPERIMENT = Experiment(
 FIGURES = name_figures(cosine_figure)
 
 
-def identity(setup: Setup) -> dict[str, str]:
-    """Identifies the texts of each network, for config.json."""
-    return {
-        network.label: cli.content_hash(np.asarray(network.inputs["x"]).tobytes())
-        for network in setup.networks
-    }
-
-
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, make_setup, identity) as run:
+    with open_run(options, make_setup, identify_texts) as run:
         points = run.measure(measure, over=AXES)
         return run.publish(
-            points,
-            table=table,
-            figures=FIGURES,
-            claims=claims,
-            compare=compare,
-            finding=finding,
+            points, table=table, figures=FIGURES, claims=claims, compare=compare, finding=finding
         )
 
 

@@ -17,7 +17,7 @@ take 40 minutes of CPU and 4 GB. Expect attention alone to lose rank doubly expo
 networks without a causal mask, and paths through two to four heads to do nearly all.
 """
 
-import functools
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -26,10 +26,11 @@ import numpy as np
 from experiments.lab import cli
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
-from experiments.paper.trained import figures, measure, results
+from experiments.paper.trained import figures, measure as measures, results
 from experiments.paper.trained.networks import (
     UNTRAINED,
     Network,
+    identify_texts,
     load_networks,
     make_untrained,
 )
@@ -66,8 +67,8 @@ class Setup(NamedTuple):
     networks: list[Network]
 
 
-def setup_of(options: Any) -> Setup:
-    """The networks of the folder, those of the packages first.
+def make_setup(options: Any) -> Setup:
+    """Opens the networks of the folder, those of the packages first.
 
     Raises:
         FileNotFoundError, ValueError: No such folder or network; texts that cannot be read.
@@ -78,33 +79,37 @@ def setup_of(options: Any) -> Setup:
     return Setup(options, load_networks(options, options.num_texts))
 
 
-def measured(options: Any, network: Network) -> dict[str, np.ndarray]:
-    """All that is measured of one network, arrays [texts, ...] by name."""
-    source, inputs, chunk = network.source, network.inputs, options.chunk
-    few = {n: a if a is None else a[: options.num_few] for n, a in inputs.items()}
-    found = measure.residuals(source, inputs, chunk)
-    key = jax.random.key(options.seed)
-    drawn = measure.residuals(pretrained.open_random(source.settings, key), few, chunk)
-    found |= {f"random/{name}": values for name, values in drawn.items()}
-    if inputs["mask"] is None:  # no tokens
-        return {name: np.asarray(values) for name, values in found.items()}
-    found |= measure.whole(source, inputs, chunk, options.num_paths)
-    task = measure.task_of(source, inputs, network.mask_id, options.num_copies)
-    if task is not None:
-        depth = source.config.depth
-        lengths = sorted({*range(min(5, depth + 1)), depth // 4, min(depth // 2, 6)})
-        found |= measure.paths(source, task, lengths, chunk)
-    shortest = int(few["mask"].sum(axis=1).min())
-    found |= measure.theory(source, few["x"][:, :shortest], chunk)
-    return {name: np.asarray(values) for name, values in found.items()}
-
-
-def measure_all(options: Any, setup: Setup, run: Any) -> dict[str, dict[str, np.ndarray]]:
-    """{network: arrays by name}; one that was measured is kept."""
+def measure(options: Any, setup: Setup, run: Any) -> dict[str, dict[str, np.ndarray]]:
+    """Measures every network, {network: arrays by name}; what the run has is not computed again."""
     return {
-        network.label: run.cached(network.label, functools.partial(measured, options, network))
+        network.label: run.cached(network.label, partial(measure_network, options, network))
         for network in setup.networks
     }
+
+
+def measure_network(options: Any, network: Network) -> dict[str, np.ndarray]:
+    """Measures one network, arrays [texts, ...] by name.
+
+    Args:
+        options: The flags.
+        network: The network and its texts.
+    """
+    source, inputs, chunk = network.source, network.inputs, options.chunk
+    few = {n: a if a is None else a[: options.num_few] for n, a in inputs.items()}
+    arrays = measures.measure_residuals(source, inputs, chunk)
+    random = pretrained.open_random(source.settings, jax.random.key(options.seed))
+    for name, values in measures.measure_residuals(random, few, chunk).items():
+        arrays[f"random/{name}"] = values
+    if inputs["mask"] is not None:  # it reads tokens
+        arrays |= measures.measure_states(source, inputs, chunk, options.num_paths)
+        task = measures.make_task(source, inputs, network.mask_id, options.num_copies)
+        if task is not None:
+            depth = source.config.depth
+            lengths = sorted({*range(min(5, depth + 1)), depth // 4, min(depth // 2, 6)})
+            arrays |= measures.measure_paths(source, task, lengths, chunk)
+        shortest = int(few["mask"].sum(axis=1).min())
+        arrays |= measures.measure_bounds(source, few["x"][:, :shortest], chunk)
+    return {name: np.asarray(values) for name, values in arrays.items()}
 
 
 EXPERIMENT = Experiment(
@@ -126,25 +131,13 @@ EXPERIMENT = Experiment(
 FIGURES = name_figures(figures.trained_figure, figures.residuals_figure)
 
 
-def identity(setup: Setup) -> dict[str, str]:
-    """Identifies the texts of each network, for config.json."""
-    return {
-        network.label: cli.content_hash(np.asarray(network.inputs["x"]).tobytes())
-        for network in setup.networks
-    }
-
-
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(
-        options,
-        setup_of,
-        identity,
-    ) as run:
-        points = run.measure(measure_all)
+    with open_run(options, make_setup, identify_texts) as run:
+        points = run.measure(measure)
         return run.publish(
             points,
-            table=results.rows_of,
+            table=results.table,
             figures=FIGURES,
             claims=results.claims,
             compare=results.compare,

@@ -19,15 +19,15 @@ TITLES = dict(
 LOGARITHMIC = dict.fromkeys(("alone", "mlps"), lambda logs: logs)
 
 
-def logarithmic(ax: Any, **about: Any) -> None:
-    """An axis of decimal logarithms that fall exponentially themselves."""
+def logarithmic(ax: Any, **labels: Any) -> None:
+    """Makes an axis one of decimal logarithms that fall exponentially themselves."""
     ax.set_yscale("symlog", linthresh=1)
-    ax.set(xlabel="layer", ylabel=r"log$_{10}$ of the residual ratio", **about)
+    ax.set(xlabel="layer", ylabel=r"log$_{10}$ of the residual ratio", **labels)
     figures.integer_ticks(ax)
 
 
-def named(network: Any) -> str:
-    """A network and its number of layers."""
+def describe_network(network: Any) -> str:
+    """Names a network with its number of layers."""
     config = network.source.config
     causal = ", causal" * (config.mask == "causal")
     return f"{network.label} ({config.depth} layers{causal})"
@@ -40,13 +40,15 @@ def trained_figure(results: Any, setup: Any) -> Any:
     over texts."""
     fig, ((left, right),) = figures.figure(1, 2, width=4.6, height=3.6)
     for index, network in enumerate(setup.networks):
-        found, color = results[network.label], figures.color(index)
-        alone, whole = (found[f"log10_ratio/{name}"].mean(axis=0) for name in ("alone", "whole"))
-        left.plot(alone, color=color, marker="o", markersize=3, label=named(network))
-        left.plot(whole, color=color, linestyle="--")
-        if "paths/loss" in found:
-            above = found["paths/loss_recomputed"] - found["paths/loss"][:, None]
-            figures.band(right, found["paths/lengths"][0], above, network.label, index)
+        arrays, color = results[network.label], figures.color(index)
+        alone, whole_network = (
+            arrays[f"log10_ratio/{name}"].mean(axis=0) for name in ("alone", "whole")
+        )
+        left.plot(alone, color=color, marker="o", markersize=3, label=describe_network(network))
+        left.plot(whole_network, color=color, linestyle="--")
+        if "paths/loss" in arrays:
+            excess = arrays["paths/loss_recomputed"] - arrays["paths/loss"][:, None]
+            figures.band(right, arrays["paths/lengths"][0], excess, network.label, index)
     logarithmic(left, title="attention alone (solid), whole network (dashed)")
     right.set(
         title="loss without longer paths",
@@ -66,15 +68,15 @@ def residuals_figure(results: Any, setup: Any) -> Any:
     0."""
     fig, axes = figures.panels(len(VARIANTS), 2, width=4.4, height=3.2)
     for ax, (name, variant) in zip(axes.flat, VARIANTS.items(), strict=True):
-        shown = LOGARITHMIC.get(name, lambda logs: 10**logs)
+        show = LOGARITHMIC.get(name, lambda logs: 10**logs)
         for model in ("bert-base-cased", "albert-base-v2"):
             values = np.array(published_curves(settings_of(model), 12)["pretrained"][variant])
             values = np.log10(np.where(values > 0, values, np.nan))
-            ax.plot(shown(values), color="0.6", label="published" * (model[0] == "b"))
+            ax.plot(show(values), color="0.6", label="published" * (model[0] == "b"))
         for index, network in enumerate(setup.networks):
-            found, color = results[network.label], figures.color(index)
+            arrays, color = results[network.label], figures.color(index)
             for kind, dash in {"": "-", "random/": ":"}.items():
-                curve = shown(found[f"{kind}log10_ratio/{name}"]).mean(axis=0)
+                curve = show(arrays[f"{kind}log10_ratio/{name}"]).mean(axis=0)
                 label = "" if kind else network.label
                 ax.plot(curve, color=color, linestyle=dash, label=label)
         if name in LOGARITHMIC:

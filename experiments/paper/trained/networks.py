@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from experiments.lab import cli
 from experiments.paper.trained.packages import PACKAGES
 from rank_collapse import pretrained
 from rank_collapse.printed import format_one_line
@@ -113,3 +114,11 @@ def load_network(folder: Path, text: str | None, num_texts: int, max_tokens: int
         batch = tokens.encode(texts, encoder, max_tokens=max_tokens)
     inputs = {"x": batch.ids, "mask": batch.mask}
     return Network(folder.name, source, inputs, mask_id, folder)
+
+
+def identify_texts(setup: Any) -> dict[str, str]:
+    """Identifies the texts of each network of a set-up, for config.json."""
+    return {
+        network.label: cli.content_hash(np.asarray(network.inputs["x"]).tobytes())
+        for network in setup.networks
+    }
