@@ -75,11 +75,10 @@ def make_measure(recipe: Recipe, *, size: float) -> Callable[..., dict[str, Any]
         leaves, tree = jax.tree.flatten(updates.get_weight_matrices(model.network))
         keys = jax.random.split(jax.random.key(0), len(leaves))
         normals = [jax.random.normal(k, w.shape) for k, w in zip(keys, leaves, strict=True)]
-        random, down = (
-            jax.tree.unflatten(tree, normals),
-            jax.tree.map(jax.numpy.negative, gradients),
-        )
-        moves = {"random": random, "gradient": down}
+        moves = {
+            "random": jax.tree.unflatten(tree, normals),
+            "gradient": jax.tree.map(jax.numpy.negative, gradients),
+        }
 
         def measure_example(inputs):
             states = input_states(model.network, inputs, config)
