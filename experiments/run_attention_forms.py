@@ -223,8 +223,8 @@ def trained_figure(results: dict[str, Any], options: Flags):
 def claims(results: dict[str, Any], options: Flags) -> Iterator[Row]:
     """Judges what saturates, whose gradients are small, and who is ahead after training."""
     dot, scaled = (results["random"][form] for form in ("dot", "scaled_dot"))
-    gradients = (clipped_log10(own["median_score_gradient"][:, -1]) for own in (dot, scaled))
-    where, widths = f"d_k = {options.d_k[-1]}", results["trained"]["dot"]["d_k"]
+    gradients = (clipped_log10(form["median_score_gradient"][:, -1]) for form in (dot, scaled))
+    text, widths = f"d_k = {options.d_k[-1]}", results["trained"]["dot"]["d_k"]
     yield make_row("saturation", text, (dot["saturated"] - scaled["saturated"])[:, -1])
     yield make_row("small gradients", text, np.subtract(*gradients))
     values = dict(zip(map(int, widths), accuracy_gain(results, "additive_matched").T, strict=True))
