@@ -95,6 +95,11 @@ def measure(options: Flags, cases: dict[int, Case], run: RunFolder) -> Results:
     """Measures all draws and the construction, in float64, resumed from the run.
 
     Draws are computed in blocks of one size, so that what a device vmaps over is always as much.
+
+    Args:
+        options: The flags.
+        cases: The kinds of networks, by their place among all.
+        run: The run folder; what it has is not computed again.
     """
     num_draws = -(-options.num_draws // len(options.cases))  # of each kind
     size = min(BLOCK, num_draws)
@@ -118,6 +123,9 @@ def measure(options: Flags, cases: dict[int, Case], run: RunFolder) -> Results:
 def pool_draws(draws: Collection[Draws]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Joins the draws of several kinds of networks.
 
+    Args:
+        draws: Of one or several kinds of networks.
+
     Returns:
         Every measure, flat; and {bound: its tightness} wherever it is claimed: those of
         `CONDITIONAL` under the lemma's condition, those of `FREE` where they were not refused.
@@ -132,6 +140,9 @@ def pool_draws(draws: Collection[Draws]) -> tuple[dict[str, np.ndarray], dict[st
 
 def count_violations(draws: Collection[Draws]) -> dict[str, Any]:
     """Counts violations, and ranges of tightness, over kinds of networks.
+
+    Args:
+        draws: Of one or several kinds of networks.
 
     Returns:
         Columns of results.csv; a range is None where there is no number.
@@ -160,7 +171,7 @@ def count_violations(draws: Collection[Draws]) -> dict[str, Any]:
     return counts
 
 
-def table(results: Results, cases: Any) -> list[dict[str, Any]]:
+def make_rows(results: Results, cases: Any) -> list[dict[str, Any]]:
     """Makes a row for each kind of network."""
     return [c._asdict() | count_violations([draws]) for c, draws in results["draws"].items()]
 
@@ -170,25 +181,25 @@ def tightness_figure(results: Results, cases: Any):
     middle 90 % of random draws), and γ* of every head (right). The paper's bounds are drawn where
     the lemma's condition holds; the others need no condition."""
     flat, tightness = pool_draws(results["draws"].values())
-    fig, ((left, right),) = figures.figure(1, 2, width=5.4, height=3.6)
+    fig, ((bounds_ax, gamma_ax),) = figures.figure(1, 2, width=5.4, height=3.6)
     claimed = {bound: values for bound, values in tightness.items() if values.size}
     for place, (bound, values) in enumerate(claimed.items()):
         low, middle, high = np.quantile(values, (0.05, 0.5, 0.95))
         color = figures.color(bound in FREE)
-        left.plot([low, high], 2 * [place], color=color, lw=3, alpha=0.4)
-        left.plot(middle, place, color=color, marker="so"[bound in FREE])
+        bounds_ax.plot([low, high], 2 * [place], color=color, lw=3, alpha=0.4)
+        bounds_ax.plot(middle, place, color=color, marker="so"[bound in FREE])
     labels = (
         f"{BOUNDED[bound]}: {(values < LEAST[bound]).sum()} of {values.size} violated"
         for bound, values in claimed.items()
     )
-    left.set_yticks(range(len(claimed)), labels)
-    left.invert_yaxis()
+    bounds_ax.set_yticks(range(len(claimed)), labels)
+    bounds_ax.invert_yaxis()
     # Weights that look at one key alone leave 1e-1000: such lines go on beyond the axis.
-    left.set_xlim(-0.5, 1.3 * max(float(np.median(values)) for values in claimed.values()))
-    left.axvline(0, color="#555555", lw=0.9, ls="--")
-    left.set(xlabel="powers of ten above the residual", title="blue: the paper's, red: ours")
-    right.hist(flat["gamma"][flat["head_ok"]], 60, color=figures.color(5))
-    right.set(xlabel="γ*, the least factor that the lemma needs", ylabel="number of heads")
+    bounds_ax.set_xlim(-0.5, 1.3 * max(float(np.median(values)) for values in claimed.values()))
+    bounds_ax.axvline(0, color="#555555", lw=0.9, ls="--")
+    bounds_ax.set(xlabel="powers of ten above the residual", title="blue: the paper's, red: ours")
+    gamma_ax.hist(flat["gamma"][flat["head_ok"]], 60, color=figures.color(5))
+    gamma_ax.set(xlabel="γ*, the least factor that the lemma needs", ylabel="number of heads")
     return fig
 
 
@@ -207,8 +218,13 @@ def construction_figure(results: Results, cases: Any):
     return fig
 
 
-def claims(results: Results, cases: Any) -> list[Row]:
-    """Judges the lemma and the published bounds, wherever the lemma's condition holds."""
+def judge_claims(results: Results, cases: Any) -> list[Row]:
+    """Judges the lemma and the published bounds, wherever the lemma's condition holds.
+
+    Args:
+        results: From `measure`.
+        cases: The kinds of networks, by their place among all.
+    """
     total = count_violations(results["draws"].values())
     rows = (
         ("lemma", "heads of random networks", "lemma", "head"),
@@ -222,9 +238,14 @@ def claims(results: Results, cases: Any) -> list[Row]:
     ]
 
 
-def compare(results: Results, cases: Any) -> Iterator[Comparison]:
+def compare_results(results: Results, cases: Any) -> Iterator[Comparison]:
     """Compares with 0 the violations of the bounds that need no condition, which are not the
-    paper's; with 1 the construction, which is no draw; and says how far bounds lie above."""
+    paper's; with 1 the construction, which is no draw; and says how far bounds lie above.
+
+    Args:
+        results: From `measure`.
+        cases: The kinds of networks, by their place among all.
+    """
     total = count_violations(results["draws"].values())
     for name, (_, _, text) in FREE.items():
         yield Comparison(
@@ -266,7 +287,13 @@ def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
     with open_run(options, make_cases) as run:
         points = run.measure(measure)
-        return run.publish(points, table=table, figures=FIGURES, claims=claims, compare=compare)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+        )
 
 
 if __name__ == "__main__":

@@ -74,8 +74,13 @@ def mean_curves(curves: Curves, variant: str, reading: str = "published") -> np.
     return None if values is None else values.mean(axis=1, dtype=float)
 
 
-def table(results: Results, models: Sequence[Model]) -> Iterator[dict[str, Any]]:
-    """Makes a row for each model, weights, ablation and layer: over weights and texts."""
+def make_rows(results: Results, models: Sequence[Model]) -> Iterator[dict[str, Any]]:
+    """Makes a row for each model, weights, ablation and layer: over weights and texts.
+
+    Args:
+        results: Curves of each model.
+        models: The models.
+    """
     for label, by_kind in results.items():
         for kind, curves in by_kind.items():
             for (variant, reading), values in curves.items():
@@ -93,7 +98,7 @@ def table(results: Results, models: Sequence[Model]) -> Iterator[dict[str, Any]]
                     }
 
 
-def compare(results: Results, models: Sequence[Model]) -> Iterator[Comparison]:
+def compare_results(results: Results, models: Sequence[Model]) -> Iterator[Comparison]:
     """Compares residual ratios with the published ones, and says where attention has collapsed.
 
     At layer 1 and at the last; of pretrained weights at all, with the tolerance that other texts
@@ -179,7 +184,7 @@ def find_targets(model: Model, kind: str, curves: Curves) -> tuple[list[Target],
     )
 
 
-def claims(results: Results, models: Sequence[Model]) -> list[Row]:
+def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
     """Judges the published curves against ours at initialisation, and what the curves are to show.
 
     A checkpoint has no rows: it is one network, of which nothing can be said with an interval.
@@ -202,10 +207,10 @@ def claims(results: Results, models: Sequence[Model]) -> list[Row]:
         bare, skips = (mean_curves(curves, name) for name in ("SAN", "SAN+skip"))
         if bare is None:
             continue
-        kept = skips[:, -1] / skips[:, 0]
+        remaining = skips[:, -1] / skips[:, 0]
         rows += [
             make_row("collapse", label, 1 - bare[:, -1] / bare[:, 0]),
-            make_row("skips stop", label, kept),
+            make_row("skips stop", label, remaining),
             make_row("law of the fall", label, power_law_wins(skips)),
             make_row("skips", label, clipped_log10(skips[:, -1]) - clipped_log10(bare[:, -1])),
         ]
@@ -281,8 +286,13 @@ def collapse_figure(results: Results, models: Sequence[Model]) -> Figure | None:
     return fig
 
 
-def finding(results: Results, models: Sequence[Model]) -> Finding | None:
-    """Says where attention alone has lost all but a hundredth, and what skips keep."""
+def make_finding(results: Results, models: Sequence[Model]) -> Finding | None:
+    """Says where attention alone has lost all but a hundredth, and what skips keep.
+
+    Args:
+        results: Curves of each model.
+        models: The models.
+    """
     if not are_published(models):
         return None
     falls, ends = [], []
@@ -323,11 +333,11 @@ def main(options: Flags) -> Shown:
         points = run.measure(measure)
         return run.publish(
             points,
-            table=table,
+            table=make_rows,
             figures=FIGURES | name_residuals(model.label for model in run.points[0].setup),
-            claims=claims,
-            compare=compare,
-            finding=finding,
+            claims=judge_claims,
+            compare=compare_results,
+            finding=make_finding,
         )
 
 

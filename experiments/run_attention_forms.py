@@ -69,6 +69,11 @@ define("float", "saturation", 0.99, text, lower_bound=0.0, upper_bound=1.0)
 def measure(options: Flags, setup: Flags, run: RunFolder) -> dict[str, Any]:
     """Measures random queries and keys, and trains networks with each attention function.
 
+    Args:
+        options: The flags.
+        setup: Unused: the flags.
+        run: The run folder; what it has is not computed again.
+
     Returns:
         {"random": from `measure_widths`, "trained": {form: {"d_k" [w], "accuracy" [s, w],
         "diverged" [s, w]}}}.
@@ -87,6 +92,10 @@ def measure(options: Flags, setup: Flags, run: RunFolder) -> dict[str, Any]:
 
 def measure_widths(options: Flags, executor: Executor) -> dict[str, dict[str, np.ndarray]]:
     """Measures scores, weights and gradients at the widths of the flags.
+
+    Args:
+        options: The flags.
+        executor: What computes the seeds.
 
     Returns:
         {form: {"d_k" [w], measure: [s, w], its law: [w]}}.
@@ -108,6 +117,9 @@ def make_setups(options: Flags) -> dict[str, TrainedTask]:
     A score is one program. The same data and seeds everywhere. Weights are drawn with variance
     1/fan-in, so that queries and keys begin with unit variance, as the note has them; values stay
     as wide as without d_k.
+
+    Args:
+        options: The flags.
     """
     setup = make_sorting_setup(options)
     base = setup.recipe.config.replace(
@@ -138,8 +150,13 @@ def stack_widths(widths: list[int], by_width: list[dict[str, np.ndarray]]) -> di
     return {"d_k": np.asarray(widths)} | arrays
 
 
-def table(results: dict[str, Any], options: Flags) -> Iterator[dict[str, Any]]:
-    """Makes a row for each part, form, width and seed."""
+def make_rows(results: dict[str, Any], options: Flags) -> Iterator[dict[str, Any]]:
+    """Makes a row for each part, form, width and seed.
+
+    Args:
+        results: From `measure`.
+        options: The flags.
+    """
     for part, names in {"random": (*MEASURES, *LAWS), "trained": ("accuracy", "diverged")}.items():
         for form, arrays in results[part].items():
             columns = {name: np.atleast_2d(arrays[name]).T for name in names}  # [w, s] or [w, 1]
@@ -220,8 +237,13 @@ def trained_figure(results: dict[str, Any], options: Flags):
     return fig
 
 
-def claims(results: dict[str, Any], options: Flags) -> Iterator[Row]:
-    """Judges what saturates, whose gradients are small, and who is ahead after training."""
+def judge_claims(results: dict[str, Any], options: Flags) -> Iterator[Row]:
+    """Judges what saturates, whose gradients are small, and who is ahead after training.
+
+    Args:
+        results: From `measure`.
+        options: The flags.
+    """
     dot, scaled = (results["random"][form] for form in ("dot", "scaled_dot"))
     gradients = (clipped_log10(form["median_score_gradient"][:, -1]) for form in (dot, scaled))
     text, widths = f"d_k = {options.d_k[-1]}", results["trained"]["dot"]["d_k"]
@@ -232,8 +254,13 @@ def claims(results: dict[str, Any], options: Flags) -> Iterator[Row]:
         yield make_row(key, f"sorting, d_k = {width}", values[width])
 
 
-def compare(results: dict[str, Any], options: Flags) -> Iterator[Comparison]:
-    """Compares the variance with its law, and lists accuracies at every width."""
+def compare_results(results: dict[str, Any], options: Flags) -> Iterator[Comparison]:
+    """Compares the variance with its law, and lists accuracies at every width.
+
+    Args:
+        results: From `measure`.
+        options: The flags.
+    """
     variance, d_k = results["random"]["dot"]["variance"][:, -1], options.d_k[-1]
     text, law = f"variance of dot products at d_k = {d_k}", f"{SOURCE}, footnote 4"
     widths = results["trained"]["dot"]["d_k"]
@@ -275,10 +302,10 @@ def main(options: Flags) -> Shown:
         points = run.measure(measure)
         return run.publish(
             points,
-            table=table,
+            table=make_rows,
             figures=FIGURES,
-            claims=claims,
-            compare=compare,
+            claims=judge_claims,
+            compare=compare_results,
             files=files,
         )
 

@@ -131,6 +131,9 @@ ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
 def make_cases(options: flags.FlagValues) -> Cases:
     """Makes what the flags train, {"variant, d=width": what is trained}.
 
+    Args:
+        options: The flags.
+
     Raises:
         ValueError: Flags that do not fit each other.
     """
@@ -153,8 +156,13 @@ def measure(options: flags.FlagValues, cases: Cases, run: RunFolder) -> ByCase:
     )
 
 
-def table(results: ByCase, cases: Cases) -> Iterator[dict[str, Any]]:
-    """Makes a row for each case and seed; where the walkers went by step is in arrays.npz."""
+def make_rows(results: ByCase, cases: Cases) -> Iterator[dict[str, Any]]:
+    """Makes a row for each case and seed; where the walkers went by step is in arrays.npz.
+
+    Args:
+        results: {case: arrays of all seeds [s, ...]}.
+        cases: What is trained, by case.
+    """
     for name, case in results.items():
         variant, width = walks.split_name(name)
         for row in seed_rows(walks.measure_seeds(case)):
@@ -197,6 +205,9 @@ def count_steps(cases: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[Any, np.n
     """Selects the steps of a fall, predicted and measured, [2, k] of the k seeds that fell.
 
     A multiplier of 0, pure attention's, predicts no number of steps: its law is cubic.
+
+    Args:
+        cases: What is trained, by case.
     """
     points = {}
     for key, case in cases.items():
@@ -289,8 +300,13 @@ def distance_figure(results: ByCase, cases: Cases):
     return fig
 
 
-def finding(results: ByCase, cases: Cases) -> Finding | None:
-    """Says how many seeds fall, in pure attention and with what is to prevent it."""
+def make_finding(results: ByCase, cases: Cases) -> Finding | None:
+    """Says how many seeds fall, in pure attention and with what is to prevent it.
+
+    Args:
+        results: {case: arrays of all seeds [s, ...]}.
+        cases: What is trained, by case.
+    """
     measured = fine_cases(results)
     (_, width), *_ = measured
     fell = {variant: case["fell"] for (variant, d), case in measured.items() if d == width}
@@ -306,9 +322,14 @@ def finding(results: ByCase, cases: Cases) -> Finding | None:
     )
 
 
-def claims(results: ByCase, cases: Cases) -> Iterator[Row]:
+def judge_claims(results: ByCase, cases: Cases) -> Iterator[Row]:
     """Judges who falls together, as published and as pure attention; who of those that do is kept
-    apart by a skip or an MLP; how fast they fall."""
+    apart by a skip or an MLP; how fast they fall.
+
+    Args:
+        results: {case: arrays of all seeds [s, ...]}.
+        cases: What is trained, by case.
+    """
     measured, limit = fine_cases(results), np.log10(walks.TOGETHER)
     ends = {name: walks.log10_at_end(case) for name, case in results.items()}
     for (variant, width), case in measured.items():
@@ -326,8 +347,13 @@ def claims(results: ByCase, cases: Cases) -> Iterator[Row]:
             yield mean_row(ORDERS[variant], f"recurrent, {case['name']}", case["orders"])
 
 
-def compare(results: ByCase, cases: Cases) -> Iterator[Comparison]:
-    """Compares counts and orders of the law with the published code's and the theory's."""
+def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:
+    """Compares counts and orders of the law with the published code's and the theory's.
+
+    Args:
+        results: {case: arrays of all seeds [s, ...]}.
+        cases: What is trained, by case.
+    """
     for cell, case in fine_cases(results).items():
         fell, name, published, note = case["fell"], case["name"], None, ""
         count, total = int(fell.sum()), len(fell)
@@ -380,11 +406,11 @@ def main(options: Flags) -> Shown:
         points = run.measure(measure)
         return run.publish(
             points,
-            table=table,
+            table=make_rows,
             figures=FIGURES,
-            claims=claims,
-            compare=compare,
-            finding=finding,
+            claims=judge_claims,
+            compare=compare_results,
+            finding=make_finding,
             files=model_files,
         )
 

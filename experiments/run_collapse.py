@@ -29,7 +29,7 @@ from experiments.lab.experiment import Experiment, Shown, open_run
 from experiments.lab.flags import Flags, check_names
 from experiments.lab.folder import RunFolder
 from experiments.paper import inputs
-from experiments.paper.collapse.claims import claims, compare, finding
+from experiments.paper.collapse.claims import compare_results, judge_claims, make_finding
 from experiments.paper.collapse.figures import FIGURES, TIGHTNESS
 from experiments.paper.collapse.measure import (
     DecidedProgram,
@@ -117,6 +117,9 @@ class Networks(NamedTuple):
 def make_setup(options: Flags) -> Networks:
     """Makes the networks of the flags, and reads their tokens.
 
+    Args:
+        options: The flags.
+
     Raises:
         ValueError: Flags that do not fit each other, or a text that cannot be read.
     """
@@ -169,7 +172,7 @@ def draw(options: Flags, setup: Networks, key: Any, floats: Any) -> tuple[Any, A
 
 
 def measure_seed(
-    options: Flags, setup: Networks, drawn: tuple[Any, Any], floats: Any
+    options: Flags, setup: Networks, draws: tuple[Any, Any], floats: Any
 ) -> dict[str, dict[str, jax.Array]]:
     """Measures one seed.
 
@@ -185,7 +188,7 @@ def measure_seed(
         {measure: {variant: [L + 1]}}; in "swept" the logarithms of the residual at each gain of the
         MLPs.
     """
-    x, params = drawn
+    x, params = draws
     results, configs, norm = {}, setup.networks, options.norm_placement
     for kind in dict.fromkeys(c.mlp for c in configs.values()):
         group = {variant: c for variant, c in configs.items() if c.mlp == kind}
@@ -217,6 +220,11 @@ def measure_seed(
 
 def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
     """Measures all variants and seeds by layer, resuming from the run.
+
+    Args:
+        options: The flags.
+        setup: The networks and tokens.
+        run: The run folder; what it has is not computed again.
 
     Returns:
         A Dataset over "variant", "seed" and "layer"; "swept" has the gains of the MLPs in the place
@@ -260,7 +268,7 @@ EXPERIMENT = Experiment(
 )
 
 
-def table(results: xr.Dataset, setup: Networks) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset, setup: Networks) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, seed and layer."""
     by_variant = results.drop_dims("mlp_gain", errors="ignore")
     return labelled.table_rows(by_variant, (*AXES, "variant", "seed", "layer"), COLUMNS)
@@ -271,7 +279,12 @@ def main(options: Flags) -> Shown:
     with open_run(options, make_setup, inputs.identity) as run:
         points = run.measure(measure, over=AXES)
         return run.publish(
-            points, table=table, figures=FIGURES, claims=claims, compare=compare, finding=finding
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+            finding=make_finding,
         )
 
 

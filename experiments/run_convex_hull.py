@@ -60,6 +60,9 @@ cli.definer(FLAGS)(
 def make_setup(options: Flags) -> TrainedTask:
     """Makes what the flags train: a network that says of each point whether it is on the hull.
 
+    Args:
+        options: The flags.
+
     Raises:
         ValueError: Another number of labels than two.
     """
@@ -110,6 +113,9 @@ def hull_labels(points: Int[Array, "n 2"]) -> Int[Array, "n"]:
     p is on the boundary iff all points lie on one side of a line through p and another point q:
     min_r (q − p) × (r − p) ≥ 0 for some q ≠ p, or all points are p. Coordinates may differ by at
     most 2¹⁵ − 1.
+
+    Args:
+        points: Whole numbers [n, 2].
     """
     p, q, r = points[:, None, None, :], points[None, :, None, :], points[None, None, :, :]
     a, b = q - p, r - p

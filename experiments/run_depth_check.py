@@ -76,6 +76,9 @@ class Setup(NamedTuple):
 def make_setup(options: Any) -> Setup:
     """Makes the network and its training, and reads the bytes of the text.
 
+    Args:
+        options: The flags.
+
     Raises:
         ValueError: A text that is too short or cannot be read.
     """
@@ -93,7 +96,13 @@ def identity(setup: Setup) -> dict[str, str]:
 
 
 def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
-    """Measures one network under one rule by seed and step; rules share a program."""
+    """Measures one network under one rule by seed and step; rules share a program.
+
+    Args:
+        options: The flags.
+        setup: Of one point; its text is that of all.
+        run: The run folder; what it has is not computed again.
+    """
     base = byte_model(options.base_depth, options.base_width, options.num_tokens)
 
     def cells_of(point: Any) -> dict[str, Any]:
@@ -124,8 +133,13 @@ def align_published(results: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
     return xr.align(results.stream, published, join="inner", exclude=("d_model",))
 
 
-def claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
-    """Judges figure 7 where its depths are measured, and slopes over depth at step 10."""
+def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
+    """Judges figure 7 where its depths are measured, and slopes over depth at step 10.
+
+    Args:
+        results: Over rule, depth, width, seed and step.
+        setup: Of one point; its text is that of all.
+    """
     stream, published = align_published(results)
     if 256 in stream.d_model and stream.size:
         ratios = np.log(stream / published).sel(d_model=256, step=1, drop=True)
@@ -149,7 +163,7 @@ def claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
             yield from statement_rows(key, difference, setup.source)
 
 
-def compare(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
+def compare_results(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
     """Compares mean |x_L| with figure 7, whose levels at step 10 depend on data and vocabulary."""
     stream, published = align_published(results)
     if stream.size:
@@ -157,7 +171,7 @@ def compare(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
         yield from compare_means("mean |x_L|", stream, published, note)
 
 
-def table(results: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
     """Makes a row for each rule, depth, width, seed and step."""
     return labelled.table_rows(results, (*AXES, "seed", "step"), COLUMNS)
 
@@ -198,7 +212,13 @@ def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
     with open_run(options, make_setup, identity) as run:
         points = run.measure(measure, over=AXES)
-        return run.publish(points, table=table, figures=FIGURES, claims=claims, compare=compare)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+        )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,13 @@ def make_config(options: Any) -> rc.TransformerConfig:
 
 
 def measure(options: Any, config: rc.TransformerConfig, run: Any) -> xr.Dataset:
-    """Measures states by loop of one network at one gain; gains share a program."""
+    """Measures states by loop of one network at one gain; gains share a program.
+
+    Args:
+        options: The flags.
+        config: The network.
+        run: The run folder; what it has is not computed again.
+    """
 
     def measure_seed(key: Any, gain: Any) -> dict[str, jax.Array]:
         key_tokens, key_params = jax.random.split(key)
@@ -72,8 +78,13 @@ def measure(options: Any, config: rc.TransformerConfig, run: Any) -> xr.Dataset:
     return results.assign_coords(loop=np.arange(options.depth + 1))
 
 
-def claims(results: xr.Dataset, config: Any) -> Iterator[Row]:
-    """Judges growth and alignment after the last loop with tied weights, by depth and gain."""
+def judge_claims(results: xr.Dataset, config: Any) -> Iterator[Row]:
+    """Judges growth and alignment after the last loop with tied weights, by depth and gain.
+
+    Args:
+        results: Over tied, gain_power, depth, seed and loop.
+        config: The network.
+    """
     if True not in results.tied or not {0.5, 1.0} <= set(results.gain_power.values):
         return
     tied = results.sel(tied=True, drop=True)
@@ -87,7 +98,7 @@ def claims(results: xr.Dataset, config: Any) -> Iterator[Row]:
         yield from statement_rows("loops align", difference, text)
 
 
-def table(results: xr.Dataset, config: Any) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset, config: Any) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, seed and loop."""
     return labelled.table_rows(results, (*AXES, "seed", "loop"), COLUMNS)
 
@@ -140,7 +151,7 @@ def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
     with open_run(options, make_config) as run:
         points = run.measure(measure, over=AXES)
-        return run.publish(points, table=table, figures=FIGURES, claims=claims)
+        return run.publish(points, table=make_rows, figures=FIGURES, claims=judge_claims)
 
 
 if __name__ == "__main__":

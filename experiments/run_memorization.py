@@ -85,6 +85,9 @@ define(
 def make_setup(options: Flags) -> TrainedTask:
     """Reads the texts of the flags, and makes what is trained on them.
 
+    Args:
+        options: The flags.
+
     Raises:
         ValueError: Texts or tokenizer that cannot be read.
     """

@@ -73,7 +73,11 @@ define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
 
 
 def make_setup(options: Flags) -> inputs.TokenNetwork:
-    """Makes the network of the flags, and reads its tokens."""
+    """Makes the network of the flags, and reads its tokens.
+
+    Args:
+        options: The flags.
+    """
     config = rc.transformer(
         options.depth,
         options.num_heads,
@@ -86,6 +90,11 @@ def make_setup(options: Flags) -> inputs.TokenNetwork:
 
 def draw(options: Flags, setup: inputs.TokenNetwork, key: jax.Array) -> tuple[Any, ...]:
     """Draws one seed.
+
+    Args:
+        options: The flags.
+        setup: The network and its tokens.
+        key: Of the seed.
 
     Returns:
         Tokens, parameters, paths [L, p, L] of chains and sets of paths [L, repeats, p, L].
@@ -105,7 +114,7 @@ def draw(options: Flags, setup: inputs.TokenNetwork, key: jax.Array) -> tuple[An
     return x, params, paths[:, 0, : options.num_paths], sets[:, :, : max(SAMPLES)]
 
 
-def measure_seed(setup: inputs.TokenNetwork, drawn: tuple[Any, ...]) -> dict[str, Any]:
+def measure_seed(setup: inputs.TokenNetwork, draws: tuple[Any, ...]) -> dict[str, Any]:
     """Measures one seed: residuals of products along paths [L, p], sizes by length [L + 1], and
     errors of sums estimated from few paths [number, L, repeats].
 
@@ -114,7 +123,7 @@ def measure_seed(setup: inputs.TokenNetwork, drawn: tuple[Any, ...]) -> dict[str
         drawn: From `draw`.
     """
     config, depth = setup.config, setup.config.depth
-    x, params, paths, sets = drawn
+    x, params, paths, sets = draws
     trace = rc.apply(params, x, config)
     to_mean, to_rank_one = jax.lax.map(
         lambda path: chains.chained_residual(trace.attention, path), paths.reshape(-1, depth)
@@ -147,6 +156,11 @@ def measure_seed(setup: inputs.TokenNetwork, drawn: tuple[Any, ...]) -> dict[str
 def measure(options: Flags, setup: inputs.TokenNetwork, run: RunFolder) -> dict[str, Any]:
     """Measures all seeds, and computes what follows for all together.
 
+    Args:
+        options: The flags.
+        setup: The network and its tokens.
+        run: The run folder; what it has is not computed again.
+
     Returns:
         What `measure_seed` measures [s, ...]; the law of α, medians over paths, numbers of paths.
 
@@ -157,7 +171,7 @@ def measure(options: Flags, setup: inputs.TokenNetwork, run: RunFolder) -> dict[
         # A CPU takes its seeds one by one: they are saved as they come.
         most = executor.mesh.size if seeds.on_cpu(executor.mesh) else None
         arrays = executor.measure(
-            lambda drawn, _: measure_seed(setup, drawn),
+            lambda draws, _: measure_seed(setup, draws),
             {SEEDS: None},
             most=most,
             draw=lambda key, _: draw(options, setup, key),
@@ -189,7 +203,7 @@ def pad_start(values: Any) -> np.ndarray:
     return np.insert(np.asarray(values), 0, np.nan, axis=-1)
 
 
-def table(results: dict[str, Any], setup: Any) -> Iterator[dict[str, Any]]:
+def make_rows(results: dict[str, Any], setup: Any) -> Iterator[dict[str, Any]]:
     """Makes a row for each seed and length."""
     return labelled.product_rows(results, ("seed", "length"), COLUMNS)
 
@@ -241,8 +255,13 @@ def path_lengths_figure(results: dict[str, Any], setup: inputs.TokenNetwork):
     return fig
 
 
-def claims(results: dict[str, Any], setup: inputs.TokenNetwork) -> list[Row]:
-    """Judges whether chains lose rank, and whether short paths are the large ones."""
+def judge_claims(results: dict[str, Any], setup: inputs.TokenNetwork) -> list[Row]:
+    """Judges whether chains lose rank, and whether short paths are the large ones.
+
+    Args:
+        results: From `measure`.
+        setup: The network and its tokens.
+    """
     most = int(np.argmax([float(count) for count in results["paths"]]))
     text, shorter = f"{setup.config.depth} layers", results["log10_residual"].argmax(axis=1) - most
     return [
@@ -251,8 +270,13 @@ def claims(results: dict[str, Any], setup: inputs.TokenNetwork) -> list[Row]:
     ]
 
 
-def compare(results: dict[str, Any], setup: inputs.TokenNetwork) -> list[Comparison]:
-    """Compares the sum of all paths with the output, an identity; lists what the figures show."""
+def compare_results(results: dict[str, Any], setup: inputs.TokenNetwork) -> list[Comparison]:
+    """Compares the sum of all paths with the output, an identity; lists what the figures show.
+
+    Args:
+        results: From `measure`.
+        setup: The network and its tokens.
+    """
     chain = np.median(results["chain_mean"], axis=(0, 2))
     error = np.median(results["estimate_error"][:, 0], axis=(0, 2))
     depth, d, eps = (
@@ -303,7 +327,13 @@ def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
     with open_run(options, make_setup, inputs.identity) as run:
         points = run.measure(measure)
-        return run.publish(points, table=table, figures=FIGURES, claims=claims, compare=compare)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+        )
 
 
 if __name__ == "__main__":

@@ -61,6 +61,9 @@ Tables = dict[str, list[dict[str, Any]]]  # {architecture: rows of `path_table`}
 def make_sizes(options: flags.FlagValues) -> Sizes:
     """Selects the published architectures, or those of the flags.
 
+    Args:
+        options: The flags.
+
     Raises:
         ValueError: Lists of different lengths, or more layers than `MAX_DEPTH`.
     """
@@ -110,7 +113,7 @@ def binomial(layers: int, heads: int) -> list[float]:
     return stats.binom(layers, 1 / (1 + heads)).pmf(np.arange(layers, -1, -1)).tolist()
 
 
-def table(tables: Tables, sizes: Sizes) -> Iterator[dict[str, Any]]:
+def make_rows(tables: Tables, sizes: Sizes) -> Iterator[dict[str, Any]]:
     """Makes a row for each architecture and length."""
     for name, (heads, layers) in sizes.items():
         for row in tables[name]:
@@ -163,9 +166,14 @@ def weighted_lengths_figure(tables: Tables, sizes: Sizes):
     return fig
 
 
-def compare(tables: Tables, sizes: Sizes) -> Iterator[Comparison]:
+def compare_results(tables: Tables, sizes: Sizes) -> Iterator[Comparison]:
     """Compares exact counts with the binomial law, an identity; and mean lengths by count and by
-    weight."""
+    weight.
+
+    Args:
+        tables: {architecture: rows of `path_table`}.
+        sizes: {architecture: (heads, layers)}.
+    """
     differences = [
         np.abs(column(rows, "share") - column(rows, "binomial")).max() for rows in tables.values()
     ]
@@ -208,7 +216,7 @@ def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
     with open_run(options, make_sizes) as run:
         points = run.measure(measure)
-        return run.publish(points, table=table, figures=FIGURES, compare=compare)
+        return run.publish(points, table=make_rows, figures=FIGURES, compare=compare_results)
 
 
 if __name__ == "__main__":

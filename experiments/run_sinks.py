@@ -78,6 +78,9 @@ class Condition(NamedTuple):
 def make_setup(options: Any) -> Setup:
     """Opens the causal networks of the folder and reads their texts.
 
+    Args:
+        options: The flags.
+
     Raises:
         FileNotFoundError, ValueError: No folder, no causal network, or no text of enough tokens.
     """
@@ -104,7 +107,13 @@ def keep_full_texts(network: Network, options: Any) -> Network:
 
 
 def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
-    """Measures every network at one condition, trained and at random."""
+    """Measures every network at one condition, trained and at random.
+
+    Args:
+        options: The flags.
+        setup: The networks and their texts.
+        run: The run folder; what it has is not computed again.
+    """
     parts = {}
     for network in setup.networks:
         for weights in ("trained", "random"):
@@ -125,7 +134,13 @@ def pad_layers(values: np.ndarray, length: int) -> np.ndarray:
 
 
 def measure_network(options: Any, network: Network, weights: str) -> dict[str, np.ndarray]:
-    """Measures the texts as the network is and with the key excluded, arrays [texts, ...]."""
+    """Measures the texts as the network is and with the key excluded, arrays [texts, ...].
+
+    Args:
+        options: The flags.
+        network: A network and its texts.
+        weights: "trained" or "random", of the same shape.
+    """
     config, ids = network.source.config, network.inputs["x"]
     key = jax.random.key(options.seed)
     if weights == "trained" and network.folder is not None:
@@ -230,8 +245,13 @@ def compute_change(results: xr.Dataset, name: str) -> xr.DataArray:
     return change.isel(layer=last, drop=True)
 
 
-def claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
-    """Changes of trained networks, paired by text."""
+def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
+    """Changes of trained networks, paired by text.
+
+    Args:
+        results: Over start, how, key, network, seed (texts) and layer.
+        setup: The networks and their texts.
+    """
     for network in setup.networks:
         trained = results.sel(network=f"{network.label}, trained weights", drop=True)
         trained = trained.sel(layer=slice(0, network.source.config.depth))
@@ -246,8 +266,13 @@ def claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
                 yield from statement_rows(statement, cosine.sel(point, drop=True), network.label)
 
 
-def compare(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
-    """Paired changes of the last token cosine, the spread and the loss, means over texts."""
+def compare_results(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
+    """Paired changes of the last token cosine, the spread and the loss, means over texts.
+
+    Args:
+        results: Over start, how, key, network, seed (texts) and layer.
+        setup: The networks and their texts.
+    """
     for name, text in {
         "token_cosine": "change of the last token cosine",
         "spread": "change of the spread of a replaced token",
@@ -256,7 +281,7 @@ def compare(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
         yield from labelled.compare_means(text, compute_change(results, name))
 
 
-def table(results: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, condition, text and layer."""
     names = ("token_cosine", "spread", "second_norm")
     columns = [prefix + name for name in names for prefix in ("", "whole_")]
@@ -286,8 +311,13 @@ def cosine_figure(results: xr.Dataset, setup: Setup):
     return fig
 
 
-def finding(results: xr.Dataset, setup: Setup) -> Finding | None:
-    """States the change of the last cosine in the first trained network."""
+def make_finding(results: xr.Dataset, setup: Setup) -> Finding | None:
+    """States the change of the last cosine in the first trained network.
+
+    Args:
+        results: Over start, how, key, network, seed (texts) and layer.
+        setup: The networks and their texts.
+    """
     point = {"start": LATE, "key": "first"}
     if any(value not in results[axis] for axis, value in point.items()) or len(results.how) < 2:
         return None
@@ -324,7 +354,12 @@ def main(options: Flags) -> Shown:
     with open_run(options, make_setup, identify_texts) as run:
         points = run.measure(measure, over=AXES)
         return run.publish(
-            points, table=table, figures=FIGURES, claims=claims, compare=compare, finding=finding
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+            finding=make_finding,
         )
 
 

@@ -69,14 +69,19 @@ def measure(options: Flags, configs: Mapping[Case, Any], run: RunFolder) -> dict
     return {"networks": networks, "trained": trained}
 
 
-def compare(results: dict[str, Any], configs: Any) -> Iterator[Comparison]:
-    """Compares dependency and tokens with what papers state and the one law expects."""
+def compare_results(results: dict[str, Any], configs: Any) -> Iterator[Comparison]:
+    """Compares dependency and tokens with what papers state and the one law expects.
+
+    Args:
+        results: From `measure`.
+        configs: Unused: the networks.
+    """
     networks = summary.by_design(results["networks"])
     for design, cases in networks.items():
         yield compare_collapse(design, summary.first_and_last(cases)[1])
     if {"post", "pre"} <= networks.keys():
         yield compare_dependency(networks["post"], networks["pre"])
-    yield from training.compare(results["trained"])
+    yield from training.compare_results(results["trained"])
 
 
 def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Comparison:
@@ -110,7 +115,7 @@ def compare_dependency(*designs: ByCase) -> Comparison:
     )
 
 
-def claims(results: dict[str, Any], configs: Any) -> Iterator[Row]:
+def judge_claims(results: dict[str, Any], configs: Any) -> Iterator[Row]:
     """Judges where the exponents of Σ_i β_ii² and of the output change lie among those of laws."""
     for design, cases in summary.by_design(results["networks"]).items():
         yield from design_claims(design, cases)
@@ -144,9 +149,9 @@ def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
     yield mean_row("gradient steps", design, slopes["gradient"] - slopes["random"], why=note)
 
 
-def table(results: dict[str, Any], configs: Any) -> Iterator[dict[str, Any]]:
+def make_rows(results: dict[str, Any], configs: Any) -> Iterator[dict[str, Any]]:
     """Makes the rows of all networks at initialisation."""
-    return summary.table(results["networks"])
+    return summary.make_rows(results["networks"])
 
 
 EXPERIMENT = Experiment(
@@ -178,7 +183,13 @@ def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
     with open_run(options, make_configs) as run:
         points = run.measure(measure)
-        return run.publish(points, table=table, figures=FIGURES, claims=claims, compare=compare)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+        )
 
 
 if __name__ == "__main__":

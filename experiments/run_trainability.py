@@ -64,6 +64,9 @@ ByCell = dict[Cell, dict[str, Any]]
 def cells_of(options: Flags) -> list[Cell]:
     """Makes all cells of the flags, the shallow ones without warm-up first.
 
+    Args:
+        options: The flags.
+
     Raises:
         ValueError: A design that there is not.
     """
@@ -77,7 +80,11 @@ def cells_of(options: Flags) -> list[Cell]:
 
 
 def seed_columns(results: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Selects what the table has of each seed of a cell, [s] each."""
+    """Selects what the table has of each seed of a cell, [s] each.
+
+    Args:
+        results: Of one cell.
+    """
     ratios = results["residual_ratio"][:, :, -1]
     return {
         "failed": results["failed"].astype(int),
@@ -89,7 +96,7 @@ def seed_columns(results: dict[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-def table(results: ByCell, cells: list[Cell]) -> Iterator[dict[str, Any]]:
+def make_rows(results: ByCell, cells: list[Cell]) -> Iterator[dict[str, Any]]:
     """Makes a row for each cell and seed."""
     for cell, cell_results in results.items():
         for row in seed_rows(seed_columns(cell_results)):
@@ -136,7 +143,7 @@ def loss_figure(cells: ByCell, setup: Any):
     return fig
 
 
-def finding(cells: ByCell, setup: Any) -> Finding | None:
+def make_finding(cells: ByCell, setup: Any) -> Finding | None:
     """Says how many seeds of the deepest networks fail, and what is left of their tokens.
 
     Args:
@@ -196,7 +203,7 @@ def published_outcome(cell: Cell) -> str | None:
     return PUBLISHED.get(design, {}).get(cell.depth)
 
 
-def claims(results: ByCell, cells: list[Cell]) -> Iterator[Row]:
+def judge_claims(results: ByCell, cells: list[Cell]) -> Iterator[Row]:
     """Judges what each design of the paper's table has of what Pre-LN has after the same steps.
 
     With the longest warm-up of the run: the paper's networks have one.
@@ -217,7 +224,7 @@ def claims(results: ByCell, cells: list[Cell]) -> Iterator[Row]:
             yield make_row(key, setting, accuracy if cell == pre else accuracy / pre_accuracy)
 
 
-def compare(results: ByCell, cells: list[Cell]) -> Iterator[Comparison]:
+def compare_results(results: ByCell, cells: list[Cell]) -> Iterator[Comparison]:
     """Compares the seeds that failed with the BLEU of networks as deep, and says what they were
     like.
 
@@ -274,7 +281,12 @@ def main(options: Flags) -> Shown:
     with open_run(options, cells_of) as run:
         points = run.measure(measure)
         return run.publish(
-            points, table=table, figures=FIGURES, claims=claims, compare=compare, finding=finding
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+            finding=make_finding,
         )
 
 

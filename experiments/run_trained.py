@@ -137,11 +137,11 @@ def main(options: Flags) -> Shown:
         points = run.measure(measure)
         return run.publish(
             points,
-            table=results.table,
+            table=results.make_rows,
             figures=FIGURES,
-            claims=results.claims,
-            compare=results.compare,
-            finding=results.finding,
+            claims=results.judge_claims,
+            compare=results.compare_results,
+            finding=results.make_finding,
         )
 
 

@@ -89,6 +89,9 @@ MAX_LAYERS = 4  # of the attention figure: evenly spaced ones, the last among th
 def make_setup(options: Flags) -> TrainedTask:
     """Makes what the flags train: encoder and decoder of the same size (Vaswani et al. 2017).
 
+    Args:
+        options: The flags.
+
     Raises:
         ValueError: Sizes of letter sequences given to a translation.
     """
@@ -202,7 +205,7 @@ def measure_seed(setup: TrainedTask, model: Any, data: Any, _: Any) -> dict[str,
     }
 
 
-def table(results: dict[str, Any], setup: TrainedTask) -> list[dict[str, Any]]:
+def make_rows(results: dict[str, Any], setup: TrainedTask) -> list[dict[str, Any]]:
     """Makes a row for each seed."""
     residual = {f"residual_{half}": ratios[:, -1] for half, ratios in results["residual"].items()}
     columns = {"diverged": diverged_seeds(results), "exact": results["exact"]}
@@ -275,8 +278,13 @@ def token_words(ids: Sequence[int]) -> list[str]:
     return [marks.get(int(i), str(int(i) - sequences.NUM_MARKS)) for i in ids]
 
 
-def compare(results: dict[str, Any], setup: TrainedTask) -> list[Comparison]:
-    """Lists tokens, whole sequences and trained residuals; no number is published."""
+def compare_results(results: dict[str, Any], setup: TrainedTask) -> list[Comparison]:
+    """Lists tokens, whole sequences and trained residuals; no number is published.
+
+    Args:
+        results: From `measure`.
+        setup: What was trained.
+    """
     seeds, residual = fine_seeds(results), results["residual"]
     values = {
         "token accuracy, teacher forced": results["whole"]["accuracy"],
@@ -318,7 +326,13 @@ def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
     with open_run(options, make_setup) as run:
         points = run.measure(measure)
-        return run.publish(points, table=table, figures=FIGURES, compare=compare, files=model_files)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            compare=compare_results,
+            files=model_files,
+        )
 
 
 if __name__ == "__main__":

@@ -54,7 +54,11 @@ ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
 
 
 def make_cases(options: flags.FlagValues) -> Cases:
-    """Makes what is trained at every depth, with about the reference's number of parameters."""
+    """Makes what is trained at every depth, with about the reference's number of parameters.
+
+    Args:
+        options: The flags.
+    """
     setup = make_sorting_setup(options)
     target = num_parameters(setup.recipe)
     return {
@@ -99,7 +103,7 @@ def measure(options: Flags, cases: Cases, run: RunFolder) -> ByCase:
     return train_tasks(options, cases, run, measure_whole)
 
 
-def table(results: ByCase, cases: Cases) -> Iterator[dict[str, Any]]:
+def make_rows(results: ByCase, cases: Cases) -> Iterator[dict[str, Any]]:
     """Makes a row for each depth and seed."""
     for name, case in cases.items():
         diverged = {"diverged": diverged_seeds(results[name])}
@@ -140,7 +144,7 @@ def width_figure(results: ByCase, cases: Cases):
     return fig
 
 
-def claims(results: ByCase, cases: Cases) -> list[Row]:
+def judge_claims(results: ByCase, cases: Cases) -> list[Row]:
     """Takes the deepest network less the shallowest, on the same data seed by seed: a finding."""
     accuracies = case_accuracies(results, cases)
     names = list(accuracies)
@@ -149,8 +153,13 @@ def claims(results: ByCase, cases: Cases) -> list[Row]:
     return [mean_row("width", text, accuracies[deep] - accuracies[shallow])]
 
 
-def compare(results: ByCase, cases: Cases) -> Iterator[Comparison]:
-    """Lists the accuracy by depth; no number is published."""
+def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:
+    """Lists the accuracy by depth; no number is published.
+
+    Args:
+        results: {case: arrays of all seeds [s, ...]}.
+        cases: What is trained, by case.
+    """
     for name, accuracy in case_accuracies(results, cases).items():
         shape, numbers = describe_shape(cases[name]), accuracy[np.isfinite(accuracy)]
         yield Comparison(
@@ -183,10 +192,10 @@ def main(options: Flags) -> Shown:
         points = run.measure(measure)
         return run.publish(
             points,
-            table=table,
+            table=make_rows,
             figures=FIGURES,
-            claims=claims,
-            compare=compare,
+            claims=judge_claims,
+            compare=compare_results,
             files=model_files,
         )
 

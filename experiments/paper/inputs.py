@@ -36,6 +36,9 @@ def define_flags(define: Callable) -> None:
 def read_tokens(options: flags.FlagValues) -> tuple[np.ndarray | None, dict[str, str]]:
     """Reads the token ids of the text, None for Gaussian tokens; also what identifies the input.
 
+    Args:
+        options: The flags.
+
     Raises:
         ValueError: Flags that exclude each other, or fewer than two tokens.
     """

@@ -15,7 +15,7 @@ from experiments.lab import cli, vocabulary
 from experiments.lab.executor import Executor
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
-from experiments.train.training import Training, nested
+from experiments.train.training import Training, unflatten_results
 from rank_collapse.network.inputs import input_states
 from rank_collapse.network.measured import updates
 from rank_collapse.runs.seeds import seed_keys
@@ -85,6 +85,9 @@ def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str,
     It returns, on examples that training does not see, "accuracy" and "loss" [], the mean over
     examples of `MEASURES` of the hidden states [L + 1], and "gradients" [len(GRADIENTS), L], the
     Frobenius norm of the loss's gradient to each matrix of each layer, all heads together.
+
+    Args:
+        recipe: What is trained.
     """
 
     def measure(model, data, hyper, _):
@@ -177,7 +180,7 @@ def train_cells(
                 keys=seed_keys(options.seed, options.num_seeds),
                 most=max(16, options.num_seeds),
             )
-    results = {cell: nested(arrays[cell.name]) for cell in cells_of(options)}
+    results = {cell: unflatten_results(arrays[cell.name]) for cell in cells_of(options)}
     return {
         cell: arrays | {"failed": has_failed(arrays, limit)} for cell, arrays in results.items()
     }
@@ -199,7 +202,12 @@ def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper, _: Any = No
 
 
 def make_network(options: Flags, cell: Cell) -> rc.TransformerConfig:
-    """Makes the network of a cell: an encoder that answers token by token."""
+    """Makes the network of a cell: an encoder that answers token by token.
+
+    Args:
+        options: The flags.
+        cell: Which network.
+    """
     d = options.d_model
     embedding = rc.EmbeddingConfig(
         vocab_size=options.num_labels,
@@ -222,7 +230,13 @@ def split_floats(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, di
 
 
 def make_data(options: Flags, batch_size: int, key: Any) -> dict[str, Any]:
-    """Makes one seed's training data, an epoch of `STEPS_PER_EPOCH` batches, and held-out data."""
+    """Makes one seed's training data, an epoch of `STEPS_PER_EPOCH` batches, and held-out data.
+
+    Args:
+        options: The flags.
+        batch_size: Examples of a step.
+        key: Of the seed.
+    """
     key_train, key_eval = jax.random.split(key)
     make: Callable = functools.partial(
         sequences.make_examples,

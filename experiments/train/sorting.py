@@ -56,6 +56,9 @@ def misordered_pairs(predicted: Int[Array, "b n"], repeats: bool = True) -> Floa
 def make_sorting_setup(options: Flags) -> TrainedTask:
     """Makes what the flags train: a network that sorts letters.
 
+    Args:
+        options: The flags.
+
     Raises:
         ValueError: More distinct letters than there are.
     """

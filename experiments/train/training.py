@@ -106,6 +106,9 @@ class Training:
     def __call__(self, chunk: Chunk) -> dict[str, Any]:
         """Trains the runs of a chunk and measures them.
 
+        Args:
+            chunk: Runs that are trained together.
+
         Returns:
             What is measured, "losses" [s, epochs], "diverged_at" [s], and "seconds" {"train",
             "all"} [s], of which each run has its share; where metrics are watched "curves"
@@ -239,11 +242,11 @@ def train_flat(
 
 
 def train_tasks(*arguments: Any) -> dict[str, dict[str, Any]]:
-    """Trains networks as `train_flat` does, and returns each part `nested`."""
-    return {part: nested(arrays) for part, arrays in train_flat(*arguments).items()}
+    """Trains networks as `train_flat` does, and returns each part unflattened."""
+    return {part: unflatten_results(arrays) for part, arrays in train_flat(*arguments).items()}
 
 
-def nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def unflatten_results(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Unflattens saved arrays at "/"; "seconds" become those of all seeds together."""
     from flax import traverse_util  # here: it takes half a second, which `--help` need not
 
@@ -253,6 +256,11 @@ def nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 def check_files(options: Flags, part: str, run: RunFolder) -> None:
     """Refuses to keep what networks that are trained already did not leave.
+
+    Args:
+        options: The flags.
+        part: Of the arrays of the run.
+        run: The run folder; what it has is not computed again.
 
     Raises:
         ValueError: Weights or lines are asked for that an earlier run did not write.

@@ -48,7 +48,7 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
             values, ok = draws[CASES[0]][name].copy(), draws[CASES[0]][f"{broken}_ok"]
             values[np.unravel_index(ok.argmax(), ok.shape)] = -1
             draws[CASES[0]] = draws[CASES[0]] | {name: values}
-        return list(answered(own.claims(results | {"draws": draws}, setup))[1].values())
+        return list(answered(own.judge_claims(results | {"draws": draws}, setup))[1].values())
 
     # the construction of two heads is above the published bound and changes no answer
     built = [one["over_published"] for one in results["built"]]
@@ -56,7 +56,7 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
     assert answers() == [HOLDS, HOLDS, HOLDS]
     assert answers("head") == [HOLDS, FAILS, HOLDS]
     assert answers("published_layer") == answers("published_stack") == [HOLDS, HOLDS, FAILS]
-    measured = [row.measured for row in own.compare(results, setup)]
+    measured = [row.measured for row in own.compare_results(results, setup)]
     assert measured[:9] == [0] * len(FREE) + built
     assert measured[9:11] == [found["head_min"], found["head_max"]]
     table = rows(tmp_path)

@@ -71,10 +71,10 @@ def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, i
     found, models = result_of(run_architectures, tmp_path)
 
     def lines():
-        rows = list(run_architectures.compare(found, models))
+        rows = list(run_architectures.compare_results(found, models))
         return [row for row in rows if ", layer " in row.quantity], rows[-1]
 
-    assert run_architectures.claims(found, models) == []
+    assert run_architectures.judge_claims(found, models) == []
     _, last = lines()
     assert last.measured == "not compared" and last.note
     measured = found["bert"]["pretrained"]
@@ -104,7 +104,7 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch)
         curves = {"SAN": [first] + [1.05e-7] * 4, "SAN+skip": published}
         monkeypatch.setattr(run_architectures, "published_curves", lambda *_: {"init": curves})
         ours = {("SAN", "published"): san[:, None], ("SAN+skip", "published"): skip[:, None]}
-        rows = run_architectures.claims({"bert": {"init": ours}}, [model])
+        rows = run_architectures.judge_claims({"bert": {"init": ours}}, [model])
         found = answered(rows)[1]
         assert [found[key] for key in ("skips", "skips stop", "collapse")] == [HOLDS] * 3
         return found.get("curves")

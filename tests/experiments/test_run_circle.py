@@ -177,12 +177,12 @@ def made_of(counts, seeds=64):
 
 
 def verdicts(found):
-    return answered(run_circle.claims(found, {}))[0]
+    return answered(run_circle.judge_claims(found, {}))[0]
 
 
 def compared(found):
     """{what: (measured, published, note)} of the case at width 32."""
-    lines = run_circle.compare(found, {})
+    lines = run_circle.compare_results(found, {})
     return {c.quantity.partition(": ")[2]: (c.measured, c.published, c.note) for c in lines}
 
 
@@ -192,7 +192,7 @@ def test_speed_and_law_of_those_that_fell():
     (own,) = results.values()
     own["head_gap"][[0, 1, 2, 10, 11]] = 0.1
     own["diverged_at"][11] = 2
-    row, *_ = run_circle.table(results, {})
+    row, *_ = run_circle.make_rows(results, {})
     assert row["multiplier"] == pytest.approx(0.5)
     found = compared(results)
     assert found["seeds that fell together"] == ("5 of 11", None, "")
@@ -238,7 +238,7 @@ def test_who_is_kept_apart_is_said_seed_by_seed():
     own["diverged_at"][4] = 3
     at_end = walks.log10_at_end(own)[3:6].astype(np.float32)  # as accurate as its input
     np.testing.assert_allclose(at_end, [np.log10(0.6), np.nan, -6])
-    found = run_circle.claims({"base, d=4": without, "mlp, d=4": own}, {})
+    found = run_circle.judge_claims({"base, d=4": without, "mlp, d=4": own}, {})
     row = next(r for r in found if r.key == "circle mlp")
     assert (row.estimate, row.draws) == (0.75, 4)
     assert "those of 7 seeds that fall without; 2 fall only with" in row.why

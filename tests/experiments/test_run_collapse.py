@@ -18,7 +18,7 @@ from experiments.lab.executor import Chunk
 from experiments.lab.labelled import join_datasets, make_dataset
 from experiments.paper import inputs
 from experiments.paper.collapse import claims as collapse_claims, measure
-from experiments.paper.collapse.figures import slowed
+from experiments.paper.collapse.figures import raised_constant
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
 
@@ -52,11 +52,11 @@ def test_rows_figures_and_statements_are_of_the_arrays(base):
     for column in ("log10_bound", "tightness_mean"):
         assert all((r[column] != "") == (r["variant"] == "san") for r in table)
     found, setup = result_of(run_collapse, base)
-    compared = {c.quantity: c for c in run_collapse.compare(found, setup)}
+    compared = {c.quantity: c for c in run_collapse.compare_results(found, setup)}
     assert "attention alone: residual ratio after 3 layers" in compared
     free = [c.measured for q, c in compared.items() if "needs no condition" in q]
     assert free and not any(free)
-    given = {row.key: row for row in run_collapse.claims(found, setup)}
+    given = {row.key: row for row in run_collapse.judge_claims(found, setup)}
     assert given["rate"].draws == 3
     assert given["heads bound"].estimate == 0 and "cases" in given["heads bound"].why
     assert given["skips"].estimate > 1
@@ -152,11 +152,11 @@ def at(norm="none", weight_scale=1.0, skip_gain=1.0, swept=None, **variants):
 
 
 def claims_of(points):
-    return run_collapse.claims(join_datasets(points, run_collapse.AXES), None)
+    return run_collapse.judge_claims(join_datasets(points, run_collapse.AXES), None)
 
 
 def compare_of(points):
-    return run_collapse.compare(join_datasets(points, run_collapse.AXES), None)
+    return run_collapse.compare_results(join_datasets(points, run_collapse.AXES), None)
 
 
 def test_every_variant_has_a_published_curve_to_stand_beside():
@@ -289,7 +289,7 @@ def test_where_mlps_begin_to_slow_the_collapse():
     ((_, own),) = at(san={"log10_residual": np.full((3, 2), -1.5)}, swept=curves).items()
     own = own.assign_coords(layer=[0, 1])
     np.testing.assert_array_equal(own.mlp_gain, gains)
-    np.testing.assert_allclose(slowed(own), [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
+    np.testing.assert_allclose(raised_constant(own), [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
 
 
 @pytest.mark.full

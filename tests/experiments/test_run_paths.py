@@ -33,7 +33,7 @@ def test_writes_rows_figures_and_a_summary(tmp_path):
             "chain_slope": slope * np.linspace(1, 1.2, 6),
             "log10_residual": np.tile(np.eye(3)[length], (6, 1)),
         }
-        assert list(answered(own.claims(other, setup))[1].values()) == [answer] * 2
+        assert list(answered(own.judge_claims(other, setup))[1].values()) == [answer] * 2
 
 
 @pytest.mark.full
@@ -51,7 +51,7 @@ def test_the_binary_writes_exact_counts(tmp_path):
     assert lengths[0].measured == pytest.approx(6 * 12 / 13, rel=1e-12)  # DistilBERT
     tables, sizes = result_of(run_path_counts, tmp_path)
     tables["DeiT-T"][3]["share"] += 1e-3
-    assert next(run_path_counts.compare(tables, sizes)).measured == pytest.approx(1e-3)
+    assert next(run_path_counts.compare_results(tables, sizes)).measured == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize(("heads", "layers"), [(1, 1), (3, 12), (128, 24), (96, 96), (1, 1000)])

@@ -32,8 +32,8 @@ asked = partial(parsed, run_stability, *TINY)
 def shown(folder):
     """(results, {quantity: comparison}, claims) of a finished run."""
     found, configs = result_of(run_stability, folder)
-    compared = {row.quantity: row for row in run_stability.compare(found, configs)}
-    return found, compared, list(run_stability.claims(found, configs))
+    compared = {row.quantity: row for row in run_stability.compare_results(found, configs)}
+    return found, compared, list(run_stability.judge_claims(found, configs))
 
 
 @pytest.mark.full
@@ -172,7 +172,7 @@ def test_a_statement_of_theorem_2_is_decided_by_what_the_theorem_is_about():
             | dict.fromkeys(others, depth ** np.array([5.0, 6.0, 7.0]))
             for depth in (3, 6, 12, 25)
         }
-        first, second, _ = run_stability.claims({"networks": own}, {})
+        first, second, _ = run_stability.judge_claims({"networks": own}, {})
         assert (first.key, second.key) == ("O(N)", "independent updates") and second.estimate > 5
         found[name] = first.estimate
     assert found["equal"] == pytest.approx(2) and found["like Pre-LN's"] == pytest.approx(1)

@@ -50,7 +50,7 @@ def test_every_cell_and_seed_is_in_the_table(folder):
     results, wanted = result_of(own, folder)
     assert list(results) == wanted and len(wanted) == 4 and len(table) == 8
     limit = designs.guess_limit(8 * 4, 3)
-    for i, (cell, row) in enumerate(zip(wanted, own.compare(results, wanted), strict=True)):
+    for i, (cell, row) in enumerate(zip(wanted, own.compare_results(results, wanted), strict=True)):
         seeds = table[2 * i : 2 * i + 2]
         assert {row["design"] for row in seeds} == {cell.design}
         accuracies = [float(row["accuracy"]) for row in seeds]
@@ -197,7 +197,7 @@ def cell_of(design, depth, accuracy, warmup=0, seeds=8):
 
 
 def claims(found):
-    return list(binary.claims(found, []))
+    return list(binary.judge_claims(found, []))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_verdicts_against_the_published_table(design, depth, accuracy, key, verd
         warm = cell_of("pre", depth, 0.6, 100) | cell_of(design, depth, accuracy, 100)
         settings = [row.setting for row in claims(pre | own | warm)]
         assert settings and all("warm-up 100" in setting for setting in settings)
-    *_, row = binary.compare(pre | own, [])
+    *_, row = binary.compare_results(pre | own, [])
     assert (row.published is not None) == bool(key)
     assert row.published == "failed" or key != "post fails"
 

@@ -135,11 +135,11 @@ def test_files_asked_for_later_are_refused(flag, folder, tmp_path, capsys):
 def test_a_seed_that_diverged_is_kept_apart(folder):
     found, setup = result_of(run_sort, folder)
     found = found.assign(fine=("seed", [True, False]))
-    assert {row.draws for row in results.claims("sorting", found, setup)} <= {0, 1}
-    whole, *_ = results.compare(found, setup)
+    assert {row.draws for row in results.judge_claims("sorting", found, setup)} <= {0, 1}
+    whole, *_ = results.compare_results(found, setup)
     accuracy = float(found.whole.sel(metric="accuracy", seed=0))
     assert whole.measured == f"{accuracy:.3f}"
-    table = results.table(found, setup)
+    table = results.make_rows(found, setup)
     assert {(r["seed"], r["diverged"]) for r in table} == {(0, 0), (1, 1)}
     for draw in figures.FIGURES.values():
         draw(found, setup)
@@ -221,7 +221,7 @@ def made_of(carried=1.0, sets=(0.3, 0.9, 0.4, 0.2), seeds=8, below=0):
     ],
 )
 def test_verdicts(fields, suffice, one, falls):
-    rows = list(results.claims("sorting", made_of(**fields), SETUP))
+    rows = list(results.judge_claims("sorting", made_of(**fields), SETUP))
     answers, found = answered(rows)[1], verdicts(rows)
     assert [key for key, answer in answers.items() if answer == FINDING] == ["biases", "all of it"]
     assert [found[key] for key in ("short suffice", "one short", "falls")] == [suffice, one, falls]
@@ -230,16 +230,18 @@ def test_verdicts(fields, suffice, one, falls):
 def test_no_seed_is_left_out_but_of_findings_on_what_was_learned():
     found = made_of(seeds=5)
     found.whole.values[1] = 0.6
-    rows = list(results.claims("sorting", found, SETUP))
+    rows = list(results.judge_claims("sorting", found, SETUP))
     assert "1 of 5 draws have no number" in rows[0].why  # which may be on either side
     draws = {row.key: row.draws for row in rows}
     assert draws == {"short suffice": 4, "one short": 5, "falls": 5, "biases": 4, "all of it": 4}
-    biases = next(row for row in results.claims("sorting", made_of(), SETUP) if row.key == "biases")
+    biases = next(
+        row for row in results.judge_claims("sorting", made_of(), SETUP) if row.key == "biases"
+    )
     assert biases.estimate == pytest.approx((0.7 - 0.6) / (0.95 - 0.6))
 
 
 def test_what_is_shown_beside_published_values():
-    found = {c.quantity: c for c in results.compare(made_of(), SETUP)}
+    found = {c.quantity: c for c in results.compare_results(made_of(), SETUP)}
     whole = found["token accuracy of the whole model"]
     assert whole.measured.startswith("0.950") and whole.published == 0.98
     text = "path length {}: without longer paths, self-consistent"

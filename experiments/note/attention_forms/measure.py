@@ -124,6 +124,11 @@ def draw(key: Any, d_k: int, num_tokens: int) -> tuple[Any, Any, Any, rc.network
     """Draws queries, keys and G [n, d_k], and one head that takes queries and keys as they are.
 
     W_V and the v of additive scores have the variance 1/d_k that the library draws them with.
+
+    Args:
+        key: Of the seed.
+        d_k: Width of queries and keys.
+        num_tokens: Queries, and as many keys.
     """
     # One draw, since random numbers take longest to compile.
     normals = jax.random.normal(key, (3 * num_tokens + d_k + 1, d_k))

@@ -60,6 +60,9 @@ def base_config(options: Flags, depth: int) -> rc.TransformerConfig:
 def make_configs(options: Flags) -> dict[Case, rc.TransformerConfig]:
     """Makes all designs at all depths, ascending, as deep as the deepest; see `pad_layers`.
 
+    Args:
+        options: The flags.
+
     Raises:
         ValueError: A design that there is not or that the one law does not cover, fewer than two
             depths, or an update of nothing.
@@ -84,6 +87,10 @@ def pad_layers(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
     """Gives a network `size` layers, of which those past its own change nothing.
 
     Initial weights are compared alike: by one rule, with the gain of the design's own.
+
+    Args:
+        config: The network.
+        size: Layers that it gets.
     """
     if isinstance(config.skip_gain, Unprofiled):
         config = config.replace(skip_gain=np.nan)  # until `profile_omega`
@@ -105,6 +112,9 @@ def pad_layers(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
 def group_by_program(configs: Mapping[str, rc.TransformerConfig]) -> list[dict[str, Any]]:
     """Groups networks that differ in numbers alone: these are arguments of one program.
 
+    Args:
+        configs: The networks by case or name.
+
     Returns:
         [{name: config of float32 numbers}].
     """
@@ -120,6 +130,11 @@ def measure_all(
     options: Flags, configs: Mapping[Case, Any], run: RunFolder
 ) -> dict[Case, dict[str, np.ndarray]]:
     """Measures all networks at initialisation, resumed from the run.
+
+    Args:
+        options: The flags.
+        configs: The networks by case or name.
+        run: The run folder; what it has is not computed again.
 
     Returns:
         {case: {measure: [s, ...]}}, names joined by a dot.
@@ -146,7 +161,12 @@ def measure_all(
 
 
 def cut_padding(arrays: Mapping[str, np.ndarray], depth: int) -> dict[str, np.ndarray]:
-    """Cuts arrays [s, k L] or [s, k L + 1] to the layers of the network's own depth."""
+    """Cuts arrays [s, k L] or [s, k L + 1] to the layers of the network's own depth.
+
+    Args:
+        arrays: Of one network.
+        depth: Its layers.
+    """
     size, cut = arrays["apart"].shape[1] - 1, {}
     for name, values in arrays.items():
         if values.ndim > 1:
@@ -158,6 +178,11 @@ def cut_padding(arrays: Mapping[str, np.ndarray], depth: int) -> dict[str, np.nd
 
 def draw(options: Flags, key: Any, config: rc.TransformerConfig) -> dict[str, Any]:
     """Draws weights and what else is random of one seed.
+
+    Args:
+        options: The flags.
+        key: Of the seed.
+        config: The network.
 
     Returns:
         "params"; "x" and "batch", states [n, d] and [b, n, d]; "target" [n, d], the cotangent of
@@ -275,7 +300,14 @@ def output_changes(
 
 
 def sgd_change(params: Any, x: Any, config: Any, gradients: Any) -> jax.Array:
-    """Computes |δx̂|²/(d η²) of an SGD step W − η ∂loss/∂W of all matrices, to first order in η."""
+    """Computes |δx̂|²/(d η²) of an SGD step W − η ∂loss/∂W of all matrices, to first order in η.
+
+    Args:
+        params: Its parameters.
+        x: Its tokens [n, d].
+        config: The network.
+        gradients: ∂loss/∂W of every matrix.
+    """
 
     def compute_output(matrices):
         new_params = updates.replace_weight_matrices(params, matrices)
@@ -298,7 +330,13 @@ def gradient_bound(params: Any, gradients: Any, target: Any, size: Any) -> jax.A
 
 
 def profile_omega(params: Any, batch: Any, config: rc.TransformerConfig) -> rc.TransformerConfig:
-    """Profiles Admin's ω on a batch of states, where the skips of the network are NaN."""
+    """Profiles Admin's ω on a batch of states, where the skips of the network are NaN.
+
+    Args:
+        params: Its parameters.
+        batch: States [b, n, d].
+        config: The network.
+    """
 
     def profile():
         profiled = rc.network.admin_profile(params, batch, config)

@@ -108,7 +108,7 @@ def geometric_ratios(measured: np.ndarray, expected: np.ndarray) -> np.ndarray:
         return np.exp(np.mean(np.log(measured) - np.log(expected), axis=0))
 
 
-def table(results: ByCase) -> Iterator[dict[str, Any]]:
+def make_rows(results: ByCase) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, seed and layer; numbers of the whole network stand at the last.
 
     Args:

@@ -113,8 +113,12 @@ def step_curves(results: Mapping[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-def compare(results: Mapping[Cell, Any]) -> Iterator[Comparison]:
-    """Compares the curves with the law's, geometric means over seeds, and says who fails."""
+def compare_results(results: Mapping[Cell, Any]) -> Iterator[Comparison]:
+    """Compares the curves with the law's, geometric means over seeds, and says who fails.
+
+    Args:
+        results: What was measured of each cell.
+    """
     for cell, cell_results in results.items():
         means = {name: geometric_mean(values) for name, values in step_curves(cell_results).items()}
         texts = {n: ", ".join(f"{v[i]:.2g}" for i in (0, 1, -1)) for n, v in means.items()}

@@ -64,6 +64,9 @@ class Weights(NamedTuple):
 def make_models(options: Flags) -> list[Model]:
     """Opens the folders of --checkpoints, or makes the published models.
 
+    Args:
+        options: The flags.
+
     Raises:
         FileNotFoundError, ValueError: A folder or texts that cannot be read.
     """
@@ -119,6 +122,9 @@ def identity(models: Sequence[Model]) -> dict[str, str]:
     """Identifies inputs and models, for the run's config.
 
     Weight files by name, size and time of change: they are not read through.
+
+    Args:
+        models: The models.
     """
     entries = [open_weights(m.source).entries.values() for m in models if m.has_weights]
     files = sorted({entry.path for group in entries for entry in group})
@@ -146,6 +152,11 @@ def measure(options: Flags, models: Sequence[Model], run: RunFolder) -> Results:
 
     All texts go through a layer together, since a model may be larger than memory; a run resumes
     after the last set of weights that is complete.
+
+    Args:
+        options: The flags.
+        models: The models.
+        run: The run folder; what it has is not computed again.
     """
     sets = list_weights(options, models)
     by_label: dict[str, dict[str, list[dict[str, np.ndarray]]]] = {m.label: {} for m in models}
@@ -174,7 +185,12 @@ def ablation_name(ablation: tuple[str, str]) -> str:
 
 
 def measure_weights(options: Flags, weights: Weights) -> dict[str, np.ndarray]:
-    """Measures one set of weights, {"residuals/variant/reading/residual_ratio": [texts, L + 1]}."""
+    """Measures one set of weights, {"residuals/variant/reading/residual_ratio": [texts, L + 1]}.
+
+    Args:
+        options: The flags.
+        weights: Which weights.
+    """
     model = weights.model
     if weights.kind == "pretrained":
         source = pretrained.open_checkpoint(model.source)

@@ -32,6 +32,10 @@ AT_REST = 1e-5  # equal points that move less in a step are at a fixed point
 def make_examples(num_points: int, radius: float = RADIUS) -> Examples:
     """Makes (points t of both halves → points t + 1), t = 0 .. num_points/2 − 2, anticlockwise.
 
+    Args:
+        num_points: Points of the whole circle.
+        radius: Of the circle.
+
     Raises:
         ValueError: Fewer than four points.
 
@@ -244,6 +248,9 @@ def measure_seeds(case: dict[str, Any]) -> dict[str, np.ndarray]:
 
 def fine_cases(results: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
     """Selects the seeds that did not diverge.
+
+    Args:
+        results: {case: arrays of all seeds [s, ...]}.
 
     Returns:
         {(variant, width): its arrays and those of `measure_seeds` [s], and the positions "seed"

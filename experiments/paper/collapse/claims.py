@@ -11,7 +11,7 @@ from experiments.lab import labelled
 from experiments.lab.experiment import Finding
 from experiments.lab.labelled import apply_along, compare_means, iterate_points, statement_rows
 from experiments.paper.collapse.cubic_law import measured_constant
-from experiments.paper.collapse.figures import TIGHTNESS, as_published, first, slowed
+from experiments.paper.collapse.figures import TIGHTNESS, as_published, first, raised_constant
 from experiments.verdicts.claims import Row, cases_row
 from experiments.verdicts.page import Comparison
 from experiments.verdicts.statistics import power_law_wins
@@ -34,9 +34,14 @@ def count_above(results: xr.Dataset, bound: str) -> xr.DataArray:
     return (results.log10_residual > results[bound] + margin).sum(["seed", "layer"])
 
 
-def claims(results: xr.Dataset, setup: Any) -> Iterator[Row]:
+def judge_claims(results: xr.Dataset, setup: Any) -> Iterator[Row]:
     """Judges rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights,
-    with the first of the skips' gains."""
+    with the first of the skips' gains.
+
+    Args:
+        results: Over norm placement, weight scale, skip gain, variant, seed and layer.
+        setup: Unused.
+    """
     results = results.isel(skip_gain=0, drop=True)
     # Without skips post- and pre-norm are one network up to an outer norm: the row of post-norm, as
     # published, is that of both.
@@ -111,7 +116,7 @@ def gain_claims(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]:
         results: With the residual at each gain of the MLPs, "swept".
         distinct: Norm placements that are different networks without skips.
     """
-    raised = slowed(results).dropna("norm_placement", how="all")
+    raised = raised_constant(results).dropna("norm_placement", how="all")
     gains = apply_along(partial(crossing, raised.mlp_gain.values), raised, "mlp_gain")
     yield from statement_rows("mlp gain", gains)
     if 1 not in results.mlp_gain:
@@ -149,9 +154,14 @@ def crossing(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
     return crossings
 
 
-def compare(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
+def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
     """Compares residual ratios with BERT's published curve, and shows what only logarithms show, at
-    the first of the swept values."""
+    the first of the swept values.
+
+    Args:
+        results: Over norm placement, weight scale, skip gain, variant, seed and layer.
+        setup: Unused.
+    """
     results = first(results)
     end, depth = results.isel(layer=-1), results.sizes["layer"] - 1
     curves = published_curves(PUBLISHED["bert-base-cased"], 12)["init"]
@@ -183,8 +193,13 @@ def compare(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
             yield from compare_means(text, c, end.log10_c.mean("seed"))
 
 
-def finding(results: xr.Dataset, setup: Any) -> Finding | None:
-    """Says what is left of attention alone and of attention with skips."""
+def make_finding(results: xr.Dataset, setup: Any) -> Finding | None:
+    """Says what is left of attention alone and of attention with skips.
+
+    Args:
+        results: Over norm placement, weight scale, skip gain, variant, seed and layer.
+        setup: Unused.
+    """
     end = as_published(results).squeeze("norm_placement").mean("seed").isel(layer=-1)
     if not {"san", "san_skip"} <= {*end.variant.values}:
         return None

@@ -46,7 +46,7 @@ def by_variant(values: xr.DataArray, **options: Any):
     return fig, axes
 
 
-def slowed(results: xr.Dataset) -> xr.DataArray:
+def raised_constant(results: xr.Dataset) -> xr.DataArray:
     """Computes by how much each gain of the MLPs raises Λ = log10‖R_L‖/3^L of pure attention."""
     san = results.log10_residual.sel(variant="san", drop=True)
     return ((results.swept - san) / 3.0 ** san.layer[-1]).isel(layer=-1, drop=True)
@@ -87,10 +87,10 @@ def log_residual_figure(results: xr.Dataset, setup: Any) -> Figure:
     fig, axes = by_variant(lost, ylabel=label, width=3.6, height=3.4, draw=figures.log_band)
     panels = labelled.iterate_points(results.sel(variant="san"), "seed", "layer", "mlp_gain")
     for ax, (point, panel) in zip(axes[0], panels, strict=True):
-        alone = {"variant": "san"} | point
-        plain = start.sel(alone) - panel.plain_log10_residual + panel.log10_size
+        san_point = {"variant": "san"} | point
+        plain = start.sel(san_point) - panel.plain_log10_residual + panel.log10_size
         ax.plot(plain.where(plain > 0).mean("seed"), color=figures.color(0), linestyle=":")
-        mean = lost.sel(alone).mean("seed", dtype=float)
+        mean = lost.sel(san_point).mean("seed", dtype=float)
         fast = np.flatnonzero(mean.values > 3)
         if len(fast) > 1 and mean[-1] > 2.5 * mean[-2]:
             layers = np.arange(fast[0], len(mean))
@@ -124,7 +124,7 @@ def bounds_and_constant_figure(results: xr.Dataset, setup: Any) -> Figure | None
     (dotted), which does not cover norms."""
     if not has_law(results):
         return None
-    fig, ((left, right),) = figures.figure(1, 2, width=4.2, height=3.1)
+    fig, ((bounds_ax, constant_ax),) = figures.figure(1, 2, width=4.2, height=3.1)
     networks = [
         (labelled.describe_point(point), network.transpose("seed", "layer", ...))
         for point, network in labelled.iterate_points(first(results), "seed", "layer", "mlp_gain")
@@ -133,17 +133,19 @@ def bounds_and_constant_figure(results: xr.Dataset, setup: Any) -> Figure | None
     layers = np.arange(results.sizes["layer"])
     for index, (name, text) in enumerate(TIGHTNESS.items()):
         if name in results and networks[0][1][name].notnull().any():
-            figures.band(left, layers[1:], networks[0][1][name][:, 1:], text, index)
+            figures.band(bounds_ax, layers[1:], networks[0][1][name][:, 1:], text, index)
     for index, (title, network) in enumerate(networks):
         style = {"color": figures.color(index)}
-        figures.band(right, layers, network.log10_residual / 3.0**layers, title, index)
-        right.plot((network.log10_cubic / 3.0**layers).mean("seed"), linestyle="--", **style)
+        figures.band(constant_ax, layers, network.log10_residual / 3.0**layers, title, index)
+        constant_ax.plot((network.log10_cubic / 3.0**layers).mean("seed"), linestyle="--", **style)
         if "log10_c" in network and network.log10_c.notnull().any():
             theorem = float((network.log10_residual[:, 0] + network.log10_c[:, 0] / 2).mean())
-            right.axhline(theorem, linestyle=":", **style)
-    left.set(ylabel="powers of ten above what is bounded", title="bounds of one layer")
-    right.set(ylabel=r"$\Lambda_l = \log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$", title="3^l law")
-    figures.finish([left, right], "layer")
+            constant_ax.axhline(theorem, linestyle=":", **style)
+    bounds_ax.set(ylabel="powers of ten above what is bounded", title="bounds of one layer")
+    constant_ax.set(
+        ylabel=r"$\Lambda_l = \log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$", title="3^l law"
+    )
+    figures.finish([bounds_ax, constant_ax], "layer")
     return fig
 
 
@@ -190,7 +192,7 @@ def mlp_gain_figure(results: xr.Dataset, setup: Any) -> Figure | None:
     they slow the collapse (post-norm: with a skip of their own)."""
     if "swept" not in results:
         return None
-    raised = slowed(first(results)).dropna("norm_placement", how="all")
+    raised = raised_constant(first(results)).dropna("norm_placement", how="all")
     fig, axes = labelled.plot_facets(
         raised, "mlp_gain", col="norm_placement", width=3.4, height=2.8, sharey=True
     )

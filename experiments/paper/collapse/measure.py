@@ -74,6 +74,9 @@ def bound_profiles(report: rc.BoundReport) -> dict[str, jax.Array]:
     the largest γ* and the largest β of its heads in the place of sums over heads. `tightness_...`
     is how far each bound of one layer's attention lies above what it bounds, `log10_c` the c of the
     stack's bound so far.
+
+    Args:
+        report: Bounds of one network.
     """
     depth = jnp.arange(report.log10_residual.shape[0])
     c = jax.lax.cummax(jnp.append(report.log10_c[:1], report.log10_c))
@@ -118,7 +121,11 @@ class DecidedProgram(NamedTuple):
         return self.measured.bytes_of(chunk, size)
 
     def __call__(self, chunk: Chunk) -> dict[str, dict[str, np.ndarray]]:
-        """Measures a chunk as `Mapped` does, with residuals of float64 where float32 has none."""
+        """Measures a chunk as `Mapped` does, with residuals of float64 where float32 has none.
+
+        Args:
+            chunk: Seeds of points of the axes.
+        """
         results, draws = self.measured(chunk), None
         for variant, config in self.networks.items():
             profile = np.array(results["log10_residual"][variant])
@@ -212,7 +219,11 @@ def prove_profile(
 
 
 def describe_gaps(results: xr.Dataset) -> Iterator[str]:
-    """Says why curves have gaps: a line for each variant with residuals that are not known."""
+    """Says why curves have gaps: a line for each variant with residuals that are not known.
+
+    Args:
+        results: Over the axes of the run, seeds and layers.
+    """
     for measure, reason in REASONS.items():
         for point, unknown in labelled.iterate_points(results[measure].isnull(), "seed", "layer"):
             if seeds_lost := np.flatnonzero(unknown.any("layer")).tolist():

@@ -21,7 +21,11 @@ CLAIM = (
 
 
 def define_path_flags(flag_values: flags.FlagValues) -> None:
-    """Defines the flags of the evaluation by path length."""
+    """Defines the flags of the evaluation by path length.
+
+    Args:
+        flag_values: Of the experiment.
+    """
     define = cli.definer(flag_values)
     for name, default, least, text in (
         ("path_len", 0, 0, "Shortest path length evaluated; every length from it to the depth."),
@@ -58,14 +62,15 @@ def run_paths(
         sampled_lengths(point)
         return make_setup(point)
 
+    make_finding = functools.partial(results.make_finding, success)
     with open_run(options, make_checked, lambda setup: setup.extra) as run:
         points = run.measure(measure)
         return run.publish(
             points,
-            table=results.table,
+            table=results.make_rows,
             figures=FIGURES,
-            claims=functools.partial(results.claims, task),
-            compare=results.compare,
-            finding=functools.partial(results.finding, success) if success else lambda *_: None,
+            claims=functools.partial(results.judge_claims, task),
+            compare=results.compare_results,
+            finding=make_finding if success else lambda *_: None,
             files=model_files,
         )

@@ -36,11 +36,11 @@ def paths_figure(results: xr.Dataset, setup: TrainedTask):
     without paths longer than k, the sums of the k + 1 shortest and of the k + 1 longest lengths.
     Bars and bands: standard deviation over seeds."""
     fig, axes = figures.figure(1, 2, width=4.0, height=4.2, sharey=True)
-    (left, right), shares = axes[0], accuracies(results)
+    (sampled_ax, lengths_ax), shares = axes[0], accuracies(results)
     sets = shares.sampled.mean("repeat")
     for index, (point, accuracy) in enumerate(labelled.iterate_points(sets, "seed", "path_length")):
         size = point["num_paths"]
-        left.errorbar(
+        sampled_ax.errorbar(
             accuracy.path_length + 0.08 * (index - 0.5),
             accuracy.mean("seed"),
             accuracy.std("seed"),
@@ -51,19 +51,19 @@ def paths_figure(results: xr.Dataset, setup: TrainedTask):
             linewidth=1.0,
         )
     curves = (
-        (left, shares.exact, "all paths of length k, attention of the whole"),
-        (right, shares.truncated, "paths up to k, attention recomputed"),
-        (right, shares.up_to, "lengths 0 to k, attention of the whole"),
-        (right, shares["from"][:, ::-1], "lengths L−k to L, attention of the whole"),
+        (sampled_ax, shares.exact, "all paths of length k, attention of the whole"),
+        (lengths_ax, shares.truncated, "paths up to k, attention recomputed"),
+        (lengths_ax, shares.up_to, "lengths 0 to k, attention of the whole"),
+        (lengths_ax, shares["from"][:, ::-1], "lengths L−k to L, attention of the whole"),
     )
     lengths = shares.path_length.values
     for index, (ax, values, label) in enumerate(curves, sets.sizes["num_paths"]):
         figures.band(ax, lengths, values, label=label, index=index)
-    whole, offset = float(shares.whole.mean()), float(shares.offset.mean())
+    whole_accuracy, offset = float(shares.whole.mean()), float(shares.offset.mean())
     best = max(BASELINES, key=lambda name: float(shares[name].mean()))
     baseline = float(shares[best].mean())
     measured = [
-        (whole, f"whole model ({whole:.2f})", "black", "-"),
+        (whole_accuracy, f"whole model ({whole_accuracy:.2f})", "black", "-"),
         (baseline, f"{best} ({baseline:.2f})", "dimgray", "--"),
         (offset, f"no path: biases alone ({offset:.2f})", "firebrick", "-."),
     ]
@@ -71,13 +71,13 @@ def paths_figure(results: xr.Dataset, setup: TrainedTask):
         (setup.published[key], f"{label}, published ({setup.published[key]:g})", "tab:gray", ":")
         for key, label in (("whole", "whole model"), ("baseline", "baseline"))
     ]
-    for ax, levels in ((left, measured + published), (right, measured)):
+    for ax, levels in ((sampled_ax, measured + published), (lengths_ax, measured)):
         for value, label, color, style in levels:
             ax.axhline(value, label=label, color=color, linestyle=style, linewidth=1.1)
         ax.set(xlabel="path length k", xticks=lengths, ylim=(0, 1.02))
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
-    left.set(ylabel="token accuracy", title="one length")
-    right.set(title="several lengths together")
+    sampled_ax.set(ylabel="token accuracy", title="one length")
+    lengths_ax.set(title="several lengths together")
     fig.suptitle(f"{setup.title}, {count_seeds(shares)}")
     return fig
 

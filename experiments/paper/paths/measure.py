@@ -98,6 +98,13 @@ def evaluate_samples(
     """Evaluates sampled sets of paths of each length, {number of paths: {metric: [k, r]}}.
 
     Sets of all sizes are one array: smaller ones are filled up and the filling is not kept.
+
+    Args:
+        options: The flags.
+        setup: What was trained.
+        model: The trained model of one seed.
+        held_out: What it is evaluated on.
+        key: Of the seed.
     """
     config, lengths = setup.recipe.config, sampled_lengths(options)
     sizes = sorted({options.n_paths, *SET_SIZES})
@@ -179,6 +186,13 @@ def length_sums(
     of the whole model, so that they differ in the lengths alone. The offset holds the biases,
     through the frozen 1/σ of the whole network: a network without any path already guesses.
 
+    Args:
+        model: The trained model of one seed.
+        examples: What it is evaluated on.
+        config: The network.
+        metrics: Functions of (logits, examples) by name.
+        batch_size: Examples at a time; None for all.
+
     Returns:
         {name: {metric: array}}, k for lengths 0..L:
         "offset"     []   no path
@@ -234,6 +248,11 @@ def length_sums(
 
 def as_dataset(options: Flags, setup: TrainedTask, arrays: Mapping[str, np.ndarray]) -> xr.Dataset:
     """Names the axes of what `evaluate` measures.
+
+    Args:
+        options: The flags.
+        setup: What was trained.
+        arrays: {"name/level": [s, ...]}.
 
     Returns:
         A Dataset over "seed", "metric", "path_length", "num_paths" and "repeat"; "fine" says which

@@ -29,6 +29,9 @@ def accuracies(results: xr.Dataset) -> xr.Dataset:
     a_k is the accuracy without paths longer than k (self-consistent), a_{−1} the best baseline's. A
     standard error is that of an accuracy as it was evaluated, √(a(1 − a)/tokens).
 
+    Args:
+        results: From `measure`.
+
     Returns:
         What was measured, and over seeds: the best "baseline" and its "baseline_error"; "learned",
         whether the whole model exceeds the baseline by two standard errors; "fell_below", whether
@@ -65,8 +68,13 @@ def largest_sets(shares: xr.Dataset) -> xr.DataArray:
     return sets.sel(num_paths=sets.num_paths.max())
 
 
-def table(results: xr.Dataset, setup: TrainedTask) -> Iterator[dict[str, Any]]:
-    """Makes a row for each seed, evaluation, path length and repeat; a column for each metric."""
+def make_rows(results: xr.Dataset, setup: TrainedTask) -> Iterator[dict[str, Any]]:
+    """Makes a row for each seed, evaluation, path length and repeat; a column for each metric.
+
+    Args:
+        results: From `measure`.
+        setup: What was trained.
+    """
     frames = [
         results[evaluation]
         .to_dataset(dim="metric")
@@ -85,7 +93,7 @@ def table(results: xr.Dataset, setup: TrainedTask) -> Iterator[dict[str, Any]]:
     return labelled.frame_rows(long.sort_values("seed", kind="stable")[order])
 
 
-def claims(task: str, results: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
+def judge_claims(task: str, results: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
     """Judges whether short paths carry the network, do the task alone, and lengths fall.
 
     What is below the best baseline says nothing about paths: a network whose truncations or sampled
@@ -123,15 +131,20 @@ def describe_below(is_below: xr.DataArray) -> str:
     return f"below the baseline in {count} of {is_below.size} networks" if count else ""
 
 
-def compare(results: xr.Dataset, setup: TrainedTask) -> Iterator[Comparison]:
-    """Compares whole model and baseline with the published plotting code's; what no path gives."""
+def compare_results(results: xr.Dataset, setup: TrainedTask) -> Iterator[Comparison]:
+    """Compares whole model and baseline with the published plotting code's; what no path gives.
+
+    Args:
+        results: From `measure`.
+        setup: What was trained.
+    """
     shares = accuracies(results)
-    whole, offset = (
+    whole_accuracy, offset = (
         format_interval(mean_with_interval(shares[n], share=True)) for n in ("whole", "offset")
     )
     yield Comparison(
         "token accuracy of the whole model",
-        whole,
+        whole_accuracy,
         setup.published["whole"],
         "published: a constant in the plotting code, of the paper's data and epochs",
     )
@@ -145,7 +158,7 @@ def compare(results: xr.Dataset, setup: TrainedTask) -> Iterator[Comparison]:
     yield from compare_means("best length", by_length.idxmax("path_length").expand_dims("seed"))
 
 
-def finding(success: str, results: xr.Dataset, setup: TrainedTask) -> Finding | None:
+def make_finding(success: str, results: xr.Dataset, setup: TrainedTask) -> Finding | None:
     """Says how few layers a path needs to pass, and what sampled paths do alone.
 
     Args:

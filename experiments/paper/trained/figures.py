@@ -38,25 +38,27 @@ def trained_figure(results: Any, setup: Any) -> Any:
     (solid) and of the whole network (dashed). Right: how far the loss of all paths through at most
     k heads, attention recomputed, lies above the whole network's; bands are one standard deviation
     over texts."""
-    fig, ((left, right),) = figures.figure(1, 2, width=4.6, height=3.6)
+    fig, ((residual_ax, loss_ax),) = figures.figure(1, 2, width=4.6, height=3.6)
     for index, network in enumerate(setup.networks):
         arrays, color = results[network.label], figures.color(index)
-        alone, whole_network = (
+        attention_alone, whole_network = (
             arrays[f"log10_ratio/{name}"].mean(axis=0) for name in ("alone", "whole")
         )
-        left.plot(alone, color=color, marker="o", markersize=3, label=describe_network(network))
-        left.plot(whole_network, color=color, linestyle="--")
+        residual_ax.plot(
+            attention_alone, color=color, marker="o", markersize=3, label=describe_network(network)
+        )
+        residual_ax.plot(whole_network, color=color, linestyle="--")
         if "paths/loss" in arrays:
             excess = arrays["paths/loss_recomputed"] - arrays["paths/loss"][:, None]
-            figures.band(right, arrays["paths/lengths"][0], excess, network.label, index)
-    logarithmic(left, title="attention alone (solid), whole network (dashed)")
-    right.set(
+            figures.band(loss_ax, arrays["paths/lengths"][0], excess, network.label, index)
+    logarithmic(residual_ax, title="attention alone (solid), whole network (dashed)")
+    loss_ax.set(
         title="loss without longer paths",
         xlabel="longest path: at most k heads",
         ylabel="loss above the whole network's, nats",
     )
-    figures.integer_ticks(right)
-    for ax in (left, right):
+    figures.integer_ticks(loss_ax)
+    for ax in (residual_ax, loss_ax):
         ax.legend(fontsize=7)
     return fig
 

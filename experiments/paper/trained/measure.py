@@ -123,7 +123,13 @@ def measure_residuals(source: Any, inputs: Mapping[str, Any], chunk: int) -> dic
 
 
 def measure_sinks(layer: Any, x: Any, layer_values: Any) -> dict[str, Any]:
-    """Measures the attention of each head to the first token, and to the most attended one."""
+    """Measures the attention of each head to the first token, and to the most attended one.
+
+    Args:
+        layer: The layer.
+        x: Unused: its input.
+        layer_values: What it computed.
+    """
     weights, mask = layer_values.trace.attention, layer.inputs.token_mask
     is_query = layer.inputs.existing_tokens[None, :, None]
     columns = jnp.sum(jnp.where(is_query, weights, 0), axis=1) / jnp.sum(

@@ -83,7 +83,7 @@ def measure_interval(name: str, values: np.ndarray) -> Interval:
     return share_interval(values) if name.startswith("share of") else mean_interval(values)
 
 
-def table(results: Mapping[str, Arrays], setup: Any) -> Iterator[dict[str, Any]]:
+def make_rows(results: Mapping[str, Arrays], setup: Any) -> Iterator[dict[str, Any]]:
     """Makes a row for each network and measure, and layer where it has them.
 
     Args:
@@ -109,16 +109,16 @@ def table(results: Mapping[str, Arrays], setup: Any) -> Iterator[dict[str, Any]]
                 }
 
 
-def compare(results: Mapping[str, Arrays], setup: Any) -> Iterator[Comparison]:
+def compare_results(results: Mapping[str, Arrays], setup: Any) -> Iterator[Comparison]:
     """Lists the numbers of each network, means over texts with 95 % intervals."""
-    for row in table(results, setup):
+    for row in make_rows(results, setup):
         if row["layer"] == "":
             ends = "{low:.4g} to {high:.4g}".format(**row) if row["low"] != "" else "all equal"
             note = f"{ends}, {row['texts']} texts"
             yield Comparison(f"{row['network']}: {row['measure']}", row["mean"], note=note)
 
 
-def claims(results: Mapping[str, Arrays], setup: Any) -> list[Row]:
+def judge_claims(results: Mapping[str, Arrays], setup: Any) -> list[Row]:
     """Judges the statements on trained weights; draws are texts of one network.
 
     Args:
@@ -171,14 +171,19 @@ def claims(results: Mapping[str, Arrays], setup: Any) -> list[Row]:
     return rows
 
 
-def finding(results: Mapping[str, Arrays], setup: Any) -> Finding | None:
-    """Says how attention alone falls, and how short paths may be: the two panels of the figure."""
+def make_finding(results: Mapping[str, Arrays], setup: Any) -> Finding | None:
+    """Says how attention alone falls, and how short paths may be: the two panels of the figure.
+
+    Args:
+        results: Arrays by network.
+        setup: The networks.
+    """
     encoders = [n.label for n in setup.networks if n.source.config.mask == "none"]
     rates = [np.median(final_rate(results[label]["log10_residual/alone"])) for label in encoders]
-    losses = [found for found in results.values() if "paths/loss" in found]
+    losses = [arrays for arrays in results.values() if "paths/loss" in arrays]
     if not rates or not losses:
         return None
-    excess = [found["paths/loss_recomputed"][:, -1] - found["paths/loss"] for found in losses]
+    excess = [arrays["paths/loss_recomputed"][:, -1] - arrays["paths/loss"] for arrays in losses]
     num_near, most_heads = (
         sum(a.mean() < LOSS for a in excess),
         max(a["paths/lengths"].max() for a in losses),
