@@ -21,8 +21,8 @@ import numpy as np
 
 from experiments.lab import cli, pool, vocabulary
 from experiments.lab.experiment import Shown
-from experiments.lab.flags import ONE_VALUE, Flags, make_config, read_flags, saved_config
-from experiments.lab.folder import RunFolder, read_summary
+from experiments.lab.flags import ONE_VALUE, Flags, make_config, read_flags
+from experiments.lab.folder import RunFolder, read_config, read_summary
 from rank_collapse.runs.files import damaged
 
 FLAGS = cli.bare_flags(Flags("join"))
@@ -71,7 +71,7 @@ def common_module(folders: Sequence[Path]) -> ModuleType:
     for one, other in itertools.combinations(folders, 2):
         if one.resolve() == other.resolve():
             raise ValueError(f"{other} is there twice")
-    names = {folder: saved_config(folder).get("experiment") for folder in folders}
+    names = {folder: read_config(folder).get("experiment") for folder in folders}
     first = names[folders[0]]
     for folder, name in names.items():
         if name != first:
@@ -86,7 +86,7 @@ def parts_of(flag_values: Flags, folder: Path) -> list[Part]:
         RunError: The run is not complete, damaged, or of another version.
     """
     read_summary(folder)
-    config = saved_config(folder)
+    config = read_config(folder)
     arrays = RunFolder(folder, config, read_only=True).arrays
     points = read_flags(copy.deepcopy(flag_values), folder, {}).points()
     parts = []

@@ -342,7 +342,7 @@ def judge_claims(results: ByCase, cases: Cases) -> Iterator[Row]:
             fell, stayed = end[both] < limit, ends[other["name"]][both] >= limit
             note = f"those of {len(both)} seeds that fall without; "
             note += f"{np.sum(fell & stayed)} fall only with"
-            yield make_row(key, case["name"], end[both][~stayed], why=note)
+            yield make_row(key, case["name"], end[both][~stayed], note=note)
         if variant in ORDERS:
             yield mean_row(ORDERS[variant], f"recurrent, {case['name']}", case["orders"])
 

@@ -244,7 +244,7 @@ def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
 
         arrays = executor.map(make_program, cells_of, most=most)[SEEDS]
         results = labelled.make_dataset(arrays, ("variant", "layer"), swept=("mlp_gain", "layer"))
-        for line in () if run.complete else describe_gaps(results):
+        for line in () if run.summary else describe_gaps(results):
             progress.say(line)
     return results.assign(local_rate=local_rates(results.log10_residual))
 

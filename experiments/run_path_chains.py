@@ -266,7 +266,7 @@ def judge_claims(results: dict[str, Any], setup: inputs.TokenNetwork) -> list[Ro
     text, shorter = f"{setup.config.depth} layers", results["log10_residual"].argmax(axis=1) - most
     return [
         make_row("chains", text, results["chain_slope"]),
-        make_row("short at first", text, shorter, why=f"most paths have length {most}"),
+        make_row("short at first", text, shorter, note=f"most paths have length {most}"),
     ]
 
 

@@ -136,17 +136,17 @@ def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
     if design in LAW_OF:
         exponents = summary.fit_exponents(branches, summary.sum_shares(cases))
         note = f"Σ β_ii² with the exponent {exponents.mean():.2f}"
-        yield mean_row(LAW_OF[design], design, exponents, scale=place, why=note)
+        yield mean_row(LAW_OF[design], design, exponents, scale=place, note=note)
     notes = {name: f"exponent {slope.mean():.2f}" for name, slope in slopes.items()}
     expected = summary.fit_exponents(branches, summary.depth_curve(cases, "expected_change"))
     note = f"{notes['random']}; the one law expects {expected.mean():.2f}"
-    yield mean_row("independent updates", design, slopes["random"], scale=place, why=note)
+    yield mean_row("independent updates", design, slopes["random"], scale=place, note=note)
     if design == "deepnorm":
-        yield mean_row(design, design, slopes["sgd"], scale=place, why=notes["sgd"])
+        yield mean_row(design, design, slopes["sgd"], scale=place, note=notes["sgd"])
     bound = summary.depth_curve(cases, "gradient_bound")
     ratios = summary.geometric_ratios(changes["gradient"], bound)
     note = f"{notes['gradient']}, {ratios.min():.3g} to {ratios.max():.3g} times the bound"
-    yield mean_row("gradient steps", design, slopes["gradient"] - slopes["random"], why=note)
+    yield mean_row("gradient steps", design, slopes["gradient"] - slopes["random"], note=note)
 
 
 def make_rows(results: dict[str, Any], configs: Any) -> Iterator[dict[str, Any]]:

@@ -156,7 +156,7 @@ class Training:
             epoch = -1 if checkpoint is None else checkpoint[0]
             for cell, file in files.items():
                 cell_seeds = [s for c, s in zip(chunk.cells, chunk.seeds, strict=True) if c == cell]
-                run.drop_metrics(cell_seeds, epoch, file=file)
+                metrics.drop(run.path / file, cell_seeds, epoch)
             if checkpoint is not None:
                 progress.say(f"resumed after epoch {epoch}")
                 progress.skip(epoch)
@@ -179,7 +179,7 @@ class Training:
             for position, (cell, seed) in enumerate(zip(chunk.cells, chunk.seeds, strict=True)):
                 row = {"loss": losses[position, -1]} if epoch else {}
                 row |= {name: value[position] for name, value in values["layers"].items()}
-                run.append_metrics(epoch, row, seed=seed, file=files[cell])
+                metrics.append(run.path / files[cell], epoch, row, seed=seed)
 
         files = {c: network_file(c, metrics.NAME) for c in chunk.cells if self.is_monitored}
         first, *others = dict.fromkeys(chunk.cells)

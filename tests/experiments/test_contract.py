@@ -72,7 +72,7 @@ def check_resumed(name, here, there, elsewhere, monkeypatch):
     """A run that was stopped, and goes on, has found what one in another process has."""
     module, tiny = importlib.import_module(f"experiments.{name}"), arguments_of(name)
     command = f"experiments.{name}", *tiny, f"--output_dir={there}"
-    ended = elsewhere.submit(processes.run, *command).result()
+    ended = elsewhere.submit(processes.run_binary, *command).result()
     assert ended.code == 0, ended.printed
     with monkeypatch.context() as patch:
         stop_at_the_first_save(patch)

@@ -106,7 +106,7 @@ def judge_claims(task: str, results: xr.Dataset, setup: TrainedTask) -> Iterator
     """
     shares, depth = accuracies(results), setup.recipe.config.depth
     note = describe_below(shares.fell_below)
-    yield from statement_rows("short suffice", shares.carried - depth / 2, task, why=note)
+    yield from statement_rows("short suffice", shares.carried - depth / 2, task, note=note)
     if 1 in sampled_lengths(setup.options):
         sets = shares.sampled.sel(num_paths=PUBLISHED_SIZE, path_length=slice(1, None), drop=True)
         sets = sets.mean("repeat")
@@ -117,7 +117,7 @@ def judge_claims(task: str, results: xr.Dataset, setup: TrainedTask) -> Iterator
             functools.partial(slope, sets.path_length), sets, "path_length"
         )
         yield from statement_rows(
-            "falls", falls.where(~is_below), task, why=describe_below(is_below)
+            "falls", falls.where(~is_below), task, note=describe_below(is_below)
         )
     learned = shares.sel(seed=shares.learned)
     gained = learned.whole - learned.baseline

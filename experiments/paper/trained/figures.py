@@ -44,9 +44,8 @@ def trained_figure(results: Any, setup: Any) -> Any:
         attention_alone, whole_network = (
             arrays[f"log10_ratio/{name}"].mean(axis=0) for name in ("alone", "whole")
         )
-        residual_ax.plot(
-            attention_alone, color=color, marker="o", markersize=3, label=describe_network(network)
-        )
+        style = {"color": color, "marker": "o", "markersize": 3}
+        residual_ax.plot(attention_alone, label=describe_network(network), **style)
         residual_ax.plot(whole_network, color=color, linestyle="--")
         if "paths/loss" in arrays:
             excess = arrays["paths/loss_recomputed"] - arrays["paths/loss"][:, None]
