@@ -219,7 +219,7 @@ def construction_figure(results: Results, cases: Any):
 
 
 def judge_claims(results: Results, cases: Any) -> list[Row]:
-    """Judges the lemma and the published bounds, wherever the lemma's condition holds.
+    """Tests the lemma and the published bounds, wherever the lemma's condition holds.
 
     Args:
         results: From `measure`.

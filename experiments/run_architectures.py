@@ -185,7 +185,7 @@ def find_targets(model: Model, kind: str, curves: Curves) -> tuple[list[Target],
 
 
 def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
-    """Judges the published curves against ours at initialisation, and what the curves are to show.
+    """Tests the published curves against ours at initialisation, and what the curves are to show.
 
     A checkpoint has no rows: it is one network, of which nothing can be said with an interval.
     Layer 0 is the embedding, of other texts than the published ones. Whether a curve is one of ours
@@ -287,7 +287,7 @@ def collapse_figure(results: Results, models: Sequence[Model]) -> Figure | None:
 
 
 def make_finding(results: Results, models: Sequence[Model]) -> Finding | None:
-    """Says where attention alone has lost all but a hundredth, and what skips keep.
+    """Reports where attention alone has lost all but a hundredth, and what skips keep.
 
     Args:
         results: Curves of each model.

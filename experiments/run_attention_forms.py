@@ -238,7 +238,7 @@ def trained_figure(results: dict[str, Any], options: Flags):
 
 
 def judge_claims(results: dict[str, Any], options: Flags) -> Iterator[Row]:
-    """Judges what saturates, whose gradients are small, and who is ahead after training.
+    """Tests what saturates, whose gradients are small, and which form is ahead after training.
 
     Args:
         results: From `measure`.

@@ -172,7 +172,7 @@ def make_rows(results: ByCase, cases: Cases) -> Iterator[dict[str, Any]]:
 
 
 def in_words(variant: str) -> str:
-    """Says what is trained: "attention and MLP"."""
+    """Reports what is trained: "attention and MLP"."""
     parts = [PARTS.get(part, part) for part in variant.split("+")]
     return WHOLE.get(variant, " and ".join(parts))
 
@@ -301,7 +301,7 @@ def distance_figure(results: ByCase, cases: Cases):
 
 
 def make_finding(results: ByCase, cases: Cases) -> Finding | None:
-    """Says how many seeds fall, in pure attention and with what is to prevent it.
+    """Reports how many seeds fall, in pure attention and with what is to prevent it.
 
     Args:
         results: {case: arrays of all seeds [s, ...]}.
@@ -323,7 +323,7 @@ def make_finding(results: ByCase, cases: Cases) -> Finding | None:
 
 
 def judge_claims(results: ByCase, cases: Cases) -> Iterator[Row]:
-    """Judges who falls together, as published and as pure attention; who of those that do is kept
+    """Tests who falls together, as published and as pure attention; who of those that do is kept
     apart by a skip or an MLP; how fast they fall.
 
     Args:

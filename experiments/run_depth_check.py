@@ -91,7 +91,7 @@ def make_setup(options: Any) -> Setup:
 
 
 def identity(setup: Setup) -> dict[str, str]:
-    """Identifies the text, for config.json."""
+    """Returns what identifies the text, for config.json."""
     return {"text_sha256": content_hash(setup.text.tobytes())}
 
 
@@ -134,7 +134,7 @@ def align_published(results: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
 
 
 def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
-    """Judges figure 7 where its depths are measured, and slopes over depth at step 10.
+    """Tests figure 7 where its depths are measured, and slopes over depth at step 10.
 
     Args:
         results: Over rule, depth, width, seed and step.

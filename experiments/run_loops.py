@@ -79,7 +79,7 @@ def measure(options: Any, config: rc.TransformerConfig, run: Any) -> xr.Dataset:
 
 
 def judge_claims(results: xr.Dataset, config: Any) -> Iterator[Row]:
-    """Judges growth and alignment after the last loop with tied weights, by depth and gain.
+    """Tests growth and alignment after the last loop with tied weights, by depth and gain.
 
     Args:
         results: Over tied, gain_power, depth, seed and loop.

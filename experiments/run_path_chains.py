@@ -256,7 +256,7 @@ def path_lengths_figure(results: dict[str, Any], setup: inputs.TokenNetwork):
 
 
 def judge_claims(results: dict[str, Any], setup: inputs.TokenNetwork) -> list[Row]:
-    """Judges whether chains lose rank, and whether short paths are the large ones.
+    """Tests whether chains lose rank, and whether short paths are the large ones.
 
     Args:
         results: From `measure`.

@@ -246,7 +246,7 @@ def compute_change(results: xr.Dataset, name: str) -> xr.DataArray:
 
 
 def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
-    """Changes of trained networks, paired by text.
+    """Tests the changes of trained networks, paired by text.
 
     Args:
         results: Over start, how, key, network, seed (texts) and layer.
@@ -267,7 +267,7 @@ def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
 
 
 def compare_results(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
-    """Paired changes of the last token cosine, the spread and the loss, means over texts.
+    """Lists paired changes of the last token cosine, the spread and the loss, means over texts.
 
     Args:
         results: Over start, how, key, network, seed (texts) and layer.
@@ -312,7 +312,7 @@ def cosine_figure(results: xr.Dataset, setup: Setup):
 
 
 def make_finding(results: xr.Dataset, setup: Setup) -> Finding | None:
-    """States the change of the last cosine in the first trained network.
+    """Reports the change of the last cosine in the first trained network.
 
     Args:
         results: Over start, how, key, network, seed (texts) and layer.

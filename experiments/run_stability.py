@@ -105,7 +105,7 @@ def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Compari
 
 
 def compare_dependency(*designs: ByCase) -> Comparison:
-    """Says how far the outputs of the shallowest networks depend on their last branches."""
+    """Reports how far the outputs of the shallowest networks depend on their last branches."""
     shallow = [summary.first_and_last(cases)[0] for cases in designs]
     return Comparison(
         "last branch's share β_NN² of the output, post and pre",
@@ -116,13 +116,13 @@ def compare_dependency(*designs: ByCase) -> Comparison:
 
 
 def judge_claims(results: dict[str, Any], configs: Any) -> Iterator[Row]:
-    """Judges where the exponents of Σ_i β_ii² and of the output change lie among those of laws."""
+    """Tests where the exponents of Σ_i β_ii² and of the output change lie among those of laws."""
     for design, cases in summary.by_design(results["networks"]).items():
         yield from design_claims(design, cases)
 
 
 def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
-    """Judges one design.
+    """Tests one design.
 
     Args:
         design: Its name.

@@ -144,7 +144,7 @@ def loss_figure(cells: ByCell, setup: Any):
 
 
 def make_finding(cells: ByCell, setup: Any) -> Finding | None:
-    """Says how many seeds of the deepest networks fail, and what is left of their tokens.
+    """Reports how many seeds of the deepest networks fail, and what is left of their tokens.
 
     Args:
         cells: What was measured of each cell.
@@ -204,7 +204,7 @@ def published_outcome(cell: Cell) -> str | None:
 
 
 def judge_claims(results: ByCell, cells: list[Cell]) -> Iterator[Row]:
-    """Judges what each design of the paper's table has of what Pre-LN has after the same steps.
+    """Tests what each design of the paper's table has of what Pre-LN has after the same steps.
 
     With the longest warm-up of the run: the paper's networks have one.
 

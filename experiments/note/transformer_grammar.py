@@ -26,7 +26,7 @@ PLURAL = NUM_MARKS
 FIRST_WORD = PLURAL + 1
 # Token ids of the target language, which has more: two forms of each word, and the marks.
 VOCAB_SIZE = FIRST_WORD + 2 * (NOUNS + VERBS + ADJECTIVES)
-SOURCE_LENGTH, TARGET_LENGTH = 7, 7  # the longest; targets with both marks
+TARGET_LENGTH = 7  # the longest; with both marks
 
 
 class Lexicon(struct.Struct):

@@ -78,5 +78,5 @@ def input_tokens(key: jax.Array, ids: np.ndarray | None, options: flags.FlagValu
 
 
 def identity(setup: Any) -> dict[str, str]:
-    """Identifies the input of a network, for config.json."""
+    """Returns what identifies the input of a network, for config.json."""
     return setup.source

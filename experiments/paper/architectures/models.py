@@ -119,7 +119,7 @@ def read_inputs(model: Model, options: Flags) -> dict[str, Any]:
 
 
 def identity(models: Sequence[Model]) -> dict[str, str]:
-    """Identifies inputs and models, for the run's config.
+    """Returns what identifies inputs and models, for the run's config.
 
     Weight files by name, size and time of change: they are not read through.
 

@@ -35,7 +35,7 @@ def count_above(results: xr.Dataset, bound: str) -> xr.DataArray:
 
 
 def judge_claims(results: xr.Dataset, setup: Any) -> Iterator[Row]:
-    """Judges rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights,
+    """Tests rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights,
     with the first of the skips' gains.
 
     Args:
@@ -56,7 +56,7 @@ def judge_claims(results: xr.Dataset, setup: Any) -> Iterator[Row]:
 
 
 def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]:
-    """Judges the rate of the fall and what is left, variant by variant.
+    """Tests the rate of the fall and what is left, variant by variant.
 
     Args:
         results: At one gain of the skips.
@@ -92,7 +92,7 @@ def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]
 
 
 def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
-    """Judges the published bound of a layer, where the lemma's condition holds.
+    """Tests the published bound of a layer, where the lemma's condition holds.
 
     Args:
         key: Of the statement.
@@ -110,7 +110,7 @@ def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
 
 
 def gain_claims(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]:
-    """Judges from which gain on MLPs slow the collapse, and what they do as published.
+    """Tests from which gain on MLPs slow the collapse, and what they do as published.
 
     Args:
         results: With the residual at each gain of the MLPs, "swept".
@@ -194,7 +194,7 @@ def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
 
 
 def make_finding(results: xr.Dataset, setup: Any) -> Finding | None:
-    """Says what is left of attention alone and of attention with skips.
+    """Reports what is left of attention alone and of attention with skips.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.

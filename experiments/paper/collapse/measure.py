@@ -219,7 +219,7 @@ def prove_profile(
 
 
 def describe_gaps(results: xr.Dataset) -> Iterator[str]:
-    """Says why curves have gaps: a line for each variant with residuals that are not known.
+    """Reports why curves have gaps: a line for each variant with residuals that are not known.
 
     Args:
         results: Over the axes of the run, seeds and layers.

@@ -94,7 +94,7 @@ def make_rows(results: xr.Dataset, setup: TrainedTask) -> Iterator[dict[str, Any
 
 
 def judge_claims(task: str, results: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
-    """Judges whether short paths carry the network, do the task alone, and lengths fall.
+    """Tests whether short paths carry the network, do the task alone, and lengths fall.
 
     What is below the best baseline says nothing about paths: a network whose truncations or sampled
     sets are there has no number. `biases` and `all of it` are findings.
@@ -126,7 +126,7 @@ def judge_claims(task: str, results: xr.Dataset, setup: TrainedTask) -> Iterator
 
 
 def describe_below(is_below: xr.DataArray) -> str:
-    """Says how many networks are below the best baseline; "" for none."""
+    """Reports how many networks are below the best baseline; "" for none."""
     count = int(is_below.sum())
     return f"below the baseline in {count} of {is_below.size} networks" if count else ""
 
@@ -159,7 +159,7 @@ def compare_results(results: xr.Dataset, setup: TrainedTask) -> Iterator[Compari
 
 
 def make_finding(success: str, results: xr.Dataset, setup: TrainedTask) -> Finding | None:
-    """Says how few layers a path needs to pass, and what sampled paths do alone.
+    """Reports how few layers a path needs to pass, and what sampled paths do alone.
 
     Args:
         success: What the accuracy is the share of, such as "of the letters are sorted".

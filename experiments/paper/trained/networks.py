@@ -117,7 +117,7 @@ def load_network(folder: Path, text: str | None, num_texts: int, max_tokens: int
 
 
 def identify_texts(setup: Any) -> dict[str, str]:
-    """Identifies the texts of each network of a set-up, for config.json."""
+    """Returns what identifies the texts of each network of a set-up, for config.json."""
     return {
         network.label: cli.content_hash(np.asarray(network.inputs["x"]).tobytes())
         for network in setup.networks

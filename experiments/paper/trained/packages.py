@@ -97,13 +97,13 @@ def copy_checkpoint(
         shutil.copyfile(path, folder / path.name)
     if kind:
         words = (folder / "vocab.txt").read_text().split("\n")
-        (folder / "ids.txt").write_text(texts.as_ids(kind, words))
+        (folder / "ids.txt").write_text(texts.write_ids(kind, words))
 
 
 def make_whisper(weights: Path, folder: Path) -> None:
     """Makes the folder of a Whisper's encoder, and spectrograms for it."""
     convert.from_ctranslate2(weights, folder)
-    np.save(folder / "features.npy", texts.spectrograms(80, 3000))
+    np.save(folder / "features.npy", texts.draw_spectrograms(80, 3000))
 
 
 PACKAGES = {

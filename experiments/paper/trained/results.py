@@ -119,7 +119,7 @@ def compare_results(results: Mapping[str, Arrays], setup: Any) -> Iterator[Compa
 
 
 def judge_claims(results: Mapping[str, Arrays], setup: Any) -> list[Row]:
-    """Judges the statements on trained weights; draws are texts of one network.
+    """Tests the statements on trained weights; draws are texts of one network.
 
     Args:
         results: Arrays by network.
@@ -172,7 +172,7 @@ def judge_claims(results: Mapping[str, Arrays], setup: Any) -> list[Row]:
 
 
 def make_finding(results: Mapping[str, Arrays], setup: Any) -> Finding | None:
-    """Says how attention alone falls, and how short paths may be: the two panels of the figure.
+    """Reports how attention alone falls, and how short paths may be: the two panels of the figure.
 
     Args:
         results: Arrays by network.
