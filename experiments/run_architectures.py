@@ -7,8 +7,8 @@ Reproduces the residual figures of BERT, ALBERT and XLNet of Dong, Cordonnier an
     python -m experiments.run_architectures --checkpoints=bert-base-cased --text_file=texts.txt
 
 Without --checkpoints: the three published models at random initialisation, about 2 minutes on two
-cores. Otherwise folders as Hugging Face saves them, each beside its own random initialisation.
-Weights are read layer by layer.
+cores. Otherwise folders as Hugging Face saves them, or --checkpoints=hf:bert-base-cased with the
+package huggingface_hub, each beside its own random initialisation. Weights are read layer by layer.
 All else about a checkpoint: `rank-collapse check` and `rank-collapse depth`. Expect SAN to collapse
 within 3 to 6 layers, and skips to stop it.
 """
@@ -49,7 +49,7 @@ FEWEST_DRAWS = 240  # with which one of 12 curves can be refused at 5 % of all o
 FLAGS = cli.make_flags("architectures", num_seeds=1, shows="mean,layer=last", execution=("chunk",))
 FLAGS["num_devices"].default = 1  # one device whose matrix products use all cores
 define = cli.definer(FLAGS)
-define("list", "checkpoints", [], "Checkpoint folders.")
+define("list", "checkpoints", [], "Checkpoint folders, or hf:NAME of the Hugging Face hub.")
 text = f"Models to initialise without --checkpoints, out of {', '.join(PUBLISHED)}."
 define("list", "models", list(PUBLISHED), text)
 text = (

@@ -20,6 +20,7 @@ from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.surgery import list_ablations
 from rank_collapse.pretrained import PUBLISHED
 from rank_collapse.pretrained.checkpoint import open_weights
+from rank_collapse.pretrained.hub import PREFIX, hub_folder, is_hub_name
 from rank_collapse.text import encoders, tokens as texts_of, words
 
 NAMES = {"pretrained": "pretrained", "init": "random initialisation"}
@@ -74,12 +75,14 @@ def make_models(options: Flags) -> list[Model]:
     if not options.checkpoints:
         check_names(options, "models", PUBLISHED)
     for name in options.checkpoints or options.models:
-        label = Path(name).name
+        label, folder = Path(name).name, name
+        if is_hub_name(name):
+            label, folder = name.rsplit("/", 1)[-1].removeprefix(PREFIX), hub_folder(name)
         label += "+" * sum(model.label.rstrip("+") == label for model in models)
-        settings = pretrained.settings_of(Path(name) if options.checkpoints else name)
+        settings = pretrained.settings_of(Path(folder) if options.checkpoints else folder)
         if not pretrained.config_of(settings).embedding.vocab_size:
             raise ValueError(f"{label} is a {settings['model_type']}, which reads no tokens")
-        model = Model(label, name, settings, bool(options.checkpoints), {})
+        model = Model(label, str(folder), settings, bool(options.checkpoints), {})
         models.append(dataclasses.replace(model, inputs=read_inputs(model, options)))
     return models
 
