@@ -262,8 +262,9 @@ def judge_claims(results: dict[str, Any], setup: inputs.TokenNetwork) -> list[Ro
         results: From `measure`.
         setup: The network and its tokens.
     """
+    text = f"{setup.config.depth} layers"
     most = int(np.argmax([float(count) for count in results["paths"]]))
-    text, shorter = f"{setup.config.depth} layers", results["log10_residual"].argmax(axis=1) - most
+    shorter = results["log10_residual"].argmax(axis=1) - most  # below 0: short paths are the large
     return [
         make_row("chains", text, results["chain_slope"]),
         make_row("short at first", text, shorter, note=f"most paths have length {most}"),

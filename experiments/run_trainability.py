@@ -135,6 +135,7 @@ def loss_figure(cells: ByCell, setup: Any):
     fig, axes, panels = figures.grid(places, **size, sharex=True, sharey=True)
     names = distinct(cells, "design")
     for ax, (cell, results) in zip(panels, cells.items(), strict=True):
+        # A loss is the mean of an epoch: it stands at the middle of its steps.
         steps = designs.STEPS_PER_EPOCH * (0.5 + np.arange(results["losses"].shape[1]))
         figures.band(ax, steps, results["losses"], cell.design, names.index(cell.design))
         ax.set_title(f"{cell.depth} layers, warm-up of {cell.warmup} steps", fontsize=9)

@@ -56,19 +56,17 @@ def judge_claims(results: xr.Dataset, setup: Any) -> Iterator[Row]:
 
 
 def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]:
-    """Tests the rate of the fall and what is left, variant by variant.
+    """Tests the local rate at the last layer and what is left of the residual ratio, by variant.
 
     Args:
         results: At one gain of the skips.
         distinct: Norm placements that are different networks without skips.
     """
-    relative = results.log10_residual - results.log10_size
-    last, start = relative.isel(layer=-1, drop=True), relative.isel(layer=0, drop=True)
+    log10_ratio = results.log10_residual - results.log10_size
+    last, start = log10_ratio.isel(layer=-1, drop=True), log10_ratio.isel(layer=0, drop=True)
     rate, remaining = results.local_rate.isel(layer=-1, drop=True), 10.0 ** (last - start)
-    falls, variants = (
-        apply_along(power_law_wins, 10.0**relative, "layer"),
-        {*results.variant.values},
-    )
+    is_power_law = apply_along(power_law_wins, 10.0**log10_ratio, "layer")
+    variants = {*results.variant.values}
     plain, normed = (
         [n for n in distinct if (n == "none") is is_plain] for is_plain in (True, False)
     )
@@ -79,7 +77,7 @@ def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]
         ("skips stop", remaining, "san_skip", results.norm_placement, ""),
         ("mlps stop", remaining, "transformer", distinct, "skips and MLPs"),
         ("mlps stop", remaining, "san_mlp", distinct, "MLPs alone"),
-        ("law of the fall", falls, "san_skip", results.norm_placement, ""),
+        ("law of the fall", is_power_law, "san_skip", results.norm_placement, ""),
     ):
         if variant in variants:
             values = values.sel(variant=variant, norm_placement=norms, drop=True)

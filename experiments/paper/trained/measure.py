@@ -170,13 +170,19 @@ def measure_paths(
 ) -> dict[str, np.ndarray]:
     """Measures losses and shares of right tokens by the longest path, frozen and recomputed.
 
-    Also log10 ‖res C_k‖_{1,∞} of the sum of all paths of each length, frozen.
+    Frozen: sums of paths in the attention of the whole network. Recomputed: the network without
+    longer paths attends anew. Both go through the network's own head.
 
     Args:
         source: The checkpoint.
         task: What it predicts.
         lengths: k, the most heads that a path passes.
         chunk: Texts at once.
+
+    Returns:
+        "paths/loss", "paths/right" [b] of the whole network, with "_frozen" and "_recomputed"
+        [b, k]; "paths/lengths" [b, k]; "paths/log10_residual" [b, L + 1], log10 ‖res C_k‖_{1,∞} of
+        the frozen sum of all paths of each length.
     """
     depth = source.config.depth
     lengths = [k for k in lengths if k <= depth]
@@ -184,9 +190,10 @@ def measure_paths(
     passes += [(f"up to {k}", TruncatedPass(k)) for k in lengths]
     group = {"": Group(tuple(passes))}
     states_by_pass = pretrained.stream(source, task.inputs, group, chunk=chunk)[""]
-    sums, keep = states_by_pass.pop("sums"), task.inputs["mask"]
-    _, residual_sizes = jax.vmap(lambda a, m: measured_sizes(a, mask=m))(sums.by_length, keep)
+    sums, token_mask = states_by_pass.pop("sums"), task.inputs["mask"]
+    _, residual_sizes = jax.vmap(lambda a, m: measured_sizes(a, mask=m))(sums.by_length, token_mask)
     frozen = np.asarray(sums.up_to())[:, lengths]
+    # Outputs [b c, 1 + k + k, n, d] of c copies of each text: whole, frozen, recomputed.
     states = [sums.output[:, None], frozen, np.stack(list(states_by_pass.values()), axis=1)]
     loss, right = task.token_losses(source, np.concatenate(states, axis=1))
     count = len(lengths)

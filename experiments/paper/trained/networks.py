@@ -87,16 +87,17 @@ def load_network(folder: Path, text: str | None, num_texts: int, max_tokens: int
     """Opens one checkpoint and reads its texts: features.npy, ids.txt, or its tokenizer's.
 
     Args:
+        folder: Of the checkpoint.
         text: File for those with a tokenizer; None for pieces of a text shipped with the package.
         num_texts: At most.
-        max_tokens: Of each text that a tokenizer reads, and pairs of frames of spectrograms.
+        max_tokens: Of each text that a tokenizer reads; a token of a spectrogram is two of its frames.
 
     Raises:
         ValueError: A checkpoint with neither texts nor a tokenizer.
     """
-    source, vocabulary = pretrained.open_checkpoint(folder), folder / "vocab.txt"
-    listed = vocabulary.read_text("utf-8").split("\n") if vocabulary.is_file() else []
-    mask_id = listed.index("[MASK]") if "[MASK]" in listed else None
+    source, path = pretrained.open_checkpoint(folder), folder / "vocab.txt"
+    vocabulary = path.read_text("utf-8").split("\n") if path.is_file() else []
+    mask_id = vocabulary.index("[MASK]") if "[MASK]" in vocabulary else None
     if (folder / "features.npy").is_file():
         spectra = np.load(folder / "features.npy")[:num_texts, :, : 2 * max_tokens]
         inputs = {"x": spectra.transpose(0, 2, 1), "mask": None}

@@ -34,10 +34,12 @@ def chain_slope(arrays: Arrays) -> np.ndarray:
 
 
 def text_measures(arrays: Arrays, config: rc.TransformerConfig) -> dict[str, np.ndarray]:
-    """Computes one number of each text, {measure: [b]}.
+    """Computes one number of each text, {measure in words: [b]}.
+
+    A network that reads no tokens has residuals alone, one that predicts none has no paths.
 
     Args:
-        arrays: Of one network.
+        arrays: Of one network, as `measure` names them: "spikes/spike_entry" [b, L + 1].
         config: The network.
     """
     numbers = {
@@ -48,21 +50,24 @@ def text_measures(arrays: Arrays, config: rc.TransformerConfig) -> dict[str, np.
     numbers["rate with MLPs"] = final_rate(arrays["log10_residual/mlps"])
     if "chains/residual" not in arrays:
         return numbers
-    entry = arrays["spikes/spike_entry"]
-    first, any_key = arrays["sinks/first_column"], arrays["sinks/largest_column"]
+    # [b, L + 1]: the largest |entry| of a state over its median; [b, L, h]: attention to one key
+    over_median = arrays["spikes/spike_entry"]
+    first_key, most_attended = arrays["sinks/first_column"], arrays["sinks/largest_column"]
     numbers |= {
         "slope of chains, decades a length": chain_slope(arrays),
-        "share of heads with a sink at the first token": (first > SINK).mean(axis=(1, 2)),
-        "share of heads with a sink anywhere": (any_key > SINK).mean(axis=(1, 2)),
+        "share of heads with a sink at the first token": (first_key > SINK).mean(axis=(1, 2)),
+        "share of heads with a sink anywhere": (most_attended > SINK).mean(axis=(1, 2)),
         "largest entry": arrays["spikes/largest"].max(axis=1),
-        "largest entry over the median": entry.max(axis=1),
-        "layer of it": entry.argmax(axis=1),
-        "token of it": arrays["spikes/spike_token"][range(len(entry)), entry.argmax(axis=1)],
+        "largest entry over the median": over_median.max(axis=1),
+        "layer of it": over_median.argmax(axis=1),
+        "token of it": arrays["spikes/spike_token"][
+            range(len(over_median)), over_median.argmax(axis=1)
+        ],
     }
     if "paths/loss" not in arrays:
         return numbers
     counts = np.array(rc.count_paths(config.depth, config.num_heads), float)
-    numbers["length of most paths"] = np.full(len(entry), counts.argmax())
+    numbers["length of most paths"] = np.full(len(over_median), counts.argmax())
     numbers["length of the largest residual"] = arrays["paths/log10_residual"].argmax(axis=1)
     for name, text in {"loss": "loss, nats", "right": "share of right tokens"}.items():
         numbers[f"{text}, whole network"] = arrays[f"paths/{name}"]
