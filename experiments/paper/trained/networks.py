@@ -90,7 +90,7 @@ def load_network(folder: Path, text: str | None, num_texts: int, max_tokens: int
         folder: Of the checkpoint.
         text: File for those with a tokenizer; None for pieces of a text shipped with the package.
         num_texts: At most.
-        max_tokens: Of each text that a tokenizer reads; a token of a spectrogram is two of its frames.
+        max_tokens: Of each text that a tokenizer reads; two frames of a spectrogram are a token.
 
     Raises:
         ValueError: A checkpoint with neither texts nor a tokenizer.
