@@ -110,11 +110,10 @@ class Training:
             chunk: Runs that are trained together.
 
         Returns:
-            What is measured, "losses" [s, epochs], "diverged_at" [s], and "seconds" {"train",
-            "all"} [s], of which each run has its share; where metrics are watched "curves"
-            {metric: [s, epochs]} and "whole", their last; where weights are kept "model".
+            What is measured, "losses" [s, epochs] and "diverged_at" [s]; where metrics are watched
+            "curves" {metric: [s, epochs]} and "whole", their last; where weights are kept "model".
         """
-        begin, count, ensemble = time.monotonic(), len(chunk.seeds), self.ensemble
+        count, ensemble = len(chunk.seeds), self.ensemble
         keys, hyper = jax.tree.map(lambda a: a[:count], (chunk.keys, chunk.floats))
         self.run.log(f"{describe_run(chunk, 0)} to {describe_run(chunk, count - 1)}")
         sharded = ensemble.lay_out((hyper, keys))
@@ -123,19 +122,14 @@ class Training:
             hyper = self.prepare(state, data, *sharded, num_seeds=count)
             sharded = ensemble.lay_out((hyper, keys))
         trained = self.train(chunk, keys, hyper)
-        seconds, results = {"train": time.monotonic() - begin}, trained.watched
+        results = trained.watched
         if self.measure is not None:
             results = self.measure(trained.state, trained.data, *sharded, num_seeds=count)
             for name, curve in (trained.watched or {}).get("curves", {}).items():
                 results |= {f"curves/{name}": curve[:, 1:], f"whole/{name}": curve[:, -1]}
         if self.keep:
             results |= {"model": flatten(seeds.to_host(trained.state.model, count))}
-        seconds["all"] = time.monotonic() - begin
-        return results | {
-            "losses": trained.losses,
-            "diverged_at": trained.diverged_at,
-            "seconds": {name: np.full(count, value / count) for name, value in seconds.items()},
-        }
+        return results | {"losses": trained.losses, "diverged_at": trained.diverged_at}
 
     def train(self, chunk: Chunk, keys: Any, hyper: Hyper) -> Trained:
         """Trains the runs of a chunk, from the last checkpoint, if there is one.
@@ -247,11 +241,10 @@ def train_tasks(*arguments: Any) -> dict[str, dict[str, Any]]:
 
 
 def unflatten_results(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Unflattens saved arrays at "/"; "seconds" become those of all seeds together."""
+    """Unflattens saved arrays at "/"."""
     from flax import traverse_util  # here: it takes half a second, which `--help` need not
 
-    results = traverse_util.unflatten_dict(arrays, sep="/")
-    return results | {"seconds": {name: a.sum() for name, a in results["seconds"].items()}}
+    return traverse_util.unflatten_dict(arrays, sep="/")
 
 
 def check_files(options: Flags, part: str, run: RunFolder) -> None:

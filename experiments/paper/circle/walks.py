@@ -259,7 +259,7 @@ def fine_cases(results: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, An
     cases = {}
     for name, case in results.items():
         seeds = fine_seeds(case)
-        arrays = {n: a for n, a in case.items() if n not in ("seconds", "model")}
+        arrays = {n: a for n, a in case.items() if n != "model"}
         values = {n: a[seeds] for n, a in (arrays | measure_seeds(case)).items()}
         orders = values["order"][values["fell"] & np.isfinite(values["order"])]
         cases[split_name(name)] = values | {"seed": seeds, "orders": orders, "name": name}

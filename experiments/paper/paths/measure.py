@@ -258,7 +258,7 @@ def as_dataset(options: Flags, setup: TrainedTask, arrays: Mapping[str, np.ndarr
         A Dataset over "seed", "metric", "path_length", "num_paths" and "repeat"; "fine" says which
         seeds did not diverge.
     """
-    axes = {"losses": ("epoch",), "covariance": ("path_length",), "seconds": ("part",)}
+    axes = {"losses": ("epoch",), "covariance": ("path_length",)}
     evaluations = {name: a for name, a in arrays.items() if not name.startswith("model/")}
     sets = {n: evaluations.pop(n) for n in [*evaluations] if n.startswith("sets/")}
     exact = labelled.make_dataset(evaluations, ("metric", "path_length"), **axes)
