@@ -18,7 +18,7 @@ networks without a causal mask, and paths through two to four heads to do nearly
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -60,14 +60,7 @@ for name, default, least, text in (
     define("integer", name, default, text, lower_bound=least)
 
 
-class Setup(NamedTuple):
-    """What the flags ask for."""
-
-    options: Any
-    networks: list[Network]
-
-
-def make_setup(options: Any) -> Setup:
+def open_networks(options: Any) -> list[Network]:
     """Opens the networks of the folder, those of the packages first.
 
     Raises:
@@ -75,15 +68,15 @@ def make_setup(options: Any) -> Setup:
     """
     if options.untrained:
         names = options.networks or UNTRAINED
-        return Setup(options, [make_untrained(name, options) for name in names])
-    return Setup(options, load_networks(options, options.num_texts))
+        return [make_untrained(name, options) for name in names]
+    return load_networks(options, options.num_texts)
 
 
-def measure(options: Any, setup: Setup, run: Any) -> dict[str, dict[str, np.ndarray]]:
+def measure(options: Any, networks: list[Network], run: Any) -> dict[str, dict[str, np.ndarray]]:
     """Measures every network, {network: arrays by name}; what the run has is not computed again."""
     return {
         network.label: run.cached(network.label, partial(measure_network, options, network))
-        for network in setup.networks
+        for network in networks
     }
 
 
@@ -133,7 +126,7 @@ FIGURES = name_figures(figures.trained_figure, figures.residuals_figure)
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, make_setup, identify_texts) as run:
+    with open_run(options, open_networks, identify_texts) as run:
         points = run.measure(measure)
         return run.publish(
             points,

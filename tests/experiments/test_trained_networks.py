@@ -28,8 +28,8 @@ ALBERT = "albert-reactions"
 def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
     tiny = [*run_trained.EXPERIMENT.presets["tiny"], "--networks=llama"]
     assert run(run_trained, tiny, tmp_path) == 0
-    found, setup = result_of(run_trained, tmp_path)
-    for network in setup.networks:  # the causal one; the other is that of test_contract
+    found, opened = result_of(run_trained, tmp_path)
+    for network in opened:  # the causal one; the other is that of test_contract
         own, depth = found[network.label], network.source.config.depth
         assert own["paths/lengths"][0][-1] == depth
         for name in ("loss", "right"):

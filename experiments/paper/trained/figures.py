@@ -33,13 +33,13 @@ def describe_network(network: Any) -> str:
     return f"{network.label} ({config.depth} layers{causal})"
 
 
-def trained_figure(results: Any, setup: Any) -> Any:
+def trained_figure(results: Any, networks: Any) -> Any:
     """Trained networks, means over texts. Left: the residual ratio by layer, of attention alone
     (solid) and of the whole network (dashed). Right: how far the loss of all paths through at most
     k heads, attention recomputed, lies above the whole network's; bands are one standard deviation
     over texts."""
     fig, ((residual_ax, loss_ax),) = figures.figure(1, 2, width=4.6, height=3.6)
-    for index, network in enumerate(setup.networks):
+    for index, network in enumerate(networks):
         arrays, color = results[network.label], figures.color(index)
         attention_alone, whole_network = (
             arrays[f"log10_ratio/{name}"].mean(axis=0) for name in ("alone", "whole")
@@ -62,7 +62,7 @@ def trained_figure(results: Any, setup: Any) -> Any:
     return fig
 
 
-def residuals_figure(results: Any, setup: Any) -> Any:
+def residuals_figure(results: Any, networks: Any) -> Any:
     """The residual ratio by layer in four variants of the same weights, means over texts: trained
     (solid), and weights of the same shape at random (dotted). Above without skips, in logarithms.
     In grey the published curves of pretrained BERT and ALBERT (base), as far as they are above
@@ -74,7 +74,7 @@ def residuals_figure(results: Any, setup: Any) -> Any:
             values = np.array(published_curves(settings_of(model), 12)["pretrained"][variant])
             values = np.log10(np.where(values > 0, values, np.nan))
             ax.plot(show(values), color="0.6", label="published" * (model[0] == "b"))
-        for index, network in enumerate(setup.networks):
+        for index, network in enumerate(networks):
             arrays, color = results[network.label], figures.color(index)
             for kind, dash in {"": "-", "random/": ":"}.items():
                 curve = show(arrays[f"{kind}log10_ratio/{name}"]).mean(axis=0)

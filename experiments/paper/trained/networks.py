@@ -1,5 +1,6 @@
 """Trained networks of a folder of checkpoints, and the texts that they read."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,9 +118,9 @@ def load_network(folder: Path, text: str | None, num_texts: int, max_tokens: int
     return Network(folder.name, source, inputs, mask_id, folder)
 
 
-def identify_texts(setup: Any) -> dict[str, str]:
-    """Returns what identifies the texts of each network of a set-up, for config.json."""
+def identify_texts(networks: Sequence[Network]) -> dict[str, str]:
+    """Returns what identifies the texts of each network, for config.json."""
     return {
         network.label: cli.content_hash(np.asarray(network.inputs["x"]).tobytes())
-        for network in setup.networks
+        for network in networks
     }

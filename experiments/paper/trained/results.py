@@ -1,6 +1,6 @@
 """The numbers of run_trained: by network, with intervals over texts, and rows of statements."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import rank_collapse as rc
 from experiments.lab.experiment import Finding
 from experiments.lab.statements import make_row
 from experiments.paper.trained.measure import VARIANTS
+from experiments.paper.trained.networks import Network
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row, cases_row
 from rank_collapse.report.intervals import Interval, mean_interval, share_interval
@@ -88,14 +89,16 @@ def measure_interval(name: str, values: np.ndarray) -> Interval:
     return share_interval(values) if name.startswith("share of") else mean_interval(values)
 
 
-def make_rows(results: Mapping[str, Arrays], setup: Any) -> Iterator[dict[str, Any]]:
+def make_rows(
+    results: Mapping[str, Arrays], networks: Sequence[Network]
+) -> Iterator[dict[str, Any]]:
     """Makes a row for each network and measure, and layer where it has them.
 
     Args:
         results: Arrays by network.
-        setup: The networks.
+        networks: The networks.
     """
-    for network in setup.networks:
+    for network in networks:
         arrays = results[network.label]
         columns = {n: a[:, None] for n, a in text_measures(arrays, network.source.config).items()}
         by_layer = ("log10_ratio/", "random/log10_ratio/", "spikes/")
@@ -114,24 +117,26 @@ def make_rows(results: Mapping[str, Arrays], setup: Any) -> Iterator[dict[str, A
                 }
 
 
-def compare_results(results: Mapping[str, Arrays], setup: Any) -> Iterator[Comparison]:
+def compare_results(
+    results: Mapping[str, Arrays], networks: Sequence[Network]
+) -> Iterator[Comparison]:
     """Lists the numbers of each network, means over texts with 95 % intervals."""
-    for row in make_rows(results, setup):
+    for row in make_rows(results, networks):
         if row["layer"] == "":
             ends = "{low:.4g} to {high:.4g}".format(**row) if row["low"] != "" else "all equal"
             note = f"{ends}, {row['texts']} texts"
             yield Comparison(f"{row['network']}: {row['measure']}", row["mean"], note=note)
 
 
-def judge_claims(results: Mapping[str, Arrays], setup: Any) -> list[Row]:
+def judge_claims(results: Mapping[str, Arrays], networks: Sequence[Network]) -> list[Row]:
     """Tests the statements on trained weights; draws are texts of one network.
 
     Args:
         results: Arrays by network.
-        setup: The networks.
+        networks: The networks.
     """
     rows = []
-    for network in setup.networks:
+    for network in networks:
         label, arrays, config = network.label, results[network.label], network.source.config
         measures, causal = text_measures(arrays, config), config.mask == "causal"
         remaining = {
@@ -176,14 +181,14 @@ def judge_claims(results: Mapping[str, Arrays], setup: Any) -> list[Row]:
     return rows
 
 
-def make_finding(results: Mapping[str, Arrays], setup: Any) -> Finding | None:
+def make_finding(results: Mapping[str, Arrays], networks: Sequence[Network]) -> Finding | None:
     """Reports how attention alone falls, and how short paths may be: the two panels of the figure.
 
     Args:
         results: Arrays by network.
-        setup: The networks.
+        networks: The networks.
     """
-    encoders = [n.label for n in setup.networks if n.source.config.mask == "none"]
+    encoders = [n.label for n in networks if n.source.config.mask == "none"]
     rates = [np.median(final_rate(results[label]["log10_residual/alone"])) for label in encoders]
     losses = [arrays for arrays in results.values() if "paths/loss" in arrays]
     if not rates or not losses:
