@@ -40,7 +40,6 @@ from rank_collapse.network.surgery import ABLATIONS, READINGS
 from rank_collapse.pretrained import PUBLISHED, Target, published_curves, published_targets
 from rank_collapse.pretrained.published import READ_OFF
 from rank_collapse.report import figures
-from rank_collapse.report.figures import Figure
 from rank_collapse.report.wording import words
 
 THRESHOLD = rc.MEASURES["residual_ratio"].alarm.value  # below it tokens count as collapsed
@@ -218,7 +217,7 @@ def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
     return [row for row in compared if row.draws + 1 >= fewest] + rows
 
 
-def residual_figure(results: Results, model: Model) -> Figure:
+def residual_figure(results: Results, model: Model) -> figures.Figure:
     """Relative residual by layer, mean ± one standard deviation over weights and texts, on the
     published curves (grey). Dotted: as the paper's text says, where its code differs."""
     depth = model.config.depth
@@ -243,10 +242,10 @@ def residual_figure(results: Results, model: Model) -> Figure:
     return fig
 
 
-def make_residuals_figure(label: str) -> Callable[..., Figure | None]:
+def make_residuals_figure(label: str) -> Callable[..., figures.Figure | None]:
     """Makes the function that draws the residuals of a model, where the run has it."""
 
-    def draw(results: Results, models: Sequence[Model]) -> Figure | None:
+    def draw(results: Results, models: Sequence[Model]) -> figures.Figure | None:
         by_label = {model.label: model for model in models}
         return residual_figure(results, by_label[label]) if label in by_label else None
 
@@ -257,7 +256,7 @@ def make_residuals_figure(label: str) -> Callable[..., Figure | None]:
     return draw
 
 
-def name_residuals(labels: Iterable[str]) -> dict[str, Callable[..., Figure | None]]:
+def name_residuals(labels: Iterable[str]) -> dict[str, Callable[..., figures.Figure | None]]:
     """Names the figures of models."""
     return {
         f"residuals_{re.sub(r'[^A-Za-z0-9.+_-]', '_', label)}": make_residuals_figure(label)
@@ -270,7 +269,7 @@ def are_published(models: Sequence[Model]) -> bool:
     return all(model.label in PUBLISHED for model in models)
 
 
-def collapse_figure(results: Results, models: Sequence[Model]) -> Figure | None:
+def collapse_figure(results: Results, models: Sequence[Model]) -> figures.Figure | None:
     """Residual ratio by layer at initialisation, mean and standard deviation over draws: attention
     alone (solid) and with skips (dashed)."""
     if not are_published(models):

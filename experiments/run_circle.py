@@ -38,7 +38,6 @@ from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.lab.statements import make_row
 from experiments.paper.circle import walks
-from experiments.paper.circle.walks import RADIUS, fine_cases
 from experiments.train import arguments
 from experiments.train.training import TrainedTask, model_files, train_tasks
 from experiments.verdicts import Comparison
@@ -181,7 +180,7 @@ def shares_figure(results: ByCase, cases: Cases):
     """Share of seeds whose two walkers end together, with 95 % intervals. Equal shares are the
     result: an MLP keeps no walkers apart, and the published network is one with a skip around its
     attention."""
-    measured = fine_cases(results)
+    measured = walks.fine_cases(results)
     variants, widths = (list(dict.fromkeys(names)) for names in zip(*measured, strict=True))
     fig, axes = figures.figure(1, len(widths), width=4.2, height=3.1, sharey=True)
     for (variant, width), case in measured.items():
@@ -221,7 +220,7 @@ def count_steps(cases: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[Any, np.n
 def steps_figure(results: ByCase, cases: Cases):
     """Steps from a distance of 1e-2 to 1e-6 of the seeds that fell, against the prediction from the
     multiplier at the collapsed point."""
-    points = count_steps(fine_cases(results))
+    points = count_steps(walks.fine_cases(results))
     if not points:
         return None
     variants, widths = (list(dict.fromkeys(names)) for names in zip(*points, strict=True))
@@ -260,14 +259,19 @@ def steps_figure(results: ByCase, cases: Cases):
 def trajectories_figure(results: ByCase, cases: Cases):
     """The two sequences of one seed, fed with their own continuation: the first that fell, where
     one did. Where two panels are alike, the MLP or the published network changes nothing."""
-    measured = fine_cases(results)
+    measured = walks.fine_cases(results)
     places = [(width, variant) for variant, width in measured]
     fig, axes, panels = figures.grid(places, width=2.8, height=2.9)
     angle = np.linspace(0, 2 * np.pi, 200)
     for ax, ((variant, width), case) in zip(panels, measured.items(), strict=True):
         fell = case["fell"]
         first = np.argmax(fell)
-        ax.plot(RADIUS * np.cos(angle), RADIUS * np.sin(angle), color="lightgray", linewidth=4)
+        ax.plot(
+            walks.RADIUS * np.cos(angle),
+            walks.RADIUS * np.sin(angle),
+            color="lightgray",
+            linewidth=4,
+        )
         for walker, path in enumerate(case["trajectory"][first].swapaxes(0, 1)):
             color = figures.color(walker)
             line = {"marker": ".", "markersize": 3, "linewidth": 0.5}
@@ -287,7 +291,7 @@ def trajectories_figure(results: ByCase, cases: Cases):
 def distance_figure(results: ByCase, cases: Cases):
     """Distance between the two sequences by step, one line per seed; blue: fell. Below 1e-9 it is
     drawn there. Pure attention falls within some ten steps, a skip makes the fall exponential."""
-    measured = fine_cases(results)
+    measured = walks.fine_cases(results)
     places = [(width, variant) for variant, width in measured]
     fig, axes, panels = figures.grid(places, width=2.8, height=2.2, sharex=True, sharey=True)
     for ax, ((variant, width), case) in zip(panels, measured.items(), strict=True):
@@ -307,7 +311,7 @@ def make_finding(results: ByCase, cases: Cases) -> Finding | None:
         results: {case: arrays of all seeds [s, ...]}.
         cases: What is trained, by case.
     """
-    measured = fine_cases(results)
+    measured = walks.fine_cases(results)
     (_, width), *_ = measured
     fell = {variant: case["fell"] for (variant, d), case in measured.items() if d == width}
     if "attention" not in fell:
@@ -330,7 +334,7 @@ def judge_claims(results: ByCase, cases: Cases) -> Iterator[Row]:
         results: {case: arrays of all seeds [s, ...]}.
         cases: What is trained, by case.
     """
-    measured, limit = fine_cases(results), np.log10(walks.TOGETHER)
+    measured, limit = walks.fine_cases(results), np.log10(walks.TOGETHER)
     ends = {name: walks.log10_at_end(case) for name, case in results.items()}
     for (variant, width), case in measured.items():
         key, baseline = APART.get(variant, ("", ""))
@@ -354,7 +358,7 @@ def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:
         results: {case: arrays of all seeds [s, ...]}.
         cases: What is trained, by case.
     """
-    for cell, case in fine_cases(results).items():
+    for cell, case in walks.fine_cases(results).items():
         fell, name, published, note = case["fell"], case["name"], None, ""
         count, total = int(fell.sum()), len(fell)
         if cell in PUBLISHED_FELL:

@@ -31,7 +31,6 @@ from experiments.paper.paths.figures import FIGURES as FIGURES
 from experiments.train import arguments
 from experiments.train.training import TrainedTask, train_and_eval
 from rank_collapse.training.tasks import examples
-from rank_collapse.training.tasks.examples import Examples
 
 SIDE = 10.0  # of the square the points are drawn from
 SHIFT = 3.3  # standard deviation of the shift shared by an example's points
@@ -86,7 +85,7 @@ def make_setup(options: Flags) -> TrainedTask:
     )
 
 
-def make_examples(key: Any, num_examples: int, num_points: int) -> Examples:
+def make_examples(key: Any, num_examples: int, num_points: int) -> examples.Examples:
     """Draws points uniformly on [0, 10]², shifted together by N(0, 3.3²), with their hull labels.
 
     The points lie on a grid of 2¹⁴ cells a side, on which the labels are exact integers' ones;
@@ -104,7 +103,7 @@ def make_examples(key: Any, num_examples: int, num_points: int) -> Examples:
     grid = jax.random.randint(key_points, shape, 0, CELLS + 1)
     shift = SHIFT * jax.random.normal(key_shift, (num_examples, 1, 2))
     labels = jax.lax.map(hull_labels, grid, batch_size=min(num_examples, 256))
-    return Examples(inputs=grid * (SIDE / CELLS) + shift, labels=labels)
+    return examples.Examples(inputs=grid * (SIDE / CELLS) + shift, labels=labels)
 
 
 def hull_labels(points: Int[Array, "n 2"]) -> Int[Array, "n"]:

@@ -29,9 +29,7 @@ from experiments.lab import cli, labelled, vocabulary
 from experiments.lab.executor import Executor
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags, content_hash
-from experiments.lab.labelled import apply_along, compare_means, iterate_points, statement_rows
-from experiments.verdicts.claims import Row
-from experiments.verdicts.page import Comparison
+from experiments.verdicts import Comparison, Row
 from rank_collapse.report.intervals import slope
 from rank_collapse.text.tokens import read_texts
 from rank_collapse.text.words import default_text
@@ -122,7 +120,9 @@ def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
 
 def fit_power(values: xr.DataArray) -> xr.DataArray:
     """Fits the power of the depth: the slope of ln values over ln depth."""
-    return apply_along(partial(slope, np.log(values.depth.values)), np.log(values), "depth")
+    return labelled.apply_along(
+        partial(slope, np.log(values.depth.values)), np.log(values), "depth"
+    )
 
 
 def align_published(results: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
@@ -143,24 +143,24 @@ def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
     stream, published = align_published(results)
     if 256 in stream.d_model and stream.size:
         ratios = np.log(stream / published).sel(d_model=256, step=1, drop=True)
-        yield from statement_rows("depth start", ratios)
+        yield from labelled.statement_rows("depth start", ratios)
     if stream.sizes["depth"] == len(DEPTHS):
         growth = fit_power(stream) - fit_power(published)
-        for point, differences in iterate_points(growth, "seed", "d_model"):
+        for point, differences in labelled.iterate_points(growth, "seed", "d_model"):
             if published.sel(point).notnull().all():
                 text = f"{setup.source}, {labelled.describe_point(point)}"
-                yield from statement_rows("depth growth", differences, text)
+                yield from labelled.statement_rows("depth growth", differences, text)
     if results.sizes["depth"] < 2 or 10 not in results.step:
         return
     last, rules = results.sel(step=10, drop=True), set(results.rule.values)
     tokens, linear = (fit_power(last[name]) for name in ("residual_ratio", "linearisation"))
     for key, rule in (("depth tokens", "mup"), ("depth tokens completep", "completep")):
         if rule in rules:
-            yield from statement_rows(key, tokens.sel(rule=rule, drop=True), setup.source)
+            yield from labelled.statement_rows(key, tokens.sel(rule=rule, drop=True), setup.source)
     for key, values, other in (("depth linear", linear, "half"), ("depth cure", tokens, "mup")):
         if {other, "completep"} <= rules:
             difference = values.sel(rule="completep", drop=True) - values.sel(rule=other, drop=True)
-            yield from statement_rows(key, difference, setup.source)
+            yield from labelled.statement_rows(key, difference, setup.source)
 
 
 def compare_results(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
@@ -168,7 +168,7 @@ def compare_results(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
     stream, published = align_published(results)
     if stream.size:
         note = "published: width 256, digitised to 5 %"
-        yield from compare_means("mean |x_L|", stream, published, note)
+        yield from labelled.compare_means("mean |x_L|", stream, published, note)
 
 
 def make_rows(results: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:

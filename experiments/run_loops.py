@@ -23,8 +23,7 @@ from experiments.lab import cli, labelled, vocabulary
 from experiments.lab.executor import Executor
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
-from experiments.lab.labelled import statement_rows
-from experiments.verdicts.claims import Row
+from experiments.verdicts import Row
 from rank_collapse.report import figures
 
 AXES = ("tied", "gain_power", "depth")
@@ -91,11 +90,15 @@ def judge_claims(results: xr.Dataset, config: Any) -> Iterator[Row]:
     for depth in results.depth.values:
         ends, text = tied.sel(depth=depth, loop=[0, depth]), f"{depth} loops"
         growth = np.log10(ends.rms).diff("loop").squeeze("loop", drop=True)
-        yield from statement_rows("loops grow", growth.sel(gain_power=0.5, drop=True), text)
-        yield from statement_rows("loops stay", growth.sel(gain_power=1.0, drop=True), text)
+        yield from labelled.statement_rows(
+            "loops grow", growth.sel(gain_power=0.5, drop=True), text
+        )
+        yield from labelled.statement_rows(
+            "loops stay", growth.sel(gain_power=1.0, drop=True), text
+        )
         cosine = ends.token_cosine.isel(loop=-1, drop=True)
         difference = cosine.sel(gain_power=0.5, drop=True) - cosine.sel(gain_power=1.0, drop=True)
-        yield from statement_rows("loops align", difference, text)
+        yield from labelled.statement_rows("loops align", difference, text)
 
 
 def make_rows(results: xr.Dataset, config: Any) -> Iterator[dict[str, Any]]:

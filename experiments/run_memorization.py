@@ -34,7 +34,6 @@ from experiments.paper.paths.figures import FIGURES as FIGURES
 from experiments.train import arguments, pairs as texts
 from experiments.train.training import TrainedTask
 from rank_collapse.training.tasks import examples
-from rank_collapse.training.tasks.examples import Examples
 
 FLAGS = arguments.make_flags(
     "memorization",
@@ -141,7 +140,9 @@ def make_task(
     )
 
 
-def make_data(options: Flags, tokens: Any, mask: Any, rows: Any, key: Any) -> dict[str, Examples]:
+def make_data(
+    options: Flags, tokens: Any, mask: Any, rows: Any, key: Any
+) -> dict[str, examples.Examples]:
     """Gives the texts one seed's labels; the evaluation is on the first of them.
 
     Args:
@@ -159,13 +160,13 @@ def make_data(options: Flags, tokens: Any, mask: Any, rows: Any, key: Any) -> di
 
 def make_examples(
     key: Any, tokens: Int[Array, "b n"], mask: Bool[Array, "b n"], num_labels: int = 2
-) -> Examples:
+) -> examples.Examples:
     """Draws a label for each token of each text uniformly at random, whatever the token.
 
     Source: Dong et al. 2021, section 4.2.
     """
     labels = jax.random.randint(key, tokens.shape, 0, num_labels)
-    return Examples(inputs=tokens, labels=labels, mask=mask)
+    return examples.Examples(inputs=tokens, labels=labels, mask=mask)
 
 
 def compact_vocabulary(

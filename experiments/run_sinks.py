@@ -27,15 +27,13 @@ import rank_collapse as rc
 from experiments.lab import cli, labelled
 from experiments.lab.experiment import Experiment, Finding, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
-from experiments.lab.labelled import statement_rows
 from experiments.paper.trained.networks import (
     Network,
     identify_texts,
     load_networks,
     make_untrained,
 )
-from experiments.verdicts import Comparison
-from experiments.verdicts.claims import Row
+from experiments.verdicts import Comparison, Row
 from rank_collapse import pretrained
 from rank_collapse.report import figures
 
@@ -256,7 +254,9 @@ def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
             "sinks control": {"start": LATE, "how": "hidden", "key": "random"},
         }.items():
             if all(value in cosine[axis] for axis, value in point.items()):
-                yield from statement_rows(statement, cosine.sel(point, drop=True), network.label)
+                yield from labelled.statement_rows(
+                    statement, cosine.sel(point, drop=True), network.label
+                )
 
 
 def compare_results(results: xr.Dataset, networks: list[Network]) -> Iterator[Comparison]:

@@ -31,8 +31,7 @@ from experiments.lab.folder import RunFolder
 from experiments.lab.statements import make_row
 from experiments.train import arguments, designs
 from experiments.train.designs import Cell, gradient_norms
-from experiments.verdicts import Comparison
-from experiments.verdicts.claims import Row
+from experiments.verdicts import Comparison, Row
 from experiments.verdicts.statistics import seed_rows
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import wilson_interval

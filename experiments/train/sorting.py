@@ -12,12 +12,11 @@ from experiments.lab.flags import Flags
 from experiments.train import arguments
 from experiments.train.training import TrainedTask, train_and_eval
 from rank_collapse.training.tasks import examples
-from rank_collapse.training.tasks.examples import Examples
 
 
 def make_examples(
     key: Any, num_examples: int, seq_len: int, num_letters: int, repeats: bool = True
-) -> Examples:
+) -> examples.Examples:
     """Draws letter sequences uniformly at random, with their sorted sequences as labels.
 
     Args:
@@ -39,7 +38,7 @@ def make_examples(
         keys = jax.random.split(key, num_examples)
         shuffled = jax.vmap(lambda k: jax.random.permutation(k, num_letters))(keys)
         letters = shuffled[:, :seq_len]
-    return Examples(inputs=letters, labels=jnp.sort(letters, axis=-1))
+    return examples.Examples(inputs=letters, labels=jnp.sort(letters, axis=-1))
 
 
 def misordered_pairs(predicted: Int[Array, "b n"], repeats: bool = True) -> Float[Array, ""]:

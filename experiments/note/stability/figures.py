@@ -18,7 +18,6 @@ from experiments.note.stability.results import (
     law_values,
 )
 from rank_collapse.report import figures
-from rank_collapse.report.figures import Figure
 from rank_collapse.report.intervals import geometric_mean
 from rank_collapse.report.wording import words
 
@@ -41,7 +40,7 @@ def expected_apart(measures: dict[str, Any]) -> np.ndarray:
     return np.exp(measures["expected_log_apart"].astype(float)).mean(axis=0)
 
 
-def one_law_figure(results: dict[str, Any], setup: Any) -> Figure:
+def one_law_figure(results: dict[str, Any], setup: Any) -> figures.Figure:
     """Left: 1 − mean token cosine by layer of the deepest networks (markers, bands over seeds) and
     the law that predicts it from the gains alone (lines). Right: output change, measured against
     expected from the same recursion, geometric means over seeds."""
@@ -69,7 +68,7 @@ def one_law_figure(results: dict[str, Any], setup: Any) -> Figure:
     return fig
 
 
-def dependency_figure(results: dict[str, Any], setup: Any) -> Figure:
+def dependency_figure(results: dict[str, Any], setup: Any) -> figures.Figure:
     """Dependency of the stream after branch i on branch j in the shallowest networks: β_ij from
     variances, as published."""
     designs = by_design(results["networks"])
@@ -88,7 +87,7 @@ def dependency_figure(results: dict[str, Any], setup: Any) -> Figure:
     return fig
 
 
-def output_change_figure(results: dict[str, Any], setup: Any) -> Figure:
+def output_change_figure(results: dict[str, Any], setup: Any) -> figures.Figure:
     """Change of the output after an update of every matrix by the same relative size, against the
     number of branches; black the three published laws. Dotted: of random updates the law's
     expectation; of steps along the gradient what they do at least, e² (Σ‖W‖‖∂W‖)²/‖u‖²."""

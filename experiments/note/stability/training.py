@@ -21,7 +21,6 @@ from experiments.verdicts import Comparison
 from rank_collapse.network.inputs import input_states
 from rank_collapse.network.measured import updates
 from rank_collapse.report import figures
-from rank_collapse.report.figures import Figure
 from rank_collapse.report.intervals import geometric_mean
 from rank_collapse.training.recipe import Recipe, config_of
 from rank_collapse.training.tasks import examples
@@ -134,7 +133,7 @@ def compare_results(results: Mapping[Cell, Any]) -> Iterator[Comparison]:
         )
 
 
-def training_figure(results: Mapping[str, Any], setup: Any) -> Figure | None:
+def training_figure(results: Mapping[str, Any], setup: Any) -> figures.Figure | None:
     """The same measurements on the networks of run_trainability while they train, by step; dotted
     what the law expects of the weights there are."""
     cells = results["trained"]

@@ -9,7 +9,6 @@ import xarray as xr
 
 from experiments.lab import labelled
 from experiments.lab.experiment import Finding
-from experiments.lab.labelled import apply_along, compare_means, iterate_points, statement_rows
 from experiments.paper.collapse.cubic_law import measured_constant
 from experiments.paper.collapse.figures import TIGHTNESS, as_published, first, raised_constant
 from experiments.verdicts.claims import Row, cases_row
@@ -65,7 +64,7 @@ def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]
     log10_ratio = results.log10_residual - results.log10_size
     last, start = log10_ratio.isel(layer=-1, drop=True), log10_ratio.isel(layer=0, drop=True)
     rate, remaining = results.local_rate.isel(layer=-1, drop=True), 10.0 ** (last - start)
-    is_power_law = apply_along(power_law_wins, 10.0**log10_ratio, "layer")
+    is_power_law = labelled.apply_along(power_law_wins, 10.0**log10_ratio, "layer")
     variants = {*results.variant.values}
     plain, normed = (
         [n for n in distinct if (n == "none") is is_plain] for is_plain in (True, False)
@@ -81,12 +80,12 @@ def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]
     ):
         if variant in variants:
             values = values.sel(variant=variant, norm_placement=norms, drop=True)
-            yield from statement_rows(key, values, text)
+            yield from labelled.statement_rows(key, values, text)
     last = last.sel(norm_placement=distinct)
     for key, variant in (("skips", "san_skip"), ("mlps slow", "san_mlp")):
         if {"san", variant} <= variants:
             gained = last.sel(variant=variant, drop=True) - last.sel(variant="san", drop=True)
-            yield from statement_rows(key, gained)
+            yield from labelled.statement_rows(key, gained)
 
 
 def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
@@ -100,7 +99,7 @@ def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
     admissible = results.where(results.admissible > 0).isel(layer=slice(1, None))
     cases = admissible.admissible.count(["seed", "layer"])
     is_covered = results.admissible.notnull().any(["seed", "layer"])
-    for point, count in iterate_points(count_above(admissible, "log10_published_bound")):
+    for point, count in labelled.iterate_points(count_above(admissible, "log10_published_bound")):
         if is_covered.sel(point):
             text = f"layers of {variant}, {labelled.describe_point(point)}"
             total = int(cases.sel(point))
@@ -115,8 +114,8 @@ def gain_claims(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]:
         distinct: Norm placements that are different networks without skips.
     """
     raised = raised_constant(results).dropna("norm_placement", how="all")
-    gains = apply_along(partial(crossing, raised.mlp_gain.values), raised, "mlp_gain")
-    yield from statement_rows("mlp gain", gains)
+    gains = labelled.apply_along(partial(crossing, raised.mlp_gain.values), raised, "mlp_gain")
+    yield from labelled.statement_rows("mlp gain", gains)
     if 1 not in results.mlp_gain:
         return
     # Post-norm gives all states one size up to that of their mean, so that differences of
@@ -125,9 +124,9 @@ def gain_claims(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]:
     published = results.swept.sel(mlp_gain=1, norm_placement=norms)
     gained = published - results.log10_residual.sel(variant="san", drop=True)
     text = "MLPs with their own skip, as published"
-    yield from statement_rows("mlps slow", gained.isel(layer=-1), text)
+    yield from labelled.statement_rows("mlps slow", gained.isel(layer=-1), text)
     change = published.isel(layer=-1) - published.isel(layer=0)
-    yield from statement_rows("mlps stop", 10.0**change, text)
+    yield from labelled.statement_rows("mlps stop", 10.0**change, text)
 
 
 def crossing(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
@@ -167,9 +166,11 @@ def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
     ends = [curve[min(depth, len(curve) - 1)] for curve in curves.values()]
     published = xr.DataArray(ends, {"variant": [*curves]})
     note = "published: BERT at initialisation (768 wide, 12 heads, post-norm)"
-    yield from compare_means(f"residual ratio after {depth} layers", end.ratio, published, note)
-    yield from compare_means("log10 of the residual at the last layer", end.log10_residual)
-    yield from compare_means("the same in plain arithmetic", end.plain_log10_residual)
+    yield from labelled.compare_means(
+        f"residual ratio after {depth} layers", end.ratio, published, note
+    )
+    yield from labelled.compare_means("log10 of the residual at the last layer", end.log10_residual)
+    yield from labelled.compare_means("the same in plain arithmetic", end.plain_log10_residual)
     if "admissible" in results:
         admissible = results.where(results.admissible > 0).isel(layer=slice(1, None))
         # The stack's bound needs the condition in every layer so far, a layer's in that one only.
@@ -177,18 +178,20 @@ def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
         broken = count_above(admissible, "log10_layer_bound")
         broken = broken + count_above(admissible.where(is_so_far), "log10_bound")
         text = "layers and depths above the bound with sums over heads (derived here)"
-        yield from compare_means(text, broken.expand_dims("seed"), 0)
+        yield from labelled.compare_means(text, broken.expand_dims("seed"), 0)
         tightness = results[list(TIGHTNESS)].isel(layer=slice(1, None)).to_dataarray("bound")
         free = (tightness.drop_sel(bound="tightness_paper") < -1e-3).sum(["bound", "layer"])
         text = "layers above a bound that needs no condition (derived here)"
-        yield from compare_means(text, free, 0)
+        yield from labelled.compare_means(text, free, 0)
         text = "powers of ten above what is bounded, median over layers"
-        yield from compare_means(text, tightness.median("layer"))
+        yield from labelled.compare_means(text, tightness.median("layer"))
     if "log10_c" in results:
         for name, profile in (("", "log10_residual"), (", in closed form", "log10_cubic")):
-            c = apply_along(lambda p: measured_constant(p).log10_c_eff, results[profile], "layer")
+            c = labelled.apply_along(
+                lambda p: measured_constant(p).log10_c_eff, results[profile], "layer"
+            )
             text = f"log10 c_eff of the 3^L law{name}, beside the theorem's"
-            yield from compare_means(text, c, end.log10_c.mean("seed"))
+            yield from labelled.compare_means(text, c, end.log10_c.mean("seed"))
 
 
 def make_finding(results: xr.Dataset, setup: Any) -> Finding | None:

@@ -8,7 +8,6 @@ import xarray as xr
 from experiments.lab import labelled
 from experiments.lab.experiment import name_figures
 from rank_collapse.report import figures
-from rank_collapse.report.figures import Figure
 
 # {measure: what it is the tightness of}
 TIGHTNESS = {
@@ -60,7 +59,7 @@ def as_published(results: xr.Dataset) -> xr.Dataset:
     return first(results).sel(norm_placement=["post" if "post" in norms else norms[0]])
 
 
-def depth_figure(results: xr.Dataset, setup: Any) -> Figure:
+def depth_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
     """Residual ratio by layer at initialisation, on English text: mean and standard deviation over
     seeds. Attention alone and with MLPs fall together, within two layers."""
     ratio = as_published(results).ratio
@@ -70,14 +69,14 @@ def depth_figure(results: xr.Dataset, setup: Any) -> Figure:
     return fig
 
 
-def residual_ratio_figure(results: xr.Dataset, setup: Any) -> Figure:
+def residual_ratio_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
     """The same with and without norms."""
     fig, axes = by_variant(first(results).ratio, ylabel=RATIO, width=3.4, height=3.0)
     axes[0, 0].set_ylim(-0.03, 1.03)
     return fig
 
 
-def log_residual_figure(results: xr.Dataset, setup: Any) -> Figure:
+def log_residual_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
     """By how many powers of ten the residual ratio falls, to any depth; geometric means over seeds.
     Black, dashed: three times as many with each layer. Dotted: what an ordinary float32 forward
     pass shows of attention alone."""
@@ -99,7 +98,7 @@ def log_residual_figure(results: xr.Dataset, setup: Any) -> Figure:
     return fig
 
 
-def local_rate_figure(results: xr.Dataset, setup: Any) -> Figure:
+def local_rate_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
     """Local rate of the logarithms: 3 is doubly exponential collapse, 1 exponential or none."""
     label = "local rate\n" + r"$\log\|\mathrm{res}(X^{l})\| \,/\, \log\|\mathrm{res}(X^{l-1})\|$"
     fig, axes = by_variant(first(results).local_rate, ylabel=label, width=3.6, height=2.8)
@@ -117,7 +116,7 @@ def has_law(results: xr.Dataset) -> bool:
     return "log10_cubic" in results and bool(first(results).log10_cubic.notnull().any())
 
 
-def bounds_and_constant_figure(results: xr.Dataset, setup: Any) -> Figure | None:
+def bounds_and_constant_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     """Left: how many powers of ten the bounds of one layer of attention alone lie above what they
     bound; all but the paper's need no condition. Right: the constant of the 3^l law as each depth
     shows it (markers), from the closed recursion of the covariance (dashed), and by the theorem
@@ -149,17 +148,17 @@ def bounds_and_constant_figure(results: xr.Dataset, setup: Any) -> Figure | None
     return fig
 
 
-def sweep_weight_scale_figure(results: xr.Dataset, setup: Any) -> Figure | None:
+def sweep_weight_scale_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     """Relative residual at BERT's weight scale (0.55) and at 1/√fan-in."""
     return sweep_figure(results, "weight_scale")
 
 
-def sweep_skip_gain_figure(results: xr.Dataset, setup: Any) -> Figure | None:
+def sweep_skip_gain_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     """Relative residual at each gain of the skips."""
     return sweep_figure(results, "skip_gain")
 
 
-def sweep_figure(results: xr.Dataset, swept: str) -> Figure | None:
+def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
     """Draws a panel for each network, a shade for each swept value; nothing of a single value.
 
     Args:
@@ -187,7 +186,7 @@ def sweep_figure(results: xr.Dataset, swept: str) -> Figure | None:
     return fig
 
 
-def mlp_gain_figure(results: xr.Dataset, setup: Any) -> Figure | None:
+def mlp_gain_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     """By how much MLPs raise the constant Λ above pure attention's, against their gain: above 0
     they slow the collapse (post-norm: with a skip of their own)."""
     if "swept" not in results:

@@ -10,11 +10,9 @@ import xarray as xr
 
 from experiments.lab import labelled
 from experiments.lab.experiment import Finding
-from experiments.lab.labelled import compare_means, statement_rows
 from experiments.paper.paths.measure import BASELINES, PUBLISHED_SIZE, sampled_lengths
 from experiments.train.training import TrainedTask
-from experiments.verdicts import Comparison
-from experiments.verdicts.claims import Row
+from experiments.verdicts import Comparison, Row
 from experiments.verdicts.statistics import format_interval, mean_with_interval, slope
 
 # Whose attention, norms and gates: the whole model's ("frozen"), or the truncated network's own.
@@ -106,23 +104,25 @@ def judge_claims(task: str, results: xr.Dataset, setup: TrainedTask) -> Iterator
     """
     shares, depth = accuracies(results), setup.recipe.config.depth
     note = describe_below(shares.fell_below)
-    yield from statement_rows("short suffice", shares.carried - depth / 2, task, note=note)
+    yield from labelled.statement_rows("short suffice", shares.carried - depth / 2, task, note=note)
     if 1 in sampled_lengths(setup.options):
         sets = shares.sampled.sel(num_paths=PUBLISHED_SIZE, path_length=slice(1, None), drop=True)
         sets = sets.mean("repeat")
         first = sets.sel(path_length=1, drop=True)
-        yield from statement_rows("one short", first - (shares.whole + shares.baseline) / 2, task)
+        yield from labelled.statement_rows(
+            "one short", first - (shares.whole + shares.baseline) / 2, task
+        )
         is_below = sets.max("path_length") <= shares.baseline + 2 * shares.baseline_error
         falls = labelled.apply_along(
             functools.partial(slope, sets.path_length), sets, "path_length"
         )
-        yield from statement_rows(
+        yield from labelled.statement_rows(
             "falls", falls.where(~is_below), task, note=describe_below(is_below)
         )
     learned = shares.sel(seed=shares.learned)
     gained = learned.whole - learned.baseline
-    yield from statement_rows("biases", (learned.offset - learned.baseline) / gained, task)
-    yield from statement_rows("all of it", shares.enough, f"{task}, of {depth} layers")
+    yield from labelled.statement_rows("biases", (learned.offset - learned.baseline) / gained, task)
+    yield from labelled.statement_rows("all of it", shares.enough, f"{task}, of {depth} layers")
 
 
 def describe_below(is_below: xr.DataArray) -> str:
@@ -150,12 +150,14 @@ def compare_results(results: xr.Dataset, setup: TrainedTask) -> Iterator[Compari
     )
     best = max(float(shares[name].mean()) for name in BASELINES)
     yield Comparison("best baseline, measured on the data", best, setup.published["baseline"])
-    yield from compare_means("without longer paths, self-consistent", shares.truncated)
+    yield from labelled.compare_means("without longer paths, self-consistent", shares.truncated)
     note = "biases divided by the whole model's σ carry this much of the answer: whether short "
     note += "paths suffice is what the lines without longer paths test"
     yield Comparison("frozen biases alone, without a path", offset, note=note)
     by_length = shares.sampled.mean(["seed", "repeat"])
-    yield from compare_means("best length", by_length.idxmax("path_length").expand_dims("seed"))
+    yield from labelled.compare_means(
+        "best length", by_length.idxmax("path_length").expand_dims("seed")
+    )
 
 
 def make_finding(success: str, results: xr.Dataset, setup: TrainedTask) -> Finding | None:
