@@ -181,7 +181,7 @@ def measure_seed(
     Args:
         options: The flags.
         setup: The networks.
-        drawn: From `draw`.
+        draws: From `draw`.
         floats: Scale of the weights, and gain of the skips.
 
     Returns:

@@ -120,7 +120,7 @@ def measure_seed(setup: inputs.TokenNetwork, draws: tuple[Any, ...]) -> dict[str
 
     Args:
         setup: The network.
-        drawn: From `draw`.
+        draws: From `draw`.
     """
     config, depth = setup.config, setup.config.depth
     x, params, paths, sets = draws

@@ -157,18 +157,15 @@ def judge_claims(results: Mapping[str, Arrays], networks: Sequence[Network]) -> 
             name, unit = ("loss, nats", LOSS) if causal else ("share of right tokens", -RIGHT)
             excess = measures[f"{name}, {short}"] - measures[f"{name}, whole network"]
             draws["trained short suffice"] = excess / unit
-            largest, most_paths = (
-                measures["length of the largest residual"],
-                measures["length of most paths"],
-            )
-            draws["trained short at first"] = largest - most_paths
+            largest = measures["length of the largest residual"]
+            draws["trained short at first"] = largest - measures["length of most paths"]
         if causal and "sinks/first_column" in arrays:
             sizes = arrays["spikes/largest"] / LARGE, arrays["spikes/spike_entry"] / TIMES
             draws["trained sinks"] = measures["share of heads with a sink at the first token"]
             draws["trained spikes"] = np.minimum(*sizes).max(axis=1)
         rows += [make_row(key, label, values) for key, values in draws.items()]
         if "bounds/alone/head" in arrays:
-            kinds, draws = ("whole", "alone"), len(arrays["bounds/alone/head"])
+            kinds, num_texts = ("whole", "alone"), len(arrays["bounds/alone/head"])
             is_admissible = np.stack([arrays[f"bounds/{kind}/admissible"] for kind in kinds])
             for key, measure, sign in (
                 ("trained lemma", "lemma", 1),
@@ -177,7 +174,7 @@ def judge_claims(results: Mapping[str, Arrays], networks: Sequence[Network]) -> 
                 excess = sign * np.stack([arrays[f"bounds/{kind}/{measure}"] for kind in kinds])
                 cases = excess[is_admissible] > 0
                 count = int(cases.sum())
-                rows.append(cases_row(key, label, count, cases.size, draws))
+                rows.append(cases_row(key, label, count, cases.size, num_texts))
     return rows
 
 
@@ -194,10 +191,8 @@ def make_finding(results: Mapping[str, Arrays], networks: Sequence[Network]) -> 
     if not rates or not losses:
         return None
     excess = [arrays["paths/loss_recomputed"][:, -1] - arrays["paths/loss"] for arrays in losses]
-    num_near, most_heads = (
-        sum(a.mean() < LOSS for a in excess),
-        max(a["paths/lengths"].max() for a in losses),
-    )
+    num_near = sum(difference.mean() < LOSS for difference in excess)
+    most_heads = max(arrays["paths/lengths"].max() for arrays in losses)
     return Finding(
         "trained",
         f"In {len(rates)} trained networks without a causal mask the logarithm of the residual of "
