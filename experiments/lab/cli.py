@@ -94,7 +94,12 @@ def execute(
 
 
 def how_to_resume(flag_values: Flags, arguments: Sequence[str]) -> str:
-    """Says which command goes on after an interrupt; "" where there is no run folder."""
+    """Says which command goes on after an interrupt; "" where there is no run folder.
+
+    Args:
+        flag_values: The flags of the binary.
+        arguments: Those that were typed.
+    """
     if "output_dir" not in flag_values:
         return ""
     overwrite = next((a for a in arguments if a.lstrip("-").startswith("overwrite")), None)
@@ -102,7 +107,13 @@ def how_to_resume(flag_values: Flags, arguments: Sequence[str]) -> str:
 
 
 def in_typed_names(message: str, arguments: Sequence[str], flag_values: Flags) -> str:
-    """Writes flags as they were typed where a message has their other name, as "d_model=47"."""
+    """Writes flags as they were typed where a message has their other name, as "d_model=47".
+
+    Args:
+        message: Of an error, with names as "d_model=47".
+        arguments: Those that were typed.
+        flag_values: The flags of the binary.
+    """
     typed = {argument.lstrip("-").partition("=")[0] for argument in arguments}
     for name in sorted(filter(flag_values.__contains__, typed)):
         message = re.sub(rf"\b{flag_values[name].name}=", f"{name}=", message)

@@ -82,7 +82,13 @@ class Executor(contextlib.ExitStack):
         most: int | None = None,
         **options: Any,
     ) -> dict[str, dict[str, np.ndarray]]:
-        """Calls `map` with a function of one seed; `options` are further arguments of `Mapped`."""
+        """Calls `map` with a function of one seed; `options` are further arguments of `Mapped`.
+
+        Args:
+            fn: (key, floats) of one seed → pytree of arrays.
+            cells, keys, most: As of `map`.
+            **options: Further arguments of `Mapped`.
+        """
         program = functools.partial(Mapped, fn, self.mesh, progress=self.progress, **options)
         return self.map(program, cells, keys=keys, most=most)
 
@@ -99,9 +105,10 @@ class Executor(contextlib.ExitStack):
         Points that differ in traced flags alone are computed with the first of them.
 
         Args:
-            program: Makes the function that computes a chunk, if any is left: arrays on the host,
-                leaves [r, ...], whose names are joined by "/" where they are nested. Its method
-                bytes_of(chunk, size), if any, returns the bytes of so many seeds on a device.
+            program: Makes the function that computes a chunk, where one is missing. It returns
+                arrays on the host, leaves [r, ...], whose names are joined by "/" where they are
+                nested. Its method count_bytes(chunk, size), if any, returns the bytes of so many
+                seeds on a device.
             cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None;
                 or flags → that. Points with invalid flags are skipped.
             keys: Of the seeds [s], the same of every cell; by default those of the flags.
@@ -121,9 +128,9 @@ class Executor(contextlib.ExitStack):
         own_cells = self._cell_floats(cells, [options])
         if self._list_left(own_cells, count):
             floats = self._cell_floats(cells, options.group)
-            left = self._list_left(floats, count)
-            self.progress.skip(len(floats) * count - len(left))
-            self._compute(program(), floats, keys, left, most)
+            missing = self._list_left(floats, count)
+            self.progress.skip(len(floats) * count - len(missing))
+            self._compute(program(), floats, keys, missing, most)
         else:
             self.progress.skip(len(options.group) * len(own_cells) * count)
         return {cell.removeprefix(options.prefix): self.run.part(cell) for cell in own_cells}
@@ -147,26 +154,26 @@ class Executor(contextlib.ExitStack):
         Raises:
             RunError: The arrays of a cell have different numbers of seeds, or too many.
         """
-        left = []
+        missing = []
         for cell in cells:
             arrays = self.run.part(cell) or {}
             counts = {len(a) if np.ndim(a) else -1 for a in arrays.values()} or {0}
             if len(counts) > 1 or not 0 <= max(counts) <= count:
                 raise damaged(self.run.path / "arrays.npz", f"{cell} is not of {count} seeds")
-            left += [(cell, seed) for seed in range(max(counts), count)]
-        return left
+            missing += [(cell, seed) for seed in range(max(counts), count)]
+        return missing
 
-    def _compute(self, program, floats, keys, left, most):
-        """Computes the (cell, seed) pairs that are left, and saves them chunk by chunk."""
+    def _compute(self, program, floats, keys, missing, most):
+        """Computes the (cell, seed) pairs that are missing, and saves them chunk by chunk."""
         options, chunk_of = self._options, functools.partial(make_chunk, floats, keys)
-        limit = most or ("seed_chunk" in options and options.seed_chunk) or len(left)
-        size = seeds.padded_size(min(limit, len(left)), self.mesh)
-        if hasattr(program, "bytes_of"):
-            head = chunk_of(left[: self.mesh.size], self.mesh.size)
-            size = devices.fit_memory(size, program.bytes_of(head, size), self.mesh)
+        limit = most or ("seed_chunk" in options and options.seed_chunk) or len(missing)
+        size = seeds.padded_size(min(limit, len(missing)), self.mesh)
+        if hasattr(program, "count_bytes"):
+            head = chunk_of(missing[: self.mesh.size], self.mesh.size)
+            size = devices.fit_memory(size, program.count_bytes(head, size), self.mesh)
         try:
-            for start in range(0, len(left), size):
-                chunk = chunk_of(left[start : start + size], size)
+            for start in range(0, len(missing), size):
+                chunk = chunk_of(missing[start : start + size], size)
                 self._append(chunk, name_leaves(program(chunk)))
                 self.progress.advance(len(chunk.seeds))
         finally:
@@ -241,8 +248,13 @@ class Mapped:
         arguments = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
         return arguments if self._draw is None else (self._draw(arguments, None), arguments[1])
 
-    def bytes_of(self, chunk: Chunk, size: int) -> int:
-        """Returns the bytes of so many seeds like those of a chunk on a device, as XLA says."""
+    def count_bytes(self, chunk: Chunk, size: int) -> int:
+        """Returns the bytes of so many seeds like those of a chunk on a device, as XLA says.
+
+        Args:
+            chunk: At least one seed for each device.
+            size: Seeds.
+        """
         arguments = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
         if self._draw is not None:
             arguments = jax.eval_shape(self._draw, arguments, None), arguments[1]
@@ -260,7 +272,8 @@ class Mapped:
         def resize(a):
             return jax.ShapeDtypeStruct((size, *a.shape[1:]), a.dtype, sharding=sharding)
 
-        with self._progress.paused("compiling") if self._progress else contextlib.nullcontext():
+        bar = self._progress
+        with bar.time_activity("compiling") if bar else contextlib.nullcontext():
             self._compiled = self._call.lower(jax.tree.map(resize, like), None).compile()
 
 
@@ -270,7 +283,12 @@ def _spread_function(fn, mesh, at_once, level):
 
 
 def name_leaves(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:
-    """Flattens a nested dictionary to {path: array}."""
+    """Flattens a nested dictionary to {path: array}.
+
+    Args:
+        tree: Arrays in nested dictionaries.
+        separator: Between the names of the levels.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     name = functools.partial(jax.tree_util.keystr, simple=True, separator=separator)
     return {name(path): np.asarray(leaf) for path, leaf in leaves}

@@ -231,7 +231,7 @@ class Run:
         if self.options.worker_group is not None:  # a worker's: the arrays are enough
             return Shown()
         first = points[0]
-        shown = Shown(
+        published = Shown(
             [row for point in points for row in name_settings(claims, point)],
             [row for point in points for row in name_quantities(compare, point)],
             finding(first.results, first.setup),
@@ -239,7 +239,7 @@ class Run:
             1 if self.failures else 0,
         )
         if self.options.reading:
-            return shown
+            return published
 
         def rows():
             return [{**p.axes, **row} for p in points for row in table(p.results, p.setup)]
@@ -249,17 +249,17 @@ class Run:
             rows=rows,
             figures=figure_makers(points, figures, rows, self.options.shows),
             files={name: make for point_files in made for name, make in point_files.items()},
-            summary=partial(summarise, shown),
-            shown={name: self.options[name].value for name in self.options.asked} or None,
+            summary=partial(summarise, published),
+            selection={name: self.options[name].value for name in self.options.selecting} or None,
         )
-        for row in shown.comparisons:
+        for row in published.comparisons:
             print(verdicts.comparison_line(row))
-        for answer in verdicts.answer_statements(STATEMENTS, shown.claims):
+        for answer in verdicts.answer_statements(STATEMENTS, published.claims):
             print(verdicts.answer_lines(answer))
         for line in self.failures:
             print(line, file=sys.stderr)
         print(f"{'written to' if self.folder.writable else 'read from'} {self.folder.path}")
-        return shown
+        return published
 
 
 def join_points(points: Sequence[Point], over: Sequence[str]) -> list[Point]:
@@ -283,28 +283,42 @@ def join_points(points: Sequence[Point], over: Sequence[str]) -> list[Point]:
 
 
 def name_settings(claims: Callable, point: Point) -> Iterator[verdicts.Row]:
-    """Yields the rows of a point, with the point after their settings."""
+    """Yields the rows of a point, with the point after their settings.
+
+    Args:
+        claims: (results, setup) → rows.
+        point: With results.
+    """
     for row in claims(point.results, point.setup):
         setting = filter(None, (row.setting, labelled.describe_point(point.axes)))
         yield replace(row, setting=", ".join(setting))
 
 
 def name_quantities(compare: Callable, point: Point) -> Iterator[verdicts.Comparison]:
-    """Yields the comparisons of a point, with the point before their quantities."""
+    """Yields the comparisons of a point, with the point before their quantities.
+
+    Args:
+        compare: (results, setup) → comparisons.
+        point: With results.
+    """
     for row in compare(point.results, point.setup):
         quantity = filter(None, (labelled.describe_point(point.axes), row.quantity))
         yield replace(row, quantity=": ".join(quantity))
 
 
-def summarise(shown: Shown) -> dict[str, Any]:
-    """Makes the content of summary.json: rows of statements with 95 % intervals, comparisons."""
+def summarise(published: Shown) -> dict[str, Any]:
+    """Makes the content of summary.json: rows of statements with 95 % intervals, comparisons.
+
+    Args:
+        published: Of the run.
+    """
     statements = []
-    for row in shown.claims:
+    for row in published.claims:
         fields = {n: getattr(row, n) for n in ("key", "setting", "draws", "estimate")}
         interval = row.interval(0.95)
         fields |= {"why": row.note, "interval": [*interval] if interval.known else []}
         statements.append(fields)
-    return {"statements": statements, "compared": [vars(row) for row in shown.comparisons]}
+    return {"statements": statements, "compared": [vars(row) for row in published.comparisons]}
 
 
 def figure_makers(
@@ -350,10 +364,10 @@ def read_run(module: ModuleType, folder: Path) -> Shown:
     Raises:
         RunError: The run is not complete, or damaged.
     """
-    asked = read_summary(folder).get("shown", {})
-    if not isinstance(asked, Mapping):
+    selection = read_summary(folder).get("shown", {})
+    if not isinstance(selection, Mapping):
         raise damaged(folder / "summary.json", "an earlier version wrote it")
-    options = read_flags(module.FLAGS, folder, asked)
+    options = read_flags(module.FLAGS, folder, selection)
     vars(options)["reading"] = True
     return module.main(options)
 

@@ -49,7 +49,7 @@ class Flags(flags.FlagValues):
         traced: Flags whose values compiled programs take as arguments: points of the axes that
             differ in them alone are computed together, see `Executor`.
         execution: Flags that change no result beyond rounding.
-        asked: Flags that choose what of a folder is shown, which may differ between its runs.
+        selecting: Flags that choose what of a folder is shown, which may differ between its runs.
 
     Attributes:
         axes: {flag: its values, as they were written}, those with several.
@@ -68,7 +68,7 @@ class Flags(flags.FlagValues):
         shows: str | None = None,
         traced: Iterable[str] = (),
         execution: Iterable[str] = (),
-        asked: Iterable[str] = (),
+        selecting: Iterable[str] = (),
     ):
         super().__init__()
         # absl takes attributes for flags.
@@ -76,8 +76,8 @@ class Flags(flags.FlagValues):
             experiment=experiment,
             shows=shows,
             traced=frozenset(traced),
-            execution=frozenset({*EXECUTION, *execution, *asked}),
-            asked=frozenset(asked),
+            execution=frozenset({*EXECUTION, *execution, *selecting}),
+            selecting=frozenset(selecting),
         )
         vars(self).update(axes={}, point={}, group=[self], number=0)
         vars(self).update(worker_group=None, reading=False, begin_with={})
@@ -173,7 +173,12 @@ def parse_flags(
 
 
 def _split_axes(flag_values, arguments):
-    """Returns (the arguments with the first value of each axis, {axis: all its values})."""
+    """Returns (the arguments with the first value of each axis, {axis: all its values}).
+
+    Args:
+        flag_values: The flags.
+        arguments: Of the command line.
+    """
     single, axes, name = [], {}, ""
     for argument in arguments:
         head, equals, text = argument.partition("=") if argument[:1] == "-" else ("", "", argument)
@@ -208,6 +213,11 @@ def _check_value(name, flag):
 
 def check_names(options: Flags, flag: str, allowed: Iterable[str]) -> None:
     """Raises an error if a list of names has one that is not allowed.
+
+    Args:
+        options: The flags.
+        flag: The name of the list.
+        allowed: Names that it may have.
 
     Raises:
         ValueError: It names the flag and the first unknown name.
@@ -245,13 +255,13 @@ def list_arguments(options: Flags) -> list[str]:
     return [*filter(None, texts), *(f"--{n}={','.join(v)}" for n, v in options.axes.items())]
 
 
-def read_flags(flag_values: Flags, folder: Path, asked: Mapping[str, Any]) -> Flags:
+def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -> Flags:
     """Reads the flags that a run folder was made with; all count as given.
 
     Args:
         flag_values: The flags of its binary, which are changed.
         folder: The run folder.
-        asked: {flag: value} of the flags that may differ between its runs.
+        selection: {flag: value} of the flags that may differ between its runs.
 
     Raises:
         RunError: A damaged config.json.
@@ -260,7 +270,7 @@ def read_flags(flag_values: Flags, folder: Path, asked: Mapping[str, Any]) -> Fl
     options = parse_flags(flag_values, [f"--output_dir={folder}"])
     axes = config.get("axes", {})
     try:
-        for name, value in (config | asked).items():
+        for name, value in (config | selection).items():
             if name in options:
                 if value is not None:
                     options[name].parse(value)

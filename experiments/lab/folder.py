@@ -142,7 +142,7 @@ class RunFolder(contextlib.ExitStack):
         summary: Callable[[], Mapping[str, Any]],
         figures: Mapping[str, Callable[[], Any]] | None = None,
         files: Mapping[str, Callable[[], bytes]] | None = None,
-        shown: Any = None,
+        selection: Any = None,
     ) -> dict[str, Any]:
         """Writes the missing tables and figures of a finished run; returns the summary.
 
@@ -154,13 +154,14 @@ class RunFolder(contextlib.ExitStack):
             summary: Makes the headline numbers.
             figures: Draws each figure, by name; None where there is nothing to draw.
             files: Makes the bytes of further files, by name out of `CONTENTS` and `FOLDERS`.
-            shown: Which of its parts the run was asked for, where one folder may be asked for more
-                or fewer. It is saved in the summary; if the saved one differs, all files are made
+            selection: Which of its parts the run was asked for, where one folder may be asked for
+                more or fewer. The summary has it as "shown"; if that differs, all files are made
                 again.
         """
         if not self.writable:
             return self.summary
-        if shown is not None and (self.summary or {}).get("shown") != states.as_json(shown):
+        selected = states.as_json(selection)
+        if selection is not None and (self.summary or {}).get("shown") != selected:
             delete(self.path, ("summary.json", "results.csv", "figures", *(files or {})))
         for name, draw in (figures or {}).items():
             paths = {suffix: f"figures/{name}{suffix}" for suffix in OPTIONS}
@@ -172,7 +173,7 @@ class RunFolder(contextlib.ExitStack):
             if not self.has_file(name):
                 self._write(name, make())
         if self.summary is None:
-            self.finish(dict(summary()) | ({} if shown is None else {"shown": shown}))
+            self.finish(dict(summary()) | ({} if selection is None else {"shown": selected}))
         return self.summary
 
     def has_file(self, name: str) -> bool:
@@ -180,7 +181,11 @@ class RunFolder(contextlib.ExitStack):
         return (self.path / name).is_file()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Writes summary.json, which marks the run as complete; drops checkpoints and points/."""
+        """Writes summary.json, which marks the run as complete; drops checkpoints and points/.
+
+        Args:
+            summary: The headline numbers.
+        """
         delete(self.path, ("checkpoints", "points"))  # first: a complete run is not checked again
         self._write_json("summary.json", summary)
 
@@ -198,7 +203,11 @@ class RunFolder(contextlib.ExitStack):
         return dict(self._arrays.get(self._prefix, {}))
 
     def part(self, part: str) -> dict[str, np.ndarray] | None:
-        """Returns the arrays named "part/name", by name, or None where there is none."""
+        """Returns the arrays named "part/name", by name, or None where there is none.
+
+        Args:
+            part: As of `cached`.
+        """
         return dict(self._arrays.get(f"{self._prefix}{part}/", {})) or None
 
     def at(self, prefix: str) -> "RunFolder":
@@ -226,6 +235,9 @@ class RunFolder(contextlib.ExitStack):
 
         Each write is of all arrays, so many small chunks are written together. `flush_arrays`
         writes the remaining ones.
+
+        Args:
+            arrays: By name, without the prefix of the view.
         """
         self._add_arrays(arrays)
         self._unwritten = True
@@ -254,29 +266,29 @@ class RunFolder(contextlib.ExitStack):
 
     # Checkpoints: the states of an unfinished computation.
 
-    def save_checkpoint(self, step: int, state: Any, of: str = "") -> None:
+    def save_checkpoint(self, step: int, state: Any, name: str = "") -> None:
         """Saves a pytree of arrays (random keys too) at a step, and deletes the earlier ones.
 
         Call it between jitted chunks, with arrays on the host (`seeds.to_host`).
 
         Args:
             step, state: See `states.save`.
-            of: Name of the computation, where a run has several.
+            name: Name of the computation, where a run has several.
         """
-        states.save(self.path / "checkpoints" / of, step, state)
+        states.save(self.path / "checkpoints" / name, step, state)
 
-    def restore_checkpoint(self, like: Any, of: str = "") -> tuple[int, Any] | None:
+    def restore_checkpoint(self, like: Any, name: str = "") -> tuple[int, Any] | None:
         """Reads (step, state) of the newest saved state; None where there is none.
 
         Args:
             like: A pytree of the same structure, whose leaves give type, dtype and sharding:
                 the state may have been saved under another number of devices.
-            of: Name of the computation, where a run has several.
+            name: Name of the computation, where a run has several.
 
         Raises:
             RunError: The state on disk is damaged, or has other names or shapes than `like`.
         """
-        folder = self.path / "checkpoints" / of
+        folder = self.path / "checkpoints" / name
         steps = states.steps(folder)
         if not steps:
             return None

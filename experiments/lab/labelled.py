@@ -77,12 +77,24 @@ def join_datasets(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[st
 def apply_along(
     fn: Callable[[np.ndarray], Any], values: xr.DataArray, axis: str, **options: Any
 ) -> Any:
-    """Applies fn to arrays [..., k] whose last axis is the named one; see `xr.apply_ufunc`."""
+    """Applies fn to arrays [..., k] whose last axis is the named one; see `xr.apply_ufunc`.
+
+    Args:
+        fn: Function of a NumPy array.
+        values: Over any axes.
+        axis: Name of the axis that is last for fn.
+        **options: As of `xr.apply_ufunc`.
+    """
     return xr.apply_ufunc(fn, values, input_core_dims=[[axis]], **options)
 
 
 def iterate_points(values: Any, *but: str) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Yields (coordinates, values) of each point of all axes but the named ones."""
+    """Yields (coordinates, values) of each point of all axes but the named ones.
+
+    Args:
+        values: DataArray or Dataset.
+        *but: Axes that the values keep.
+    """
     sizes = {axis: size for axis, size in values.sizes.items() if axis not in but}
     for index in itertools.product(*map(range, sizes.values())):
         selected = values.isel(dict(zip(sizes, index, strict=True)))
@@ -143,7 +155,13 @@ def compare_means(
 def table_rows(
     results: xr.Dataset, axes: Sequence[str], columns: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yields a row for each point of the axes at which any column has a number."""
+    """Yields a row for each point of the axes at which any column has a number.
+
+    Args:
+        results: Over the axes.
+        axes: Names of the first columns.
+        columns: Variables that are further columns, where the results have them.
+    """
     values = results[[name for name in columns if name in results]]
     frame = values.to_dataframe(dim_order=[*axes]).reset_index()
     return frame_rows(frame.dropna(how="all", subset=list(values))[[*axes, *values]])

@@ -71,7 +71,13 @@ def start_workers(jobs: int, scheduler: str | None = None) -> Iterator[futures.E
 
 
 def submit_work(pool: futures.Executor, work: Callable, *arguments: Any) -> futures.Future:
-    """Submits work to a pool, whose new processes inherit that Ctrl-C is blocked."""
+    """Submits work to a pool, whose new processes inherit that Ctrl-C is blocked.
+
+    Args:
+        pool: From `start_workers`.
+        work: Function of a module.
+        *arguments: Of the function.
+    """
     resource_tracker.ensure_running()  # which would unblock it
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -82,6 +88,9 @@ def submit_work(pool: futures.Executor, work: Callable, *arguments: Any) -> futu
 
 def iterate_ended(running: Mapping[futures.Future, Any]) -> Iterator[futures.Future]:
     """Yields futures as they end.
+
+    Args:
+        running: The futures.
 
     Raises:
         Stopped: A signal asked for it.
@@ -114,11 +123,11 @@ def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder
         run: Gets the arrays.
     """
     in_worker = multiprocessing.parent_process() is not None
-    left = {point.number for point in points if not run.part(point.prefix.rstrip("/"))}
-    if not (options.axes and "jobs" in options and left and run.writable) or run.summary:
+    missing = {point.number for point in points if not run.part(point.prefix.rstrip("/"))}
+    if not (options.axes and "jobs" in options and missing and run.writable) or run.summary:
         return
     limit = 1 if in_worker or devices.has_accelerator() else devices.count_cores()
-    # Of all groups, not of those that are left: a resumed run has the same devices.
+    # Of all groups, not of those that are missing: a resumed run has the same devices.
     jobs = min(1 + points[-1].number, options.jobs or limit)
     if jobs < 2 and options.scheduler is None:
         return
@@ -126,11 +135,11 @@ def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder
     arguments += [f"--num_devices={options.num_devices or max(1, devices.count_cores() // jobs)}"]
     module = module_name(options.experiment)
     with (
-        progress.Progress(len(left), "points", log=run.log) as bar,
-        start_workers(min(jobs, len(left)), options.scheduler) as pool,
+        progress.Progress(len(missing), "points", log=run.log) as bar,
+        start_workers(min(jobs, len(missing)), options.scheduler) as pool,
     ):
         running = {}
-        for number in sorted(left):
+        for number in sorted(missing):
             folder = run.path.resolve() / "points" / str(number)
             work = module, [*arguments, f"--output_dir={folder}"], number
             running[submit_work(pool, measure_points, *work)] = folder

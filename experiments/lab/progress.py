@@ -124,6 +124,10 @@ class Progress(tqdm):
     def advance(self, steps: int = 1, **values: float) -> None:
         """Counts further steps, and shows values (loss=0.3) after the count.
 
+        Args:
+            steps: Steps that were done.
+            **values: Shown after the count.
+
         Raises:
             Stopped: A signal has asked for it.
         """
@@ -141,7 +145,7 @@ class Progress(tqdm):
         self.write(f"{self.label}: {message}", file=sys.stderr)
 
     @contextlib.contextmanager
-    def paused(self, activity: str) -> Iterator[None]:
+    def time_activity(self, activity: str) -> Iterator[None]:
         """Says how long an activity took that is no step, such as compiling."""
         start = time.monotonic()
         yield

@@ -29,7 +29,12 @@ class ProcessResult(NamedTuple):
 
 
 def run_binary(module: str, *arguments: str) -> ProcessResult:
-    """Runs a binary as `python -m module` would, in this process."""
+    """Runs a binary as `python -m module` would, in this process.
+
+    Args:
+        module: Of the binary.
+        *arguments: Of its flags.
+    """
     binary = importlib.import_module(module)
     start, cpu_start = time.monotonic(), time.process_time()
     sys.modules["__main__"], sys.argv = binary, [str(binary.__file__), *arguments]
@@ -52,17 +57,18 @@ def run_commands(
     Raises:
         Stopped: A signal asked for it.
     """
-    left = dict(commands)
-    while left:
+    remaining = dict(commands)
+    while remaining:
         with pool.start_workers(jobs) as executor:
             running = {
                 pool.submit_work(executor, run_binary, *command): name
-                for name, command in left.items()
+                for name, command in remaining.items()
             }
             for future in pool.iterate_ended(running):
                 name = running[future]
-                print(f"[{len(commands) - len(left) + 1}/{len(commands)}] {name}", file=sys.stderr)
-                left.pop(name)
+                remaining.pop(name)
+                num_ended = len(commands) - len(remaining)
+                print(f"[{num_ended}/{len(commands)}] {name}", file=sys.stderr)
                 try:
                     on_end(name, future.result())
                 except BrokenProcessPool:  # its process died: the others go on

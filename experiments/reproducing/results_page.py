@@ -66,7 +66,13 @@ def make_intro(docs: Path = DOCS) -> str:
 
 
 def is_complete(name: str, preset: str, parent: Path) -> bool:
-    """Returns whether all runs of an experiment have a summary."""
+    """Returns whether all runs of an experiment have a summary.
+
+    Args:
+        name: Of the experiment.
+        preset: Its sizes.
+        parent: Of its run folders.
+    """
     return all((parent / run / "summary.json").exists() for run in list_runs(name, preset))
 
 

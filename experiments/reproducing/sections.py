@@ -50,13 +50,23 @@ def list_runs(name: str, preset: str) -> dict[str, Sequence[str]]:
 
     A run is called "run_sort", or "run_sort/label" where there are several. This is also the place
     of its folder among those of the preset.
+
+    Args:
+        name: Of the experiment.
+        preset: Its sizes.
     """
     labelled_runs = describe_experiment(name).runs(preset)
     return {f"{name}/{run}" if run else name: flags for run, flags in labelled_runs.items()}
 
 
 def run_command(run: str, arguments: Sequence[str], folder: Path) -> str:
-    """Writes the command of a run."""
+    """Writes the command of a run.
+
+    Args:
+        run: See `list_runs`.
+        arguments: Of its flags.
+        folder: The run folder.
+    """
     name = run.partition("/")[0]
     return f"python -m experiments.{name} {shlex.join([*arguments, f'--output_dir={folder}'])}"
 
@@ -77,7 +87,7 @@ def make_section(name: str, records: Sequence[RunRecord], status: str = "done") 
         try:
             if record.code:
                 raise runs.RunError(f"exit code {record.code}")
-            shown = read_run(import_experiment(name), record.folder)
+            published = read_run(import_experiment(name), record.folder)
             captions = figure_captions(import_experiment(name).FIGURES)
             paths = {path.stem: path for path in (record.folder / "figures").glob("*.png")}
             figures += [
@@ -85,10 +95,11 @@ def make_section(name: str, records: Sequence[RunRecord], status: str = "done") 
                 for figure, caption in captions.items()
                 if figure in paths  # parts of an experiment that a preset leaves out have none
             ]
-            if shown.finding is not None and not finding:
-                picture, finding = paths[shown.finding.figure].read_bytes(), shown.finding.sentence
-            claims += shown.claims
-            comparisons += shown.comparisons
+            if published.finding is not None and not finding:
+                figure, finding = published.finding
+                picture = paths[figure].read_bytes()
+            claims += published.claims
+            comparisons += published.comparisons
         except Exception as error:  # one broken experiment must not take the others' report with it
             errors.append(f"{label}{type(error).__name__}: {error}\n{record.output[-2000:]}")
             print(f"{name} failed: {error}", file=sys.stderr)

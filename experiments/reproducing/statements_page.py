@@ -270,7 +270,14 @@ def split_source(statement: Statement) -> tuple[str, str]:
 
 
 def _render_line(key, statement, place, row):
-    """Renders one statement with its row of `STANDING`, or None, as a line of a table."""
+    """Renders one statement with its row of `STANDING`, or None, as a line of a table.
+
+    Args:
+        key: Of the statement.
+        statement: The statement.
+        place: In the paper.
+        row: Of `STANDING`; None where it was not run.
+    """
     answer, test = row["answer"] if row else "not run", statement.statistic
     cell = f"**{answer}**"
     if statement.claimed is not None:

@@ -51,14 +51,14 @@ class Cell:
         )
 
 
-def make_flags(asked: Sequence[str] = ()) -> Flags:
+def make_flags(selecting: Sequence[str] = ()) -> Flags:
     """Makes the flags of networks that learn letters, but those that choose cells.
 
     Args:
-        asked: Flags that say what is shown of a folder, and not what it holds.
+        selecting: Flags that say what is shown of a folder, and not what it holds.
     """
     flags = cli.make_flags(
-        "trainability", num_seeds=8, shows="failed", traced=("learning_rate",), asked=asked
+        "trainability", num_seeds=8, shows="failed", traced=("learning_rate",), selecting=selecting
     )
     vocabulary.define(
         flags,

@@ -146,7 +146,7 @@ class Training:
         diverged: set[int] = set()
 
         def resume(like):
-            checkpoint = run.restore_checkpoint(like, of=states)
+            checkpoint = run.restore_checkpoint(like, states)
             epoch = -1 if checkpoint is None else checkpoint[0]
             for cell, file in files.items():
                 cell_seeds = [s for c, s in zip(chunk.cells, chunk.seeds, strict=True) if c == cell]
@@ -164,7 +164,7 @@ class Training:
                 name = describe_run(chunk, position)
                 progress.say(f"{name} diverged by epoch {epoch}; it is kept apart")
             if time.monotonic() - saved > self.checkpoint_seconds or stop_requested():
-                run.save_checkpoint(epoch, snapshot(), of=states)
+                run.save_checkpoint(epoch, snapshot(), states)
                 saved = time.monotonic()
             loss = float(losses[is_finite, -1].mean()) if is_finite.any() else float("nan")
             progress.reach(epoch, loss=loss)

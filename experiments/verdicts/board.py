@@ -131,8 +131,8 @@ def plot_forest(answer: Answer, rows: Sequence[Judged], axis: Axis, *, labels: b
         return '<span class="small">no number</span>'
     height, svg = STEP * len(rows), ""
     if answer.statement.claimed:
-        left, right = (axis.place(v) for v in answer.statement.claimed)
-        svg += f'<rect class="claimed" x="{left:.2f}%" width="{right - left:.2f}%" '
+        start, end = (axis.place(v) for v in answer.statement.claimed)
+        svg += f'<rect class="claimed" x="{start:.2f}%" width="{end - start:.2f}%" '
         svg += f'height="{height}"/>'
         for value in filter(math.isfinite, answer.statement.claimed):
             x = axis.place(value)
@@ -153,7 +153,14 @@ def plot_forest(answer: Answer, rows: Sequence[Judged], axis: Axis, *, labels: b
 
 
 def _plot_row(judged, axis, y, answer):
-    """Plots an interval and its mark at a height."""
+    """Plots an interval and its mark at a height.
+
+    Args:
+        judged: The row.
+        axis: From `make_axis`.
+        y: Height, in pixels from the top.
+        answer: To its statement.
+    """
     verdict = "finding" if answer == FINDING else judged.verdict
     title = f"{escape(judged.row.setting)}: {escape(estimate_text(judged))} {escape(verdict)}"
     svg = f"<title>{title}</title>"

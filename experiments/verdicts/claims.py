@@ -292,7 +292,13 @@ def _compare_ranges(interval, claimed):
 
 
 def answer_statement(key: str, statement: Statement, rows: Sequence[Row]) -> Answer:
-    """Answers a statement from all its rows."""
+    """Answers a statement from all its rows.
+
+    Args:
+        key: Of the statement.
+        statement: The statement.
+        rows: All its rows.
+    """
     judged = judge_rows(rows, statement.claimed)
     return Answer(key, statement, decide_answer(statement, [j.verdict for j in judged]), judged)
 

@@ -76,7 +76,12 @@ def comparison_line(row: Comparison) -> str:
 
 
 def _report_section(section, answers):
-    """Makes the section of one experiment: its finding, the paper's claim and the result on top."""
+    """Makes the section of one experiment: its finding, the paper's claim and the result on top.
+
+    Args:
+        section: Of the experiment.
+        answers: To all statements.
+    """
     unfinished = section.status in UNFINISHED
     kind = "small" if unfinished else "failed"
     status = f' <span class="{kind}">{escape(section.status)}</span>'

@@ -28,7 +28,11 @@ def mean_with_interval(values: Any, *, share: bool = False) -> tuple[float, Inte
 
 
 def seed_rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Makes a row of a table for each seed: {"seed": s, name: number} of columns [s]."""
+    """Makes a row of a table for each seed: {"seed": s, name: number} of columns [s].
+
+    Args:
+        columns: Values [s] by the name of the column.
+    """
     lists = [np.asarray(column).tolist() for column in columns.values()]
     names = ("seed", *columns)
     return [
@@ -81,7 +85,12 @@ def power_law_wins(curves: Any) -> np.ndarray:
 
 
 def fisher_exact(count: int, total: int, other_count: int, other_total: int) -> float:
-    """Computes p of two counts if both shares are one: Fisher's exact test, two-sided."""
+    """Computes p of two counts if both shares are one: Fisher's exact test, two-sided.
+
+    Args:
+        count, total: Of the first sample.
+        other_count, other_total: Of the second.
+    """
     from scipy import stats  # here: it takes a second, which `--help` need not
 
     samples = (count, total), (other_count, other_total)

@@ -224,7 +224,7 @@ def test_plain_progress_is_lines_with_values_and_remaining_time(capsys):
     with Progress(4, "train", log=logged.append, interval=0.0) as progress:
         progress.skip(1)
         progress.advance(1, loss=0.25)
-        with progress.paused("compiling"):
+        with progress.time_activity("compiling"):
             pass
         progress.reach(4)
     lines = capsys.readouterr().err.splitlines()

@@ -89,7 +89,7 @@ def test_what_is_shown_follows_what_is_asked_for(tmp_path):
                 rows=lambda: [{"part": part} for part in parts],
                 figures={"f": figure},
                 summary=lambda: {"count": len(parts)},
-                shown=parts,
+                selection=parts,
             )
 
     assert publish("a") == publish("a") == {"count": 1, "shown": ["a"]}

@@ -168,6 +168,7 @@ def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
     if results.sizes[swept] == 1:
         return None
     ratio = first(results, swept).ratio.stack(network=("norm_placement", "variant"))
+    colors = figures.shades(ratio.sizes[swept])
     fig, axes = labelled.plot_facets(
         ratio,
         hue=swept,
@@ -177,7 +178,7 @@ def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
         width=3.0,
         height=2.7,
         sharey=True,
-        style=lambda index, count: {"color": figures.shades(count)[index], "marker": ""},
+        style=lambda index, count: {"color": colors[index], "marker": ""},
     )
     for ax, (norm, variant) in zip(axes.flat, ratio.network.values, strict=False):
         ax.set_title(labelled.describe_point({"variant": variant, "norm_placement": norm}))

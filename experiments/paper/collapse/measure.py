@@ -116,9 +116,9 @@ class DecidedProgram(NamedTuple):
     certify: bool
     progress: Progress
 
-    def bytes_of(self, chunk: Chunk, size: int) -> int:
+    def count_bytes(self, chunk: Chunk, size: int) -> int:
         """Returns the memory that so many seeds take on a device."""
-        return self.measured.bytes_of(chunk, size)
+        return self.measured.count_bytes(chunk, size)
 
     def __call__(self, chunk: Chunk) -> dict[str, dict[str, np.ndarray]]:
         """Measures a chunk as `Mapped` does, with residuals of float64 where float32 has none.
@@ -147,10 +147,10 @@ class DecidedProgram(NamedTuple):
             profile: log10 of its residual [L + 1].
             *network: Parameters, tokens and configuration.
         """
-        with self.progress.paused(f"{text}: residuals in float64"):
+        with self.progress.time_activity(f"{text}: residuals in float64"):
             profile = measure_in_float64(profile, *network)
         if self.certify and (np.isnan(profile) | (profile == np.inf)).any():
-            with self.progress.paused(f"{text}: residuals in ball arithmetic"):
+            with self.progress.time_activity(f"{text}: residuals in ball arithmetic"):
                 profile, line = prove_profile(profile, *network)
             self.progress.say(f"{text}: {line}")
         return profile
