@@ -321,7 +321,7 @@ def test_what_float32_cannot_decide_comes_from_float64_or_is_proved(certify):
         def laid_out(self, chunk):
             return drawn, chunk.floats
 
-    progress = SimpleNamespace(paused=lambda what: nullcontext(), say=lines.append)
+    progress = SimpleNamespace(time_activity=lambda what: nullcontext(), say=lines.append)
     program = measure.DecidedProgram(Measured(), {"san": config}, "none", certify, progress)
     chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.ones(3)))
     found = program(chunk)["log10_residual"]["san"]
