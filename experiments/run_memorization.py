@@ -12,9 +12,10 @@ training data. The whole model and the baselines are measured, with error bars o
 
 Needs RTE's train.tsv in --data_dir. --model_name_or_path names a local folder with a WordPiece
 tokenizer; where it does not exist a vocabulary is trained on the data (nothing is downloaded).
-Texts are packed: one row holds several whole texts, and each attends only to itself; see
---pack. Two CPU cores: 18.5 minutes for five seeds, other jobs running. Expected: whole-model
-accuracy 0.858. What is measured of a network: `experiments.paper.paths.measure`.
+Texts are packed: one row holds several whole texts, and each attends only to itself. A step takes
+about as many texts as without, and texts of a row are always in one batch; it is twice as fast. Two
+CPU cores: 18.5 minutes for five seeds, other jobs running. Expected: whole-model accuracy 0.858.
+What is measured of a network: `experiments.paper.paths.measure`.
 """
 
 import functools
@@ -71,14 +72,6 @@ define(
     "Texts evaluated at a time: memory, not results.",
     lower_bound=1,
 )
-define(
-    "boolean",
-    "pack",
-    True,
-    "Train on rows of whole texts one behind another, each attending to "
-    "itself only, instead of one padded text a row. A step then takes about batch_size texts, and "
-    "texts of a row are always in one batch; about twice as fast.",
-)
 
 
 def make_setup(options: Flags) -> TrainedTask:
@@ -114,11 +107,9 @@ def make_task(
     embedding = rc.EmbeddingConfig(
         vocab_size=vocab_size, d_embed=options.d_model, projection="before_norm"
     )
-    rows, batch_size = None, options.batch_size
-    if options.pack:
-        rows = examples.packed_rows(np.asarray(mask).sum(axis=1), options.num_tokens)
-        # As many rows as hold about batch_sz texts.
-        batch_size = max(1, round(options.batch_size * len(rows) / len(tokens)))
+    rows = examples.packed_rows(np.asarray(mask).sum(axis=1), options.num_tokens)
+    # As many rows as hold about batch_sz texts.
+    batch_size = max(1, round(options.batch_size * len(rows) / len(tokens)))
     fields = {"batch_size": batch_size, "shuffle": True, "schedule": "linear", "clip_norm": 1.0}
     metrics = {
         "accuracy": examples.token_accuracy,
@@ -148,14 +139,15 @@ def make_data(
     Args:
         options: The flags.
         tokens, mask: Token ids and which exist, [b, n].
-        rows: Which texts each row packs; then "train" is packed, and "texts" is not. Or None.
+        rows: Which texts each row packs.
         key: Of the labels.
+
+    Returns:
+        "train", packed; "texts", the same without; "eval", the first of these.
     """
     labelled = make_examples(key, tokens, mask, options.num_labels)
-    data = {"train": labelled, "eval": labelled.first(options.n_eval_data)}
-    if rows is not None:
-        data |= {"train": examples.pack(labelled, rows), "texts": labelled}
-    return data
+    evaluated = labelled.first(options.n_eval_data)
+    return {"train": examples.pack(labelled, rows), "texts": labelled, "eval": evaluated}
 
 
 def make_examples(

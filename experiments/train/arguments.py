@@ -16,7 +16,6 @@ from rank_collapse.training import Hyper, Recipe
 EXECUTION = (
     "epochs_per_chunk",
     "seeds_at_once",
-    "checkpoint_seconds",
     "do_train",
     "keep_models",
     "monitor",
@@ -98,7 +97,6 @@ def make_flags(
     for name, default, text in (
         ("epochs_per_chunk", 0, "Epochs per jitted call (0: about a twentieth of the run)."),
         ("seeds_at_once", 0, "Seeds a device vmaps over (0: one on a CPU, all elsewhere)."),
-        ("checkpoint_seconds", 20, "Seconds between checkpoints at least."),
     ):
         define("integer", name, default, text, lower_bound=0)
     if monitor:

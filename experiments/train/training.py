@@ -27,6 +27,7 @@ from rank_collapse.training.recipe import check_hyper, config_of
 from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.training import batch_forward
 
+CHECKPOINT_SECONDS = 20.0  # between two saved states at least
 ALONE = "results"  # the part of the arrays of a run that trains one network
 Metrics = Mapping[str, Callable[[Float[Array, "b n c"], Any], Float[Array, ""]]]
 
@@ -91,7 +92,6 @@ class Training:
             on the initial weights.
         keep: Whether the weights are kept too.
         is_monitored: Whether there are lines of what is watched, while it trains.
-        checkpoint_seconds: Between two saved states at least.
     """
 
     ensemble: Ensemble
@@ -101,7 +101,6 @@ class Training:
     prepare: Callable | None = None
     keep: bool = False
     is_monitored: bool = False
-    checkpoint_seconds: float = 20.0
 
     def __call__(self, chunk: Chunk) -> dict[str, Any]:
         """Trains the runs of a chunk and measures them.
@@ -163,7 +162,7 @@ class Training:
                 diverged.add(position)
                 name = describe_run(chunk, position)
                 progress.say(f"{name} diverged by epoch {epoch}; it is kept apart")
-            if time.monotonic() - saved > self.checkpoint_seconds or stop_requested():
+            if time.monotonic() - saved > CHECKPOINT_SECONDS or stop_requested():
                 run.save_checkpoint(epoch, snapshot(), states)
                 saved = time.monotonic()
             loss = float(losses[is_finite, -1].mean()) if is_finite.any() else float("nan")
@@ -309,7 +308,6 @@ def make_training(
         "" if setup.program else setup.name,
         keep=options.keep_models,
         is_monitored=is_monitored,
-        checkpoint_seconds=options.checkpoint_seconds,
     )
 
 

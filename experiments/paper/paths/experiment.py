@@ -12,7 +12,6 @@ from experiments.paper.paths import results
 from experiments.paper.paths.figures import FIGURES
 from experiments.paper.paths.measure import measure, sampled_lengths
 from experiments.train.training import TrainedTask, model_files
-from rank_collapse.paths.steps import SEMANTICS
 
 CLAIM = (
     "Section 4.2: with a skip network of 6 layers, short paths alone come near the whole model's "
@@ -33,8 +32,6 @@ def define_path_flags(flag_values: flags.FlagValues) -> None:
         ("n_repeat", 5, 1, "Sampled sets per length and size."),
     ):
         define("integer", name, default, text, lower_bound=least)
-    text = "Whether a sampled path computes its own attention (as published) or keeps the whole "
-    define("enum", "semantics", "recomputed", text + "model's.", SEMANTICS)
     text = "Recomputed paths without their layers' skips and learned norms."
     define("boolean", "no_sub_path", False, text)
 

@@ -44,7 +44,7 @@ def paths_figure(results: xr.Dataset, setup: TrainedTask):
             accuracy.path_length + 0.08 * (index - 0.5),
             accuracy.mean("seed"),
             accuracy.std("seed"),
-            label=f"{size} sampled path{'s' * (size > 1)}, {setup.options.semantics}",
+            label=f"{size} sampled path{'s' * (size > 1)}, recomputed",
             capsize=2,
             color=figures.color(index),
             marker=figures.MARKERS[index],

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from experiments.lab import labelled
 from experiments.lab.flags import Flags
@@ -95,7 +95,7 @@ def sampled_lengths(options: Flags) -> np.ndarray:
 def evaluate_samples(
     options: Flags, setup: TrainedTask, model: Model, held_out: Examples, key: Any
 ) -> dict[str, dict[str, Float[Array, "k r"]]]:
-    """Evaluates sampled sets of paths of each length, {number of paths: {metric: [k, r]}}.
+    """Evaluates sampled sets of paths, each of which attends from its own states, as published.
 
     Sets of all sizes are one array: smaller ones are filled up and the filling is not kept.
 
@@ -103,8 +103,11 @@ def evaluate_samples(
         options: The flags.
         setup: What was trained.
         model: The trained model of one seed.
-        held_out: What it is evaluated on.
+        held_out: What it is evaluated on, [b, n].
         key: Of the seed.
+
+    Returns:
+        {number of paths in a set: {metric: [k, r]}}.
     """
     config, lengths = setup.recipe.config, sampled_lengths(options)
     sizes = sorted({options.n_paths, *SET_SIZES})
@@ -117,40 +120,7 @@ def evaluate_samples(
         return sample_path_sets(key_size, lengths, *shape[2:], config.depth, config.num_heads)
 
     paths = jax.vmap(draw_paths)(jnp.asarray(sizes))
-    values = path_sets(
-        model,
-        held_out,
-        config,
-        setup.metrics,
-        jnp.where(is_kept[..., None], paths, paths[..., :1, :]).reshape(-1, *paths.shape[2:]),
-        semantics=options.semantics,
-        no_sub_path=options.no_sub_path,
-        keep=is_kept.reshape(-1, *shape[2:]),
-        batch_size=setup.batch_size,
-    )
-    values = {metric: array.reshape(shape[:3]) for metric, array in values.items()}
-    return {str(size): {m: a[i] for m, a in values.items()} for i, size in enumerate(sizes)}
-
-
-def path_sets(
-    model: Model,
-    examples: Examples,
-    config: TransformerConfig,
-    metrics: Metrics,
-    paths: Int[Array, "k r p l"],
-    *,
-    semantics: str = "recomputed",
-    no_sub_path: bool = False,
-    keep: Bool[Array, "k r p"] | None = None,
-    batch_size: int | None = None,
-) -> dict[str, Float[Array, "k r"]]:
-    """Computes the metrics of sampled sets of paths.
-
-    Args:
-        paths: Head of each layer, or that the path skips it, as of `rank_collapse.paths.sets`.
-        semantics, no_sub_path, keep: As of `path_set_logits`.
-        batch_size: Examples at a time; None for all.
-    """
+    paths = jnp.where(is_kept[..., None], paths, paths[..., :1, :])
 
     def single_logits(item):
         inputs, mask = item
@@ -159,18 +129,21 @@ def path_sets(
             model.classifier,
             inputs,
             config,
-            paths,
+            paths.reshape(-1, *paths.shape[2:]),
             mask=mask,
-            semantics=semantics,
-            no_sub_path=no_sub_path,
-            keep=keep,
+            semantics="recomputed",
+            no_sub_path=options.no_sub_path,
+            keep=is_kept.reshape(-1, *shape[2:]),
         )
 
-    logits = in_batches(single_logits, (examples.inputs, examples.mask), batch_size)
-    logits = jnp.moveaxis(logits, 0, 2)
-    flat = logits.reshape(-1, *logits.shape[2:])
-    values = jax.lax.map(lambda z: {name: fn(z, examples) for name, fn in metrics.items()}, flat)
-    return {name: array.reshape(paths.shape[:2]) for name, array in values.items()}
+    def compute_metrics(logits):
+        return {name: fn(logits, held_out) for name, fn in setup.metrics.items()}
+
+    logits = in_batches(single_logits, (held_out.inputs, held_out.mask), setup.batch_size)
+    logits = jnp.moveaxis(logits, 0, 2)  # [sizes k, r, b, n, c]
+    values = jax.lax.map(compute_metrics, logits.reshape(-1, *logits.shape[2:]))
+    values = {metric: array.reshape(shape[:3]) for metric, array in values.items()}
+    return {str(size): {m: a[i] for m, a in values.items()} for i, size in enumerate(sizes)}
 
 
 def length_sums(

@@ -17,7 +17,7 @@ from experiments.verdicts.statistics import format_interval, mean_with_interval,
 
 # Whose attention, norms and gates: the whole model's ("frozen"), or the truncated network's own.
 SEMANTICS = dict.fromkeys(("offset", "exact", "up_to", "from", "shapley"), "frozen")
-SEMANTICS |= {"truncated": "self-consistent"}
+SEMANTICS |= {"truncated": "self-consistent", "sampled": "recomputed"}
 PLACES = ("num_paths", "path_length", "repeat")  # axes of an evaluation but seeds and metrics
 
 
@@ -84,7 +84,7 @@ def make_rows(results: xr.Dataset, setup: TrainedTask) -> Iterator[dict[str, Any
         if "metric" in results[evaluation].dims
     ]
     long = pd.concat(frames).assign(diverged=lambda t: 1 - results.fine.values[t.seed])
-    long["semantics"] = long.evaluation.map(SEMANTICS | {"sampled": setup.options.semantics})
+    long["semantics"] = long.evaluation.map(SEMANTICS)
     places = [axis for axis in PLACES if axis in long]
     long[places] = long[places].astype("Int64")
     order = ["seed", "diverged", "evaluation", "semantics", *places, *setup.metrics]
