@@ -27,9 +27,9 @@ from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.lab.statements import make_row
 from experiments.paper import inputs
+from experiments.train import path_sizes
 from experiments.verdicts import Comparison, Row, statistics
 from rank_collapse.measures import residuals
-from rank_collapse.paths import chains
 from rank_collapse.report import figures
 from rank_collapse.runs import seeds
 
@@ -126,11 +126,11 @@ def measure_seed(setup: inputs.TokenNetwork, draws: tuple[Any, ...]) -> dict[str
     x, params, paths, sets = draws
     trace = rc.apply(params, x, config)
     to_mean, to_rank_one = jax.lax.map(
-        lambda path: chains.chained_residual(trace.attention, path), paths.reshape(-1, depth)
+        lambda path: path_sizes.chained_residual(trace.attention, path), paths.reshape(-1, depth)
     )
     sums = rc.path_contributions(params, x, config)
-    norm, residual = chains.measured_sizes(sums.by_length)
-    skip, branch = chains.branch_sizes(params, trace, config)
+    norm, residual = path_sizes.measured_sizes(sums.by_length)
+    skip, branch = path_sizes.branch_sizes(params, trace, config)
     # Sets of one path each: the states of all paths, shared beginnings computed once.
     terms = rc.paths.path_set_states(params, x, config, sets[..., None, :], semantics="frozen")
     counts = jnp.asarray(rc.count_paths(depth, config.num_heads)[1:], x.dtype)[:, None, None, None]
@@ -181,7 +181,7 @@ def measure(options: Flags, setup: inputs.TokenNetwork, run: RunFolder) -> dict[
         raise ValueError(f"NaN or overflow in the network; {remedy}")
     depth, num_heads = setup.config.depth, setup.config.num_heads
     names = ("skip_size", "branch_size", "initial_residual")
-    law = jax.jit(chains.alpha_law, static_argnums=4)(
+    law = jax.jit(path_sizes.alpha_law, static_argnums=4)(
         *map(arrays.get, names), arrays["chain_mean"][:, 0], num_heads
     )
     errors = np.median(arrays["estimate_error"], axis=3)

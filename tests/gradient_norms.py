@@ -1,4 +1,4 @@
-"""Norms of a loss's gradient by matrix and layer, by automatic differentiation."""
+"""Norms of a loss's gradient by matrix and layer."""
 
 from collections.abc import Callable
 from typing import Any

@@ -193,7 +193,7 @@ def draw(options: Flags, key: Any, config: rc.TransformerConfig) -> dict[str, An
     both = jax.vmap(lambda k: rc.init(k, config))(jnp.stack([key_params, key_direction]))
     params, direction = (jax.tree.map(lambda a, i=i: a[i], both) for i in (0, 1))
     shape = options.num_tokens, options.d_model
-    draw_tokens = jax.vmap(lambda key: layers.norm(None, jax.random.normal(key, shape)))
+    draw_tokens = jax.vmap(lambda key: layers.apply_norm(None, jax.random.normal(key, shape)))
     batch_keys = jax.random.split(jax.random.fold_in(key_tokens, 1), NUM_PROFILED)
     return {
         "params": params,
@@ -276,7 +276,7 @@ def matrix_gradients(loss: Callable[[Any], tuple[Any, Any]], params: Any) -> tup
 
 def normalised_output(trace: rc.Trace, config: rc.TransformerConfig) -> jax.Array:
     """Computes x̂ of the last layer, [n, d]."""
-    return layers.norm(None, trace.hidden[-1], config.norm, config.norm_eps)
+    return layers.apply_norm(None, trace.hidden[-1], config.norm, config.norm_eps)
 
 
 def output_changes(
@@ -292,11 +292,30 @@ def output_changes(
     """
 
     def compute_change(direction):
-        trace = rc.apply(updates.moved(params, direction, size), x, config)
+        trace = rc.apply(move_weights(params, direction, size), x, config)
         return jnp.mean(jnp.square(normalised_output(trace, config) - before))
 
     stacked = jax.tree.map(lambda *a: jnp.stack(a), *directions.values())
     return dict(zip(directions, jax.lax.map(compute_change, stacked), strict=True))
+
+
+def move_weights(params: Any, direction: Any, size: Any) -> Any:
+    """Moves every matrix of every layer by the same relative size: W* = W + size ‖W‖_F U/‖U‖_F.
+
+    Args:
+        params: Of the network.
+        direction: U, a tree as `get_weight_matrices` returns; where U = 0 nothing moves.
+        size: ‖W* − W‖_F/‖W‖_F.
+    """
+
+    def move(w, u):
+        axes = tuple(range(1, w.ndim))
+        norms = [jnp.sqrt(jnp.sum(jnp.square(a), axis=axes, keepdims=True)) for a in (w, u)]
+        unit = u / jnp.where(norms[1] == 0, 1, norms[1])
+        return w + jnp.asarray(size, w.dtype) * norms[0] * unit
+
+    matrices = jax.tree.map(move, updates.get_weight_matrices(params), direction)
+    return updates.replace_weight_matrices(params, matrices)
 
 
 def sgd_change(params: Any, x: Any, config: Any, gradients: Any) -> jax.Array:
