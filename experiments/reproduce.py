@@ -23,14 +23,14 @@ from absl import flags
 
 from experiments import verdicts
 from experiments.lab import cli
-from experiments.lab.experiment import experiment_of, experiments_of
+from experiments.lab.experiment import describe_experiment, list_experiments
 from experiments.lab.flags import check_names
 from experiments.reproducing.results_page import write_markdown
 from experiments.reproducing.sections import PRESETS, answers_of, untested
 from experiments.reproducing.unfinished import page, run_experiments
 from rank_collapse import runs
 
-EXPERIMENTS = experiments_of()  # in the order of the report
+EXPERIMENTS = list_experiments()  # in the order of the report
 
 FLAGS = cli.make_flags("reproduce")
 define = cli.definer(FLAGS)
@@ -61,7 +61,7 @@ def main(options: flags.FlagValues) -> int:
         folder = folder / options.run_name
     chosen = [name for name in EXPERIMENTS if name in options.only]
     for name in () if options.only else EXPERIMENTS:
-        if Path(needed := experiment_of(name).needs).is_dir():
+        if Path(needed := describe_experiment(name).needs).is_dir():
             chosen.append(name)
         else:
             print(f"skipped: {name} needs the folder {needed}: `--help` says how to get it")

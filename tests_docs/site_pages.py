@@ -15,7 +15,12 @@ from pathlib import Path
 
 from architecture_map import REPOSITORY, levels, packages
 
-from experiments.lab.experiment import captions_of, experiment_of, experiments_of, module_of
+from experiments.lab.experiment import (
+    describe_experiment,
+    figure_captions,
+    import_experiment,
+    list_experiments,
+)
 from experiments.reproducing import results_page, sections, statements_page
 from rank_collapse import MEASURES
 
@@ -50,7 +55,7 @@ def measures() -> str:
 
 def experiments() -> str:
     """A row for each experiment, in the order of the report."""
-    own = [(name, experiment_of(name)) for name in experiments_of()]
+    own = [(name, describe_experiment(name)) for name in list_experiments()]
     return table(
         ("experiment", "what it shows", "command"),
         [
@@ -152,11 +157,13 @@ def results(text: str) -> str:
     it, and a word where figures are of an earlier version."""
     _, _, rest = text.partition("\n\n## ")
     text = f"# Results\n\n{results_page.intro()}\n\n## {rest}"
-    for name in experiments_of():
+    for name in list_experiments():
         place = rf"(results/{name}_0\.png\)(?:(?!\n## ).)*?\*\*What came out\.\*\* )[^\n]*"
         if found := re.search(place, text, flags=re.DOTALL):
             text = text.replace(found[0], found[1] + sections.came_out(name))
-        captions = {c.replace("|", r"\|") for c in captions_of(module_of(name).FIGURES).values()}
+        captions = {
+            c.replace("|", r"\|") for c in figure_captions(import_experiment(name).FIGURES).values()
+        }
         for section in text.split("\n## "):
             old = f"(results/{name}_0.png)" in section and OLDER not in section
             if old and not captions.issuperset(captions_in(section, name)):

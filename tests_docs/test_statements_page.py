@@ -8,7 +8,7 @@ import pytest
 from site_pages import OLDER, captions_in, results
 from two_processes import REPOSITORY
 
-from experiments.lab.experiment import captions_of, module_of
+from experiments.lab.experiment import figure_captions, import_experiment
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import statements_page
 from experiments.reproducing.statements_page import NOT_KEPT, answers, page, standing
@@ -47,7 +47,9 @@ def test_results_repeat_the_counts_and_what_came_out():
 @pytest.mark.parametrize("name", SHOWN)
 def test_results_show_what_the_experiment_shows(name):
     """Captions are those of today's figures, or the section says that its figures are older."""
-    captions = {c.replace("|", r"\|") for c in captions_of(module_of(name).FIGURES).values()}
+    captions = {
+        c.replace("|", r"\|") for c in figure_captions(import_experiment(name).FIGURES).values()
+    }
     (section,) = [s for s in RESULTS.split("\n## ") if f"(results/{name}_0.png)" in s]
     shown = captions_in(section, name)
     assert shown and (captions.issuperset(shown) or section.rstrip().endswith(OLDER))
@@ -61,17 +63,17 @@ def run_of(experiment, seed=1):
 
 def test_a_run_takes_the_place_of_what_its_experiment_had():
     three, one = [3.0, 3.01, 2.99, 3.0], [1.0, 1.1, 0.9, 1.0]
-    collapse = [(claims.of_mean("rate", name, three), run_of("run_collapse")) for name in "ab"]
-    circle = claims.of_mean("rate", "c", three)
+    collapse = [(claims.mean_row("rate", name, three), run_of("run_collapse")) for name in "ab"]
+    circle = claims.mean_row("rate", "c", three)
     rows = standing([], [*collapse, (circle, run_of("run_circle", 0))])
     assert [row["setting"] for row in rows] == ["a", "b", "c"]
     assert answers(rows[:2])["rate"]["answer"] == NOT_KEPT  # no rows of the circle
     found = answers(rows)["rate"]
     assert (found["answer"], found["rows"], found["where"]) == ("holds", "3", "within: a, b, c")
     assert "**holds**<br>new seeds: holds, rows not kept | **rate**" in page({"rate": found})
-    rows = standing(rows, [(claims.of_mean("rate", "d", one), run_of("run_circle"))])
+    rows = standing(rows, [(claims.mean_row("rate", "d", one), run_of("run_circle"))])
     assert [row["setting"] for row in rows] == ["a", "b", "d"]
-    level = claims.of_mean("rate", "d", one).interval(1 - claims.ERROR / 3)  # of three rows
+    level = claims.mean_row("rate", "d", one).interval(1 - claims.ERROR / 3)  # of three rows
     assert (rows[2]["low"], rows[2]["high"]) == level
     found = answers(rows)["rate"]
     assert found["where"] == "within: a, b; outside: d"
@@ -80,7 +82,7 @@ def test_a_run_takes_the_place_of_what_its_experiment_had():
 
 
 def test_what_weakens_a_universal_claim_is_said_at_its_answer():
-    shares = [(claims.of_share("circle mlp", "a", 60, 64), run_of("run_circle"))]
+    shares = [(claims.share_row("circle mlp", "a", 60, 64), run_of("run_circle"))]
     known = answers(standing([], shares))
     assert known["circle mlp"]["answer"] == "holds"
     assert "**holds**, in most draws<br>on new seeds | **circle mlp**" in page(known)

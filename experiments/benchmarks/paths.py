@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import rank_collapse as rc
 from experiments.benchmarks.timing import Report, compared, largest_difference, median_ratio
 from rank_collapse.network.embedding import EmbeddingConfig
-from rank_collapse.paths.sets import logits_of
+from rank_collapse.paths.sets import classify_states
 
 BERT_BASE = rc.transformer(depth=12, num_heads=12, d_model=768)
 
@@ -100,7 +100,7 @@ def recomputed_paths(options: Any, depth: int = 6, num_sequences: int = 200) -> 
 
         states = jax.lax.map(state, paths.reshape(-1, depth))
         sums = states.reshape(*paths.shape[:3], *states.shape[1:]).sum(axis=2)
-        return logits_of(classifier, jnp.moveaxis(sums, 2, 0))
+        return classify_states(classifier, jnp.moveaxis(sums, 2, 0))
 
     arguments = (params, classifier, inputs, paths)
     cases = {

@@ -56,7 +56,7 @@ def time_training(
     """
     asked, num_seeds = CASES[name][2], num_seeds or SEEDS[name]
     recipe, make_data, batch_size = setup_of(name, arguments)
-    ensemble = Ensemble(recipe, make_data, mesh=cli.mesh(options), epochs_per_chunk=1)
+    ensemble = Ensemble(recipe, make_data, mesh=cli.device_mesh(options), epochs_per_chunk=1)
     values = Hyper(learning_rate=1e-3, dropout=0.1)
     hyper = jax.tree.map(lambda a: jnp.full(num_seeds, a, jnp.float32), values)
     keys, hyper = ensemble.lay_out((seed_keys(0, num_seeds), hyper))
@@ -102,7 +102,7 @@ def time_training(
 def setup_of(name: str, arguments: Sequence[str] = ()) -> tuple[Any, Callable, int]:
     """(recipe, make_data, examples in a batch) of a published command, without files."""
     module, own, _ = CASES[name]
-    flags = cli.parse(module.FLAGS, [*own, *arguments])
+    flags = cli.parse_flags(module.FLAGS, [*own, *arguments])
     if name != "memorization":
         setup = module.make_setup(flags)
     else:

@@ -19,18 +19,18 @@ import jax
 from absl import flags
 
 from experiments.lab import devices, progress
-from experiments.lab.devices import mesh as mesh
+from experiments.lab.devices import device_mesh as device_mesh
 from experiments.lab.flags import (
     bare_flags as bare_flags,
     check_names as check_names,
     content_hash as content_hash,
     help_text,
     make_flags as make_flags,
-    parse as parse,
+    parse_flags as parse_flags,
 )
 from experiments.lab.vocabulary import MOST_SEEDS as MOST_SEEDS, definer as definer
 from rank_collapse.extras import MissingPackage
-from rank_collapse.printed import one_line
+from rank_collapse.printed import format_one_line
 from rank_collapse.runs.files import RunError
 
 # Of the user or the machine: said in one line. Others are ours, and show where they are.
@@ -67,14 +67,14 @@ def execute(
         positional: Name of the flag whose value may stand alone.
     """
     try:
-        options = parse(flag_values, arguments, positional)
+        options = parse_flags(flag_values, arguments, positional)
         if options.help:
             print(help_text(main, flag_values))
             return 0
         by_children = any(getattr(options, name, None) for name in BY_CHILDREN)
         if "num_devices" in options and not by_children:
-            devices.start(options.num_devices)
-        with progress.stopping(), jax.default_matmul_precision("highest"):
+            devices.start_devices(options.num_devices)
+        with progress.handle_signals(), jax.default_matmul_precision("highest"):
             ended = main(options)
             return getattr(ended, "code", ended) or 0
     except (KeyboardInterrupt, progress.Stopped) as asked:
@@ -94,7 +94,8 @@ def execute(
             print("error: out of memory: fewer seeds at a time need less", file=sys.stderr)
         else:
             print(
-                f"error: {in_typed_names(one_line(error), arguments, flag_values)}", file=sys.stderr
+                f"error: {in_typed_names(format_one_line(error), arguments, flag_values)}",
+                file=sys.stderr,
             )
         return 2
 

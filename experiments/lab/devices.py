@@ -13,19 +13,19 @@ from jax.sharding import Mesh
 from rank_collapse.runs.seeds import seed_mesh
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def accelerated() -> bool:
+def has_accelerator() -> bool:
     """Whether JAX would look for accelerators: starting it to ask would take their memory."""
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     installed = plugins or importlib.util.find_spec("libtpu") is not None
     return bool(installed) and os.environ.get("JAX_PLATFORMS") != "cpu"
 
 
-def start(num_devices: int = 0) -> None:
+def start_devices(num_devices: int = 0) -> None:
     """Starts JAX with so many devices of a CPU, or one per core; must come before any computation.
 
     XLA does not spread a vmapped small matrix product over cores; one device per core does. What is
@@ -39,7 +39,7 @@ def start(num_devices: int = 0) -> None:
         jax.config.update("jax_compilation_cache_dir", folder)
     if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with contextlib.suppress(RuntimeError):  # JAX has started
-            jax.config.update("jax_num_cpu_devices", num_devices or cores())
+            jax.config.update("jax_num_cpu_devices", num_devices or count_cores())
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # a platform that is not there
@@ -48,7 +48,7 @@ def start(num_devices: int = 0) -> None:
         raise ValueError(f"JAX finds no device of JAX_PLATFORMS={asked!r}: {reason}") from error
 
 
-def mesh(options: flags.FlagValues) -> Mesh:
+def device_mesh(options: flags.FlagValues) -> Mesh:
     """The mesh of the devices asked for by --num_devices; its axis is "seeds".
 
     Raises:
@@ -60,7 +60,7 @@ def mesh(options: flags.FlagValues) -> Mesh:
     return seed_mesh(devices[: count or None])
 
 
-def fitting(size: int, taken: int, mesh: Mesh) -> int:
+def fit_memory(size: int, taken: int, mesh: Mesh) -> int:
     """Seeds at a time that take half of what memory a device has at the most.
 
     Args:

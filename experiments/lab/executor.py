@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from experiments.lab import devices
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
-from experiments.lab.progress import Progress, check
+from experiments.lab.progress import Progress, raise_if_stopped
 from rank_collapse.runs import seeds
 from rank_collapse.runs.files import damaged
 
@@ -67,7 +67,7 @@ class Executor(contextlib.ExitStack):
 
     def __init__(self, options: Flags, run: RunFolder, label: str = "", total: int | None = None):
         super().__init__()
-        self.run, self._options, self.mesh = run.at(""), options, devices.mesh(options)
+        self.run, self._options, self.mesh = run.at(""), options, devices.device_mesh(options)
         self.progress = None
         if label:
             total = len(options.group) * (options.num_seeds if total is None else total)
@@ -118,13 +118,13 @@ class Executor(contextlib.ExitStack):
             keys = seeds.keys_of(options.seed, options.first_seed + numbers)
         floats = self._floats(cells, [options])
         saved = self._saved(floats, len(numbers))
-        if any(seeds_of(arrays) < len(numbers) for arrays in saved.values()):
+        if any(count_seeds(arrays) < len(numbers) for arrays in saved.values()):
             floats = self._floats(cells, options.group)
             saved = self._saved(floats, len(numbers))
             left = [
                 (cell, seed)
                 for cell, arrays in saved.items()
-                for seed in range(seeds_of(arrays), len(numbers))
+                for seed in range(count_seeds(arrays), len(numbers))
             ]
             self._skip(len(floats) * len(numbers) - len(left))
             asked = most or ("seed_chunk" in options and options.seed_chunk) or len(left)
@@ -154,7 +154,7 @@ class Executor(contextlib.ExitStack):
         saved = {}
         for cell in cells:
             arrays = self.run.part(cell) or {}
-            done = seeds_done(arrays, count, self.run.path, cell)
+            done = count_saved_seeds(arrays, count, self.run.path, cell)
             saved[cell] = dict(arrays) if done else {}
         return saved
 
@@ -166,13 +166,13 @@ class Executor(contextlib.ExitStack):
         """Computes what is left, chunk by chunk, adds it to what is saved and saves it."""
         if hasattr(program, "bytes_of"):
             head = chunk_of(left[: self.mesh.size], self.mesh.size)
-            size = devices.fitting(size, program.bytes_of(head, size), self.mesh)
+            size = devices.fit_memory(size, program.bytes_of(head, size), self.mesh)
         try:
             for first in range(0, len(left), size):
                 chunk = chunk_of(left[first : first + size], size)
-                self.run.keep_arrays(add_seeds(saved, chunk, named(program(chunk))))
+                self.run.keep_arrays(add_seeds(saved, chunk, name_leaves(program(chunk))))
                 count = len(chunk.seeds)
-                check() if self.progress is None else self.progress.advance(count)
+                raise_if_stopped() if self.progress is None else self.progress.advance(count)
         finally:
             self.run.flush_arrays()
 
@@ -201,7 +201,7 @@ def add_seeds(
     return changed
 
 
-def seeds_of(arrays: Mapping[str, np.ndarray]) -> int:
+def count_seeds(arrays: Mapping[str, np.ndarray]) -> int:
     """How many seeds the arrays of a cell have."""
     return len(next(iter(arrays.values()))) if arrays else 0
 
@@ -272,14 +272,14 @@ def _spread(fn, mesh, at_once, level):
     return seeds.spread(lambda seed, _: fn(*seed), mesh, at_once=at_once, level=level)
 
 
-def named(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:
+def name_leaves(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:
     """{path: array} of a nested dictionary; of a flat one itself."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     name = functools.partial(jax.tree_util.keystr, simple=True, separator=separator)
     return {name(path): np.asarray(leaf) for path, leaf in leaves}
 
 
-def seeds_done(saved: Mapping[str, np.ndarray], total: int, run: Path, part: str) -> int:
+def count_saved_seeds(saved: Mapping[str, np.ndarray], total: int, run: Path, part: str) -> int:
     """Seeds that the saved arrays of a part hold.
 
     Args:

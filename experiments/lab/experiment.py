@@ -1,7 +1,7 @@
 """A run of an experiment: its folder is opened, what it lacks is measured, saved and drawn.
 
     EXPERIMENT = Experiment(order=50, title="Ranks", brief=..., claim=..., presets={...})
-    FIGURES = by_name(ranks_figure)
+    FIGURES = name_figures(ranks_figure)
 
     def main(options):
         with open_run(options, make_setup) as run:
@@ -12,7 +12,7 @@
         cli.run(main, FLAGS)
 
 `reproduce`, the report, the pages and the tests read `EXPERIMENT`, `FIGURES` and `FLAGS` of the
-modules that `experiments_of` names, and finished folders by `read`.
+modules that `list_experiments` names, and finished folders by `read_run`.
 """
 
 import contextlib
@@ -28,7 +28,14 @@ from typing import Any, NamedTuple
 
 from experiments import verdicts
 from experiments.lab import devices, labelled, pool
-from experiments.lab.flags import Flags, command_line, config_of, folder_of, options_of, precision
+from experiments.lab.flags import (
+    Flags,
+    command_line,
+    make_config,
+    read_flags,
+    run_path,
+    set_precision,
+)
 from experiments.lab.folder import RunFolder, read_summary
 from experiments.lab.statements import STATEMENTS
 from rank_collapse.report import figures as drawing
@@ -124,9 +131,11 @@ def open_run(
         ValueError: Flags that do not fit each other.
         RunError: A folder that cannot be used.
     """
-    with precision(options):
+    with set_precision(options):
         setups = [(point, make_setup(point)) for point in options.points()]
-        devices.mesh(options)  # more devices than there are: refused before there is a folder
+        devices.device_mesh(
+            options
+        )  # more devices than there are: refused before there is a folder
         with run_folder(options, extra(setups[0][1])) as folder:
             points = [
                 Point(point, setup, folder.at(point.prefix), point.point) for point, setup in setups
@@ -136,8 +145,8 @@ def open_run(
 
 def run_folder(options: Flags, extra: Mapping[str, Any] | None = None) -> RunFolder:
     """Opens results/<experiment>/<run name>/, or the folder of --output_dir."""
-    config = config_of(options) | dict(extra or {})
-    path = folder_of(options)
+    config = make_config(options) | dict(extra or {})
+    path = run_path(options)
     if options.reading:
         return RunFolder(path, config, read_only=True)
     named = sorted(name for name in options.execution if name in options and name != "help")
@@ -190,7 +199,7 @@ class Run:
             except ValueError as error:
                 if len(self.points) == 1:
                     raise
-                self.failed.append(f"{labelled.setting(point.axes)}: {error}")
+                self.failed.append(f"{labelled.describe_point(point.axes)}: {error}")
         if not measured:
             raise ValueError("; ".join(self.failed))
         return joined(measured, over)
@@ -246,7 +255,7 @@ class Run:
         """Prints comparisons, answers, failed points and the folder."""
         for row in shown.comparisons:
             print(verdicts.comparison_line(row))
-        for answer in verdicts.answers_of(STATEMENTS, shown.claims):
+        for answer in verdicts.answer_statements(STATEMENTS, shown.claims):
             print(verdicts.answer_lines(answer))
         for line in self.failed:
             print(line, file=sys.stderr)
@@ -263,7 +272,7 @@ def joined(points: Sequence[Point], over: Sequence[str]) -> list[Point]:
         groups.setdefault(str(apart), []).append(point._replace(axes=apart))
     return [
         group[0]._replace(
-            results=labelled.joined(
+            results=labelled.join_datasets(
                 {
                     tuple(point.options[name].value for name in over): point.results
                     for point in group
@@ -278,14 +287,14 @@ def joined(points: Sequence[Point], over: Sequence[str]) -> list[Point]:
 def with_setting(claims: Callable, point: Point) -> Iterator[verdicts.Row]:
     """Adds the point to the settings of its rows."""
     for row in claims(point.results, point.setup):
-        setting = filter(None, (row.setting, labelled.setting(point.axes)))
+        setting = filter(None, (row.setting, labelled.describe_point(point.axes)))
         yield replace(row, setting=", ".join(setting))
 
 
 def with_quantity(compare: Callable, point: Point) -> Iterator[verdicts.Comparison]:
     """Puts the point before the quantities of its comparisons."""
     for row in compare(point.results, point.setup):
-        quantity = filter(None, (labelled.setting(point.axes), row.quantity))
+        quantity = filter(None, (labelled.describe_point(point.axes), row.quantity))
         yield replace(row, quantity=": ".join(quantity))
 
 
@@ -316,22 +325,22 @@ def drawn(
             draws[f"{name}{where}"] = partial(drawing.styled(draw), point.results, point.setup)
     axes = [*points[0].axes]
     if axes:
-        draws["axes"] = lambda: labelled.axes_figure(rows(), axes, shows)
+        draws["axes"] = lambda: labelled.plot_axes(rows(), axes, shows)
     return draws
 
 
-def by_name(*draw: Callable) -> dict[str, Callable]:
+def name_figures(*draw: Callable) -> dict[str, Callable]:
     """Names functions X_figure X; what their docstring says is the caption in the report."""
     return {one.__name__.removesuffix("_figure"): one for one in draw}
 
 
-def captions_of(figures: Figures) -> dict[str, str]:
+def figure_captions(figures: Figures) -> dict[str, str]:
     """Reads the captions of figures, each in one line."""
     texts = {name: inspect.getdoc(draw) for name, draw in figures.items()}
     return {name: " ".join(text.split()) for name, text in texts.items() if text}
 
 
-def read(module: ModuleType, folder: Path) -> Shown:
+def read_run(module: ModuleType, folder: Path) -> Shown:
     """Reads what a finished folder holds, without measuring or writing anything.
 
     Raises:
@@ -340,22 +349,22 @@ def read(module: ModuleType, folder: Path) -> Shown:
     asked = read_summary(folder).get("shown", {})
     if not isinstance(asked, Mapping):
         raise damaged(folder / "summary.json", "an earlier version wrote it")
-    options = options_of(module.FLAGS, folder, asked)
+    options = read_flags(module.FLAGS, folder, asked)
     vars(options)["reading"] = True
     return module.main(options)
 
 
-def experiments_of(folder: Path = Path(__file__).parents[1]) -> list[str]:
+def list_experiments(folder: Path = Path(__file__).parents[1]) -> list[str]:
     """Lists the modules of a package that hold an experiment, in the order of the report."""
     names = sorted(p.stem for p in folder.glob("*.py") if p.stem.startswith(("run_", "check_")))
-    return sorted(names, key=lambda name: experiment_of(name).order)
+    return sorted(names, key=lambda name: describe_experiment(name).order)
 
 
-def module_of(name: str) -> ModuleType:
+def import_experiment(name: str) -> ModuleType:
     """Imports the module of an experiment."""
     return importlib.import_module(f"experiments.{name}")
 
 
-def experiment_of(name: str) -> Experiment:
+def describe_experiment(name: str) -> Experiment:
     """What is said of the experiment of a module."""
-    return module_of(name).EXPERIMENT
+    return import_experiment(name).EXPERIMENT

@@ -145,7 +145,7 @@ def bare_flags(values: flags.FlagValues | None = None) -> flags.FlagValues:
     return values
 
 
-def parse(
+def parse_flags(
     flag_values: Flags, arguments: Sequence[str], positional: str | None = None
 ) -> flags.FlagValues:
     """The flags with the given arguments' values; earlier ones are forgotten.
@@ -227,13 +227,13 @@ def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
     return "\n".join(lines)
 
 
-def precision(options: Flags) -> AbstractContextManager:
+def set_precision(options: Flags) -> AbstractContextManager:
     """float64 where a flag --dtype asks for it: JAX computes in float32 otherwise."""
     asked = "dtype" in options and options.dtype == "float64"
     return jax.enable_x64(asked or jax.config.jax_enable_x64)
 
 
-def arguments_of(options: Flags) -> list[str]:
+def list_arguments(options: Flags) -> list[str]:
     """The arguments that ask for the same results."""
     others = [n for n in options if n not in EXECUTION | options.axes.keys()]
     texts = [options[n].serialize() for n in others if options[n].name == n and options[n].present]
@@ -252,7 +252,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def options_of(flag_values: Flags, folder: Path, shown: Mapping[str, Any]) -> Flags:
+def read_flags(flag_values: Flags, folder: Path, shown: Mapping[str, Any]) -> Flags:
     """The flags that a run folder was made with; all count as given.
 
     Args:
@@ -262,7 +262,7 @@ def options_of(flag_values: Flags, folder: Path, shown: Mapping[str, Any]) -> Fl
         RunError: A damaged config.json.
     """
     config = saved_config(folder)
-    options = parse(flag_values, [f"--output_dir={folder}"])
+    options = parse_flags(flag_values, [f"--output_dir={folder}"])
     axes = config.get("axes", {})
     try:
         for name, value in (config | shown).items():
@@ -279,14 +279,14 @@ def options_of(flag_values: Flags, folder: Path, shown: Mapping[str, Any]) -> Fl
     return options
 
 
-def config_of(options: Flags) -> dict[str, Any]:
+def make_config(options: Flags) -> dict[str, Any]:
     """What of the flags determines the results: all but those of `execution`."""
     named = (n for n in sorted(options) if options[n].name == n and n not in options.execution)
     axes = {"axes": options.axes} if options.axes else {}
     return {"experiment": options.experiment} | {n: options[n].value for n in named} | axes
 
 
-def folder_of(options: Flags) -> Path:
+def run_path(options: Flags) -> Path:
     """Where a run with these flags leaves what it finds."""
     name = options.run_name
     if options.output_dir is None:
@@ -299,7 +299,7 @@ def default_run_name(options: Flags) -> str:
 
     "default" when there are none: the same flags give the same folder, others another.
     """
-    config = config_of(options)
+    config = make_config(options)
     changed = {n: v for n, v in config.items() if n in options and v != options[n].default}
     changed |= options.axes
     if not changed:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from experiments.lab.statements import row_of
+from experiments.lab.statements import make_row
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row
 from rank_collapse.report import figures
@@ -24,7 +24,7 @@ from rank_collapse.report.wording import WORDS
 MOST_LABELS = 12  # of the curves of a panel: a legend of hundreds takes minutes to lay out
 
 
-def of_arrays(
+def make_dataset(
     arrays: Mapping[str, np.ndarray], axes: Sequence[str], **others: Sequence[str]
 ) -> xr.Dataset:
     """Arrays {"name/a/b": [s, ...]} as variables [s, a, b, ...].
@@ -56,22 +56,24 @@ def _numbers(texts):
     return texts
 
 
-def joined(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[str]) -> xr.Dataset:
+def join_datasets(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[str]) -> xr.Dataset:
     """Datasets by the point of a grid as one over it; NaN where a part lacks a variable."""
     if not axes:
         return next(iter(parts.values()))
     values = list(dict.fromkeys(point[0] for point in parts))
     of_value = [{p[1:]: own for p, own in parts.items() if p[0] == v} for v in values]
-    parts_along = [joined(own, axes[1:]) for own in of_value]
+    parts_along = [join_datasets(own, axes[1:]) for own in of_value]
     return xr.concat(parts_along, xr.Variable(axes[0], values), data_vars="all", join="outer")
 
 
-def along(fn: Callable[[np.ndarray], Any], values: xr.DataArray, axis: str, **how: Any) -> Any:
+def apply_along(
+    fn: Callable[[np.ndarray], Any], values: xr.DataArray, axis: str, **how: Any
+) -> Any:
     """fn of arrays [..., k] whose last axis is that one; `how` as of `xr.apply_ufunc`."""
     return xr.apply_ufunc(fn, values, input_core_dims=[[axis]], **how)
 
 
-def points(values: Any, *but: str) -> Iterator[tuple[dict[str, Any], Any]]:
+def iterate_points(values: Any, *but: str) -> Iterator[tuple[dict[str, Any], Any]]:
     """(coordinates, values) of each point of the axes that are not left out."""
     sizes = {axis: size for axis, size in values.sizes.items() if axis not in but}
     for place in itertools.product(*map(range, sizes.values())):
@@ -85,7 +87,7 @@ def several(values: xr.DataArray) -> xr.DataArray:
     return values.squeeze(alone, drop=True) if len(alone) + 1 < values.ndim else values
 
 
-def setting(point: Mapping[str, Any]) -> str:
+def describe_point(point: Mapping[str, Any]) -> str:
     """A point in words: "Post-LN, weight scale 0.55"."""
 
     def named(flag, value):
@@ -96,30 +98,32 @@ def setting(point: Mapping[str, Any]) -> str:
     return ", ".join(itertools.starmap(named, point.items()))
 
 
-def rows(key: str, values: xr.DataArray, what: str = "", **how: Any) -> Iterator[Row]:
-    """A statement's rows, one for each point of the axes but seeds; `how` as of `row_of`."""
-    for point, draws in points(several(values), "seed"):
-        yield row_of(key, ", ".join(filter(None, (what, setting(point)))), draws.values, **how)
+def statement_rows(key: str, values: xr.DataArray, what: str = "", **how: Any) -> Iterator[Row]:
+    """A statement's rows, one for each point of the axes but seeds; `how` as of `make_row`."""
+    for point, draws in iterate_points(several(values), "seed"):
+        yield make_row(
+            key, ", ".join(filter(None, (what, describe_point(point)))), draws.values, **how
+        )
 
 
-def beside(
+def compare_means(
     text: str, values: xr.DataArray, other: Any = None, note: str = "", show: Callable = float
 ) -> Iterator[Comparison]:
     """Means over seeds of each point of the other axes, beside others of some of these axes."""
-    for point, mean in points(several(values).mean("seed")):
+    for point, mean in iterate_points(several(values).mean("seed")):
         reference = other
         if isinstance(other, xr.DataArray):
             reference = other.sel({n: v for n, v in point.items() if n in other.dims}).item()
-        yield Comparison(f"{setting(point)}: {text}", show(mean.item()), reference, note)
+        yield Comparison(f"{describe_point(point)}: {text}", show(mean.item()), reference, note)
 
 
-def table(
+def table_rows(
     found: xr.Dataset, axes: Sequence[str], columns: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """A row for each point of the axes at which any column has a number."""
     shown = found[[name for name in columns if name in found]]
     frame = shown.to_dataframe(dim_order=[*axes]).reset_index()
-    return records(frame.dropna(how="all", subset=list(shown))[[*axes, *shown]])
+    return frame_rows(frame.dropna(how="all", subset=list(shown))[[*axes, *shown]])
 
 
 def product_rows(
@@ -143,14 +147,14 @@ def product_rows(
         yield row | {n: a[index] for n, a in values.items() if a[index] == a[index]}
 
 
-def records(frame: Any) -> Iterator[dict[str, Any]]:
+def frame_rows(frame: Any) -> Iterator[dict[str, Any]]:
     """The rows of a pandas DataFrame, without entries for what is no number."""
     kept = frame.notna().to_numpy()
     for row, present in zip(frame.to_dict("records"), kept, strict=True):
         yield {name: value for (name, value), k in zip(row.items(), present, strict=True) if k}
 
 
-def facets(
+def plot_facets(
     values: xr.DataArray,
     x: str = "layer",
     hue: str = "",
@@ -171,23 +175,23 @@ def facets(
     """
     count = values.sizes.get(col, 1)
     fig, axes = figures.panels(count, columns or count, **options)
-    for ax, (place, panel) in zip(axes.flat, points(values, "seed", hue, x), strict=False):
-        curves = list(points(panel, "seed", x))
+    for ax, (place, panel) in zip(axes.flat, iterate_points(values, "seed", hue, x), strict=False):
+        curves = list(iterate_points(panel, "seed", x))
         every = -(-len(curves) // MOST_LABELS)
         for index, (label, curve) in enumerate(curves):
             if curve.notnull().any():
-                name = "".join(setting({"": v}).strip() for v in label.values())
+                name = "".join(describe_point({"": v}).strip() for v in label.values())
                 name = "" if index % every else name
                 seeds = curve.transpose("seed", x)
                 draw(ax, curve[x].values, seeds.values, name, index, **style(index, len(curves)))
-        ax.set(xlabel=x, title=setting(place))
+        ax.set(xlabel=x, title=describe_point(place))
         figures.integer_ticks(ax)
     axes[0, 0].set_ylabel(ylabel)
     return fig, axes
 
 
 @figures.styled
-def axes_figure(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], shown: str):
+def plot_axes(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], shown: str):
     """A column of the table over the first axis, a curve for each value of the second, a panel for
     each of the third; means over seeds.
 
@@ -206,4 +210,4 @@ def axes_figure(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], shown: s
     values = table.groupby(by)[column].mean().to_xarray()
     if "seed" not in values.dims:
         values = values.expand_dims("seed")
-    return facets(values, x, hue, col, ylabel=column, sharey=True)[0]
+    return plot_facets(values, x, hue, col, ylabel=column, sharey=True)[0]

@@ -27,13 +27,13 @@ import jax
 import numpy as np
 
 from experiments.lab import devices, progress
-from experiments.lab.flags import Flags, arguments_of, parse
+from experiments.lab.flags import Flags, list_arguments, parse_flags
 from experiments.lab.folder import RunFolder
 from rank_collapse.runs.files import RunError, load_arrays
 
 
 @contextlib.contextmanager
-def workers(jobs: int, scheduler: str | None = None) -> Iterator[futures.Executor]:
+def start_workers(jobs: int, scheduler: str | None = None) -> Iterator[futures.Executor]:
     """So many processes, or the workers of a Dask scheduler by its address.
 
     Raises:
@@ -57,16 +57,16 @@ def workers(jobs: int, scheduler: str | None = None) -> Iterator[futures.Executo
     try:
         yield pool
     except BrokenProcessPool as error:
-        progress.check()
+        progress.raise_if_stopped()
         raise RunError("a worker was ended (out of memory?): fewer --jobs take less") from error
     finally:
-        if progress.asked():
+        if progress.stop_requested():
             for process in multiprocessing.active_children():
                 process.terminate()
         pool.shutdown(cancel_futures=True)
 
 
-def submit(pool: futures.Executor, work: Callable, *arguments: Any) -> futures.Future:
+def submit_work(pool: futures.Executor, work: Callable, *arguments: Any) -> futures.Future:
     """Hands work to a pool, whose new processes inherit that Ctrl-C is blocked."""
     resource_tracker.ensure_running()  # which would unblock it
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -76,7 +76,7 @@ def submit(pool: futures.Executor, work: Callable, *arguments: Any) -> futures.F
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def as_ended(running: Mapping[futures.Future, Any]) -> Iterator[futures.Future]:
+def iterate_ended(running: Mapping[futures.Future, Any]) -> Iterator[futures.Future]:
     """Yields futures as they end.
 
     Raises:
@@ -84,7 +84,7 @@ def as_ended(running: Mapping[futures.Future, Any]) -> Iterator[futures.Future]:
     """
     left = set(running)
     while left:
-        progress.check()
+        progress.raise_if_stopped()
         ended, left = futures.wait(left, timeout=0.2, return_when=futures.FIRST_COMPLETED)
         yield from ended
 
@@ -106,26 +106,26 @@ def measure_side_by_side(options: Flags, run: RunFolder) -> None:
         return
     points = options.points()
     left = {point.number for point in points if not run.part(point.prefix.rstrip("/"))}
-    shared = devices.accelerated() or multiprocessing.parent_process() is not None
-    most = options.jobs or (1 if shared else devices.cores())
+    shared = devices.has_accelerator() or multiprocessing.parent_process() is not None
+    most = options.jobs or (1 if shared else devices.count_cores())
     # Of all groups, not of those that are left: a resumed run has the same devices.
     jobs = min(1 + points[-1].number, most)
     if not left or (jobs < 2 and options.scheduler is None):
         return
-    arguments = arguments_of(options)
-    arguments += [f"--num_devices={options.num_devices or max(1, devices.cores() // jobs)}"]
+    arguments = list_arguments(options)
+    arguments += [f"--num_devices={options.num_devices or max(1, devices.count_cores() // jobs)}"]
     module = module_name(options.experiment)
     with (
         progress.Progress(len(left), "points", log=run.log) as bar,
-        workers(min(jobs, len(left)), options.scheduler) as pool,
+        start_workers(min(jobs, len(left)), options.scheduler) as pool,
     ):
         running = {}
         for number in sorted(left):
             place = Path(run.path).resolve() / "points" / str(number)
             work = module, [*arguments, f"--output_dir={place}"], number
-            running[submit(pool, measure_points, *work)] = place
+            running[submit_work(pool, measure_points, *work)] = place
         try:
-            for future in as_ended(running):
+            for future in iterate_ended(running):
                 run.keep_arrays(future.result())
                 move_metrics(running[future], run.path)
                 bar.advance()
@@ -158,12 +158,12 @@ def measure_points(module: str, arguments: Sequence[str], number: int) -> dict[s
         Arrays by the names of the whole run's.
     """
     experiment = importlib.import_module(module)
-    options = parse(copy.deepcopy(experiment.FLAGS), arguments)
+    options = parse_flags(copy.deepcopy(experiment.FLAGS), arguments)
     vars(options)["worker_group"] = number
     in_main = threading.current_thread() is threading.main_thread()  # not so of a Dask worker
     if in_main:
-        devices.start(options.num_devices)
-    signals = progress.stopping() if in_main else contextlib.nullcontext()
+        devices.start_devices(options.num_devices)
+    signals = progress.handle_signals() if in_main else contextlib.nullcontext()
     with signals, jax.default_matmul_precision("highest"), contextlib.suppress(ValueError):
         experiment.main(options)
     saved = Path(options.output_dir) / "arrays.npz"

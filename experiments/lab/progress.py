@@ -26,19 +26,19 @@ class Stopped(SystemExit):
     """A signal asked this process to end; the exit code is 128 + its number, as a shell has it."""
 
 
-def asked() -> bool:
+def stop_requested() -> bool:
     """Whether a signal has asked this process to end."""
     return bool(_asked)
 
 
-def check() -> None:
+def raise_if_stopped() -> None:
     """Raises `Stopped` where a signal has asked for it."""
     if _asked:
         raise Stopped(128 + _asked[0])
 
 
 @contextlib.contextmanager
-def stopping() -> Iterator[None]:
+def handle_signals() -> Iterator[None]:
     """Signals are handled as above meanwhile; one that is ignored stays so, as SIGHUP in nohup.
 
     They are read in a thread: a handler of Python waits until a call of XLA returns.
@@ -121,7 +121,7 @@ class Progress(tqdm):
         """Further steps are done; `values` (loss=0.3) are shown beside."""
         self.set_postfix({n: f"{v:.4g}" for n, v in values.items()}, refresh=False)
         self.update(steps)
-        check()
+        raise_if_stopped()
 
     def reach(self, done: int, **values: float) -> None:
         """`advance` to a number of steps."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.verdicts.claims import Row, Statement, of_mean, of_share_within
+from experiments.verdicts.claims import Row, Statement, mean_row, share_within_row
 
 
 def read_statements(path: Path) -> dict[str, Statement]:
@@ -27,14 +27,14 @@ def read_statements(path: Path) -> dict[str, Statement]:
 STATEMENTS = read_statements(Path(__file__).with_name("statements.toml"))
 
 
-def row_of(key: str, setting: str, values: Iterable[Any], *, why: str = "") -> Row:
+def make_row(key: str, setting: str, values: Iterable[Any], *, why: str = "") -> Row:
     """The row of a statement's or a finding's draws: their mean, or the share of them in `each`.
 
     Args:
         key: Of `STATEMENTS`.
-        setting, values, why: As of `of_mean`.
+        setting, values, why: As of `mean_row`.
     """
     each = STATEMENTS[key].each
     if each is None:
-        return of_mean(key, setting, values, why=why)
-    return of_share_within(key, setting, values, each, why=why)
+        return mean_row(key, setting, values, why=why)
+    return share_within_row(key, setting, values, each, why=why)

@@ -2,8 +2,8 @@
 
     vocabulary.define(FLAGS, depth=12, num_heads=4, d_model=64, norm_placement="post")
 
-defines those that are named, with their defaults. `numbers` defines lists by commas, `alias` a
-second name, such as that of a published command.
+defines those that are named, with their defaults. `define_numbers` defines lists by commas,
+`define_alias` a second name, such as that of a published command.
 """
 
 from collections.abc import Callable, Mapping
@@ -146,7 +146,7 @@ class NumbersParser(flags.ArgumentParser):
         return "numbers"
 
 
-def numbers(
+def define_numbers(
     values: flags.FlagValues,
     name: str,
     default: list[float],
@@ -162,7 +162,7 @@ def numbers(
     flags.DEFINE(NumbersParser(parser, not default), name, default, text, values, serializer)
 
 
-def alias(values: flags.FlagValues, **names: str) -> None:
+def define_alias(values: flags.FlagValues, **names: str) -> None:
     """Second names of flags, under which they are neither recorded nor shown again.
 
     Args:

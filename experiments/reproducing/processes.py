@@ -44,15 +44,17 @@ def run_all(
     """
     left = dict(commands)
     while left:
-        with pool.workers(jobs) as executor:
-            running = {pool.submit(executor, run, *command): name for name, command in left.items()}
-            for future in pool.as_ended(running):
+        with pool.start_workers(jobs) as executor:
+            running = {
+                pool.submit_work(executor, run, *command): name for name, command in left.items()
+            }
+            for future in pool.iterate_ended(running):
                 name = running[future]
                 print(f"[{len(commands) - len(left) + 1}/{len(commands)}] {name}", file=sys.stderr)
                 left.pop(name)
                 try:
                     ended(name, future.result())
                 except BrokenProcessPool:  # its process died: the others go on
-                    progress.check()
+                    progress.raise_if_stopped()
                     ended(name, Ended(1, "its process was ended (out of memory?)", 0.0))
                     break

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from experiments.lab.experiment import experiments_of
+from experiments.lab.experiment import list_experiments
 from experiments.reproducing import statements_page
 from experiments.reproducing.markdown import markdown
 from experiments.reproducing.sections import (
@@ -29,7 +29,7 @@ def write_markdown(folder: Path, docs: Path) -> Path:
     """docs/results.md with its files, of every experiment at the largest preset that is done; rows
     of the published sizes stand on docs/statements.md."""
     sections, missing, full = [], [], []
-    for name in experiments_of():
+    for name in list_experiments():
         done = [p for p in reversed(PRESETS) if is_done(name, p, folder / p)]
         if not done:
             missing.append(name)

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments import verdicts
-from experiments.lab.experiment import captions_of, experiment_of, module_of, read
+from experiments.lab.experiment import (
+    describe_experiment,
+    figure_captions,
+    import_experiment,
+    read_run,
+)
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import statements_page
 from experiments.reproducing.processes import Ended
@@ -43,7 +48,7 @@ class Made(NamedTuple):
 def runs_of(name: str, preset: str) -> dict[str, Sequence[str]]:
     """{run: its arguments} of an experiment: "run_sort", or "run_sort/name" of one of several,
     which is also its folder's place among those of the preset."""
-    own = experiment_of(name).runs(preset)
+    own = describe_experiment(name).runs(preset)
     return {f"{name}/{run}" if run else name: arguments for run, arguments in own.items()}
 
 
@@ -55,7 +60,7 @@ def command_text(run: str, arguments: Sequence[str], folder: Path) -> str:
 
 def section_of(name: str, found: Sequence[Made], status: str = "done") -> verdicts.Section:
     """What the run folders of an experiment hold, as one section of the report."""
-    own = experiment_of(name)
+    own = describe_experiment(name)
     figures, claims, comparisons, errors = [], [], [], []
     finding, picture = "", b""
     for made in found:
@@ -63,11 +68,11 @@ def section_of(name: str, found: Sequence[Made], status: str = "done") -> verdic
         try:
             if made.code:
                 raise runs.RunError(f"exit code {made.code}")
-            shown = read(module_of(name), made.folder)
+            shown = read_run(import_experiment(name), made.folder)
             drawn = {path.stem: path for path in (made.folder / "figures").glob("*.png")}
             figures += [
                 (drawn[figure].read_bytes(), label + caption)
-                for figure, caption in captions_of(module_of(name).FIGURES).items()
+                for figure, caption in figure_captions(import_experiment(name).FIGURES).items()
                 if figure in drawn  # parts of an experiment that a preset leaves out have none
             ]
             if shown.finding is not None and not finding:
@@ -127,7 +132,7 @@ def times_of(parent: Path) -> dict[str, dict[str, float]]:
 
 def answers_of(sections: list[verdicts.Section]) -> list[verdicts.Answer]:
     """The answers to all statements, from the rows of all sections."""
-    return verdicts.answers_of(STATEMENTS, [r for s in sections for r in s.claims])
+    return verdicts.answer_statements(STATEMENTS, [r for s in sections for r in s.claims])
 
 
 def untested(answers: list[verdicts.Answer], names: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.lab.experiment import experiments_of, module_of, read
+from experiments.lab.experiment import import_experiment, list_experiments, read_run
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing.markdown import table_of
 from experiments.verdicts.claims import (
@@ -25,8 +25,8 @@ from experiments.verdicts.claims import (
     Judged,
     Row,
     Statement,
-    answer_from,
-    judged,
+    decide_answer,
+    judge_rows,
 )
 from experiments.verdicts.wording import holds_text, range_text
 from rank_collapse import runs
@@ -108,7 +108,7 @@ def rows_of(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
     """What a run found, each row with the run that it is of."""
     config = files.read_object(folder / "config.json")
     flags, made = config["config"], config["environment"]
-    named = {module_of(n).FLAGS.experiment: n for n in experiments_of()}
+    named = {import_experiment(n).FLAGS.experiment: n for n in list_experiments()}
     name, words = named[flags["experiment"]], config["execution"]["command"].split()
     run = {
         "experiment": name,
@@ -116,7 +116,7 @@ def rows_of(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
         "seed": flags.get("seed", 0),
         "command": " ".join(w for w in words if not w.startswith(("--output_dir", "--run_name"))),
     }
-    return [(row, run) for row in read(module_of(name), folder).claims]
+    return [(row, run) for row in read_run(import_experiment(name), folder).claims]
 
 
 def standing(known: Rows, found: Sequence[tuple[Row, Mapping[str, Any]]]) -> Rows:
@@ -127,7 +127,7 @@ def standing(known: Rows, found: Sequence[tuple[Row, Mapping[str, Any]]]) -> Row
     for key, statement in STATEMENTS.items():
         beside = [row for row in left if row["statement"] == key]
         own = [(row, run) for row, run in found if row.key == key]
-        verdicts = judged([row for row, _ in own], statement.claimed, len(beside))
+        verdicts = judge_rows([row for row, _ in own], statement.claimed, len(beside))
         made = [_row(statement, j, run) for j, (_, run) in zip(verdicts, own, strict=True)]
         places = {name: place for place, name in enumerate(statement.experiments)}
         rows += sorted([*beside, *made], key=lambda row: places[row["experiment"]])
@@ -167,7 +167,7 @@ def answers(rows: Rows) -> dict[str, dict[str, str]]:
         whole = {row["experiment"] for row in own} == {*statement.experiments}
         found[key] = {
             "statement": key,
-            "answer": answer_from(statement, {r["verdict"] for r in own}) if whole else NOT_KEPT,
+            "answer": decide_answer(statement, {r["verdict"] for r in own}) if whole else NOT_KEPT,
             "rows": str(len(own)),
             "runs": "; ".join(made),
             "where": where,

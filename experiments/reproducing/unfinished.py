@@ -8,7 +8,7 @@ from pathlib import Path
 from absl import flags
 
 from experiments import verdicts
-from experiments.lab.devices import accelerated, cores
+from experiments.lab.devices import count_cores, has_accelerator
 from experiments.reproducing.processes import Ended, run_all
 from experiments.reproducing.sections import (
     Made,
@@ -93,7 +93,7 @@ def default_jobs(preset: str) -> int:
     At the paper's sizes an experiment uses all cores and much of the memory, and its time is kept
     as a result; on an accelerator the first process takes its memory.
     """
-    return 2 if preset == "quick" and cores() > 1 and not accelerated() else 1
+    return 2 if preset == "quick" and count_cores() > 1 and not has_accelerator() else 1
 
 
 def page(sections: list[verdicts.Section], preset: str, started: float, parent: Path) -> str:

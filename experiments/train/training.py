@@ -19,7 +19,7 @@ import numpy as np
 from experiments.lab.executor import Chunk, Executor
 from experiments.lab.flags import Flags, content_hash
 from experiments.lab.folder import RunFolder
-from experiments.lab.progress import Progress, asked
+from experiments.lab.progress import Progress, stop_requested
 from experiments.train import arguments, path_accuracy
 from experiments.train.watched import layer_scalars
 from rank_collapse.runs import metrics, seeds
@@ -153,7 +153,7 @@ class Training:
                 known.add(position)
                 name = name_of(chunk, position)
                 progress.say(f"{name} diverged by epoch {epoch}; it is kept apart")
-            if time.monotonic() - saved > self.checkpoint_seconds or asked():
+            if time.monotonic() - saved > self.checkpoint_seconds or stop_requested():
                 run.save_checkpoint(epoch, snapshot(), of=states)
                 saved = time.monotonic()
             loss = float(losses[finite, -1].mean()) if finite.any() else float("nan")

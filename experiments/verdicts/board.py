@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from experiments.verdicts.claims import FINDING, OUTSIDE, WITHIN, Answer, Judged, counted
+from experiments.verdicts.claims import FINDING, OUTSIDE, WITHIN, Answer, Judged, count_answers
 from experiments.verdicts.wording import (
     JOINTLY,
     count_line,
@@ -36,7 +36,7 @@ class Axis(NamedTuple):
 
 def board(answers: Sequence[Answer], untested: Sequence[str] = ()) -> str:
     """All statements, folded under their counts: a row each, and what was not tested."""
-    marks = {answer: count for answer, count in counted(answers).items() if count}
+    marks = {answer: count for answer, count in count_answers(answers).items() if count}
     marks |= {NOT_TESTED: len(untested)} if untested else {}
     counts = "".join(
         f'<span class="answer {_class(name)}">{name}: {count}</span>'

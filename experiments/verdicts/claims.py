@@ -7,9 +7,9 @@ which are seeds or networks, never heads, layers or texts of one network. The ro
 are judged together, by intervals that hold jointly.
 
 A statistic that has no bounds, such as a logarithm or a paired difference of logarithms, is judged
-by its mean over draws (`of_mean`). Of one that is bounded or takes few values, such as a ratio, an
+by its mean over draws (`mean_row`). Of one that is bounded or takes few values, such as a ratio, an
 accuracy, a cosine or a length, the mean of a few draws says little: it is judged by the share of
-draws in a range (`of_share_within`), which is to be above one half.
+draws in a range (`share_within_row`), which is to be above one half.
 
 What no paper says is a finding: a statement without a range, whose rows are shown with their
 intervals and get no answer.
@@ -100,7 +100,7 @@ class Answer:
         return "; ".join(f"{v}: {', '.join(names)}" for v, names in found.items() if names)
 
 
-def of_mean(
+def mean_row(
     key: str, setting: str, values: Iterable[Any], *, scale: Callable = float, why: str = ""
 ) -> Row:
     """The row of a mean over draws of a statistic, or of a paired difference: Student's interval.
@@ -127,7 +127,7 @@ def of_mean(
     return Row(key, setting, len(known), estimate, interval, _joined(reasons))
 
 
-def of_share(
+def share_row(
     key: str, setting: str, count: int, total: int, *, unknown: int = 0, why: str = ""
 ) -> Row:
     """The row of the share of draws that do something: Wilson's interval.
@@ -154,7 +154,7 @@ def of_share(
     )
 
 
-def of_share_within(
+def share_within_row(
     key: str, setting: str, values: Iterable[Any], each: Range, *, why: str = ""
 ) -> Row:
     """The row of the share of draws whose statistic lies in an open range, with their values.
@@ -170,7 +170,7 @@ def of_share_within(
     known = sorted(v for v in values if math.isfinite(v))
     count = sum(each[0] < v < each[1] for v in known)
     spread = f"values {known[0]:.3g} to {known[-1]:.3g}" if known else ""
-    return of_share(
+    return share_row(
         key,
         setting,
         count,
@@ -180,7 +180,7 @@ def of_share_within(
     )
 
 
-def of_cases(key: str, setting: str, count: int, total: int, draws: int, *, why: str = "") -> Row:
+def cases_row(key: str, setting: str, count: int, total: int, draws: int, *, why: str = "") -> Row:
     """The row of a statement without exceptions: how many cases are against it, itself certain.
 
     Args:
@@ -198,7 +198,7 @@ def of_cases(key: str, setting: str, count: int, total: int, draws: int, *, why:
     )
 
 
-def of_curve(key: str, setting: str, curve: Any, draws: Any, resolution: float = 0.0) -> Row:
+def curve_row(key: str, setting: str, curve: Any, draws: Any, resolution: float = 0.0) -> Row:
     """The row of a curve that may be one more draw of an ensemble of curves, at all its points.
 
     Of the values that the curve may have had before it was read off, to `resolution`, those nearest
@@ -249,7 +249,7 @@ def of_curve(key: str, setting: str, curve: Any, draws: Any, resolution: float =
     return Row(key, setting, n, estimate, interval, f"p = {p:.2g} with {n} draws")
 
 
-def judged(rows: Sequence[Row], claimed: Range | None, beside: int = 0) -> tuple[Judged, ...]:
+def judge_rows(rows: Sequence[Row], claimed: Range | None, beside: int = 0) -> tuple[Judged, ...]:
     """The rows of one statement with joint intervals: within the range, outside, or undecided.
 
     Holm's procedure, once for "within" and once for "outside": of k rows that have not been decided
@@ -293,13 +293,13 @@ def _side(interval, claimed):
     return OUTSIDE if high <= least or low >= most else UNDECIDED
 
 
-def answer_of(key: str, statement: Statement, rows: Sequence[Row]) -> Answer:
+def answer_statement(key: str, statement: Statement, rows: Sequence[Row]) -> Answer:
     """The answer that follows from all rows of a statement."""
-    found = judged(rows, statement.claimed)
-    return Answer(key, statement, answer_from(statement, {j.verdict for j in found}), found)
+    found = judge_rows(rows, statement.claimed)
+    return Answer(key, statement, decide_answer(statement, {j.verdict for j in found}), found)
 
 
-def answer_from(statement: Statement, verdicts: Collection[str]) -> str:
+def decide_answer(statement: Statement, verdicts: Collection[str]) -> str:
     """The answer that follows from the verdicts of a statement's rows.
 
     It holds if every row is within its range, in part if some are. It does not hold if every row is
@@ -316,7 +316,7 @@ def answer_from(statement: Statement, verdicts: Collection[str]) -> str:
     return SOME_FAIL if OUTSIDE in found else OPEN
 
 
-def answers_of(statements: Mapping[str, Statement], rows: Iterable[Row]) -> list[Answer]:
+def answer_statements(statements: Mapping[str, Statement], rows: Iterable[Row]) -> list[Answer]:
     """The answers to those statements that have rows, in the order of the statements.
 
     Raises:
@@ -327,15 +327,15 @@ def answers_of(statements: Mapping[str, Statement], rows: Iterable[Row]) -> list
         by_key.setdefault(row.key, []).append(row)
     if unknown := sorted(by_key.keys() - statements.keys()):
         raise ValueError(f"{unknown[0]!r} is not one of the statements")
-    return [answer_of(k, s, by_key[k]) for k, s in statements.items() if k in by_key]
+    return [answer_statement(k, s, by_key[k]) for k, s in statements.items() if k in by_key]
 
 
-def counted(answers: Sequence[Answer]) -> dict[str, int]:
+def count_answers(answers: Sequence[Answer]) -> dict[str, int]:
     """{answer: how many statements have it}, all five of them."""
     return {answer: sum(a.answer == answer for a in answers) for answer in ANSWERS}
 
 
-def by_chance(answers: Sequence[Answer]) -> float:
+def expected_errors(answers: Sequence[Answer]) -> float:
     """On how many statements chance alone is expected to give a row a wrong verdict, at most.
 
     5 % of all that are tested: also one that got no verdict could have got a wrong one.

@@ -9,12 +9,12 @@ import numpy as np
 from rank_collapse.report.intervals import Interval, mean_interval, share_interval, slope
 
 
-def number(value: Any) -> float | None:
+def finite_or_none(value: Any) -> float | None:
     """A float, or None where it is not finite: JSON has no NaN."""
     return float(value) if np.isfinite(value) else None
 
 
-def mean_of(values: Any, *, share: bool = False) -> tuple[float, Interval]:
+def mean_with_interval(values: Any, *, share: bool = False) -> tuple[float, Interval]:
     """(mean, 95 % interval) over seeds [s], of shares within [0, 1]; not known of one seed."""
     values = [float(v) for v in values]
     known = len(values) > 1 and all(map(math.isfinite, values))
@@ -22,21 +22,21 @@ def mean_of(values: Any, *, share: bool = False) -> tuple[float, Interval]:
     return float(np.mean(values)), interval
 
 
-def by_seed(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+def seed_rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A row of a table for each seed: {"seed": s, name: number} of columns [s]."""
     values = {name: np.asarray(column).tolist() for name, column in columns.items()}
     count = len(next(iter(values.values())))
     return [{"seed": s} | {name: own[s] for name, own in values.items()} for s in range(count)]
 
 
-def between(found: tuple[float, Interval], digits: int = 3) -> str:
+def format_interval(found: tuple[float, Interval], digits: int = 3) -> str:
     """A mean with its interval where it is known, "0.123 (0.100 to 0.200)", from `mean_of`."""
     mean, (low, high) = found
     text = f"{mean:.{digits}f}"
     return f"{text} ({low:.{digits}f} to {high:.{digits}f})" if found[1].known else text
 
 
-def log10(values: Any) -> np.ndarray:
+def clipped_log10(values: Any) -> np.ndarray:
     """log10 of values, of those that float32 cannot hold that of the smallest it can."""
     return np.log10(np.maximum(values, np.finfo(np.float32).tiny))
 

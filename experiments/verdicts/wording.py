@@ -15,8 +15,8 @@ from experiments.verdicts.claims import (
     Range,
     Row,
     Statement,
-    by_chance,
-    counted,
+    count_answers,
+    expected_errors,
 )
 from rank_collapse.report.intervals import draws_needed
 from rank_collapse.report.page import number
@@ -36,7 +36,10 @@ JOINTLY = (
 
 def counts(answers: Sequence[Answer]) -> str:
     """ "holds 24, holds in part 7"; findings are not counted."""
-    return ", ".join(f"{answer} {n}" for answer, n in counted(answers).items() if n) or "findings"
+    return (
+        ", ".join(f"{answer} {n}" for answer, n in count_answers(answers).items() if n)
+        or "findings"
+    )
 
 
 def count_line(answers: Sequence[Answer]) -> str:
@@ -45,7 +48,7 @@ def count_line(answers: Sequence[Answer]) -> str:
     settings = sum(len(a.rows) for a in tested)
     return (
         f"Statements tested: {len(tested)}, in settings: {settings}. Answers: {counts(tested)}. "
-        f"At most {by_chance(tested):.2g} of the answers are expected to be wrong by chance."
+        f"At most {expected_errors(tested):.2g} of the answers are expected to be wrong by chance."
     )
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
 from rank_collapse.command.inputs import Inputs, Opened
-from rank_collapse.printed import escaped
+from rank_collapse.printed import escape_text
 from rank_collapse.report import figures
 from rank_collapse.report.metrics import metrics_figure
 from rank_collapse.runs.drawn import drawn
@@ -125,7 +125,7 @@ def by_layer(layers: Mapping[str, Mapping[str, np.ndarray]]):
     """A panel for each measure {checkpoint: {measure: [L + 1]}}, a curve for each checkpoint."""
     measures = next(iter(layers.values()))
     panels = {
-        measure: {escaped(name): own[measure][None] for name, own in layers.items()}
+        measure: {escape_text(name): own[measure][None] for name, own in layers.items()}
         for measure in measures
     }
     fig, axes = figures.curves(panels, columns=3, width=3.4, height=2.4)

@@ -16,7 +16,7 @@ from rank_collapse.measures.arrays import as_array, namespace
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import as_mask
 from rank_collapse.network.parameters import TransformerParams, layer_params
-from rank_collapse.network.residual import layer_gains, residual_specs, summands
+from rank_collapse.network.residual import layer_gains, residual_specs, scale_summands
 from rank_collapse.network.transformer import Trace
 
 
@@ -73,7 +73,7 @@ def branch_shares(
 
     def compute_layer(index, gains, stream, branch, sublayer):
         spec = residual_specs(layer_params(params, config, index), config, gains)[sublayer]
-        stream, branch = summands(spec, stream, branch)
+        stream, branch = scale_summands(spec, stream, branch)
         kept = jnp.linalg.norm(stream, axis=-1) if spec.skip else 0.0
         added = jnp.linalg.norm(branch, axis=-1)
         total = kept + added

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rank_collapse.printed import quoted
+from rank_collapse.printed import quote_value
 
 Settings = dict[str, Any]
 
@@ -43,7 +43,7 @@ def check_entry(name: str, value: Any, entry: Entry) -> None:
     kinds = entry.kinds
     if type(value) not in kinds and not (float in kinds and type(value) is int):
         expected = " or ".join(_NAMES[kind] for kind in kinds)
-        raise ValueError(f"{name}={quoted(value)} is not {expected}")
+        raise ValueError(f"{name}={quote_value(value)} is not {expected}")
     if type(value) not in _LARGEST:
         return
     if type(value) is float and not math.isfinite(value):
@@ -58,7 +58,7 @@ def check_entry(name: str, value: Any, entry: Entry) -> None:
 def only(settings: Mapping[str, Any], name: str, allowed: tuple[Any, ...]) -> None:
     """Refuses values of an entry that the network has no field for."""
     if settings[name] not in allowed:
-        values, given = " or ".join(map(repr, allowed)), quoted(settings[name])
+        values, given = " or ".join(map(repr, allowed)), quote_value(settings[name])
         raise ValueError(
             f"{name}={given} of a {settings['model_type']} model is not supported, only {values}"
         )

@@ -17,9 +17,9 @@ import numpy as np
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import Profile
 from rank_collapse.measures.table import MEASURES, MeasureName
-from rank_collapse.network.measured.heads import attention_measures
+from rank_collapse.network.measured.heads import measure_heads
 from rank_collapse.network.measured.states import ProfilePass
-from rank_collapse.network.passes import Each
+from rank_collapse.network.passes import LayerMeasure
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
 from rank_collapse.pretrained.streaming import AblationSpec, Group, State, stream
@@ -88,7 +88,7 @@ def checkpoint_report(
         "states": states,
         "read": dataclasses.replace(states, tokens="read"),
         "sums": LengthPass(getattr(source, "biased", True)),
-        "attention": Each(attention_measures),
+        "attention": LayerMeasure(measure_heads),
     }
     groups = {WHOLE: Group(tuple(passes.items()))}
     for name in ablations:

@@ -22,7 +22,7 @@ from rank_collapse.network import streams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import LayerPass, States, Walked, one_row, row_of, through
+from rank_collapse.network.passes import LayerPass, States, WalkResult, one_row, row_of, step_passes
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import Gains, layer_gains
 from rank_collapse.network.surgery import ABLATIONS, READINGS, ablate, skips_left
@@ -247,8 +247,8 @@ def _begin(measured, stored, outside, examples, config):
 
     def one(example):
         layer, _ = layer_of(stored, outside, example, config, 0, ablation, passes)
-        start = streams.begin(layer.inputs.x, layer.config)
-        return start, tuple(p.begin(layer.inputs, layer.config) for p in passes)
+        start = streams.start_streams(layer.inputs.x, layer.config)
+        return start, tuple(p.init_carry(layer.inputs, layer.config) for p in passes)
 
     return jax.vmap(one)(examples)
 
@@ -259,7 +259,7 @@ def _step(measured, stored, outside, examples, config, index, hidden, carries):
 
     def one(x, carry, example):
         layer, _ = layer_of(stored, outside, example, config, index, ablation)
-        return through(passes, layer, x, carry)
+        return step_passes(passes, layer, x, carry)
 
     return jax.vmap(one)(hidden, carries, examples)
 
@@ -271,7 +271,7 @@ def _finish(measured, stored, outside, examples, config, hidden, carries, found)
     def one(x, carry, found, example):
         layer, params = layer_of(stored, outside, example, config, 0, ablation)
         return tuple(
-            p.finish(Walked(params, x, c, f, layer.inputs, layer.config))
+            p.build_result(WalkResult(params, x, c, f, layer.inputs, layer.config))
             for p, c, f in zip(passes, carry, found, strict=True)
         )
 

@@ -17,7 +17,7 @@ from rank_collapse import struct
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs, at_least_float32, prepare_inputs
-from rank_collapse.network.passes import LayerPass, Walked, run
+from rank_collapse.network.passes import LayerPass, WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.theory import log_operations as ops
@@ -102,7 +102,7 @@ def log_trace(
     """
     params, prepared = prepare_inputs(params, x, config, covers=LogScaled.covers, **inputs)
     params, prepared = at_least_float32(params, prepared)
-    return run(LogPass(replicas), params, prepared, config)
+    return run_pass(LogPass(replicas), params, prepared, config)
 
 
 def _not_covered(config):
@@ -135,14 +135,14 @@ class LogScaled(Algebra):
     def __init__(self, keep: Any, noise: Any = None):
         self.keep, self.noise = keep, (lambda a: a) if noise is None else noise
 
-    def norm(self, layer, spec, state):
+    def apply_norm(self, layer, spec, state):
         of = ops.norm_of_branch if spec.after_branch else ops.norm
         return of(spec, state, self.keep)
 
-    def add(self, layer, spec, state, part):
+    def add_branch(self, layer, spec, state, part):
         return ops.add(spec, state, part, self.keep)
 
-    def attention(self, layer, branch_input):
+    def apply_attention(self, layer, branch_input):
         branch_input = jax.tree.map(self.noise, branch_input)
         part, heads = attention(
             layer.params.attention,
@@ -154,11 +154,11 @@ class LogScaled(Algebra):
         )
         return self._edited(layer, "attention_branch", part), (branch_input, heads, part)
 
-    def mlp(self, layer, branch_input):
+    def apply_mlp(self, layer, branch_input):
         part = ops.mlp(layer.params.mlp, jax.tree.map(self.noise, branch_input), layer.config.mlp)
         return self._edited(layer, "mlp_branch", part), None
 
-    def after(self, layer, name, state):
+    def edit_state(self, layer, name, state):
         if name not in (layer.inputs.edit or ()):
             return state
         part = ops.LogParts(state.mean, state.rest[None], state.log_scale[None])
@@ -183,17 +183,17 @@ class LogPass(LayerPass):
     """`log_trace` layer by layer; its profile is NaN where that of a noisy copy is another."""
 
     replicas: int = REPLICAS  # Noisy copies beside the pass itself
-    forward: ClassVar[bool] = False
+    reads_layer_values: ClassVar[bool] = False
     covers: ClassVar = LogScaled.covers
 
-    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> ops.LogState:
+    def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> ops.LogState:
         """X^0 in every copy [c, ...]."""
-        start = ops.around_mean(prepared.x, prepared.keep)
+        start = ops.around_mean(prepared.x, prepared.existing_tokens)
         return jax.tree.map(lambda a: jnp.stack([a] * (1 + self.replicas)), start)
 
-    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The states after the layer; its fields of a `LogTrace`, the profile of every copy."""
-        keep = layer.inputs.keep
+        keep = layer.inputs.existing_tokens
 
         def copy(given):
             word, ulps, state = given
@@ -208,10 +208,10 @@ class LogPass(LayerPass):
         states, (profiles, found) = jax.lax.map(copy, (*copies(self.replicas), carry))
         return states, (profiles, jax.tree.map(lambda a: a[0], found))
 
-    def finish(self, walked: Walked) -> LogTrace:
+    def build_result(self, walked: WalkResult) -> LogTrace:
         """The first copy's trace; its profile where the others agree."""
-        start = ops.around_mean(walked.prepared.x, walked.prepared.keep)
-        profiles, (seen, heads, branches, diameters, *others) = walked.found
+        start = ops.around_mean(walked.prepared.x, walked.prepared.existing_tokens)
+        profiles, (seen, heads, branches, diameters, *others) = walked.layer_results
         first = jnp.broadcast_to(ops.log10_norm(start), profiles[:1].shape)
         profile = jnp.concatenate([first, profiles]).T
         profile = certain(profile) if self.replicas else profile[0]

@@ -14,7 +14,7 @@ from rank_collapse.training.training import Hyper, init_model
 
 @pytest.fixture
 def options():
-    return cli.parse(benchmark.FLAGS, ["--rounds=2"])
+    return cli.parse_flags(benchmark.FLAGS, ["--rounds=2"])
 
 
 def value(found, words):

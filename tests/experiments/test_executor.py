@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from experiments.lab import cli, folder, vocabulary
-from experiments.lab.executor import Executor, Mapped, named, seeds_done
+from experiments.lab.executor import Executor, Mapped, count_saved_seeds, name_leaves
 from experiments.lab.folder import RunFolder
 from rank_collapse.runs import seeds
 from rank_collapse.runs.files import RunError
@@ -23,7 +23,7 @@ def scaled(key, factor):
 
 
 def options_of(*arguments, devices=2):
-    return cli.parse(FLAGS, [f"--num_devices={devices}", *arguments])
+    return cli.parse_flags(FLAGS, [f"--num_devices={devices}", *arguments])
 
 
 class Noted(Mapped):
@@ -111,11 +111,11 @@ def test_traced_axes_are_cells_of_one_list_and_a_point_without_cells_is_left_out
 
 
 def test_saved_seeds_are_counted_and_cut_arrays_refused(tmp_path):
-    part = named({"a": np.zeros((2, 3)), "b": {"c": np.zeros((2, 3))}})
+    part = name_leaves({"a": np.zeros((2, 3)), "b": {"c": np.zeros((2, 3))}})
     assert list(part) == ["a", "b/c"]
 
     def done(part, total):
-        return seeds_done(part, total, tmp_path, "x")
+        return count_saved_seeds(part, total, tmp_path, "x")
 
     assert done(part, 2) == 2 and done({}, 2) == 0
     assert done(part | {"b/c": np.zeros(2)}, 4) == 2

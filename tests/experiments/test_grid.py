@@ -131,7 +131,7 @@ def test_one_folder_twice_is_refused(whole, tmp_path, capsys):
 
 def test_what_is_left_is_measured_as_all_would_be(whole, tmp_path, monkeypatch):
     """By a worker, though one point is left: with other devices XLA may round otherwise."""
-    folder, submit, asked = tmp_path / "a", pool.submit, []
+    folder, submit, asked = tmp_path / "a", pool.submit_work, []
     shutil.copytree(whole, folder)
     (folder / "summary.json").unlink()
     kept = {n: a for n, a in arrays(folder).items() if n.startswith("skip_gain=0.5/")}

@@ -18,7 +18,7 @@ from statement_dates import KEPT, REWORDINGS, dates_of, under_old_dates
 
 from experiments import reproduce, run_architectures, run_path_counts, verdicts
 from experiments.lab import cli, statements
-from experiments.lab.experiment import captions_of, experiment_of, experiments_of
+from experiments.lab.experiment import describe_experiment, figure_captions, list_experiments
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import results_page, sections, unfinished
 from experiments.reproducing.processes import Ended
@@ -29,7 +29,9 @@ from rank_collapse.runs import RunError
 
 def test_what_no_experiment_tests_is_listed():
     stated = {key for key, s in STATEMENTS.items() if s.claimed is not None}
-    answers = verdicts.answers_of(STATEMENTS, [claims.of_mean("skips", "no norm", [1.0, 1.1, 0.9])])
+    answers = verdicts.answer_statements(
+        STATEMENTS, [claims.mean_row("skips", "no norm", [1.0, 1.1, 0.9])]
+    )
     left = sections.untested(answers, reproduce.EXPERIMENTS)
     assert len(left) == len(stated) - 1
     assert not any(STATEMENTS["skips"].text in text for text in left)
@@ -39,12 +41,12 @@ def test_what_no_experiment_tests_is_listed():
 
 def test_every_experiment_is_found_and_its_presets_are_accepted():
     for name in reproduce.EXPERIMENTS:
-        module, own = importlib.import_module(f"experiments.{name}"), experiment_of(name)
+        module, own = importlib.import_module(f"experiments.{name}"), describe_experiment(name)
         assert set(own.presets) >= set(sections.PRESETS)
-        assert captions_of(module.FIGURES) and own.brief and "experiments." in module.__doc__
+        assert figure_captions(module.FIGURES) and own.brief and "experiments." in module.__doc__
         for preset in own.presets:
             for arguments in own.runs(preset).values():
-                cli.parse(module.FLAGS, list(arguments))
+                cli.parse_flags(module.FLAGS, list(arguments))
     assert reproduce.EXPERIMENTS[:2] == ["run_trained", "run_sinks"]
     assert "check_profiles" not in reproduce.EXPERIMENTS
 
@@ -235,7 +237,7 @@ def test_every_statement_says_what_decides_it():
     sources = "".join(path.read_text("utf-8") for path in paths)
     for key, own in STATEMENTS.items():
         assert own.source and own.text.endswith(".") and own.statistic and own.experiments, key
-        assert set(own.experiments) <= set(experiments_of()), key
+        assert set(own.experiments) <= set(list_experiments()), key
         assert own.claimed is not None or own.source.startswith("found here"), key
         if own.claimed is not None:
             assert own.claimed[0] < own.claimed[1], key

@@ -20,7 +20,7 @@ from trained_runs import (
 )
 
 from experiments import run_convex_hull, run_memorization, run_sort
-from experiments.lab.labelled import of_arrays
+from experiments.lab.labelled import make_dataset
 from experiments.paper.path_accuracies import BASELINES, accuracies
 from experiments.train import arguments
 from experiments.train.watched import layer_scalars
@@ -193,7 +193,7 @@ def measured(truncated, whole, baseline, tokens, sets=None):
             BASELINES[1]: 0.4 * ones,
         }.items()
     }
-    own = of_arrays(found, ("metric", "path_length"))
+    own = make_dataset(found, ("metric", "path_length"))
     own = own.assign_coords(path_length=np.arange(own.sizes["path_length"]))
     if sets is not None:
         places = ("seed", "num_paths", "metric", "path_length", "repeat")

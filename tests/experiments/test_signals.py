@@ -42,7 +42,7 @@ def test_the_first_signal_is_read_where_a_chunk_ends(place, number, capfd):
     err = capfd.readouterr().err
     assert "\nstopping after this chunk; again to stop at once\n" in err
     assert err.endswith("\ninterrupted: the same command again resumes\n")
-    assert signal.getsignal(number) is before and not progress.asked()
+    assert signal.getsignal(number) is before and not progress.stop_requested()
 
 
 def test_the_second_signal_ends_at_once_and_an_ignored_one_stays_ignored():
@@ -52,7 +52,7 @@ from experiments.lab import progress
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 with progress.stopping():
     signal.raise_signal(signal.SIGHUP)
-    assert not progress.asked()
+    assert not progress.stop_requested()
     signal.raise_signal(signal.SIGINT)
     print('once', flush=True)
     signal.raise_signal(signal.SIGTERM)

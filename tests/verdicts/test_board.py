@@ -18,8 +18,8 @@ FORBIDDEN = {"script", "iframe", "object", "embed", "link", "base", "form"}
 
 def answer(claimed, values, **fields):
     stated = verdicts.Statement("source", "text", "statistic", claimed, **fields)
-    rows = [claims.of_mean("key", f"setting {i}", v) for i, v in enumerate(values)]
-    (found,) = verdicts.answers_of({"key": stated}, rows)
+    rows = [claims.mean_row("key", f"setting {i}", v) for i, v in enumerate(values)]
+    (found,) = verdicts.answer_statements({"key": stated}, rows)
     return found
 
 
@@ -48,7 +48,7 @@ class Seen(HTMLParser):
 
 def hostile_page():
     stated = {HOSTILE: verdicts.Statement(HOSTILE, HOSTILE, HOSTILE, (0.0, 1.0))}
-    rows = [claims.of_mean(HOSTILE, HOSTILE, [0.1, 0.2, 0.3], why=HOSTILE)]
+    rows = [claims.mean_row(HOSTILE, HOSTILE, [0.1, 0.2, 0.3], why=HOSTILE)]
     made = verdicts.Section(
         name=HOSTILE,
         title=HOSTILE,
@@ -65,7 +65,7 @@ def hostile_page():
         details=HOSTILE,
         error=HOSTILE,
     )
-    answers = verdicts.answers_of(stated, rows)
+    answers = verdicts.answer_statements(stated, rows)
     return verdicts.render(HOSTILE, HOSTILE, [made], HOSTILE, answers, [HOSTILE])
 
 

@@ -168,12 +168,12 @@ def proved(
 def gaps(found: xr.Dataset) -> Iterator[str]:
     """Why curves have gaps: one line for each variant whose residuals are not known to the end."""
     for measure, why in REASONS.items():
-        for point, unknown in labelled.points(found[measure].isnull(), "seed", "layer"):
+        for point, unknown in labelled.iterate_points(found[measure].isnull(), "seed", "layer"):
             if lost := np.flatnonzero(unknown.any("layer")).tolist():
                 layer = unknown[lost[0]].values.argmax()
                 yield (
-                    f"{labelled.setting(point)}: no {measure} in {len(lost)} of {len(unknown)} "
-                    f"seeds, first in seed {lost[0]} from layer {layer}: {why}"
+                    f"{labelled.describe_point(point)}: no {measure} in {len(lost)} of "
+                    f"{len(unknown)} seeds, first in seed {lost[0]} from layer {layer}: {why}"
                 )
 
 
