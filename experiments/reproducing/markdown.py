@@ -60,7 +60,7 @@ def _section(section):
         parts += [f"![{section.title}]({paths[0]})", f"*{captions[0]}*"]
     parts.append(f"**The paper.** {section.claim}")
     if section.came_out:
-        parts.append(f"**What came out.** {section.came_out}")
+        parts.append(f"**Result.** {section.came_out}")
     if section.comparisons:
         numbers = f"results/{section.name}.csv"
         files[numbers] = table_of([vars(c) for c in section.comparisons])

@@ -100,7 +100,7 @@ def _paragraphs(section):
     said = {
         "": section.finding,
         "The paper: ": section.claim,
-        "What came out at full size: ": re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", section.came_out),
+        "Result at full size: ": re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", section.came_out),
     }
     error = f"<pre>{escape(section.error)}</pre>" if section.error else ""
     return "".join(f"<p><b>{k}</b>{escape(v)}</p>" for k, v in said.items() if v) + error
