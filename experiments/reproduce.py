@@ -26,8 +26,8 @@ from experiments.lab import cli
 from experiments.lab.experiment import describe_experiment, list_experiments
 from experiments.lab.flags import check_names
 from experiments.reproducing.results_page import write_markdown
-from experiments.reproducing.sections import PRESETS, answers_of, untested
-from experiments.reproducing.unfinished import page, run_experiments
+from experiments.reproducing.sections import PRESETS, answer_sections, list_untested
+from experiments.reproducing.unfinished import render_report, run_experiments
 from rank_collapse import runs
 
 EXPERIMENTS = list_experiments()  # in the order of the report
@@ -55,6 +55,7 @@ define("list", "only", [], f"Experiments to run, out of {', '.join(EXPERIMENTS)}
 
 
 def main(options: flags.FlagValues) -> int:
+    """Runs the experiments, and writes the report whenever one ends; returns 1 if one failed."""
     check_names(options, "only", EXPERIMENTS)
     folder = Path(options.output_dir or "results/reproduce")
     if options.run_name:
@@ -72,15 +73,15 @@ def main(options: flags.FlagValues) -> int:
     started, path = time.monotonic(), folder / "report.html"
 
     def show(sections: list[verdicts.Section]) -> None:
-        text = page(sections, options.preset, started, folder / options.preset)
+        text = render_report(sections, options.preset, started, folder / options.preset)
         runs.write_atomically(path, text.encode())
 
     print(f"report, written anew whenever an experiment ends: {path}", flush=True)
     sections = run_experiments(chosen, options, folder / options.preset, show)
-    answers = answers_of(sections)
+    answers = answer_sections(sections)
     for answer in answers:
         print(verdicts.answer_lines(answer))
-    for text in untested(answers, chosen):
+    for text in list_untested(answers, chosen):
         print(f"{'not tested':14s} {text}")
     failed = [s.name for s in sections if s.status != "done"]
     print(f"{verdicts.count_line(answers)}.")

@@ -326,7 +326,7 @@ def claims(results, cases):
             fell, apart = own[both] < fall, ends[other["name"]][both] >= fall
             why = f"those of {len(both)} seeds that fall without; "
             why += f"{np.sum(fell & apart)} fall only with"
-            yield make_row(key, case["name"], own[both][~apart], why=why)
+            yield make_row(key, case["name"], own[both][~apart], note=why)
         if variant in ORDERS:
             yield mean_row(ORDERS[variant], f"recurrent, {case['name']}", case["orders"])
 

@@ -200,7 +200,7 @@ def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
 
         found = executor.map(program, cells, most=most)[SEEDS]
         results = labelled.make_dataset(found, ("variant", "layer"), swept=("mlp_gain", "layer"))
-        for line in () if run.complete else gaps(results):
+        for line in () if run.summary else gaps(results):
             progress.say(line)
     return results.assign(local_rate=rates(results.log10_residual))
 

@@ -242,7 +242,7 @@ def claims(found, setup):
     where, shorter = f"{setup.config.depth} layers", found["log10_residual"].argmax(axis=1) - most
     return [
         make_row("chains", where, found["chain_slope"]),
-        make_row("short at first", where, shorter, why=f"most paths have length {most}"),
+        make_row("short at first", where, shorter, note=f"most paths have length {most}"),
     ]
 
 

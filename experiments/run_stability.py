@@ -122,17 +122,17 @@ def rows_of_design(design: str, found: ByCase) -> Iterator[Row]:
     if design in networks.LAW_OF:
         own = results.exponents(branches, results.share_sums(found))
         why = f"Σ β_ii² with the exponent {own.mean():.2f}"
-        yield mean_row(networks.LAW_OF[design], design, own, scale=place, why=why)
+        yield mean_row(networks.LAW_OF[design], design, own, scale=place, note=why)
     expected = results.exponents(branches, results.curve(found, "expected_change")).mean()
     why = {n: f"exponent {own.mean():.2f}" for n, own in slopes.items()}
     random = f"{why['random']}; the one law expects {expected:.2f}"
-    yield mean_row("independent updates", design, slopes["random"], scale=place, why=random)
+    yield mean_row("independent updates", design, slopes["random"], scale=place, note=random)
     if design == "deepnorm":
-        yield mean_row(design, design, slopes["sgd"], scale=place, why=why["sgd"])
+        yield mean_row(design, design, slopes["sgd"], scale=place, note=why["sgd"])
     over = results.ratios(changes["gradient"], results.curve(found, "gradient_bound"))
     along = f"{why['gradient']}, {over.min():.3g} to {over.max():.3g} times the bound"
     more = slopes["gradient"] - slopes["random"]
-    yield mean_row("gradient steps", design, more, why=along)
+    yield mean_row("gradient steps", design, more, note=along)
 
 
 def rows_of(found: dict[str, Any], configs: Any) -> Iterator[dict[str, Any]]:

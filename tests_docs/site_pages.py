@@ -175,11 +175,11 @@ def results(text: str) -> str:
     """docs/results.md with the counts of the answers, what came out as the experiments' pages have
     it, and a word where figures are of an earlier version."""
     _, _, rest = text.partition("\n\n## ")
-    text = f"# Results\n\n{results_page.intro()}\n\n## {rest}"
+    text = f"# Results\n\n{results_page.make_intro()}\n\n## {rest}"
     for name in list_experiments():
         place = rf"(results/{name}_0\.png\)(?:(?!\n## ).)*?\*\*Result\.\*\* )[^\n]*"
         if found := re.search(place, text, flags=re.DOTALL):
-            text = text.replace(found[0], found[1] + sections.came_out(name))
+            text = text.replace(found[0], found[1] + sections.read_result(name))
         captions = {
             c.replace("|", r"\|") for c in figure_captions(import_experiment(name).FIGURES).values()
         }
@@ -201,7 +201,7 @@ if __name__ == "__main__":
             path.write_text(with_badge(path, repository()), "utf-8")
     pages = {path: made(path.read_text("utf-8")) for path in DOCS.rglob("*.md")}
     pages[DOCS / "results.md"] = results((DOCS / "results.md").read_text("utf-8"))
-    pages[statements_page.PAGE] = statements_page.page(statements_page.known_answers())
+    pages[statements_page.PAGE] = statements_page.render_page(statements_page.read_answers())
     for path, text in pages.items():
         if path.read_text("utf-8") != text:
             print(path.relative_to(REPOSITORY))

@@ -57,7 +57,7 @@ def test_every_experiment_has_a_page():
         text = (DOCS / "experiments" / f"{page}.md").read_text("utf-8")
         assert re.search(r"\*\*The papers?\.\*\*", text)
         assert f"python -m experiments.{page}" in text
-        came_out = sections.came_out(page)  # which docs/results.md repeats
+        came_out = sections.read_result(page)  # which docs/results.md repeats
         links = re.findall(r"\]\(([^)#]+)", came_out)
         assert all((DOCS / link).exists() for link in links), "links in it begin with ../"
         results = (DOCS / "results.md").read_text("utf-8")

@@ -168,7 +168,7 @@ def claims(task: str, found: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
     """
     own, depth = accuracies(found), setup.recipe.config.depth
     below = below_text(own.fell_below)
-    yield from statement_rows("short suffice", own.carried - depth / 2, task, why=below)
+    yield from statement_rows("short suffice", own.carried - depth / 2, task, note=below)
     name, lengths = sampled_as(setup), path_lengths(setup.options)
     if name == "sampled" and 1 in lengths:
         sets = own[name].sel(num_paths=PUBLISHED_SIZE, path_length=slice(1, None), drop=True)
@@ -179,7 +179,7 @@ def claims(task: str, found: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
         falls = labelled.apply_along(
             functools.partial(slope, sets.path_length), sets, "path_length"
         )
-        yield from statement_rows("falls", falls.where(~lost), task, why=below_text(lost))
+        yield from statement_rows("falls", falls.where(~lost), task, note=below_text(lost))
     learned = own.sel(seed=own.learned)
     yield from statement_rows(
         "biases", (learned.offset - learned.baseline) / (learned.whole - learned.baseline), task

@@ -72,7 +72,7 @@ def check_resumed(name, here, there, elsewhere, monkeypatch):
     """A run that was stopped, and goes on, has found what one in another process has."""
     module, tiny = importlib.import_module(f"experiments.{name}"), arguments_of(name)
     command = f"experiments.{name}", *tiny, f"--output_dir={there}"
-    ended = elsewhere.submit(processes.run, *command).result()
+    ended = elsewhere.submit(processes.run_binary, *command).result()
     assert ended.code == 0, ended.printed
     with monkeypatch.context() as patch:
         stop_at_the_first_save(patch)
@@ -131,8 +131,8 @@ class Doubled:
 
     __doc__ = "What it is about.\n\n    python -m experiments.run_doubled"
 
-    def __init__(self, extra=lambda factor: {"input": factor}, asked=()):
-        self.FLAGS = cli.make_flags("doubled", num_seeds=3, asked=asked, shows="value")
+    def __init__(self, extra=lambda factor: {"input": factor}, selecting=()):
+        self.FLAGS = cli.make_flags("doubled", num_seeds=3, selecting=selecting, shows="value")
         cli.definer(self.FLAGS)("integer", "factor", 2, "Of the seeds.")
         self.FIGURES = experiment.name_figures(self.shown_figure, self.none_figure)
         self.computed, self.dtypes, self.extra = [], {}, extra
@@ -236,7 +236,7 @@ def test_what_the_flags_do_not_say_determines_the_folder_too(tmp_path, capsys):
 
 
 def test_a_folder_is_read_as_it_was_last_asked(tmp_path):
-    doubled = Doubled(extra=lambda factor: None, asked=("factor",))
+    doubled = Doubled(extra=lambda factor: None, selecting=("factor",))
     for factor in (3, 5):
         assert doubled.run(tmp_path, f"--factor={factor}") == 0
     assert experiment.read_run(doubled, tmp_path).points[0].setup == 5

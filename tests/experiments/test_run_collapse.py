@@ -58,7 +58,7 @@ def test_rows_figures_and_statements_are_of_the_arrays(base):
     assert free and not any(free)
     given = {row.key: row for row in run_collapse.claims(found, setup)}
     assert given["rate"].draws == 3
-    assert given["heads bound"].estimate == 0 and "cases" in given["heads bound"].why
+    assert given["heads bound"].estimate == 0 and "cases" in given["heads bound"].note
     assert given["skips"].estimate > 1
     ratio = saved["seeds/ratio/san_skip"]
     left = ratio[:, -1] / ratio[:, 0]

@@ -97,7 +97,7 @@ def test_an_interrupted_chunk_goes_on_behind_its_last_look(folder, tmp_path, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(training, "asked", lambda: True)  # to end: what there is, is saved
+        patched.setattr(training, "stop_requested", lambda: True)  # to end: what there is, is saved
         patched.setattr(RunFolder, "save_checkpoint", interrupted)
         assert run(binary, arguments, tmp_path) == 130
     assert run(binary, arguments, tmp_path) == 0

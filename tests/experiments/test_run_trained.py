@@ -242,7 +242,7 @@ def test_no_seed_is_left_out_but_of_findings_on_what_was_learned():
     found = made_of(seeds=5)
     found.whole.values[1] = 0.6
     rows = list(run_sort.claims(found, SETUP))
-    assert "1 of 5 draws have no number" in rows[0].why  # which may be on either side
+    assert "1 of 5 draws have no number" in rows[0].note  # which may be on either side
     draws = {row.key: row.draws for row in rows}
     assert draws == {"short suffice": 4, "one short": 5, "falls": 5, "biases": 4, "all of it": 4}
     biases = next(row for row in run_sort.claims(made_of(), SETUP) if row.key == "biases")

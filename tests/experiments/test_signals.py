@@ -50,7 +50,7 @@ def test_the_second_signal_ends_at_once_and_an_ignored_one_stays_ignored():
 import signal, time
 from experiments.lab import progress
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
-with progress.stopping():
+with progress.handle_signals():
     signal.raise_signal(signal.SIGHUP)
     assert not progress.stop_requested()
     signal.raise_signal(signal.SIGINT)
@@ -82,7 +82,7 @@ def test_the_second_signal_ends_a_computation_that_never_returns_to_python():
         "from experiments.lab import progress\n"
         "forever = lambda i: jax.lax.while_loop(lambda i: i >= 0, lambda i: (i + 1) % 9, i)\n"
         "compiled = jax.jit(forever).lower(0).compile()\n"
-        "with progress.stopping():\n"
+        "with progress.handle_signals():\n"
         "    print('ready', flush=True)\n"
         "    jax.block_until_ready(compiled(0))\n"
     )

@@ -52,7 +52,7 @@ def test_a_mean_in_a_range_and_draws_without_a_number():
     assert verdict(mean(near), (2.5, 3.5)) == "within"
     assert verdict(mean(near), (3.5, 4.5)) == "outside"
     found = mean([*near, None, math.nan])
-    assert found.draws == 3 and "2 of 5 draws have no number" in found.why
+    assert found.draws == 3 and "2 of 5 draws have no number" in found.note
     shown = claims.mean_row("key", "here", near, scale=lambda v: 2 * v)
     np.testing.assert_allclose(shown.interval(0.95), np.multiply(mean(near).interval(0.95), 2))
     assert shown.estimate == pytest.approx(6.00667, abs=1e-4)
@@ -82,12 +82,12 @@ def test_the_share_of_draws_in_a_range():
     assert verdict(share([0.7] * 3), half) == "undecided"
     assert verdict(share([math.inf, -math.inf] * 4), half) == "undecided"
     found = share([0.7] * 7 + [0.0])
-    assert found.estimate == 7 / 8 and found.why == "7 of 8; values 0 to 0.7"
+    assert found.estimate == 7 / 8 and found.note == "7 of 8; values 0 to 0.7"
     wanted = stats.binomtest(7, 8).proportion_ci(0.95, method="wilson")
     assert found.interval(0.95) == pytest.approx(tuple(wanted))
     # what is not known may be on either side
     unknown = share([0.7] * 7 + [None])
-    assert unknown.estimate == 1 and "1 of 8 draws have no number" in unknown.why
+    assert unknown.estimate == 1 and "1 of 8 draws have no number" in unknown.note
     all_of_it = stats.binomtest(8, 8).proportion_ci(0.95, method="wilson")
     assert unknown.interval(0.95) == pytest.approx((wanted.low, all_of_it.high))
     lost = share([0.7] * 6 + [math.nan] * 12)
@@ -104,7 +104,7 @@ def test_one_case_against_it_decides_a_theorem():
     ):
         row = claims.cases_row("key", "here", count, total, draws)
         assert verdict(row, claims.NO_CASE) == wanted
-    assert "no case" in row.why
+    assert "no case" in row.note
     rows = [claims.cases_row("key", str(n), n, 1000, 8) for n in (0, 0, 1)]
     assert answer(*rows, claimed=claims.NO_CASE, always=True).answer == FAILS
     assert answer(*rows, claimed=claims.NO_CASE).answer == IN_PART
@@ -220,7 +220,7 @@ def test_a_curve_among_draws():
     assert verdict(of_curve(rng.normal(size=5).cumsum(), draws)) == "within"
     apart = draws.mean(axis=0) + np.array([0, 0, 0, 30, 0])
     found = of_curve(apart, draws)
-    assert verdict(found) == "outside" and "p = 0.048 with 20 draws" in found.why
+    assert verdict(found) == "outside" and "p = 0.048 with 20 draws" in found.note
     # the smallest p that 20 draws can give is none among 12 curves; that of 240 is
     twelve = claims.judge_rows([found] * 12, ABOVE)
     assert {j.verdict for j in twelve} == {"undecided"} and not twelve[0].interval.known
@@ -236,7 +236,7 @@ def test_a_curve_among_draws():
     assert verdict(of_curve(np.zeros(5), flat, 1e-3)) == "within"
     # draws as far as the curve count as farther
     tied = of_curve(np.ones(1), np.repeat([-1.0, 1.0], [10, 9])[:, None])
-    assert tied.why == "p = 1 with 19 draws"
+    assert tied.note == "p = 1 with 19 draws"
 
 
 CURVES = {  # laws of 240 draws and one more, by layer
@@ -275,5 +275,5 @@ def test_a_row_of_no_statement_is_refused():
 
 
 def test_rows_of_other_runs_count_in_the_joint_level():
-    (found,) = claims.judge_rows([mean(UP)], ABOVE, beside=4)
+    (found,) = claims.judge_rows([mean(UP)], ABOVE, num_elsewhere=4)
     assert found.interval == mean(UP).interval(0.99)

@@ -155,6 +155,7 @@ def sweep_figure(found: xr.Dataset, swept: str) -> Figure | None:
     if found.sizes[swept] == 1:
         return None
     ratio = first(found, swept).ratio.stack(network=("norm_placement", "variant"))
+    colors = figures.shades(ratio.sizes[swept])
     fig, axes = labelled.plot_facets(
         ratio,
         hue=swept,
@@ -164,7 +165,7 @@ def sweep_figure(found: xr.Dataset, swept: str) -> Figure | None:
         width=3.0,
         height=2.7,
         sharey=True,
-        style=lambda index, count: {"color": figures.shades(count)[index], "marker": ""},
+        style=lambda index, count: {"color": colors[index], "marker": ""},
     )
     for ax, (norm, variant) in zip(axes.flat, ratio.network.values, strict=False):
         ax.set_title(labelled.describe_point({"variant": variant, "norm_placement": norm}))
