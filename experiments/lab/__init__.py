@@ -1,1 +1,1 @@
-"""The lab of all experiments: flags, run folders, seeds in chunks, processes, tables and figures."""
+"""The lab of all experiments: flags, run folders, chunks of seeds, processes, tables, figures."""
