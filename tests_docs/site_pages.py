@@ -51,7 +51,7 @@ def measures() -> str:
     for name, m in MEASURES.items():
         alarm = f"{'above' if m.alarm.above else 'below'} {m.alarm.value:g}" if m.alarm else ""
         rows.append((f"`{name}`", m.needs, m.meaning, m.source, m.cost, alarm))
-    columns = ("measure", "of", "what it says", "source", "cost", "check a run")
+    columns = ("measure", "input", "meaning", "source", "cost", "alarm")
     return table(columns, rows)
 
 
