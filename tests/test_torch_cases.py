@@ -261,7 +261,7 @@ def test_threads_make_and_close_watches():
 
     def train():
         try:
-            for _ in range(10):
+            for _ in range(3):
                 model = Layers()
                 watched, optimizer = watch(model, 1), torch.optim.SGD(model.parameters(), 0.1)
                 for _ in range(2):
