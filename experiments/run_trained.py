@@ -123,7 +123,7 @@ EXPERIMENT = Experiment(
     },
     needs="trained",
 )
-FIGURES = by_name(figures.trained_figure, figures.residuals_figure)
+FIGURES = by_name(figures.trained_figure, figures.residuals_figure, figures.path_lengths_figure)
 
 
 def identity(setup: Setup) -> dict[str, str]:

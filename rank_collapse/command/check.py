@@ -27,7 +27,9 @@ from rank_collapse.command import checkpoint, inputs
 from rank_collapse.command.checkpoint import ALONE, NETWORKS, OF_ATTENTION, READ, WHOLE, Checked
 from rank_collapse.measures.profiles import rounding_of
 from rank_collapse.measures.table import MEASURES
+from rank_collapse.pretrained.path_lengths import tabulate_lengths
 from rank_collapse.report import figures, page as page_html
+from rank_collapse.report.path_lengths import path_length_figure
 from rank_collapse.runs.drawn import drawn
 
 MEANING = {
@@ -106,13 +108,18 @@ def page(checks: Sequence[Checked], command: str) -> str:
 
 def section(one: Checked, name: str, command: str) -> report.Section:
     """A checkpoint's part of the page."""
+    folded = {
+        "How long are the paths?": tabulate_lengths(one.length_laws),
+        "Massive activations": one.spike_rows(),
+        "Measures": [*map(meaning_row, one.layers())],
+    }
     return report.Section(
         name=name,
         title=one.opened.name,
         body=page_html.table_of(headline_rows(one)),
         figures=[(drawn(figure)[".png"], caption) for figure, caption in figures_of(one)],
         table=layer_rows(one),
-        folded=[("Measures", page_html.table_of([*map(meaning_row, one.layers())]))],
+        folded=[(title, page_html.table_of(rows)) for title, rows in folded.items() if rows],
         command=command,
     )
 
@@ -158,8 +165,10 @@ def figures_of(one: Checked) -> list[tuple[figures.Figure, str]]:
             "where that is above 1/2, the residual ratio is of one token. Bands over texts.",
         ),
         (
-            by_path_length(one.report.path_size),
-            "Share of the size ‖C_k‖ of all paths of length k, exact sums; bands over texts.",
+            path_length_figure(one.length_laws),
+            "How long are the paths? Each path counted once; weighted by the share of each layer's "
+            "attention branch in the stream (rollout); and by the size ‖C_k‖ of the exact sum over "
+            "all paths of length k. Bands over texts. `rank-collapse depth` adds the loss.",
         ),
         (
             of_attention(one),
@@ -190,16 +199,6 @@ def by_layer(one: Checked):
     spikes.set(ylim=(0, 1.05), title="largest token's share")
     spikes.axhline(0.5, color="#9A9A9A", lw=1)
     figures.finish((ratios, spikes), "layer")
-    return fig
-
-
-@figures.styled
-def by_path_length(sizes: np.ndarray):
-    """Share of the size of all paths by length, from their sizes [b, L + 1]."""
-    shown = {"": {"": sizes / sizes.sum(axis=1, keepdims=True)}}
-    labels = {"xlabel": "path length k", "ylabel": "share of Σ ‖C_k‖"}
-    fig, axes = figures.curves(shown, width=6.5, height=3.0, **labels)
-    axes[0, 0].set_ylim(bottom=0)
     return fig
 
 

@@ -17,6 +17,7 @@ from rank_collapse import __version__, pretrained
 from rank_collapse.command.inputs import MAX_TOKENS, NUM_TEXTS, Inputs, Opened
 from rank_collapse.measures.profiles import Profile, rounding_of
 from rank_collapse.measures.table import MEASURES
+from rank_collapse.pretrained.path_lengths import BY_NORM, mean_lengths, tabulate_lengths
 from rank_collapse.pretrained.streaming import State
 from rank_collapse.runs import files
 from rank_collapse.runs.drawn import check_drawing
@@ -39,6 +40,7 @@ LAST_ALONE = f"residual ratio after the last layer, {ALONE}"
 COLLAPSED = MEASURES["residual_ratio"].alarm.value
 FIRST_LAYER = f"first layer below {COLLAPSED:g}, {ALONE}"
 MOST_TOKENS = 10**6
+MAX_SPIKES = 8  # rows of the list of massive activations
 
 SOURCE = (
     "checkpoint folder as Hugging Face saves it, hf:NAME or hf:NAME@REVISION, or one of "
@@ -68,6 +70,8 @@ class Checked(NamedTuple):
             "numbers": self.numbers(),
             "upper_bounds": sorted(self.upper_bounds()),
             "one_token": self.of_one_token(),
+            "path_lengths": tabulate_lengths(self.length_laws),
+            "spikes": self.spike_rows(),
         }
 
     def ratio(self, network: str, layer: int) -> float:
@@ -94,6 +98,30 @@ class Checked(NamedTuple):
             means[label] = np.insert(self.attention(measure).mean(axis=0), 0, np.nan)
         return means
 
+    @property
+    def length_laws(self) -> dict[str, np.ndarray]:
+        """Returns the laws of the path length by weighting, [b, L + 1] each."""
+        return self.report.length_laws(self.opened.source.config.num_heads)
+
+    def spike_rows(self) -> list[dict[str, Any]]:
+        """List the largest massive activations, one row for each text, token and feature.
+
+        Returns:
+            At most `MAX_SPIKES` rows, by falling ratio: text, token, feature, the layers where the
+            entry stands out, and its value at the layer where its ratio to the median is largest.
+        """
+        rows: dict[tuple[int, int, int], dict[str, Any]] = {}
+        for text, text_spikes in enumerate(self.report.spikes):
+            for spike in text_spikes:  # by falling ratio: the first of an entry is its largest
+                place = {"text": text, "token": spike.token, "feature": spike.feature}
+                row = rows.setdefault(tuple(place.values()), place | {"layers": []})
+                row["layers"].append(spike.layer)
+                row.setdefault("value", spike.value)
+                row.setdefault("times the median", spike.ratio)
+        largest = sorted(rows.values(), key=lambda row: -row["times the median"])[:MAX_SPIKES]
+        layers = [f"{min(row['layers'])} to {max(row['layers'])}" for row in largest]
+        return [row | {"layers": text} for row, text in zip(largest, layers, strict=True)]
+
     def attention(self, measure: str) -> np.ndarray:
         """[b, L], means over heads."""
         return self.report.attention[measure].mean(axis=-1)
@@ -112,7 +140,7 @@ class Checked(NamedTuple):
             FINAL: self.ratio(READ, -1),
             LAST_ALONE: self.ratio(ALONE, -1),
             FIRST_LAYER: report.collapsed_at("SAN"),
-            "mean path length, by size": report.mean_path_length(),
+            "mean path length, by size": mean_lengths(self.length_laws)[BY_NORM],
         }
         return numbers | {f"{text}, mean": mean for text, mean in means.items()}
 

@@ -16,7 +16,9 @@ from typing import Any
 
 from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
+from rank_collapse.pretrained.path_lengths import tabulate_lengths
 from rank_collapse.pretrained.used_depth import DepthReport, depth_report
+from rank_collapse.report import page as page_html
 from rank_collapse.runs.drawn import drawn
 
 
@@ -38,12 +40,20 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     layers, sentence = measured.by_layer(), verdict(measured)
     about = checkpoint.describe(one, batch, command) | {"verdict": sentence}
     about |= {"used": as_dicts(measured.used), "lengths": as_dicts(measured.lengths)}
-    about["layers"] = layers
+    about |= {"path_lengths": tabulate_lengths(measured.length_laws), "layers": layers}
 
     def make_files(out: Path) -> dict[Path, bytes]:
         rows = [*_counted(measured.used, "layers"), *_counted(measured.lengths, "heads on a path")]
         figure = (drawn(measured.figure())[".png"], "By layer; bands over texts.")
-        section = report.Section("depth", one.name, about["command"], figures=[figure], table=rows)
+        lengths = tabulate_lengths(measured.length_laws)
+        section = report.Section(
+            "depth",
+            one.name,
+            about["command"],
+            figures=[figure],
+            table=rows,
+            folded=[("How long are the paths?", page_html.table_of(lengths))],
+        )
         intro = f"{sentence} {batch.counts}: {batch.made}"
         page = report.render(f"Depth used by {one.name}", intro, [section])
         numbers = json.dumps(checkpoint.plain(about), indent=1) + "\n"

@@ -15,8 +15,9 @@ from jaxtyping import Array, Float
 from rank_collapse.measures.arrays import as_array, namespace
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import as_mask
+from rank_collapse.network.measured.influence import branch_share
 from rank_collapse.network.parameters import TransformerParams, layer_params
-from rank_collapse.network.residual import layer_gains, residual_specs, summands
+from rank_collapse.network.residual import layer_gains, residual_specs
 from rank_collapse.network.transformer import Trace
 
 
@@ -73,12 +74,7 @@ def branch_shares(
 
     def compute_layer(index, gains, stream, branch, sublayer):
         spec = residual_specs(layer_params(params, config, index), config, gains)[sublayer]
-        stream, branch = summands(spec, stream, branch)
-        kept = jnp.linalg.norm(stream, axis=-1) if spec.skip else 0.0
-        added = jnp.linalg.norm(branch, axis=-1)
-        total = kept + added
-        shares = jnp.where(total == 0, 0.0, added / jnp.where(total == 0, 1.0, total))
-        return jnp.mean(shares, where=is_counted)
+        return jnp.mean(branch_share(spec, stream, branch), where=is_counted)
 
     indices = jnp.arange(config.depth)
     shares = {

@@ -30,6 +30,7 @@ from rank_collapse.pretrained.lazy import Unembedding
 from rank_collapse.pretrained.lens import LensPass, lens_measures
 from rank_collapse.pretrained.next_token import losses_by_length, losses_of, targets_of
 from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
+from rank_collapse.pretrained.path_lengths import compute_length_laws, mean_lengths
 from rank_collapse.pretrained.streaming import Group, State, stream
 
 STATES = ("residual_ratio", "token_cosine", "effective_rank", "spike_norm", "spike_share")
@@ -85,11 +86,13 @@ class DepthReport:
         measures: {name: [b, L], [b, L + 1] or [b, L, L]}, see `depth_report`.
         used: {name: `DepthUsed`}, of the means over examples.
         lengths: {name: `PathLength`}, likewise.
+        length_laws: {weighting: [b, L + 1]}, of `path_lengths.compute_length_laws`.
     """
 
     measures: Mapping[str, np.ndarray]
     used: Mapping[str, DepthUsed]
     lengths: Mapping[str, PathLength]
+    length_laws: Mapping[str, np.ndarray]
 
     def by_layer(self) -> dict[str, np.ndarray]:
         """{name: [L + 1]}, means over examples by layer or path length, NaN where there is none;
@@ -105,7 +108,8 @@ class DepthReport:
         """All of it by layer, as a matplotlib figure; bands over texts."""
         from rank_collapse.report.depth import depth_figure
 
-        return depth_figure(self.measures)
+        needed = self.lengths["paths, loss"].length
+        return depth_figure(self.measures, self.length_laws, needed)
 
     @property
     def depth(self) -> int:
@@ -123,6 +127,8 @@ class DepthReport:
         lines += [line(name, one.layers, one) for name, one in self.used.items()]
         lines.append(f"heads on a path, of {self.depth} at most:")
         lines += [line(name, one.length, one) for name, one in self.lengths.items()]
+        means = mean_lengths(self.length_laws).items()
+        lines.append(f"  mean length: {', '.join(f'{name} {mean:.1f}' for name, mean in means)}")
         known = {name: one.layers for name, one in self.used.items() if one.layers is not None}
         least, most = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
         if known[least] < known[most]:
@@ -148,7 +154,7 @@ def depth_report(
 
     lens_kl, lens_overlap        of X^l after the final norm: `lens.lens_measures`
     frozen_kl, frozen_overlap    the same with the norm's statistics of the last state
-    {attention,mlp,layer}_cosine, attention_ratio, mlp_ratio, block_influence
+    {attention,mlp,layer}_cosine, attention_ratio, mlp_ratio, attention_share, block_influence
                                  branch and stream: `rc.network.layer_influence`
     angle, last_angle            of every two states, [b, L + 1, L + 1]
     error, cosine, later, later_most
@@ -205,7 +211,9 @@ def depth_report(
         lens = lens_measures(unembedding, measured["lens"][:, states], output, exists)
         measures |= {f"{name}_{measure}": values for measure, values in lens.items()}
     measures = {name: np.asarray(values) for name, values in measures.items()}
-    return DepthReport(measures, *depth_used(measures, by_length["loss"]))
+    shares, sizes = measures["attention_share"], measures["path_size"]
+    laws = compute_length_laws(source.config.num_heads, shares, sizes)
+    return DepthReport(measures, *depth_used(measures, by_length["loss"]), laws)
 
 
 def depth_used(

@@ -15,6 +15,7 @@ from experiments.paper.trained.chains import ChainPass
 from rank_collapse import pretrained
 from rank_collapse.measures.attention import first_column
 from rank_collapse.measures.norms import composite_norm
+from rank_collapse.network.measured.influence import attention_share
 from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.passes import Each, States
 from rank_collapse.paths.chains import measured_sizes
@@ -134,21 +135,25 @@ def whole(source: Any, inputs: Mapping[str, Any], chunk: int, num_paths: int) ->
 def paths(source: Any, task: Task, lengths: Sequence[int], chunk: int) -> dict[str, np.ndarray]:
     """Losses and shares of right tokens by the longest path, frozen and recomputed.
 
-    Also log10 ‖res C_k‖_{1,∞} of the sum of all paths of each length, frozen.
+    Also log10 ‖res C_k‖_{1,∞} and ‖C_k‖_{1,∞} of the sum of all paths of each length, frozen, and
+    each layer's share λ_l of attention in the stream.
     """
     depth = source.config.depth
     lengths = [k for k in lengths if k <= depth]
-    passes = [("sums", LengthPass(source.biased))]
+    passes = [("sums", LengthPass(source.biased)), ("share", Each(attention_share))]
     passes += [(f"up to {k}", TruncatedPass(k)) for k in lengths]
     own = pretrained.stream(source, task.inputs, {"": Group(tuple(passes))}, chunk=chunk)[""]
-    sums, keep = own.pop("sums"), task.inputs["mask"]
-    _, rest = jax.vmap(lambda a, m: measured_sizes(a, mask=m))(sums.by_length, keep)
+    sums, share, keep = own.pop("sums"), own.pop("share"), task.inputs["mask"]
+    log10_size, rest = jax.vmap(lambda a, m: measured_sizes(a, mask=m))(sums.by_length, keep)
     frozen = np.asarray(sums.up_to())[:, lengths]
     states = [sums.output[:, None], frozen, np.stack(list(own.values()), axis=1)]
     loss, right = task.losses(source, np.concatenate(states, axis=1))
     count = len(lengths)
     found = {"paths/lengths": np.tile(lengths, (len(loss), 1))}
     found["paths/log10_residual"] = np.asarray(rest).reshape(len(loss), -1, depth + 1).mean(axis=1)
+    means = {"attention_share": share, "path_size": 10 ** np.asarray(log10_size, np.float64)}
+    for name, values in means.items():
+        found[f"paths/{name}"] = values.reshape(len(loss), -1, values.shape[1]).mean(axis=1)
     for name, values in {"loss": loss, "right": right}.items():
         found[f"paths/{name}"] = values[:, 0]
         found[f"paths/{name}_frozen"] = values[:, 1 : 1 + count]

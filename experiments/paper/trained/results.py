@@ -11,6 +11,7 @@ from experiments.lab.statements import row_of
 from experiments.paper.trained.measure import VARIANTS
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row, of_cases
+from rank_collapse.pretrained.path_lengths import compute_length_laws
 from rank_collapse.report.intervals import Interval, mean_interval, share_interval
 
 LOSS, RIGHT = 0.05, 0.02  # nats, share of tokens: within which short paths suffice
@@ -55,6 +56,10 @@ def scalars(found: Found, config: rc.TransformerConfig) -> dict[str, np.ndarray]
     if "paths/loss" not in found:
         return numbers
     counts = np.array(rc.count_paths(config.depth, config.num_heads), float)
+    laws = length_laws(found, config)
+    lengths = np.arange(config.depth + 1)
+    numbers |= {f"mean path length, {name}": law @ lengths for name, law in laws.items()}
+    numbers["path length that the loss needs"] = needed_lengths(found)
     numbers["length of most paths"] = np.full(len(entry), counts.argmax())
     numbers["length of the largest residual"] = found["paths/log10_residual"].argmax(axis=1)
     for name, text in {"loss": "loss, nats", "right": "share of right tokens"}.items():
@@ -64,6 +69,24 @@ def scalars(found: Found, config: rc.TransformerConfig) -> dict[str, np.ndarray]
             for k, own in zip(found["paths/lengths"][0], values, strict=True):
                 numbers[f"{text}, up to {k} heads, {kind}"] = own
     return numbers
+
+
+def length_laws(found: Found, config: rc.TransformerConfig) -> dict[str, np.ndarray]:
+    """Computes {weighting: [b, L + 1]}, the share of each path length."""
+    shares, sizes = found["paths/attention_share"], found["paths/path_size"]
+    return compute_length_laws(config.num_heads, shares, sizes)
+
+
+def needed_lengths(found: Found) -> np.ndarray:
+    """Returns the least measured k from which on paths of up to k heads have the loss, [b].
+
+    Within `LOSS` nats, attention frozen; NaN where the longest measured paths do not suffice.
+    """
+    lengths = found["paths/lengths"][0]
+    is_far = np.abs(found["paths/loss_frozen"] - found["paths/loss"][:, None]) >= LOSS
+    after_last_far = is_far.shape[1] - np.argmax(is_far[:, ::-1], axis=1)
+    first = np.where(is_far.any(axis=1), after_last_far, 0)
+    return np.append(lengths, np.nan)[first]
 
 
 def interval_of(name: str, values: np.ndarray) -> Interval:

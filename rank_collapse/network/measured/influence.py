@@ -17,7 +17,7 @@ from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, States, Walked, run
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.residual import summands
+from rank_collapse.network.residual import ResidualSpec, summands
 from rank_collapse.network.transformer import forward
 from rank_collapse.network.walk import Layer
 
@@ -42,6 +42,8 @@ def layer_influence(
                       over X^l itself where there is no skip
     mlp_ratio         the same of the MLP, [L], the stream after attention; without MLP absent
                       (both: Csordás et al. 2025, relative norms of the contributions)
+    attention_share   ‖a_i‖/(‖x_i‖ + ‖a_i‖) of the same two vectors, [L]; 1 without a skip
+                      (arXiv 2602.16837): `rc.path_length_law` of it is the rollout's path length
     attention_cosine  cos of the same two vectors, [L]: below 0 the branch removes what the stream
                       holds, near 0 it writes something new, above 0 it amplifies
     mlp_cosine        the same of the MLP, [L]
@@ -123,6 +125,32 @@ def settled(enough: Any) -> Int[Array, "*s"]:
     return jnp.sum(jnp.cumprod(enough[..., ::-1], axis=-1)[..., ::-1] == 0, axis=-1)
 
 
+def branch_share(
+    spec: ResidualSpec, stream: Float[Array, "n d"], branch: Float[Array, "n d"]
+) -> Float[Array, "n"]:
+    """Compute each token's ‖a_i‖/(‖x_i‖ + ‖a_i‖), the share of a branch in the sum it joins.
+
+    x is the stream with the skip's gain, a the branch with its gain and its own norm. The share is
+    1 without a skip, and 0 where both are 0.
+
+    Args:
+        spec: Of the sublayer.
+        stream: The stream before it.
+        branch: The branch's output, as a trace has it.
+    """
+    stream, branch = summands(spec, stream, branch)
+    added = jnp.linalg.norm(branch, axis=-1)
+    total = added + (jnp.linalg.norm(stream, axis=-1) if spec.skip else 0.0)
+    return jnp.where(total == 0, 0.0, added / jnp.where(total == 0, 1.0, total))
+
+
+def attention_share(layer: Layer, x: Any, seen: Any) -> Float[Array, ""]:
+    """Measure the mean `branch_share` of a layer's attention over the tokens that exist."""
+    passage = seen.passages["attention"]
+    share = branch_share(passage.spec, passage.state, passage.part)
+    return _mean(share, layer.inputs.token_mask)
+
+
 @dataclasses.dataclass(frozen=True)
 class InfluencePass(States):
     """`layer_influence` layer by layer, which keeps the states of all layers."""
@@ -132,7 +160,7 @@ class InfluencePass(States):
     def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The state after the layer, and its ratios."""
         mask = layer.inputs.token_mask
-        measures = {}
+        measures = {"attention_share": attention_share(layer, x, seen)}
         for kind, p in seen.passages.items():
             if kind != "cross":
                 stream, part = summands(p.spec, p.state, p.part)
