@@ -59,7 +59,9 @@ PANELS = {
 
 @figures.styled
 def depth_figure(
-    measures: Mapping[str, np.ndarray], length_laws: Mapping[str, np.ndarray], needed_length: float | int
+    measures: Mapping[str, np.ndarray],
+    length_laws: Mapping[str, np.ndarray],
+    needed_length: float | int,
 ) -> Figure:
     """Plot what each layer of a language model is used for, and how long its paths are.
 

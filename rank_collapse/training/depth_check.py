@@ -187,8 +187,10 @@ def depth_check(
         training: `Training()` by default.
 
     Raises:
-        ValueError: A text of fewer bytes than tokens.
+        ValueError: Depths of which fewer than two differ, or a text of fewer bytes than tokens.
     """
+    if len(set(depths)) < len(depths) or len(depths) < 2:
+        raise ValueError(f"depths={tuple(depths)} are not two or more different numbers of layers")
     training = training or Training()
     letters = bytes_of(text or default_text(), training.tokens)
     base = byte_model(min(depths), base_width, training.tokens)

@@ -157,22 +157,22 @@ def log_roll_out(
     first_norm = lone_norm(params.embedding.norm, "layer", made.norm_eps)
 
     def linear(state, w, b):
-        return ops.renormalise(
-            state.mean @ w + b, (state.rest @ w)[None], state.log_scale[None], keep
+        return ops.renormalise_parts(
+            state.mean @ w + b, (state.residual @ w)[None], state.log_scale[None], keep
         )
 
     def network(state):
         state = linear(state, params.embedding.w_in, params.embedding.b_in)
-        state = ops.norm(first_norm, state, keep)
+        state = ops.apply_norm(first_norm, state, keep)
         return linear(walk_through(algebra, state, params, prepared, config), *classifier)
 
     def advance(state, _):
         out = network(state)
         after = out
         if skip:
-            parts = jnp.stack([out.rest, state.rest])
+            parts = jnp.stack([out.residual, state.residual])
             scales = jnp.stack([out.log_scale, state.log_scale])
-            after = ops.renormalise(out.mean + state.mean, parts, scales, keep)
+            after = ops.renormalise_parts(out.mean + state.mean, parts, scales, keep)
         return after, _log10_distance(out)
 
     with jax.default_matmul_precision("highest"):
@@ -182,5 +182,5 @@ def log_roll_out(
 
 
 def _log10_distance(state):
-    apart = jnp.linalg.norm(state.rest[0] - state.rest[1])
+    apart = jnp.linalg.norm(state.residual[0] - state.residual[1])
     return (state.log_scale + jnp.log(apart)) / math.log(10)

@@ -172,7 +172,7 @@ class CubicAttention(tangent.Tangents):
             use = layer.index <= self.first
             branch_input = jax.tree.map(lambda a, b: jnp.where(use, a, b), given, branch_input)
         query, key, value = (
-            jnp.einsum("nd,hdk->hnk", branch_input.rest, w)
+            jnp.einsum("nd,hdk->hnk", branch_input.residual, w)
             for w in (params.w_q, params.w_k, params.w_v)
         )
         width = math.sqrt(score_width(layer.config))
@@ -180,5 +180,5 @@ class CubicAttention(tangent.Tangents):
         covariance = jnp.einsum("hnk,hnv->hkv", key, value) / factor
         rest = jnp.einsum("hnk,hkv,hvd->nd", query, covariance, params.w_o)
         return LogState(
-            tangent.attended(params, branch_input.mean), rest, 3 * branch_input.log_scale
+            tangent.attend_equal_tokens(params, branch_input.mean), rest, 3 * branch_input.log_scale
         ), None

@@ -94,7 +94,7 @@ def log_residual_figure(found: xr.Dataset, setup: Any) -> Figure:
 
 def local_rate_figure(found: xr.Dataset, setup: Any) -> Figure:
     """Local rate of the logarithms: 3 is doubly exponential collapse, 1 exponential or none."""
-    label = "local rate\n" + r"$\log\|\mathrm{res}(X^{l})\| \,/\, \log\|\mathrm{res}(X^{l-1})\|$"
+    label = "local rate\n" + r"$(y_l - y_{l-1}) / (y_{l-1} - y_{l-2}), y = \log\|\mathrm{res}\|$"
     fig, axes = by_variant(first(found).local_rate, ylabel=label, width=3.6, height=2.8)
     for ax in axes[0]:
         for level, text in ((3.0, "3: doubly exponential"), (1.0, "1: exponential or none")):

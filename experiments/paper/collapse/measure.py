@@ -178,8 +178,14 @@ def gaps(found: xr.Dataset) -> Iterator[str]:
 
 
 def rates(profile: xr.DataArray) -> xr.DataArray:
-    """Local rates: NaN at layer 0, and where a logarithm is about to pass 0 and a rate means
-    nothing."""
+    """Compute `rc.local_rate` at layers 2 .. L; NaN where it means nothing.
+
+    That is before layer 2, and where the logarithm before is not yet beyond ±1 or of another sign.
+    """
     before = profile.shift(layer=1)
-    meaningful = (abs(before) > 1) & (before * profile > 0) & np.isfinite(profile)
-    return (profile / before).where(meaningful)
+    has_rate = (abs(before) > 1) & (before * profile > 0) & np.isfinite(profile)
+    by_layer = profile.transpose(..., "layer")
+    padding = [(0, 0)] * (profile.ndim - 1) + [(2, 0)]
+    with np.errstate(invalid="ignore"):  # -inf less -inf
+        rate = np.pad(rc.local_rate(by_layer.values), padding, constant_values=np.nan)
+    return by_layer.copy(data=rate).where(has_rate).transpose(*profile.dims)

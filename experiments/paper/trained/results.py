@@ -20,9 +20,8 @@ Found = Mapping[str, np.ndarray]  # Arrays [texts, ...] of one network, by name
 
 
 def rate(log10_residual: np.ndarray) -> np.ndarray:
-    """Change of log‖res‖ in the last layer over that in the layer before, [b]."""
-    change = np.diff(np.asarray(log10_residual, np.float64), axis=1)
-    return change[:, -1] / change[:, -2]
+    """Compute `rc.local_rate` at the last layer, [b]."""
+    return rc.local_rate(np.asarray(log10_residual, np.float64))[:, -1]
 
 
 def chain_slope(found: Found) -> np.ndarray:
