@@ -92,7 +92,7 @@ def checkpoint_report(
     passes = {
         "states": states,
         "read": dataclasses.replace(states, tokens="read"),
-        "sums": LengthPass(getattr(source, "biased", True)),
+        "sums": LengthPass(),
         "attention": Each(attention_measures),
         "share": Each(attention_share),
         "hidden": States(),

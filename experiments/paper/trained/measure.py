@@ -140,7 +140,7 @@ def paths(source: Any, task: Task, lengths: Sequence[int], chunk: int) -> dict[s
     """
     depth = source.config.depth
     lengths = [k for k in lengths if k <= depth]
-    passes = [("sums", LengthPass(source.biased)), ("share", Each(attention_share))]
+    passes = [("sums", LengthPass()), ("share", Each(attention_share))]
     passes += [(f"up to {k}", TruncatedPass(k)) for k in lengths]
     own = pretrained.stream(source, task.inputs, {"": Group(tuple(passes))}, chunk=chunk)[""]
     sums, share, keep = own.pop("sums"), own.pop("share"), task.inputs["mask"]
