@@ -197,7 +197,7 @@ def trained_figure(results, options):
         accuracy.plot([x - 0.07, x + 0.07], 2 * [np.mean(values)], color="black", lw=1.2)
         if name != "dot":
             mean, ends = mean_of(ahead(results, name)[:, i])
-            figures.interval(less, i + 0.18 * (index - 2), mean, ends, label, index)
+            figures.draw_interval(less, i + 0.18 * (index - 2), mean, ends, label, index)
     less.axhline(0, color="#555555", lw=0.9, ls="--")
     labels = "accuracy of letters after training", "accuracy less that of dot products"
     for ax, label in zip((accuracy, less), labels, strict=True):

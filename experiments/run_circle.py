@@ -181,7 +181,7 @@ def shares_figure(results, cases):
         for index, (label, (count, total)) in enumerate(counts.items()):
             shown, ends = f"{label}, {total} seeds", wilson_interval(count, total)
             x = i + 0.16 * index
-            figures.interval(ax, x, count / total, ends, None if i else shown, index)
+            figures.draw_interval(ax, x, count / total, ends, None if i else shown, index)
         labels = [textwrap.fill(in_words(own), 11) for own in variants]
         ax.set_xticks(range(len(variants)), labels, fontsize=8)
         ax.set(title=f"width {width}", ylim=(-0.04, 1.04), xlim=(-0.5, len(variants) - 0.4))
@@ -249,7 +249,7 @@ def trajectories_figure(results, cases):
     one did. Where two panels are alike, the MLP or the published network changes nothing."""
     found = known(results)
     places = [(width, variant) for variant, width in found]
-    fig, axes, own = figures.grid(places, width=2.8, height=2.9)
+    fig, axes, own = figures.place_grid(places, width=2.8, height=2.9)
     angle = np.linspace(0, 2 * np.pi, 200)
     for ax, ((variant, width), case) in zip(own, found.items(), strict=True):
         fell = case["fell"]
@@ -282,7 +282,7 @@ def distance_figure(results, cases):
     drawn there. Pure attention falls within some ten steps, a skip makes the fall exponential."""
     found = known(results)
     places = [(width, variant) for variant, width in found]
-    fig, axes, own = figures.grid(places, width=2.8, height=2.2, sharex=True, sharey=True)
+    fig, axes, own = figures.place_grid(places, width=2.8, height=2.2, sharex=True, sharey=True)
     for ax, ((variant, width), case) in zip(own, found.items(), strict=True):
         for fallen, index in ((False, 7), (True, 0)):
             lines = np.maximum(case["distance"][case["fell"] == fallen], 1e-9)

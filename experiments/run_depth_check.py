@@ -35,7 +35,7 @@ from experiments.verdicts.page import Comparison
 from rank_collapse.report.intervals import slope
 from rank_collapse.text.tokens import read_texts
 from rank_collapse.text.words import default_text
-from rank_collapse.training.depth_check import Training, byte_model, bytes_of, trained
+from rank_collapse.training.depth_check import Training, byte_model, text_bytes, train_network
 from rank_collapse.training.depth_rules import RULES
 from rank_collapse.watch.coord_check import MEANING, coordinates_figure
 
@@ -84,7 +84,7 @@ def setup_of(options: Any) -> Setup:
     training = Training(steps=options.steps, batch=options.batch_size, tokens=tokens)
     config = byte_model(options.depth, options.d_model, tokens)
     source = "the package's text" if path is None else "/".join(Path(path).parts[-2:])
-    return Setup(config, training, bytes_of(text, tokens), source)
+    return Setup(config, training, text_bytes(text, tokens), source)
 
 
 def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
@@ -98,7 +98,7 @@ def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
     def one(key: Any, floats: Any) -> dict[str, jax.Array]:
         rule, rate, decay = floats
         own = setup.training.replace(rate=rate, weight_decay=decay)
-        return trained(key, setup.text, setup.config, rule, own)
+        return train_network(key, setup.text, setup.config, rule, own)
 
     with Executor(options, run, f"L={options.depth}, d={options.d_model}") as executor:
         found = executor.measure(one, cells)[""]

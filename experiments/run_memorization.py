@@ -139,7 +139,7 @@ def labelled_texts(options: Flags, tokens, mask, rows, key) -> dict:
     labelled = memorization.make_examples(key, tokens, mask, options.num_labels)
     data = {"train": labelled, "eval": labelled.first(options.n_eval_data)}
     if rows is not None:
-        data |= {"train": examples.pack(labelled, rows), "texts": labelled}
+        data |= {"train": examples.pack_examples(labelled, rows), "texts": labelled}
     return data
 
 

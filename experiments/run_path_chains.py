@@ -196,7 +196,7 @@ def path_chains_figure(found, setup):
     fig, axes = figures.figure(1, 2, sharey=True)
     for ax, (name, title) in zip(axes[0], CHAINS.items(), strict=True):
         values = np.swapaxes(found[name], 0, 1).reshape(setup.config.depth, -1)
-        figures.boxes(ax, found["length"][1:], values)
+        figures.draw_boxes(ax, found["length"][1:], values)
         ax.set(yscale="log", xlabel="path length", title=title)
     symbol = r"$\|\mathrm{res}(P_{path})\|_{1,\infty}\,/\,\|P_{path}\|_{1,\infty}$"
     axes[0, 0].set_ylabel(f"residual ratio of the product\n{symbol}")
@@ -230,7 +230,7 @@ def path_lengths_figure(found, setup):
     sizes.set(ylabel=label, title="all paths of one length", ylim=limits)
     shares.set(ylabel="share of all lengths", title="counted and weighed")
     errors.set(yscale="log", ylabel="relative error", title="a sum estimated from few paths")
-    figures.finish((sizes, shares, errors), "path length")
+    figures.finish_axes((sizes, shares, errors), "path length")
     for ax in (sizes, shares, errors):
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
     return fig

@@ -103,13 +103,13 @@ def share_figure(cells, setup):
     """Share of seeds whose loss is not finite or whose network still guesses after training, with
     95 % intervals (Wilson)."""
     depths, names = values_of(cells, "depth"), values_of(cells, "design")
-    fig, axes, own = figures.grid([(0, cell.warmup) for cell in cells], sharey=True)
+    fig, axes, own = figures.place_grid([(0, cell.warmup) for cell in cells], sharey=True)
     for ax, (cell, found) in zip(own, cells.items(), strict=True):
         place, index = names.index(cell.design), depths.index(cell.depth)
         fails, x = found["failed"], place + 0.13 * (index - (len(depths) - 1) / 2)
         ends = wilson_interval(int(fails.sum()), len(fails))
         label = None if place else f"{cell.depth} layers"
-        figures.interval(ax, x, fails.mean(), ends, label, index)
+        figures.draw_interval(ax, x, fails.mean(), ends, label, index)
         ax.set_xticks(range(len(names)), map(words, names))
         limits = {"ylim": (-0.05, 1.05), "xlim": (-0.6, len(names) - 0.4)}
         ax.set(title=f"warm-up of {cell.warmup} steps", **limits)
@@ -124,7 +124,7 @@ def loss_figure(cells, setup):
     places = list(dict.fromkeys((cell.warmup, cell.depth) for cell in cells))
     size = {"width": 4.2, "height": 3.1} if len(places) == 1 else {"width": 3.0, "height": 2.6}
     places = [(cell.warmup, cell.depth) for cell in cells]
-    fig, axes, own = figures.grid(places, **size, sharex=True, sharey=True)
+    fig, axes, own = figures.place_grid(places, **size, sharex=True, sharey=True)
     names = values_of(cells, "design")
     for ax, (cell, found) in zip(own, cells.items(), strict=True):
         steps = designs.STEPS_PER_EPOCH * (0.5 + np.arange(found["losses"].shape[1]))
@@ -168,7 +168,7 @@ def inside_figure(cells, setup):
     least = min(cell.warmup for cell in cells)
     shown, names = [cell for cell in cells if cell.warmup == least], values_of(cells, "design")
     places = [(cell.depth, label) for cell in shown for label in BY_LAYER]
-    fig, axes, own = figures.grid(places, width=3.5, height=2.6, sharey="col")
+    fig, axes, own = figures.place_grid(places, width=3.5, height=2.6, sharey="col")
     every = itertools.product(shown, BY_LAYER.items())
     for ax, (cell, (label, measure)) in zip(own, every, strict=True):
         index, layers = names.index(cell.design), np.arange(1, cell.depth + 1)

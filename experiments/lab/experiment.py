@@ -300,7 +300,7 @@ def summary_of(shown: Shown) -> dict[str, Any]:
     for row in shown.claims:
         named = {n: getattr(row, n) for n in ("key", "setting", "draws", "estimate", "why")}
         interval = row.interval(0.95)
-        statements.append(named | {"interval": [*interval] if interval.known else []})
+        statements.append(named | {"interval": [*interval] if interval.is_finite else []})
     return {"statements": statements, "compared": [vars(row) for row in shown.comparisons]}
 
 

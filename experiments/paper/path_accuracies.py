@@ -206,7 +206,7 @@ def ranks_figure(found: xr.Dataset, setup: TrainedTask):
         for index, name in enumerate(names):
             own = ranks.sel(measure=name)
             figures.band(ax, own.layer, own, name.replace("_", " "), index)
-    figures.finish(list(axes[0]), "layer")
+    figures.finish_axes(list(axes[0]), "layer")
     fig.suptitle(setup.title)
     return fig
 

@@ -135,7 +135,7 @@ def standing(known: Rows, found: Sequence[tuple[Row, Mapping[str, Any]]]) -> Row
 
 
 def _row(statement: Statement, found: Judged, run: Mapping[str, Any]) -> dict[str, Any]:
-    low, high = found.interval if found.interval.known else (None, None)
+    low, high = found.interval if found.interval.is_finite else (None, None)
     return {
         "statement": found.row.key,
         "setting": found.row.setting,

@@ -19,7 +19,7 @@ from rank_collapse.network.inputs import input_states
 from rank_collapse.network.measured import updates
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import Ensemble, Hyper, Model, Recipe
-from rank_collapse.training.recipe import config_of
+from rank_collapse.training.recipe import run_config
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.training import batch_forward
 
@@ -59,7 +59,7 @@ def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str,
     """
 
     def measure(model, data, hyper, _):
-        config, held_out = config_of(recipe, hyper), data["eval"]
+        config, held_out = run_config(recipe, hyper), data["eval"]
 
         def loss(model):
             logits = batch_forward(model, held_out, config)

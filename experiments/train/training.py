@@ -27,7 +27,7 @@ from rank_collapse.runs.files import damaged
 from rank_collapse.runs.states import flatten, unflatten
 from rank_collapse.training import Ensemble, Hyper, Recipe, Trained, dump_models
 from rank_collapse.training.models import init_model
-from rank_collapse.training.recipe import check_hyper, config_of
+from rank_collapse.training.recipe import check_hyper, run_config
 from rank_collapse.training.tasks.examples import Examples
 
 ALONE = "results"  # the part of the arrays of a run that trains one network
@@ -318,11 +318,11 @@ def training_of(
     recipe, monitored = setup.recipe, "monitor" in options and options.monitor
 
     def measured_of(model, data, hyper, key):
-        own = dataclasses.replace(recipe, config=config_of(recipe, hyper))
+        own = dataclasses.replace(recipe, config=run_config(recipe, hyper))
         return measure(dataclasses.replace(setup, recipe=own), model, data, key)
 
     def watch(model, data, hyper, _):
-        config, found = config_of(recipe, hyper), {}
+        config, found = run_config(recipe, hyper), {}
         if setup.curves:
             found["curves"] = path_accuracy.whole_model(model, data["eval"], config, setup.metrics)
         if monitored:
@@ -380,7 +380,7 @@ def weights_file(setup: TrainedTask, weights: Mapping[str, np.ndarray]) -> bytes
     """A file of weights {name: [s, ...]}, as `rank_collapse.training.load_models` reads it."""
     keys = jax.random.split(jax.random.key(0), len(next(iter(weights.values()))))
     like = jax.eval_shape(jax.vmap(lambda key: init_model(key, setup.recipe)), keys)
-    config = config_of(setup.recipe, arguments.hyper(setup.options, setup.floats))
+    config = run_config(setup.recipe, arguments.hyper(setup.options, setup.floats))
     return dump_models(config, unflatten(weights, like, "the run"))
 
 

@@ -15,6 +15,5 @@ from experiments.verdicts.page import (
 from experiments.verdicts.wording import (
     answer_lines as answer_lines,
     count_line as count_line,
-    number as number,
     span as span,
 )

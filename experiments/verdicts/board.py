@@ -18,7 +18,7 @@ from experiments.verdicts.wording import (
     span,
     standing,
 )
-from rank_collapse.report.page import escape, wide
+from rank_collapse.report.page import escape_html, wrap_wide
 
 STEP, LABELS = 13, 18  # pixels: from row to row, and what the labels of the axis take
 EDGE = 0.06  # of the axis beyond the farthest value
@@ -45,13 +45,13 @@ def board(answers: Sequence[Answer], untested: Sequence[str] = ()) -> str:
     rows = "".join(statement(answer) for answer in answers)
     left = "".join(
         f'<div class="statement"><p><span class="answer not-tested">{NOT_TESTED}</span> '
-        f"{escape(said)}</p></div>"
+        f"{escape_html(said)}</p></div>"
         for said in untested
     )
     return (
         f'<p class="counts">{counts}</p>'
-        f"<p>{escape(count_line(answers))}</p>"
-        f"<details><summary>How they are judged</summary><p>{escape(JOINTLY)}</p></details>"
+        f"<p>{escape_html(count_line(answers))}</p>"
+        f"<details><summary>How they are judged</summary><p>{escape_html(JOINTLY)}</p></details>"
         f"<details><summary>All statements</summary>{rows}{left}</details>"
     )
 
@@ -61,19 +61,19 @@ def statement(answer: Answer) -> str:
     s, axis = answer.statement, axis_of(answer)
     claimed = f"Claimed range: {range_text(s.claimed)}." if s.claimed else ""
     rows = "".join(
-        f"<tr><td>{escape(j.row.setting)}</td><td>{forest(answer, [j], axis)}</td>"
-        f'<td class="number">{escape(span(j))}; {escape(note(j.row))}</td>'
+        f"<tr><td>{escape_html(j.row.setting)}</td><td>{forest(answer, [j], axis)}</td>"
+        f'<td class="number">{escape_html(span(j))}; {escape_html(note(j.row))}</td>'
         f'<td class="{_class(j.verdict)}">{"" if answer.answer == FINDING else j.verdict}</td></tr>'
         for j in answer.rows
     )
     return (
         f'<details class="statement"><summary>'
-        f'<span class="answer {_class(answer.answer)}">{escape(answer.answer)}</span>'
-        f'<span>{escape(s.text)} <span class="source">{escape(s.source)}. '
-        f"{escape(standing(answer))}</span></span>"
+        f'<span class="answer {_class(answer.answer)}">{escape_html(answer.answer)}</span>'
+        f'<span>{escape_html(s.text)} <span class="source">{escape_html(s.source)}. '
+        f"{escape_html(standing(answer))}</span></span>"
         f"<span>{forest(answer, answer.rows, axis, labels=True)}"
-        f'<span class="small">{escape(quantity(s))}</span></span></summary>'
-        f"<div><p>{escape(claimed)}</p>{wide(f'<table>{rows}</table>')}</div></details>"
+        f'<span class="small">{escape_html(quantity(s))}</span></span></summary>'
+        f"<div><p>{escape_html(claimed)}</p>{wrap_wide(f'<table>{rows}</table>')}</div></details>"
     )
 
 
@@ -137,7 +137,7 @@ def forest(answer: Answer, rows: Sequence[Judged], axis: Axis, *, labels: bool =
                 f'<text x="{place:.2f}%" y="{height + LABELS - 4}" text-anchor="{anchor}">'
                 f"{value:.3g}</text>"
             )
-    name = escape(
+    name = escape_html(
         f"{answer.statement.statistic}: " + "; ".join(f"{j.row.setting} {span(j)}" for j in rows)
     )
     return (
@@ -149,9 +149,10 @@ def forest(answer: Answer, rows: Sequence[Judged], axis: Axis, *, labels: bool =
 def _row(judged, axis, y, answer):
     verdict = "finding" if answer == FINDING else judged.verdict
     parts = [
-        f"<title>{escape(judged.row.setting)}: {escape(span(judged))} {escape(verdict)}</title>"
+        f"<title>{escape_html(judged.row.setting)}: {escape_html(span(judged))} "
+        f"{escape_html(verdict)}</title>"
     ]
-    if judged.interval.known:
+    if judged.interval.is_finite:
         low, high = (axis.place(v) for v in judged.interval)
         parts.append(f'<line x1="{low:.2f}%" x2="{high:.2f}%" y1="{y}" y2="{y}"/>')
     x = f"{axis.place(judged.row.estimate):.2f}%"
@@ -166,4 +167,4 @@ def _row(judged, axis, y, answer):
 
 
 def _class(words):
-    return escape(words).replace(" ", "-")
+    return escape_html(words).replace(" ", "-")

@@ -121,7 +121,7 @@ def of_mean(
     @cache
     def interval(level):
         found = mean_interval(known, level)
-        return Interval(*map(scale, found)) if found.known else found
+        return Interval(*map(scale, found)) if found.is_finite else found
 
     estimate = scale(math.fsum(known) / len(known)) if known else None
     return Row(key, setting, len(known), estimate, interval, _joined(reasons))
@@ -245,7 +245,7 @@ def of_curve(key: str, setting: str, curve: Any, draws: Any, resolution: float =
         return Interval(p - refused, p - refused) if refused else Interval()
 
     found = interval(1 - ERROR)
-    estimate = found.low if found.known else None
+    estimate = found.low if found.is_finite else None
     return Row(key, setting, n, estimate, interval, f"p = {p:.2g} with {n} draws")
 
 

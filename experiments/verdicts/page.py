@@ -10,7 +10,7 @@ from experiments.verdicts.claims import Answer, Row
 from experiments.verdicts.style import STYLE
 from experiments.verdicts.wording import counts
 from rank_collapse import report
-from rank_collapse.report.page import escape, image, number, wide
+from rank_collapse.report.page import embed_png, escape_html, format_number, wrap_wide
 
 UNFINISHED = ("waiting", "running")
 
@@ -68,8 +68,10 @@ def render(
 
 def comparison_line(row: Comparison) -> str:
     """ "whole model: 0.98, beside 0.9; note"."""
-    beside = "" if row.published is None else f", beside {number(row.published)}"
-    return f"{row.quantity}: {number(row.measured)}{beside}" + (f"; {row.note}" * bool(row.note))
+    beside = "" if row.published is None else f", beside {format_number(row.published)}"
+    return f"{row.quantity}: {format_number(row.measured)}{beside}" + (
+        f"; {row.note}" * bool(row.note)
+    )
 
 
 def _shown(section, answers):
@@ -93,7 +95,7 @@ def _status(section):
     if section.status == "done":
         return ""
     kind = "small" if section.status in UNFINISHED else "failed"
-    return f' <span class="{kind}">{escape(section.status)}</span>'
+    return f' <span class="{kind}">{escape_html(section.status)}</span>'
 
 
 def _paragraphs(section):
@@ -102,8 +104,8 @@ def _paragraphs(section):
         "The paper: ": section.claim,
         "What came out at full size: ": re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", section.came_out),
     }
-    error = f"<pre>{escape(section.error)}</pre>" if section.error else ""
-    return "".join(f"<p><b>{k}</b>{escape(v)}</p>" for k, v in said.items() if v) + error
+    error = f"<pre>{escape_html(section.error)}</pre>" if section.error else ""
+    return "".join(f"<p><b>{k}</b>{escape_html(v)}</p>" for k, v in said.items() if v) + error
 
 
 def _statements(section, answers):
@@ -121,14 +123,15 @@ def _comparisons(comparisons):
     head = f"<tr><th>quantity</th><th>measured</th>{beside}<th></th></tr>"
     rows = "".join(_row(c, compared) for c in comparisons)
     title = "Numbers" + ", beside published ones" * compared
-    yield title, wide(f"<table>{head}{rows}</table>")
+    yield title, wrap_wide(f"<table>{head}{rows}</table>")
 
 
 def _row(c, compared):
-    beside = f'<td class="number">{escape(number(c.published))}</td>' * compared
+    beside = f'<td class="number">{escape_html(format_number(c.published))}</td>' * compared
     return (
-        f'<tr><td>{escape(c.quantity)}</td><td class="number">{escape(number(c.measured))}</td>'
-        f"{beside}<td>{escape(c.note)}</td></tr>"
+        f"<tr><td>{escape_html(c.quantity)}</td>"
+        f'<td class="number">{escape_html(format_number(c.measured))}</td>'
+        f"{beside}<td>{escape_html(c.note)}</td></tr>"
     )
 
 
@@ -141,9 +144,9 @@ def _findings(sections):
     """A card for each section with a finding: its picture, the sentence, and a link to it; as wide
     as two where the picture is."""
     cards = "".join(
-        f'<a class="card{" broad" * _is_broad(s.picture)}" href="#{escape(s.name)}">'
-        f"{image(s.picture, s.finding)}"
-        f'<p>{escape(s.finding)}</p><p class="small">{escape(s.title)}</p></a>'
+        f'<a class="card{" broad" * _is_broad(s.picture)}" href="#{escape_html(s.name)}">'
+        f"{embed_png(s.picture, s.finding)}"
+        f'<p>{escape_html(s.finding)}</p><p class="small">{escape_html(s.title)}</p></a>'
         for s in sections
         if s.finding and s.picture
     )

@@ -33,7 +33,7 @@ def between(found: tuple[float, Interval], digits: int = 3) -> str:
     """A mean with its interval where it is known, "0.123 (0.100 to 0.200)", from `mean_of`."""
     mean, (low, high) = found
     text = f"{mean:.{digits}f}"
-    return f"{text} ({low:.{digits}f} to {high:.{digits}f})" if found[1].known else text
+    return f"{text} ({low:.{digits}f} to {high:.{digits}f})" if found[1].is_finite else text
 
 
 def log10(values: Any) -> np.ndarray:

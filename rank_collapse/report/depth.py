@@ -79,7 +79,7 @@ def depth_figure(
                 layers = np.arange(depth + 1 - values.shape[1], depth + 1)
                 figures.band(ax, layers, values, label, index)
         ax.set(title=title, ylabel=ylabel, yscale="log" if logarithmic else "linear")
-        figures.finish([ax], "layer" if title != "loss" else "layer, or path length k")
+        figures.finish_axes([ax], "layer" if title != "loss" else "layer, or path length k")
     ax = axes.flat[len(PANELS)]
     later = measures["later"].mean(axis=0)
     edges = np.arange(depth + 1) + 0.5

@@ -23,7 +23,7 @@ def plot_length_laws(
     if needed_length is not None:
         ax.axvline(needed_length, color="#555555", linestyle="--", label="the loss needs")
     ax.set(title="how long are the paths?", ylabel="share of paths", ylim=(0, None))
-    figures.finish([ax], "path length: number of heads")
+    figures.finish_axes([ax], "path length: number of heads")
 
 
 @figures.styled

@@ -18,7 +18,7 @@ from experiments.train.training import Training
 from experiments.verdicts.claims import judged
 from rank_collapse.report.intervals import wilson_interval
 from rank_collapse.runs.seeds import seed_keys
-from rank_collapse.training.recipe import Hyper, Recipe, config_of
+from rank_collapse.training.recipe import Hyper, Recipe, run_config
 from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.training import batch_forward, init_state
 
@@ -125,7 +125,7 @@ def test_measured_before_training_as_by_hand(folder, x64):
 
     @jax.jit
     def loss(model):
-        logits = batch_forward(model, data["eval"], config_of(recipe, hyper))
+        logits = batch_forward(model, data["eval"], run_config(recipe, hyper))
         picked = jnp.take_along_axis(logits, data["eval"].labels[..., None], axis=-1)[..., 0]
         return jnp.mean(jnp.log(jnp.sum(jnp.exp(logits), axis=-1)) - picked)
 

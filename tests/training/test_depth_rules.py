@@ -253,7 +253,7 @@ def test_the_distance_from_linear_is_of_first_order_in_the_step():
 @pytest.mark.full
 def test_one_program_for_each_depth(monkeypatch):
     """Rules and rates are traced: three rules at two depths trace the training twice."""
-    traced, own = [], built_in.trained
+    traced, own = [], built_in.train_network
 
     def counted(*arguments):
         traced.append(1)

@@ -136,7 +136,7 @@ def bounds_and_constant_figure(found: xr.Dataset, setup: Any) -> Figure | None:
             below.axhline(theorem, linestyle=":", **shown)
     above.set(ylabel="powers of ten above what is bounded", title="bounds of one layer")
     below.set(ylabel=r"$\Lambda_l = \log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$", title="3^l law")
-    figures.finish([above, below], "layer")
+    figures.finish_axes([above, below], "layer")
     return fig
 
 
