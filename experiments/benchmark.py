@@ -17,18 +17,18 @@ import jax
 from absl import flags
 
 from experiments.benchmarks import monitoring, paths, profiles, training
-from experiments.benchmarks.timing import show
+from experiments.benchmarks.timing import print_report
 from experiments.lab import cli
 from experiments.lab.flags import check_names
 
 # Each is a function of the flags that gives a `timing.Report`.
 BENCHMARKS = {
-    "collapse_sweep": profiles.collapse_sweep,
-    "log_profile": profiles.log_profile,
-    "exact_paths": paths.exact_paths,
-    "head_contributions": paths.head_contributions,
-    "recomputed_paths": paths.recomputed_paths,
-    "monitor": monitoring.monitor,
+    "collapse_sweep": profiles.time_collapse_sweep,
+    "log_profile": profiles.time_log_profile,
+    "exact_paths": paths.time_exact_paths,
+    "head_contributions": paths.time_head_contributions,
+    "recomputed_paths": paths.time_recomputed_paths,
+    "monitor": monitoring.time_monitor,
 } | {f"train_{name}": partial(training.time_training, name) for name in training.CASES}
 
 FLAGS = cli.bare_flags()
@@ -40,6 +40,7 @@ define("integer", "rounds", 5, "Timed rounds.", lower_bound=1)
 
 
 def main(options: flags.FlagValues) -> int:
+    """Runs the benchmarks of --benchmark; returns 1 if a figure is above its limit."""
     check_names(options, "benchmark", BENCHMARKS)
     device = jax.devices()[0]
     machine = {
@@ -53,7 +54,7 @@ def main(options: flags.FlagValues) -> int:
     failures = []
     for name in options.benchmark:
         print(f"\n{name}")
-        failures += [f"{name}: {text}" for text in show(BENCHMARKS[name](options))]
+        failures += [f"{name}: {text}" for text in print_report(BENCHMARKS[name](options))]
     for failure in failures:
         print(f"over the limit: {failure}")
     return 1 if failures else 0

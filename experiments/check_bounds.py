@@ -25,12 +25,12 @@ import numpy as np
 
 from experiments.lab import cli, vocabulary
 from experiments.lab.executor import Executor
-from experiments.lab.experiment import Experiment, Shown, by_name, open_run
+from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags, check_names
 from experiments.lab.folder import RunFolder
 from experiments.paper.bounds.draws import CASES, FREE, Case, climb, single_draw, two_heads
 from experiments.verdicts import Comparison
-from experiments.verdicts.claims import of_cases
+from experiments.verdicts.claims import cases_row
 from rank_collapse.report import figures
 
 BLOCK = 50  # draws that a device vmaps over
@@ -69,7 +69,7 @@ define("integer", "seed", 0, "Base seed.", lower_bound=0)
 define("list", "cases", [case.name for case in CASES], "Kinds of networks, tokens x width x heads.")
 define("integer", "ascent_steps", 400, "Steps of gradient ascent.", lower_bound=0)
 vocabulary.define(FLAGS, seed_chunk=0)
-vocabulary.numbers(
+vocabulary.define_numbers(
     FLAGS,
     "sizes",
     [256, 1024, 4096, 16384, 40000, 200000],
@@ -212,7 +212,7 @@ def claims(found, cases):
         ("heads bound", "random networks", "published_stack", "published_stack"),
     )
     return [
-        of_cases(key, where, total[f"{what}_violations"], total[f"{among}_cases"], total["draws"])
+        cases_row(key, where, total[f"{what}_violations"], total[f"{among}_cases"], total["draws"])
         for key, where, what, among in rows
     ]
 
@@ -258,7 +258,7 @@ EXPERIMENT = Experiment(
         "tiny": "--num_draws=4 --cases=3x4x2 --ascent_steps=1",
     },
 )
-FIGURES = by_name(tightness_figure, construction_figure)
+FIGURES = name_figures(tightness_figure, construction_figure)
 
 
 def main(options: Flags) -> Shown:

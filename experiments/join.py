@@ -21,8 +21,8 @@ import numpy as np
 
 from experiments.lab import cli, pool, vocabulary
 from experiments.lab.experiment import Shown
-from experiments.lab.flags import ONE_VALUE, Flags, config_of, options_of, saved_config
-from experiments.lab.folder import RunFolder, read_summary
+from experiments.lab.flags import ONE_VALUE, Flags, make_config, read_flags
+from experiments.lab.folder import RunFolder, read_config, read_summary
 from rank_collapse.runs.files import damaged
 
 FLAGS = cli.bare_flags(Flags("join"))
@@ -54,7 +54,7 @@ def main(options: Flags) -> Shown:
     whole.output_dir, whole.overwrite = options.output_dir, options.overwrite
     arrays = {}
     for place in whole.points():
-        config = config_of(place)
+        config = make_config(place)
         for point in points:
             if all(point.config[flag] == config[flag] for flag in whole.axes):
                 arrays |= {place.prefix + name: array for name, array in point.arrays.items()}
@@ -71,7 +71,7 @@ def common_module(folders: Sequence[Path]) -> ModuleType:
     for one, other in itertools.combinations(folders, 2):
         if one.resolve() == other.resolve():
             raise ValueError(f"{other} is there twice")
-    names = {folder: saved_config(folder).get("experiment") for folder in folders}
+    names = {folder: read_config(folder).get("experiment") for folder in folders}
     first = names[folders[0]]
     for folder, name in names.items():
         if name != first:
@@ -86,12 +86,12 @@ def parts_of(flag_values: Flags, folder: Path) -> list[Part]:
         RunError: The run is not complete, damaged, or of another version.
     """
     read_summary(folder)
-    config = saved_config(folder)
+    config = read_config(folder)
     arrays = RunFolder(folder, config, read_only=True).arrays
-    points = options_of(copy.deepcopy(flag_values), folder, {}).points()
+    points = read_flags(copy.deepcopy(flag_values), folder, {}).points()
     parts = []
     for point in points:
-        own = {name: v for name, v in (config | config_of(point)).items() if name != "axes"}
+        own = {name: v for name, v in (config | make_config(point)).items() if name != "axes"}
         start = point.prefix
         parts.append(
             Part(own, {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)})
@@ -132,7 +132,7 @@ def whole_options(flag_values: Flags, folder: Path, configs: Sequence[Mapping[st
     Raises:
         ValueError: Points differ in what is no axis, or are no grid.
     """
-    whole = options_of(flag_values, folder, {})
+    whole = read_flags(flag_values, folder, {})
     for name in SEEDS:
         if name in configs[0]:
             whole[name].value = configs[0][name]

@@ -23,14 +23,14 @@ from absl import flags
 
 from experiments import verdicts
 from experiments.lab import cli
-from experiments.lab.experiment import experiment_of, experiments_of
+from experiments.lab.experiment import describe_experiment, list_experiments
 from experiments.lab.flags import check_names
 from experiments.reproducing.results_page import write_markdown
-from experiments.reproducing.sections import PRESETS, answers_of, untested
-from experiments.reproducing.unfinished import page, run_experiments
+from experiments.reproducing.sections import PRESETS, answer_sections, list_untested
+from experiments.reproducing.unfinished import render_report, run_experiments
 from rank_collapse import runs
 
-EXPERIMENTS = experiments_of()  # in the order of the report
+EXPERIMENTS = list_experiments()  # in the order of the report
 
 FLAGS = cli.make_flags("reproduce")
 define = cli.definer(FLAGS)
@@ -61,7 +61,7 @@ def main(options: flags.FlagValues) -> int:
         folder = folder / options.run_name
     chosen = [name for name in EXPERIMENTS if name in options.only]
     for name in () if options.only else EXPERIMENTS:
-        if Path(needed := experiment_of(name).needs).is_dir():
+        if Path(needed := describe_experiment(name).needs).is_dir():
             chosen.append(name)
         else:
             print(f"skipped: {name} needs the folder {needed}: `--help` says how to get it")
@@ -72,15 +72,15 @@ def main(options: flags.FlagValues) -> int:
     started, path = time.monotonic(), folder / "report.html"
 
     def show(sections: list[verdicts.Section]) -> None:
-        text = page(sections, options.preset, started, folder / options.preset)
+        text = render_report(sections, options.preset, started, folder / options.preset)
         runs.write_atomically(path, text.encode())
 
     print(f"report, written anew whenever an experiment ends: {path}", flush=True)
     sections = run_experiments(chosen, options, folder / options.preset, show)
-    answers = answers_of(sections)
+    answers = answer_sections(sections)
     for answer in answers:
         print(verdicts.answer_lines(answer))
-    for text in untested(answers, chosen):
+    for text in list_untested(answers, chosen):
         print(f"{'not tested':14s} {text}")
     failed = [s.name for s in sections if s.status != "done"]
     print(f"{verdicts.count_line(answers)}.")

@@ -21,13 +21,13 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.lab import cli
-from experiments.lab.experiment import Experiment, Finding, Shown, by_name, open_run
+from experiments.lab.experiment import Experiment, Finding, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
-from experiments.lab.statements import row_of
+from experiments.lab.statements import make_row
 from experiments.paper.architectures.models import NAMES, Model, identity, measure_all, models_of
 from experiments.verdicts import Comparison
-from experiments.verdicts.claims import ERROR, Row, of_curve
-from experiments.verdicts.statistics import log10, power_law_wins
+from experiments.verdicts.claims import ERROR, Row, curve_row
+from experiments.verdicts.statistics import clipped_log10, power_law_wins
 from rank_collapse.network.surgery import ABLATIONS, READINGS
 from rank_collapse.pretrained import PUBLISHED, Target, published_curves, published_targets
 from rank_collapse.pretrained.published import READ_OFF
@@ -173,15 +173,15 @@ def claims(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> list[Row]:
             ours = found.by_seed("init", variant)
             if ours is not None:
                 row = (f"{label}, {variant}", curve[1:], ours[:, 1:], READ_OFF)
-                compared.append(of_curve("curves", *row))
+                compared.append(curve_row("curves", *row))
         bare, skips = (found.by_seed("init", name) for name in ("SAN", "SAN+skip"))
         if bare is None:
             continue
         rows += [
-            row_of("collapse", label, 1 - bare[:, -1] / bare[:, 0]),
-            row_of("skips stop", label, skips[:, -1] / skips[:, 0]),
-            row_of("law of the fall", label, power_law_wins(skips)),
-            row_of("skips", label, log10(skips[:, -1]) - log10(bare[:, -1])),
+            make_row("collapse", label, 1 - bare[:, -1] / bare[:, 0]),
+            make_row("skips stop", label, skips[:, -1] / skips[:, 0]),
+            make_row("law of the fall", label, power_law_wins(skips)),
+            make_row("skips", label, clipped_log10(skips[:, -1]) - clipped_log10(bare[:, -1])),
         ]
     fewest = len(compared) / ERROR
     return [row for row in compared if row.draws + 1 >= fewest] + rows
@@ -291,7 +291,7 @@ EXPERIMENT = Experiment(
         "tiny": "--models=albert-base-v2 --num_texts=2 --max_tokens=8",
     },
 )
-FIGURES = by_name(collapse_figure) | figures_of(PUBLISHED)
+FIGURES = name_figures(collapse_figure) | figures_of(PUBLISHED)
 
 
 def main(options: Flags) -> Shown:

@@ -25,16 +25,16 @@ import numpy as np
 
 from experiments.lab import cli, labelled, vocabulary
 from experiments.lab.executor import Executor
-from experiments.lab.experiment import Experiment, Shown, by_name, open_run
+from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
-from experiments.lab.statements import row_of
+from experiments.lab.statements import make_row
 from experiments.note.attention_forms.measure import FORMS, LAWS, MEASURES, make_measure
 from experiments.train import arguments
 from experiments.train.sorting import sorting_setup
 from experiments.train.training import TrainedTask, diverged, model_files, results_of, whole_model
 from experiments.verdicts import Comparison
-from experiments.verdicts.statistics import between, log10, mean_of
+from experiments.verdicts.statistics import clipped_log10, format_interval, mean_with_interval
 from rank_collapse.report import figures
 
 SOURCE, WIDTH = "Vaswani et al. 2017, section 3.2.1", r"width of queries and keys $d_k$"
@@ -53,7 +53,7 @@ for name, default, text in (
     ("d_k", [2**i for i in range(1, 11)], "Widths of random queries and keys."),
     ("trained_d_k", [4, 32, 256], "Widths at which networks are trained."),
 ):
-    vocabulary.numbers(FLAGS, name, default, text, lower_bound=1)
+    vocabulary.define_numbers(FLAGS, name, default, text, lower_bound=1)
 define = cli.definer(FLAGS)
 define("integer", "num_queries", 64, "Random queries, and as many keys.", lower_bound=2)
 text = "Largest weight from which a row counts as saturated."
@@ -196,7 +196,7 @@ def trained_figure(results, options):
         )
         accuracy.plot([x - 0.07, x + 0.07], 2 * [np.mean(values)], color="black", lw=1.2)
         if name != "dot":
-            mean, ends = mean_of(ahead(results, name)[:, i])
+            mean, ends = mean_with_interval(ahead(results, name)[:, i])
             figures.draw_interval(less, i + 0.18 * (index - 2), mean, ends, label, index)
     less.axhline(0, color="#555555", lw=0.9, ls="--")
     labels = "accuracy of letters after training", "accuracy less that of dot products"
@@ -210,13 +210,13 @@ def trained_figure(results, options):
 def claims(results, options):
     """What saturates, whose gradients are small, and who is ahead after training."""
     dot, scaled = (results["random"][form] for form in ("dot", "scaled_dot"))
-    gradients = (log10(own["median_score_gradient"][:, -1]) for own in (dot, scaled))
+    gradients = (clipped_log10(own["median_score_gradient"][:, -1]) for own in (dot, scaled))
     where, widths = f"d_k = {options.d_k[-1]}", results["trained"]["dot"]["d_k"]
-    yield row_of("saturation", where, (dot["saturated"] - scaled["saturated"])[:, -1])
-    yield row_of("small gradients", where, np.subtract(*gradients))
+    yield make_row("saturation", where, (dot["saturated"] - scaled["saturated"])[:, -1])
+    yield make_row("small gradients", where, np.subtract(*gradients))
     values = dict(zip(map(int, widths), ahead(results, "additive_matched").T, strict=True))
     for width, key in {min(values): "additive small", max(values): "additive"}.items():
-        yield row_of(key, f"sorting, d_k = {width}", values[width])
+        yield make_row(key, f"sorting, d_k = {width}", values[width])
 
 
 def compare(results, options):
@@ -224,11 +224,11 @@ def compare(results, options):
     variance, d_k = results["random"]["dot"]["variance"][:, -1], options.d_k[-1]
     text, law = f"variance of dot products at d_k = {d_k}", f"{SOURCE}, footnote 4"
     widths = results["trained"]["dot"]["d_k"]
-    yield Comparison(text, between(mean_of(variance), 1), d_k, law)
+    yield Comparison(text, format_interval(mean_with_interval(variance), 1), d_k, law)
     for (i, width), form in itertools.product(enumerate(widths), list(FORMS)[1:]):
         yield Comparison(
             f"accuracy at d_k = {width}, {form.replace('_', ' ')} less dot products",
-            between(mean_of(ahead(results, form)[:, i])),
+            format_interval(mean_with_interval(ahead(results, form)[:, i])),
             "alike" if width == min(widths) and form == "additive" else None,
         )
 
@@ -248,7 +248,7 @@ EXPERIMENT = Experiment(
         "--trained_d_k=2",
     },
 )
-FIGURES = by_name(random_figure, trained_figure)
+FIGURES = name_figures(random_figure, trained_figure)
 
 
 def files(results: Any, options: Flags, run: RunFolder) -> dict[str, Callable[[], bytes]]:

@@ -33,18 +33,18 @@ import numpy as np
 from absl import flags
 
 from experiments.lab import cli, vocabulary
-from experiments.lab.experiment import Experiment, Finding, Shown, by_name, open_run
+from experiments.lab.experiment import Experiment, Finding, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
-from experiments.lab.statements import row_of
+from experiments.lab.statements import make_row
 from experiments.paper.circle import walks
 from experiments.paper.circle.task import RADIUS
 from experiments.paper.circle.walks import known, parts_of
 from experiments.train import arguments
 from experiments.train.training import TrainedTask, model_files, results_of
 from experiments.verdicts import Comparison
-from experiments.verdicts.claims import of_mean
-from experiments.verdicts.statistics import by_seed, fisher_exact
+from experiments.verdicts.claims import mean_row
+from experiments.verdicts.statistics import fisher_exact, seed_rows
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import wilson_interval
 
@@ -117,7 +117,9 @@ text = (
     "what keeps walkers apart."
 )
 define("enum", "compare", "", text, ["", *COMPARED])
-vocabulary.numbers(FLAGS, "widths", list(WIDTHS), "Model widths of --compare.", lower_bound=3)
+vocabulary.define_numbers(
+    FLAGS, "widths", list(WIDTHS), "Model widths of --compare.", lower_bound=3
+)
 text = "Accepted as in the published commands; this experiment has no use for it."
 for name in ("n_repeat", "path_len", "n_paths"):
     define("integer", name, None, text)
@@ -154,7 +156,7 @@ def rows_of(results, cases):
     """One row per case and seed; where the walkers went step by step is in arrays.npz."""
     for name, case in results.items():
         variant, width = parts_of(name)
-        for row in by_seed(walks.measures_of(case)):
+        for row in seed_rows(walks.measures_of(case)):
             numbers = {n: int(v) if isinstance(v, bool) else v for n, v in row.items()}
             known_numbers = {n: None if v != v else v for n, v in numbers.items()}  # NaN
             yield {"case": name, "variant": variant, "width": width} | known_numbers
@@ -318,15 +320,15 @@ def claims(results, cases):
         key, without = APART.get(variant, ("", ""))
         own, other = ends[case["name"]], found.get((without, width))
         if variant in ("base", "attention"):
-            yield row_of("circle", case["name"], own)
+            yield make_row("circle", case["name"], own)
         if other is not None:
             both = np.intersect1d(case["seed"], other["seed"])
             fell, apart = own[both] < fall, ends[other["name"]][both] >= fall
             why = f"those of {len(both)} seeds that fall without; "
             why += f"{np.sum(fell & apart)} fall only with"
-            yield row_of(key, case["name"], own[both][~apart], why=why)
+            yield make_row(key, case["name"], own[both][~apart], note=why)
         if variant in ORDERS:
-            yield of_mean(ORDERS[variant], f"recurrent, {case['name']}", case["orders"])
+            yield mean_row(ORDERS[variant], f"recurrent, {case['name']}", case["orders"])
 
 
 def compare(results, cases):
@@ -374,7 +376,7 @@ EXPERIMENT = Experiment(
         "--batch_size=3 --widths=4",
     },
 )
-FIGURES = by_name(shares_figure, steps_figure, trajectories_figure, distance_figure)
+FIGURES = name_figures(shares_figure, steps_figure, trajectories_figure, distance_figure)
 
 
 def main(options: Flags) -> Shown:

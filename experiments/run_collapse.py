@@ -81,14 +81,14 @@ vocabulary.define(
     init="lecun",
     bias_scale=0.0,
 )
-vocabulary.alias(FLAGS, norm="norm_placement")
+vocabulary.define_alias(FLAGS, norm="norm_placement")
 define("enum", "mlp", "gelu", "MLP of san_mlp and transformer.", MLP_KINDS[1:])
 define("boolean", "san_mlp_skip", False, "Keep the MLP's own skip in san_mlp, as published.")
 text = (
     "Gains of the MLPs at which san_mlp is measured too, without norms as it is, post-norm with "
     "the MLPs' own skip: where they begin to slow the collapse."
 )
-vocabulary.numbers(FLAGS, "mlp_gain", [], text, kind=float)
+vocabulary.define_numbers(FLAGS, "mlp_gain", [], text, kind=float)
 text = "Prove residuals that rounding decides in float64 too: ball arithmetic, a minute a seed."
 define("boolean", "certify", False, text)
 inputs.define_flags(define)
@@ -199,8 +199,8 @@ def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
             return {SEEDS: (point.weight_scale, point.skip_gain)}
 
         found = executor.map(program, cells, most=most)[SEEDS]
-        results = labelled.of_arrays(found, ("variant", "layer"), swept=("mlp_gain", "layer"))
-        for line in () if run.complete else gaps(results):
+        results = labelled.make_dataset(found, ("variant", "layer"), swept=("mlp_gain", "layer"))
+        for line in () if run.summary else gaps(results):
             progress.say(line)
     return results.assign(local_rate=rates(results.log10_residual))
 
@@ -227,7 +227,7 @@ EXPERIMENT = Experiment(
 def table(found: xr.Dataset, setup: Networks) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, seed and layer."""
     whole = found.drop_dims("mlp_gain", errors="ignore")
-    return labelled.table(whole, (*AXES, "variant", "seed", "layer"), COLUMNS)
+    return labelled.table_rows(whole, (*AXES, "variant", "seed", "layer"), COLUMNS)
 
 
 def main(options: Flags) -> Shown:

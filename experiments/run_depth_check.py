@@ -27,9 +27,9 @@ import xarray as xr
 import rank_collapse as rc
 from experiments.lab import cli, labelled, vocabulary
 from experiments.lab.executor import Executor
-from experiments.lab.experiment import Experiment, Shown, by_name, open_run
+from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags, content_hash
-from experiments.lab.labelled import along, beside, rows
+from experiments.lab.labelled import apply_along, compare_means, statement_rows
 from experiments.verdicts.claims import Row
 from experiments.verdicts.page import Comparison
 from rank_collapse.report.intervals import slope
@@ -102,13 +102,13 @@ def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
 
     with Executor(options, run, f"L={options.depth}, d={options.d_model}") as executor:
         found = executor.measure(one, cells)[""]
-    data = labelled.of_arrays(found, ("step",))
+    data = labelled.make_dataset(found, ("step",))
     return data.assign_coords(step=np.arange(1, options.steps + 1))
 
 
 def power(values: xr.DataArray) -> xr.DataArray:
     """The power of the depth: the slope of ln values over ln depth."""
-    return along(partial(slope, np.log(values.depth.values)), np.log(values), "depth")
+    return apply_along(partial(slope, np.log(values.depth.values)), np.log(values), "depth")
 
 
 def published() -> xr.DataArray:
@@ -123,21 +123,25 @@ def claims(found: xr.Dataset, setup: Setup) -> Iterator[Row]:
     rules = set(found.rule.values)
     stream, theirs = xr.align(found.stream, published(), join="inner", exclude=("d_model",))
     if 256 in stream.d_model and stream.size:
-        yield from rows("depth start", np.log(stream / theirs).sel(d_model=256, step=1, drop=True))
+        yield from statement_rows(
+            "depth start", np.log(stream / theirs).sel(d_model=256, step=1, drop=True)
+        )
     if stream.sizes["depth"] == len(DEPTHS):
-        for point, own in labelled.points(power(stream) - power(theirs), "seed", "d_model"):
+        for point, own in labelled.iterate_points(power(stream) - power(theirs), "seed", "d_model"):
             if theirs.sel(point).notnull().all():
-                yield from rows("depth growth", own, f"{setup.source}, {labelled.setting(point)}")
+                yield from statement_rows(
+                    "depth growth", own, f"{setup.source}, {labelled.describe_point(point)}"
+                )
     if found.sizes["depth"] < 2 or 10 not in found.step:
         return
     last = found.sel(step=10, drop=True)
     tokens, linear = (power(last[name]) for name in ("residual_ratio", "linearisation"))
     for key, rule in (("depth tokens", "mup"), ("depth tokens completep", "completep")):
         if rule in rules:
-            yield from rows(key, tokens.sel(rule=rule, drop=True), setup.source)
+            yield from statement_rows(key, tokens.sel(rule=rule, drop=True), setup.source)
     for key, values, other in (("depth linear", linear, "half"), ("depth cure", tokens, "mup")):
         if {other, "completep"} <= rules:
-            yield from rows(key, difference(values, "completep", other), setup.source)
+            yield from statement_rows(key, difference(values, "completep", other), setup.source)
 
 
 def difference(values: xr.DataArray, one: str, other: str) -> xr.DataArray:
@@ -149,7 +153,9 @@ def compare(found: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
     """Mean |x_L| beside figure 7, whose levels at step 10 depend on data and vocabulary."""
     stream, theirs = xr.align(found.stream, published(), join="inner", exclude=("d_model",))
     if stream.size:
-        yield from beside("mean |x_L|", stream, theirs, "published: width 256, digitised to 5 %")
+        yield from compare_means(
+            "mean |x_L|", stream, theirs, "published: width 256, digitised to 5 %"
+        )
 
 
 def quantities_figure(found: xr.Dataset, setup: Setup):
@@ -181,7 +187,7 @@ EXPERIMENT = Experiment(
         "--batch_size=1 --steps=2 --base_depth=1",
     },
 )
-FIGURES = by_name(quantities_figure)
+FIGURES = name_figures(quantities_figure)
 
 
 def identity(setup: Setup) -> dict[str, str]:
@@ -191,7 +197,7 @@ def identity(setup: Setup) -> dict[str, str]:
 
 def table(found: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
     """Makes a row for each rule, depth, width, seed and step."""
-    return labelled.table(found, (*AXES, "seed", "step"), COLUMNS)
+    return labelled.table_rows(found, (*AXES, "seed", "step"), COLUMNS)
 
 
 def main(options: Flags) -> Shown:

@@ -21,9 +21,9 @@ import xarray as xr
 import rank_collapse as rc
 from experiments.lab import cli, labelled, vocabulary
 from experiments.lab.executor import Executor
-from experiments.lab.experiment import Experiment, Shown, by_name, open_run
+from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
-from experiments.lab.labelled import rows
+from experiments.lab.labelled import statement_rows
 from experiments.verdicts.claims import Row
 from rank_collapse.report import figures
 
@@ -71,7 +71,7 @@ def measure(options: Any, config: rc.TransformerConfig, run: Any) -> xr.Dataset:
             n: np.pad(found[n], ((0, 0), (1, 0)), constant_values=np.nan)
             for n in ("fixed_point", "transverse")
         }
-    data = labelled.of_arrays(found, ("loop",))
+    data = labelled.make_dataset(found, ("loop",))
     return data.assign_coords(loop=np.arange(options.depth + 1))
 
 
@@ -83,11 +83,11 @@ def claims(found: xr.Dataset, config: Any) -> Iterator[Row]:
         cosine, what = ends.token_cosine.isel(loop=-1, drop=True), f"{depth} loops"
         if True in found.tied and {0.5, 1.0} <= set(found.gain_power.values):
             tied = growth.sel(tied=True, drop=True)
-            yield from rows("loops grow", tied.sel(gain_power=0.5, drop=True), what)
-            yield from rows("loops stay", tied.sel(gain_power=1.0, drop=True), what)
+            yield from statement_rows("loops grow", tied.sel(gain_power=0.5, drop=True), what)
+            yield from statement_rows("loops stay", tied.sel(gain_power=1.0, drop=True), what)
             own = cosine.sel(tied=True, drop=True)
             apart = own.sel(gain_power=0.5, drop=True) - own.sel(gain_power=1.0, drop=True)
-            yield from rows("loops align", apart, what)
+            yield from statement_rows("loops align", apart, what)
 
 
 def states_figure(found: xr.Dataset, config: Any):
@@ -105,7 +105,7 @@ def by_loop(found: xr.Dataset, name: str, ylabel: str, **how: Any):
     """A measure of the largest depth, a panel for tied and for untied weights."""
     deep = found[name].isel(depth=-1).sel(loop=slice(0, int(found.depth[-1])))
     how |= {"ylabel": ylabel, "sharey": True, "style": lambda *_: {"marker": ""}}
-    fig, axes = labelled.facets(deep, "loop", "gain_power", "tied", **how)
+    fig, axes = labelled.plot_facets(deep, "loop", "gain_power", "tied", **how)
     axes[0, 0].legend(title="gain 1/N to the power of")
     return fig
 
@@ -123,12 +123,12 @@ EXPERIMENT = Experiment(
         "--d_model=8 --num_tokens=4",
     },
 )
-FIGURES = by_name(states_figure, tokens_figure)
+FIGURES = name_figures(states_figure, tokens_figure)
 
 
 def table(found: xr.Dataset, config: Any) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, seed and loop."""
-    return labelled.table(found, (*AXES, "seed", "loop"), COLUMNS)
+    return labelled.table_rows(found, (*AXES, "seed", "loop"), COLUMNS)
 
 
 def main(options: Flags) -> Shown:

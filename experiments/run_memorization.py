@@ -49,7 +49,7 @@ FLAGS = arguments.make_flags(
     learning_rate=3e-4,
 )
 arguments.add_path_flags(FLAGS)
-vocabulary.alias(
+vocabulary.define_alias(
     FLAGS,
     max_seq_length="num_tokens",
     num_train_epochs="n_epochs",

@@ -22,9 +22,9 @@ import numpy as np
 import rank_collapse as rc
 from experiments.lab import cli, labelled, vocabulary
 from experiments.lab.executor import SEEDS, Executor
-from experiments.lab.experiment import Experiment, Shown, by_name, open_run
+from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
-from experiments.lab.statements import row_of
+from experiments.lab.statements import make_row
 from experiments.paper import inputs
 from experiments.verdicts import Comparison, statistics
 from rank_collapse.measures import residuals
@@ -241,8 +241,8 @@ def claims(found, setup):
     most = int(np.argmax([float(count) for count in found["paths"]]))
     where, shorter = f"{setup.config.depth} layers", found["log10_residual"].argmax(axis=1) - most
     return [
-        row_of("chains", where, found["chain_slope"]),
-        row_of("short at first", where, shorter, why=f"most paths have length {most}"),
+        make_row("chains", where, found["chain_slope"]),
+        make_row("short at first", where, shorter, note=f"most paths have length {most}"),
     ]
 
 
@@ -289,7 +289,7 @@ EXPERIMENT = Experiment(
         "--num_repeats=1",
     },
 )
-FIGURES = by_name(path_chains_figure, path_lengths_figure)
+FIGURES = name_figures(path_chains_figure, path_lengths_figure)
 
 
 def rows_of(found: dict[str, Any], setup: Any) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ import numpy as np
 from absl import flags
 
 from experiments.lab import cli, vocabulary
-from experiments.lab.experiment import Experiment, Shown, by_name, open_run
+from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.verdicts import Comparison
@@ -52,8 +52,8 @@ COLUMNS = 3  # panels in a row
 
 FLAGS = cli.make_flags("path_counts", shows="log10_paths,length=last")
 text = "Heads of architectures of your own, in pairs with --layers."
-vocabulary.numbers(FLAGS, "heads", [], text, lower_bound=1)
-vocabulary.numbers(FLAGS, "layers", [], "Layers of the same architectures.", lower_bound=1)
+vocabulary.define_numbers(FLAGS, "heads", [], text, lower_bound=1)
+vocabulary.define_numbers(FLAGS, "layers", [], "Layers of the same architectures.", lower_bound=1)
 
 Sizes = dict[str, tuple[int, int]]  # {architecture: (heads, layers)}
 Tables = dict[str, list[dict[str, Any]]]  # {architecture: rows of `path_table`}
@@ -204,7 +204,7 @@ EXPERIMENT = Experiment(
     "contribute least (published figure of path length distributions).",
     presets={"quick": "", "paper": "", "tiny": "--heads=2 --layers=2"},
 )
-FIGURES = by_name(path_counts_figure, weighted_lengths_figure)
+FIGURES = name_figures(path_counts_figure, weighted_lengths_figure)
 
 
 def main(options: Flags) -> Shown:

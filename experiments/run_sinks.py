@@ -25,9 +25,9 @@ import xarray as xr
 
 import rank_collapse as rc
 from experiments.lab import cli, labelled
-from experiments.lab.experiment import Experiment, Finding, Shown, by_name, open_run
+from experiments.lab.experiment import Experiment, Finding, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
-from experiments.lab.labelled import rows
+from experiments.lab.labelled import statement_rows
 from experiments.paper.trained.networks import Network, load_networks, make_untrained
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row
@@ -108,7 +108,7 @@ def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
             parts |= {f"{name}/{label}": values for name, values in arrays.items()}
     deepest = max(network.source.config.depth for network in setup.networks) + 1
     padded = {name: pad_layers(values, deepest) for name, values in parts.items()}
-    data = labelled.of_arrays(padded, ("network", "layer"))
+    data = labelled.make_dataset(padded, ("network", "layer"))
     return data.assign_coords(layer=np.arange(deepest))
 
 
@@ -238,7 +238,7 @@ def claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
             "sinks control": {"start": LATE, "how": "hidden", "key": "random"},
         }.items():
             if all(value in cosine[axis] for axis, value in point.items()):
-                yield from rows(statement, cosine.sel(point, drop=True), network.label)
+                yield from statement_rows(statement, cosine.sel(point, drop=True), network.label)
 
 
 def compare(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
@@ -248,14 +248,14 @@ def compare(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
         "spread": "change of the spread of a replaced token",
         "loss": "change of the loss, nats",
     }.items():
-        yield from labelled.beside(text, compute_change(results, name))
+        yield from labelled.compare_means(text, compute_change(results, name))
 
 
 def table(results: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, condition, text and layer."""
     names = ("token_cosine", "spread", "second_norm")
     columns = [prefix + name for name in names for prefix in ("", "whole_")]
-    return labelled.table(results, (*AXES, "network", "seed", "layer"), columns)
+    return labelled.table_rows(results, (*AXES, "network", "seed", "layer"), columns)
 
 
 def cosine_figure(results: xr.Dataset, setup: Setup):
@@ -270,7 +270,7 @@ def cosine_figure(results: xr.Dataset, setup: Setup):
         whole = network.whole_token_cosine.isel(start=0, how=0).transpose("seed", "layer")
         figures.band(ax, network.layer.values, whole.values, "as it is", 0)
         index = 1
-        for point, cosines in labelled.points(network.token_cosine, "seed", "layer"):
+        for point, cosines in labelled.iterate_points(network.token_cosine, "seed", "layer"):
             name = f"{point['how']} from {point['start']:g} L on"
             curve = cosines.transpose("seed", "layer")
             figures.band(ax, network.layer.values, curve.values, name, index)
@@ -311,7 +311,7 @@ EXPERIMENT = Experiment(
     },
     needs="trained",
 )
-FIGURES = by_name(cosine_figure)
+FIGURES = name_figures(cosine_figure)
 
 
 def identity(setup: Setup) -> dict[str, str]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from experiments.lab import cli, vocabulary
-from experiments.lab.experiment import Experiment, Shown, by_name, open_run
+from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.note.stability import figures, networks, results, training
@@ -30,15 +30,15 @@ from experiments.note.stability.measure import measure_all
 from experiments.note.stability.networks import Case, configs_of
 from experiments.note.stability.results import ByCase
 from experiments.verdicts import Comparison
-from experiments.verdicts.claims import Row, of_mean
-from experiments.verdicts.statistics import number
+from experiments.verdicts.claims import Row, mean_row
+from experiments.verdicts.statistics import finite_or_none
 from rank_collapse.network.designs import DESIGNS
 
 FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last", traced=("update_size",))
 define = cli.definer(FLAGS)
 define("list", "designs", list(networks.DESIGNS), f"Residual designs, out of {', '.join(DESIGNS)}.")
 text = "Layers of the networks; two or more."
-vocabulary.numbers(FLAGS, "depths", [6, 12, 25, 50, 100], text, lower_bound=1)
+vocabulary.define_numbers(FLAGS, "depths", [6, 12, 25, 50, 100], text, lower_bound=1)
 # Normalised tokens of two numbers are (1, -1) or (-1, 1): equal or opposite, whatever the network.
 vocabulary.define(
     FLAGS,
@@ -89,7 +89,7 @@ def collapse_row(where: str, found: Mapping[str, np.ndarray]) -> Comparison:
     note = "beside it the one law's; largest ratio of the two over layers "
     note += f"{np.exp(off.max()):.3g}, at layer {off.argmax()}"
     quantity = f"{where}: 1 − token cosine after {last} layers"
-    law = number(expected[:, last].mean())
+    law = finite_or_none(expected[:, last].mean())
     return Comparison(quantity, float(measured[:, last].mean()), law, note)
 
 
@@ -122,17 +122,17 @@ def rows_of_design(design: str, found: ByCase) -> Iterator[Row]:
     if design in networks.LAW_OF:
         own = results.exponents(branches, results.share_sums(found))
         why = f"Σ β_ii² with the exponent {own.mean():.2f}"
-        yield of_mean(networks.LAW_OF[design], design, own, scale=place, why=why)
+        yield mean_row(networks.LAW_OF[design], design, own, scale=place, note=why)
     expected = results.exponents(branches, results.curve(found, "expected_change")).mean()
     why = {n: f"exponent {own.mean():.2f}" for n, own in slopes.items()}
     random = f"{why['random']}; the one law expects {expected:.2f}"
-    yield of_mean("independent updates", design, slopes["random"], scale=place, why=random)
+    yield mean_row("independent updates", design, slopes["random"], scale=place, note=random)
     if design == "deepnorm":
-        yield of_mean(design, design, slopes["sgd"], scale=place, why=why["sgd"])
+        yield mean_row(design, design, slopes["sgd"], scale=place, note=why["sgd"])
     over = results.ratios(changes["gradient"], results.curve(found, "gradient_bound"))
     along = f"{why['gradient']}, {over.min():.3g} to {over.max():.3g} times the bound"
     more = slopes["gradient"] - slopes["random"]
-    yield of_mean("gradient steps", design, more, why=along)
+    yield mean_row("gradient steps", design, more, note=along)
 
 
 def rows_of(found: dict[str, Any], configs: Any) -> Iterator[dict[str, Any]]:
@@ -157,7 +157,7 @@ EXPERIMENT = Experiment(
         " --num_seeds=2 --train_depth=1 --train_steps=2",
     },
 )
-FIGURES = by_name(
+FIGURES = name_figures(
     figures.one_law_figure,
     figures.dependency_figure,
     figures.output_change_figure,

@@ -24,14 +24,14 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.lab import cli, vocabulary
-from experiments.lab.experiment import Experiment, Finding, Shown, by_name, open_run
+from experiments.lab.experiment import Experiment, Finding, Shown, name_figures, open_run
 from experiments.lab.flags import Flags, check_names
 from experiments.lab.folder import RunFolder
-from experiments.lab.statements import row_of
+from experiments.lab.statements import make_row
 from experiments.train import arguments, designs, letters
 from experiments.train.designs import Cell, gradient
 from experiments.verdicts import Comparison
-from experiments.verdicts.statistics import by_seed
+from experiments.verdicts.statistics import seed_rows
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import wilson_interval
 from rank_collapse.report.wording import words
@@ -50,11 +50,11 @@ PUBLISHED = {
 ASKED = ("depths", "designs", "warmup", "learning_rate", "batch_size")
 
 FLAGS = letters.make_flags(ASKED)
-vocabulary.alias(FLAGS, **arguments.PUBLISHED_NAMES)
+vocabulary.define_alias(FLAGS, **arguments.PUBLISHED_NAMES)
 define = cli.definer(FLAGS)
 define("list", "designs", ["post", "pre", "admin", "deepnorm"], "Names of residual designs.")
-vocabulary.numbers(FLAGS, "depths", [6, 12, 18, 36], "Layers.", lower_bound=1)
-vocabulary.numbers(FLAGS, "warmup", [0, 100], "Steps of the warm-up.", lower_bound=0)
+vocabulary.define_numbers(FLAGS, "depths", [6, 12, 18, 36], "Layers.", lower_bound=1)
+vocabulary.define_numbers(FLAGS, "warmup", [0, 100], "Steps of the warm-up.", lower_bound=0)
 
 ByCell = dict[Cell, dict[str, Any]]
 
@@ -91,7 +91,7 @@ def columns_of(found: dict[str, Any]) -> dict[str, np.ndarray]:
 
 def rows_of(results: ByCell, cells: list[Cell]) -> list[dict[str, Any]]:
     """One row per cell and seed."""
-    return [vars(cell) | row for cell, own in results.items() for row in by_seed(columns_of(own))]
+    return [vars(cell) | row for cell, own in results.items() for row in seed_rows(columns_of(own))]
 
 
 def values_of(cells: ByCell, field: str) -> list[Any]:
@@ -200,7 +200,7 @@ def claims(results, cells):
             accuracy, of_pre = (results[c]["accuracy"][:, -1].astype(float) for c in (cell, pre))
             where = f"{cell.design}, {cell.depth} layers, warm-up {cell.warmup}"
             key = "post fails" if known == FAILED else "others train"
-            yield row_of(key, where, accuracy if cell == pre else accuracy / of_pre)
+            yield make_row(key, where, accuracy if cell == pre else accuracy / of_pre)
 
 
 def compare(results, cells):
@@ -240,7 +240,7 @@ EXPERIMENT = Experiment(
         "--num_labels=4 --batch_size=3 --n_steps=2 --warmup=1 --designs=post,pre",
     },
 )
-FIGURES = by_name(loss_figure, share_figure, inside_figure)
+FIGURES = name_figures(loss_figure, share_figure, inside_figure)
 
 
 def measure(options: Flags, cells: list[Cell], run: RunFolder) -> ByCell:

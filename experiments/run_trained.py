@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from experiments.lab import cli
-from experiments.lab.experiment import Experiment, Shown, by_name, open_run
+from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.paper.trained import figures, measure, results
 from experiments.paper.trained.networks import (
@@ -123,7 +123,9 @@ EXPERIMENT = Experiment(
     },
     needs="trained",
 )
-FIGURES = by_name(figures.trained_figure, figures.residuals_figure, figures.path_lengths_figure)
+FIGURES = name_figures(
+    figures.trained_figure, figures.residuals_figure, figures.path_lengths_figure
+)
 
 
 def identity(setup: Setup) -> dict[str, str]:

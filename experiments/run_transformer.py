@@ -18,14 +18,14 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.lab import cli, vocabulary
-from experiments.lab.experiment import Experiment, Shown, by_name, open_run
+from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.note import transformer_grammar as grammar
 from experiments.train import arguments
 from experiments.train.training import ALONE, TrainedTask, diverged, kept, model_files, results_of
 from experiments.verdicts import Comparison
-from experiments.verdicts.statistics import by_seed
+from experiments.verdicts.statistics import seed_rows
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import Interval
 from rank_collapse.training import models
@@ -56,7 +56,7 @@ for name, default, text, values in (
     ("schedule", "inverse_sqrt", "After the warm-up.", ("inverse_sqrt", "constant")),
 ):
     define("enum", name, default, text, values)
-vocabulary.alias(FLAGS, norm="norm_placement")
+vocabulary.define_alias(FLAGS, norm="norm_placement")
 define("integer", "min_len", None, "Letters of the shortest sequence (default: all of num_tokens).")
 define("float", "warmup", 100.0, "Steps of linear warm-up; 0 for none.")
 define("float", "label_smoothing", 0.0, "ε of the smoothed labels.")
@@ -189,7 +189,7 @@ def rows_of(results: dict[str, Any], setup: TrainedTask) -> list[dict[str, Any]]
     """One row per seed."""
     residual = {f"residual_{half}": own[:, -1] for half, own in results["residual"].items()}
     columns = {"diverged": diverged(results), "exact": results["exact"]}
-    return by_seed(columns | results["whole"] | residual)
+    return seed_rows(columns | results["whole"] | residual)
 
 
 def curves_figure(results: dict[str, Any], setup: TrainedTask):
@@ -289,7 +289,7 @@ EXPERIMENT = Experiment(
         "tiny": f"{arguments.TINY} --num_labels=4 --warmup=1",
     },
 )
-FIGURES = by_name(curves_figure, attention_figure, residual_figure)
+FIGURES = name_figures(curves_figure, attention_figure, residual_figure)
 
 
 def measure(options: Flags, setup: TrainedTask, run: RunFolder) -> dict[str, Any]:

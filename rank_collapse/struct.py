@@ -38,7 +38,9 @@ def static(default: Any) -> Any:
     return field(default=default, pytree_node=False)
 
 
-def unknown(what: str, value: Any, allowed: Iterable[Any], more: str = "") -> ValueError:
+def unknown_value_error(
+    what: str, value: Any, allowed: Iterable[Any], more: str = ""
+) -> ValueError:
     """The error that a value is not among those allowed; it ends with the nearest of these."""
     names = tuple(allowed)
     near = difflib.get_close_matches(str(value), [n for n in names if isinstance(n, str)], 3)
@@ -46,7 +48,7 @@ def unknown(what: str, value: Any, allowed: Iterable[Any], more: str = "") -> Va
     return ValueError(f"{what} is not one of {names}{more}{nearest}")
 
 
-def one_of(config: Any, **allowed: tuple[Any, ...]) -> None:
+def check_choices(config: Any, **allowed: tuple[Any, ...]) -> None:
     """Refuses values of fields that are not among those allowed.
 
     Raises:
@@ -55,7 +57,7 @@ def one_of(config: Any, **allowed: tuple[Any, ...]) -> None:
     for name, values in allowed.items():
         value = getattr(config, name)
         if value not in values:
-            raise unknown(f"{name}={value!r}", value, values)
+            raise unknown_value_error(f"{name}={value!r}", value, values)
 
 
 def refuse_if(wrong: Any, message: str) -> None:
@@ -78,7 +80,7 @@ def refuse(*cases: tuple[Any, str]) -> None:
         refuse_if(wrong, message)
 
 
-def integers(config: Any, **least: int) -> None:
+def check_integers(config: Any, **least: int) -> None:
     """Makes fields Python integers, which are hashable; None stays.
 
     Raises:
@@ -101,7 +103,7 @@ def check_fields(kind: Any, names: Iterable[str]) -> None:
     allowed = [field.name for field in dataclasses.fields(kind)]
     for name in names:
         if name not in allowed:
-            raise unknown(f"{kind.__name__}.{name}", name, allowed)
+            raise unknown_value_error(f"{kind.__name__}.{name}", name, allowed)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))

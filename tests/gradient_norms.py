@@ -10,5 +10,5 @@ from rank_collapse.network.measured import updates
 
 def gradient_norms(loss: Callable[[Any], Any], params: Any) -> dict[str, dict[str, Any]]:
     """‖∂loss/∂W‖_F of the layers' matrices, all heads together: {part: {matrix: [L]}}."""
-    gradient = jax.grad(lambda matrices: loss(updates.with_matrices(params, matrices)))
-    return updates.norms_of(gradient(updates.matrices_of(params)))
+    gradient = jax.grad(lambda matrices: loss(updates.replace_weight_matrices(params, matrices)))
+    return updates.compute_matrix_norms(gradient(updates.get_weight_matrices(params)))

@@ -9,8 +9,8 @@ import rank_collapse as rc
 from experiments.paper.trained.chains import ChainPass
 from rank_collapse.measures.residuals import residual_ratio
 from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.measured.influence import mean_cosine, shown
-from rank_collapse.network.passes import run
+from rank_collapse.network.measured.influence import mean_cosine, zero_padding
+from rank_collapse.network.passes import run_pass
 from rank_collapse.paths.chains import measured_sizes
 from rank_collapse.paths.contributions import PathContributions
 
@@ -62,11 +62,11 @@ def sizes_of(found: PathContributions, *, mask=None):
     """
     keep = jnp.ones(len(found.output), bool) if mask is None else mask
     every = (found.by_attention_length, found.output, found.up_to(), found.all_but())
-    parts, output, up_to, without = (shown(a, keep) for a in every)
+    parts, output, up_to, without = (zero_padding(a, keep) for a in every)
     size = jnp.linalg.norm(output)
 
     def rest(a):
-        return shown(a - (jnp.sum(a, axis=-2, keepdims=True) / jnp.sum(keep)), keep)
+        return zero_padding(a - (jnp.sum(a, axis=-2, keepdims=True) / jnp.sum(keep)), keep)
 
     def frobenius(a):
         return jnp.sqrt(jnp.sum(jnp.square(a), axis=(-2, -1)))
@@ -81,8 +81,8 @@ def sizes_of(found: PathContributions, *, mask=None):
         "cosine_without": mean_cosine(without, output, keep),
         "cosine_up_to": mean_cosine(up_to, output, keep),
         "error_up_to": frobenius(up_to - output[None]) / size,
-        "offset_size": jnp.linalg.norm(shown(found.offset, keep)) / size,
-        "error": frobenius(shown(found.total, keep) - output) / size,
+        "offset_size": jnp.linalg.norm(zero_padding(found.offset, keep)) / size,
+        "error": frobenius(zero_padding(found.total, keep) - output) / size,
     }
 
 
@@ -103,4 +103,4 @@ def over_batch(measure, params, config, inputs, **static):
 
 def chain_effects(params, x, config, *, num_paths=5, **inputs):
     params, prepared = prepare_inputs(params, x, config, **inputs)
-    return jax.jit(run, static_argnums=0)(ChainPass(num_paths), params, prepared, config)
+    return jax.jit(run_pass, static_argnums=0)(ChainPass(num_paths), params, prepared, config)

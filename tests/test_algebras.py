@@ -30,7 +30,7 @@ from rank_collapse.network.config import DEFAULTS, flat
 from rank_collapse.network.covers import EVERYTHING, INERT, SIZES
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.measured.influence import InfluencePass
-from rank_collapse.network.passes import Output, States, run
+from rank_collapse.network.passes import Output, States, run_pass
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.direct import variance_shares
 from rank_collapse.paths.steps import COVERS as PATHS
@@ -298,7 +298,7 @@ def test_a_network_read_layer_by_layer_is_the_one_in_memory(case):
         found = pretrained.stream(source, inputs, groups)[""]
         known, prepared = prepare_inputs(params, x, config, **extra)
         for name, one in passes:
-            expected = jax.jit(run, static_argnums=(0,))(one, known, prepared, config)
+            expected = jax.jit(run_pass, static_argnums=(0,))(one, known, prepared, config)
             for a, b in zip(jax.tree.leaves(found[name]), jax.tree.leaves(expected), strict=True):
                 np.testing.assert_allclose(a[0], b, rtol=1e-9, atol=1e-12, err_msg=name)
         refused = [p for p in STREAMED.values() if p.covers.refusal(config) is not None]

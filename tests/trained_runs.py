@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from experiments.lab import cli
-from experiments.lab.experiment import read
+from experiments.lab.experiment import read_run
 from experiments.lab.statements import STATEMENTS
-from experiments.verdicts.claims import answers_of
+from experiments.verdicts.claims import answer_statements
 
 SMALL = (
     "--depth=2",
@@ -43,24 +43,24 @@ def finished(module, *arguments):
 
 def result_of(module, folder):
     """(results, set-up) of a folder without axes, or whose axes are all of its results'."""
-    (point,) = read(module, folder).points
+    (point,) = read_run(module, folder).points
     return point.results, point.setup
 
 
 def parsed(module, *arguments):
-    return cli.parse(module.FLAGS, list(arguments))
+    return cli.parse_flags(module.FLAGS, list(arguments))
 
 
 def answered(rows):
     """{(statement, setting): verdict} and {statement: answer} of the rows of an experiment."""
-    answers = answers_of(STATEMENTS, rows)
+    answers = answer_statements(STATEMENTS, rows)
     verdicts = {(a.key, j.row.setting): j.verdict for a in answers for j in a.rows}
     return verdicts, {a.key: a.answer for a in answers}
 
 
 def verdicts(rows):
     """{statement: verdict of its first setting}"""
-    return {a.key: a.rows[0].verdict for a in answers_of(STATEMENTS, rows)}
+    return {a.key: a.rows[0].verdict for a in answer_statements(STATEMENTS, rows)}
 
 
 def arrays(folder):

@@ -15,7 +15,12 @@ from pathlib import Path
 
 from architecture_map import REPOSITORY, levels, packages
 
-from experiments.lab.experiment import captions_of, experiment_of, experiments_of, module_of
+from experiments.lab.experiment import (
+    describe_experiment,
+    figure_captions,
+    import_experiment,
+    list_experiments,
+)
 from experiments.reproducing import results_page, sections, statements_page
 from rank_collapse import MEASURES
 
@@ -50,7 +55,7 @@ def measures() -> str:
 
 def experiments() -> str:
     """A row for each experiment, in the order of the report."""
-    own = [(name, experiment_of(name)) for name in experiments_of()]
+    own = [(name, describe_experiment(name)) for name in list_experiments()]
     return table(
         ("experiment", "what it shows", "command"),
         [
@@ -151,12 +156,14 @@ def results(text: str) -> str:
     """docs/results.md with the counts of the answers, what came out as the experiments' pages have
     it, and a word where figures are of an earlier version."""
     _, _, rest = text.partition("\n\n## ")
-    text = f"# Results\n\n{results_page.intro()}\n\n## {rest}"
-    for name in experiments_of():
+    text = f"# Results\n\n{results_page.make_intro()}\n\n## {rest}"
+    for name in list_experiments():
         place = rf"(results/{name}_0\.png\)(?:(?!\n## ).)*?\*\*What came out\.\*\* )[^\n]*"
         if found := re.search(place, text, flags=re.DOTALL):
-            text = text.replace(found[0], found[1] + sections.came_out(name))
-        captions = {c.replace("|", r"\|") for c in captions_of(module_of(name).FIGURES).values()}
+            text = text.replace(found[0], found[1] + sections.read_result(name))
+        captions = {
+            c.replace("|", r"\|") for c in figure_captions(import_experiment(name).FIGURES).values()
+        }
         for section in text.split("\n## "):
             old = f"(results/{name}_0.png)" in section and OLDER not in section
             if old and not captions.issuperset(captions_in(section, name)):
@@ -175,7 +182,7 @@ if __name__ == "__main__":
             path.write_text(with_badge(path, repository()), "utf-8")
     pages = {path: made(path.read_text("utf-8")) for path in DOCS.rglob("*.md")}
     pages[DOCS / "results.md"] = results((DOCS / "results.md").read_text("utf-8"))
-    pages[statements_page.PAGE] = statements_page.page(statements_page.known_answers())
+    pages[statements_page.PAGE] = statements_page.render_page(statements_page.read_answers())
     for path, text in pages.items():
         if path.read_text("utf-8") != text:
             print(path.relative_to(REPOSITORY))

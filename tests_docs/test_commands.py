@@ -64,7 +64,7 @@ def check_pytest(arguments):
 def check_experiment(name, arguments):
     """Parses the flags of an experiment or of another program of `experiments`."""
     module = importlib.import_module(f"experiments.{name}")
-    cli.parse(module.FLAGS, arguments, POSITIONAL.get(name))
+    cli.parse_flags(module.FLAGS, arguments, POSITIONAL.get(name))
 
 
 def check_command(*words):

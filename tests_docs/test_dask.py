@@ -12,14 +12,14 @@ from trained_runs import run
 from two_processes import REPOSITORY
 
 from experiments import run_sort
-from experiments.lab.experiment import experiment_of
+from experiments.lab.experiment import describe_experiment
 
 pytest.importorskip("distributed")
 PAGE = (REPOSITORY / "docs" / "sweeps.md").read_text("utf-8")
 (BLOCK,) = re.findall(r"```\n(PYTHONPATH=\. dask scheduler\n.*?)```", PAGE, re.DOTALL)
 SCHEDULER, WORKER, RUN = (line.split("   ")[0] for line in BLOCK.splitlines())
 ADDRESS = re.compile(r"tcp://[\d.]+:\d+")
-TINY = [*experiment_of("run_sort").presets["tiny"], "--depth=1,2"]
+TINY = [*describe_experiment("run_sort").presets["tiny"], "--depth=1,2"]
 LOCAL = ["--host=127.0.0.1", "--no-dashboard"]
 
 

@@ -11,7 +11,7 @@ from site_pages import API, DOCS, WHOLE, made, public, repository, with_badge
 from two_processes import REPOSITORY
 
 import rank_collapse as rc
-from experiments.lab.experiment import experiments_of
+from experiments.lab.experiment import list_experiments
 from experiments.reproducing import sections
 
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -52,12 +52,12 @@ def test_a_notebook_opens_in_colab_when_there_is_an_address(notebook):
 
 def test_every_experiment_has_a_page():
     pages = {p.stem for p in (DOCS / "experiments").glob("*.md")} - {"index"}
-    assert pages == set(experiments_of())
+    assert pages == set(list_experiments())
     for page in pages:
         text = (DOCS / "experiments" / f"{page}.md").read_text("utf-8")
         assert re.search(r"\*\*The papers?\.\*\*", text)
         assert f"python -m experiments.{page}" in text
-        came_out = sections.came_out(page)  # which docs/results.md repeats
+        came_out = sections.read_result(page)  # which docs/results.md repeats
         links = re.findall(r"\]\(([^)#]+)", came_out)
         assert all((DOCS / link).exists() for link in links), "links in it begin with ../"
         results = (DOCS / "results.md").read_text("utf-8")

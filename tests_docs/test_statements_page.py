@@ -8,10 +8,10 @@ import pytest
 from site_pages import OLDER, captions_in, results
 from two_processes import REPOSITORY
 
-from experiments.lab.experiment import captions_of, module_of
+from experiments.lab.experiment import figure_captions, import_experiment
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import statements_page
-from experiments.reproducing.statements_page import NOT_KEPT, answers, page, standing
+from experiments.reproducing.statements_page import NOT_KEPT, answer_rows, merge_rows, render_page
 from experiments.verdicts import claims
 
 DOCS = REPOSITORY / "docs"
@@ -29,7 +29,7 @@ def test_the_page_and_both_tables_of_statements_are_one(tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / names[0]).write_bytes((DOCS / names[0]).read_bytes())
     for _ in range(2):
-        statements_page.write(tmp_path)
+        statements_page.write_page(tmp_path)
         for name in names:
             assert (tmp_path / name).read_bytes() == (DOCS / name).read_bytes(), name
 
@@ -37,7 +37,7 @@ def test_the_page_and_both_tables_of_statements_are_one(tmp_path):
 def test_every_row_tests_what_its_statement_says():
     found = rows("statements.csv")
     assert len(found) > 20
-    assert [row["statement"] for row in found if not statements_page.current(row)] == []
+    assert [row["statement"] for row in found if not statements_page.is_current(row)] == []
 
 
 def test_results_repeat_the_counts_and_what_came_out():
@@ -47,7 +47,9 @@ def test_results_repeat_the_counts_and_what_came_out():
 @pytest.mark.parametrize("name", SHOWN)
 def test_results_show_what_the_experiment_shows(name):
     """Captions are those of today's figures, or the section says that its figures are older."""
-    captions = {c.replace("|", r"\|") for c in captions_of(module_of(name).FIGURES).values()}
+    captions = {
+        c.replace("|", r"\|") for c in figure_captions(import_experiment(name).FIGURES).values()
+    }
     (section,) = [s for s in RESULTS.split("\n## ") if f"(results/{name}_0.png)" in s]
     shown = captions_in(section, name)
     assert shown and (captions.issuperset(shown) or section.rstrip().endswith(OLDER))
@@ -61,27 +63,27 @@ def run_of(experiment, seed=1):
 
 def test_a_run_takes_the_place_of_what_its_experiment_had():
     three, one = [3.0, 3.01, 2.99, 3.0], [1.0, 1.1, 0.9, 1.0]
-    collapse = [(claims.of_mean("rate", name, three), run_of("run_collapse")) for name in "ab"]
-    circle = claims.of_mean("rate", "c", three)
-    rows = standing([], [*collapse, (circle, run_of("run_circle", 0))])
+    collapse = [(claims.mean_row("rate", name, three), run_of("run_collapse")) for name in "ab"]
+    circle = claims.mean_row("rate", "c", three)
+    rows = merge_rows([], [*collapse, (circle, run_of("run_circle", 0))])
     assert [row["setting"] for row in rows] == ["a", "b", "c"]
-    assert answers(rows[:2])["rate"]["answer"] == NOT_KEPT  # no rows of the circle
-    found = answers(rows)["rate"]
+    assert answer_rows(rows[:2])["rate"]["answer"] == NOT_KEPT  # no rows of the circle
+    found = answer_rows(rows)["rate"]
     assert (found["answer"], found["rows"], found["where"]) == ("holds", "3", "within: a, b, c")
-    assert "**holds**<br>new seeds: holds, rows not kept | **rate**" in page({"rate": found})
-    rows = standing(rows, [(claims.of_mean("rate", "d", one), run_of("run_circle"))])
+    assert "**holds**<br>new seeds: holds, rows not kept | **rate**" in render_page({"rate": found})
+    rows = merge_rows(rows, [(claims.mean_row("rate", "d", one), run_of("run_circle"))])
     assert [row["setting"] for row in rows] == ["a", "b", "d"]
-    level = claims.of_mean("rate", "d", one).interval(1 - claims.ERROR / 3)  # of three rows
+    level = claims.mean_row("rate", "d", one).interval(1 - claims.ERROR / 3)  # of three rows
     assert (rows[2]["low"], rows[2]["high"]) == level
-    found = answers(rows)["rate"]
+    found = answer_rows(rows)["rate"]
     assert found["where"] == "within: a, b; outside: d"
-    assert "**holds in part**<br>on new seeds | **rate**" in page({"rate": found})
-    assert page({}).count("| **not run**") == len(STATEMENTS)
+    assert "**holds in part**<br>on new seeds | **rate**" in render_page({"rate": found})
+    assert render_page({}).count("| **not run**") == len(STATEMENTS)
 
 
 def test_what_weakens_a_universal_claim_is_said_at_its_answer():
-    shares = [(claims.of_share("circle mlp", "a", 60, 64), run_of("run_circle"))]
-    known = answers(standing([], shares))
+    shares = [(claims.share_row("circle mlp", "a", 60, 64), run_of("run_circle"))]
+    known = answer_rows(merge_rows([], shares))
     assert known["circle mlp"]["answer"] == "holds"
-    assert "**holds**, in most draws<br>on new seeds | **circle mlp**" in page(known)
-    assert statements_page.at_full_size(known)["circle mlp"].endswith(": holds")
+    assert "**holds**, in most draws<br>on new seeds | **circle mlp**" in render_page(known)
+    assert statements_page.full_size_answers(known)["circle mlp"].endswith(": holds")

@@ -6,25 +6,30 @@ import jax
 import jax.numpy as jnp
 
 import rank_collapse as rc
-from experiments.benchmarks.timing import Report, compared
+from experiments.benchmarks.timing import Report, compare_cases
 
 
-def monitor(
+def time_monitor(
     options: Any, depth: int = 12, num_heads: int = 12, d_model: int = 768, tokens: int = 512
 ) -> Report:
-    """A step of gradient descent of a network of BERT-base's size, with and without it.
+    """Measures the time of a training step with and without `rc.monitor` of every layer.
 
-    Pre-norm, gelu, one example of 512 tokens in float32. The scalars are computed inside of each
-    layer; "states" leaves the attention out.
+    Pre-norm, gelu, float32. The scalars are computed inside of each layer; "states" leaves the
+    attention out.
+
+    Args:
+        options: The flags of `experiments.benchmark`.
+        depth, num_heads, d_model: Of the network.
+        tokens: Of the one example.
     """
     config = rc.transformer(depth, num_heads, d_model, norm_placement="pre", mlp="gelu")
     params = rc.init(jax.random.key(0), config)
     x, target = jax.random.normal(jax.random.key(1), (2, tokens, d_model))
 
-    def step(params, watched):
+    def step(params, monitored):
         def loss(params):
-            if watched:
-                output, scalars = rc.monitored(params, x, config, attention=watched == "all")
+            if monitored:
+                output, scalars = rc.monitored(params, x, config, attention=monitored == "all")
             else:
                 output, scalars = rc.apply(params, x, config).output, {}
             return jnp.mean((output - target) ** 2), scalars
@@ -32,11 +37,12 @@ def monitor(
         (value, scalars), gradient = jax.value_and_grad(loss, has_aux=True)(params)
         return jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradient), value, scalars
 
+    parts = {"plain": "", "states": "states", "states and attention": "all"}
     cases = {
-        f"step, {name}": (jax.jit(lambda p, w=watched: step(p, w)), (params,))
-        for name, watched in (("plain", ""), ("states", "states"), ("states and attention", "all"))
+        f"step, {name}": (jax.jit(lambda p, m=monitored: step(p, m)), (params,))
+        for name, monitored in parts.items()
     }
-    return compared(
+    return compare_cases(
         cases,
         options.rounds,
         lambda plain, *others: {

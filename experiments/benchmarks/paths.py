@@ -6,17 +6,17 @@ import jax
 import jax.numpy as jnp
 
 import rank_collapse as rc
-from experiments.benchmarks.timing import Report, compared, largest_difference, median_ratio
+from experiments.benchmarks.timing import Report, compare_cases, largest_difference, median_ratio
 from rank_collapse.network.embedding import EmbeddingConfig
-from rank_collapse.paths.sets import logits_of
+from rank_collapse.paths.sets import classify_states
 
 BERT_BASE = rc.transformer(depth=12, num_heads=12, d_model=768)
 
 
-def drawn(
+def draw_network(
     config: rc.TransformerConfig, num_tokens: int
 ) -> tuple[rc.network.TransformerParams, jax.Array]:
-    """Weights and tokens of a network."""
+    """Draws weights and tokens [n, d] of a network."""
 
     def draw(key):
         x = jax.random.normal(jax.random.fold_in(key, 1), (num_tokens, config.d_model))
@@ -25,14 +25,19 @@ def drawn(
     return jax.block_until_ready(jax.jit(draw)(jax.random.key(0)))
 
 
-def exact_paths(
+def time_exact_paths(
     options: Any, config: rc.TransformerConfig = BERT_BASE, num_tokens: int = 128
 ) -> Report:
-    """Exact sums by length at the size of BERT-base, beside its forward pass.
+    """Measures the time of exact path sums by length, and the forward pass.
 
-    12 layers of 12 heads, width 768, MLP 3072, post-norm, 128 tokens: 13^12 = 2.3e13 paths.
+    By default 12 layers of 12 heads, width 768, MLP 3072, post-norm: 13^12 = 2.3e13 paths.
+
+    Args:
+        options: The flags of `experiments.benchmark`.
+        config: The network.
+        num_tokens: Of its input.
     """
-    params, x = drawn(config, num_tokens)
+    params, x = draw_network(config, num_tokens)
 
     # Without the trace: a forward pass that stores what no measurement reads would look slower.
     forward = jax.jit(lambda p, x, c: rc.apply(p, x, c).output)
@@ -42,7 +47,7 @@ def exact_paths(
         "path contributions": (exact, (params, x, config)),
     }
 
-    def figures(forward, sums):
+    def make_figures(forward, sums):
         output, total = forward.output, sums.output.total
         error = jnp.linalg.norm(total - output) / jnp.linalg.norm(output)
         return {
@@ -52,17 +57,25 @@ def exact_paths(
             "GB beyond the weights, of the compiled program": (sums.gigabytes, 1.0),
         }
 
-    return compared(cases, options.rounds, figures)
+    return compare_cases(cases, options.rounds, make_figures)
 
 
-def head_contributions(
+def time_head_contributions(
     options: Any, config: rc.TransformerConfig = BERT_BASE, num_tokens: int = 128
 ) -> Report:
-    """Every head's contribution to the output at the size of BERT-base: 144 heads, 57 MB."""
-    params, x = drawn(config, num_tokens)
-    found = jax.jit(lambda p, x, c: rc.head_contributions(p, x, c))
-    return compared(
-        {"head contributions": (found, (params, x, config))},
+    """Measures the time of every head's contribution to the output.
+
+    At the size of BERT-base these are 144 heads, 57 MB.
+
+    Args:
+        options: The flags of `experiments.benchmark`.
+        config: The network.
+        num_tokens: Of its input.
+    """
+    params, x = draw_network(config, num_tokens)
+    contributions = jax.jit(lambda p, x, c: rc.head_contributions(p, x, c))
+    return compare_cases(
+        {"head contributions": (contributions, (params, x, config))},
         options.rounds,
         lambda timing: {
             "seconds": (timing.best, 20.0),
@@ -71,10 +84,16 @@ def head_contributions(
     )
 
 
-def recomputed_paths(options: Any, depth: int = 6, num_sequences: int = 200) -> Report:
-    """Recomputed sets of the sort experiment, beside every path evaluated by itself.
+def time_recomputed_paths(options: Any, depth: int = 6, num_sequences: int = 200) -> Report:
+    """Measures the time of recomputed path sets, and of every path evaluated by itself.
 
-    Lengths 0..6, 5 repeats, 5 paths, 200 sequences of 8 tokens, 6 layers of 2 heads, width 48.
+    They are those of the sort experiment: 5 repeats of 5 paths of each length, sequences of 8
+    tokens, 2 heads, width 48.
+
+    Args:
+        options: The flags of `experiments.benchmark`.
+        depth: Layers.
+        num_sequences: Sequences that the paths read.
     """
     embedding = EmbeddingConfig(
         vocab_size=10, d_embed=48, positions="learned", num_positions=8, projection="before_norm"
@@ -86,13 +105,13 @@ def recomputed_paths(options: Any, depth: int = 6, num_sequences: int = 200) -> 
     inputs = jax.random.randint(keys[2], (num_sequences, 8), 0, 10)
     paths = rc.paths.sample_path_sets(keys[3], range(depth + 1), 5, 5, depth, 2)
 
-    def sets(params, classifier, inputs, paths):
+    def evaluate_sets(params, classifier, inputs, paths):
         def logits(x):
             return rc.paths.path_set_logits(params, classifier, x, config, paths, no_sub_path=True)
 
         return jax.vmap(logits)(inputs)
 
-    def one_by_one(params, classifier, inputs, paths):
+    def evaluate_paths(params, classifier, inputs, paths):
         def state(path):
             return jax.vmap(
                 lambda x: rc.paths.path_state(params, x, config, path, no_sub_path=True)
@@ -100,19 +119,19 @@ def recomputed_paths(options: Any, depth: int = 6, num_sequences: int = 200) -> 
 
         states = jax.lax.map(state, paths.reshape(-1, depth))
         sums = states.reshape(*paths.shape[:3], *states.shape[1:]).sum(axis=2)
-        return logits_of(classifier, jnp.moveaxis(sums, 2, 0))
+        return classify_states(classifier, jnp.moveaxis(sums, 2, 0))
 
     arguments = (params, classifier, inputs, paths)
     cases = {
-        "each path by itself": (jax.jit(one_by_one), arguments),
-        "sets, shared beginnings once": (jax.jit(sets), arguments),
+        "each path by itself": (jax.jit(evaluate_paths), arguments),
+        "sets, shared beginnings once": (jax.jit(evaluate_sets), arguments),
     }
 
-    def figures(base, shared):
+    def make_figures(base, shared):
         difference = largest_difference(shared.output, base.output)
         return {
             "seconds for all sets": (shared.best, 1.0),
             "largest relative difference of the two": (difference, 1e-5),
         }
 
-    return compared(cases, options.rounds, figures)
+    return compare_cases(cases, options.rounds, make_figures)

@@ -6,16 +6,22 @@ import jax
 import numpy as np
 
 import rank_collapse as rc
-from experiments.benchmarks.timing import Report, compared, median_ratio
+from experiments.benchmarks.timing import Report, compare_cases, median_ratio
 from rank_collapse.runs.seeds import seed_keys
 
 
-def collapse_sweep(
+def time_collapse_sweep(
     options: Any, num_seeds: int = 16, depth: int = 32, num_tokens: int = 64, d_model: int = 64
 ) -> Report:
-    """Residual ratio and logarithm by layer of pure attention, weights drawn in the same call.
+    """Measures the time of residual ratio and logarithm by layer of pure attention.
 
-    All seeds as one program, vmapped or one after another, beside a call for each seed.
+    Weights are drawn in the call. All seeds are one program, vmapped or one after another, or each
+    has a call.
+
+    Args:
+        options: The flags of `experiments.benchmark`.
+        num_seeds: Random initialisations.
+        depth, num_tokens, d_model: Of the network.
     """
     config = rc.san(depth, 4, d_model)
 
@@ -26,33 +32,37 @@ def collapse_sweep(
         return jax.vmap(rc.residual_ratio)(hidden), rc.log_residual_profile(params, x, config)
 
     keys = seed_keys(0, num_seeds)
-    each = jax.jit(profile).lower(keys[0]).compile()
+    profile_seed = jax.jit(profile).lower(keys[0]).compile()
     cases = {
-        "a call for each seed": (lambda keys: [each(key) for key in keys], (keys,)),
+        "a call for each seed": (lambda keys: [profile_seed(key) for key in keys], (keys,)),
         "one call, vmapped": (jax.jit(jax.vmap(profile)), (keys,)),
         "one call, one after another": (jax.jit(lambda keys: jax.lax.map(profile, keys)), (keys,)),
     }
 
-    def figures(single, vmapped, mapped):
+    def make_figures(single, vmapped, mapped):
         pairs = zip(vmapped.output, map(np.asarray, mapped.output), strict=True)
-        away = [np.abs(np.asarray(a) - b) / (1 + np.abs(b)) for a, b in pairs]
+        differences = [np.abs(np.asarray(a) - b) / (1 + np.abs(b)) for a, b in pairs]
         return {
             "ms per seed, one call": (1e3 * min(vmapped.best, mapped.best) / num_seeds, None),
             "largest relative difference between vmapped and one after another": (
-                float(np.max(away)),
+                float(np.max(differences)),
                 None,
             ),
         }
 
-    return compared(cases, options.rounds, figures)
+    return compare_cases(cases, options.rounds, make_figures)
 
 
-def log_profile(
+def time_log_profile(
     options: Any, depth: int = 12, num_tokens: int = 64, d_model: int = 64, num_heads: int = 4
 ) -> Report:
-    """Residuals in logarithms: one scale with its noisy copies, and proved in ball arithmetic.
+    """Measures the time of residuals in logarithms, of one scale and proved in ball arithmetic.
 
-    Beside the residual ratios of an ordinary forward pass.
+    The baseline is a forward pass with residual ratios.
+
+    Args:
+        options: The flags of `experiments.benchmark`.
+        depth, num_tokens, d_model, num_heads: Of the network.
     """
     config = rc.san(depth, num_heads, d_model)
     params = rc.init(jax.random.key(0), config)
@@ -66,7 +76,7 @@ def log_profile(
         "proved": (lambda p, x: rc.theory.exact_profile(p, x, config).profile, (params, x)),
     }
 
-    def figures(forward, one_scale, proved):
+    def make_figures(forward, one_scale, proved):
         difference = np.abs(np.asarray(one_scale.output) - proved.output)
         return {
             "seconds for every digit proved": (proved.best, 10.0),
@@ -74,4 +84,4 @@ def log_profile(
             "largest difference of the logarithms": (float(difference.max()), None),
         }
 
-    return compared(cases, options.rounds, figures)
+    return compare_cases(cases, options.rounds, make_figures)

@@ -1,4 +1,4 @@
-"""Timing of cases side by side, and what a benchmark reports."""
+"""Timing of cases in turn, and the report of a benchmark."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ class Timing:
     """One case of a benchmark.
 
     Attributes:
-        name: What is timed.
+        name: Of the case.
         compile_seconds: Tracing and compilation; 0 where there is none.
         seconds: Of each round, in order.
         temporary_bytes: What the compiled program allocates beside arguments and results.
@@ -36,13 +36,13 @@ class Timing:
 
     @property
     def gigabytes(self) -> float:
-        """Of results and what is allocated beside them and the arguments."""
+        """Gigabytes of results and of what is allocated beside them and the arguments."""
         return (self.temporary_bytes + self.output_bytes) / 1e9
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a benchmark found.
+    """The result of a benchmark.
 
     Attributes:
         timings: All cases; ratios refer to the first.
@@ -54,11 +54,11 @@ class Report:
 
 
 def time_cases(cases: Mapping[str, tuple[Callable, tuple]], rounds: int) -> list[Timing]:
-    """Times jitted functions beside each other.
+    """Measures the time of functions in turn, round after round.
 
     Args:
-        cases: {name: (function to jit, its arguments)}; a function that has been jitted, or that
-            is none of JAX's (a PyTorch step), is called as it is.
+        cases: {name: (function, its arguments)}; a jitted function is compiled before, any other
+            one (a PyTorch step) is called as it is.
         rounds: Each case runs once a round, after one warm-up call.
     """
     timings, calls = [], []
@@ -82,53 +82,58 @@ def time_cases(cases: Mapping[str, tuple[Callable, tuple]], rounds: int) -> list
     return timings
 
 
-def compared(
+def compare_cases(
     cases: Mapping[str, tuple[Callable, tuple]],
     rounds: int,
-    figures: Callable[..., Mapping[str, tuple[float, float | None]]],
+    make_figures: Callable[..., Mapping[str, tuple[float, float | None]]],
 ) -> Report:
-    """The report of cases timed beside each other, the first of which is the baseline.
+    """Measures the time of cases in turn, the first of which is the baseline.
 
     Args:
         cases, rounds: As of `time_cases`.
-        figures: Timings of all cases → further numbers.
+        make_figures: Timings of all cases → further numbers.
     """
     timings = time_cases(cases, rounds)
-    return Report(timings, figures(*timings))
+    return Report(timings, make_figures(*timings))
 
 
-def largest_difference(found: Any, exact: Any) -> float:
-    """Of two trees, each array's over its largest finite value."""
+def largest_difference(values: Any, reference: Any) -> float:
+    """Computes the largest difference of two trees, relative to each array's largest value.
 
-    def gap(a, b):
+    Args:
+        values, reference: Trees of arrays; infinities of one sign are equal.
+    """
+
+    def relative_difference(a, b):
         a, b = np.asarray(a, np.float64), np.asarray(b)
-        differences = np.abs(a[a != b] - b[a != b])  # infinities of one sign are equal
+        differences = np.abs(a[a != b] - b[a != b])
         return np.max(differences, initial=0) / np.max(np.abs(b[np.isfinite(b)]), initial=1e-300)
 
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True)
-    return float(np.max([gap(a, b) for a, b in pairs if np.issubdtype(b.dtype, np.floating)]))
+    pairs = zip(jax.tree.leaves(values), jax.tree.leaves(reference), strict=True)
+    floats = [(a, b) for a, b in pairs if np.issubdtype(b.dtype, np.floating)]
+    return float(np.max([relative_difference(a, b) for a, b in floats]))
 
 
 def median_ratio(timing: Timing, baseline: Timing) -> float:
-    """Median over rounds of the ratio of two cases timed in the same round."""
+    """Computes the median over rounds of the ratio of two cases timed in the same round."""
     return float(np.median(np.array(timing.seconds) / np.array(baseline.seconds)))
 
 
-def show(found: Report) -> list[str]:
+def print_report(report: Report) -> list[str]:
     """Prints one benchmark; returns the figures above their limits."""
-    baseline = found.timings[0]
+    baseline = report.timings[0]
     heads = ("case", "best s", "median s", "ratio", "compile s", "temporary MB")
     print("  {:44s} {:>9s} {:>9s} {:>7s} {:>10s} {:>13s}".format(*heads))
-    for t in found.timings:
+    for t in report.timings:
         print(
             f"  {t.name:44s} {t.best:9.4f} {np.median(t.seconds):9.4f} "
             f"{median_ratio(t, baseline):7.2f} {t.compile_seconds:10.2f} "
             f"{t.temporary_bytes / 1e6:13.1f}"
         )
     print(f"  ratios: median over rounds, to {baseline.name!r} in the same round")
-    over = []
-    for name, (value, limit) in found.figures.items():
+    failures = []
+    for name, (value, limit) in report.figures.items():
         print(f"  {name}: {value:.4g}" + ("" if limit is None else f" (limit {limit:g})"))
         if limit is not None and not value <= limit:
-            over.append(f"{name} = {value:.4g}, limit {limit:g}")
-    return over
+            failures.append(f"{name} = {value:.4g}, limit {limit:g}")
+    return failures

@@ -86,23 +86,28 @@ class Training:
             self.network.parameters(), lr=hyper.learning_rate, weight_decay=hyper.weight_decay
         )
         self.loader = torch.utils.data.DataLoader(
-            torch.utils.data.TensorDataset(*tensors(recipe, examples)),
+            torch.utils.data.TensorDataset(*make_tensors(recipe, examples)),
             batch_size=recipe.batch_size,
             shuffle=recipe.shuffle,
         )
 
     def seconds_per_step(self, num_steps: int, warm_up: int = 3) -> float:
-        """Of a step, after a warm-up."""
+        """Measures the seconds of a step, after a warm-up.
+
+        Args:
+            num_steps: Timed steps.
+            warm_up: Steps before them.
+        """
         epochs = itertools.chain.from_iterable(itertools.repeat(self.loader))
         for i, batch in enumerate(itertools.islice(epochs, num_steps + warm_up)):
             if i == warm_up:
-                started = time.perf_counter()
+                start = time.perf_counter()
             self.step(*batch)
-        return (time.perf_counter() - started) / num_steps
+        return (time.perf_counter() - start) / num_steps
 
     def step(self, *batch: Any) -> None:
-        """One update of the weights."""
-        self.loss = loss_of(self.network, self.recipe, *batch)
+        """Updates the weights once."""
+        self.loss = compute_loss(self.network, self.recipe, *batch)
         self.optimizer.zero_grad()
         self.loss.backward()
         if self.recipe.clip_norm is not None:
@@ -110,16 +115,16 @@ class Training:
         self.optimizer.step()
 
 
-def tensors(recipe: Any, examples: Any) -> list[Any]:
-    """Inputs, labels and, where there is one, the mask of a data set."""
+def make_tensors(recipe: Any, examples: Any) -> list[Any]:
+    """Converts inputs, labels and, where there is one, the mask of a data set."""
     inputs, labels = (torch.from_numpy(np.array(a)) for a in (examples.inputs, examples.labels))
     labels = labels.long() if recipe.loss == "cross_entropy" else labels
     mask = None if examples.mask is None else torch.from_numpy(np.array(examples.mask))
     return [inputs, labels] + ([] if mask is None else [mask])
 
 
-def loss_of(network: Any, recipe: Any, inputs: Any, labels: Any, mask: Any = None) -> Any:
-    """The recipe's loss of a batch."""
+def compute_loss(network: Any, recipe: Any, inputs: Any, labels: Any, mask: Any = None) -> Any:
+    """Computes the recipe's loss of a batch."""
     logits = network(inputs, mask)
     if recipe.loss == "squared_error":
         return F.mse_loss(logits, labels, reduction="sum")

@@ -20,7 +20,7 @@ from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.training import Hyper, num_batches
 
-# Name: (binary, arguments beside the published sizes, its asked-for speed against PyTorch).
+# {name: (binary, arguments beside the published sizes, its target speed against PyTorch)}.
 CASES = {
     "sort": (run_sort, (), 8.0),
     "convex_hull": (run_convex_hull, ("--n_train_data=1000",), 3.5),
@@ -46,7 +46,7 @@ BASELINES = ("none", "torch")
 def time_training(
     name: str, options: Any, num_seeds: int | None = None, arguments: Sequence[str] = ()
 ) -> Report:
-    """Training steps of one of `CASES`, beside PyTorch's where --baseline asks for it.
+    """Measures the time of training steps of one of `CASES`, and with --baseline PyTorch's.
 
     Args:
         name: The case.
@@ -54,34 +54,34 @@ def time_training(
         num_seeds: Seeds trained together; those of `SEEDS` by default.
         arguments: Of the binary, beside the case's own: other sizes than the published ones.
     """
-    asked, num_seeds = CASES[name][2], num_seeds or SEEDS[name]
-    recipe, make_data, batch_size = setup_of(name, arguments)
-    ensemble = Ensemble(recipe, make_data, mesh=cli.mesh(options), epochs_per_chunk=1)
+    target, num_seeds = CASES[name][2], num_seeds or SEEDS[name]
+    recipe, make_data, batch_size = make_case(name, arguments)
+    ensemble = Ensemble(recipe, make_data, mesh=cli.device_mesh(options), epochs_per_chunk=1)
     values = Hyper(learning_rate=1e-3, dropout=0.1)
     hyper = jax.tree.map(lambda a: jnp.full(num_seeds, a, jnp.float32), values)
     keys, hyper = ensemble.lay_out((seed_keys(0, num_seeds), hyper))
     ours = Timing(f"ours, {num_seeds} seeds on {ensemble.mesh.size} devices", 0.0)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     state, data = ensemble.begin(keys, hyper, None)
     epoch = ensemble.chunk.trace(state, data, hyper, jnp.int32(0)).lower().compile()
     state, _ = jax.block_until_ready(epoch(state, data, hyper, jnp.int32(0)))
-    ours.compile_seconds = time.perf_counter() - begun
+    ours.compile_seconds = time.perf_counter() - start
     # Per step of the padded examples: packed rows are fewer, but an epoch is the same texts.
     example_data = make_data(jax.random.key(0))
     examples = example_data.get("texts", example_data["train"])
     steps = num_batches(len(examples), batch_size)
     padded = dataclasses.replace(recipe, batch_size=batch_size)
     baseline = None
-    if asked and options.baseline == "torch":
+    if target and options.baseline == "torch":
         from experiments.benchmarks.torch_baseline import Training
 
         padded = dataclasses.replace(recipe, batch_size=batch_size)
         baseline = Training(padded, examples, values)
     torch = Timing("PyTorch, one seed", 0.0)
     for r in range(options.rounds):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         state, _ = jax.block_until_ready(epoch(state, data, hyper, jnp.int32(r)))
-        ours.seconds.append((time.perf_counter() - begun) / steps / num_seeds)
+        ours.seconds.append((time.perf_counter() - start) / steps / num_seeds)
         if baseline:
             torch.seconds.append(baseline.seconds_per_step(steps))
     figures = {"ms per seed and step, ours": (1e3 * ours.best, None)}
@@ -93,16 +93,16 @@ def time_training(
         figures
         | {
             "ms per step, PyTorch": (1e3 * torch.best, None),
-            f"times faster than PyTorch (asked {asked:g})": (ratio, None),
-            "ours as a share of PyTorch": (1 / ratio, 1 / asked),
+            f"times faster than PyTorch (asked {target:g})": (ratio, None),
+            "ours as a share of PyTorch": (1 / ratio, 1 / target),
         },
     )
 
 
-def setup_of(name: str, arguments: Sequence[str] = ()) -> tuple[Any, Callable, int]:
-    """(recipe, make_data, examples in a batch) of a published command, without files."""
-    module, own, _ = CASES[name]
-    flags = cli.parse(module.FLAGS, [*own, *arguments])
+def make_case(name: str, arguments: Sequence[str] = ()) -> tuple[Any, Callable, int]:
+    """Makes (recipe, make_data, examples in a batch) of a published command, without files."""
+    module, case_arguments, _ = CASES[name]
+    flags = cli.parse_flags(module.FLAGS, [*case_arguments, *arguments])
     if name != "memorization":
         setup = module.make_setup(flags)
     else:

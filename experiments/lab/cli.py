@@ -1,9 +1,9 @@
-"""What every binary shares: flags, errors in one line, devices, run folders.
+"""How every binary runs: flags, errors in one line, devices, signals, exit codes.
 
-Each binary has its own FlagValues, so that several of them live in one process (tests,
+Each binary has its own flag values, so that several of them live in one process (tests,
 `reproduce`): `cli.execute(main, FLAGS, ["--depth=2"])` returns the exit code. Exit codes: 0 done,
-2 a mistake of the user's in one line on stderr, 130 Ctrl-C, 143 SIGTERM (see `progress`), 141 where
-nobody reads what is printed any more.
+2 a user's mistake in one line on stderr, 130 Ctrl-C, 143 SIGTERM (see `progress`), 141 where
+nobody reads the output any more.
 """
 
 import multiprocessing
@@ -19,29 +19,26 @@ import jax
 from absl import flags
 
 from experiments.lab import devices, progress
-from experiments.lab.devices import mesh as mesh
+from experiments.lab.devices import device_mesh as device_mesh
 from experiments.lab.flags import (
+    Flags,
     bare_flags as bare_flags,
     check_names as check_names,
     content_hash as content_hash,
     help_text,
     make_flags as make_flags,
-    parse as parse,
+    parse_flags as parse_flags,
 )
 from experiments.lab.vocabulary import MOST_SEEDS as MOST_SEEDS, definer as definer
 from rank_collapse.extras import MissingPackage
-from rank_collapse.printed import one_line
+from rank_collapse.printed import format_one_line
 from rank_collapse.runs.files import RunError
 
-# Of the user or the machine: said in one line. Others are ours, and show where they are.
+# Mistakes of the user or the machine, said in one line. Other errors are ours, with a traceback.
 MISTAKES = (ValueError, RunError, MissingPackage, OSError, MemoryError, flags.Error)
-# Flags whose work is done by processes of their own, which find the devices free.
-BY_CHILDREN = ("suite", "compile_for", "preset")
 
 
-def run(
-    main: Callable, flag_values: flags.FlagValues, *, positional: str | None = None
-) -> NoReturn:
+def run(main: Callable, flag_values: Flags, *, positional: str | None = None) -> NoReturn:
     """Runs a binary on the command line's arguments and exits; see `execute`."""
     code = execute(main, flag_values, sys.argv[1:], positional=positional)
     sys.stdout.flush()
@@ -52,7 +49,7 @@ def run(
 
 def execute(
     main: Callable,
-    flag_values: flags.FlagValues,
+    flag_values: Flags,
     arguments: Sequence[str],
     *,
     positional: str | None = None,
@@ -67,20 +64,19 @@ def execute(
         positional: Name of the flag whose value may stand alone.
     """
     try:
-        options = parse(flag_values, arguments, positional)
+        options = parse_flags(flag_values, arguments, positional)
         if options.help:
             print(help_text(main, flag_values))
             return 0
-        by_children = any(getattr(options, name, None) for name in BY_CHILDREN)
-        if "num_devices" in options and not by_children:
-            devices.start(options.num_devices)
-        with progress.stopping(), jax.default_matmul_precision("highest"):
-            ended = main(options)
-            return getattr(ended, "code", ended) or 0
-    except (KeyboardInterrupt, progress.Stopped) as asked:
+        if "num_devices" in options and "preset" not in options:  # else its workers have them
+            devices.start_devices(options.num_devices)
+        with progress.handle_signals(), jax.default_matmul_precision("highest"):
+            result = main(options)
+            return getattr(result, "code", result) or 0
+    except (KeyboardInterrupt, progress.Stopped) as interrupt:
         if multiprocessing.parent_process() is None:  # else the parent says so
             print(f"\ninterrupted{how_to_resume(flag_values, arguments)}", file=sys.stderr)
-        return asked.code if isinstance(asked, progress.Stopped) else 130
+        return interrupt.code if isinstance(interrupt, progress.Stopped) else 130
     except BrokenPipeError:
         for stream in (sys.stdout, sys.stderr):  # nothing more can be said
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -88,27 +84,36 @@ def execute(
     except (*MISTAKES, jax.errors.JaxRuntimeError) as error:
         if "--debug" in arguments:
             traceback.print_exc()
+        message = in_typed_names(format_one_line(error), arguments, flag_values)
         if isinstance(error, jax.errors.JaxRuntimeError):
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            print("error: out of memory: fewer seeds at a time need less", file=sys.stderr)
-        else:
-            print(
-                f"error: {in_typed_names(one_line(error), arguments, flag_values)}", file=sys.stderr
-            )
+            message = "out of memory: fewer seeds at a time need less"
+        print(f"error: {message}", file=sys.stderr)
         return 2
 
 
-def how_to_resume(flag_values: flags.FlagValues, arguments: Sequence[str]) -> str:
-    """Says which command goes on after an interrupt; "" where there is no run folder."""
+def how_to_resume(flag_values: Flags, arguments: Sequence[str]) -> str:
+    """Says which command goes on after an interrupt; "" where there is no run folder.
+
+    Args:
+        flag_values: The flags of the binary.
+        arguments: Those that were typed.
+    """
     if "output_dir" not in flag_values:
         return ""
-    typed = next((a for a in arguments if a.lstrip("-").startswith("overwrite")), None)
-    return f": the same command {f'without {typed}' if typed else 'again'} resumes"
+    overwrite = next((a for a in arguments if a.lstrip("-").startswith("overwrite")), None)
+    return f": the same command {f'without {overwrite}' if overwrite else 'again'} resumes"
 
 
-def in_typed_names(message: str, arguments: Sequence[str], flag_values: flags.FlagValues) -> str:
-    """Writes flags as they were typed where a message has their other name, as "d_model=47"."""
+def in_typed_names(message: str, arguments: Sequence[str], flag_values: Flags) -> str:
+    """Writes flags as they were typed where a message has their other name, as "d_model=47".
+
+    Args:
+        message: Of an error, with names as "d_model=47".
+        arguments: Those that were typed.
+        flag_values: The flags of the binary.
+    """
     typed = {argument.lstrip("-").partition("=")[0] for argument in arguments}
     for name in sorted(filter(flag_values.__contains__, typed)):
         message = re.sub(rf"\b{flag_values[name].name}=", f"{name}=", message)

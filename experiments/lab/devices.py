@@ -1,4 +1,4 @@
-"""The devices of a run: one XLA device per CPU core, and the mesh of those asked for."""
+"""The devices of a run: one XLA device per CPU core, and the mesh of the requested ones."""
 
 import contextlib
 import importlib.metadata
@@ -13,23 +13,26 @@ from jax.sharding import Mesh
 from rank_collapse.runs.seeds import seed_mesh
 
 
-def cores() -> int:
-    """Cores this process may use."""
+def count_cores() -> int:
+    """Counts the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def accelerated() -> bool:
-    """Whether JAX would look for accelerators: starting it to ask would take their memory."""
+def has_accelerator() -> bool:
+    """Returns whether JAX would look for accelerators; starting it to ask takes their memory."""
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     installed = plugins or importlib.util.find_spec("libtpu") is not None
     return bool(installed) and os.environ.get("JAX_PLATFORMS") != "cpu"
 
 
-def start(num_devices: int = 0) -> None:
-    """Starts JAX with so many devices of a CPU, or one per core; must come before any computation.
+def start_devices(num_devices: int = 0) -> None:
+    """Starts JAX with so many devices of a CPU; must come before any computation.
 
-    XLA does not spread a vmapped small matrix product over cores; one device per core does. What is
-    compiled is kept for other runs, in JAX_COMPILATION_CACHE_DIR or this user's cache.
+    XLA does not spread a vmapped small matrix product over cores; one device per core does.
+    Compiled programs are stored for other runs, in JAX_COMPILATION_CACHE_DIR or this user's cache.
+
+    Args:
+        num_devices: 0 for one per core.
 
     Raises:
         ValueError: JAX does not start.
@@ -39,17 +42,17 @@ def start(num_devices: int = 0) -> None:
         jax.config.update("jax_compilation_cache_dir", folder)
     if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with contextlib.suppress(RuntimeError):  # JAX has started
-            jax.config.update("jax_num_cpu_devices", num_devices or cores())
+            jax.config.update("jax_num_cpu_devices", num_devices or count_cores())
     try:
         jax.devices()
-    except (RuntimeError, AssertionError) as error:  # a platform that is not there
-        asked = os.environ.get("JAX_PLATFORMS", "")
+    except (RuntimeError, AssertionError) as error:  # a platform that does not exist
+        platforms = os.environ.get("JAX_PLATFORMS", "")
         reason = str(error) or "it is not installed"
-        raise ValueError(f"JAX finds no device of JAX_PLATFORMS={asked!r}: {reason}") from error
+        raise ValueError(f"JAX finds no device of JAX_PLATFORMS={platforms!r}: {reason}") from error
 
 
-def mesh(options: flags.FlagValues) -> Mesh:
-    """The mesh of the devices asked for by --num_devices; its axis is "seeds".
+def device_mesh(options: flags.FlagValues) -> Mesh:
+    """Returns the mesh of the first --num_devices devices; its axis is "seeds".
 
     Raises:
         ValueError: There are fewer devices.
@@ -60,15 +63,17 @@ def mesh(options: flags.FlagValues) -> Mesh:
     return seed_mesh(devices[: count or None])
 
 
-def fitting(size: int, taken: int, mesh: Mesh) -> int:
-    """Seeds at a time that take half of what memory a device has at the most.
+def fit_memory(size: int, num_bytes: int, mesh: Mesh) -> int:
+    """Returns how many seeds at a time take at most half of a device's memory.
 
     Args:
-        size: Seeds, a multiple of the devices.
-        taken: Bytes that they take on each.
+        size: Requested seeds at a time, a multiple of the devices.
+        num_bytes: Bytes that they take on each device.
         mesh: The devices.
     """
     stats = mesh.devices.flat[0].memory_stats() or {}
-    shared = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // mesh.size
-    memory, each = stats.get("bytes_limit", shared), size // mesh.size
-    return size if 2 * taken <= memory else mesh.size * max(1, each * memory // (2 * taken))
+    host_share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // mesh.size
+    memory, per_device = stats.get("bytes_limit", host_share), size // mesh.size
+    if 2 * num_bytes <= memory:
+        return size
+    return mesh.size * max(1, per_device * memory // (2 * num_bytes))

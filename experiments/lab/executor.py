@@ -1,21 +1,20 @@
-"""The executor: what is computed of every seed of every cell, in chunks from which a run resumes.
+"""The executor: computes every seed of every cell, in chunks from which a run resumes.
 
     with Executor(options, run, "scales", total=2 * options.num_seeds) as executor:
         # measure(key, floats) of one seed → {"scale=1": {name: [s, ...]}, ...}
-        found = executor.measure(measure, {"scale=1": 1.0, "scale=2": 2.0})
+        results = executor.measure(measure, {"scale=1": 1.0, "scale=2": 2.0})
 
 A cell is a setting whose numbers compiled programs take as arguments, of an experiment's lists or
 of the axes of the flags. Its seeds and those of the other cells are one list, shared by the devices
-and computed chunk by chunk (--seed_chunk). Chunks are saved when they are done, so that a run
-resumes on any number of devices. A seed draws the same numbers in any chunk; docs/sweeps.md says
-how far its results are the same.
+and computed chunk by chunk (--seed_chunk). Each finished chunk is saved, so a run resumes on any
+number of devices. A seed draws the same numbers in any chunk; docs/sweeps.md says how far its
+results are the same.
 """
 
+import collections
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +24,7 @@ from jax.sharding import Mesh
 from experiments.lab import devices
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
-from experiments.lab.progress import Progress, check
+from experiments.lab.progress import Progress
 from rank_collapse.runs import seeds
 from rank_collapse.runs.files import damaged
 
@@ -39,9 +38,9 @@ class Chunk(NamedTuple):
     Attributes:
         cells: The cell of each [r].
         seeds: The number of each [r].
-        keys: Of the seeds, the last one repeated so that all chunks are of one size and nothing is
-            compiled again for the last.
-        floats: Of the cells, leaves of that size.
+        keys: Keys of the seeds [size], the last one repeated so that all chunks have one size and
+            nothing is compiled again for the last.
+        floats: Floats of the cells, leaves [size, ...].
     """
 
     cells: Sequence[str]
@@ -51,27 +50,28 @@ class Chunk(NamedTuple):
 
 
 class Executor(contextlib.ExitStack):
-    """What computes the cells of a run: its devices, seeds and progress. A context manager.
+    """Computes the cells of a run with its devices, seeds and progress. A context manager.
 
     Args:
         options: The flags, of one point of their axes; --num_devices, --seed_chunk, and --seed and
-            --num_seeds where they are.
-        run: Holds what was computed before.
+            --num_seeds where the binary has them.
+        run: Holds the results of earlier chunks.
         label: Of the progress; "" for programs that show their own.
-        total: Seeds of all cells of a run; those of one by default.
+        total: Seeds of all cells of a point; those of one cell by default.
 
     Attributes:
+        run: The run folder, without the prefix of a point.
         mesh: Of the devices.
-        progress: None without a label.
+        progress: Counts seeds; disabled without a label.
     """
 
     def __init__(self, options: Flags, run: RunFolder, label: str = "", total: int | None = None):
         super().__init__()
-        self.run, self._options, self.mesh = run.at(""), options, devices.mesh(options)
-        self.progress = None
+        self.run, self._options, self.mesh = run.at(""), options, devices.device_mesh(options)
         if label:
             total = len(options.group) * (options.num_seeds if total is None else total)
-            self.progress = self.enter_context(Progress(total, label, log=run.log))
+        bar = Progress(total if label else 0, label, log=run.log)
+        self.progress = self.enter_context(bar)
 
     def measure(
         self,
@@ -80,10 +80,16 @@ class Executor(contextlib.ExitStack):
         *,
         keys: Any = None,
         most: int | None = None,
-        **how: Any,
+        **options: Any,
     ) -> dict[str, dict[str, np.ndarray]]:
-        """`map` of a function of one seed; `how` are further arguments of `Mapped`."""
-        program = functools.partial(Mapped, fn, self.mesh, progress=self.progress, **how)
+        """Calls `map` with a function of one seed; `options` are further arguments of `Mapped`.
+
+        Args:
+            fn: (key, floats) of one seed → pytree of arrays.
+            cells, keys, most: As of `map`.
+            **options: Further arguments of `Mapped`.
+        """
+        program = functools.partial(Mapped, fn, self.mesh, progress=self.progress, **options)
         return self.map(program, cells, keys=keys, most=most)
 
     def map(
@@ -94,12 +100,15 @@ class Executor(contextlib.ExitStack):
         keys: Any = None,
         most: int | None = None,
     ) -> dict[str, dict[str, np.ndarray]]:
-        """What is computed of all seeds of all cells, read where the run has it, else saved in it.
+        """Computes all seeds of all cells; reads the ones that the run has, saves the others.
+
+        Points that differ in traced flags alone are computed with the first of them.
 
         Args:
-            program: Makes what computes a chunk, where any is left: arrays on the host, leaves
-                [r, ...], whose names are joined by "/" where it is nested. Its bytes_of(chunk,
-                size), where it has that, is what so many seeds take on a device.
+            program: Makes the function that computes a chunk, where one is missing. It returns
+                arrays on the host, leaves [r, ...], whose names are joined by "/" where they are
+                nested. Its method count_bytes(chunk, size), if any, returns the bytes of so many
+                seeds on a device.
             cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None;
                 or flags → that. Points with invalid flags are skipped.
             keys: Of the seeds [s], the same of every cell; by default those of the flags.
@@ -113,97 +122,91 @@ class Executor(contextlib.ExitStack):
             ValueError: Invalid flags of this point.
         """
         options = self._options
-        numbers = np.arange(options.num_seeds if keys is None else len(keys))
+        count = options.num_seeds if keys is None else len(keys)
         if keys is None:
-            keys = seeds.keys_of(options.seed, options.first_seed + numbers)
-        floats = self._floats(cells, [options])
-        saved = self._saved(floats, len(numbers))
-        if any(seeds_of(arrays) < len(numbers) for arrays in saved.values()):
-            floats = self._floats(cells, options.group)
-            saved = self._saved(floats, len(numbers))
-            left = [
-                (cell, seed)
-                for cell, arrays in saved.items()
-                for seed in range(seeds_of(arrays), len(numbers))
-            ]
-            self._skip(len(floats) * len(numbers) - len(left))
-            asked = most or ("seed_chunk" in options and options.seed_chunk) or len(left)
-            size = seeds.padded_size(min(asked, len(left)), self.mesh)
-            chunk_of = functools.partial(make_chunk, floats, keys)
-            self._compute(program(), left, chunk_of, size, saved)
+            keys = seeds.keys_of(options.seed, options.first_seed + np.arange(count))
+        own_cells = self._cell_floats(cells, [options])
+        if self._list_left(own_cells, count):
+            floats = self._cell_floats(cells, options.group)
+            missing = self._list_left(floats, count)
+            self.progress.skip(len(floats) * count - len(missing))
+            self._compute(program(), floats, keys, missing, most)
         else:
-            self._skip(len(options.group) * len(floats) * len(numbers))
-        start = options.prefix
-        return {c.removeprefix(start): a for c, a in saved.items() if c.startswith(start)}
+            self.progress.skip(len(options.group) * len(own_cells) * count)
+        return {cell.removeprefix(options.prefix): self.run.part(cell) for cell in own_cells}
 
-    def _floats(self, cells, points):
-        """{part of the run's arrays: floats} of the cells of some points."""
+    def _cell_floats(self, cells, points):
+        """Returns {part of the run's arrays: floats} of the cells of some points."""
         floats = {}
         for point in points:
             try:
-                of_point = cells(point) if callable(cells) else cells
+                point_cells = cells(point) if callable(cells) else cells
             except ValueError:
                 if point is self._options:
                     raise
                 continue  # the point says so when it is its turn
-            floats |= {point.prefix + cell: values for cell, values in of_point.items()}
+            floats |= {point.prefix + cell: values for cell, values in point_cells.items()}
         return floats
 
-    def _saved(self, cells, count):
-        """{cell: its arrays in the run}, none where no seed was saved."""
-        saved = {}
+    def _list_left(self, cells, count):
+        """Lists the (cell, seed) pairs that the run does not have.
+
+        Raises:
+            RunError: The arrays of a cell have different numbers of seeds, or too many.
+        """
+        missing = []
         for cell in cells:
             arrays = self.run.part(cell) or {}
-            done = seeds_done(arrays, count, self.run.path, cell)
-            saved[cell] = dict(arrays) if done else {}
-        return saved
+            counts = {len(a) if np.ndim(a) else -1 for a in arrays.values()} or {0}
+            if len(counts) > 1 or not 0 <= max(counts) <= count:
+                raise damaged(self.run.path / "arrays.npz", f"{cell} is not of {count} seeds")
+            missing += [(cell, seed) for seed in range(max(counts), count)]
+        return missing
 
-    def _skip(self, steps):
-        if self.progress is not None:
-            self.progress.skip(steps)
-
-    def _compute(self, program, left, chunk_of, size, saved):
-        """Computes what is left, chunk by chunk, adds it to what is saved and saves it."""
-        if hasattr(program, "bytes_of"):
-            head = chunk_of(left[: self.mesh.size], self.mesh.size)
-            size = devices.fitting(size, program.bytes_of(head, size), self.mesh)
+    def _compute(self, program, floats, keys, missing, most):
+        """Computes the (cell, seed) pairs that are missing, and saves them chunk by chunk."""
+        options, chunk_of = self._options, functools.partial(make_chunk, floats, keys)
+        limit = most or ("seed_chunk" in options and options.seed_chunk) or len(missing)
+        size = seeds.padded_size(min(limit, len(missing)), self.mesh)
+        if hasattr(program, "count_bytes"):
+            head = chunk_of(missing[: self.mesh.size], self.mesh.size)
+            size = devices.fit_memory(size, program.count_bytes(head, size), self.mesh)
         try:
-            for first in range(0, len(left), size):
-                chunk = chunk_of(left[first : first + size], size)
-                self.run.keep_arrays(add_seeds(saved, chunk, named(program(chunk))))
-                count = len(chunk.seeds)
-                check() if self.progress is None else self.progress.advance(count)
+            for start in range(0, len(missing), size):
+                chunk = chunk_of(missing[start : start + size], size)
+                self._append(chunk, name_leaves(program(chunk)))
+                self.progress.advance(len(chunk.seeds))
         finally:
             self.run.flush_arrays()
+
+    def _append(self, chunk, results):
+        """Appends the seeds of a chunk to the arrays of their cells."""
+        longer, start = {}, 0
+        for cell, count in collections.Counter(chunk.cells).items():  # the seeds of a cell adjoin
+            saved = self.run.part(cell) or {}
+            for name, values in results.items():
+                earlier = [saved[name]] if name in saved else []
+                new = values[start : start + count]
+                longer[f"{cell}/{name}"] = np.concatenate([*earlier, new])
+            start += count
+        self.run.keep_arrays(longer)  # at once: all arrays of a cell have as many seeds
 
 
 def make_chunk(
     floats: Mapping[str, Any], keys: Any, pairs: Sequence[tuple[str, int]], size: int
 ) -> Chunk:
-    """Makes the chunk of (cell, seed) pairs, filled up to a size."""
+    """Makes the chunk of (cell, seed) pairs, padded to a size.
+
+    Args:
+        floats: {cell: floats}.
+        keys: Of all seeds.
+        pairs: At most `size` pairs.
+        size: Of the chunk's keys and floats.
+    """
     padded = [*pairs, *pairs[-1:] * (size - len(pairs))]
     values = jax.tree.map(lambda *a: np.stack(a), *(floats[cell] for cell, _ in padded))
     numbers = np.array([seed for _, seed in padded])
     return Chunk(*zip(*pairs, strict=True), keys[numbers], values)
-
-
-def add_seeds(
-    saved: dict[str, dict[str, np.ndarray]], chunk: Chunk, results: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Adds the seeds of a chunk to the arrays of their cells; returns those arrays by full name."""
-    changed = {}
-    for cell, rows in itertools.groupby(range(len(chunk.cells)), chunk.cells.__getitem__):
-        rows = list(rows)
-        for name, values in results.items():
-            before = [saved[cell][name]] if name in saved[cell] else []
-            saved[cell][name] = np.concatenate([*before, values[rows]])
-            changed[f"{cell}/{name}"] = saved[cell][name]
-    return changed
-
-
-def seeds_of(arrays: Mapping[str, np.ndarray]) -> int:
-    """How many seeds the arrays of a cell have."""
-    return len(next(iter(arrays.values()))) if arrays else 0
 
 
 class Mapped:
@@ -212,8 +215,8 @@ class Mapped:
     Args:
         fn: (key, floats) of one seed → pytree of arrays.
         mesh: Of the devices.
-        draw: (key, floats) of one seed → what `fn` takes in the place of the key: a program of its
-            own, since random numbers are slow to optimise and drawn once.
+        draw: (key, floats) of one seed → what `fn` takes instead of the key: a program of its own,
+            since random numbers are slow to optimise and drawn once.
         at_once: Seeds a device vmaps over; None for `seeds.seeds_at_once`.
         level: As of `runs.seeds.spread`.
         progress: Gets how long compiling took; None for none.
@@ -231,67 +234,61 @@ class Mapped:
     ):
         count = seeds.seeds_at_once(mesh) if at_once is None else at_once
         self._mesh, self._progress, self._compiled, self._size = mesh, progress, None, 0
-        self._call = _spread(fn, mesh, count, level)
-        self._draw = None if draw is None else _spread(draw, mesh, count, 0)
+        self._call = _spread_function(fn, mesh, count, level)
+        self._draw = None if draw is None else _spread_function(draw, mesh, count, 0)
 
     def __call__(self, chunk: Chunk) -> Any:
-        laid = self.laid_out(chunk)
+        arguments = self.laid_out(chunk)
         if self._compiled is None or len(chunk.keys) != self._size:
-            self._compile(laid, len(chunk.keys))
-        return seeds.to_host(self._compiled(laid, None), len(chunk.seeds))
+            self._compile(arguments, len(chunk.keys))
+        return seeds.to_host(self._compiled(arguments, None), len(chunk.seeds))
 
-    def _compile(self, like, size):
-        """For so many seeds like those of arrays, or of their shapes."""
-        sharding, self._size = seeds.seed_sharding(self._mesh), size
+    def laid_out(self, chunk: Chunk) -> tuple[Any, Any]:
+        """Returns (keys, or what is drawn from them; floats) of a chunk on the devices."""
+        arguments = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
+        return arguments if self._draw is None else (self._draw(arguments, None), arguments[1])
 
-        def sized(a):
-            return jax.ShapeDtypeStruct((size, *a.shape[1:]), a.dtype, sharding=sharding)
+    def count_bytes(self, chunk: Chunk, size: int) -> int:
+        """Returns the bytes of so many seeds like those of a chunk on a device, as XLA says.
 
-        with self._progress.paused("compiling") if self._progress else contextlib.nullcontext():
-            self._compiled = self._call.lower(jax.tree.map(sized, like), None).compile()
-
-    def bytes_of(self, chunk: Chunk, size: int) -> int:
-        """What so many seeds like those of a chunk take on a device, as XLA says."""
-        laid = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
-        drawn = laid[0] if self._draw is None else jax.eval_shape(self._draw, laid, None)
-        self._compile((drawn, laid[1]), size)
+        Args:
+            chunk: At least one seed for each device.
+            size: Seeds.
+        """
+        arguments = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
+        if self._draw is not None:
+            arguments = jax.eval_shape(self._draw, arguments, None), arguments[1]
+        self._compile(arguments, size)
         usage = self._compiled.memory_analysis()
         if usage is None:
             return 0
         arrays = usage.argument_size_in_bytes + usage.output_size_in_bytes
         return arrays + usage.temp_size_in_bytes - usage.alias_size_in_bytes
 
-    def laid_out(self, chunk: Chunk) -> tuple[Any, Any]:
-        """(keys, or what is drawn from them; floats) of a chunk on the devices."""
-        laid = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
-        return laid if self._draw is None else (self._draw(laid, None), laid[1])
+    def _compile(self, like, size):
+        """Compiles for so many seeds like those of some arrays, or of their shapes."""
+        sharding, self._size = seeds.seed_sharding(self._mesh), size
+
+        def resize(a):
+            return jax.ShapeDtypeStruct((size, *a.shape[1:]), a.dtype, sharding=sharding)
+
+        bar = self._progress
+        with bar.time_activity("compiling") if bar else contextlib.nullcontext():
+            self._compiled = self._call.lower(jax.tree.map(resize, like), None).compile()
 
 
 @functools.lru_cache(maxsize=4)  # programs that draw alike share theirs
-def _spread(fn, mesh, at_once, level):
+def _spread_function(fn, mesh, at_once, level):
     return seeds.spread(lambda seed, _: fn(*seed), mesh, at_once=at_once, level=level)
 
 
-def named(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:
-    """{path: array} of a nested dictionary; of a flat one itself."""
+def name_leaves(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:
+    """Flattens a nested dictionary to {path: array}.
+
+    Args:
+        tree: Arrays in nested dictionaries.
+        separator: Between the names of the levels.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     name = functools.partial(jax.tree_util.keystr, simple=True, separator=separator)
     return {name(path): np.asarray(leaf) for path, leaf in leaves}
-
-
-def seeds_done(saved: Mapping[str, np.ndarray], total: int, run: Path, part: str) -> int:
-    """Seeds that the saved arrays of a part hold.
-
-    Args:
-        saved: The arrays; none where nothing was saved.
-        total: Seeds of the run.
-        run: Its folder.
-        part: The name of the arrays.
-
-    Raises:
-        RunError: Not as many of each array, or more than the run has.
-    """
-    counts = {len(values) if np.ndim(values) else -1 for values in saved.values()} or {0}
-    if len(counts) > 1 or not 0 <= max(counts) <= total:
-        raise damaged(run / "arrays.npz", f"{part} is not of {total} seeds")
-    return counts.pop()

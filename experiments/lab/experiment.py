@@ -1,7 +1,7 @@
-"""A run of an experiment: its folder is opened, what it lacks is measured, saved and drawn.
+"""A run of an experiment: its folder is opened, missing results are measured, saved and drawn.
 
     EXPERIMENT = Experiment(order=50, title="Ranks", brief=..., claim=..., presets={...})
-    FIGURES = by_name(ranks_figure)
+    FIGURES = name_figures(ranks_figure)
 
     def main(options):
         with open_run(options, make_setup) as run:
@@ -12,7 +12,7 @@
         cli.run(main, FLAGS)
 
 `reproduce`, the report, the pages and the tests read `EXPERIMENT`, `FIGURES` and `FLAGS` of the
-modules that `experiments_of` names, and finished folders by `read`.
+modules that `list_experiments` names, and finished folders by `read_run`.
 """
 
 import contextlib
@@ -26,9 +26,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import jax
+
 from experiments import verdicts
 from experiments.lab import devices, labelled, pool
-from experiments.lab.flags import Flags, command_line, config_of, folder_of, options_of, precision
+from experiments.lab.flags import Flags, command_line, make_config, read_flags, run_path
 from experiments.lab.folder import RunFolder, read_summary
 from experiments.lab.statements import STATEMENTS
 from rank_collapse.report import figures as drawing
@@ -48,7 +50,7 @@ class Experiment:
         claim: What the paper says, in a sentence or two, with the figure or table it stands in.
         presets: Arguments by preset: "quick" (seconds on two cores), "paper", and "tiny", at which
             tests compute all of it; {run: arguments} of a preset of several runs.
-        needs: A folder that must be there; `reproduce` leaves the experiment out without it.
+        needs: A folder that must exist; `reproduce` leaves the experiment out without it.
     """
 
     order: int
@@ -71,7 +73,7 @@ class Experiment:
 
 
 class Finding(NamedTuple):
-    """What the report opens with."""
+    """A result that the report opens with."""
 
     figure: str  # Name of one of the experiment's figures
     sentence: str  # Made of its numbers
@@ -83,7 +85,7 @@ class Point(NamedTuple):
     Attributes:
         options: Its flags.
         setup: What they ask for.
-        folder: The run's folder, of whose arrays those of the point are seen.
+        folder: The run's folder, with the arrays of the point alone.
         axes: {flag: value} of the axes that were not joined.
         results: What was measured.
     """
@@ -96,7 +98,7 @@ class Point(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What is said of a run, and the exit code of its command."""
+    """The published parts of a run, and the exit code of its command."""
 
     claims: Sequence[verdicts.Row] = ()
     comparisons: Sequence[verdicts.Comparison] = ()
@@ -111,22 +113,23 @@ def open_run(
     make_setup: Callable[[Flags], Any] = lambda options: options,
     extra: Callable[[Any], Mapping[str, Any] | None] = lambda setup: None,
 ) -> Iterator["Run"]:
-    """Opens the folder of the flags, once all points of their axes are set up.
+    """Opens the folder of the flags, after all points of their axes are set up.
 
-    Where a flag --dtype asks for float64, all of the run is in it.
+    With --dtype=float64 the run computes in float64.
 
     Args:
-        options: Of the command.
+        options: Flags of the command.
         make_setup: options → what they ask for.
-        extra: setup → what beside the flags determines the results, for config.json.
+        extra: setup → what else determines the results, for config.json.
 
     Raises:
         ValueError: Flags that do not fit each other.
         RunError: A folder that cannot be used.
     """
-    with precision(options):
+    in_double = "dtype" in options and options.dtype == "float64"
+    with jax.enable_x64(in_double or jax.config.jax_enable_x64):
         setups = [(point, make_setup(point)) for point in options.points()]
-        devices.mesh(options)  # more devices than there are: refused before there is a folder
+        devices.device_mesh(options)  # too many devices are refused before there is a folder
         with run_folder(options, extra(setups[0][1])) as folder:
             points = [
                 Point(point, setup, folder.at(point.prefix), point.point) for point, setup in setups
@@ -135,14 +138,21 @@ def open_run(
 
 
 def run_folder(options: Flags, extra: Mapping[str, Any] | None = None) -> RunFolder:
-    """Opens results/<experiment>/<run name>/, or the folder of --output_dir."""
-    config = config_of(options) | dict(extra or {})
-    path = folder_of(options)
-    if options.reading:
-        return RunFolder(path, config, read_only=True)
-    named = sorted(name for name in options.execution if name in options and name != "help")
-    execution = {name: options[name].value for name in named} | {"command": command_line()}
-    folder = RunFolder(path, config, execution=execution, overwrite=options.overwrite)
+    """Opens results/<experiment>/<run name>/, or the folder of --output_dir.
+
+    Args:
+        options: Flags of the command.
+        extra: What else determines the results.
+    """
+    names = sorted(options.execution & {*options} - {"help"})
+    execution = {name: options[name].value for name in names} | {"command": command_line()}
+    folder = RunFolder(
+        run_path(options),
+        make_config(options) | dict(extra or {}),
+        execution=execution,
+        overwrite=options.overwrite,
+        read_only=options.reading,
+    )
     if options.begin_with:
         folder.save_arrays(options.begin_with)
     return folder
@@ -153,20 +163,19 @@ class Run:
 
     Attributes:
         options: The flags.
-        folder: Where it is kept.
+        folder: Its folder.
         points: Of the axes, set up.
-        failed: Why points could not be measured.
+        failures: Why points could not be measured.
     """
 
     def __init__(self, options: Flags, folder: RunFolder, points: Sequence[Point]):
         self.options, self.folder, self.points = options, folder, points
-        self.failed: list[str] = []
+        self.failures: list[str] = []
 
     def measure(
         self, measure: Callable[[Flags, Any, RunFolder], Any], over: Sequence[str] = ()
     ) -> list[Point]:
-        """Measures what the folder lacks, point by point, or side by side where workers are asked
-        for.
+        """Measures the missing points, one by one, or side by side where workers are asked for.
 
         Args:
             measure: (options, setup, folder) → results of one point, resumed from the folder.
@@ -179,21 +188,23 @@ class Run:
         Raises:
             ValueError: No point can be measured.
         """
-        pool.measure_side_by_side(self.options, self.folder)
+        points = self.points
+        if self.options.worker_group is None:
+            pool.measure_side_by_side(self.options, [p.options for p in points], self.folder)
+        else:
+            points = [p for p in points if p.options.number == self.options.worker_group]
         measured = []
-        for point in self.points:
-            if self.options.worker_group not in (None, point.options.number):
-                continue
+        for point in points:
             try:
                 results = measure(point.options, point.setup, point.folder)
                 measured.append(point._replace(results=results))
             except ValueError as error:
                 if len(self.points) == 1:
                     raise
-                self.failed.append(f"{labelled.setting(point.axes)}: {error}")
+                self.failures.append(f"{labelled.describe_point(point.axes)}: {error}")
         if not measured:
-            raise ValueError("; ".join(self.failed))
-        return joined(measured, over)
+            raise ValueError("; ".join(self.failures))
+        return join_points(measured, over)
 
     def publish(
         self,
@@ -213,149 +224,166 @@ class Run:
             table: Rows of results.csv.
             figures: By name, in the order of the report.
             claims: Rows of the statements of `experiments.lab.statements`.
-            compare: What is measured beside published values, without verdicts.
+            compare: Measured values beside published ones, without verdicts.
             finding: The sentence and picture on the report's first screen.
-            files: (results, setup, folder) → what makes further files of the folder, by name.
+            files: (results, setup, folder) → functions that make further files of the folder.
         """
         if self.options.worker_group is not None:  # a worker's: the arrays are enough
             return Shown()
-        shown = Shown(
-            [row for point in points for row in with_setting(claims, point)],
-            [row for point in points for row in with_quantity(compare, point)],
-            finding(points[0].results, points[0].setup),
+        first = points[0]
+        published = Shown(
+            [row for point in points for row in name_settings(claims, point)],
+            [row for point in points for row in name_quantities(compare, point)],
+            finding(first.results, first.setup),
             points,
-            1 if self.failed else 0,
+            1 if self.failures else 0,
         )
-        if not self.options.reading:
-            rows = partial(rows_of, points, table)
-            self.folder.publish(
-                rows=rows,
-                figures=drawn(points, figures, rows, self.options.shows),
-                files={
-                    name: make
-                    for point in points
-                    for name, make in files(point.results, point.setup, point.folder).items()
-                },
-                summary=lambda: summary_of(shown),
-                shown={name: self.options[name].value for name in self.options.asked} or None,
-            )
-            self.say(shown)
-        return shown
+        if self.options.reading:
+            return published
 
-    def say(self, shown: Shown) -> None:
-        """Prints comparisons, answers, failed points and the folder."""
-        for row in shown.comparisons:
+        def rows():
+            return [{**p.axes, **row} for p in points for row in table(p.results, p.setup)]
+
+        made = [files(point.results, point.setup, point.folder) for point in points]
+        self.folder.publish(
+            rows=rows,
+            figures=figure_makers(points, figures, rows, self.options.shows),
+            files={name: make for point_files in made for name, make in point_files.items()},
+            summary=partial(summarise, published),
+            selection={name: self.options[name].value for name in self.options.selecting} or None,
+        )
+        for row in published.comparisons:
             print(verdicts.comparison_line(row))
-        for answer in verdicts.answers_of(STATEMENTS, shown.claims):
+        for answer in verdicts.answer_statements(STATEMENTS, published.claims):
             print(verdicts.answer_lines(answer))
-        for line in self.failed:
+        for line in self.failures:
             print(line, file=sys.stderr)
         print(f"{'written to' if self.folder.writable else 'read from'} {self.folder.path}")
+        return published
 
 
-def joined(points: Sequence[Point], over: Sequence[str]) -> list[Point]:
-    """Joins the points that differ in some axes alone to one Dataset each."""
+def join_points(points: Sequence[Point], over: Sequence[str]) -> list[Point]:
+    """Joins the points that differ in some axes alone to one Dataset each.
+
+    Args:
+        points: With results.
+        over: The axes that become dimensions of the Datasets.
+    """
     if not over:
         return list(points)
     groups: dict[str, list[Point]] = {}
     for point in points:
-        apart = {name: value for name, value in point.axes.items() if name not in over}
-        groups.setdefault(str(apart), []).append(point._replace(axes=apart))
-    return [
-        group[0]._replace(
-            results=labelled.joined(
-                {
-                    tuple(point.options[name].value for name in over): point.results
-                    for point in group
-                },
-                over,
-            )
-        )
-        for group in groups.values()
-    ]
+        axes = {name: value for name, value in point.axes.items() if name not in over}
+        groups.setdefault(str(axes), []).append(point._replace(axes=axes))
+    joined = []
+    for group in groups.values():
+        parts = {tuple(p.options[name].value for name in over): p.results for p in group}
+        joined.append(group[0]._replace(results=labelled.join_datasets(parts, over)))
+    return joined
 
 
-def with_setting(claims: Callable, point: Point) -> Iterator[verdicts.Row]:
-    """Adds the point to the settings of its rows."""
+def name_settings(claims: Callable, point: Point) -> Iterator[verdicts.Row]:
+    """Yields the rows of a point, with the point after their settings.
+
+    Args:
+        claims: (results, setup) → rows.
+        point: With results.
+    """
     for row in claims(point.results, point.setup):
-        setting = filter(None, (row.setting, labelled.setting(point.axes)))
+        setting = filter(None, (row.setting, labelled.describe_point(point.axes)))
         yield replace(row, setting=", ".join(setting))
 
 
-def with_quantity(compare: Callable, point: Point) -> Iterator[verdicts.Comparison]:
-    """Puts the point before the quantities of its comparisons."""
+def name_quantities(compare: Callable, point: Point) -> Iterator[verdicts.Comparison]:
+    """Yields the comparisons of a point, with the point before their quantities.
+
+    Args:
+        compare: (results, setup) → comparisons.
+        point: With results.
+    """
     for row in compare(point.results, point.setup):
-        quantity = filter(None, (labelled.setting(point.axes), row.quantity))
+        quantity = filter(None, (labelled.describe_point(point.axes), row.quantity))
         yield replace(row, quantity=": ".join(quantity))
 
 
-def rows_of(points: Sequence[Point], table: Callable) -> list[dict[str, Any]]:
-    """Makes the table, with the columns of the axes first."""
-    return [{**point.axes, **row} for point in points for row in table(point.results, point.setup)]
+def summarise(published: Shown) -> dict[str, Any]:
+    """Makes the content of summary.json: rows of statements with 95 % intervals, comparisons.
 
-
-def summary_of(shown: Shown) -> dict[str, Any]:
-    """Makes the content of summary.json."""
+    Args:
+        published: Of the run.
+    """
     statements = []
-    for row in shown.claims:
-        named = {n: getattr(row, n) for n in ("key", "setting", "draws", "estimate", "why")}
+    for row in published.claims:
+        fields = {n: getattr(row, n) for n in ("key", "setting", "draws", "estimate")}
         interval = row.interval(0.95)
-        statements.append(named | {"interval": [*interval] if interval.is_finite else []})
-    return {"statements": statements, "compared": [vars(row) for row in shown.comparisons]}
+        fields |= {"why": row.note, "interval": [*interval] if interval.is_finite else []}
+        statements.append(fields)
+    return {"statements": statements, "compared": [vars(row) for row in published.comparisons]}
 
 
-def drawn(
-    points: Sequence[Point], figures: Figures, rows: Callable[[], list], shows: str
+def figure_makers(
+    points: Sequence[Point], figures: Figures, rows: Callable[[], list], column: str
 ) -> dict[str, Callable[[], Any]]:
-    """Makes what draws each figure of each point, in the style of `verdicts.figures`; of several
-    points also a column of the table over the axes."""
-    draws: dict[str, Callable[[], Any]] = {}
+    """Makes a function that draws each figure of each point, by file name.
+
+    Args:
+        points: With results.
+        figures: By name.
+        rows: Makes the table.
+        column: The column of it that a further figure shows over the axes, if there are any.
+    """
+    makers: dict[str, Callable[[], Any]] = {}
     for point in points:
-        where = "".join(f",{name}={value}" for name, value in point.axes.items())
+        suffix = "".join(f",{name}={value}" for name, value in point.axes.items())
         for name, draw in figures.items():
-            draws[f"{name}{where}"] = partial(drawing.styled(draw), point.results, point.setup)
+            makers[f"{name}{suffix}"] = partial(drawing.styled(draw), point.results, point.setup)
     axes = [*points[0].axes]
     if axes:
-        draws["axes"] = lambda: labelled.axes_figure(rows(), axes, shows)
-    return draws
+        makers["axes"] = lambda: labelled.plot_axes(rows(), axes, column)
+    return makers
 
 
-def by_name(*draw: Callable) -> dict[str, Callable]:
-    """Names functions X_figure X; what their docstring says is the caption in the report."""
-    return {one.__name__.removesuffix("_figure"): one for one in draw}
+def name_figures(*functions: Callable) -> dict[str, Callable]:
+    """Names functions X_figure X; their docstring is the caption in the report."""
+    return {draw.__name__.removesuffix("_figure"): draw for draw in functions}
 
 
-def captions_of(figures: Figures) -> dict[str, str]:
+def figure_captions(figures: Figures) -> dict[str, str]:
     """Reads the captions of figures, each in one line."""
     texts = {name: inspect.getdoc(draw) for name, draw in figures.items()}
     return {name: " ".join(text.split()) for name, text in texts.items() if text}
 
 
-def read(module: ModuleType, folder: Path) -> Shown:
-    """Reads what a finished folder holds, without measuring or writing anything.
+def read_run(module: ModuleType, folder: Path) -> Shown:
+    """Reads a finished folder, without measuring or writing anything.
+
+    Args:
+        module: Of the experiment.
+        folder: The run folder.
 
     Raises:
         RunError: The run is not complete, or damaged.
     """
-    asked = read_summary(folder).get("shown", {})
-    if not isinstance(asked, Mapping):
+    selection = read_summary(folder).get("shown", {})
+    if not isinstance(selection, Mapping):
         raise damaged(folder / "summary.json", "an earlier version wrote it")
-    options = options_of(module.FLAGS, folder, asked)
+    options = read_flags(module.FLAGS, folder, selection)
     vars(options)["reading"] = True
     return module.main(options)
 
 
-def experiments_of(folder: Path = Path(__file__).parents[1]) -> list[str]:
-    """Lists the modules of a package that hold an experiment, in the order of the report."""
-    names = sorted(p.stem for p in folder.glob("*.py") if p.stem.startswith(("run_", "check_")))
-    return sorted(names, key=lambda name: experiment_of(name).order)
+def list_experiments() -> list[str]:
+    """Lists the modules that hold an experiment, in the order of the report."""
+    paths = Path(__file__).parents[1].glob("*.py")
+    names = sorted(path.stem for path in paths if path.stem.startswith(("run_", "check_")))
+    return sorted(names, key=lambda name: describe_experiment(name).order)
 
 
-def module_of(name: str) -> ModuleType:
+def import_experiment(name: str) -> ModuleType:
     """Imports the module of an experiment."""
     return importlib.import_module(f"experiments.{name}")
 
 
-def experiment_of(name: str) -> Experiment:
-    """What is said of the experiment of a module."""
-    return module_of(name).EXPERIMENT
+def describe_experiment(name: str) -> Experiment:
+    """Returns what pages say of the experiment of a module."""
+    return import_experiment(name).EXPERIMENT

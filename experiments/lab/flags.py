@@ -14,15 +14,14 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import jax
 from absl import flags
 
 from experiments.lab import vocabulary
-from rank_collapse.runs.files import damaged, read_object
+from experiments.lab.folder import read_config
+from rank_collapse.runs.files import damaged
 
 # Flags that do not change results, or their rounding alone (num_devices): recorded in config.json,
 # not compared on resume.
@@ -37,12 +36,12 @@ EXECUTION = {
     "debug",
 }
 LARGEST = 3.4e38  # number of float32
-# Of the seeds, which are an axis of every result.
+# Flags of the seeds, which are an axis of every result.
 ONE_VALUE = {"seed", "first_seed", "num_seeds"}
 
 
 class Flags(flags.FlagValues):
-    """absl's flag values, and beside them what no flag says.
+    """absl's flag values, with the properties of the binary and the point of its axes.
 
     Args:
         experiment: Name of the folder under results/.
@@ -50,7 +49,7 @@ class Flags(flags.FlagValues):
         traced: Flags whose values compiled programs take as arguments: points of the axes that
             differ in them alone are computed together, see `Executor`.
         execution: Flags that change no result beyond rounding.
-        asked: Flags that choose what of a folder is shown, which may differ between its runs.
+        selecting: Flags that choose what of a folder is shown, which may differ between its runs.
 
     Attributes:
         axes: {flag: its values, as they were written}, those with several.
@@ -69,7 +68,7 @@ class Flags(flags.FlagValues):
         shows: str | None = None,
         traced: Iterable[str] = (),
         execution: Iterable[str] = (),
-        asked: Iterable[str] = (),
+        selecting: Iterable[str] = (),
     ):
         super().__init__()
         # absl takes attributes for flags.
@@ -77,58 +76,56 @@ class Flags(flags.FlagValues):
             experiment=experiment,
             shows=shows,
             traced=frozenset(traced),
-            execution=frozenset({*EXECUTION, *execution, *asked}),
-            asked=frozenset(asked),
+            execution=frozenset({*EXECUTION, *execution, *selecting}),
+            selecting=frozenset(selecting),
         )
         vars(self).update(axes={}, point={}, group=[self], number=0)
         vars(self).update(worker_group=None, reading=False, begin_with={})
 
     def points(self) -> "list[Flags]":
-        """The flags at every point of the axes.
+        """Lists the flags at every point of the axes, the points of a group one after another.
 
         Raises:
             flags.Error, ValueError: A value that a flag does not take.
         """
-        groups: dict[str, list[Flags]] = {}
-        for values in itertools.product(*self.axes.values()):
-            point = copy.deepcopy(self)
-            for name, text in zip(self.axes, values, strict=True):
-                point[name].parse(text)
-                _check_value(name, point[name])
-            setting = {name: point[name].value for name in self.axes}
-            apart = str([value for name, value in setting.items() if name not in self.traced])
-            group = groups.setdefault(apart, [])
-            if all(setting != other.point for other in group):  # 1 and 1.0 are one
-                vars(point).update(point=setting, group=group, number=[*groups].index(apart))
-                group.append(point)
-        return [point for group in groups.values() for point in group]
+        points: dict[tuple, Flags] = {}  # 1 and 1.0 are one point
+        for texts in itertools.product(*self.axes.values()):
+            flags_here = copy.deepcopy(self)
+            for name, text in zip(self.axes, texts, strict=True):
+                flags_here[name].parse(text)
+                _check_value(name, flags_here[name])
+            vars(flags_here)["point"] = {name: flags_here[name].value for name in self.axes}
+            points.setdefault(tuple(flags_here.point.values()), flags_here)
+        groups: dict[tuple, list[Flags]] = {}
+        for flags_here in points.values():
+            untraced = (v for name, v in flags_here.point.items() if name not in self.traced)
+            groups.setdefault(tuple(untraced), []).append(flags_here)
+        for number, group in enumerate(groups.values()):
+            for flags_here in group:
+                vars(flags_here).update(group=group, number=number)
+        return list(itertools.chain(*groups.values()))
 
     def takes_several(self, name: str) -> bool:
-        """Whether a flag of one value takes several, which are an axis."""
+        """Returns whether a flag may be an axis: it has one value, and may be given several."""
         if name not in self or self[name].name in self.execution | ONE_VALUE:
             return False
         return type(self[name].parser) in vocabulary.SINGLE
 
     @property
     def prefix(self) -> str:
-        """Before the names of the arrays of a point; "" where there are no axes."""
+        """The beginning of the names of the arrays of a point; "" where there are no axes."""
         return "".join(f"{name}={value}/" for name, value in self.point.items())
 
 
-def make_flags(
-    experiment: str,
-    *,
-    num_seeds: int | None = None,
-    **about: Any,
-) -> Flags:
-    """The flags all binaries share, to which a binary adds its own with `flag_values=`.
+def make_flags(experiment: str, *, num_seeds: int | None = None, **properties: Any) -> Flags:
+    """Makes the flags that all binaries share, to which a binary adds its own.
 
     Args:
         experiment: Name of the folder under results/.
         num_seeds: Default of --num_seeds; None for a binary without seeds.
-        **about: Further arguments of `Flags`.
+        **properties: Further arguments of `Flags`.
     """
-    values = bare_flags(Flags(experiment, **about))
+    values = bare_flags(Flags(experiment, **properties))
     vocabulary.define(values, output_dir=None, run_name=None, overwrite=False, num_devices=0)
     if num_seeds is not None:
         vocabulary.define(values, seed=0, first_seed=0, num_seeds=num_seeds)
@@ -136,8 +133,8 @@ def make_flags(
     return values
 
 
-def bare_flags(values: flags.FlagValues | None = None) -> flags.FlagValues:
-    """The flags of a command that computes nothing: --debug and --help; added to those given."""
+def bare_flags(values: Flags | None = None) -> Flags:
+    """Defines --debug and --help, the flags of a command that computes nothing."""
     values = Flags() if values is None else values
     define = vocabulary.definer(values)
     define("boolean", "debug", False, "Show the traceback of an error.")
@@ -145,45 +142,60 @@ def bare_flags(values: flags.FlagValues | None = None) -> flags.FlagValues:
     return values
 
 
-def parse(
+def parse_flags(
     flag_values: Flags, arguments: Sequence[str], positional: str | None = None
-) -> flags.FlagValues:
-    """The flags with the given arguments' values; earlier ones are forgotten.
+) -> Flags:
+    """Parses arguments into the flags; values of an earlier call are forgotten.
+
+    Args:
+        flag_values: The flags, which are changed.
+        arguments: Of the command line, without the program's name.
+        positional: Name of the flag whose value may stand alone.
+
+    Returns:
+        The same flags.
 
     Raises:
         flags.Error, ValueError: An unknown flag, a bad value, or an argument that is no flag.
     """
     for name in flag_values:
         flag_values[name].unparse()
-    first, axes = _without_axes(flag_values, arguments)
+    arguments, axes = _split_axes(flag_values, arguments)
     vars(flag_values).update(axes=axes, worker_group=None, reading=False, begin_with={})
-    extra = flag_values(["binary", *first])[1:]
-    if positional and extra and not flag_values[positional].present:
-        flag_values[positional].parse(extra if len(extra) > 1 else extra[0])
-        extra = []
-    if extra:
-        raise ValueError(f"unexpected argument {extra[0]!r}; flags are written --name=value")
+    unparsed = flag_values(["binary", *arguments])[1:]
+    if positional and unparsed and not flag_values[positional].present:
+        flag_values[positional].parse(unparsed if len(unparsed) > 1 else unparsed[0])
+    elif unparsed:
+        raise ValueError(f"unexpected argument {unparsed[0]!r}; flags are written --name=value")
     for name in flag_values:
         _check_value(name, flag_values[name])
     return flag_values
 
 
-def _without_axes(flag_values, arguments):
-    """(the arguments with the first of several values, {flag: all of them})."""
-    first, axes, name = [], {}, ""
+def _split_axes(flag_values, arguments):
+    """Returns (the arguments with the first value of each axis, {axis: all its values}).
+
+    Args:
+        flag_values: The flags.
+        arguments: Of the command line.
+    """
+    single, axes, name = [], {}, ""
     for argument in arguments:
         head, equals, text = argument.partition("=") if argument[:1] == "-" else ("", "", argument)
         name = head.lstrip("-") or name
         if "," in text and flag_values.takes_several(name):
             values = list(dict.fromkeys(text.split(",")))
             axes[flag_values[name].name], text = values, values[0]
-        first.append(f"{head}{equals}{text}")
-    return first, axes
+        single.append(f"{head}{equals}{text}")
+    return single, axes
 
 
 def _check_value(name, flag):
-    """Refuses what no flag takes: a number that float32 has not, an integer of more than 32 bits,
-    an empty text or list, a run name that is no folder's."""
+    """Refuses a value that no flag takes.
+
+    These are a number that float32 cannot hold, an integer of more than 32 bits, an empty text or
+    list, and a run name that cannot be a folder's.
+    """
     value = flag.value
     for number in value if isinstance(value, list) else [value]:
         if isinstance(number, int) and abs(number) >= 2**31:
@@ -191,33 +203,42 @@ def _check_value(name, flag):
         if isinstance(number, float) and not abs(number) <= LARGEST:
             raise ValueError(f"--{name}={number} is not a finite number of float32")
     if name == "run_name" and value is not None:
-        plain = Path(value).name == value and value not in ("", "..") and value.isprintable()
-        if not plain or value.startswith("-") or len(value.encode()) > 200:
+        is_name = Path(value).name == value and value not in ("", "..") and value.isprintable()
+        if not is_name or value.startswith("-") or len(value.encode()) > 200:
             raise ValueError(f"--run_name={value!r} is not a folder name")
     empty = not value.strip() if isinstance(value, str) else value == []
-    if flag.present and empty and not flag.boolean:  # --noNAME leaves a choice empty
+    if flag.present and empty and not flag.boolean:  # --noNAME empties a choice
         raise ValueError(f"--{name} is empty: is a variable unset?")
 
 
-def check_names(options: flags.FlagValues, flag: str, known: Iterable[str]) -> None:
-    """Refuses a list of names that holds another than the known ones.
+def check_names(options: Flags, flag: str, allowed: Iterable[str]) -> None:
+    """Raises an error if a list of names has one that is not allowed.
+
+    Args:
+        options: The flags.
+        flag: The name of the list.
+        allowed: Names that it may have.
 
     Raises:
         ValueError: It names the flag and the first unknown name.
     """
     for name in options[flag].value:
-        if name not in known:
-            raise ValueError(f"--{flag}={name} is not one of {', '.join(known)}")
+        if name not in allowed:
+            raise ValueError(f"--{flag}={name} is not one of {', '.join(allowed)}")
 
 
-def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
-    """What the binary is about and one entry per flag: the binary's own first."""
-    purpose = inspect.cleandoc(inspect.getmodule(main).__doc__ or "")
+def help_text(main: Callable, flag_values: Flags) -> str:
+    """Writes what `--help` prints: the module's docstring, then the flags, the binary's own first.
+
+    Args:
+        main: A function of the module.
+        flag_values: The flags.
+    """
     common = {*EXECUTION, "seed", "num_seeds"}
-    unique = {flag.name: flag for flag in (flag_values[name] for name in flag_values)}
-    lines = [purpose, "", "Flags:"]
-    for name in sorted(unique, key=lambda n: (n in common, n)):
-        flag = unique[name]
+    by_name = {flag.name: flag for flag in (flag_values[name] for name in flag_values)}
+    lines = [inspect.cleandoc(inspect.getmodule(main).__doc__ or ""), "", "Flags:"]
+    for name in sorted(by_name, key=lambda n: (n in common, n)):
+        flag = by_name[name]
         default = "" if flag.default in (None, False) else f" (default {flag.default})"
         choices = getattr(flag.parser, "enum_values", None)
         allowed = f" One of: {', '.join(filter(None, choices))}." if choices else ""
@@ -227,48 +248,32 @@ def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
     return "\n".join(lines)
 
 
-def precision(options: Flags) -> AbstractContextManager:
-    """float64 where a flag --dtype asks for it: JAX computes in float32 otherwise."""
-    asked = "dtype" in options and options.dtype == "float64"
-    return jax.enable_x64(asked or jax.config.jax_enable_x64)
-
-
-def arguments_of(options: Flags) -> list[str]:
-    """The arguments that ask for the same results."""
-    others = [n for n in options if n not in EXECUTION | options.axes.keys()]
-    texts = [options[n].serialize() for n in others if options[n].name == n and options[n].present]
+def list_arguments(options: Flags) -> list[str]:
+    """Writes the arguments that ask for the same results."""
+    names = [n for n in options if n not in EXECUTION | options.axes.keys()]
+    texts = [options[n].serialize() for n in names if options[n].name == n and options[n].present]
     return [*filter(None, texts), *(f"--{n}={','.join(v)}" for n, v in options.axes.items())]
 
 
-def saved_config(folder: Path) -> dict[str, Any]:
-    """Reads what determines the results of a run folder.
-
-    Raises:
-        RunError: A damaged config.json.
-    """
-    config = read_object(folder / "config.json").get("config")
-    if not isinstance(config, dict):
-        raise damaged(folder / "config.json", "it has no config")
-    return config
-
-
-def options_of(flag_values: Flags, folder: Path, shown: Mapping[str, Any]) -> Flags:
-    """The flags that a run folder was made with; all count as given.
+def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -> Flags:
+    """Reads the flags that a run folder was made with; all count as given.
 
     Args:
-        shown: Those that may differ between its runs, by name.
+        flag_values: The flags of its binary, which are changed.
+        folder: The run folder.
+        selection: {flag: value} of the flags that may differ between its runs.
 
     Raises:
         RunError: A damaged config.json.
     """
-    config = saved_config(folder)
-    options = parse(flag_values, [f"--output_dir={folder}"])
+    config = read_config(folder)
+    options = parse_flags(flag_values, [f"--output_dir={folder}"])
     axes = config.get("axes", {})
     try:
-        for name, value in (config | shown).items():
-            if name in options and value is not None:
-                options[name].parse(value)
+        for name, value in (config | selection).items():
             if name in options:
+                if value is not None:
+                    options[name].parse(value)
                 options[name].present = 1
         for name, texts in axes.items():
             if not options.takes_several(name) or not all(isinstance(t, str) for t in texts):
@@ -279,27 +284,26 @@ def options_of(flag_values: Flags, folder: Path, shown: Mapping[str, Any]) -> Fl
     return options
 
 
-def config_of(options: Flags) -> dict[str, Any]:
-    """What of the flags determines the results: all but those of `execution`."""
-    named = (n for n in sorted(options) if options[n].name == n and n not in options.execution)
+def make_config(options: Flags) -> dict[str, Any]:
+    """Lists what determines the results: the experiment, and all flags but those of execution."""
+    names = (n for n in sorted(options) if options[n].name == n and n not in options.execution)
     axes = {"axes": options.axes} if options.axes else {}
-    return {"experiment": options.experiment} | {n: options[n].value for n in named} | axes
+    return {"experiment": options.experiment} | {n: options[n].value for n in names} | axes
 
 
-def folder_of(options: Flags) -> Path:
-    """Where a run with these flags leaves what it finds."""
-    name = options.run_name
+def run_path(options: Flags) -> Path:
+    """Returns the folder of a run: results/<experiment>/<run name>/, or that of --output_dir."""
     if options.output_dir is None:
-        return Path("results") / options.experiment / (name or default_run_name(options))
-    return Path(options.output_dir) / name if name else Path(options.output_dir)
+        return Path("results", options.experiment, options.run_name or default_run_name(options))
+    return Path(options.output_dir, options.run_name or "")
 
 
 def default_run_name(options: Flags) -> str:
-    """Flags that are not at their defaults, shortened, with a hash of all of them.
+    """Names a run by the flags that are not at their defaults, shortened, and a hash of all.
 
-    "default" when there are none: the same flags give the same folder, others another.
+    "default" when there are none. The same flags give the same folder, others another.
     """
-    config = config_of(options)
+    config = make_config(options)
     changed = {n: v for n, v in config.items() if n in options and v != options[n].default}
     changed |= options.axes
     if not changed:
@@ -312,13 +316,13 @@ def default_run_name(options: Flags) -> str:
     return f"{short},{content_hash(json.dumps(changed, default=str).encode())[:6]}"
 
 
-def content_hash(data: bytes) -> str:
-    """SHA-256 of an input, for `extra` of `open_run`."""
-    return hashlib.sha256(data).hexdigest()
+def content_hash(content: bytes) -> str:
+    """Returns the SHA-256 of an input, which identifies it in config.json."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def command_line() -> str:
-    """The command that started this process, as a user types it, without machine paths."""
+    """Returns the command that started this process, as typed, without machine paths."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     program = f"-m {spec.name}" if spec is not None else Path(sys.argv[0]).name
     return f"python {program} {shlex.join(sys.argv[1:])}".strip()

@@ -9,13 +9,14 @@
              models.safetensors
                             trained weights, where asked for (`rank_collapse.training.model_file`)
              summary.json   the run's headline numbers; its presence means the run is complete
-             metrics.jsonl  scalars of a watched training, a line for each step (see `metrics`)
+             metrics.jsonl  scalars of a watched training, a line for each step
+                            (`rank_collapse.runs.metrics`)
              models/, metrics/   the same two of a run of several networks, a file for each
              log.txt
 
-Every file but metrics and log.txt is written to a temporary name and renamed, so that one that is
-there is whole. arrays.npz is a zip file, whose checksums show damage; what is made of the arrays is
-made again where it is missing.
+Every file but metrics and log.txt is written to a temporary name and renamed, so a file is either
+complete or absent. The checksums of arrays.npz show damage. Files made of the arrays are made
+again where they are missing.
 
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
@@ -26,6 +27,8 @@ made again where it is missing.
         )
 """
 
+import collections
+import contextlib
 import copy
 import csv
 import io
@@ -39,7 +42,6 @@ from typing import Any
 import numpy as np
 
 from experiments.lab import provenance
-from experiments.lab.checkpoints import Checkpoints
 from rank_collapse.runs import metrics, states
 from rank_collapse.runs.drawn import OPTIONS, drawn
 from rank_collapse.runs.files import (
@@ -71,7 +73,7 @@ LAYOUT = 3  # one more whenever names or shapes of what the experiments keep cha
 FOLDERS = ("checkpoints", "figures", "models", "points", metrics.FOLDER)
 
 
-class RunFolder(Checkpoints):
+class RunFolder(contextlib.ExitStack):
     """One run's folder, locked for as long as the object is open. A context manager.
 
     Args:
@@ -79,14 +81,13 @@ class RunFolder(Checkpoints):
         config: What determines the results (JSON values). A folder made with another one is
             refused.
         execution: What does not (number of devices, chunk size); recorded, never compared.
-        overwrite: Delete what an earlier run left and start afresh.
+        overwrite: Delete the results of an earlier run and start afresh.
         read_only: Whether the folder stays as it is, unlocked.
 
     Attributes:
         path: The folder.
-        config: As JSON stores it.
         writable: Whether this object writes.
-        resumed: Whether an earlier run of the same config had been here.
+        resumed: Whether the folder already had a run of the same config.
 
     Raises:
         RunError: Folder of another config, in use by another process, not writable, or damaged.
@@ -101,42 +102,30 @@ class RunFolder(Checkpoints):
         overwrite: bool = False,
         read_only: bool = False,
     ):
-        self.path, self._prefix, self._lease = Path(path), "", None
-        self._written, self._pause, self._unwritten = time.monotonic(), PAUSE, False
-        self.config = config = states.as_json(config)
+        super().__init__()
+        self.path, self._prefix = Path(path), ""
+        # {prefix: {name after it: array}} of every beginning of a name that ends at a "/".
+        self._arrays: dict[str, dict[str, np.ndarray]] = collections.defaultdict(dict)
+        self._last_write, self._pause, self._unwritten = time.monotonic(), PAUSE, False
         finished = (self.path / "summary.json").exists() and not overwrite
         self.writable = not (read_only or (finished and not os.access(path, os.W_OK)))
-        if self.writable:
-            make_folder(self.path)
-            self._lease = lease(self.path)
         try:
-            if overwrite:
-                delete(self.path, (*CONTENTS, *FOLDERS))
-            self._clear_unfinished()
-            self.resumed = self._check(config)
+            if self.writable:
+                make_folder(self.path)
+                self.enter_context(lease(self.path))
+                delete(self.path, (*CONTENTS, *FOLDERS) if overwrite else ())
+                with writing(self.path):
+                    for unfinished in self.path.rglob(".*.tmp"):  # of a killed process
+                        unfinished.unlink()
+            self.resumed = self._check_config(states.as_json(config))
             if not self.resumed:
-                text = {"config": config, "execution": states.as_json(execution or {})}
-                text |= {"layout": LAYOUT, "environment": provenance.environment()}
-                self._write_json("config.json", text)
+                text = {"config": config, "execution": execution or {}, "layout": LAYOUT}
+                self._write_json("config.json", text | {"environment": provenance.environment()})
             saved = self.path / "arrays.npz"
-            self._arrays = load_arrays(saved) if saved.exists() else {}
+            self._add_arrays(load_arrays(saved) if saved.exists() else {})
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> "RunFolder":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Releases the lease; the folder may then be opened by another process."""
-        if self._lease is not None:
-            self._lease.close()
-            self._lease = None
-
-    # Small results.
 
     def log(self, message: str) -> None:
         """Appends a line with the time to log.txt."""
@@ -144,87 +133,61 @@ class RunFolder(Checkpoints):
             with writing(self.path / "log.txt"), open(self.path / "log.txt", "a") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
 
-    def append_metrics(
-        self, step: int, values: Mapping[str, Any], *, seed: int, file: str = metrics.NAME
-    ) -> None:
-        """Appends a line to metrics.jsonl, or to a file in metrics/; see `metrics.append`."""
-        metrics.append(self.path / file, step, values, seed=seed)
-
-    def drop_metrics(
-        self, seeds: Iterable[int], after: int = -1, *, file: str = metrics.NAME
-    ) -> None:
-        """Before some seeds are trained from a step on: deletes their lines of later steps."""
-        metrics.drop(self.path / file, seeds, after)
-
-    def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Writes results.csv, whole: one column per key, in order of first appearance."""
-        rows = list(rows)
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        self._write("results.csv", text.getvalue().encode())
-
-    def write_file(self, name: str, data: bytes) -> None:
-        """Writes one of `CONTENTS`, or a file in one of `FOLDERS`, beside the results, whole.
-
-        Raises:
-            ValueError: Another name, which --overwrite would leave behind.
-        """
-        if name not in CONTENTS and os.path.dirname(name) not in FOLDERS:
-            raise ValueError(f"{name!r} is not one of {CONTENTS}, nor in one of {FOLDERS}")
-        self._write(name, data)
+    # Tables, figures and the summary.
 
     def publish(
         self,
         *,
-        rows: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
+        rows: Callable[[], Iterable[Mapping[str, Any]]],
+        summary: Callable[[], Mapping[str, Any]],
         figures: Mapping[str, Callable[[], Any]] | None = None,
         files: Mapping[str, Callable[[], bytes]] | None = None,
-        summary: Callable[[], Mapping[str, Any]],
-        shown: Any = None,
+        selection: Any = None,
     ) -> dict[str, Any]:
         """Writes the missing tables and figures of a finished run; returns the summary.
 
-        Everything is made from saved arrays, so that a deleted file comes back without computing
+        Everything is made from saved arrays, so a deleted file comes back without computing
         anything again. The summary comes last: its presence marks the run as complete.
 
         Args:
             rows: Makes the rows of results.csv.
-            figures: Draws each figure, by name; None where there is nothing to draw.
-            files: Makes the bytes of other files out of `CONTENTS`, by name; the figures are there.
             summary: Makes the headline numbers.
-            shown: Which of its parts the run was asked for, where one folder may be asked for more
-                or fewer: kept in the summary; if the files there show others, all are made again.
+            figures: Draws each figure, by name; None where there is nothing to draw.
+            files: Makes the bytes of further files, by name out of `CONTENTS` and `FOLDERS`.
+            selection: Which of its parts the run was asked for, where one folder may be asked for
+                more or fewer. The summary has it as "shown"; if that differs, all files are made
+                again.
         """
         if not self.writable:
             return self.summary
-        if shown is not None and (self.summary or {}).get("shown") != states.as_json(shown):
+        selected = states.as_json(selection)
+        if selection is not None and (self.summary or {}).get("shown") != selected:
             delete(self.path, ("summary.json", "results.csv", "figures", *(files or {})))
-        if rows is not None and not (self.path / "results.csv").exists():
-            self.write_rows(rows())
         for name, draw in (figures or {}).items():
-            figure = None if self.has_figure(name) else draw()
-            if figure is not None:
-                self.save_figure(figure, name)
-        for name, make in (files or {}).items():
-            if not (self.path / name).exists():
-                self.write_file(name, make())
+            paths = {suffix: f"figures/{name}{suffix}" for suffix in OPTIONS}
+            figure = None if all(map(self.has_file, paths.values())) else draw()
+            for suffix, content in ({} if figure is None else drawn(figure)).items():
+                self._write(paths[suffix], content)
+        makers = {"results.csv": lambda: table_bytes(rows()), **(files or {})}
+        for name, make in makers.items():
+            if not self.has_file(name):
+                self._write(name, make())
         if self.summary is None:
-            self.finish(dict(summary()) | ({} if shown is None else {"shown": shown}))
+            self.finish(dict(summary()) | ({} if selection is None else {"shown": selected}))
         return self.summary
 
-    @property
-    def complete(self) -> bool:
-        """Whether the run was finished, here or by an earlier process."""
-        return self.summary is not None
+    def has_file(self, name: str) -> bool:
+        """Returns whether a file of the folder exists."""
+        return (self.path / name).is_file()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Writes summary.json, which marks the run as complete; drops checkpoints and points/."""
-        self.drop_checkpoints()  # first: what is complete is not checked again
-        delete(self.path, ("points",))
-        self._write_json("summary.json", states.as_json(summary))
+        """Writes summary.json, which marks the run as complete; drops checkpoints and points/.
+
+        Args:
+            summary: The headline numbers.
+        """
+        delete(self.path, ("checkpoints", "points"))  # first: a complete run is not checked again
+        self._write_json("summary.json", summary)
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -232,44 +195,33 @@ class RunFolder(Checkpoints):
         path = self.path / "summary.json"
         return read_object(path) if path.exists() else None
 
-    # Arrays: results and the cache of parts that are done.
+    # Arrays: results, and the cache of finished parts.
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         """All saved arrays by name (a copy of the dictionary)."""
-        return self._named(self._prefix)
+        return dict(self._arrays.get(self._prefix, {}))
 
-    def _named(self, prefix):
-        arrays = self._arrays.items()
-        return {k.removeprefix(prefix): v for k, v in arrays if k.startswith(prefix)}
+    def part(self, part: str) -> dict[str, np.ndarray] | None:
+        """Returns the arrays named "part/name", by name, or None where there is none.
 
-    def save_arrays(self, arrays: Mapping[str, Any]) -> None:
-        """Adds (or replaces) named arrays in arrays.npz, which is written whole."""
-        begun = time.monotonic()
-        self._arrays.update({self._prefix + n: np.asarray(value) for n, value in arrays.items()})
-        write_arrays(self.path / "arrays.npz", self._arrays)
-        self._written, self._unwritten = time.monotonic(), False
-        self._pause = max(PAUSE, (self._written - begun) / SHARE)
+        Args:
+            part: As of `cached`.
+        """
+        return dict(self._arrays.get(f"{self._prefix}{part}/", {})) or None
 
-    def keep_arrays(self, arrays: Mapping[str, Any]) -> None:
-        """Adds named arrays, and writes them where the last time is long enough ago: of many small
-        chunks all arrays would be written anew for each. `flush_arrays` writes what is left."""
-        self._arrays.update({self._prefix + n: np.asarray(value) for n, value in arrays.items()})
-        self._unwritten = True
-        if time.monotonic() - self._written > self._pause:
-            self.save_arrays({})
-
-    def flush_arrays(self) -> None:
-        """Writes arrays that `keep_arrays` has not written yet."""
-        if self._unwritten:
-            self.save_arrays({})
+    def at(self, prefix: str) -> "RunFolder":
+        """Returns a view of the folder with only the arrays whose names begin with a prefix."""
+        view = copy.copy(self)
+        view._prefix = prefix
+        return view
 
     def cached(self, part: str, compute: Callable[[], Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """The arrays of one part of the run: read where saved before, else computed and saved.
+        """Reads the arrays of one part of the run; computes and saves them where there are none.
 
         Args:
             part: Name of the part; its arrays are stored as "part/name".
-            compute: Called without arguments when the part is missing; returns named arrays.
+            compute: Returns the named arrays, at least one.
         """
         if self.part(part) is None:
             computed = compute()
@@ -278,55 +230,100 @@ class RunFolder(Checkpoints):
             self.save_arrays({f"{part}/{name}": value for name, value in computed.items()})
         return self.part(part)
 
-    def part(self, part: str) -> dict[str, np.ndarray] | None:
-        """The saved arrays of a part, or None where it has not been computed."""
-        return self._named(f"{self._prefix}{part}/") or None
+    def keep_arrays(self, arrays: Mapping[str, Any]) -> None:
+        """Adds named arrays, and writes the file only if its last write is long enough ago.
 
-    def at(self, prefix: str) -> "RunFolder":
-        """The folder, of whose arrays only those are seen whose names begin so."""
-        view = copy.copy(self)
-        view._prefix = prefix
-        return view
+        Each write is of all arrays, so many small chunks are written together. `flush_arrays`
+        writes the remaining ones.
 
-    # Figures.
+        Args:
+            arrays: By name, without the prefix of the view.
+        """
+        self._add_arrays(arrays)
+        self._unwritten = True
+        if time.monotonic() - self._last_write > self._pause:
+            self.save_arrays({})
 
-    def save_figure(self, figure: Any, name: str) -> None:
-        """Writes figures/<name>.png and .pdf of a matplotlib figure."""
-        for suffix, data in drawn(figure).items():
-            self._write(f"figures/{name}{suffix}", data)
+    def flush_arrays(self) -> None:
+        """Writes arrays that `keep_arrays` has not written yet."""
+        if self._unwritten:
+            self.save_arrays({})
 
-    def has_figure(self, name: str) -> bool:
-        """Whether both files of a figure exist."""
-        return all((self.path / "figures" / f"{name}{s}").is_file() for s in OPTIONS)
+    def save_arrays(self, arrays: Mapping[str, Any]) -> None:
+        """Adds (or replaces) named arrays, and writes arrays.npz."""
+        started = time.monotonic()
+        self._add_arrays(arrays)
+        write_arrays(self.path / "arrays.npz", self._arrays[""])
+        self._last_write, self._unwritten = time.monotonic(), False
+        self._pause = max(PAUSE, (self._last_write - started) / SHARE)
 
-    # How it is done.
+    def _add_arrays(self, arrays):
+        for name, values in arrays.items():
+            array, name = np.asarray(values), self._prefix + name
+            starts = [0, *(i + 1 for i, letter in enumerate(name) if letter == "/")]
+            for start in starts:
+                self._arrays[name[:start]][name[start:]] = array
 
-    def _clear_unfinished(self):
-        """Deletes what a process that was killed while it wrote has left of a file."""
-        with writing(self.path):
-            for pattern in (".*.tmp", *(f"{name}/.*.tmp" for name in FOLDERS)):
-                for unfinished in self.path.glob(pattern) if self.writable else ():
-                    unfinished.unlink()
+    # Checkpoints: the states of an unfinished computation.
 
-    def _check(self, config):
-        """Whether the folder is of this config (True) or new (False)."""
+    def save_checkpoint(self, step: int, state: Any, name: str = "") -> None:
+        """Saves a pytree of arrays (random keys too) at a step, and deletes the earlier ones.
+
+        Call it between jitted chunks, with arrays on the host (`seeds.to_host`).
+
+        Args:
+            step, state: See `states.save`.
+            name: Name of the computation, where a run has several.
+        """
+        states.save(self.path / "checkpoints" / name, step, state)
+
+    def restore_checkpoint(self, like: Any, name: str = "") -> tuple[int, Any] | None:
+        """Reads (step, state) of the newest saved state; None where there is none.
+
+        Args:
+            like: A pytree of the same structure, whose leaves give type, dtype and sharding:
+                the state may have been saved under another number of devices.
+            name: Name of the computation, where a run has several.
+
+        Raises:
+            RunError: The state on disk is damaged, or has other names or shapes than `like`.
+        """
+        folder = self.path / "checkpoints" / name
+        steps = states.steps(folder)
+        if not steps:
+            return None
+        try:
+            return steps[-1], states.restore(folder, steps[-1], like)
+        except (ValueError, OSError) as error:
+            raise RunError(
+                f"{states.path_of(folder, steps[-1])} does not fit this run: {error}; delete it, "
+                "and training begins afresh, while finished parts stay"
+            ) from error
+
+    def drop_checkpoints(self, but_of: str) -> None:
+        """Deletes the saved states of all computations but one."""
+        for path in (self.path / "checkpoints").glob("*"):
+            if path.name != but_of:
+                delete(path.parent, [path.name])
+
+    # Opening and writing.
+
+    def _check_config(self, config):
+        """Returns whether the folder already has this config; False of a new folder."""
         path = self.path / "config.json"
         if not path.exists():
-            others = {p.name for p in self.path.iterdir()} - {"log.txt"}
-            if others.intersection(CONTENTS + FOLDERS):
+            if {p.name for p in self.path.iterdir()} & {*CONTENTS, *FOLDERS} - {"log.txt"}:
                 raise RunError(
                     f"{self.path} holds results without a config.json; use another folder "
                     "(--overwrite deletes these results)"
                 )
             return False
-        saved = read_object(path)
-        old = saved.get("config")
-        if not isinstance(old, dict):
-            raise damaged(path, "it has no config")
-        if json.dumps(old, sort_keys=True) != json.dumps(config, sort_keys=True):
+        saved, saved_config = read_object(path), read_config(self.path)
+        if json.dumps(saved_config, sort_keys=True) != json.dumps(config, sort_keys=True):
             raise RunError(
-                f"{self.path} was made with another config: {difference(old, config)}; use "
-                "another --run_name or --output_dir, or --overwrite, which deletes these results"
+                f"{self.path} was made with another config: {difference(saved_config, config)}; "
+                "use another --run_name or --output_dir, or --overwrite, which deletes these "
+                "results"
             )
         layout = saved.get("layout", 1)
         if layout != LAYOUT:
@@ -338,17 +335,40 @@ class RunFolder(Checkpoints):
         return True
 
     def _write_json(self, name, value):
-        self._write(name, (json.dumps(value, indent=2) + "\n").encode())
+        self._write(name, (json.dumps(states.as_json(value), indent=2) + "\n").encode())
 
-    def _write(self, name, data):
+    def _write(self, name, content):
         path = self.path / name
         with writing(path.parent):
             path.parent.mkdir(exist_ok=True)
-        write_atomically(path, data)
+        write_atomically(path, content)
+
+
+def table_bytes(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Writes rows as CSV: one column per key, in order of first appearance."""
+    rows = list(rows)
+    text = io.StringIO()
+    columns = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Reads what determines the results of a run folder.
+
+    Raises:
+        RunError: A damaged config.json.
+    """
+    config = read_object(path / "config.json").get("config")
+    if not isinstance(config, dict):
+        raise damaged(path / "config.json", "it has no config")
+    return config
 
 
 def read_summary(path: str | os.PathLike) -> dict[str, Any]:
-    """The headline numbers of a complete run, without opening (locking) its folder.
+    """Reads the headline numbers of a complete run, without opening (locking) its folder.
 
     Raises:
         RunError: The run is not complete.

@@ -1,7 +1,7 @@
 """Results with names: xarray Datasets over the axes of a run, its seeds, and those of a measure.
 
-    found = of_arrays(executor.measure(...)["seeds"], {"ratio": ("variant", "layer")})
-    found.ratio.sel(variant="san").isel(layer=-1)        # [s], with the names that it was found by
+    results = make_dataset(executor.measure(...)["seeds"], {"ratio": ("variant", "layer")})
+    results.ratio.sel(variant="san").isel(layer=-1)        # [s], by the names of the axes
 
 A statement's rows, the table and the figures of an experiment are made of them by the functions
 below, whatever axes there are. "seed" is the axis of independent draws.
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from experiments.lab.statements import row_of
+from experiments.lab.statements import make_row
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row
 from rank_collapse.report import figures
@@ -24,15 +24,16 @@ from rank_collapse.report.wording import WORDS
 MOST_LABELS = 12  # of the curves of a panel: a legend of hundreds takes minutes to lay out
 
 
-def of_arrays(
-    arrays: Mapping[str, np.ndarray], axes: Sequence[str], **others: Sequence[str]
+def make_dataset(
+    arrays: Mapping[str, np.ndarray], axes: Sequence[str], **special: Sequence[str]
 ) -> xr.Dataset:
-    """Arrays {"name/a/b": [s, ...]} as variables [s, a, b, ...].
+    """Makes a Dataset of arrays {"name/a/b": [s, ...]}: variables [s, a, b, ...].
 
     Args:
-        axes: What the levels of the names, and then the axes after the seeds, are called; of
-            arrays with fewer the first of them.
-        **others: The same of some names.
+        arrays: By name; the parts of a name after the first are coordinates.
+        axes: Names of the levels of the array names, and then of the axes after the seeds; arrays
+            with fewer have the first of them.
+        **special: {name: its axes instead}.
     """
     levels: dict[str, dict[tuple[str, ...], np.ndarray]] = {}
     for path, values in arrays.items():
@@ -43,89 +44,133 @@ def of_arrays(
         keys = [list(dict.fromkeys(level)) for level in zip(*parts, strict=True)]
         stack = np.stack([parts[key] for key in itertools.product(*keys)], axis=1)
         values = stack.reshape(len(stack), *map(len, keys), *stack.shape[2:])
-        called = others.get(name, axes)[: values.ndim - 1]
-        coordinates = {axis: _numbers(level) for axis, level in zip(called, keys, strict=False)}
-        variables[name] = xr.DataArray(values, coordinates, ("seed", *called))
+        dims = special.get(name, axes)[: values.ndim - 1]
+        coordinates = {axis: _to_numbers(level) for axis, level in zip(dims, keys, strict=False)}
+        variables[name] = xr.DataArray(values, coordinates, ("seed", *dims))
     return xr.Dataset(variables)
 
 
-def _numbers(texts):
+def _to_numbers(texts):
+    """Converts texts to integers, else to floats; returns them where they are neither."""
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             return [kind(text) for text in texts]
     return texts
 
 
-def joined(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[str]) -> xr.Dataset:
-    """Datasets by the point of a grid as one over it; NaN where a part lacks a variable."""
+def join_datasets(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[str]) -> xr.Dataset:
+    """Joins Datasets, by the point of a grid, to one over it; NaN where one lacks a variable.
+
+    Args:
+        parts: {values of the axes: Dataset}.
+        axes: Names of the new dimensions.
+    """
     if not axes:
         return next(iter(parts.values()))
-    values = list(dict.fromkeys(point[0] for point in parts))
-    of_value = [{p[1:]: own for p, own in parts.items() if p[0] == v} for v in values]
-    parts_along = [joined(own, axes[1:]) for own in of_value]
-    return xr.concat(parts_along, xr.Variable(axes[0], values), data_vars="all", join="outer")
+    slices: dict[Any, dict[tuple, xr.Dataset]] = {}
+    for (value, *others), dataset in parts.items():
+        slices.setdefault(value, {})[tuple(others)] = dataset
+    datasets = [join_datasets(part, axes[1:]) for part in slices.values()]
+    return xr.concat(datasets, xr.Variable(axes[0], [*slices]), data_vars="all", join="outer")
 
 
-def along(fn: Callable[[np.ndarray], Any], values: xr.DataArray, axis: str, **how: Any) -> Any:
-    """fn of arrays [..., k] whose last axis is that one; `how` as of `xr.apply_ufunc`."""
-    return xr.apply_ufunc(fn, values, input_core_dims=[[axis]], **how)
+def apply_along(
+    fn: Callable[[np.ndarray], Any], values: xr.DataArray, axis: str, **options: Any
+) -> Any:
+    """Applies fn to arrays [..., k] whose last axis is the named one; see `xr.apply_ufunc`.
+
+    Args:
+        fn: Function of a NumPy array.
+        values: Over any axes.
+        axis: Name of the axis that is last for fn.
+        **options: As of `xr.apply_ufunc`.
+    """
+    return xr.apply_ufunc(fn, values, input_core_dims=[[axis]], **options)
 
 
-def points(values: Any, *but: str) -> Iterator[tuple[dict[str, Any], Any]]:
-    """(coordinates, values) of each point of the axes that are not left out."""
+def iterate_points(values: Any, *but: str) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yields (coordinates, values) of each point of all axes but the named ones.
+
+    Args:
+        values: DataArray or Dataset.
+        *but: Axes that the values keep.
+    """
     sizes = {axis: size for axis, size in values.sizes.items() if axis not in but}
-    for place in itertools.product(*map(range, sizes.values())):
-        chosen = values.isel(dict(zip(sizes, place, strict=True)))
-        yield {axis: chosen[axis].item() for axis in sizes}, chosen
+    for index in itertools.product(*map(range, sizes.values())):
+        selected = values.isel(dict(zip(sizes, index, strict=True)))
+        yield {axis: selected[axis].item() for axis in sizes}, selected
 
 
-def several(values: xr.DataArray) -> xr.DataArray:
-    """The values without axes of one value, unless all are: a setting need not name these."""
-    alone = [axis for axis, size in values.sizes.items() if size == 1 and axis != "seed"]
-    return values.squeeze(alone, drop=True) if len(alone) + 1 < values.ndim else values
+def drop_single_axes(values: xr.DataArray) -> xr.DataArray:
+    """Drops axes of one value, which a setting need not name, unless all but "seed" are such."""
+    single = [axis for axis, size in values.sizes.items() if size == 1 and axis != "seed"]
+    return values.squeeze(single, drop=True) if len(single) + 1 < values.ndim else values
 
 
-def setting(point: Mapping[str, Any]) -> str:
-    """A point in words: "Post-LN, weight scale 0.55"."""
-
-    def named(flag, value):
+def describe_point(point: Mapping[str, Any]) -> str:
+    """Describes a point {axis: value} in words: "Post-LN, weight scale 0.55"."""
+    words = []
+    for flag, value in point.items():
         text = f"{value:g}" if isinstance(value, float) else str(value)
         text = f"{flag.replace('_', ' ')} {text}"
-        return WORDS.get(text, WORDS.get(value, text))
-
-    return ", ".join(itertools.starmap(named, point.items()))
-
-
-def rows(key: str, values: xr.DataArray, what: str = "", **how: Any) -> Iterator[Row]:
-    """A statement's rows, one for each point of the axes but seeds; `how` as of `row_of`."""
-    for point, draws in points(several(values), "seed"):
-        yield row_of(key, ", ".join(filter(None, (what, setting(point)))), draws.values, **how)
+        words.append(WORDS.get(text, WORDS.get(value, text)))
+    return ", ".join(words)
 
 
-def beside(
+def statement_rows(
+    key: str, values: xr.DataArray, setting: str = "", **options: Any
+) -> Iterator[Row]:
+    """Yields a statement's rows, one for each point of the axes but "seed".
+
+    Args:
+        key: Of the statement.
+        values: Its statistic, over seeds and the axes of the run.
+        setting: Written before the point.
+        **options: Further arguments of `make_row`.
+    """
+    for point, draws in iterate_points(drop_single_axes(values), "seed"):
+        texts = filter(None, (setting, describe_point(point)))
+        yield make_row(key, ", ".join(texts), draws.values, **options)
+
+
+def compare_means(
     text: str, values: xr.DataArray, other: Any = None, note: str = "", show: Callable = float
 ) -> Iterator[Comparison]:
-    """Means over seeds of each point of the other axes, beside others of some of these axes."""
-    for point, mean in points(several(values).mean("seed")):
-        reference = other
+    """Yields comparisons of means over seeds, one for each point of the other axes.
+
+    Args:
+        text: The quantity, written after the point.
+        values: Ours, over seeds and the axes of the run.
+        other: The published value, or a DataArray over some of these axes.
+        note: Of every comparison.
+        show: Mean → the value to show.
+    """
+    for point, mean in iterate_points(drop_single_axes(values).mean("seed")):
+        published = other
         if isinstance(other, xr.DataArray):
-            reference = other.sel({n: v for n, v in point.items() if n in other.dims}).item()
-        yield Comparison(f"{setting(point)}: {text}", show(mean.item()), reference, note)
+            published = other.sel({n: v for n, v in point.items() if n in other.dims}).item()
+        yield Comparison(f"{describe_point(point)}: {text}", show(mean.item()), published, note)
 
 
-def table(
-    found: xr.Dataset, axes: Sequence[str], columns: Sequence[str]
+def table_rows(
+    results: xr.Dataset, axes: Sequence[str], columns: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """A row for each point of the axes at which any column has a number."""
-    shown = found[[name for name in columns if name in found]]
-    frame = shown.to_dataframe(dim_order=[*axes]).reset_index()
-    return records(frame.dropna(how="all", subset=list(shown))[[*axes, *shown]])
+    """Yields a row for each point of the axes at which any column has a number.
+
+    Args:
+        results: Over the axes.
+        axes: Names of the first columns.
+        columns: Variables that are further columns, where the results have them.
+    """
+    values = results[[name for name in columns if name in results]]
+    frame = values.to_dataframe(dim_order=[*axes]).reset_index()
+    return frame_rows(frame.dropna(how="all", subset=list(values))[[*axes, *values]])
 
 
 def product_rows(
     results: Mapping[str, Any], axes: Sequence[str], columns: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """A row for each combination of the axes; a column that lacks the first axes is repeated.
+    """Yields a row for each combination of the axes; a column without the first axes is repeated.
 
     Args:
         results: Arrays by name: of an axis its values [k], without them 0, 1, ..; of a column
@@ -133,24 +178,22 @@ def product_rows(
         axes: Names of the axes, such as "seed" and "length".
         columns: Names of the columns. Where a value is NaN the row has no entry.
     """
-    arrays = [
-        np.asarray(results[name], object) for name in columns
-    ]  # integers may exceed any float
-    values = dict(zip(columns, np.broadcast_arrays(*arrays), strict=True))
-    for index in np.ndindex(values[columns[0]].shape):
-        places = zip(axes, index, strict=True)
-        row = {axis: results[axis][i] if axis in results else i for axis, i in places}
-        yield row | {n: a[index] for n, a in values.items() if a[index] == a[index]}
+    # As objects: integers may exceed any float.
+    arrays = np.broadcast_arrays(*(np.asarray(results[name], object) for name in columns))
+    for index in np.ndindex(arrays[0].shape):
+        row = {a: results[a][i] if a in results else i for a, i in zip(axes, index, strict=True)}
+        values = {name: array[index] for name, array in zip(columns, arrays, strict=True)}
+        yield row | {name: value for name, value in values.items() if value == value}
 
 
-def records(frame: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a pandas DataFrame, without entries for what is no number."""
-    kept = frame.notna().to_numpy()
-    for row, present in zip(frame.to_dict("records"), kept, strict=True):
-        yield {name: value for (name, value), k in zip(row.items(), present, strict=True) if k}
+def frame_rows(frame: Any) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a pandas DataFrame, without entries for values that are no number."""
+    present = frame.notna().to_numpy()
+    for row, mask in zip(frame.to_dict("records"), present, strict=True):
+        yield dict(itertools.compress(row.items(), mask))
 
 
-def facets(
+def plot_facets(
     values: xr.DataArray,
     x: str = "layer",
     hue: str = "",
@@ -161,49 +204,61 @@ def facets(
     ylabel: str | None = None,
     **options: Any,
 ):
-    """A panel for each value of `col`, in it a curve over x for each of `hue`, over seeds.
+    """Plots a panel for each value of `col`, in it a curve over x for each of `hue`, over seeds.
 
     Args:
+        values: Over seeds, x, hue and col.
+        x, hue, col: Names of axes; "" for none.
         draw: As `figures.band`.
         style: (place of a curve, number of curves) → options of `draw`.
         columns: Panels in a row at the most; all by default.
+        ylabel: Of the first panel.
         options: As of `figures.figure`.
+
+    Returns:
+        The figure and its axes.
     """
     count = values.sizes.get(col, 1)
     fig, axes = figures.panels(count, columns or count, **options)
-    for ax, (place, panel) in zip(axes.flat, points(values, "seed", hue, x), strict=False):
-        curves = list(points(panel, "seed", x))
-        every = -(-len(curves) // MOST_LABELS)
+    for ax, (point, panel) in zip(axes.flat, iterate_points(values, "seed", hue, x), strict=False):
+        curves = list(iterate_points(panel, "seed", x))
+        label_step = -(-len(curves) // MOST_LABELS)
         for index, (label, curve) in enumerate(curves):
             if curve.notnull().any():
-                name = "".join(setting({"": v}).strip() for v in label.values())
-                name = "" if index % every else name
+                name = "".join(describe_point({"": v}).strip() for v in label.values())
+                name = "" if index % label_step else name
                 seeds = curve.transpose("seed", x)
                 draw(ax, curve[x].values, seeds.values, name, index, **style(index, len(curves)))
-        ax.set(xlabel=x, title=setting(place))
+        ax.set(xlabel=x, title=describe_point(point))
         figures.integer_ticks(ax)
     axes[0, 0].set_ylabel(ylabel)
     return fig, axes
 
 
 @figures.styled
-def axes_figure(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], shown: str):
-    """A column of the table over the first axis, a curve for each value of the second, a panel for
-    each of the third; means over seeds.
+def plot_axes(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], column: str):
+    """Plots a column of the table over the first axis; means over seeds.
+
+    There is a curve for each value of the second axis, a panel for each of the third.
 
     Args:
-        shown: "column,name=value,...": the column, and which rows; "last" is the last value.
+        rows: Of the table.
+        axes: Names of its first columns.
+        column: "column,name=value,...": the column, and which rows; "last" is the last value.
+
+    Returns:
+        The figure.
     """
     import pandas as pd  # here: it takes half a second, which `--help` need not
 
     table = pd.DataFrame(rows)
-    column, *conditions = shown.split(",")
+    column, *conditions = column.split(",")
     for name, value in (condition.split("=") for condition in conditions):
-        at = table[name].iloc[-1] if value == "last" else value
-        table = table[table[name].astype(str) == str(at)]
+        value = table[name].iloc[-1] if value == "last" else value
+        table = table[table[name].astype(str) == str(value)]
     x, hue, col, *_ = [*axes, "", ""]
-    by = [name for name in (x, hue, col, "seed") if name in table]
-    values = table.groupby(by)[column].mean().to_xarray()
+    groups = [name for name in (x, hue, col, "seed") if name in table]
+    values = table.groupby(groups)[column].mean().to_xarray()
     if "seed" not in values.dims:
         values = values.expand_dims("seed")
-    return facets(values, x, hue, col, ylabel=column, sharey=True)[0]
+    return plot_facets(values, x, hue, col, ylabel=column, sharey=True)[0]

@@ -27,14 +27,18 @@ import jax
 import numpy as np
 
 from experiments.lab import devices, progress
-from experiments.lab.flags import Flags, arguments_of, parse
+from experiments.lab.flags import Flags, list_arguments, parse_flags
 from experiments.lab.folder import RunFolder
 from rank_collapse.runs.files import RunError, load_arrays
 
 
 @contextlib.contextmanager
-def workers(jobs: int, scheduler: str | None = None) -> Iterator[futures.Executor]:
-    """So many processes, or the workers of a Dask scheduler by its address.
+def start_workers(jobs: int, scheduler: str | None = None) -> Iterator[futures.Executor]:
+    """Starts so many processes, or connects to the workers of a Dask scheduler.
+
+    Args:
+        jobs: Processes.
+        scheduler: Address of the scheduler; None for processes.
 
     Raises:
         RunError: A worker was ended, or the scheduler is lost.
@@ -57,40 +61,51 @@ def workers(jobs: int, scheduler: str | None = None) -> Iterator[futures.Executo
     try:
         yield pool
     except BrokenProcessPool as error:
-        progress.check()
+        progress.raise_if_stopped()
         raise RunError("a worker was ended (out of memory?): fewer --jobs take less") from error
     finally:
-        if progress.asked():
+        if progress.stop_requested():
             for process in multiprocessing.active_children():
                 process.terminate()
         pool.shutdown(cancel_futures=True)
 
 
-def submit(pool: futures.Executor, work: Callable, *arguments: Any) -> futures.Future:
-    """Hands work to a pool, whose new processes inherit that Ctrl-C is blocked."""
+def submit_work(pool: futures.Executor, work: Callable, *arguments: Any) -> futures.Future:
+    """Submits work to a pool, whose new processes inherit that Ctrl-C is blocked.
+
+    Args:
+        pool: From `start_workers`.
+        work: Function of a module.
+        *arguments: Of the function.
+    """
     resource_tracker.ensure_running()  # which would unblock it
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return pool.submit(work, *arguments)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def as_ended(running: Mapping[futures.Future, Any]) -> Iterator[futures.Future]:
+def iterate_ended(running: Mapping[futures.Future, Any]) -> Iterator[futures.Future]:
     """Yields futures as they end.
+
+    Args:
+        running: The futures.
 
     Raises:
         Stopped: A signal asked for it.
     """
-    left = set(running)
-    while left:
-        progress.check()
-        ended, left = futures.wait(left, timeout=0.2, return_when=futures.FIRST_COMPLETED)
+    unfinished = set(running)
+    while unfinished:
+        progress.raise_if_stopped()
+        ended, unfinished = futures.wait(
+            unfinished, timeout=0.2, return_when=futures.FIRST_COMPLETED
+        )
         yield from ended
 
 
 def end_with_parent() -> None:
-    """Ends a worker whose parent is killed."""
+    """Ends a worker when its parent is killed."""
 
     def wait():
         connection.wait([multiprocessing.parent_process().sentinel])
@@ -99,35 +114,41 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def measure_side_by_side(options: Flags, run: RunFolder) -> None:
-    """Measures what the run lacks of groups of points, where workers are asked for."""
-    done = options.reading or options.worker_group is not None or not run.writable or run.complete
-    if done or not options.axes or "jobs" not in options:
+def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder) -> None:
+    """Measures the missing groups of points in workers, where the flags ask for workers.
+
+    Args:
+        options: Flags of the run.
+        points: Flags of its points.
+        run: Gets the arrays.
+    """
+    in_worker = multiprocessing.parent_process() is not None
+    missing = {point.number for point in points if not run.part(point.prefix.rstrip("/"))}
+    if not (options.axes and "jobs" in options and missing and run.writable) or run.summary:
         return
-    points = options.points()
-    left = {point.number for point in points if not run.part(point.prefix.rstrip("/"))}
-    shared = devices.accelerated() or multiprocessing.parent_process() is not None
-    most = options.jobs or (1 if shared else devices.cores())
-    # Of all groups, not of those that are left: a resumed run has the same devices.
-    jobs = min(1 + points[-1].number, most)
-    if not left or (jobs < 2 and options.scheduler is None):
+    limit = 1 if in_worker or devices.has_accelerator() else devices.count_cores()
+    # Of all groups, not of those that are missing: a resumed run has the same devices.
+    jobs = min(1 + points[-1].number, options.jobs or limit)
+    if jobs < 2 and options.scheduler is None:
         return
-    arguments = arguments_of(options)
-    arguments += [f"--num_devices={options.num_devices or max(1, devices.cores() // jobs)}"]
+    arguments = list_arguments(options)
+    arguments += [f"--num_devices={options.num_devices or max(1, devices.count_cores() // jobs)}"]
     module = module_name(options.experiment)
     with (
-        progress.Progress(len(left), "points", log=run.log) as bar,
-        workers(min(jobs, len(left)), options.scheduler) as pool,
+        progress.Progress(len(missing), "points", log=run.log) as bar,
+        start_workers(min(jobs, len(missing)), options.scheduler) as pool,
     ):
         running = {}
-        for number in sorted(left):
-            place = Path(run.path).resolve() / "points" / str(number)
-            work = module, [*arguments, f"--output_dir={place}"], number
-            running[submit(pool, measure_points, *work)] = place
+        for number in sorted(missing):
+            folder = run.path.resolve() / "points" / str(number)
+            work = module, [*arguments, f"--output_dir={folder}"], number
+            running[submit_work(pool, measure_points, *work)] = folder
         try:
-            for future in as_ended(running):
+            for future in iterate_ended(running):
                 run.keep_arrays(future.result())
-                move_metrics(running[future], run.path)
+                for path in running[future].glob("metrics/*"):  # written while a group was trained
+                    (run.path / "metrics").mkdir(exist_ok=True)
+                    os.replace(path, run.path / "metrics" / path.name)
                 bar.advance()
         finally:
             run.flush_arrays()
@@ -152,26 +173,20 @@ def measure_points(module: str, arguments: Sequence[str], number: int) -> dict[s
     Args:
         module: The experiment's.
         arguments: Its flags, with the folder of this group.
-        number: Of the group; of a point that cannot be measured the parent says so.
+        number: Of the group; if a point cannot be measured the parent says so.
 
     Returns:
-        Arrays by the names of the whole run's.
+        Arrays by the names of the full run's.
     """
     experiment = importlib.import_module(module)
-    options = parse(copy.deepcopy(experiment.FLAGS), arguments)
+    options = parse_flags(copy.deepcopy(experiment.FLAGS), arguments)
     vars(options)["worker_group"] = number
-    in_main = threading.current_thread() is threading.main_thread()  # not so of a Dask worker
-    if in_main:
-        devices.start(options.num_devices)
-    signals = progress.stopping() if in_main else contextlib.nullcontext()
-    with signals, jax.default_matmul_precision("highest"), contextlib.suppress(ValueError):
+    with contextlib.ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():  # not so of a Dask worker
+            devices.start_devices(options.num_devices)
+            stack.enter_context(progress.handle_signals())
+        stack.enter_context(jax.default_matmul_precision("highest"))
+        stack.enter_context(contextlib.suppress(ValueError))
         experiment.main(options)
     saved = Path(options.output_dir) / "arrays.npz"
     return load_arrays(saved) if saved.exists() else {}
-
-
-def move_metrics(folder: Path, target: Path) -> None:
-    """Moves lines that were written while a group was trained to the run's own."""
-    for path in folder.glob("metrics/*"):
-        (target / "metrics").mkdir(exist_ok=True)
-        os.replace(path, target / "metrics" / path.name)

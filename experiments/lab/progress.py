@@ -1,6 +1,6 @@
 """Progress of a long computation, and where it ends if a signal asks: at the next step.
 
-A first SIGINT, SIGTERM or SIGHUP is kept until then, so that what is done is saved; a second ends
+A first SIGINT, SIGTERM or SIGHUP waits until then, so that finished work is saved; a second ends
 the process at once.
 """
 
@@ -18,64 +18,65 @@ from typing import Any
 from tqdm import tqdm
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_asked: list[int] = []  # of this process: it has one set of handlers
-_heard = threading.Event()
+_signals_received: list[int] = []  # by this process, which has one set of handlers
+_signal_read = threading.Event()
 
 
 class Stopped(SystemExit):
     """A signal asked this process to end; the exit code is 128 + its number, as a shell has it."""
 
 
-def asked() -> bool:
-    """Whether a signal has asked this process to end."""
-    return bool(_asked)
+def stop_requested() -> bool:
+    """Returns whether a signal has asked this process to end."""
+    return bool(_signals_received)
 
 
-def check() -> None:
-    """Raises `Stopped` where a signal has asked for it."""
-    if _asked:
-        raise Stopped(128 + _asked[0])
+def raise_if_stopped() -> None:
+    """Raises `Stopped` if a signal has asked for it."""
+    if _signals_received:
+        raise Stopped(128 + _signals_received[0])
 
 
 @contextlib.contextmanager
-def stopping() -> Iterator[None]:
-    """Signals are handled as above meanwhile; one that is ignored stays so, as SIGHUP in nohup.
+def handle_signals() -> Iterator[None]:
+    """Handles signals as above meanwhile; an ignored one stays ignored, as SIGHUP in nohup.
 
-    They are read in a thread: a handler of Python waits until a call of XLA returns.
+    A thread reads them, because a Python handler waits until a call of XLA returns.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    earlier = {n: signal.getsignal(n) for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN}
-    for number in earlier:
-        signal.signal(number, lambda *_: _heard.wait())
-    before = signal.set_wakeup_fd(writer)
+    handlers = {n: signal.getsignal(n) for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN}
+    for number in handlers:
+        signal.signal(number, lambda *_: _signal_read.wait())
+    previous_fd = signal.set_wakeup_fd(writer)
     threading.Thread(target=_read_signals, args=(reader,), daemon=True).start()
     try:
         yield
     finally:
-        signal.set_wakeup_fd(before)
+        signal.set_wakeup_fd(previous_fd)
         os.close(writer)
-        _asked.clear()
-        _heard.clear()
-        for number, handler in earlier.items():
+        _signals_received.clear()
+        _signal_read.clear()
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def _read_signals(reader):
+    """Notes the first signal; at the second, kills the workers and ends this process."""
     while content := os.read(reader, 1):
-        if _asked:
+        if _signals_received:
             for child in multiprocessing.active_children():
                 child.kill()
             os._exit(128 + content[0])
-        _asked.append(content[0])
+        _signals_received.append(content[0])
         if multiprocessing.parent_process() is None:
             os.write(2, b"\nstopping after this chunk; again to stop at once\n")
-        _heard.set()
+        _signal_read.set()
     os.close(reader)
 
 
 class _Lines(io.TextIOBase):
-    """Of a bar that is drawn again and again, each drawing as a line of its own."""
+    """A stream that prints and logs each drawing of a bar as a line."""
 
     def __init__(self, log: Callable[[str], None]):
         self._log = log
@@ -91,8 +92,8 @@ class Progress(tqdm):
     """A bar in a terminal; otherwise plain lines, which are logged too.
 
     Args:
-        total: Steps in all.
-        label: What is done.
+        total: Steps in all; 0 shows nothing.
+        label: Name of the computation.
         log: Called with each plain line, such as `RunFolder.log`.
         interval: Seconds between plain lines.
     """
@@ -105,37 +106,48 @@ class Progress(tqdm):
         log: Callable[[str], None] = lambda line: None,
         interval: float = 5.0,
     ):
-        how: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if not sys.stderr.isatty():
-            how = {"file": _Lines(log), "mininterval": interval, "delay": 1e-6}
-            how["bar_format"] = "{desc}: {n_fmt}/{total_fmt}{postfix}, {elapsed}, {remaining} left"
-        super().__init__(total=total, desc=label, disable=total == 0, **how)
+            options = {"file": _Lines(log), "mininterval": interval, "delay": 1e-6}
+            options["bar_format"] = (
+                "{desc}: {n_fmt}/{total_fmt}{postfix}, {elapsed}, {remaining} left"
+            )
+        super().__init__(total=total, desc=label, disable=total == 0, **options)
         self.label, self.log = label, log
 
     def skip(self, steps: int) -> None:
-        """These steps were done by an earlier run: they do not count in the speed."""
-        self.initial += steps
-        self.n += steps
+        """Counts steps of an earlier run, which do not enter the speed."""
+        if not self.disable:
+            self.initial += steps
+            self.n += steps
 
     def advance(self, steps: int = 1, **values: float) -> None:
-        """Further steps are done; `values` (loss=0.3) are shown beside."""
+        """Counts further steps, and shows values (loss=0.3) after the count.
+
+        Args:
+            steps: Steps that were done.
+            **values: Shown after the count.
+
+        Raises:
+            Stopped: A signal has asked for it.
+        """
         self.set_postfix({n: f"{v:.4g}" for n, v in values.items()}, refresh=False)
         self.update(steps)
-        check()
+        raise_if_stopped()
 
-    def reach(self, done: int, **values: float) -> None:
-        """`advance` to a number of steps."""
-        self.advance(done - self.n, **values)
+    def reach(self, steps: int, **values: float) -> None:
+        """Advances to a number of steps."""
+        self.advance(steps - self.n, **values)
 
     def say(self, message: str) -> None:
-        """One line, in the log and above the bar."""
+        """Writes one line, in the log and above the bar."""
         self.log(f"{self.label}: {message}")
         self.write(f"{self.label}: {message}", file=sys.stderr)
 
     @contextlib.contextmanager
-    def paused(self, what: str) -> Iterator[None]:
-        """Says how long something took that is no step, such as compiling."""
+    def time_activity(self, activity: str) -> Iterator[None]:
+        """Says how long an activity took that is no step, such as compiling."""
         start = time.monotonic()
         yield
         self.start_t += time.monotonic() - start
-        self.say(f"{what} took {self.format_interval(time.monotonic() - start)}")
+        self.say(f"{activity} took {self.format_interval(time.monotonic() - start)}")

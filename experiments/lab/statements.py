@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.verdicts.claims import Row, Statement, of_mean, of_share_within
+from experiments.verdicts.claims import Row, Statement, mean_row, share_within_row
 
 
 def read_statements(path: Path) -> dict[str, Statement]:
@@ -27,14 +27,16 @@ def read_statements(path: Path) -> dict[str, Statement]:
 STATEMENTS = read_statements(Path(__file__).with_name("statements.toml"))
 
 
-def row_of(key: str, setting: str, values: Iterable[Any], *, why: str = "") -> Row:
-    """The row of a statement's or a finding's draws: their mean, or the share of them in `each`.
+def make_row(key: str, setting: str, values: Iterable[Any], *, note: str = "") -> Row:
+    """Makes the row of a statement's draws: their mean, or the share of them in its draw range.
 
     Args:
         key: Of `STATEMENTS`.
-        setting, values, why: As of `of_mean`.
+        setting: The network, task or size.
+        values: The statistic of each draw; None or NaN where a draw has none.
+        note: What the numbers do not say by themselves.
     """
-    each = STATEMENTS[key].each
-    if each is None:
-        return of_mean(key, setting, values, why=why)
-    return of_share_within(key, setting, values, each, why=why)
+    draw_range = STATEMENTS[key].draw_range
+    if draw_range is None:
+        return mean_row(key, setting, values, note=note)
+    return share_within_row(key, setting, values, draw_range, note=note)

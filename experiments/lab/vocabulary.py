@@ -2,8 +2,8 @@
 
     vocabulary.define(FLAGS, depth=12, num_heads=4, d_model=64, norm_placement="post")
 
-defines those that are named, with their defaults. `numbers` defines lists by commas, `alias` a
-second name, such as that of a published command.
+defines those that are named, with their defaults. `define_numbers` defines lists by commas,
+`define_alias` a second name, such as that of a published command.
 """
 
 from collections.abc import Callable, Mapping
@@ -94,7 +94,7 @@ VOCABULARY = {
 
 
 def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
-    """define(kind, name, default, text, *choices, **limits): absl's DEFINE_<kind> on them."""
+    """Returns define(kind, name, default, text, *choices, **limits): absl's DEFINE_<kind>."""
 
     def define(kind, name, default, text, *choices, **limits):
         add = getattr(flags, f"DEFINE_{kind}")
@@ -110,8 +110,8 @@ def define(
 
     Args:
         values: The flags of a binary.
-        least: Lower bounds in place of the vocabulary's.
-        **defaults: Of each flag that it has.
+        least: {flag: lower bound instead of the vocabulary's}.
+        **defaults: {flag: its default} of each flag that the binary has.
     """
     for name, default in defaults.items():
         kind, text, *limits = VOCABULARY[name]
@@ -123,30 +123,26 @@ def define(
         definer(values)(kind, name, default, text.format(flags=values), *choices, **bounds)
 
 
-class NumbersParser(flags.ArgumentParser):
-    """A list of numbers by commas; as of every flag, what is given last counts.
+class NumbersParser(flags.ListParser):
+    """Parses numbers by commas; as of every flag, the last one on the command line counts.
 
     Args:
-        one: Parser of each number.
-        empty: Whether there may be none.
+        number: Parser of each number.
     """
 
-    def __init__(self, one: Any, empty: bool):
-        self.one, self.empty = one, empty
-        self.syntactic_help = f"{one.syntactic_help}, or several by commas"
+    def __init__(self, number: flags.ArgumentParser):
+        super().__init__()
+        self.number = number
+        self.syntactic_help = f"{number.syntactic_help}, or several by commas"
 
     def parse(self, argument: Any) -> list[Any]:
-        if isinstance(argument, list | tuple):
-            return [self.one.parse(value) for value in argument]
-        if self.empty and not argument:
-            return []
-        return [self.one.parse(part) for part in argument.split(",")]
+        return [self.number.parse(value) for value in super().parse(argument)]
 
     def flag_type(self) -> str:
         return "numbers"
 
 
-def numbers(
+def define_numbers(
     values: flags.FlagValues,
     name: str,
     default: list[float],
@@ -155,21 +151,26 @@ def numbers(
     kind: type = int,
     lower_bound: float | None = None,
 ) -> None:
-    """Defines a list of integers or floats by commas."""
-    parser = {int: flags.IntegerParser, float: flags.FloatParser}[kind](lower_bound)
+    """Defines a flag that is a list of integers or floats by commas.
+
+    Args:
+        values: The flags of a binary.
+        name, default, text: Of the flag.
+        kind: `int` or `float`.
+        lower_bound: Of each number.
+    """
+    number = {int: flags.IntegerParser, float: flags.FloatParser}[kind](lower_bound)
     text = f"{text} A list by commas."
-    serializer = flags.CsvListSerializer(",")
-    flags.DEFINE(NumbersParser(parser, not default), name, default, text, values, serializer)
+    flags.DEFINE(NumbersParser(number), name, default, text, values, flags.CsvListSerializer(","))
 
 
-def alias(values: flags.FlagValues, **names: str) -> None:
-    """Second names of flags, under which they are neither recorded nor shown again.
+def define_alias(values: flags.FlagValues, **names: str) -> None:
+    """Defines second names of flags, which are neither recorded nor shown again.
 
     Args:
         values: The flags of a binary.
         **names: {second name: the flag's}.
     """
-    for name, of in names.items():
-        flag = values[of]
-        values[name] = flag
+    for name, target in names.items():
+        flag = values[name] = values[target]
         flag.help = f"{flag.help} Also --{name}."

@@ -4,7 +4,7 @@ import numpy as np
 import xarray as xr
 
 from experiments.lab import labelled
-from experiments.lab.experiment import Finding, by_name
+from experiments.lab.experiment import Finding, name_figures
 from experiments.train.training import TrainedTask
 from rank_collapse.report import figures
 
@@ -36,7 +36,7 @@ def accuracies(found: xr.Dataset) -> xr.Dataset:
     learned = own.whole > baseline + 2 * error
     below = kept.min("path_length") < baseline - 2 * baseline_error
     end = kept.isel(path_length=-1)
-    rest = labelled.along(lambda a: (a[..., -1:] - a[..., :-1]).sum(-1), kept, "path_length")
+    rest = labelled.apply_along(lambda a: (a[..., -1:] - a[..., :-1]).sum(-1), kept, "path_length")
     return own.assign(
         baseline=baseline,
         baseline_error=baseline_error,
@@ -101,7 +101,7 @@ def paths_figure(found: xr.Dataset, setup: TrainedTask):
     fig, axes = figures.figure(1, 2, width=4.0, height=4.2, sharey=True)
     (one, together), own = axes[0], accuracies(found)
     sets = own[sampled_as(setup)].mean("repeat")
-    for index, (point, v) in enumerate(labelled.points(sets, "seed", "path_length")):
+    for index, (point, v) in enumerate(labelled.iterate_points(sets, "seed", "path_length")):
         size = point["num_paths"]
         one.errorbar(
             v.path_length + 0.08 * (index - 0.5),
@@ -217,7 +217,7 @@ def alpha_figure(found: xr.Dataset, setup: TrainedTask):
         return None
     alpha = found.alpha.sel(seed=found.fine).rename(sublayer="layer")
     alpha = alpha.assign_coords(layer=1 + np.arange(alpha.sizes["layer"]))
-    fig, axes = labelled.facets(alpha, ylabel="α, weight of the skip")
+    fig, axes = labelled.plot_facets(alpha, ylabel="α, weight of the skip")
     axes[0, 0].set(ylim=(0, 1), title=setup.title)
     return fig
 
@@ -227,6 +227,6 @@ def _seeds(found):
     return f"{count} seed{'s' * (count != 1)}"
 
 
-FIGURES = by_name(
+FIGURES = name_figures(
     short_paths_figure, paths_figure, shares_figure, loss_figure, ranks_figure, alpha_figure
 )

@@ -15,13 +15,13 @@ import xarray as xr
 
 from experiments.lab import labelled
 from experiments.lab.flags import Flags
-from experiments.lab.labelled import beside, rows
+from experiments.lab.labelled import compare_means, statement_rows
 from experiments.paper.path_accuracies import BASELINES, accuracies, sampled_as
 from experiments.train import path_accuracy
 from experiments.train.training import TrainedTask
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row
-from experiments.verdicts.statistics import between, mean_of, slope
+from experiments.verdicts.statistics import format_interval, mean_with_interval, slope
 from rank_collapse.paths.enumeration import ALL_HEADS
 from rank_collapse.paths.sets import sample_path_sets
 from rank_collapse.training.tasks.examples import majority_baseline, random_baseline, token_mask
@@ -60,9 +60,9 @@ def as_dataset(options: Flags, setup: TrainedTask, arrays: Mapping[str, np.ndarr
     places = ("num_paths", "metric", "path_length", "repeat")
     shown = {name: a for name, a in arrays.items() if not name.startswith("model/")}
     sets = {name: shown.pop(name) for name in [*shown] if name.startswith("sets/")}
-    every = labelled.of_arrays(shown, ("metric", "path_length"), **axes)
+    every = labelled.make_dataset(shown, ("metric", "path_length"), **axes)
     every = every.assign_coords(path_length=np.arange(setup.recipe.config.depth + 1))
-    sampled = labelled.of_arrays(sets, places).assign_coords(path_length=path_lengths(options))
+    sampled = labelled.make_dataset(sets, places).assign_coords(path_length=path_lengths(options))
     sampled = sampled.rename(sets=sampled_as(setup)).sortby("num_paths")
     return xr.merge([every, sampled], join="outer").assign(fine=every.diverged_at < 0)
 
@@ -157,7 +157,7 @@ def table(found: xr.Dataset, setup: TrainedTask) -> Iterator[dict[str, Any]]:
     places = [axis for axis in PLACES if axis in long]
     long[places] = long[places].astype("Int64")
     order = ["seed", "diverged", "evaluation", "semantics", *places, *setup.metrics]
-    return labelled.records(long.sort_values("seed", kind="stable")[order])
+    return labelled.frame_rows(long.sort_values("seed", kind="stable")[order])
 
 
 def claims(task: str, found: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
@@ -168,21 +168,23 @@ def claims(task: str, found: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
     """
     own, depth = accuracies(found), setup.recipe.config.depth
     below = below_text(own.fell_below)
-    yield from rows("short suffice", own.carried - depth / 2, task, why=below)
+    yield from statement_rows("short suffice", own.carried - depth / 2, task, note=below)
     name, lengths = sampled_as(setup), path_lengths(setup.options)
     if name == "sampled" and 1 in lengths:
         sets = own[name].sel(num_paths=PUBLISHED_SIZE, path_length=slice(1, None), drop=True)
         sets = sets.mean("repeat")
         first = sets.sel(path_length=1, drop=True)
-        yield from rows("one short", first - (own.whole + own.baseline) / 2, task)
+        yield from statement_rows("one short", first - (own.whole + own.baseline) / 2, task)
         lost = sets.max("path_length") <= own.baseline + 2 * own.baseline_error
-        falls = labelled.along(functools.partial(slope, sets.path_length), sets, "path_length")
-        yield from rows("falls", falls.where(~lost), task, why=below_text(lost))
+        falls = labelled.apply_along(
+            functools.partial(slope, sets.path_length), sets, "path_length"
+        )
+        yield from statement_rows("falls", falls.where(~lost), task, note=below_text(lost))
     learned = own.sel(seed=own.learned)
-    yield from rows(
+    yield from statement_rows(
         "biases", (learned.offset - learned.baseline) / (learned.whole - learned.baseline), task
     )
-    yield from rows("all of it", own.enough, f"{task}, of {depth} layers")
+    yield from statement_rows("all of it", own.enough, f"{task}, of {depth} layers")
 
 
 def below_text(below: xr.DataArray) -> str:
@@ -194,7 +196,9 @@ def below_text(below: xr.DataArray) -> str:
 def compare(found: xr.Dataset, setup: TrainedTask) -> Iterator[Comparison]:
     """Whole model and baseline beside the published plotting code's, and what no path gives."""
     own = accuracies(found)
-    whole, offset = (between(mean_of(own[n], share=True)) for n in ("whole", "offset"))
+    whole, offset = (
+        format_interval(mean_with_interval(own[n], share=True)) for n in ("whole", "offset")
+    )
     yield Comparison(
         "token accuracy of the whole model",
         whole,
@@ -203,9 +207,9 @@ def compare(found: xr.Dataset, setup: TrainedTask) -> Iterator[Comparison]:
     )
     best = max(float(own[name].mean()) for name in BASELINES)
     yield Comparison("best baseline, measured on the data", best, setup.published["baseline"])
-    yield from beside("without longer paths, self-consistent", own.truncated)
+    yield from compare_means("without longer paths, self-consistent", own.truncated)
     note = "biases divided by the whole model's σ carry this much of the answer: whether short "
     note += "paths suffice is what the lines without longer paths test"
     yield Comparison("frozen biases alone, without a path", offset, note=note)
     by_length = own[sampled_as(setup)].mean(["seed", "repeat"])
-    yield from beside("best length", by_length.idxmax("path_length").expand_dims("seed"))
+    yield from compare_means("best length", by_length.idxmax("path_length").expand_dims("seed"))

@@ -12,47 +12,66 @@ from typing import NamedTuple
 from experiments.lab import cli, pool, progress
 
 
-class Ended(NamedTuple):
-    """How a run ended: its exit code, all it printed, its seconds and those of the CPU."""
+class ProcessResult(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        code: Its exit code.
+        output: All that it printed.
+        seconds: Its time.
+        cpu: Its time on the CPU, in seconds.
+    """
 
     code: int
-    printed: str
+    output: str
     seconds: float
     cpu: float = 0.0
 
 
-def run(module: str, *arguments: str) -> Ended:
-    """Runs a binary as `python -m module` would, in this process."""
-    binary, begun, cpu = importlib.import_module(module), time.monotonic(), time.process_time()
+def run_binary(module: str, *arguments: str) -> ProcessResult:
+    """Runs a binary as `python -m module` would, in this process.
+
+    Args:
+        module: Of the binary.
+        *arguments: Of its flags.
+    """
+    binary = importlib.import_module(module)
+    start, cpu_start = time.monotonic(), time.process_time()
     sys.modules["__main__"], sys.argv = binary, [str(binary.__file__), *arguments]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         code = cli.execute(binary.main, binary.FLAGS, arguments)
-    return Ended(code, printed.getvalue(), time.monotonic() - begun, time.process_time() - cpu)
+    seconds, cpu = time.monotonic() - start, time.process_time() - cpu_start
+    return ProcessResult(code, output.getvalue(), seconds, cpu)
 
 
-def run_all(
-    commands: Mapping[str, Sequence[str]], jobs: int, ended: Callable[[str, Ended], None]
+def run_commands(
+    commands: Mapping[str, Sequence[str]], jobs: int, on_end: Callable[[str, ProcessResult], None]
 ) -> None:
     """Runs commands in their order, some at a time.
 
     Args:
-        commands: By name, a module and its arguments.
-        ended: Called with the name of each that has ended, as it ends.
+        commands: {name: (module, *arguments)}.
+        jobs: Commands at a time.
+        on_end: Called with the name of each command that has ended, as it ends.
 
     Raises:
         Stopped: A signal asked for it.
     """
-    left = dict(commands)
-    while left:
-        with pool.workers(jobs) as executor:
-            running = {pool.submit(executor, run, *command): name for name, command in left.items()}
-            for future in pool.as_ended(running):
+    remaining = dict(commands)
+    while remaining:
+        with pool.start_workers(jobs) as executor:
+            running = {
+                pool.submit_work(executor, run_binary, *command): name
+                for name, command in remaining.items()
+            }
+            for future in pool.iterate_ended(running):
                 name = running[future]
-                print(f"[{len(commands) - len(left) + 1}/{len(commands)}] {name}", file=sys.stderr)
-                left.pop(name)
+                remaining.pop(name)
+                num_ended = len(commands) - len(remaining)
+                print(f"[{num_ended}/{len(commands)}] {name}", file=sys.stderr)
                 try:
-                    ended(name, future.result())
+                    on_end(name, future.result())
                 except BrokenProcessPool:  # its process died: the others go on
-                    progress.check()
-                    ended(name, Ended(1, "its process was ended (out of memory?)", 0.0))
+                    progress.raise_if_stopped()
+                    on_end(name, ProcessResult(1, "its process was ended (out of memory?)", 0.0))
                     break

@@ -1,4 +1,4 @@
-"""What the run folders of experiments hold, as sections of a report and answers to statements."""
+"""Run folders of experiments as sections of a report, and answers to statements."""
 
 import json
 import re
@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments import verdicts
-from experiments.lab.experiment import captions_of, experiment_of, module_of, read
+from experiments.lab.experiment import (
+    describe_experiment,
+    figure_captions,
+    import_experiment,
+    read_run,
+)
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import statements_page
-from experiments.reproducing.processes import Ended
+from experiments.reproducing.processes import ProcessResult
 from rank_collapse import runs
 from rank_collapse.runs import files
 
@@ -21,15 +26,15 @@ CAME_OUT = re.compile(r"^\*\*What came out\.\*\* (.*)$", re.MULTILINE)
 PRESETS = ("quick", "paper")
 
 
-class Made(NamedTuple):
+class RunRecord(NamedTuple):
     """One run of an experiment, as a section shows it.
 
     Attributes:
-        folder: Where it is.
-        command: How it was made.
+        folder: The run folder.
+        command: The command that made it.
         details: Small print.
-        label: What the run is called, where the experiment has several.
-        code, printed: Of the process that made it: a failed one is shown as such.
+        label: Name of the run, where the experiment has several.
+        code, output: Of its process; a failed one is shown as such.
     """
 
     folder: Path
@@ -37,106 +42,134 @@ class Made(NamedTuple):
     details: str
     label: str = ""
     code: int = 0
-    printed: str = ""
+    output: str = ""
 
 
-def runs_of(name: str, preset: str) -> dict[str, Sequence[str]]:
-    """{run: its arguments} of an experiment: "run_sort", or "run_sort/name" of one of several,
-    which is also its folder's place among those of the preset."""
-    own = experiment_of(name).runs(preset)
-    return {f"{name}/{run}" if run else name: arguments for run, arguments in own.items()}
+def list_runs(name: str, preset: str) -> dict[str, Sequence[str]]:
+    """Lists {run: its arguments} of an experiment at a preset.
+
+    A run is called "run_sort", or "run_sort/label" where there are several. This is also the place
+    of its folder among those of the preset.
+
+    Args:
+        name: Of the experiment.
+        preset: Its sizes.
+    """
+    labelled_runs = describe_experiment(name).runs(preset)
+    return {f"{name}/{run}" if run else name: flags for run, flags in labelled_runs.items()}
 
 
-def command_text(run: str, arguments: Sequence[str], folder: Path) -> str:
-    """The command of a run."""
+def run_command(run: str, arguments: Sequence[str], folder: Path) -> str:
+    """Writes the command of a run.
+
+    Args:
+        run: See `list_runs`.
+        arguments: Of its flags.
+        folder: The run folder.
+    """
     name = run.partition("/")[0]
     return f"python -m experiments.{name} {shlex.join([*arguments, f'--output_dir={folder}'])}"
 
 
-def section_of(name: str, found: Sequence[Made], status: str = "done") -> verdicts.Section:
-    """What the run folders of an experiment hold, as one section of the report."""
-    own = experiment_of(name)
+def make_section(name: str, records: Sequence[RunRecord], status: str = "done") -> verdicts.Section:
+    """Makes one section of the report from the run folders of an experiment.
+
+    Args:
+        name: Of the experiment.
+        records: Its runs.
+        status: "done", or of a section without runs "waiting"; "failed" where a run did.
+    """
+    experiment = describe_experiment(name)
     figures, claims, comparisons, errors = [], [], [], []
     finding, picture = "", b""
-    for made in found:
-        label = f"{made.label}: " if made.label else ""
+    for record in records:
+        label = f"{record.label}: " if record.label else ""
         try:
-            if made.code:
-                raise runs.RunError(f"exit code {made.code}")
-            shown = read(module_of(name), made.folder)
-            drawn = {path.stem: path for path in (made.folder / "figures").glob("*.png")}
+            if record.code:
+                raise runs.RunError(f"exit code {record.code}")
+            published = read_run(import_experiment(name), record.folder)
+            captions = figure_captions(import_experiment(name).FIGURES)
+            paths = {path.stem: path for path in (record.folder / "figures").glob("*.png")}
             figures += [
-                (drawn[figure].read_bytes(), label + caption)
-                for figure, caption in captions_of(module_of(name).FIGURES).items()
-                if figure in drawn  # parts of an experiment that a preset leaves out have none
+                (paths[figure].read_bytes(), label + caption)
+                for figure, caption in captions.items()
+                if figure in paths  # parts of an experiment that a preset leaves out have none
             ]
-            if shown.finding is not None and not finding:
-                picture, finding = drawn[shown.finding.figure].read_bytes(), shown.finding.sentence
-            claims += shown.claims
-            comparisons += shown.comparisons
+            if published.finding is not None and not finding:
+                figure, finding = published.finding
+                picture = paths[figure].read_bytes()
+            claims += published.claims
+            comparisons += published.comparisons
         except Exception as error:  # one broken experiment must not take the others' report with it
-            errors.append(f"{label}{type(error).__name__}: {error}\n{made.printed[-2000:]}")
+            errors.append(f"{label}{type(error).__name__}: {error}\n{record.output[-2000:]}")
             print(f"{name} failed: {error}", file=sys.stderr)
     return verdicts.Section(
         name,
-        own.title,
-        own.claim,
-        "\n".join(made.command for made in found),
+        experiment.title,
+        experiment.claim,
+        "\n".join(record.command for record in records),
         "failed" if errors else status,
         finding,
         picture,
-        came_out(name) if found else "",
+        read_result(name) if records else "",
         figures,
         claims,
         comparisons,
-        details=" ".join(f"{made.label} {made.details}".strip() for made in found),
+        details=" ".join(f"{record.label} {record.details}".strip() for record in records),
         error="\n".join(errors),
     )
 
 
-def came_out(name: str) -> str:
-    """What came out of an experiment, as its page of the site has it; nothing where it has none."""
+def read_result(name: str) -> str:
+    """Reads "What came out" of an experiment from its page of the site; "" where it has none."""
     page = DOCS / "experiments" / f"{name}.md"
-    found = CAME_OUT.search(page.read_text("utf-8")) if page.exists() else None
-    return found[1].replace("](../", "](") if found else ""  # links from one folder higher
+    paragraph = CAME_OUT.search(page.read_text("utf-8")) if page.exists() else None
+    return paragraph[1].replace("](../", "](") if paragraph else ""  # links from one folder higher
 
 
-def keep_time(parent: Path, name: str, how: Ended, jobs: int) -> None:
-    """Keeps how long a run took that was computed from its beginning in one go.
+def save_time(parent: Path, name: str, result: ProcessResult, jobs: int) -> None:
+    """Saves how long a run took that was computed from its beginning in one go.
 
     Args:
         parent: Of the run folders.
-        name: The run, see `runs_of`.
-        how: It ended.
+        name: The run, see `list_runs`.
+        result: Of its process.
         jobs: How many ran side by side.
     """
-    own = {"seconds": round(how.seconds, 1), "cpu": how.cpu, "jobs": jobs}
-    known = times_of(parent) | {name: own}
-    runs.write_atomically(parent / "times.json", json.dumps(known, indent=2).encode())
+    run_time = {"seconds": round(result.seconds, 1), "cpu": result.cpu, "jobs": jobs}
+    times = read_times(parent) | {name: run_time}
+    runs.write_atomically(parent / "times.json", json.dumps(times, indent=2).encode())
 
 
-def times_of(parent: Path) -> dict[str, dict[str, float]]:
-    """{run: its seconds, those of the CPU, how many ran side by side}; of a damaged file, none."""
+def read_times(parent: Path) -> dict[str, dict[str, float]]:
+    """Reads {run: {"seconds", "cpu", "jobs"}}; a damaged file has none."""
     try:
-        found = files.read_object(parent / "times.json")
+        times = files.read_object(parent / "times.json")
         names = ("seconds", "cpu", "jobs")
-        return {n: {k: float(took.get(k, 0)) for k in names} for n, took in found.items()}
+        return {n: {k: float(took.get(k, 0)) for k in names} for n, took in times.items()}
     except (runs.RunError, TypeError, AttributeError, ValueError):
         return {}
 
 
-def answers_of(sections: list[verdicts.Section]) -> list[verdicts.Answer]:
-    """The answers to all statements, from the rows of all sections."""
-    return verdicts.answers_of(STATEMENTS, [r for s in sections for r in s.claims])
+def answer_sections(sections: Sequence[verdicts.Section]) -> list[verdicts.Answer]:
+    """Answers all statements that have rows in any of the sections."""
+    return verdicts.answer_statements(STATEMENTS, [r for s in sections for r in s.claims])
 
 
-def untested(answers: list[verdicts.Answer], names: Sequence[str]) -> list[str]:
-    """The papers' statements that these experiments test and that have no row, with the answers of
-    docs/statements.md to those that were tested at full size."""
+def list_untested(answers: Sequence[verdicts.Answer], names: Sequence[str]) -> list[str]:
+    """Lists the papers' statements that experiments test and that have no answer here.
+
+    Args:
+        answers: To the others.
+        names: Of the experiments.
+
+    Returns:
+        Their texts, with the answers of docs/statements.md to those tested at full size.
+    """
     tested = {answer.key for answer in answers}
-    known = statements_page.at_full_size(statements_page.known_answers())
+    full_size = statements_page.full_size_answers(statements_page.read_answers())
     return [
-        f"{s.source}: {s.text}" + (f" ({known[key]})" if key in known else "")
+        f"{s.source}: {s.text}" + (f" ({full_size[key]})" if key in full_size else "")
         for key, s in STATEMENTS.items()
         if s.claimed is not None and key not in tested and {*s.experiments} & {*names}
     ]

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.lab.experiment import experiments_of, module_of, read
+from experiments.lab.experiment import import_experiment, list_experiments, read_run
+from experiments.lab.folder import table_bytes
 from experiments.lab.statements import STATEMENTS
-from experiments.reproducing.markdown import table_of
 from experiments.verdicts.claims import (
     ANSWERS,
     ERROR,
@@ -25,8 +25,8 @@ from experiments.verdicts.claims import (
     Judged,
     Row,
     Statement,
-    answer_from,
-    judged,
+    decide_answer,
+    judge_rows,
 )
 from experiments.verdicts.wording import holds_text, range_text
 from rank_collapse import runs
@@ -69,200 +69,234 @@ repository, commit 7d44237. Files: [answers by setting]({EARLIER}),
 | --- | --- | --- |
 """
 OTHERS, FEW = "Other papers", 3  # papers with fewer statements share a table
-Rows = Sequence[Mapping[str, Any]]
-Known = Mapping[str, Mapping[str, str]]  # {statement: its row of `STANDING`}
+TableRows = Sequence[Mapping[str, Any]]
+Answers = Mapping[str, Mapping[str, str]]  # {statement: its row of `STANDING`}
 
 
-def write(docs: Path, folders: Iterable[Path] = ()) -> None:
-    """The page and its tables, from the tables that there are and from run folders.
+def write_page(docs: Path, folders: Iterable[Path] = ()) -> None:
+    """Writes the page and its tables, from the tables of `docs` and from run folders.
 
     Args:
         docs: The folder of the page.
+        folders: Runs whose rows replace those of their experiments.
 
     Raises:
-        RunError: A folder that is no whole run.
+        RunError: A folder that is no complete run.
     """
-    rows = standing(kept(docs / ROWS), [found for folder in folders for found in rows_of(folder)])
-    known = answers(rows)
+    new = [row for folder in folders for row in read_run_rows(folder)]
+    rows = merge_rows(read_current_rows(docs / ROWS), new)
+    answers = answer_rows(rows)
     runs.make_folder((docs / ROWS).parent)
     for path, content in (
-        (ROWS, table_of(rows)),
-        (STANDING, table_of(list(known.values()))),
-        (PAGE.name, page(known).encode()),
+        (ROWS, table_bytes(rows)),
+        (STANDING, table_bytes(answers.values())),
+        (PAGE.name, render_page(answers).encode()),
     ):
         runs.write_atomically(docs / path, content)
 
 
-def kept(table: Path) -> Rows:
-    """The rows of a table whose statistic and range are still those of their statement."""
-    return [row for row in _read(table) if current(row)]
+def read_current_rows(path: Path) -> TableRows:
+    """Reads the rows of a table whose statistic and range are still those of their statement."""
+    return [row for row in _read_table(path) if is_current(row)]
 
 
-def current(row: Mapping[str, str]) -> bool:
-    """Whether a row tests what its statement says today."""
-    own = STATEMENTS.get(row["statement"])
-    return own is not None and (row["statistic"], row["range"]) == (own.statistic, holds_text(own))
+def is_current(row: Mapping[str, str]) -> bool:
+    """Returns whether a row tests what its statement says today."""
+    statement = STATEMENTS.get(row["statement"])
+    today = statement and (statement.statistic, holds_text(statement))
+    return today == (row["statistic"], row["range"])
 
 
-def rows_of(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
-    """What a run found, each row with the run that it is of."""
-    config = files.read_object(folder / "config.json")
-    flags, made = config["config"], config["environment"]
-    named = {module_of(n).FLAGS.experiment: n for n in experiments_of()}
-    name, words = named[flags["experiment"]], config["execution"]["command"].split()
+def read_run_rows(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
+    """Reads the rows of a run, each with the columns that say which run it is of."""
+    saved = files.read_object(folder / "config.json")
+    flags, words = saved["config"], saved["execution"]["command"].split()
+    names = {import_experiment(n).FLAGS.experiment: n for n in list_experiments()}
+    name = names[flags["experiment"]]
     run = {
         "experiment": name,
-        "date": made["started"][:10],
+        "date": saved["environment"]["started"][:10],
         "seed": flags.get("seed", 0),
         "command": " ".join(w for w in words if not w.startswith(("--output_dir", "--run_name"))),
     }
-    return [(row, run) for row in read(module_of(name), folder).claims]
+    return [(row, run) for row in read_run(import_experiment(name), folder).claims]
 
 
-def standing(known: Rows, found: Sequence[tuple[Row, Mapping[str, Any]]]) -> Rows:
-    """All rows: those of new runs in the place of what their experiments had."""
-    new = {(row.key, run["experiment"]) for row, run in found}
-    left = [row for row in known if (row["statement"], row["experiment"]) not in new]
-    rows: list[Mapping[str, Any]] = []
+def merge_rows(rows: TableRows, new: Sequence[tuple[Row, Mapping[str, Any]]]) -> TableRows:
+    """Replaces rows of the table by those of new runs of the same experiments.
+
+    The verdicts of the new rows of a statement are joint, and count its remaining rows.
+
+    Args:
+        rows: Of the table.
+        new: From `read_run_rows`.
+
+    Returns:
+        Rows of the table, in the order of the statements and of their experiments.
+    """
+    replaced = {(row.key, run["experiment"]) for row, run in new}
+    remaining = [row for row in rows if (row["statement"], row["experiment"]) not in replaced]
+    merged: list[Mapping[str, Any]] = []
     for key, statement in STATEMENTS.items():
-        beside = [row for row in left if row["statement"] == key]
-        own = [(row, run) for row, run in found if row.key == key]
-        verdicts = judged([row for row, _ in own], statement.claimed, len(beside))
-        made = [_row(statement, j, run) for j, (_, run) in zip(verdicts, own, strict=True)]
-        places = {name: place for place, name in enumerate(statement.experiments)}
-        rows += sorted([*beside, *made], key=lambda row: places[row["experiment"]])
-    return rows
+        old_rows = [row for row in remaining if row["statement"] == key]
+        new_rows = [(row, run) for row, run in new if row.key == key]
+        judged = judge_rows([row for row, _ in new_rows], statement.claimed, len(old_rows))
+        table = [
+            _table_row(statement, j, run) for j, (_, run) in zip(judged, new_rows, strict=True)
+        ]
+        order = [*statement.experiments].index
+        merged += sorted([*old_rows, *table], key=lambda row: order(row["experiment"]))
+    return merged
 
 
-def _row(statement: Statement, found: Judged, run: Mapping[str, Any]) -> dict[str, Any]:
-    low, high = found.interval if found.interval.is_finite else (None, None)
+def _table_row(statement: Statement, judged: Judged, run: Mapping[str, Any]) -> dict[str, Any]:
+    low, high = judged.interval if judged.interval.is_finite else (None, None)
     return {
-        "statement": found.row.key,
-        "setting": found.row.setting,
-        "verdict": found.verdict if statement.claimed else "",
-        "estimate": found.row.estimate,
+        "statement": judged.row.key,
+        "setting": judged.row.setting,
+        "verdict": judged.verdict if statement.claimed else "",
+        "estimate": judged.row.estimate,
         "low": low,
         "high": high,
-        "draws": found.row.draws,
-        "note": found.row.why,
+        "draws": judged.row.draws,
+        "note": judged.row.note,
         "statistic": statement.statistic,
         "range": holds_text(statement),
         **run,
     }
 
 
-def answers(rows: Rows) -> dict[str, dict[str, str]]:
-    """{statement: its row of `STANDING`}, of all that have rows or a run on new seeds."""
-    found = {}
+def answer_rows(rows: TableRows) -> dict[str, dict[str, str]]:
+    """Answers the statements that have rows, or a run on new seeds.
+
+    Args:
+        rows: Of the table.
+
+    Returns:
+        {statement: its row of `STANDING`}.
+    """
+    answers = {}
     for key, statement in STATEMENTS.items():
-        own = [row for row in rows if row["statement"] == key]
-        if not own and not statement.confirmed:
+        tests = [row for row in rows if row["statement"] == key]
+        if not tests and not statement.confirmed:
             continue
         settings = {
-            v: [row["setting"] for row in own if statement.claimed and row["verdict"] == v]
-            for v in VERDICTS
+            verdict: ", ".join(r["setting"] for r in tests if r["verdict"] == verdict)
+            for verdict in VERDICTS
+            if statement.claimed
         }
-        where = "; ".join(f"{v}: {', '.join(names)}" for v, names in settings.items() if names)
-        made = sorted({f"{row['experiment']} {row['date']}, seed {row['seed']}" for row in own})
-        whole = {row["experiment"] for row in own} == {*statement.experiments}
-        found[key] = {
+        complete = {row["experiment"] for row in tests} == {*statement.experiments}
+        answer = decide_answer(statement, [row["verdict"] for row in tests])
+        answers[key] = {
             "statement": key,
-            "answer": answer_from(statement, {r["verdict"] for r in own}) if whole else NOT_KEPT,
-            "rows": str(len(own)),
-            "runs": "; ".join(made),
-            "where": where,
+            "answer": answer if complete else NOT_KEPT,
+            "rows": str(len(tests)),
+            "runs": "; ".join(
+                sorted({f"{r['experiment']} {r['date']}, seed {r['seed']}" for r in tests})
+            ),
+            "where": "; ".join(f"{v}: {names}" for v, names in settings.items() if names),
             "new seeds": statement.confirmed,
         }
-    return found
+    return answers
 
 
-def known_answers(path: Path = PAGE) -> Known:
-    """The answers beside a page; none where there is no table of them."""
-    return {row["statement"]: row for row in _read(path.parent / STANDING)}
+def read_answers(page: Path = PAGE) -> Answers:
+    """Reads the table of answers of a page; none where there is no table."""
+    return {row["statement"]: row for row in _read_table(page.parent / STANDING)}
 
 
-def _read(table):
-    if not table.exists():
+def _read_table(path):
+    if not path.exists():
         return []
-    return list(csv.DictReader(io.StringIO(table.read_text("utf-8"))))
+    return list(csv.DictReader(io.StringIO(path.read_text("utf-8"))))
 
 
-def at_full_size(known: Known) -> dict[str, str]:
-    """{key: "docs/statements.md has: holds"} of the statements that have an answer there."""
+def full_size_answers(answers: Answers) -> dict[str, str]:
+    """Writes {key: "docs/statements.md has: holds"} of the statements that have an answer there."""
     return {
         key: f"docs/statements.md has: {row['answer']}"
-        for key, row in known.items()
+        for key, row in answers.items()
         if row["answer"] not in (FINDING, NOT_KEPT)
     }
 
 
-def counts(known: Known) -> str:
-    """ "24 statements have 90 rows here: holds 20, … At most 1.2 … by chance."."""
-    tested = [row for row in known.values() if row["answer"] in ANSWERS]
-    number = Counter(row["answer"] for row in tested)
-    named = ", ".join(f"{answer} {number[answer]}" for answer in ANSWERS if number[answer])
-    lost = sum(row["answer"] == NOT_KEPT for row in known.values())
+def count_sentence(answers: Answers) -> str:
+    """Writes "24 statements have 90 rows: holds 20, … At most 1.2 … by chance."."""
+    tested = [row for row in answers.values() if row["answer"] in ANSWERS]
+    counts = Counter(row["answer"] for row in tested)
+    count_text = ", ".join(f"{answer} {counts[answer]}" for answer in ANSWERS if counts[answer])
+    num_missing = sum(row["answer"] == NOT_KEPT for row in answers.values())
     return (
-        f"{len(tested)} statements have {sum(int(row['rows']) for row in tested)} rows: {named}. "
-        f"At most {ERROR * len(tested):.1f} of these answers are expected to be wrong by chance. "
-        f"Of {lost} further statements the rows were not kept."
+        f"{len(tested)} statements have {sum(int(row['rows']) for row in tested)} rows: "
+        f"{count_text}. At most {ERROR * len(tested):.1f} of these answers are expected to be "
+        f"wrong by chance. Of {num_missing} further statements the rows were not kept."
     )
 
 
-def page(known: Known) -> str:
-    """docs/statements.md with these answers; other statements were not run."""
-    intro = INTRO.format(counts=counts(known), not_kept=NOT_KEPT, answers=STANDING, rows=ROWS)
-    parts = [intro]
-    papers = Counter(paper_of(own)[0] for own in STATEMENTS.values())
+def render_page(answers: Answers) -> str:
+    """Renders docs/statements.md with these answers; statements without one were not run."""
+    counts = count_sentence(answers)
+    parts = [INTRO.format(counts=counts, not_kept=NOT_KEPT, answers=STANDING, rows=ROWS)]
+    num_statements = Counter(split_source(statement)[0] for statement in STATEMENTS.values())
     tables: dict[str, list[str]] = {}
-    for key, own in STATEMENTS.items():
-        paper, place = paper_of(own)
-        if papers[paper] < FEW:
-            paper, place = OTHERS, own.source
-        tables.setdefault(paper, []).append(_line(key, own, place, known.get(key)))
+    for key, statement in STATEMENTS.items():
+        paper, place = split_source(statement)
+        if num_statements[paper] < FEW:
+            paper, place = OTHERS, statement.source
+        line = _render_line(key, statement, place, answers.get(key))
+        tables.setdefault(paper, []).append(line)
     head = "| answer | statement and test |\n| --- | --- |\n"
-    parts += [f"\n## {paper}\n\n{head}{''.join(rows)}" for paper, rows in tables.items()]
-    return "".join(parts) + earlier()
+    parts += [f"\n## {paper}\n\n{head}{''.join(lines)}" for paper, lines in tables.items()]
+    return "".join(parts) + render_earlier()
 
 
-def earlier() -> str:
-    """The table of what was found by experiments that are gone."""
+def render_earlier() -> str:
+    """Renders the table of results of experiments that no longer exist."""
     lines = []
-    for row in _read(PAGE.parent / EARLIER):
+    for row in _read_table(PAGE.parent / EARLIER):
         test = row["statistic"] + f"; range: {row['range']}" * bool(row["range"])
-        text = f"**{row['statement']}** ({row['source']}): {_escaped(row['text'])}"
+        text = f"**{row['statement']}** ({row['source']}): {_escape(row['text'])}"
         answer = f"**{row['answer']}**<br>{row['where']}"
-        lines.append(f"| {row['date']} | {answer} | {text}<br>*{_escaped(test)}* |\n")
+        lines.append(f"| {row['date']} | {answer} | {text}<br>*{_escape(test)}* |\n")
     return EARLIER_INTRO + "".join(lines) if lines else ""
 
 
-def paper_of(own: Statement) -> tuple[str, str]:
-    """("Dong et al. 2021", "section 3.1") of a statement's source."""
-    if own.claimed is None:
+def split_source(statement: Statement) -> tuple[str, str]:
+    """Splits a statement's source into paper and place: ("Dong et al. 2021", "section 3.1")."""
+    if statement.claimed is None:
         return "Findings, which no paper states", ""
-    paper, _, place = own.source.partition(", ")
+    paper, _, place = statement.source.partition(", ")
     return paper, place
 
 
-def _line(key, own, place, row):
-    answer, test = row["answer"] if row else "not run", own.statistic
-    shown = f"**{answer}**"
-    if own.claimed is not None:
-        test += f"; range: {range_text(own.each or own.claimed)}"
-        if own.each is not None and answer in (HOLDS, IN_PART):
-            shown += ", in most draws"
-    if own.confirmed:
-        run, _, confirmed = own.confirmed.partition(": ")
-        texts = run.endswith("texts")  # of trained weights: other texts are new draws
-        new, seed = "new texts" if texts else "new seeds", run.rpartition(" ")[2]
-        made = row["runs"].split("; ") if row and row["runs"] else []
-        same = made and all(texts or one.endswith(f"seed {seed}") for one in made)
-        before = f", {run[:10]}" if answer == NOT_KEPT else ", rows not kept"
-        shown += f"<br>on {new}" if same else f"<br>{new}: {confirmed}{before}"
-    where = f" ({place})" * bool(place)
-    text = f"**{key}**{where}: {_escaped(own.text)}<br>*{_escaped(test)}*"
-    return f"| {shown} | {text} |\n"
+def _render_line(key, statement, place, row):
+    """Renders one statement with its row of `STANDING`, or None, as a line of a table.
+
+    Args:
+        key: Of the statement.
+        statement: The statement.
+        place: In the paper.
+        row: Of `STANDING`; None where it was not run.
+    """
+    answer, test = row["answer"] if row else "not run", statement.statistic
+    cell = f"**{answer}**"
+    if statement.claimed is not None:
+        test += f"; range: {range_text(statement.draw_range or statement.claimed)}"
+        if statement.draw_range is not None and answer in (HOLDS, IN_PART):
+            cell += ", in most draws"
+    if statement.confirmed:
+        run, _, confirmed = statement.confirmed.partition(": ")
+        of_texts = run.endswith("texts")  # trained weights: other texts are new draws
+        draws, seed = "new texts" if of_texts else "new seeds", run.rpartition(" ")[2]
+        table_runs = row["runs"].split("; ") if row and row["runs"] else []
+        are_new = all(of_texts or text.endswith(f"seed {seed}") for text in table_runs)
+        reason = f", {run[:10]}" if answer == NOT_KEPT else ", rows not kept"
+        tested = f"on {draws}" if table_runs and are_new else f"{draws}: {confirmed}{reason}"
+        cell += f"<br>{tested}"
+    source = f" ({place})" * bool(place)
+    text = f"**{key}**{source}: {_escape(statement.text)}<br>*{_escape(test)}*"
+    return f"| {cell} | {text} |\n"
 
 
-def _escaped(text):
+def _escape(text):
     return text.replace("|", r"\|").replace("*", r"\*")

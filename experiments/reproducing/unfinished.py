@@ -1,4 +1,4 @@
-"""Every experiment of a preset in workers, and the report, which is shown whenever one ends."""
+"""Every experiment of a preset in workers, and the report, which is updated whenever one ends."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,16 +8,16 @@ from pathlib import Path
 from absl import flags
 
 from experiments import verdicts
-from experiments.lab.devices import accelerated, cores
-from experiments.reproducing.processes import Ended, run_all
+from experiments.lab.devices import count_cores, has_accelerator
+from experiments.reproducing.processes import ProcessResult, run_commands
 from experiments.reproducing.sections import (
-    Made,
-    answers_of,
-    command_text,
-    keep_time,
-    runs_of,
-    section_of,
-    untested,
+    RunRecord,
+    answer_sections,
+    list_runs,
+    list_untested,
+    make_section,
+    run_command,
+    save_time,
 )
 from experiments.verdicts.page import UNFINISHED
 from rank_collapse import runs
@@ -43,86 +43,99 @@ def run_experiments(
         options: The flags.
         parent: Of the folders.
         show: Called with the sections before the first run, and whenever one ends.
+
+    Returns:
+        The sections.
     """
-    runs_by_name = {name: runs_of(name, options.preset) for name in names}
-    commands, whole, ends = {}, set(), {}
-    for name, own in runs_by_name.items():
-        for run, arguments in own.items():
-            folder = parent / run
-            given = [*arguments, f"--output_dir={folder}"]
-            if options.overwrite:
-                given.append("--overwrite")
-            if options.num_devices:
-                given.append(f"--num_devices={options.num_devices}")
-            if options.overwrite or not folder.exists():  # not what an earlier run left over
-                whole.add(run)
-            commands[run] = [f"experiments.{name}", *given]
+    arguments = {name: list_runs(name, options.preset) for name in names}
+    shared = ["--overwrite"] if options.overwrite else []
+    shared += [f"--num_devices={options.num_devices}"] if options.num_devices else []
+    commands = {
+        run: [f"experiments.{name}", *flags, f"--output_dir={parent / run}", *shared]
+        for name, named_runs in arguments.items()
+        for run, flags in named_runs.items()
+    }
+    # Runs that no earlier one has begun: their time is of the full computation.
+    timed = {run for run in commands if options.overwrite or not (parent / run).exists()}
     jobs = options.jobs or default_jobs(options.preset)
-    sections = {name: section_of(name, (), "waiting") for name in names}
+    results: dict[str, ProcessResult] = {}
+    sections = {name: make_section(name, (), "waiting") for name in names}
 
     def show_all() -> None:
-        active = {run.partition("/")[0] for run in [r for r in commands if r not in ends][:jobs]}
+        active = [run for run in commands if run not in results][:jobs]
+        running = {run.partition("/")[0] for run in active}
         for name, section in sections.items():
             if section.status in UNFINISHED:
-                sections[name] = replace(section, status="running" if name in active else "waiting")
+                status = "running" if name in running else "waiting"
+                sections[name] = replace(section, status=status)
         show(list(sections.values()))
 
-    def ended(run: str, how: Ended) -> None:
-        ends[run], name = how, run.partition("/")[0]
-        if run in whole and not how.code:
-            keep_time(parent, run, how, min(jobs, len(commands)))
-        if ends.keys() >= runs_by_name[name].keys():
-            found = [made(run, arguments) for run, arguments in runs_by_name[name].items()]
-            sections[name] = section_of(name, found)
+    def on_end(run: str, result: ProcessResult) -> None:
+        results[run], name = result, run.partition("/")[0]
+        if run in timed and not result.code:
+            save_time(parent, run, result, min(jobs, len(commands)))
+        if results.keys() >= arguments[name].keys():
+            sections[name] = make_section(name, [make_record(name, r) for r in arguments[name]])
         show_all()
 
-    def made(run: str, arguments: Sequence[str]) -> Made:
-        folder, how = parent / run, ends[run]
-        details = f"{how.seconds:.1f} s this time; all numbers: {folder}/results.csv"
-        command, label = command_text(run, arguments, folder), run.partition("/")[2]
-        return Made(folder, command, details, label, how.code, how.printed)
+    def make_record(name: str, run: str) -> RunRecord:
+        folder, result = parent / run, results[run]
+        details = f"{result.seconds:.1f} s this time; all numbers: {folder}/results.csv"
+        command, label = run_command(run, arguments[name][run], folder), run.partition("/")[2]
+        return RunRecord(folder, command, details, label, result.code, result.output)
 
     show_all()
-    run_all(commands, jobs, ended)
+    run_commands(commands, jobs, on_end)
     return list(sections.values())
 
 
 def default_jobs(preset: str) -> int:
-    """Two where compiling, which takes one core, is most of the time; else one at a time.
+    """Returns how many experiments run side by side.
 
-    At the paper's sizes an experiment uses all cores and much of the memory, and its time is kept
-    as a result; on an accelerator the first process takes its memory.
+    Two where compiling, which takes one core, is most of the time; else one at a time. At the
+    paper's sizes an experiment uses all cores and much of the memory, and its time is a result. On
+    an accelerator the first process takes its memory.
     """
-    return 2 if preset == "quick" and cores() > 1 and not accelerated() else 1
+    return 2 if preset == "quick" and count_cores() > 1 and not has_accelerator() else 1
 
 
-def page(sections: list[verdicts.Section], preset: str, started: float, parent: Path) -> str:
-    """The report: all sections under one heading, with what they were made with."""
-    answers = answers_of(sections)
-    over = [s.name for s in sections if s.status not in UNFINISHED]
-    progress = f"{len(over)} of {len(sections)} experiments have ended"
+def render_report(
+    sections: list[verdicts.Section], preset: str, started: float, parent: Path
+) -> str:
+    """Renders the report: all sections under one heading, with the machine that ran them.
+
+    Args:
+        sections: Of all experiments.
+        preset: Their sizes.
+        started: When, by `time.monotonic`.
+        parent: Of the run folders.
+    """
+    answers = answer_sections(sections)
+    ended = [s.name for s in sections if s.status not in UNFINISHED]
+    progress = f"{len(ended)} of {len(sections)} experiments have ended"
     return verdicts.render(
         "Rank collapse: measured and published",
         "What attention, skips, MLPs and norms do to the differences between tokens, measured "
         "beside Dong, Cordonnier and Loukas, “Attention is not all you need: pure attention loses "
         f"rank doubly exponentially with depth” (2021). {SIZES[preset]}"
-        + (f" {progress}; reload this page for more." if len(over) < len(sections) else ""),
+        + (f" {progress}; reload this page for more." if len(ended) < len(sections) else ""),
         sections,
-        f"{progress}, after {time.monotonic() - started:.0f} s. {machine_of(parent)}",
+        f"{progress}, after {time.monotonic() - started:.0f} s. {describe_machine(parent)}",
         answers,
-        untested(answers, over),
+        list_untested(answers, ended),
     )
 
 
-def machine_of(parent: Path) -> str:
-    """When and with what the newest run was made; "" where there is none."""
+def describe_machine(parent: Path) -> str:
+    """Says when and on which machine the newest run was made; "" where there is none."""
     paths = sorted(parent.rglob("config.json"), key=lambda path: path.stat().st_mtime)
     try:
-        made = files.read_object(paths[-1])["environment"]
-        versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+        environment = files.read_object(paths[-1])["environment"]
+        versions = ", ".join(f"{n} {version}" for n, version in environment["versions"].items())
         return (
-            f"Made {made['started']} on {made['device']} ({made['num_devices']} devices), Python "
-            f"{made['python']}, {versions}, git {made['git'] or 'none'}."
+            f"Made {environment['started']} on {environment['device']} "
+            f"({environment['num_devices']} devices), Python {environment['python']}, {versions}, "
+            f"git {environment['git'] or 'none'}."
         )
     except (runs.RunError, IndexError, KeyError, TypeError, AttributeError):
         return ""

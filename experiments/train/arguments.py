@@ -80,7 +80,7 @@ def make_flags(
     # Normalised tokens of two numbers are (1, -1) or (-1, 1), whatever the network.
     own = {"dropout": dropout, "init_scale": 1.0, "seed_chunk": 0}
     vocabulary.define(values, least={"d_model": 3}, **SIZES | own | defaults)
-    vocabulary.alias(values, **PUBLISHED_NAMES)
+    vocabulary.define_alias(values, **PUBLISHED_NAMES)
     define = cli.definer(values)
     define("boolean", "do_mlp", do_mlp, "An MLP sublayer (gelu, own skip) in each layer.")
     define(

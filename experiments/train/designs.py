@@ -66,7 +66,7 @@ def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str,
             return examples.loss_metric(logits, held_out), logits
 
         (value, logits), gradient = jax.value_and_grad(loss, has_aux=True)(model)
-        norms = updates.norms_of(updates.matrices_of(gradient.network))
+        norms = updates.compute_matrix_norms(updates.get_weight_matrices(gradient.network))
         norms = norms["attention"] | norms["mlp"]
 
         def profiles(inputs):

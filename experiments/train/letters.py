@@ -7,11 +7,11 @@ from experiments.lab.flags import Flags
 from rank_collapse.training.tasks import sequences
 
 
-def make_flags(asked: Sequence[str] = ()) -> Flags:
+def make_flags(selecting: Sequence[str] = ()) -> Flags:
     """The sizes of `trained.designs`, without what chooses its cells but the plain rate and batch
     size."""
     flags = cli.make_flags(
-        "trainability", num_seeds=8, shows="failed", traced=("learning_rate",), asked=asked
+        "trainability", num_seeds=8, shows="failed", traced=("learning_rate",), selecting=selecting
     )
     vocabulary.define(
         flags,

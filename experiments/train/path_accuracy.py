@@ -18,7 +18,7 @@ from rank_collapse.network.transformer import apply
 from rank_collapse.paths.chains import branch_sizes, skip_share
 from rank_collapse.paths.contributions import path_contributions
 from rank_collapse.paths.direct import logit_attribution
-from rank_collapse.paths.sets import logits_of, path_set_logits
+from rank_collapse.paths.sets import classify_states, path_set_logits
 from rank_collapse.paths.sharing import coalition_values, covariance_shares, shapley_values
 from rank_collapse.paths.truncation import truncated
 from rank_collapse.training.models import Model, batch_forward
@@ -105,11 +105,11 @@ def length_sums(
         keep = jnp.ones(states.shape[1], bool) if mask is None else mask
         states = jnp.where(keep[None, :, None], states, 0)
         states = jnp.concatenate([states, states.sum(axis=0, keepdims=True)])
-        alone = logits_of(model.classifier, parts.by_attention_length)
+        alone = classify_states(model.classifier, parts.by_attention_length)
         return {
             "parts": logit_attribution(parts.by_attention_length, model.classifier),
-            "offset": logits_of(model.classifier, parts.offset, normalize=False),
-            "others": jnp.stack([alone, logits_of(model.classifier, kept, normalize=False)]),
+            "offset": classify_states(model.classifier, parts.offset, normalize=False),
+            "others": jnp.stack([alone, classify_states(model.classifier, kept, normalize=False)]),
             "squares": jnp.sum(jnp.square(states), axis=(1, 2)),
         }
 

@@ -19,7 +19,7 @@ import numpy as np
 from experiments.lab.executor import Chunk, Executor
 from experiments.lab.flags import Flags, content_hash
 from experiments.lab.folder import RunFolder
-from experiments.lab.progress import Progress, asked
+from experiments.lab.progress import Progress, stop_requested
 from experiments.train import arguments, path_accuracy
 from experiments.train.watched import layer_scalars
 from rank_collapse.runs import metrics, seeds
@@ -137,10 +137,10 @@ class Training:
         run.drop_checkpoints(but_of=states)  # of chunks that are done
 
         def resume(like):
-            found = run.restore_checkpoint(like, of=states)
+            found = run.restore_checkpoint(like, states)
             for cell, file in lines.items():
                 own = [s for c, s in zip(chunk.cells, chunk.seeds, strict=True) if c == cell]
-                run.drop_metrics(own, -1 if found is None else found[0], file=file)
+                metrics.drop(run.path / file, own, -1 if found is None else found[0])
             if found is not None:
                 progress.say(f"resumed after epoch {found[0]}")
                 progress.skip(found[0])
@@ -153,8 +153,8 @@ class Training:
                 known.add(position)
                 name = name_of(chunk, position)
                 progress.say(f"{name} diverged by epoch {epoch}; it is kept apart")
-            if time.monotonic() - saved > self.checkpoint_seconds or asked():
-                run.save_checkpoint(epoch, snapshot(), of=states)
+            if time.monotonic() - saved > self.checkpoint_seconds or stop_requested():
+                run.save_checkpoint(epoch, snapshot(), states)
                 saved = time.monotonic()
             loss = float(losses[finite, -1].mean()) if finite.any() else float("nan")
             progress.reach(epoch, loss=loss)
@@ -163,7 +163,7 @@ class Training:
             for position, (cell, seed) in enumerate(zip(chunk.cells, chunk.seeds, strict=True)):
                 own = {"loss": losses[position, -1]} if epoch else {}
                 own |= {name: value[position] for name, value in values["layers"].items()}
-                run.append_metrics(epoch, own, seed=seed, file=lines[cell])
+                metrics.append(run.path / lines[cell], epoch, own, seed=seed)
 
         lines = {c: file_of(c, metrics.NAME) for c in chunk.cells if self.monitored}
         first, *more = dict.fromkeys(chunk.cells)

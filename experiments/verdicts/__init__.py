@@ -4,7 +4,7 @@ from experiments.verdicts.claims import (
     Answer as Answer,
     Row as Row,
     Statement as Statement,
-    answers_of as answers_of,
+    answer_statements as answer_statements,
 )
 from experiments.verdicts.page import (
     Comparison as Comparison,
@@ -15,5 +15,4 @@ from experiments.verdicts.page import (
 from experiments.verdicts.wording import (
     answer_lines as answer_lines,
     count_line as count_line,
-    span as span,
 )

@@ -7,16 +7,16 @@ which are seeds or networks, never heads, layers or texts of one network. The ro
 are judged together, by intervals that hold jointly.
 
 A statistic that has no bounds, such as a logarithm or a paired difference of logarithms, is judged
-by its mean over draws (`of_mean`). Of one that is bounded or takes few values, such as a ratio, an
+by its mean over draws (`mean_row`). Of one that is bounded or takes few values, such as a ratio, an
 accuracy, a cosine or a length, the mean of a few draws says little: it is judged by the share of
-draws in a range (`of_share_within`), which is to be above one half.
+draws in a range (`share_within_row`), which is to be above one half.
 
 What no paper says is a finding: a statement without a range, whose rows are shown with their
 intervals and get no answer.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -53,8 +53,8 @@ class Statement:
     text: str  # What it says, in our words, with its number
     statistic: str  # What is computed of each draw, with its unit
     claimed: Range | None = None  # The open range in which it holds; None of a finding
-    # Where the rows are shares of draws: the open range of a draw; `claimed` is that of the share
-    each: Range | None = None
+    # The open range of a draw, where rows are shares of draws; `claimed` is that of the share
+    draw_range: Range | None = None
     always: bool = False  # Without exceptions: one setting against it, and it does not hold
     experiments: Sequence[str] = ()  # Whose rows test it
     changed: str = ""  # When its statistic or range last changed: date and commit
@@ -72,7 +72,7 @@ class Row:
     estimate: float | None  # Of the statistic; None where no draw has one
     # level → the interval that holds it in that share of runs
     interval: Callable[[float], Interval] = field(compare=False)
-    why: str = ""  # What the numbers do not say by themselves
+    note: str = ""  # What the numbers do not say by themselves
 
 
 @dataclass(frozen=True)
@@ -93,46 +93,44 @@ class Answer:
     answer: str
     rows: tuple[Judged, ...]
 
-    @property
-    def where(self) -> str:
-        """The settings by verdict, where they differ: "within: a, b; outside: c"."""
-        found = {v: [j.row.setting for j in self.rows if j.verdict == v] for v in VERDICTS}
-        return "; ".join(f"{v}: {', '.join(names)}" for v, names in found.items() if names)
 
-
-def of_mean(
-    key: str, setting: str, values: Iterable[Any], *, scale: Callable = float, why: str = ""
+def mean_row(
+    key: str, setting: str, values: Iterable[Any], *, scale: Callable = float, note: str = ""
 ) -> Row:
-    """The row of a mean over draws of a statistic, or of a paired difference: Student's interval.
+    """Makes the row of a mean over draws of a statistic, with Student's interval.
 
-    Draws that are all equal give no interval: they do not tell how much the statistic varies.
+    The statistic may be a paired difference. Draws that are all equal give no interval: they do not
+    tell how much the statistic varies.
 
     Args:
+        key: Of the statement.
+        setting: The network, task or size.
         values: The statistic of each draw; None or NaN where a draw has none, which is counted.
         scale: An increasing function in which the mean and its interval are shown.
+        note: What the numbers do not say by themselves.
     """
     values = list(values)
-    known = [float(v) for v in values if v is not None and math.isfinite(v)]
-    lost = len(values) - len(known)
-    reasons = [why, _lost(lost, len(values))]
-    if len(known) >= FEWEST_DRAWS and all_equal(known):
-        reasons.append("all draws are equal")
+    finite = [float(v) for v in values if v is not None and math.isfinite(v)]
+    notes = [note, _missing_note(len(values) - len(finite), len(values))]
+    if len(finite) >= FEWEST_DRAWS and all_equal(finite):
+        notes.append("all draws are equal")
 
     @cache
     def interval(level):
-        found = mean_interval(known, level)
-        return Interval(*map(scale, found)) if found.is_finite else found
+        ends = mean_interval(finite, level)
+        return Interval(*map(scale, ends)) if ends.is_finite else ends
 
-    estimate = scale(math.fsum(known) / len(known)) if known else None
-    return Row(key, setting, len(known), estimate, interval, _joined(reasons))
+    estimate = scale(math.fsum(finite) / len(finite)) if finite else None
+    return Row(key, setting, len(finite), estimate, interval, _join_notes(notes))
 
 
-def of_share(
-    key: str, setting: str, count: int, total: int, *, unknown: int = 0, why: str = ""
+def share_row(
+    key: str, setting: str, count: int, total: int, *, unknown: int = 0, note: str = ""
 ) -> Row:
-    """The row of the share of draws that do something: Wilson's interval.
+    """Makes the row of the share of draws that do something, with Wilson's interval.
 
     Args:
+        key, setting, note: As of `mean_row`.
         count, total: Draws that do it, and all of which it is known.
         unknown: Draws of which it is not known. The interval reaches from none to all of them.
     """
@@ -141,83 +139,77 @@ def of_share(
     def interval(level):
         if total < FEWEST_OF_SHARE:
             return Interval()
-        least, most = (wilson_interval(k, total + unknown, level) for k in (count, count + unknown))
-        return Interval(least.low, most.high)
+        lowest = wilson_interval(count, total + unknown, level)
+        highest = wilson_interval(count + unknown, total + unknown, level)
+        return Interval(lowest.low, highest.high)
 
-    return Row(
-        key,
-        setting,
-        total,
-        count / total if total else None,
-        interval,
-        _joined([f"{count} of {total}" * (total > 0), why, _lost(unknown, total + unknown)]),
-    )
+    notes = f"{count} of {total}" * (total > 0), note, _missing_note(unknown, total + unknown)
+    estimate = count / total if total else None
+    return Row(key, setting, total, estimate, interval, _join_notes(notes))
 
 
-def of_share_within(
-    key: str, setting: str, values: Iterable[Any], each: Range, *, why: str = ""
+def share_within_row(
+    key: str, setting: str, values: Iterable[Any], draw_range: Range, *, note: str = ""
 ) -> Row:
-    """The row of the share of draws whose statistic lies in an open range, with their values.
+    """Makes the row of the share of draws whose statistic lies in an open range.
 
-    It presumes nothing about how the statistic is distributed.
+    It presumes nothing about how the statistic is distributed. The note has the smallest and the
+    largest value.
 
     Args:
+        key, setting, note: As of `mean_row`.
         values: The statistic of each draw; None, NaN or infinite where a draw has none, which
             counts for neither side.
-        each: The range of a draw.
+        draw_range: The range of a draw.
     """
     values = [math.nan if v is None else float(v) for v in values]
-    known = sorted(v for v in values if math.isfinite(v))
-    count = sum(each[0] < v < each[1] for v in known)
-    spread = f"values {known[0]:.3g} to {known[-1]:.3g}" if known else ""
-    return of_share(
-        key,
-        setting,
-        count,
-        len(known),
-        unknown=len(values) - len(known),
-        why=_joined([spread, why]),
-    )
+    finite = sorted(v for v in values if math.isfinite(v))
+    count = sum(draw_range[0] < v < draw_range[1] for v in finite)
+    spread = f"values {finite[0]:.3g} to {finite[-1]:.3g}" if finite else ""
+    unknown, note = len(values) - len(finite), _join_notes([spread, note])
+    return share_row(key, setting, count, len(finite), unknown=unknown, note=note)
 
 
-def of_cases(key: str, setting: str, count: int, total: int, draws: int, *, why: str = "") -> Row:
-    """The row of a statement without exceptions: how many cases are against it, itself certain.
+def cases_row(key: str, setting: str, count: int, total: int, draws: int, *, note: str = "") -> Row:
+    """Makes the row of a statement without exceptions: the number of cases against it, certain.
 
     Args:
+        key, setting, note: As of `mean_row`.
         count, total: Cases against it, and all.
         draws: Independent draws that the cases come from.
     """
-    what = f"of {total} cases" if total else "its condition held in no case"
     return Row(
         key,
         setting,
         draws if total else 0,
         float(count) if total else None,
         lambda level: Interval(float(count), float(count)),
-        _joined([what, why]),
+        _join_notes([f"of {total} cases" if total else "its condition held in no case", note]),
     )
 
 
-def of_curve(key: str, setting: str, curve: Any, draws: Any, resolution: float = 0.0) -> Row:
-    """The row of a curve that may be one more draw of an ensemble of curves, at all its points.
+def curve_row(key: str, setting: str, curve: Any, draws: Any, resolution: float = 0.0) -> Row:
+    """Makes the row of a curve that may be one more draw of an ensemble of curves.
 
-    Of the values that the curve may have had before it was read off, to `resolution`, those nearest
-    to the mean of the draws are taken. How far a curve is from the mean of all, itself among them,
-    is d, measured at its farthest point in standard deviations there. If it is one more draw, its
-    place among the n draws' d is any of 1 .. n + 1 alike, whatever their law: an exact test for all
-    points together. So that a place alone decides nothing, it must also be far out in the tail of
-    the draws: of the k = n/10 farthest, ln d exceeds that of the next, ln u, by S in total, and if
-    their tail is a power law, heavier than those of most laws, one more is as far with the chance
-    on the right:
+    The test is exact and for all points together. Of the values that the curve may have had before
+    it was read off, to `resolution`, the nearest to the mean of the draws are taken. The distance d
+    of a curve from the mean of all, itself among them, is measured at its farthest point, in
+    standard deviations there. The place of one more draw among the n draws' d is any of 1 .. n + 1
+    with equal probability, whatever their law. A place alone decides nothing; the curve must also
+    be far out in the tail of the draws. Of the k = n/10 farthest, ln d exceeds that of the next,
+    ln u, by S in total. If their tail is a power law, heavier than those of most laws, one more is
+    as far with the probability on the right:
 
         p = max(place/(n + 1), (k + 1)/(n + 1) · (1 + ln(d/u)/S)^−k).
 
-    The statistic is p less the largest p that is refused at a level, above 0 of a curve that is
-    compatible with the draws. It is known where n + 1 ≥ 1/(1 − level): fewer draws can refuse
+    The statistic is p less the largest p that is refused at a level; it is above 0 of a curve that
+    is compatible with the draws. It is known where n + 1 ≥ 1/(1 − level): fewer draws can refuse
     nothing at that level.
 
     Args:
-        curve, draws: The curve [l], and the ensemble [s, l].
+        key, setting: As of `mean_row`.
+        curve: The curve [l].
+        draws: The ensemble [s, l].
         resolution: How far from the truth the curve's values may have been read off.
 
     Source: the studentised envelope test of Myllymäki et al. 2017, "Global envelope tests for
@@ -229,95 +221,118 @@ def of_curve(key: str, setting: str, curve: Any, draws: Any, resolution: float =
     p = 1.0
     if n > k:
         nearest = np.clip(draws.mean(axis=0), curve - resolution, curve + resolution)
-        every = np.concatenate([nearest[None], draws])
-        spread = every.std(axis=0, ddof=1)
-        away = np.abs(every - every.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
-        own, *others = away.max(axis=1)
-        next_to, *tail = np.sort(others)[-k - 1 :]
-        farther = 1.0
-        if own > next_to:
-            total = np.log(np.array(tail) / next_to).sum()
-            farther = (total / (total + math.log(own / next_to))) ** k
-        p = float(max(1 + sum(others >= own), (k + 1) * farther) / (n + 1))
+        curves = np.concatenate([nearest[None], draws])
+        spread = curves.std(axis=0, ddof=1)
+        deviations = np.abs(curves - curves.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+        distance, *draw_distances = deviations.max(axis=1)
+        threshold, *tail = np.sort(draw_distances)[-k - 1 :]
+        tail_probability = 1.0
+        if distance > threshold:
+            total = np.log(np.array(tail) / threshold).sum()
+            tail_probability = (total / (total + math.log(distance / threshold))) ** k
+        place = 1 + sum(draw_distances >= distance)
+        p = float(max(place, (k + 1) * tail_probability) / (n + 1))
 
     def interval(level):
         refused = math.floor((n + 1) * (1 - level) + 1e-9) / (n + 1)
         return Interval(p - refused, p - refused) if refused else Interval()
 
-    found = interval(1 - ERROR)
-    estimate = found.low if found.is_finite else None
+    ends = interval(1 - ERROR)
+    estimate = ends.low if ends.is_finite else None
     return Row(key, setting, n, estimate, interval, f"p = {p:.2g} with {n} draws")
 
 
-def judged(rows: Sequence[Row], claimed: Range | None, beside: int = 0) -> tuple[Judged, ...]:
-    """The rows of one statement with joint intervals: within the range, outside, or undecided.
+def judge_rows(
+    rows: Sequence[Row], claimed: Range | None, num_elsewhere: int = 0
+) -> tuple[Judged, ...]:
+    """Judges the rows of one statement jointly: within the range, outside, or undecided.
 
     Holm's procedure, once for "within" and once for "outside": of k rows that have not been decided
     so, those are whose interval at 1 − 5 %/k lies on that side, until none is. It holds whatever
-    the dependence between rows; the level at which a row was decided is that of its interval, those
-    of rows that are not decided have 1 − 5 %/(number of rows).
+    the dependence between rows. A decided row has the interval of the level at which it was
+    decided, an undecided one that of 1 − 5 %/(number of rows).
 
     Args:
+        rows: Of one statement.
         claimed: Its range; None of a finding.
-        beside: Further rows of the statement, of other runs, which are not judged here.
+        num_elsewhere: Further rows of the statement, of other runs, which are not judged here.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
     """
-    found = {}
+    decided = {}
     for verdict in (WITHIN, OUTSIDE):
-        left = list(range(len(rows)))
-        while left:
-            level = 1 - ERROR / (len(left) + beside)
-            ends = {i: _interval(rows[i], level) for i in left}
-            new = [i for i in left if _side(ends[i], claimed) == verdict]
+        undecided = list(range(len(rows)))
+        while undecided:
+            level = 1 - ERROR / (len(undecided) + num_elsewhere)
+            intervals = {i: _row_interval(rows[i], level) for i in undecided}
+            new = [i for i in undecided if _compare_ranges(intervals[i], claimed) == verdict]
             if not new:
                 break
-            found |= {i: Judged(rows[i], ends[i], verdict) for i in new}
-            left = [i for i in left if i not in new]
-    level = 1 - ERROR / max(1, len(rows) + beside)
+            decided |= {i: Judged(rows[i], intervals[i], verdict) for i in new}
+            undecided = [i for i in undecided if i not in new]
+    level = 1 - ERROR / max(1, len(rows) + num_elsewhere)
     return tuple(
-        found.get(i) or Judged(row, _interval(row, level), UNDECIDED) for i, row in enumerate(rows)
+        decided.get(i) or Judged(row, _row_interval(row, level), UNDECIDED)
+        for i, row in enumerate(rows)
     )
 
 
-def _interval(row, level):
+def _row_interval(row, level):
     return row.interval(level) if row.draws >= FEWEST_DRAWS else Interval()
 
 
-def _side(interval, claimed):
+def _compare_ranges(interval, claimed):
+    """Returns the verdict on one interval."""
     if claimed is None:
         return UNDECIDED
-    (low, high), (least, most) = interval, claimed
-    if least < low and high < most:
+    (low, high), (lower_end, upper_end) = interval, claimed
+    if lower_end < low and high < upper_end:
         return WITHIN
-    return OUTSIDE if high <= least or low >= most else UNDECIDED
+    return OUTSIDE if high <= lower_end or low >= upper_end else UNDECIDED
 
 
-def answer_of(key: str, statement: Statement, rows: Sequence[Row]) -> Answer:
-    """The answer that follows from all rows of a statement."""
-    found = judged(rows, statement.claimed)
-    return Answer(key, statement, answer_from(statement, {j.verdict for j in found}), found)
+def answer_statement(key: str, statement: Statement, rows: Sequence[Row]) -> Answer:
+    """Answers a statement from all its rows.
+
+    Args:
+        key: Of the statement.
+        statement: The statement.
+        rows: All its rows.
+    """
+    judged = judge_rows(rows, statement.claimed)
+    return Answer(key, statement, decide_answer(statement, [j.verdict for j in judged]), judged)
 
 
-def answer_from(statement: Statement, verdicts: Collection[str]) -> str:
-    """The answer that follows from the verdicts of a statement's rows.
+def decide_answer(statement: Statement, verdicts: Iterable[str]) -> str:
+    """Returns the answer that follows from the verdicts of a statement's rows.
 
     It holds if every row is within its range, in part if some are. It does not hold if every row is
     outside, or of a statement without exceptions if any is. It does not hold in all settings where
     some rows are outside and the others undecided. Else it cannot be said.
+
+    Args:
+        statement: The statement.
+        verdicts: Of its rows.
+
+    Returns:
+        One of `ANSWERS`; `FINDING` of a finding.
     """
-    found = set(verdicts)
+    verdicts = set(verdicts)
     if statement.claimed is None:
         return FINDING
-    if found == {OUTSIDE} or (statement.always and OUTSIDE in found):
+    if verdicts == {OUTSIDE} or (statement.always and OUTSIDE in verdicts):
         return FAILS
-    if WITHIN in found:
-        return HOLDS if found == {WITHIN} else IN_PART
-    return SOME_FAIL if OUTSIDE in found else OPEN
+    if WITHIN in verdicts:
+        return HOLDS if verdicts == {WITHIN} else IN_PART
+    return SOME_FAIL if OUTSIDE in verdicts else OPEN
 
 
-def answers_of(statements: Mapping[str, Statement], rows: Iterable[Row]) -> list[Answer]:
-    """The answers to those statements that have rows, in the order of the statements.
+def answer_statements(statements: Mapping[str, Statement], rows: Iterable[Row]) -> list[Answer]:
+    """Answers the statements that have rows, in the order of the statements.
+
+    Args:
+        statements: By key.
+        rows: Of any of them.
 
     Raises:
         ValueError: A row of no statement.
@@ -327,25 +342,25 @@ def answers_of(statements: Mapping[str, Statement], rows: Iterable[Row]) -> list
         by_key.setdefault(row.key, []).append(row)
     if unknown := sorted(by_key.keys() - statements.keys()):
         raise ValueError(f"{unknown[0]!r} is not one of the statements")
-    return [answer_of(k, s, by_key[k]) for k, s in statements.items() if k in by_key]
+    return [answer_statement(k, s, by_key[k]) for k, s in statements.items() if k in by_key]
 
 
-def counted(answers: Sequence[Answer]) -> dict[str, int]:
-    """{answer: how many statements have it}, all five of them."""
+def count_answers(answers: Sequence[Answer]) -> dict[str, int]:
+    """Counts {answer: statements that have it}, all five of them."""
     return {answer: sum(a.answer == answer for a in answers) for answer in ANSWERS}
 
 
-def by_chance(answers: Sequence[Answer]) -> float:
-    """On how many statements chance alone is expected to give a row a wrong verdict, at most.
+def expected_errors(answers: Sequence[Answer]) -> float:
+    """Bounds how many statements chance alone gives a row a wrong verdict, in expectation.
 
     5 % of all that are tested: also one that got no verdict could have got a wrong one.
     """
     return ERROR * sum(a.statement.claimed is not None for a in answers)
 
 
-def _lost(unknown, total):
+def _missing_note(unknown, total):
     return f"{unknown} of {total} draws have no number" if unknown else ""
 
 
-def _joined(reasons):
-    return "; ".join(reason for reason in reasons if reason)
+def _join_notes(notes):
+    return "; ".join(note for note in notes if note)

@@ -1,14 +1,14 @@
 """The page of all experiments: their findings with a picture each, sections, and all statements."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.verdicts.board import board, statement
+from experiments.verdicts.board import render_board, render_statement
 from experiments.verdicts.claims import Answer, Row
 from experiments.verdicts.style import STYLE
-from experiments.verdicts.wording import counts
+from experiments.verdicts.wording import count_text
 from rank_collapse import report
 from rank_collapse.report.page import embed_png, escape_html, format_number, wrap_wide
 
@@ -40,7 +40,6 @@ class Section:
     figures: Sequence[tuple[bytes, str]] = field(default=())  # (PNG bytes, caption) pairs
     claims: Sequence[Row] = field(default=())  # Of the statements, whose answers the page has
     comparisons: Sequence[Comparison] = field(default=())  # Numbers beside published ones
-    table: Sequence[Mapping[str, Any]] = field(default=())  # Rows of numbers by column
     details: str = ""  # The folder, the time
     error: str = ""  # What a failed run printed
 
@@ -53,101 +52,94 @@ def render(
     answers: Sequence[Answer] = (),
     untested: Sequence[str] = (),
 ) -> str:
-    """The page as HTML; everything it needs is in it.
+    """Renders the page as HTML without outside files.
 
     Args:
+        title: Of the page.
+        intro: Its first paragraph.
+        sections: The experiments.
+        footer: Its last line.
         answers: To the statements that they test.
         untested: Texts of the statements that they do not test.
     """
-    shown = [_shown(section, answers) for section in sections]
+    parts = [_report_section(section, answers) for section in sections]
     if answers or untested:
-        body = board(answers, untested)
-        shown.append(report.Section("statements", "All statements", "", body=body))
-    return report.render(title, intro, shown, footer, opening=_findings(sections), style=STYLE)
+        body = render_board(answers, untested)
+        parts.append(report.Section("statements", "All statements", "", body=body))
+    return report.render(title, intro, parts, footer, opening=_render_cards(sections), style=STYLE)
 
 
 def comparison_line(row: Comparison) -> str:
-    """ "whole model: 0.98, beside 0.9; note"."""
-    beside = "" if row.published is None else f", beside {format_number(row.published)}"
-    return f"{row.quantity}: {format_number(row.measured)}{beside}" + (
-        f"; {row.note}" * bool(row.note)
+    """Writes "whole model: 0.98, beside 0.9; note"."""
+    published = "" if row.published is None else f", beside {format_number(row.published)}"
+    return f"{row.quantity}: {format_number(row.measured)}{published}" + f"; {row.note}" * bool(
+        row.note
     )
 
 
-def _shown(section, answers):
-    """An experiment's section: what was found, what the paper says and what came out at its top."""
-    if section.status in UNFINISHED:
-        return report.Section(section.name, section.title, "", _status(section))
-    return report.Section(
-        section.name,
-        section.title,
-        section.command,
-        _status(section),
-        _paragraphs(section),
-        section.figures,
-        section.table,
-        [*_statements(section, answers), *_comparisons(section.comparisons)],
-        section.details,
-    )
+def _report_section(section, answers):
+    """Makes the section of one experiment: its finding, the paper's claim and the result on top.
 
-
-def _status(section):
-    if section.status == "done":
-        return ""
-    kind = "small" if section.status in UNFINISHED else "failed"
-    return f' <span class="{kind}">{escape_html(section.status)}</span>'
-
-
-def _paragraphs(section):
-    said = {
+    Args:
+        section: Of the experiment.
+        answers: To all statements.
+    """
+    unfinished = section.status in UNFINISHED
+    kind = "small" if unfinished else "failed"
+    status = f' <span class="{kind}">{escape_html(section.status)}</span>'
+    if unfinished:
+        return report.Section(section.name, section.title, "", status)
+    paragraphs = {
         "": section.finding,
         "The paper: ": section.claim,
         "What came out at full size: ": re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", section.came_out),
     }
-    error = f"<pre>{escape_html(section.error)}</pre>" if section.error else ""
-    return "".join(f"<p><b>{k}</b>{escape_html(v)}</p>" for k, v in said.items() if v) + error
-
-
-def _statements(section, answers):
+    body = "".join(
+        f"<p><b>{label}</b>{escape_html(text)}</p>" for label, text in paragraphs.items() if text
+    )
     keys = {row.key for row in section.claims}
     tested = [answer for answer in answers if answer.key in keys]
+    folded = []
     if tested:
-        yield f"Statements: {counts(tested)}", "".join(map(statement, tested))
-
-
-def _comparisons(comparisons):
-    if not comparisons:
-        return
-    compared = any(c.published is not None for c in comparisons)
-    beside = "<th>published</th>" * compared
-    head = f"<tr><th>quantity</th><th>measured</th>{beside}<th></th></tr>"
-    rows = "".join(_row(c, compared) for c in comparisons)
-    title = "Numbers" + ", beside published ones" * compared
-    yield title, wrap_wide(f"<table>{head}{rows}</table>")
-
-
-def _row(c, compared):
-    beside = f'<td class="number">{escape_html(format_number(c.published))}</td>' * compared
-    return (
-        f"<tr><td>{escape_html(c.quantity)}</td>"
-        f'<td class="number">{escape_html(format_number(c.measured))}</td>'
-        f"{beside}<td>{escape_html(c.note)}</td></tr>"
+        text = "".join(map(render_statement, tested))
+        folded.append((f"Statements: {count_text(tested)}", text))
+    if section.comparisons:
+        folded.append(_comparison_table(section.comparisons))
+    return report.Section(
+        section.name,
+        section.title,
+        section.command,
+        "" if section.status == "done" else status,
+        body + (f"<pre>{escape_html(section.error)}</pre>" if section.error else ""),
+        section.figures,
+        folded=folded,
+        details=section.details,
     )
 
 
-def _is_broad(png):
-    """Whether a PNG, whose header has its width and height, is twice as wide as high."""
-    return int.from_bytes(png[16:20]) > 2 * int.from_bytes(png[20:24])
+def _comparison_table(comparisons):
+    """Makes (title, table) of measured and published numbers."""
+    has_published = any(c.published is not None for c in comparisons)
+    column = "<th>published</th>" * has_published
+    table = f"<tr><th>quantity</th><th>measured</th>{column}<th></th></tr>"
+    for c in comparisons:
+        published = (
+            f'<td class="number">{escape_html(format_number(c.published))}</td>' * has_published
+        )
+        table += f'<tr><td>{escape_html(c.quantity)}</td><td class="number">'
+        table += f"{escape_html(format_number(c.measured))}</td>{published}"
+        table += f"<td>{escape_html(c.note)}</td></tr>"
+    title = "Numbers" + ", beside published ones" * has_published
+    return title, wrap_wide(f"<table>{table}</table>")
 
 
-def _findings(sections):
-    """A card for each section with a finding: its picture, the sentence, and a link to it; as wide
-    as two where the picture is."""
-    cards = "".join(
-        f'<a class="card{" broad" * _is_broad(s.picture)}" href="#{escape_html(s.name)}">'
-        f"{embed_png(s.picture, s.finding)}"
-        f'<p>{escape_html(s.finding)}</p><p class="small">{escape_html(s.title)}</p></a>'
-        for s in sections
-        if s.finding and s.picture
-    )
+def _render_cards(sections):
+    """Renders a card for each section with a finding: its picture, the sentence, and a link."""
+    cards = ""
+    for s in (s for s in sections if s.finding and s.picture):
+        # The header of a PNG has its width and height; one twice as wide as high gets two columns.
+        broad = int.from_bytes(s.picture[16:20]) > 2 * int.from_bytes(s.picture[20:24])
+        cards += f'<a class="card{" broad" * broad}" href="#{escape_html(s.name)}">'
+        cards += f"{embed_png(s.picture, s.finding)}<p>{escape_html(s.finding)}</p>"
+        cards += f'<p class="small">{escape_html(s.title)}</p></a>'
     return f'<div class="cards">{cards}</div>' if cards else ""

@@ -15,8 +15,8 @@ from experiments.verdicts.claims import (
     Range,
     Row,
     Statement,
-    by_chance,
-    counted,
+    count_answers,
+    expected_errors,
 )
 from rank_collapse.report.intervals import draws_needed
 from rank_collapse.report.page import format_number
@@ -34,23 +34,25 @@ JOINTLY = (
 )
 
 
-def counts(answers: Sequence[Answer]) -> str:
-    """ "holds 24, holds in part 7"; findings are not counted."""
-    return ", ".join(f"{answer} {n}" for answer, n in counted(answers).items() if n) or "findings"
+def count_text(answers: Sequence[Answer]) -> str:
+    """Writes "holds 24, holds in part 7"; findings are not counted."""
+    texts = [f"{answer} {n}" for answer, n in count_answers(answers).items() if n]
+    return ", ".join(texts) or "findings"
 
 
 def count_line(answers: Sequence[Answer]) -> str:
-    """ "Statements tested: 3, in settings: 9. Answers: holds 2, … At most 0.15 … by chance."."""
+    """Writes "Statements tested: 3, in settings: 9. Answers: holds 2, … by chance."."""
     tested = [a for a in answers if a.answer != FINDING]
-    settings = sum(len(a.rows) for a in tested)
+    num_settings = sum(len(a.rows) for a in tested)
     return (
-        f"Statements tested: {len(tested)}, in settings: {settings}. Answers: {counts(tested)}. "
-        f"At most {by_chance(tested):.2g} of the answers are expected to be wrong by chance."
+        f"Statements tested: {len(tested)}, in settings: {num_settings}. Answers: "
+        f"{count_text(tested)}. At most {expected_errors(tested):.2g} of the answers are expected "
+        "to be wrong by chance."
     )
 
 
 def range_text(claimed: Range | None) -> str:
-    """ "above 0", "below -2", "2.5 to 3.5", "no case"; of a finding nothing."""
+    """Writes a range: "above 0", "below -2", "2.5 to 3.5", "no case"; of a finding ""."""
     if claimed in (None, NO_CASE):
         return "" if claimed is None else "no case"
     low, high = claimed
@@ -60,20 +62,19 @@ def range_text(claimed: Range | None) -> str:
 
 
 def holds_text(statement: Statement) -> str:
-    """Where a statement holds: "above 0", "where the share of draws above 0.1 is above 0.5"."""
-    found = range_text(statement.claimed)
-    each = range_text(statement.each)
-    return f"where the share of draws {each} is {found}" if each else found
+    """Writes where a statement holds: "where the share of draws above 0.1 is above 0.5"."""
+    claimed, draw_range = range_text(statement.claimed), range_text(statement.draw_range)
+    return f"where the share of draws {draw_range} is {claimed}" if draw_range else claimed
 
 
-def quantity(statement: Statement) -> str:
-    """What the intervals of a statement are of: its statistic, or the share of draws in a range."""
-    each = range_text(statement.each)
-    return statement.statistic + (f": share of draws {each}" if each else "")
+def quantity_text(statement: Statement) -> str:
+    """Names the quantity of a statement's intervals: its statistic, or a share of draws."""
+    draw_range = range_text(statement.draw_range)
+    return statement.statistic + (f": share of draws {draw_range}" if draw_range else "")
 
 
-def standing(answer: Answer) -> str:
-    """Whether a run on new seeds gave the same answer, a sentence; of a finding nothing."""
+def confirmation_text(answer: Answer) -> str:
+    """Says whether a run on new seeds gave the same answer; of a finding nothing."""
     confirmed = answer.statement.confirmed.partition(": ")[2]
     if answer.answer == FINDING:
         return ""
@@ -83,8 +84,8 @@ def standing(answer: Answer) -> str:
     return "New seeds gave the same answer." if same else f"New seeds gave: {confirmed}."
 
 
-def span(judged: Judged) -> str:
-    """A row's statistic and its interval, "2.9 (2.8 to 3.1)"."""
+def estimate_text(judged: Judged) -> str:
+    """Writes a row's statistic and its interval, "2.9 (2.8 to 3.1)"."""
     if judged.row.estimate is None:
         return "—"
     estimate, interval = format_number(judged.row.estimate), judged.interval
@@ -94,14 +95,14 @@ def span(judged: Judged) -> str:
 
 
 def answer_lines(answer: Answer) -> str:
-    """ "holds          Section 3.1: ..." and a line for each of its rows."""
+    """Writes "holds          Section 3.1: ..." and a line for each of its rows."""
     s, level = answer.statement, 1 - ERROR / max(1, len(answer.rows))
     lines = [f"{answer.answer:14s} {s.source}: {s.text}"]
     for judged in answer.rows:
         verdict = "" if answer.answer == FINDING else judged.verdict
-        needed = draws_to_decide(judged, s.claimed, level)
-        line = f"    {verdict:10s} {judged.row.setting}: {span(judged)}; {note(judged.row)}"
-        lines.append(f"{line}; {needed}" if needed else line)
+        parts = [f"    {verdict:10s} {judged.row.setting}: {estimate_text(judged)}"]
+        parts += [row_note(judged.row), draws_to_decide(judged, s.claimed, level)]
+        lines.append("; ".join(filter(None, parts)))
     return "\n".join(lines)
 
 
@@ -109,6 +110,7 @@ def draws_to_decide(judged: Judged, claimed: Range | None, level: float) -> str:
     """Says how many draws would decide a row, were their mean and spread the same.
 
     Args:
+        judged: The row.
         claimed: The range of its statement.
         level: Of its interval.
 
@@ -127,6 +129,6 @@ def draws_to_decide(judged: Judged, claimed: Range | None, level: float) -> str:
     return f"{fewest} or more would decide" if row.draws < fewest else ""
 
 
-def note(row: Row) -> str:
-    """ "8 draws; 2 of 10 draws have no number"."""
-    return f"{row.draws} draw{'s' * (row.draws != 1)}" + (f"; {row.why}" if row.why else "")
+def row_note(row: Row) -> str:
+    """Writes "8 draws; 2 of 10 draws have no number"."""
+    return f"{row.draws} draw{'s' * (row.draws != 1)}" + (f"; {row.note}" if row.note else "")

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rank_collapse.printed import one_line
+from rank_collapse.printed import format_one_line
 from rank_collapse.runs import files
 
 # Modules, with "_" for "-", imported when they are asked for.
@@ -65,11 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError, MemoryError, ModuleNotFoundError, files.RunError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        print(f"error: {format_one_line(error)}", file=sys.stderr)
     except RuntimeError as error:  # of JAX
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        print(f"error: out of memory: {one_line(error, 300)}", file=sys.stderr)
+        print(f"error: out of memory: {format_one_line(error, 300)}", file=sys.stderr)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
@@ -106,4 +106,4 @@ class _Parser(argparse.ArgumentParser):
     """A mistake is one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {one_line(message)}; {self.prog} --help says more\n")
+        self.exit(2, f"error: {format_one_line(message)}; {self.prog} --help says more\n")

@@ -25,7 +25,7 @@ import numpy as np
 from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
 from rank_collapse.command.inputs import Inputs, Opened
-from rank_collapse.printed import escaped
+from rank_collapse.printed import escape_text
 from rank_collapse.report import figures
 from rank_collapse.report.metrics import metrics_figure
 from rank_collapse.runs.drawn import drawn
@@ -145,7 +145,9 @@ def layer_figure(layers: Mapping[str, Mapping[str, np.ndarray]]):
     """
     measures = next(iter(layers.values()))
     panels = {
-        measure: {escaped(name): layer_means[measure][None] for name, layer_means in layers.items()}
+        measure: {
+            escape_text(name): layer_means[measure][None] for name, layer_means in layers.items()
+        }
         for measure in measures
     }
     fig, axes = figures.curves(panels, columns=3, width=3.4, height=2.4)

@@ -256,7 +256,7 @@ def named(measures: Any, needs: str = "tokens") -> tuple[str, ...]:
     known = tuple(name for name, measure in MEASURES.items() if measure.needs == needs)
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise struct.unknown(
+        raise struct.unknown_value_error(
             f"measure {unknown[0]!r}", unknown[0], known, f", which are of {needs}"
         )
     return names

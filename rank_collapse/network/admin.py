@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import PreparedInputs, as_mask, check_known, prepare_inputs
-from rank_collapse.network.parameters import TransformerParams, completed
-from rank_collapse.network.residual import Gains, scaled, token_norm
-from rank_collapse.network.transformer import Tokens
-from rank_collapse.network.walk import Algebra, walk, walk_layer
+from rank_collapse.network.inputs import PreparedInputs, as_mask, check_indices, prepare_inputs
+from rank_collapse.network.parameters import TransformerParams, complete_params
+from rank_collapse.network.residual import Gains, apply_gain, normalize_tokens
+from rank_collapse.network.transformer import TokenAlgebra
+from rank_collapse.network.walk import Algebra, walk_layer, walk_layers
 from rank_collapse.struct import refuse_if
 
 _NAMES = {"attention": "attention", "cross": "cross-attention", "mlp": "MLP"}
@@ -56,7 +56,7 @@ def admin_profile(
     """
     _check_design(config)
     x, inputs = _checked_batch(x, inputs, config)
-    params = completed(params, config)
+    params = complete_params(params, config)
     config = config.replace(skip_gain=1.0)
     entries = jax.vmap(lambda x, inputs: prepare_inputs(params, x, config, **inputs)[1])(x, inputs)
     omegas, after = _profile(params, entries, config)
@@ -71,18 +71,18 @@ class Profiling(Algebra):
     def __init__(self, exists: Any):
         self.exists = exists
 
-    def norm(self, layer, spec, state):
+    def apply_norm(self, layer, spec, state):
         x, r = state
-        return jax.vmap(lambda x: token_norm(spec, x))(x), r
+        return jax.vmap(lambda x: normalize_tokens(spec, x))(x), r
 
-    def add(self, layer, spec, state, part):
+    def add_branch(self, layer, spec, state, part):
         x, r = state
-        summands = r * scaled(spec.skip_gain, x), scaled(spec.branch_gain, part)
+        summands = r * apply_gain(spec.skip_gain, x), apply_gain(spec.branch_gain, part)
         return sum(summands), jnp.sqrt(sum(map(self._variance, summands)))
 
-    def branch(self, layer, kind, branch_input):
+    def apply_branch(self, layer, kind, branch_input):
         def one(x, inputs):
-            return getattr(Tokens(), kind)(layer.replace(inputs=inputs), x)[0]
+            return getattr(TokenAlgebra(), f"apply_{kind}")(layer.replace(inputs=inputs), x)[0]
 
         return jax.vmap(one)(branch_input[0], layer.inputs), None
 
@@ -101,10 +101,13 @@ def _profile(params, entries: PreparedInputs, config):
     def step(layer, state):
         state, passages = walk_layer(algebra, layer, state)
         omegas = {kind: passage.state[1] for kind, passage in passages.items()}
-        return state, (omegas, jnp.stack([passage.after[1] for passage in passages.values()]))
+        return state, (
+            omegas,
+            jnp.stack([passage.output_state[1] for passage in passages.values()]),
+        )
 
     start = (entries.x, jnp.ones((), entries.x.dtype))
-    return walk(step, start, params, entries, config)[1]
+    return walk_layers(step, start, params, entries, config)[1]
 
 
 def _check_design(config):
@@ -127,7 +130,7 @@ def _checked_batch(x, inputs, config):
         x.ndim != (2 if is_ids else 3),
         f"x of shape {x.shape} is not token ids [b, n] or states [b, n, d]",
     )
-    check_known({"x": x}, config)
+    check_indices({"x": x}, config)
     inputs = {name: a for name, a in inputs.items() if a is not None}
     for name in inputs:
         value = as_mask(inputs[name], name) if "mask" in name else jnp.asarray(inputs[name])

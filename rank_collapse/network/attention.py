@@ -14,14 +14,14 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network.dropout import dropout
-from rank_collapse.network.edits import Places
+from rank_collapse.network.edits import EditPoints
 from rank_collapse.network.positions import combine_masks, relative_scores, rotate
 
 Score = Literal["dot", "additive"]
 QKNorm = Literal["none", "head", "width"]
 MaskKind = Literal["none", "causal", "local"]
 SCORES, QK_NORMS, MASKS = get_args(Score), get_args(QKNorm), get_args(MaskKind)
-PLACES = ("q", "k", "v", "scores", "weights", "head_output")
+EDIT_POINTS = ("q", "k", "v", "scores", "weights", "head_output")
 ANY_DISTANCE = 2**30  # the window of a layer that has none
 
 
@@ -62,8 +62,8 @@ class AttentionConfig(struct.Struct, kw_only=True):
     mix: Any = None
 
     def __post_init__(self):
-        struct.one_of(self, mask=MASKS, score=SCORES, qk_norm=QK_NORMS)
-        struct.integers(self, window=0)
+        struct.check_choices(self, mask=MASKS, score=SCORES, qk_norm=QK_NORMS)
+        struct.check_integers(self, window=0)
         for name in ("normalise", "mix"):
             own = getattr(self, name)
             if callable(own) and not isinstance(own, Partial):
@@ -190,7 +190,7 @@ def equal_weights(context: AttentionContext, n: int, m: int, dtype: Any) -> Floa
     return softmax(scores, context.mask)
 
 
-def normalised(
+def attention_weights(
     scores: Float[Array, "h n m"], context: AttentionContext, normalise: Any = None
 ) -> Float[Array, "h n m"]:
     """P of scores: their softmax, or the result of `AttentionConfig.normalise`.
@@ -229,17 +229,17 @@ def mixing_matrix(
     return alpha * jnp.eye(n, dtype=weights.dtype)[None] + beta * weights + gamma * uniform
 
 
-def keys_of(
+def project_keys(
     params: AttentionParams, y: Any, context: Any, norm_eps: float
 ) -> Float[Array, "h m k"]:
     """y W_k + b_k, normalised and rotated for the scores."""
-    k = head_norm(params.k_norm, project(y, params.w_k, params.b_k), norm_eps)
+    k = head_norm(params.k_norm, project_heads(y, params.w_k, params.b_k), norm_eps)
     return k if context is None or context.rotary is None else rotate(k, context.rotary)
 
 
-def values_of(params: AttentionParams, y: Any) -> Float[Array, "h m v"]:
+def project_values(params: AttentionParams, y: Any) -> Float[Array, "h m v"]:
     """y W_v + b_v."""
-    return project(y, params.w_v, params.b_v)
+    return project_heads(y, params.w_v, params.b_v)
 
 
 def repeat_groups(params: AttentionParams) -> AttentionParams:
@@ -262,7 +262,7 @@ def repeat_groups(params: AttentionParams) -> AttentionParams:
     )
 
 
-def project(
+def project_heads(
     x: Float[Array, "n d"], w: Float[Array, "h d k"], b: Float[Array, "h k"] | None
 ) -> Float[Array, "h n k"]:
     """x W_h + 1 b_hᵀ for every head; without bias where it is None."""
@@ -287,7 +287,7 @@ def head_norm(
 
 
 @jax.custom_jvp
-def product(a: Float[Array, "h n k"], b: Float[Array, "h k m"]) -> Float[Array, "h n m"]:
+def matrix_product(a: Float[Array, "h n k"], b: Float[Array, "h k m"]) -> Float[Array, "h n m"]:
     """a b, with a gradient that XLA's CPU backend computes fast.
 
     The gradient of b is aᵀ g. Many small products with a transposed left factor take there four
@@ -296,7 +296,7 @@ def product(a: Float[Array, "h n k"], b: Float[Array, "h k m"]) -> Float[Array, 
     return a @ b
 
 
-@product.defjvp
+@matrix_product.defjvp
 def product_jvp(primals, tangents):
     (a, b), (da, db) = primals, tangents
     of_b = _transposed(jax.lax.optimization_barrier(_transposed(db) @ _transposed(a)))
@@ -345,7 +345,7 @@ def attention_scores(
         pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])
         scores = jnp.einsum("hnmk,hk->hnm", pairs, params.v_score)
     else:
-        scores = product(q, k.swapaxes(1, 2))
+        scores = matrix_product(q, k.swapaxes(1, 2))
         if params.relative is not None and context.relative is not None:
             scores = scores + relative_scores(params.relative, query_part, k.shape[1], context)
         if scale:
@@ -361,7 +361,7 @@ def _queries_keys(params, x, y, context, norm_eps, edit):
     """Queries and keys as their product takes them, and queries without bias, norm and rotation."""
     query_part = jnp.einsum("nd,hdk->hnk", x, params.w_q)
     q = query_part if params.b_q is None else query_part + params.b_q[:, None, :]
-    q, k = head_norm(params.q_norm, q, norm_eps), keys_of(params, y, context, norm_eps)
+    q, k = head_norm(params.q_norm, q, norm_eps), project_keys(params, y, context, norm_eps)
     if context.rotary is not None:
         q = rotate(q, context.rotary)
     return (q, k, query_part) if edit is None else (edit("q", q), edit("k", k), query_part)
@@ -420,10 +420,12 @@ def multi_head_attention(
                 f"{name} of shape {jnp.shape(tokens)} is not [tokens, d]; use jax.vmap for a batch"
             )
     params = repeat_groups(params)
-    unknown = [] if isinstance(edit, Places) else [n for n in edit or () if n not in PLACES]
+    unknown = (
+        [] if isinstance(edit, EditPoints) else [n for n in edit or () if n not in EDIT_POINTS]
+    )
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is not one of the places {PLACES} of attention")
-    edit = edit if isinstance(edit, Places) else Places(edit)
+        raise ValueError(f"{unknown[0]!r} is not one of the places {EDIT_POINTS} of attention")
+    edit = edit if isinstance(edit, EditPoints) else EditPoints(edit)
     context = AttentionContext() if context is None else context
     if mix is None:
         scores = attention_scores(
@@ -437,13 +439,13 @@ def multi_head_attention(
             context=context,
             edit=edit,
         )
-        weights = normalised(edit("scores", scores), context, normalise)
+        weights = attention_weights(edit("scores", scores), context, normalise)
         weights = mixing_matrix(weights, mixing, context.mask)
-        v, mixed = edit("v", values_of(params, y)), None
+        v, mixed = edit("v", project_values(params, y)), None
     else:
         q, k, _ = _queries_keys(params, x, y, context, norm_eps, edit)
-        v = edit("v", values_of(params, y))
-        weights, mixed = own_mix(mix, q, k, v, context)
+        v = edit("v", project_values(params, y))
+        weights, mixed = apply_mix(mix, q, k, v, context)
     struct.refuse_if(
         mixed is not None and (dropout_key is not None or edit.edits_at("weights")),
         "mix computes the whole output: its weights cannot be edited or dropped",
@@ -453,7 +455,7 @@ def multi_head_attention(
         edited = jnp.where(combine_masks(context.mask), edited, 0).astype(weights.dtype)
     weights = edited
     kept = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)
-    mixed = product(kept, v) if mixed is None else mixed
+    mixed = matrix_product(kept, v) if mixed is None else mixed
     if not edit.wants("head_output"):
         return _joined(params, mixed), weights
     heads = edit("head_output", jnp.einsum("hnv,hvd->hnd", mixed, params.w_o))
@@ -462,7 +464,7 @@ def multi_head_attention(
     return heads.sum(axis=0) + (0 if params.b_o is None else params.b_o[None, :]), weights
 
 
-def own_mix(
+def apply_mix(
     mix: Callable[..., Any], q: Any, k: Any, v: Any, context: AttentionContext
 ) -> tuple[Array, Any]:
     """(M [h, n, m], out [h, n, v] or None) of the caller's function.

@@ -68,9 +68,9 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
     def __post_init__(self):
         for part in PARTS:
             part.__post_init__(self)
-        struct.integers(self, depth=1, num_heads=1, d_model=1, unroll=1, d_qk=1, d_v=1)
-        struct.integers(self, num_kv_heads=1)
-        struct.one_of(self, init=INITS)
+        struct.check_integers(self, depth=1, num_heads=1, d_model=1, unroll=1, d_qk=1, d_v=1)
+        struct.check_integers(self, num_kv_heads=1)
+        struct.check_choices(self, init=INITS)
         h, groups, depth, rows = self.num_heads, self.num_kv_heads, self.depth, self.layer_map
         struct.refuse(
             (groups and h % groups, f"num_kv_heads={groups} does not divide num_heads={h}"),

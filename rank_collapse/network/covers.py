@@ -14,13 +14,13 @@ from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS
 ANY = "any value"
 
 
-def anything(*names: str) -> dict[str, Any]:
+def at_any_value(*names: str) -> dict[str, Any]:
     """These fields, at any value."""
     return dict.fromkeys(names, ANY)
 
 
 # Shapes, initial values, and what `enter` and the scan over layers take care of.
-SIZES = anything(
+SIZES = at_any_value(
     "depth",
     "num_heads",
     "num_kv_heads",
@@ -37,7 +37,7 @@ SIZES = anything(
     "family",
 )
 # Without effect unless another field is set, which has to be covered itself.
-INERT = anything(
+INERT = at_any_value(
     "cross_skip",
     "experts_per_token",
     "router",
@@ -57,7 +57,7 @@ INERT = anything(
     "connection_by_token",
 )
 SIZES |= INERT
-STREAM = anything(
+STREAM = at_any_value(
     "attention_skip",
     "mlp_skip",
     "norm_placement",
@@ -69,16 +69,16 @@ STREAM = anything(
     "learned_skip_gain",
     "learned_branch_gain",
 ) | {"norm": NORM_KINDS}
-PARALLEL = anything("parallel")
-MASKS = anything("mask", "windows")
-POSITIONS = anything("position", "rotary_layers")
-SCORES = anything("score", "scale_scores", "temperature", "qk_norm")
-CAP = anything("score_cap")
-MIXING = anything("mixing")
+PARALLEL = at_any_value("parallel")
+MASKS = at_any_value("mask", "windows")
+POSITIONS = at_any_value("position", "rotary_layers")
+SCORES = at_any_value("score", "scale_scores", "temperature", "qk_norm")
+CAP = at_any_value("score_cap")
+MIXING = at_any_value("mixing")
 MLPS = {"mlp": MLP_KINDS}
-OWN = anything("mlp", "norm", "normalise", "mix")  # functions of the caller's own
-EXPERTS = anything("num_experts")
-CROSS = anything("cross_attention")
+OWN = at_any_value("mlp", "norm", "normalise", "mix")  # functions of the caller's own
+EXPERTS = at_any_value("num_experts")
+CROSS = at_any_value("cross_attention")
 ATTENTION = MASKS | POSITIONS | SCORES | CAP | MIXING
 
 
@@ -130,9 +130,9 @@ EVERYTHING = Covers(
     SIZES | STREAM | PARALLEL | ATTENTION | MLPS | EXPERTS | CROSS | OWN,
     edits=ANY,
 )
-FORWARD = Covers("a forward pass", EVERYTHING.fields | anything("connection"), edits=ANY)
+FORWARD = Covers("a forward pass", EVERYTHING.fields | at_any_value("connection"), edits=ANY)
 
 
-def everything_but(*names: str) -> dict[str, Any]:
+def all_fields_but(*names: str) -> dict[str, Any]:
     """What `EVERYTHING` covers, without these fields."""
     return {name: allowed for name, allowed in EVERYTHING.fields.items() if name not in names}

@@ -14,9 +14,9 @@ from rank_collapse.network import transformer
 from rank_collapse.network.encoder_decoder import (
     EncoderDecoderConfig,
     EncoderDecoderParams,
+    compute_logits,
     decoder_params,
     encode,
-    logits_of,
 )
 
 
@@ -74,7 +74,7 @@ def _write(params, memory, source_mask, marks, config, max_len):
         output = transformer.apply(
             decoder, tokens, config.decoder, memory=memory, memory_mask=source_mask
         ).output
-        logits = logits_of(params, output, config)[t]
+        logits = compute_logits(params, output, config)[t]
         chosen = jnp.where(ended, end, jnp.argmax(logits).astype(end.dtype))
         return (chosen, ended | (chosen == end), tokens), (chosen, ~ended, logits)
 

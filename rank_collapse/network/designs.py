@@ -202,19 +202,19 @@ def design(
     """
     if isinstance(config, TransformerConfig):
         stack = Stack(config, count_branches(config))
-        return of_stack(stack, name, norm_placement=norm_placement, learned=learned)
+        return design_stack(stack, name, norm_placement=norm_placement, learned=learned)
     parts = {"encoder": config.encoder, "decoder": config.decoder}
     counts = {role: count_branches(part) for role, part in parts.items()}
     others = {"encoder": counts["decoder"], "decoder": counts["encoder"]}
     options = {"norm_placement": norm_placement, "learned": learned}
     designed = {
-        role: of_stack(Stack(part, counts[role], role, others[role]), name, **options)
+        role: design_stack(Stack(part, counts[role], role, others[role]), name, **options)
         for role, part in parts.items()
     }
     return dataclasses.replace(config, **designed)
 
 
-def of_stack(
+def design_stack(
     stack: Stack,
     name: DesignName,
     *,
@@ -223,7 +223,7 @@ def of_stack(
 ) -> TransformerConfig:
     """`design` of one stack, alone or as a part of an encoder-decoder."""
     if name not in DESIGNS:
-        raise struct.unknown(f"design {name!r}", name, DESIGNS)
+        raise struct.unknown_value_error(f"design {name!r}", name, DESIGNS)
     if stack.role not in ROLES:
         raise ValueError(f"role={stack.role!r} is not one of {ROLES}")
     chosen = DESIGNS[name]

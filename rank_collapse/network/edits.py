@@ -23,7 +23,7 @@ from rank_collapse import struct
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
+class EditPoints:
     """The places of one layer as it is computed, where values are edited and kept."""
 
     edits: Mapping[str, Callable] | None = None
@@ -53,7 +53,7 @@ class Places:
         return value
 
 
-def places(config: Any, n: int = 1, m: int = 1) -> dict[str, tuple[int, ...]]:
+def edit_point_shapes(config: Any, n: int = 1, m: int = 1) -> dict[str, tuple[int, ...]]:
     """The names of a network's places, with the shape of what is there.
 
     In attention the queries and keys as their product takes them, the values, the scores before
@@ -93,7 +93,7 @@ def check_names(names: Sequence[str], config: Any) -> None:
     Raises:
         ValueError: One.
     """
-    known = places(config)
+    known = edit_point_shapes(config)
     for name in names:
         struct.refuse_if(
             name not in known, f"{name!r} is not one of the places {tuple(known)} of this network"
@@ -154,7 +154,7 @@ def _depends(jaxpr, given):
     return [not isinstance(v, Literal) and v in marked for v in jaxpr.outvars]
 
 
-def as_edits(
+def trace_edits(
     edit: Any, config: Any, num_tokens: int, num_keys: int, dtype: Any
 ) -> dict[str, Edit] | None:
     """The caller's edits, traced.
@@ -175,7 +175,7 @@ def as_edits(
             f"edit={edit!r} is not a dictionary {{name: function(value, layer) -> value}}"
         )
     check_names(list(edit), config)
-    shapes = places(config, num_tokens, num_keys)
+    shapes = edit_point_shapes(config, num_tokens, num_keys)
     return {name: _traced(name, fn, shapes[name], dtype) for name, fn in edit.items()}
 
 
@@ -200,7 +200,7 @@ def _traced(name, fn, shape, dtype):
     return Edit([jnp.asarray(a) for a in closed.consts], _Code(closed.jaxpr))
 
 
-def carried(
+def carry_channels(
     edit: Callable[[Any], Any],
     value: Float[Array, "*s"],
     c: Float[Array, "g *s"],

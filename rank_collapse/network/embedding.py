@@ -61,7 +61,7 @@ class EmbeddingConfig(struct.Struct):
             (self.vocab_size > 0) == (self.d_input > 0),
             f"one of vocab_size={self.vocab_size} and d_input={self.d_input} must be positive",
         )
-        struct.one_of(self, positions=POSITION_KINDS, projection=PROJECTIONS)
+        struct.check_choices(self, positions=POSITION_KINDS, projection=PROJECTIONS)
 
 
 class EmbeddingParams(struct.Struct):

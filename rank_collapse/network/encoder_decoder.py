@@ -151,7 +151,7 @@ def decoder_params(params: EncoderDecoderParams, config: EncoderDecoderConfig) -
     return params.decoder.replace(embedding=params.decoder.embedding.replace(tokens=tokens))
 
 
-def logits_of(
+def compute_logits(
     params: EncoderDecoderParams, output: Float[Array, "n d"], config: EncoderDecoderConfig
 ) -> Float[Array, "n c"]:
     """Logits of the decoder's output.
@@ -171,7 +171,7 @@ def logits_of(
     return logits if params.b_output is None else logits + params.b_output[None, :]
 
 
-def shifted(target: Int[Array, "n"], begin: Any) -> Int[Array, "n"]:
+def shift_target(target: Int[Array, "n"], begin: Any) -> Int[Array, "n"]:
     """The begin mark and all but the last token: the decoder's input for the output `target`."""
     begin = jnp.asarray(begin, target.dtype)[None]
     return jnp.concatenate([begin, target[:-1]])
@@ -222,7 +222,7 @@ def apply(
         memory=encoder.output,
         memory_mask=source_mask,
     )
-    return EncoderDecoderTrace(encoder, decoder, logits_of(params, decoder.output, config))
+    return EncoderDecoderTrace(encoder, decoder, compute_logits(params, decoder.output, config))
 
 
 def encode(

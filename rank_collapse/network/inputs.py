@@ -18,9 +18,9 @@ from rank_collapse.measures.on_jax import as_jax
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
-from rank_collapse.network.edits import as_edits
+from rank_collapse.network.edits import trace_edits
 from rank_collapse.network.embedding import embed, sinusoidal_positions
-from rank_collapse.network.parameters import TransformerParams, completed
+from rank_collapse.network.parameters import TransformerParams, complete_params
 from rank_collapse.network.positions import (
     causal_mask,
     combine_masks,
@@ -41,7 +41,7 @@ class PreparedInputs(struct.Struct):
     edit: Any = None  # {name: `edits.Edit`}
 
     @property
-    def keep(self) -> Any:
+    def existing_tokens(self) -> Any:
         """Bool [n], which tokens exist."""
         return jnp.ones(self.x.shape[:-1], bool) if self.token_mask is None else self.token_mask
 
@@ -88,16 +88,16 @@ def prepare_inputs(
             "a memory is given, but the network has cross_attention=False",
         ),
     )
-    params = completed(params, config)
+    params = complete_params(params, config)
     # Arrays of numpy as JAX's: constants of an outer jit would keep another precision than it.
     bias, segments, positions = (
         None if a is None else jnp.asarray(a) for a in (bias, segments, positions)
     )
-    check_read(x, config, segments, positions)
+    check_inputs_used(x, config, segments, positions)
     x = input_states(params, x, config, segments=segments, positions=positions)
     x = x.astype(jnp.result_type(x, *jax.tree.leaves(params.layers)))
     n = x.shape[0]
-    mask = checked_mask(mask, n, n, "mask")
+    mask = check_mask(mask, n, n, "mask")
     memory_context = attn.AttentionContext()
     if memory is not None:
         memory = jnp.asarray(memory)
@@ -105,10 +105,10 @@ def prepare_inputs(
             memory.ndim != 2,
             f"memory of shape {memory.shape} is not [m, d]; use jax.vmap for a batch",
         )
-        memory_mask = checked_mask(memory_mask, n, memory.shape[0], "memory_mask")
+        memory_mask = check_mask(memory_mask, n, memory.shape[0], "memory_mask")
         memory_context = attn.AttentionContext(mask=combine_masks(memory_mask))
     num_keys = 1 if memory is None else memory.shape[0]
-    edit = as_edits(edit, config, n, num_keys, x.dtype)
+    edit = trace_edits(edit, config, n, num_keys, x.dtype)
     if covers is not None:
         covers.check(config, edit)
     return params, PreparedInputs(
@@ -197,7 +197,7 @@ def input_states(
         for name, index in (("token ids", ids), ("segments", segments), ("positions", positions)):
             if index is not None and not jnp.issubdtype(index.dtype, jnp.integer):
                 raise ValueError(f"{name} of dtype {index.dtype} are not integers")
-        check_known({"x": x, "segments": segments, "positions": positions}, config)
+        check_indices({"x": x, "segments": segments, "positions": positions}, config)
         return embed(params.embedding, x, config.embedding, segments=segments, positions=positions)
     struct.refuse_if(
         is_ids or x.ndim != 2 or x.shape[1] != config.d_model,
@@ -217,7 +217,7 @@ def is_embedded(x: Any, config: TransformerConfig) -> bool:
     return is_ids or x.shape[-1:] != (config.d_model,) or embedding.d_input == config.d_model
 
 
-def check_read(x: Any, config: TransformerConfig, segments: Any, positions: Any) -> None:
+def check_inputs_used(x: Any, config: TransformerConfig, segments: Any, positions: Any) -> None:
     """Refuses segments and positions that the network does not use.
 
     Raises:
@@ -238,7 +238,7 @@ def check_read(x: Any, config: TransformerConfig, segments: Any, positions: Any)
     )
 
 
-def check_known(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
+def check_indices(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
     """Refuses ids outside of their tables, of one example or a batch; traced ids are not checked.
 
     Raises:
@@ -263,7 +263,7 @@ def check_known(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
             raise ValueError(f"{noun} {outside.flat[0]} is not below {of}={size}")
 
 
-def checked_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
+def check_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
     """A mask as Bool [m], [n, m] or [h, n, m]; None stays None.
 
     Raises:

@@ -90,10 +90,10 @@ class ResidualConfig(struct.Struct, kw_only=True):
     learned_branch_gain: Any = None
 
     def __post_init__(self):
-        struct.one_of(self, norm_placement=NORM_PLACEMENTS, connection=CONNECTIONS)
-        struct.integers(self, num_streams=1)
+        struct.check_choices(self, norm_placement=NORM_PLACEMENTS, connection=CONNECTIONS)
+        struct.check_integers(self, num_streams=1)
         if not callable(self.norm):
-            struct.one_of(self, norm=NORM_KINDS)
+            struct.check_choices(self, norm=NORM_KINDS)
         several = self.connection != "skip"
         connection = f"connection={self.connection!r}"
         for name in ["parallel=True"] * self.parallel + [connection] * several:
@@ -127,10 +127,10 @@ class MLPConfig(struct.Struct, kw_only=True):
     d_shared: int = struct.static(0)
 
     def __post_init__(self):
-        struct.one_of(self, router=ROUTERS)
+        struct.check_choices(self, router=ROUTERS)
         if not callable(self.mlp):
-            struct.one_of(self, mlp=MLP_KINDS)
-        struct.integers(self, d_ff=1)
+            struct.check_choices(self, mlp=MLP_KINDS)
+        struct.check_integers(self, d_ff=1)
 
     def check_experts(self, d_ff: int) -> None:
         """Refuses experts that do not divide the hidden units.
@@ -219,7 +219,7 @@ ACTIVATIONS = {
 GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
 
 
-def activation_of(kind: str | Callable) -> Activation:
+def get_activation(kind: str | Callable) -> Activation:
     """The activation of an MLP kind: of the gate where the MLP is gated.
 
     Raises:
@@ -289,10 +289,10 @@ def mlp(
         routing: Of a mixture of experts, whose hidden units are multiplied by `unit_shares`.
         edit: (name, value) -> value of the "mlp_hidden" units [n, f] before W_out.
     """
-    phi = activation_of(kind).fn
+    phi = get_activation(kind).fn
     z = _affine(x, params.w_in, params.b_in)
     if kind in GATED:
-        z = gate_of(params, x, kind) * z
+        z = compute_gate(params, x, kind) * z
     else:
         z = phi(z)
     if routing is not None:
@@ -301,9 +301,9 @@ def mlp(
     return _affine(z, params.w_out, params.b_out)
 
 
-def gate_of(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[Array, "n f"]:
+def compute_gate(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[Array, "n f"]:
     """Computes φ(x W_gate + b_gate), which multiplies the units of a gated MLP."""
-    return activation_of(kind).fn(_affine(x, params.w_gate, params.b_gate))
+    return get_activation(kind).fn(_affine(x, params.w_gate, params.b_gate))
 
 
 def unit_shares(params: MLPParams, x: Float[Array, "n d"], routing: Routing) -> Float[Array, "n f"]:

@@ -47,7 +47,7 @@ def pad_inputs(x: Any, pad_to: int, inputs: Mapping[str, Any]) -> tuple[Any, dic
     return pad(x, (0,)), padded | {"mask": pad(mask, (0,))}
 
 
-def cut(result: T, n: int, axes: Mapping[str, int]) -> T:
+def cut_tokens(result: T, n: int, axes: Mapping[str, int]) -> T:
     """The result with the first n tokens alone along the axis of each field that has tokens.
 
     Outside of transformations it is cut on the host: a slice of a JAX array would be compiled for

@@ -249,7 +249,7 @@ def _grouped(wanted, found, part, num_heads):
     return {name: (wanted[name][0], g, *wanted[name][2:]) for name in names}
 
 
-def completed(params: TransformerParams, config: TransformerConfig) -> TransformerParams:
+def complete_params(params: TransformerParams, config: TransformerConfig) -> TransformerParams:
     """The parameters, checked, with zeros for biases that are None and each head's own keys.
 
     Raises:

@@ -20,31 +20,41 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING, FORWARD, Covers
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import BlockParams, TransformerParams
-from rank_collapse.network.streams import begin
-from rank_collapse.network.transformer import Forward, Tokens, Trace, forward
-from rank_collapse.network.walk import Layer, Passage, final_norm, walk, walk_layer
+from rank_collapse.network.streams import start_streams
+from rank_collapse.network.transformer import LayerValues, TokenAlgebra, Trace, compute_layer
+from rank_collapse.network.walk import (
+    Layer,
+    SublayerValues,
+    apply_final_norm,
+    walk_layer,
+    walk_layers,
+)
 
 
-class Walked(NamedTuple):
+class WalkResult(NamedTuple):
     """The data of a pass after the last layer."""
 
     params: TransformerParams  # of which only what stands outside of the layers may be read
-    last: Any  # X^L [n, d], or its streams
+    last_state: Any  # X^L [n, d], or its streams
     carry: Any
-    found: Any  # what all layers added [l, ...]
+    layer_results: Any  # what all layers added [l, ...]
     prepared: PreparedInputs  # as at the start
     config: TransformerConfig
 
     @property
     def output(self) -> Float[Array, "n d"]:
         """X^L after the final norm where there is one."""
-        return final_norm(Tokens(), self.last, self.params, self.prepared, self.config)
+        return apply_final_norm(
+            TokenAlgebra(), self.last_state, self.params, self.prepared, self.config
+        )
 
 
 class LayerPass:
     """A measurement of one example; hashable, since programs are compiled for it."""
 
-    forward: ClassVar[bool] = True  # whether it reads the forward pass, or has a state of its own
+    reads_layer_values: ClassVar[bool] = (
+        True  # whether it reads the forward pass, or has a state of its own
+    )
     covers: ClassVar[Covers] = EVERYTHING
 
     def streamed(self) -> "LayerPass":
@@ -55,12 +65,12 @@ class LayerPass:
         """What is kept of what a layer of `streamed` adds, and of its result: NumPy's [b, ...]."""
         return found
 
-    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
+    def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
         """The carry before the first layer: a pytree with shapes that no layer changes."""
         return ()
 
-    def step(
-        self, layer: Layer, x: Float[Array, "n d"], seen: Forward | None, carry: Any
+    def measure_layer(
+        self, layer: Layer, x: Float[Array, "n d"], seen: LayerValues | None, carry: Any
     ) -> tuple[Any, Any]:
         """(the next carry, what this layer adds to the result); jit drops what is unused.
 
@@ -71,13 +81,13 @@ class LayerPass:
         """
         raise NotImplementedError
 
-    def finish(self, walked: Walked) -> Any:
+    def build_result(self, walked: WalkResult) -> Any:
         """The result."""
-        return walked.found
+        return walked.layer_results
 
 
 @dataclasses.dataclass(frozen=True)
-class Each(LayerPass):
+class LayerMeasure(LayerPass):
     """A measure of one layer, of every layer: (layer, x, forward, **options) → arrays."""
 
     covers: ClassVar[Covers] = FORWARD
@@ -85,7 +95,7 @@ class Each(LayerPass):
     measure: Callable[..., Any]  # a function of a module
     options: tuple[tuple[str, Any], ...] = ()  # hashable
 
-    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The measure."""
         return carry, self.measure(layer, x, seen, **dict(self.options))
 
@@ -100,17 +110,17 @@ class States(LayerPass):
         """Of the states of one layer, of which the mask [n] says which tokens exist."""
         return x
 
-    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
+    def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
         """The measure of X^0."""
         return self.measure(prepared.x, prepared.token_mask)
 
-    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The measure after the layer."""
         return carry, self.measure(seen.trace.hidden, layer.inputs.token_mask)
 
-    def finish(self, walked: Walked) -> Any:
+    def build_result(self, walked: WalkResult) -> Any:
         """All of them."""
-        both = walked.carry, walked.found
+        both = walked.carry, walked.layer_results
         return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), *both)
 
 
@@ -120,16 +130,16 @@ class Output(LayerPass):
 
     covers: ClassVar[Covers] = FORWARD
 
-    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, tuple[()]]:
+    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, tuple[()]]:
         """Nothing."""
         return carry, ()
 
-    def finish(self, walked: Walked) -> Any:
+    def build_result(self, walked: WalkResult) -> Any:
         """The output."""
         return walked.output
 
 
-def through(
+def step_passes(
     passes: Sequence[LayerPass], layer: Layer, x: Float[Array, "*s n d"], carries: tuple
 ) -> tuple[Float[Array, "*s n d"], tuple, tuple]:
     """One layer of all passes: (the state after it, carries, what each pass adds).
@@ -139,15 +149,15 @@ def through(
         carries: Of each pass.
     """
     seen, state = None, x
-    if any(p.forward for p in passes):
-        seen = forward(layer, x)
+    if any(p.reads_layer_values for p in passes):
+        seen = compute_layer(layer, x)
         state = seen.state
-    done = [p.step(layer, x, seen, c) for p, c in zip(passes, carries, strict=True)]
+    done = [p.measure_layer(layer, x, seen, c) for p, c in zip(passes, carries, strict=True)]
     return state, tuple(carry for carry, _ in done), tuple(found for _, found in done)
 
 
 @functools.partial(jax.jit, static_argnames="layer_pass")
-def run(
+def run_pass(
     layer_pass: LayerPass,
     params: TransformerParams,
     prepared: PreparedInputs,
@@ -161,26 +171,26 @@ def run(
 
     def step(layer, state):
         x, carries = state
-        x, carries, (found,) = through((layer_pass,), layer, x, carries)
+        x, carries, (found,) = step_passes((layer_pass,), layer, x, carries)
         return (x, carries), found
 
-    start = begin(prepared.x, config), (layer_pass.begin(prepared, config),)
-    (last, (carry,)), found = walk(step, start, params, prepared, config)
-    return layer_pass.finish(Walked(params, last, carry, found, prepared, config))
+    start = start_streams(prepared.x, config), (layer_pass.init_carry(prepared, config),)
+    (last, (carry,)), found = walk_layers(step, start, params, prepared, config)
+    return layer_pass.build_result(WalkResult(params, last, carry, found, prepared, config))
 
 
-class Recorded(Tokens):
+class Recorded(TokenAlgebra):
     """Tokens as a trace has them: `Layer.extra` is the layer's `LayerTrace`."""
 
-    def branch(self, layer, kind, branch_input):
+    def apply_branch(self, layer, kind, branch_input):
         return getattr(layer.extra, f"{kind}_branch"), None
 
-    def after(self, layer, name, x):
+    def edit_state(self, layer, name, x):
         return getattr(layer.extra, "hidden" if name == "residual" else name)
 
 
 def replay(
-    measure: Callable[[Layer, dict[str, Passage]], Any],
+    measure: Callable[[Layer, dict[str, SublayerValues]], Any],
     params: TransformerParams,
     trace: Trace,
     config: TransformerConfig,
@@ -202,7 +212,7 @@ def replay(
         return x, measure(layer, passages)
 
     inputs = PreparedInputs(x=trace.hidden[0], context=trace.context)
-    return walk(step, inputs.x, params, inputs, config, extra=trace.layers)[1]
+    return walk_layers(step, inputs.x, params, inputs, config, extra=trace.layers)[1]
 
 
 def one_row(config: TransformerConfig) -> TransformerConfig:

@@ -44,7 +44,7 @@ class PositionConfig(struct.Struct, kw_only=True):
     clamp_distance: int = struct.static(0)
 
     def __post_init__(self):
-        struct.one_of(self, position=POSITIONS)
+        struct.check_choices(self, position=POSITIONS)
 
     def check_rotary(self, qk_width: int) -> None:
         """Refuses rotary positions that do not fit the width of queries and keys.

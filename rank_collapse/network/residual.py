@@ -109,7 +109,7 @@ def residual_specs(
     def spec(kind):
         norm, branch_norm = getattr(params, f"{kind}_norm"), getattr(params, f"{kind}_branch_norm")
         if gains.norm is not None:
-            norm = gained(norm, getattr(gains.norm, kind), config.d_model)
+            norm = scale_norm(norm, getattr(gains.norm, kind), config.d_model)
         parallel = config.parallel and kind == "mlp"
         return ResidualSpec(
             norm,
@@ -141,7 +141,7 @@ def lone_norm(norm: Any, kind: Any, eps: float) -> ResidualSpec:
     return ResidualSpec(norm, None, 1.0, 1.0, "final", False, "post", kind, eps)
 
 
-def gained(norm: layers.NormParams | None, gain: Any, width: int) -> layers.NormParams:
+def scale_norm(norm: layers.NormParams | None, gain: Any, width: int) -> layers.NormParams:
     """gain · N: a norm with its output multiplied by a scalar or [d]."""
     if norm is None:
         return layers.NormParams(gain=jnp.broadcast_to(gain, (width,)))
@@ -149,20 +149,20 @@ def gained(norm: layers.NormParams | None, gain: Any, width: int) -> layers.Norm
     return layers.NormParams(gain=gain * norm.gain, bias=bias)
 
 
-def token_norm(spec: ResidualSpec, x: Float[Array, "n d"]) -> Float[Array, "n d"]:
+def normalize_tokens(spec: ResidualSpec, x: Float[Array, "n d"]) -> Float[Array, "n d"]:
     """The spec's norm of ordinary tokens."""
     return layers.norm(spec.norm, x, spec.norm_kind, spec.eps)
 
 
-def token_sum(
+def add_to_stream(
     spec: ResidualSpec, x: Float[Array, "*s d"], part: Float[Array, "*s d"]
 ) -> Float[Array, "*s d"]:
     """γ part + λ x·[skip] of ordinary tokens."""
-    total = scaled(spec.branch_gain, part)
-    return total + scaled(spec.skip_gain, x) if spec.skip else total
+    total = apply_gain(spec.branch_gain, part)
+    return total + apply_gain(spec.skip_gain, x) if spec.skip else total
 
 
-def summands(
+def scale_summands(
     spec: ResidualSpec, x: Float[Array, "n d"], part: Float[Array, "n d"]
 ) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
     """(λ x, γ N'(part)): the two sides of the sum in which a branch joins the stream.
@@ -173,8 +173,8 @@ def summands(
         part: The branch's output, as a trace keeps it.
     """
     if spec.norms_branch:
-        part = token_norm(spec.at_branch, part)
-    return scaled(spec.skip_gain, x) if spec.skip else x, scaled(spec.branch_gain, part)
+        part = normalize_tokens(spec.at_branch, part)
+    return apply_gain(spec.skip_gain, x) if spec.skip else x, apply_gain(spec.branch_gain, part)
 
 
 def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> LayerGains:
@@ -289,7 +289,7 @@ def _by_head(value, config, dtype):
     return jnp.broadcast_to(value[:, None] if value.ndim == 1 else value, shape)
 
 
-def scaled(gain: Any, x: Array) -> Array:
+def apply_gain(gain: Any, x: Array) -> Array:
     """gain · x for a scalar or [d] gain and any x [..., d]."""
     gain = jnp.asarray(gain, x.dtype)
     return gain.reshape((1,) * (x.ndim - 1) + (-1,)) * x if gain.ndim else gain * x

@@ -89,7 +89,7 @@ class Connection(NamedTuple):
     carry: Any = None  # [s, s, n]; None for the identity
 
 
-def connection_of(
+def compute_connection(
     params: ConnectionParams | None,
     x: Float[Array, "*s n d"],
     config: TransformerConfig,
@@ -165,19 +165,19 @@ def sinkhorn(logits: Float[Array, "i j *n"]) -> Float[Array, "i j *n"]:
     return jax.lax.fori_loop(0, SINKHORN_STEPS, step, start)
 
 
-def begin(x: Float[Array, "n d"], config: TransformerConfig) -> Float[Array, "*s n d"]:
+def start_streams(x: Float[Array, "n d"], config: TransformerConfig) -> Float[Array, "*s n d"]:
     """The streams at X^0; X^0 itself where there is one."""
     if config.connection == "attention":
         return jnp.zeros((*config.streams, *x.shape), x.dtype).at[0].set(x)
     return jnp.broadcast_to(x, (*config.streams, *x.shape))
 
 
-def merge(own: Connection | None, x: Float[Array, "*s n d"]) -> Float[Array, "*t n d"]:
+def merge_streams(own: Connection | None, x: Float[Array, "*s n d"]) -> Float[Array, "*t n d"]:
     """Σ_i p_i X_i of streams, or of their channels [s, g, n, d]; X itself without connection."""
     return x if own is None else jnp.einsum("sn,s...nd->...nd", own.read, x)
 
 
-def join(
+def join_streams(
     own: Connection | None, x: Float[Array, "*s n d"], part: Float[Array, "*t n d"]
 ) -> tuple[Float[Array, "*s n d"], Float[Array, "*s n d"]]:
     """(Σ_j R_ij X_j, q_i f), the two sides of a sum; (X, f) without connection."""

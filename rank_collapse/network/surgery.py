@@ -20,7 +20,7 @@ Reading = Literal["published", "text"]
 ABLATIONS, READINGS = get_args(Ablation), get_args(Reading)
 
 
-def ablations_of(family: str | None) -> list[tuple[str, str]]:
+def list_ablations(family: str | None) -> list[tuple[str, str]]:
     """Lists (ablation, reading) pairs that differ: "text" only where it differs from "published".
 
     Args:

@@ -18,16 +18,23 @@ from rank_collapse import struct
 from rank_collapse.network import attention as attn, edits, layers, streams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
-from rank_collapse.network.edits import Places
+from rank_collapse.network.edits import EditPoints
 from rank_collapse.network.inputs import (
     as_mask,
     batch_size,
-    check_known,
+    check_indices,
     prepare_inputs,
 )
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.residual import token_norm, token_sum
-from rank_collapse.network.walk import Algebra, Layer, Passage, final_norm, walk, walk_layer
+from rank_collapse.network.residual import add_to_stream, normalize_tokens
+from rank_collapse.network.walk import (
+    Algebra,
+    Layer,
+    SublayerValues,
+    apply_final_norm,
+    walk_layer,
+    walk_layers,
+)
 
 
 class LayerTrace(struct.Struct):
@@ -135,44 +142,44 @@ class BranchAux(NamedTuple):
     weights: Any = None  # [h, n, m]
 
 
-class Tokens(Algebra):
+class TokenAlgebra(Algebra):
     """Ordinary tokens [n, d], edited at the layer's places, with dropout where there is a key."""
 
     def __init__(
-        self, places: Places | None = None, dropout_key: Any = None, dropout_rate: Any = 0.0
+        self, places: EditPoints | None = None, dropout_key: Any = None, dropout_rate: Any = 0.0
     ):
-        self.places = Places() if places is None else places
+        self.places = EditPoints() if places is None else places
         self.dropout_rate = dropout_rate
         self.keys = [None] * 6 if dropout_key is None else dropout_branches(dropout_key, 6)
 
-    def merged(self, layer, spec, x):
-        return streams.merge(layer.connection(spec, x), x)
+    def merge_streams(self, layer, spec, x):
+        return streams.merge_streams(layer.connection(spec, x), x)
 
-    def norm(self, layer, spec, x):
-        return token_norm(spec, x)
+    def apply_norm(self, layer, spec, x):
+        return normalize_tokens(spec, x)
 
-    def add(self, layer, spec, x, part):
-        return token_sum(spec, *streams.join(layer.connection(spec, x), x, part))
+    def add_branch(self, layer, spec, x, part):
+        return add_to_stream(spec, *streams.join_streams(layer.connection(spec, x), x, part))
 
-    def read(self, layer, kind, x):
+    def edit_branch_input(self, layer, kind, x):
         return self.places(f"{kind}_input", x)
 
-    def attention(self, layer, branch_input):
+    def apply_attention(self, layer, branch_input):
         config = layer.config
         own = {"normalise": config.normalise, "mixing": layer.gains.mixing, "mix": config.mix}
         return self._attend(layer, "attention", branch_input, branch_input, layer.context, **own)
 
-    def cross(self, layer, branch_input):
+    def apply_cross(self, layer, branch_input):
         inputs = layer.inputs
         return self._attend(layer, "cross", branch_input, inputs.memory, inputs.memory_context)
 
-    def mlp(self, layer, branch_input):
+    def apply_mlp(self, layer, branch_input):
         config = layer.config
         part = layers.mlp(layer.params.mlp, branch_input, config.mlp, config.routing, self.places)
         out = self.places("mlp_branch", part)
         return self._dropped("mlp", out), BranchAux(out)
 
-    def after(self, layer, name, x):
+    def edit_state(self, layer, name, x):
         return self.places(name, x)
 
     def _attend(self, layer, kind, branch_input, keys, context, **options):
@@ -199,23 +206,23 @@ class Tokens(Algebra):
 _PLACE = {"attention": 0, "cross": 1, "mlp": 2}
 
 
-class Forward(NamedTuple):
+class LayerValues(NamedTuple):
     """One layer of a forward pass: its state, trace, passages of its sublayers, and places."""
 
     state: Any  # [n, d], what the next layer takes: `trace.hidden`, or several streams [s, n, d]
     trace: LayerTrace
-    passages: dict[str, Passage]
-    places: Places
+    sublayers: dict[str, SublayerValues]
+    places: EditPoints
 
 
-def forward(
+def compute_layer(
     layer: Layer,
     x: Float[Array, "*s n d"],
     *,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
     keep: tuple[str, ...] = (),
-) -> Forward:
+) -> LayerValues:
     """One layer on tokens; see `TransformerConfig`.
 
     Args:
@@ -225,19 +232,21 @@ def forward(
     """
     after = tuple(f"after_{kind}" for kind in layer.config.kinds if kind != "mlp")
     of_mix = ("q", "k", "v") if layer.config.mix is not None else ()
-    places = Places(layer.inputs.edit, layer.index, (*keep, *after, *of_mix))
-    state, passages = walk_layer(Tokens(places, dropout_key, dropout_rate), layer, x)
+    places = EditPoints(layer.inputs.edit, layer.index, (*keep, *after, *of_mix))
+    state, passages = walk_layer(TokenAlgebra(places, dropout_key, dropout_rate), layer, x)
     attention = passages["attention"].aux
     fields = {f"{kind}_branch": passage.aux.output for kind, passage in passages.items()}
     states = {name: places.kept[name] for name in after} | {"hidden": state}
     for ahead, (name, a) in enumerate(states.items(), 1):
         passed = layer.passed("final") + ahead
-        fields[name] = streams.merge(streams.connection_of(None, a, layer.config, passed), a)
+        fields[name] = streams.merge_streams(
+            streams.compute_connection(None, a, layer.config, passed), a
+        )
     if "cross" in passages:
         fields["cross_attention"] = passages["cross"].aux.weights
     if keep:
         fields["kept"] = {name: places.kept[name] for name in keep}
-    return Forward(state, LayerTrace(attention=attention.weights, **fields), passages, places)
+    return LayerValues(state, LayerTrace(attention=attention.weights, **fields), passages, places)
 
 
 def apply(
@@ -339,7 +348,7 @@ def apply_batch(
     common = {k: options.pop(k) for k in ("dropout_rate", "keep", "edit") if k in options}
     given = {k: jnp.asarray(a) for k, a in {"x": x, **options}.items() if a is not None}
     size = batch_size(given)
-    check_known(given, config)  # inside vmap values are traced
+    check_indices(given, config)  # inside vmap values are traced
     for name in given.keys() & {"mask", "memory_mask"}:
         given[name] = as_mask(given[name], name)
     keys = None if dropout_key is None else jax.random.split(dropout_key, size)
@@ -356,11 +365,13 @@ def _apply(params, prepared, config, dropout_key, dropout_rate, keep) -> Trace:
     keys = None if dropout_key is None else dropout_branches(dropout_key, config.depth)
 
     def step(layer, x):
-        seen = forward(layer, x, dropout_key=layer.extra, dropout_rate=dropout_rate, keep=keep)
+        seen = compute_layer(
+            layer, x, dropout_key=layer.extra, dropout_rate=dropout_rate, keep=keep
+        )
         return seen.state, seen.trace
 
-    start = streams.begin(prepared.x, config)
-    last, trace = walk(step, start, params, prepared, config, extra=keys)
-    output = final_norm(Tokens(), last, params, prepared, config)
+    start = streams.start_streams(prepared.x, config)
+    last, trace = walk_layers(step, start, params, prepared, config, extra=keys)
+    output = apply_final_norm(TokenAlgebra(), last, params, prepared, config)
     hidden = jnp.concatenate([prepared.x[None], trace.hidden])
     return Trace(hidden=hidden, layers=trace, output=output, context=prepared.context)

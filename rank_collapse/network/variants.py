@@ -164,7 +164,7 @@ def _variant_named(name):
             "rc.surgery.ablate cuts it out of another network"
         )
     if name not in VARIANTS:
-        raise struct.unknown(f"variant {name!r}", name, VARIANTS)
+        raise struct.unknown_value_error(f"variant {name!r}", name, VARIANTS)
     return VARIANTS[name]
 
 

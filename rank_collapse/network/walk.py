@@ -28,7 +28,7 @@ from rank_collapse.network.residual import (
     layer_gains,
     residual_specs,
 )
-from rank_collapse.network.streams import Connection, connection_of
+from rank_collapse.network.streams import Connection, compute_connection
 
 
 class Layer(struct.Struct):
@@ -57,7 +57,7 @@ class Layer(struct.Struct):
 
     def connection(self, spec: ResidualSpec, x: Any) -> Connection | None:
         """How a sublayer is connected to several streams [s, n, d]; None where there is one."""
-        return connection_of(spec.connection, x, self.config, self.passed(spec.kind))
+        return compute_connection(spec.connection, x, self.config, self.passed(spec.kind))
 
     @property
     def score_options(self) -> dict[str, Any]:
@@ -71,16 +71,16 @@ class Layer(struct.Struct):
         }
 
 
-class Passage(NamedTuple):
+class SublayerValues(NamedTuple):
     """The values of one sublayer; under jit unused ones are not computed."""
 
     spec: ResidualSpec
     state: Any  # before the sublayer
     branch_input: Any  # what the branch read
-    part: Any  # the branch's output, before N'
+    branch_output: Any  # the branch's output, before N'
     aux: Any  # what else the branch returned
-    normed: Any  # what N was applied to; None where there is no N
-    after: Any  # the state after the sublayer, before `Algebra.after`
+    norm_input: Any  # what N was applied to; None where there is no N
+    output_state: Any  # the state after the sublayer, before `Algebra.after`
 
 
 class Algebra:
@@ -88,66 +88,68 @@ class Algebra:
 
     covers: ClassVar[Covers] = EVERYTHING
 
-    def merged(self, layer: Layer, spec: ResidualSpec, state: Any) -> Any:
+    def merge_streams(self, layer: Layer, spec: ResidualSpec, state: Any) -> Any:
         """What a branch, or the final norm, reads of a state: several streams as one."""
         return state
 
-    def norm(self, layer: Layer, spec: ResidualSpec, state: Any) -> Any:
+    def apply_norm(self, layer: Layer, spec: ResidualSpec, state: Any) -> Any:
         """The spec's norm of a state; of a branch's output where `spec.after_branch`."""
         raise NotImplementedError
 
-    def add(self, layer: Layer, spec: ResidualSpec, state: Any, part: Any) -> Any:
+    def add_branch(self, layer: Layer, spec: ResidualSpec, state: Any, part: Any) -> Any:
         """γ part + λ state·[skip]."""
         raise NotImplementedError
 
-    def read(self, layer: Layer, kind: str, branch_input: Any) -> Any:
+    def edit_branch_input(self, layer: Layer, kind: str, branch_input: Any) -> Any:
         """A branch's input after the edit at "attention_input", "cross_input" or "mlp_input"."""
         return branch_input
 
-    def branch(self, layer: Layer, kind: str, branch_input: Any) -> tuple[Any, Any]:
+    def apply_branch(self, layer: Layer, kind: str, branch_input: Any) -> tuple[Any, Any]:
         """(output, aux) of a sublayer's branch: of the method of its kind."""
-        return getattr(self, kind)(layer, branch_input)
+        return getattr(self, f"apply_{kind}")(layer, branch_input)
 
-    def attention(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
+    def apply_attention(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
         """(output, aux) of self-attention."""
         raise NotImplementedError
 
-    def cross(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
+    def apply_cross(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
         """(output, aux) of the attention to the memory."""
         raise NotImplementedError
 
-    def mlp(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
+    def apply_mlp(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
         """(output, aux) of the MLP."""
         raise NotImplementedError
 
-    def after(self, layer: Layer, name: str, state: Any) -> Any:
+    def edit_state(self, layer: Layer, name: str, state: Any) -> Any:
         """The state after the edit at "after_attention", "after_cross" or "residual"."""
         return state
 
 
-def walk_layer(algebra: Algebra, layer: Layer, state: Any) -> tuple[Any, dict[str, Passage]]:
+def walk_layer(algebra: Algebra, layer: Layer, state: Any) -> tuple[Any, dict[str, SublayerValues]]:
     """One layer: (the state after it, the passage of each of its sublayers by kind)."""
     specs = residual_specs(layer.params, layer.config, layer.gains)
     start, passages = state, {}
     for kind in layer.config.kinds:
         spec = specs[kind]
-        source = algebra.merged(layer, spec, start if spec.parallel else state)
-        branch_input = algebra.read(layer, kind, _branch_input(algebra, layer, spec, source))
-        part, aux = algebra.branch(layer, kind, branch_input)
-        joined = algebra.norm(layer, spec.at_branch, part) if spec.norms_branch else part
-        total = algebra.add(layer, spec, state, joined)
-        after = algebra.norm(layer, spec, total) if spec.norms_sum else total
+        source = algebra.merge_streams(layer, spec, start if spec.parallel else state)
+        branch_input = algebra.edit_branch_input(
+            layer, kind, _branch_input(algebra, layer, spec, source)
+        )
+        part, aux = algebra.apply_branch(layer, kind, branch_input)
+        joined = algebra.apply_norm(layer, spec.at_branch, part) if spec.norms_branch else part
+        total = algebra.add_branch(layer, spec, state, joined)
+        after = algebra.apply_norm(layer, spec, total) if spec.norms_sum else total
         normed = total if spec.norms_sum else source if spec.norms_input else None
-        passages[kind] = Passage(spec, state, branch_input, part, aux, normed, after)
-        state = after if kind == "mlp" else algebra.after(layer, f"after_{kind}", after)
-    return algebra.after(layer, "residual", state), passages
+        passages[kind] = SublayerValues(spec, state, branch_input, part, aux, normed, after)
+        state = after if kind == "mlp" else algebra.edit_state(layer, f"after_{kind}", after)
+    return algebra.edit_state(layer, "residual", state), passages
 
 
 def _branch_input(algebra, layer, spec, state):
     """What the branch reads of a state: it normalised, or itself."""
     if not spec.norms_input:
         return state
-    normed = algebra.norm(layer, spec, state)
+    normed = algebra.apply_norm(layer, spec, state)
     if spec.unnormed is None:
         return normed
     if isinstance(spec.unnormed, np.bool_ | np.ndarray):  # on the host
@@ -155,7 +157,7 @@ def _branch_input(algebra, layer, spec, state):
     return jax.tree.map(lambda own, a: jnp.where(spec.unnormed, own, a), state, normed)
 
 
-def walk(
+def walk_layers(
     step: Callable[[Layer, Any], tuple[Any, Any]],
     state: Any,
     params: TransformerParams,
@@ -196,7 +198,7 @@ def walk(
     return jax.lax.scan(body, state, (stack, swept), unroll=config.unroll)
 
 
-def walk_through(
+def walk_network(
     algebra: Algebra,
     state: Any,
     params: TransformerParams,
@@ -208,11 +210,11 @@ def walk_through(
     def step(layer, state):
         return walk_layer(algebra, layer, state)[0], None
 
-    state, _ = walk(step, state, params, inputs, config)
-    return final_norm(algebra, state, params, inputs, config)
+    state, _ = walk_layers(step, state, params, inputs, config)
+    return apply_final_norm(algebra, state, params, inputs, config)
 
 
-def final_norm(
+def apply_final_norm(
     algebra: Algebra,
     state: Any,
     params: TransformerParams,
@@ -222,5 +224,5 @@ def final_norm(
 ) -> Any:
     """The state after the last layer, as one stream, and the norm after it where there is one."""
     layer, spec = Layer(None, None, config.depth, config, inputs, extra), final_spec(params, config)
-    state = algebra.merged(layer, spec, state)
-    return algebra.norm(layer, spec, state) if config.final_norm else state
+    state = algebra.merge_streams(layer, spec, state)
+    return algebra.apply_norm(layer, spec, state) if config.final_norm else state

@@ -17,9 +17,9 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import replay
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.residual import summands
+from rank_collapse.network.residual import scale_summands
 from rank_collapse.network.transformer import Trace
-from rank_collapse.network.walk import Passage
+from rank_collapse.network.walk import SublayerValues
 from rank_collapse.paths.enumeration import check_paths
 
 
@@ -42,7 +42,7 @@ def empty_chain(keep: Bool[Array, "n"], dtype: Any) -> Chain:
     return _around_mean(nothing, nothing.rest, keep)
 
 
-def longer_chain(
+def extend_chain(
     attention: Float[Array, "h n n"], choice: Any, chain: Chain, keep: Bool[Array, "n"]
 ) -> Chain:
     """P_h (1pᵀ + R) = 1pᵀ + P_h R of one layer; a skip, h = H, leaves the chain as it is.
@@ -85,7 +85,7 @@ def chained_residual(
     """
     path = check_paths(path, *attention.shape[:2], all_heads=False)
     keep = jnp.ones(attention.shape[-1], bool) if mask is None else jnp.asarray(mask)
-    return ratios(_chain_of(attention, jnp.asarray(path), keep), keep, norm)
+    return chain_residual_ratios(_chain_of(attention, jnp.asarray(path), keep), keep, norm)
 
 
 @jax.jit
@@ -93,12 +93,12 @@ def _chain_of(attention, path, keep):
     """One program of all layers, which other paths and calls share."""
 
     def longer(chain, layer):
-        return longer_chain(*layer, chain, keep), None
+        return extend_chain(*layer, chain, keep), None
 
     return jax.lax.scan(longer, empty_chain(keep, attention.dtype), (attention, path))[0]
 
 
-def ratios(
+def chain_residual_ratios(
     chain: Chain, keep: Bool[Array, "n"], norm: Norm = "composite"
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """What `chained_residual` returns, of a product that is already made.
@@ -134,16 +134,16 @@ def branch_sizes(
     """
 
     def sizes(_, passages):
-        return sizes_of_sum(passages["attention"], mask=mask)
+        return measure_summand_sizes(passages["attention"], mask=mask)
 
     return replay(sizes, params, trace, config)
 
 
-def sizes_of_sum(
-    passage: Passage, *, mask: Any = None
+def measure_summand_sizes(
+    passage: SublayerValues, *, mask: Any = None
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """`branch_sizes` of one sublayer; the mask [n] says which tokens exist."""
-    stream, branch = summands(passage.spec, passage.state, passage.part)
+    stream, branch = scale_summands(passage.spec, passage.state, passage.branch_output)
     return composite_norm(stream, mask=mask), composite_norm(branch, mask=mask)
 
 

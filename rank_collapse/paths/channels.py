@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from rank_collapse import struct
 from rank_collapse.network import streams
 from rank_collapse.network.covers import FORWARD
-from rank_collapse.network.residual import token_sum
+from rank_collapse.network.residual import add_to_stream
 from rank_collapse.network.walk import Algebra
 from rank_collapse.paths.frozen import Frozen, carry_edit, connection, cross_attention
 
@@ -97,15 +97,15 @@ class ByLength(Algebra):
     def __init__(self, counted: bool = False):
         self.counted = counted
 
-    def norm(self, layer, spec, channels):
-        return channels.map(lambda c, ones: Frozen(ones).norm(layer, spec, c))
+    def apply_norm(self, layer, spec, channels):
+        return channels.map(lambda c, ones: Frozen(ones).apply_norm(layer, spec, c))
 
-    def add(self, layer, spec, channels, part):
+    def add_branch(self, layer, spec, channels, part):
         """Slot by slot."""
         own = connection(layer, spec)
 
         def total(c, p):
-            return None if c is None else token_sum(spec, *streams.join(own, c, p))
+            return None if c is None else add_to_stream(spec, *streams.join_streams(own, c, p))
 
         return part.replace(
             start=total(channels.start, part.start),
@@ -113,18 +113,18 @@ class ByLength(Algebra):
             offset=total(channels.offset, part.offset),
         )
 
-    def merged(self, layer, spec, channels):
+    def merge_streams(self, layer, spec, channels):
         own, names = connection(layer, spec), ("start", "memory", "offset")
         sums = {n: a for n in names if (a := getattr(channels, n)) is not None}
-        return channels.replace(**{n: streams.merge(own, a) for n, a in sums.items()})
+        return channels.replace(**{n: streams.merge_streams(own, a) for n, a in sums.items()})
 
-    def read(self, layer, kind, branch_input):
-        return self.after(layer, f"{kind}_input", branch_input)
+    def edit_branch_input(self, layer, kind, branch_input):
+        return self.edit_state(layer, f"{kind}_input", branch_input)
 
-    def attention(self, layer, branch_input):
-        return self._further(Frozen.attention, layer, branch_input, 0)
+    def apply_attention(self, layer, branch_input):
+        return self._further(Frozen.apply_attention, layer, branch_input, 0)
 
-    def cross(self, layer, branch_input):
+    def apply_cross(self, layer, branch_input):
         """Paths from the memory enter with length 1; biases join the offset."""
         memory = layer.inputs.memory
         own = jnp.stack([memory, jnp.zeros_like(memory)])
@@ -135,10 +135,10 @@ class ByLength(Algebra):
         part = branch_input.replace(start=empty, memory=empty.at[1, 0].set(entering), offset=bias)
         return part, None
 
-    def mlp(self, layer, branch_input):
-        return self._further(Frozen.mlp, layer, branch_input, 1 if self.counted else None)
+    def apply_mlp(self, layer, branch_input):
+        return self._further(Frozen.apply_mlp, layer, branch_input, 1 if self.counted else None)
 
-    def after(self, layer, name, channels):
+    def edit_state(self, layer, name, channels):
         if name not in (layer.inputs.edit or ()):
             return channels
         struct.refuse_if(

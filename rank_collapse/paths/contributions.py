@@ -20,13 +20,13 @@ from rank_collapse.network import streams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
-from rank_collapse.network.padding import cut, pad_inputs
+from rank_collapse.network.padding import cut_tokens, pad_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import LayerPass, Walked
+from rank_collapse.network.passes import LayerPass, WalkResult
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import layer_gains
-from rank_collapse.network.transformer import Forward, forward
-from rank_collapse.network.walk import Layer, final_norm, walk, walk_layer
+from rank_collapse.network.transformer import LayerValues, compute_layer
+from rank_collapse.network.walk import Layer, apply_final_norm, walk_layer, walk_layers
 from rank_collapse.paths.channels import ByLength, Channels, pad_slots
 from rank_collapse.paths.frozen import freeze_final, freeze_layer
 
@@ -132,7 +132,7 @@ def path_contributions(
     factors["head"] = head_gain
     found = _contributions(params, prepared, config, factors, count_mlps)
     axes = dict.fromkeys(("by_length", "offset", "from_memory", "output"), -2)
-    return found if pad_to is None else cut(found, num_tokens, axes)
+    return found if pad_to is None else cut_tokens(found, num_tokens, axes)
 
 
 @functools.partial(jax.jit, static_argnames="count_mlps")
@@ -142,15 +142,17 @@ def _contributions(params, prepared, config, factors, count_mlps):
 
     def step(layer, carry):
         state, channels = carry
-        seen = forward(layer, state)
+        seen = compute_layer(layer, state)
         return (seen.state, lengths.carry_channels(layer, seen, channels, *layer.extra)), None
 
     # Recomputing a layer in the backward pass keeps gradients in O(L² n d).
     step = jax.checkpoint(step, prevent_cse=False)
-    start = streams.begin(prepared.x, config), lengths.begin(prepared, config)
+    start = streams.start_streams(prepared.x, config), lengths.init_carry(prepared, config)
     extra = path_gains(config, gains, factors)
-    (state, channels), _ = walk(step, start, params, prepared, config, extra=extra, gains=gains)
-    return lengths.finish(Walked(params, state, channels, None, prepared, config))
+    (state, channels), _ = walk_layers(
+        step, start, params, prepared, config, extra=extra, gains=gains
+    )
+    return lengths.build_result(WalkResult(params, state, channels, None, prepared, config))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,21 +168,23 @@ class LengthPass(LayerPass):
     biased: bool = True  # Whether the network has biases; False: no offset is carried
     count_mlps: bool = False  # Whether paths are counted apart by the MLP branches they pass
 
-    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Channels:
+    def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Channels:
         """X^0 in the slot of length 0, and slots for the others."""
-        x, most = streams.begin(prepared.x, config), config.depth + 1
+        x, most = streams.start_streams(prepared.x, config), config.depth + 1
         start = pad_slots(x[..., None, None, :, :], (most, most if self.count_mlps else 1))
         memory = jnp.zeros_like(start) if config.cross_attention else None
         return Channels(start, memory, jnp.zeros_like(x), biased=self.biased)
 
-    def step(self, layer: Layer, x: Any, seen: Any, carry: Channels) -> tuple[Channels, Any]:
+    def measure_layer(
+        self, layer: Layer, x: Any, seen: Any, carry: Channels
+    ) -> tuple[Channels, Any]:
         """The channels after the layer."""
         return self.carry_channels(layer, seen, carry), None
 
     def carry_channels(
         self,
         layer: Layer,
-        seen: Forward,
+        seen: LayerValues,
         channels: Channels,
         head_gain: Any = None,
         gains: Any = None,
@@ -199,11 +203,11 @@ class LengthPass(LayerPass):
         channels, _ = walk_layer(ByLength(self.count_mlps), layer, channels.replace(live=live))
         return channels.replace(live=None)
 
-    def finish(self, walked: Walked) -> PathContributions:
+    def build_result(self, walked: WalkResult) -> PathContributions:
         """The sums by length, the final norm frozen where there is one."""
         params, last, channels, _, prepared, config = walked
         extra = freeze_final(params, last, config)
-        channels = final_norm(ByLength(), channels, params, prepared, config, extra)
+        channels = apply_final_norm(ByLength(), channels, params, prepared, config, extra)
         sums, from_memory = channels.start, channels.memory
         if not self.count_mlps:
             sums, from_memory = jax.tree.map(lambda a: a[:, 0], (sums, from_memory))

@@ -18,7 +18,7 @@ from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import final_norm, walk, walk_layer
+from rank_collapse.network.walk import apply_final_norm, walk_layer, walk_layers
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.frozen import Frozen, carry_edit, freeze
 
@@ -92,7 +92,7 @@ class _Written(Frozen):
         self.first = {"attention": 1, "cross": 1 + config.depth * self.width}
         self.first["mlp"] = self.first["cross"] + config.depth * config.cross_attention
 
-    def branch(self, layer, kind, branch_input):
+    def apply_branch(self, layer, kind, branch_input):
         if kind == "attention" and self.by_head:
             return self._by_head(layer, branch_input), None
         part = getattr(layer.extra.trace, f"{kind}_branch")
@@ -123,12 +123,12 @@ def _rows(params, prepared, config, by_head):
 
     def step(layer, c):
         c, passages = walk_layer(algebra, layer, c)
-        return c, jnp.stack([_shares(passage.after) for passage in passages.values()])
+        return c, jnp.stack([_shares(passage.output_state) for passage in passages.values()])
 
     c = jnp.zeros((count, *prepared.x.shape), prepared.x.dtype).at[0].set(prepared.x)
     first = _shares(c)
-    c, shares = walk(step, c, params, prepared, config, extra=constants)
-    c = final_norm(algebra, c, params, prepared, config, of_final)
+    c, shares = walk_layers(step, c, params, prepared, config, extra=constants)
+    c = apply_final_norm(algebra, c, params, prepared, config, of_final)
     return c, jnp.concatenate([first[None], shares.reshape(-1, count)])
 
 

@@ -16,14 +16,14 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network import edits, layers, streams
-from rank_collapse.network.attention import AttentionParams, own_mix
+from rank_collapse.network.attention import AttentionParams, apply_mix
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.residual import ResidualSpec, final_spec, token_sum
+from rank_collapse.network.residual import ResidualSpec, add_to_stream, final_spec
 from rank_collapse.network.streams import Connection
-from rank_collapse.network.transformer import Forward, forward
-from rank_collapse.network.walk import Algebra, Layer, walk
+from rank_collapse.network.transformer import LayerValues, compute_layer
+from rank_collapse.network.walk import Algebra, Layer, walk_layers
 
 
 class FrozenLayer(struct.Struct):
@@ -39,20 +39,20 @@ class FrozenLayer(struct.Struct):
     head_gain: Any = None  # [h], multiplies what each head mixes; None for 1
 
 
-def freeze_layer(layer: Layer, seen: Forward) -> FrozenLayer:
+def freeze_layer(layer: Layer, seen: LayerValues) -> FrozenLayer:
     """The constants of one layer from what it computed."""
     config, gate, mixed, scales, connections = layer.config, None, None, {}, {}
-    for kind, passage in seen.passages.items():
+    for kind, passage in seen.sublayers.items():
         connections[kind] = layer.connection(passage.spec, passage.state)
-        scales[kind, False] = frozen_scale(passage.normed, config)
-        part = passage.part if passage.spec.norms_branch else None
+        scales[kind, False] = frozen_scale(passage.norm_input, config)
+        part = passage.branch_output if passage.spec.norms_branch else None
         scales[kind, True] = frozen_scale(part, config)
-    if "mlp" in seen.passages:
-        read = seen.passages["mlp"].branch_input
+    if "mlp" in seen.sublayers:
+        read = seen.sublayers["mlp"].branch_input
         gate = mlp_gate(layer.params.mlp, read, config)
     if config.mix is not None:
         own = tuple(seen.places.kept[name] for name in "qkv")
-        mixed = None if own_mix(config.mix, *own, layer.context)[1] is None else own
+        mixed = None if apply_mix(config.mix, *own, layer.context)[1] is None else own
     unedited = seen.places.unedited
     return FrozenLayer(scales, seen.trace.attention, gate, seen.trace, unedited, mixed, connections)
 
@@ -67,10 +67,10 @@ def freeze(
     """(constants of all layers, with a leading axis; those of the final norm) of one pass."""
 
     def step(layer, x):
-        seen = forward(layer, x, keep=keep)
+        seen = compute_layer(layer, x, keep=keep)
         return seen.trace.hidden, freeze_layer(layer, seen)
 
-    last, constants = walk(step, prepared.x, params, prepared, config)
+    last, constants = walk_layers(step, prepared.x, params, prepared, config)
     return constants, freeze_final(params, last, config)
 
 
@@ -80,7 +80,7 @@ def freeze_final(
     """The constants of the norm after the last layer, and of what it reads of several streams."""
     layer = Layer(None, None, config.depth, config, None)
     own = layer.connection(final_spec(params, config), last)
-    scale = frozen_scale(streams.merge(own, last), config)
+    scale = frozen_scale(streams.merge_streams(own, last), config)
     return FrozenLayer({("final", False): scale}, connections={"final": own})
 
 
@@ -90,7 +90,7 @@ class Frozen(Algebra):
     def __init__(self, ones: Any):
         self.ones = ones
 
-    def norm(self, layer, spec, c):
+    def apply_norm(self, layer, spec, c):
         """(c − mean c)/σ · gain + ones · bias with σ frozen; RMSNorm without mean and bias."""
         scale = layer.extra.scales[spec.kind, spec.after_branch]
         if spec.norm_kind == "layer":
@@ -98,23 +98,23 @@ class Frozen(Algebra):
         c = c * (scale * spec.norm.gain[None, :])[None]
         return c if spec.norm.bias is None else c + _bias(spec.norm.bias, self.ones)
 
-    def read(self, layer, kind, c):
+    def edit_branch_input(self, layer, kind, c):
         return carry_edit(layer, f"{kind}_input", c, self.ones)
 
-    def add(self, layer, spec, c, part):
-        return token_sum(spec, c, part)
+    def add_branch(self, layer, spec, c, part):
+        return add_to_stream(spec, c, part)
 
-    def attention(self, layer, branch_input):
+    def apply_attention(self, layer, branch_input):
         part = self_attention(layer, branch_input, self.ones)
         return carry_edit(layer, "attention_branch", part, self.ones), None
 
-    def cross(self, layer, branch_input):
+    def apply_cross(self, layer, branch_input):
         memory = layer.inputs.memory[None]
         part = cross_attention(layer, memory, jnp.ones(1, memory.dtype))
         part = jnp.broadcast_to(self.ones[:, None, None] * part, branch_input.shape)
         return carry_edit(layer, "cross_branch", part, self.ones), None
 
-    def mlp(self, layer, branch_input):
+    def apply_mlp(self, layer, branch_input):
         """(gate ∘ (c W_in + ones·b_in)) W_out + ones·b_out with the gate frozen."""
         params, ones = layer.params.mlp, self.ones
         hidden = layer.extra.gate[None] * (branch_input @ params.w_in + _bias(params.b_in, ones))
@@ -122,7 +122,7 @@ class Frozen(Algebra):
         part = hidden @ params.w_out + _bias(params.b_out, ones)
         return carry_edit(layer, "mlp_branch", part, ones), None
 
-    def after(self, layer, name, c):
+    def edit_state(self, layer, name, c):
         return carry_edit(layer, name, c, self.ones)
 
 
@@ -138,7 +138,7 @@ def carry_edit(
     if layer.inputs.edit is None or name not in layer.inputs.edit:
         return c
     edit = layer.inputs.edit[name]
-    return edits.carried(lambda v: edit(v, layer.index), layer.extra.unedited[name], c, ones)
+    return edits.carry_channels(lambda v: edit(v, layer.index), layer.extra.unedited[name], c, ones)
 
 
 def self_attention(
@@ -150,8 +150,8 @@ def self_attention(
         q, k, v = extra.mixed
 
         def mix(values):
-            return edits.carried(
-                lambda v: own_mix(layer.config.mix, q, k, v, layer.context)[1], v, values, ones
+            return edits.carry_channels(
+                lambda v: apply_mix(layer.config.mix, q, k, v, layer.context)[1], v, values, ones
             )
 
     carry = functools.partial(carry_edit, layer)
@@ -190,10 +190,10 @@ def mlp_gate(
     """
     routing = config.routing
     if config.mlp in layers.GATED:
-        gate = layers.gate_of(params, x, config.mlp)
+        gate = layers.compute_gate(params, x, config.mlp)
     else:
         units = x @ params.w_in + params.b_in[None, :]
-        gate = layers.activation_of(config.mlp).gate(units)
+        gate = layers.get_activation(config.mlp).gate(units)
     return gate if routing is None else gate * layers.unit_shares(params, x, routing)
 
 

@@ -19,7 +19,7 @@ from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import layer_gains
-from rank_collapse.network.walk import final_norm, walk, walk_layer
+from rank_collapse.network.walk import apply_final_norm, walk_layer, walk_layers
 from rank_collapse.paths.contributions import path_gains
 from rank_collapse.paths.frozen import Frozen, freeze
 
@@ -60,7 +60,7 @@ def head_contributions(
 
 
 # What an edit makes of a head's output is of all heads together.
-_PLACES = edits.places(TransformerConfig(cross_attention=True, mlp="gelu"))
+_PLACES = edits.edit_point_shapes(TransformerConfig(cross_attention=True, mlp="gelu"))
 _EDITS = [name for name in _PLACES if not name.endswith("head_output")]
 COVERS = dataclasses.replace(EVERYTHING, name="head_contributions", edits=_EDITS)
 
@@ -77,8 +77,8 @@ def _by_head(params, prepared, config, on_paths, chunk):
     def output(head_gain):
         extra = constants.replace(head_gain=head_gain)
         start = prepared.x[None]
-        c, _ = walk(step, start, params, prepared, config, extra=extra, gains=on_paths)
-        return final_norm(everything, c, params, prepared, config, of_final)[0]
+        c, _ = walk_layers(step, start, params, prepared, config, extra=extra, gains=on_paths)
+        return apply_final_norm(everything, c, params, prepared, config, of_final)[0]
 
     ones = jnp.ones((config.depth, config.num_heads), prepared.x.dtype)
     _, derivative = jax.linearize(output, ones)

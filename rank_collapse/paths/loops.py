@@ -19,7 +19,7 @@ from rank_collapse.measures.residuals import residual_ratio, token_cosine
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import run
+from rank_collapse.network.passes import run_pass
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import apply
 from rank_collapse.paths.contributions import LengthPass
@@ -50,15 +50,17 @@ class LoopReport(NamedTuple):
 class _SizePass(LengthPass):
     """‖C_k‖_F after every layer, of the tokens that exist."""
 
-    def step(self, layer, x, seen, carry):
+    def measure_layer(self, layer, x, seen, carry):
         """The channels after the layer, and their sizes."""
         channels = self.carry_channels(layer, seen, carry)
-        return channels, _norm(channels.start[:, 0], layer.inputs.keep)
+        return channels, _norm(channels.start[:, 0], layer.inputs.existing_tokens)
 
-    def finish(self, walked):
+    def build_result(self, walked):
         """[L + 1, L + 1], by layer."""
-        start = self.begin(walked.prepared, walked.config).start[:, 0]
-        return jnp.concatenate([_norm(start, walked.prepared.keep)[None], walked.found])
+        start = self.init_carry(walked.prepared, walked.config).start[:, 0]
+        return jnp.concatenate(
+            [_norm(start, walked.prepared.existing_tokens)[None], walked.layer_results]
+        )
 
 
 @full_precision
@@ -90,7 +92,7 @@ def loop_report(
     moved = _norm(jnp.diff(states, axis=0), exists)
     growth = transverse_growth(params, x, config, **inputs)[:, 0]
     completed, prepared = prepare_inputs(params, x, config, covers=LengthPass.covers, **inputs)
-    sizes = run(_SizePass(), completed, prepared, config)
+    sizes = run_pass(_SizePass(), completed, prepared, config)
     size = _norm(states, exists)
     return LoopReport(
         rms=size / jnp.sqrt(jnp.sum(exists) * config.d_model),

@@ -30,7 +30,7 @@ class NextToken(struct.Struct):
         return self.largest + jnp.log(self.total) - self.right
 
 
-def no_words(num_sums: int, num_tokens: int, dtype: Any = jnp.float32) -> NextToken:
+def empty_next_token(num_sums: int, num_tokens: int, dtype: Any = jnp.float32) -> NextToken:
     """The partial results before the first piece of the vocabulary."""
     nothing = jnp.full((num_sums, num_tokens), -jnp.inf, dtype)
     return NextToken(
@@ -41,7 +41,9 @@ def no_words(num_sums: int, num_tokens: int, dtype: Any = jnp.float32) -> NextTo
     )
 
 
-def sums_by_length(found: PathContributions) -> tuple[Float[Array, "p n d"], Float[Array, "s p"]]:
+def list_sums_by_length(
+    found: PathContributions,
+) -> tuple[Float[Array, "p n d"], Float[Array, "s p"]]:
     """(parts, which of them each sum has): the whole output, lengths up to k, all but length k.
 
     Parts are C_0 .. C_L and the offset, which is in every sum. Sums: the whole; up to 0 .. L;
@@ -102,7 +104,7 @@ def add_words(
     )
 
 
-def agreement(known: NextToken, keep: Any) -> tuple[Float[Array, "s"], Float[Array, "s"]]:
+def measure_agreement(known: NextToken, keep: Any) -> tuple[Float[Array, "s"], Float[Array, "s"]]:
     """(mean loss, share of positions with the first sum's next token) of every sum.
 
     Args:
@@ -116,7 +118,7 @@ def agreement(known: NextToken, keep: Any) -> tuple[Float[Array, "s"], Float[Arr
     return mean(known.loss), mean((known.token == known.token[:1]).astype(known.loss.dtype))
 
 
-def by_length(known: NextToken, keep: Any) -> dict[str, Float[Array, "*k"]]:
+def measure_next_token_by_length(known: NextToken, keep: Any) -> dict[str, Float[Array, "*k"]]:
     """Next-token loss and agreement by path length.
 
     loss           of the whole network, a scalar, in nats per token
@@ -127,7 +129,7 @@ def by_length(known: NextToken, keep: Any) -> dict[str, Float[Array, "*k"]]:
 
     The sums are frozen: attention, norms (the final one too) and gates are the whole network's.
     """
-    loss, same = agreement(known, keep)
+    loss, same = measure_agreement(known, keep)
     k = (len(loss) - 1) // 2
     return {
         "loss": loss[0],

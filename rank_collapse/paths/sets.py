@@ -191,7 +191,7 @@ def visiting_order(paths: Int[Array, "p l"]) -> tuple[Int[Array, "p"], Int[Array
 
 
 @full_precision
-def logits_of(
+def classify_states(
     classifier: Any, state: Float[Array, "*s n d"], *, normalize: bool = True
 ) -> Float[Array, "*s n c"]:
     """Logits of summed path states: LayerNorm without gain and bias, then the classifier.
@@ -229,4 +229,4 @@ def path_set_logits(
         **options: semantics, no_sub_path, keep, mask, bias, segments, positions; see
             `path_set_states`.
     """
-    return logits_of(classifier, path_set_states(params, inputs, config, paths, **options))
+    return classify_states(classifier, path_set_states(params, inputs, config, paths, **options))

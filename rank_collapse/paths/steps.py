@@ -15,15 +15,15 @@ from rank_collapse.network.attention import AttentionContext, AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams, layer_params
-from rank_collapse.network.residual import LayerGains, layer_gains, scaled
-from rank_collapse.network.transformer import forward
-from rank_collapse.network.walk import Layer, final_norm, walk_layer
+from rank_collapse.network.residual import LayerGains, apply_gain, layer_gains
+from rank_collapse.network.transformer import compute_layer
+from rank_collapse.network.walk import Layer, apply_final_norm, walk_layer
 from rank_collapse.paths.enumeration import ALL_HEADS
 from rank_collapse.paths.frozen import Frozen, freeze
 
 Semantics = Literal["frozen", "recomputed"]
 SEMANTICS = get_args(Semantics)
-_FIELDS = covers.everything_but(*covers.CROSS)
+_FIELDS = covers.all_fields_but(*covers.CROSS)
 COVERS = {
     "frozen": covers.Covers("a set of frozen paths", _FIELDS),
     # A norm over the queries of all heads together does not exist on a path of one head.
@@ -89,7 +89,7 @@ def recomputed_step(
         if no_sub_path and config.norm_placement in ("post", "both"):
             rest = rest.replace(attention_norm=None)
         inputs = prepared.replace(context=context)
-        return forward(Layer(rest, own_gains, layer, config, inputs), x).trace.hidden
+        return compute_layer(Layer(rest, own_gains, layer, config, inputs), x).trace.hidden
 
     return jax.lax.switch(
         _kind(choice, config),
@@ -112,24 +112,24 @@ class OnePath(Frozen):
         super().__init__(jnp.zeros(1, dtype))
         self.choice = choice
 
-    def attention(self, layer, branch_input):
+    def apply_attention(self, layer, branch_input):
         heads = jnp.arange(layer.config.num_heads)
         taken = (heads == self.choice) | (self.choice == ALL_HEADS)
         extra = layer.extra.replace(head_gain=taken.astype(branch_input.dtype))
-        return super().attention(layer.replace(extra=extra), branch_input)
+        return super().apply_attention(layer.replace(extra=extra), branch_input)
 
-    def add(self, layer, spec, c, part):
+    def add_branch(self, layer, spec, c, part):
         """Of attention the one term that the path takes: the branch or the skip."""
         if spec.kind != "attention":
-            return super().add(layer, spec, c, part)
-        skip = scaled(spec.skip_gain, c) * layer.config.attention_skip
-        return jnp.where(self._skips(layer), skip, scaled(spec.branch_gain, part))
+            return super().add_branch(layer, spec, c, part)
+        skip = apply_gain(spec.skip_gain, c) * layer.config.attention_skip
+        return jnp.where(self._skips(layer), skip, apply_gain(spec.branch_gain, part))
 
-    def mlp(self, layer, branch_input):
+    def apply_mlp(self, layer, branch_input):
         if layer.config.parallel:
             # A parallel MLP reads past the layer's heads: its branch is on the path of the skip.
             branch_input = jnp.where(self._skips(layer), branch_input, 0)
-        return super().mlp(layer, branch_input)
+        return super().apply_mlp(layer, branch_input)
 
     def _skips(self, layer):
         return _kind(self.choice, layer.config) == 2
@@ -146,7 +146,7 @@ def _frozen_steps(params, config, gains, prepared):
 
     def finish(state):
         algebra = OnePath(ALL_HEADS, state.dtype)
-        return final_norm(algebra, state[None], params, prepared, config, of_final)[0]
+        return apply_final_norm(algebra, state[None], params, prepared, config, of_final)[0]
 
     return step, finish
 

@@ -17,9 +17,9 @@ from rank_collapse.network import attention as attn, covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import LayerPass, Walked
+from rank_collapse.network.passes import LayerPass, WalkResult
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import Layer, final_norm, walk_layer, walk_through
+from rank_collapse.network.walk import Layer, apply_final_norm, walk_layer, walk_network
 from rank_collapse.paths.channels import ByLength, Channels, pad_slots
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.frozen import FrozenLayer, frozen_scale, mlp_gate
@@ -63,29 +63,29 @@ def truncated(
 class Truncated(ByLength):
     """Channels, of the lengths to keep, with constants from the state that they form themselves."""
 
-    covers = covers.Covers("truncated", covers.everything_but(*covers.CROSS, "mix"))
+    covers = covers.Covers("truncated", covers.all_fields_but(*covers.CROSS, "mix"))
 
     def __init__(self, keep: Any):
         super().__init__()
         self.keep = keep[:, None, None, None]
 
-    def norm(self, layer, spec, channels):
+    def apply_norm(self, layer, spec, channels):
         scale = frozen_scale(total(channels), layer.config)
         extra = FrozenLayer({(spec.kind, spec.after_branch): scale})
-        return super().norm(layer.replace(extra=extra), spec, channels)
+        return super().apply_norm(layer.replace(extra=extra), spec, channels)
 
-    def attention(self, layer, branch_input):
+    def apply_attention(self, layer, branch_input):
         x, params, context = total(branch_input), layer.params.attention, layer.context
         scores = attn.attention_scores(params, x, x, context=context, **layer.score_options)
-        weights = attn.normalised(scores, context, layer.config.normalise)
+        weights = attn.attention_weights(scores, context, layer.config.normalise)
         weights = attn.mixing_matrix(weights, layer.gains.mixing, context.mask)
         layer = layer.replace(extra=FrozenLayer(weights=weights))
-        part, _ = super().attention(layer, branch_input)
+        part, _ = super().apply_attention(layer, branch_input)
         return part.replace(start=jnp.where(self.keep, part.start, 0)), None
 
-    def mlp(self, layer, branch_input):
+    def apply_mlp(self, layer, branch_input):
         gate = mlp_gate(layer.params.mlp, total(branch_input), layer.config)
-        return super().mlp(layer.replace(extra=FrozenLayer(gate=gate)), branch_input)
+        return super().apply_mlp(layer.replace(extra=FrozenLayer(gate=gate)), branch_input)
 
 
 @jax.jit
@@ -94,7 +94,7 @@ def _truncated(params, prepared, config, length):
         return jax.vmap(functools.partial(_truncated, params, prepared, config))(length)
     algebra = Truncated(jnp.arange(config.depth + 1) <= length)
     state = _begin(prepared.x, config.depth)
-    state = walk_through(algebra, state, params, prepared, config)
+    state = walk_network(algebra, state, params, prepared, config)
     return PathContributions(by_length=state.start[:, 0], offset=state.offset, output=total(state))
 
 
@@ -102,22 +102,24 @@ def _truncated(params, prepared, config, length):
 class TruncatedPass(LayerPass):
     """The output of `truncated` at one K, layer by layer: K + 1 channels in the place of L + 1."""
 
-    forward: ClassVar[bool] = False
+    reads_layer_values: ClassVar[bool] = False
     covers: ClassVar = Truncated.covers
     length: int = 0  # K
 
-    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Channels:
+    def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Channels:
         """X^0 in the channel of length 0; what passes the last one is dropped."""
         return _begin(prepared.x, self.length)
 
-    def step(self, layer: Layer, x: Any, seen: Any, carry: Channels) -> tuple[Channels, None]:
+    def measure_layer(
+        self, layer: Layer, x: Any, seen: Any, carry: Channels
+    ) -> tuple[Channels, None]:
         """The channels after the layer."""
         return walk_layer(self._algebra, layer, carry)[0], None
 
-    def finish(self, walked: Walked) -> Any:
+    def build_result(self, walked: WalkResult) -> Any:
         """The output [n, d]."""
         after = walked.params, walked.prepared, walked.config
-        return total(final_norm(self._algebra, walked.carry, *after))
+        return total(apply_final_norm(self._algebra, walked.carry, *after))
 
     @property
     def _algebra(self):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rank_collapse.pretrained.tensors import Tensors, list_tensors
-from rank_collapse.printed import quoted
+from rank_collapse.printed import quote_value
 from rank_collapse.struct import refuse_if
 from rank_collapse.text.files import read_json
 
@@ -70,5 +70,7 @@ def open_weights(folder: str | os.PathLike) -> Tensors:
             raise FileNotFoundError(f"{folder / shard}, named by {first.name}, is missing")
     shards = {shard: list_tensors(folder / shard) for shard in sorted(set(weight_map.values()))}
     for name, shard in weight_map.items():
-        refuse_if(name not in shards[shard], f"tensor {quoted(name)} of {first} is not in {shard}")
+        refuse_if(
+            name not in shards[shard], f"tensor {quote_value(name)} of {first} is not in {shard}"
+        )
     return Tensors(folder, first.name, {n: shards[shard][n] for n, shard in weight_map.items()})

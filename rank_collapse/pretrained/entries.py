@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rank_collapse.printed import quoted
+from rank_collapse.printed import quote_value
 
 Settings = dict[str, Any]
 
@@ -48,7 +48,7 @@ def check_entry(name: str, value: Any, entry: Entry) -> None:
     kinds = entry.kinds
     if type(value) not in kinds and not (float in kinds and type(value) is int):
         expected = " or ".join(_NAMES[kind] for kind in kinds)
-        raise ValueError(f"{name}={quoted(value)} is not {expected}")
+        raise ValueError(f"{name}={quote_value(value)} is not {expected}")
     if type(value) not in _LARGEST:
         return
     most = _LARGEST[float if float in kinds else int] if entry.most is None else entry.most
@@ -65,7 +65,7 @@ def check_allowed(settings: Mapping[str, Any], name: str, allowed: tuple[Any, ..
         allowed: Its supported values.
     """
     if settings[name] not in allowed:
-        values, value = " or ".join(map(repr, allowed)), quoted(settings[name])
+        values, value = " or ".join(map(repr, allowed)), quote_value(settings[name])
         raise ValueError(
             f"{name}={value} of a {settings['model_type']} model is not supported, only {values}"
         )

@@ -40,7 +40,7 @@ from rank_collapse.pretrained.rotary import (
     rotary_fields as rotary_fields,
 )
 from rank_collapse.pretrained.weights import Weights as Weights
-from rank_collapse.printed import quoted
+from rank_collapse.printed import quote_value
 from rank_collapse.struct import refuse_if
 
 ACTIVATIONS = {
@@ -168,9 +168,9 @@ class Family:
         if quantised:
             method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
             raise ValueError(
-                f"a checkpoint quantised by {quoted(method)} is not supported: save it in bfloat16 "
-                "or float32 (and where the weights are no longer quantised, delete the entry "
-                "quantization_config of config.json)"
+                f"a checkpoint quantised by {quote_value(method)} is not supported: save it in "
+                "bfloat16 or float32 (and where the weights are no longer quantised, delete the "
+                "entry quantization_config of config.json)"
             )
         settings = {name: entry.default for name, entry in self.schema.items()} | config_json
         for name, entry in self.schema.items():
@@ -294,6 +294,7 @@ class Family:
 def activation_name(name: str) -> str:
     """Returns our name of an activation; one that is not known is an error."""
     refuse_if(
-        name not in ACTIVATIONS, f"activation {quoted(name)} is not one of {tuple(ACTIVATIONS)}"
+        name not in ACTIVATIONS,
+        f"activation {quote_value(name)} is not one of {tuple(ACTIVATIONS)}",
     )
     return ACTIVATIONS[name]

@@ -5,9 +5,9 @@ Needs the package huggingface_hub; everything else in this package reads folders
 
 from pathlib import Path
 
-from rank_collapse.extras import required
+from rank_collapse.extras import import_package
 from rank_collapse.pretrained.checkpoint import WEIGHT_FILES
-from rank_collapse.printed import one_line
+from rank_collapse.printed import format_one_line
 
 PREFIX = "hf:"
 # What a model and its tokenizer are read from; weights in the safer format where there are both.
@@ -40,14 +40,14 @@ def hub_folder(source: str) -> Path:
         "give a folder instead: on a machine with internet, "
         f"hf download {name}{at} --local-dir {name.rsplit('/', 1)[-1]}"
     )
-    hub = required("huggingface_hub", source, "hub", instead)
+    hub = import_package("huggingface_hub", source, "hub", instead)
     for weights in _WEIGHTS:
         try:
             folder = hub.snapshot_download(
                 name, revision=revision or None, allow_patterns=_BESIDE + weights
             )
         except Exception as error:  # of several HTTP libraries; none is ours to handle
-            raise FileNotFoundError(f"{source}: {one_line(error, 120)}; {instead}") from None
+            raise FileNotFoundError(f"{source}: {format_one_line(error, 120)}; {instead}") from None
         folder = Path(folder)
         if any((folder / file).is_file() for file in WEIGHT_FILES):
             return folder

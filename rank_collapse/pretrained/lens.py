@@ -18,10 +18,10 @@ from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
 from rank_collapse.network.covers import Covers
-from rank_collapse.network.passes import States, Walked
+from rank_collapse.network.passes import States, WalkResult
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import Tokens
-from rank_collapse.network.walk import final_norm
+from rank_collapse.network.transformer import TokenAlgebra
+from rank_collapse.network.walk import apply_final_norm
 from rank_collapse.paths.channels import ByLength
 from rank_collapse.paths.frozen import Frozen, freeze_final
 from rank_collapse.pretrained.lazy import Unembedding
@@ -36,14 +36,14 @@ class LensPass(States):
 
     covers: ClassVar[Covers] = dataclasses.replace(ByLength.covers, name="the logit lens")
 
-    def finish(self, walked: Walked) -> Float[Array, "2 l n d"]:
+    def build_result(self, walked: WalkResult) -> Float[Array, "2 l n d"]:
         """Returns the states that the unembedding reads."""
-        states = super().finish(walked)
+        states = super().build_result(walked)
         outside = walked.params, walked.prepared, walked.config
-        recomputed = jax.vmap(lambda x: final_norm(Tokens(), x, *outside))(states)
-        constants = freeze_final(walked.params, walked.last, walked.config)
+        recomputed = jax.vmap(lambda x: apply_final_norm(TokenAlgebra(), x, *outside))(states)
+        constants = freeze_final(walked.params, walked.last_state, walked.config)
         algebra = Frozen(jnp.ones(len(states), states.dtype))
-        return jnp.stack([recomputed, final_norm(algebra, states, *outside, constants)])
+        return jnp.stack([recomputed, apply_final_norm(algebra, states, *outside, constants)])
 
 
 class _Words(struct.Struct):

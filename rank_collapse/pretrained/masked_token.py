@@ -34,7 +34,7 @@ class MaskedHead(struct.Struct):
         """Compute N(φ(Y W + b)) of outputs: what `next_token.token_losses` applies the table to."""
         states = jnp.asarray(states)
         hidden = states.reshape(-1, states.shape[-1]) @ self.weight + self.bias[None]
-        hidden = layers.activation_of(self.activation).fn(hidden)
+        hidden = layers.get_activation(self.activation).fn(hidden)
         return layers.norm(self.norm, hidden, eps=self.eps).reshape(*states.shape[:-1], -1)
 
 

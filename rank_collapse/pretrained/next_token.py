@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse.network.precision import full_precision
 from rank_collapse.paths import next_token
-from rank_collapse.paths.next_token import NextToken, add_words, no_words
+from rank_collapse.paths.next_token import NextToken, add_words, empty_next_token
 from rank_collapse.pretrained.lazy import Table, Unembedding
 from rank_collapse.struct import refuse_if
 
@@ -74,7 +74,7 @@ def next_tokens(
         targets: From `targets_of`, [b, n].
     """
     parts = jnp.asarray(parts)
-    partial = jax.vmap(lambda _: no_words(len(sums), parts.shape[2], parts.dtype))(targets)
+    partial = jax.vmap(lambda _: empty_next_token(len(sums), parts.shape[2], parts.dtype))(targets)
     for piece in read_pieces(unembedding, parts.dtype):
         partial = _add_words(partial, *piece, parts, sums, targets, unembedding.softcap)
     return partial
@@ -95,7 +95,7 @@ def mean_losses(
     """
     targets, keep = targets_of(ids, mask)
     predictions = next_tokens(unembedding, states, jnp.eye(np.shape(states)[1]), targets)
-    return jax.vmap(next_token.agreement)(predictions, jnp.asarray(keep))
+    return jax.vmap(next_token.measure_agreement)(predictions, jnp.asarray(keep))
 
 
 def token_losses(
@@ -137,10 +137,10 @@ def losses_by_length(
     """
     targets, keep = targets_of(ids, mask)
     sums = jax.tree.map(jnp.asarray, sums)
-    parts = jax.vmap(lambda one: next_token.sums_by_length(one)[0])(sums)
-    _, chosen = next_token.sums_by_length(jax.tree.map(lambda a: a[0], sums))
+    parts = jax.vmap(lambda one: next_token.list_sums_by_length(one)[0])(sums)
+    _, chosen = next_token.list_sums_by_length(jax.tree.map(lambda a: a[0], sums))
     predictions = next_tokens(unembedding, parts, chosen, targets)
-    return jax.vmap(next_token.by_length)(predictions, jnp.asarray(keep))
+    return jax.vmap(next_token.measure_next_token_by_length)(predictions, jnp.asarray(keep))
 
 
 @functools.partial(jax.jit, donate_argnames="partial")

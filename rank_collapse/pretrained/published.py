@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from rank_collapse.extras import required
+from rank_collapse.extras import import_package
 
 _BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
 _BASE |= {"intermediate_size": 3072}
@@ -101,7 +101,7 @@ def published_targets(
     if count < 2:
         raise ValueError("one text has no spread: the tolerance of the published curves needs two")
     # Here: it takes a second, which `--help` need not.
-    special = required("scipy.special", "published_targets", "report")
+    special = import_package("scipy.special", "published_targets", "report")
     t = special.stdtrit(count - 1, 1 - ERROR / (2 * depth * len(curves)))
     return [
         Target(

@@ -18,10 +18,10 @@ from rank_collapse.measures.listings import Spike, spikes
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import Profile
 from rank_collapse.measures.table import MEASURES, MeasureName
-from rank_collapse.network.measured.heads import attention_measures
+from rank_collapse.network.measured.heads import measure_heads
 from rank_collapse.network.measured.influence import attention_share
 from rank_collapse.network.measured.states import ProfilePass
-from rank_collapse.network.passes import Each, States
+from rank_collapse.network.passes import LayerMeasure, States
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
 from rank_collapse.pretrained.path_lengths import compute_length_laws
@@ -93,8 +93,8 @@ def checkpoint_report(
         "states": states,
         "read": dataclasses.replace(states, tokens="read"),
         "sums": LengthPass(),
-        "attention": Each(attention_measures),
-        "share": Each(attention_share),
+        "attention": LayerMeasure(measure_heads),
+        "share": LayerMeasure(attention_share),
         "hidden": States(),
     }
     groups = {

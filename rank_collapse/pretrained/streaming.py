@@ -22,7 +22,7 @@ from rank_collapse.network import streams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import LayerPass, States, Walked, one_row, row_of, through
+from rank_collapse.network.passes import LayerPass, States, WalkResult, one_row, row_of, step_passes
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import Gains, layer_gains
 from rank_collapse.network.surgery import ABLATIONS, READINGS, ablate, skips_left
@@ -257,8 +257,8 @@ def _begin_part(measured, stored, outside, examples, config):
 
     def begin_example(example):
         layer, _ = assemble_layer(stored, outside, example, config, 0, ablation, passes)
-        start = streams.begin(layer.inputs.x, layer.config)
-        return start, tuple(p.begin(layer.inputs, layer.config) for p in passes)
+        start = streams.start_streams(layer.inputs.x, layer.config)
+        return start, tuple(p.init_carry(layer.inputs, layer.config) for p in passes)
 
     return jax.vmap(begin_example)(examples)
 
@@ -269,7 +269,7 @@ def _step_part(measured, stored, outside, examples, config, index, hidden, carri
 
     def step_example(x, carry, example):
         layer, _ = assemble_layer(stored, outside, example, config, index, ablation)
-        return through(passes, layer, x, carry)
+        return step_passes(passes, layer, x, carry)
 
     return jax.vmap(step_example)(hidden, carries, examples)
 
@@ -281,7 +281,7 @@ def _finish_part(measured, stored, outside, examples, config, hidden, carries, l
     def finish_example(x, carry, layer_results, example):
         layer, params = assemble_layer(stored, outside, example, config, 0, ablation)
         return tuple(
-            p.finish(Walked(params, x, c, f, layer.inputs, layer.config))
+            p.build_result(WalkResult(params, x, c, f, layer.inputs, layer.config))
             for p, c, f in zip(passes, carry, layer_results, strict=True)
         )
 

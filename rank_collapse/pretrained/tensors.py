@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from rank_collapse.extras import required
-from rank_collapse.printed import one_line, quoted
+from rank_collapse.extras import import_package
+from rank_collapse.printed import format_one_line, quote_value
 from rank_collapse.struct import refuse_if
 
 _DTYPES = {
@@ -89,18 +89,18 @@ def list_tensors(path: Path) -> dict[str, Stored]:
 
 
 def _read_safetensors(path):
-    safetensors = required("safetensors", str(path), "pretrained")
+    safetensors = import_package("safetensors", str(path), "pretrained")
     try:
         file = safetensors.safe_open(path, "numpy")
     except safetensors.SafetensorError as error:
-        reason = one_line(error, 300)
+        reason = format_one_line(error, 300)
         raise ValueError(f"{path}: cut short, or not a safetensors file: {reason}") from None
     tensors = {}
     for name in file.keys():  # noqa: SIM118
         part = file.get_slice(name)
         if (kind := part.get_dtype()) not in _DTYPES:
             quantised = ": a quantised checkpoint" if kind.startswith(("F8", "F6", "F4")) else ""
-            what = f"tensor {quoted(name)} has the unsupported dtype {kind}"
+            what = f"tensor {quote_value(name)} has the unsupported dtype {kind}"
             raise ValueError(f"{path}: {what}{quantised}")
         tensors[name] = Stored(
             path, np.dtype(_DTYPES[kind]), tuple(part.get_shape()), part.__getitem__
@@ -120,7 +120,9 @@ def _torch_file(path):
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # of pickle, zipfile or torch
-        raise ValueError(f"{path}: not a readable torch file: {one_line(error, 300)}") from None
+        raise ValueError(
+            f"{path}: not a readable torch file: {format_one_line(error, 300)}"
+        ) from None
     for inside in ("state_dict", "model_state_dict"):  # of Lightning, of torch's tutorials
         if isinstance(content, dict) and isinstance(content.get(inside), dict):
             content = content[inside]

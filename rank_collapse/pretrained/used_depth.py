@@ -20,11 +20,11 @@ import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import as_batch
-from rank_collapse.network.measured.heads import attention_measures
-from rank_collapse.network.measured.influence import InfluencePass, RemovalPass, settled
+from rank_collapse.network.measured.heads import measure_heads
+from rank_collapse.network.measured.influence import InfluencePass, RemovalPass, find_settling_index
 from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Each
+from rank_collapse.network.passes import LayerMeasure
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.pretrained.lazy import Unembedding
 from rank_collapse.pretrained.lens import LensPass, lens_measures
@@ -38,7 +38,7 @@ READ = ("residual_ratio", "token_cosine", "effective_rank")
 PASSES = {
     "states": ProfilePass(STATES),
     "read": ProfilePass(READ, tokens="read"),
-    "attention": Each(attention_measures),
+    "attention": LayerMeasure(measure_heads),
     "influence": InfluencePass(),
     "removal": RemovalPass(),
     "lens": LensPass(),
@@ -282,12 +282,12 @@ def depth_used(
     }
     lengths = {
         "paths, loss": PathLength(
-            int(settled(~is_changed(mean["loss_up_to"]))),
+            int(find_settling_index(~is_changed(mean["loss_up_to"]))),
             f"least k such that paths of up to k heads have the loss within {LOSS:.0%}",
             paths,
         ),
         "paths, token": PathLength(
-            int(settled(mean["same_up_to"] >= SAME)),
+            int(find_settling_index(mean["same_up_to"] >= SAME)),
             f"least k such that paths of up to k heads have {SAME:.0%} of the next tokens",
             paths,
         ),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.printed import escaped
+from rank_collapse.printed import escape_text
 from rank_collapse.report import figures
 from rank_collapse.report.alarms import Threshold, metric_thresholds
 
@@ -47,7 +47,7 @@ def metrics_figure(
             ax.set_yscale("log")
         figures.integer_ticks(ax)
         ax.set_xlabel("step")
-        title = escaped(name[:LONGEST].replace("_", " "))  # others chose the name
+        title = escape_text(name[:LONGEST].replace("_", " "))  # others chose the name
         ax.set_title(title, parse_math=False)
     legends = [ax.get_legend_handles_labels() for ax in axes.flat[: len(names)]]
     longest = max(legends, key=lambda legend: len(legend[1]))

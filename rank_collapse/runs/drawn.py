@@ -3,7 +3,7 @@
 import io
 from typing import Any
 
-from rank_collapse.extras import required
+from rank_collapse.extras import import_package
 
 OPTIONS = {".png": {"dpi": 150}, ".pdf": {"metadata": {"CreationDate": None}}}
 _MARGIN = 0.1  # inches
@@ -37,6 +37,6 @@ def check_drawing(what: str, instead: str = "") -> None:
         ValueError: Of matplotlib, about its variable.
     """
     try:
-        required("matplotlib", what, "report", instead)
+        import_package("matplotlib", what, "report", instead)
     except ValueError as error:
         raise ValueError(f"MPLBACKEND: {error}") from None

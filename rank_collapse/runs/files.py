@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 
-from rank_collapse.printed import one_line
+from rank_collapse.printed import format_one_line
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -164,8 +164,8 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
 def damaged(path: str | os.PathLike, reason: Any) -> RunError:
     """The error of one file that is not as it was written, and what helps."""
     return RunError(
-        f"{path} cannot be read ({one_line(reason, 200)}); delete this file, and the same command "
-        "makes it again"
+        f"{path} cannot be read ({format_one_line(reason, 200)}); delete this file, and the same "
+        "command makes it again"
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rank_collapse.extras import required
+from rank_collapse.extras import import_package
 from rank_collapse.text.files import read_json
 from rank_collapse.text.vocabulary import (
     call_tokenizers,
@@ -99,7 +99,7 @@ def _byte_level(folder, settings):
 
 
 def _read_sentencepiece(path, settings):
-    sentencepiece = required("sentencepiece", str(path), "pretrained")
+    sentencepiece = import_package("sentencepiece", str(path), "pretrained")
     try:
         model = sentencepiece.SentencePieceProcessor(model_file=str(path))
     except (OSError, RuntimeError) as error:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rank_collapse.extras import required
-from rank_collapse.printed import one_line
+from rank_collapse.extras import import_package
+from rank_collapse.printed import format_one_line
 from rank_collapse.text.files import read_json
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -116,8 +116,8 @@ def call_tokenizers(message: str, function: Callable, *arguments: Any, **options
     try:
         return function(*arguments, **options)
     except Exception as error:
-        raise ValueError(f"{message}: {one_line(error, 300)}") from None
+        raise ValueError(f"{message}: {format_one_line(error, 300)}") from None
 
 
 def _import_tokenizers():
-    return required("tokenizers", "a tokenizer", "pretrained")
+    return import_package("tokenizers", "a tokenizer", "pretrained")

@@ -67,7 +67,7 @@ COVERS = covers.Covers(
     covers.SIZES
     | covers.STREAM
     | covers.MLPS
-    | covers.anything("mask", "scale_scores", "temperature")
+    | covers.at_any_value("mask", "scale_scores", "temperature")
     | {"position": ("none", "relative_bias")},
     edits=EDITS,
     affine=True,
@@ -116,7 +116,7 @@ def largest_slope(kind: str, dtype: Any) -> Float[Array, ""]:
     """
     if kind in layers.GATED:
         return jnp.asarray(jnp.inf, dtype)
-    phi = layers.activation_of(kind).fn
+    phi = layers.get_activation(kind).fn
     # At the ends of the grid the slopes lie within 1e-6 of their limits.
     grid = jnp.linspace(-8, 8, 16001, dtype=dtype)
     slope = jnp.max(jnp.abs(jax.jvp(phi, (grid,), (jnp.ones_like(grid),))[1]))

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rank_collapse.extras import required
+from rank_collapse.extras import import_package
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
@@ -25,7 +25,7 @@ from rank_collapse.network.residual import ResidualSpec, layer_gains
 from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.struct import refuse_if
 
-flint = required("flint", "rank_collapse.theory.exact_profile", "exact")
+flint = import_package("flint", "rank_collapse.theory.exact_profile", "exact")
 arb, arb_mat = flint.arb, flint.arb_mat
 NARROW = 1e-12  # the largest radius of a proved logarithm, relative where it is above 1
 
@@ -121,7 +121,7 @@ def select_row(tree: Any, row: int) -> Any:
 
 def _prove_profile(network: list[Layer]) -> Iterator[tuple[float, float]]:
     """Yields (logarithm, radius) layer by layer, up to the first one that is not proved."""
-    state, exists = to_balls(network[0].inputs.x), np.asarray(network[0].inputs.keep)
+    state, exists = to_balls(network[0].inputs.x), np.asarray(network[0].inputs.existing_tokens)
     for layer in (None, *network):
         if layer is not None:
             state, _ = walk_layer(Balls(), layer, state)
@@ -152,12 +152,12 @@ class Balls(Algebra):
 
     covers = covers.Covers(
         "exact_profile",
-        covers.everything_but(*covers.CROSS, *covers.MIXING, *covers.OWN, *covers.EXPERTS)
+        covers.all_fields_but(*covers.CROSS, *covers.MIXING, *covers.OWN, *covers.EXPERTS)
         | covers.MLPS
         | {"norm": covers.NORM_KINDS},
     )
 
-    def norm(self, layer: Layer, spec: ResidualSpec, state: np.ndarray) -> np.ndarray:
+    def apply_norm(self, layer: Layer, spec: ResidualSpec, state: np.ndarray) -> np.ndarray:
         """Normalise tokens as the spec says."""
         if spec.norm_kind == "layer":
             state = state - state.sum(axis=1, keepdims=True) / state.shape[1]
@@ -167,14 +167,14 @@ class Balls(Algebra):
         bias = 0 if spec.norm.bias is None else to_balls(spec.norm.bias)
         return state * to_balls(spec.norm.gain) + bias
 
-    def add(
+    def add_branch(
         self, layer: Layer, spec: ResidualSpec, state: np.ndarray, part: np.ndarray
     ) -> np.ndarray:
         """Compute γ branch + λ state·[skip]."""
         part = part * to_balls(spec.branch_gain)
         return part + state * to_balls(spec.skip_gain) if spec.skip else part
 
-    def attention(self, layer: Layer, x: np.ndarray) -> tuple[np.ndarray, None]:
+    def apply_attention(self, layer: Layer, x: np.ndarray) -> tuple[np.ndarray, None]:
         """Compute Σ_h P_h X W_h + b_o."""
         p, context = layer.params.attention, jax.tree.map(np.asarray, layer.context)
         values = [affine_map(x, w, b) for w, b in zip(p.w_v, p.b_v, strict=True)]
@@ -185,7 +185,7 @@ class Balls(Algebra):
         w_o = p.w_o.reshape(-1, p.w_o.shape[-1])
         return affine_map(np.concatenate(mixed, axis=1), w_o, p.b_o), None
 
-    def mlp(self, layer: Layer, x: np.ndarray) -> tuple[np.ndarray, None]:
+    def apply_mlp(self, layer: Layer, x: np.ndarray) -> tuple[np.ndarray, None]:
         """Compute φ(x W_in + b_in) W_out + b_out, gated where the config says so."""
         p, kind = layer.params.mlp, layer.config.mlp
         hidden = affine_map(x, p.w_in, p.b_in)

@@ -22,7 +22,7 @@ from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import GATED
 from rank_collapse.network.measured.updates import MATRICES
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import Algebra, final_norm, walk, walk_layer
+from rank_collapse.network.walk import Algebra, apply_final_norm, walk_layer, walk_layers
 from rank_collapse.theory import token_kernel
 from rank_collapse.theory.score_overlap import overlap_ratios
 
@@ -33,7 +33,7 @@ _COVERED = (
     | covers.POSITIONS
     | covers.MLPS
     | covers.CROSS
-    | covers.anything("mask", "scale_scores", "temperature")
+    | covers.at_any_value("mask", "scale_scores", "temperature")
     | {"norm_placement": ("none", "pre", "post", "sandwich")}
 )
 COVERS = covers.Covers("expected_pass", _COVERED)
@@ -167,23 +167,23 @@ class Expected(Algebra):
     def __init__(self, self_weights: Any, cross: Any = None, memory: Any = None):
         self.own, self.cross_weights, self.memory = self_weights, cross, memory
 
-    def norm(self, layer, spec, state):
+    def apply_norm(self, layer, spec, state):
         return token_kernel.normalise_kernel(spec, state)
 
-    def add(self, layer, spec, state, part):
+    def add_branch(self, layer, spec, state, part):
         return token_kernel.add_kernels(spec, state, part)
 
-    def attention(self, layer, branch_input):
+    def apply_attention(self, layer, branch_input):
         measured = layer.extra[1]
         weights = self.own if measured is None else measured
         return self._attend(
             layer, "attention", branch_input, branch_input, weights, measured is not None
         )
 
-    def cross(self, layer, branch_input):
+    def apply_cross(self, layer, branch_input):
         return self._attend(layer, "cross", branch_input, self.memory, self.cross_weights, False)
 
-    def mlp(self, layer, branch_input):
+    def apply_mlp(self, layer, branch_input):
         sizes = layer.extra[0]["mlp"]
         return token_kernel.mlp_kernel(
             layer.params.mlp, branch_input, layer.config.mlp, sizes
@@ -216,14 +216,16 @@ def _walk_kernels(params, prepared, config, sizes, attention) -> ExpectedTrace:
         state, passages = walk_layer(algebra, layer, state)
         return state, (state, jnp.stack([_branch_share(p) for p in passages.values()]))
 
-    last, (hidden, shares) = walk(step, start, params, prepared, config, extra=(sizes, attention))
-    output = final_norm(algebra, last, params, prepared, config)
+    last, (hidden, shares) = walk_layers(
+        step, start, params, prepared, config, extra=(sizes, attention)
+    )
+    output = apply_final_norm(algebra, last, params, prepared, config)
     hidden = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, hidden)
     return ExpectedTrace(hidden, output, shares.reshape(-1))
 
 
 def _branch_share(passage):
-    spec, part = passage.spec, passage.part
+    spec, part = passage.spec, passage.branch_output
     if spec.norms_branch:
         part = token_kernel.normalise_kernel(spec.at_branch, part)
     branch = jnp.mean(jnp.square(spec.branch_gain)) * jnp.mean(part.variance)

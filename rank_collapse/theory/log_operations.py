@@ -15,7 +15,7 @@ import numpy as np
 from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.network import layers
-from rank_collapse.network.residual import scaled
+from rank_collapse.network.residual import apply_gain
 
 
 class LogState(struct.Struct):
@@ -101,11 +101,11 @@ def add_branch(spec, state, part, keep) -> LogState:
         part: What its branch adds, `LogParts`.
         keep: Bool [n], the tokens that exist.
     """
-    mean, parts = scaled(spec.branch_gain, part.mean), scaled(spec.branch_gain, part.parts)
+    mean, parts = apply_gain(spec.branch_gain, part.mean), apply_gain(spec.branch_gain, part.parts)
     scales = part.scales
     if spec.skip:
-        mean = mean + scaled(spec.skip_gain, state.mean)
-        parts = jnp.concatenate([parts, scaled(spec.skip_gain, state.residual)[None]])
+        mean = mean + apply_gain(spec.skip_gain, state.mean)
+        parts = jnp.concatenate([parts, apply_gain(spec.skip_gain, state.residual)[None]])
         scales = jnp.append(scales, state.log_scale)
     noise = part.noise + jnp.log(jnp.max(jnp.abs(spec.branch_gain)))
     return _unless_lost(renormalise_parts(mean, parts, scales, keep), noise)
@@ -179,13 +179,13 @@ def mlp_parts(params, state, kind) -> LogParts:
     if kind in layers.GATED:
         gate = state.mean @ params.w_gate + params.b_gate
         change = state.residual @ params.w_gate
-        phi = layers.activation_of(kind).fn
+        phi = layers.get_activation(kind).fn
         factor = phi(gate[None, :] + eps * change)
         difference = factor * u + z[None, :] * _divided_difference(kind, gate, change, eps)
         value = phi(gate) * z
     else:
         difference = _divided_difference(kind, z, u, eps)
-        value = layers.activation_of(kind).fn(z)
+        value = layers.get_activation(kind).fn(z)
     mean = value @ params.w_out + params.b_out
     noise = -jnp.inf
     if layers.GATED.get(kind, kind) not in ("identity", "relu"):  # features may underflow
@@ -231,7 +231,7 @@ def _divided_difference(kind, z, u, eps):
     def gate(z):
         if name == "gelu_tanh":  # (1 + tanh y)/2 without its cancellation
             return jax.nn.sigmoid(2 * math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))
-        return layers.activation_of(kind).gate(z)
+        return layers.get_activation(kind).gate(z)
 
     def phi(z):
         return z * gate(z)

@@ -18,7 +18,7 @@ from rank_collapse.measures.arrays import as_array, namespace
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs, at_least_float32, prepare_inputs
-from rank_collapse.network.passes import LayerPass, Walked, run
+from rank_collapse.network.passes import LayerPass, WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.theory import log_operations as ops
@@ -106,7 +106,7 @@ def log_trace(
     """
     params, prepared = prepare_inputs(params, x, config, covers=LogScaled.covers, **inputs)
     params, prepared = at_least_float32(params, prepared)
-    return run(LogPass(replicas), params, prepared, config)
+    return run_pass(LogPass(replicas), params, prepared, config)
 
 
 def _not_covered(config):
@@ -139,14 +139,14 @@ class LogScaled(Algebra):
     def __init__(self, keep: Any, noise: Any = None):
         self.keep, self.noise = keep, (lambda a: a) if noise is None else noise
 
-    def norm(self, layer, spec, state):
+    def apply_norm(self, layer, spec, state):
         apply_norm = ops.normalise_branch if spec.after_branch else ops.apply_norm
         return apply_norm(spec, state, self.keep)
 
-    def add(self, layer, spec, state, part):
+    def add_branch(self, layer, spec, state, part):
         return ops.add_branch(spec, state, part, self.keep)
 
-    def attention(self, layer, branch_input):
+    def apply_attention(self, layer, branch_input):
         branch_input = jax.tree.map(self.noise, branch_input)
         part, heads = attention_parts(
             layer.params.attention,
@@ -158,13 +158,13 @@ class LogScaled(Algebra):
         )
         return self._edited(layer, "attention_branch", part), (branch_input, heads, part)
 
-    def mlp(self, layer, branch_input):
+    def apply_mlp(self, layer, branch_input):
         part = ops.mlp_parts(
             layer.params.mlp, jax.tree.map(self.noise, branch_input), layer.config.mlp
         )
         return self._edited(layer, "mlp_branch", part), None
 
-    def after(self, layer, name, state):
+    def edit_state(self, layer, name, state):
         if name not in (layer.inputs.edit or ()):
             return state
         part = ops.LogParts(state.mean, state.residual[None], state.log_scale[None])
@@ -191,19 +191,19 @@ class LogPass(LayerPass):
     """`log_trace` layer by layer; its profile is NaN where that of a noisy copy is another."""
 
     replicas: int = REPLICAS  # Noisy copies beside the pass itself
-    forward: ClassVar[bool] = False
+    reads_layer_values: ClassVar[bool] = False
     covers: ClassVar = LogScaled.covers
 
-    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> ops.LogState:
+    def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> ops.LogState:
         """Returns X^0 in every copy [c, ...]."""
-        start = ops.around_mean(prepared.x, prepared.keep)
+        start = ops.around_mean(prepared.x, prepared.existing_tokens)
         return jax.tree.map(lambda a: jnp.stack([a] * (1 + self.replicas)), start)
 
-    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """Compute the states after the layer, its fields of a `LogTrace`, and the profile of every
         copy.
         """
-        keep = layer.inputs.keep
+        keep = layer.inputs.existing_tokens
 
         def copy(replica):
             word, ulps, state = replica
@@ -221,10 +221,10 @@ class LogPass(LayerPass):
         states, (profiles, layer_traces) = jax.lax.map(copy, (*make_copies(self.replicas), carry))
         return states, (profiles, jax.tree.map(lambda a: a[0], layer_traces))
 
-    def finish(self, walked: Walked) -> LogTrace:
+    def build_result(self, walked: WalkResult) -> LogTrace:
         """Returns the first copy's trace; its profile where the others agree."""
-        start = ops.around_mean(walked.prepared.x, walked.prepared.keep)
-        profiles, (seen, heads, branches, diameters, *branch_measures) = walked.found
+        start = ops.around_mean(walked.prepared.x, walked.prepared.existing_tokens)
+        profiles, (seen, heads, branches, diameters, *branch_measures) = walked.layer_results
         first = jnp.broadcast_to(ops.log10_norm(start), profiles[:1].shape)
         profile = jnp.concatenate([first, profiles]).T
         profile = mask_uncertain(profile) if self.replicas else profile[0]

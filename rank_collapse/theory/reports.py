@@ -12,10 +12,10 @@ from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
-from rank_collapse.network.padding import cut, pad_inputs
-from rank_collapse.network.passes import Walked, run
+from rank_collapse.network.padding import cut_tokens, pad_inputs
+from rank_collapse.network.passes import WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import Layer, walk
+from rank_collapse.network.walk import Layer, walk_layers
 from rank_collapse.theory import bounds, mean_bounds
 from rank_collapse.theory.bounds import PublishedSides, Sides
 from rank_collapse.theory.log_attention import three_axes
@@ -138,13 +138,13 @@ def bound_report(
         options = {"mask": mask, "bias": bias, "edit": edit, "log": log}
         padded, options = pad_inputs(x, pad_to, options)
         report = bound_report(params, padded, config, **options)
-        return cut(report, np.shape(x)[0], {"log10_spread": -1})
+        return cut_tokens(report, np.shape(x)[0], {"log10_spread": -1})
     params, prepared = prepare_inputs(
         params, x, config, mask=mask, bias=bias, edit=edit, covers=bounds.COVERS
     )
     params, prepared = at_least_float32(params, prepared)
     if log is None:
-        return run(BoundPass(), params, prepared, config)
+        return run_pass(BoundPass(), params, prepared, config)
     return _report_from_trace(params, prepared, config, log)
 
 
@@ -153,7 +153,7 @@ def _report_from_trace(params, prepared, config, log):
     def step(layer, _):
         return (), _bound_constants(layer, layer.extra)
 
-    _, constants = walk(step, (), params, prepared, config, extra=log.inputs)
+    _, constants = walk_layers(step, (), params, prepared, config, extra=log.inputs)
     return _build_report(log, constants, prepared, config)
 
 
@@ -163,17 +163,17 @@ class BoundPass(LogPass):
 
     covers: ClassVar[Covers] = bounds.COVERS
 
-    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """Compute the result of the pass in logarithms, the constants of all bounds, the layer's
         gains.
         """
-        carry, log = super().step(layer, x, seen, carry)
+        carry, log = super().measure_layer(layer, x, seen, carry)
         return carry, (log, _bound_constants(layer, log[1][0]))
 
-    def finish(self, walked: Walked) -> BoundReport:
+    def build_result(self, walked: WalkResult) -> BoundReport:
         """Returns the report, with NaN in the bounds that do not hold for such a network."""
-        log, constants = walked.found
-        trace = super().finish(walked._replace(found=log))
+        log, constants = walked.layer_results
+        trace = super().build_result(walked._replace(layer_results=log))
         return _build_report(trace, constants, walked.prepared, walked.config)
 
 
@@ -181,7 +181,7 @@ def _bound_constants(layer, state):
     """Compute the constants of all bounds of a layer whose attention reads `state`; and its
     gains.
     """
-    mask, keep = three_axes(layer.inputs.context.mask), layer.inputs.keep
+    mask, keep = three_axes(layer.inputs.context.mask), layer.inputs.existing_tokens
     of_layer = layer.params, state, layer.gains, layer.config
     allowed = keep[None, None, :] if mask is None else mask
     w_qk, _ = bounds.head_weights(layer.params.attention, layer.gains.temperature)

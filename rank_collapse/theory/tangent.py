@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse.network import layers
-from rank_collapse.network.residual import scaled, token_norm
+from rank_collapse.network.residual import apply_gain, normalize_tokens
 from rank_collapse.network.walk import Algebra
 from rank_collapse.theory.log_operations import LogState
 
@@ -48,22 +48,22 @@ def attend_equal_tokens(params: Any, mean: Any, row_sum: Any = 1.0) -> Any:
 class Tangents(Algebra):
     """States are `LogState`; subclasses define attention, to the order that they need."""
 
-    def norm(self, layer, spec, state):
+    def apply_norm(self, layer, spec, state):
         """Apply the norm and its Jacobian at x̄."""
-        return _push_through(lambda x: token_norm(spec, x[None])[0], state)
+        return _push_through(lambda x: normalize_tokens(spec, x[None])[0], state)
 
-    def add(self, layer, spec, state, part):
+    def add_branch(self, layer, spec, state, part):
         """Compute γ branch + λ state·[skip]; with a skip the two have one scale."""
         mean, residual = (
-            scaled(spec.branch_gain, part.mean),
-            scaled(spec.branch_gain, part.residual),
+            apply_gain(spec.branch_gain, part.mean),
+            apply_gain(spec.branch_gain, part.residual),
         )
         if spec.skip:
-            mean = mean + scaled(spec.skip_gain, state.mean)
-            residual = residual + scaled(spec.skip_gain, state.residual)
+            mean = mean + apply_gain(spec.skip_gain, state.mean)
+            residual = residual + apply_gain(spec.skip_gain, state.residual)
         return LogState(mean, residual, part.log_scale)
 
-    def mlp(self, layer, branch_input):
+    def apply_mlp(self, layer, branch_input):
         """Apply the MLP and its Jacobian at x̄."""
         params, config = layer.params.mlp, layer.config
 
@@ -72,13 +72,15 @@ class Tangents(Algebra):
 
         return _push_through(of_token, branch_input), None
 
-    def after(self, layer, name, state):
+    def edit_state(self, layer, name, state):
         config = layer.config
         if name == "residual" and config.mlp == "none":
             return state
         if name == "after_attention" and config.parallel and config.mlp != "none":
             return state  # a parallel MLP's part has the scale of the layer's input
-        return renormalise_residual(state.mean, state.residual, state.log_scale, layer.inputs.keep)
+        return renormalise_residual(
+            state.mean, state.residual, state.log_scale, layer.inputs.existing_tokens
+        )
 
 
 def _push_through(function, state):

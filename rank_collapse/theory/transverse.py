@@ -19,7 +19,7 @@ from rank_collapse.network import attention as attn, covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import walk, walk_layer
+from rank_collapse.network.walk import walk_layer, walk_layers
 from rank_collapse.theory import tangent
 from rank_collapse.theory.log_operations import LogState, around_mean
 
@@ -85,7 +85,7 @@ def transverse_growth(
 
 @functools.partial(jax.jit, static_argnames="count")
 def _measure_growth(params, prepared, config, count):
-    keep = prepared.keep
+    keep = prepared.existing_tokens
     start = around_mean(prepared.x, keep)
     shape = (count - 1, *prepared.x.shape)
     random_directions = jax.random.normal(jax.random.key(0), shape, prepared.x.dtype)
@@ -106,7 +106,7 @@ def _measure_growth(params, prepared, config, count):
         directions, stretch = orthonormalise_directions(after.residual)
         return (after.mean[0], directions), jnp.log10(stretch) + after.log_scale / math.log(10)
 
-    return walk(step, (start.mean, directions), params, prepared, config)[1]
+    return walk_layers(step, (start.mean, directions), params, prepared, config)[1]
 
 
 def orthonormalise_directions(directions: Float[Array, "p n d"]) -> tuple[Array, Float[Array, "p"]]:
@@ -147,11 +147,11 @@ class LinearAttention(tangent.Tangents):
         "a transverse exponent",
         # M of the caller's own may change with its tokens where they are equal, and rows of
         # weights that do not sum to a constant make equal tokens differ.
-        covers.everything_but(*covers.CROSS, "normalise", "mix", "rotary_layers"),
+        covers.all_fields_but(*covers.CROSS, "normalise", "mix", "rotary_layers"),
     )
 
-    def attention(self, layer, branch_input):
-        params, context, keep = layer.params.attention, layer.context, layer.inputs.keep
+    def apply_attention(self, layer, branch_input):
+        params, context, keep = layer.params.attention, layer.context, layer.inputs.existing_tokens
         n, dtype, mixing = (
             branch_input.residual.shape[0],
             branch_input.residual.dtype,

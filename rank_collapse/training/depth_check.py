@@ -22,8 +22,8 @@ from rank_collapse.network.config import TransformerConfig, transformer
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.transformer import apply_batch, forward
-from rank_collapse.network.walk import walk
+from rank_collapse.network.transformer import apply_batch, compute_layer
+from rank_collapse.network.walk import walk_layers
 from rank_collapse.runs import seeds as every_seed
 from rank_collapse.text.words import default_text
 from rank_collapse.training.depth_rules import DepthRule, RuleName, depth_rule
@@ -158,15 +158,15 @@ def linearisation_distance(
     other, _ = prepare_inputs(other, x, config)
 
     def keep_state(layer, state):
-        return forward(layer, state).state, state
+        return compute_layer(layer, state).state, state
 
-    states = walk(keep_state, prepared.x, params, prepared, config)[1]
+    states = walk_layers(keep_state, prepared.x, params, prepared, config)[1]
 
     def blocks(params):
         def block_output(layer, carry):
-            return carry, forward(layer, layer.extra).state
+            return carry, compute_layer(layer, layer.extra).state
 
-        return walk(block_output, (), params, prepared, config, extra=states)[1]
+        return walk_layers(block_output, (), params, prepared, config, extra=states)[1]
 
     moved = jax.tree.map(jnp.subtract, other, params)
     before, linear = jax.jvp(blocks, (params,), (moved,))

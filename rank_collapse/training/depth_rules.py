@@ -67,7 +67,7 @@ class DepthRule(struct.Struct):
     scaled_eps: ScaledEps = struct.static("blocks")
 
     def __post_init__(self):
-        struct.one_of(self, scaled_eps=get_args(ScaledEps))
+        struct.check_choices(self, scaled_eps=get_args(ScaledEps))
 
     def multipliers(self, config: TransformerConfig) -> tuple[float, float, float]:
         """Compute (m_N, m_L, m_R)."""
@@ -239,7 +239,7 @@ def depth_rule(
         ValueError: An unknown name.
     """
     if name not in RULES:
-        raise struct.unknown(f"depth rule {name!r}", name, RULES)
+        raise struct.unknown_value_error(f"depth rule {name!r}", name, RULES)
     return DepthRule(base, **RULES[name], scaled_eps=scaled_eps)
 
 

@@ -23,7 +23,7 @@ from rank_collapse.network.config import SWEPT, TransformerConfig, flat
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.network.residual import Gains
-from rank_collapse.printed import one_line
+from rank_collapse.printed import format_one_line
 from rank_collapse.runs.states import flatten, unflatten
 from rank_collapse.training.models import init_model
 from rank_collapse.training.recipe import Recipe
@@ -66,7 +66,7 @@ def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
     except OSError:
         raise
     except Exception as error:  # any other file
-        reason = one_line(error, 200)
+        reason = format_one_line(error, 200)
         raise ValueError(f"{path} is not a file of trained models: {reason}") from error
     return config, unflatten(arrays, like, str(path))
 

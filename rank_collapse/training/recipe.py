@@ -66,8 +66,8 @@ class Recipe:
     steps_per_epoch: int | None = None
 
     def __post_init__(self):
-        struct.integers(self, num_outputs=1, batch_size=1, unroll=1, steps_per_epoch=1)
-        struct.one_of(self, loss=tuple(LOSSES), schedule=SCHEDULES, optimizer=OPTIMIZERS)
+        struct.check_integers(self, num_outputs=1, batch_size=1, unroll=1, steps_per_epoch=1)
+        struct.check_choices(self, loss=tuple(LOSSES), schedule=SCHEDULES, optimizer=OPTIMIZERS)
         both = isinstance(self.config, EncoderDecoderConfig)
         name, reads = ("encoder", self.config.encoder) if both else ("config", self.config)
         outputs = self.config.decoder.embedding.vocab_size if both else self.num_outputs

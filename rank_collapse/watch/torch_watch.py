@@ -333,7 +333,7 @@ def _check_layers(model, layers):
     names = [plain_name(name) for name, _ in model.named_modules()]
     for layer in (layer for layer in every if isinstance(layer, str)):
         if layer not in names:
-            raise struct.unknown(f"module {layer!r} of layers=", layer, names)
+            raise struct.unknown_value_error(f"module {layer!r} of layers=", layer, names)
 
 
 def _is_list(layers):

@@ -19,7 +19,7 @@ from marks import full_if
 
 from experiments import benchmark, reproduce
 from experiments.lab import cli, experiment
-from experiments.lab.experiment import experiment_of
+from experiments.lab.experiment import describe_experiment
 
 pytestmark = pytest.mark.full
 
@@ -154,5 +154,5 @@ def test_no_traceback_before_the_computation(name, monkeypatch, capsys):
 @pytest.mark.full
 @pytest.mark.parametrize("name", [n for n in reproduce.EXPERIMENTS if n != "run_architectures"])
 def test_no_traceback_from_the_computation(name, capsys):
-    try_many(name, 3, SMALL, experiment_of(name).presets["tiny"], capsys)
+    try_many(name, 3, SMALL, describe_experiment(name).presets["tiny"], capsys)
     jax.clear_caches()

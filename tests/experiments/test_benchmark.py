@@ -14,7 +14,7 @@ from rank_collapse.training.training import Hyper, init_model
 
 @pytest.fixture
 def options():
-    return cli.parse(benchmark.FLAGS, ["--rounds=2"])
+    return cli.parse_flags(benchmark.FLAGS, ["--rounds=2"])
 
 
 def value(found, words):
@@ -24,23 +24,23 @@ def value(found, words):
 @pytest.mark.full
 def test_path_benchmarks_compare_what_is_equal(options):
     config = rc.transformer(depth=2, num_heads=2, d_model=8)
-    found = paths.exact_paths(options, config, num_tokens=4)
+    found = paths.time_exact_paths(options, config, num_tokens=4)
     assert all(len(t.seconds) == 2 and t.compile_seconds > 0 for t in found.timings)
     assert 0 <= value(found, "Frobenius") < 1e-5
-    found = paths.head_contributions(options, config, num_tokens=4)
+    found = paths.time_head_contributions(options, config, num_tokens=4)
     assert found.timings[0].output.shape == (2, 2, 4, 8)
-    found = paths.recomputed_paths(options, depth=2, num_sequences=3)
+    found = paths.time_recomputed_paths(options, depth=2, num_sequences=3)
     assert value(found, "difference") < 1e-5
 
 
 @pytest.mark.full
 def test_profile_benchmarks_compare_what_is_equal(options):
-    found = profiles.collapse_sweep(options, num_seeds=3, depth=2, num_tokens=4, d_model=8)
+    found = profiles.time_collapse_sweep(options, num_seeds=3, depth=2, num_tokens=4, d_model=8)
     assert value(found, "difference") < 1e-5
     single, vmapped, _ = found.timings
     for one, of_all in zip(single.output[2], vmapped.output, strict=True):
         np.testing.assert_allclose(one, of_all[2], atol=1e-5)
-    found = profiles.log_profile(options, depth=2, num_tokens=4, d_model=8)
+    found = profiles.time_log_profile(options, depth=2, num_tokens=4, d_model=8)
     assert value(found, "difference") < 1e-2
 
 
@@ -58,7 +58,7 @@ def test_pytorch_trains_a_network_of_as_many_parameters_and_learns():
     from experiments.benchmarks import torch_baseline
 
     for name in [name for name, (_, _, asked) in training.CASES.items() if asked]:
-        recipe, make_data, _ = training.setup_of(name, training.TINY)
+        recipe, make_data, _ = training.make_case(name, training.TINY)
         shapes = jax.eval_shape(lambda recipe=recipe: init_model(jax.random.key(0), recipe))
         values = Hyper(learning_rate=1e-2, dropout=0.0)
         own = torch_baseline.Training(recipe, make_data(jax.random.key(0))["train"], values)

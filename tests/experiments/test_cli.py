@@ -95,11 +95,11 @@ def test_a_bad_flag_is_one_line_and_exit_2(arguments, message, capsys):
 )
 def test_every_value_of_an_axis_is_checked(values):
     with pytest.raises((ValueError, flags.Error)):
-        cli.parse(FLAGS, [f"--{values}"]).points()
+        cli.parse_flags(FLAGS, [f"--{values}"]).points()
 
 
 def test_points_that_are_equal_are_one():
-    points = cli.parse(FLAGS, ["--decay=1,1.0,2", "--depth=2,3,2"]).points()
+    points = cli.parse_flags(FLAGS, ["--decay=1,1.0,2", "--depth=2,3,2"]).points()
     settings = [tuple(point.point.values()) for point in points]
     assert sorted(settings) == [(1.0, 2), (1.0, 3), (2.0, 2), (2.0, 3)]
 
@@ -224,7 +224,7 @@ def test_plain_progress_is_lines_with_values_and_remaining_time(capsys):
     with Progress(4, "train", log=logged.append, interval=0.0) as progress:
         progress.skip(1)
         progress.advance(1, loss=0.25)
-        with progress.paused("compiling"):
+        with progress.time_activity("compiling"):
             pass
         progress.reach(4)
     lines = capsys.readouterr().err.splitlines()

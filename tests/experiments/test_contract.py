@@ -22,11 +22,11 @@ from trained_runs import check_second_run, contents, rows, run, same_arrays, sin
 
 from experiments import reproduce
 from experiments.lab import cli, experiment, folder, labelled, progress
-from experiments.lab.experiment import experiment_of
+from experiments.lab.experiment import describe_experiment
 from experiments.lab.folder import RunFolder
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import processes
-from experiments.verdicts.claims import of_mean
+from experiments.verdicts.claims import mean_row
 from experiments.verdicts.page import Comparison
 from rank_collapse.runs.drawn import drawn
 from rank_collapse.runs.files import RunError
@@ -65,14 +65,14 @@ FEWER = {"run_stability": ["--designs=post"]}  # programs to compile than at the
 
 
 def arguments_of(name):
-    return [*experiment_of(name).presets["tiny"], *FEWER.get(name, [])]
+    return [*describe_experiment(name).presets["tiny"], *FEWER.get(name, [])]
 
 
 def check_resumed(name, here, there, elsewhere, monkeypatch):
     """A run that was stopped, and goes on, has found what one in another process has."""
     module, tiny = importlib.import_module(f"experiments.{name}"), arguments_of(name)
     command = f"experiments.{name}", *tiny, f"--output_dir={there}"
-    ended = elsewhere.submit(processes.run, *command).result()
+    ended = elsewhere.submit(processes.run_binary, *command).result()
     assert ended.code == 0, ended.printed
     with monkeypatch.context() as patch:
         stop_at_the_first_save(patch)
@@ -100,7 +100,7 @@ LONG += ("run_trainability", "run_depth_check", "run_loops")
 def test_an_experiment_keeps_to_the_contract(name, tmp_path, monkeypatch, capsys):
     module = importlib.import_module(f"experiments.{name}")
     here, tiny = tmp_path / "here", arguments_of(name)
-    captions = experiment.captions_of(module.FIGURES)
+    captions = experiment.figure_captions(module.FIGURES)
     assert run(module, tiny, here) == 0
     check_columns(rows(here))
 
@@ -108,7 +108,7 @@ def test_an_experiment_keeps_to_the_contract(name, tmp_path, monkeypatch, capsys
     check_second_run(lambda: run(module, tiny, here), here, capsys)
     assert list((here / "figures").iterdir()) and all(captions.values())
 
-    shown = experiment.read(module, here)
+    shown = experiment.read_run(module, here)
     for row in shown.claims:
         assert name in STATEMENTS[row.key].experiments, row
         ends = row.interval(0.95)
@@ -122,7 +122,7 @@ def test_an_experiment_keeps_to_the_contract(name, tmp_path, monkeypatch, capsys
 def test_figures_are_drawn_as_users_see_them(name, tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "drawn", drawn)
     module = importlib.import_module(f"experiments.{name}")
-    assert run(module, experiment_of(name).presets["tiny"], tmp_path) == 0
+    assert run(module, describe_experiment(name).presets["tiny"], tmp_path) == 0
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png", ".pdf"}
 
 
@@ -131,10 +131,10 @@ class Doubled:
 
     __doc__ = "What it is about.\n\n    python -m experiments.run_doubled"
 
-    def __init__(self, extra=lambda factor: {"input": factor}, asked=()):
-        self.FLAGS = cli.make_flags("doubled", num_seeds=3, asked=asked, shows="value")
+    def __init__(self, extra=lambda factor: {"input": factor}, selecting=()):
+        self.FLAGS = cli.make_flags("doubled", num_seeds=3, selecting=selecting, shows="value")
         cli.definer(self.FLAGS)("integer", "factor", 2, "Of the seeds.")
-        self.FIGURES = experiment.by_name(self.shown_figure, self.none_figure)
+        self.FIGURES = experiment.name_figures(self.shown_figure, self.none_figure)
         self.computed, self.dtypes, self.extra = [], {}, extra
 
     def note(self, part):
@@ -162,7 +162,7 @@ class Doubled:
 
     def claims(self, found, factor):
         self.note("claims")
-        return [of_mean("chains", "seeds", found["values"])]
+        return [mean_row("chains", "seeds", found["values"])]
 
     @staticmethod
     def compare(found, factor):
@@ -204,7 +204,7 @@ def test_a_run_shows_what_there_is_and_computes_it_once(tmp_path, capsys):
         assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"shown"}
         assert (tmp_path / "results.csv").exists() and (tmp_path / "report.html").exists()
     assert doubled.computed == [2]
-    captions = experiment.captions_of(doubled.FIGURES)
+    captions = experiment.figure_captions(doubled.FIGURES)
     assert captions == {"shown": "A caption.", "none": "Nothing to draw."}
 
 
@@ -236,13 +236,13 @@ def test_what_the_flags_do_not_say_determines_the_folder_too(tmp_path, capsys):
 
 
 def test_a_folder_is_read_as_it_was_last_asked(tmp_path):
-    doubled = Doubled(extra=lambda factor: None, asked=("factor",))
+    doubled = Doubled(extra=lambda factor: None, selecting=("factor",))
     for factor in (3, 5):
         assert doubled.run(tmp_path, f"--factor={factor}") == 0
-    assert experiment.read(doubled, tmp_path).points[0].setup == 5
+    assert experiment.read_run(doubled, tmp_path).points[0].setup == 5
     (tmp_path / "summary.json").write_text('{"shown": ["first"]}')  # as before 0.2.0
     with pytest.raises(RunError, match="delete this file, and the same command makes it again"):
-        experiment.read(doubled, tmp_path)
+        experiment.read_run(doubled, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -258,18 +258,18 @@ def test_setup_measures_and_tables_compute_in_the_arithmetic_of_the_flag(tmp_pat
 def test_many_curves_have_a_short_legend(count):
     values = xr.DataArray(np.ones((2, count, 3)), dims=("seed", "gain", "layer"))
     values = values.assign_coords(gain=np.arange(count), layer=np.arange(3))
-    ax = labelled.facets(values, hue="gain")[1][0, 0]
+    ax = labelled.plot_facets(values, hue="gain")[1][0, 0]
     _, names = ax.get_legend_handles_labels()
     assert names[0] == "0" and len(names) == min(count, 12)
 
 
-IN_DOUBLE = [n for n in reproduce.EXPERIMENTS if "dtype" in experiment.module_of(n).FLAGS]
+IN_DOUBLE = [n for n in reproduce.EXPERIMENTS if "dtype" in experiment.import_experiment(n).FLAGS]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", IN_DOUBLE)
 def test_every_column_of_a_run_in_float64_has_its_digits(name, tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "drawn", lambda *_: {})
-    tiny = experiment.experiment_of(name).presets["tiny"]
-    assert run(experiment.module_of(name), [*tiny, "--dtype=float64"], tmp_path) == 0
+    tiny = experiment.describe_experiment(name).presets["tiny"]
+    assert run(experiment.import_experiment(name), [*tiny, "--dtype=float64"], tmp_path) == 0
     assert not single_columns(tmp_path)

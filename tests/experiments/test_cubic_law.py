@@ -13,7 +13,7 @@ from marks import full_but
 import rank_collapse as rc
 from experiments.paper.collapse import cubic_law, cubic_regime
 from rank_collapse.network.passes import replay
-from rank_collapse.network.residual import lone_norm, token_norm
+from rank_collapse.network.residual import lone_norm, normalize_tokens
 
 
 def closed_constant(*network, **inputs):
@@ -168,7 +168,7 @@ def test_the_factor_of_a_norm_is_met_by_tokens_of_one_length(x64):
         x = jnp.array(lengths)[:, None] * jnp.array([[1.0, -1, 0], [0, 1, -1]])
         alone = (jnp.array([True, False]), jnp.array([False, True]))
         logs = [cubic_regime._norm_factor(spec, x, keep) for keep in alone]
-        normed = token_norm(spec, x)
+        normed = normalize_tokens(spec, x)
         ratio = jnp.linalg.norm(normed[0] - normed[1]) / jnp.linalg.norm(x[0] - x[1])
         assert least <= float(ratio / jnp.exp((logs[0] + logs[1]) / 2)) <= most
         # of both tokens together it is the larger factor

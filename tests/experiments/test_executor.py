@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from experiments.lab import cli, folder, vocabulary
-from experiments.lab.executor import Executor, Mapped, named, seeds_done
+from experiments.lab.executor import Executor, Mapped, name_leaves
 from experiments.lab.folder import RunFolder
 from rank_collapse.runs import seeds
 from rank_collapse.runs.files import RunError
@@ -23,7 +23,7 @@ def scaled(key, factor):
 
 
 def options_of(*arguments, devices=2):
-    return cli.parse(FLAGS, [f"--num_devices={devices}", *arguments])
+    return cli.parse_flags(FLAGS, [f"--num_devices={devices}", *arguments])
 
 
 class Noted(Mapped):
@@ -110,17 +110,14 @@ def test_traced_axes_are_cells_of_one_list_and_a_point_without_cells_is_left_out
         found_in(tmp_path, points[1], cells=cells_of)
 
 
-def test_saved_seeds_are_counted_and_cut_arrays_refused(tmp_path):
-    part = named({"a": np.zeros((2, 3)), "b": {"c": np.zeros((2, 3))}})
+def test_nested_results_are_named_by_their_paths():
+    part = name_leaves({"a": np.zeros((2, 3)), "b": {"c": np.zeros((2, 3))}})
     assert list(part) == ["a", "b/c"]
 
-    def done(part, total):
-        return seeds_done(part, total, tmp_path, "x")
 
-    assert done(part, 2) == 2 and done({}, 2) == 0
-    assert done(part | {"b/c": np.zeros(2)}, 4) == 2
-    for cut in (np.zeros((1, 3)), np.array(0.0)):
-        with pytest.raises(RunError, match="x is not of 2 seeds"):
-            done(part | {"b/c": cut}, 2)
-    with pytest.raises(RunError, match="x is not of 1 seeds"):
-        done(part, 1)
+@pytest.mark.parametrize("bits", [np.zeros((1, 2)), np.zeros((6, 2)), np.array(0.0)])
+def test_cut_arrays_and_more_seeds_than_asked_for_are_refused(bits, tmp_path):
+    with RunFolder(tmp_path, {}) as run:
+        run.save_arrays({"low/of/bits": bits, "low/of/scaled": np.zeros((6, 2))})
+    with pytest.raises(RunError, match="low is not of 5 seeds"):
+        found_in(tmp_path, options_of())

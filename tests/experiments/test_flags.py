@@ -14,8 +14,8 @@ from trained_runs import check_mistake
 
 from experiments import reproduce, run_convex_hull, run_memorization, run_sort
 from experiments.lab import cli, vocabulary
-from experiments.lab.experiment import experiment_of
-from experiments.lab.flags import config_of, default_run_name
+from experiments.lab.experiment import describe_experiment
+from experiments.lab.flags import default_run_name, make_config
 from experiments.run_trainability import FLAGS as TRAINABILITY
 
 GOLDEN = REPOSITORY / "tests" / "golden"
@@ -148,7 +148,7 @@ def folder(tmp_path_factory):
     [(name, *mistake) for name, own in MISTAKES.items() for mistake in own.items()],
 )
 def test_a_mistake_is_one_line(name, flags, message, folder, tmp_path, capsys):
-    tiny = () if name in BARE else experiment_of(name).presets["tiny"]
+    tiny = () if name in BARE else describe_experiment(name).presets["tiny"]
     flags = flags.format(tmp=folder, golden=GOLDEN).split()
     early = name != "run_transformer"  # whose data are made in its folder
     module = importlib.import_module(f"experiments.{name}")
@@ -192,7 +192,7 @@ def test_no_attribute_of_the_flags_hides_a_flag(name):
     [("--depths=3,1", [3, 1]), ("--depths=3 --depths=1", [1]), ("", [6, 12, 18, 36])],
 )
 def test_lists_are_written_with_commas(given, depths):
-    assert cli.parse(TRAINABILITY, given.split()).depths == depths
+    assert cli.parse_flags(TRAINABILITY, given.split()).depths == depths
 
 
 @pytest.mark.parametrize("module", [run_sort, run_convex_hull, run_memorization])
@@ -204,8 +204,8 @@ def test_a_published_command_asks_for_what_ours_does(module):
     ours = [f"--{names[a[2:]]}" if names.get(a[2:]) else a for a in arguments]
     configs, runs = [], []
     for given in (arguments, ours):
-        options = cli.parse(module.FLAGS, given)
-        configs.append(config_of(options))
+        options = cli.parse_flags(module.FLAGS, given)
+        configs.append(make_config(options))
         runs.append(default_run_name(options))
     assert arguments != ours and configs[0] == configs[1] and runs[0] == runs[1]
     assert configs[0]["d_model"] == int(arguments[arguments.index("--hidden_dim") + 1])

@@ -131,7 +131,7 @@ def test_one_folder_twice_is_refused(whole, tmp_path, capsys):
 
 def test_what_is_left_is_measured_as_all_would_be(whole, tmp_path, monkeypatch):
     """By a worker, though one point is left: with other devices XLA may round otherwise."""
-    folder, submit, asked = tmp_path / "a", pool.submit, []
+    folder, submit, asked = tmp_path / "a", pool.submit_work, []
     shutil.copytree(whole, folder)
     (folder / "summary.json").unlink()
     kept = {n: a for n, a in arrays(folder).items() if n.startswith("skip_gain=0.5/")}
@@ -141,7 +141,7 @@ def test_what_is_left_is_measured_as_all_would_be(whole, tmp_path, monkeypatch):
         asked.append(arguments[1])
         return submit(executor, work, *arguments)
 
-    monkeypatch.setattr(pool, "submit", noted)
+    monkeypatch.setattr(pool, "submit_work", noted)
     assert run(path_chains, [*TINY, GAINS, "--jobs=2"], folder) == 0
     assert len(asked) == 1 and "--num_devices=1" in asked[0]
     same_arrays(whole, folder)

@@ -18,10 +18,10 @@ from statement_dates import KEPT, REWORDINGS, dates_of, under_old_dates
 
 from experiments import reproduce, run_architectures, run_path_counts, verdicts
 from experiments.lab import cli, statements
-from experiments.lab.experiment import captions_of, experiment_of, experiments_of
+from experiments.lab.experiment import describe_experiment, figure_captions, list_experiments
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import results_page, sections, unfinished
-from experiments.reproducing.processes import Ended
+from experiments.reproducing.processes import ProcessResult
 from experiments.verdicts import claims
 from experiments.verdicts.claims import MORE_THAN_HALF
 from rank_collapse.runs import RunError
@@ -29,22 +29,24 @@ from rank_collapse.runs import RunError
 
 def test_what_no_experiment_tests_is_listed():
     stated = {key for key, s in STATEMENTS.items() if s.claimed is not None}
-    answers = verdicts.answers_of(STATEMENTS, [claims.of_mean("skips", "no norm", [1.0, 1.1, 0.9])])
-    left = sections.untested(answers, reproduce.EXPERIMENTS)
+    answers = verdicts.answer_statements(
+        STATEMENTS, [claims.mean_row("skips", "no norm", [1.0, 1.1, 0.9])]
+    )
+    left = sections.list_untested(answers, reproduce.EXPERIMENTS)
     assert len(left) == len(stated) - 1
     assert not any(STATEMENTS["skips"].text in text for text in left)
-    of_the_circle = sections.untested(answers, ["run_circle"])
+    of_the_circle = sections.list_untested(answers, ["run_circle"])
     assert len(of_the_circle) == 5 and {*of_the_circle} < {*left}
 
 
 def test_every_experiment_is_found_and_its_presets_are_accepted():
     for name in reproduce.EXPERIMENTS:
-        module, own = importlib.import_module(f"experiments.{name}"), experiment_of(name)
+        module, own = importlib.import_module(f"experiments.{name}"), describe_experiment(name)
         assert set(own.presets) >= set(sections.PRESETS)
-        assert captions_of(module.FIGURES) and own.brief and "experiments." in module.__doc__
+        assert figure_captions(module.FIGURES) and own.brief and "experiments." in module.__doc__
         for preset in own.presets:
             for arguments in own.runs(preset).values():
-                cli.parse(module.FLAGS, list(arguments))
+                cli.parse_flags(module.FLAGS, list(arguments))
     assert reproduce.EXPERIMENTS[:2] == ["run_trained", "run_sinks"]
     assert "check_profiles" not in reproduce.EXPERIMENTS
 
@@ -97,11 +99,11 @@ def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypa
     def failing(commands, environments, ended):
         assert list(commands) == ["run_path_counts", "run_path_chains"]  # in the report's order
         shown.append(path.read_text())
-        ended("run_path_counts", Ended(2, "half way\nerror: no luck\n", 1.0))
+        ended("run_path_counts", ProcessResult(2, "half way\nerror: no luck\n", 1.0))
         shown.append(path.read_text())
-        ended("run_path_chains", Ended(2, "", 1.0))
+        ended("run_path_chains", ProcessResult(2, "", 1.0))
 
-    monkeypatch.setattr(unfinished, "run_all", failing)
+    monkeypatch.setattr(unfinished, "run_commands", failing)
     arguments = ["--only=run_path_counts,run_path_chains", f"--output_dir={tmp_path}", "--jobs=1"]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 1
     states = [dict(re.findall(r'<h2 id="(run_\w+)">[^<]*<span[^>]*>(\w+)<', p)) for p in shown]
@@ -123,12 +125,14 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
         arguments = ["--heads=2", f"--layers={layers}", f"--output_dir={folder}"]
         assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, arguments) == 0
         (folder / "figures" / "path_counts.png").write_bytes(image.getvalue())
-    sections.keep_time(tmp_path / "run" / "paper", "run_path_counts", Ended(0, "", 12.34), 1)
+    sections.save_time(
+        tmp_path / "run" / "paper", "run_path_counts", ProcessResult(0, "", 12.34), 1
+    )
     path = results_page.write_markdown(tmp_path / "run", tmp_path / "docs")
     text, table = path.read_text(), path.parent / "results" / "run_path_counts.csv"
     assert "H=2, L=3 (H=2, L=3)" in table.read_text() and "H=2, L=2" not in table.read_text()
     assert ", 12 s, " in text and "sizes “paper”" in text and f"JAX {jax.__version__}" in text
-    assert f"**What came out.** {sections.came_out('run_path_counts')}\n" in text
+    assert f"**What came out.** {sections.read_result('run_path_counts')}\n" in text
     assert "not run" in (tmp_path / "docs" / "statements.md").read_text()
     named = re.findall(r"\]\((results/.*?)\)", text)
     figures = ("run_path_counts_0.png", "run_path_counts_1.png")
@@ -164,10 +168,10 @@ def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, cap
         (tmp_path / "paper/run_path_counts/many/summary.json").unlink(missing_ok=True)
     (tmp_path / "quick/run_path_counts/few/summary.json").write_text("[]")
     made = [
-        sections.Made(tmp_path / "quick/run_path_counts" / run, "python", "", run)
+        sections.RunRecord(tmp_path / "quick/run_path_counts" / run, "python", "", run)
         for run in several
     ]
-    found = sections.section_of("run_path_counts", made)
+    found = sections.make_section("run_path_counts", made)
     assert found.status == "failed" and found.error.startswith("few: ")
     assert found.figures[0][1].startswith("many: ") and "H=4" in found.comparisons[1].quantity
 
@@ -176,9 +180,9 @@ def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, cap
 def test_damaged_times_are_not_known(content, tmp_path):
     """All experiments ran, and then there was no report."""
     (tmp_path / "times.json").write_text(content)
-    assert sections.times_of(tmp_path) == {}
-    sections.keep_time(tmp_path, "run_sort", Ended(0, "", 3.0, 5.0), 2)
-    assert sections.times_of(tmp_path) == {"run_sort": {"seconds": 3.0, "cpu": 5.0, "jobs": 2}}
+    assert sections.read_times(tmp_path) == {}
+    sections.save_time(tmp_path, "run_sort", ProcessResult(0, "", 3.0, 5.0), 2)
+    assert sections.read_times(tmp_path) == {"run_sort": {"seconds": 3.0, "cpu": 5.0, "jobs": 2}}
 
 
 @pytest.mark.parametrize("content", ["[]", "{", "{}", '{"environment": []}'])
@@ -186,7 +190,7 @@ def test_a_damaged_config_of_a_run_is_named(content, tmp_path):
     (tmp_path / "run_sort").mkdir()
     (tmp_path / "run_sort" / "config.json").write_text(content)
     with pytest.raises(RunError, match=r"run_sort/config\.json cannot be read .*delete this file"):
-        results_page.made_with(tmp_path, "run_sort", "quick")
+        results_page.describe_run(tmp_path, "run_sort", "quick")
 
 
 A_FILE = "cannot write to {0}/file: File exists"
@@ -204,7 +208,7 @@ A_FILE = "cannot write to {0}/file: File exists"
     ],
 )
 def test_what_is_refused_before_anything_runs(given, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(unfinished, "run_all", lambda *a: pytest.fail("started"))
+    monkeypatch.setattr(unfinished, "run_commands", lambda *a: pytest.fail("started"))
     (tmp_path / "file").write_text("")
     arguments = [f"--output_dir={tmp_path}/out", *given.format(tmp_path).split()]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 2
@@ -235,9 +239,9 @@ def test_every_statement_says_what_decides_it():
     sources = "".join(path.read_text("utf-8") for path in paths)
     for key, own in STATEMENTS.items():
         assert own.source and own.text.endswith(".") and own.statistic and own.experiments, key
-        assert set(own.experiments) <= set(experiments_of()), key
+        assert set(own.experiments) <= set(list_experiments()), key
         assert own.claimed is not None or own.source.startswith("found here"), key
         if own.claimed is not None:
             assert own.claimed[0] < own.claimed[1], key
-        assert own.each is None or own.claimed == MORE_THAN_HALF, key  # as the page says
+        assert own.draw_range is None or own.claimed == MORE_THAN_HALF, key  # as the page says
         assert f'"{key}"' in sources, key  # of an experiment

@@ -9,7 +9,7 @@ import pytest
 from trained_runs import finished, rows, verdicts
 
 from experiments import run_attention_forms as forms
-from experiments.lab.experiment import read
+from experiments.lab.experiment import read_run
 from experiments.note.attention_forms import measure as measured
 from rank_collapse.network.attention import attention_scores
 
@@ -25,7 +25,7 @@ def test_table_and_comparisons_are_of_every_form_and_seed(folder):
         return np.mean(own)
 
     assert mean_of("variance_law", "dot") == 2
-    first, *accuracies = read(forms, folder).comparisons
+    first, *accuracies = read_run(forms, folder).comparisons
     assert first.measured.startswith(f"{mean_of('variance', 'dot'):.1f} (") and first.published == 2
     for line, form in zip(accuracies, ("scaled_dot", "additive", "additive_matched"), strict=True):
         own, dot = (mean_of("accuracy", name) for name in (form, "dot"))

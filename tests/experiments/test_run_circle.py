@@ -243,7 +243,7 @@ def test_who_is_kept_apart_is_said_seed_by_seed():
     found = run_circle.claims({"base, d=4": without, "mlp, d=4": own}, {})
     row = next(r for r in found if r.key == "circle mlp")
     assert (row.estimate, row.draws) == (0.75, 4)
-    assert "those of 7 seeds that fall without; 2 fall only with" in row.why
+    assert "those of 7 seeds that fall without; 2 fall only with" in row.note
 
 
 def test_an_order_other_than_the_theorys_is_said_to_be():

@@ -15,7 +15,7 @@ import rank_collapse as rc
 from experiments import run_collapse
 from experiments.lab import labelled
 from experiments.lab.executor import Chunk
-from experiments.lab.labelled import joined, of_arrays
+from experiments.lab.labelled import join_datasets, make_dataset
 from experiments.paper import inputs
 from experiments.paper.collapse import claims as collapse_claims, measure
 from experiments.paper.collapse.figures import slowed
@@ -58,7 +58,7 @@ def test_rows_figures_and_statements_are_of_the_arrays(base):
     assert free and not any(free)
     given = {row.key: row for row in run_collapse.claims(found, setup)}
     assert given["rate"].draws == 3
-    assert given["heads bound"].estimate == 0 and "cases" in given["heads bound"].why
+    assert given["heads bound"].estimate == 0 and "cases" in given["heads bound"].note
     assert given["skips"].estimate > 1
     ratio = saved["seeds/ratio/san_skip"]
     left = ratio[:, -1] / ratio[:, 0]
@@ -146,17 +146,17 @@ def at(norm="none", weight_scale=1.0, skip_gain=1.0, swept=None, **variants):
     """A point of the axes: measures of each variant, and the residual by gain of the MLPs."""
     found = {f"{m}/{v}": a for v, own in variants.items() for m, a in own.items()}
     found |= {f"swept/{gain}": curve for gain, curve in (swept or {}).items()}
-    own = of_arrays(found, ("variant", "layer"), swept=("mlp_gain", "layer"))
+    own = make_dataset(found, ("variant", "layer"), swept=("mlp_gain", "layer"))
     own["local_rate"] = measure.rates(own.log10_residual)
     return {(norm, weight_scale, skip_gain): own}
 
 
 def claims_of(points):
-    return run_collapse.claims(joined(points, run_collapse.AXES), None)
+    return run_collapse.claims(join_datasets(points, run_collapse.AXES), None)
 
 
 def compare_of(points):
-    return run_collapse.compare(joined(points, run_collapse.AXES), None)
+    return run_collapse.compare(join_datasets(points, run_collapse.AXES), None)
 
 
 def test_every_variant_has_a_published_curve_to_stand_beside():
@@ -218,7 +218,7 @@ def test_without_skips_post_and_pre_norm_are_one_row():
             norm
             for norm in norms
             for text in texts
-            if labelled.setting({"norm_placement": norm}) in text
+            if labelled.describe_point({"norm_placement": norm}) in text
         ]
 
     every = norms["none"] | norms["post"] | norms["pre"]

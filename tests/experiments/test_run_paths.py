@@ -7,7 +7,7 @@ import pytest
 from trained_runs import answered, result_of, rows, run, single_columns
 
 from experiments import run_path_chains, run_path_counts
-from experiments.lab.experiment import read
+from experiments.lab.experiment import read_run
 from experiments.run_path_counts import ARCHITECTURES, binomial, path_table
 from experiments.verdicts.claims import FAILS, HOLDS
 
@@ -24,7 +24,7 @@ def test_writes_rows_figures_and_a_summary(tmp_path):
     assert [(r["seed"], r["length"], r["paths"]) for r in rows(folder)] == [
         (s, k, p) for s in "01" for k, p in zip("012", "144", strict=True)
     ]
-    shown = read(own, folder)
+    shown = read_run(own, folder)
     check, *_ = shown.comparisons
     assert check.measured == found["sum_error"].max() and check.published == 0
     assert [(c.key, c.draws) for c in shown.claims] == [("chains", 2), ("short at first", 2)]
@@ -53,7 +53,7 @@ def test_the_binary_writes_exact_counts(tmp_path):
     gpt = [r for r in table if r["architecture"] == "GPT-3"]
     assert sum(int(r["paths"]) for r in gpt) == 97**96  # 191 digits
     assert int(gpt[95]["paths"]) == 96 * 96**95
-    law, *lengths = read(run_path_counts, tmp_path).comparisons
+    law, *lengths = read_run(run_path_counts, tmp_path).comparisons
     assert (
         law.measured < 1e-12 and law.published == 0 and len(lengths) == 9 + 5
     )  # counted, weighted

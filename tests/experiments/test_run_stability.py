@@ -118,7 +118,7 @@ def normalised(params, x, config):
 
 def test_the_change_of_an_update_is_the_librarys():
     config, params, other, x = small_network()
-    direction, before = updates.matrices_of(other), normalised(params, x, config)
+    direction, before = updates.get_weight_matrices(other), normalised(params, x, config)
     found = networks.changes(params, x, config, before, {"there": direction}, 1e-2)["there"]
     moved = updates.moved(params, direction, 1e-2)
     wanted = updates.output_change(params, moved, x, config)[-1]
@@ -136,8 +136,10 @@ def test_an_sgd_step_and_its_bound_are_those_of_a_step_taken():
     gradients, aside = networks.gradients(loss, params)
     assert aside == "aside"
     found = networks.sgd_change(params, x, config, gradients)
-    eta, own = 1e-3, updates.matrices_of(params)
-    moved = updates.with_matrices(params, jax.tree.map(lambda w, g: w - eta * g, own, gradients))
+    eta, own = 1e-3, updates.get_weight_matrices(params)
+    moved = updates.replace_weight_matrices(
+        params, jax.tree.map(lambda w, g: w - eta * g, own, gradients)
+    )
     before, after = (normalised(p, x, config) for p in (params, moved))
     np.testing.assert_allclose(found, jnp.mean((after - before) ** 2) / eta**2, rtol=0.05)
     # a step of relative size e along each gradient lowers the loss by e Σ‖W‖‖∂W‖

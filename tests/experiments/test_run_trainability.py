@@ -15,7 +15,7 @@ from experiments.lab.folder import RunFolder
 from experiments.lab.statements import STATEMENTS
 from experiments.train import designs, training
 from experiments.train.training import Training
-from experiments.verdicts.claims import judged
+from experiments.verdicts.claims import judge_rows
 from rank_collapse.report.intervals import wilson_interval
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.recipe import Hyper, Recipe, run_config
@@ -97,7 +97,7 @@ def test_an_interrupted_chunk_goes_on_behind_its_last_look(folder, tmp_path, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(training, "asked", lambda: True)  # to end: what there is, is saved
+        patched.setattr(training, "stop_requested", lambda: True)  # to end: what there is, is saved
         patched.setattr(RunFolder, "save_checkpoint", interrupted)
         assert run(binary, arguments, tmp_path) == 130
     assert run(binary, arguments, tmp_path) == 0
@@ -218,10 +218,10 @@ def test_verdicts_against_the_published_table(design, depth, accuracy, key, verd
     rows = [row for row in claims(pre | own) if row.setting.startswith(design)]
     assert [row.key for row in rows] == [key] * (key is not None)
     if rows:
-        (found,) = judged(rows, STATEMENTS[key].claimed)
+        (found,) = judge_rows(rows, STATEMENTS[key].claimed)
         assert found.verdict == verdict and found.row.draws == 8
         assert claims(own) == []  # nothing to compare with
-        (of_pre,) = judged(claims(pre), STATEMENTS["others train"].claimed)
+        (of_pre,) = judge_rows(claims(pre), STATEMENTS["others train"].claimed)
         assert of_pre.verdict == "outside"
         # as published, with warm-up, where there is one
         warm = cell_of("pre", depth, 0.6, 100) | cell_of(design, depth, accuracy, 100)

@@ -20,7 +20,7 @@ from trained_runs import (
 )
 
 from experiments import run_convex_hull, run_memorization, run_sort
-from experiments.lab.labelled import of_arrays
+from experiments.lab.labelled import make_dataset
 from experiments.paper.path_accuracies import BASELINES, accuracies
 from experiments.train import arguments
 from experiments.train.watched import layer_scalars
@@ -193,7 +193,7 @@ def measured(truncated, whole, baseline, tokens, sets=None):
             BASELINES[1]: 0.4 * ones,
         }.items()
     }
-    own = of_arrays(found, ("metric", "path_length"))
+    own = make_dataset(found, ("metric", "path_length"))
     own = own.assign_coords(path_length=np.arange(own.sizes["path_length"]))
     if sets is not None:
         places = ("seed", "num_paths", "metric", "path_length", "repeat")
@@ -242,7 +242,7 @@ def test_no_seed_is_left_out_but_of_findings_on_what_was_learned():
     found = made_of(seeds=5)
     found.whole.values[1] = 0.6
     rows = list(run_sort.claims(found, SETUP))
-    assert "1 of 5 draws have no number" in rows[0].why  # which may be on either side
+    assert "1 of 5 draws have no number" in rows[0].note  # which may be on either side
     draws = {row.key: row.draws for row in rows}
     assert draws == {"short suffice": 4, "one short": 5, "falls": 5, "biases": 4, "all of it": 4}
     biases = next(row for row in run_sort.claims(made_of(), SETUP) if row.key == "biases")

@@ -8,7 +8,7 @@ from trained_runs import SMALL, arrays, finished, parsed, result_of, rows, seed_
 
 import rank_collapse as rc
 from experiments import run_transformer as binary, run_width
-from experiments.lab.experiment import read
+from experiments.lab.experiment import read_run
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import load_models
@@ -46,7 +46,7 @@ def test_rows_and_summary_are_of_the_kept_weights(folder):
     assert results["residual"]["encoder"].shape == (2, 2)
     means = [accuracy.mean(), results["exact"].mean()]
     means += [results["residual"][half][:, -1].mean() for half in ("encoder", "decoder")]
-    assert [c.measured for c in read(binary, folder).comparisons] == means
+    assert [c.measured for c in read_run(binary, folder).comparisons] == means
 
 
 def test_what_is_watched_is_of_both_halves(folder):
@@ -134,7 +134,7 @@ def test_what_is_watched_has_a_file_for_each_depth(by_depth):
 
 def test_widths_shown_are_of_the_table(by_depth):
     """Each depth, and the deepest beside the shallowest."""
-    shown, table = read(run_width, by_depth), rows(by_depth)
+    shown, table = read_run(run_width, by_depth), rows(by_depth)
     means = {d: np.mean([float(r["accuracy"]) for r in table if r["depth"] == d]) for d in "14"}
     assert len(table) == 4 and {r["diverged"] for r in table} == {"0"}
     assert [line.measured for line in shown.comparisons] == pytest.approx([*means.values()])

@@ -42,7 +42,7 @@ def test_the_first_signal_is_read_where_a_chunk_ends(place, number, capfd):
     err = capfd.readouterr().err
     assert "\nstopping after this chunk; again to stop at once\n" in err
     assert err.endswith("\ninterrupted: the same command again resumes\n")
-    assert signal.getsignal(number) is before and not progress.asked()
+    assert signal.getsignal(number) is before and not progress.stop_requested()
 
 
 def test_the_second_signal_ends_at_once_and_an_ignored_one_stays_ignored():
@@ -50,9 +50,9 @@ def test_the_second_signal_ends_at_once_and_an_ignored_one_stays_ignored():
 import signal, time
 from experiments.lab import progress
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
-with progress.stopping():
+with progress.handle_signals():
     signal.raise_signal(signal.SIGHUP)
-    assert not progress.asked()
+    assert not progress.stop_requested()
     signal.raise_signal(signal.SIGINT)
     print('once', flush=True)
     signal.raise_signal(signal.SIGTERM)
@@ -82,7 +82,7 @@ def test_the_second_signal_ends_a_computation_that_never_returns_to_python():
         "from experiments.lab import progress\n"
         "forever = lambda i: jax.lax.while_loop(lambda i: i >= 0, lambda i: (i + 1) % 9, i)\n"
         "compiled = jax.jit(forever).lower(0).compile()\n"
-        "with progress.stopping():\n"
+        "with progress.handle_signals():\n"
         "    print('ready', flush=True)\n"
         "    jax.block_until_ready(compiled(0))\n"
     )

@@ -211,7 +211,7 @@ def albert(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_a_trained_albert_in_transformers_and_its_numbers(albert):
     """Its states, tokens and rate; a golden number is of texts of seed 1 (see `texts.as_ids`)."""
-    network = run_trained.network_of(albert, cli.parse(run_trained.FLAGS, ["--num_texts=4"]))
+    network = run_trained.network_of(albert, cli.parse_flags(run_trained.FLAGS, ["--num_texts=4"]))
     source, inputs = network.source, network.inputs
     task = measure.task_of(source, inputs, network.mask_id, 1)
     found = measure.paths(source, task, [12], 4)

@@ -44,7 +44,7 @@ def test_attention_written_out_number_by_number(score, scale):
     options = {"score": score, "scale": scale, "temperature": 1.7, "context": context}
     out, weights = attn.multi_head_attention(p, x, y, **options)
     q, k, v = (
-        np.asarray(attn.project(*a), float)
+        np.asarray(attn.project_heads(*a), float)
         for a in ((x, p.w_q, p.b_q), (y, p.w_k, p.b_k), (y, p.w_v, p.b_v))
     )
     expected = np.tile(np.asarray(p.b_o, float), (3, 1))

@@ -16,7 +16,7 @@ from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.network.designs import DesignName, count_branches
-from rank_collapse.network.residual import gained, init_gains, layer_gains
+from rank_collapse.network.residual import init_gains, layer_gains, scale_norm
 
 L, H, N, D = 3, 2, 5, 8
 
@@ -149,7 +149,7 @@ def test_layer_norms_are_scaled_by_their_layer():
     config = rc.design(network(4), "layernorm_scaling")
     np.testing.assert_allclose(config.norm_gain, 1 / np.sqrt([1, 2, 3, 4]))
     assert config.norm_placement == "pre" and config.final_norm
-    norm = gained(None, jnp.float32(0.5), 3)
+    norm = scale_norm(None, jnp.float32(0.5), 3)
     np.testing.assert_array_equal(norm.gain, [0.5, 0.5, 0.5])
     assert norm.bias is None
 

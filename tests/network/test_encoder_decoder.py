@@ -166,7 +166,7 @@ def test_teacher_forcing_agrees_with_decoding(kind):
     def three(params):
         options = {"begin": BEGIN, "end": END, "max_len": 6, "source_mask": EXISTS}
         one = rc.network.greedy_decode(params, SOURCES, made, **options)
-        read = encoder_decoder.shifted(one.tokens, BEGIN)
+        read = encoder_decoder.shift_target(one.tokens, BEGIN)
         trace = apply(params, SOURCES, read, made, source_mask=EXISTS)
         return one, trace.logits
 

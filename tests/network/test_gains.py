@@ -12,7 +12,7 @@ from refusals import is_refused, refused
 import rank_collapse as rc
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.residual import layer_gains
-from rank_collapse.network.walk import walk
+from rank_collapse.network.walk import walk_layers
 
 L, H, N, D = 3, 2, 5, 8
 ALPHA = np.array([0.7, 1.1, 0.4])
@@ -203,7 +203,7 @@ def test_layers_that_share_parameters_have_those_of_their_row():
         return state, layer.params.attention.w_q
 
     for rows, expected in ((None, [0, 0, 1, 1]), ((1, 3), [0, 1]), ((2, 4), [1, 1])):
-        _, weights = walk(step, 0.0, params, prepared, config, rows=rows)
+        _, weights = walk_layers(step, 0.0, params, prepared, config, rows=rows)
         np.testing.assert_array_equal(weights, params.layers.attention.w_q[jnp.array(expected)])
 
 

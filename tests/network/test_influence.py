@@ -15,7 +15,11 @@ from experiments.note.stability import dependency
 from rank_collapse.network.layers import norm
 from rank_collapse.network.measured import updates
 from rank_collapse.network.measured.heads import attention_profile
-from rank_collapse.network.measured.influence import layer_influence, layer_removal, settled
+from rank_collapse.network.measured.influence import (
+    find_settling_index,
+    layer_influence,
+    layer_removal,
+)
 from rank_collapse.paths.chains import branch_sizes
 from rank_collapse.paths.direct import variance_shares
 
@@ -196,7 +200,7 @@ def test_settled_is_where_it_stays_enough():
         [False] * 5,
         [True, False, True, False, False],
     ]
-    assert settled(enough).tolist() == [3, 0, 4, 4]
+    assert find_settling_index(enough).tolist() == [3, 0, 4, 4]
 
 
 @pytest.mark.full
@@ -305,22 +309,24 @@ def test_updates_have_the_asked_size_and_gradients_their_norms():
     def loss(params):
         return jnp.sum(target * rc.apply(params, x, config).output)
 
-    found = updates.matrices_of(params)
+    found = updates.get_weight_matrices(params)
     assert {part: set(m) for part, m in found.items()} == {
         "attention": {"w_q", "w_k", "w_v", "w_o"},
         "mlp": {"w_in", "w_gate", "w_out"},
     }
-    down = jax.tree.map(jnp.negative, updates.matrices_of(jax.grad(loss)(params)))
+    down = jax.tree.map(jnp.negative, updates.get_weight_matrices(jax.grad(loss)(params)))
     new = updates.moved(params, down, 1e-4)
-    moved = jax.tree.map(jnp.subtract, updates.matrices_of(new), found)
-    size, length = updates.norms_of(moved), updates.norms_of(found)
+    moved = jax.tree.map(jnp.subtract, updates.get_weight_matrices(new), found)
+    size, length = updates.compute_matrix_norms(moved), updates.compute_matrix_norms(found)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 1e-4 * b, rtol=0.01), size, length)
     # downhill by ε Σ ‖W‖ ‖∂W‖, to first order
     gradient = gradient_norms(loss, params)
     fall = sum(jax.tree.leaves(jax.tree.map(lambda a, b: jnp.sum(a * b), length, gradient)))
     np.testing.assert_allclose(loss(params) - loss(new), 1e-4 * fall, rtol=0.03)
     # a matrix alone: the norm of its gradient, entry by entry
-    alone = jax.grad(lambda w: loss(updates.with_matrices(params, {"attention": {"w_k": w}})))
+    alone = jax.grad(
+        lambda w: loss(updates.replace_weight_matrices(params, {"attention": {"w_k": w}}))
+    )
     own = alone(params.layers.attention.w_k)
     np.testing.assert_allclose(
         gradient["attention"]["w_k"], [np.linalg.norm(g) for g in own], rtol=1e-4
@@ -330,7 +336,7 @@ def test_updates_have_the_asked_size_and_gradients_their_norms():
 def test_output_change_is_between_normalised_states():
     params, x, config = placed(FIELDS[1])
     other = updates.moved(
-        params, jax.tree.map(lambda w: jnp.cos(40 * w), updates.matrices_of(params)), 0.1
+        params, jax.tree.map(lambda w: jnp.cos(40 * w), updates.get_weight_matrices(params)), 0.1
     )
     found = updates.output_change(params, other, x, config)
     a, b = (rc.apply(p, x, config).hidden for p in (params, other))
@@ -346,7 +352,7 @@ def test_output_change_is_between_normalised_states():
 def test_padded_tokens_do_not_count_in_the_output_change():
     """With padding it is the change of the network on the tokens that exist alone."""
     params, x, config = placed(FIELDS[0])
-    matrices, tree = jax.tree.flatten(updates.matrices_of(params))
+    matrices, tree = jax.tree.flatten(updates.get_weight_matrices(params))
     rng = np.random.default_rng(3)
     drawn = [jnp.asarray(rng.standard_normal(w.shape), w.dtype) for w in matrices]
     other = updates.moved(params, jax.tree.unflatten(tree, drawn), 0.1)

@@ -139,9 +139,9 @@ test_inputs_of_no_use_and_token_ids_outside_the_vocabulary_are_refused = refused
 
 def test_calls_outside_jit_compile_once(monkeypatch):
     config, params = san()
-    traces, forward = [], rc.network.transformer.forward
+    traces, forward = [], rc.network.transformer.compute_layer
     monkeypatch.setattr(
-        "rank_collapse.network.transformer.forward",
+        "rank_collapse.network.transformer.compute_layer",
         lambda *given, **options: traces.append(1) or forward(*given, **options),
     )
     for gain in (1.0, 0.5, 0.25):

@@ -84,7 +84,7 @@ def embedded(x):
 test_errors_name_the_value = refused(
     [
         (lambda: layers.norm(None, tokens(), "batch"), "norm='batch'"),
-        (lambda: layers.activation_of("maxout"), "mlp='maxout'"),
+        (lambda: layers.get_activation("maxout"), "mlp='maxout'"),
         (lambda: rc.EmbeddingConfig(vocab_size=3, d_input=2), "vocab_size=3 and d_input=2"),
         (lambda: rc.EmbeddingConfig(vocab_size=3, projection="twice"), "projection='twice'"),
         (lambda: init_embedding(jax.random.key(0), FEW, 5), "d_embed=4 is not d_model=5"),

@@ -11,7 +11,7 @@ from refusals import refused
 import rank_collapse as rc
 from rank_collapse.network import streams
 from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.passes import Output, run
+from rank_collapse.network.passes import Output, run_pass
 
 L, H, N, D, S = 3, 2, 5, 8, 4
 NAMES = {"hyper": "hyper_connections", "manifold": "mhc", "attention": "attention_residuals"}
@@ -37,7 +37,9 @@ def test_it_is_what_the_paper_says_token_by_token(kind, by_token):
     expected = stream_oracle.output(params, x, config)
     found = rc.apply(params, x, config).output
     assert np.max(np.abs(found - expected)) < 1e-12 * np.max(np.abs(expected))
-    np.testing.assert_allclose(run(Output(), *prepare_inputs(params, x, config), config), found)
+    np.testing.assert_allclose(
+        run_pass(Output(), *prepare_inputs(params, x, config), config), found
+    )
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -127,7 +129,7 @@ def test_products_of_the_start_of_mhc_fall_to_the_mean_as_the_closed_form_says(s
     config, _, x = network("manifold", num_streams=size)
     own = jax.tree.map(lambda a: a[0], rc.init(jax.random.key(0), config).layers.mlp_connection)
     state = draws.normal(size, N, D)
-    after, _ = streams.join(streams.connection_of(own, state, config, 0), state, x)
+    after, _ = streams.join_streams(streams.compute_connection(own, state, config, 0), state, x)
     apart = [np.linalg.norm(a - a.mean(axis=0, keepdims=True)) for a in (state, after)]
     np.testing.assert_allclose(apart[1] / apart[0], rate, rtol=1e-12)
 

@@ -16,8 +16,8 @@ from refusals import refused
 import rank_collapse as rc
 from rank_collapse import pretrained
 from rank_collapse.network import surgery
-from rank_collapse.network.layers import activation_of, norm
-from rank_collapse.network.parameters import completed
+from rank_collapse.network.layers import get_activation, norm
+from rank_collapse.network.parameters import complete_params
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -42,7 +42,7 @@ def test_variants_by_hand(variant, reading, family):
         branch, _ = rc.network.multi_head_attention(p.attention, x, x)
         skip = variant in ("SAN+skip", "Transformer")
         x = norm(p.attention_norm, branch + x if skip else branch)
-        phi = activation_of(CONFIG.mlp).fn
+        phi = get_activation(CONFIG.mlp).fn
         if variant in ("SAN+MLP", "Transformer"):
             z = phi(x @ p.mlp.w_in + p.mlp.b_in[None]) @ p.mlp.w_out + p.mlp.b_out[None]
             x = norm(p.mlp_norm, z if reading == "text" else z + x)
@@ -92,7 +92,7 @@ def test_decoders_by_hand(name, x64):
         cut, weights = surgery.ablate(config, params, variant, reading)
         found = rc.apply(weights, ids, cut, memory=memory)
         start = np.asarray(found.hidden[0])
-        whole = completed(params, config)  # biases that there are not as zeros
+        whole = complete_params(params, config)  # biases that there are not as zeros
         by_hand, _ = mp_oracle.states(whole, start, config.replace(**fields), memory)
         np.testing.assert_allclose(found.hidden, by_hand, rtol=0, atol=1e-10)
         ends.append(by_hand[-1])
@@ -216,6 +216,6 @@ def test_surgery_on_transformers(name, variant, reading, tmp_path):
 
 
 def test_variants_that_differ():
-    assert ("SAN+MLP", "text") in surgery.ablations_of("bert")
-    assert ("SAN", "text") in surgery.ablations_of("albert")
-    assert ("SAN", "text") not in surgery.ablations_of("xlnet")
+    assert ("SAN+MLP", "text") in surgery.list_ablations("bert")
+    assert ("SAN", "text") in surgery.list_ablations("albert")
+    assert ("SAN", "text") not in surgery.list_ablations("xlnet")

@@ -11,7 +11,7 @@ from path_examples import DEPTH, HEADS, config_of, example
 from refusals import each_is_refused, is_refused
 
 import rank_collapse as rc
-from rank_collapse.network.edits import places
+from rank_collapse.network.edits import edit_point_shapes
 
 CONFIG = config_of(mlp="gelu", norm_placement="post", attention_skip=True, mlp_skip=True)
 LAYER = 1
@@ -70,7 +70,7 @@ def test_sums_of_paths_hold_with_any_edit(x64):
         final_norm=True,
     )
     params, x, extra = example(config)
-    edit = {name: bent(name) for name in places(config)}
+    edit = {name: bent(name) for name in edit_point_shapes(config)}
     assert len(edit) == 22
     want = rc.apply(params, x, config, edit=edit, **extra).output
     assert np.abs(want - rc.apply(params, x, config, **extra).output).max() > 0.1
@@ -140,7 +140,7 @@ def test_edited_weights_do_not_look_into_the_future(x64):
 
 def test_what_is_kept_is_what_a_layer_computes(x64):
     params, x, _ = example(CONFIG)
-    names = tuple(places(CONFIG))
+    names = tuple(edit_point_shapes(CONFIG))
     trace = rc.apply(params, x, CONFIG, keep=names)
     kept, own = trace.kept, params.layers
     assert {*kept} == {*names}

@@ -12,7 +12,7 @@ from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.paths.enumeration import path_length
-from rank_collapse.paths.sets import logits_of, visiting_order
+from rank_collapse.paths.sets import classify_states, visiting_order
 from rank_collapse.paths.steps import SEMANTICS
 
 N, D = 4, 6
@@ -208,9 +208,9 @@ def test_logits_ignore_scale_and_common_shift_unless_asked():
     classifier = (jnp.eye(D), jnp.zeros(D))
     x = draws.normal(N, D)
     np.testing.assert_allclose(
-        logits_of(classifier, x), logits_of(classifier, 7 * x + 3), atol=1e-5
+        classify_states(classifier, x), classify_states(classifier, 7 * x + 3), atol=1e-5
     )
-    np.testing.assert_array_equal(logits_of(classifier, x, normalize=False), x)
+    np.testing.assert_array_equal(classify_states(classifier, x, normalize=False), x)
 
 
 @pytest.mark.full

@@ -17,7 +17,7 @@ from refusals import each_is_refused, refused
 import rank_collapse as rc
 from rank_collapse import apply
 from rank_collapse.paths import enumeration as rp
-from rank_collapse.paths.sets import logits_of, path_set_logits
+from rank_collapse.paths.sets import classify_states, path_set_logits
 
 
 @pytest.mark.parametrize(("depth", "num_heads"), [(1, 1), (3, 2), (4, 3)])
@@ -136,7 +136,7 @@ def test_every_case_equals_the_published_code(reference, as_users, request):
     @jax.jit
     def whole(params, inputs):
         states = jax.vmap(lambda x: apply(params, x, config).output)(inputs)
-        return logits_of(classifier, states, normalize=False)
+        return classify_states(classifier, states, normalize=False)
 
     differences = {"logits/full": largest(whole(params, inputs), data["logits/full"])}
 

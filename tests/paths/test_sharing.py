@@ -103,10 +103,10 @@ def by_hand(found, words, targets, keep, bias=0.0, cap=None):
 def test_by_length_against_softmax_in_numpy():
     found, words, targets = drawn()
     keep = np.arange(TOKENS) < TOKENS - 1
-    sums = next_token.sums_by_length(found)
-    known = next_token.no_words(len(sums[1]), TOKENS)
+    sums = next_token.list_sums_by_length(found)
+    known = next_token.empty_next_token(len(sums[1]), TOKENS)
     known = next_token.add_words(known, words, 0, *sums, targets)
-    effects = next_token.by_length(known, jnp.asarray(keep))
+    effects = next_token.measure_next_token_by_length(known, jnp.asarray(keep))
     loss, same = by_hand(found, words, targets, keep)
     ours = [effects["loss"][None], effects["loss_up_to"], effects["loss_without"]]
     assert relative(jnp.concatenate(ours), loss) < 1e-5
@@ -117,8 +117,8 @@ def test_by_length_against_softmax_in_numpy():
 def test_pieces_of_the_vocabulary_with_bias_and_cap():
     found, words, targets = drawn()
     bias, cap, size = np.linspace(-1, 1, VOCAB).astype(np.float32), 2.0, 4
-    parts, sums = next_token.sums_by_length(found)
-    known = next_token.no_words(len(sums), TOKENS)
+    parts, sums = next_token.list_sums_by_length(found)
+    known = next_token.empty_next_token(len(sums), TOKENS)
     add = jax.jit(next_token.add_words)
     for first in range(0, VOCAB, size):
         here = np.arange(first, first + size)
@@ -135,6 +135,6 @@ def test_pieces_of_the_vocabulary_with_bias_and_cap():
             word_mask=jnp.asarray(here < VOCAB),
         )
     keep = np.ones(TOKENS, bool)
-    loss, same = next_token.agreement(known, jnp.asarray(keep))
+    loss, same = next_token.measure_agreement(known, jnp.asarray(keep))
     expected = by_hand(found, words, targets, keep, bias, cap)
     assert relative(loss, expected[0]) < 1e-5 and np.allclose(same, expected[1])

@@ -19,10 +19,10 @@ from experiments.paper.trained.chains import ChainPass
 from rank_collapse import pretrained
 from rank_collapse.network import surgery
 from rank_collapse.network.measured import heads, influence, states
-from rank_collapse.network.measured.heads import attention_measures
+from rank_collapse.network.measured.heads import measure_heads
 from rank_collapse.network.measured.influence import InfluencePass
 from rank_collapse.network.measured.states import ProfilePass
-from rank_collapse.network.passes import Each, States
+from rank_collapse.network.passes import LayerMeasure, States
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
 from rank_collapse.pretrained import AblationSpec, Group, InMemory, streaming
@@ -75,7 +75,7 @@ def test_streamed_is_what_the_network_in_memory_gives(name):
         ("profile", ProfilePass(MEASURES)),
         ("lengths", LengthPass()),
         ("chains", ChainPass(2)),
-        ("attention", Each(attention_measures)),
+        ("attention", LayerMeasure(measure_heads)),
         ("influence", InfluencePass()),
     )
     groups = {
@@ -141,7 +141,7 @@ def test_next_tokens_of_a_language_model():
 
     output = jnp.asarray(found["sums"].output)
     known = next_tokens(source.unembedding, output[:, None], jnp.eye(1), targets)
-    ours, _ = jax.vmap(next_token.agreement)(known, jnp.asarray(keep))
+    ours, _ = jax.vmap(next_token.measure_agreement)(known, jnp.asarray(keep))
     expected = [loss(output[i], i) for i in range(3)]
     np.testing.assert_allclose(ours[:, 0], expected, rtol=1e-5)
 
@@ -211,7 +211,7 @@ def test_an_ablation_is_the_one_published_for_the_family():
     profile = (("profile", ProfilePass(MEASURES)),)
     for family in ("bert", "albert"):
         of_family = config.replace(family=family, skip_gain=0.7)
-        variants = surgery.ablations_of(family)
+        variants = surgery.list_ablations(family)
         groups = {"/".join(own): Group(profile, AblationSpec(*own)) for own in variants}
         found = pretrained.stream(InMemory(params, of_family), inputs, groups)
         for name, reading in variants:  # several of them share a program

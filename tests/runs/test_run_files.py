@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from refusals import each_is_refused, is_refused
 
 from experiments.lab.folder import RunFolder, read_summary
@@ -75,9 +76,9 @@ def test_a_summary_of_another_type_is_named(tmp_path, content):
         run.finish({"loss": 1.0})
         (tmp_path / "summary.json").write_bytes(content.encode("latin-1"))
         is_refused("summary", read_summary, tmp_path, error=RunError)
-        is_refused("delete this file", lambda: run.complete, error=RunError)
+        is_refused("delete this file", lambda: run.summary, error=RunError)
         (tmp_path / "summary.json").unlink()
-        assert not run.complete
+        assert run.summary is None
 
 
 def test_a_config_of_another_type_within_is_refused(tmp_path):
@@ -135,9 +136,7 @@ def test_a_folder_that_is_a_file_is_one_error(tmp_path):
         (tmp_path / "figures").write_text("")
         is_refused(
             r"cannot write to .*figures: .*exists",
-            run.write_file,
-            "figures/a.png",
-            b"",
+            lambda: run.publish(rows=list, summary=dict, figures={"a": Figure}),
             error=RunError,
         )
     RunFolder(tmp_path, CONFIG, overwrite=True).close()
@@ -258,7 +257,7 @@ def test_values_of_other_shapes_are_refused(tmp_path):
 
 def test_the_run_folder_keeps_it_and_overwrite_deletes_it(tmp_path):
     with RunFolder(tmp_path, {"a": 1}) as run:
-        run.append_metrics(1, {"loss": 1.0}, seed=0)
+        metrics.append(run.path / metrics.NAME, 1, {"loss": 1.0}, seed=0)
     with RunFolder(tmp_path, {"a": 1}) as run:
         assert len(metrics.read(run.path / metrics.NAME)) == 1
     with RunFolder(tmp_path, {"a": 1}, overwrite=True) as run:

@@ -28,13 +28,14 @@ def test_a_run_leaves_everything_and_its_second_opening_finds_it(tmp_path):
     with RunFolder(folder, CONFIG, execution={"num_devices": 2}) as run:
         assert not run.resumed and run.summary is None
         run.log("begun")
-        run.write_rows([{"seed": 0, "loss": 0.5}, {"seed": 1, "extra": "x,y"}])
         run.save_arrays({"a/b": jnp.arange(3)})
         figure = Figure()
         figure.subplots().plot([1, 2])
-        assert not run.has_figure("f")
-        run.save_figure(figure, "f")
-        run.finish({"loss": np.float32(0.5), "per_seed": np.arange(2)})
+        run.publish(
+            rows=lambda: [{"seed": 0, "loss": 0.5}, {"seed": 1, "extra": "x,y"}],
+            figures={"f": lambda: figure},
+            summary=lambda: {"loss": np.float32(0.5), "per_seed": np.arange(2)},
+        )
     names = {p.name for p in folder.iterdir()}
     files = {
         "config.json",
@@ -50,7 +51,7 @@ def test_a_run_leaves_everything_and_its_second_opening_finds_it(tmp_path):
     assert saved["execution"] == {"num_devices": 2}
     assert saved["environment"]["versions"]["jax"] == jax.__version__
     with RunFolder(folder, CONFIG) as again:
-        assert again.resumed and again.has_figure("f")
+        assert again.resumed and again.has_file("figures/f.png")
         assert again.summary == {"loss": 0.5, "per_seed": [0, 1]}
         np.testing.assert_array_equal(again.arrays["a/b"], [0, 1, 2])
         assert set(again.part("a")) == {"b"} and again.part("a/") is None
@@ -88,7 +89,7 @@ def test_what_is_shown_follows_what_is_asked_for(tmp_path):
                 rows=lambda: [{"part": part} for part in parts],
                 figures={"f": figure},
                 summary=lambda: {"count": len(parts)},
-                shown=parts,
+                selection=parts,
             )
 
     assert publish("a") == publish("a") == {"count": 1, "shown": ["a"]}
@@ -104,14 +105,9 @@ def test_another_config_is_refused_with_the_difference_and_overwrite_starts_afre
     with RunFolder(tmp_path, CONFIG) as run:
         run.save_arrays({"a": 1})
         run.finish({})
-        run.write_file("models.safetensors", b"weights")
-        run.write_file("models/depth-4.npz", b"weights")
-        is_refused(
-            r"'weights/depth-4\.npz' is not one of",
-            run.write_file,
-            "weights/depth-4.npz",
-            b"weights",
-        )
+    for name in ("models.safetensors", "models/depth-4.npz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"weights")
     (tmp_path / "notes.txt").write_text("mine")
     other = CONFIG | {"depth": 4}
     with pytest.raises(RunError, match="depth is 3 there, 4 here") as caught:

@@ -82,9 +82,9 @@ def test_the_pass_is_the_law_for_tokens_alike():
         config = rc.san_skip(50, 2, 24, **fields)
         params = draws.parameters(config, bias_scale=0.0, gain_scale=0.0)
         # weights whose mean squares are 1/fan-in exactly
-        params = updates.with_matrices(
+        params = updates.replace_weight_matrices(
             params,
-            jax.tree.map(lambda w: jnp.full_like(w, 24**-0.5), updates.matrices_of(params)),
+            jax.tree.map(lambda w: jnp.full_like(w, 24**-0.5), updates.get_weight_matrices(params)),
         )
         one = jnp.ones(50)
         law, shares = expectation.collapse_law(
@@ -137,7 +137,8 @@ def expected_gradient_norms(params, x, config, sizes):
 
     derivatives, trace = jax.grad(moved, has_aux=True)(sizes)  # the change is linear in the sizes
     squares = jax.tree.map(
-        lambda w: jnp.mean(jnp.square(w), axis=tuple(range(1, w.ndim))), updates.matrices_of(params)
+        lambda w: jnp.mean(jnp.square(w), axis=tuple(range(1, w.ndim))),
+        updates.get_weight_matrices(params),
     )
     return jax.tree.map(lambda d, w: jnp.sqrt(jnp.maximum(d, 0) / w), derivatives, squares), trace
 
@@ -153,7 +154,7 @@ def network_and_theory(name):
         keys = jax.random.split(key, 3)
         x, target = jax.random.normal(keys[2], (2, 16, 64))
         params, other = (rc.init(k, config) for k in keys[:2])
-        return params, updates.matrices_of(other), x, target
+        return params, updates.get_weight_matrices(other), x, target
 
     def compare(drawn):
         params, direction, x, target = drawn

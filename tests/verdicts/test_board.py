@@ -18,8 +18,8 @@ FORBIDDEN = {"script", "iframe", "object", "embed", "link", "base", "form"}
 
 def answer(claimed, values, **fields):
     stated = verdicts.Statement("source", "text", "statistic", claimed, **fields)
-    rows = [claims.of_mean("key", f"setting {i}", v) for i, v in enumerate(values)]
-    (found,) = verdicts.answers_of({"key": stated}, rows)
+    rows = [claims.mean_row("key", f"setting {i}", v) for i, v in enumerate(values)]
+    (found,) = verdicts.answer_statements({"key": stated}, rows)
     return found
 
 
@@ -48,7 +48,7 @@ class Seen(HTMLParser):
 
 def hostile_page():
     stated = {HOSTILE: verdicts.Statement(HOSTILE, HOSTILE, HOSTILE, (0.0, 1.0))}
-    rows = [claims.of_mean(HOSTILE, HOSTILE, [0.1, 0.2, 0.3], why=HOSTILE)]
+    rows = [claims.mean_row(HOSTILE, HOSTILE, [0.1, 0.2, 0.3], note=HOSTILE)]
     made = verdicts.Section(
         name=HOSTILE,
         title=HOSTILE,
@@ -60,12 +60,11 @@ def hostile_page():
         came_out=HOSTILE,
         figures=[(b"png", HOSTILE), (b"png", HOSTILE)],
         claims=rows,
-        table=[{HOSTILE: HOSTILE}],
         comparisons=[verdicts.Comparison(HOSTILE, HOSTILE, HOSTILE, HOSTILE)],
         details=HOSTILE,
         error=HOSTILE,
     )
-    answers = verdicts.answers_of(stated, rows)
+    answers = verdicts.answer_statements(stated, rows)
     return verdicts.render(HOSTILE, HOSTILE, [made], HOSTILE, answers, [HOSTILE])
 
 
@@ -101,8 +100,8 @@ def test_in_a_browser_nothing_is_cut_off_at_any_width(tmp_path):
 
 def test_intervals_are_drawn_against_the_claimed_range():
     found = answer((2.5, 3.5), [[2.99, 3.0, 3.01], [4.99, 5.0, 5.01], [2.3, 2.6, 2.9], []])
-    axis = board.axis_of(found)
-    drawn = board.forest(found, found.rows, axis, labels=True)
+    axis = board.make_axis(found)
+    drawn = board.plot_forest(found, found.rows, axis, labels=True)
     left, width = map(float, re.search(r'claimed" x="([\d.]+)%" width="([\d.]+)%"', drawn).groups())
     assert left == pytest.approx(axis.place(2.5), abs=0.01)
     assert left + width == pytest.approx(axis.place(3.5), abs=0.01)
@@ -120,13 +119,15 @@ def test_intervals_are_drawn_against_the_claimed_range():
 
 def test_an_axis_shows_small_values_beside_large_ones():
     far = answer((0.0, float("inf")), [[4.5e5, 4.6e5, 4.4e5], [0.41, 0.42, 0.4], [0.3, 0.31, 0.29]])
-    place = board.axis_of(far).place
+    place = board.make_axis(far).place
     assert place(0.41) - place(0.0) > 2 and place(4.5e5) - place(0.41) > 20
     assert place(float("inf")) == 100 and place(-float("inf")) == 0
-    near = board.axis_of(answer((0.0, 1.0), [[0.4, 0.5, 0.6]])).place
+    near = board.make_axis(answer((0.0, 1.0), [[0.4, 0.5, 0.6]])).place
     assert near(0.75) - near(0.5) == pytest.approx(near(0.5) - near(0.25))
 
 
 def test_a_statement_without_numbers_has_no_plot():
     none = answer((0.0, 1.0), [[]])
-    assert "no number" in board.statement(none) and "<svg" not in board.statement(none)
+    assert "no number" in board.render_statement(none) and "<svg" not in board.render_statement(
+        none
+    )

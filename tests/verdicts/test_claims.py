@@ -15,17 +15,17 @@ ABOVE = claims.ABOVE_ZERO
 
 
 def verdict(row, claimed=ABOVE):
-    (found,) = claims.judged([row], claimed)
+    (found,) = claims.judge_rows([row], claimed)
     return found.verdict
 
 
 def mean(values, setting="here"):
-    return claims.of_mean("key", setting, values)
+    return claims.mean_row("key", setting, values)
 
 
 def answer(*rows, claimed=ABOVE, **fields):
     statement = Statement("Section 1", "It is so.", "x", claimed, **fields)
-    return claims.answer_of("key", statement, rows)
+    return claims.answer_statement("key", statement, rows)
 
 
 UP, DOWN, BOTH = [1.0, 1.2, 0.9], [-1.0, -1.2, -0.9], [1.0, -1.2, 0.9]
@@ -52,8 +52,8 @@ def test_a_mean_in_a_range_and_draws_without_a_number():
     assert verdict(mean(near), (2.5, 3.5)) == "within"
     assert verdict(mean(near), (3.5, 4.5)) == "outside"
     found = mean([*near, None, math.nan])
-    assert found.draws == 3 and "2 of 5 draws have no number" in found.why
-    shown = claims.of_mean("key", "here", near, scale=lambda v: 2 * v)
+    assert found.draws == 3 and "2 of 5 draws have no number" in found.note
+    shown = claims.mean_row("key", "here", near, scale=lambda v: 2 * v)
     np.testing.assert_allclose(shown.interval(0.95), np.multiply(mean(near).interval(0.95), 2))
     assert shown.estimate == pytest.approx(6.00667, abs=1e-4)
 
@@ -68,12 +68,12 @@ def test_shares():
         (4, 4, "undecided"),
         (5, 5, "within"),
     ):
-        assert verdict(claims.of_share("key", "here", count, total), half) == wanted
+        assert verdict(claims.share_row("key", "here", count, total), half) == wanted
 
 
 def test_the_share_of_draws_in_a_range():
     def share(values, each=(0.1, math.inf)):
-        return claims.of_share_within("key", "here", values, each)
+        return claims.share_within_row("key", "here", values, each)
 
     half = claims.MORE_THAN_HALF
     assert verdict(share([0.7] * 8), half) == "within"
@@ -82,12 +82,12 @@ def test_the_share_of_draws_in_a_range():
     assert verdict(share([0.7] * 3), half) == "undecided"
     assert verdict(share([math.inf, -math.inf] * 4), half) == "undecided"
     found = share([0.7] * 7 + [0.0])
-    assert found.estimate == 7 / 8 and found.why == "7 of 8; values 0 to 0.7"
+    assert found.estimate == 7 / 8 and found.note == "7 of 8; values 0 to 0.7"
     wanted = stats.binomtest(7, 8).proportion_ci(0.95, method="wilson")
     assert found.interval(0.95) == pytest.approx(tuple(wanted))
     # what is not known may be on either side
     unknown = share([0.7] * 7 + [None])
-    assert unknown.estimate == 1 and "1 of 8 draws have no number" in unknown.why
+    assert unknown.estimate == 1 and "1 of 8 draws have no number" in unknown.note
     all_of_it = stats.binomtest(8, 8).proportion_ci(0.95, method="wilson")
     assert unknown.interval(0.95) == pytest.approx((wanted.low, all_of_it.high))
     lost = share([0.7] * 6 + [math.nan] * 12)
@@ -102,10 +102,10 @@ def test_one_case_against_it_decides_a_theorem():
         (0, 1000, 2, "undecided"),
         (0, 0, 8, "undecided"),
     ):
-        row = claims.of_cases("key", "here", count, total, draws)
+        row = claims.cases_row("key", "here", count, total, draws)
         assert verdict(row, claims.NO_CASE) == wanted
-    assert "no case" in row.why
-    rows = [claims.of_cases("key", str(n), n, 1000, 8) for n in (0, 0, 1)]
+    assert "no case" in row.note
+    rows = [claims.cases_row("key", str(n), n, 1000, 8) for n in (0, 0, 1)]
     assert answer(*rows, claimed=claims.NO_CASE, always=True).answer == FAILS
     assert answer(*rows, claimed=claims.NO_CASE).answer == IN_PART
 
@@ -134,9 +134,9 @@ def test_the_four_answers(rows, wanted):
     assert found.answer == wanted
     finding = answer(*(mean(v) for v in rows), claimed=None)
     assert finding.answer == FINDING
-    assert claims.counted([found, finding])[wanted] == 1
-    assert sum(claims.counted([found, finding]).values()) == 1
-    assert claims.by_chance([found, finding]) == 0.05  # also where no row got a verdict
+    assert claims.count_answers([found, finding])[wanted] == 1
+    assert sum(claims.count_answers([found, finding]).values()) == 1
+    assert claims.expected_errors([found, finding]) == 0.05  # also where no row got a verdict
 
 
 def test_intervals_are_joint_by_holms_procedure():
@@ -144,7 +144,7 @@ def test_intervals_are_joint_by_holms_procedure():
     rng = np.random.default_rng(0)
     for trial in range(20):
         draws = rng.normal(rng.normal(size=6)[:, None], 1.0, size=(6, 5))
-        found = claims.judged([mean(v) for v in draws], ABOVE)
+        found = claims.judge_rows([mean(v) for v in draws], ABOVE)
         for side, wanted in (("greater", "within"), ("less", "outside")):
             p = np.array([stats.ttest_1samp(v, 0, alternative=side).pvalue for v in draws])
             rejected, order = np.zeros(6, bool), np.argsort(p)
@@ -156,7 +156,7 @@ def test_intervals_are_joint_by_holms_procedure():
     # a row that alone would be decided is not among many that are not
     weak, noise = [0.6, 1.2, 0.9, 0.7], [1.0, -1.0, 0.5, -0.5]
     assert verdict(mean(weak)) == "within"
-    many = claims.judged([mean(weak), *([mean(noise)] * 9)], ABOVE)
+    many = claims.judge_rows([mean(weak), *([mean(noise)] * 9)], ABOVE)
     assert many[0].verdict == "undecided"
     assert many[0].interval == pytest.approx(mean(weak).interval(0.995))
 
@@ -178,7 +178,7 @@ def test_at_most_one_run_in_twenty_has_a_wrong_verdict(rows, draws):
     for common, own in zip(
         rng.normal(size=(RUNS, 1, draws)), rng.normal(size=(RUNS, rows, draws)), strict=True
     ):
-        count += wrong(claims.judged([mean(v) for v in 0.7 * common + 0.7 * own], ABOVE))
+        count += wrong(claims.judge_rows([mean(v) for v in 0.7 * common + 0.7 * own], ABOVE))
     assert stats.binomtest(count, RUNS, 0.05, alternative="greater").pvalue > 1e-3
 
 
@@ -186,12 +186,12 @@ def test_at_most_one_run_in_twenty_has_a_wrong_verdict(rows, draws):
 @pytest.mark.parametrize("rows", [1, 2])
 def test_shares_whose_truth_is_one_half_are_wrong_in_at_most_a_twentieth(rows, draws):
     """Of all counts that rows may have, by their probability: no draws are needed."""
-    of_share = [claims.of_share("", "", count, draws) for count in range(draws + 1)]
+    of_share = [claims.share_row("", "", count, draws) for count in range(draws + 1)]
     weights = stats.binom.pmf(np.arange(draws + 1), draws, 0.5)
     chance = sum(
         np.prod(weights[list(counts)])
         for counts in itertools.product(range(draws + 1), repeat=rows)
-        if wrong(claims.judged([of_share[k] for k in counts], claims.MORE_THAN_HALF))
+        if wrong(claims.judge_rows([of_share[k] for k in counts], claims.MORE_THAN_HALF))
     )
     assert chance <= 0.05 and (draws < claims.FEWEST_OF_SHARE) == (chance == 0)
 
@@ -203,7 +203,7 @@ def test_the_mean_of_few_bounded_draws_would_be_wrong_more_often():
     for _ in range(RUNS // 4):
         values = np.where(rng.random(8) < 0.88, 1.0, 0.1) - 1e-3 * rng.random(8)
         within["mean"] += verdict(mean(values), high) == "within"
-        found = verdict(claims.of_share_within("", "", values, high), claims.MORE_THAN_HALF)
+        found = verdict(claims.share_within_row("", "", values, high), claims.MORE_THAN_HALF)
         within["share"] += found == "within"
         within["share wrong"] += found == "outside"
     assert within["mean"] > 0.3 * RUNS / 4 and within["share"] > 0.6 * RUNS / 4
@@ -215,17 +215,19 @@ def test_a_curve_among_draws():
     draws = rng.normal(size=(20, 5)).cumsum(axis=1)
 
     def of_curve(*given):
-        return claims.of_curve("key", "here", *given)
+        return claims.curve_row("key", "here", *given)
 
     assert verdict(of_curve(rng.normal(size=5).cumsum(), draws)) == "within"
     apart = draws.mean(axis=0) + np.array([0, 0, 0, 30, 0])
     found = of_curve(apart, draws)
-    assert verdict(found) == "outside" and "p = 0.048 with 20 draws" in found.why
+    assert verdict(found) == "outside" and "p = 0.048 with 20 draws" in found.note
     # the smallest p that 20 draws can give is none among 12 curves; that of 240 is
-    twelve = claims.judged([found] * 12, ABOVE)
+    twelve = claims.judge_rows([found] * 12, ABOVE)
     assert {j.verdict for j in twelve} == {"undecided"} and not twelve[0].interval.is_finite
     many = rng.normal(size=(240, 5)).cumsum(axis=1)
-    assert {j.verdict for j in claims.judged([of_curve(apart, many)] * 12, ABOVE)} == {"outside"}
+    assert {j.verdict for j in claims.judge_rows([of_curve(apart, many)] * 12, ABOVE)} == {
+        "outside"
+    }
     assert verdict(of_curve(apart, draws[:18])) == "undecided"
     assert verdict(of_curve(apart, draws[:0])) == "undecided"
     # what is read off a figure is known to a resolution only; a tie is no curve apart
@@ -234,7 +236,7 @@ def test_a_curve_among_draws():
     assert verdict(of_curve(np.zeros(5), flat, 1e-3)) == "within"
     # draws as far as the curve count as farther
     tied = of_curve(np.ones(1), np.repeat([-1.0, 1.0], [10, 9])[:, None])
-    assert tied.why == "p = 1 with 19 draws"
+    assert tied.note == "p = 1 with 19 draws"
 
 
 CURVES = {  # laws of 240 draws and one more, by layer
@@ -254,8 +256,8 @@ def test_chance_and_reading_off_refuse_one_of_twelve_curves_in_one_run_of_twenty
         for _ in range(12):
             own, *draws = CURVES[law](rng)
             read = own + resolution * rng.uniform(-1, 1, own.shape)
-            rows.append(claims.of_curve("key", "", read, draws, resolution))
-        wrong += any(j.verdict == "outside" for j in claims.judged(rows, ABOVE))
+            rows.append(claims.curve_row("key", "", read, draws, resolution))
+        wrong += any(j.verdict == "outside" for j in claims.judge_rows(rows, ABOVE))
     assert stats.binomtest(wrong, runs, 0.05, alternative="greater").pvalue > 1e-3
 
 
@@ -264,14 +266,14 @@ def test_no_place_among_240_draws_refuses_one_of_twelve_curves_by_itself():
     draws = np.random.default_rng(3).normal(size=(240, 1))
     farthest = np.abs(draws - draws.mean()).max()
     for times, wanted in ((1.02, "within"), (2.0, "outside")):
-        row = claims.of_curve("key", "", draws.mean(axis=0) + times * farthest, draws)
-        assert {j.verdict for j in claims.judged([row] * 12, ABOVE)} == {wanted}
+        row = claims.curve_row("key", "", draws.mean(axis=0) + times * farthest, draws)
+        assert {j.verdict for j in claims.judge_rows([row] * 12, ABOVE)} == {wanted}
 
 
 def test_a_row_of_no_statement_is_refused():
-    is_refused("'key' is not one of the statements", claims.answers_of, {}, [mean(UP)])
+    is_refused("'key' is not one of the statements", claims.answer_statements, {}, [mean(UP)])
 
 
 def test_rows_of_other_runs_count_in_the_joint_level():
-    (found,) = claims.judged([mean(UP)], ABOVE, beside=4)
+    (found,) = claims.judge_rows([mean(UP)], ABOVE, num_elsewhere=4)
     assert found.interval == mean(UP).interval(0.99)

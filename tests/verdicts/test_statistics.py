@@ -14,26 +14,26 @@ VALUES = np.random.default_rng(0).normal(2.0, 1.0, 5)
 
 
 def test_a_mean_has_its_interval_where_seeds_tell_it():
-    mean, ends = statistics.mean_of(VALUES)
+    mean, ends = statistics.mean_with_interval(VALUES)
     wanted = stats.t.interval(0.95, 4, VALUES.mean(), stats.sem(VALUES))
     assert (mean, *ends) == pytest.approx((VALUES.mean(), *wanted), rel=1e-9)
     shares = [1.0, 1.0, 0.4]
-    assert statistics.mean_of(shares)[1].high > 1
-    assert statistics.mean_of(shares, share=True)[1] == share_interval(shares)
+    assert statistics.mean_with_interval(shares)[1].high > 1
+    assert statistics.mean_with_interval(shares, share=True)[1] == share_interval(shares)
     for values, share in (([2.0], False), ([2.0, 2.0], False), ([1.0], True), ([1, np.nan], True)):
-        assert not statistics.mean_of(values, share=share)[1].is_finite
-    assert statistics.between(statistics.mean_of([2.0])) == "2.000"
-    assert statistics.between((0.1, Interval(0.05, 0.2)), 2) == "0.10 (0.05 to 0.20)"
+        assert not statistics.mean_with_interval(values, share=share)[1].is_finite
+    assert statistics.format_interval(statistics.mean_with_interval([2.0])) == "2.000"
+    assert statistics.format_interval((0.1, Interval(0.05, 0.2)), 2) == "0.10 (0.05 to 0.20)"
 
 
 def test_what_is_no_number_is_none_in_json():
-    found = [*map(statistics.number, np.array([1.5, np.nan, -np.inf], np.float32))]
+    found = [*map(statistics.finite_or_none, np.array([1.5, np.nan, -np.inf], np.float32))]
     assert json.dumps(found, allow_nan=False) == "[1.5, null, null]"
 
 
 def test_a_row_for_each_seed():
     columns = {"a": np.array([True, False]), "b": np.array([1.5, 2.5], np.float32), "c": [None, 3]}
-    assert statistics.by_seed(columns) == [
+    assert statistics.seed_rows(columns) == [
         {"seed": 0, "a": True, "b": 1.5, "c": None},
         {"seed": 1, "a": False, "b": 2.5, "c": 3},
     ]

@@ -27,27 +27,27 @@ def test_so_many_draws_have_an_interval_that_ends_before(draws, distance):
 
 def answer(*rows, claimed=claims.ABOVE_ZERO):
     statement = claims.Statement("a paper", "it is so", "a difference", claimed)
-    return claims.answer_of("key", statement, rows)
+    return claims.answer_statement("key", statement, rows)
 
 
 def test_an_undecided_row_says_how_many_draws_would_decide_it():
-    row = claims.of_mean("key", "a network", values_of(4, 0.5, 1))
+    row = claims.mean_row("key", "a network", values_of(4, 0.5, 1))
     said = wording.answer_lines(answer(row))
     count = int(said.split("about ")[1].split(" would")[0])
-    decided = claims.of_mean("key", "a network", values_of(count, 0.5, 1))
+    decided = claims.mean_row("key", "a network", values_of(count, 0.5, 1))
     assert answer(decided).answer == "holds" and answer(row).answer == "cannot be said"
 
 
 def test_too_few_draws_say_the_least_that_decide():
-    few = claims.of_share("key", "a network", 2, 2)
+    few = claims.share_row("key", "a network", 2, 2)
     said = wording.answer_lines(answer(few, claimed=claims.MORE_THAN_HALF))
     assert said.endswith(f"{claims.FEWEST_OF_SHARE} or more would decide")
-    cases = claims.of_cases("key", "a network", 0, 9, 2)
+    cases = claims.cases_row("key", "a network", 0, 9, 2)
     said = wording.answer_lines(answer(cases, claimed=claims.NO_CASE))
     assert said.endswith(f"{claims.FEWEST_DRAWS} or more would decide")
 
 
 def test_a_row_that_is_decided_or_lost_says_nothing_more():
     for values in (values_of(9, 5, 1), [math.nan] * 4):
-        said = wording.answer_lines(answer(claims.of_mean("key", "a network", values)))
+        said = wording.answer_lines(answer(claims.mean_row("key", "a network", values)))
         assert "would decide" not in said

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import replay
-from rank_collapse.network.residual import summands
+from rank_collapse.network.residual import scale_summands
 from rank_collapse.network.transformer import Trace
 
 
@@ -44,7 +44,7 @@ def branch_shares(
 
 
 def _share(passage):
-    stream, part = summands(passage.spec, passage.state, passage.part)
+    stream, part = scale_summands(passage.spec, passage.state, passage.branch_output)
     # over the features, as LayerNorm takes it, averaged over tokens
     branch, before = (jnp.mean(jnp.var(x, axis=-1)) for x in (part, stream))
     total = branch + (before if passage.spec.skip else 0.0)

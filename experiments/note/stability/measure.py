@@ -39,7 +39,7 @@ def draw(options: Flags, key: Any, config: rc.TransformerConfig) -> dict[str, An
         "x": tokens(key_tokens[None])[0],
         "batch": tokens(jax.random.split(jax.random.fold_in(key_tokens, 1), PROFILED)),
         "target": jax.random.normal(key_target, shape),
-        "direction": updates.matrices_of(other),
+        "direction": updates.get_weight_matrices(other),
     }
 
 

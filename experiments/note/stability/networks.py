@@ -120,8 +120,8 @@ def expected(params: Any, x: Any, config: Any, size: Any) -> expectation.Expecte
 
 def gradients(loss: Callable[[Any], tuple[Any, Any]], params: Any) -> tuple[Any, Any]:
     """(∂loss/∂W of every matrix, as `updates.matrices_of`, what else loss(params) returns)."""
-    return jax.grad(lambda own: loss(updates.with_matrices(params, own)), has_aux=True)(
-        updates.matrices_of(params)
+    return jax.grad(lambda own: loss(updates.replace_weight_matrices(params, own)), has_aux=True)(
+        updates.get_weight_matrices(params)
     )
 
 
@@ -153,9 +153,11 @@ def sgd_change(params: Any, x: Any, config: Any, gradients: Any) -> jax.Array:
     """|δx̂|²/(d η²) of an SGD step W − η ∂loss/∂W of all matrices, to first order in η."""
 
     def output(own):
-        return normalised_output(rc.apply(updates.with_matrices(params, own), x, config), config)
+        return normalised_output(
+            rc.apply(updates.replace_weight_matrices(params, own), x, config), config
+        )
 
-    tangent = jax.jvp(output, (updates.matrices_of(params),), (gradients,))[1]
+    tangent = jax.jvp(output, (updates.get_weight_matrices(params),), (gradients,))[1]
     return jnp.mean(jnp.square(tangent))
 
 
@@ -164,7 +166,7 @@ def gradient_bound(params: Any, gradients: Any, target: Any, size: Any) -> jax.A
     gradient changes the output by at least, since it changes the loss u·x̂ by e Σ‖W‖‖∂W‖,
     u the target [n, d].
     """
-    norms = map(updates.norms_of, (updates.matrices_of(params), gradients))
+    norms = map(updates.compute_matrix_norms, (updates.get_weight_matrices(params), gradients))
     total = jax.tree.reduce(jnp.add, jax.tree.map(lambda w, g: jnp.sum(w * g), *norms))
     return jnp.square(size * total) / (jnp.sum(jnp.square(target)) * target.size)
 

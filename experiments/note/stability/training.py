@@ -34,7 +34,7 @@ def trained(options: Flags, run: RunFolder) -> dict[Cell, dict[str, Any]]:
     own = {name: options[name].value for name in ("seed", "num_seeds", "num_devices", "seed_chunk")}
     own |= {"n_steps": options.train_steps}
     arguments = [f"--{name}={value}" for name, value in own.items() if value is not None]
-    sizes = cli.parse(letters.make_flags(), arguments)
+    sizes = cli.parse_flags(letters.make_flags(), arguments)
     cells = [
         Cell(options.train_depth, name, sizes.learning_rate, 0, sizes.batch_size)
         for name in options.train_designs
@@ -60,7 +60,7 @@ def make_measure(recipe: Recipe, *, size: float) -> Callable[..., dict[str, Any]
             return examples.loss_metric(logits, held_out), None
 
         gradients, _ = networks.gradients(loss, model.network)
-        leaves, tree = jax.tree.flatten(updates.matrices_of(model.network))
+        leaves, tree = jax.tree.flatten(updates.get_weight_matrices(model.network))
         keys = jax.random.split(jax.random.key(0), len(leaves))
         drawn = [jax.random.normal(k, w.shape) for k, w in zip(keys, leaves, strict=True)]
         random, down = jax.tree.unflatten(tree, drawn), jax.tree.map(jax.numpy.negative, gradients)

@@ -17,7 +17,7 @@ from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from rank_collapse import pretrained
 from rank_collapse.network.measured.states import ProfilePass
-from rank_collapse.network.surgery import ablations_of
+from rank_collapse.network.surgery import list_ablations
 from rank_collapse.pretrained import PUBLISHED
 from rank_collapse.pretrained.checkpoint import open_weights
 from rank_collapse.pretrained.hub import PREFIX, hub_folder, is_hub_name
@@ -44,7 +44,7 @@ class Model:
     @property
     def ablations(self) -> list[tuple[str, str]]:
         """(variant, reading) of all that are measured."""
-        return list(ablations_of(self.settings["model_type"]))
+        return list(list_ablations(self.settings["model_type"]))
 
 
 class Weights(NamedTuple):

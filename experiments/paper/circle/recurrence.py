@@ -22,7 +22,7 @@ from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.residual import lone_norm
-from rank_collapse.network.walk import walk_through
+from rank_collapse.network.walk import walk_network
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.logdomain import LogScaled
 
@@ -164,7 +164,7 @@ def log_roll_out(
     def network(state):
         state = linear(state, params.embedding.w_in, params.embedding.b_in)
         state = ops.apply_norm(first_norm, state, keep)
-        return linear(walk_through(algebra, state, params, prepared, config), *classifier)
+        return linear(walk_network(algebra, state, params, prepared, config), *classifier)
 
     def advance(state, _):
         out = network(state)

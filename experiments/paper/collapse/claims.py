@@ -9,10 +9,10 @@ import xarray as xr
 
 from experiments.lab import labelled
 from experiments.lab.experiment import Finding
-from experiments.lab.labelled import along, beside, points, rows
+from experiments.lab.labelled import apply_along, compare_means, iterate_points, statement_rows
 from experiments.paper.collapse.cubic_law import measured_constant
 from experiments.paper.collapse.figures import TIGHTNESS, as_published, first, slowed
-from experiments.verdicts.claims import Row, of_cases
+from experiments.verdicts.claims import Row, cases_row
 from experiments.verdicts.page import Comparison
 from experiments.verdicts.statistics import power_law_wins
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
@@ -41,7 +41,7 @@ def claims(found: xr.Dataset, setup: Any) -> Iterator[Row]:
     relative = found.log10_residual - found.log10_size
     last, start = relative.isel(layer=-1, drop=True), relative.isel(layer=0, drop=True)
     rate, left = found.local_rate.isel(layer=-1, drop=True), 10.0 ** (last - start)
-    falls, own = along(power_law_wins, 10.0**relative, "layer"), set(found.variant.values)
+    falls, own = apply_along(power_law_wins, 10.0**relative, "layer"), set(found.variant.values)
     # Without skips post- and pre-norm are one network up to an outer norm: the row of post-norm, as
     # published, is that of both.
     once = [
@@ -60,13 +60,15 @@ def claims(found: xr.Dataset, setup: Any) -> Iterator[Row]:
         ("law of the fall", falls, "san_skip", found.norm_placement, ""),
     ):
         if variant in own:
-            yield from rows(key, values.sel(variant=variant, norm_placement=norms, drop=True), what)
+            yield from statement_rows(
+                key, values.sel(variant=variant, norm_placement=norms, drop=True), what
+            )
     for key, variant in (("skips", "san_skip"), ("mlps slow", "san_mlp")):
         if {"san", variant} <= own:
             with_, without = (
                 last.sel(variant=v, norm_placement=once, drop=True) for v in (variant, "san")
             )
-            yield from rows(key, with_ - without)
+            yield from statement_rows(key, with_ - without)
     for key, variant in (("heads bound", "san"), ("mlp bound", "san_mlp")):
         if variant in own and "admissible" in found:
             here = found.sel(variant=variant, drop=True)
@@ -74,15 +76,15 @@ def claims(found: xr.Dataset, setup: Any) -> Iterator[Row]:
             cases = here.admissible.count(["seed", "layer"])
             broken = above(here, "log10_published_bound")
             covered = found.admissible.sel(variant=variant).notnull().any(["seed", "layer"])
-            for point, count in points(broken):
+            for point, count in iterate_points(broken):
                 if covered.sel(point):
-                    where = f"layers of {variant}, {labelled.setting(point)}"
+                    where = f"layers of {variant}, {labelled.describe_point(point)}"
                     total = int(cases.sel(point))
-                    yield of_cases(key, where, int(count), total, found.sizes["seed"])
+                    yield cases_row(key, where, int(count), total, found.sizes["seed"])
     if "swept" in found and "san" in own:
         raised = slowed(found).dropna("norm_placement", how="all")
-        yield from rows(
-            "mlp gain", along(partial(crossing, raised.mlp_gain.values), raised, "mlp_gain")
+        yield from statement_rows(
+            "mlp gain", apply_along(partial(crossing, raised.mlp_gain.values), raised, "mlp_gain")
         )
     if "swept" in found and "san" in own and 1 in found.mlp_gain:
         # Post-norm gives all states one size up to that of their mean, so that differences of
@@ -92,9 +94,9 @@ def claims(found: xr.Dataset, setup: Any) -> Iterator[Row]:
         )
         gained = as_published - found.log10_residual.sel(variant="san", drop=True)
         what = "MLPs with their own skip, as published"
-        yield from rows("mlps slow", gained.isel(layer=-1), what)
+        yield from statement_rows("mlps slow", gained.isel(layer=-1), what)
         change = as_published.isel(layer=-1) - as_published.isel(layer=0)
-        yield from rows("mlps stop", 10.0**change, what)
+        yield from statement_rows("mlps stop", 10.0**change, what)
 
 
 def crossing(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
@@ -124,26 +126,28 @@ def compare(found: xr.Dataset, setup: Any) -> Iterator[Comparison]:
     ends = [curve[min(depth, len(curve) - 1)] for curve in theirs.values()]
     published = xr.DataArray(ends, {"variant": [*theirs]})
     note = "published: BERT at initialisation (768 wide, 12 heads, post-norm)"
-    yield from beside(f"residual ratio after {depth} layers", end.ratio, published, note)
-    yield from beside("log10 of the residual at the last layer", end.log10_residual)
-    yield from beside("the same in plain arithmetic", end.plain_log10_residual)
+    yield from compare_means(f"residual ratio after {depth} layers", end.ratio, published, note)
+    yield from compare_means("log10 of the residual at the last layer", end.log10_residual)
+    yield from compare_means("the same in plain arithmetic", end.plain_log10_residual)
     if "admissible" in found:
         here = found.where(found.admissible > 0).isel(layer=slice(1, None))
         # The stack's bound needs the condition in every layer so far, a layer's in that one only.
         so_far = here.where(here.admissible.cumprod("layer", skipna=False) > 0)
         broken = above(here, "log10_layer_bound") + above(so_far, "log10_bound")
         text = "layers and depths above the bound with sums over heads (derived here)"
-        yield from beside(text, broken.expand_dims("seed"), 0)
+        yield from compare_means(text, broken.expand_dims("seed"), 0)
         tightness = found[list(TIGHTNESS)].isel(layer=slice(1, None)).to_dataarray("bound")
         free = (tightness.drop_sel(bound="tightness_paper") < -1e-3).sum(["bound", "layer"])
-        yield from beside("layers above a bound that needs no condition (derived here)", free, 0)
+        yield from compare_means(
+            "layers above a bound that needs no condition (derived here)", free, 0
+        )
         text = "powers of ten above what is bounded, median over layers"
-        yield from beside(text, tightness.median("layer"))
+        yield from compare_means(text, tightness.median("layer"))
     if "log10_c" in found:
         for name, profile in (("", "log10_residual"), (", in closed form", "log10_cubic")):
-            c = along(lambda own: measured_constant(own).log10_c_eff, found[profile], "layer")
+            c = apply_along(lambda own: measured_constant(own).log10_c_eff, found[profile], "layer")
             text = f"log10 c_eff of the 3^L law{name}, beside the theorem's"
-            yield from beside(text, c, end.log10_c.mean("seed"))
+            yield from compare_means(text, c, end.log10_c.mean("seed"))
 
 
 def finding(found: xr.Dataset, setup: Any) -> Finding | None:

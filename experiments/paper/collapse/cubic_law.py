@@ -14,7 +14,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import apply
-from rank_collapse.network.walk import walk, walk_layer
+from rank_collapse.network.walk import walk_layer, walk_layers
 from rank_collapse.theory import tangent
 from rank_collapse.theory.bounds import not_covered, score_width
 from rank_collapse.theory.log_operations import LogState, around_mean, log10_norm
@@ -27,7 +27,7 @@ COVERS = covers.Covers(
     | covers.STREAM
     | covers.MLPS
     | covers.EXPERTS
-    | covers.anything("scale_scores", "temperature")
+    | covers.at_any_value("scale_scores", "temperature")
     | {"attention_skip": (False,)},
 )
 
@@ -98,7 +98,7 @@ def closed_profile(
 @jax.jit
 def _closed_pass(params, prepared, config, log, trace):
     diameters = log.input_diameters + log.inputs.log_scale / math.log(10)
-    growth = log10_growth(params, trace, diameters, config, prepared.keep)
+    growth = log10_growth(params, trace, diameters, config, prepared.existing_tokens)
     growth = jnp.where(jnp.isfinite(log.profile[:-1]), growth, jnp.nan)
     certified = growth < 0
     start = jnp.where(jnp.any(certified), jnp.argmax(certified), config.depth)
@@ -146,14 +146,14 @@ def _prepared(params, x, config, inputs):
 @jax.jit
 def _cubic_pass(params, prepared, config, measured=None):
     """The profile; with `measured` (s, LogStates [L]) attention reads those up to layer s."""
-    start = around_mean(prepared.x, prepared.keep)
+    start = around_mean(prepared.x, prepared.existing_tokens)
     first, states = (None, None) if measured is None else measured
 
     def step(layer, state):
         state, _ = walk_layer(CubicAttention(first), layer, state)
         return state, log10_norm(state)
 
-    _, profile = walk(step, start, params, prepared, config, extra=states)
+    _, profile = walk_layers(step, start, params, prepared, config, extra=states)
     return jnp.concatenate([log10_norm(start)[None], profile])
 
 
@@ -166,8 +166,8 @@ class CubicAttention(tangent.Tangents):
     def __init__(self, first: Any = None):
         self.first = first
 
-    def attention(self, layer, branch_input):
-        params, keep, given = layer.params.attention, layer.inputs.keep, layer.extra
+    def apply_attention(self, layer, branch_input):
+        params, keep, given = layer.params.attention, layer.inputs.existing_tokens, layer.extra
         if given is not None:
             use = layer.index <= self.first
             branch_input = jax.tree.map(lambda a, b: jnp.where(use, a, b), given, branch_input)

@@ -20,7 +20,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import replay
 from rank_collapse.network.transformer import Trace
-from rank_collapse.network.walk import Layer, Passage
+from rank_collapse.network.walk import Layer, SublayerValues
 from rank_collapse.theory.bounds import largest_slope, lipschitz_constants
 from rank_collapse.theory.mean_bounds import attention_norms, spectral_norm
 
@@ -76,7 +76,9 @@ def log10_growth(
     return jax.vmap(iterated)(jnp.arange(len(step))) / math.log(10)
 
 
-def layer_growth(layer: Layer, passages: dict[str, Passage], keep: Bool[Array, "n"]) -> LayerGrowth:
+def layer_growth(
+    layer: Layer, passages: dict[str, SublayerValues], keep: Bool[Array, "n"]
+) -> LayerGrowth:
     """The factors of one layer; see `log10_growth`."""
     params, config = layer.params, layer.config
     scores, values = attention_norms(params.attention, layer.gains.temperature, config)
@@ -105,7 +107,7 @@ def mlp_lipschitz(
     if kind not in layers.GATED:
         return lipschitz_constants(params, kind, (spectral_norm,))[0]
     z = x @ params.w_in + params.b_in[None, :]
-    u = layers.activation_of(kind).fn(x @ params.w_gate + params.b_gate[None, :])
+    u = layers.get_activation(kind).fn(x @ params.w_gate + params.b_gate[None, :])
     largest = [jnp.max(jnp.where(keep[:, None], jnp.abs(a), 0)) for a in (z, u)]
     slope = largest_slope(layers.GATED[kind], x.dtype) * spectral_norm(params.w_gate)
     size = slope * largest[0] + spectral_norm(params.w_in) * largest[1]
@@ -117,9 +119,9 @@ def _around(passage, keep):
     spec = passage.spec
     inside = jnp.log(jnp.max(jnp.abs(spec.branch_gain)))
     none = jnp.zeros_like(inside)
-    outer = none if passage.normed is None else _norm_factor(spec, passage.normed, keep)
+    outer = none if passage.norm_input is None else _norm_factor(spec, passage.norm_input, keep)
     if spec.norms_branch:
-        inside = inside + _norm_factor(spec.at_branch, passage.part, keep)
+        inside = inside + _norm_factor(spec.at_branch, passage.branch_output, keep)
     return (outer, inside, none) if spec.norms_input else (none, inside, outer)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from experiments.lab import labelled
-from experiments.lab.experiment import by_name
+from experiments.lab.experiment import name_figures
 from rank_collapse.report import figures
 from rank_collapse.report.figures import Figure
 
@@ -34,7 +34,7 @@ def first(found: xr.Dataset, *but: str) -> xr.Dataset:
 
 def by_variant(values: xr.DataArray, **options: Any):
     """Curves of the variants by layer, a panel for each norm placement."""
-    fig, axes = labelled.facets(
+    fig, axes = labelled.plot_facets(
         values, hue="variant", col="norm_placement", sharey=True, style=style, **options
     )
     fig.legend(*axes[0, -1].get_legend_handles_labels(), loc="outside right center")
@@ -57,7 +57,7 @@ def depth_figure(found: xr.Dataset, setup: Any) -> Figure:
     """Residual ratio by layer at initialisation, on English text: mean and standard deviation over
     seeds. Attention alone and with MLPs fall together, within two layers."""
     ratio = as_published(found).ratio
-    fig, ((ax,),) = labelled.facets(ratio, hue="variant", style=style, ylabel=RATIO)
+    fig, ((ax,),) = labelled.plot_facets(ratio, hue="variant", style=style, ylabel=RATIO)
     ax.set(ylim=(-0.03, 1.03), title="")
     ax.legend(loc="center", bbox_to_anchor=(0.55, 0.4))
     return fig
@@ -78,7 +78,7 @@ def log_residual_figure(found: xr.Dataset, setup: Any) -> Figure:
     start = (found.log10_residual - found.log10_size).isel(layer=0, drop=True)
     lost = start - (found.log10_residual - found.log10_size)
     fig, axes = by_variant(lost, ylabel=label, width=3.6, height=3.4, draw=figures.log_band)
-    panels = labelled.points(found.sel(variant="san"), "seed", "layer", "mlp_gain")
+    panels = labelled.iterate_points(found.sel(variant="san"), "seed", "layer", "mlp_gain")
     for ax, (point, own) in zip(axes[0], panels, strict=True):
         alone = {"variant": "san"} | point
         plain = start.sel(alone) - own.plain_log10_residual + own.log10_size
@@ -119,8 +119,8 @@ def bounds_and_constant_figure(found: xr.Dataset, setup: Any) -> Figure | None:
         return None
     fig, ((above, below),) = figures.figure(1, 2, width=4.2, height=3.1)
     networks = [
-        (labelled.setting(point), own.transpose("seed", "layer", ...))
-        for point, own in labelled.points(first(found), "seed", "layer", "mlp_gain")
+        (labelled.describe_point(point), own.transpose("seed", "layer", ...))
+        for point, own in labelled.iterate_points(first(found), "seed", "layer", "mlp_gain")
         if own.log10_cubic.notnull().any()
     ]
     layers = np.arange(found.sizes["layer"])
@@ -155,7 +155,8 @@ def sweep_figure(found: xr.Dataset, swept: str) -> Figure | None:
     if found.sizes[swept] == 1:
         return None
     ratio = first(found, swept).ratio.stack(network=("norm_placement", "variant"))
-    fig, axes = labelled.facets(
+    colors = figures.shades(ratio.sizes[swept])
+    fig, axes = labelled.plot_facets(
         ratio,
         hue=swept,
         col="network",
@@ -164,10 +165,10 @@ def sweep_figure(found: xr.Dataset, swept: str) -> Figure | None:
         width=3.0,
         height=2.7,
         sharey=True,
-        style=lambda index, count: {"color": figures.shades(count)[index], "marker": ""},
+        style=lambda index, count: {"color": colors[index], "marker": ""},
     )
     for ax, (norm, variant) in zip(axes.flat, ratio.network.values, strict=False):
-        ax.set_title(labelled.setting({"variant": variant, "norm_placement": norm}))
+        ax.set_title(labelled.describe_point({"variant": variant, "norm_placement": norm}))
     handles = axes[0, -1].get_legend_handles_labels()
     fig.legend(*handles, title=swept.replace("_", " "), loc="outside right center")
     return fig
@@ -179,7 +180,7 @@ def mlp_gain_figure(found: xr.Dataset, setup: Any) -> Figure | None:
     if "swept" not in found:
         return None
     raised = slowed(first(found)).dropna("norm_placement", how="all")
-    fig, axes = labelled.facets(
+    fig, axes = labelled.plot_facets(
         raised, "mlp_gain", col="norm_placement", width=3.4, height=2.8, sharey=True
     )
     for ax in axes[0]:
@@ -191,7 +192,7 @@ def mlp_gain_figure(found: xr.Dataset, setup: Any) -> Figure | None:
     return fig
 
 
-FIGURES = by_name(
+FIGURES = name_figures(
     depth_figure,
     residual_ratio_figure,
     log_residual_figure,

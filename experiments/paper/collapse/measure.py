@@ -89,8 +89,8 @@ class Decided(NamedTuple):
     certify: bool
     progress: Progress
 
-    def bytes_of(self, chunk: Chunk, size: int) -> int:
-        return self.measured.bytes_of(chunk, size)
+    def count_bytes(self, chunk: Chunk, size: int) -> int:
+        return self.measured.count_bytes(chunk, size)
 
     def __call__(self, chunk: Chunk) -> dict[str, dict[str, np.ndarray]]:
         """As of `Mapped`, with residuals of float64, or proved, where float32 has none."""
@@ -109,10 +109,10 @@ class Decided(NamedTuple):
 
     def decided(self, what: str, profile: Any, *network: Any) -> np.ndarray:
         """The profile of one network with what its logarithms in float64, and balls, know."""
-        with self.progress.paused(f"{what}: residuals in float64"):
+        with self.progress.time_activity(f"{what}: residuals in float64"):
             profile = in_float64(profile, *network)
         if self.certify and (np.isnan(profile) | (profile == np.inf)).any():
-            with self.progress.paused(f"{what}: residuals in ball arithmetic"):
+            with self.progress.time_activity(f"{what}: residuals in ball arithmetic"):
                 profile, line = proved(profile, *network)
             self.progress.say(f"{what}: {line}")
         return profile
@@ -168,12 +168,12 @@ def proved(
 def gaps(found: xr.Dataset) -> Iterator[str]:
     """Why curves have gaps: one line for each variant whose residuals are not known to the end."""
     for measure, why in REASONS.items():
-        for point, unknown in labelled.points(found[measure].isnull(), "seed", "layer"):
+        for point, unknown in labelled.iterate_points(found[measure].isnull(), "seed", "layer"):
             if lost := np.flatnonzero(unknown.any("layer")).tolist():
                 layer = unknown[lost[0]].values.argmax()
                 yield (
-                    f"{labelled.setting(point)}: no {measure} in {len(lost)} of {len(unknown)} "
-                    f"seeds, first in seed {lost[0]} from layer {layer}: {why}"
+                    f"{labelled.describe_point(point)}: no {measure} in {len(lost)} of "
+                    f"{len(unknown)} seeds, first in seed {lost[0]} from layer {layer}: {why}"
                 )
 
 

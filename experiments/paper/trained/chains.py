@@ -15,7 +15,7 @@ from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
-from rank_collapse.network.passes import LayerPass, Walked
+from rank_collapse.network.passes import LayerPass, WalkResult
 from rank_collapse.network.walk import Layer
 from rank_collapse.paths import chains
 from rank_collapse.paths.sets import sample_path_sets
@@ -39,33 +39,37 @@ class ChainPass(LayerPass):
     num_paths: int = 5  # Paths of each length 1 .. L, their layers and heads drawn uniformly
     seed: int = 0  # Of the paths
 
-    def begin(
+    def init_carry(
         self, prepared: PreparedInputs, config: TransformerConfig
     ) -> tuple[Array, chains.Chain]:
         """The paths, and the empty product of each."""
         lengths = jnp.arange(1, config.depth + 1)
         drawn = (lengths, 1, self.num_paths, config.depth, config.num_heads)
         paths = sample_path_sets(jax.random.key(self.seed), *drawn).reshape(-1, config.depth)
-        empty = chains.empty_chain(prepared.keep, prepared.x.dtype)
+        empty = chains.empty_chain(prepared.existing_tokens, prepared.x.dtype)
         return paths, jax.tree.map(lambda a: jnp.broadcast_to(a, (len(paths), *a.shape)), empty)
 
-    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The products with the heads that the paths take here; N(x) and N(SA(x))."""
         paths, products = carry
-        weights, keep = seen.trace.attention, layer.inputs.keep
+        weights, keep = seen.trace.attention, layer.inputs.existing_tokens
         products = jax.lax.map(
-            lambda a: chains.longer_chain(weights, *a, keep), (paths[:, layer.index], products)
+            lambda a: chains.extend_chain(weights, *a, keep), (paths[:, layer.index], products)
         )
         mask = layer.inputs.token_mask
-        return (paths, products), chains.sizes_of_sum(seen.passages["attention"], mask=mask)
+        return (paths, products), chains.measure_summand_sizes(
+            seen.sublayers["attention"], mask=mask
+        )
 
-    def finish(self, walked: Walked) -> dict[str, Float[Array, "..."]]:
+    def build_result(self, walked: WalkResult) -> dict[str, Float[Array, "..."]]:
         """The measures by name."""
-        mask, (skip, branch) = walked.prepared.token_mask, walked.found
+        mask, (skip, branch) = walked.prepared.token_mask, walked.layer_results
         shape = walked.config.depth, self.num_paths
         # One product after another: singular values of all together would hold them twice.
-        keep = walked.prepared.keep
-        ratios = jax.lax.map(lambda chain: chains.ratios(chain, keep), walked.carry[1])
+        keep = walked.prepared.existing_tokens
+        ratios = jax.lax.map(
+            lambda chain: chains.chain_residual_ratios(chain, keep), walked.carry[1]
+        )
         residuals, rank_one = (ratio.reshape(shape) for ratio in ratios)
         initial = composite_norm(residual(walked.prepared.x, mask=mask), mask=mask)
         return {

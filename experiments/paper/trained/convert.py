@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rank_collapse.extras import required
+from rank_collapse.extras import import_package
 from rank_collapse.struct import refuse_if
 
 # Dtypes of torch by the class of their storage.
@@ -158,7 +158,7 @@ def from_gguf(path: str | os.PathLike, folder: str | os.PathLike) -> None:
     Raises:
         ValueError: Another architecture, or the package `gguf` is not installed.
     """
-    gguf = required("gguf", str(path), "gguf")
+    gguf = import_package("gguf", str(path), "gguf")
     reader = gguf.GGUFReader(path)
     entries = {name: field.contents() for name, field in reader.fields.items()}
     kind = entries.get("general.architecture")
@@ -199,7 +199,7 @@ def _refuse_unread(path, entries):
 
 def _byte_level(entries: Mapping[str, Any], path: Path) -> None:
     """The tokenizer of a GGUF file: byte-level BPE that splits numbers into digits."""
-    tokenizers = required("tokenizers", str(path), "pretrained")
+    tokenizers = import_package("tokenizers", str(path), "pretrained")
     words = {word: i for i, word in enumerate(entries["tokenizer.ggml.tokens"])}
     merges = [tuple(merge.split(" ")) for merge in entries["tokenizer.ggml.merges"]]
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(words, merges))
@@ -292,7 +292,7 @@ def _write(folder, config, tensors):
 
 def write_tensors(folder: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -> None:
     """Writes model.safetensors into a folder."""
-    numpy_files = required("safetensors.numpy", str(folder), "pretrained")
+    numpy_files = import_package("safetensors.numpy", str(folder), "pretrained")
     contiguous = {name: np.ascontiguousarray(a) for name, a in tensors.items()}
     path = Path(folder) / "model.safetensors"
     numpy_files.save_file(contiguous, path, metadata={"format": "pt"})

@@ -17,7 +17,7 @@ from rank_collapse.measures.attention import first_column
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.network.measured.influence import attention_share
 from rank_collapse.network.measured.states import ProfilePass
-from rank_collapse.network.passes import Each, States
+from rank_collapse.network.passes import LayerMeasure, States
 from rank_collapse.paths.chains import measured_sizes
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.truncation import TruncatedPass
@@ -108,8 +108,10 @@ def residuals(source: Any, inputs: Mapping[str, Any], chunk: int) -> dict[str, n
 def sinks(layer: Any, x: Any, seen: Any) -> dict[str, Any]:
     """Of each head: the attention to the first token, and to the most attended one, and which."""
     weights, mask = seen.trace.attention, layer.inputs.token_mask
-    queries = layer.inputs.keep[None, :, None]
-    columns = jnp.sum(jnp.where(queries, weights, 0), axis=1) / jnp.sum(layer.inputs.keep)
+    queries = layer.inputs.existing_tokens[None, :, None]
+    columns = jnp.sum(jnp.where(queries, weights, 0), axis=1) / jnp.sum(
+        layer.inputs.existing_tokens
+    )
     return {
         "first_column": first_column(weights, mask=mask, key_mask=mask),
         "largest_column": jnp.max(columns, axis=-1),
@@ -122,7 +124,7 @@ def whole(source: Any, inputs: Mapping[str, Any], chunk: int, num_paths: int) ->
     passes = (
         ("spikes", ProfilePass(SPIKES)),
         ("largest", LargestEntry()),
-        ("sinks", Each(sinks)),
+        ("sinks", LayerMeasure(sinks)),
         ("chains", ChainPass(num_paths)),
     )
     own = pretrained.stream(source, inputs, {"whole": Group(passes)}, chunk=chunk)["whole"]
@@ -140,7 +142,7 @@ def paths(source: Any, task: Task, lengths: Sequence[int], chunk: int) -> dict[s
     """
     depth = source.config.depth
     lengths = [k for k in lengths if k <= depth]
-    passes = [("sums", LengthPass()), ("share", Each(attention_share))]
+    passes = [("sums", LengthPass()), ("share", LayerMeasure(attention_share))]
     passes += [(f"up to {k}", TruncatedPass(k)) for k in lengths]
     own = pretrained.stream(source, task.inputs, {"": Group(tuple(passes))}, chunk=chunk)[""]
     sums, share, keep = own.pop("sums"), own.pop("share"), task.inputs["mask"]
@@ -163,7 +165,7 @@ def paths(source: Any, task: Task, lengths: Sequence[int], chunk: int) -> dict[s
 
 def lemma(layer: Any, x: Any, seen: Any) -> Any:
     """`bounds.lemma_excess` of what a layer's attention reads, less a margin for rounding."""
-    read = seen.passages["attention"].branch_input
+    read = seen.sublayers["attention"].branch_input
     return bounds.lemma_excess(layer.params.attention, read) - ROUNDING
 
 
@@ -181,7 +183,7 @@ def theory(source: Any, ids: np.ndarray, chunk: int) -> dict[str, np.ndarray]:
         return {}
     groups = {
         name: Group(
-            (("bounds", BoundPass()), ("lemma", Each(lemma))),
+            (("bounds", BoundPass()), ("lemma", LayerMeasure(lemma))),
             AblationSpec(VARIANTS[name], "text"),
         )
         for name in ("whole", "alone")

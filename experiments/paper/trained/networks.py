@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.paper.trained.packages import PACKAGES
 from rank_collapse import pretrained
-from rank_collapse.printed import one_line
+from rank_collapse.printed import format_one_line
 from rank_collapse.text import encoders, tokens, words
 
 _SMALL = {
@@ -66,7 +66,7 @@ def load_networks(options: Any, num_texts: int) -> list[Network]:
                 load_network(folder / name, options.text, num_texts, options.max_tokens)
             )
         except (ValueError, OSError, ModuleNotFoundError) as error:
-            reasons.append(one_line(error))
+            reasons.append(format_one_line(error))
             print(f"skipped: {name}: {reasons[-1]}")
     if not networks:
         reason = reasons[0] if reasons else "it is empty"

@@ -7,10 +7,10 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.lab.experiment import Finding
-from experiments.lab.statements import row_of
+from experiments.lab.statements import make_row
 from experiments.paper.trained.measure import VARIANTS
 from experiments.verdicts import Comparison
-from experiments.verdicts.claims import Row, of_cases
+from experiments.verdicts.claims import Row, cases_row
 from rank_collapse.pretrained.path_lengths import compute_length_laws
 from rank_collapse.report.intervals import Interval, mean_interval, share_interval
 
@@ -156,7 +156,7 @@ def claims(results: Mapping[str, Found], setup: Any) -> list[Row]:
             sizes = found["spikes/largest"] / LARGE, found["spikes/spike_entry"] / TIMES
             draws["trained sinks"] = own["share of heads with a sink at the first token"]
             draws["trained spikes"] = np.minimum(*sizes).max(axis=1)
-        rows += [row_of(key, label, values) for key, values in draws.items()]
+        rows += [make_row(key, label, values) for key, values in draws.items()]
         if "bounds/alone/head" in found:
             kinds, draws = ("whole", "alone"), len(found["bounds/alone/head"])
             where = np.stack([found[f"bounds/{kind}/admissible"] for kind in kinds])
@@ -167,7 +167,7 @@ def claims(results: Mapping[str, Found], setup: Any) -> list[Row]:
                 excess = sign * np.stack([found[f"bounds/{kind}/{measure}"] for kind in kinds])
                 cases = excess[where] > 0
                 count = int(cases.sum())
-                rows.append(of_cases(key, label, count, cases.size, draws))
+                rows.append(cases_row(key, label, count, cases.size, draws))
     return rows
 
 

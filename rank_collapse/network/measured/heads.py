@@ -13,9 +13,9 @@ from rank_collapse.measures.attention import (
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Each, run
+from rank_collapse.network.passes import LayerMeasure, run_pass
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import Forward
+from rank_collapse.network.transformer import LayerValues
 from rank_collapse.network.walk import Layer
 
 
@@ -35,10 +35,10 @@ def attention_profile(
         params, x, config, **inputs: As in `rc.apply`; a mask [n] says which tokens exist.
     """
     params, prepared = prepare_inputs(params, x, config, **inputs)
-    return run(Each(attention_measures), params, prepared, config)
+    return run_pass(LayerMeasure(measure_heads), params, prepared, config)
 
 
-def attention_measures(layer: Layer, x: Any, seen: Forward) -> dict[str, Float[Array, "h"]]:
+def measure_heads(layer: Layer, x: Any, seen: LayerValues) -> dict[str, Float[Array, "h"]]:
     """The measures of one layer's heads: a measure of `passes.Each`."""
     weights, mask = seen.trace.attention, layer.inputs.token_mask
     return {

@@ -15,10 +15,10 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import LayerPass, States, Walked, run
+from rank_collapse.network.passes import LayerPass, States, WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.residual import ResidualSpec, summands
-from rank_collapse.network.transformer import forward
+from rank_collapse.network.residual import ResidualSpec, scale_summands
+from rank_collapse.network.transformer import compute_layer
 from rank_collapse.network.walk import Layer
 
 
@@ -54,7 +54,7 @@ def layer_influence(
         params, x, config, **inputs: As in `rc.apply`; a mask [n] says which tokens exist.
     """
     params, prepared = prepare_inputs(params, x, config, **inputs)
-    return run(InfluencePass(), params, prepared, config)
+    return run_pass(InfluencePass(), params, prepared, config)
 
 
 @full_precision
@@ -91,7 +91,7 @@ def layer_removal(
         ValueError: A size that is not between 1 and L.
     """
     params, prepared = prepare_inputs(params, x, config, **inputs)
-    return run(RemovalPass(size, spare), params, prepared, config)
+    return run_pass(RemovalPass(size, spare), params, prepared, config)
 
 
 def effective_depth(states: Any, tolerance: float = 0.01) -> Int[Array, ""]:
@@ -112,10 +112,10 @@ def effective_depth(states: Any, tolerance: float = 0.01) -> Int[Array, ""]:
     largest = jnp.max(jnp.abs(flat))
     flat = flat / jnp.where(largest == 0, 1, largest)  # NaN of inf, and no square overflows
     size = jnp.max(jnp.linalg.norm(flat, axis=1))
-    return settled(jnp.linalg.norm(flat - flat[-1:], axis=1) <= tolerance * size)
+    return find_settling_index(jnp.linalg.norm(flat - flat[-1:], axis=1) <= tolerance * size)
 
 
-def settled(enough: Any) -> Int[Array, "*s"]:
+def find_settling_index(enough: Any) -> Int[Array, "*s"]:
     """The smallest k such that `enough` holds for k and all larger ones: Bool [k] or [..., k].
 
     Of sums of paths of lengths up to k, `enough` may be "the same next token on 99 % of positions"
@@ -138,7 +138,7 @@ def branch_share(
         stream: The stream before it.
         branch: The branch's output, as a trace has it.
     """
-    stream, branch = summands(spec, stream, branch)
+    stream, branch = scale_summands(spec, stream, branch)
     added = jnp.linalg.norm(branch, axis=-1)
     total = added + (jnp.linalg.norm(stream, axis=-1) if spec.skip else 0.0)
     return jnp.where(total == 0, 0.0, added / jnp.where(total == 0, 1.0, total))
@@ -146,8 +146,8 @@ def branch_share(
 
 def attention_share(layer: Layer, x: Any, seen: Any) -> Float[Array, ""]:
     """Measure the mean `branch_share` of a layer's attention over the tokens that exist."""
-    passage = seen.passages["attention"]
-    share = branch_share(passage.spec, passage.state, passage.part)
+    sublayer = seen.sublayers["attention"]
+    share = branch_share(sublayer.spec, sublayer.state, sublayer.branch_output)
     return _mean(share, layer.inputs.token_mask)
 
 
@@ -157,21 +157,21 @@ class InfluencePass(States):
 
     covers: ClassVar[Covers] = EVERYTHING
 
-    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The state after the layer, and its ratios."""
         mask = layer.inputs.token_mask
         measures = {"attention_share": attention_share(layer, x, seen)}
-        for kind, p in seen.passages.items():
+        for kind, p in seen.sublayers.items():
             if kind != "cross":
-                stream, part = summands(p.spec, p.state, p.part)
+                stream, part = scale_summands(p.spec, p.state, p.branch_output)
                 measures[f"{kind}_ratio"] = _mean_ratio(stream, part, mask)
                 measures[f"{kind}_cosine"] = _mean(_cosine(part, stream), mask)
         return carry, (seen.trace.hidden, measures)
 
-    def finish(self, walked: Walked) -> dict[str, Float[Array, "..."]]:
+    def build_result(self, walked: WalkResult) -> dict[str, Float[Array, "..."]]:
         """The measures by name."""
-        (states, by_layer), mask = walked.found, walked.prepared.token_mask
-        states = super().finish(walked._replace(found=states))
+        (states, by_layer), mask = walked.layer_results, walked.prepared.token_mask
+        states = super().build_result(walked._replace(layer_results=states))
         length = jnp.linalg.norm(states, axis=-1, keepdims=True)
         unit = states / jnp.where(length == 0, 1, length)
 
@@ -201,24 +201,28 @@ class RemovalPass(LayerPass):
     size: int = 1  # layers of a block
     spare: int = 0  # first tokens that keep them
 
-    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Float[Array, "s n d"]:
+    def init_carry(
+        self, prepared: PreparedInputs, config: TransformerConfig
+    ) -> Float[Array, "s n d"]:
         """Slots for the states."""
         if not 1 <= self.size <= config.depth:
             raise ValueError(f"size={self.size} is not between 1 and depth={config.depth}")
         blocks = config.depth - self.size + 1
         return jnp.zeros((blocks, *prepared.x.shape), prepared.x.dtype)
 
-    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Float[Array, "s 2"]]:
+    def measure_layer(
+        self, layer: Layer, x: Any, seen: Any, carry: Any
+    ) -> tuple[Any, Float[Array, "s 2"]]:
         """The layer in every network that has it; how its change differs."""
         mask = layer.inputs.token_mask
         whole = seen.trace.hidden
-        change = shown(whole - x, mask)
+        change = zero_padding(whole - x, mask)
         exists = jnp.ones(len(x), bool) if mask is None else mask
         spared = exists & (jnp.cumsum(exists) <= self.spare)
 
         def applied(x):
-            after = forward(layer, x).trace.hidden
-            differs = shown(after - x, mask) - change
+            after = compute_layer(layer, x).trace.hidden
+            differs = zero_padding(after - x, mask) - change
             lengths = jnp.linalg.norm(differs, axis=-1), jnp.linalg.norm(change, axis=-1)
             each = lengths[0] / jnp.where(lengths[1] == 0, 1, lengths[1])
             return after, jnp.linalg.norm(differs) / jnp.linalg.norm(change), jnp.max(each)
@@ -235,14 +239,14 @@ class RemovalPass(LayerPass):
         _, (carry, found) = jax.lax.scan(one, None, (jnp.arange(len(carry)), carry))
         return carry, found
 
-    def finish(self, walked: Walked) -> dict[str, Float[Array, "..."]]:
+    def build_result(self, walked: WalkResult) -> dict[str, Float[Array, "..."]]:
         """The measures by name."""
         whole, mask = walked.output, walked.prepared.token_mask
-        without = jax.vmap(lambda x: walked._replace(last=x).output)(walked.carry)
-        output, rest = shown(whole, mask), shown(without, mask)
+        without = jax.vmap(lambda x: walked._replace(last_state=x).output)(walked.carry)
+        output, rest = zero_padding(whole, mask), zero_padding(without, mask)
         return {
-            "later": walked.found[..., 0].T,
-            "later_most": walked.found[..., 1].T,
+            "later": walked.layer_results[..., 0].T,
+            "later_most": walked.layer_results[..., 1].T,
             "cosine": mean_cosine(rest, output, mask),
             "error": jnp.linalg.norm(rest - output[None], axis=(-2, -1)) / jnp.linalg.norm(output),
             "output": whole,
@@ -250,7 +254,7 @@ class RemovalPass(LayerPass):
         }
 
 
-def shown(a: Float[Array, "*s n d"], mask: Any) -> Float[Array, "*s n d"]:
+def zero_padding(a: Float[Array, "*s n d"], mask: Any) -> Float[Array, "*s n d"]:
     """Tokens that do not exist as zeros; the mask is Bool [n], or None for all."""
     return a if mask is None else jnp.where(mask.reshape((1,) * (a.ndim - 2) + (-1, 1)), a, 0)
 

@@ -10,7 +10,7 @@ from rank_collapse.measures.monitor import monitor
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Output, Walked, run
+from rank_collapse.network.passes import Output, WalkResult, run_pass
 from rank_collapse.network.walk import Layer
 
 
@@ -40,7 +40,7 @@ def monitored(
         ValueError: As `apply`, or fewer than two tokens.
     """
     params, prepared = prepare_inputs(params, x, config, **inputs)
-    return run(MonitorPass(attention), params, prepared, config)
+    return run_pass(MonitorPass(attention), params, prepared, config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +49,15 @@ class MonitorPass(Output):
 
     attention: bool = True
 
-    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The layer's scalars."""
         trace = seen.trace
         hidden, weights = jax.lax.stop_gradient((trace.hidden, trace.attention))
         weights = weights if self.attention else None
         return carry, monitor(hidden, weights, mask=layer.inputs.token_mask)
 
-    def finish(self, walked: Walked) -> tuple[Float[Array, "n d"], dict[str, Float[Array, "l"]]]:
+    def build_result(
+        self, walked: WalkResult
+    ) -> tuple[Float[Array, "n d"], dict[str, Float[Array, "l"]]]:
         """(output, scalars)."""
-        return walked.output, walked.found
+        return walked.output, walked.layer_results

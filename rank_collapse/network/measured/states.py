@@ -15,9 +15,9 @@ from rank_collapse.measures.table import MeasureName, named
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import States, Walked, run
+from rank_collapse.network.passes import States, WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import Forward
+from rank_collapse.network.transformer import LayerValues
 from rank_collapse.network.walk import Layer
 
 
@@ -43,7 +43,7 @@ def network_profile(
     """
     params, prepared = prepare_inputs(params, x, config, **inputs)
     layer_pass = ProfilePass(named(measures), tokens, exclude, threshold)
-    return run(layer_pass, params, prepared, config)
+    return run_pass(layer_pass, params, prepared, config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,44 +64,46 @@ class ProfilePass(States):
         choice = {"tokens": self.tokens, "exclude": self.exclude, "threshold": self.threshold}
         return measure_states(self.measures, x, mask, read, **choice)
 
-    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
+    def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
         """The measure of X^0, or where they are measured as they are read, X^0."""
-        return prepared.x if self.tokens == "read" else super().begin(prepared, config)
+        return prepared.x if self.tokens == "read" else super().init_carry(prepared, config)
 
-    def step(self, layer: Layer, x: Any, seen: Forward, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(self, layer: Layer, x: Any, seen: LayerValues, carry: Any) -> tuple[Any, Any]:
         """The measure after the layer, or of what the layer reads."""
         if self.tokens != "read":
-            return super().step(layer, x, seen, carry)
-        read, mask = seen.passages["attention"].branch_input, layer.inputs.token_mask
+            return super().measure_layer(layer, x, seen, carry)
+        read, mask = seen.sublayers["attention"].branch_input, layer.inputs.token_mask
         return seen.trace.hidden, self.measure(carry, mask, read)
 
-    def finish(self, walked: Walked) -> Profile:
+    def build_result(self, walked: WalkResult) -> Profile:
         """By layer."""
         if self.tokens == "read":
             last = self.measure(walked.carry, walked.prepared.token_mask, walked.output)
-            found = jax.tree.map(lambda a, b: jnp.append(a, b[None], axis=0), walked.found, last)
+            found = jax.tree.map(
+                lambda a, b: jnp.append(a, b[None], axis=0), walked.layer_results, last
+            )
         else:
-            found = super().finish(walked)
+            found = super().build_result(walked)
         return profile_of(found, rounding_of(walked.prepared.x.dtype))
 
 
 class StreamedProfile(ProfilePass):
     """`ProfilePass` on the host: of each layer its program gives the tokens alone."""
 
-    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
+    def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
         """X^0."""
         return prepared.x
 
-    def step(self, layer: Layer, x: Any, seen: Forward, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(self, layer: Layer, x: Any, seen: LayerValues, carry: Any) -> tuple[Any, Any]:
         """What the layer takes in."""
-        read = seen.passages["attention"].branch_input if self.tokens == "read" else None
+        read = seen.sublayers["attention"].branch_input if self.tokens == "read" else None
         return seen.trace.hidden, {"x": carry, "mask": layer.inputs.token_mask, "read": read}
 
-    def finish(self, walked: Walked) -> Any:
+    def build_result(self, walked: WalkResult) -> Any:
         """Measures of X^0 .. X^{L−1} [L], and X^L."""
         read = walked.output if self.tokens == "read" else None
         last = {"x": walked.carry, "mask": walked.prepared.token_mask, "read": read}
-        return {"layers": walked.found, "last": last}
+        return {"layers": walked.layer_results, "last": last}
 
     def on_host(self, found: Any) -> Any:
         """Measures [b] of tokens, or in the end the profile [b, L + 1]."""

@@ -21,7 +21,7 @@ MATRICES = {
 }
 
 
-def matrices_of(params: TransformerParams) -> dict[str, dict[str, Array]]:
+def get_weight_matrices(params: TransformerParams) -> dict[str, dict[str, Array]]:
     """The weight matrices of the layers by part and name, each [L, ...]; heads are one matrix."""
     parts = {part: getattr(params.layers, part) for part in MATRICES}
     return {
@@ -31,7 +31,7 @@ def matrices_of(params: TransformerParams) -> dict[str, dict[str, Array]]:
     }
 
 
-def with_matrices(params: TransformerParams, matrices: Any) -> TransformerParams:
+def replace_weight_matrices(params: TransformerParams, matrices: Any) -> TransformerParams:
     """The parameters with their matrices replaced by these."""
     layers = params.layers
     new = {part: getattr(layers, part).replace(**found) for part, found in matrices.items()}
@@ -52,10 +52,14 @@ def moved(params: TransformerParams, direction: Any, size: Any) -> TransformerPa
         unit = u / jnp.where(length[1] == 0, 1, length[1])
         return w + jnp.asarray(size, w.dtype) * length[0] * unit
 
-    return with_matrices(params, jax.tree.map(step, matrices_of(params), direction))
+    return replace_weight_matrices(
+        params, jax.tree.map(step, get_weight_matrices(params), direction)
+    )
 
 
-def norms_of(matrices: dict[str, dict[str, Array]]) -> dict[str, dict[str, Float[Array, "l"]]]:
+def compute_matrix_norms(
+    matrices: dict[str, dict[str, Array]],
+) -> dict[str, dict[str, Float[Array, "l"]]]:
     """Frobenius norms of matrices as `matrices_of` gives them, by layer."""
 
     def size(w):

@@ -15,7 +15,7 @@ from rank_collapse.pretrained.families import (
     xlnet,
 )
 from rank_collapse.pretrained.family import Family
-from rank_collapse.printed import quoted
+from rank_collapse.printed import quote_value
 
 _MODULES = (bert, modernbert, xlnet, t5, gpt, decoders, gemma, experts, vit, whisper)
 FAMILIES: dict[str, Family] = {
@@ -31,5 +31,7 @@ def find_family(model_type: Any) -> Family:
     if model_type is None:
         raise ValueError('config.json has no model_type: add one, such as "model_type": "bert"')
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise ValueError(f"model_type={quoted(model_type)} is not one of {tuple(sorted(FAMILIES))}")
+        raise ValueError(
+            f"model_type={quote_value(model_type)} is not one of {tuple(sorted(FAMILIES))}"
+        )
     return FAMILIES[model_type]
