@@ -144,7 +144,11 @@ def build_section(one: Checked, name: str, command: str) -> report.Section:
 
 
 def headline_rows(one: Checked) -> list[dict[str, str]]:
-    """List the headline numbers, and what each is to be compared with."""
+    """List the headline numbers, and what each is to be compared with.
+
+    Args:
+        one: Measured checkpoint.
+    """
     bounds, references = one.upper_bounds(), one.find_references()
     rows = []
     for name, value in one.headline_numbers().items():
@@ -174,7 +178,11 @@ def meaning_row(measure: str) -> dict[str, str]:
 
 
 def plot_figures(one: Checked) -> list[tuple[figures.Figure, str]]:
-    """Plot the figures of a checkpoint; returns them with their captions."""
+    """Plot the figures of a checkpoint; returns them with their captions.
+
+    Args:
+        one: Measured checkpoint.
+    """
     return [
         (
             residual_figure(one),

@@ -230,7 +230,13 @@ class Checked(NamedTuple):
 def describe_measurement(
     checkpoint: Opened, inputs: Inputs, command: Sequence[str]
 ) -> dict[str, str]:
-    """Describes a measurement: the checkpoint, the command and the version that made it."""
+    """Describes a measurement: the checkpoint, the command and the version that made it.
+
+    Args:
+        checkpoint: That was measured.
+        inputs: On which.
+        command: Words of the command line.
+    """
     line = shlex.join(["python", "-m", "rank_collapse", *command])
     about = {"source": checkpoint.name, "command": line, "tokens": inputs.description}
     return about | {"rank_collapse": __version__}
@@ -333,6 +339,10 @@ def measure_checkpoint(one: Opened, inputs: Inputs) -> Checked:
 def report_progress(one: Opened, inputs: Inputs) -> dict[str, Any]:
     """Reports what is begun; returns `done` of its stream, which on a terminal reports each
     layer.
+
+    Args:
+        one: The checkpoint.
+        inputs: Its tokens or vectors.
     """
     depth = one.source.config.depth
     print(f"{one.name}: {depth} layers, {inputs.counts}", file=sys.stderr, flush=True)
@@ -374,14 +384,8 @@ def write_outputs(
     out = Path(flags.out)
     table = {out.with_suffix(".csv"): written.getvalue().encode()}
     contents = make_files(out) | table
-    new = [path for path in contents if not path.exists()]
-    try:
-        for path, content in contents.items():
-            files.write_atomically(path, content)
-    except files.RunError:  # such as of a full disk: no part of it without the others
-        for path in new:
-            path.unlink(missing_ok=True)
-        raise
+    for path, content in contents.items():
+        files.write_atomically(path, content)
     paths = [str(path) for path in contents if path != out]
     print(*sentences, f"written to {', '.join([str(out), *paths[:-1]])} and {paths[-1]}", sep="\n")
 

@@ -9,13 +9,11 @@ A panel for each measure of `rank-collapse check`, means over texts, with a curv
 checkpoint. Of three or more whose names end in different numbers, as step1000, curves by this step
 instead, layers from dark to light; --json then prints a line for each step, as
 `rank-collapse watch` reads it. All are measured on the same texts, ids or arrays, or it refuses.
-Checkpoints with equal numbers are named. --out is an .html, .png or .pdf.
+--out is an .html, .png or .pdf.
 """
 
 import argparse
-import itertools
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,9 +59,6 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     pairs = zip(opened, same_inputs(flags, opened), strict=True)
     checks = [checkpoint.measure_checkpoint(*pair) for pair in pairs]
     layers = {name: one.layer_means() for name, one in zip(names, checks, strict=True)}
-    for first, second in itertools.combinations(names, 2):
-        if same_numbers(layers[first], layers[second]):
-            print(f"{first} and {second} have equal numbers", file=sys.stderr)
     lines = [
         {label: key} | layer_means for key, layer_means in zip(keys, layers.values(), strict=True)
     ]
@@ -98,11 +93,6 @@ def yield_rows(lines: Sequence[Mapping[str, Any]], label: str) -> Iterator[tuple
                 yield (line[label], measure, layer, value)
 
 
-def same_numbers(layers: Mapping[str, np.ndarray], other_layers: Mapping[str, np.ndarray]) -> bool:
-    """Whether two checkpoints have equal measures, as those of equal weights have."""
-    return all(np.array_equal(layers[name], other_layers[name], equal_nan=True) for name in layers)
-
-
 def same_inputs(flags: argparse.Namespace, opened: Sequence[Opened]) -> list[Inputs]:
     """Returns the inputs of each checkpoint: the same texts, ids or arrays.
 
@@ -130,6 +120,9 @@ def same_inputs(flags: argparse.Namespace, opened: Sequence[Opened]) -> list[Inp
 def find_steps(names: Sequence[str]) -> dict[str, int] | None:
     """Returns {checkpoint: step}, in order of steps; None where the names have no different
     numbers.
+
+    Args:
+        names: Of checkpoints, whose last number is the step.
     """
     numbers = [_LAST_NUMBER.fullmatch(Path(name).name) for name in names]
     steps = {name: int(match[1]) for name, match in zip(names, numbers, strict=True) if match}
@@ -142,6 +135,9 @@ def find_steps(names: Sequence[str]) -> dict[str, int] | None:
 def layer_figure(layers: Mapping[str, Mapping[str, np.ndarray]]):
     """Plot a panel for each measure {checkpoint: {measure: [L + 1]}}, a curve for each
     checkpoint.
+
+    Args:
+        layers: Means over texts.
     """
     measures = next(iter(layers.values()))
     panels = {

@@ -78,7 +78,11 @@ def as_dicts(definitions: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def write_verdict(measured: DepthReport) -> str:
-    """Returns one sentence made of the numbers."""
+    """Returns one sentence made of the numbers.
+
+    Args:
+        measured: Report of the checkpoint.
+    """
     layers = {name: one.layers for name, one in measured.used.items() if one.layers is not None}
     least, most = min(layers, key=layers.__getitem__), max(layers, key=layers.__getitem__)
     heads = "; ".join(f"{name} {one.length}" for name, one in measured.lengths.items())

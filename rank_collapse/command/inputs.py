@@ -57,7 +57,10 @@ class Inputs(NamedTuple):
 
 
 def open_source(name: str) -> Opened:
-    """Opens a checkpoint by its folder, its name on the hub or the name of a published model.
+    """Opens a checkpoint.
+
+    Args:
+        name: A folder, a name on the hub, or the name of a published model.
 
     Raises:
         FileNotFoundError, ValueError: What cannot be read, or takes in neither tokens nor vectors.
@@ -71,6 +74,10 @@ def open_source(name: str) -> Opened:
 
 def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
     """Reads or draws what a command measures of a checkpoint.
+
+    Args:
+        flags: Of `checkpoint.add_arguments`.
+        checkpoint: That reads them.
 
     Raises:
         FileNotFoundError, ValueError: Texts, arrays or tokenizer files that are not there, or
@@ -109,7 +116,11 @@ def _read_ids(flags, checkpoint):
 
 
 def _read_texts(flags, checkpoint):
-    """Tokenize texts, or draw random ids where there is no tokenizer; returns as `_read_ids`."""
+    """Tokenize texts, or draw random ids where there is no tokenizer; returns as `_read_ids`.
+
+    Args:
+        flags, checkpoint: As of `read_inputs`.
+    """
     count, limit = flags.num_texts or NUM_TEXTS, flags.max_tokens or MAX_TOKENS
     embedding, folder = checkpoint.source.config.embedding, flags.tokenizer or checkpoint.folder
     limit = min(limit, embedding.num_positions or limit)
@@ -166,7 +177,12 @@ def _describe_unknown(encoder, rows):
 
 
 def _read_arrays(flags, settings, embedding):
-    """Read or draw images, cut into patches, or features [b, frames, bins]."""
+    """Read or draw images, cut into patches, or features [b, frames, bins].
+
+    Args:
+        flags: As of `read_inputs`.
+        settings, embedding: Of the model.
+    """
     count = flags.num_texts or NUM_TEXTS
     if embedding.convolutions:
         noun, shape = "spectrogram", (2 * embedding.num_positions, embedding.d_input)

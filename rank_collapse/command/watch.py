@@ -93,6 +93,9 @@ def own_thresholds(flags: argparse.Namespace) -> list[Threshold]:
 
     Raises:
         ValueError: A flag that is not name=value.
+
+    Args:
+        flags: Of `add_arguments`.
     """
     thresholds = []
     for flag in ("below", "above"):
@@ -112,6 +115,9 @@ def find_files(path: Path) -> list[Path]:
 
     Raises:
         RunError: There is none.
+
+    Args:
+        path: File or folder of the run.
     """
     if path.is_file():
         return [path]
@@ -169,6 +175,9 @@ def trainer_rows(file: Path) -> list[dict[str, Any]]:
 
     Raises:
         RunError: It is not such a file.
+
+    Args:
+        file: trainer_state.json.
     """
     rows: dict[int, dict[str, Any]] = {}
     try:

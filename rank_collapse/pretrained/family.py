@@ -184,7 +184,14 @@ class Family:
         return settings | ({"part": part or self.parts[0]} if self.parts else {})
 
     def make_config(self, settings: Settings) -> TransformerConfig:
-        """Convert the entries to the network that they describe."""
+        """Convert the entries to the network that they describe.
+
+        Args:
+            settings: Of `complete_settings`.
+
+        Raises:
+            ValueError: A value for which there is no network.
+        """
         settings = self._select_entries(settings)
         for name, values in self.allowed.items():
             check_allowed(settings, name, values)
@@ -256,7 +263,12 @@ class Family:
         return Unembedding(table, bias, settings.get("final_logit_softcapping") or None, scale)
 
     def tensor_law(self, name: str, settings: Settings) -> Draw:
-        """Returns how a tensor is drawn at initialisation."""
+        """Returns how a tensor is drawn at initialisation.
+
+        Args:
+            name: Of the tensor.
+            settings: Of `complete_settings`.
+        """
         return self.init(name, settings, settings[self.reads["depth"]])
 
     def _select_entries(self, settings):

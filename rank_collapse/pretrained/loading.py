@@ -137,7 +137,12 @@ def random_like(
 
 
 def _read_checkpoint(folder, part, dtype, *, lazy):
-    """Returns (weights, family, settings) of a folder, a name on the hub or a model in memory."""
+    """Returns (weights, family, settings) of a folder, a name on the hub or a model in memory.
+
+    Args:
+        folder, part, dtype: As of `load`.
+        lazy: Whether layers stay on disk.
+    """
     if is_model(folder):
         folder_or_config, tensors = folder.config.to_dict(), live_model(folder)
     elif is_hub_name(folder):
@@ -155,7 +160,12 @@ def _read_checkpoint(folder, part, dtype, *, lazy):
 
 
 def _draw_random(source, key, part, dtype, *, lazy):
-    """Returns (weights, family, settings) of an architecture at its own initialisation."""
+    """Returns (weights, family, settings) of an architecture at its own initialisation.
+
+    Args:
+        source, key, part, dtype: As of `random_like`.
+        lazy: Whether layers are drawn one by one.
+    """
     settings = settings_of(source, part)
     family = find_family(settings["model_type"])
     weights = RandomWeights(key, lambda name: family.tensor_law(name, settings), dtype, lazy=lazy)

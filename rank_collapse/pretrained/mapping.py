@@ -148,9 +148,13 @@ class Reader:
         return {name: _build_part(name, part) for name, part in nested.items()}
 
     def read_layer(self, names: Names, row: tuple[int, ...]) -> BlockParams:
-        """Read one layer, whose `row` stands in the stem's braces.
+        """Read one layer.
 
         The first norm of all, where the network has none, leaves its input as it is.
+
+        Args:
+            names: The family's.
+            row: What stands in the stem's braces.
         """
         table = dict(names.layer)
         first = row[0] == 0 and not self.config.first_norm
@@ -178,7 +182,13 @@ class Reader:
         return self.weights.to_device(fields | {"embedding": embedding})
 
     def _read_arrays(self, place, entry, stem):
-        """Yields (path in the parameters, array) of one line of a table."""
+        """Yields (path in the parameters, array) of one line of a table.
+
+        Args:
+            place: In the parameters.
+            entry: What the table has for it.
+            stem: What stands before the names of tensors.
+        """
         norm = place.endswith("norm")
         if callable(entry):
             yield place, entry(self.weights, stem, self.config)
@@ -218,7 +228,13 @@ class Reader:
 
 
 def _split_maps(array, count, heads):
-    """Split the maps in one array along its first axis; queries' heads come before two groups."""
+    """Split the maps in one array along its first axis; queries' heads come before two groups.
+
+    Args:
+        array: One map, or several in one; None for a bias that is absent.
+        count: Number of maps.
+        heads: Of queries.
+    """
     if count == 1 or array is None:
         return [array] * count
     if len(array) == count:

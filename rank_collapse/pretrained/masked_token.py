@@ -31,7 +31,11 @@ class MaskedHead(struct.Struct):
 
     @full_precision
     def read(self, states: Float[Any, "*b n d"]) -> Float[Array, "*b n e"]:
-        """Compute N(φ(Y W + b)) of outputs: what `next_token.token_losses` applies the table to."""
+        """Compute N(φ(Y W + b)) of outputs: what `next_token.token_losses` applies the table to.
+
+        Args:
+            states: Y [..., n, d], after the final norm.
+        """
         states = jnp.asarray(states)
         hidden = states.reshape(-1, states.shape[-1]) @ self.weight + self.bias[None]
         hidden = layers.get_activation(self.activation).fn(hidden)

@@ -55,7 +55,12 @@ class OpenCheckpoint:
         return stored_values(self.layers.get(row_index(self.config, index)))
 
     def stored_layer(self, index: int, coming: int | None = None) -> Any:
-        """Read `layer` as a tree of `lazy.Stored`; a thread begins to read the layer `coming`."""
+        """Read `layer` as a tree of `lazy.Stored`; a thread begins to read the layer `coming`.
+
+        Args:
+            index: Of the layer.
+            coming: Of the next layer; None for none.
+        """
         coming = None if coming is None else row_index(self.config, coming)
         return self.layers.get(row_index(self.config, index), coming)
 

@@ -39,12 +39,20 @@ def compute_length_laws(
 
 
 def mean_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> dict[str, float]:
-    """Compute the mean path length Σ_k k p_k of each law, averaged over texts."""
+    """Compute the mean path length Σ_k k p_k of each law, averaged over texts.
+
+    Args:
+        laws: Of `compute_length_laws`.
+    """
     return {name: float((law @ np.arange(law.shape[1])).mean()) for name, law in laws.items()}
 
 
 def tabulate_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> list[dict[str, Any]]:
-    """Tabulate mean, median and 99 % quantile of the path length by each law, a row for each."""
+    """Tabulate mean, median and 99 % quantile of the path length by each law, a row for each.
+
+    Args:
+        laws: Of `compute_length_laws`.
+    """
     rows = []
     for name, mean in mean_lengths(laws).items():
         reached = np.cumsum(laws[name].mean(axis=0))

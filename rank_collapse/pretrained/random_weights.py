@@ -40,7 +40,13 @@ class Initialisation:
     residual: tuple[str, ...] = ()  # Ends of branches, divided by √(2 layers)
 
     def __call__(self, name: str, settings: Settings, depth: int) -> Draw:
-        """Returns how one tensor of a model with that many layers is drawn."""
+        """Returns how one tensor of a model with that many layers is drawn.
+
+        Args:
+            name: Of the tensor.
+            settings: Of the model.
+            depth: Its layers.
+        """
         for end, value in {".bias": 0.0, **self.values}.items():
             if name.endswith(end):
                 return Draw(value=settings[value] if isinstance(value, str) else value)
@@ -73,7 +79,12 @@ class RandomWeights(Weights):
         """Checks nothing."""
 
     def take(self, name: str, *shape: int) -> np.ndarray:
-        """Draw one tensor."""
+        """Draw one tensor.
+
+        Args:
+            name: Of the tensor, which decides on its values together with the key.
+            *shape: Of the tensor.
+        """
         law = self.draw(name)
         if callable(law.value):
             return law.value(*shape)

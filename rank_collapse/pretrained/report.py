@@ -57,6 +57,9 @@ class CheckpointReport:
         """Returns the first layer whose mean residual ratio is below the alarm of `rc.MEASURES`.
 
         None where no layer is; the mean is over examples.
+
+        Args:
+            ablation: "Transformer" for the full model, "SAN" for its attention alone.
         """
         threshold = MEASURES["residual_ratio"].alarm.value
         is_below = self.states[ablation]["residual_ratio"].mean(axis=0) < threshold

@@ -106,6 +106,12 @@ def _yarn_fields(entry, number, powers, theta, original, positions):
     """Compute YaRN's frequencies: fast waves stay, slow ones are divided by the factor.
 
     In between the change is linear.
+
+    Args:
+        entry: From `rotary_entry`.
+        number: Reads a number of it.
+        powers: Wavelengths of the pairs over 2 π.
+        theta, original, positions: Base, positions of the first training, positions of the model.
     """
     width = 2 * len(powers)
     factor = number("factor", positions / original)
@@ -134,7 +140,11 @@ def _yarn_fields(entry, number, powers, theta, original, positions):
 
 
 def _longrope_fields(entry, number, powers, original, positions):
-    """Divide each wave by its own number, one set for short texts and one for long ones."""
+    """Divide each wave by its own number, one set for short texts and one for long ones.
+
+    Args:
+        entry, number, powers, original, positions: As of `_yarn_fields`.
+    """
     factor = number("factor", positions / original)
     usual = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     tables = []
@@ -150,7 +160,13 @@ def _longrope_fields(entry, number, powers, original, positions):
 
 
 def _positive_number(entry, name, default=None):
-    """Returns a number of an entry on rotary positions, which must be positive."""
+    """Returns a number of an entry on rotary positions, which must be positive.
+
+    Args:
+        entry: From `rotary_entry`.
+        name: Of the number.
+        default: Where it is absent.
+    """
     value = default if entry.get(name) is None else entry[name]
     check_entry(name, value, Entry(None, (float,)))
     refuse_if(value <= 0, f"{name}={value!r} of the rotary positions is not positive")

@@ -148,6 +148,12 @@ def _on_host(part, results):
 def _check_states(index, hidden, mask, rows):
     """Raises an error for hidden states [b, n, d] that are not finite, but for padding, or all
     0.
+
+    Args:
+        index: Of the layer, for the message.
+        hidden: States of the full model.
+        mask: Of all examples; None for all tokens.
+        rows: Examples of `hidden`.
     """
     finite = np.isfinite(hidden).all(axis=-1)
     refuse(
@@ -184,7 +190,12 @@ class _Part(NamedTuple):
 
 
 def _split_groups(source, groups, total, chunk):
-    """List the chunks of every group."""
+    """List the chunks of every group.
+
+    Args:
+        source, groups, chunk: As of `stream`.
+        total: Number of examples.
+    """
     refuse_if(chunk < 1, f"chunk={chunk} is not 1 or more examples")
     parts = []
     for name, group in groups.items():
@@ -207,6 +218,10 @@ def _shared_program(group, config):
 
     States are the same with a skip of gain 0 and without one. The skips are None for those of the
     ablation.
+
+    Args:
+        group: Of `stream`.
+        config: The network.
     """
     name, reading = group.ablation.name, group.ablation.reading
     states_alone = all(isinstance(layer_pass, States) for _, layer_pass in group.passes)

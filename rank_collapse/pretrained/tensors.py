@@ -123,16 +123,18 @@ def _torch_file(path):
         raise ValueError(
             f"{path}: not a readable torch file: {format_one_line(error, 300)}"
         ) from None
-    for inside in ("state_dict", "model_state_dict"):  # of Lightning, of torch's tutorials
-        if isinstance(content, dict) and isinstance(content.get(inside), dict):
-            content = content[inside]
     if not isinstance(content, dict):
         raise ValueError(f"{path}: holds a {type(content).__name__}, not a dictionary of tensors")
     return {k: v for k, v in content.items() if isinstance(k, str) and torch.is_tensor(v)}
 
 
 def wrap_torch_tensors(path: Path, tensors: Mapping[str, Any]) -> dict[str, Stored]:
-    """List tensors of torch by name."""
+    """List tensors of torch by name.
+
+    Args:
+        path: Of their file or model, for messages.
+        tensors: {name: tensor}.
+    """
     return {
         name: Stored(path, numpy_dtype(t), tuple(t.shape), lambda rows, t=t: as_array(t[rows]))
         for name, t in tensors.items()

@@ -41,7 +41,12 @@ class Weights:
         raise NotImplementedError
 
     def table(self, name: str, rows: int, width: int) -> Any:
-        """Read a table of tokens: as `take` gives it, or a `Table` where layers are `lazy`."""
+        """Read a table of tokens: as `take` gives it, or a `Table` where layers are `lazy`.
+
+        Args:
+            name: Of the tensor.
+            rows, width: Its shape.
+        """
         return self._lazy_table(name, rows, width) if self.lazy else self.take(name, rows, width)
 
     def _lazy_table(self, name, rows, width):
@@ -142,6 +147,9 @@ class CheckpointWeights(Weights):
     def has_tensor(self, name: str) -> bool:
         """Check whether the checkpoint has the tensor, or any that begins with a name ending in
         '.'.
+
+        Args:
+            name: Without the prefix.
         """
         if name.endswith("."):
             return any(n.startswith(self.prefix + name) for n in self.names)
@@ -164,7 +172,15 @@ class CheckpointWeights(Weights):
         return Table(lambda a, b: self.checkpoint.read(stored, slice(a, b)), (rows, width))
 
     def _find_tensor(self, name, shape):
-        """Returns the name in the file of a tensor that is there in this shape."""
+        """Returns the name in the file of a tensor that is there in this shape.
+
+        Args:
+            name: Without the prefix.
+            shape: That the config implies.
+
+        Raises:
+            ValueError: Missing, of another shape, or of whole numbers.
+        """
         stored = self._name_in_file(name)
         where = self.where
         refuse_if(stored not in self.names, f"{where}: tensor {stored!r} is missing")

@@ -83,7 +83,12 @@ def metric_thresholds(name: str, thresholds: Sequence[Threshold]) -> list[Thresh
 
 
 def _passing_indices(values, threshold):
-    """Returns which of the values, numbers or arrays [l], may pass a threshold; in order."""
+    """Returns which of the values, numbers or arrays [l], may pass a threshold; in order.
+
+    Args:
+        values: Of one metric, in order of steps.
+        threshold: Of the metric.
+    """
     sizes = [np.size(value) for value in values]
     flat = np.concatenate([np.atleast_1d(np.asarray(value, float)) for value in values])
     side = flat > threshold.value if threshold.above else flat < threshold.value

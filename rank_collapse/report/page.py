@@ -75,7 +75,11 @@ def render(
 
 
 def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Render a table of all columns that a row has."""
+    """Render a table of all columns that a row has.
+
+    Args:
+        rows: {column: value} each.
+    """
     columns = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f"<th>{escape_html(name)}</th>" for name in columns)
     body = "".join(

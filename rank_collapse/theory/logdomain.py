@@ -156,22 +156,22 @@ class LogScaled(Algebra):
             layer.gains,
             self.keep,
         )
-        return self._edited(layer, "attention_branch", part), (branch_input, heads, part)
+        return self._apply_edit(layer, "attention_branch", part), (branch_input, heads, part)
 
     def apply_mlp(self, layer, branch_input):
         part = ops.mlp_parts(
             layer.params.mlp, jax.tree.map(self.noise, branch_input), layer.config.mlp
         )
-        return self._edited(layer, "mlp_branch", part), None
+        return self._apply_edit(layer, "mlp_branch", part), None
 
     def edit_state(self, layer, name, state):
         if name not in (layer.inputs.edit or ()):
             return state
         part = ops.LogParts(state.mean, state.residual[None], state.log_scale[None])
-        part = self._edited(layer, name, part)
+        part = self._apply_edit(layer, name, part)
         return ops.renormalise_parts(part.mean, part.parts, part.scales, self.keep)
 
-    def _edited(self, layer, name, part):
+    def _apply_edit(self, layer, name, part):
         """Apply an affine edit f with derivative A: f(1m) + Σ_p e^{s_p} A R_p, around a token of
         f(1m).
         """
@@ -199,7 +199,7 @@ class LogPass(LayerPass):
         start = ops.around_mean(prepared.x, prepared.existing_tokens)
         return jax.tree.map(lambda a: jnp.stack([a] * (1 + self.replicas)), start)
 
-    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
         """Compute the states after the layer, its fields of a `LogTrace`, and the profile of every
         copy.
         """
@@ -224,12 +224,14 @@ class LogPass(LayerPass):
     def build_result(self, walked: WalkResult) -> LogTrace:
         """Returns the first copy's trace; its profile where the others agree."""
         start = ops.around_mean(walked.prepared.x, walked.prepared.existing_tokens)
-        profiles, (seen, heads, branches, diameters, *branch_measures) = walked.layer_results
+        profiles, (attention_inputs, heads, branches, diameters, *branch_measures) = (
+            walked.layer_results
+        )
         first = jnp.broadcast_to(ops.log10_norm(start), profiles[:1].shape)
         profile = jnp.concatenate([first, profiles]).T
         profile = mask_uncertain(profile) if self.replicas else profile[0]
         diameters = jnp.concatenate([ops.log10_diameter(start)[None], diameters])
-        return LogTrace(profile, seen, heads, branches, diameters, *branch_measures)
+        return LogTrace(profile, attention_inputs, heads, branches, diameters, *branch_measures)
 
 
 def local_rate(profile: Any) -> Float[Any, "*s k"]:
@@ -257,8 +259,10 @@ def _attention_residuals(passage, keep):
     nothing = jnp.zeros_like(part.mean)
     scales = heads.scales_over_cube(attention_input.log_scale)
 
-    def renormalised(parts, scales):
+    def renormalise_channel(parts, scales):
         return ops.renormalise_parts(nothing, parts, scales, keep)
 
-    by_head = jax.vmap(lambda *h: ops.log10_norm(renormalised(*h)), in_axes=1)(heads.parts, scales)
-    return attention_input, by_head, renormalised(part.parts, scales.reshape(-1))
+    by_head = jax.vmap(lambda *h: ops.log10_norm(renormalise_channel(*h)), in_axes=1)(
+        heads.parts, scales
+    )
+    return attention_input, by_head, renormalise_channel(part.parts, scales.reshape(-1))

@@ -56,7 +56,7 @@ class Noise:
     def __call__(self, a: Any) -> Any:
         ulps = self._ulps
         counter = jax.lax.iota(jnp.uint32, math.prod(a.shape)).reshape(a.shape)
-        random = _hash_bits(counter * jnp.uint32(0x9E3779B9) + _hash_bits(self._next()))
+        random = _hash_bits(counter * jnp.uint32(0x9E3779B9) + _hash_bits(self._next_word()))
         steps = ((random >> 16) * (2 * ulps + 1)) >> 16  # 0 .. 2 ulps
         bits = jax.lax.bitcast_convert_type(a, f"uint{8 * a.dtype.itemsize}")
         moved = bits + steps.astype(bits.dtype) - ulps.astype(bits.dtype)
@@ -65,9 +65,9 @@ class Noise:
 
     def at(self, index: Any) -> "Noise":
         """Returns independent noise for one turn of a loop, whose body is traced once."""
-        return Noise(_hash_bits(self._next()) + index.astype(jnp.uint32), self._ulps)
+        return Noise(_hash_bits(self._next_word()) + index.astype(jnp.uint32), self._ulps)
 
-    def _next(self):
+    def _next_word(self):
         return self._word + jnp.uint32(next(self._calls))
 
 

@@ -163,11 +163,11 @@ class BoundPass(LogPass):
 
     covers: ClassVar[Covers] = bounds.COVERS
 
-    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
         """Compute the result of the pass in logarithms, the constants of all bounds, the layer's
         gains.
         """
-        carry, log = super().measure_layer(layer, x, seen, carry)
+        carry, log = super().measure_layer(layer, x, layer_values, carry)
         return carry, (log, _bound_constants(layer, log[1][0]))
 
     def build_result(self, walked: WalkResult) -> BoundReport:

@@ -67,10 +67,10 @@ class Tangents(Algebra):
         """Apply the MLP and its Jacobian at x̄."""
         params, config = layer.params.mlp, layer.config
 
-        def of_token(x):
+        def apply_to_token(x):
             return layers.mlp(params, x[None], config.mlp, config.routing)[0]
 
-        return _push_through(of_token, branch_input), None
+        return _push_through(apply_to_token, branch_input), None
 
     def edit_state(self, layer, name, state):
         config = layer.config

@@ -154,7 +154,7 @@ def attention_kernel(
         score = score / (jnp.mean(queries.variance) * jnp.mean(keys.variance))
     u, moved, query_covariance = keys.distance, keys.change, queries.covariance
 
-    def of_head(p):
+    def head_kernel(p):
         both = p @ u @ p.T
         diagonal = jnp.diag(both)
         key_spread = 2 * p @ u - diagonal[:, None]  # K̃_jj of row i, [n, m]
@@ -176,7 +176,9 @@ def attention_kernel(
             part = jax.tree.map(jnp.add, part, noise)
         return part, *aux
 
-    part, tilted, response = jax.tree.map(lambda a: jnp.mean(a, axis=0), jax.vmap(of_head)(weights))
+    part, tilted, response = jax.tree.map(
+        lambda a: jnp.mean(a, axis=0), jax.vmap(head_kernel)(weights)
+    )
     scores = (queries.change + (sizes["w_q"] + sizes["w_k"]) * query_covariance) * tilted
     scores = scores + (1 if measured else 2) * query_covariance * response
     mixed = (sizes["w_v"] + sizes["w_o"]) * part.covariance

@@ -182,7 +182,6 @@ def depth_check(
     width: int = 64,
     base_width: int = 256,
     seeds: int = 3,
-    base_seed: int = 0,
     text: str | None = None,
     training: Training | None = None,
 ) -> dict[str, CoordCheck]:
@@ -212,7 +211,7 @@ def depth_check(
     base = byte_model(min(depths), base_width, training.tokens)
     depth_rules = {name: depth_rule(name, base) for name in rules}
     mesh = every_seed.seed_mesh()
-    keys = every_seed.lay_out(every_seed.seed_keys(base_seed, seeds), mesh)
+    keys = every_seed.lay_out(every_seed.seed_keys(0, seeds), mesh)
     results: dict[str, list] = {name: [] for name in depth_rules}
     for depth in depths:
         config = byte_model(depth, width, training.tokens)

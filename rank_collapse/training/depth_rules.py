@@ -23,7 +23,7 @@ Source: CompleteP, Dey et al. 2025 (arXiv 2505.01618), table 1.
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -33,7 +33,6 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
 
 RuleName = Literal["sp", "mup", "half", "completep", "looped"]
-ScaledEps = Literal["blocks", "all", "embedding"]
 GROUPS = ("embedding", "matrix", "vector", "final")
 
 
@@ -54,8 +53,6 @@ class DepthRule(struct.Struct):
         width: Power of m_N in the width's factors: 1, or 0 for none.
         gain, rate, eps: Powers of m_L in branches, rates and ε of blocks.
         loop_gain: Power of m_R in branches.
-        scaled_eps: Whose ε is scaled: "blocks" (table 1); "all" (its authors' code); "embedding":
-            blocks, and the embedding by 1/m_N (Complete(d)P, arXiv 2512.22382).
     """
 
     base: TransformerConfig
@@ -64,10 +61,6 @@ class DepthRule(struct.Struct):
     rate: Any = 0.0
     eps: Any = 0.0
     loop_gain: Any = 0.0
-    scaled_eps: ScaledEps = struct.static("blocks")
-
-    def __post_init__(self):
-        struct.check_choices(self, scaled_eps=get_args(ScaledEps))
 
     def multipliers(self, config: TransformerConfig) -> tuple[float, float, float]:
         """Compute (m_N, m_L, m_R)."""
@@ -80,15 +73,13 @@ class DepthRule(struct.Struct):
         wide, deep, _ = self.multipliers(config)
         wide, rate = wide**self.width, deep**self.rate
         eps = deep**self.eps / wide
-        outside = {"blocks": 1.0, "all": eps, "embedding": 1.0}[self.scaled_eps]
-        table = 1 / wide if self.scaled_eps == "embedding" else outside
         # a variance of 1/fan-in has the width's factor already
         variance = 1.0 if config.init in ("lecun", "xavier") else wide
         return {
-            "embedding": Factors(1.0, 1.0, 1.0, table),
+            "embedding": Factors(1.0, 1.0, 1.0, 1.0),
             "matrix": Factors(variance**-0.5, rate / wide, wide, eps),
             "vector": Factors(1.0, rate, 0.0, eps),
-            "final": Factors(1.0, 1.0, 0.0, outside),
+            "final": Factors(1.0, 1.0, 0.0, 1.0),
         }
 
     def network(self, config: TransformerConfig) -> TransformerConfig:
@@ -222,9 +213,7 @@ RULES = {
 }
 
 
-def depth_rule(
-    name: RuleName, base: TransformerConfig, *, scaled_eps: ScaledEps = "blocks"
-) -> DepthRule:
+def depth_rule(name: RuleName, base: TransformerConfig) -> DepthRule:
     """Returns a depth parametrisation by name.
 
     Args:
@@ -233,14 +222,13 @@ def depth_rule(
             2024) and α = 1 (Dey et al. 2025). "looped": α = ½ in the layers that have weights of
             their own, 1 in how often these are passed (Wang et al. 2026).
         base: The network whose hyperparameters are known.
-        scaled_eps: See `DepthRule`.
 
     Raises:
         ValueError: An unknown name.
     """
     if name not in RULES:
         raise struct.unknown_value_error(f"depth rule {name!r}", name, RULES)
-    return DepthRule(base, **RULES[name], scaled_eps=scaled_eps)
+    return DepthRule(base, **RULES[name])
 
 
 def parameter_group(path: Iterable[Any], leaf: Any) -> str:
