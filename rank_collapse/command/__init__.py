@@ -28,8 +28,9 @@ COMMANDS = ("check", "compare", "depth", "watch", "depth-check")
 
 
 def run() -> NoReturn:
-    """Runs the command as a process; Ctrl-C ends it at once: XLA's compiler cannot be
-    interrupted.
+    """Runs the command as a process, which Ctrl-C ends at once.
+
+    XLA's compiler cannot be interrupted by an exception.
     """
     if sys.stdout is not None:  # "?" for what the encoding has no character for
         sys.stdout.reconfigure(errors="replace")

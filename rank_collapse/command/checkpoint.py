@@ -86,8 +86,8 @@ class Checked(NamedTuple):
         return float(self.networks[network]["residual_ratio"][:, layer].mean())
 
     def is_bound(self, network: str, layer: int) -> bool:
-        """Check whether rounding decides the residual ratio of all texts, which is at most
-        `ratio`.
+        """Check whether rounding decides the ratio of all texts, which is then at most
+        `mean_ratio`.
         """
         return bool(self.networks[network].rounding[:, layer].all())
 
@@ -96,9 +96,7 @@ class Checked(NamedTuple):
         return "≤ " * self.is_bound(network, layer) + f"{self.mean_ratio(network, layer):.3g}"
 
     def layer_means(self) -> dict[str, np.ndarray]:
-        """Compute means over texts [L + 1] by measure; NaN before the first layer where attention
-        is.
-        """
+        """Compute means over texts [L + 1] by measure; NaN at layer 0, where no attention is."""
         networks = self.networks
         columns = {f"residual ratio, {n}": networks[n]["residual_ratio"] for n in NETWORKS}
         columns |= {m.replace("_", " "): networks[WHOLE][m] for m in OF_STATES}
@@ -188,9 +186,7 @@ class Checked(NamedTuple):
         return references
 
     def find_one_token_layers(self) -> dict[str, str]:
-        """Find where one token holds more than half of ‖res(X)‖_F², if anywhere: layers,
-        positions.
-        """
+        """Find the layers and positions where one token holds more than half of ‖res(X)‖_F²."""
         rows = {}
         for name in (WHOLE, READ):
             flags, position = self.networks[name].spiked, self.networks[name]["spike_token"]
@@ -327,18 +323,14 @@ def measure_checkpoint(one: Opened, inputs: Inputs) -> Checked:
         one: An open checkpoint.
         inputs: Its tokens or vectors.
     """
-    model_inputs, progress_options = (
-        {"x": inputs.x, "mask": inputs.mask},
-        report_progress(one, inputs),
-    )
-    return Checked(
-        one, inputs, pretrained.checkpoint_report(one.source, model_inputs, **progress_options)
-    )
+    progress = report_progress(one, inputs)
+    model_inputs = {"x": inputs.x, "mask": inputs.mask}
+    report = pretrained.checkpoint_report(one.source, model_inputs, **progress)
+    return Checked(one, inputs, report)
 
 
 def report_progress(one: Opened, inputs: Inputs) -> dict[str, Any]:
-    """Reports what is begun; returns `done` of its stream, which on a terminal reports each
-    layer.
+    """Reports what is begun; returns the stream's `done`, which on a terminal reports layers.
 
     Args:
         one: The checkpoint.

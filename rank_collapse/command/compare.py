@@ -118,8 +118,8 @@ def same_inputs(flags: argparse.Namespace, opened: Sequence[Opened]) -> list[Inp
 
 
 def find_steps(names: Sequence[str]) -> dict[str, int] | None:
-    """Returns {checkpoint: step}, in order of steps; None where the names have no different
-    numbers.
+    """Returns {checkpoint: step}, in order of steps; None where the names' numbers are not
+    different.
 
     Args:
         names: Of checkpoints, whose last number is the step.
@@ -133,8 +133,7 @@ def find_steps(names: Sequence[str]) -> dict[str, int] | None:
 
 @figures.styled
 def layer_figure(layers: Mapping[str, Mapping[str, np.ndarray]]):
-    """Plot a panel for each measure {checkpoint: {measure: [L + 1]}}, a curve for each
-    checkpoint.
+    """Plot {checkpoint: {measure: [L + 1]}}: a panel a measure, a curve a checkpoint.
 
     Args:
         layers: Means over texts.

@@ -24,9 +24,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _look_inside(folder, has_config):
-    """Returns (what the folder is, which other folder is the checkpoint); None where it is
-    unknown.
-    """
+    """Returns (what the folder is, which other folder is the checkpoint); None for unknown."""
     if has_config and "word_embedding_dimension" in read_json(folder / "config.json"):
         return "a layer of sentence-transformers without attention", folder.parent
     if (folder / "modules.json").is_file():

@@ -190,9 +190,7 @@ def trainer_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def _select_metrics(entry):
-    """Select the numbers of an entry of the history; those of "name/layer_k" as an array [l] by
-    name.
-    """
+    """Select the numbers of an entry of the history; "name/layer_k" as an array [l] by name."""
     values, layers = {}, {}
     for name, value in entry.items():
         if type(value) not in (int, float) or _NO_METRIC.search(name):

@@ -272,9 +272,7 @@ class Family:
         return self.init(name, settings, settings[self.reads["depth"]])
 
     def _select_entries(self, settings):
-        """Select the entries that the family has: what else a file holds is neither checked nor
-        read.
-        """
+        """Select the entries that the family has; others of a file are neither checked nor read."""
         names = (*self.schema, "model_type", "part")
         return {name: settings[name] for name in names if name in settings}
 

@@ -17,9 +17,7 @@ _WEIGHTS = (["model*.safetensors", "*.safetensors.index.json"], ["pytorch_model*
 
 
 def is_hub_name(source: object) -> bool:
-    """Check whether a source is "hf:owner/name" or "hf:owner/name@revision" rather than a
-    folder.
-    """
+    """Check whether a source is "hf:owner/name" or "hf:owner/name@revision", no folder."""
     return isinstance(source, str) and source.startswith(PREFIX)
 
 

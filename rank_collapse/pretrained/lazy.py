@@ -24,16 +24,12 @@ class Stored(struct.Struct):
 
     @property
     def value(self) -> jax.Array:
-        """Returns the tensor; inside a program the transposition becomes part of the next
-        product.
-        """
+        """Returns the tensor; inside a program its transposition joins the next product."""
         return jnp.transpose(self.data, self.axes)
 
 
 def as_stored(view: np.ndarray) -> Stored:
-    """Convert a view of what was read to its memory in one piece and the order of the view's
-    axes.
-    """
+    """Convert a view to its memory in one piece and the order of its axes."""
     order = sorted(range(view.ndim), key=lambda i: -abs(view.strides[i]))
     data = np.ascontiguousarray(view.transpose(order))
     return Stored(data, tuple(order.index(i) for i in range(view.ndim)))

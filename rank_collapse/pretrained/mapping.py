@@ -75,9 +75,7 @@ _TYPES |= {"norm": NormParams, "gains": LearnedGains}
 
 @functools.cache
 def _parse_axes(text):
-    """Parse "(h k) d -> h d k" to the axes of the file and of the network, each of several
-    names.
-    """
+    """Parse "(h k) d -> h d k" to the axes of the file and of the network, each a list of names."""
     file_side, _, network_side = text.partition(" -> ")
     sides = [
         re.findall(r"\(([^)]*)\)|(\S+)", side) for side in (file_side, network_side or file_side)

@@ -45,8 +45,7 @@ class MaskedHead(struct.Struct):
 def read_head(
     weights: Weights, family: Family, settings: Settings, config: TransformerConfig
 ) -> MaskedHead | None:
-    """Read the head of a masked language model (Devlin et al. 2019, task 1); None where there is
-    none.
+    """Read the head of a masked language model (Devlin et al. 2019, task 1); None without one.
 
     Args:
         weights, family, settings, config: Of the model.

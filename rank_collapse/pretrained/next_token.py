@@ -101,8 +101,7 @@ def mean_losses(
 def token_losses(
     unembedding: Unembedding, states: Any, targets: Any, chosen: Any
 ) -> tuple[Float[Array, "b s"], Float[Array, "b s"]]:
-    """Compute (loss in nats, share of right tokens) of outputs of one network, means over some
-    tokens.
+    """Compute (loss in nats, share of right tokens) of outputs of one network, over some tokens.
 
     Args:
         unembedding: The head; its table is read once.

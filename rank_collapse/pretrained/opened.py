@@ -67,8 +67,7 @@ class OpenCheckpoint:
     def prepare_batch(
         self, inputs: Mapping[str, Any]
     ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
-        """Prepare a batch for `stream`: only the rows of the embedding that its tokens use are
-        read.
+        """Prepare a batch for `stream`: of the embedding only the rows of its tokens are read.
 
         Args:
             inputs: As of `stream`.

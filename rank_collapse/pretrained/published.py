@@ -65,17 +65,14 @@ class Target(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Returns whether they are farther apart than the tolerance, or nothing finite was
-        measured.
-        """
+        """Returns whether they lie beyond the tolerance, or nothing finite was measured."""
         return not abs(self.measured - self.published) <= self.tolerance
 
 
 def published_targets(
     settings: dict[str, Any], curves: Mapping[str, Float[np.ndarray, "b l"]]
 ) -> list[Target]:
-    """Compare the published curves of pretrained weights with those of weights that should be the
-    same.
+    """Compare the published curves of pretrained weights with measured ones of the same weights.
 
     The published texts are 32 of wiki_bio. They count as one more text of the kind measured here:
     a value x̄ of b texts with standard deviation s may be t s √(1 + 1/b) from the published one, t

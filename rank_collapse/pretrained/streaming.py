@@ -146,8 +146,7 @@ def _on_host(part, results):
 
 
 def _check_states(index, hidden, mask, rows):
-    """Raises an error for hidden states [b, n, d] that are not finite, but for padding, or all
-    0.
+    """Raises an error for states [b, n, d] that are not finite outside of padding, or all 0.
 
     Args:
         index: Of the layer, for the message.

@@ -164,9 +164,7 @@ def as_array(tensor: Any) -> np.ndarray:
 
 
 def is_model(source: Any) -> bool:
-    """Check whether `source` is a model of `transformers`: it has a state_dict and its kind of
-    config.
-    """
+    """Check whether `source` is a model of `transformers`, by its state_dict and config."""
     config = getattr(source, "config", None)
     return hasattr(source, "state_dict") and hasattr(config, "to_dict")
 

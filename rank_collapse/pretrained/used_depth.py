@@ -95,8 +95,7 @@ class DepthReport:
     length_laws: Mapping[str, np.ndarray]
 
     def by_layer(self) -> dict[str, np.ndarray]:
-        """Returns {name: [L + 1]}, means over examples by layer or path length, NaN where there is
-        none.
+        """Returns {name: [L + 1]}, means over examples by layer or path length; NaN for no value.
 
         `pandas.DataFrame(report.by_layer())` is a table of it.
         """
@@ -237,9 +236,7 @@ def depth_used(
     kl, overlap = mean["lens_kl"][:depth], mean["lens_overlap"]
 
     def first_layer(reached):
-        """Returns the first layer reached; the authors' code looks at the inputs of all layers but
-        the last.
-        """
+        """Returns the first layer reached; as the authors' code, of all layers but the last."""
         places = np.flatnonzero(reached[: depth - 1])
         return int(places[0]) if len(places) else None
 

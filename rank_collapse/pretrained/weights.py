@@ -145,8 +145,7 @@ class CheckpointWeights(Weights):
         return full
 
     def has_tensor(self, name: str) -> bool:
-        """Check whether the checkpoint has the tensor, or any that begins with a name ending in
-        '.'.
+        """Check whether the checkpoint has the tensor; for a name that ends in ".", any below it.
 
         Args:
             name: Without the prefix.

@@ -71,8 +71,7 @@ def find_alarms(rows: Iterable[Mapping[str, Any]], thresholds: Sequence[Threshol
 
 
 def metric_thresholds(name: str, thresholds: Sequence[Threshold]) -> list[Threshold]:
-    """Returns the thresholds of a metric: those of its full name, else of the name without its
-    part.
+    """Returns the thresholds of a metric: of its full name, else of the name after the dot.
 
     Args:
         name: Such as "encoder.residual_ratio".
@@ -103,9 +102,7 @@ def _is_spiked(row, name, layer):
 
 
 def _worst_layer(values, threshold):
-    """Returns the index of the worst of the values [l] that pass a threshold; None where none
-    does.
-    """
+    """Returns the index of the worst of the values [l] beyond a threshold; None without one."""
     bad = np.flatnonzero(~np.isfinite(values))
     if threshold.finite and bad.size:
         return int(bad[0])

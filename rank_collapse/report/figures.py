@@ -162,8 +162,7 @@ def curves(
     ylabel: str | None = None,
     **options: Any,
 ):
-    """Plot {title: {label: values [s, k]}} in `panels`: a `band` for each curve over first, first +
-    1, …
+    """Plot {title: {label: values [s, k]}} in `panels`, a `band` for each curve.
 
     Args:
         groups: The curves of each panel.
@@ -187,8 +186,7 @@ def curves(
 def log_band(
     ax: Axes, x: Any, values: Any, label: str | None = None, index: int = 0, **options: Any
 ) -> None:
-    """Plot the geometric mean over seeds as a line, a standard deviation of the logarithm as a
-    band.
+    """Plot the geometric mean over seeds as a line, a deviation of the logarithm as a band.
 
     A gap where a seed has no number above 0, unlike `band`'s mean of those that have.
 

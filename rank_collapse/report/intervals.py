@@ -130,8 +130,9 @@ def all_equal(values: Iterable[float]) -> bool:
 
 
 def slope(x: Any, y: Any) -> np.ndarray:
-    """Compute the least-squares slope of each row of y [..., k] over x [k]: Σ (x − x̄) y / Σ (x −
-    x̄)².
+    """Compute the least-squares slope of each row of y [..., k] over x [k].
+
+    Σ (x − x̄) y / Σ (x − x̄)².
 
     NaN where x has one point only, or a value of y is not finite.
     """
@@ -142,7 +143,7 @@ def slope(x: Any, y: Any) -> np.ndarray:
 
 
 def geometric_mean(values: Any) -> np.ndarray:
-    """Compute exp of the mean over seeds of ln values [s, ...]; NaN where a seed has none above
+    """Compute exp of the mean over seeds of ln values [s, ...]; NaN for a seed without one above
     0.
     """
     values = np.asarray(values)

@@ -19,8 +19,7 @@ LONGEST = 60  # characters of a name
 def metrics_figure(
     rows: Sequence[Mapping[str, Any]], thresholds: Sequence[Threshold] = ()
 ) -> figures.Figure:
-    """Plot a panel for each of the first 36 metrics: means over seeds as lines, their range as
-    bands.
+    """Plot a panel for each of the first 36 metrics: means over seeds, their range as bands.
 
     Args:
         rows: Of metrics, from `runs.metrics.read`.

@@ -14,8 +14,7 @@ from rank_collapse.struct import refuse_if
 def plot(
     profile: Profile | Mapping[str, Any] | Sequence[Profile | Mapping[str, Any]],
 ) -> figures.Figure:
-    """Plot a panel per measure: its value by layer; of a batch the mean over examples and a
-    deviation.
+    """Plot a panel per measure, its value by layer; of a batch mean and deviation.
 
     `rc.plot(rc.profile(trace)).savefig("profile.png")`. Several profiles share the panels:
     `rc.plot({"trained": p, "random": q})`. Logarithmic where values span more than a decade;

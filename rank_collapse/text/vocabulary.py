@@ -93,9 +93,7 @@ def read_byte_level(vocabulary: str | os.PathLike, merges: str | os.PathLike) ->
 
 
 def read_tokenizer(path: str | os.PathLike) -> Any:
-    """Read the `tokenizers.Tokenizer` of a tokenizer.json, of any kind; it neither cuts nor
-    pads.
-    """
+    """Read the `tokenizers.Tokenizer` of a tokenizer.json, which then neither cuts nor pads."""
     make = _import_tokenizers().Tokenizer.from_file
     tokenizer = call_tokenizers(f"{path} is not a tokenizer", make, str(path))
     tokenizer.no_truncation()

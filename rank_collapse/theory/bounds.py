@@ -77,8 +77,8 @@ COVERS = covers.Covers(
 def log10_theorem(
     log10_input: Any, beta: Any, gamma: Any, num_heads: Any, width: Any, depth: Any
 ) -> Any:
-    """Compute log10 of (4γβH/√k)^{(3^L − 1)/2} ‖res(X)‖^{3^L}, the right side of theorems 2.2 and
-    2.3.
+    """Compute log10 of the right side of theorems 2.2 and 2.3, (4γβH/√k)^{(3^L−1)/2}
+    ‖res(X)‖^{3^L}.
 
     Equal to c^{−1/2} (c^{1/2} r)^{3^L} with c = 4γβH/√k, r = ‖res(X)‖.
 
@@ -145,8 +145,10 @@ def lipschitz_constants(
 def sublayer_lipschitz(
     params: BlockParams, gains: LayerGains, config: TransformerConfig, *norms: Callable
 ) -> tuple[Float[Array, ""], ...]:
-    """Compute λ_p of λ x·[mlp_skip] + γ MLP(x) for each norm; 1 without MLP. See
-    `lipschitz_constants`.
+    """Compute the Lipschitz constants of the MLP sublayer, skip included, in each norm; 1 without
+    MLP.
+
+    The sublayer is λ x·[mlp_skip] + γ MLP(x); that of the MLP is from `lipschitz_constants`.
 
     Args:
         params, gains: Of the layer.
@@ -163,8 +165,7 @@ def sublayer_lipschitz(
 def not_covered(
     config: TransformerConfig, *, mask: Any = None, bias: Any = None, edit: Any = None
 ) -> tuple[str, ...]:
-    """List the parts of a network that the theorems do not cover; () for a SAN, with MLPs or
-    without.
+    """List the parts of a network that the theorems do not cover; () for a SAN, also with MLPs.
 
     Reasons that begin with "rows" concern the bound of a layer, the others only that of the stack.
 
@@ -209,8 +210,7 @@ def score_spread(
     allowed: Bool[Array, "#h #n m"],
     keep: Bool[Array, "n"],
 ) -> Float[Array, "h n"]:
-    """Compute D_ii e^{−2s}, how far the scores E = R W_QK Rᵀ/√k of a row lie apart; 0 in masked
-    rows.
+    """Compute D_ii e^{−2s}, how far the scores R W_QK Rᵀ/√k of a row lie apart; 0 in masked rows.
 
     Args:
         w_qk: Of `head_weights`.
@@ -266,8 +266,7 @@ def layer_constants(
 def layer_sides(
     constants: LayerConstants, trace: LogTrace, config: TransformerConfig
 ) -> tuple[PublishedSides, Sides, PublishedSides]:
-    """Compute the sides of every head's bound [L, h], every layer's [L], and its published form
-    [L].
+    """Compute the sides of every head's bound [L, h], every layer's [L], and its published form.
 
         ‖res(P_h X W_h)‖ ≤ 2 √(ΣD_h · max D_h) ‖W_h‖ ‖R‖ = (4γ*_hβ_h/√k) ‖R‖³,
         ‖res(SA(X))‖ ≤ 2 √(Σ_h ΣD_h‖W_h‖_1 · Σ_h max D_h ‖W_h‖_∞) ‖R‖,

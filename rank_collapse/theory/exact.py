@@ -236,7 +236,9 @@ def _rotate_pairs(a, cos, sin):
 
 
 def _relative_scores(p, content, context):
-    """Compute position and segment terms of the scores [h, n, n], see `positions.relative_scores`."""
+    """Compute position and segment terms of the scores [h, n, n], see
+    `positions.relative_scores`.
+    """
     i, j = np.indices((len(content[0]), len(content[0])))
     places, segments, head_scores = to_balls(context.relative), context.segments, []
     for head, q in enumerate(content):

@@ -51,9 +51,7 @@ class ExpectedTrace(struct.Struct):
 
     @property
     def log_one_minus_cosine(self) -> Float[Array, "*b l"]:
-        """Returns ln(1 − ρ_l), ρ the mean cosine of two different tokens; float32 holds it down to
-        −87.
-        """
+        """Returns ln(1 − ρ_l), ρ the mean cosine of two different tokens; float32 has it to −87."""
         v, u = self.hidden.variance, self.hidden.distance
         s = jnp.sqrt(v)
         pair = s[..., :, None] * s[..., None, :]

@@ -52,9 +52,7 @@ class HeadParts(struct.Struct):
     top: Any  # [kinds, h]
 
     def scales(self, log_scale: Any) -> Any:
-        """Compute the natural logarithm of each part's scale, [kinds, h], from that of the
-        state.
-        """
+        """Compute the natural logarithm of each part's scale, [kinds, h]."""
         return jnp.stack([p * log_scale + t for p, t in zip(self.powers, self.top, strict=True)])
 
     def scales_over_cube(self, log_scale: Any) -> Any:
@@ -168,8 +166,7 @@ def split_weights(scores: Scores, mask, eps, keep) -> Weights:
 
 
 def mix_weights(weights: Weights, mixing, mask, keep):
-    """Apply `Mixing` to weights; returns the weights times β and [α I and γ C less their first
-    rows].
+    """Apply `Mixing` to weights; returns the weights times β, and [α I and γ C less a row each].
 
     The returned parts' rows sum to 0, as those of P − Q. The parts stay apart: a small α would be
     lost in a sum with γ.
@@ -216,8 +213,7 @@ def compute_values(params, state, eps, weights: Weights):
 
 
 def rounding_noise(params, values, scores: Scores, weights: Weights, other_parts, log_scale, keep):
-    """Compute the logarithm of what rounding may add: entries of values times the weights they
-    meet.
+    """Compute the logarithm of what rounding may add: entries of values times their weights.
 
     Args:
         values: R̂ W_V [h, m, v], of `compute_values`.
@@ -260,9 +256,7 @@ def _log_softmax(scores, mask):
 
 
 def _normalised_heads(gain, mean, residual, eps, norm_eps):
-    """Normalise mean + ε residual as `attention.head_norm`; returns its mean [h, k] and residual
-    [h, n, k].
-    """
+    """Normalise mean + ε residual as `attention.head_norm`: mean [h, k] and residual [h, n, k]."""
     heads, _, width = residual.shape
     if gain.ndim == 2:  # over all heads together
         mean, residual = (

@@ -139,8 +139,9 @@ def apply_norm(spec, state, keep):
 
 
 def normalise_around(u, r, eps, norm_eps):
-    """Divide v = u and v = u + ε r_i by their σ, σ² = mean v² + norm_eps; the second less the
-    first, over ε.
+    """Divide v = u and v = u + ε r_i by their σ; returns the first, and the difference over ε.
+
+    σ² = mean v² + norm_eps, and
 
     (v_i/σ_i − u/σ_0)/ε = r_i/σ_i − u (σ_i² − σ_0²)/(ε σ_i σ_0 (σ_i + σ_0)).
 
@@ -248,9 +249,7 @@ def _divided_difference(kind, z, u, eps):
 
 
 def _tanh_difference(z, u, step):
-    """Compute u sinh(s)/(s cosh(z + s) cosh z) for s = step: e^{|s| − log cosh ...} does not
-    overflow.
-    """
+    """Compute u sinh(s)/(s cosh(z + s) cosh z) for s = step, without overflow."""
 
     def log_cosh(x):
         return jnp.abs(x) + jnp.log1p(jnp.exp(-2 * jnp.abs(x))) - math.log(2.0)

@@ -98,8 +98,7 @@ def log_residual_profile(
 def log_trace(
     params: Any, x: Any, config: TransformerConfig, *, replicas: int = REPLICAS, **inputs: Any
 ) -> LogTrace:
-    """Compute the full result of `log_residual_profile`'s pass: each layer's attention input and
-    branches.
+    """Compute the full result of `log_residual_profile`'s pass, heads and branches included.
 
     Args:
         params, x, config, replicas, **inputs: As of `log_residual_profile`.
@@ -172,8 +171,9 @@ class LogScaled(Algebra):
         return ops.renormalise_parts(part.mean, part.parts, part.scales, self.keep)
 
     def _apply_edit(self, layer, name, part):
-        """Apply an affine edit f with derivative A: f(1m) + Σ_p e^{s_p} A R_p, around a token of
-        f(1m).
+        """Apply an affine edit f with derivative A: f(1m) + Σ_p e^{s_p} A R_p.
+
+        The result is written around a token of f(1m).
         """
         if name not in (layer.inputs.edit or ()):
             return part
@@ -200,9 +200,7 @@ class LogPass(LayerPass):
         return jax.tree.map(lambda a: jnp.stack([a] * (1 + self.replicas)), start)
 
     def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
-        """Compute the states after the layer, its fields of a `LogTrace`, and the profile of every
-        copy.
-        """
+        """Compute the states after the layer, its fields of a `LogTrace`, every copy's profile."""
         keep = layer.inputs.existing_tokens
 
         def copy(replica):

@@ -103,8 +103,9 @@ def attention_norms(
 def attention_deviation(
     spread: Float[Array, "h n"], keep: Any
 ) -> tuple[Float[Array, "h"], Float[Array, "h"]]:
-    """Bound (‖P − 1p̄ᵀ‖_1, ‖P − 1p̄ᵀ‖_∞) of every head by (½ΣD, ½(max D + mean D)), p̄ the mean row
-    of P.
+    """Bound (‖P − 1p̄ᵀ‖_1, ‖P − 1p̄ᵀ‖_∞) of every head by (½ΣD, ½(max D + mean D)).
+
+    p̄ is the mean row of P.
 
     TV(P_i, P_k) ≤ tanh((D_i + D_k)/4) ≤ (D_i + D_k)/4, and P_i − p̄ is a mean of P_i − P_k.
 

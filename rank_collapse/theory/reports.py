@@ -164,9 +164,7 @@ class BoundPass(LogPass):
     covers: ClassVar[Covers] = bounds.COVERS
 
     def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
-        """Compute the result of the pass in logarithms, the constants of all bounds, the layer's
-        gains.
-        """
+        """Compute the pass in logarithms, the constants of all bounds, and the layer's gains."""
         carry, log = super().measure_layer(layer, x, layer_values, carry)
         return carry, (log, _bound_constants(layer, log[1][0]))
 
@@ -178,9 +176,7 @@ class BoundPass(LogPass):
 
 
 def _bound_constants(layer, state):
-    """Compute the constants of all bounds of a layer whose attention reads `state`; and its
-    gains.
-    """
+    """Compute the constants of all bounds of a layer that reads `state`; and its gains."""
     mask, keep = three_axes(layer.inputs.context.mask), layer.inputs.existing_tokens
     of_layer = layer.params, state, layer.gains, layer.config
     allowed = keep[None, None, :] if mask is None else mask

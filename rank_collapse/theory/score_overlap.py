@@ -44,8 +44,7 @@ def compute_powers(x: Any, count: int) -> Array:
 def overlap_ratios(
     count: Any, variance: Any, correlation: Any
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Compute the scores' part of a row's overlap, and of its distance to another, over the second
-    order's.
+    """Compute the overlap of a row, and its distance to another, over their second order in σ.
 
     (o_1 − 1/n)/(σ²(1 − 1/n)/n) and (o_1 − o_c)/((1 − c) σ²(1 − 1/n)/n) with
 

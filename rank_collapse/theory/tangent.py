@@ -84,8 +84,6 @@ class Tangents(Algebra):
 
 
 def _push_through(function, state):
-    """Apply a function of one token to the mean token, and its Jacobian to each row of the
-    residual.
-    """
+    """Apply a function to the mean token, and its Jacobian to each row of the residual."""
     mean, push = jax.linearize(function, state.mean)
     return LogState(mean, jax.vmap(push)(state.residual), state.log_scale)

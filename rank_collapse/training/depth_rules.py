@@ -124,8 +124,7 @@ class DepthRule(struct.Struct):
         b2: float = 0.95,
         eps: Any = 1e-8,
     ) -> Any:
-        """Makes AdamW of optax with each group's rate, decay and ε; clip by the global norm before
-        it.
+        """Makes AdamW of optax with each group's rate, decay and ε; clip gradients before it.
 
         Args:
             rate: η of the base; a number, traced or not, or a schedule.
@@ -161,8 +160,8 @@ class DepthRule(struct.Struct):
         weight_decay: float = 0.1,
         eps: float = 1e-8,
     ) -> list[dict[str, Any]]:
-        """List parameter groups for torch: `torch.optim.AdamW(rule.groups(model, model.layers,
-        1e-3, config))`.
+        """List parameter groups for `torch.optim.AdamW(rule.groups(model, model.layers, η,
+        config))`.
 
         Args:
             module: The model.
@@ -232,9 +231,7 @@ def depth_rule(name: RuleName, base: TransformerConfig) -> DepthRule:
 
 
 def parameter_group(path: Iterable[Any], leaf: Any) -> str:
-    """Returns the group of a parameter at a path of a tree, whose stacked blocks are under
-    "layers".
-    """
+    """Returns the group of a parameter by its path; stacked blocks are under "layers"."""
     *above, name = jax.tree_util.keystr(tuple(path), simple=True, separator=".").split(".")
     inside = "layers" in above
     return _name_group(inside, name.startswith("w_") if inside else leaf.ndim > 1)

@@ -136,9 +136,7 @@ def check_hyper(hyper: Hyper, recipe: Recipe) -> None:
 
 
 def find_fault(hyper: Hyper, recipe: Recipe) -> str:
-    """Returns what is wrong with the floats of a run, or arrays of them, in one line; "" for
-    nothing.
-    """
+    """Returns what is wrong with the floats of a run, or arrays of them; "" for nothing."""
 
     warmup, smoothing = np.asarray(hyper.warmup), np.asarray(hyper.label_smoothing)
     none = f"smooths classes, and loss={recipe.loss!r} has none"

@@ -110,9 +110,7 @@ def _olmo3_fields(settings):
 
 
 def _smollm3_fields(settings):
-    """Map each 0 of `no_rope_layers` to a layer without positions; these have the window, if any
-    has.
-    """
+    """Map each 0 of `no_rope_layers` to a layer without positions, with the window if any has."""
     depth, uses_rotary = settings["num_hidden_layers"], settings["no_rope_layers"]
     if uses_rotary is None:
         uses_rotary = [int((i + 1) % settings["no_rope_layer_interval"] != 0) for i in range(depth)]

@@ -63,8 +63,7 @@ def part_positions(parts: Int[Array, "n"]) -> Int[Array, "n"]:
 
 
 def packed_rows(lengths: Int[np.ndarray, "b"], width: int) -> Int[np.ndarray, "r width 2"]:
-    """Plan rows that hold complete sequences one behind another: (sequence, position) of every
-    place.
+    """Plan rows that hold complete sequences behind each other: (sequence, position) of each place.
 
     The longest sequences first, each into the first row with free places. (-1, 0) where nothing is.
 
@@ -116,8 +115,9 @@ def weighted_mean(values: Float[Array, "b n"], weights: Any) -> Float[Array, ""]
 def cross_entropy(
     logits: Float[Array, "b n c"], labels: Int[Array, "b n"], weights: Any, smoothing: Any = 0.0
 ) -> Float[Array, ""]:
-    """Compute the mean over tokens of −Σ_k q_k log softmax(logits)_k, q = (1 − ε) onehot(label) + ε
-    / c.
+    """Compute the mean over tokens of −Σ_k q_k log softmax(logits)_k.
+
+    q = (1 − ε) onehot(label) + ε / c.
 
     Args:
         logits, labels: Of all tokens.
@@ -135,9 +135,7 @@ def cross_entropy(
 def squared_error(
     outputs: Float[Array, "b n c"], targets: Float[Array, "b n c"], weights: Any, _: Any = None
 ) -> Float[Array, ""]:
-    """Compute Σ ‖output − target‖² over tokens: a sum, not a mean, as in Dong et al. 2021's
-    code.
-    """
+    """Compute Σ ‖output − target‖² over tokens: a sum, as in Dong et al. 2021's code."""
     errors = jnp.sum(jnp.square(outputs - targets), axis=-1)
     return jnp.sum(jnp.where(weights, errors, 0.0))
 

@@ -38,7 +38,7 @@ class SequencePairs(struct.Struct):
 
     @property
     def inputs(self) -> Any:
-        """Returns what the decoder reads under teacher forcing [b, n − 1]: all but the last
+        """Returns what the decoder reads under teacher forcing [b, n − 1], without the last
         token.
         """
         return self.target[..., :-1]
