@@ -39,37 +39,49 @@ class Part(NamedTuple):
 
 
 def main(options: Flags) -> Shown:
-    """Joins the folders, and shows the whole as its experiment does."""
+    """Joins the folders, and publishes the joined run as its experiment does.
+
+    Raises:
+        ValueError: Fewer than two folders, no --output_dir, or folders that make no full run.
+        RunError: A folder that is not complete, damaged, or of another version.
+    """
     if len(options.folders) < 2 or not options.output_dir:
         raise ValueError("join takes two folders or more, and --output_dir for the whole")
     folders = [Path(folder) for folder in options.folders]
     module = common_module(folders)
     groups: dict[str, list[Part]] = {}
     for folder in folders:
-        for part in parts_of(module.FLAGS, folder):
-            apart = {name: value for name, value in part.config.items() if name not in SEEDS}
-            groups.setdefault(json.dumps(apart, sort_keys=True), []).append(part)
-    points = [join_seeds(parts) for parts in groups.values()]
-    whole = whole_options(module.FLAGS, folders[0], [point.config for point in points])
-    whole.output_dir, whole.overwrite = options.output_dir, options.overwrite
+        for part in read_parts(module.FLAGS, folder):
+            other_flags = {name: v for name, v in part.config.items() if name not in SEEDS}
+            groups.setdefault(json.dumps(other_flags, sort_keys=True), []).append(part)
+    parts = [join_seeds(group) for group in groups.values()]
+    joined_flags = read_flags(module.FLAGS, folders[0], {})
+    for name in SEEDS:
+        if name in parts[0].config:
+            joined_flags[name].value = parts[0].config[name]
+    axes = find_axes([part.config for part in parts], joined_flags)
+    vars(joined_flags)["axes"] = axes
+    joined_flags.output_dir, joined_flags.overwrite = options.output_dir, options.overwrite
+    by_values = {tuple(str(part.config[name]) for name in axes): part for part in parts}
     arrays = {}
-    for place in whole.points():
-        config = make_config(place)
-        for point in points:
-            if all(point.config[flag] == config[flag] for flag in whole.axes):
-                arrays |= {place.prefix + name: array for name, array in point.arrays.items()}
-    vars(whole)["begin_with"] = arrays
-    return module.main(whole)
+    for point in joined_flags.points():
+        part = by_values[tuple(str(point[name].value) for name in axes)]
+        arrays |= {point.prefix + name: array for name, array in part.arrays.items()}
+    vars(joined_flags)["begin_with"] = arrays
+    return module.main(joined_flags)
 
 
 def common_module(folders: Sequence[Path]) -> ModuleType:
     """Imports the module of the experiment that all folders are of.
 
+    Args:
+        folders: Run folders.
+
     Raises:
         ValueError: One folder twice, of no experiment, or of several.
     """
-    for one, other in itertools.combinations(folders, 2):
-        if one.resolve() == other.resolve():
+    for folder, other in itertools.combinations(folders, 2):
+        if folder.resolve() == other.resolve():
             raise ValueError(f"{other} is there twice")
     names = {folder: read_config(folder).get("experiment") for folder in folders}
     first = names[folders[0]]
@@ -79,30 +91,35 @@ def common_module(folders: Sequence[Path]) -> ModuleType:
     return importlib.import_module(pool.module_name(first))
 
 
-def parts_of(flag_values: Flags, folder: Path) -> list[Part]:
+def read_parts(flag_values: Flags, folder: Path) -> list[Part]:
     """Reads the points of a finished run.
+
+    Args:
+        flag_values: Of its experiment.
+        folder: The run folder.
 
     Raises:
         RunError: The run is not complete, damaged, or of another version.
     """
     read_summary(folder)
     config = read_config(folder)
-    arrays = RunFolder(folder, config, read_only=True).arrays
-    points = read_flags(copy.deepcopy(flag_values), folder, {}).points()
+    run = RunFolder(folder, config, read_only=True)
     parts = []
-    for point in points:
-        own = {name: v for name, v in (config | make_config(point)).items() if name != "axes"}
-        start = point.prefix
-        parts.append(
-            Part(own, {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)})
-        )
-        if not parts[-1].arrays:
-            raise damaged(folder / "arrays.npz", f"it has no arrays of {start or 'the run'}")
+    for point in read_flags(copy.deepcopy(flag_values), folder, {}).points():
+        arrays = run.at(point.prefix).arrays
+        if not arrays:
+            raise damaged(folder / "arrays.npz", f"it has no arrays of {point.prefix or 'the run'}")
+        point_config = config | make_config(point)
+        point_config.pop("axes", None)
+        parts.append(Part(point_config, arrays))
     return parts
 
 
 def join_seeds(parts: Sequence[Part]) -> Part:
     """Joins runs of other seeds of one point.
+
+    Args:
+        parts: They differ in their seeds alone.
 
     Raises:
         ValueError: Seeds are missing or there twice, or arrays are not of the seeds.
@@ -126,31 +143,21 @@ def join_seeds(parts: Sequence[Part]) -> Part:
     return Part({**first.config, "num_seeds": total}, joined)
 
 
-def whole_options(flag_values: Flags, folder: Path, configs: Sequence[Mapping[str, Any]]) -> Flags:
-    """Makes the flags of the command for all points.
-
-    Raises:
-        ValueError: Points differ in what is no axis, or are no grid.
-    """
-    whole = read_flags(flag_values, folder, {})
-    for name in SEEDS:
-        if name in configs[0]:
-            whole[name].value = configs[0][name]
-    vars(whole)["axes"] = axes_of(configs, whole)
-    return whole
-
-
-def axes_of(configs: Sequence[Mapping[str, Any]], options: Flags) -> dict[str, list[str]]:
+def find_axes(configs: Sequence[Mapping[str, Any]], options: Flags) -> dict[str, list[str]]:
     """Lists the values of the flags in which points differ, as they are written.
 
+    Args:
+        configs: What determines the results of each point.
+        options: Flags of the experiment.
+
     Raises:
-        ValueError: They differ in what is no axis, or are no grid.
+        ValueError: They differ in a flag that is no axis, or are no grid.
     """
     values = {n: list(dict.fromkeys(json.dumps(c.get(n)) for c in configs)) for n in configs[0]}
     axes = {name: texts for name, texts in values.items() if len(texts) > 1}
-    apart = [f"{name}: {' and '.join(texts)}" for name, texts in axes.items()]
     if any(name in ONE_VALUE or not options.takes_several(name) for name in axes):
-        raise ValueError(f"the folders differ in {'; '.join(apart)}")
+        differences = [f"{name}: {' and '.join(texts)}" for name, texts in axes.items()]
+        raise ValueError(f"the folders differ in {'; '.join(differences)}")
     if math.prod(map(len, axes.values())) != len(configs):
         raise ValueError(f"{len(configs)} points are not all of the grid of {', '.join(axes)}")
     return {name: [str(json.loads(text)) for text in texts] for name, texts in axes.items()}

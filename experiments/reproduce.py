@@ -55,6 +55,7 @@ define("list", "only", [], f"Experiments to run, out of {', '.join(EXPERIMENTS)}
 
 
 def main(options: flags.FlagValues) -> int:
+    """Runs the experiments, and writes the report whenever one ends; returns 1 if one failed."""
     check_names(options, "only", EXPERIMENTS)
     folder = Path(options.output_dir or "results/reproduce")
     if options.run_name:

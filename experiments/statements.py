@@ -20,6 +20,7 @@ define("string", "docs", "docs", "Folder of the page.")
 
 
 def main(options: flags.FlagValues) -> None:
+    """Writes the page and its tables."""
     statements_page.write_page(Path(options.docs), [Path(folder) for folder in options.runs])
     print(f"written: {options.docs}/{statements_page.PAGE.name}")
 

@@ -31,13 +31,19 @@ def main(options: Any) -> None:
     """
     if options.site is not None and not Path(options.site).is_dir():
         raise FileNotFoundError(f"--site={options.site} is no folder; {INSTALL}")
-    made = [make_checkpoint(name, package, options) for name, package in PACKAGES.items()]
-    if not any(made):
+    successes = [make_checkpoint(name, package, options) for name, package in PACKAGES.items()]
+    if not any(successes):
         raise FileNotFoundError(f"no checkpoint folder was made; {INSTALL}")
 
 
 def make_checkpoint(name: str, package: Package, options: Any) -> bool:
-    """Makes one checkpoint folder and prints its line; returns whether it was made."""
+    """Makes one checkpoint folder and prints its line; returns whether it was made.
+
+    Args:
+        name: Of the folder.
+        package: Has the weights.
+        options: The flags.
+    """
     folder = Path(options.folder) / name
     try:
         weights = find(package, options.site)

@@ -14,7 +14,7 @@ import pytest
 from data_dictionary import check_columns
 from figures_as_data import as_data
 
-from experiments.lab.folder import RunFolder
+from experiments.lab.folder import table_bytes
 from rank_collapse.runs.drawn import drawn
 
 
@@ -61,14 +61,8 @@ SOME = [
 ]
 
 
-def written(folder, rows):
-    with RunFolder(folder, {}) as run:
-        run.write_rows(rows)
-    return (folder / "results.csv").read_text("utf-8")
-
-
-def test_columns_of_numbers_read_as_numbers(tmp_path):
-    text = written(tmp_path, SOME)
+def test_columns_of_numbers_read_as_numbers():
+    text = table_bytes(SOME).decode()
     table = list(csv.DictReader(io.StringIO(text)))
     check_columns(table)
     for row, given in zip(table, SOME, strict=True):
@@ -81,10 +75,10 @@ def test_columns_of_numbers_read_as_numbers(tmp_path):
                 assert float(value) == want or (math.isnan(want) and math.isnan(float(value)))
 
 
-def test_a_word_among_numbers_is_refused(tmp_path):
+def test_a_word_among_numbers_is_refused():
     mixed = [{"seed": 0, "path_length": 1}, {"seed": 0, "path_length": "none"}]
     with pytest.raises(ValueError, match="none"):
-        check_columns(list(csv.DictReader(io.StringIO(written(tmp_path, mixed)))))
+        check_columns(list(csv.DictReader(io.StringIO(table_bytes(mixed).decode()))))
     with pytest.raises(AssertionError, match="evaluation"):
         check_columns([{"evaluation": "whole"}, {"evaluation": "3"}])
     with pytest.raises(LookupError, match="no column 'colour'"):

@@ -1,1 +1,1 @@
-"""Benchmarks, one file a subject."""
+"""Benchmarks, one file for each subject."""

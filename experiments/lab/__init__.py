@@ -1,1 +1,1 @@
-"""What every binary shares: flags, errors in one line, progress, its entry in the report."""
+"""The lab of all experiments: flags, run folders, chunks of seeds, processes, tables, figures."""

@@ -126,9 +126,9 @@ class Executor(contextlib.ExitStack):
         if keys is None:
             keys = seeds.keys_of(options.seed, options.first_seed + np.arange(count))
         own_cells = self._cell_floats(cells, [options])
-        if self._list_left(own_cells, count):
+        if self._list_missing(own_cells, count):
             floats = self._cell_floats(cells, options.group)
-            missing = self._list_left(floats, count)
+            missing = self._list_missing(floats, count)
             self.progress.skip(len(floats) * count - len(missing))
             self._compute(program(), floats, keys, missing, most)
         else:
@@ -148,7 +148,7 @@ class Executor(contextlib.ExitStack):
             floats |= {point.prefix + cell: values for cell, values in point_cells.items()}
         return floats
 
-    def _list_left(self, cells, count):
+    def _list_missing(self, cells, count):
         """Lists the (cell, seed) pairs that the run does not have.
 
         Raises:
@@ -157,10 +157,11 @@ class Executor(contextlib.ExitStack):
         missing = []
         for cell in cells:
             arrays = self.run.part(cell) or {}
-            counts = {len(a) if np.ndim(a) else -1 for a in arrays.values()} or {0}
-            if len(counts) > 1 or not 0 <= max(counts) <= count:
+            shapes = [np.shape(array) for array in arrays.values()] or [(0,)]
+            saved = shapes[0][0] if shapes[0] else -1  # a number has no seeds
+            if any(shape[:1] != (saved,) for shape in shapes) or saved > count:
                 raise damaged(self.run.path / "arrays.npz", f"{cell} is not of {count} seeds")
-            missing += [(cell, seed) for seed in range(max(counts), count)]
+            missing += [(cell, seed) for seed in range(saved, count)]
         return missing
 
     def _compute(self, program, floats, keys, missing, most):

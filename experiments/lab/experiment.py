@@ -283,7 +283,7 @@ def join_points(points: Sequence[Point], over: Sequence[str]) -> list[Point]:
 
 
 def name_settings(claims: Callable, point: Point) -> Iterator[verdicts.Row]:
-    """Yields the rows of a point, with the point after their settings.
+    """Yields the rows of a point, whose settings then end with the point in words.
 
     Args:
         claims: (results, setup) → rows.
@@ -295,7 +295,7 @@ def name_settings(claims: Callable, point: Point) -> Iterator[verdicts.Row]:
 
 
 def name_quantities(compare: Callable, point: Point) -> Iterator[verdicts.Comparison]:
-    """Yields the comparisons of a point, with the point before their quantities.
+    """Yields the comparisons of a point, whose quantities then begin with the point in words.
 
     Args:
         compare: (results, setup) → comparisons.

@@ -12,7 +12,6 @@ import json
 import re
 import shlex
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -228,24 +227,16 @@ def check_names(options: Flags, flag: str, allowed: Iterable[str]) -> None:
 
 
 def help_text(main: Callable, flag_values: Flags) -> str:
-    """Writes what `--help` prints: the module's docstring, then the flags, the binary's own first.
+    """Writes what `--help` prints: the module's docstring, then the flags as absl describes them.
 
     Args:
         main: A function of the module.
         flag_values: The flags.
     """
-    common = {*EXECUTION, "seed", "num_seeds"}
-    by_name = {flag.name: flag for flag in (flag_values[name] for name in flag_values)}
-    lines = [inspect.cleandoc(inspect.getmodule(main).__doc__ or ""), "", "Flags:"]
-    for name in sorted(by_name, key=lambda n: (n in common, n)):
-        flag = by_name[name]
-        default = "" if flag.default in (None, False) else f" (default {flag.default})"
-        choices = getattr(flag.parser, "enum_values", None)
-        allowed = f" One of: {', '.join(filter(None, choices))}." if choices else ""
-        text = " ".join((flag.help + allowed + default).split())
-        lines.append(f"  --{name}")
-        lines += textwrap.wrap(text, 92, initial_indent=" " * 6, subsequent_indent=" " * 6)
-    return "\n".join(lines)
+    lines = flag_values.get_help(include_special_flags=False).splitlines()
+    described = [line for line in lines if line.startswith(" ")]  # no names of our modules
+    purpose = inspect.cleandoc(inspect.getmodule(main).__doc__ or "")
+    return "\n".join([purpose, "", "Flags:", *described])
 
 
 def list_arguments(options: Flags) -> list[str]:
@@ -256,12 +247,13 @@ def list_arguments(options: Flags) -> list[str]:
 
 
 def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -> Flags:
-    """Reads the flags that a run folder was made with; all count as given.
+    """Reads the flags that a run folder was made with, as if all of them had been typed.
 
     Args:
         flag_values: The flags of its binary, which are changed.
         folder: The run folder.
-        selection: {flag: value} of the flags that may differ between its runs.
+        selection: {flag: value} of the flags that are not in config.json, because they only choose
+            what of the folder is shown.
 
     Raises:
         RunError: A damaged config.json.

@@ -119,8 +119,9 @@ class RunFolder(contextlib.ExitStack):
                         unfinished.unlink()
             self.resumed = self._check_config(states.as_json(config))
             if not self.resumed:
-                text = {"config": config, "execution": execution or {}, "layout": LAYOUT}
-                self._write_json("config.json", text | {"environment": provenance.environment()})
+                content = {"config": config, "execution": execution or {}, "layout": LAYOUT}
+                content |= {"environment": provenance.environment()}
+                self._write_json("config.json", content)
             saved = self.path / "arrays.npz"
             self._add_arrays(load_arrays(saved) if saved.exists() else {})
         except BaseException:

@@ -1,1 +1,1 @@
-"""What reproduce makes of all experiments: the report while it grows, and the site's results."""
+"""The report and the pages of `experiments.reproduce`, from the run folders of all experiments."""

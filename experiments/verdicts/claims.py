@@ -191,20 +191,24 @@ def cases_row(key: str, setting: str, count: int, total: int, draws: int, *, not
 def curve_row(key: str, setting: str, curve: Any, draws: Any, resolution: float = 0.0) -> Row:
     """Makes the row of a curve that may be one more draw of an ensemble of curves.
 
-    The test is exact and for all points together. Of the values that the curve may have had before
-    it was read off, to `resolution`, the nearest to the mean of the draws are taken. The distance d
-    of a curve from the mean of all, itself among them, is measured at its farthest point, in
-    standard deviations there. The place of one more draw among the n draws' d is any of 1 .. n + 1
-    with equal probability, whatever their law. A place alone decides nothing; the curve must also
-    be far out in the tail of the draws. Of the k = n/10 farthest, ln d exceeds that of the next,
-    ln u, by S in total. If their tail is a power law, heavier than those of most laws, one more is
-    as far with the probability on the right:
+    The test is exact, and for all points of the curve together:
 
-        p = max(place/(n + 1), (k + 1)/(n + 1) · (1 + ln(d/u)/S)^−k).
+    1. The curve was read off a figure, to `resolution`. Of the values that it may have had, those
+       nearest to the mean of the n draws are taken.
+    2. The distance d of a curve is that from the mean of all n + 1, at its farthest point, in
+       standard deviations there.
+    3. Were the curve one more draw, the rank of its d (1 is the farthest) would be each of
+       1 .. n + 1 with equal probability, whatever the law of the draws.
+    4. A rank alone decides nothing: the curve must be far out in the tail too. Let u be the
+       (k + 1)-th farthest distance of the draws, k = n/10, and S the sum of ln(d_i/u) of the k
+       farther ones. If the tail is a power law, which is heavier than those of most laws, one more
+       draw is as far as the curve with the probability on the right:
 
-    The statistic is p less the largest p that is refused at a level; it is above 0 of a curve that
-    is compatible with the draws. It is known where n + 1 ≥ 1/(1 − level): fewer draws can refuse
-    nothing at that level.
+        p = max(rank/(n + 1), (k + 1)/(n + 1) · (1 + ln(d/u)/S)^−k).
+
+    The statistic is p less the largest p that is rejected at a level: above 0 the curve is
+    compatible with the draws. Fewer than 1/(1 − level) − 1 draws can reject nothing, and give no
+    number.
 
     Args:
         key, setting: As of `mean_row`.
@@ -230,12 +234,12 @@ def curve_row(key: str, setting: str, curve: Any, draws: Any, resolution: float 
         if distance > threshold:
             total = np.log(np.array(tail) / threshold).sum()
             tail_probability = (total / (total + math.log(distance / threshold))) ** k
-        place = 1 + sum(draw_distances >= distance)
-        p = float(max(place, (k + 1) * tail_probability) / (n + 1))
+        rank = 1 + sum(draw_distances >= distance)
+        p = float(max(rank, (k + 1) * tail_probability) / (n + 1))
 
     def interval(level):
-        refused = math.floor((n + 1) * (1 - level) + 1e-9) / (n + 1)
-        return Interval(p - refused, p - refused) if refused else Interval()
+        rejected = math.floor((n + 1) * (1 - level) + 1e-9) / (n + 1)
+        return Interval(p - rejected, p - rejected) if rejected else Interval()
 
     ends = interval(1 - ERROR)
     estimate = ends.low if ends.is_finite else None

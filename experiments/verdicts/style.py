@@ -1,9 +1,9 @@
 """How cards and statements are drawn on the page, beside `rank_collapse.report.style`."""
 
 STYLE = """
-:root { --claimed: #dcebf7; --holds: #00664b; --part: #7d6200; --fails: #a33b00; --open: #5f5f5f }
+:root { --holds: #00664b; --part: #7d6200; --fails: #a33b00; --open: #5f5f5f }
 @media (prefers-color-scheme: dark) {
-  :root { --claimed: #1f3a52; --holds: #4fc79f; --part: #e0b93c; --fails: #ff9156; --open: #aaaaaa }
+  :root { --holds: #4fc79f; --part: #e0b93c; --fails: #ff9156; --open: #aaaaaa }
 }
 section > details.statement > summary { color: inherit }
 .source { color: var(--soft) }
@@ -25,21 +25,14 @@ section > details.statement > summary { color: inherit }
 .statement[open] > summary .answer::before { content: "▾ " }
 .statement > summary:hover { background: var(--fold) }
 .statement > div { background: var(--fold); padding: .4em 1em; margin-bottom: .8em }
-.statement p { margin: .5em 0 } .statement td svg { width: 12em }
-svg.forest { display: block; width: 100%; overflow: visible; font: 12px system-ui, sans-serif }
-.forest .claimed { fill: var(--claimed) } .forest text { fill: var(--soft) }
-.forest .end { stroke: var(--soft); stroke-dasharray: 2 3 }
-.forest .axis { stroke: var(--line) }
-.forest .row line { stroke: currentColor; stroke-width: 2 }
-.forest .row rect { fill: currentColor }
-.forest .row .undecided-mark { fill: var(--back); stroke: currentColor; stroke-width: 1.5 }
+.statement p { margin: .5em 0 }
 @media (min-width: 800px) { .card.broad { grid-column: span 2 } }
 @media (max-width: 700px) {
   .statement > summary { grid-template-columns: minmax(0, 1fr) }
   .statement > div { padding: .4em .6em }
 }
 @media print {
-  :root { --claimed: #e4eef7; --holds: #00664b; --part: #7d6200; --fails: #a33b00; --open: #5f5f5f }
+  :root { --holds: #00664b; --part: #7d6200; --fails: #a33b00; --open: #5f5f5f }
   .statement > summary { break-inside: avoid }
 }
 """

@@ -20,10 +20,11 @@ from experiments.lab.progress import Progress
 from rank_collapse.runs.files import RunError
 
 FLAGS = cli.make_flags("example", num_seeds=4, execution=("chunk",))
-flags.DEFINE_integer("depth", 3, "Layers.", lower_bound=1, flag_values=FLAGS)
-flags.DEFINE_list("scales", ["1"], "Scales.", flag_values=FLAGS)
-flags.DEFINE_float("decay", 0.0, "Decay.", flag_values=FLAGS)
-flags.DEFINE_integer("chunk", 8, "Chunk.", flag_values=FLAGS)
+define = cli.definer(FLAGS)
+define("integer", "depth", 3, "Layers.", lower_bound=1)
+define("list", "scales", ["1"], "Scales.")
+define("float", "decay", 0.0, "Decay.")
+define("integer", "chunk", 8, "Chunk.")
 
 
 def run(body, *arguments):
@@ -52,7 +53,7 @@ def test_help_shows_purpose_and_flags_without_running(capsys):
     out = capsys.readouterr().out
     assert out.startswith("What every binary shares")
     assert out.index("--depth") < out.index("--output_dir")
-    assert "(default 3)" in out
+    assert "(default: '3')" in out
 
 
 @pytest.mark.parametrize(
