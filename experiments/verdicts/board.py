@@ -54,7 +54,8 @@ def render_statement(answer: Answer) -> str:
     return (
         f'<details class="statement"><summary>'
         f'<span class="answer {_css_class(answer.answer)}">{escape_html(answer.answer)}</span>'
-        f'<span>{escape_html(statement.text)} <span class="source">{escape_html(statement.source)}. '
+        f"<span>{escape_html(statement.text)} "
+        f'<span class="source">{escape_html(statement.source)}. '
         f"{escape_html(confirmation_text(answer))}</span></span>"
         f'<span class="small">{escape_html(quantity_text(statement) + claimed)}</span></summary>'
         f"{wrap_wide(f'<table>{rows}</table>')}</details>"
