@@ -20,6 +20,7 @@ RANDOM = np.random.default_rng(0)
 
 NUMBER = {"type": ["number", "null"]}
 LAYERS = {"type": "object", "additionalProperties": {"type": "array", "items": NUMBER}}
+ROWS = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
 ABOUT = {
     "source": {"type": "string"},
     "command": {"type": "string"},
@@ -29,6 +30,8 @@ ABOUT = {
     "numbers": {"type": "object", "additionalProperties": NUMBER},
     "upper_bounds": {"type": "array", "items": {"type": "string"}},
     "one_token": {"type": "object", "additionalProperties": {"type": "string"}},
+    "path_lengths": {"type": "array", "items": ROWS},
+    "spikes": {"type": "array", "items": ROWS},
 }
 CHECK = {"type": "object", "properties": ABOUT | {"verdict": ABOUT["source"], "layers": LAYERS}}
 SERIES = {"type": "object", "properties": {"step": {"type": "integer"}}}
