@@ -35,7 +35,7 @@ class Section:
     body: str = ""
     figures: Sequence[tuple[bytes, str]] = field(default=())
     table: Sequence[Mapping[str, Any]] = field(default=())
-    wrap_folded: Sequence[tuple[str, str]] = field(default=())
+    folded: Sequence[tuple[str, str]] = field(default=())
     details: str = ""
 
 
