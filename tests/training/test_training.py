@@ -10,7 +10,8 @@ import pytest
 from comparison import near
 from refusals import refused
 
-from experiments.train import memorization, sorting
+from experiments import run_memorization as memorization
+from experiments.train import sorting
 from rank_collapse.network import transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
