@@ -119,7 +119,7 @@ def expected(params: Any, x: Any, config: Any, size: Any) -> expectation.Expecte
 
 
 def gradients(loss: Callable[[Any], tuple[Any, Any]], params: Any) -> tuple[Any, Any]:
-    """(∂loss/∂W of every matrix, as `updates.get_weight_matrices`, what else loss(params) returns)."""
+    """(∂loss/∂W by `updates.get_weight_matrices`, what else loss(params) returns)."""
     return jax.grad(lambda own: loss(updates.replace_weight_matrices(params, own)), has_aux=True)(
         updates.get_weight_matrices(params)
     )
