@@ -227,7 +227,7 @@ def trained_figure(results: dict[str, Any], options: Flags):
         accuracy.plot([x - 0.07, x + 0.07], 2 * [np.mean(values)], color="black", lw=1.2)
         if name != "dot":
             mean, interval = mean_with_interval(accuracy_gain(results, name)[:, i])
-            figures.interval(less, i + 0.18 * (index - 2), mean, interval, label, index)
+            figures.draw_interval(less, i + 0.18 * (index - 2), mean, interval, label, index)
     less.axhline(0, color="#555555", lw=0.9, ls="--")
     labels = "accuracy of letters after training", "accuracy less that of dot products"
     for ax, label in zip((accuracy, less), labels, strict=True):
@@ -291,7 +291,7 @@ EXPERIMENT = Experiment(
 FIGURES = name_figures(random_figure, trained_figure)
 
 
-def files(results: Any, options: Flags, run: RunFolder) -> dict[str, Callable[[], bytes]]:
+def make_files(results: Any, options: Flags, run: RunFolder) -> dict[str, Callable[[], bytes]]:
     """Makes the files of trained weights, where they were kept."""
     return model_files(results, make_setups(options), run)
 
@@ -306,7 +306,7 @@ def main(options: Flags) -> Shown:
             figures=FIGURES,
             claims=judge_claims,
             compare=compare_results,
-            files=files,
+            files=make_files,
         )
 
 

@@ -171,7 +171,7 @@ def make_rows(results: ByCase, cases: Cases) -> Iterator[dict[str, Any]]:
 
 
 def in_words(variant: str) -> str:
-    """Reports what is trained: "attention and MLP"."""
+    """Puts a variant in words: "attention and MLP"."""
     parts = [PARTS.get(part, part) for part in variant.split("+")]
     return WHOLE.get(variant, " and ".join(parts))
 
@@ -191,7 +191,7 @@ def shares_figure(results: ByCase, cases: Cases):
         for index, (source, (count, total)) in enumerate(counts.items()):
             label = None if i else f"{source}, {total} seeds"
             interval = wilson_interval(count, total)
-            figures.interval(ax, i + 0.16 * index, count / total, interval, label, index)
+            figures.draw_interval(ax, i + 0.16 * index, count / total, interval, label, index)
         labels = [textwrap.fill(in_words(name), 11) for name in variants]
         ax.set_xticks(range(len(variants)), labels, fontsize=8)
         ax.set(title=f"width {width}", ylim=(-0.04, 1.04), xlim=(-0.5, len(variants) - 0.4))
@@ -200,7 +200,7 @@ def shares_figure(results: ByCase, cases: Cases):
     return fig
 
 
-def count_steps(cases: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[Any, np.ndarray]:
+def select_steps(cases: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[Any, np.ndarray]:
     """Selects the steps of a fall, predicted and measured, [2, k] of the k seeds that fell.
 
     A multiplier of 0, pure attention's, predicts no number of steps: its law is cubic.
@@ -220,7 +220,7 @@ def count_steps(cases: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[Any, np.n
 def steps_figure(results: ByCase, cases: Cases):
     """Steps from a distance of 1e-2 to 1e-6 of the seeds that fell, against the prediction from the
     multiplier at the collapsed point."""
-    points = count_steps(walks.fine_cases(results))
+    points = select_steps(walks.fine_cases(results))
     if not points:
         return None
     variants, widths = (list(dict.fromkeys(names)) for names in zip(*points, strict=True))
@@ -261,7 +261,7 @@ def trajectories_figure(results: ByCase, cases: Cases):
     one did. Where two panels are alike, the MLP or the published network changes nothing."""
     measured = walks.fine_cases(results)
     places = [(width, variant) for variant, width in measured]
-    fig, axes, panels = figures.grid(places, width=2.8, height=2.9)
+    fig, axes, panels = figures.place_grid(places, width=2.8, height=2.9)
     angle = np.linspace(0, 2 * np.pi, 200)
     for ax, ((variant, width), case) in zip(panels, measured.items(), strict=True):
         fell = case["fell"]
@@ -293,7 +293,7 @@ def distance_figure(results: ByCase, cases: Cases):
     drawn there. Pure attention falls within some ten steps, a skip makes the fall exponential."""
     measured = walks.fine_cases(results)
     places = [(width, variant) for variant, width in measured]
-    fig, axes, panels = figures.grid(places, width=2.8, height=2.2, sharex=True, sharey=True)
+    fig, axes, panels = figures.place_grid(places, width=2.8, height=2.2, sharex=True, sharey=True)
     for ax, ((variant, width), case) in zip(panels, measured.items(), strict=True):
         for has_fallen, index in ((False, 7), (True, 0)):
             lines = np.maximum(case["distance"][case["fell"] == has_fallen], 1e-9)

@@ -33,7 +33,7 @@ from experiments.verdicts import Comparison, Row
 from rank_collapse.report.intervals import slope
 from rank_collapse.text.tokens import read_texts
 from rank_collapse.text.words import default_text
-from rank_collapse.training.depth_check import Training, byte_model, bytes_of, trained
+from rank_collapse.training.depth_check import Training, byte_model, text_bytes, train_network
 from rank_collapse.training.depth_rules import RULES
 from rank_collapse.watch.coord_check import MEANING, coordinates_figure
 
@@ -85,7 +85,7 @@ def make_setup(options: Any) -> Setup:
     training = Training(steps=options.steps, batch=options.batch_size, tokens=tokens)
     config = byte_model(options.depth, options.d_model, tokens)
     source = "the package's text" if path is None else "/".join(Path(path).parts[-2:])
-    return Setup(config, training, bytes_of(text, tokens), source)
+    return Setup(config, training, text_bytes(text, tokens), source)
 
 
 def identity(setup: Setup) -> dict[str, str]:
@@ -103,17 +103,17 @@ def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
     """
     base = byte_model(options.base_depth, options.base_width, options.num_tokens)
 
-    def cells_of(point: Any) -> dict[str, Any]:
+    def make_cells(point: Any) -> dict[str, Any]:
         rule = rc.depth_rule(point.rule, base)
         return {"": (rule, point.learning_rate, point.weight_decay)}
 
     def measure_seed(key: Any, floats: Any) -> dict[str, jax.Array]:
         rule, rate, decay = floats
         training = setup.training.replace(rate=rate, weight_decay=decay)
-        return trained(key, setup.text, setup.config, rule, training)
+        return train_network(key, setup.text, setup.config, rule, training)
 
     with Executor(options, run, f"L={options.depth}, d={options.d_model}") as executor:
-        arrays = executor.measure(measure_seed, cells_of)[""]
+        arrays = executor.measure(measure_seed, make_cells)[""]
     results = labelled.make_dataset(arrays, ("step",))
     return results.assign_coords(step=np.arange(1, options.steps + 1))
 

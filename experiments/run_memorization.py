@@ -147,7 +147,7 @@ def make_data(
     """
     labelled = make_examples(key, tokens, mask, options.num_labels)
     evaluated = labelled.first(options.n_eval_data)
-    return {"train": examples.pack(labelled, rows), "texts": labelled, "eval": evaluated}
+    return {"train": examples.pack_examples(labelled, rows), "texts": labelled, "eval": evaluated}
 
 
 def make_examples(

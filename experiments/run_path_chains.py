@@ -214,7 +214,7 @@ def path_chains_figure(results: dict[str, Any], setup: inputs.TokenNetwork):
     fig, axes = figures.figure(1, 2, sharey=True)
     for ax, (name, title) in zip(axes[0], CHAINS.items(), strict=True):
         values = np.swapaxes(results[name], 0, 1).reshape(setup.config.depth, -1)
-        figures.boxes(ax, results["length"][1:], values)
+        figures.draw_boxes(ax, results["length"][1:], values)
         ax.set(yscale="log", xlabel="path length", title=title)
     symbol = r"$\|\mathrm{res}(P_{path})\|_{1,\infty}\,/\,\|P_{path}\|_{1,\infty}$"
     axes[0, 0].set_ylabel(f"residual ratio of the product\n{symbol}")
@@ -249,7 +249,7 @@ def path_lengths_figure(results: dict[str, Any], setup: inputs.TokenNetwork):
     sizes.set(ylabel=label, title="all paths of one length", ylim=limits)
     shares.set(ylabel="share of all lengths", title="counted and weighed")
     errors.set(yscale="log", ylabel="relative error", title="a sum estimated from few paths")
-    figures.finish((sizes, shares, errors), "path length")
+    figures.finish_axes((sizes, shares, errors), "path length")
     for ax in (sizes, shares, errors):
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
     return fig

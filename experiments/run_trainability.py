@@ -60,7 +60,7 @@ vocabulary.define_numbers(FLAGS, "warmup", [0, 100], "Steps of the warm-up.", lo
 ByCell = dict[Cell, dict[str, Any]]
 
 
-def cells_of(options: Flags) -> list[Cell]:
+def make_cells(options: Flags) -> list[Cell]:
     """Makes all cells of the flags, the shallow ones without warm-up first.
 
     Args:
@@ -111,13 +111,13 @@ def share_figure(cells: ByCell, setup: Any):
     """Share of seeds whose loss is not finite or whose network still guesses after training, with
     95 % intervals (Wilson)."""
     depths, names = distinct(cells, "depth"), distinct(cells, "design")
-    fig, axes, panels = figures.grid([(0, cell.warmup) for cell in cells], sharey=True)
+    fig, axes, panels = figures.place_grid([(0, cell.warmup) for cell in cells], sharey=True)
     for ax, (cell, results) in zip(panels, cells.items(), strict=True):
         place, index = names.index(cell.design), depths.index(cell.depth)
         fails, x = results["failed"], place + 0.13 * (index - (len(depths) - 1) / 2)
         interval = wilson_interval(int(fails.sum()), len(fails))
         label = None if place else f"{cell.depth} layers"
-        figures.interval(ax, x, fails.mean(), interval, label, index)
+        figures.draw_interval(ax, x, fails.mean(), interval, label, index)
         ax.set_xticks(range(len(names)), map(words, names))
         limits = {"ylim": (-0.05, 1.05), "xlim": (-0.6, len(names) - 0.4)}
         ax.set(title=f"warm-up of {cell.warmup} steps", **limits)
@@ -131,7 +131,7 @@ def loss_figure(cells: ByCell, setup: Any):
     network goes on guessing."""
     places = [(cell.warmup, cell.depth) for cell in cells]
     size = {"width": 4.2, "height": 3.1} if len(set(places)) == 1 else {"width": 3.0, "height": 2.6}
-    fig, axes, panels = figures.grid(places, **size, sharex=True, sharey=True)
+    fig, axes, panels = figures.place_grid(places, **size, sharex=True, sharey=True)
     names = distinct(cells, "design")
     for ax, (cell, results) in zip(panels, cells.items(), strict=True):
         # A loss is the mean of an epoch: it stands at the middle of its steps.
@@ -181,7 +181,7 @@ def inside_figure(cells: ByCell, setup: Any):
     shortest, names = min(cell.warmup for cell in cells), distinct(cells, "design")
     shown_cells = [cell for cell in cells if cell.warmup == shortest]
     places = [(cell.depth, label) for cell in shown_cells for label in LAYER_MEASURES]
-    fig, axes, panels = figures.grid(places, width=3.5, height=2.6, sharey="col")
+    fig, axes, panels = figures.place_grid(places, width=3.5, height=2.6, sharey="col")
     combinations = itertools.product(shown_cells, LAYER_MEASURES.items())
     for ax, (cell, (label, measure)) in zip(panels, combinations, strict=True):
         index, layers = names.index(cell.design), np.arange(1, cell.depth + 1)
@@ -273,12 +273,12 @@ FIGURES = name_figures(loss_figure, share_figure, inside_figure)
 
 def measure(options: Flags, cells: list[Cell], run: RunFolder) -> ByCell:
     """Trains every cell, and measures its networks while they train."""
-    return designs.train_cells(options, cells_of, run)
+    return designs.train_cells(options, make_cells, run)
 
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, cells_of) as run:
+    with open_run(options, make_cells) as run:
         points = run.measure(measure)
         return run.publish(
             points,

@@ -121,7 +121,9 @@ EXPERIMENT = Experiment(
     },
     needs="trained",
 )
-FIGURES = name_figures(figures.trained_figure, figures.residuals_figure)
+FIGURES = name_figures(
+    figures.trained_figure, figures.residuals_figure, figures.path_lengths_figure
+)
 
 
 def main(options: Flags) -> Shown:

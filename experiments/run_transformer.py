@@ -227,10 +227,10 @@ def curves_figure(results: dict[str, Any], setup: TrainedTask):
     label = f"sequences written exactly, at the end ({exact.mean():.2f})"
     mean, spread = float(exact.mean()), float(exact.std())
     interval = Interval(mean - spread, mean + spread)
-    figures.interval(share, float(epochs[-1]), mean, interval, label, 2)
+    figures.draw_interval(share, float(epochs[-1]), mean, interval, label, 2)
     loss.set(xlabel="epoch", ylabel="loss per token (nats)", yscale="log")
     share.set(xlabel="epoch", ylabel="share, held out", ylim=(0, 1.03))
-    figures.finish((loss, share), "epoch")
+    figures.finish_axes((loss, share), "epoch")
     share.legend(loc="lower center")
     fig.suptitle(f"{setup.title}, {len(seeds)} seed{'s' * (len(seeds) != 1)}")
     return fig

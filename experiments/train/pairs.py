@@ -5,8 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from rank_collapse.text.files import read_table
-from rank_collapse.text.tokens import Tokens, pad
-from rank_collapse.text.vocabulary import called, read_tokenizer, read_wordpiece, train_wordpiece
+from rank_collapse.text.tokens import Tokens, pad_sequences
+from rank_collapse.text.vocabulary import (
+    call_tokenizers,
+    read_tokenizer,
+    read_wordpiece,
+    train_wordpiece,
+)
 from rank_collapse.text.words import default_text
 
 VOCABULARY_SIZE = 30522  # at most, of a vocabulary trained on the data
@@ -90,5 +95,5 @@ def encode_pairs(tokenizer: Any, pairs: list[tuple[str, str]], max_length: int) 
     """
     tokenizer.enable_truncation(max_length, strategy="longest_first")
     tokenizer.no_padding()
-    encodings = called("the tokenizer encodes no text", tokenizer.encode_batch, pairs)
-    return pad(encoded.ids for encoded in encodings)
+    encodings = call_tokenizers("the tokenizer encodes no text", tokenizer.encode_batch, pairs)
+    return pad_sequences(encoded.ids for encoded in encodings)

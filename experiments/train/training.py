@@ -23,7 +23,7 @@ from rank_collapse.runs import metrics, seeds
 from rank_collapse.runs.states import flatten_state, unflatten_state
 from rank_collapse.training import Ensemble, Hyper, Recipe, Trained, dump_models
 from rank_collapse.training.models import init_model
-from rank_collapse.training.recipe import check_hyper, config_of
+from rank_collapse.training.recipe import check_hyper, run_config
 from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.training import batch_forward
 
@@ -175,8 +175,8 @@ class Training:
                 metrics.append(run.path / files[cell], epoch, row, seed=seed)
 
         files = {c: network_file(c, metrics.NAME) for c in chunk.cells if self.is_monitored}
-        first, *others = dict.fromkeys(chunk.cells)
-        label = self.name or first + (f" and {len(others)} more" if others else "")
+        first, *further = dict.fromkeys(chunk.cells)
+        label = self.name or first + (f" and {len(further)} more" if further else "")
         saved = time.monotonic()
         with Progress(num_epochs, f"training {label}", log=run.log) as progress:
             return self.ensemble.train(
@@ -221,12 +221,12 @@ def train_flat(
     with Executor(options, run) as executor:
         for group in programs.values():
 
-            def cells_of(point, group=group):
+            def make_cells(point, group=group):
                 return {part: setup.make_hyper(point) for part, setup in group.items()}
 
             setup = next(iter(group.values()))
             program = partial(make_training, options, setup, measure, executor)
-            arrays |= executor.map(program, cells_of)
+            arrays |= executor.map(program, make_cells)
     for part in setups:
         if not len(fine_seeds(arrays[part])):
             at = f"learning_rate={options.learning_rate}"
@@ -281,11 +281,11 @@ def make_training(
     recipe, is_monitored = setup.recipe, "monitor" in options and options.monitor
 
     def measure_run(model, data, hyper, key):
-        run_recipe = dataclasses.replace(recipe, config=config_of(recipe, hyper))
+        run_recipe = dataclasses.replace(recipe, config=run_config(recipe, hyper))
         return measure(dataclasses.replace(setup, recipe=run_recipe), model, data, key)
 
     def watch(model, data, hyper, _):
-        config, scalars = config_of(recipe, hyper), {}
+        config, scalars = run_config(recipe, hyper), {}
         if setup.curves:
             scalars["curves"] = whole_metrics(model, data["eval"], config, setup.metrics)
         if is_monitored:
@@ -387,7 +387,7 @@ def dump_weights(setup: TrainedTask, weights: Mapping[str, np.ndarray]) -> bytes
     """Writes weights {name: [s, ...]} as `rank_collapse.training.load_models` reads them."""
     keys = jax.random.split(jax.random.key(0), len(next(iter(weights.values()))))
     like = jax.eval_shape(jax.vmap(lambda key: init_model(key, setup.recipe)), keys)
-    config = config_of(setup.recipe, arguments.make_hyper(setup.options, setup.floats))
+    config = run_config(setup.recipe, arguments.make_hyper(setup.options, setup.floats))
     return dump_models(config, unflatten_state(weights, like, "the run"))
 
 

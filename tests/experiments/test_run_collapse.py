@@ -116,8 +116,8 @@ def test_another_text_is_another_config(base, tmp_path, capsys):
 
 
 def test_rates_are_only_given_where_they_mean_something():
-    profile = xr.DataArray([2.0, 0.5, -2.0, -6.0, -18.0, -np.inf], dims="layer")
-    wanted = [np.nan, 0.25, np.nan, 3.0, 3.0, np.nan]
+    profile = xr.DataArray([2.0, 0.5, -2.0, -6.0, -18.0, -54.0, -np.inf], dims="layer")
+    wanted = [np.nan, np.nan, np.nan, 4 / 2.5, 3.0, 3.0, np.nan]
     np.testing.assert_allclose(measure.local_rates(profile), wanted)
 
 

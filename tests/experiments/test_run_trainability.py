@@ -18,7 +18,7 @@ from experiments.train.training import Training
 from experiments.verdicts.claims import judge_rows
 from rank_collapse.report.intervals import wilson_interval
 from rank_collapse.runs.seeds import seed_keys
-from rank_collapse.training.recipe import Hyper, Recipe, config_of
+from rank_collapse.training.recipe import Hyper, Recipe, run_config
 from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.training import batch_forward, init_state
 
@@ -112,7 +112,7 @@ def test_an_interrupted_chunk_goes_on_behind_its_last_look(folder, tmp_path, mon
 def test_measured_before_training_as_by_hand(folder, x64):
     """The loss is the cross-entropy written out; norms are of its gradient in float64."""
     options = parsed(binary, *ARGUMENTS)
-    cell = next(c for c in binary.cells_of(options) if c.design == "depth_scaled")
+    cell = next(c for c in binary.make_cells(options) if c.design == "depth_scaled")
     config, floats = designs.split_floats(designs.make_network(options, cell))
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2, shuffle=True)
     hyper = Hyper(dropout=None, network=floats)
@@ -125,7 +125,7 @@ def test_measured_before_training_as_by_hand(folder, x64):
 
     @jax.jit
     def loss(model):
-        logits = batch_forward(model, data["eval"], config_of(recipe, hyper))
+        logits = batch_forward(model, data["eval"], run_config(recipe, hyper))
         picked = jnp.take_along_axis(logits, data["eval"].labels[..., None], axis=-1)[..., 0]
         return jnp.mean(jnp.log(jnp.sum(jnp.exp(logits), axis=-1)) - picked)
 
@@ -148,7 +148,7 @@ def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
     assert np.isfinite(arrays(tmp_path)[f"{name}/losses"]).all()
     options = parsed(binary, *arguments)
     config, floats = designs.split_floats(
-        designs.make_network(options, binary.cells_of(options)[0])
+        designs.make_network(options, binary.make_cells(options)[0])
     )
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2)
     hyper = Hyper(dropout=None, network=floats | {"branch_gain": 2.0})

@@ -91,7 +91,7 @@ def test_texts_are_of_the_vocabulary_and_masks_of_the_texts():
         lines = texts.write_ids(kind, listed, 5).splitlines()
         assert len(lines) == 5 and lines == texts.write_ids(kind, listed, 5).splitlines()
         assert {line.split()[0] for line in lines} == {str(listed.index("[CLS]"))}
-    batch = tokens.pad([list(range(1, 9)), list(range(1, 6))], vocab_size=20)
+    batch = tokens.pad_sequences([list(range(1, 9)), list(range(1, 6))], vocab_size=20)
     source = pretrained.open_random(run_trained.UNTRAINED["albert"], jax.random.key(0))
     task = measure.make_task(source, {"x": batch.ids, "mask": batch.mask}, 19, 2)
     assert (task.inputs["x"] == 19).sum(axis=1).tolist() == [1, 1, 1, 1]

@@ -68,7 +68,7 @@ def test_a_gguf_file_is_the_llama_that_transformers_reads(kind, tmp_path):
         states = model(torch.from_numpy(ids)[None], output_hidden_states=True).hidden_states
     expected = torch.cat(states).numpy()
     np.testing.assert_allclose(rc.apply(params, ids, config).hidden_states, expected, atol=2e-5)
-    encode = encoders.tokenizer_of(tmp_path, pretrained.settings_of(tmp_path))
+    encode = encoders.load_tokenizer(tmp_path, pretrained.settings_of(tmp_path))
     assert [WORDS[i] for i in encode("ab a12")] == ["ab", "Ġa", "1", "2"]
 
 

@@ -22,7 +22,7 @@ from rank_collapse.network.inputs import input_states
 from rank_collapse.network.measured import updates
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import geometric_mean
-from rank_collapse.training.recipe import Recipe, config_of
+from rank_collapse.training.recipe import Recipe, run_config
 from rank_collapse.training.tasks import examples
 from rank_collapse.training.training import batch_forward
 
@@ -64,7 +64,7 @@ def make_measure(recipe: Recipe, *, size: float) -> Callable[..., dict[str, Any]
     measure_training = designs.make_measure(recipe)
 
     def measure(model, data, hyper, key):
-        config, held_out = config_of(recipe, hyper), data["eval"]
+        config, held_out = run_config(recipe, hyper), data["eval"]
 
         def loss(network):
             logits = batch_forward(model.replace(network=network), held_out, config)

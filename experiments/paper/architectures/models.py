@@ -102,20 +102,22 @@ def read_inputs(model: Model, options: Flags) -> dict[str, Any]:
     if options.token_ids:
         ids = texts_of.read_ids(options.token_ids, options.num_texts)
         most = min(options.max_tokens, limits["num_positions"] or options.max_tokens)
-        tokens = texts_of.pad([row[:most] for row in ids], vocab_size=limits["vocab_size"])
+        tokens = texts_of.pad_sequences(
+            [row[:most] for row in ids], vocab_size=limits["vocab_size"]
+        )
     else:
         if options.text_file:
             texts = texts_of.read_texts(options.text_file)
         else:
-            texts = words.windows(words.default_text(), options.num_texts, options.max_tokens)
+            texts = words.cut_windows(words.default_text(), options.num_texts, options.max_tokens)
         if not model.has_weights:
             encoder = encoders.trained_tokenizer(texts, limits["vocab_size"])
-        elif (encoder := encoders.tokenizer_of(model.source, model.settings)) is None:
+        elif (encoder := encoders.load_tokenizer(model.source, model.settings)) is None:
             raise ValueError(f"{model.source} has none of {encoders.FILES}; pass --token_ids")
         if options.join:
-            texts = texts_of.join(texts, encoder, options.max_tokens, options.num_texts)
+            texts = texts_of.join_texts(texts, encoder, options.max_tokens, options.num_texts)
         few = texts[: options.num_texts]
-        tokens = texts_of.encode(few, encoder, max_tokens=options.max_tokens, **limits)
+        tokens = texts_of.encode_texts(few, encoder, max_tokens=options.max_tokens, **limits)
     if int(tokens.lengths.min()) < 2:
         raise ValueError(f"text {int(tokens.lengths.argmin())} has fewer than 2 tokens")
     return {"x": tokens.ids, "mask": tokens.mask}

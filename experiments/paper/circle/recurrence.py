@@ -136,21 +136,25 @@ def log_roll_out(
     first_norm = lone_norm(params.embedding.norm, "layer", config.embedding.norm_eps)
 
     def apply_linear(state, w, b):
-        residual = (state.rest @ w)[None]
-        return ops.renormalise(state.mean @ w + b, residual, state.log_scale[None], token_mask)
+        residual = (state.residual @ w)[None]
+        return ops.renormalise_parts(
+            state.mean @ w + b, residual, state.log_scale[None], token_mask
+        )
 
     def apply_network(state):
         state = apply_linear(state, params.embedding.w_in, params.embedding.b_in)
-        state = ops.norm(first_norm, state, token_mask)
+        state = ops.apply_norm(first_norm, state, token_mask)
         return apply_linear(walk_network(algebra, state, params, prepared, config), *classifier)
 
     def advance(state, _):
         output = apply_network(state)
         next_input = output
         if skip:
-            residuals = jnp.stack([output.rest, state.rest])
+            residuals = jnp.stack([output.residual, state.residual])
             scales = jnp.stack([output.log_scale, state.log_scale])
-            next_input = ops.renormalise(output.mean + state.mean, residuals, scales, token_mask)
+            next_input = ops.renormalise_parts(
+                output.mean + state.mean, residuals, scales, token_mask
+            )
         return next_input, _log10_distance(output)
 
     with jax.default_matmul_precision("highest"):
@@ -160,5 +164,5 @@ def log_roll_out(
 
 
 def _log10_distance(state):
-    distance = jnp.linalg.norm(state.rest[0] - state.rest[1])
+    distance = jnp.linalg.norm(state.residual[0] - state.residual[1])
     return (state.log_scale + jnp.log(distance)) / math.log(10)

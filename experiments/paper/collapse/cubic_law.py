@@ -179,7 +179,7 @@ class CubicAttention(tangent.Tangents):
                 lambda a, b: jnp.where(is_measured, a, b), measured_input, branch_input
             )
         query, key, value = (
-            jnp.einsum("nd,hdk->hnk", branch_input.rest, w)
+            jnp.einsum("nd,hdk->hnk", branch_input.residual, w)
             for w in (params.w_q, params.w_k, params.w_v)
         )
         width = math.sqrt(bounds.score_width(layer.config))
@@ -187,7 +187,9 @@ class CubicAttention(tangent.Tangents):
         covariance = jnp.einsum("hnk,hnv->hkv", key, value) / factor
         residual = jnp.einsum("hnk,hkv,hvd->nd", query, covariance, params.w_o)
         return LogState(
-            tangent.attended(params, branch_input.mean), residual, 3 * branch_input.log_scale
+            tangent.attend_equal_tokens(params, branch_input.mean),
+            residual,
+            3 * branch_input.log_scale,
         ), None
 
 

@@ -100,7 +100,7 @@ def log_residual_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
 
 def local_rate_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
     """Local rate of the logarithms: 3 is doubly exponential collapse, 1 exponential or none."""
-    label = "local rate\n" + r"$\log\|\mathrm{res}(X^{l})\| \,/\, \log\|\mathrm{res}(X^{l-1})\|$"
+    label = "local rate\n" + r"$(y_l - y_{l-1}) / (y_{l-1} - y_{l-2}), y = \log\|\mathrm{res}\|$"
     fig, axes = by_variant(first(results).local_rate, ylabel=label, width=3.6, height=2.8)
     for ax in axes[0]:
         for level, text in ((3.0, "3: doubly exponential"), (1.0, "1: exponential or none")):
@@ -144,7 +144,7 @@ def bounds_and_constant_figure(results: xr.Dataset, setup: Any) -> figures.Figur
     constant_ax.set(
         ylabel=r"$\Lambda_l = \log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$", title="3^l law"
     )
-    figures.finish([bounds_ax, constant_ax], "layer")
+    figures.finish_axes([bounds_ax, constant_ax], "layer")
     return fig
 
 

@@ -236,10 +236,14 @@ def describe_gaps(results: xr.Dataset) -> Iterator[str]:
 
 
 def local_rates(profile: xr.DataArray) -> xr.DataArray:
-    """Computes local rates, log‖res_l‖/log‖res_{l−1}‖.
+    """Compute `rc.local_rate` at layers 2 .. L; NaN where it means nothing.
 
-    NaN at layer 0, and where a logarithm is about to pass 0 and a rate means nothing.
+    That is before layer 2, and where the logarithm before is not yet beyond ±1 or of another sign.
     """
     before = profile.shift(layer=1)
-    is_meaningful = (abs(before) > 1) & (before * profile > 0) & np.isfinite(profile)
-    return (profile / before).where(is_meaningful)
+    has_rate = (abs(before) > 1) & (before * profile > 0) & np.isfinite(profile)
+    by_layer = profile.transpose(..., "layer")
+    padding = [(0, 0)] * (profile.ndim - 1) + [(2, 0)]
+    with np.errstate(invalid="ignore"):  # -inf less -inf
+        rate = np.pad(rc.local_rate(by_layer.values), padding, constant_values=np.nan)
+    return by_layer.copy(data=rate).where(has_rate).transpose(*profile.dims)

@@ -5,8 +5,10 @@ from typing import Any
 import numpy as np
 
 from experiments.paper.trained.measure import VARIANTS
+from experiments.paper.trained.results import length_laws, needed_lengths
 from rank_collapse.pretrained import published_curves, settings_of
 from rank_collapse.report import figures
+from rank_collapse.report.path_lengths import plot_length_laws
 
 TITLES = dict(
     zip(
@@ -59,6 +61,22 @@ def trained_figure(results: Any, networks: Any) -> Any:
     figures.integer_ticks(loss_ax)
     for ax in (residual_ax, loss_ax):
         ax.legend(fontsize=7)
+    return fig
+
+
+def path_lengths_figure(results: Any, networks: Any) -> Any:
+    """How long the paths of trained networks are: each path counted once, weighted by the share of
+    each layer's attention branch in the stream (rollout), and by the size of the exact sum over all
+    paths of a length; dashed the length that the loss needs, median text. Bands are one standard
+    deviation over texts."""
+    networks = [n for n in networks if "paths/loss" in results[n.label]] or networks[:1]
+    fig, axes = figures.panels(len(networks), 2, width=4.6, height=3.0)
+    for ax, network in zip(axes.flat, networks, strict=False):
+        measured = results[network.label]
+        if "paths/loss" in measured:
+            needed = float(np.median(needed_lengths(measured)))
+            plot_length_laws(ax, length_laws(measured, network.source.config), needed)
+        ax.set_title(describe_network(network))
     return fig
 
 

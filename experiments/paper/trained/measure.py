@@ -16,6 +16,7 @@ from experiments.train.path_sizes import measured_sizes
 from rank_collapse import pretrained
 from rank_collapse.measures.attention import first_column
 from rank_collapse.measures.norms import composite_norm
+from rank_collapse.network.measured.influence import attention_share
 from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.passes import LayerMeasure, States
 from rank_collapse.paths.contributions import LengthPass
@@ -181,17 +182,24 @@ def measure_paths(
 
     Returns:
         "paths/loss", "paths/right" [b] of the whole network, with "_frozen" and "_recomputed"
-        [b, k]; "paths/lengths" [b, k]; "paths/log10_residual" [b, L + 1], log10 ‖res C_k‖_{1,∞} of
-        the frozen sum of all paths of each length.
+        [b, k]; "paths/lengths" [b, k]; "paths/log10_residual" and "paths/path_size" [b, L + 1],
+        log10 ‖res C_k‖_{1,∞} and ‖C_k‖_{1,∞} of the frozen sum of all paths of each length;
+        "paths/attention_share" [b, L], each layer's share λ_l of attention in the stream.
     """
     depth = source.config.depth
     lengths = [k for k in lengths if k <= depth]
-    passes = [("sums", LengthPass(source.biased))]
+    passes = [("sums", LengthPass()), ("share", LayerMeasure(attention_share))]
     passes += [(f"up to {k}", TruncatedPass(k)) for k in lengths]
     group = {"": Group(tuple(passes))}
     states_by_pass = pretrained.stream(source, task.inputs, group, chunk=chunk)[""]
-    sums, token_mask = states_by_pass.pop("sums"), task.inputs["mask"]
-    _, residual_sizes = jax.vmap(lambda a, m: measured_sizes(a, mask=m))(sums.by_length, token_mask)
+    sums, share, token_mask = (
+        states_by_pass.pop("sums"),
+        states_by_pass.pop("share"),
+        task.inputs["mask"],
+    )
+    log10_size, residual_sizes = jax.vmap(lambda a, m: measured_sizes(a, mask=m))(
+        sums.by_length, token_mask
+    )
     frozen = np.asarray(sums.up_to())[:, lengths]
     # Outputs [b c, 1 + k + k, n, d] of c copies of each text: whole, frozen, recomputed.
     states = [sums.output[:, None], frozen, np.stack(list(states_by_pass.values()), axis=1)]
@@ -200,6 +208,9 @@ def measure_paths(
     results = {"paths/lengths": np.tile(lengths, (len(loss), 1))}
     by_copy = np.asarray(residual_sizes).reshape(len(loss), -1, depth + 1)
     results["paths/log10_residual"] = by_copy.mean(axis=1)
+    means = {"attention_share": share, "path_size": 10 ** np.asarray(log10_size, np.float64)}
+    for name, values in means.items():
+        results[f"paths/{name}"] = values.reshape(len(loss), -1, values.shape[1]).mean(axis=1)
     for name, values in {"loss": loss, "right": right}.items():
         results[f"paths/{name}"] = values[:, 0]
         results[f"paths/{name}_frozen"] = values[:, 1 : 1 + count]

@@ -104,16 +104,16 @@ def load_network(folder: Path, text: str | None, num_texts: int, max_tokens: int
         inputs = {"x": spectra.transpose(0, 2, 1), "mask": None}
         return Network(folder.name, source, inputs, None, folder)
     if (folder / "ids.txt").is_file():
-        batch = tokens.pad(tokens.read_ids(folder / "ids.txt", num_texts))
+        batch = tokens.pad_sequences(tokens.read_ids(folder / "ids.txt", num_texts))
     else:
-        encoder = encoders.tokenizer_of(folder, source.settings)
+        encoder = encoders.load_tokenizer(folder, source.settings)
         if encoder is None:
             raise ValueError(f"{folder} has no tokenizer and no ids.txt")
         if text:
             texts = tokens.read_texts(text, limit=num_texts)
         else:
-            texts = words.windows(words.default_text(), num_texts, max_tokens)
-        batch = tokens.encode(texts, encoder, max_tokens=max_tokens)
+            texts = words.cut_windows(words.default_text(), num_texts, max_tokens)
+        batch = tokens.encode_texts(texts, encoder, max_tokens=max_tokens)
     inputs = {"x": batch.ids, "mask": batch.mask}
     return Network(folder.name, source, inputs, mask_id, folder)
 

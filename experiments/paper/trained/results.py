@@ -12,6 +12,7 @@ from experiments.paper.trained.measure import VARIANTS
 from experiments.paper.trained.networks import Network
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row, cases_row
+from rank_collapse.pretrained.path_lengths import compute_length_laws
 from rank_collapse.report.intervals import Interval, mean_interval, share_interval
 
 LOSS, RIGHT = 0.05, 0.02  # nats, share of tokens: within which short paths suffice
@@ -20,9 +21,8 @@ Arrays = Mapping[str, np.ndarray]  # Arrays [texts, ...] of one network, by name
 
 
 def final_rate(log10_residual: np.ndarray) -> np.ndarray:
-    """Computes the change of log‖res‖ in the last layer over that in the layer before, [b]."""
-    change = np.diff(np.asarray(log10_residual, np.float64), axis=1)
-    return change[:, -1] / change[:, -2]
+    """Compute `rc.local_rate` at the last layer, [b]."""
+    return rc.local_rate(np.asarray(log10_residual, np.float64))[:, -1]
 
 
 def chain_slope(arrays: Arrays) -> np.ndarray:
@@ -68,6 +68,10 @@ def text_measures(arrays: Arrays, config: rc.TransformerConfig) -> dict[str, np.
     if "paths/loss" not in arrays:
         return numbers
     counts = np.array(rc.count_paths(config.depth, config.num_heads), float)
+    laws = length_laws(arrays, config)
+    lengths = np.arange(config.depth + 1)
+    numbers |= {f"mean path length, {name}": law @ lengths for name, law in laws.items()}
+    numbers["path length that the loss needs"] = needed_lengths(arrays)
     numbers["length of most paths"] = np.full(len(over_median), counts.argmax())
     numbers["length of the largest residual"] = arrays["paths/log10_residual"].argmax(axis=1)
     for name, text in {"loss": "loss, nats", "right": "share of right tokens"}.items():
@@ -77,6 +81,24 @@ def text_measures(arrays: Arrays, config: rc.TransformerConfig) -> dict[str, np.
             for k, measure in zip(arrays["paths/lengths"][0], values, strict=True):
                 numbers[f"{text}, up to {k} heads, {kind}"] = measure
     return numbers
+
+
+def length_laws(arrays: Arrays, config: rc.TransformerConfig) -> dict[str, np.ndarray]:
+    """Computes {weighting: [b, L + 1]}, the share of each path length."""
+    shares, sizes = arrays["paths/attention_share"], arrays["paths/path_size"]
+    return compute_length_laws(config.num_heads, shares, sizes)
+
+
+def needed_lengths(arrays: Arrays) -> np.ndarray:
+    """Returns the least measured k from which on paths of up to k heads have the loss, [b].
+
+    Within `LOSS` nats, attention frozen; NaN where the longest measured paths do not suffice.
+    """
+    lengths = arrays["paths/lengths"][0]
+    is_far = np.abs(arrays["paths/loss_frozen"] - arrays["paths/loss"][:, None]) >= LOSS
+    after_last_far = is_far.shape[1] - np.argmax(is_far[:, ::-1], axis=1)
+    first = np.where(is_far.any(axis=1), after_last_far, 0)
+    return np.append(lengths, np.nan)[first]
 
 
 def measure_interval(name: str, values: np.ndarray) -> Interval:
