@@ -45,6 +45,6 @@ def check_drawing(purpose: str, instead: str = "") -> None:
         ValueError: Of matplotlib, about its variable.
     """
     try:
-        import_package("matplotlib", what, "report", instead)
+        import_package("matplotlib", purpose, "report", instead)
     except ValueError as error:
         raise ValueError(f"MPLBACKEND: {error}") from None
