@@ -16,7 +16,7 @@ from trained_runs import result_of, rows, run
 import rank_collapse as rc
 from experiments import run_trained, trained_weights
 from experiments.lab import cli
-from experiments.paper.trained import convert, measure, packages, results, texts
+from experiments.paper.trained import convert, measure, networks, packages, results, texts
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
 
@@ -211,7 +211,7 @@ def albert(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_a_trained_albert_in_transformers_and_its_numbers(albert):
     """Its states, tokens and rate; a golden number is of texts of seed 1 (see `texts.as_ids`)."""
-    network = run_trained.network_of(albert, cli.parse_flags(run_trained.FLAGS, ["--num_texts=4"]))
+    network = networks.load_network(albert, None, num_texts=4, max_tokens=64)
     source, inputs = network.source, network.inputs
     task = measure.task_of(source, inputs, network.mask_id, 1)
     found = measure.paths(source, task, [12], 4)

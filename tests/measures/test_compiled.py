@@ -36,6 +36,7 @@ CASES += [
 ]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
 @pytest.mark.parametrize(("backend", "name"), CASES)
 def test_a_measure_under_compile(backend, name):
     """Inside a step that goes on: what the compiler cannot trace runs outside of its graphs."""
