@@ -51,6 +51,7 @@ class Flags(flags.FlagValues):
         selecting: Flags that choose what of a folder is shown, which may differ between its runs.
 
     Attributes:
+        arguments: Those that were parsed.
         axes: {flag: its values, as they were written}, those with several.
         point: {flag: its value} of one point of the axes.
         group: The points that differ from this one in `traced` alone, itself among them.
@@ -78,7 +79,7 @@ class Flags(flags.FlagValues):
             execution=frozenset({*EXECUTION, *execution, *selecting}),
             selecting=frozenset(selecting),
         )
-        vars(self).update(axes={}, point={}, group=[self], number=0)
+        vars(self).update(arguments=(), axes={}, point={}, group=[self], number=0)
         vars(self).update(worker_group=None, reading=False, begin_with={})
 
     def points(self) -> "list[Flags]":
@@ -159,9 +160,10 @@ def parse_flags(
     """
     for name in flag_values:
         flag_values[name].unparse()
-    arguments, axes = _split_axes(flag_values, arguments)
-    vars(flag_values).update(axes=axes, worker_group=None, reading=False, begin_with={})
-    unparsed = flag_values(["binary", *arguments])[1:]
+    single, axes = _split_axes(flag_values, arguments)
+    vars(flag_values).update(arguments=tuple(arguments), axes=axes)
+    vars(flag_values).update(worker_group=None, reading=False, begin_with={})
+    unparsed = flag_values(["binary", *single])[1:]
     if positional and unparsed and not flag_values[positional].present:
         flag_values[positional].parse(unparsed if len(unparsed) > 1 else unparsed[0])
     elif unparsed:
@@ -239,15 +241,8 @@ def help_text(main: Callable, flag_values: Flags) -> str:
     return "\n".join([purpose, "", "Flags:", *described])
 
 
-def list_arguments(options: Flags) -> list[str]:
-    """Writes the arguments that ask for the same results."""
-    names = [n for n in options if n not in EXECUTION | options.axes.keys()]
-    texts = [options[n].serialize() for n in names if options[n].name == n and options[n].present]
-    return [*filter(None, texts), *(f"--{n}={','.join(v)}" for n, v in options.axes.items())]
-
-
 def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -> Flags:
-    """Reads the flags that a run folder was made with, as if all of them had been typed.
+    """Reads the flags that a run folder was made with.
 
     Args:
         flag_values: The flags of its binary, which are changed.
@@ -263,10 +258,8 @@ def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -
     axes = config.get("axes", {})
     try:
         for name, value in (config | selection).items():
-            if name in options:
-                if value is not None:
-                    options[name].parse(value)
-                options[name].present = 1
+            if name in options and value is not None:
+                options[name].parse(value)
         for name, texts in axes.items():
             if not options.takes_several(name) or not all(isinstance(t, str) for t in texts):
                 raise ValueError(f"{name}={texts} is no axis")
