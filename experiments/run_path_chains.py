@@ -26,9 +26,9 @@ from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.statements import make_row
 from experiments.paper import inputs
+from experiments.train import path_sizes
 from experiments.verdicts import Comparison, statistics
 from rank_collapse.measures import residuals
-from rank_collapse.paths import chains
 from rank_collapse.report import figures
 from rank_collapse.runs import seeds
 
@@ -108,11 +108,11 @@ def measure(options, setup, drawn) -> dict[str, Any]:
     x, params, paths, sets = drawn
     trace = rc.apply(params, x, config)
     to_mean, to_rank_one = jax.lax.map(
-        lambda path: chains.chained_residual(trace.attention, path), paths.reshape(-1, depth)
+        lambda path: path_sizes.chained_residual(trace.attention, path), paths.reshape(-1, depth)
     )
     sums = rc.path_contributions(params, x, config)
-    norm, rest = chains.measured_sizes(sums.by_length)
-    skip, branch = chains.branch_sizes(params, trace, config)
+    norm, rest = path_sizes.measured_sizes(sums.by_length)
+    skip, branch = path_sizes.branch_sizes(params, trace, config)
     # Sets of one path each: the states of all paths, shared beginnings computed once.
     terms = rc.paths.path_set_states(params, x, config, sets[..., None, :], semantics="frozen")
     counts = jnp.asarray(rc.count_paths(depth, config.num_heads)[1:], x.dtype)[:, None, None, None]
@@ -149,7 +149,7 @@ def measure_all(options, setup, run) -> dict[str, Any]:
         )[SEEDS]
     found, depth = finite(found, "sum_error", print), setup.config.depth
     names = ("skip_size", "branch_size", "initial_residual")
-    law = jax.jit(chains.alpha_law, static_argnums=4)(
+    law = jax.jit(path_sizes.alpha_law, static_argnums=4)(
         *map(found.get, names), found["chain_mean"][:, 0], setup.config.num_heads
     )
     errors = np.median(found["estimate_error"], axis=3)

@@ -40,7 +40,8 @@ from .network.embedding import EmbeddingConfig as EmbeddingConfig
 from .network.measured.monitored import monitored as monitored
 from .network.parameters import init as init
 from .network.residual import Gains as Gains
-from .network.transformer import Trace as Trace, apply as apply
+from .network.trace import Trace as Trace
+from .network.transformer import apply as apply
 from .network.variants import variant as variant
 from .paths.contributions import (
     PathContributions as PathContributions,

@@ -19,26 +19,27 @@ class MissingPackage(ModuleNotFoundError):
     """A package of an extra is not installed.
 
     Args:
-        what: What needs it.
+        feature: What needs it.
         error: What its import raised.
         extra: Of `PACKAGES`.
-        instead: What would do without.
+        instead: What works without.
     """
 
-    def __init__(self, what: str, error: ImportError, extra: str, instead: str = ""):
+    def __init__(self, feature: str, error: ImportError, extra: str, instead: str = ""):
         package = str(error.name).partition(".")[0]
         super().__init__(
-            f"{what} needs {package}, which is not installed: pip install {PACKAGES[extra]} "
+            f"{feature} needs {package}, which is not installed: pip install {PACKAGES[extra]} "
             f"(the extra {extra!r}){instead and f'; {instead}'}",
             name=package,
         )
 
 
-def import_package(package: str, what: str, extra: str, instead: str = "") -> Any:
-    """A package of an extra, imported.
+def import_package(package: str, feature: str, extra: str, instead: str = "") -> Any:
+    """Import a package of an extra.
 
     Args:
-        what, extra, instead: Of the error.
+        package: Its name.
+        feature, extra, instead: See `MissingPackage`.
 
     Raises:
         MissingPackage: It is not installed.
@@ -46,4 +47,4 @@ def import_package(package: str, what: str, extra: str, instead: str = "") -> An
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise MissingPackage(what, error, extra, instead) from None
+        raise MissingPackage(feature, error, extra, instead) from None

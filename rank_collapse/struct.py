@@ -24,7 +24,7 @@ else:
 
 
 def field(*, pytree_node: bool = True, **options: Any) -> Any:
-    """A field of such a dataclass.
+    """Declare a field of such a dataclass.
 
     Args:
         pytree_node: False for what is static: part of the treedef, hashed and compared by jit.
@@ -34,25 +34,32 @@ def field(*, pytree_node: bool = True, **options: Any) -> Any:
 
 
 def static(default: Any) -> Any:
-    """A field with a default that is part of the compiled program rather than a traced value."""
+    """Declare a field whose value is part of the compiled program rather than traced."""
     return field(default=default, pytree_node=False)
 
 
 def unknown_value_error(
-    what: str, value: Any, allowed: Iterable[Any], more: str = ""
+    description: str, value: Any, allowed: Iterable[Any], suffix: str = ""
 ) -> ValueError:
-    """The error that a value is not among those allowed; it ends with the nearest of these."""
+    """Make the error that a value is not among those allowed; it ends with the nearest of them.
+
+    Args:
+        description: The value with its name, as the message begins.
+        value: The value.
+        allowed: What it could be.
+        suffix: Put after the list of these.
+    """
     names = tuple(allowed)
     near = difflib.get_close_matches(str(value), [n for n in names if isinstance(n, str)], 3)
     nearest = f"; nearest: {', '.join(map(repr, sorted(near, key=names.index)))}" if near else ""
-    return ValueError(f"{what} is not one of {names}{more}{nearest}")
+    return ValueError(f"{description} is not one of {names}{suffix}{nearest}")
 
 
 def check_choices(config: Any, **allowed: tuple[Any, ...]) -> None:
-    """Refuses values of fields that are not among those allowed.
+    """Check that fields have one of the values that are allowed.
 
     Raises:
-        ValueError: One.
+        ValueError: One has not.
     """
     for name, values in allowed.items():
         value = getattr(config, name)
@@ -60,42 +67,43 @@ def check_choices(config: Any, **allowed: tuple[Any, ...]) -> None:
             raise unknown_value_error(f"{name}={value!r}", value, values)
 
 
-def refuse_if(wrong: Any, message: str) -> None:
-    """Refuses what a user has given.
+def refuse_if(condition: Any, message: str) -> None:
+    """Raise an error where a condition holds.
 
     Raises:
-        ValueError: With the message, where `wrong` is true.
+        ValueError: With the message, where `condition` is true.
     """
-    if wrong:
+    if condition:
         raise ValueError(message)
 
 
 def refuse(*cases: tuple[Any, str]) -> None:
-    """Refuses what any of the (what is wrong, message) names.
+    """Raise an error for the first of the (condition, message) that holds.
 
     Raises:
-        ValueError: With the message of the first.
+        ValueError: With its message.
     """
-    for wrong, message in cases:
-        refuse_if(wrong, message)
+    for condition, message in cases:
+        refuse_if(condition, message)
 
 
-def check_integers(config: Any, **least: int) -> None:
-    """Makes fields Python integers, which are hashable; None stays.
+def check_integers(config: Any, **smallest: int) -> None:
+    """Convert fields to Python integers, which are hashable, and check them; None stays.
 
     Raises:
-        ValueError: One that is no integer, or below its least value.
+        ValueError: One is no integer, or below its smallest value.
     """
-    for name, smallest in least.items():
+    for name, bound in smallest.items():
         value = getattr(config, name)
         if isinstance(value, np.integer):
-            object.__setattr__(config, name, value := int(value))
-        if value is not None and (not isinstance(value, int) or value < smallest):
+            value = int(value)
+            object.__setattr__(config, name, value)
+        if value is not None and (not isinstance(value, int) or value < bound):
             raise ValueError(f"{name}={value!r} is not a positive integer")
 
 
 def check_fields(kind: Any, names: Iterable[str]) -> None:
-    """Checks that names are fields of a dataclass.
+    """Check that names are fields of a dataclass.
 
     Raises:
         ValueError: One is not; the message ends with the nearest.
@@ -111,7 +119,7 @@ class Struct:
     """Base of frozen dataclasses that are pytrees, whose leaves' paths are the fields' names."""
 
     def __init_subclass__(cls, *, kw_only: bool = False, **options: Any) -> None:
-        import jax  # here, since checks of arguments stand in this module and need none
+        import jax  # here: the checks of this module are used without JAX
 
         super().__init_subclass__(**options)
         dataclasses.dataclass(frozen=True, repr=False, kw_only=kw_only)(cls)
@@ -121,10 +129,10 @@ class Struct:
         jax.tree_util.register_dataclass(cls, data_fields=nodes[True], meta_fields=nodes[False])
 
     def replace(self: T, **changes: Any) -> T:
-        """A changed copy.
+        """Return a copy with other values of some fields.
 
         Raises:
-            ValueError: A field that there is not.
+            ValueError: A field that does not exist.
         """
         check_fields(type(self), changes)
         return dataclasses.replace(self, **changes)  # pyright: ignore
@@ -140,13 +148,14 @@ class Struct:
             )
 
     def __repr__(self) -> str:
-        """Arrays by their shape and dtype."""
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # pyright: ignore
-        shown = (f"{name}={_shown(a)}" for name, a in given.items() if a is not None)
-        return f"{type(self).__name__}({', '.join(shown)})"
+        """Show arrays by their shape and dtype."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # pyright: ignore
+        listing = (f"{name}={_describe(a)}" for name, a in fields.items() if a is not None)
+        return f"{type(self).__name__}({', '.join(listing)})"
 
 
-def _shown(value):
+def _describe(value):
+    """Describe an array by its dtype and shape, and any other value by its repr."""
     if getattr(value, "ndim", 0) and hasattr(value, "dtype"):
         return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
     return repr(value)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import stream_oracle
 from field_cases import CASES
-from path_examples import config_of, example
+from path_examples import OutputPass, config_of, example
 from path_oracle import Oracle, enumerate_paths
 
 import rank_collapse as rc
@@ -27,12 +27,11 @@ from rank_collapse import pretrained
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual
 from rank_collapse.network.config import DEFAULTS, flat
-from rank_collapse.network.covers import EVERYTHING, INERT, SIZES
+from rank_collapse.network.covers import EVERYTHING, FORWARD, INERT, SIZES
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.measured.influence import InfluencePass
-from rank_collapse.network.passes import Output, States, run_pass
+from rank_collapse.network.passes import States, run_pass
 from rank_collapse.paths.contributions import LengthPass
-from rank_collapse.paths.direct import variance_shares
 from rank_collapse.paths.steps import COVERS as PATHS
 from rank_collapse.paths.truncation import Truncated, TruncatedPass
 from rank_collapse.theory import bounds, exact, expectation, transverse
@@ -66,10 +65,10 @@ def test_every_field_is_in_a_case():
     assert changed | (SIZES.keys() - INERT.keys()) == DEFAULTS.keys()
 
 
-def close(found, expected, tolerance=1e-9):
-    found, expected = np.asarray(found), np.asarray(expected)
-    assert found.shape == expected.shape
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.max(np.abs(expected)))
+def close(actual, expected, tolerance=1e-9):
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * np.max(np.abs(expected)))
 
 
 def log10_residuals(trace):
@@ -81,9 +80,9 @@ def forward(params, x, config, extra, trace):
     """Against the network written out with lists of mpmath's numbers."""
     if config.connection != "skip":
         return close(trace.output, stream_oracle.output(params, x, config), 1e-12)
-    own = config.mix is not None or config.normalise is not None or callable(config.mlp)
-    own = own or callable(config.norm) or config.rotary_layers
-    if config.cross_attention or config.mixing is not None or own:
+    has_functions = config.mix is not None or config.normalise is not None or callable(config.mlp)
+    has_functions = has_functions or callable(config.norm) or config.rotary_layers
+    if config.cross_attention or config.mixing is not None or has_functions:
         # Sums over single paths, in NumPy, from weights that tests of attention compare.
         total = Oracle(params, trace, config, **_memory(extra)).sums()
         return close(trace.output, total[0].sum(axis=(0, 1)) + total[2])
@@ -98,17 +97,17 @@ def _memory(extra):
 
 def by_length(params, x, config, extra, trace):
     """Against every path by itself, by attention and MLPs; the others against the output."""
-    found = rc.path_contributions(params, x, config, count_mlps=True, **extra)
-    close(found.total, trace.output)
+    contributions = rc.path_contributions(params, x, config, count_mlps=True, **extra)
+    close(contributions.total, trace.output)
     simple = isinstance(config.skip_gain, float) and config.norm_gain is None
     simple = simple and config.connection == "skip"
     if simple and config.learned_skip_gain is None:
         sums, from_memory, offset = Oracle(params, trace, config, **_memory(extra)).sums()
-        close(found.by_length, sums)
-        close(found.offset, offset)
-        assert (found.from_memory is None) == (not extra)
+        close(contributions.by_length, sums)
+        close(contributions.offset, offset)
+        assert (contributions.from_memory is None) == (not extra)
         if extra:
-            close(found.from_memory, from_memory)
+            close(contributions.from_memory, from_memory)
 
 
 def heads(params, x, config, extra, trace):
@@ -117,38 +116,36 @@ def heads(params, x, config, extra, trace):
     def output(gain):
         return rc.path_contributions(params, x, config, head_gain=gain, **extra).total
 
-    found = rc.head_contributions(params, x, config, **extra)
+    contributions = rc.head_contributions(params, x, config, **extra)
     ones = jnp.ones((config.depth, config.num_heads))
     for l in range(config.depth):
         _, slope = jax.jvp(output, (ones,), (jnp.zeros_like(ones).at[l, 1].set(1),))
-        close(found[l, 1], slope)
+        close(contributions[l, 1], slope)
 
 
 def direct(params, x, config, extra, trace):
-    """Parts sum to the output, shares of every stream to 1."""
+    """Parts sum to the output."""
     close(rc.direct_contributions(params, x, config, **extra).total, trace.output)
-    shares = variance_shares(params, x, config, **extra)
-    close(shares.sum(axis=1), np.ones(len(shares)))
 
 
 def frozen_paths(params, x, config, extra, trace):
     """All paths and the offset are the output."""
     paths = enumerate_paths(config.depth, config.num_heads)[None]
-    found = rc.paths.path_set_states(params, x, config, paths, semantics="frozen")[0]
-    close(found + rc.path_contributions(params, x, config).offset, trace.output)
+    path_sum = rc.paths.path_set_states(params, x, config, paths, semantics="frozen")[0]
+    close(path_sum + rc.path_contributions(params, x, config).offset, trace.output)
 
 
 def recomputed_paths(params, x, config, extra, trace):
     """The path of all heads is the network."""
-    found = rc.paths.path_state(params, x, config, np.full(config.depth, -1))
-    close(found, trace.hidden[-1])
+    state = rc.paths.path_state(params, x, config, np.full(config.depth, -1))
+    close(state, trace.hidden[-1])
 
 
 def truncated(params, x, config, extra, trace):
     """Nothing is cut off at K = L; at K = 0 no channel but the first is left."""
-    found = rc.truncated(params, x, config, jnp.array([0, config.depth]))
-    close(found.output[1], trace.output)
-    assert not np.any(np.asarray(found.by_length[0, 1:]))
+    truncation = rc.truncated(params, x, config, jnp.array([0, config.depth]))
+    close(truncation.output[1], trace.output)
+    assert not np.any(np.asarray(truncation.by_length[0, 1:]))
 
 
 def logarithms(params, x, config, extra, trace):
@@ -171,21 +168,21 @@ def bound(params, x, config, extra, trace):
 def tangent(params, x, config, extra, trace):
     """Against the derivative of the forward pass at equal tokens."""
     mean = jnp.broadcast_to(x.mean(axis=0), x.shape)
-    rest = residual(x)
-    _, pushed = jax.jvp(lambda x: rc.apply(params, x, config).hidden[-1], (mean,), (rest,))
-    ratio = jnp.linalg.norm(residual(pushed)) / jnp.linalg.norm(rest)
-    found = transverse.transverse_growth(params, x, config).sum()
+    difference = residual(x)
+    _, pushed = jax.jvp(lambda x: rc.apply(params, x, config).hidden[-1], (mean,), (difference,))
+    ratio = jnp.linalg.norm(residual(pushed)) / jnp.linalg.norm(difference)
+    growth = transverse.transverse_growth(params, x, config).sum()
     if ratio > 1e-12:
-        assert abs(found - jnp.log10(ratio)) < 1e-8
+        assert abs(growth - jnp.log10(ratio)) < 1e-8
     else:
-        assert found == -np.inf
+        assert growth == -np.inf
 
 
 def cubic(params, x, config, extra, trace):
     """Against the whole network at a residual of 1e-5, up to its square."""
     x = jnp.broadcast_to(x.mean(axis=0), x.shape) + 1e-5 * residual(x)
-    found = cubic_law.cubic_profile(params, x, config)
-    close(found, rc.log_residual_profile(params, x, config), 1e-4)
+    profile = cubic_law.cubic_profile(params, x, config)
+    close(profile, rc.log_residual_profile(params, x, config), 1e-4)
 
 
 def expected_tokens(params, x, config, extra, trace):
@@ -195,17 +192,17 @@ def expected_tokens(params, x, config, extra, trace):
     x = jax.random.normal(jax.random.key(0), (len(x), 48))
     extra = {k: jnp.tile(v, (1, 6)) if k == "memory" else v for k, v in extra.items()}
     params = rc.init(jax.random.key(1), wide)
-    found = expectation.expected_pass(params, x, wide, **extra).hidden.variance.mean(axis=1)
+    predicted = expectation.expected_pass(params, x, wide, **extra).hidden.variance.mean(axis=1)
 
     @jax.jit
     @jax.vmap
     def measured(key):
-        own = rc.init(key, wide)
-        return jnp.mean(jnp.square(rc.apply(own, x, wide, **extra).hidden), axis=(1, 2))
+        drawn_params = rc.init(key, wide)
+        return jnp.mean(jnp.square(rc.apply(drawn_params, x, wide, **extra).hidden), axis=(1, 2))
 
     draws = measured(jax.random.split(jax.random.key(2), 400))
-    error = 5 * draws.std(axis=0) / np.sqrt(len(draws)) + 0.1 * found
-    assert np.all(np.abs(draws.mean(axis=0) - found) < error)
+    error = 5 * draws.std(axis=0) / np.sqrt(len(draws)) + 0.1 * predicted
+    assert np.all(np.abs(draws.mean(axis=0) - predicted) < error)
 
 
 class Pass(NamedTuple):
@@ -217,7 +214,7 @@ class Pass(NamedTuple):
 
 
 PASSES = {
-    "forward": Pass(Output.covers, forward, rc.apply),
+    "forward": Pass(FORWARD, forward, rc.apply),
     "sums by length": Pass(LengthPass.covers, by_length, rc.path_contributions),
     "heads": Pass(EVERYTHING, heads, rc.head_contributions),
     "direct": Pass(EVERYTHING, direct, rc.direct_contributions),
@@ -276,7 +273,7 @@ def test_what_is_covered_is_right(name, case):
 
 STREAMED = {
     "states": States(),
-    "output": Output(),
+    "output": OutputPass(),
     "lengths": LengthPass(),
     "truncation": TruncatedPass(1),
     "chains": ChainPass(1),
@@ -295,11 +292,13 @@ def test_a_network_read_layer_by_layer_is_the_one_in_memory(case):
         passes = [(n, p) for n, p in STREAMED.items() if p.covers.refusal(config) is None]
         inputs = jax.tree.map(lambda a: a[None], {"x": x} | extra)
         source, groups = pretrained.InMemory(params, config), {"": pretrained.Group(tuple(passes))}
-        found = pretrained.stream(source, inputs, groups)[""]
-        known, prepared = prepare_inputs(params, x, config, **extra)
+        streamed_results = pretrained.stream(source, inputs, groups)[""]
+        complete, prepared = prepare_inputs(params, x, config, **extra)
         for name, one in passes:
-            expected = jax.jit(run_pass, static_argnums=(0,))(one, known, prepared, config)
-            for a, b in zip(jax.tree.leaves(found[name]), jax.tree.leaves(expected), strict=True):
+            expected = jax.jit(run_pass, static_argnums=(0,))(one, complete, prepared, config)
+            for a, b in zip(
+                jax.tree.leaves(streamed_results[name]), jax.tree.leaves(expected), strict=True
+            ):
                 np.testing.assert_allclose(a[0], b, rtol=1e-9, atol=1e-12, err_msg=name)
         refused = [p for p in STREAMED.values() if p.covers.refusal(config) is not None]
         for one in refused[:1]:

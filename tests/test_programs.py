@@ -20,7 +20,7 @@ from marks import full_but
 import rank_collapse as rc
 from experiments.note.stability import dependency
 from experiments.train import convex_hull, sorting
-from rank_collapse.paths.chains import branch_sizes, predicted_sizes
+from experiments.train.path_sizes import branch_sizes, predicted_sizes
 from rank_collapse.theory.expectation import collapse_law
 from rank_collapse.training import Hyper, Recipe, init_state, train_epoch
 

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.train.path_sizes import branch_sizes, skip_share
 from rank_collapse.measures.norms import singular_values
 from rank_collapse.measures.residuals import effective_rank, residual_ratio
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.transformer import apply
-from rank_collapse.paths.chains import branch_sizes, skip_share
 from rank_collapse.paths.contributions import path_contributions
 from rank_collapse.paths.direct import logit_attribution
 from rank_collapse.paths.sets import classify_states, path_set_logits

@@ -43,10 +43,6 @@ from .parameters import (
     stack_layers as stack_layers,
 )
 from .residual import Gains as Gains
-from .transformer import (
-    LayerTrace as LayerTrace,
-    Trace as Trace,
-    apply as apply,
-    apply_batch as apply_batch,
-)
+from .trace import LayerTrace as LayerTrace, Trace as Trace
+from .transformer import apply as apply, apply_batch as apply_batch
 from .variants import VARIANTS as VARIANTS, init_variant as init_variant, variant as variant

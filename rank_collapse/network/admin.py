@@ -17,12 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import PreparedInputs, as_mask, check_indices, prepare_inputs
+from rank_collapse.network.inputs import (
+    PreparedInputs,
+    as_mask,
+    batch_size,
+    check_indices,
+    prepare_inputs,
+)
 from rank_collapse.network.parameters import TransformerParams, complete_params
 from rank_collapse.network.residual import Gains, apply_gain, normalize_tokens
-from rank_collapse.network.transformer import TokenAlgebra
-from rank_collapse.network.walk import Algebra, walk_layer, walk_layers
-from rank_collapse.struct import refuse_if
+from rank_collapse.network.transformer import Algebra, TokenAlgebra, walk_layer, walk_layers
 
 _NAMES = {"attention": "attention", "cross": "cross-attention", "mlp": "MLP"}
 
@@ -30,12 +34,12 @@ _NAMES = {"attention": "attention", "cross": "cross-attention", "mlp": "MLP"}
 def admin_profile(
     params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
 ) -> TransformerConfig:
-    """The config with Admin's ω as its skip gains, profiled on one batch.
+    """Profile Admin's ω on one batch, and return the config with them as its skip gains.
 
     In the order in which the sublayers (attention, cross-attention, MLP) are passed,
         r_1 = 1,   ω_i = r_i,   r_{i+1} = √(Var(ω_i ∘ x_{i−1}) + Var(f_i(x_{i−1}))),
     Var over all entries of all tokens that exist in the batch, x_i the states with these ω. A gain
-    that is learned multiplies ω as it is; the config's own skip gains are replaced. (The published
+    that is learned multiplies ω as it is; the config's skip gains are replaced. (The published
     code counts padding too, and profiles with dropout.)
 
     Args:
@@ -54,101 +58,107 @@ def admin_profile(
 
     Source: Liu et al. 2020, "Admin: adaptive model initialization".
     """
-    _check_design(config)
-    x, inputs = _checked_batch(x, inputs, config)
+    if config.norm_placement != "post":
+        raise ValueError(
+            f"Admin needs norm_placement='post', not {config.norm_placement!r}: "
+            'rc.design(config, "admin")'
+        )
+    for kind in config.kinds:
+        if not getattr(config, f"{kind}_skip"):
+            raise ValueError(f"Admin's ω multiplies skips, but {kind}_skip=False")
+    x, inputs = _check_batch(x, inputs, config)
     params = complete_params(params, config)
     config = config.replace(skip_gain=1.0)
-    entries = jax.vmap(lambda x, inputs: prepare_inputs(params, x, config, **inputs)[1])(x, inputs)
-    omegas, after = _profile(params, entries, config)
-    if not isinstance(after, jax.core.Tracer):
-        _check_sizes(np.asarray(after), config)
+    prepared = jax.vmap(lambda x, inputs: prepare_inputs(params, x, config, **inputs)[1])(x, inputs)
+    omegas, roots = _profile_layers(params, prepared, config)
+    if not isinstance(roots, jax.core.Tracer):
+        _check_roots(np.asarray(roots), config)
     return config.replace(skip_gain=Gains(**omegas))
 
 
 class Profiling(Algebra):
-    """A batch of tokens [b, n, d] and r; sublayer i has ω_i = r."""
+    """A state is a batch of tokens [b, n, d] and r; sublayer i has ω_i = r."""
 
-    def __init__(self, exists: Any):
-        self.exists = exists
+    def __init__(self, token_mask: Any):
+        self.token_mask = token_mask  # Bool [b, n]
 
     def apply_norm(self, layer, spec, state):
         x, r = state
         return jax.vmap(lambda x: normalize_tokens(spec, x))(x), r
 
-    def add_branch(self, layer, spec, state, part):
+    def add_branch(self, layer, spec, state, branch_output):
         x, r = state
-        summands = r * apply_gain(spec.skip_gain, x), apply_gain(spec.branch_gain, part)
-        return sum(summands), jnp.sqrt(sum(map(self._variance, summands)))
+        stream = r * apply_gain(spec.skip_gain, x)
+        branch = apply_gain(spec.branch_gain, branch_output)
+        return stream + branch, jnp.sqrt(self._variance(stream) + self._variance(branch))
 
     def apply_branch(self, layer, kind, branch_input):
-        def one(x, inputs):
-            return getattr(TokenAlgebra(), f"apply_{kind}")(layer.replace(inputs=inputs), x)[0]
+        def apply_one(x, inputs):
+            return TokenAlgebra().apply_branch(layer.replace(inputs=inputs), kind, x)[0]
 
-        return jax.vmap(one)(branch_input[0], layer.inputs), None
+        return jax.vmap(apply_one)(branch_input[0], layer.inputs), None
 
     def _variance(self, a):
-        return jnp.var(a, where=jnp.broadcast_to(self.exists[..., None], a.shape))
+        return jnp.var(a, where=jnp.broadcast_to(self.token_mask[..., None], a.shape))
 
 
 @jax.jit
-def _profile(params, entries: PreparedInputs, config):
-    """ω by kind [l] and r after every sublayer [l, kinds]."""
-    exists = entries.token_mask
-    if exists is None:
-        exists = jnp.ones(entries.x.shape[:2], bool)
-    algebra = Profiling(exists)
+def _profile_layers(params, prepared: PreparedInputs, config):
+    """Compute ω by kind [l], and r after every sublayer [l, kinds].
+
+    Args:
+        params: Complete parameters.
+        prepared: `PreparedInputs` of all examples, leading axis b.
+        config: The network.
+    """
+    token_mask = prepared.token_mask
+    if token_mask is None:
+        token_mask = jnp.ones(prepared.x.shape[:2], bool)
+    algebra = Profiling(token_mask)
 
     def step(layer, state):
-        state, passages = walk_layer(algebra, layer, state)
-        omegas = {kind: passage.state[1] for kind, passage in passages.items()}
-        return state, (
-            omegas,
-            jnp.stack([passage.output_state[1] for passage in passages.values()]),
-        )
+        state, sublayers = walk_layer(algebra, layer, state)
+        omegas = {kind: values.state[1] for kind, values in sublayers.items()}
+        roots = jnp.stack([values.output_state[1] for values in sublayers.values()])
+        return state, (omegas, roots)
 
-    start = (entries.x, jnp.ones((), entries.x.dtype))
-    return walk_layers(step, start, params, entries, config)[1]
+    start = (prepared.x, jnp.ones((), prepared.x.dtype))
+    return walk_layers(step, start, params, prepared, config)[1]
 
 
-def _check_design(config):
-    refuse_if(
-        config.norm_placement != "post",
-        f"Admin needs norm_placement='post', not {config.norm_placement!r}: "
-        'rc.design(config, "admin")',
-    )
-    for kind in config.kinds:
-        refuse_if(
-            not getattr(config, f"{kind}_skip"),
-            f"Admin's ω multiplies skips, but {kind}_skip=False",
-        )
+def _check_batch(x, inputs, config):
+    """Convert the inputs to arrays, and check that they are a batch of one size.
 
+    Args:
+        x: Token ids or states.
+        inputs: Further inputs by argument name; None for one that is absent.
+        config: The network.
 
-def _checked_batch(x, inputs, config):
+    Raises:
+        ValueError: They are not, or token ids are not in the table.
+    """
     x = jnp.asarray(x)
     is_ids = jnp.issubdtype(x.dtype, jnp.integer)
-    refuse_if(
-        x.ndim != (2 if is_ids else 3),
-        f"x of shape {x.shape} is not token ids [b, n] or states [b, n, d]",
-    )
+    if x.ndim != (2 if is_ids else 3):
+        raise ValueError(f"x of shape {x.shape} is not token ids [b, n] or states [b, n, d]")
     check_indices({"x": x}, config)
-    inputs = {name: a for name, a in inputs.items() if a is not None}
-    for name in inputs:
-        value = as_mask(inputs[name], name) if "mask" in name else jnp.asarray(inputs[name])
-        if value.shape[:1] != x.shape[:1]:
-            raise ValueError(f"{name} of shape {value.shape} is not of {x.shape[0]} examples")
-        inputs[name] = value
-    return x, inputs
+    arrays = {
+        name: as_mask(value, name) if "mask" in name else jnp.asarray(value)
+        for name, value in inputs.items()
+        if value is not None
+    }
+    batch_size({"x": x} | arrays)
+    return x, arrays
 
 
-def _check_sizes(after, config):
-    """Refuses r [l, kinds] that is no gain, and names the first sublayer that made it."""
-    bad = np.argwhere(~(np.isfinite(after) & (after > 0)))
-    if not len(bad):
-        return
-    layer, place = bad[0]
-    name = f"the {_NAMES[config.kinds[place]]} sublayer of layer {layer}"
-    refuse_if(
-        not np.isfinite(after[layer, place]),
-        f"profiling: an activation that is not finite in {name}",
-    )
-    raise ValueError(f"profiling: ω = 0 is not positive: nothing varies in {name}")
+def _check_roots(roots, config):
+    """Check that every r [l, kinds] can be a gain.
+
+    Raises:
+        ValueError: With the first sublayer after which it is not finite, or 0.
+    """
+    for layer, place in np.argwhere(~(np.isfinite(roots) & (roots > 0)))[:1]:
+        sublayer = f"the {_NAMES[config.kinds[place]]} sublayer of layer {layer}"
+        if not np.isfinite(roots[layer, place]):
+            raise ValueError(f"profiling: an activation that is not finite in {sublayer}")
+        raise ValueError(f"profiling: ω = 0 is not positive: nothing varies in {sublayer}")

@@ -1,7 +1,7 @@
 """Attention for one example: scores, masks, softmax weights, multi-head self- and cross-attention.
 
-Axis letters: n queries, m keys, d model width, h heads, g groups of heads with keys and values of
-their own, k per-head query/key width, v per-head value width.
+Axis letters: n queries, m keys, d model width, h heads, g groups of heads that share keys and
+values, k per-head query/key width, v per-head value width.
 """
 
 from collections.abc import Callable
@@ -37,11 +37,11 @@ class AttentionConfig(struct.Struct, kw_only=True):
             (Qwen3, Gemma 3), or over the "width" of all heads (OLMo 2); with norm_eps.
         score_cap: c of c·tanh(scores/c) before biases and mask (Gemma 2); 0 for none.
         temperature: Divides the scores; scalar or [L].
-        normalise: Weights of the caller's own in the place of softmax, normalise(scores, context)
-            -> P, both [h, n, m], for one example: scores after temperature, cap and bias; the
-            context's mask is its own to keep. Traced as `mix` is. None for softmax.
+        normalise: The caller's function instead of softmax, normalise(scores, context) -> P, both
+            [h, n, m], for one example: scores after temperature, cap and bias; it has to apply the
+            context's mask. Traced as `mix` is. None for softmax.
         mixing: `Mixing` of the weights with the identity and the mean; None for the weights alone.
-        mix: Self-attention of the caller's own, mix(q, k, v, context) -> (M, out), for one example:
+        mix: The caller's self-attention, mix(q, k, v, context) -> (M, out), for one example:
             q and k [h, n, k] after norms and rotary positions, v [h, n, v], context an
             `AttentionContext`. M [h, n, n] is what mixes the values, out [h, n, v] its product with
             them; None for M v, as where M alone is returned. Arrays and floats of a
@@ -65,11 +65,11 @@ class AttentionConfig(struct.Struct, kw_only=True):
         struct.check_choices(self, mask=MASKS, score=SCORES, qk_norm=QK_NORMS)
         struct.check_integers(self, window=0)
         for name in ("normalise", "mix"):
-            own = getattr(self, name)
-            if callable(own) and not isinstance(own, Partial):
-                object.__setattr__(self, name, Partial(own))
-            if isinstance(own, str):
-                raise ValueError(f"{name}={own!r} is a function")
+            function = getattr(self, name)
+            if callable(function) and not isinstance(function, Partial):
+                object.__setattr__(self, name, Partial(function))
+            if isinstance(function, str):
+                raise ValueError(f"{name}={function!r} is a function")
         if self.mix is not None and not self.mixing is self.normalise is None:
             raise ValueError(f"mix={self.mix!r} replaces normalise and mixing: set one")
 
@@ -100,7 +100,7 @@ class AttentionContext(struct.Struct):
         cap: c of c·tanh(scores/c); None for none.
         distance: Int [n, m] |i − j|, where layers look different distances; None elsewhere.
         local_rotary: The rotary positions of layers with a window; None for the same.
-        layer: Index of the layer, where `normalise` or `mix` are the caller's own.
+        layer: Index of the layer, where `normalise` or `mix` are the caller's functions.
         head: Index of the head, where it is alone; None for all.
     """
 
@@ -115,8 +115,13 @@ class AttentionContext(struct.Struct):
     layer: Any = None
     head: Any = None
 
-    def of_heads(self, value: Any, num_heads: int) -> Array:
-        """[h, 1, 1] for this layer's heads of a number, [L] or [L, H]."""
+    def broadcast_to_heads(self, value: Any, num_heads: int) -> Array:
+        """Broadcast this layer's part of a number, [L] or [L, H] to [h, 1, 1].
+
+        Args:
+            value: A number, [L] or [L, H].
+            num_heads: h.
+        """
         value = jnp.asarray(value)
         if value.ndim:
             value = value[0 if self.layer is None else self.layer]
@@ -124,28 +129,28 @@ class AttentionContext(struct.Struct):
             value = value[self.head]
         return jnp.broadcast_to(value, (num_heads,))[:, None, None]
 
-    def of_layer(self, window: Any, rotated: Any = None) -> "AttentionContext":
-        """The context of a layer whose attention reaches `window` tokens away.
+    def for_layer(self, window: Any, rotated: Any = None) -> "AttentionContext":
+        """Return the context of one layer.
 
         Args:
-            window: Int, `ANY_DISTANCE` for any; traced. None where no layer has one.
+            window: Int, how far its attention reaches, `ANY_DISTANCE` for any; traced. None where
+                no layer has a window.
             rotated: Bool, whether the layer has the rotary positions; None where all have them.
         """
-        if rotated is not None and self.rotary is not None:
-            found = self.of_layer(window)
-            cos, sin = found.rotary
-            return found.replace(rotary=(jnp.where(rotated, cos, 1), jnp.where(rotated, sin, 0)))
-        if window is None:
-            return self
-        rotary = self.rotary
-        if self.local_rotary is not None:
-            is_local = window < ANY_DISTANCE
-            pairs = zip(self.local_rotary, rotary, strict=True)
-            rotary = tuple(jnp.where(is_local, local, other) for local, other in pairs)
-        near = self.distance <= window
-        if self.mask is not None and self.mask.ndim > near.ndim:  # a mask of each head
-            near = near[..., None, :, :]
-        return self.replace(mask=combine_masks(self.mask, near), rotary=rotary)
+        mask, rotary = self.mask, self.rotary
+        if window is not None:
+            near = self.distance <= window
+            if mask is not None and mask.ndim > near.ndim:  # a mask of each head
+                near = near[..., None, :, :]
+            mask = combine_masks(mask, near)
+            if self.local_rotary is not None:
+                is_local = window < ANY_DISTANCE
+                pairs = zip(self.local_rotary, rotary, strict=True)
+                rotary = tuple(jnp.where(is_local, local, distant) for local, distant in pairs)
+        if rotated is not None and rotary is not None:
+            cos, sin = rotary
+            rotary = jnp.where(rotated, cos, 1), jnp.where(rotated, sin, 0)
+        return self.replace(mask=mask, rotary=rotary)
 
 
 class AttentionParams(struct.Struct):
@@ -174,6 +179,10 @@ def softmax(scores: Float[Array, "*s m"], mask: Any = None) -> Float[Array, "*s 
     """Row softmax over the allowed keys, in at least float32, returned in the scores' dtype.
 
     A row with no allowed key gets uniform weights, so that padding rows stay finite.
+
+    Args:
+        scores: Of any leading axes; the last is that of the keys.
+        mask: Bool, True for keys that are allowed; of fewer leading axes, or None for all.
     """
     dtype = scores.dtype
     scores = scores.astype(jnp.promote_types(dtype, jnp.float32))
@@ -184,8 +193,15 @@ def softmax(scores: Float[Array, "*s m"], mask: Any = None) -> Float[Array, "*s 
 
 
 def equal_weights(context: AttentionContext, n: int, m: int, dtype: Any) -> Float[Array, "h n m"]:
-    """Softmax weights [h or 1, n, m] of equal tokens without position terms: all products are one
-    number, so the bias and the mask alone decide."""
+    """Compute the softmax weights [h or 1, n, m] of equal tokens without position terms.
+
+    All products are one number there, so that the bias and the mask alone decide.
+
+    Args:
+        context: Its bias and mask.
+        n, m: Queries and keys.
+        dtype: Of the weights where there is no bias.
+    """
     scores = jnp.zeros((1, n, m), dtype) if context.bias is None else context.bias
     return softmax(scores, context.mask)
 
@@ -193,24 +209,34 @@ def equal_weights(context: AttentionContext, n: int, m: int, dtype: Any) -> Floa
 def attention_weights(
     scores: Float[Array, "h n m"], context: AttentionContext, normalise: Any = None
 ) -> Float[Array, "h n m"]:
-    """P of scores: their softmax, or the result of `AttentionConfig.normalise`.
+    """Compute P of scores: their softmax, or the result of `AttentionConfig.normalise`.
+
+    Args:
+        scores: Before the mask.
+        context: Its mask.
+        normalise: The caller's function, None for softmax.
 
     Raises:
-        ValueError: Weights of another shape.
+        ValueError: `normalise` gave weights of another shape.
     """
     if normalise is None:
         return softmax(scores, context.mask)
     weights = normalise(scores, context)
-    if getattr(weights, "shape", None) != scores.shape:
-        given = getattr(weights, "shape", type(weights).__name__)
-        raise ValueError(f"normalise gave {given} for scores of shape {scores.shape}")
+    shape = getattr(weights, "shape", type(weights).__name__)
+    if shape != scores.shape:
+        raise ValueError(f"normalise gave {shape} for scores of shape {scores.shape}")
     return weights.astype(scores.dtype)
 
 
 def mixing_matrix(
     weights: Float[Array, "h n m"], mixing: Mixing | None, mask: Any = None
 ) -> Float[Array, "h n m"]:
-    """M = α I + β P + γ C, `Mixing` with leaves [h]; P itself where it is None.
+    """Compute M = α I + β P + γ C, `Mixing` with leaves [h]; P itself where it is None.
+
+    Args:
+        weights: P.
+        mixing: α, β and γ of each head.
+        mask: Of the weights, for C.
 
     Raises:
         ValueError: Queries and keys that are not the same tokens.
@@ -218,9 +244,8 @@ def mixing_matrix(
     if mixing is None:
         return weights
     h, n, m = weights.shape
-    struct.refuse_if(
-        n != m, f"mixing needs as many keys as queries, not weights of {weights.shape}"
-    )
+    if n != m:
+        raise ValueError(f"mixing needs as many keys as queries, not weights of {weights.shape}")
     uniform = softmax(jnp.zeros((1, n, m), weights.dtype), mask)
     alpha, beta, gamma = (
         jnp.broadcast_to(jnp.asarray(a, weights.dtype), (h,))[:, None, None]
@@ -229,35 +254,23 @@ def mixing_matrix(
     return alpha * jnp.eye(n, dtype=weights.dtype)[None] + beta * weights + gamma * uniform
 
 
-def project_keys(
-    params: AttentionParams, y: Any, context: Any, norm_eps: float
-) -> Float[Array, "h m k"]:
-    """y W_k + b_k, normalised and rotated for the scores."""
-    k = head_norm(params.k_norm, project_heads(y, params.w_k, params.b_k), norm_eps)
-    return k if context is None or context.rotary is None else rotate(k, context.rotary)
-
-
-def project_values(params: AttentionParams, y: Any) -> Float[Array, "h m v"]:
-    """y W_v + b_v."""
-    return project_heads(y, params.w_v, params.b_v)
-
-
 def repeat_groups(params: AttentionParams) -> AttentionParams:
-    """Grouped keys and values (Ainslie et al. 2023) copied for every head; others as they are."""
+    """Copy grouped keys and values (Ainslie et al. 2023) for every head; others stay."""
     num_heads = params.w_q.shape[-3]
 
-    def repeated(a, axis):
+    def repeat_axis(a, axis):
         if a is None or a.shape[axis] == num_heads:
             return a
         return jnp.repeat(a, num_heads // a.shape[axis], axis=axis, total_repeat_length=num_heads)
 
-    own_gain = params.k_norm is None or params.k_norm.ndim < params.w_k.ndim - 1  # of each head
-    k_norm = params.k_norm if own_gain else repeated(params.k_norm, -2)
+    k_norm = params.k_norm
+    if k_norm is not None and k_norm.ndim == params.w_k.ndim - 1:  # over all heads at once
+        k_norm = repeat_axis(k_norm, -2)
     return params.replace(
-        w_k=repeated(params.w_k, -3),
-        b_k=repeated(params.b_k, -2),
-        w_v=repeated(params.w_v, -3),
-        b_v=repeated(params.b_v, -2),
+        w_k=repeat_axis(params.w_k, -3),
+        b_k=repeat_axis(params.b_k, -2),
+        w_v=repeat_axis(params.w_v, -3),
+        b_v=repeat_axis(params.b_v, -2),
         k_norm=k_norm,
     )
 
@@ -265,7 +278,12 @@ def repeat_groups(params: AttentionParams) -> AttentionParams:
 def project_heads(
     x: Float[Array, "n d"], w: Float[Array, "h d k"], b: Float[Array, "h k"] | None
 ) -> Float[Array, "h n k"]:
-    """x W_h + 1 b_hᵀ for every head; without bias where it is None."""
+    """Compute x W_h + 1 b_hᵀ for every head; without bias where it is None.
+
+    Args:
+        x: Tokens.
+        w, b: Weights and biases of every head.
+    """
     y = jnp.einsum("nd,hdk->hnk", x, w)
     return y if b is None else y + b[:, None, :]
 
@@ -275,15 +293,19 @@ def head_norm(
 ) -> Float[Array, "h n k"]:
     """RMSNorm of queries or keys: of each head (gain [k]) or over all heads ([h, k]); None: x.
 
+    Args:
+        gain: [k] or [h, k]; None for no norm.
+        x: Queries or keys.
+        eps: Added to the mean square.
+
     Source: Henry et al. 2020 (QK-norm), with RMSNorm as in Qwen3, Gemma 3 and OLMo 2.
     """
     if gain is None:
         return x
     axes = (-1,) if gain.ndim == 1 else (0, -1)
     square = jnp.mean(jnp.square(x), axis=axes, keepdims=True)
-    return (
-        x * jax.lax.rsqrt(square + jnp.asarray(eps, x.dtype)) * gain.reshape(-1, 1, gain.shape[-1])
-    )
+    gain = gain.reshape(-1, 1, gain.shape[-1])
+    return x * jax.lax.rsqrt(square + jnp.asarray(eps, x.dtype)) * gain
 
 
 @jax.custom_jvp
@@ -297,13 +319,13 @@ def matrix_product(a: Float[Array, "h n k"], b: Float[Array, "h k m"]) -> Float[
 
 
 @matrix_product.defjvp
-def product_jvp(primals, tangents):
+def _differentiate_product(primals, tangents):
     (a, b), (da, db) = primals, tangents
-    of_b = _transposed(jax.lax.optimization_barrier(_transposed(db) @ _transposed(a)))
-    return a @ b, da @ b + of_b
+    transposed = jax.lax.optimization_barrier(_transpose(db) @ _transpose(a))
+    return a @ b, da @ b + _transpose(transposed)
 
 
-def _transposed(x):
+def _transpose(x):
     return jnp.swapaxes(x, -1, -2)
 
 
@@ -319,13 +341,14 @@ def attention_scores(
     context: AttentionContext | None = None,
     edit: Callable[[str, Any], Any] | None = None,
 ) -> Float[Array, "h n m"]:
-    """Attention scores before the mask and the softmax, biases included.
+    """Compute attention scores before the mask and the softmax, biases included.
 
     Dot product: (x W_q + b_q)(y W_k + b_k)ᵀ / (√k · temperature), without √k when `scale` is
     False. Additive (Bahdanau et al. 2015): v·tanh(x W_q + b_q + y W_k + b_k) / temperature.
     Where the context has a cap c, c·tanh(scores/c) takes their place, before biases.
 
     Args:
+        params: Of the attention.
         x: Queries' tokens [n, d].
         y: Keys' tokens [m, d], the same array for self-attention.
         score: "dot" or "additive".
@@ -339,15 +362,16 @@ def attention_scores(
         ValueError: On an unknown score.
     """
     context = AttentionContext() if context is None else context
-    struct.refuse_if(score not in SCORES, f"score={score!r} is not one of {SCORES}")
-    q, k, query_part = _queries_keys(params, x, y, context, norm_eps, edit)
+    if score not in SCORES:
+        raise ValueError(f"score={score!r} is not one of {SCORES}")
+    q, k, raw_q = _queries_keys(params, x, y, context, norm_eps, edit)
     if score == "additive":
         pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])
         scores = jnp.einsum("hnmk,hk->hnm", pairs, params.v_score)
     else:
         scores = matrix_product(q, k.swapaxes(1, 2))
         if params.relative is not None and context.relative is not None:
-            scores = scores + relative_scores(params.relative, query_part, k.shape[1], context)
+            scores = scores + relative_scores(params.relative, raw_q, k.shape[1], context)
         if scale:
             scores = scores / jnp.sqrt(q.shape[-1]).astype(scores.dtype)
     scores = scores / jnp.asarray(temperature, scores.dtype)
@@ -358,18 +382,22 @@ def attention_scores(
 
 
 def _queries_keys(params, x, y, context, norm_eps, edit):
-    """Queries and keys as their product takes them, and queries without bias, norm and rotation."""
-    query_part = jnp.einsum("nd,hdk->hnk", x, params.w_q)
-    q = query_part if params.b_q is None else query_part + params.b_q[:, None, :]
-    q, k = head_norm(params.q_norm, q, norm_eps), project_keys(params, y, context, norm_eps)
+    """Compute queries and keys as their product takes them, and the queries x W_q alone.
+
+    Bias, norm, rotary positions and the edit are applied in this order.
+
+    Args:
+        params, x, y, context, norm_eps, edit: As in `attention_scores`.
+    """
+    raw_q = project_heads(x, params.w_q, None)
+    q = raw_q if params.b_q is None else raw_q + params.b_q[:, None, :]
+    q = head_norm(params.q_norm, q, norm_eps)
+    k = head_norm(params.k_norm, project_heads(y, params.w_k, params.b_k), norm_eps)
     if context.rotary is not None:
-        q = rotate(q, context.rotary)
-    return (q, k, query_part) if edit is None else (edit("q", q), edit("k", k), query_part)
-
-
-def _joined(params, mixed):
-    out = jnp.einsum("hnv,hvd->nd", mixed, params.w_o)
-    return out if params.b_o is None else out + params.b_o[None, :]
+        q, k = rotate(q, context.rotary), rotate(k, context.rotary)
+    if edit is not None:
+        q, k = edit("q", q), edit("k", k)
+    return q, k, raw_q
 
 
 def multi_head_attention(
@@ -389,44 +417,45 @@ def multi_head_attention(
     dropout_rate: Any = 0.0,
     edit: Any = None,
 ) -> tuple[Float[Array, "n d"], Float[Array, "h n m"]]:
-    """SA(x) = Σ_h P_h y W_h + 1bᵀ with W_h = W_v W_o (Dong et al. 2021, section 2).
+    """Compute SA(x) = Σ_h P_h y W_h + 1bᵀ with W_h = W_v W_o (Dong et al. 2021, section 2).
 
     Self-attention takes the same tokens twice, cross-attention queries x and memory y.
 
     Args:
+        params: Of the attention.
         x: Query tokens [n, d].
         y: Key and value tokens [m, d].
         score, scale, norm_eps, temperature, context: See `attention_scores`; the context holds
             the mask.
-        normalise: Takes the place of softmax: see `AttentionConfig`.
-        mixing: What takes the place of the weights: `mixing_matrix`.
-        mix: Takes the place of scores and weights: see `AttentionConfig`.
+        normalise: Replaces softmax: see `AttentionConfig`.
+        mixing: What replaces the weights: `mixing_matrix`.
+        mix: Replaces scores and weights: see `AttentionConfig`.
         dropout_key: Key for dropout on the weights; None for none.
         dropout_rate: Probability that a weight is dropped.
         edit: {name: function(value, layer) -> value} of "q", "k", "v", "scores" (before mask and
-            softmax), "weights" and "head_output", see `edits.places`; the layer is 0. Weights
-            that the mask excludes stay 0.
+            softmax), "weights" and "head_output", see `edits.edit_point_shapes`; the layer is 0.
+            Weights that the mask excludes stay 0.
 
     Returns:
         The output [n, d] and what mixes the values [h, n, m], before dropout: the weights P, or M.
 
     Raises:
         ValueError: More than one example; or weights that are edited or dropped where `mix` gives
-            an output of its own.
+            the full output.
     """
     for name, tokens in (("x", x), ("y", y)):
         if jnp.ndim(tokens) != 2:
             raise ValueError(
                 f"{name} of shape {jnp.shape(tokens)} is not [tokens, d]; use jax.vmap for a batch"
             )
+    if not isinstance(edit, EditPoints):
+        for name in edit or ():
+            if name not in EDIT_POINTS:
+                raise ValueError(f"{name!r} is not one of the places {EDIT_POINTS} of attention")
+        edit = EditPoints(edit)
     params = repeat_groups(params)
-    unknown = (
-        [] if isinstance(edit, EditPoints) else [n for n in edit or () if n not in EDIT_POINTS]
-    )
-    if unknown:
-        raise ValueError(f"{unknown[0]!r} is not one of the places {EDIT_POINTS} of attention")
-    edit = edit if isinstance(edit, EditPoints) else EditPoints(edit)
     context = AttentionContext() if context is None else context
+    mixed = None
     if mix is None:
         scores = attention_scores(
             params,
@@ -441,44 +470,45 @@ def multi_head_attention(
         )
         weights = attention_weights(edit("scores", scores), context, normalise)
         weights = mixing_matrix(weights, mixing, context.mask)
-        v, mixed = edit("v", project_values(params, y)), None
+        v = edit("v", project_heads(y, params.w_v, params.b_v))
     else:
         q, k, _ = _queries_keys(params, x, y, context, norm_eps, edit)
-        v = edit("v", project_values(params, y))
+        v = edit("v", project_heads(y, params.w_v, params.b_v))
         weights, mixed = apply_mix(mix, q, k, v, context)
-    struct.refuse_if(
-        mixed is not None and (dropout_key is not None or edit.edits_at("weights")),
-        "mix computes the whole output: its weights cannot be edited or dropped",
-    )
-    edited = edit("weights", weights)
-    if edit.edits_at("weights") and context.mask is not None:
-        edited = jnp.where(combine_masks(context.mask), edited, 0).astype(weights.dtype)
-    weights = edited
-    kept = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)
-    mixed = matrix_product(kept, v) if mixed is None else mixed
-    if not edit.wants("head_output"):
-        return _joined(params, mixed), weights
-    heads = edit("head_output", jnp.einsum("hnv,hvd->hnd", mixed, params.w_o))
-    if not edit.edits_at("head_output"):
-        return _joined(params, mixed), weights
-    return heads.sum(axis=0) + (0 if params.b_o is None else params.b_o[None, :]), weights
+    if mixed is not None and (dropout_key is not None or edit.has_edit("weights")):
+        raise ValueError("mix computes the full output: its weights cannot be edited or dropped")
+    dtype, weights = weights.dtype, edit("weights", weights)
+    if edit.has_edit("weights") and context.mask is not None:
+        weights = jnp.where(combine_masks(context.mask), weights, 0).astype(dtype)
+    if mixed is None:
+        used = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)
+        mixed = matrix_product(used, v)
+    if edit.is_used("head_output"):
+        heads = edit("head_output", jnp.einsum("hnv,hvd->hnd", mixed, params.w_o))
+    if edit.has_edit("head_output"):
+        output = heads.sum(axis=0)
+    else:
+        output = jnp.einsum("hnv,hvd->nd", mixed, params.w_o)
+    return output if params.b_o is None else output + params.b_o[None, :], weights
 
 
 def apply_mix(
     mix: Callable[..., Any], q: Any, k: Any, v: Any, context: AttentionContext
 ) -> tuple[Array, Any]:
-    """(M [h, n, m], out [h, n, v] or None) of the caller's function.
+    """Call the caller's attention: (M [h, n, m], output [h, n, v] or None).
+
+    Args:
+        mix: `AttentionConfig.mix`.
+        q, k, v: Queries, keys and values of every head.
+        context: Passed on to mix.
 
     Raises:
-        ValueError: Other shapes.
+        ValueError: It gave other shapes.
     """
-    found = mix(q, k, v, context)
-    found = found if isinstance(found, tuple) else (found, None)
-    wanted = ((*q.shape[:2], k.shape[1]), (*q.shape[:2], v.shape[2]))
-    shapes = tuple(getattr(a, "shape", None) for a in found)
-    struct.refuse_if(
-        shapes not in (wanted, (wanted[0], None)),
-        f"mix gave {shapes}, which are not the shapes {wanted} of (M, out)",
-    )
-    weights, out = found
-    return weights.astype(v.dtype), None if out is None else out.astype(v.dtype)
+    results = mix(q, k, v, context)
+    weights, output = results if isinstance(results, tuple) else (results, None)
+    expected = ((*q.shape[:2], k.shape[1]), (*q.shape[:2], v.shape[2]))
+    shapes = getattr(weights, "shape", None), getattr(output, "shape", None)
+    if shapes not in (expected, (expected[0], None)):
+        raise ValueError(f"mix gave {shapes}, which are not the shapes {expected} of (M, out)")
+    return weights.astype(v.dtype), None if output is None else output.astype(v.dtype)

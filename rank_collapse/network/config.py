@@ -23,8 +23,8 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         config = TransformerConfig(depth=12, num_heads=12, d_model=768, mlp="gelu", mask="causal")
         config = config.replace(attention_skip=True)
 
-    The fields of `AttentionConfig`, `PositionConfig`, `ResidualConfig` and `MLPConfig`, each of
-    which stands beside the code that reads it, are its own too.
+    It also has the fields of `AttentionConfig`, `PositionConfig`, `ResidualConfig` and `MLPConfig`,
+    each of which is defined with the code that reads it.
 
     A pytree: the floats `skip_gain`, `branch_gain`, `temperature`, ... are leaves, so that a config
     passed to a jitted function as an ordinary argument does not recompile when one of them
@@ -42,8 +42,8 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         init: "lecun" (variance 1/fan-in), "xavier" (2/(fan-in + fan-out)), "bert" (normal 0.02) or
             "reference" (normal 0.02, value and output projection uniform(±1/√fan-in)).
         unroll: Layers unrolled in the scan over depth: compile time against run time.
-        family: The `model_type` of the checkpoint that it describes, None for a network of your
-            own; `surgery` alone reads it.
+        family: The `model_type` of the checkpoint that it describes, None for another network;
+            `surgery` alone reads it.
         init_gain: Multiplies the initial values of V, O and MLP; a number. Only `init` reads it.
     """
 
@@ -71,27 +71,21 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         struct.check_integers(self, depth=1, num_heads=1, d_model=1, unroll=1, d_qk=1, d_v=1)
         struct.check_integers(self, num_kv_heads=1)
         struct.check_choices(self, init=INITS)
-        h, groups, depth, rows = self.num_heads, self.num_kv_heads, self.depth, self.layer_map
-        struct.refuse(
-            (groups and h % groups, f"num_kv_heads={groups} does not divide num_heads={h}"),
-            (
-                self.d_model % h and None in (self.d_qk, self.d_v),
-                f"num_heads={h} does not divide d_model={self.d_model}; give d_qk and d_v",
-            ),
-            (
-                self.windows and (len(self.windows) != depth or min(self.windows) < 0),
-                f"windows={self.windows} are not {depth} distances",
-            ),
-            (
-                self.rotary_layers and len(self.rotary_layers) != depth,
-                f"rotary_layers={self.rotary_layers} are not of {depth} layers",
-            ),
-            (rows and len(rows) != depth, f"layer_map has {len(rows)} entries for depth={depth}"),
-            (
-                rows and set(rows) != set(range(max(rows) + 1)),
-                f"layer_map={rows} leaves out a row of the parameters",
-            ),
-        )
+        h, groups, depth = self.num_heads, self.num_kv_heads, self.depth
+        if groups and h % groups:
+            raise ValueError(f"num_kv_heads={groups} does not divide num_heads={h}")
+        if self.d_model % h and None in (self.d_qk, self.d_v):
+            raise ValueError(
+                f"num_heads={h} does not divide d_model={self.d_model}; give d_qk and d_v"
+            )
+        for name in ("windows", "rotary_layers", "layer_map"):
+            values = getattr(self, name)
+            if values and len(values) != depth:
+                raise ValueError(f"{name}={values} has {len(values)} entries for depth={depth}")
+        if self.windows and min(self.windows) < 0:
+            raise ValueError(f"windows={self.windows} has a distance below 0")
+        if self.layer_map and set(self.layer_map) != set(range(self.num_rows)):
+            raise ValueError(f"layer_map={self.layer_map} leaves out a row of the parameters")
         if self.position == "rotary":
             self.check_rotary(self.qk_width)
         if self.num_experts:
@@ -127,8 +121,8 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
     @property
     def kinds(self) -> tuple[str, ...]:
         """The sublayers of a layer, in the order in which they are passed."""
-        there = {"attention": True, "cross": self.cross_attention, "mlp": self.mlp != "none"}
-        return tuple(kind for kind, is_there in there.items() if is_there)
+        exists = {"attention": True, "cross": self.cross_attention, "mlp": self.mlp != "none"}
+        return tuple(kind for kind in exists if exists[kind])
 
     @property
     def streams(self) -> tuple[int, ...]:
@@ -142,12 +136,18 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         """Distinct layers: the length of the parameters' layer axis."""
         return max(self.layer_map) + 1 if self.layer_map else self.depth
 
+    @property
+    def first_layer_of_rows(self) -> tuple[int, ...]:
+        """The first layer that has each row of the parameters."""
+        rows = self.layer_map or tuple(range(self.depth))
+        return tuple(rows.index(row) for row in range(self.num_rows))
+
 
 def flat(config: TransformerConfig) -> dict[str, Any]:
-    """All fields by name, its own first: `TransformerConfig(**flat(config))` is config."""
-    own = TransformerConfig.__annotations__
-    inherited = (f.name for f in dataclasses.fields(config) if f.name not in own)
-    return {name: getattr(config, name) for name in (*own, *inherited)}
+    """List all fields by name, inherited ones last; `TransformerConfig(**fields)` is the config."""
+    first = TransformerConfig.__annotations__
+    inherited = (f.name for f in dataclasses.fields(config) if f.name not in first)
+    return {name: getattr(config, name) for name in (*first, *inherited)}
 
 
 DEFAULTS = flat(TransformerConfig())
@@ -158,12 +158,12 @@ SWEPT = tuple(
 
 
 def san(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
-    """Pure self-attention network: no skip, no MLP (Dong et al. 2021, section 2)."""
+    """Make a pure self-attention network: no skip, no MLP (Dong et al. 2021, section 2)."""
     return _preset(fields, depth, num_heads, d_model, mlp="none", attention_skip=False)
 
 
 def san_mlp(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
-    """Self-attention and MLPs without any skip (Corollary 3.2).
+    """Make a network of self-attention and MLPs without any skip (Corollary 3.2).
 
     The published curves of this name keep the MLP's own skip: `mlp_skip=True`.
     """
@@ -171,14 +171,13 @@ def san_mlp(depth: int, num_heads: int, d_model: int, **fields: Any) -> Transfor
 
 
 def san_skip(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
-    """Self-attention with skips, no MLP (section 3.1)."""
+    """Make a network of self-attention with skips, no MLP (section 3.1)."""
     return _preset(fields, depth, num_heads, d_model, mlp="none", attention_skip=True)
 
 
 def transformer(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
-    """Attention and MLP sublayers, each with its skip; post-LayerNorm by default."""
-    defaults = {"mlp": "gelu", "attention_skip": True, "mlp_skip": True}
-    defaults["norm_placement"] = "post"
+    """Make a network of attention and MLPs, each with a skip; post-LayerNorm by default."""
+    defaults = {"mlp": "gelu", "attention_skip": True, "mlp_skip": True, "norm_placement": "post"}
     return _preset(fields, depth, num_heads, d_model, **defaults)
 
 

@@ -1,7 +1,7 @@
 """The networks that a pass covers, as lists of allowed values; any other raises an error.
 
-A field that no list names is covered only at its default value. So a field that is new is refused
-by every pass until somebody has thought about it.
+A field that no list names is covered only at its default value. So every pass refuses a new field
+until somebody has thought about it.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ ANY = "any value"
 
 
 def at_any_value(*names: str) -> dict[str, Any]:
-    """These fields, at any value."""
+    """Allow these fields at any value."""
     return dict.fromkeys(names, ANY)
 
 
@@ -76,7 +76,7 @@ SCORES = at_any_value("score", "scale_scores", "temperature", "qk_norm")
 CAP = at_any_value("score_cap")
 MIXING = at_any_value("mixing")
 MLPS = {"mlp": MLP_KINDS}
-OWN = at_any_value("mlp", "norm", "normalise", "mix")  # functions of the caller's own
+OWN = at_any_value("mlp", "norm", "normalise", "mix")  # the caller's functions
 EXPERTS = at_any_value("num_experts")
 CROSS = at_any_value("cross_attention")
 ATTENTION = MASKS | POSITIONS | SCORES | CAP | MIXING
@@ -88,37 +88,44 @@ class Covers:
 
     name: str  # of the pass, as errors call it
     fields: Mapping[str, Any]  # of `TransformerConfig`: their allowed values, or `ANY`
-    edits: Any = ()  # names of the places whose edits are carried, or `ANY`
-    affine: bool = False  # whether only those edits are that are affine
+    edits: Any = ()  # names of the edit points whose edits are carried, or `ANY`
+    affine: bool = False  # whether edits have to be affine
     # Why a combination of allowed values is not covered; None where it is.
     also: Callable[[TransformerConfig], str | None] = lambda config: None
 
     def refusal(self, config: TransformerConfig) -> str | None:
-        """Why a network is not covered; None where it is."""
+        """Tell why a network is not covered; None where it is.
+
+        Args:
+            config: The network.
+        """
         for name, value in flat(config).items():
             allowed = self.fields.get(name, (DEFAULTS[name],))
             if allowed == ANY:
                 continue
             # A swept value may be traced: it is its default or it is not covered.
-            same = value is DEFAULTS[name] if name in SWEPT else value in allowed
-            if not same:
+            is_allowed = value is DEFAULTS[name] if name in SWEPT else value in allowed
+            if not is_allowed:
                 return f"{name}={value!r}"
         return self.also(config)
 
     def check(self, config: TransformerConfig, edit: Any = None) -> None:
-        """Refuses what is not covered; an edit as `edits.as_edits` makes it.
+        """Check that a network, and an edit from `edits.trace_edits`, are covered.
+
+        Args:
+            config: The network.
+            edit: {name: `edits.Edit`}, or None.
 
         Raises:
-            ValueError: A field's value, or an edit.
+            ValueError: A field's value, or an edit, is not.
         """
-        found = self.refusal(config)
-        if found:
-            raise ValueError(f"{self.name} does not cover {found}")
-        refused = [name for name in edit or () if self.edits != ANY and name not in self.edits]
-        if refused:
-            raise ValueError(f"{self.name} does not cover an edit of {refused[0]!r}")
-        for name, own in (edit or {}).items() if self.affine else ():
-            if not own.is_affine:
+        reason = self.refusal(config)
+        if reason:
+            raise ValueError(f"{self.name} does not cover {reason}")
+        for name, point_edit in (edit or {}).items():
+            if self.edits != ANY and name not in self.edits:
+                raise ValueError(f"{self.name} does not cover an edit of {name!r}")
+            if self.affine and not point_edit.is_affine:
                 raise ValueError(
                     f"{self.name} does not cover the edit of {name!r}: it is not affine"
                 )
@@ -134,5 +141,5 @@ FORWARD = Covers("a forward pass", EVERYTHING.fields | at_any_value("connection"
 
 
 def all_fields_but(*names: str) -> dict[str, Any]:
-    """What `EVERYTHING` covers, without these fields."""
+    """List what `EVERYTHING` covers, without these fields."""
     return {name: allowed for name, allowed in EVERYTHING.fields.items() if name not in names}

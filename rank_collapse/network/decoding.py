@@ -1,4 +1,4 @@
-"""Greedy decoding of an encoder-decoder: a whole pass of the decoder for each token.
+"""Greedy decoding of an encoder-decoder: one pass of the full decoder for each token.
 
 Axis letters: m source tokens, n target tokens, c target vocabulary.
 """
@@ -44,13 +44,14 @@ def greedy_decode(
     max_len: int,
     source_mask: Any = None,
 ) -> Decoded:
-    """Writes a target token by token, each the one with the largest logit.
+    """Write a target token by token, each the one with the largest logit.
 
     The source is encoded once; every token costs a pass of the decoder over all of them.
 
     Args:
         params: From `init`.
         source: What the encoder reads, as in `apply`; one example.
+        config: Of both halves.
         begin, end: Token ids of the marks; may be traced.
         max_len: Tokens written, the end mark included; static.
         source_mask: Bool [m], which source tokens exist; None for all.
@@ -58,7 +59,8 @@ def greedy_decode(
     Raises:
         ValueError: A length that leaves no token, or more tokens than positions.
     """
-    struct.refuse_if(max_len < 1, f"max_len={max_len} leaves no token beside the begin mark")
+    if max_len < 1:
+        raise ValueError(f"max_len={max_len} leaves no token after the begin mark")
     memory = encode(params, source, config, source_mask)
     marks = jnp.asarray(begin, jnp.int32), jnp.asarray(end, jnp.int32)
     return _write(params, memory, source_mask, marks, config, max_len)
@@ -66,6 +68,13 @@ def greedy_decode(
 
 @functools.partial(jax.jit, static_argnames="max_len")
 def _write(params, memory, source_mask, marks, config, max_len):
+    """Scan over the positions; carry the next token, whether the end came, and all tokens.
+
+    Args:
+        params, source_mask, config, max_len: As in `greedy_decode`.
+        memory: The encoder's output.
+        marks: Token ids of the begin and the end mark.
+    """
     (begin, end), decoder = marks, decoder_params(params, config)
 
     def step(carry, t):
@@ -75,8 +84,8 @@ def _write(params, memory, source_mask, marks, config, max_len):
             decoder, tokens, config.decoder, memory=memory, memory_mask=source_mask
         ).output
         logits = compute_logits(params, output, config)[t]
-        chosen = jnp.where(ended, end, jnp.argmax(logits).astype(end.dtype))
-        return (chosen, ended | (chosen == end), tokens), (chosen, ~ended, logits)
+        next_token = jnp.where(ended, end, jnp.argmax(logits).astype(end.dtype))
+        return (next_token, ended | (next_token == end), tokens), (next_token, ~ended, logits)
 
     start = (begin, jnp.zeros((), bool), jnp.broadcast_to(begin, (max_len,)))
     return Decoded(*jax.lax.scan(step, start, jnp.arange(max_len))[1])

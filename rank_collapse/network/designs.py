@@ -17,7 +17,6 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.layers import NormPlacement
 from rank_collapse.network.residual import Gains, Unprofiled
 
-ROLES = ("alone", "encoder", "decoder")
 DesignName = Literal[
     "post",
     "pre",
@@ -44,40 +43,40 @@ Network = TypeVar("Network")  # a `TransformerConfig` or an `EncoderDecoderConfi
 
 
 class Stack(NamedTuple):
-    """The properties of a network on which constants of a design may depend."""
+    """What the constants of a design may depend on."""
 
     config: TransformerConfig
     branches: int  # N
-    role: str = "alone"  # or the part of an encoder-decoder that it is
-    other: int = 0  # residual branches of the other part
+    role: str = "alone"  # or "encoder" or "decoder"
+    other_branches: int = 0  # residual branches of the other part
 
 
 class Design(NamedTuple):
     """A residual design: what differs from a plain residual network x' = N(x + f(x))."""
 
-    placements: tuple[str, ...]  # values of `norm_placement` that it is made for, its own first
+    placements: tuple[str, ...]  # values of `norm_placement` it is made for, the paper's first
     constants: dict[str, Any] | Callable[[Stack], dict[str, Any]]  # fields of the config
     source: str  # the paper
 
 
 def count_branches(config: TransformerConfig) -> int:
-    """N: the sublayers of all layers, each of which has a residual branch."""
+    """Count N, the sublayers of all layers, each of which has a residual branch."""
     return config.depth * len(config.kinds)
 
 
-def _learned_omega(omega):
-    """x' = N(ω ∘ x + f(x)): ω times a parameter [d] from 1 on (in the paper ω is the parameter)."""
+def _omega_fields(omega):
+    """Set x' = N(ω ∘ x + f(x)), ω times a parameter [d] that starts at 1 (in the paper, at ω)."""
     return {"skip_gain": omega, "learned_skip_gain": 1.0, "learned_per_feature": True}
 
 
 def _admin_log(stack):
-    """ω² = (N + 1)/ln(N + 1) − 1: the output changes by O(log N)."""
+    """Set ω² = (N + 1)/ln(N + 1) − 1: the output changes by O(log N)."""
     n = stack.branches + 1
-    return _learned_omega(math.sqrt(n / math.log(n) - 1))
+    return _omega_fields(math.sqrt(n / math.log(n) - 1))
 
 
 def _deepnorm(stack):
-    """x' = N(α x + f(x)), V, O and MLP drawn by Xavier's rule times β (table of figure 2).
+    """Set x' = N(α x + f(x)), V, O and MLP drawn by Xavier's rule times β (table of figure 2).
 
     With N layers of an encoder (2 branches each) and M of a decoder (3; alone 2):
         alone:    α = (2N)^(1/4),            β = (8N)^(−1/4),
@@ -86,22 +85,22 @@ def _deepnorm(stack):
     Layers of other kinds count by their branches: N = branches/2, M = branches/3.
     """
     if stack.role == "encoder":
-        size = (stack.branches / 2) ** 4 * stack.other / 3
-        gains = 0.81 * size ** (1 / 16), 0.87 * size ** (-1 / 16)
+        size = (stack.branches / 2) ** 4 * stack.other_branches / 3
+        alpha, beta = 0.81 * size ** (1 / 16), 0.87 * size ** (-1 / 16)
     else:
-        gains = stack.branches ** (1 / 4), (4 * stack.branches) ** (-1 / 4)
-    return {"skip_gain": gains[0], "init_gain": gains[1], "init": "xavier"}
+        alpha, beta = stack.branches ** (1 / 4), (4 * stack.branches) ** (-1 / 4)
+    return {"skip_gain": alpha, "init_gain": beta, "init": "xavier"}
 
 
 def _layerscale(stack):
-    """x' = x + γ ∘ f(N(x)), γ [d] learned from 0.1 to 18 layers, 1e-5 to 24, else 1e-6."""
+    """Set x' = x + γ ∘ f(N(x)), γ [d] learned from 0.1 to 18 layers, 1e-5 to 24, else 1e-6."""
     depth = stack.config.depth
     start = 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
     return {"learned_branch_gain": start, "learned_per_feature": True}
 
 
 def _deepscalelm(stack):
-    """x' = λ x + β f(N(x)), β² = 2/L, λ² = 1 − β², each branch of variance 1 at the start.
+    """Set x' = λ x + β f(N(x)), β² = 2/L, λ² = 1 − β², each branch of variance 1 at the start.
 
     Of weights of variance 1/fan-in and tokens of variance 1 and correlation r, attention keeps r of
     the variance, a ReLU MLP ½: the gains 1/√r and √2, with which the paper multiplies the weights,
@@ -113,8 +112,8 @@ def _deepscalelm(stack):
         gains.append(math.sqrt(square / r))
         r += square * (1 - r)
         r += square * (math.sqrt(1 - r * r) - r * math.acos(r)) / math.pi
-    own = tuple(gains)
-    branch = Gains(attention=own, cross=own, mlp=math.sqrt(2 * square))
+    attention_gains = tuple(gains)
+    branch = Gains(attention_gains, cross=attention_gains, mlp=math.sqrt(2 * square))
     return {"skip_gain": math.sqrt(1 - square), "branch_gain": branch, "init": "lecun"}
 
 
@@ -131,11 +130,11 @@ _NGPT = {"skip_gain": 0.95, "branch_gain": 0.05, "norm": "rms", "qk_norm": "head
 DESIGNS: dict[DesignName, Design] = {
     "post": Design(("post",), {}, "Vaswani et al. 2017"),
     "pre": Design(("pre",), {}, "Xiong et al. 2020"),
-    "admin": Design(("post",), _learned_omega(Unprofiled()), "Liu et al. 2020"),  # by a batch
+    "admin": Design(("post",), _omega_fields(Unprofiled()), "Liu et al. 2020"),  # by a batch
     "admin_log": Design(("post",), _admin_log, "Liu et al. 2020"),
     # ω² = N: the output changes by O(1).
     "admin_const": Design(
-        ("post",), lambda stack: _learned_omega(math.sqrt(stack.branches)), "Liu et al. 2020"
+        ("post",), lambda stack: _omega_fields(math.sqrt(stack.branches)), "Liu et al. 2020"
     ),
     "deepnorm": Design(("post",), _deepnorm, "Wang et al. 2022"),
     "rezero": Design(("none", "pre", "post"), _REZERO, "Bachlechner et al. 2020"),
@@ -184,7 +183,7 @@ def design(
     norm_placement: NormPlacement | None = None,
     learned: bool = True,
 ) -> Network:
-    """The config of a residual design; draw the parameters with it: `init(key, design(...))`.
+    """Make a network one of a residual design; then draw the parameters: `init(key, design(...))`.
 
     Sets skips, gains, `init_gain`, `qk_norm` and the norms (a final one too, where the stream is
     not normalised); `init` where the paper names one. Everything else stays; gains of an earlier
@@ -200,54 +199,48 @@ def design(
     Raises:
         ValueError: An unknown name, or a placement that the design is not made for.
     """
-    if isinstance(config, TransformerConfig):
-        stack = Stack(config, count_branches(config))
-        return design_stack(stack, name, norm_placement=norm_placement, learned=learned)
-    parts = {"encoder": config.encoder, "decoder": config.decoder}
-    counts = {role: count_branches(part) for role, part in parts.items()}
-    others = {"encoder": counts["decoder"], "decoder": counts["encoder"]}
     options = {"norm_placement": norm_placement, "learned": learned}
-    designed = {
-        role: design_stack(Stack(part, counts[role], role, others[role]), name, **options)
-        for role, part in parts.items()
-    }
-    return dataclasses.replace(config, **designed)
+    if isinstance(config, TransformerConfig):
+        return _design_stack(Stack(config, count_branches(config)), name, **options)
+    counts = {role: count_branches(getattr(config, role)) for role in ("encoder", "decoder")}
+    encoder = Stack(config.encoder, counts["encoder"], "encoder", counts["decoder"])
+    decoder = Stack(config.decoder, counts["decoder"], "decoder", counts["encoder"])
+    return dataclasses.replace(
+        config,
+        encoder=_design_stack(encoder, name, **options),
+        decoder=_design_stack(decoder, name, **options),
+    )
 
 
-def design_stack(
-    stack: Stack,
-    name: DesignName,
-    *,
-    norm_placement: NormPlacement | None = None,
-    learned: bool = True,
-) -> TransformerConfig:
-    """`design` of one stack, alone or as a part of an encoder-decoder."""
+def _design_stack(stack, name, norm_placement, learned):
+    """Apply a design to one stack, alone or as a part of an encoder-decoder; see `design`.
+
+    Args:
+        stack: The network.
+        name, norm_placement, learned: As in `design`.
+    """
     if name not in DESIGNS:
         raise struct.unknown_value_error(f"design {name!r}", name, DESIGNS)
-    if stack.role not in ROLES:
-        raise ValueError(f"role={stack.role!r} is not one of {ROLES}")
-    chosen = DESIGNS[name]
-    placement = chosen.placements[0] if norm_placement is None else norm_placement
-    if placement not in chosen.placements:
+    spec = DESIGNS[name]
+    placement = spec.placements[0] if norm_placement is None else norm_placement
+    if placement not in spec.placements:
         raise ValueError(
-            f"design {name!r} needs norm_placement={' or '.join(map(repr, chosen.placements))}, "
-            f"not {placement!r} ({chosen.source})"
+            f"design {name!r} needs norm_placement={' or '.join(map(repr, spec.placements))}, "
+            f"not {placement!r} ({spec.source})"
         )
     config = stack.config
     skips = {"attention_skip": True, "cross_skip": True, "mlp_skip": config.mlp != "none"}
     norms = {"norm_placement": placement, "final_norm": placement in ("pre", "sandwich", "branch")}
-    constants = chosen.constants(stack) if callable(chosen.constants) else chosen.constants
+    constants = spec.constants(stack) if callable(spec.constants) else spec.constants
     config = config.replace(**(_PLAIN | skips | norms | constants))
-    return config if learned else _held(config)
+    return config if learned else _freeze_gains(config)
 
 
-def _held(config):
-    """Gains that are learned stay where they start: factors of the config's own."""
-    starts = {n: getattr(config, f"learned_{n}") for n in ("skip_gain", "branch_gain")}
-    held = {
-        n: getattr(config, n) * start
-        for n, start in starts.items()
-        if start is not None and not isinstance(getattr(config, n), Unprofiled)
-    }
-    none = {"learned_skip_gain": None, "learned_branch_gain": None, "learned_per_feature": False}
-    return config.replace(**(held | none))
+def _freeze_gains(config):
+    """Multiply the config's gains by the starts of the learned ones, which are then none."""
+    fields = {"learned_skip_gain": None, "learned_branch_gain": None, "learned_per_feature": False}
+    for name in ("skip_gain", "branch_gain"):
+        start, gain = getattr(config, f"learned_{name}"), getattr(config, name)
+        if start is not None and not isinstance(gain, Unprofiled):
+            fields[name] = gain * start
+    return config.replace(**fields)

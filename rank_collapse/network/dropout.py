@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, UInt32
 
 
 def dropout(key: Any, x: Float[Array, "*s"], rate: Any) -> Float[Array, "*s"]:
-    """Each entry is 0 with probability `rate`, else divided by 1 − rate.
+    """Set each entry to 0 with probability `rate`, and divide the others by 1 − rate.
 
     Entry i is dropped where hash(key, i) < rate: an integer hash that fuses into the
     multiplication, because on a CPU the random bits of threefry cost as much as the matrix
@@ -24,19 +24,19 @@ def dropout(key: Any, x: Float[Array, "*s"], rate: Any) -> Float[Array, "*s"]:
     counter = jax.lax.iota(jnp.uint32, math.prod(x.shape)).reshape(x.shape)
     bits = _hash(counter, dropout_words(key))
     threshold = (jnp.asarray(rate, jnp.float32) * 2**24).astype(jnp.uint32)
-    keep = (bits >> 8) >= threshold
-    return jnp.where(keep, x / (1 - jnp.asarray(rate, x.dtype)), jnp.zeros((), x.dtype))
+    survives = (bits >> 8) >= threshold
+    return jnp.where(survives, x / (1 - jnp.asarray(rate, x.dtype)), jnp.zeros((), x.dtype))
 
 
 def dropout_words(key: Any) -> UInt32[Array, "2"]:
-    """The two words that dropout hashes with: drawn from a key; words are returned as they are."""
+    """Draw the two words that dropout hashes with from a key; words are returned as they are."""
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return jax.random.bits(key, (2,), jnp.uint32)
     return key
 
 
 def dropout_branches(key: Any, count: int) -> UInt32[Array, "count 2"]:
-    """Words for each of `count` uses of one key: examples, layers or places in a layer.
+    """Derive words for each of `count` uses of one key: examples, layers or places in a layer.
 
     As `jax.random.split`, at the cost of a few integer operations. A part's words do not depend on
     the count.
@@ -51,9 +51,13 @@ def dropout_branches(key: Any, count: int) -> UInt32[Array, "count 2"]:
 
 
 def _hash(counter: UInt32[Array, "*s"], words: UInt32[Array, "2"]) -> UInt32[Array, "*s"]:
-    """32 bits per counter: a three-round multiply-xorshift hash, keyed by two words.
+    """Hash each counter to 32 bits, by three rounds of multiply-xorshift keyed by two words.
 
     Two rounds leave neighbouring entries correlated by 2e-3, which a test of it shows.
+
+    Args:
+        counter: Any integers.
+        words: The key.
     """
     h = counter * jnp.uint32(0x9E3779B9) + words[0]
     h = (h ^ (h >> 16)) * jnp.uint32(0x21F0AAAD) ^ words[1]

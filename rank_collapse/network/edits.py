@@ -1,11 +1,10 @@
-"""Edits: the caller's functions, which change values of the layers at named places.
+"""Edits: the caller's functions, which change values of the layers at named edit points.
 
 An edit is {name: function(value, layer) -> value}; names are checked. Layers are scanned, so that
-`layer` is a traced number: a function chooses with `jnp.where(layer == 3, changed, value)`. It is
-traced again at every call of a pass, and arrays that it refers to are arguments of the compiled
-program: a value that changed is a value that is used, and no program is compiled for it. In a sum
-of paths, where everything is frozen, an edit is its linear part at the value; what is left of it
-joins the offset.
+`layer` is a traced number: a function chooses with `jnp.where(layer == 3, changed, value)`. Edits
+are traced again at every call of a pass, and arrays that they refer to are arguments of the
+compiled program: other values of them do not compile again. In a sum of paths, where everything is
+frozen, an edit is its linear part at the value; its constant part joins the offset.
 
 Axis letters: n queries, m keys, h heads, k and v their widths, d width, f MLP width, g channels.
 """
@@ -24,37 +23,42 @@ from rank_collapse import struct
 
 @dataclasses.dataclass(frozen=True)
 class EditPoints:
-    """The places of one layer as it is computed, where values are edited and kept."""
+    """The edit points of one layer while it is computed: values are edited and saved there."""
 
     edits: Mapping[str, Callable] | None = None
     layer: Any = 0
-    keep: tuple[str, ...] = ()  # names of the places whose values are asked for
+    save: tuple[str, ...] = ()  # names of the points whose values are saved
     prefix: str = ""  # before the names, such as "cross_"
-    # Values so far by name: those of edited places before the edit, and those after it.
+    # Values so far by name: of edited points before the edit, and of saved points after it.
     unedited: dict[str, Any] = dataclasses.field(default_factory=dict)
-    kept: dict[str, Any] = dataclasses.field(default_factory=dict)
+    saved: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def edits_at(self, name: str) -> bool:
-        """Whether there is an edit of the place."""
+    def has_edit(self, name: str) -> bool:
+        """Tell whether there is an edit of the point."""
         return self.edits is not None and self.prefix + name in self.edits
 
-    def wants(self, name: str) -> bool:
-        """Whether the value of the place is edited or kept, and so computed separately."""
-        return self.edits_at(name) or self.prefix + name in self.keep
+    def is_used(self, name: str) -> bool:
+        """Tell whether the value of the point is edited or saved, and so computed separately."""
+        return self.has_edit(name) or self.prefix + name in self.save
 
     def __call__(self, name: str, value: Any) -> Any:
-        """The value after the edit of this place, which is kept where that is asked for."""
-        edits, full = self.edits_at(name), self.prefix + name
-        if edits:
-            self.unedited[full] = value
-            value = self.edits[full](value, self.layer)
-        if full in self.keep:
-            self.kept[full] = value
+        """Return the value after the edit of this point, and save it where that is asked for.
+
+        Args:
+            name: Of the point, without the prefix.
+            value: What the layer computed there.
+        """
+        full_name = self.prefix + name
+        if self.has_edit(name):
+            self.unedited[full_name] = value
+            value = self.edits[full_name](value, self.layer)
+        if full_name in self.save:
+            self.saved[full_name] = value
         return value
 
 
 def edit_point_shapes(config: Any, n: int = 1, m: int = 1) -> dict[str, tuple[int, ...]]:
-    """The names of a network's places, with the shape of what is there.
+    """List the edit points of a network by name, with the shapes of the values there.
 
     In attention the queries and keys as their product takes them, the values, the scores before
     the mask, the weights, and what each head adds to the branch; "cross_" before those of the
@@ -63,13 +67,14 @@ def edit_point_shapes(config: Any, n: int = 1, m: int = 1) -> dict[str, tuple[in
     the layer, "residual"; [s, n, d] where there are several streams.
 
     Args:
+        config: The network.
         n, m: Tokens, of the memory too.
     """
-    h, d, found = config.num_heads, config.d_model, {}
+    h, d, shapes = config.num_heads, config.d_model, {}
     state = (*config.streams, n, d)
     for kind, prefix, keys in (("attention", "", n), ("cross", "cross_", m)):
         if kind in config.kinds:
-            found |= {
+            shapes |= {
                 f"{prefix}q": (h, n, config.qk_width),
                 f"{prefix}k": (h, keys, config.qk_width),
                 f"{prefix}v": (h, keys, config.v_width),
@@ -81,23 +86,26 @@ def edit_point_shapes(config: Any, n: int = 1, m: int = 1) -> dict[str, tuple[in
                 f"after_{kind}": state,
             }
     if "mlp" in config.kinds:
-        found |= {"mlp_input": (n, d), "mlp_hidden": (n, config.ff_width), "mlp_branch": (n, d)}
+        shapes |= {"mlp_input": (n, d), "mlp_hidden": (n, config.ff_width), "mlp_branch": (n, d)}
     if config.mix is not None:
-        del found["scores"]
-    return found | {"residual": state}
+        del shapes["scores"]
+    return shapes | {"residual": state}
 
 
 def check_names(names: Sequence[str], config: Any) -> None:
-    """Refuses names of places that a network does not have.
+    """Check that a network has edit points of these names.
+
+    Args:
+        names: Of edit points.
+        config: The network.
 
     Raises:
-        ValueError: One.
+        ValueError: It has none of one of them.
     """
-    known = edit_point_shapes(config)
+    known_names = tuple(edit_point_shapes(config))
     for name in names:
-        struct.refuse_if(
-            name not in known, f"{name!r} is not one of the places {tuple(known)} of this network"
-        )
+        if name not in known_names:
+            raise ValueError(f"{name!r} is not one of the places {known_names} of this network")
 
 
 class _Code:
@@ -114,53 +122,58 @@ class _Code:
 
 
 class Edit(struct.Struct):
-    """An edit of one place: its program, and the arrays that it refers to."""
+    """An edit of one point: its program, and the arrays that it refers to."""
 
     arrays: Any
     code: Any = struct.field(pytree_node=False)
 
     def __call__(self, value: Array, layer: Any) -> Array:
-        dtype = self._inputs[0].aval.dtype
-        run = jaxpr_as_fun(ClosedJaxpr(self.code.jaxpr, self.arrays))
-        return run(value.astype(dtype), jnp.asarray(layer, jnp.int32))[0].astype(value.dtype)
+        dtype = self.code.jaxpr.invars[0].aval.dtype
+        run_program = jaxpr_as_fun(ClosedJaxpr(self.code.jaxpr, self.arrays))
+        edited = run_program(value.astype(dtype), jnp.asarray(layer, jnp.int32))[0]
+        return edited.astype(value.dtype)
 
     @property
     def is_affine(self) -> bool:
         """Whether its derivative does not depend on the value, as its program shows."""
-        value, layer = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self._inputs)
+        value, layer = (
+            jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.code.jaxpr.invars
+        )
 
-        def derivative(v, t, layer):
-            return jax.jvp(lambda v: self(v, layer), (v,), (t,))[1]
+        def derivative(v, tangent, layer):
+            return jax.jvp(lambda v: self(v, layer), (v,), (tangent,))[1]
 
         jaxpr = jax.make_jaxpr(derivative)(value, value, layer).jaxpr
-        return not any(_depends(jaxpr, [True, False, False]))
-
-    @property
-    def _inputs(self):
-        return self.code.jaxpr.invars
+        return not any(_outputs_that_depend(jaxpr, [True, False, False]))
 
 
-def _depends(jaxpr, given):
-    """Which outputs of a program depend on those of its inputs that are marked."""
-    marked = {v for v, is_marked in zip(jaxpr.invars, given, strict=True) if is_marked}
+def _outputs_that_depend(jaxpr, input_flags):
+    """Flag the outputs of a program that depend on its flagged inputs.
+
+    Args:
+        jaxpr: The program.
+        input_flags: One for each input.
+    """
+    dependent = {v for v, flag in zip(jaxpr.invars, input_flags, strict=True) if flag}
     for eqn in jaxpr.eqns:
-        flags = [not isinstance(v, Literal) and v in marked for v in eqn.invars]
+        flags = [not isinstance(v, Literal) and v in dependent for v in eqn.invars]
         inner = eqn.params.get("jaxpr")
         if isinstance(inner, ClosedJaxpr) and len(inner.jaxpr.invars) == len(flags):
-            flags = _depends(inner.jaxpr, flags)
+            flags = _outputs_that_depend(inner.jaxpr, flags)
         else:
             flags = [any(flags)] * len(eqn.outvars)
-        marked |= {v for v, flag in zip(eqn.outvars, flags, strict=True) if flag}
-    return [not isinstance(v, Literal) and v in marked for v in jaxpr.outvars]
+        dependent |= {v for v, flag in zip(eqn.outvars, flags, strict=True) if flag}
+    return [not isinstance(v, Literal) and v in dependent for v in jaxpr.outvars]
 
 
 def trace_edits(
     edit: Any, config: Any, num_tokens: int, num_keys: int, dtype: Any
 ) -> dict[str, Edit] | None:
-    """The caller's edits, traced.
+    """Trace the caller's edits.
 
     Args:
         edit: {name: function(value, layer) -> value}; None for none.
+        config: The network.
         num_tokens, num_keys: Tokens, and those of the memory.
         dtype: Of the values.
 
@@ -176,25 +189,35 @@ def trace_edits(
         )
     check_names(list(edit), config)
     shapes = edit_point_shapes(config, num_tokens, num_keys)
-    return {name: _traced(name, fn, shapes[name], dtype) for name, fn in edit.items()}
+    return {name: _trace_edit(name, fn, shapes[name], dtype) for name, fn in edit.items()}
 
 
-def _traced(name, fn, shape, dtype):
+def _trace_edit(name, fn, shape, dtype):
+    """Trace one edit.
+
+    Args:
+        name: Of the edit point.
+        fn: function(value, layer) -> value.
+        shape, dtype: Of the value.
+
+    Raises:
+        ValueError: As `trace_edits`.
+    """
     if not callable(fn):
         raise ValueError(f"edit of {name!r}, {fn!r}, is not a function(value, layer) -> value")
     arguments = (jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((), jnp.int32))
     try:
-        # A function of its own: what is traced once for `fn` may refer to other values by now.
-        closed, found = jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*arguments)
+        # A new function: what is traced once for `fn` may refer to other values by now.
+        closed, result = jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*arguments)
     except jax.errors.ConcretizationTypeError as error:
         raise ValueError(
             f"edit of {name!r} reads the value of a traced array, perhaps `if layer == 3`: "
             "use jnp.where(layer == 3, changed, value)"
         ) from error
-    if getattr(found, "shape", None) != shape:
-        given = getattr(found, "shape", type(found).__name__)
+    result_shape = getattr(result, "shape", type(result).__name__)
+    if result_shape != shape:
         raise ValueError(
-            f"edit of {name!r} gave {given} for a value of shape {shape}: it must return "
+            f"edit of {name!r} gave {result_shape} for a value of shape {shape}: it must return "
             "an array of that shape"
         )
     return Edit([jnp.asarray(a) for a in closed.consts], _Code(closed.jaxpr))
@@ -206,11 +229,17 @@ def carry_channels(
     c: Float[Array, "g *s"],
     ones: Float[Array, "#g"],
 ) -> Float[Array, "g *s"]:
-    """J c + ones·(edit(v) − J v) for channels c that sum to v, J the derivative of edit at v.
+    """Compute J c + ones·(edit(v) − J v) for channels c that sum to v, J the derivative at v.
 
     The channels then sum to edit(v), whatever the edit: an ablation empties them, a constant put
-    in the place of v belongs to the offset, a factor multiplies all of them.
+    instead of v belongs to the offset, a factor multiplies all of them.
+
+    Args:
+        edit: Of a value.
+        value: v, what is edited.
+        c: Channels.
+        ones: [g] or [1], the share of constants that each channel takes.
     """
-    found, push = jax.linearize(edit, value)
-    rest = found - push(value)
-    return jax.vmap(push)(c) + ones.reshape(-1, *[1] * value.ndim) * rest[None]
+    edited, push = jax.linearize(edit, value)
+    constant = edited - push(value)
+    return jax.vmap(push)(c) + ones.reshape(-1, *[1] * value.ndim) * constant[None]

@@ -57,10 +57,10 @@ class EmbeddingConfig(struct.Struct):
     scale: float = struct.static(1.0)
 
     def __post_init__(self):
-        struct.refuse_if(
-            (self.vocab_size > 0) == (self.d_input > 0),
-            f"one of vocab_size={self.vocab_size} and d_input={self.d_input} must be positive",
-        )
+        if (self.vocab_size > 0) == (self.d_input > 0):
+            raise ValueError(
+                f"one of vocab_size={self.vocab_size} and d_input={self.d_input} must be positive"
+            )
         struct.check_choices(self, positions=POSITION_KINDS, projection=PROJECTIONS)
 
 
@@ -82,7 +82,12 @@ class EmbeddingParams(struct.Struct):
 
 
 def sinusoidal_positions(positions: Float[Array, "n"], width: int) -> Float[Array, "n w"]:
-    """[sin(p ω_i), cos(p ω_i)], ω_i = 10000^(−2i/w), sines first (Vaswani et al. 2017, 3.5)."""
+    """Compute [sin(p ω_i), cos(p ω_i)], ω_i = 10000^(−2i/w) (Vaswani et al. 2017, section 3.5).
+
+    Args:
+        positions: p.
+        width: w; sines come first.
+    """
     angles = positions[:, None] * (10000.0 ** (-jnp.arange(0, width, 2) / width))[None, :]
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)[:, :width]
 
@@ -90,35 +95,43 @@ def sinusoidal_positions(positions: Float[Array, "n"], width: int) -> Float[Arra
 def init_embedding(
     key: Any, config: EmbeddingConfig, d_model: int, std: float = 0.02
 ) -> EmbeddingParams:
-    """Normal(0, std) tables and maps, zero biases, unit gains."""
+    """Draw normal(0, std) tables and maps, zero biases, unit gains.
+
+    Args:
+        key: Random key.
+        config: Which of them there are.
+        d_model: Width d of the network.
+        std: Standard deviation.
+
+    Raises:
+        ValueError: A width e that is not d, without a projection.
+    """
     e = config.d_embed
-    struct.refuse_if(
-        config.projection == "none" and e != d_model,
-        f"d_embed={e} is not d_model={d_model} and there is no projection",
-    )
+    if config.projection == "none" and e != d_model:
+        raise ValueError(f"d_embed={e} is not d_model={d_model} and there is no projection")
     keys = jax.random.split(key, 7)
 
-    def table(k, *shape):
-        return std * jax.random.normal(k, shape)
+    def draw_normal(key, *shape):
+        return std * jax.random.normal(key, shape)
 
     fields = {}
     if config.vocab_size:
-        fields["tokens"] = table(keys[0], config.vocab_size, e)
+        fields["tokens"] = draw_normal(keys[0], config.vocab_size, e)
     else:
-        steps = (3,) if config.convolutions else ()
-        fields.update(w_in=table(keys[0], *steps, config.d_input, e), b_in=jnp.zeros(e))
+        taps = (3,) if config.convolutions else ()
+        fields.update(w_in=draw_normal(keys[0], *taps, config.d_input, e), b_in=jnp.zeros(e))
         if config.hidden_layer or config.convolutions:
-            fields.update(w_hidden=table(keys[1], *steps, e, e), b_hidden=jnp.zeros(e))
+            fields.update(w_hidden=draw_normal(keys[1], *taps, e, e), b_hidden=jnp.zeros(e))
     if config.positions == "learned":
-        fields["positions"] = table(keys[2], config.num_positions, e)
+        fields["positions"] = draw_normal(keys[2], config.num_positions, e)
     if config.num_segments:
-        fields["segments"] = table(keys[3], config.num_segments, e)
+        fields["segments"] = draw_normal(keys[3], config.num_segments, e)
     if config.class_token:
-        fields["class_token"] = table(keys[4], e)
+        fields["class_token"] = draw_normal(keys[4], e)
     if config.num_registers:
-        fields["registers"] = table(jax.random.fold_in(keys[4], 0), config.num_registers, e)
+        fields["registers"] = draw_normal(jax.random.fold_in(keys[4], 0), config.num_registers, e)
     if config.projection != "none":
-        fields.update(w_project=table(keys[5], e, d_model), b_project=jnp.zeros(d_model))
+        fields.update(w_project=draw_normal(keys[5], e, d_model), b_project=jnp.zeros(d_model))
     if config.norm:
         width = d_model if config.projection == "before_norm" else e
         fields["norm"] = layers.NormParams(gain=jnp.ones(width), bias=jnp.zeros(width))
@@ -133,7 +146,7 @@ def embed(
     positions: Int[Array, "n"] | None = None,
     segments: Int[Array, "n"] | None = None,
 ) -> Float[Array, "nn d"]:
-    """Hidden states X^0 of one example.
+    """Compute the hidden states X^0 of one example.
 
     Args:
         params: Embedding parameters.
@@ -145,18 +158,18 @@ def embed(
     Raises:
         ValueError: Inputs of the wrong kind, or more tokens than positions.
     """
-    wanted = (1, ()) if config.vocab_size else (2, (config.d_input,))
-    struct.refuse_if(
-        (inputs.ndim, inputs.shape[1:]) != wanted,
-        f"inputs of shape {inputs.shape} given to an embedding with "
-        f"vocab_size={config.vocab_size}, d_input={config.d_input}: token ids [n] or vectors "
-        "[n, d_input]; of an image its patches, see pretrained.image_patches",
-    )
+    expected = (1, ()) if config.vocab_size else (2, (config.d_input,))
+    if (inputs.ndim, inputs.shape[1:]) != expected:
+        raise ValueError(
+            f"inputs of shape {inputs.shape} given to an embedding with "
+            f"vocab_size={config.vocab_size}, d_input={config.d_input}: token ids [n] or vectors "
+            "[n, d_input]; of an image its patches, see pretrained.image_patches"
+        )
     if config.vocab_size:
         x = params.tokens[inputs]
     elif config.convolutions:
-        x = _convolved(inputs, params.w_in, params.b_in, 1)
-        x = _convolved(x, params.w_hidden, params.b_hidden, 2)
+        x = _convolve(inputs, params.w_in, params.b_in, 1)
+        x = _convolve(x, params.w_hidden, params.b_hidden, 2)
     else:
         x = inputs @ params.w_in + params.b_in[None, :]
         if config.hidden_layer:
@@ -166,41 +179,45 @@ def embed(
     if config.class_token:
         x = jnp.concatenate([params.class_token[None, :].astype(x.dtype), x])
     if config.place_registers:
-        x = _with_registers(params, x, config)
+        x = _insert_registers(params, x, config)
     n = x.shape[0]
     if config.positions == "learned":
-        struct.refuse_if(
-            n > config.num_positions,
-            f"{n} tokens are more than num_positions={config.num_positions}",
-        )
+        if n > config.num_positions:
+            raise ValueError(f"{n} tokens are more than num_positions={config.num_positions}")
         x = x + (params.positions[:n] if positions is None else params.positions[positions])
     elif config.positions == "sinusoidal":
         index = jnp.arange(n) if positions is None else positions
         x = x + sinusoidal_positions(index.astype(x.dtype), x.shape[-1])
     if not config.place_registers:
-        x = _with_registers(params, x, config)
+        x = _insert_registers(params, x, config)
     if config.num_segments:
         index = jnp.zeros(len(x), jnp.int32) if segments is None else segments
         x = x + params.segments[index]
     if config.projection == "before_norm":
         x = x @ params.w_project + params.b_project[None, :]
     if config.norm:
-        x = layers.norm(params.norm, x, "layer", config.norm_eps)
+        x = layers.apply_norm(params.norm, x, "layer", config.norm_eps)
     if config.projection == "after_norm":
         x = x @ params.w_project + params.b_project[None, :]
     return x
 
 
-def _with_registers(params, x, config):
-    """The registers after the class token."""
+def _insert_registers(params, x, config):
+    """Insert the registers after the class token."""
     if not config.num_registers:
         return x
     first = int(config.class_token)
     return jnp.concatenate([x[:first], params.registers.astype(x.dtype), x[first:]])
 
 
-def _convolved(x, w, b, stride):
-    """gelu of Σ_j x_{s t + j − 1} w_j + b, zeros beyond the ends; w [3, in, out]."""
+def _convolve(x, w, b, stride):
+    """Compute gelu(Σ_j x_{s t + j − 1} w_j + b), zeros beyond the ends; w [3, in, out].
+
+    Args:
+        x: Frames [n, in].
+        w, b: Kernel and bias.
+        stride: s, frames from one output to the next.
+    """
     padded = jnp.pad(x, ((1, 1), (0, 0)))
-    steps = sum(padded[j : j + len(x) : stride] @ w[j] for j in range(3))
-    return jax.nn.gelu(steps + b[None, :], approximate=False)
+    output = sum(padded[j : j + len(x) : stride] @ w[j] for j in range(3))
+    return jax.nn.gelu(output + b[None, :], approximate=False)

@@ -20,7 +20,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.network.inputs import as_mask, input_states
 from rank_collapse.network.parameters import TransformerParams, init as init_network
-from rank_collapse.network.transformer import Trace
+from rank_collapse.network.trace import Trace
 
 
 class EncoderDecoderConfig(struct.Struct):
@@ -46,48 +46,31 @@ class EncoderDecoderConfig(struct.Struct):
         encoder, decoder = self.encoder, self.decoder
         if not isinstance(encoder, TransformerConfig) or not isinstance(decoder, TransformerConfig):
             return  # a transformation of the pytree put something else there
-        struct.refuse(
-            (
-                encoder.cross_attention,
-                "encoder.cross_attention=True: an encoder has no memory to attend to",
-            ),
-            (
-                not decoder.cross_attention,
-                "decoder.cross_attention=False: the decoder would not read the encoder's output",
-            ),
-            (
-                decoder.mask != "causal",
-                f"decoder.mask={decoder.mask!r}: a decoder is causal, or it would read what it "
-                "should answer",
-            ),
-            (
-                encoder.d_model != decoder.d_model,
+        target = decoder.embedding
+        if decoder.mask != "causal":
+            raise ValueError(f"decoder.mask={decoder.mask!r} lets tokens attend to later ones")
+        if encoder.d_model != decoder.d_model:
+            raise ValueError(
                 f"encoder.d_model={encoder.d_model} is not decoder.d_model={decoder.d_model}, "
-                "which attends to its output",
-            ),
-            (
-                decoder.embedding is None or not decoder.embedding.vocab_size,
-                "decoder.embedding must have a vocab_size: the decoder reads tokens",
-            ),
+                "which attends to its output"
+            )
+        if target is None or not target.vocab_size:
+            raise ValueError("decoder.embedding must have a vocab_size: the decoder reads tokens")
+        if target.class_token:
+            raise ValueError("decoder.embedding.class_token=True moves every token by one position")
+        source_table, target_table = (
+            e and (e.vocab_size, e.d_embed) for e in (encoder.embedding, target)
         )
-        of_target = decoder.embedding
-        source, target = (e and (e.vocab_size, e.d_embed) for e in (encoder.embedding, of_target))
-        struct.refuse(
-            (
-                of_target.class_token,
-                "decoder.embedding.class_token=True moves every token by one place",
-            ),
-            (
-                self.shared_embedding and source != target,
-                f"shared_embedding=True, but (vocab_size, d_embed) of the encoder is {source}, of "
-                f"the decoder {target}",
-            ),
-            (
-                self.tied_output and of_target.d_embed != decoder.d_model,
-                f"tied_output=True, but decoder.embedding.d_embed={of_target.d_embed} is not "
-                f"d_model={decoder.d_model}",
-            ),
-        )
+        if self.shared_embedding and source_table != target_table:
+            raise ValueError(
+                f"shared_embedding=True, but (vocab_size, d_embed) of the encoder is "
+                f"{source_table}, of the decoder {target_table}"
+            )
+        if self.tied_output and target.d_embed != decoder.d_model:
+            raise ValueError(
+                f"tied_output=True, but decoder.embedding.d_embed={target.d_embed} is not "
+                f"d_model={decoder.d_model}"
+            )
 
 
 class EncoderDecoderParams(struct.Struct):
@@ -95,7 +78,7 @@ class EncoderDecoderParams(struct.Struct):
 
     Attributes:
         encoder, decoder: Of the halves; with a shared embedding the decoder's token table is None.
-            `decoder_params` gives the decoder's with everything in its place.
+            `decoder_params` puts it back.
         w_output: [d, c]; None where the output is tied.
         b_output: [c]; None for none, as where the output is tied.
     """
@@ -122,9 +105,11 @@ class EncoderDecoderTrace(struct.Struct):
 def init(
     key: Any, config: EncoderDecoderConfig, weight_scale: Any = 1.0, bias_scale: Any = 0.0
 ) -> EncoderDecoderParams:
-    """Parameters drawn as each half's `init` says; the output normal(0, 0.02) without bias.
+    """Draw parameters as each half's `init` does; the output normal(0, 0.02) without bias.
 
     Args:
+        key: Random key.
+        config: Of both halves.
         weight_scale, bias_scale: As in `rank_collapse.init`, of both halves' layers.
     """
     key_encoder, key_decoder, key_output = jax.random.split(key, 3)
@@ -140,7 +125,7 @@ def init(
 
 
 def decoder_params(params: EncoderDecoderParams, config: EncoderDecoderConfig) -> TransformerParams:
-    """The decoder's parameters with the shared table, as `apply` and path measures take them.
+    """Return the decoder's parameters with the shared table, as `apply` and path measures need.
 
     `rc.path_contributions(decoder_params(params, config), target, config.decoder,
     memory=trace.encoder.output)` splits the decoder's output by path length, for example.
@@ -154,10 +139,15 @@ def decoder_params(params: EncoderDecoderParams, config: EncoderDecoderConfig) -
 def compute_logits(
     params: EncoderDecoderParams, output: Float[Array, "n d"], config: EncoderDecoderConfig
 ) -> Float[Array, "n c"]:
-    """Logits of the decoder's output.
+    """Compute the logits of the decoder's output.
+
+    Args:
+        params: Of both halves.
+        output: Of the decoder.
+        config: Of both halves.
 
     Raises:
-        ValueError: An output matrix that is missing, or there beside a tied one.
+        ValueError: An output matrix that is missing, or that exists although the output is tied.
     """
     if (params.w_output is None) != config.tied_output:
         raise ValueError(
@@ -172,7 +162,12 @@ def compute_logits(
 
 
 def shift_target(target: Int[Array, "n"], begin: Any) -> Int[Array, "n"]:
-    """The begin mark and all but the last token: the decoder's input for the output `target`."""
+    """Put the begin mark before all but the last token: the decoder's input for `target`.
+
+    Args:
+        target: The sequence to write.
+        begin: Token id of the begin mark.
+    """
     begin = jnp.asarray(begin, target.dtype)[None]
     return jnp.concatenate([begin, target[:-1]])
 
@@ -188,12 +183,13 @@ def apply(
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
 ) -> EncoderDecoderTrace:
-    """Encoder and decoder on one pair of sequences, under teacher forcing.
+    """Run encoder and decoder on one pair of sequences, under teacher forcing.
 
     Args:
         params: From `init`.
         source: What the encoder reads: token ids Int [m], or whatever its embedding takes.
-        target: Int [n], what the decoder reads, the begin mark first: see `shifted`.
+        target: Int [n], what the decoder reads, the begin mark first: see `shift_target`.
+        config: Of both halves.
         source_mask: Bool [m], which source tokens exist, for both halves; None for all.
         target_mask: Bool [n], which target tokens exist, or [n, n], which may be attended to.
         dropout_key, dropout_rate: Dropout on embeddings, attention weights and branches; None for
@@ -205,18 +201,18 @@ def apply(
     Raises:
         ValueError: As `rank_collapse.apply`; a source mask that is not [m].
     """
-    of_source = of_target = None
+    encoder_key = decoder_key = None
     if dropout_key is not None:
-        of_source, of_target = dropout_branches(dropout_key, 2)
-    source_mask = _padding(source_mask)
-    encoder = _half(
-        params.encoder, source, config.encoder, of_source, dropout_rate, mask=source_mask
+        encoder_key, decoder_key = dropout_branches(dropout_key, 2)
+    source_mask = _check_source_mask(source_mask)
+    encoder = _apply_half(
+        params.encoder, source, config.encoder, encoder_key, dropout_rate, mask=source_mask
     )
-    decoder = _half(
+    decoder = _apply_half(
         decoder_params(params, config),
         target,
         config.decoder,
-        of_target,
+        decoder_key,
         dropout_rate,
         mask=target_mask,
         memory=encoder.output,
@@ -228,8 +224,15 @@ def apply(
 def encode(
     params: EncoderDecoderParams, source: Any, config: EncoderDecoderConfig, source_mask: Any = None
 ) -> Float[Array, "m d"]:
-    """The memory that the decoder attends to: the encoder's output."""
-    mask = _padding(source_mask)
+    """Compute the memory that the decoder attends to: the encoder's output.
+
+    Args:
+        params: Of both halves.
+        source: What the encoder reads.
+        config: Of both halves.
+        source_mask: Bool [m], which source tokens exist; None for all.
+    """
+    mask = _check_source_mask(source_mask)
     return transformer.apply(params.encoder, source, config.encoder, mask=mask).output
 
 
@@ -242,7 +245,7 @@ def admin_profile(
     source_mask: Any = None,
     target_mask: Any = None,
 ) -> EncoderDecoderConfig:
-    """The config with Admin's ω in both halves, profiled on one batch: the encoder's first.
+    """Profile Admin's ω of both halves on one batch, the encoder's first.
 
     Args:
         params: As they are before training.
@@ -267,7 +270,14 @@ def admin_profile(
     return dataclasses.replace(config, decoder=decoder)
 
 
-def _half(params, x, config, key, rate, **options):
+def _apply_half(params, x, config, key, rate, **options):
+    """Run one half; with a key, dropout is on its embedding too.
+
+    Args:
+        params, x, config: Of the half, as in `rank_collapse.apply`.
+        key, rate: Of dropout; None for none.
+        **options: Further inputs of `rank_collapse.apply`.
+    """
     if key is None:
         return transformer.apply(params, x, config, dropout_rate=rate, **options)
     key, key_embedding = dropout_branches(key, 2)
@@ -276,11 +286,15 @@ def _half(params, x, config, key, rate, **options):
     return transformer.apply(params, states, config, dropout_key=key, dropout_rate=rate, **options)
 
 
-def _padding(mask):
+def _check_source_mask(mask):
+    """Convert a source mask to Bool [m]; None stays.
+
+    Raises:
+        ValueError: Another shape.
+    """
     if mask is None:
         return None
     mask = as_mask(mask, "source_mask")
-    struct.refuse_if(
-        mask.ndim != 1, f"source_mask of shape {mask.shape} is not [m]; use jax.vmap for a batch"
-    )
+    if mask.ndim != 1:
+        raise ValueError(f"source_mask of shape {mask.shape} is not [m]; use jax.vmap for a batch")
     return mask

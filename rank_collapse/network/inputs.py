@@ -34,7 +34,7 @@ class PreparedInputs(struct.Struct):
     """The inputs of a network for one example."""
 
     x: Any  # X^0 [n, d]
-    context: attn.AttentionContext  # of all layers; each takes its own by `of_layer`
+    context: attn.AttentionContext  # of all layers; `for_layer` gives that of one
     memory: Any = None  # [m, d] of cross-attention
     memory_context: attn.AttentionContext = attn.AttentionContext()  # its mask
     token_mask: Any = None  # Bool [n], which tokens exist; None for all
@@ -42,14 +42,18 @@ class PreparedInputs(struct.Struct):
 
     @property
     def existing_tokens(self) -> Any:
-        """Bool [n], which tokens exist."""
+        """Bool [n], True for tokens that exist: `token_mask`, or all True where it is None."""
         return jnp.ones(self.x.shape[:-1], bool) if self.token_mask is None else self.token_mask
 
 
 def at_least_float32(
     params: TransformerParams, prepared: PreparedInputs
 ) -> tuple[TransformerParams, PreparedInputs]:
-    """Parameters and inputs in the dtype they share, no lower than float32."""
+    """Convert parameters and inputs to the dtype they share, at least float32.
+
+    Args:
+        params, prepared: From `prepare_inputs`.
+    """
     dtype = jnp.promote_types(prepared.x.dtype, jnp.float32)
     params = jax.tree.map(lambda a: a.astype(dtype), params)
     return params, prepared.replace(x=prepared.x.astype(dtype))
@@ -69,10 +73,15 @@ def prepare_inputs(
     edit: Any = None,
     covers: Covers | None = None,
 ) -> tuple[TransformerParams, PreparedInputs]:
-    """(parameters, prepared inputs) of one example; arguments as in `rank_collapse.apply`.
+    """Check and embed one example: (complete parameters, `PreparedInputs`).
 
-    The parameters are checked against the config; biases that are None become zeros, and every
-    head gets its own keys and values. x is promoted to the dtype that it and the parameters share.
+    The parameters are checked against the config; biases that are None become zeros, and grouped
+    keys and values are repeated for every head. x is promoted to the dtype that it and the
+    parameters share.
+
+    Args:
+        params, x, config: As in `rank_collapse.apply`, and the keyword arguments too.
+        covers: What the pass that asks covers; None to check nothing.
 
     Raises:
         ValueError: A network or an edit that the pass with these `covers` does not cover;
@@ -81,13 +90,10 @@ def prepare_inputs(
     """
     if covers is not None:
         covers.check(config)
-    struct.refuse(
-        (config.cross_attention and memory is None, "cross_attention=True needs a memory [m, d]"),
-        (
-            not config.cross_attention and (memory is not None or memory_mask is not None),
-            "a memory is given, but the network has cross_attention=False",
-        ),
-    )
+    if config.cross_attention and memory is None:
+        raise ValueError("cross_attention=True needs a memory [m, d]")
+    if not config.cross_attention and (memory is not None or memory_mask is not None):
+        raise ValueError("a memory is given, but the network has cross_attention=False")
     params = complete_params(params, config)
     # Arrays of numpy as JAX's: constants of an outer jit would keep another precision than it.
     bias, segments, positions = (
@@ -101,10 +107,10 @@ def prepare_inputs(
     memory_context = attn.AttentionContext()
     if memory is not None:
         memory = jnp.asarray(memory)
-        struct.refuse_if(
-            memory.ndim != 2,
-            f"memory of shape {memory.shape} is not [m, d]; use jax.vmap for a batch",
-        )
+        if memory.ndim != 2:
+            raise ValueError(
+                f"memory of shape {memory.shape} is not [m, d]; use jax.vmap for a batch"
+            )
         memory_mask = check_mask(memory_mask, n, memory.shape[0], "memory_mask")
         memory_context = attn.AttentionContext(mask=combine_masks(memory_mask))
     num_keys = 1 if memory is None else memory.shape[0]
@@ -124,10 +130,10 @@ def prepare_inputs(
 
 
 def as_batch(inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Arrays [b, ...] by argument name of `apply`, without those that are absent.
+    """Convert inputs to arrays [b, ...] by argument name of `apply`, without those that are None.
 
-    Lists of examples of different lengths are filled up with zeros; without a mask of the caller's
-    own one says which tokens of x exist.
+    Lists of examples of different lengths are padded with zeros; where no mask is given, one is
+    added that says which tokens of x exist.
 
     Args:
         inputs: x among them; None for one that is absent.
@@ -135,38 +141,38 @@ def as_batch(inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     Raises:
         ValueError: Arrays of different lengths, of none, or without x.
     """
-    given = {name: a for name, a in inputs.items() if a is not None}
-    if texts := _of_different_lengths(given.get("x")):
-        given = {"mask": [np.ones(len(text), bool) for text in texts]} | given
-    found = {name: _filled_up(a) for name, a in given.items()}
-    batch_size(found)
-    return found
+    inputs = {name: values for name, values in inputs.items() if values is not None}
+    if _is_ragged(inputs.get("x")) and "mask" not in inputs:
+        inputs["mask"] = [np.ones(len(text), bool) for text in inputs["x"]]
+    arrays = {
+        name: _pad_examples(values) if _is_ragged(values) else np.asarray(values)
+        for name, values in inputs.items()
+    }
+    batch_size(arrays)
+    return arrays
 
 
-def _of_different_lengths(value):
-    """The arrays of such a list; of anything else none."""
-    rows = [np.asarray(a) for a in value] if isinstance(value, list | tuple) else []
-    return rows if len({a.shape[:1] for a in rows}) > 1 else []
+def _is_ragged(values):
+    """Tell whether values are a list of examples of different lengths."""
+    return isinstance(values, list | tuple) and len({np.shape(a)[:1] for a in values}) > 1
 
 
-def _filled_up(value):
-    if not (rows := _of_different_lengths(value)):
-        return np.asarray(value)
-    longest = max(map(len, rows))
-    return np.stack([np.pad(a, [(0, longest - len(a)), *[(0, 0)] * (a.ndim - 1)]) for a in rows])
+def _pad_examples(examples):
+    """Stack examples of different lengths, padded with zeros at their ends."""
+    arrays = [np.asarray(a) for a in examples]
+    longest = max(map(len, arrays))
+    return np.stack([np.pad(a, [(0, longest - len(a)), *[(0, 0)] * (a.ndim - 1)]) for a in arrays])
 
 
 def batch_size(arrays: Mapping[str, Any]) -> int:
-    """b of arrays [b, ...] by argument name, x among them.
+    """Count the examples b of arrays [b, ...] by argument name, x among them.
 
     Raises:
         ValueError: Arrays of different lengths, of none, or without x.
     """
     lengths = {k: len(v) if np.ndim(v) else None for k, v in arrays.items()}
-    struct.refuse_if(
-        len(set(lengths.values())) != 1 or not lengths.get("x"),
-        f"inputs have different lengths, or none: {lengths}",
-    )
+    if len(set(lengths.values())) != 1 or not lengths.get("x"):
+        raise ValueError(f"inputs have different lengths, or none: {lengths}")
     return lengths["x"]
 
 
@@ -178,38 +184,45 @@ def input_states(
     segments: Any = None,
     positions: Any = None,
 ) -> Float[Array, "n d"]:
-    """X^0: the embedding of what fits the embedding (ids, vectors [n, d_input]), else x [n, d].
+    """Compute X^0: embed x where it fits the embedding (ids, vectors [n, d_input]), else take x.
 
     Where d_input = d, as in ViT-B/16, vectors are embedded; `config.replace(embedding=None)`
     takes hidden states.
 
+    Args:
+        params: Of the network.
+        x: Token ids [n], vectors [n, d_input], or hidden states [n, d].
+        config: The network.
+        segments, positions: Int [n], of tokens that are embedded; None for the defaults.
+
     Raises:
-        ValueError: A shape that is neither.
+        ValueError: A shape that is neither, or ids that are not integers or not in their tables.
     """
     x = jnp.asarray(x)
     is_ids = jnp.issubdtype(x.dtype, jnp.integer)
     if is_embedded(x, config):
-        struct.refuse_if(
-            x.ndim > (1 if is_ids else 2),
-            f"x of shape {x.shape} is more than one example; rc.network.apply_batch takes a batch",
-        )
+        if x.ndim > (1 if is_ids else 2):
+            raise ValueError(
+                f"x of shape {x.shape} is more than one example; "
+                "rc.network.apply_batch takes a batch"
+            )
         ids = x if config.embedding.vocab_size and x.ndim == 1 else None
         for name, index in (("token ids", ids), ("segments", segments), ("positions", positions)):
             if index is not None and not jnp.issubdtype(index.dtype, jnp.integer):
                 raise ValueError(f"{name} of dtype {index.dtype} are not integers")
         check_indices({"x": x, "segments": segments, "positions": positions}, config)
         return embed(params.embedding, x, config.embedding, segments=segments, positions=positions)
-    struct.refuse_if(
-        is_ids or x.ndim != 2 or x.shape[1] != config.d_model,
-        f"x of shape {x.shape} and dtype {x.dtype} is not [n, d_model={config.d_model}]"
-        + ("" if config.embedding is not None else " (the config has no embedding)")
-        + ("; use jax.vmap for a batch" if x.ndim == 3 or (is_ids and x.ndim == 2) else ""),
-    )
+    if is_ids or x.ndim != 2 or x.shape[1] != config.d_model:
+        raise ValueError(
+            f"x of shape {x.shape} and dtype {x.dtype} is not [n, d_model={config.d_model}]"
+            + ("" if config.embedding is not None else " (the config has no embedding)")
+            + ("; use jax.vmap for a batch" if x.ndim == 3 or (is_ids and x.ndim == 2) else "")
+        )
     return x
 
 
 def is_embedded(x: Any, config: TransformerConfig) -> bool:
-    """Whether x goes through the embedding: ids, or vectors that are no hidden states."""
+    """Tell whether x goes through the embedding: ids, or vectors that are no hidden states."""
     embedding, x = config.embedding, jnp.asarray(x)
     if embedding is None:
         return False
@@ -218,53 +231,71 @@ def is_embedded(x: Any, config: TransformerConfig) -> bool:
 
 
 def check_inputs_used(x: Any, config: TransformerConfig, segments: Any, positions: Any) -> None:
-    """Refuses segments and positions that the network does not use.
+    """Check that the network uses segments and positions where they are given.
+
+    Args:
+        x, config: As in `prepare_inputs`.
+        segments, positions: None where they are not given.
 
     Raises:
-        ValueError: They are given.
+        ValueError: It does not.
     """
     embedding = config.embedding if is_embedded(x, config) else None
-    placed = embedding is not None and embedding.positions != "none"
-    struct.refuse_if(
-        positions is not None and config.position != "rotary" and not placed,
-        "positions are given, but this network does not use them: only position='rotary' and "
-        "embeddings of token ids with positions do",
-    )
-    divided = embedding is not None and embedding.num_segments
-    struct.refuse_if(
-        segments is not None and config.position != "relative_key" and not divided,
-        "segments are given, but this network does not use them: only "
-        "position='relative_key' and embeddings of token ids with num_segments do",
-    )
+    embeds_positions = embedding is not None and embedding.positions != "none"
+    if positions is not None and config.position != "rotary" and not embeds_positions:
+        raise ValueError(
+            "positions are given, but this network does not use them: only position='rotary' and "
+            "embeddings of token ids with positions do"
+        )
+    embeds_segments = embedding is not None and embedding.num_segments
+    if segments is not None and config.position != "relative_key" and not embeds_segments:
+        raise ValueError(
+            "segments are given, but this network does not use them: only "
+            "position='relative_key' and embeddings of token ids with num_segments do"
+        )
 
 
 def check_indices(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
-    """Refuses ids outside of their tables, of one example or a batch; traced ids are not checked.
+    """Check that ids are rows of the embedding's tables; traced ids are not checked.
+
+    Without this JAX would read the last row for an id beyond the table.
+
+    Args:
+        inputs: Of one example or a batch, by argument name of `apply`.
+        config: The network.
 
     Raises:
-        ValueError: Token ids, positions or segments outside of the embedding's tables.
+        ValueError: Token ids, positions or segments outside of the tables.
     """
     embedding = config.embedding
     if embedding is None:
         return
-    sizes = {"x": embedding.vocab_size, "segments": embedding.num_segments}
-    if embedding.positions == "learned":
-        sizes["positions"] = embedding.num_positions
-    names = {"x": ("token id", "vocab_size")}
-    for name, size in sizes.items():
-        values, (noun, of) = inputs.get(name), names.get(name, (name[:-1], f"num_{name}"))
-        if values is None or not size or isinstance(values, jax.core.Tracer):
+    tables = [
+        ("x", "token id", "vocab_size"),
+        ("segments", "segment", "num_segments"),
+        ("positions", "position", "num_positions"),
+    ]
+    if embedding.positions != "learned":
+        del tables[-1]
+    for name, noun, size_name in tables:
+        ids, size = inputs.get(name), getattr(embedding, size_name)
+        if ids is None or not size or isinstance(ids, jax.core.Tracer):
             continue
-        if not jnp.issubdtype(jnp.result_type(values), jnp.integer):
+        ids = np.asarray(ids)
+        if not np.issubdtype(ids.dtype, np.integer):
             continue
-        values = np.asarray(values)
-        outside = values[(values < 0) | (values >= size)]
+        outside = ids[(ids < 0) | (ids >= size)]
         if outside.size:
-            raise ValueError(f"{noun} {outside.flat[0]} is not below {of}={size}")
+            raise ValueError(f"{noun} {outside.flat[0]} is not below {size_name}={size}")
 
 
 def check_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
-    """A mask as Bool [m], [n, m] or [h, n, m]; None stays None.
+    """Convert a mask to Bool [m], [n, m] or [h, n, m]; None stays None.
+
+    Args:
+        mask: Of booleans or the numbers 0 and 1.
+        num_queries, num_keys: n and m.
+        name: Of the argument, for the message.
 
     Raises:
         ValueError: Another shape, or no mask: see `as_mask`.
@@ -273,16 +304,20 @@ def check_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
         return None
     mask = as_mask(mask, name)
     fits = mask.shape[-1:] == (num_keys,) and mask.ndim <= 3
-    struct.refuse_if(
-        not fits or (mask.ndim > 1 and mask.shape[-2] not in (1, num_queries)),
-        f"{name} of shape {mask.shape} does not fit {num_queries} tokens and {num_keys} keys: "
-        f"[{num_keys}], [{num_queries}, {num_keys}] or [heads, {num_queries}, {num_keys}]",
-    )
+    if not fits or (mask.ndim > 1 and mask.shape[-2] not in (1, num_queries)):
+        raise ValueError(
+            f"{name} of shape {mask.shape} does not fit {num_queries} tokens and {num_keys} keys: "
+            f"[{num_keys}], [{num_queries}, {num_keys}] or [heads, {num_queries}, {num_keys}]"
+        )
     return mask
 
 
 def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:
-    """A mask as Bool, from booleans or the numbers 0 and 1, lists of them too.
+    """Convert a mask to Bool, from booleans or the numbers 0 and 1, lists of them too.
+
+    Args:
+        mask: Of any shape.
+        name: Of the argument, for the message.
 
     Raises:
         ValueError: Other values, see `measures.arrays.as_bools`.
@@ -300,10 +335,11 @@ def make_context(
     segments: Any = None,
     positions: Any = None,
 ) -> attn.AttentionContext:
-    """Masks, biases and positions of self-attention, of all layers.
+    """Make the masks, biases and positions of self-attention that all layers share.
 
     Args:
         params: Parameters (for a learned position bias).
+        config: The network.
         num_tokens: n.
         mask: Bool [n] (which tokens exist), [n, n] or [h, n, n], joined to `config.mask`.
         bias: Float [h, n, n] added to the scores.
@@ -311,8 +347,11 @@ def make_context(
         positions: Int [n], for rotary positions; 0..n-1 by default.
     """
     n = num_tokens
-    own = {"none": lambda: None, "causal": lambda: causal_mask(n)}
-    own["local"] = lambda: local_mask(n, config.window)
+    config_mask = None
+    if config.mask == "causal":
+        config_mask = causal_mask(n)
+    elif config.mask == "local":
+        config_mask = local_mask(n, config.window)
     rotary = local_rotary = relative = None
     if config.position == "rotary":
         index, width = jnp.arange(n) if positions is None else positions, config.rotated_width
@@ -324,23 +363,25 @@ def make_context(
         if config.local_theta and config.windows:
             local_rotary = rotary_angles(index, width, config.local_theta)
     elif config.position == "relative_bias":
-        args = (n, n, config.num_buckets, config.max_distance, config.mask != "causal")
-        learned = params.position_bias[relative_buckets(*args)].transpose(2, 0, 1)
+        is_bidirectional = config.mask != "causal"
+        buckets = relative_buckets(n, n, config.num_buckets, config.max_distance, is_bidirectional)
+        learned = params.position_bias[buckets].transpose(2, 0, 1)
         bias = learned if bias is None else learned + bias
     elif config.position == "relative_key":
         distances = jnp.arange(n - 1.0, -n, -1.0)
         if config.clamp_distance:
             distances = jnp.clip(distances, -config.clamp_distance, config.clamp_distance)
         relative = sinusoidal_positions(distances, config.d_model)
+    distance = None
+    if config.windows:
+        distance = jnp.abs(jnp.arange(n)[:, None] - jnp.arange(n)[None, :])
     return attn.AttentionContext(
-        mask=combine_masks(own[config.mask](), mask),
+        mask=combine_masks(config_mask, mask),
         bias=bias,
         rotary=rotary,
         relative=relative,
         segments=segments,
         cap=config.score_cap or None,
-        distance=jnp.abs(jnp.arange(n)[:, None] - jnp.arange(n)[None, :])
-        if config.windows
-        else None,
+        distance=distance,
         local_rotary=local_rotary,
     )

@@ -50,14 +50,14 @@ class ResidualConfig(struct.Struct, kw_only=True):
         attention_skip, mlp_skip, cross_skip: Which sublayers have a skip.
         norm_placement: Where norms are, see above: "none", "pre", "post", "sandwich", "branch",
             "both".
-        norm, norm_eps: "layer" or "rms"; what is added to variances. Or a norm of the caller's own,
-            a function of tokens [n, d] that gives what they are multiplied by, [n, 1] or [n, d].
+        norm, norm_eps: "layer" or "rms"; what is added to variances. Or the caller's norm, a
+            function of tokens [n, d] that gives what they are multiplied by, [n, 1] or [n, d].
         final_norm: A norm after the last layer; the trace's `output`, not its hidden states.
         first_norm: Whether attention of the first layer reads normed tokens, as others do under
-            "pre" and "sandwich"; False where the embedding's norm stands in (ModernBERT).
+            "pre" and "sandwich"; False where the embedding's norm replaces it (ModernBERT).
         parallel: The MLP reads what the layer's attention reads, and one skip carries both:
             x' = λ (λ x·[attention_skip] + γ SA(N(x))) + γ MLP(N(x)) (GPT-NeoX).
-        connection: What stands in the place of the skip x: "skip" for itself, or several streams:
+        connection: What replaces the skip x: "skip" for x itself, or several streams:
             "hyper", "manifold" or "attention", see `streams`; not with "post", "both" or parallel.
         num_streams, connection_by_token: Of "hyper" and "manifold": how many streams, and whether
             their connections depend on the token.
@@ -94,29 +94,27 @@ class ResidualConfig(struct.Struct, kw_only=True):
         struct.check_integers(self, num_streams=1)
         if not callable(self.norm):
             struct.check_choices(self, norm=NORM_KINDS)
-        several = self.connection != "skip"
-        connection = f"connection={self.connection!r}"
-        for name in ["parallel=True"] * self.parallel + [connection] * several:
-            struct.refuse_if(
-                self.norm_placement in ("post", "both"),
-                f"{name} does not support norm_placement={self.norm_placement!r}",
-            )
-        struct.refuse_if(self.parallel and several, f"parallel=True does not support {connection}")
+        has_streams, connection = self.connection != "skip", f"connection={self.connection!r}"
+        if self.parallel and has_streams:
+            raise ValueError(f"parallel=True does not support {connection}")
+        if (self.parallel or has_streams) and self.norm_placement in ("post", "both"):
+            name = "parallel=True" if self.parallel else connection
+            raise ValueError(f"{name} does not support norm_placement={self.norm_placement!r}")
 
 
 class MLPConfig(struct.Struct, kw_only=True):
     """The MLP of each layer.
 
     Attributes:
-        mlp: "none" or a kind of `MLP_KINDS`; or an activation of the caller's own, a function φ of
-            arrays, entry by entry, with φ(0) = 0.
+        mlp: "none" or a kind of `MLP_KINDS`; or the caller's activation, a function φ of arrays,
+            entry by entry, with φ(0) = 0.
         d_ff: Width f; None for 4 d.
         num_experts: Equal groups of the hidden units, of which a router takes `experts_per_token`
             for each token; 0 for all units always. All are computed.
         experts_per_token, router: How many, and whether their shares are the softmax over those
             "chosen" (Mixtral) or over "all" experts.
-        d_shared: Hidden units after those of the experts that every token uses, times a sigmoid
-            gate of their own (Qwen2-MoE).
+        d_shared: Hidden units after those of the experts that every token uses, times a second,
+            sigmoid gate (Qwen2-MoE).
     """
 
     mlp: MLPKind | Callable[..., Any] = struct.static("none")
@@ -133,23 +131,21 @@ class MLPConfig(struct.Struct, kw_only=True):
         struct.check_integers(self, d_ff=1)
 
     def check_experts(self, d_ff: int) -> None:
-        """Refuses experts that do not divide the hidden units.
+        """Check that experts divide the hidden units.
 
         Raises:
             ValueError: They do not, or there are fewer than a token uses.
         """
         units = d_ff - self.d_shared
-        struct.refuse(
-            (
-                self.mlp == "none" or units < 1 or units % self.num_experts,
+        if self.mlp == "none" or units < 1 or units % self.num_experts:
+            raise ValueError(
                 f"num_experts={self.num_experts} do not divide the {units} units of "
-                f"d_ff={d_ff} − d_shared={self.d_shared} of mlp={self.mlp!r}",
-            ),
-            (
-                not 1 <= self.experts_per_token <= self.num_experts,
-                f"experts_per_token={self.experts_per_token} of num_experts={self.num_experts}",
-            ),
-        )
+                f"d_ff={d_ff} − d_shared={self.d_shared} of mlp={self.mlp!r}"
+            )
+        if not 1 <= self.experts_per_token <= self.num_experts:
+            raise ValueError(
+                f"experts_per_token={self.experts_per_token} of num_experts={self.num_experts}"
+            )
 
 
 class NormParams(struct.Struct):
@@ -197,12 +193,11 @@ def _tanh_gate(z):
     return jnp.where(z == 0, 1.0, jnp.tanh(safe) / safe)
 
 
-def _own_gate(phi, z):
-    """φ(z)/z, and φ'(0) at 0; NaN there where φ(0) is not 0."""
+def _quotient_gate(phi, z):
+    """Compute φ(z)/z, and φ'(0) at 0; NaN there where φ(0) is not 0."""
     value, slope = jax.jvp(phi, (jnp.zeros_like(z),), (jnp.ones_like(z),))
-    return jnp.where(
-        z == 0, jnp.where(value == 0, slope, jnp.nan), phi(z) / jnp.where(z == 0, 1, z)
-    )
+    gate_at_zero = jnp.where(value == 0, slope, jnp.nan)
+    return jnp.where(z == 0, gate_at_zero, phi(z) / jnp.where(z == 0, 1, z))
 
 
 ACTIVATIONS = {
@@ -220,13 +215,16 @@ GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": 
 
 
 def get_activation(kind: str | Callable) -> Activation:
-    """The activation of an MLP kind: of the gate where the MLP is gated.
+    """Return the activation of an MLP kind: of the gate where the MLP is gated.
+
+    Args:
+        kind: As `MLPConfig.mlp`.
 
     Raises:
         ValueError: On an unknown kind, or "none".
     """
     if callable(kind):
-        return Activation(kind, lambda z: _own_gate(kind, z))
+        return Activation(kind, lambda z: _quotient_gate(kind, z))
     name = GATED.get(kind, kind)
     if name not in ACTIVATIONS:
         raise ValueError(f"mlp={kind!r} is not one of {MLP_KINDS[1:]}")
@@ -236,15 +234,23 @@ def get_activation(kind: str | Callable) -> Activation:
 def norm_statistics(
     x: Float[Array, "n d"], kind: str | Callable, eps: float
 ) -> tuple[Float[Array, "n 1"], Float[Array, "n #d"]]:
-    """(mean, 1/σ) of each token, σ² = variance + eps; RMSNorm: mean 0 and σ² = mean square + eps.
+    """Compute (mean, 1/σ) of each token, in at least float32.
 
-    Computed in at least float32, and returned in that dtype. Of a norm of the caller's own mean 0
-    and what it gives.
+    σ² = variance + eps; RMSNorm: mean 0 and σ² = mean square + eps. The caller's norm: mean 0 and
+    what it returns.
+
+    Args:
+        x: Tokens.
+        kind, eps: As in `apply_norm`.
+
+    Raises:
+        ValueError: An unknown kind.
     """
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     if callable(kind):
         return jnp.zeros_like(x[:, :1]), kind(x)
-    struct.refuse_if(kind not in NORM_KINDS, f"norm={kind!r} is not one of {NORM_KINDS}")
+    if kind not in NORM_KINDS:
+        raise ValueError(f"norm={kind!r} is not one of {NORM_KINDS}")
     mean = jnp.mean(x, axis=-1, keepdims=True)
     if kind == "rms":
         mean = jnp.zeros_like(mean)
@@ -252,16 +258,16 @@ def norm_statistics(
     return mean, jax.lax.rsqrt(variance + jnp.asarray(eps, x.dtype))
 
 
-def norm(
+def apply_norm(
     params: NormParams | None, x: Float[Array, "n d"], kind: Any = "layer", eps: float = 1e-12
 ) -> Float[Array, "n d"]:
-    """(x − mean)/σ · gain + bias, token by token; without gain and bias where params is None.
+    """Compute (x − mean)/σ · gain + bias, token by token.
 
     Args:
-        params: Gain and bias, each [d].
+        params: Gain and bias, each [d]; None for neither.
         x: Tokens [n, d].
         kind: "layer" (Ba et al. 2016), "rms" (Zhang and Sennrich 2019: no mean, no bias) or the
-            caller's own, see `ResidualConfig`.
+            caller's function, see `ResidualConfig`.
         eps: Added to the variance.
     """
     mean, inverse = norm_statistics(x, kind, eps)
@@ -273,14 +279,14 @@ def norm(
     return y
 
 
-def mlp(
+def apply_mlp(
     params: MLPParams,
     x: Float[Array, "n d"],
     kind: str | Callable,
     routing: Routing | None = None,
     edit: Callable[[str, Any], Any] | None = None,
 ) -> Float[Array, "n d"]:
-    """φ(x W_in + b_in) W_out + b_out; gated: φ(x W_gate + b_gate) ∘ (x W_in + b_in) as φ.
+    """Compute φ(x W_in + b_in) W_out + b_out; gated: φ(x W_gate + b_gate) ∘ (x W_in + b_in) as φ.
 
     Args:
         params: Parameters; `w_gate` and `b_gate` for gated kinds only.
@@ -289,28 +295,39 @@ def mlp(
         routing: Of a mixture of experts, whose hidden units are multiplied by `unit_shares`.
         edit: (name, value) -> value of the "mlp_hidden" units [n, f] before W_out.
     """
-    phi = get_activation(kind).fn
     z = _affine(x, params.w_in, params.b_in)
-    if kind in GATED:
-        z = compute_gate(params, x, kind) * z
-    else:
-        z = phi(z)
+    hidden = compute_gate(params, x, kind) * z if kind in GATED else get_activation(kind).fn(z)
     if routing is not None:
-        z = z * unit_shares(params, x, routing)
-    z = z if edit is None else edit("mlp_hidden", z)
-    return _affine(z, params.w_out, params.b_out)
+        hidden = hidden * unit_shares(params, x, routing)
+    if edit is not None:
+        hidden = edit("mlp_hidden", hidden)
+    return _affine(hidden, params.w_out, params.b_out)
 
 
 def compute_gate(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[Array, "n f"]:
-    """Computes φ(x W_gate + b_gate), which multiplies the units of a gated MLP."""
+    """Compute φ(x W_gate + b_gate), which multiplies the units of a gated MLP.
+
+    Args:
+        params: With `w_gate` [d, f].
+        x: Tokens.
+        kind: Of a gated MLP.
+    """
     return get_activation(kind).fn(_affine(x, params.w_gate, params.b_gate))
 
 
 def unit_shares(params: MLPParams, x: Float[Array, "n d"], routing: Routing) -> Float[Array, "n f"]:
-    """The factor of each hidden unit in a mixture of experts: Σ_e p_e MLP_e(x) is one wide MLP.
+    """Compute the factor of each hidden unit in a mixture of experts, Σ_e p_e MLP_e as one MLP.
 
     p is the softmax of x W_router over the experts, 0 but for the `per_token` largest,
     and divided by their sum where the kind is "chosen". Shared units come last, with σ(x w_shared).
+
+    Args:
+        params: With `w_router` [d, experts], and `w_shared` where units are shared.
+        x: Tokens [n, d].
+        routing: How many experts a token uses, and how.
+
+    Returns:
+        [n, f], 0 for the units of experts that a token does not use.
 
     Source: Shazeer et al. 2017; Jiang et al. 2024 (Mixtral), section 2.1.
     """
@@ -320,8 +337,8 @@ def unit_shares(params: MLPParams, x: Float[Array, "n d"], routing: Routing) -> 
     if routing.kind == "chosen":
         highest = highest / highest.sum(axis=-1, keepdims=True)
     shares = jnp.put_along_axis(jnp.zeros_like(p), index, highest, axis=-1, inplace=False)
-    width = (params.w_in.shape[-1] - routing.d_shared) // routing.num_experts
-    shares = jnp.repeat(shares.astype(x.dtype), width, axis=-1)
+    expert_width = (params.w_in.shape[-1] - routing.d_shared) // routing.num_experts
+    shares = jnp.repeat(shares.astype(x.dtype), expert_width, axis=-1)
     if not routing.d_shared:
         return shares
     shared = jnp.repeat(jax.nn.sigmoid(x @ params.w_shared), routing.d_shared, axis=-1)

@@ -54,11 +54,13 @@ class TransformerParams(struct.Struct):
 def init(
     key: Any, config: TransformerConfig, weight_scale: Any = 1.0, bias_scale: Any = 0.0
 ) -> TransformerParams:
-    """Random parameters of a network, by the rule `config.init`.
+    """Draw the parameters of a network, by the rule `config.init`.
 
     Layer l draws from fold_in(key, l): a deeper network begins with the same layers.
 
     Args:
+        key: Random key.
+        config: The network.
         weight_scale: Multiplies every weight matrix; may be traced.
         bias_scale: Standard deviation of the biases (0: none, as in the paper); may be traced.
     """
@@ -87,8 +89,13 @@ def init(
 def init_block(
     key: Any, config: TransformerConfig, weight_scale: Any = 1.0, bias_scale: Any = 0.0
 ) -> BlockParams:
-    """Parameters of one layer but for learned gains and connections; see `init`."""
-    key_attention, key_cross, key_mlp = _split(key)[:3]
+    """Draw the parameters of one layer but for learned gains and connections; see `init`.
+
+    Args:
+        key: Random key of the layer.
+        config, weight_scale, bias_scale: As in `init`.
+    """
+    key_attention, key_cross, key_mlp = _split_key(key)[:3]
     fields = {"attention": _init_attention(key_attention, config, weight_scale, bias_scale)}
     if config.cross_attention:
         fields["cross"] = _init_attention(key_cross, config, weight_scale, bias_scale)
@@ -103,17 +110,28 @@ def init_block(
     return BlockParams(**fields, **norms)
 
 
-def _split(key):
-    """Keys of one layer's parts: the first of them do not depend on how many there are."""
+def _split_key(key):
+    """Split a layer's key into 13; the first of them do not depend on how many there are."""
     return jax.random.split(key, 13)
 
 
 def _init_norm(config):
+    """Make a norm of gain 1; only LayerNorm has a bias."""
     bias = jnp.zeros(config.d_model) if config.norm == "layer" else None
     return layers.NormParams(gain=jnp.ones(config.d_model), bias=bias)
 
 
-def _weights(key, shape, fans, config, scale, uniform=False):
+def _draw_weights(key, shape, fans, config, scale, uniform=False):
+    """Draw one weight matrix by the rule `config.init`.
+
+    Args:
+        key: Random key.
+        shape: Of the matrix, heads included.
+        fans: (inputs, outputs) of the linear map.
+        config: The network.
+        scale: Multiplies the values.
+        uniform: Whether init="reference" draws it uniformly.
+    """
     # Drawn as vectors, which have the same values: one program serves all shapes of one size.
     (fan_in, fan_out), count = fans, math.prod(shape)
     if config.init == "reference" and uniform:
@@ -124,40 +142,54 @@ def _weights(key, shape, fans, config, scale, uniform=False):
     return (scale * w).reshape(shape)
 
 
-def _biases(key, shape, scale):
-    # Without biases nothing is drawn: random bits are most of what compiling `init` costs.
+def _draw_biases(key, shape, scale):
+    """Draw biases; without a scale nothing is drawn, since random bits cost most of compiling.
+
+    Args:
+        key: Random key.
+        shape: Of the biases.
+        scale: Their standard deviation.
+    """
     if isinstance(scale, (int, float)) and scale == 0:
         return jnp.zeros(shape)
     return scale * jax.random.normal(key, shape)
 
 
 def _init_attention(key, config, scale, bias_scale):
+    """Draw the parameters of one attention.
+
+    Args:
+        key: Random key.
+        config: The network.
+        scale: Multiplies the weights.
+        bias_scale: Standard deviation of the biases.
+    """
     h, d, k, v = config.num_heads, config.d_model, config.qk_width, config.v_width
-    keys, gain, g = _split(key), config.init_gain, config.num_kv_heads or h
+    keys, gain, g = _split_key(key), config.init_gain, config.num_kv_heads or h
 
     def bias(key, *shape):
-        return _biases(key, shape, bias_scale)
+        return _draw_biases(key, shape, bias_scale)
 
     v_score = relative = q_norm = k_norm = None
     if config.qk_norm != "none":
         q_norm, k_norm = (jnp.ones((a, k) if config.qk_norm == "width" else k) for a in (h, g))
     if config.score == "additive":
-        v_score = _weights(keys[8], (h, k), (k, 1), config, 1.0)
+        v_score = _draw_weights(keys[8], (h, k), (k, 1), config, 1.0)
     if config.position == "relative_key":
         relative = RelativeParams(
-            w_r=_weights(keys[9], (h, d, k), (d, h * k), config, scale),
+            w_r=_draw_weights(keys[9], (h, d, k), (d, h * k), config, scale),
             b_r=bias(keys[10], h, k),
             b_s=bias(keys[11], h, k),
-            segment=_weights(keys[12], (2, h, k), (k, k), config, scale),
+            segment=_draw_weights(keys[12], (2, h, k), (k, k), config, scale),
         )
     return AttentionParams(
-        w_q=_weights(keys[0], (h, d, k), (d, h * k), config, scale),
+        w_q=_draw_weights(keys[0], (h, d, k), (d, h * k), config, scale),
         b_q=bias(keys[1], h, k),
-        w_k=_weights(keys[2], (g, d, k), (d, g * k), config, scale),
+        w_k=_draw_weights(keys[2], (g, d, k), (d, g * k), config, scale),
         b_k=bias(keys[3], g, k),
-        w_v=_weights(keys[4], (g, d, v), (d, g * v), config, scale * gain, uniform=True),
+        w_v=_draw_weights(keys[4], (g, d, v), (d, g * v), config, scale * gain, uniform=True),
         b_v=bias(keys[5], g, v),
-        w_o=_weights(keys[6], (h, v, d), (h * v, d), config, scale * gain, uniform=True),
+        w_o=_draw_weights(keys[6], (h, v, d), (h * v, d), config, scale * gain, uniform=True),
         b_o=bias(keys[7], d),
         v_score=v_score,
         relative=relative,
@@ -167,37 +199,40 @@ def _init_attention(key, config, scale, bias_scale):
 
 
 def _init_mlp(key, config, scale, bias_scale):
+    """Draw the parameters of one MLP; arguments as in `_init_attention`."""
     d, f, scale = config.d_model, config.ff_width, scale * config.init_gain
-    keys = _split(key)
+    keys = _split_key(key)
     gate = {}
     if config.mlp in layers.GATED:
-        gate["w_gate"] = _weights(keys[4], (d, f), (d, f), config, scale)
-        gate["b_gate"] = _biases(keys[5], (f,), bias_scale)
-    if config.num_experts:  # keys of their own: those of other networks stay what they are
+        gate["w_gate"] = _draw_weights(keys[4], (d, f), (d, f), config, scale)
+        gate["b_gate"] = _draw_biases(keys[5], (f,), bias_scale)
+    if config.num_experts:  # keys apart from the others, which stay what they are without experts
         shapes = {"w_router": (d, config.num_experts)}
         shapes |= {"w_shared": (d, 1)} if config.d_shared else {}
         for i, (name, shape) in enumerate(shapes.items()):
-            gate[name] = _weights(jax.random.fold_in(key, i), shape, shape, config, scale)
+            gate[name] = _draw_weights(jax.random.fold_in(key, i), shape, shape, config, scale)
     return layers.MLPParams(
-        w_in=_weights(keys[0], (d, f), (d, f), config, scale),
-        b_in=_biases(keys[1], (f,), bias_scale),
-        w_out=_weights(keys[2], (f, d), (f, d), config, scale),
-        b_out=_biases(keys[3], (d,), bias_scale),
+        w_in=_draw_weights(keys[0], (d, f), (d, f), config, scale),
+        b_in=_draw_biases(keys[1], (f,), bias_scale),
+        w_out=_draw_weights(keys[2], (f, d), (f, d), config, scale),
+        b_out=_draw_biases(keys[3], (d,), bias_scale),
         **gate,
     )
 
 
 def layer_params(params: TransformerParams, config: TransformerConfig, layer: Any) -> BlockParams:
-    """Parameters of one layer, through `config.layer_map`; the index may be traced.
+    """Return the parameters of one layer, through `config.layer_map`; the index may be traced.
+
+    Args:
+        params, config: The network.
+        layer: Index of the layer.
 
     Raises:
-        ValueError: A layer that is not there, where its index is known.
+        ValueError: An index, where it is not traced, that is not of a layer.
     """
-    known = not isinstance(layer, jax.core.Tracer)
-    struct.refuse_if(
-        known and not -config.depth <= layer < config.depth,
-        f"layer={layer} of a network of depth={config.depth}",
-    )
+    is_traced = isinstance(layer, jax.core.Tracer)
+    if not is_traced and not -config.depth <= layer < config.depth:
+        raise ValueError(f"layer={layer} of a network of depth={config.depth}")
     row = jnp.asarray(config.layer_map)[layer] if config.layer_map else layer
     return jax.tree.map(lambda a: a[row], params.layers)
 
@@ -206,78 +241,87 @@ _OPTIONAL = ("b_q", "b_k", "b_v", "b_o", "b_in", "b_out", "b_gate", "bias")
 
 
 def check_params(params: TransformerParams, config: TransformerConfig) -> None:
-    """Refuses parameters that contradict the config, by their shapes alone.
+    """Check parameters against the config, by their shapes alone.
 
     Parts that the config does not use (an MLP under mlp="none", norms under
-    norm_placement="none") may be there, but no learned gains that it does not know; biases may be
+    norm_placement="none") may exist, but no learned gains that it does not know; biases may be
     None, keys and values grouped.
+
+    Args:
+        params, config: The network.
 
     Raises:
         ValueError: A parameter that is missing, of another shape, or of another kind of MLP.
     """
-    wanted = _shapes(_expected(_hashable(config)))
-    found = _shapes(params)
+    expected = _shapes_by_name(_expected_params(_hashable(config)))
+    shapes = _shapes_by_name(params)
     for part in ("layers.attention", "layers.cross"):
-        wanted |= _grouped(wanted, found, part, config.num_heads)
+        expected |= _grouped_shapes(expected, shapes, part, config.num_heads)
     sizes = (
         f"depth={config.depth}, num_heads={config.num_heads}, d_model={config.d_model}, "
         f"d_qk={config.qk_width}, d_v={config.v_width}, d_ff={config.ff_width}, mlp={config.mlp!r}"
     )
-    for name, shape in wanted.items():
-        if name not in found and name.rsplit(".", 1)[-1] in _OPTIONAL:
+    for name, shape in expected.items():
+        if name not in shapes and name.rsplit(".", 1)[-1] in _OPTIONAL:
             continue
-        if found.get(name) != shape:
-            there = f"of shape {found[name]}" if name in found else "missing"
-            raise ValueError(f"params.{name} is {there}; the config implies {shape} ({sizes})")
-    used = {name.split(".")[1] for name in wanted if name.startswith("layers.")}
-    for name, shape in found.items():
+        if shapes.get(name) != shape:
+            state = f"of shape {shapes[name]}" if name in shapes else "missing"
+            raise ValueError(f"params.{name} is {state}; the config implies {shape} ({sizes})")
+    used_parts = {name.split(".")[1] for name in expected if name.startswith("layers.")}
+    for name, shape in shapes.items():
         part = name.split(".")[1] if name.startswith("layers.") else ""
         part = part.removesuffix("_gains").removesuffix("_connection")
-        if name in wanted or part not in used or name.endswith(".bias"):
-            continue
-        raise ValueError(f"params.{name} of shape {shape} is not in the config ({sizes})")
+        if name not in expected and part in used_parts and not name.endswith(".bias"):
+            raise ValueError(f"params.{name} of shape {shape} is not in the config ({sizes})")
 
 
-def _grouped(wanted, found, part, num_heads):
-    """What the config implies where all keys and values of a part are in as many groups."""
+def _grouped_shapes(expected, shapes, part, num_heads):
+    """List the shapes that replace the expected ones where a part has grouped keys and values.
+
+    Args:
+        expected, shapes: {name: shape} as the config implies them, and of the parameters.
+        part: "layers.attention" or "layers.cross".
+        num_heads: H, which the number of groups has to divide.
+    """
     names = [f"{part}.{name}" for name in ("w_k", "b_k", "w_v", "b_v")]
-    if len(wanted.get(f"{part}.k_norm", ())) == 3:
+    if len(expected.get(f"{part}.k_norm", ())) == 3:
         names.append(f"{part}.k_norm")
-    groups = {found[name][1] for name in names if len(found.get(name, ())) > 1}
-    if f"{part}.w_k" not in wanted or len(groups) != 1 or num_heads % (g := groups.pop() or 1):
+    group_counts = {shapes[name][1] for name in names if len(shapes.get(name, ())) > 1}
+    if f"{part}.w_k" not in expected or len(group_counts) != 1:
         return {}
-    return {name: (wanted[name][0], g, *wanted[name][2:]) for name in names}
+    num_groups = group_counts.pop() or 1
+    if num_heads % num_groups:
+        return {}
+    return {name: (expected[name][0], num_groups, *expected[name][2:]) for name in names}
 
 
 def complete_params(params: TransformerParams, config: TransformerConfig) -> TransformerParams:
-    """The parameters, checked, with zeros for biases that are None and each head's own keys.
+    """Check parameters, replace biases that are None by zeros, and repeat grouped keys and values.
+
+    Args:
+        params, config: The network.
 
     Raises:
         ValueError: As `check_params`.
     """
     check_params(params, config)
-    wanted = _expected(_hashable(config)).layers
-    layers = params.layers
-
-    def filled(part, like):
-        if part is None or like is None:
-            return part
+    expected = _expected_params(_hashable(config)).layers
+    parts = {}
+    for name in ("attention", "cross", "mlp"):
+        part, expected_part = getattr(params.layers, name), getattr(expected, name)
+        if part is None or expected_part is None:
+            continue
         dtype = jax.tree.leaves(part)[0].dtype
-        missing = {
-            name: jnp.zeros(getattr(like, name).shape, dtype)
-            for name in _OPTIONAL
-            if getattr(part, name, 0) is None and getattr(like, name, None) is not None
-        }
-        part = part.replace(**missing)
-        return repeat_groups(part) if isinstance(part, AttentionParams) else part
-
-    names = ("attention", "cross", "mlp")
-    parts = {name: filled(getattr(layers, name), getattr(wanted, name)) for name in names}
-    return params.replace(layers=layers.replace(**parts))
+        for bias in _OPTIONAL:
+            expected_bias = getattr(expected_part, bias, None)
+            if expected_bias is not None and getattr(part, bias) is None:
+                part = part.replace(**{bias: jnp.zeros(expected_bias.shape, dtype)})
+        parts[name] = repeat_groups(part) if isinstance(part, AttentionParams) else part
+    return params.replace(layers=params.layers.replace(**parts))
 
 
 def stack_layers(layers: Sequence[BlockParams]) -> BlockParams:
-    """Layers of equal shapes as one `BlockParams` with a leading layer axis, as `apply` takes them.
+    """Stack layers of equal shapes along a leading axis, as `apply` takes them.
 
     Args:
         layers: Parameters of each layer, first to last.
@@ -285,28 +329,32 @@ def stack_layers(layers: Sequence[BlockParams]) -> BlockParams:
     Raises:
         ValueError: No layer, or layers whose parts or shapes differ.
     """
-    struct.refuse_if(not layers, "there are no layers to stack")
-    first = _shapes(layers[0])
+    if not layers:
+        raise ValueError("there are no layers to stack")
+    first = _shapes_by_name(layers[0])
     for l, layer in enumerate(layers):
-        other = _shapes(layer)
-        for name in sorted(first.keys() | other.keys()):
-            if first.get(name) != other.get(name):
+        shapes = _shapes_by_name(layer)
+        for name in sorted(first.keys() | shapes.keys()):
+            if first.get(name) != shapes.get(name):
                 raise ValueError(
-                    f"layer {l} has {name} of shape {other.get(name)}, layer 0 of {first.get(name)}"
+                    f"layer {l} has {name} of shape {shapes.get(name)}, "
+                    f"layer 0 of {first.get(name)}"
                 )
     return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(a) for a in leaves]), *layers)
 
 
 def _hashable(config):
-    """The config with 1 for all that may be swept, of which shapes do not depend; None stays."""
+    """Set all that may be swept to 1, since no shape depends on it; None stays."""
     return config.replace(**{n: 1.0 for n in SWEPT if getattr(config, n) is not None})
 
 
 @functools.lru_cache(maxsize=256)
-def _expected(config):
+def _expected_params(config):
+    """Return the shapes of the parameters that a config implies."""
     return jax.eval_shape(lambda: init(jax.random.key(0), config))
 
 
-def _shapes(params):
+def _shapes_by_name(params):
+    """List the shapes of a tree's arrays, {"layers.attention.w_q": (l, h, d, k), ...}."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {jax.tree_util.keystr(p, simple=True, separator="."): jnp.shape(a) for p, a in leaves}

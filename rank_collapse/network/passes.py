@@ -1,8 +1,9 @@
 """Measurements that go through a network once, one layer after the other.
 
 A pass sees one layer at a time: its input, what the layer computed, and what the pass itself
-carries along. `run` scans it over a network in memory; `rank_collapse.pretrained.stream` calls the
-same functions with one layer's weights after the other, so that a model may be larger than memory.
+carries along. `run_pass` scans it over a network in memory; `rank_collapse.pretrained.stream` calls
+the same functions with one layer's weights after the other, so that a model may be larger than
+memory.
 
 Axis letters: n tokens, d width, l layers.
 """
@@ -19,85 +20,90 @@ from jaxtyping import Array, Float
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING, FORWARD, Covers
 from rank_collapse.network.inputs import PreparedInputs
-from rank_collapse.network.parameters import BlockParams, TransformerParams
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.streams import start_streams
-from rank_collapse.network.transformer import LayerValues, TokenAlgebra, Trace, compute_layer
-from rank_collapse.network.walk import (
+from rank_collapse.network.trace import Trace
+from rank_collapse.network.transformer import (
     Layer,
+    LayerValues,
     SublayerValues,
+    TokenAlgebra,
     apply_final_norm,
+    compute_layer,
     walk_layer,
     walk_layers,
 )
 
 
 class WalkResult(NamedTuple):
-    """The data of a pass after the last layer."""
+    """What a pass has after the last layer."""
 
-    params: TransformerParams  # of which only what stands outside of the layers may be read
+    params: TransformerParams  # only those outside of the layers may be read
     last_state: Any  # X^L [n, d], or its streams
-    carry: Any
-    layer_results: Any  # what all layers added [l, ...]
+    carry: Any  # of the pass
+    layer_results: Any  # of `LayerPass.measure_layer`, [l, ...]
     prepared: PreparedInputs  # as at the start
     config: TransformerConfig
 
     @property
     def output(self) -> Float[Array, "n d"]:
         """X^L after the final norm where there is one."""
-        return apply_final_norm(
-            TokenAlgebra(), self.last_state, self.params, self.prepared, self.config
-        )
+        outside = self.params, self.prepared, self.config
+        return apply_final_norm(TokenAlgebra(), self.last_state, *outside)
 
 
 class LayerPass:
     """A measurement of one example; hashable, since programs are compiled for it."""
 
-    reads_layer_values: ClassVar[bool] = (
-        True  # whether it reads the forward pass, or has a state of its own
-    )
+    reads_layer_values: ClassVar[bool] = True  # False: it carries another state than tokens
     covers: ClassVar[Covers] = EVERYTHING
 
-    def streamed(self) -> "LayerPass":
-        """The pass that measures the same where each layer's results come to the host at once."""
+    def for_streaming(self) -> "LayerPass":
+        """Return the pass to use where each layer's results come to the host at once."""
         return self
 
-    def on_host(self, found: Any) -> Any:
-        """What is kept of what a layer of `streamed` adds, and of its result: NumPy's [b, ...]."""
-        return found
+    def on_host(self, results: Any) -> Any:
+        """Convert results of `for_streaming` [b, ...], of one layer or in the end, from NumPy."""
+        return results
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
-        """The carry before the first layer: a pytree with shapes that no layer changes."""
+        """Return the carry before the first layer: a pytree whose shapes no layer changes."""
         return ()
 
     def measure_layer(
-        self, layer: Layer, x: Float[Array, "n d"], seen: LayerValues | None, carry: Any
+        self, layer: Layer, x: Float[Array, "n d"], layer_values: LayerValues | None, carry: Any
     ) -> tuple[Any, Any]:
-        """(the next carry, what this layer adds to the result); jit drops what is unused.
+        """Measure one layer; under jit nothing is computed that nobody uses.
 
         Args:
-            x: Its input; of passes with a state of their own X^0, in every layer.
-            seen: What it computed from it; None for such passes.
+            layer: The layer.
+            x: Its input; X^0 in every layer where `reads_layer_values` is False.
+            layer_values: What it computed from x; None where `reads_layer_values` is False.
             carry: From the layer before.
+
+        Returns:
+            The next carry, and this layer's result.
         """
         raise NotImplementedError
 
     def build_result(self, walked: WalkResult) -> Any:
-        """The result."""
+        """Make the pass's result from the results of all layers."""
         return walked.layer_results
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerMeasure(LayerPass):
-    """A measure of one layer, of every layer: (layer, x, forward, **options) → arrays."""
+    """A measure of every layer by itself: (layer, x, layer_values, **options) → arrays."""
 
     covers: ClassVar[Covers] = FORWARD
 
     measure: Callable[..., Any]  # a function of a module
     options: tuple[tuple[str, Any], ...] = ()  # hashable
 
-    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
-        """The measure."""
-        return carry, self.measure(layer, x, seen, **dict(self.options))
+    def measure_layer(
+        self, layer: Layer, x: Any, layer_values: LayerValues, carry: Any
+    ) -> tuple[Any, Any]:
+        return carry, self.measure(layer, x, layer_values, **dict(self.options))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,53 +113,45 @@ class States(LayerPass):
     covers: ClassVar[Covers] = FORWARD
 
     def measure(self, x: Float[Array, "n d"], mask: Any = None) -> Any:
-        """Of the states of one layer, of which the mask [n] says which tokens exist."""
+        """Measure one state; the mask Bool [n] says which tokens exist. Here: the state itself."""
         return x
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
-        """The measure of X^0."""
         return self.measure(prepared.x, prepared.token_mask)
 
-    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
-        """The measure after the layer."""
-        return carry, self.measure(seen.trace.hidden, layer.inputs.token_mask)
+    def measure_layer(
+        self, layer: Layer, x: Any, layer_values: LayerValues, carry: Any
+    ) -> tuple[Any, Any]:
+        return carry, self.measure(layer_values.trace.hidden, layer.inputs.token_mask)
 
     def build_result(self, walked: WalkResult) -> Any:
-        """All of them."""
         both = walked.carry, walked.layer_results
         return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), *both)
-
-
-@dataclasses.dataclass(frozen=True)
-class Output(LayerPass):
-    """The output of the network, [n, d]."""
-
-    covers: ClassVar[Covers] = FORWARD
-
-    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, tuple[()]]:
-        """Nothing."""
-        return carry, ()
-
-    def build_result(self, walked: WalkResult) -> Any:
-        """The output."""
-        return walked.output
 
 
 def step_passes(
     passes: Sequence[LayerPass], layer: Layer, x: Float[Array, "*s n d"], carries: tuple
 ) -> tuple[Float[Array, "*s n d"], tuple, tuple]:
-    """One layer of all passes: (the state after it, carries, what each pass adds).
+    """Pass one layer with several passes, which share what the layer itself computes.
 
     Args:
-        passes: They share the layer's own computation.
+        passes: The passes.
+        layer: The layer.
+        x: The state before it.
         carries: Of each pass.
+
+    Returns:
+        The state after the layer, the next carries, and each pass's result of this layer.
     """
-    seen, state = None, x
+    layer_values, state = None, x
     if any(p.reads_layer_values for p in passes):
-        seen = compute_layer(layer, x)
-        state = seen.state
-    done = [p.measure_layer(layer, x, seen, c) for p, c in zip(passes, carries, strict=True)]
-    return state, tuple(carry for carry, _ in done), tuple(found for _, found in done)
+        layer_values = compute_layer(layer, x)
+        state = layer_values.state
+    pairs = [
+        p.measure_layer(layer, x, layer_values, carry)
+        for p, carry in zip(passes, carries, strict=True)
+    ]
+    return state, tuple(carry for carry, _ in pairs), tuple(result for _, result in pairs)
 
 
 @functools.partial(jax.jit, static_argnames="layer_pass")
@@ -163,23 +161,32 @@ def run_pass(
     prepared: PreparedInputs,
     config: TransformerConfig,
 ) -> Any:
-    """A pass over a network in memory, parameters and inputs from `prepare_inputs`: a scan.
+    """Run a pass over a network in memory, as a scan.
 
     Compiled once for a pass, a shape and what of a config is static.
+
+    Args:
+        layer_pass: The pass.
+        params, prepared: From `prepare_inputs`.
+        config: The network.
+
+    Raises:
+        ValueError: The pass does not cover the network or an edit of it.
     """
     layer_pass.covers.check(config, prepared.edit)
 
     def step(layer, state):
         x, carries = state
-        x, carries, (found,) = step_passes((layer_pass,), layer, x, carries)
-        return (x, carries), found
+        x, carries, (result,) = step_passes((layer_pass,), layer, x, carries)
+        return (x, carries), result
 
     start = start_streams(prepared.x, config), (layer_pass.init_carry(prepared, config),)
-    (last, (carry,)), found = walk_layers(step, start, params, prepared, config)
-    return layer_pass.build_result(WalkResult(params, last, carry, found, prepared, config))
+    (last_state, (carry,)), results = walk_layers(step, start, params, prepared, config)
+    walked = WalkResult(params, last_state, carry, results, prepared, config)
+    return layer_pass.build_result(walked)
 
 
-class Recorded(TokenAlgebra):
+class RecordedTokens(TokenAlgebra):
     """Tokens as a trace has them: `Layer.extra` is the layer's `LayerTrace`."""
 
     def apply_branch(self, layer, kind, branch_input):
@@ -195,12 +202,16 @@ def replay(
     trace: Trace,
     config: TransformerConfig,
 ) -> Any:
-    """A measure of every layer's sublayers, [L, ...], from a trace: no branch is computed.
+    """Measure the sublayers of every layer from a trace, without computing a branch again.
 
     Args:
-        measure: (layer, {kind: `Passage`}) → arrays.
+        measure: (layer, {kind: `SublayerValues`}) → arrays.
         params: Of the network; norms and learned gains are read.
         trace: From `apply`, of one example.
+        config: The network.
+
+    Returns:
+        The measures [L, ...].
 
     Raises:
         ValueError: A network of several residual streams.
@@ -208,21 +219,8 @@ def replay(
     EVERYTHING.check(config)
 
     def step(layer, x):
-        x, passages = walk_layer(Recorded(), layer, x)
-        return x, measure(layer, passages)
+        x, sublayers = walk_layer(RecordedTokens(), layer, x)
+        return x, measure(layer, sublayers)
 
     inputs = PreparedInputs(x=trace.hidden[0], context=trace.context)
     return walk_layers(step, inputs.x, params, inputs, config, extra=trace.layers)[1]
-
-
-def one_row(config: TransformerConfig) -> TransformerConfig:
-    """The config of a network in which all layers have the one given row of parameters.
-
-    `prepare_inputs`, `layer_gains` and the surgeries then take a stack of one row, at any depth.
-    """
-    return config.replace(layer_map=(0,) * config.depth)
-
-
-def row_of(params: TransformerParams) -> BlockParams:
-    """The one row of a stack."""
-    return jax.tree.map(lambda a: a[0], params.layers)

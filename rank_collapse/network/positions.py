@@ -5,6 +5,8 @@ Rotary positions, the buckets of T5's bias, the relative terms of XLNet's scores
 Axis letters: h heads, n queries, m keys, d model width, k per-head query/key width.
 """
 
+import functools
+import operator
 from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
@@ -47,28 +49,23 @@ class PositionConfig(struct.Struct, kw_only=True):
         struct.check_choices(self, position=POSITIONS)
 
     def check_rotary(self, qk_width: int) -> None:
-        """Refuses rotary positions that do not fit the width of queries and keys.
+        """Check that rotary positions fit the width of queries and keys.
 
         Raises:
             ValueError: They do not.
         """
         width = qk_width if self.rotary_width is None else self.rotary_width
-        struct.refuse(
-            (qk_width % 2, f"rotary positions need an even d_qk, not {qk_width}"),
-            (
-                width % 2 or not 0 < width <= qk_width,
-                f"rotary_width={width} is not even and between 2 and {qk_width}",
-            ),
-            (
-                len(self.rotary_scaling) not in (0, 1, 2, 4),
-                f"rotary_scaling={self.rotary_scaling} has not 0, 1, 2 or 4 entries",
-            ),
-        )
+        if qk_width % 2:
+            raise ValueError(f"rotary positions need an even d_qk, not {qk_width}")
+        if width % 2 or not 0 < width <= qk_width:
+            raise ValueError(f"rotary_width={width} is not even and between 2 and {qk_width}")
+        if len(self.rotary_scaling) not in (0, 1, 2, 4):
+            raise ValueError(f"rotary_scaling={self.rotary_scaling} has not 0, 1, 2 or 4 entries")
         for _, frequencies in self.rotary_tables:
-            struct.refuse_if(
-                len(frequencies) != width // 2,
-                f"rotary_tables has {len(frequencies)} frequencies for {width // 2} pairs",
-            )
+            if len(frequencies) != width // 2:
+                raise ValueError(
+                    f"rotary_tables has {len(frequencies)} frequencies for {width // 2} pairs"
+                )
 
 
 def rotary_angles(
@@ -78,7 +75,7 @@ def rotary_angles(
     scaling: tuple[float, ...] = (),
     tables: tuple[tuple[int, tuple[float, ...]], ...] = (),
 ) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
-    """(cos, sin) of the rotary angles position · theta^(-2i/k), repeated for both halves.
+    """Compute (cos, sin) of rotary angles position · theta^(-2i/k), repeated for both halves.
 
     Args:
         positions: Positions of the tokens [n].
@@ -87,26 +84,26 @@ def rotary_angles(
         scaling: () for none, (factor,) to divide every frequency, (factor, length) for a base
             that grows with the n tokens beyond length, theta (factor n/length − factor + 1)^p with
             p = k/(k − 2) ("dynamic NTK"), or (factor, low, high, length) as in Llama 3.1: waves
-            longer than length/low are divided, those shorter than length/high kept, and between the
-            two the share changes linearly.
-        tables: Frequencies in place of all that, each with the most tokens it is for, the smallest
-            first (LongRoPE, YaRN); the last serves for more.
+            longer than length/low are divided, those shorter than length/high are not, and between
+            the two the share changes linearly.
+        tables: Frequencies instead of all that, each with the number of tokens up to which it
+            serves, the smallest first (LongRoPE, YaRN); the last serves beyond.
     """
     if len(scaling) == 2:
         factor, length = scaling
-        grown = factor * max(len(positions), length) / length - (factor - 1)
-        theta = theta * grown ** (width / (width - 2))
+        growth = factor * max(len(positions), length) / length - (factor - 1)
+        theta = theta * growth ** (width / (width - 2))
     frequencies = theta ** (-jnp.arange(0, width, 2) / width)
     if tables:
-        fitting = [table for most, table in tables if len(positions) <= most] or [tables[-1][1]]
-        frequencies = jnp.asarray(fitting[0], frequencies.dtype)
+        fitting = [table for max_tokens, table in tables if len(positions) <= max_tokens]
+        frequencies = jnp.asarray((fitting or [tables[-1][1]])[0], frequencies.dtype)
     elif len(scaling) == 1:
         frequencies = frequencies / scaling[0]
     elif len(scaling) == 4:
         factor, low, high, length = scaling
         turns = length * frequencies / (2 * jnp.pi)
-        kept = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
-        frequencies = frequencies * (kept + (1 - kept) / factor)
+        fraction = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
+        frequencies = frequencies * (fraction + (1 - fraction) / factor)
     angles = positions[:, None] * frequencies[None, :]
     angles = jnp.concatenate([angles, angles], axis=-1)
     return jnp.cos(angles), jnp.sin(angles)
@@ -115,7 +112,21 @@ def rotary_angles(
 def relative_buckets(
     num_queries: int, num_keys: int, num_buckets: int, max_distance: int, bidirectional: bool
 ) -> Int[Array, "n m"]:
-    """Bucket of each (query, key) distance for T5's position bias (Raffel et al. 2020, 2.1)."""
+    """Compute the bucket of each (query, key) distance for T5's position bias.
+
+    Half of the buckets are one distance each; the others grow with its logarithm.
+
+    Args:
+        num_queries, num_keys: n and m.
+        num_buckets: Of both directions together.
+        max_distance: From which on all distances have the last bucket.
+        bidirectional: Whether keys after the query have other buckets than keys before it.
+
+    Returns:
+        [n, m].
+
+    Source: Raffel et al. 2020, section 2.1.
+    """
     distance = jnp.arange(num_keys)[None, :] - jnp.arange(num_queries)[:, None]
     offset = jnp.zeros_like(distance)
     if bidirectional:
@@ -131,32 +142,38 @@ def relative_buckets(
 
 
 def causal_mask(num_tokens: int) -> Bool[Array, "n n"]:
-    """Each token attends to itself and to earlier tokens."""
+    """Allow each token to attend to itself and to earlier tokens."""
     i = jnp.arange(num_tokens)
     return i[:, None] >= i[None, :]
 
 
 def local_mask(num_tokens: int, window: int) -> Bool[Array, "n n"]:
-    """Each token attends to tokens at most `window` places away, on both sides."""
+    """Allow each token to attend to tokens at most `window` positions away, on both sides.
+
+    Args:
+        num_tokens: n.
+        window: The largest distance.
+    """
     i = jnp.arange(num_tokens)
     return jnp.abs(i[:, None] - i[None, :]) <= window
 
 
 def combine_masks(*masks: Any) -> Any:
-    """Logical and of the masks that are not None, or None.
+    """Combine the masks that are not None by logical and; None where there is none.
 
     Masks are Bool [m] (padding: which keys exist), [n, m], or [h, n, m]; the result has the
     rank of the largest, at least 2.
+
+    Args:
+        *masks: Bool [m] (padding: which keys exist), [n, m] or [h, n, m]; or None.
     """
     masks = [m[None, :] if m.ndim == 1 else m for m in masks if m is not None]
     if not masks:
         return None
     rank = max(m.ndim for m in masks)
-    combined = None
-    for m in masks:
-        m = m.reshape((1,) * (rank - m.ndim) + m.shape)
-        combined = m if combined is None else combined & m
-    return combined
+    return functools.reduce(
+        operator.and_, (m.reshape((1,) * (rank - m.ndim) + m.shape) for m in masks)
+    )
 
 
 class RelativeParams(struct.Struct):
@@ -173,14 +190,18 @@ class RelativeParams(struct.Struct):
 
 
 def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array, "h n k"]:
-    """Rotary positions in the half-split layout (Su et al. 2021; as in Llama).
+    """Apply rotary positions in the half-split layout (Su et al. 2021; as in Llama).
 
     Angles for fewer than k features leave those after them as they are (GPT-NeoX).
+
+    Args:
+        x: Queries or keys.
+        rotary: (cos, sin), each [n, k] or of fewer features.
     """
     cos, sin = (t[None].astype(x.dtype) for t in rotary)
-    if (width := cos.shape[-1]) < x.shape[-1]:
-        turned = rotate(x[..., :width], rotary)
-        return jnp.concatenate([turned, x[..., width:]], axis=-1)
+    width = cos.shape[-1]
+    if width < x.shape[-1]:
+        return jnp.concatenate([rotate(x[..., :width], rotary), x[..., width:]], axis=-1)
     a, b = jnp.split(x, 2, axis=-1)
     return x * cos + jnp.concatenate([-b, a], axis=-1) * sin
 
@@ -188,15 +209,24 @@ def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array
 def relative_scores(
     params: RelativeParams, query_part: Float[Array, "h n k"], num_keys: int, context: Any
 ) -> Float[Array, "h n m"]:
-    """Position and segment terms of the score of XLNet (Yang et al. 2019, section 2.3)."""
+    """Compute the position and segment terms of XLNet's scores (Yang et al. 2019, section 2.3).
+
+    Args:
+        params: Of these terms.
+        query_part: x W_q without bias [h, n, k].
+        num_keys: m.
+        context: `AttentionContext` with `relative` and `segments`.
+    """
     n = query_part.shape[1]
     keys = jnp.einsum("pd,hdk->hpk", context.relative.astype(query_part.dtype), params.w_r)
-    by_distance = jnp.einsum("hnk,hpk->hnp", query_part + params.b_r[:, None, :], keys)
+    distance_scores = jnp.einsum("hnk,hpk->hnp", query_part + params.b_r[:, None, :], keys)
     i, j = jnp.arange(n)[:, None], jnp.arange(num_keys)[None, :]
-    index = jnp.broadcast_to((n - 1 - (i - j))[None], (by_distance.shape[0], n, num_keys))
-    scores = jnp.take_along_axis(by_distance, index, axis=2)
+    index = jnp.broadcast_to((n - 1 - (i - j))[None], (distance_scores.shape[0], n, num_keys))
+    scores = jnp.take_along_axis(distance_scores, index, axis=2)
     if context.segments is not None:
-        per_kind = jnp.einsum("hnk,shk->shn", query_part + params.b_s[:, None, :], params.segment)
+        same, different = jnp.einsum(
+            "hnk,shk->shn", query_part + params.b_s[:, None, :], params.segment
+        )
         differ = context.segments[:, None] != context.segments[None, :]
-        scores = scores + jnp.where(differ[None], per_kind[1][:, :, None], per_kind[0][:, :, None])
+        scores = scores + jnp.where(differ[None], different[:, :, None], same[:, :, None])
     return scores

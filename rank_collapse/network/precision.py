@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 def full_precision(measure: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: float32 matrix products are computed in full float32 precision.
+    """Decorate a function so that its float32 matrix products have full float32 precision.
 
     Accelerators round the factors of a product to TF32 or bfloat16 by default, an error of 1e-3
     to 1e-2 that a sum over path lengths or a residual does not survive. It holds under an outer
@@ -19,8 +19,8 @@ def full_precision(measure: Callable[P, R]) -> Callable[P, R]:
     """
 
     @functools.wraps(measure)
-    def measured(*args: P.args, **options: P.kwargs) -> R:
+    def measure_precisely(*args: P.args, **options: P.kwargs) -> R:
         with jax.default_matmul_precision("highest"):
             return measure(*args, **options)
 
-    return measured
+    return measure_precisely

@@ -3,7 +3,7 @@
 The residual stream is X itself, to which branches add (Elhage et al. 2021). The residual res(X) of
 Dong et al. 2021 is another thing: X less what all tokens have in common (`measures.residuals`).
 
-Gains are one value for all sublayers, or their own for each kind and layer. Post-norm with gains
+Gains are one value for all sublayers, or one for each kind and layer. Post-norm with gains
 reads N(λ x + γ branch(x)). Admin's ω (λ = ω), DeepNet's α (λ = α), LayerScale (γ [L, d]), ReZero
 (γ = 0 at first) and 1/√L (γ) are values of these, not code: see `designs`.
 
@@ -35,7 +35,7 @@ class Gains(struct.Struct):
 
 
 class Unprofiled(struct.Struct):
-    """In the place of skip gains that `admin_profile` has still to find."""
+    """Stands for skip gains that `admin_profile` has still to find."""
 
 
 class LearnedGains(struct.Struct):
@@ -52,10 +52,10 @@ class LayerGains(struct.Struct):
     branch: Gains  # γ
     temperature: Any
     mixing: Any = None  # `attention.Mixing` with leaves [h]; None for none
-    norm: Any = None  # Gains of what the norms put out; None for none
-    window: Any = None  # How far the layer attends; None where all attend at any distance
-    unnormed: Any = None  # Whether its attention reads tokens without a norm; None where none does
-    rotated: Any = None  # Whether it has the rotary positions; None where all have them
+    norm: Any = None  # Gains of the norms' outputs; None for none
+    window: Any = None  # how far the layer attends; None where all attend at any distance
+    unnormed: Any = None  # Bool, its attention reads tokens without a norm; None where none does
+    rotated: Any = None  # Bool, it has the rotary positions; None where all have them
 
 
 class ResidualSpec(struct.Struct):
@@ -92,28 +92,30 @@ class ResidualSpec(struct.Struct):
 
     @property
     def at_branch(self) -> "ResidualSpec":
-        """N' as a spec of its own, for the functions that normalise."""
+        """The spec of N', for the functions that normalise."""
         return self.replace(norm=self.branch_norm, after_branch=True)
 
 
 def residual_specs(
     params: Any, config: TransformerConfig, gains: LayerGains
 ) -> dict[str, ResidualSpec]:
-    """The specs of one layer's sublayers, by kind.
+    """Make the specs of one layer's sublayers, by kind.
 
     Args:
+        params: `BlockParams` of the layer.
+        config: The network.
         gains: Of the layer, from `layer_gains`.
     """
     skips = {"attention": config.attention_skip, "cross": config.cross_skip, "mlp": config.mlp_skip}
-
-    def spec(kind):
-        norm, branch_norm = getattr(params, f"{kind}_norm"), getattr(params, f"{kind}_branch_norm")
+    specs = {}
+    for kind in config.kinds:
+        norm = getattr(params, f"{kind}_norm")
         if gains.norm is not None:
             norm = scale_norm(norm, getattr(gains.norm, kind), config.d_model)
         parallel = config.parallel and kind == "mlp"
-        return ResidualSpec(
+        specs[kind] = ResidualSpec(
             norm,
-            branch_norm,
+            getattr(params, f"{kind}_branch_norm"),
             getattr(gains.skip, kind),
             getattr(gains.branch, kind),
             kind,
@@ -126,23 +128,33 @@ def residual_specs(
             unnormed=gains.unnormed if kind == "attention" else None,
             connection=getattr(params, f"{kind}_connection"),
         )
-
-    return {kind: spec(kind) for kind in config.kinds}
+    return specs
 
 
 def final_spec(params: Any, config: TransformerConfig) -> ResidualSpec:
-    """The norm after the last layer, as a spec."""
+    """Make the spec of the norm after the last layer."""
     spec = lone_norm(params.final_norm, config.norm, config.norm_eps)
     return spec.replace(connection=params.final_connection)
 
 
 def lone_norm(norm: Any, kind: Any, eps: float) -> ResidualSpec:
-    """A norm that belongs to no sublayer, as a spec."""
+    """Make the spec of a norm that belongs to no sublayer.
+
+    Args:
+        norm: `NormParams`, or None for no gain and bias.
+        kind, eps: As in `layers.apply_norm`.
+    """
     return ResidualSpec(norm, None, 1.0, 1.0, "final", False, "post", kind, eps)
 
 
 def scale_norm(norm: layers.NormParams | None, gain: Any, width: int) -> layers.NormParams:
-    """gain · N: a norm with its output multiplied by a scalar or [d]."""
+    """Multiply a norm's output, its gain and bias, by a scalar or [d].
+
+    Args:
+        norm: `NormParams`; None for no gain and bias.
+        gain: A scalar or [d].
+        width: d.
+    """
     if norm is None:
         return layers.NormParams(gain=jnp.broadcast_to(gain, (width,)))
     bias = None if norm.bias is None else gain * norm.bias
@@ -150,37 +162,45 @@ def scale_norm(norm: layers.NormParams | None, gain: Any, width: int) -> layers.
 
 
 def normalize_tokens(spec: ResidualSpec, x: Float[Array, "n d"]) -> Float[Array, "n d"]:
-    """The spec's norm of ordinary tokens."""
-    return layers.norm(spec.norm, x, spec.norm_kind, spec.eps)
+    """Apply the spec's norm to ordinary tokens."""
+    return layers.apply_norm(spec.norm, x, spec.norm_kind, spec.eps)
 
 
 def add_to_stream(
-    spec: ResidualSpec, x: Float[Array, "*s d"], part: Float[Array, "*s d"]
+    spec: ResidualSpec, x: Float[Array, "*s d"], branch_output: Float[Array, "*s d"]
 ) -> Float[Array, "*s d"]:
-    """γ part + λ x·[skip] of ordinary tokens."""
-    total = apply_gain(spec.branch_gain, part)
+    """Compute γ branch_output + λ x·[skip] for ordinary tokens.
+
+    Args:
+        spec: Of the sublayer, for γ, λ and its skip.
+        x: The stream.
+        branch_output: What joins it.
+    """
+    total = apply_gain(spec.branch_gain, branch_output)
     return total + apply_gain(spec.skip_gain, x) if spec.skip else total
 
 
 def scale_summands(
-    spec: ResidualSpec, x: Float[Array, "n d"], part: Float[Array, "n d"]
+    spec: ResidualSpec, x: Float[Array, "n d"], branch_output: Float[Array, "n d"]
 ) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
-    """(λ x, γ N'(part)): the two sides of the sum in which a branch joins the stream.
+    """Compute (λ x, γ N'(branch_output)), the two sides of the sum where a branch joins the stream.
 
     Args:
         spec: Of the sublayer.
         x: The stream before it; returned as it is where there is no skip.
-        part: The branch's output, as a trace keeps it.
+        branch_output: Before N', as a trace keeps it.
     """
     if spec.norms_branch:
-        part = normalize_tokens(spec.at_branch, part)
-    return apply_gain(spec.skip_gain, x) if spec.skip else x, apply_gain(spec.branch_gain, part)
+        branch_output = normalize_tokens(spec.at_branch, branch_output)
+    stream = apply_gain(spec.skip_gain, x) if spec.skip else x
+    return stream, apply_gain(spec.branch_gain, branch_output)
 
 
 def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> LayerGains:
-    """The gains, times those that are learned, and the temperature: one entry per layer.
+    """Compute what may be swept or differs between layers: gains, temperature, windows.
 
     Args:
+        config: The network.
         dtype: Of the arithmetic.
         params: The network's `TransformerParams`, which hold the learned gains.
 
@@ -191,98 +211,129 @@ def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> La
         ValueError: A gain of another shape, learned gains without the parameters, or gains that
             are to be profiled first.
     """
-    struct.refuse_if(
-        isinstance(config.skip_gain, Unprofiled),
-        "skip_gain=Unprofiled(): rc.network.admin_profile(params, batch, config) has the gains",
-    )
-    far = [w or ANY_DISTANCE for w in config.windows]
+    if isinstance(config.skip_gain, Unprofiled):
+        raise ValueError(
+            "skip_gain=Unprofiled(): rc.network.admin_profile(params, batch, config) has the gains"
+        )
+    windows = [window or ANY_DISTANCE for window in config.windows]
     return LayerGains(
-        skip=_times_learned("skip", config, dtype, params),
-        branch=_times_learned("branch", config, dtype, params),
-        temperature=_by_layer("temperature", config.temperature, config, dtype),
-        mixing=jax.tree.map(lambda a: _by_head(a, config, dtype), config.mixing),
-        norm=None if config.norm_gain is None else _each(config, "norm_gain", dtype),
-        window=jnp.asarray(far) if far else None,
+        skip=_effective_gains("skip", config, dtype, params),
+        branch=_effective_gains("branch", config, dtype, params),
+        temperature=_broadcast_to_layers("temperature", config.temperature, config, dtype),
+        mixing=jax.tree.map(lambda a: _broadcast_to_heads(a, config, dtype), config.mixing),
+        norm=None if config.norm_gain is None else _gains_by_kind(config, "norm_gain", dtype),
+        window=jnp.asarray(windows) if windows else None,
         unnormed=None if config.first_norm else jnp.arange(config.depth) == 0,
         rotated=jnp.asarray(config.rotary_layers, bool) if config.rotary_layers else None,
     )
 
 
 def init_gains(config: TransformerConfig) -> dict[str, LearnedGains]:
-    """The gains that are trained, where the config starts them: fields of `BlockParams`, stacked.
+    """Initialise the gains that are parameters, at the values `config.learned_…_gain`.
+
+    Args:
+        config: The network.
+
+    Returns:
+        {"attention_gains": `LearnedGains`, ...} for `BlockParams`, with a leading axis of the rows
+        of the parameters; only sublayers that have learned gains.
 
     Raises:
         ValueError: A start of another shape, or per feature without `learned_per_feature`.
     """
-    dtype, rows = jnp.result_type(float), config.layer_map or range(config.depth)
-    first = jnp.asarray([rows.index(row) for row in range(config.num_rows)])
-
-    def start(name):
+    starts = {kind: {} for kind in config.kinds}
+    for gain_kind in ("skip", "branch"):
+        name = f"learned_{gain_kind}_gain"
         if getattr(config, name) is None:
-            return dict.fromkeys(config.kinds)
-        each = _each(config, name, dtype)
-        return {kind: per_row(name, getattr(each, kind)) for kind in config.kinds}
-
-    def per_row(name, gain):
-        if config.learned_per_feature:
-            gain = gain if gain.ndim == 2 else jnp.tile(gain[:, None], config.d_model)
-        elif gain.ndim == 2:
-            raise ValueError(f"{name} is given per feature, but learned_per_feature=False")
-        return gain[first]
-
-    skip, branch = start("learned_skip_gain"), start("learned_branch_gain")
-    return {
-        f"{kind}_gains": LearnedGains(skip=skip[kind], branch=branch[kind])
-        for kind in config.kinds
-        if skip[kind] is not None or branch[kind] is not None
-    }
+            continue
+        gains = _gains_by_kind(config, name, jnp.result_type(float))
+        for kind in config.kinds:
+            gain = getattr(gains, kind)
+            if config.learned_per_feature and gain.ndim == 1:
+                gain = jnp.tile(gain[:, None], config.d_model)
+            elif gain.ndim == 2 and not config.learned_per_feature:
+                raise ValueError(f"{name} is given per feature, but learned_per_feature=False")
+            starts[kind][gain_kind] = gain[jnp.asarray(config.first_layer_of_rows)]
+    return {f"{kind}_gains": LearnedGains(**gains) for kind, gains in starts.items() if gains}
 
 
-def _each(config, name, dtype):
+def _gains_by_kind(config, name, dtype):
+    """Broadcast a gain of the config to `Gains` with leaves [L] or [L, d].
+
+    Args:
+        config: The network.
+        name: Of its field, such as "skip_gain".
+        dtype: Of the arithmetic.
+    """
     gain = getattr(config, name)
-    kinds = gain if isinstance(gain, Gains) else Gains(gain, gain, gain)
-    return Gains(
-        *(
-            _by_layer(name, value, config, dtype)
-            for value in (kinds.attention, kinds.cross, kinds.mlp)
-        )
-    )
+    gains = gain if isinstance(gain, Gains) else Gains(gain, gain, gain)
+    kinds = gains.attention, gains.cross, gains.mlp
+    return Gains(*(_broadcast_to_layers(name, value, config, dtype) for value in kinds))
 
 
-def _times_learned(which, config, dtype, params):
-    gains = _each(config, f"{which}_gain", dtype)
-    if getattr(config, f"learned_{which}_gain") is None:
+def _effective_gains(gain_kind, config, dtype, params):
+    """Multiply the config's gains by the learned ones, where there are any.
+
+    Args:
+        gain_kind: "skip" or "branch".
+        config: The network.
+        dtype: Of the arithmetic.
+        params: `TransformerParams`, or None.
+
+    Returns:
+        `Gains` with leaves [L] or, per feature, [L, d].
+
+    Raises:
+        ValueError: The config has learned gains, but there are no parameters.
+    """
+    gains = _gains_by_kind(config, f"{gain_kind}_gain", dtype)
+    if getattr(config, f"learned_{gain_kind}_gain") is None:
         return gains
     if params is None:
-        raise ValueError(f"learned_{which}_gain is set: its gains are in the network's parameters")
+        raise ValueError(f"learned_{gain_kind}_gain is set: its gains are in the parameters")
     for kind in config.kinds:
-        own = getattr(gains, kind)
-        learned = getattr(getattr(params.layers, f"{kind}_gains"), which).astype(dtype)
+        constant = getattr(gains, kind)
+        learned = getattr(getattr(params.layers, f"{kind}_gains"), gain_kind).astype(dtype)
         if config.layer_map:
             learned = learned[jnp.asarray(config.layer_map)]
-        if own.ndim != learned.ndim:
-            own, learned = (a if a.ndim == 2 else a[:, None] for a in (own, learned))
-        gains = gains.replace(**{kind: own * learned})
+        if constant.ndim != learned.ndim:  # one is per feature
+            constant, learned = (g if g.ndim == 2 else g[:, None] for g in (constant, learned))
+        gains = gains.replace(**{kind: constant * learned})
     return gains
 
 
-def _by_layer(name: str, value: Any, config: TransformerConfig, dtype: Any) -> Array:
+def _broadcast_to_layers(name: str, value: Any, config: TransformerConfig, dtype: Any) -> Array:
+    """Broadcast a number, [L] or [L or 1, d] to [L] or [L, d].
+
+    Args:
+        name: Of the field, for the message; only "temperature" cannot be per feature.
+        value: The field's value.
+        config: The network.
+        dtype: Of the arithmetic.
+
+    Raises:
+        ValueError: Another shape.
+    """
     value = jnp.asarray(value, dtype)
     depth, d = config.depth, config.d_model
-    features = name != "temperature"
+    may_have_features = name != "temperature"
     if value.ndim == 0 or value.shape == (depth,):
         return jnp.broadcast_to(value, (depth,))
-    if features and value.shape in ((depth, d), (1, d)):
+    if may_have_features and value.shape in ((depth, d), (1, d)):
         return jnp.broadcast_to(value, (depth, d))
-    allowed = f"() or [{depth}]" + (f" or [{depth} or 1, {d}]" if features else "")
+    allowed = f"() or [{depth}]" + (f" or [{depth} or 1, {d}]" if may_have_features else "")
     raise ValueError(
         f"{name} of shape {value.shape} is not {allowed} for depth={depth}, d_model={d}; "
         "use jax.vmap to sweep it"
     )
 
 
-def _by_head(value, config, dtype):
-    """[L, H] of a number, [L] or [L, H]."""
+def _broadcast_to_heads(value, config, dtype):
+    """Broadcast a number, [L] or [L, H] to [L, H].
+
+    Raises:
+        ValueError: Another shape.
+    """
     value, shape = jnp.asarray(value, dtype), (config.depth, config.num_heads)
     if value.shape not in ((), shape[:1], shape):
         raise ValueError(f"mixing of shape {value.shape} is not (), {shape[:1]} or {shape}")
@@ -290,6 +341,6 @@ def _by_head(value, config, dtype):
 
 
 def apply_gain(gain: Any, x: Array) -> Array:
-    """gain · x for a scalar or [d] gain and any x [..., d]."""
+    """Multiply x [..., d] by a scalar or [d] gain."""
     gain = jnp.asarray(gain, x.dtype)
     return gain.reshape((1,) * (x.ndim - 1) + (-1,)) * x if gain.ndim else gain * x

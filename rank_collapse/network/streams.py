@@ -1,4 +1,4 @@
-"""Several residual streams in the place of one: hyper-connections, mHC, attention residuals.
+"""Several residual streams instead of one: hyper-connections, mHC, attention residuals.
 
 The state is X [s, n, d]. Of each token a sublayer f reads Σ_i p_i X_i and joins the streams by
 
@@ -15,7 +15,7 @@ in brackets is there with `connection_by_token`.
     that exist, q is 1 for the next one, R = I (Kimi Team 2026, arXiv 2603.15031).
 
 What is read after the last layer is the mean of the streams ("hyper" and "manifold": the authors'
-sum, which the final norm cannot tell apart), or an attention of its own.
+sum, which the final norm cannot tell apart), or an attention over them.
 
 Axis letters: s, i, j streams, n tokens, d width.
 """
@@ -31,7 +31,7 @@ from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 
 SINKHORN_STEPS = 20
-GATE = 0.01
+INITIAL_GATE = 0.01
 
 
 class ConnectionParams(struct.Struct):
@@ -50,7 +50,7 @@ class ConnectionParams(struct.Struct):
 
 
 def init_connections(config: TransformerConfig) -> dict[str, ConnectionParams]:
-    """Connections as their authors start them: fields of `BlockParams`, stacked.
+    """Make the connections as their authors start them: fields of `BlockParams`, stacked.
 
     "hyper": p the unit vector of stream k mod s in sublayer k, q = 1, R = I: the network is that of
     one stream. "manifold": p̃ = q̃ = 0 and R̃ = I, so that p = ½, q = 1 and R has e/(e + s − 1) on
@@ -59,26 +59,28 @@ def init_connections(config: TransformerConfig) -> dict[str, ConnectionParams]:
     """
     if config.connection == "skip":
         return {}
-    rows, s, d = config.layer_map or range(config.depth), config.num_streams, config.d_model
-    first = jnp.asarray([rows.index(row) for row in range(config.num_rows)])
+    s, d = config.num_streams, config.d_model
+    first_layers = jnp.asarray(config.first_layer_of_rows)
+    num_rows = len(first_layers)
     shapes = {"w_read": (d,), "w_write": (d,), "w_carry": (d, s)}
     if config.connection == "manifold":
         shapes = {"w_read": (s, d, s), "w_write": (s, d, s), "w_carry": (s, d, s, s)}
-    found = {}
-    for place, kind in enumerate(config.kinds):
-        turn = jax.nn.one_hot((first * len(config.kinds) + place) % s, s)
+    connections = {}
+    for number, kind in enumerate(config.kinds):
+        one_hot = jax.nn.one_hot((first_layers * len(config.kinds) + number) % s, s)
         if config.connection == "attention":
-            own = {"read": jnp.zeros((len(first), d))}
+            fields = {"read": jnp.zeros((num_rows, d))}
         else:
-            identity = jnp.broadcast_to(jnp.eye(s), (len(first), s, s))
-            own = {"read": turn, "write": jnp.ones_like(turn), "carry": identity}
+            identity = jnp.broadcast_to(jnp.eye(s), (num_rows, s, s))
+            fields = {"read": one_hot, "write": jnp.ones_like(one_hot), "carry": identity}
             if config.connection == "manifold":
-                own |= {"read": jnp.zeros_like(turn), "write": jnp.zeros_like(turn)}
+                fields |= {"read": jnp.zeros_like(one_hot), "write": jnp.zeros_like(one_hot)}
             if config.connection_by_token:
-                own |= {name: jnp.zeros((len(first), *shape)) for name, shape in shapes.items()}
-                own["gates"] = jnp.full((len(first), 2 + (config.connection == "manifold")), GATE)
-        found[f"{kind}_connection"] = ConnectionParams(**own)
-    return found
+                fields |= {name: jnp.zeros((num_rows, *shape)) for name, shape in shapes.items()}
+                num_gates = 3 if config.connection == "manifold" else 2
+                fields["gates"] = jnp.full((num_rows, num_gates), INITIAL_GATE)
+        connections[f"{kind}_connection"] = ConnectionParams(**fields)
+    return connections
 
 
 class Connection(NamedTuple):
@@ -93,13 +95,15 @@ def compute_connection(
     params: ConnectionParams | None,
     x: Float[Array, "*s n d"],
     config: TransformerConfig,
-    passed: Any,
+    num_before: Any,
 ) -> Connection | None:
-    """p, q and R of one sublayer at a state; None where there is one stream.
+    """Compute p, q and R of one sublayer at a state; None where there is one stream.
 
     Args:
         params: Of the sublayer; None to read all streams that exist alike.
-        passed: The number of sublayers passed so far.
+        x: The state.
+        config: The network.
+        num_before: The number of sublayers passed so far.
     """
     if config.connection == "skip":
         return None
@@ -108,38 +112,43 @@ def compute_connection(
         index, scores = jnp.arange(s)[:, None], jnp.zeros((s, n), x.dtype)
         if params is not None:
             # Made again for its gradient: all streams at every sublayer are large enough.
-            scores = jax.checkpoint(lambda w, x: _normed(x, "rms", config) @ w)(params.read, x)
-        read = jax.nn.softmax(jnp.where(index <= passed, scores, -jnp.inf), axis=0)
-        return Connection(read, jnp.broadcast_to(index == passed + 1, (s, n)).astype(x.dtype))
+            scores = jax.checkpoint(lambda w, x: _normalize(x, "rms", config) @ w)(params.read, x)
+        read = jax.nn.softmax(jnp.where(index <= num_before, scores, -jnp.inf), axis=0)
+        write = jnp.broadcast_to(index == num_before + 1, (s, n)).astype(x.dtype)
+        return Connection(read, write)
     if params is None:
         return Connection(jnp.full((s, n), 1 / s, x.dtype))
     shapes = Connection((s, n), (s, n), (s, s, n))
     static = Connection(params.read, params.write, params.carry)
-    own = Connection(
-        *(jnp.broadcast_to(a[..., None], b) for a, b in zip(static, shapes, strict=True))
+    connection = Connection(
+        *(jnp.broadcast_to(a[..., None], shape) for a, shape in zip(static, shapes, strict=True))
     )
     if params.gates is not None:
-        more = (_by_stream if config.connection == "hyper" else _by_token)(params, x, config)
+        by_token = _hyper_terms if config.connection == "hyper" else _manifold_terms
+        terms = by_token(params, x, config)
         gates = params.gates[1], params.gates[0], params.gates[-1]
-        own = Connection(*(a + g * b for a, g, b in zip(own, gates, more, strict=True)))
+        connection = Connection(
+            *(a + gate * term for a, gate, term in zip(connection, gates, terms, strict=True))
+        )
     if config.connection == "hyper":
-        return own
-    return Connection(jax.nn.sigmoid(own.read), 2 * jax.nn.sigmoid(own.write), sinkhorn(own.carry))
+        return connection
+    read, write, carry = connection
+    return Connection(jax.nn.sigmoid(read), 2 * jax.nn.sigmoid(write), sinkhorn(carry))
 
 
-def _normed(x, kind, config):
-    return jax.vmap(lambda a: layers.norm(None, a, kind, config.norm_eps))(x)
+def _normalize(x, kind, config):
+    return jax.vmap(lambda a: layers.apply_norm(None, a, kind, config.norm_eps))(x)
 
 
-def _by_stream(params, x, config):
-    """What hyper-connections add by token: each stream decides over its own share."""
-    y = _normed(x, "layer", config)
+def _hyper_terms(params, x, config):
+    """Compute what hyper-connections add by token: each stream decides over its own share."""
+    y = _normalize(x, "layer", config)
     carry = jnp.einsum("jnd,di->ijn", y, params.w_carry)
     return tuple(map(jnp.tanh, (y @ params.w_read, y @ params.w_write, carry)))
 
 
-def _by_token(params, x, config):
-    """What mHC adds by token: all streams decide together."""
+def _manifold_terms(params, x, config):
+    """Compute what mHC adds by token: all streams decide together."""
     square = jnp.mean(jnp.square(x), axis=(0, 2), keepdims=True)
     y = x * jax.lax.rsqrt(square + config.norm_eps)
     read, write = (jnp.einsum("snd,sdi->in", y, w) for w in (params.w_read, params.w_write))
@@ -147,41 +156,75 @@ def _by_token(params, x, config):
 
 
 def sinkhorn(logits: Float[Array, "i j *n"]) -> Float[Array, "i j *n"]:
-    """exp(logits), its columns and then its rows divided by their sums, again and again.
+    """Divide exp(logits) by the sums of its columns and then of its rows, again and again.
 
-    Of the identity of size s: e/(e + s − 1) on the diagonal and 1/(e + s − 1) beside it, whose
+    Of the identity of size s: e/(e + s − 1) on the diagonal and 1/(e + s − 1) elsewhere, whose
     powers fall to 11ᵀ/s as ((e − 1)/(e + s − 1))^k.
+
+    Args:
+        logits: Of every token.
 
     Source: Sinkhorn and Knopp 1967; Xie et al. 2025, equation 9.
     """
     # Any factor cancels: no gradient of it.
     largest = jax.lax.stop_gradient(jnp.max(logits, axis=(0, 1), keepdims=True))
-    start = jnp.exp(logits - largest)
 
-    def step(_, m):
+    def divide_by_sums(_, m):
         m = m / m.sum(axis=0, keepdims=True)
         return m / m.sum(axis=1, keepdims=True)
 
-    return jax.lax.fori_loop(0, SINKHORN_STEPS, step, start)
+    return jax.lax.fori_loop(0, SINKHORN_STEPS, divide_by_sums, jnp.exp(logits - largest))
 
 
 def start_streams(x: Float[Array, "n d"], config: TransformerConfig) -> Float[Array, "*s n d"]:
-    """The streams at X^0; X^0 itself where there is one."""
+    """Make the streams at X^0; X^0 itself where there is one.
+
+    Args:
+        x: X^0.
+        config: The network.
+    """
     if config.connection == "attention":
         return jnp.zeros((*config.streams, *x.shape), x.dtype).at[0].set(x)
     return jnp.broadcast_to(x, (*config.streams, *x.shape))
 
 
-def merge_streams(own: Connection | None, x: Float[Array, "*s n d"]) -> Float[Array, "*t n d"]:
-    """Σ_i p_i X_i of streams, or of their channels [s, g, n, d]; X itself without connection."""
-    return x if own is None else jnp.einsum("sn,s...nd->...nd", own.read, x)
+def merge_streams(
+    connection: Connection | None, x: Float[Array, "*s n d"]
+) -> Float[Array, "*t n d"]:
+    """Sum Σ_i p_i X_i over streams, or their channels [s, g, n, d]; X itself without connection.
+
+    Args:
+        connection: Of the sublayer; None where there is one stream.
+        x: The streams.
+    """
+    return x if connection is None else jnp.einsum("sn,s...nd->...nd", connection.read, x)
+
+
+def average_streams(
+    x: Float[Array, "*s n d"], config: TransformerConfig, num_before: Any
+) -> Float[Array, "n d"]:
+    """Average the streams that exist after a number of sublayers; one stream stays as it is.
+
+    Args:
+        x: The streams.
+        config: The network.
+        num_before: The number of sublayers passed.
+    """
+    return merge_streams(compute_connection(None, x, config, num_before), x)
 
 
 def join_streams(
-    own: Connection | None, x: Float[Array, "*s n d"], part: Float[Array, "*t n d"]
+    connection: Connection | None, x: Float[Array, "*s n d"], branch_output: Float[Array, "*t n d"]
 ) -> tuple[Float[Array, "*s n d"], Float[Array, "*s n d"]]:
-    """(Σ_j R_ij X_j, q_i f), the two sides of a sum; (X, f) without connection."""
-    if own is None:
-        return x, part
-    carried = x if own.carry is None else jnp.einsum("ijn,j...nd->i...nd", own.carry, x)
-    return carried, jnp.einsum("sn,...nd->s...nd", own.write, part)
+    """Compute the two summands of a sublayer's new streams, Σ_j R_ij X_j and q_i f.
+
+    Args:
+        connection: R is its `carry`, q its `write`; None for one stream: (X, f) themselves.
+        x: X, the streams.
+        branch_output: f, what the branch computed from the one merged stream.
+    """
+    if connection is None:
+        return x, branch_output
+    if connection.carry is not None:
+        x = jnp.einsum("ijn,j...nd->i...nd", connection.carry, x)
+    return x, jnp.einsum("sn,...nd->s...nd", connection.write, branch_output)

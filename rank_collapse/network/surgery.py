@@ -3,7 +3,7 @@
 Each has two readings. "published" is what the published curves measured: SAN+MLP keeps the
 skip around the MLP, and ALBERT without MLP keeps the MLP's activation, skip and norm and loses
 only its two linear maps. "text" is what the paper's text says: SAN+MLP has no skip at all, and
-without MLP the whole sublayer is gone. Attention keeps its norm in all of them.
+without MLP the sublayer is gone. Attention keeps its norm in all of them.
 """
 
 from typing import Any, Literal, get_args
@@ -21,7 +21,9 @@ ABLATIONS, READINGS = get_args(Ablation), get_args(Reading)
 
 
 def list_ablations(family: str | None) -> list[tuple[str, str]]:
-    """Lists (ablation, reading) pairs that differ: "text" only where it differs from "published".
+    """List all ablations of a network, as (ablation, reading) pairs that differ.
+
+    A paper's text and its published curves disagree on some ablations: these come twice.
 
     Args:
         family: The `model_type` of a checkpoint, or None.
@@ -33,7 +35,11 @@ def list_ablations(family: str | None) -> list[tuple[str, str]]:
 
 
 def skips_left(name: str, reading: str) -> Gains:
-    """Tells for each kind of sublayer whether an ablation keeps its skip."""
+    """Tell for each kind of sublayer whether an ablation keeps its skip.
+
+    Args:
+        name, reading: As in `ablate`.
+    """
     around_attention = name in ("SAN+skip", "Transformer")
     return Gains(around_attention, around_attention, name != "SAN+MLP" or reading == "published")
 
@@ -44,15 +50,15 @@ def ablate(
     name: Ablation,
     reading: Reading = "published",
 ) -> tuple[TransformerConfig, TransformerParams]:
-    """Makes one of the four curves of a network with skips and MLPs; the weights are shared.
+    """Make one of the four curves of a network with skips and MLPs; the weights are shared.
 
     SAN: x' = N(SA(x)); SAN+skip: x' = N(x + SA(x)); SAN+MLP: a = N(SA(x)), x' = N(a + MLP(a)) as
     published and N(MLP(a)) as in the text; Transformer: unchanged. Pre-norm networks: the same
     with the norms inside the branches. A cross-attention loses its skip with the attention.
 
     Args:
-        config: The whole network, as `rank_collapse.pretrained.load` gives it. One of family
-            "albert" has a published ablation of its own.
+        config, params: The full network, as `rank_collapse.pretrained.load` returns it. "albert"
+            as its family has another published ablation.
         name: One of `ABLATIONS`.
         reading: One of `READINGS`.
 
@@ -75,11 +81,11 @@ def ablate(
             f"an ablation needs a network with MLP and skips, not mlp={config.mlp!r}, "
             f"attention_skip={config.attention_skip}, mlp_skip={config.mlp_skip}"
         )
-    left = skips_left(name, reading)
+    skips = skips_left(name, reading)
     config = config.replace(
-        attention_skip=left.attention,
-        cross_skip=config.cross_skip and left.cross,
-        mlp_skip=left.mlp,
+        attention_skip=skips.attention,
+        cross_skip=config.cross_skip and skips.cross,
+        mlp_skip=skips.mlp,
     )
     if name == "SAN+MLP":
         return config, params
@@ -93,7 +99,10 @@ def ablate(
 def identity_maps(
     config: TransformerConfig, params: TransformerParams
 ) -> tuple[TransformerConfig, TransformerParams]:
-    """MLP(a) = φ(a): both linear maps of every MLP replaced by the identity, without biases.
+    """Replace both linear maps of every MLP by the identity, without biases: MLP(a) = φ(a).
+
+    Args:
+        config, params: The network.
 
     Raises:
         ValueError: A gated MLP.

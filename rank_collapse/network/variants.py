@@ -40,19 +40,29 @@ VariantName = Literal[
 
 
 def allowed_keys(scores: Any, context: Any) -> Any:
-    """Computes which keys a query may attend to, Bool [1 or h, n, m]."""
+    """Compute which keys a query may attend to, Bool [1 or h, n, m].
+
+    Args:
+        scores: [h, n, m].
+        context: Its mask.
+    """
     mask = jnp.ones(scores.shape[-2:], bool) if context.mask is None else context.mask
     return mask.reshape((1,) * (3 - mask.ndim) + mask.shape)
 
 
-def _or_one(total):
-    """Sums of rows to divide by, 1 where a row has no key: its weights stay 0."""
+def _zero_to_one(total):
+    """Replace 0 by 1 in sums of rows to divide by: weights of a row without a key stay 0."""
     return jnp.where(total == 0, 1, total)
 
 
 def with_sink(sink, scores, context):
-    """exp(S_ij) / (exp(s_h) + Σ_j exp S_ij): a column of score s_h, dropped after the softmax."""
-    column = jnp.broadcast_to(context.of_heads(sink, len(scores)), (*scores.shape[:2], 1))
+    """Compute exp(S_ij) / (exp(s_h) + Σ_j exp S_ij): a column of score s_h, then dropped.
+
+    Args:
+        sink: s, a number, [L] or [L, H].
+        scores, context: As of `AttentionConfig.normalise`.
+    """
+    column = jnp.broadcast_to(context.broadcast_to_heads(sink, len(scores)), (*scores.shape[:2], 1))
     allowed = jnp.broadcast_to(allowed_keys(scores, context), scores.shape)
     mask = jnp.concatenate([allowed, jnp.ones_like(allowed[..., :1])], axis=-1)
     widened = jnp.concatenate([scores, column.astype(scores.dtype)], axis=-1)
@@ -60,29 +70,51 @@ def with_sink(sink, scores, context):
 
 
 def sigmoid(bias, scores, context):
-    """σ(S + b), b = −ln m where it is None, m all keys, padding included; rows sum to any value."""
-    shift = -math.log(scores.shape[-1]) if bias is None else context.of_heads(bias, len(scores))
+    """Compute σ(S + b), b = −ln m for None with m all keys, padding too; rows sum to any value.
+
+    Args:
+        bias: b, a number, [L] or [L, H]; None for −ln m.
+        scores, context: As of `AttentionConfig.normalise`.
+    """
+    if bias is None:
+        shift = -math.log(scores.shape[-1])
+    else:
+        shift = context.broadcast_to_heads(bias, len(scores))
     return jnp.where(allowed_keys(scores, context), jax.nn.sigmoid(scores + shift), 0)
 
 
 def retention(decay, scores, context):
-    """S ∘ D / max(|Σ_j (S ∘ D)_ij|, 1), D_ij = γ_h^(i−j) / √(Σ_j γ_h^(i−j)); no gradient of it."""
+    """Compute S ∘ D / max(|Σ_j (S ∘ D)_ij|, 1), D_ij = γ_h^(i−j) / √(Σ_j γ_h^(i−j)).
+
+    The divisor has no gradient.
+
+    Args:
+        decay: γ, a number, [L] or [L, H].
+        scores, context: As of `AttentionConfig.normalise`.
+
+    Raises:
+        ValueError: Queries and keys that are not the same tokens.
+    """
     h, n, m = scores.shape
     if n != m:
         raise ValueError(f"retention needs as many keys as queries, not scores of {scores.shape}")
     distance = jnp.abs(jnp.arange(n)[:, None] - jnp.arange(n)[None, :])
-    powers = context.of_heads(decay, h) ** distance[None]
+    powers = context.broadcast_to_heads(decay, h) ** distance[None]
     d = jnp.where(allowed_keys(scores, context), powers, 0)
-    p = scores * d / jnp.sqrt(_or_one(d.sum(axis=-1, keepdims=True)))
+    p = scores * d / jnp.sqrt(_zero_to_one(d.sum(axis=-1, keepdims=True)))
     size = jax.lax.stop_gradient(jnp.abs(p.sum(axis=-1, keepdims=True)))
     return p / jnp.maximum(size, 1)
 
 
 def linear(q, k, v, context):
-    """M = φ(q)φ(k)ᵀ over its row sums, φ = elu + 1: a whole head, `AttentionConfig.mix`."""
+    """Compute M = φ(q)φ(k)ᵀ over its row sums, φ = elu + 1: a full head, `AttentionConfig.mix`.
+
+    Args:
+        q, k, v, context: As of `AttentionConfig.mix`.
+    """
     products = (jax.nn.elu(q) + 1) @ (jax.nn.elu(k) + 1).swapaxes(1, 2)
     m = jnp.where(allowed_keys(products, context), products, 0)
-    return m / _or_one(m.sum(axis=-1, keepdims=True)), None
+    return m / _zero_to_one(m.sum(axis=-1, keepdims=True)), None
 
 
 # --- The table
@@ -94,11 +126,12 @@ class Variant(NamedTuple):
     fields: Callable[..., dict[str, Any]]  # values → fields of the config that it sets
     values: Callable[[TransformerConfig], dict[str, Any]]  # of `fields`, as authors start them
     source: str
-    needs: Mapping[str, Any] = {}  # {field: values that it takes} where it does not take any
+    needs: Mapping[str, Any] = {}  # {field: values that it supports} where not all are supported
     start: Callable[[Any], Any] = lambda attention: attention  # AttentionParams as authors start
 
 
-def _start(**values: Any) -> Callable[[TransformerConfig], dict[str, Any]]:
+def _constant_values(**values: Any) -> Callable[[TransformerConfig], dict[str, Any]]:
+    """Make the function `Variant.values` of values that do not depend on the network."""
     return lambda config: dict(values)
 
 
@@ -107,36 +140,37 @@ def _retention_values(config):
     return {"decay": 1 - 2.0 ** (-5 - jnp.broadcast_to(heads, (config.depth, len(heads))))}
 
 
-def _no_queries(attention):
-    """W_Q = 0: P = C at first, so that M = α I."""
+def _zero_queries(attention):
+    """Set W_Q = 0: P = C at first, so that M = α I."""
     return attention.replace(w_q=jnp.zeros_like(attention.w_q))
 
 
-# What makes its own scores takes none of these fields of softmax attention.
-OWN_SCORES = {
+# A variant without softmax scores supports none of these fields.
+WITHOUT_SCORES = {
     name: (DEFAULTS[name],)
     for name in ("score", "scale_scores", "temperature", "qk_norm", "position", "score_cap")
 }
 ATTENTION = ("normalise", "mixing", "mix")
-NETWORKS = ("san", "san_mlp", "san_skip", "transformer")  # of `presets`
 
 VARIANTS: dict[VariantName, Variant] = {
-    "softmax": Variant(lambda: {}, _start(), "Vaswani et al. 2017"),
-    "centred": Variant(lambda: {"mixing": Mixing(0.0, 1.0, -1.0)}, _start(), "Ali et al. 2023"),
+    "softmax": Variant(lambda: {}, _constant_values(), "Vaswani et al. 2017"),
+    "centred": Variant(
+        lambda: {"mixing": Mixing(0.0, 1.0, -1.0)}, _constant_values(), "Ali et al. 2023"
+    ),
     "shaped": Variant(
         lambda alpha, beta, gamma: {"mixing": Mixing(alpha, beta, -gamma)},
-        _start(alpha=1.0, beta=1.0, gamma=1.0),
+        _constant_values(alpha=1.0, beta=1.0, gamma=1.0),
         "Noci et al. 2023; He and Hofmann 2023",
-        start=_no_queries,
+        start=_zero_queries,
     ),
     "attn_scale": Variant(
         lambda excess: {"mixing": Mixing(0.0, 1 + excess, -excess)},
-        _start(excess=0.0),
+        _constant_values(excess=0.0),
         "Wang et al. 2022",
     ),
     "sigmoid": Variant(
         lambda bias: {"normalise": Partial(sigmoid, bias)},
-        _start(bias=None),
+        _constant_values(bias=None),
         "Ramapuram et al. 2024",
     ),
     "sinks": Variant(
@@ -151,25 +185,27 @@ VARIANTS: dict[VariantName, Variant] = {
         {"mask": ("causal",)},
     ),
     "linear": Variant(
-        lambda: {"mix": Partial(linear)}, _start(), "Katharopoulos et al. 2020", OWN_SCORES
+        lambda: {"mix": Partial(linear)},
+        _constant_values(),
+        "Katharopoulos et al. 2020",
+        WITHOUT_SCORES,
     ),
 }
 
 
-def _variant_named(name):
-    network = str(name).lower().replace("+", "_")
-    if network in NETWORKS:
-        raise ValueError(
-            f"variant {name!r} is a network, not a form of attention: rc.{network} makes it, and "
-            "rc.surgery.ablate cuts it out of another network"
-        )
+def _find_variant(name):
+    """Return the variant of a name.
+
+    Raises:
+        ValueError: There is none.
+    """
     if name not in VARIANTS:
         raise struct.unknown_value_error(f"variant {name!r}", name, VARIANTS)
     return VARIANTS[name]
 
 
 def variant(config: TransformerConfig, name: VariantName, **values: Any) -> TransformerConfig:
-    """Replaces a network's attention by a variant; `init_variant` draws its parameters.
+    """Replace a network's attention by a variant; `init_variant` draws its parameters.
 
     Args:
         config: The network, of softmax attention.
@@ -180,19 +216,19 @@ def variant(config: TransformerConfig, name: VariantName, **values: Any) -> Tran
         The config of the variant.
 
     Raises:
-        ValueError: An unknown name or value, or a config that has an attention of its own already
-            or scores that the variant does not take.
+        ValueError: An unknown name or value, or a config whose attention is replaced already, or
+            has scores that the variant does not support.
     """
     if not isinstance(config, TransformerConfig):
         raise ValueError(f"variant {name!r} needs a TransformerConfig, not {type(config).__name__}")
-    chosen = _variant_named(name)
-    start = chosen.values(config)
+    spec = _find_variant(name)
+    start = spec.values(config)
     for value in values:
         if value not in start:
             raise ValueError(f"variant {name!r} has no value {value!r}, only {tuple(start)}")
-    taken = dict.fromkeys(DEFAULTS, ANY) | dict.fromkeys(ATTENTION, (None,)) | chosen.needs
-    Covers(f"variant {name!r}", taken).check(config)
-    return config.replace(**chosen.fields(**(start | values)))
+    supported = dict.fromkeys(DEFAULTS, ANY) | dict.fromkeys(ATTENTION, (None,)) | spec.needs
+    Covers(f"variant {name!r}", supported).check(config)
+    return config.replace(**spec.fields(**(start | values)))
 
 
 def init_variant(
@@ -202,7 +238,7 @@ def init_variant(
     weight_scale: Any = 1.0,
     bias_scale: Any = 0.0,
 ) -> TransformerParams:
-    """Draws parameters of a network, its attention as a variant's authors start it; see `init`.
+    """Draw parameters of a network, its attention as a variant's authors start it; see `init`.
 
     Args:
         key: Random key.
@@ -213,7 +249,7 @@ def init_variant(
     Raises:
         ValueError: An unknown name.
     """
-    start = _variant_named(name).start
+    start = _find_variant(name).start
     params = init(key, config, weight_scale, bias_scale)
     layers = params.layers
     return params.replace(layers=layers.replace(attention=start(layers.attention)))

@@ -4,13 +4,10 @@ Unlike paths, which pass what comes after them, a part here reaches the output b
 norms alone. `logit_attribution` reads logits from such parts, or from sums of paths.
 """
 
-import dataclasses
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
@@ -18,7 +15,7 @@ from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import apply_final_norm, walk_layer, walk_layers
+from rank_collapse.network.transformer import apply_final_norm, walk_layer, walk_layers
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.frozen import Frozen, carry_edit, freeze
 
@@ -51,7 +48,7 @@ class DirectContributions(struct.Struct):
 def direct_contributions(
     params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
 ) -> DirectContributions:
-    """The direct contribution of each part of the network to the output, norm statistics fixed.
+    """Split the output into the direct contribution of each part, norm statistics fixed.
 
     With post-norms a part passes every norm after it; with pre-norms the final norm alone.
 
@@ -67,116 +64,69 @@ def direct_contributions(
     circuits.
     """
     params, prepared = prepare_inputs(params, x, config, covers=EVERYTHING, **inputs)
-    c, _ = _rows(params, prepared, config, True)
+    rows = _written_rows(params, prepared, config)
     l, h = config.depth, config.num_heads
     mlp_row = 1 + l * h + l * config.cross_attention
     return DirectContributions(
-        start=c[0],
-        heads=c[1 : 1 + l * h].reshape(l, h, *c.shape[1:]),
-        mlps=c[mlp_row:-1] if config.mlp != "none" else None,
-        cross=c[1 + l * h : mlp_row] if config.cross_attention else None,
-        offset=c[-1],
+        start=rows[0],
+        heads=rows[1 : 1 + l * h].reshape(l, h, *rows.shape[1:]),
+        mlps=rows[mlp_row:-1] if config.mlp != "none" else None,
+        cross=rows[1 + l * h : mlp_row] if config.cross_attention else None,
+        offset=rows[-1],
     )
 
 
-class _Written(Frozen):
-    """Rows [rows, n, d]: the input, what each attention, cross-attention and MLP wrote, the offset.
+class _WrittenRows(Frozen):
+    """Rows [r, n, d]: the input, what each head, cross-attention and MLP wrote, and the offset.
 
-    Attention has one row a head, its output bias in the offset; or one row with everything.
+    Output biases of attention are in the offset.
     """
 
-    def __init__(self, rows: int, config: TransformerConfig, by_head: bool, dtype: Any):
-        super().__init__(jnp.zeros(rows, dtype).at[-1].set(1))
-        self.by_head = by_head
-        self.width = config.num_heads if by_head else 1
-        self.first = {"attention": 1, "cross": 1 + config.depth * self.width}
-        self.first["mlp"] = self.first["cross"] + config.depth * config.cross_attention
+    def __init__(self, num_rows: int, config: TransformerConfig, dtype: Any):
+        super().__init__(jnp.zeros(num_rows, dtype).at[-1].set(1))
+        cross_row = 1 + config.depth * config.num_heads
+        mlp_row = cross_row + config.depth * config.cross_attention
+        self.first_row = {"attention": 1, "cross": cross_row, "mlp": mlp_row}
 
     def apply_branch(self, layer, kind, branch_input):
-        if kind == "attention" and self.by_head:
-            return self._by_head(layer, branch_input), None
-        part = getattr(layer.extra.trace, f"{kind}_branch")
-        return self._placed(layer, kind, jnp.zeros_like(branch_input), part[None]), None
-
-    def _by_head(self, layer, branch_input):
-        trace, params = layer.extra.trace, layer.params.attention
-        bias = jnp.broadcast_to(params.b_o, (1, *branch_input.shape[1:]))
-        parts = jnp.concatenate([trace.kept["head_output"], bias])
-        shares = jnp.zeros(len(parts), branch_input.dtype).at[-1].set(1)
-        parts = carry_edit(layer, "attention_branch", parts, shares)
-        empty = jnp.zeros_like(branch_input).at[-1].set(parts[-1])
-        return self._placed(layer, "attention", empty, parts[:-1])
-
-    def _placed(self, layer, kind, rows, parts):
-        row = self.first[kind] + layer.index * len(parts)
-        return jax.lax.dynamic_update_slice(rows, parts, (row, 0, 0))
+        trace, rows = layer.extra.trace, jnp.zeros_like(branch_input)
+        if kind == "attention":
+            bias = jnp.broadcast_to(layer.params.attention.b_o, (1, *branch_input.shape[1:]))
+            outputs = jnp.concatenate([trace.kept["head_output"], bias])
+            ones = jnp.zeros(len(outputs), branch_input.dtype).at[-1].set(1)
+            outputs = carry_edit(layer, "attention_branch", outputs, ones)
+            rows, outputs = rows.at[-1].set(outputs[-1]), outputs[:-1]
+        else:
+            outputs = getattr(trace, f"{kind}_branch")[None]
+        row = self.first_row[kind] + layer.index * len(outputs)
+        return jax.lax.dynamic_update_slice(rows, outputs, (row, 0, 0)), None
 
 
-@functools.partial(jax.jit, static_argnames="by_head")
-def _rows(params, prepared, config, by_head):
-    """(rows at the output, the shares of rows in the stream after every sublayer)."""
-    keep = ("head_output",) if by_head else ()
-    constants, of_final = freeze(params, prepared, config, keep=keep)
-    per_layer = len(config.kinds) - 1 + (config.num_heads if by_head else 1)
-    count = 2 + config.depth * per_layer
-    algebra = _Written(count, config, by_head, prepared.x.dtype)
-
-    def step(layer, c):
-        c, passages = walk_layer(algebra, layer, c)
-        return c, jnp.stack([_shares(passage.output_state) for passage in passages.values()])
-
-    c = jnp.zeros((count, *prepared.x.shape), prepared.x.dtype).at[0].set(prepared.x)
-    first = _shares(c)
-    c, shares = walk_layers(step, c, params, prepared, config, extra=constants)
-    c = apply_final_norm(algebra, c, params, prepared, config, of_final)
-    return c, jnp.concatenate([first[None], shares.reshape(-1, count)])
-
-
-def _shares(c):
-    c = c - c.mean(axis=-1, keepdims=True)
-    whole = c.sum(axis=0)
-    return jnp.einsum("snd,nd->s", c, whole) / jnp.sum(jnp.square(whole))
-
-
-@full_precision
-def variance_shares(
-    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
-) -> Float[Array, "i j"]:
-    """Cov(part_j, x_i)/Var x_i after every sublayer i, of the input, every branch j and the biases.
-
-    With norm statistics frozen, as in `direct_contributions`, x_i is the sum of what its input, the
-    branches 1 .. i and the biases of norms wrote, so that every row sums to 1 exactly; variances
-    and covariances are over the features, as LayerNorm takes them, and averaged over tokens.
-    `measures.dependency` gives the published β_ij², which are these where branches are uncorrelated
-    and never negative; a share is negative where a branch takes away what others wrote.
+@jax.jit
+def _written_rows(params, prepared, config):
+    """Carry what every part wrote to the output: the rows of `_WrittenRows` there.
 
     Args:
-        params, x, config: As in `apply`.
-        **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`.
-
-    Returns:
-        [N + 1, N + 2]: row i the stream after i branches, columns the input, branches 1 .. N and
-        the biases of the norms.
-
-    Raises:
-        ValueError: An edit; see also `apply`.
+        params, prepared: From `prepare_inputs`.
+        config: The network.
     """
-    params, prepared = prepare_inputs(params, x, config, covers=_SHARES_COVER, **inputs)
-    _, shares = _rows(params, prepared, config, False)
-    l, kinds = config.depth, len(config.kinds)
-    # From one block of rows for each kind of branch to the order in which branches are passed.
-    order = jnp.arange(l * kinds).reshape(kinds, l).T.reshape(-1)
-    return shares[:, jnp.concatenate([jnp.zeros(1, int), 1 + order, jnp.full(1, 1 + l * kinds)])]
+    constants, final_constants = freeze(params, prepared, config, keep=("head_output",))
+    num_rows = 2 + config.depth * (config.num_heads + len(config.kinds) - 1)
+    algebra = _WrittenRows(num_rows, config, prepared.x.dtype)
 
+    def step(layer, rows):
+        return walk_layer(algebra, layer, rows)[0], None
 
-_SHARES_COVER = dataclasses.replace(EVERYTHING, name="variance_shares", edits=())
+    rows = jnp.zeros((num_rows, *prepared.x.shape), prepared.x.dtype).at[0].set(prepared.x)
+    rows, _ = walk_layers(step, rows, params, prepared, config, extra=constants)
+    return apply_final_norm(algebra, rows, params, prepared, config, final_constants)
 
 
 @full_precision
 def logit_attribution(
     contributions: Any, unembedding: Any, *, classes: int | tuple[int, int] | None = None
 ) -> Any:
-    """Each part's share of the logits x W + b: its product with W; b belongs to the offset.
+    """Compute each part's share of the logits x W + b: its product with W; b joins the offset.
 
     The final norm is frozen in the contributions already, so that the shares of a sum that equals
     the output sum to the logits: `direct_contributions` by head and MLP, `path_contributions` by
@@ -190,7 +140,7 @@ def logit_attribution(
             all. The axis of classes stays, then of size 1.
 
     Returns:
-        The same structure with [..., n, c] in the place of [..., n, d].
+        The same structure with [..., n, c] instead of [..., n, d].
 
     Raises:
         ValueError: An unembedding of another width, or a class that it has not.
@@ -210,24 +160,32 @@ def logit_attribution(
             f"unembedding of shape {w.shape} is not [d, c] for contributions of d={widths}"
         )
     if classes is not None:
-        w, b = (_of_classes(a, classes) for a in (w, b))
-
-    def share(a: Array) -> Array:
-        return jnp.einsum("...d,dc->...c", a, w)
-
-    shares = jax.tree.map(share, contributions)
-    if not isinstance(contributions, PathContributions | DirectContributions):
-        return shares
-    whole = {name: getattr(shares, name, None) for name in ("offset", "output")}
-    known = {name: a for name, a in whole.items() if a is not None}
-    return shares.replace(**{name: a + jnp.broadcast_to(b, a.shape) for name, a in known.items()})
+        w, b = (_select_classes(a, classes) for a in (w, b))
+    logits = jax.tree.map(lambda a: jnp.einsum("...d,dc->...c", a, w), contributions)
+    if isinstance(contributions, PathContributions | DirectContributions):
+        for name in ("offset", "output"):
+            without_bias = getattr(logits, name, None)
+            if without_bias is not None:
+                bias = jnp.broadcast_to(b, without_bias.shape)
+                logits = logits.replace(**{name: without_bias + bias})
+    return logits
 
 
-def _of_classes(a, classes):
+def _select_classes(a, classes):
+    """Select the logit of one class, or the difference of two: [..., c] to [..., 1].
+
+    Args:
+        a: Logits or columns of the unembedding.
+        classes: One class, or a pair.
+
+    Raises:
+        ValueError: A class that does not exist, or more than two.
+    """
     pair = classes if isinstance(classes, tuple | list) else (classes,)
     for index in pair:
         if not 0 <= index < a.shape[-1]:
             raise ValueError(f"class {index} is not in 0..{a.shape[-1] - 1}")
-    struct.refuse_if(len(pair) > 2, f"classes={classes!r} is not one class or two")
-    chosen = a[..., pair[0], None]
-    return chosen if len(pair) == 1 else chosen - a[..., pair[1], None]
+    if len(pair) > 2:
+        raise ValueError(f"classes={classes!r} is not one class or two")
+    first = a[..., pair[0], None]
+    return first if len(pair) == 1 else first - a[..., pair[1], None]

@@ -5,8 +5,8 @@ the number of layers it does not skip. The two meanings of a path, always named:
 
 * *frozen*: attention weights, norm statistics and MLP gates are those of the full forward pass;
   the terms of all paths sum to the output (Dong et al. 2021, Theorem 2.1);
-* *recomputed*: a path is a network of its own that computes attention from its own hidden state
-  (what the paper's experiments evaluate).
+* *recomputed*: a path is a separate network, whose attention is computed from the path's own
+  hidden state (what the paper's experiments evaluate).
 """
 
 import math
@@ -17,13 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from rank_collapse.struct import refuse, refuse_if
-
 ALL_HEADS = -1
 
 
 def count_paths(depth: int, num_heads: int, skips: bool = True) -> tuple[int, ...]:
-    """|P_k| = C(L, k) H^k for k = 0 .. L, exactly; without skips only k = L is not 0.
+    """Count the paths of each length, |P_k| = C(L, k) H^k for k = 0 .. L, exactly.
+
+    Args:
+        depth, num_heads: L and H.
+        skips: False for a network without skips, in which all paths have length L.
 
     Returns:
         L + 1 Python integers, whose sum is (1 + H)^L, or H^L without skips.
@@ -32,29 +34,34 @@ def count_paths(depth: int, num_heads: int, skips: bool = True) -> tuple[int, ..
         ValueError: depth or num_heads below 1.
     """
     for name, value in (("depth", depth), ("num_heads", num_heads)):
-        refuse_if(value < 1, f"{name}={value} is below 1")
+        if value < 1:
+            raise ValueError(f"{name}={value} is below 1")
     counts = [math.comb(depth, k) * num_heads**k for k in range(depth + 1)]
     return tuple(counts if skips else [0] * depth + counts[-1:])
 
 
 def path_length(paths: Any, num_heads: int) -> Any:
-    """Number of layers each path [..., L] does not skip."""
+    """Count the layers that each path [..., L] does not skip."""
     return (paths != num_heads).sum(axis=-1)
 
 
 def check_length(length: int, depth: int) -> None:
-    """Refuses a length outside 0 .. L, that is, more skips than layers or fewer than none."""
-    refuse_if(
-        not 0 <= length <= depth,
-        f"length={length} needs {depth - length} skips in depth={depth} layers; "
-        f"give a length from 0 to {depth}",
-    )
+    """Check that a length is in 0 .. L.
+
+    Raises:
+        ValueError: It would need more skips than layers, or fewer than none.
+    """
+    if not 0 <= length <= depth:
+        raise ValueError(
+            f"length={length} needs {depth - length} skips in depth={depth} layers; "
+            f"give a length from 0 to {depth}"
+        )
 
 
 def check_paths(
     paths: Any, depth: int, num_heads: int, *, all_heads: bool = True
 ) -> Int[Array, "*s l"] | np.ndarray:
-    """Paths [..., L] that fit the network, as an array; values are read unless traced.
+    """Convert paths [..., L] to an array, and check that they fit the network.
 
     Args:
         paths: Choices by layer, or lists of them.
@@ -62,19 +69,14 @@ def check_paths(
         all_heads: Whether −1, all heads, is a choice.
 
     Raises:
-        ValueError: A path of the wrong length, of non-integers, or with a head that does not exist.
+        ValueError: A path of the wrong length, of non-integers, or with a head that does not exist;
+            the values of traced paths are not checked.
     """
     paths = paths if isinstance(paths, jax.Array) else np.asarray(paths)
-    refuse(
-        (
-            not paths.shape or paths.shape[-1] != depth,
-            f"paths of shape {paths.shape} do not have depth={depth} choices each",
-        ),
-        (
-            not jnp.issubdtype(paths.dtype, jnp.integer),
-            f"paths of dtype {paths.dtype} are not integers",
-        ),
-    )
+    if not paths.shape or paths.shape[-1] != depth:
+        raise ValueError(f"paths of shape {paths.shape} do not have depth={depth} choices each")
+    if not jnp.issubdtype(paths.dtype, jnp.integer):
+        raise ValueError(f"paths of dtype {paths.dtype} are not integers")
     if isinstance(paths, jax.core.Tracer):
         return paths
     values = np.asarray(paths)

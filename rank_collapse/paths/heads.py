@@ -19,7 +19,7 @@ from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import layer_gains
-from rank_collapse.network.walk import apply_final_norm, walk_layer, walk_layers
+from rank_collapse.network.transformer import apply_final_norm, walk_layer, walk_layers
 from rank_collapse.paths.contributions import path_gains
 from rank_collapse.paths.frozen import Frozen, freeze
 
@@ -36,15 +36,15 @@ def head_contributions(
     chunk: int = 12,
     **inputs: Any,
 ) -> Float[Array, "l h n d"]:
-    """Sum of all paths through each head of each layer, of whatever length, biases included.
+    """Sum all paths through each head of each layer, of whatever length, biases included.
 
     The derivative of the sum of all paths with respect to `head_gain` of `path_contributions`.
-    Paths that pass two heads count for both. Cost: L H uses of the whole frozen network.
+    Paths that pass two heads count for both. Cost: L H uses of the frozen network.
 
     Args:
         params, x, config: As in `apply`.
         attention_gain, cross_gain, mlp_gain: See `path_contributions`.
-        chunk: Heads carried at once, which bounds the memory beside the result: chunk · n · d_ff.
+        chunk: Heads carried at once, which bounds the memory besides the result: chunk · n · d_ff.
         **inputs: mask, bias, memory, memory_mask, segments, positions and edit of `apply`.
 
     Raises:
@@ -55,33 +55,42 @@ def head_contributions(
     params, prepared = prepare_inputs(params, x, config, covers=COVERS, **inputs)
     gains = layer_gains(config, prepared.x.dtype, params)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
-    _, on_paths = path_gains(config, gains, factors)
-    return _by_head(params, prepared, config, on_paths, min(chunk, config.depth * config.num_heads))
+    _, gains = path_gains(config, gains, factors)
+    return _head_derivatives(
+        params, prepared, config, gains, min(chunk, config.depth * config.num_heads)
+    )
 
 
 # What an edit makes of a head's output is of all heads together.
-_PLACES = edits.edit_point_shapes(TransformerConfig(cross_attention=True, mlp="gelu"))
-_EDITS = [name for name in _PLACES if not name.endswith("head_output")]
+_EDIT_POINTS = edits.edit_point_shapes(TransformerConfig(cross_attention=True, mlp="gelu"))
+_EDITS = [name for name in _EDIT_POINTS if not name.endswith("head_output")]
 COVERS = dataclasses.replace(EVERYTHING, name="head_contributions", edits=_EDITS)
 
 
 @functools.partial(jax.jit, static_argnames="chunk")
-def _by_head(params, prepared, config, on_paths, chunk):
-    """The derivative of the frozen output with respect to the gain of each head, at gains of 1."""
-    constants, of_final = freeze(params, prepared, config)
-    everything = Frozen(jnp.ones(1, prepared.x.dtype))
+def _head_derivatives(params, prepared, config, gains, chunk):
+    """Differentiate the frozen output with respect to the gain of each head, at gains of 1.
+
+    Args:
+        params, prepared: From `prepare_inputs`.
+        config: The network.
+        gains: Of all layers.
+        chunk: As in `head_contributions`.
+    """
+    constants, final_constants = freeze(params, prepared, config)
+    algebra = Frozen(jnp.ones(1, prepared.x.dtype))
 
     def step(layer, c):
-        return walk_layer(everything, layer, c)[0], None
+        return walk_layer(algebra, layer, c)[0], None
 
-    def output(head_gain):
+    def compute_output(head_gain):
         extra = constants.replace(head_gain=head_gain)
         start = prepared.x[None]
-        c, _ = walk_layers(step, start, params, prepared, config, extra=extra, gains=on_paths)
-        return apply_final_norm(everything, c, params, prepared, config, of_final)[0]
+        c, _ = walk_layers(step, start, params, prepared, config, extra=extra, gains=gains)
+        return apply_final_norm(algebra, c, params, prepared, config, final_constants)[0]
 
     ones = jnp.ones((config.depth, config.num_heads), prepared.x.dtype)
-    _, derivative = jax.linearize(output, ones)
-    each = jnp.eye(ones.size, dtype=ones.dtype).reshape(-1, *ones.shape)
-    found = jax.lax.map(derivative, each, batch_size=chunk)
-    return found.reshape(*ones.shape, *prepared.x.shape)
+    _, derivative = jax.linearize(compute_output, ones)
+    unit_gains = jnp.eye(ones.size, dtype=ones.dtype).reshape(-1, *ones.shape)
+    contributions = jax.lax.map(derivative, unit_gains, batch_size=chunk)
+    return contributions.reshape(*ones.shape, *prepared.x.shape)

@@ -15,9 +15,10 @@ from jaxtyping import Array, Float
 from rank_collapse.measures.arrays import as_array, namespace
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import as_mask
-from rank_collapse.network.parameters import TransformerParams, layer_params
-from rank_collapse.network.residual import layer_gains, residual_specs, scale_summands
-from rank_collapse.network.transformer import Trace
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import replay
+from rank_collapse.network.residual import scale_summands
+from rank_collapse.network.trace import Trace
 
 
 class BranchShares(NamedTuple):
@@ -43,7 +44,7 @@ def branch_shares(
     """Compute the share of each branch in its sum, λ_l = E ‖a_l‖ / (‖x_l‖ + ‖a_l‖).
 
     x_l is the stream before the branch with the skip's gain, a_l what the branch adds with its gain
-    and its own norm; E is the mean over tokens. A layer without a skip has the share 1.
+    and its norm; E is the mean over tokens. A layer without a skip has the share 1.
 
     Args:
         trace: One example's forward pass, from `apply`.
@@ -57,37 +58,37 @@ def branch_shares(
 
     Source: arXiv 2602.16837, equation of the residual-aware rollout.
     """
-    if config.streams:
-        raise ValueError(f"connection={config.connection!r} has several streams, not one sum")
     num_tokens = trace.hidden.shape[-2]
     is_counted = jnp.ones(num_tokens, bool) if mask is None else as_mask(mask)
     if is_counted.shape != (num_tokens,):
         raise ValueError(f"mask of shape {is_counted.shape} does not fit {num_tokens} tokens")
     is_counted = is_counted & (first_token | (jnp.arange(num_tokens) > 0))
-    gains = layer_gains(config, trace.hidden.dtype, params)
-    layers = trace.layers
-    before_mlp = layers.after_attention if layers.after_cross is None else layers.after_cross
-    sums = {"attention": (trace.hidden[:-1], layers.attention_branch)}
-    if layers.mlp_branch is not None:
-        sums["mlp"] = (before_mlp, layers.mlp_branch)
-
-    def compute_layer(index, gains, stream, branch, sublayer):
-        spec = residual_specs(layer_params(params, config, index), config, gains)[sublayer]
-        stream, branch = scale_summands(spec, stream, branch)
-        kept = jnp.linalg.norm(stream, axis=-1) if spec.skip else 0.0
-        added = jnp.linalg.norm(branch, axis=-1)
-        total = kept + added
-        shares = jnp.where(total == 0, 0.0, added / jnp.where(total == 0, 1.0, total))
-        return jnp.mean(shares, where=is_counted)
-
-    indices = jnp.arange(config.depth)
-    shares = {
-        sublayer: jax.vmap(lambda *layer, name=sublayer: compute_layer(*layer, name))(
-            indices, gains, *parts
-        )
-        for sublayer, parts in sums.items()
-    }
+    shares = _measure_shares(params, trace, config, is_counted)
     return BranchShares(shares["attention"], shares.get("mlp"))
+
+
+@jax.jit
+def _measure_shares(params, trace, config, is_counted):
+    """Compute `branch_shares` by kind of sublayer, means over the tokens that count.
+
+    Args:
+        params, trace, config: As in `branch_shares`.
+        is_counted: Bool [n].
+    """
+
+    def measure_layer(layer, sublayers):
+        return {kind: _mean_share(values, is_counted) for kind, values in sublayers.items()}
+
+    return replay(measure_layer, params, trace, config)
+
+
+def _mean_share(values, is_counted):
+    stream, branch = scale_summands(values.spec, values.state, values.branch_output)
+    skipped = jnp.linalg.norm(stream, axis=-1) if values.spec.skip else 0.0
+    added = jnp.linalg.norm(branch, axis=-1)
+    total = skipped + added
+    shares = jnp.where(total == 0, 0.0, added / jnp.where(total == 0, 1.0, total))
+    return jnp.mean(shares, where=is_counted)
 
 
 def path_length_law(shares: Any) -> Float[Any, "... lengths"]:
@@ -118,8 +119,7 @@ def rollout(attention: Any, shares: Any = 0.5, *, by_length: bool = False) -> An
     """Compute the attention rollout P = Π_l ((1 − λ_l) I + λ_l A_l), the last layer leftmost.
 
     It is the sum of all frozen paths of a network with skip gains 1 − λ_l, branch gains λ_l and
-    W_V W_O = I. MLPs do not enter, and norms stand for contributions: `path_contributions` is exact
-    where the weights are at hand.
+    W_V W_O = I. MLPs do not enter. Where the weights are known, `path_contributions` is exact.
 
     Args:
         attention: Weights [L, h, n, n], whose heads are averaged, or [L, n, n]; of NumPy, JAX or

@@ -3,8 +3,8 @@
     config = rc.transformer(depth=64, num_heads=4, d_model=64, layer_map=(0,) * 64)
     report = rc.loop_report(rc.init(key, config), x, config)
 
-With tied weights what a loop adds is of the same sign each time: N loops with a gain of 1/√N let
-the states grow by √N where layers of their own would not (Wang et al. 2026).
+With tied weights a loop adds the same direction each time: N loops with a gain of 1/√N let the
+states grow by √N, where N different layers would not (Wang et al. 2026).
 
 Axis letters: r loops, k path lengths, n tokens, d width.
 """
@@ -23,7 +23,6 @@ from rank_collapse.network.passes import run_pass
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import apply
 from rank_collapse.paths.contributions import LengthPass
-from rank_collapse.struct import refuse_if
 from rank_collapse.theory.transverse import transverse_growth
 
 
@@ -50,16 +49,16 @@ class LoopReport(NamedTuple):
 class _SizePass(LengthPass):
     """‖C_k‖_F after every layer, of the tokens that exist."""
 
-    def measure_layer(self, layer, x, seen, carry):
-        """The channels after the layer, and their sizes."""
-        channels = self.carry_channels(layer, seen, carry)
-        return channels, _norm(channels.start[:, 0], layer.inputs.existing_tokens)
+    def measure_layer(self, layer, x, layer_values, carry):
+        """Carry the channels through the layer, and measure their sizes."""
+        channels = self.carry_channels(layer, layer_values, carry)
+        return channels, _frobenius_norm(channels.start[:, 0], layer.inputs.existing_tokens)
 
     def build_result(self, walked):
-        """[L + 1, L + 1], by layer."""
+        """Join the sizes of X^0 and of all layers: [L + 1, L + 1]."""
         start = self.init_carry(walked.prepared, walked.config).start[:, 0]
         return jnp.concatenate(
-            [_norm(start, walked.prepared.existing_tokens)[None], walked.layer_results]
+            [_frobenius_norm(start, walked.prepared.existing_tokens)[None], walked.layer_results]
         )
 
 
@@ -67,7 +66,7 @@ class _SizePass(LengthPass):
 def loop_report(
     params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
 ) -> LoopReport:
-    """A looped network on one example, loop by loop.
+    """Measure a looped network on one example, loop by loop.
 
     Args:
         params, x: As in `rc.apply`.
@@ -80,29 +79,30 @@ def loop_report(
     Source: Wang et al. 2026 (arXiv 2606.18524) for the growth.
     """
     rows = config.num_rows
-    refuse_if(
-        config.layer_map != tuple(range(rows)) * (config.depth // rows) or config.streams,
-        f"layer_map={config.layer_map} of depth={config.depth} does not repeat its rows in order, "
-        "each time all of them, in one stream",
-    )
+    if config.layer_map != tuple(range(rows)) * (config.depth // rows) or config.streams:
+        raise ValueError(
+            f"layer_map={config.layer_map} of depth={config.depth} does not repeat its rows in "
+            "order, each time all of them, in one stream"
+        )
     states = apply(params, x, config, **inputs).hidden[::rows]
     mask = inputs.get("mask")
     mask = None if mask is None or jnp.ndim(mask) > 1 else mask
     exists = jnp.ones(states.shape[1]) if mask is None else jnp.asarray(mask, states.dtype)
-    moved = _norm(jnp.diff(states, axis=0), exists)
+    change = _frobenius_norm(jnp.diff(states, axis=0), exists)
     growth = transverse_growth(params, x, config, **inputs)[:, 0]
-    completed, prepared = prepare_inputs(params, x, config, covers=LengthPass.covers, **inputs)
-    sizes = run_pass(_SizePass(), completed, prepared, config)
-    size = _norm(states, exists)
+    params, prepared = prepare_inputs(params, x, config, covers=LengthPass.covers, **inputs)
+    path_sizes = run_pass(_SizePass(), params, prepared, config)
+    size = _frobenius_norm(states, exists)
     return LoopReport(
         rms=size / jnp.sqrt(jnp.sum(exists) * config.d_model),
-        fixed_point=moved / size[:-1],
+        fixed_point=change / size[:-1],
         token_cosine=token_cosine(states, mask=mask),
         residual_ratio=residual_ratio(states, mask=mask),
         transverse=jnp.sum(growth.reshape(-1, rows), axis=1),
-        path_size=sizes[::rows],
+        path_size=path_sizes[::rows],
     )
 
 
-def _norm(states, exists):
+def _frobenius_norm(states, exists):
+    """Compute ‖X‖_F of every state [k, n, d] over the tokens that exist."""
     return jnp.sqrt(jnp.sum(jnp.square(states) * exists[None, :, None], axis=(1, 2)))

@@ -1,7 +1,7 @@
 """Predictions of the next token from parts of an output: loss and token of some paths alone.
 
 Logits are linear in the output of a network, hence a sum over its parts; their softmax is not.
-Vocabularies are read in pieces, so that no table of logits [n, vocab] is ever whole.
+Vocabularies are read in pieces, so that no full table of logits [n, vocab] is ever in memory.
 
 Axis letters: p parts, s sums of parts, n tokens, d width, v words of a piece of the vocabulary.
 """
@@ -22,7 +22,7 @@ class NextToken(struct.Struct):
     largest: Any  # [s, n], the largest logit
     total: Any  # [s, n], Σ exp(logit − largest)
     token: Any  # [s, n], the word with the largest logit
-    right: Any  # [s, n], the logit of the true next token; −inf before it came
+    right: Any  # [s, n], the logit of the true next token; −inf before its piece was added
 
     @property
     def loss(self) -> Float[Array, "*b s n"]:
@@ -31,33 +31,43 @@ class NextToken(struct.Struct):
 
 
 def empty_next_token(num_sums: int, num_tokens: int, dtype: Any = jnp.float32) -> NextToken:
-    """The partial results before the first piece of the vocabulary."""
-    nothing = jnp.full((num_sums, num_tokens), -jnp.inf, dtype)
+    """Make the partial results before the first piece of the vocabulary.
+
+    Args:
+        num_sums, num_tokens: s and n.
+        dtype: Of the logits.
+    """
+    minus_infinity = jnp.full((num_sums, num_tokens), -jnp.inf, dtype)
     return NextToken(
-        largest=nothing,
-        total=jnp.zeros_like(nothing),
-        token=jnp.zeros(nothing.shape, jnp.int32),
-        right=nothing,
+        largest=minus_infinity,
+        total=jnp.zeros_like(minus_infinity),
+        token=jnp.zeros(minus_infinity.shape, jnp.int32),
+        right=minus_infinity,
     )
 
 
 def list_sums_by_length(
-    found: PathContributions,
+    contributions: PathContributions,
 ) -> tuple[Float[Array, "p n d"], Float[Array, "s p"]]:
-    """(parts, which of them each sum has): the whole output, lengths up to k, all but length k.
+    """List sums of path lengths: the full output, lengths up to k, all but length k.
 
-    Parts are C_0 .. C_L and the offset, which is in every sum. Sums: the whole; up to 0 .. L;
-    without 0 .. L: s = 2L + 3.
+    Args:
+        contributions: Of one example.
+
+    Returns:
+        The parts C_0 .. C_L and the offset, and the weight of each part in each of the 2L + 3
+        sums: the full output; lengths up to 0 .. L; all but length 0 .. L. The offset is in all.
     """
-    parts = jnp.concatenate([found.by_attention_length, found.offset[None]])
+    parts = jnp.concatenate([contributions.by_attention_length, contributions.offset[None]])
     k = len(parts) - 1
-    chosen = jnp.concatenate([jnp.ones((1, k)), jnp.tril(jnp.ones((k, k))), 1 - jnp.eye(k)])
-    return parts, jnp.concatenate([chosen, jnp.ones((len(chosen), 1))], axis=1).astype(parts.dtype)
+    weights = jnp.concatenate([jnp.ones((1, k)), jnp.tril(jnp.ones((k, k))), 1 - jnp.eye(k)])
+    weights = jnp.concatenate([weights, jnp.ones((len(weights), 1))], axis=1)
+    return parts, weights.astype(parts.dtype)
 
 
 @full_precision
 def add_words(
-    known: NextToken,
+    next_token: NextToken,
     words: Float[Array, "v d"],
     first: Any,
     parts: Float[Array, "p n d"],
@@ -68,14 +78,14 @@ def add_words(
     softcap: Any = None,
     word_mask: Any = None,
 ) -> NextToken:
-    """What is known when a further piece of the vocabulary is counted in.
+    """Add a further piece of the vocabulary to the partial results.
 
     Args:
-        known: Before; `no_words` at first.
+        next_token: Before; `empty_next_token` at first.
         words: Rows of the unembedding W for words first, first + 1, ...
         first: Index of the first of them; may be traced.
         parts: Parts of the output, the final norm frozen in them.
-        sums: Weight of each part in each sum; from `sums_by_length`, or the identity.
+        sums: Weight of each part in each sum; from `list_sums_by_length`, or the identity.
         targets: The true next token of each token.
         bias: [v], of these words; None for none.
         softcap: c of c tanh(logit/c); None for none.
@@ -88,48 +98,60 @@ def add_words(
         logits = softcap * jnp.tanh(logits / softcap)
     if word_mask is not None:
         logits = jnp.where(word_mask[None, None], logits, -jnp.inf)
-    best = jnp.argmax(logits, axis=-1)
-    top = jnp.max(logits, axis=-1)
-    largest = jnp.maximum(known.largest, top)
-    total = known.total * jnp.exp(known.largest - largest)
-    place = targets - first
-    here = (place >= 0) & (place < logits.shape[-1])
-    index = jnp.clip(place, 0, logits.shape[-1] - 1)[None, :, None]
+    piece_token = jnp.argmax(logits, axis=-1)
+    piece_largest = jnp.max(logits, axis=-1)
+    largest = jnp.maximum(next_token.largest, piece_largest)
+    total = next_token.total * jnp.exp(next_token.largest - largest)
+    target = targets - first
+    is_in_piece = (target >= 0) & (target < logits.shape[-1])
+    index = jnp.clip(target, 0, logits.shape[-1] - 1)[None, :, None]
     right = jnp.take_along_axis(logits, index, axis=-1)[..., 0]
     return NextToken(
         largest=largest,
         total=total + jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1),
-        token=jnp.where(top > known.largest, first + best, known.token).astype(jnp.int32),
-        right=jnp.where(here[None], right, known.right),
+        token=jnp.where(
+            piece_largest > next_token.largest, first + piece_token, next_token.token
+        ).astype(jnp.int32),
+        right=jnp.where(is_in_piece[None], right, next_token.right),
     )
 
 
-def measure_agreement(known: NextToken, keep: Any) -> tuple[Float[Array, "s"], Float[Array, "s"]]:
-    """(mean loss, share of positions with the first sum's next token) of every sum.
+def measure_agreement(
+    next_token: NextToken, token_mask: Any
+) -> tuple[Float[Array, "s"], Float[Array, "s"]]:
+    """Measure every sum's mean loss, and how often its next token is that of the first sum.
 
     Args:
-        keep: Bool [n], positions that have a next token.
+        next_token: After all pieces of the vocabulary.
+        token_mask: Bool [n], positions that have a next token.
     """
-    count = jnp.sum(keep)
+    count = jnp.sum(token_mask)
 
-    def mean(values):
-        return jnp.sum(jnp.where(keep[None], values, 0), axis=-1) / count
+    def average(values):
+        return jnp.sum(jnp.where(token_mask[None], values, 0), axis=-1) / count
 
-    return mean(known.loss), mean((known.token == known.token[:1]).astype(known.loss.dtype))
+    is_same = next_token.token == next_token.token[:1]
+    return average(next_token.loss), average(is_same.astype(next_token.loss.dtype))
 
 
-def measure_next_token_by_length(known: NextToken, keep: Any) -> dict[str, Float[Array, "*k"]]:
-    """Next-token loss and agreement by path length.
+def measure_next_token_by_length(
+    next_token: NextToken, token_mask: Any
+) -> dict[str, Float[Array, "*k"]]:
+    """Measure next-token loss and agreement by path length.
 
-    loss           of the whole network, a scalar, in nats per token
+    loss           of the full network, a scalar, in nats per token
     loss_up_to     of lengths 0 .. k, [L + 1]
     loss_without   of all lengths but k, [L + 1]
-    same_up_to     share of positions with the whole network's next token, [L + 1]
+    same_up_to     share of positions with the full network's next token, [L + 1]
     same_without   the same of all lengths but k, [L + 1]
 
-    The sums are frozen: attention, norms (the final one too) and gates are the whole network's.
+    The sums are frozen: attention, norms (the final one too) and gates are the full network's.
+
+    Args:
+        next_token: Of the sums of `list_sums_by_length`.
+        token_mask: Bool [n], positions that have a next token.
     """
-    loss, same = measure_agreement(known, keep)
+    loss, same = measure_agreement(next_token, token_mask)
     k = (len(loss) - 1) // 2
     return {
         "loss": loss[0],

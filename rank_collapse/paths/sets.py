@@ -30,13 +30,15 @@ class Classifier(NamedTuple):
 
 
 def sample_path(key: Any, length: Any, depth: int, num_heads: int) -> Int[Array, "l"]:
-    """One path of a given length: which layers are skipped, then heads, each drawn uniformly.
+    """Draw one path of a given length: which layers are skipped, then heads, all uniformly.
 
     The L − k skipped layers are drawn without replacement, so that all C(L, k) H^k paths of
     length k are equally likely.
 
     Args:
+        key: Random key.
         length: k; may be traced.
+        depth, num_heads: L and H.
 
     Raises:
         ValueError: A length outside 0..L (more skips than layers).
@@ -52,14 +54,15 @@ def sample_path(key: Any, length: Any, depth: int, num_heads: int) -> Int[Array,
 def sample_path_sets(
     key: Any, lengths: Any, num_repeats: int, num_paths: int, depth: int, num_heads: int
 ) -> Int[Array, "k r p l"]:
-    """Independent paths for every length, repeat and member of a set; see `sample_path`.
+    """Draw independent paths for every length, repeat and member of a set; see `sample_path`.
 
     Paths of a set are drawn with replacement, as in Dong et al. 2021, section 4.
 
     Args:
-        key: Random key; a length and repeat draws the same whatever others are asked for.
+        key: Random key; the paths of a length and repeat do not depend on the others.
         lengths: The path lengths, [k] integers in 0..L.
         num_repeats, num_paths: Sets per length and paths per set.
+        depth, num_heads: L and H.
 
     Raises:
         ValueError: A length outside 0..L.
@@ -69,10 +72,10 @@ def sample_path_sets(
             check_length(int(length), depth)
 
     def draw(length, repeat, member):
-        own = key
+        path_key = key
         for index in (length, repeat, member):
-            own = jax.random.fold_in(own, index)
-        return sample_path(own, length, depth, num_heads)
+            path_key = jax.random.fold_in(path_key, index)
+        return sample_path(path_key, length, depth, num_heads)
 
     for axis in range(3):
         in_axes = [None] * 3
@@ -92,8 +95,9 @@ def path_state(
     no_sub_path: bool = False,
     **inputs: Any,
 ) -> Float[Array, "n d"]:
-    """The state at the end of one path; differentiable.
+    """Compute the state at the end of one path; differentiable.
 
+    The two meanings of a path give different numbers; say which one a figure shows.
     Recomputed: see `steps.recomputed_step`. Frozen: the path's term of the decomposition,
     without the offset; over all paths these terms and the offset sum to the output.
 
@@ -108,8 +112,8 @@ def path_state(
         ValueError: A path that does not fit, unknown semantics, or cross-attention.
     """
     path = jnp.asarray(check_paths(path, config.depth, config.num_heads))
-    given = {"semantics": semantics, "no_sub_path": no_sub_path, **inputs}
-    return path_set_states(params, x, config, path[None], **given)
+    options = {"semantics": semantics, "no_sub_path": no_sub_path, **inputs}
+    return path_set_states(params, x, config, path[None], **options)
 
 
 @full_precision
@@ -124,7 +128,7 @@ def path_set_states(
     keep: Any = None,
     **inputs: Any,
 ) -> Float[Array, "*sets n d"]:
-    """Sum over the paths of each set of their final states.
+    """Sum the final states of the paths of each set.
 
     Every beginning that several paths share is computed once, whatever set they are in. Vmap
     over examples or seeds with the same paths keeps that. Differentiable both ways; the reverse
@@ -145,11 +149,12 @@ def path_set_states(
     if semantics not in SEMANTICS:
         raise ValueError(f"semantics={semantics!r} is not one of {SEMANTICS}")
     params, prepared = prepare_inputs(params, x, config, covers=COVERS[semantics], **inputs)
-    return _sums(params, prepared, config, paths, semantics, no_sub_path, keep)
+    return _sum_paths(params, prepared, config, paths, semantics, no_sub_path, keep)
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5))
-def _sums(params, prepared, config, paths, semantics, no_sub_path, keep):
+def _sum_paths(params, prepared, config, paths, semantics, no_sub_path, keep):
+    """Visit all paths in lexicographic order, and add the state of each to the sum of its set."""
     step, finish = make_steps(params, prepared, config, semantics, no_sub_path)
     x = prepared.x
     *sets, num_paths, depth = paths.shape
@@ -157,53 +162,59 @@ def _sums(params, prepared, config, paths, semantics, no_sub_path, keep):
     order, first = visiting_order(flat)
     flat = flat[order]
     members = order // num_paths
-    if keep is not None:  # the others are members of a set that there is not
+    if keep is not None:  # the others get the number of a set that does not exist
         keep = jnp.broadcast_to(keep, paths.shape[:-1]).ravel()
         members = jnp.where(keep[order], members, flat.shape[0])
 
     def visit(carry, item):
-        stack, sums = carry
-        path, start, member = item
+        states, sums = carry
+        path, first_new, member = item
 
-        def advance(l, stack):
-            further = functools.partial(step, stack[l], l, path[l])
-            return stack.at[l + 1].set(jax.lax.cond(l < start, lambda: stack[l + 1], further))
+        def advance(l, states):
+            pass_layer = functools.partial(step, states[l], l, path[l])
+            state = jax.lax.cond(l < first_new, lambda: states[l + 1], pass_layer)
+            return states.at[l + 1].set(state)
 
-        # From the first layer, though those before `start` stay: reverse mode wants fixed ends.
-        stack = jax.lax.fori_loop(0, depth, advance, stack)
-        return (stack, sums.at[member].add(stack[depth], mode="drop")), None
+        # All layers, though states before `first_new` stay: reverse mode needs fixed ends.
+        states = jax.lax.fori_loop(0, depth, advance, states)
+        return (states, sums.at[member].add(states[depth], mode="drop")), None
 
-    stack = jnp.concatenate([x[None], jnp.zeros((depth, *x.shape), x.dtype)])
+    states = jnp.concatenate([x[None], jnp.zeros((depth, *x.shape), x.dtype)])
     sums = jnp.zeros((flat.shape[0] // max(num_paths, 1), *x.shape), x.dtype)
-    (_, sums), _ = jax.lax.scan(visit, (stack, sums), (flat, first, members))
+    (_, sums), _ = jax.lax.scan(visit, (states, sums), (flat, first, members))
     return jax.vmap(finish)(sums).reshape(*sets, *x.shape)
 
 
 def visiting_order(paths: Int[Array, "p l"]) -> tuple[Int[Array, "p"], Int[Array, "p"]]:
-    """(order, first layer that is not shared with the path before), in lexicographic order.
+    """Sort paths lexicographically, so that every distinct beginning is computed once.
 
-    Visited so, every distinct beginning of a path is computed once: Σ (L − first) is their number.
+    Args:
+        paths: Choices by layer.
+
+    Returns:
+        The order, and for each path in it the first layer that it does not share with the path
+        before; Σ (L − first) layers are computed.
     """
     order = jnp.lexsort(paths.T[::-1])
     paths = paths[order]
-    same = jnp.cumprod(paths[1:] == paths[:-1], axis=1).sum(axis=1)
-    return order, jnp.concatenate([jnp.zeros_like(same, shape=1), same])
+    num_shared = jnp.cumprod(paths[1:] == paths[:-1], axis=1).sum(axis=1)
+    return order, jnp.concatenate([jnp.zeros_like(num_shared, shape=1), num_shared])
 
 
 @full_precision
 def classify_states(
     classifier: Any, state: Float[Array, "*s n d"], *, normalize: bool = True
 ) -> Float[Array, "*s n c"]:
-    """Logits of summed path states: LayerNorm without gain and bias, then the classifier.
+    """Compute logits of summed path states: LayerNorm without gain and bias, then the classifier.
 
     Args:
         classifier: (w [d, c], b [c]).
         state: Hidden states, or sums of path states.
-        normalize: False for the whole model, whose last norm is its own.
+        normalize: False for the full model, which has normalised its output.
     """
     w, b = classifier
     if normalize:
-        flat = layers.norm(None, state.reshape(-1, state.shape[-1]))
+        flat = layers.apply_norm(None, state.reshape(-1, state.shape[-1]))
         state = flat.reshape(state.shape)
     return state @ w + b.reshape((1,) * (state.ndim - 1) + b.shape)
 
@@ -217,7 +228,7 @@ def path_set_logits(
     paths: Any,
     **options: Any,
 ) -> Float[Array, "*sets n c"]:
-    """Logits of each set of paths for one example, as the paper's experiments read them.
+    """Compute the logits of each set of paths for one example, as in the paper's experiments.
 
     Embedding, sum of the states over the set's paths, LayerNorm without gain and bias,
     classifier. Pure in all arguments: vmap `params` and `classifier` over seeds, `inputs` and the

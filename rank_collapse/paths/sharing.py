@@ -18,25 +18,30 @@ MAX_PARTS = 20  # 2^20 coalitions
 
 
 def coalition_values(value: Callable[[Float[Array, "p"]], Any], num_parts: int) -> Any:
-    """v of all 2^p coalitions of p parts, one after the other, so that only values are held.
+    """Compute v of all 2^p coalitions of p parts, one after the other, storing values alone.
 
     Call it under jit where it is called more than once: outside, every call compiles.
 
     Args:
         value: v, of the parts that are present [p] (1 or 0); any pytree of arrays.
+        num_parts: p.
 
     Returns:
         The pytree of `value` with a leading axis [2^p]: part k is in coalition i where bit k of i
-        is set, so that 0 is none of them, 2^k part k by itself and 2^p − 1 all.
+        is set, so that 0 is no part, 2^k part k by itself and 2^p − 1 all.
 
     Raises:
         ValueError: p below 1 or above `MAX_PARTS`.
     """
-    return jax.lax.map(value, jnp.asarray(_present(num_parts), jnp.result_type(float)))
+    return jax.lax.map(value, jnp.asarray(_membership(num_parts), jnp.result_type(float)))
 
 
-def _present(num_parts):
-    """[2^p, p], 1 where a part is in a coalition."""
+def _membership(num_parts):
+    """Make the table [2^p, p], 1 where a part is in a coalition.
+
+    Raises:
+        ValueError: p below 1 or above `MAX_PARTS`.
+    """
     if not 1 <= num_parts <= MAX_PARTS:
         raise ValueError(f"num_parts={num_parts} is not in 1..{MAX_PARTS}: there are 2^p subsets")
     return (np.arange(2**num_parts)[:, None] >> np.arange(num_parts)) & 1
@@ -44,16 +49,17 @@ def _present(num_parts):
 
 @full_precision
 def shapley_values(values: Any, num_parts: int) -> Any:
-    """φ_k = Σ_{S ∌ k} |S|! (p − |S| − 1)!/p! (v(S ∪ k) − v(S)), exact.
+    """Compute φ_k = Σ_{S ∌ k} |S|! (p − |S| − 1)!/p! (v(S ∪ k) − v(S)), exactly.
 
     The mean, over all orders in which the parts may join, of what part k changes when it joins.
     Σ_k φ_k = v(all) − v(none).
 
     Args:
         values: v of all coalitions [2^p, ...], from `coalition_values`; any pytree.
+        num_parts: p.
 
     Returns:
-        The pytree with [p] in the place of [2^p].
+        The pytree with [p] instead of [2^p].
 
     Raises:
         ValueError: As `coalition_values`, or values of another number of coalitions.
@@ -64,14 +70,17 @@ def shapley_values(values: Any, num_parts: int) -> Any:
         values = rc.paths.coalition_values(lambda present: loss(present @ parts), num_parts=3)
         rc.shapley_values(values, 3)  # what each of the three parts is worth
     """
-    p, present = num_parts, _present(num_parts)
-    wrong = [jnp.shape(v) for v in jax.tree.leaves(values) if jnp.shape(v)[:1] != (2**p,)]
-    if wrong:
-        raise ValueError(f"values of shape {wrong[0]} are not of the {2**p} subsets of {p} parts")
-    size = present.sum(axis=1)
+    p, is_member = num_parts, _membership(num_parts)
+    for v in jax.tree.leaves(values):
+        if jnp.shape(v)[:1] != (2**p,):
+            raise ValueError(
+                f"values of shape {jnp.shape(v)} are not of the {2**p} subsets of {p} parts"
+            )
+    size = is_member.sum(axis=1)
+    # The fraction of orders in which a part joins after s given ones.
     orders = [math.factorial(s) * math.factorial(p - 1 - s) / math.factorial(p) for s in range(p)]
-    without, joined = np.array([*orders, 0.0]), np.array([0.0, *orders])
-    weights = np.where(present == 1, joined[size][:, None], -without[size][:, None])
+    before_joining, after_joining = np.array([*orders, 0.0]), np.array([0.0, *orders])
+    weights = np.where(is_member, after_joining[size][:, None], -before_joining[size][:, None])
     return jax.tree.map(
         lambda v: jnp.tensordot(jnp.asarray(weights.T, jnp.result_type(v, float)), v, 1), values
     )
@@ -81,18 +90,20 @@ def shapley_values(values: Any, num_parts: int) -> Any:
 def covariance_shares(
     parts: Float[Array, "p *s c"], total: Float[Array, "*s c"], mask: Any = None
 ) -> Float[Array, "p"]:
-    """Cov(z_k, z)/Var z of each part z_k of a sum z, over tokens, summed over classes.
+    """Compute Cov(z_k, z)/Var z of each part z_k of a sum z, over tokens, summed over classes.
 
-    The shares of all parts sum to 1. They are no shares of a whole where one is below 0 or above
-    1: the parts then cancel.
+    The shares of all parts sum to 1. Where one is below 0 or above 1, parts cancel, and the
+    others are no fractions.
 
     Args:
+        parts: z_k.
+        total: z, their sum.
         mask: Bool [*s], tokens that exist.
     """
     flat = parts.reshape(parts.shape[0], -1, parts.shape[-1])
     total = total.reshape(-1, total.shape[-1])
-    keep = jnp.ones(len(total), bool) if mask is None else jnp.ravel(mask)
-    weight = keep.astype(total.dtype)[:, None] / jnp.sum(keep)
-    away = total - jnp.sum(weight * total, axis=0, keepdims=True)
-    weighted = weight * away  # sums to 0 over tokens, so that the parts' means drop out
-    return jnp.einsum("pnc,nc->p", flat, weighted) / jnp.sum(weighted * away)
+    token_mask = jnp.ones(len(total), bool) if mask is None else jnp.ravel(mask)
+    weight = token_mask.astype(total.dtype)[:, None] / jnp.sum(token_mask)
+    centred = total - jnp.sum(weight * total, axis=0, keepdims=True)
+    weighted = weight * centred  # sums to 0 over tokens, so that the parts' means drop out
+    return jnp.einsum("pnc,nc->p", flat, weighted) / jnp.sum(weighted * centred)

@@ -16,8 +16,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams, layer_params
 from rank_collapse.network.residual import LayerGains, apply_gain, layer_gains
-from rank_collapse.network.transformer import compute_layer
-from rank_collapse.network.walk import Layer, apply_final_norm, walk_layer
+from rank_collapse.network.transformer import Layer, apply_final_norm, compute_layer, walk_layer
 from rank_collapse.paths.enumeration import ALL_HEADS
 from rank_collapse.paths.frozen import Frozen, freeze
 
@@ -40,10 +39,20 @@ def make_steps(
     semantics: Semantics,
     no_sub_path: bool = False,
 ) -> tuple[Callable, Callable]:
-    """(step(state, layer, choice) -> state, finish(state)) of either semantics."""
+    """Make the functions that pass a path through a layer and finish a sum of paths.
+
+    Args:
+        params, prepared: From `prepare_inputs`.
+        config: The network.
+        semantics: "frozen" or "recomputed".
+        no_sub_path: Of recomputed paths, see `recomputed_step`.
+
+    Returns:
+        step(state, layer, choice) -> state, and finish(sum of states) -> result.
+    """
     gains = layer_gains(config, prepared.x.dtype, params)
     if semantics == "frozen":
-        return _frozen_steps(params, config, gains, prepared)
+        return _make_frozen_steps(params, config, gains, prepared)
 
     def step(state, layer, choice):
         return recomputed_step(
@@ -64,45 +73,48 @@ def recomputed_step(
     *,
     no_sub_path: bool = False,
 ) -> Float[Array, "n d"]:
-    """One layer of a recomputed path: a single head that attends from the path's own state.
+    """Pass one layer of a recomputed path: a single head that attends from the path's own state.
 
-    The head adds its slice of the output projection and the whole output bias. Then, with
-    a = P_h x W_h + b: N(λ x·[attention_skip] + γ a), the layer's own sublayer, or with
+    The head adds its slice of the output projection and the full output bias. Then, with
+    a = P_h x W_h + b: N(λ x·[attention_skip] + γ a), the layer's sublayer, or with
     `no_sub_path` γ a alone, normalised without gain and bias where the network is post-norm.
-    Then the MLP sublayer, if there is one. A skip leaves out the whole layer, MLP included.
+    Then the MLP sublayer, if there is one. A skip leaves out the layer, MLP included.
 
     Args:
+        params, config: The network.
         x: The path's state before this layer.
+        gains: Of all layers.
+        prepared: From `prepare_inputs`.
         layer: Index of the layer; may be traced.
         choice: 0..H−1 a head, H skip, −1 all heads; may be traced.
         no_sub_path: Leave the layer's input out of the attention sublayer's sum.
     """
-    stack = params.layers.attention
+    attention_stack = params.layers.attention
     row = jnp.asarray(config.layer_map)[layer] if config.layer_map else layer
-    own_gains = jax.tree.map(lambda a: a[layer], gains)
+    layer_gain = jax.tree.map(lambda a: a[layer], gains)
+    head_gain = layer_gain.replace(
+        mixing=jax.tree.map(lambda a: a[choice][None], layer_gain.mixing)
+    )
     if no_sub_path:
         config = config.replace(attention_skip=False)
 
-    def run(attention, context, own_gains=own_gains):
-        rest = jax.tree.map(lambda a: a[row], params.layers.replace(attention=None))
-        rest = rest.replace(attention=attention)
+    def run_layer(attention, context, gains):
+        block = jax.tree.map(lambda a: a[row], params.layers.replace(attention=None))
+        block = block.replace(attention=attention)
         if no_sub_path and config.norm_placement in ("post", "both"):
-            rest = rest.replace(attention_norm=None)
+            block = block.replace(attention_norm=None)
         inputs = prepared.replace(context=context)
-        return compute_layer(Layer(rest, own_gains, layer, config, inputs), x).trace.hidden
+        return compute_layer(Layer(block, gains, layer, config, inputs), x).state
 
-    return jax.lax.switch(
-        _kind(choice, config),
-        (
-            lambda: run(jax.tree.map(lambda a: a[row], stack), prepared.context),
-            lambda: run(
-                _one_head(stack, row, choice),
-                _head_context(prepared.context, choice),
-                own_gains.replace(mixing=jax.tree.map(lambda a: a[choice][None], own_gains.mixing)),
-            ),
-            lambda: x,
-        ),
-    )
+    def all_heads():
+        attention = jax.tree.map(lambda a: a[row], attention_stack)
+        return run_layer(attention, prepared.context, layer_gain)
+
+    def one_head():
+        attention = _head_params(attention_stack, row, choice)
+        return run_layer(attention, _head_context(prepared.context, choice), head_gain)
+
+    return jax.lax.switch(_choice_kind(choice, config), (all_heads, one_head, lambda: x))
 
 
 class OnePath(Frozen):
@@ -114,77 +126,86 @@ class OnePath(Frozen):
 
     def apply_attention(self, layer, branch_input):
         heads = jnp.arange(layer.config.num_heads)
-        taken = (heads == self.choice) | (self.choice == ALL_HEADS)
-        extra = layer.extra.replace(head_gain=taken.astype(branch_input.dtype))
+        is_on_path = (heads == self.choice) | (self.choice == ALL_HEADS)
+        extra = layer.extra.replace(head_gain=is_on_path.astype(branch_input.dtype))
         return super().apply_attention(layer.replace(extra=extra), branch_input)
 
-    def add_branch(self, layer, spec, c, part):
-        """Of attention the one term that the path takes: the branch or the skip."""
+    def add_branch(self, layer, spec, c, branch_output):
+        """Take the one term of the attention that is on the path: the branch or the skip."""
         if spec.kind != "attention":
-            return super().add_branch(layer, spec, c, part)
+            return super().add_branch(layer, spec, c, branch_output)
         skip = apply_gain(spec.skip_gain, c) * layer.config.attention_skip
-        return jnp.where(self._skips(layer), skip, apply_gain(spec.branch_gain, part))
+        return jnp.where(self._is_skip(layer), skip, apply_gain(spec.branch_gain, branch_output))
 
     def apply_mlp(self, layer, branch_input):
         if layer.config.parallel:
             # A parallel MLP reads past the layer's heads: its branch is on the path of the skip.
-            branch_input = jnp.where(self._skips(layer), branch_input, 0)
+            branch_input = jnp.where(self._is_skip(layer), branch_input, 0)
         return super().apply_mlp(layer, branch_input)
 
-    def _skips(self, layer):
-        return _kind(self.choice, layer.config) == 2
+    def _is_skip(self, layer):
+        return _choice_kind(self.choice, layer.config) == 2
 
 
-def _frozen_steps(params, config, gains, prepared):
-    """step(state, layer, choice) and finish(state) with the constants of the forward pass."""
-    constants, of_final = freeze(params, prepared, config)
+def _make_frozen_steps(params, config, gains, prepared):
+    """Make `make_steps` of frozen paths, with the constants of one forward pass.
+
+    Args:
+        params, config, prepared: As in `make_steps`.
+        gains: Of all layers.
+    """
+    constants, final_constants = freeze(params, prepared, config)
 
     def step(state, l, choice):
-        own_gains, own = jax.tree.map(lambda a: a[l], (gains, constants))
-        layer = Layer(layer_params(params, config, l), own_gains, l, config, prepared, own)
+        layer_gain, extra = jax.tree.map(lambda a: a[l], (gains, constants))
+        layer = Layer(layer_params(params, config, l), layer_gain, l, config, prepared, extra)
         return walk_layer(OnePath(choice, state.dtype), layer, state[None])[0][0]
 
     def finish(state):
         algebra = OnePath(ALL_HEADS, state.dtype)
-        return apply_final_norm(algebra, state[None], params, prepared, config, of_final)[0]
+        return apply_final_norm(algebra, state[None], params, prepared, config, final_constants)[0]
 
     return step, finish
 
 
-def _kind(choice, config):
-    """0 all heads, 1 one head, 2 skip."""
+def _choice_kind(choice, config):
+    """Return 0 for all heads, 1 for one head, 2 for the skip."""
     kind = jnp.where(choice == config.num_heads, 2, 1)
     return jnp.where(choice == ALL_HEADS, 0, kind)
 
 
-def _one_head(stack: AttentionParams, row: Any, head: Any) -> AttentionParams:
-    """Attention parameters of one head of one layer, read without copying the layer."""
+def _head_params(stack: AttentionParams, row: Any, head: Any) -> AttentionParams:
+    """Return the attention parameters of one head of one layer, without copying the layer.
 
-    def pick(a):
-        return None if a is None else a[row, head][None]
-
+    Args:
+        stack: Of all layers.
+        row: Of the parameters; may be traced.
+        head: May be traced.
+    """
+    by_head = ("w_q", "b_q", "w_k", "b_k", "w_v", "b_v", "w_o", "v_score")
+    fields = _pick_head(stack, by_head, row, head)
     relative = stack.relative
     if relative is not None:
-        relative = relative.replace(
-            w_r=pick(relative.w_r),
-            b_r=pick(relative.b_r),
-            b_s=pick(relative.b_s),
-            segment=relative.segment[row, :, head][:, None],
-        )
-    per_head = {n: pick(getattr(stack, n)) for n in ("w_q", "b_q", "w_k", "b_k", "w_v", "b_v")}
+        segment = relative.segment[row, :, head][:, None]
+        terms = _pick_head(relative, ("w_r", "b_r", "b_s"), row, head)
+        relative = relative.replace(**terms, segment=segment)
     return stack.replace(
-        **per_head,
-        w_o=pick(stack.w_o),
+        **fields,
         b_o=stack.b_o[row],
-        v_score=pick(stack.v_score),
         relative=relative,
         q_norm=None if stack.q_norm is None else stack.q_norm[row],
         k_norm=None if stack.k_norm is None else stack.k_norm[row],
     )
 
 
+def _pick_head(stack, names, row, head):
+    """Return fields [l, h, ...] of one layer and head as [1, ...], by name; None stays."""
+    fields = {name: getattr(stack, name) for name in names}
+    return {name: None if a is None else a[row, head][None] for name, a in fields.items()}
+
+
 def _head_context(context: AttentionContext, head: Any) -> AttentionContext:
-    """The context as one head sees it."""
+    """Return the context as one head sees it."""
     mask, bias = context.mask, context.bias
     if mask is not None and mask.ndim == 3 and mask.shape[0] > 1:
         mask = mask[head][None]

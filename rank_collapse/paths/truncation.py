@@ -1,8 +1,8 @@
 """Self-consistent truncation: the output of a network without paths longer than K.
 
-Frozen sums keep the attention, norm statistics and gates that the whole network had, its long paths
-included. Here every sublayer takes them from the state that paths of length at most K make, so that
-nothing of the longer ones is left.
+Frozen sums keep the attention, norm statistics and gates of the full network, long paths included.
+Here every sublayer takes them from the state that paths of length at most K make, so that longer
+paths have no influence at all.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, WalkResult
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import Layer, apply_final_norm, walk_layer, walk_network
+from rank_collapse.network.transformer import Layer, apply_final_norm, walk_layer, walk_network
 from rank_collapse.paths.channels import ByLength, Channels, pad_slots
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.frozen import FrozenLayer, frozen_scale, mlp_gate
@@ -29,12 +29,12 @@ from rank_collapse.paths.frozen import FrozenLayer, frozen_scale, mlp_gate
 def truncated(
     params: TransformerParams, x: Any, config: TransformerConfig, length: Any, **inputs: Any
 ) -> PathContributions:
-    """The network with paths of length at most K, attention, norms and gates recomputed from them.
+    """Run the network with paths of length at most K, recomputing attention, norms and gates.
 
     With X = Σ_{k≤K} C_k + offset the state of every sublayer, P_h, 1/σ and the gates come from X:
         C_k ← λ C_k + γ Σ_h P_h(X) C_{k−1} W_h  for k ≤ K;  what would become longer is dropped.
-    K = L is the whole network, K = 0 the network whose heads pass on their biases alone. Short
-    paths suffice where this is near the whole network's output for a small K.
+    K = L is the full network, K = 0 the network whose heads pass on their biases alone. Short
+    paths suffice where this is near the full network's output for a small K.
 
     Args:
         params, x, config: As in `apply`.
@@ -52,86 +52,91 @@ def truncated(
     if length.ndim > 1 or not jnp.issubdtype(length.dtype, jnp.integer):
         raise ValueError(f"length of shape {length.shape} and dtype {length.dtype} is not K or [k]")
     if not isinstance(length, jax.core.Tracer):
-        given = np.atleast_1d(length)
-        wrong = given[(given < 0) | (given > config.depth)]
-        if wrong.size:
-            raise ValueError(f"length={wrong[0]} is not in 0..{config.depth}")
+        for k in np.atleast_1d(length):
+            if not 0 <= k <= config.depth:
+                raise ValueError(f"length={k} is not in 0..{config.depth}")
     params, prepared = prepare_inputs(params, x, config, covers=Truncated.covers, **inputs)
-    return _truncated(params, prepared, config, length)
+    return _run_truncated(params, prepared, config, length)
 
 
 class Truncated(ByLength):
-    """Channels, of the lengths to keep, with constants from the state that they form themselves."""
+    """Channels of the lengths that exist, whose constants come from their own sum."""
 
     covers = covers.Covers("truncated", covers.all_fields_but(*covers.CROSS, "mix"))
 
-    def __init__(self, keep: Any):
+    def __init__(self, length_exists: Any):
         super().__init__()
-        self.keep = keep[:, None, None, None]
+        self.length_exists = length_exists[:, None, None, None]  # Bool [a, 1, 1, 1]
 
     def apply_norm(self, layer, spec, channels):
-        scale = frozen_scale(total(channels), layer.config)
+        scale = frozen_scale(sum_channels(channels), layer.config)
         extra = FrozenLayer({(spec.kind, spec.after_branch): scale})
         return super().apply_norm(layer.replace(extra=extra), spec, channels)
 
     def apply_attention(self, layer, branch_input):
-        x, params, context = total(branch_input), layer.params.attention, layer.context
+        x, params, context = sum_channels(branch_input), layer.params.attention, layer.context
         scores = attn.attention_scores(params, x, x, context=context, **layer.score_options)
         weights = attn.attention_weights(scores, context, layer.config.normalise)
         weights = attn.mixing_matrix(weights, layer.gains.mixing, context.mask)
         layer = layer.replace(extra=FrozenLayer(weights=weights))
-        part, _ = super().apply_attention(layer, branch_input)
-        return part.replace(start=jnp.where(self.keep, part.start, 0)), None
+        output, _ = super().apply_attention(layer, branch_input)
+        return output.replace(start=jnp.where(self.length_exists, output.start, 0)), None
 
     def apply_mlp(self, layer, branch_input):
-        gate = mlp_gate(layer.params.mlp, total(branch_input), layer.config)
+        gate = mlp_gate(layer.params.mlp, sum_channels(branch_input), layer.config)
         return super().apply_mlp(layer.replace(extra=FrozenLayer(gate=gate)), branch_input)
 
 
 @jax.jit
-def _truncated(params, prepared, config, length):
+def _run_truncated(params, prepared, config, length):
+    """Pass the channels of lengths up to K through the network.
+
+    Args:
+        params, prepared: From `prepare_inputs`.
+        config: The network.
+        length: K, or several [k].
+    """
     if length.ndim:
-        return jax.vmap(functools.partial(_truncated, params, prepared, config))(length)
+        return jax.vmap(functools.partial(_run_truncated, params, prepared, config))(length)
     algebra = Truncated(jnp.arange(config.depth + 1) <= length)
-    state = _begin(prepared.x, config.depth)
-    state = walk_network(algebra, state, params, prepared, config)
-    return PathContributions(by_length=state.start[:, 0], offset=state.offset, output=total(state))
+    channels = _start_channels(prepared.x, config.depth)
+    channels = walk_network(algebra, channels, params, prepared, config)
+    output = sum_channels(channels)
+    return PathContributions(channels.start[:, 0], channels.offset, output=output)
 
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedPass(LayerPass):
-    """The output of `truncated` at one K, layer by layer: K + 1 channels in the place of L + 1."""
+    """The output of `truncated` at one K, layer by layer: K + 1 channels instead of L + 1."""
 
     reads_layer_values: ClassVar[bool] = False
     covers: ClassVar = Truncated.covers
     length: int = 0  # K
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Channels:
-        """X^0 in the channel of length 0; what passes the last one is dropped."""
-        return _begin(prepared.x, self.length)
+        """Put X^0 into the channel of length 0; what passes the last one is dropped."""
+        return _start_channels(prepared.x, self.length)
 
     def measure_layer(
-        self, layer: Layer, x: Any, seen: Any, carry: Channels
+        self, layer: Layer, x: Any, layer_values: Any, carry: Channels
     ) -> tuple[Channels, None]:
-        """The channels after the layer."""
         return walk_layer(self._algebra, layer, carry)[0], None
 
     def build_result(self, walked: WalkResult) -> Any:
-        """The output [n, d]."""
-        after = walked.params, walked.prepared, walked.config
-        return total(apply_final_norm(self._algebra, walked.carry, *after))
+        outside = walked.params, walked.prepared, walked.config
+        return sum_channels(apply_final_norm(self._algebra, walked.carry, *outside))
 
     @property
     def _algebra(self):
         return Truncated(jnp.ones(self.length + 1, bool))
 
 
-def _begin(x, longest):
-    """X^0 in the channel of length 0 of 0 .. longest."""
-    start = pad_slots(x[None, None], (longest + 1, 1))
+def _start_channels(x, max_length):
+    """Put X^0 into the channel of length 0 of 0 .. max_length."""
+    start = pad_slots(x[None, None], (max_length + 1, 1))
     return Channels(start, None, jnp.zeros_like(x))
 
 
-def total(state: Channels) -> Any:
-    """The tokens [n, d] that the channels sum to."""
-    return state.start.sum(axis=(0, 1)) + state.offset
+def sum_channels(channels: Channels) -> Any:
+    """Sum channels and offset to tokens [n, d]."""
+    return channels.start.sum(axis=(0, 1)) + channels.offset

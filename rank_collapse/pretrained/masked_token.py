@@ -35,7 +35,7 @@ class MaskedHead(struct.Struct):
         states = jnp.asarray(states)
         hidden = states.reshape(-1, states.shape[-1]) @ self.weight + self.bias[None]
         hidden = layers.get_activation(self.activation).fn(hidden)
-        return layers.norm(self.norm, hidden, eps=self.eps).reshape(*states.shape[:-1], -1)
+        return layers.apply_norm(self.norm, hidden, eps=self.eps).reshape(*states.shape[:-1], -1)
 
 
 def read_head(

@@ -22,11 +22,11 @@ from rank_collapse.network import streams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import LayerPass, States, WalkResult, one_row, row_of, step_passes
+from rank_collapse.network.passes import LayerPass, States, WalkResult, step_passes
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import Gains, layer_gains
 from rank_collapse.network.surgery import ABLATIONS, READINGS, ablate, skips_left
-from rank_collapse.network.walk import Layer
+from rank_collapse.network.transformer import Layer
 from rank_collapse.pretrained.lazy import values
 from rank_collapse.pretrained.opened import Source
 from rank_collapse.struct import refuse, refuse_if
@@ -188,7 +188,7 @@ def _parts(source, groups, total, chunk):
             where = f"first={group.first}, last={group.last}"
             raise ValueError(f"group {name!r} has none of {total} examples: {where}")
         size = min(chunk, last - group.first)
-        names, passes = zip(*((n, p.streamed()) for n, p in group.passes), strict=True)
+        names, passes = zip(*((n, p.for_streaming()) for n, p in group.passes), strict=True)
         ablation, skips = _program_of(group, source.config)
         for start in range(group.first, last, size):
             rows = np.minimum(np.arange(start, start + size), last - 1)
@@ -227,7 +227,7 @@ def layer_of(
         index: Of the layer; may be traced.
         ablation: The parts to remove.
     """
-    config = one_row(config)
+    config = config.replace(layer_map=(0,) * config.depth)  # all layers are the one row
     stack = jax.tree.map(lambda a: a[None], values(stored))
     params = outside.replace(layers=stack)
     config, params = ablate(config, params, ablation.name, ablation.reading)
@@ -238,7 +238,8 @@ def layer_of(
     params, prepared = prepare_inputs(params, example.pop("x"), config, **example)
     gains = jax.tree.map(lambda a: a[index], layer_gains(config, prepared.x.dtype, params))
     gains = gains.replace(skip=jax.tree.map(operator.mul, gains.skip, skips))
-    return Layer(row_of(params), gains, index, config, prepared), params
+    row = jax.tree.map(lambda a: a[0], params.layers)
+    return Layer(row, gains, index, config, prepared), params
 
 
 @functools.partial(jax.jit, static_argnums=0)

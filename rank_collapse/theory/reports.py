@@ -6,16 +6,14 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
-from rank_collapse.network.padding import cut_tokens, pad_inputs
 from rank_collapse.network.passes import WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import Layer, walk_layers
+from rank_collapse.network.transformer import Layer, walk_layers
 from rank_collapse.theory import bounds, mean_bounds
 from rank_collapse.theory.bounds import PublishedSides, Sides
 from rank_collapse.theory.log_attention import three_axes
@@ -95,7 +93,6 @@ def bound_report(
     bias: Any = None,
     edit: Any = None,
     log: LogTrace | None = None,
-    pad_to: int | None = None,
 ) -> BoundReport:
     """Every head's, layer's and the whole stack's bound on one input.
 
@@ -120,8 +117,6 @@ def bound_report(
         edit: Of `apply`, affine and of the places `logdomain.EDITS`: the bounds of heads and layers
             are of the states that follow, those of the stack are NaN.
         log: What `log_trace` gives of the same arguments, where it is known.
-        pad_to: Number of tokens to which x is padded inside, so that inputs of several lengths
-            share a program; see `pad_inputs` for what it takes.
 
     Returns:
         A `BoundReport`; works under jit, and vmap over seeds and inputs.
@@ -134,11 +129,6 @@ def bound_report(
     Source: Dong et al. 2021, theorems 2.2 and 2.3, corollary 3.2, and the technical lemma of the
     appendix; γ* is the least value for which the lemma's last step holds.
     """
-    if pad_to is not None:
-        more = {"mask": mask, "bias": bias, "edit": edit, "log": log}
-        padded, more = pad_inputs(x, pad_to, more)
-        found = bound_report(params, padded, config, **more)
-        return cut_tokens(found, np.shape(x)[0], {"log10_spread": -1})
     params, prepared = prepare_inputs(
         params, x, config, mask=mask, bias=bias, edit=edit, covers=bounds.COVERS
     )

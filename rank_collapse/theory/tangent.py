@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from rank_collapse.network import layers
 from rank_collapse.network.residual import apply_gain, normalize_tokens
-from rank_collapse.network.walk import Algebra
+from rank_collapse.network.transformer import Algebra
 from rank_collapse.theory.log_operations import LogState
 
 
@@ -54,7 +54,7 @@ class Tangents(Algebra):
         params, config = layer.params.mlp, layer.config
 
         def of_token(x):
-            return layers.mlp(params, x[None], config.mlp, config.routing)[0]
+            return layers.apply_mlp(params, x[None], config.mlp, config.routing)[0]
 
         return _pushed(of_token, branch_input), None
 

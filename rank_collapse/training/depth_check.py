@@ -22,8 +22,7 @@ from rank_collapse.network.config import TransformerConfig, transformer
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.transformer import apply_batch, compute_layer
-from rank_collapse.network.walk import walk_layers
+from rank_collapse.network.transformer import apply_batch, compute_layer, walk_layers
 from rank_collapse.runs import seeds as every_seed
 from rank_collapse.text.words import default_text
 from rank_collapse.training.depth_rules import DepthRule, RuleName, depth_rule

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gradient_norms import move_weights
 from trained_runs import parsed, result_of, rows, run
 
 import rank_collapse as rc
@@ -120,7 +121,7 @@ def test_the_change_of_an_update_is_the_librarys():
     config, params, other, x = small_network()
     direction, before = updates.get_weight_matrices(other), normalised(params, x, config)
     found = networks.changes(params, x, config, before, {"there": direction}, 1e-2)["there"]
-    moved = updates.moved(params, direction, 1e-2)
+    moved = move_weights(params, direction, 1e-2)
     wanted = updates.output_change(params, moved, x, config)[-1]
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
@@ -144,7 +145,7 @@ def test_an_sgd_step_and_its_bound_are_those_of_a_step_taken():
     np.testing.assert_allclose(found, jnp.mean((after - before) ** 2) / eta**2, rtol=0.05)
     # a step of relative size e along each gradient lowers the loss by e Σ‖W‖‖∂W‖
     e = 1e-3
-    stepped = updates.moved(params, jax.tree.map(jnp.negative, gradients), e)
+    stepped = move_weights(params, jax.tree.map(jnp.negative, gradients), e)
     bound = networks.gradient_bound(params, gradients, target, e)
     lowered = (loss(params)[0] - loss(stepped)[0]) ** 2 / jnp.sum(target**2) / target.size
     np.testing.assert_allclose(bound, lowered, rtol=0.05)

@@ -195,9 +195,9 @@ def test_derivatives_of_attention_are_those_of_plain_products(x64, monkeypatch):
 
 def test_equal_scores_under_a_mask_are_shared_by_the_allowed_keys():
     """Row i of a causal mask is 1/i on the first i tokens."""
-    found = attn.equal_weights(attn.AttentionContext(positions.causal_mask(4)), 4, 4, jnp.float32)
+    weights = attn.equal_weights(attn.AttentionContext(positions.causal_mask(4)), 4, 4, jnp.float32)
     expected = np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None]
-    np.testing.assert_allclose(found[0], expected, atol=1e-7)
+    np.testing.assert_allclose(weights[0], expected, atol=1e-7)
 
 
 def test_llama_3_keeps_fast_waves_and_divides_slow_ones(x64):

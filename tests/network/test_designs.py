@@ -52,8 +52,8 @@ PAIRS = {
 @pytest.mark.parametrize("mask", ["none", "causal"])
 def test_deepnorm_of_one_stack_is_as_published(depth, mask):
     config = rc.design(network(depth, mask=mask), "deepnorm")
-    found = config.skip_gain, config.init_gain
-    np.testing.assert_allclose(found, ALONE[depth], rtol=0, atol=5.1e-7)
+    gains = config.skip_gain, config.init_gain
+    np.testing.assert_allclose(gains, ALONE[depth], rtol=0, atol=5.1e-7)
     assert (config.norm_placement, config.init, config.mask) == ("post", "xavier", mask)
 
 
@@ -61,8 +61,8 @@ def test_deepnorm_of_one_stack_is_as_published(depth, mask):
 def test_deepnorm_of_an_encoder_decoder_is_as_published(depths):
     decoder = network(depths[1], cross_attention=True, mask="causal")
     pair = rc.design(Pair(network(depths[0]), decoder), "deepnorm")
-    found = [g for part in (pair.encoder, pair.decoder) for g in (part.skip_gain, part.init_gain)]
-    np.testing.assert_allclose(found, PAIRS[depths], rtol=0, atol=5.1e-7)
+    gains = [g for part in (pair.encoder, pair.decoder) for g in (part.skip_gain, part.init_gain)]
+    np.testing.assert_allclose(gains, PAIRS[depths], rtol=0, atol=5.1e-7)
 
 
 def test_admin_without_profiling_is_as_published():
@@ -126,11 +126,11 @@ def test_gains_that_are_trained_start_as_published():
 
     config, learned = starts("rezero")
     assert config.norm_placement == "none" and learned.skip is None
-    for found in (learned, starts("skipinit")[1]):
-        np.testing.assert_array_equal(found.branch, np.zeros(16))
+    for learned_gains in (learned, starts("skipinit")[1]):
+        np.testing.assert_array_equal(learned_gains.branch, np.zeros(16))
     for depth, start in ((18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6)):
-        found = starts("layerscale", depth)[1].branch
-        np.testing.assert_allclose(found, np.full((depth, D), start), rtol=1e-6)
+        learned_gains = starts("layerscale", depth)[1].branch
+        np.testing.assert_allclose(learned_gains, np.full((depth, D), start), rtol=1e-6)
     config, learned = starts("admin_const")
     np.testing.assert_allclose(config.skip_gain * learned.skip, np.full((16, D), np.sqrt(32)))
     for name, gain, value in (
@@ -161,28 +161,32 @@ def test_deepscalelm_keeps_the_published_moments():
     config = rc.design(rc.transformer(depth, 4, d, mlp="relu"), "deepscalelm")
     square = 2 / depth
     assert np.isclose(config.skip_gain**2, 1 - square)
-    own = [r]
+    correlations = [r]
     for _ in range(depth):
         r = (1 - square) * r + square
         r = (1 - square) * r + square * (r + (np.sqrt(1 - r * r) - r * np.arccos(r)) / np.pi)
-        own.append(r)
-    np.testing.assert_allclose(config.branch_gain.attention, np.sqrt(square / np.array(own[:-1])))
+        correlations.append(r)
+    np.testing.assert_allclose(
+        config.branch_gain.attention, np.sqrt(square / np.array(correlations[:-1]))
+    )
 
     @jax.jit
     def moments(key):
         keys = jax.random.split(key, 3)
-        common, alone = jax.random.normal(keys[0], (1, d)), jax.random.normal(keys[1], (n, d))
-        x = np.sqrt(own[0]) * common + np.sqrt(1 - own[0]) * alone
+        common, separate = jax.random.normal(keys[0], (1, d)), jax.random.normal(keys[1], (n, d))
+        x = np.sqrt(correlations[0]) * common + np.sqrt(1 - correlations[0]) * separate
         hidden = rc.apply(rc.init(keys[2], config), x, config).hidden
         return jnp.mean(hidden**2, axis=(1, 2)), rc.token_cosine(hidden)
 
-    found = [moments(jax.random.key(seed)) for seed in range(12)]
-    for measured, expected in zip(zip(*found, strict=True), (np.ones(depth + 1), own), strict=True):
+    measured_moments = [moments(jax.random.key(seed)) for seed in range(12)]
+    for measured, expected in zip(
+        zip(*measured_moments, strict=True), (np.ones(depth + 1), correlations), strict=True
+    ):
         mean, error = np.mean(measured, axis=0), np.std(measured, axis=0) / np.sqrt(11)
         # beside four standard errors: attention over n tokens of random scores keeps e(1 − r)/(n r)
         # more of the variance than over infinitely many
-        more = np.e * (1 - own[0]) / (n * own[0]) * square * depth / 2
-        assert np.all(np.abs(mean - expected) < 4 * error + more)
+        excess = np.e * (1 - correlations[0]) / (n * correlations[0]) * square * depth / 2
+        assert np.all(np.abs(mean - expected) < 4 * error + excess)
 
 
 def written_out(params, x, config):
@@ -206,8 +210,8 @@ def test_a_design_is_its_equations(name):
     params, x = draw(config)
     expected = written_out(params, x, config)
     assert np.abs(expected).max() < 50
-    found = jax.jit(rc.apply)(params, x, config).output
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+    output = jax.jit(rc.apply)(params, x, config).output
+    np.testing.assert_allclose(output, expected, rtol=2e-5, atol=2e-5)
 
 
 def test_theorem_2_1_has_learned_gains_term_by_term():
@@ -279,12 +283,12 @@ def test_swept_gains_do_not_compile_anew():
         return rc.apply(started, x, config).output
 
     swept = ("skip_gain", "branch_gain", "learned_skip_gain", "learned_branch_gain")
-    seen = [output(config)] + [output(config.replace(**{name: 0.4})) for name in swept]
-    seen.append(output(config.replace(norm_gain=tuple(g / 3 for g in config.norm_gain))))
+    outputs = [output(config)] + [output(config.replace(**{name: 0.4})) for name in swept]
+    outputs.append(output(config.replace(norm_gain=tuple(g / 3 for g in config.norm_gain))))
     assert len(traced) == 1
     # 0.4 times a gain is the same whether it is learned or not; all else differs.
-    np.testing.assert_allclose(seen[1:3], seen[3:5], rtol=1e-5, atol=1e-5)
-    for a, b in itertools.combinations([seen[k] for k in (0, 1, 2, 5)], 2):
+    np.testing.assert_allclose(outputs[1:3], outputs[3:5], rtol=1e-5, atol=1e-5)
+    for a, b in itertools.combinations([outputs[k] for k in (0, 1, 2, 5)], 2):
         assert np.abs(a - b).max() > 0.05
 
 

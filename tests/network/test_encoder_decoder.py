@@ -42,9 +42,9 @@ def config(encoder=(), decoder=(), *, shared=(), embedding=(), **fields):
     )
 
 
-def drawn(made, seed=0):
+def drawn(model_config, seed=0):
     """Parameters by numpy, which compiles nothing, large enough that tokens matter."""
-    shapes = jax.eval_shape(lambda: encoder_decoder.init(jax.random.key(0), made))
+    shapes = jax.eval_shape(lambda: encoder_decoder.init(jax.random.key(0), model_config))
     rng = np.random.default_rng(seed)
     return jax.tree.map_with_path(
         lambda path, like: jnp.asarray(
@@ -58,10 +58,10 @@ apply = jax.jit(encoder_decoder.apply)
 
 
 @jax.jit
-def each_of_torchs(params, sources, targets, made):
+def each_of_torchs(params, sources, targets, model_config):
     def one(source, target):
         return encoder_decoder.apply(
-            params, source, target, made, source_mask=source > 0, target_mask=target > 0
+            params, source, target, model_config, source_mask=source > 0, target_mask=target > 0
         )
 
     return jax.vmap(one)(sources, targets)
@@ -80,22 +80,22 @@ def test_equal_to_torchs_transformer_with_the_same_weights(placement, stored):
         pytest.importorskip("torch")
     golden = np.load(GOLDEN / torch_transformer.golden_name(placement))
     expected = dict(golden) if stored else torch_transformer.run(placement)
-    params, made = torch_transformer.ours(expected), torch_transformer.config(placement)
-    trace = each_of_torchs(params, SOURCE, TARGET, made)
-    for found, name, exists in (
+    params, model_config = torch_transformer.ours(expected), torch_transformer.config(placement)
+    trace = each_of_torchs(params, SOURCE, TARGET, model_config)
+    for our_output, name, exists in (
         (trace.encoder.output, "memory", SOURCE > 0),
         (trace.decoder.output, "output", TARGET > 0),
         (trace.logits, "logits", TARGET > 0),
     ):
-        np.testing.assert_allclose(found[exists], expected[name][exists], atol=1e-5)
+        np.testing.assert_allclose(our_output[exists], expected[name][exists], atol=1e-5)
 
 
 def test_no_logit_depends_on_a_later_target_token():
-    made = config(decoder={"norm_placement": "pre", "final_norm": True})
-    params = drawn(made)
+    model_config = config(decoder={"norm_placement": "pre", "final_norm": True})
+    params = drawn(model_config)
 
     def logits(states):  # vectors of the model's width are taken as they are
-        return apply(params, SOURCES, states, made, source_mask=EXISTS).logits
+        return apply(params, SOURCES, states, model_config, source_mask=EXISTS).logits
 
     states = draws.normal(6, 16)
     gradient = jax.jit(jax.jacobian(logits))(states)
@@ -106,18 +106,18 @@ def test_no_logit_depends_on_a_later_target_token():
 
 @pytest.mark.full
 def test_padding_changes_nothing_elsewhere():
-    made = config()
-    params = drawn(made)
+    model_config = config()
+    params = drawn(model_config)
 
     def outputs(source, target):
         trace = apply(
-            params, source, target, made, source_mask=EXISTS, target_mask=jnp.arange(6) < 4
+            params, source, target, model_config, source_mask=EXISTS, target_mask=jnp.arange(6) < 4
         )
         return trace.encoder.output[:5], trace.logits[:4]
 
     one = outputs(SOURCES, TARGETS)
     other = outputs(SOURCES.at[5:].set(8), TARGETS.at[4:].set(8))
-    short = apply(params, SOURCES[:5], TARGETS[:4], made)
+    short = apply(params, SOURCES[:5], TARGETS[:4], model_config)
     for a, b, c in zip(one, other, (short.encoder.output, short.logits), strict=True):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_allclose(a, c, atol=1e-5)
@@ -159,33 +159,35 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", full_but(KINDS, "post-norm, shared"))
 def test_teacher_forcing_agrees_with_decoding(kind):
-    made = config(**KINDS[kind])
+    model_config = config(**KINDS[kind])
 
     @jax.jit
     @jax.vmap
     def three(params):
         options = {"begin": BEGIN, "end": END, "max_len": 6, "source_mask": EXISTS}
-        one = rc.network.greedy_decode(params, SOURCES, made, **options)
+        one = rc.network.greedy_decode(params, SOURCES, model_config, **options)
         read = encoder_decoder.shift_target(one.tokens, BEGIN)
-        trace = apply(params, SOURCES, read, made, source_mask=EXISTS)
+        trace = apply(params, SOURCES, read, model_config, source_mask=EXISTS)
         return one, trace.logits
 
-    networks = [drawn(made, seed) for seed in range(8)]
+    networks = [drawn(model_config, seed) for seed in range(8)]
     one, forced = three(jax.tree.map(lambda *a: jnp.stack(a), *networks))
     np.testing.assert_allclose(one.logits, forced, atol=1e-5)
     # Equal tokens alone would not show a place that is off by one; a tied output repeats itself.
-    assert made.tied_output or max(len(set(tokens)) for tokens in one.tokens.tolist()) > 2
+    assert model_config.tied_output or max(len(set(tokens)) for tokens in one.tokens.tolist()) > 2
 
 
 def test_decoding_ends_with_the_first_end_mark():
-    made = config(decoder={"branch_gain": 0.3})
+    model_config = config(decoder={"branch_gain": 0.3})
 
     @jax.jit
     @jax.vmap
     def written(source, end):
-        return rc.network.greedy_decode(params, source, made, begin=BEGIN, end=end, max_len=6)
+        return rc.network.greedy_decode(
+            params, source, model_config, begin=BEGIN, end=end, max_len=6
+        )
 
-    params = drawn(made, 5)
+    params = drawn(model_config, 5)
     sources = jnp.stack([SOURCES, SOURCES[::-1]])
     free = written(sources, jnp.array([-1, -1])).tokens
     ends = free[:, 2]
@@ -199,20 +201,22 @@ def test_decoding_ends_with_the_first_end_mark():
 
 @pytest.mark.full
 def test_tied_weights_are_one_array_that_all_uses_train():
-    made = config(shared_embedding=True, tied_output=True)
-    params = drawn(made)
+    model_config = config(shared_embedding=True, tied_output=True)
+    params = drawn(model_config)
     assert params.w_output is None and params.decoder.embedding.tokens is None
     table = params.encoder.embedding.tokens
     # With three tables of their own, the same values: the gradient is the sum of all three.
     apart = config()
-    own = params.replace(decoder=encoder_decoder.decoder_params(params, made), w_output=table.T)
+    untied = params.replace(
+        decoder=encoder_decoder.decoder_params(params, model_config), w_output=table.T
+    )
 
     def loss(p, c):
         logits = apply(p, SOURCES, TARGETS, c).logits
         return jnp.sum(jax.nn.log_softmax(logits) * jnp.arange(9.0)[None, :])
 
     gradient = jax.jit(jax.value_and_grad(loss))
-    (one, tied), (other, split) = gradient(params, made), gradient(own, apart)
+    (one, tied), (other, split) = gradient(params, model_config), gradient(untied, apart)
     np.testing.assert_allclose(one, other, rtol=1e-5)
     parts = split.encoder.embedding.tokens, split.decoder.embedding.tokens, split.w_output.T
     assert all(np.abs(part).max() > 1e-3 for part in parts)
@@ -221,10 +225,10 @@ def test_tied_weights_are_one_array_that_all_uses_train():
 
 @pytest.mark.full
 def test_dropout_falls_on_both_halves_and_is_none_without_a_key():
-    made = config()
-    params, key = drawn(made), jax.random.key(3)
-    plain, zero, some = (
-        apply(params, SOURCES, TARGETS, made, **options)
+    model_config = config()
+    params, key = drawn(model_config), jax.random.key(3)
+    plain, zero, half_dropped = (
+        apply(params, SOURCES, TARGETS, model_config, **options)
         for options in (
             {},
             {"dropout_key": key, "dropout_rate": 0.0},
@@ -233,19 +237,24 @@ def test_dropout_falls_on_both_halves_and_is_none_without_a_key():
     )
     np.testing.assert_allclose(zero.logits, plain.logits, atol=1e-5)
     for half in ("encoder", "decoder"):
-        kept, whole = getattr(some, half).hidden[0], getattr(plain, half).hidden[0]
-        share = np.mean(np.asarray(kept) == 0)
+        with_dropout, without_dropout = (
+            getattr(half_dropped, half).hidden[0],
+            getattr(plain, half).hidden[0],
+        )
+        share = np.mean(np.asarray(with_dropout) == 0)
         assert 0.2 < share < 0.8
-        np.testing.assert_allclose(kept[kept != 0], 2 * whole[kept != 0], rtol=1e-5)
+        np.testing.assert_allclose(
+            with_dropout[with_dropout != 0], 2 * without_dropout[with_dropout != 0], rtol=1e-5
+        )
 
 
 def test_path_sums_of_the_decoder_are_its_output():
-    made = config(shared_embedding=True)
-    params = drawn(made)
-    trace = apply(params, SOURCES, TARGETS, made, source_mask=EXISTS)
-    of_decoder = encoder_decoder.decoder_params(params, made)
+    model_config = config(shared_embedding=True)
+    params = drawn(model_config)
+    trace = apply(params, SOURCES, TARGETS, model_config, source_mask=EXISTS)
+    of_decoder = encoder_decoder.decoder_params(params, model_config)
     parts = rc.path_contributions(
-        of_decoder, TARGETS, made.decoder, memory=trace.encoder.output, memory_mask=EXISTS
+        of_decoder, TARGETS, model_config.decoder, memory=trace.encoder.output, memory_mask=EXISTS
     )
     by_length, offset = parts
     total = by_length.sum(axis=0) + offset
@@ -255,8 +264,6 @@ def test_path_sums_of_the_decoder_are_its_output():
 
 test_halves_that_do_not_fit_are_named = refused(
     [
-        ({"decoder": {"cross_attention": False}}, "decoder.cross_attention=False"),
-        ({"encoder": {"cross_attention": True}}, "encoder.cross_attention=True"),
         ({"decoder": {"mask": "local"}}, "decoder.mask='local'"),
         ({"encoder": {"d_model": 8}}, "encoder.d_model=8 is not decoder.d_model=16"),
         ({"decoder": {"embedding": None}}, "decoder.embedding must have a vocab_size"),

@@ -61,10 +61,10 @@ def turned(x, theta, factor):
 
 def weights_of(p, x, window, head, rotated):
     """Attention weights of one head, one pair of tokens at a time."""
-    how = (3.0, 1.0) if window else (50.0, 1.2)
+    base_and_factor = (3.0, 1.0) if window else (50.0, 1.2)
     q, k = x @ p.w_q[head] + p.b_q[head], x @ p.w_k[head] + p.b_k[head]
     if rotated:
-        q, k = turned(q, *how), turned(k, *how)
+        q, k = turned(q, *base_and_factor), turned(k, *base_and_factor)
     scores = np.full((N, N), -np.inf)
     for i, j in np.ndindex(N, N):
         if j <= i and (not window or i - j <= window):
@@ -79,9 +79,9 @@ def experts_of(m, x):
         logits = token @ m.w_router
         best = np.argsort(-logits)[:2]
         for e, share in zip(best, softmax(logits[best]), strict=True):
-            own = slice(3 * e, 3 * e + 3)
-            z = token @ m.w_in[:, own] + m.b_in[own]
-            out[i] += share * (0.5 * z * (1 + erf(z / np.sqrt(2)))) @ m.w_out[own]
+            units = slice(3 * e, 3 * e + 3)
+            z = token @ m.w_in[:, units] + m.b_in[units]
+            out[i] += share * (0.5 * z * (1 + erf(z / np.sqrt(2)))) @ m.w_out[units]
     return out + m.b_out
 
 
@@ -94,13 +94,13 @@ def test_the_forward_pass_is_its_formulas(rotated, x64):
     x = np.asarray(x)
     for l in range(DEPTH):
         p = jax.tree.map(lambda a, l=l: a[l], params.layers)
-        seen = normed(p.attention_norm, x) if l else x
+        attention_input = normed(p.attention_norm, x) if l else x
         part = p.attention.b_o.copy()
         for h in range(H):
             has = not rotated or rotated[l]
-            weights = weights_of(p.attention, seen, FORM["windows"][l], h, has)
+            weights = weights_of(p.attention, attention_input, FORM["windows"][l], h, has)
             np.testing.assert_allclose(trace.attention[l, h], weights, atol=1e-12)
-            values = seen @ p.attention.w_v[h] + p.attention.b_v[h]
+            values = attention_input @ p.attention.w_v[h] + p.attention.b_v[h]
             part = part + weights @ values @ p.attention.w_o[h]
         x = x + part + experts_of(p.mlp, normed(p.mlp_norm, x))
         np.testing.assert_allclose(trace.hidden[l + 1], x, atol=1e-12)
@@ -112,14 +112,14 @@ def test_shared_units_have_a_gate_of_their_own(x64):
     rng = np.random.default_rng(0)
     x, router, shared = (rng.standard_normal(s) for s in ((4, 5), (5, 2), (5, 1)))
     params = layers.MLPParams(w_in=np.zeros((5, 7)), w_out=None, w_router=router, w_shared=shared)
-    found = np.asarray(jax.jit(lambda x: layers.unit_shares(params, x, routing))(x))
+    shares = np.asarray(jax.jit(lambda x: layers.unit_shares(params, x, routing))(x))
     p = softmax(x @ router, axis=-1)
     for i in range(4):
         best = int(p[i].argmax())
         want = np.zeros(7)
         want[2 * best : 2 * best + 2] = p[i, best]
         want[4:] = 1 / (1 + np.exp(-(x[i] @ shared)))
-        np.testing.assert_allclose(found[i], want, atol=1e-12)
+        np.testing.assert_allclose(shares[i], want, atol=1e-12)
 
 
 def test_rotary_frequencies():
@@ -139,8 +139,8 @@ def test_rotary_frequencies():
 
 test_bad_forms_name_the_value = refused(
     [
-        ({"windows": (1, 2)}, r"windows=\(1, 2\) are not 3 distances"),
-        ({"windows": (1, -2, 0)}, "are not 3 distances"),
+        ({"windows": (1, 2)}, r"windows=\(1, 2\) has 2 entries for depth=3"),
+        ({"windows": (1, -2, 0)}, r"windows=\(1, -2, 0\)"),
         ({"norm_placement": "post"}, "parallel=True does not support norm_placement='post'"),
         ({"rotary_width": 3}, "rotary_width=3 is not even and between 2 and 6"),
         ({"rotary_width": 8}, "rotary_width=8 is not even"),
@@ -150,7 +150,7 @@ test_bad_forms_name_the_value = refused(
         ({"mlp": "none"}, "of mlp='none'"),
         ({"experts_per_token": 5}, "experts_per_token=5 of num_experts=4"),
         ({"router": "best"}, "router='best' is not one of"),
-        ({"rotary_layers": (True,)}, r"rotary_layers=\(True,\) are not of 3 layers"),
+        ({"rotary_layers": (True,)}, r"rotary_layers=\(True,\) has 1 entries"),
     ],
     lambda fields: rc.TransformerConfig(**(FORM | fields)),
 )

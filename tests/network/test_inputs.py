@@ -79,8 +79,8 @@ def stored_in_groups(params, groups):
 def test_grouped_keys_and_values_are_read_as_they_are_stored(name):
     config, params = san()
     stored, full = stored_in_groups(params, 2)
-    found, want = (PASSES[name](p, X, config) for p in (stored, full))
-    near(found, want, rtol=1e-6)
+    grouped_result, want = (PASSES[name](p, X, config) for p in (stored, full))
+    near(grouped_result, want, rtol=1e-6)
 
 
 @pytest.mark.full
@@ -121,8 +121,8 @@ def test_additive_masks_are_refused_and_other_forms_agree(name):
     )
     want = PASSES[name](params, X, config, mask=jnp.asarray(causal))
     for form in (causal, causal.astype(int), causal.astype(int).tolist(), causal.tolist()):
-        found = PASSES[name](params, X, config, mask=form)
-        jax.tree.map(np.testing.assert_array_equal, found, want)
+        result = PASSES[name](params, X, config, mask=form)
+        jax.tree.map(np.testing.assert_array_equal, result, want)
 
 
 TEXT = {"embedding": rc.EmbeddingConfig(vocab_size=11, d_embed=D)}
@@ -189,9 +189,9 @@ def products(jaxpr):
 def test_every_product_of_a_measure_has_full_precision(name):
     params, x = draws.parameters(CONFIG), draws.normal(N, D)
     with jax.default_matmul_precision("bfloat16"):
-        found = set(products(jax.make_jaxpr(MEASURES[name])(params, x).jaxpr))
+        precisions = set(products(jax.make_jaxpr(MEASURES[name])(params, x).jaxpr))
         plain = jax.make_jaxpr(lambda p, x: rc.apply(p, x, CONFIG))(params, x)
         forward = set(products(plain.jaxpr))
     highest = jax.lax.Precision.HIGHEST
-    assert found == {(highest, highest)}
+    assert precisions == {(highest, highest)}
     assert forward and (highest, highest) not in forward  # the caller's choice, as in training

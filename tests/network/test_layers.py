@@ -27,15 +27,15 @@ def test_norms_match_numpy(kind):
     for shift in (bias, None):
         params = layers.NormParams(gain=jnp.asarray(gain), bias=shift)
         expected = centred / size * gain + (0 if shift is None else shift)
-        found = layers.norm(params, jnp.asarray(x), kind, 0.3)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        normed = layers.apply_norm(params, jnp.asarray(x), kind, 0.3)
+        np.testing.assert_allclose(normed, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_norm_without_parameters_standardises_and_ignores_scale_and_shift(x64):
-    y = layers.norm(None, tokens(), "layer", 0.0)
+    y = layers.apply_norm(None, tokens(), "layer", 0.0)
     np.testing.assert_allclose(y.mean(axis=1), 0, atol=1e-14)
     np.testing.assert_allclose(y.var(axis=1), 1, rtol=1e-13)
-    moved = layers.norm(None, 7 * tokens() - 2, "layer", 0.0)
+    moved = layers.apply_norm(None, 7 * tokens() - 2, "layer", 0.0)
     np.testing.assert_allclose(y, moved, rtol=1e-9)
 
 
@@ -57,7 +57,7 @@ def test_mlp_matches_numpy(kind, x64):
     hidden = NUMPY_PHI[layers.GATED.get(kind, kind)](np.asarray(gate if gated else linear))
     hidden = hidden * linear if gated else hidden
     expected = hidden @ p.w_out + p.b_out[None]
-    np.testing.assert_allclose(layers.mlp(p, x, kind), expected, rtol=1e-10)
+    np.testing.assert_allclose(layers.apply_mlp(p, x, kind), expected, rtol=1e-10)
 
 
 SHAPES = {"w_in": (4, 6), "b_in": (6,), "w_out": (6, 4), "b_out": (4,)}
@@ -83,7 +83,7 @@ def embedded(x):
 
 test_errors_name_the_value = refused(
     [
-        (lambda: layers.norm(None, tokens(), "batch"), "norm='batch'"),
+        (lambda: layers.apply_norm(None, tokens(), "batch"), "norm='batch'"),
         (lambda: layers.get_activation("maxout"), "mlp='maxout'"),
         (lambda: rc.EmbeddingConfig(vocab_size=3, d_input=2), "vocab_size=3 and d_input=2"),
         (lambda: rc.EmbeddingConfig(vocab_size=3, projection="twice"), "projection='twice'"),
@@ -183,8 +183,8 @@ def test_rate_and_independence_within_statistics(rate):
 def test_kept_entries_are_scaled_and_the_limits_hold():
     x = jnp.arange(1.0, 1001.0)
     out = np.asarray(dropout.dropout(jax.random.key(1), x, 0.25))
-    kept = out != 0
-    np.testing.assert_allclose(out[kept], np.asarray(x)[kept] / 0.75, rtol=1e-6)
+    is_nonzero = out != 0
+    np.testing.assert_allclose(out[is_nonzero], np.asarray(x)[is_nonzero] / 0.75, rtol=1e-6)
     np.testing.assert_array_equal(dropout.dropout(jax.random.key(1), x, 0.0), x)
     np.testing.assert_array_equal(dropout.dropout(jax.random.key(1), x, 1.0), 0)
 
@@ -218,8 +218,8 @@ def test_branches_are_independent_of_each_other_and_of_their_trunk():
         assert abs(products.mean()) < 4.5 / np.sqrt(products.size), lag
     totals = centred.sum(axis=0)
     assert abs(totals.var() / (0.25 * KEYS) - 1) < 5 * np.sqrt(2 / len(totals))
-    own = np.asarray(dropout.dropout(trunk, jnp.ones(SHAPE), 0.5) == 0).ravel() - 0.5
-    assert abs((centred * own / 0.25).mean()) < 4.5 / np.sqrt(centred.size)
+    trunk_drops = np.asarray(dropout.dropout(trunk, jnp.ones(SHAPE), 0.5) == 0).ravel() - 0.5
+    assert abs((centred * trunk_drops / 0.25).mean()) < 4.5 / np.sqrt(centred.size)
 
 
 def test_the_rate_is_traced():

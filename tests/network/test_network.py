@@ -75,9 +75,9 @@ def test_jit_vmap_and_grad(name):
     def loss(params, x):
         return jnp.sum(jnp.sin(rc.apply(params, x, config, memory=memory).output))
 
-    alone = loss(params, x)
+    single_loss = loss(params, x)
     batch = jax.jit(jax.vmap(loss, (None, 0)))(params, jnp.stack([2 * x, x]))
-    np.testing.assert_allclose(batch[1], alone, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(batch[1], single_loss, rtol=1e-4, atol=1e-4)
     gradients = jax.tree.leaves(jax.jit(jax.grad(loss))(params, x))
     assert all(np.isfinite(g).all() for g in gradients)
 
@@ -99,10 +99,10 @@ def test_trace_holds_what_was_computed():
     np.testing.assert_allclose(trace.attention.sum(-1), 1, rtol=1e-5)
     layer = rc.network.layer_params(params, config, 1)
     total = 0.7 * trace.hidden[1] + 1.3 * trace.attention_branch[1]
-    after = layers.norm(layer.attention_norm, total)
+    after = layers.apply_norm(layer.attention_norm, total)
     np.testing.assert_allclose(trace.layers.after_attention[1], after, rtol=1e-5, atol=1e-5)
     total = 0.7 * after + 1.3 * trace.mlp_branch[1]
-    np.testing.assert_allclose(trace.hidden[2], layers.norm(layer.mlp_norm, total), atol=2e-5)
+    np.testing.assert_allclose(trace.hidden[2], layers.apply_norm(layer.mlp_norm, total), atol=2e-5)
 
 
 def test_gains_may_differ_by_layer_and_zero_skip_is_no_skip(x64):
@@ -153,8 +153,8 @@ def test_masked_tokens_have_no_gradient(mask):
 def test_explicit_masks_join_the_config_and_a_bias_of_scores_reaches_every_layer():
     config, params, x, _ = build("transformer")
     causal = rc.apply(params, x, config.replace(mask="causal")).output
-    given = rc.apply(params, x, config, mask=jnp.tril(jnp.ones((N, N), bool))).output
-    np.testing.assert_allclose(causal, given, rtol=1e-6)
+    masked_output = rc.apply(params, x, config, mask=jnp.tril(jnp.ones((N, N), bool))).output
+    np.testing.assert_allclose(causal, masked_output, rtol=1e-6)
     bias = jnp.zeros((3, N, N)).at[:, :, 2].set(-1e9)
     assert np.max(rc.apply(params, x, config, bias=bias).attention[..., 2]) == 0.0
 
@@ -166,10 +166,10 @@ def test_dropout_needs_a_key_and_keeps_the_mean():
     def dropped(key):
         return rc.apply(params, x, config, dropout_key=key, dropout_rate=0.2).output
 
-    found = jax.jit(jax.vmap(dropped))(jax.random.split(jax.random.key(9), 4000))
-    error = np.abs(found.mean(0) - clean)
-    assert (error < 5 * found.std(0) / np.sqrt(4000) + 1e-6).all()
-    assert found.std() > 0.1
+    outputs = jax.jit(jax.vmap(dropped))(jax.random.split(jax.random.key(9), 4000))
+    error = np.abs(outputs.mean(0) - clean)
+    assert (error < 5 * outputs.std(0) / np.sqrt(4000) + 1e-6).all()
+    assert outputs.std() > 0.1
 
 
 def test_presets_are_the_four_curves():
@@ -187,7 +187,7 @@ test_bad_configurations_name_the_value = refused(
         ({"mlp": "cubic"}, "mlp='cubic'"),
         ({"norm_placement": "middle"}, "norm_placement='middle'"),
         ({"mask": "diagonal"}, "mask='diagonal'"),
-        ({"layer_map": (0, 0)}, "layer_map has 2 entries for depth=3"),
+        ({"layer_map": (0, 0)}, r"layer_map=\(0, 0\) has 2 entries for depth=3"),
         ({"layer_map": (0, 2, 2)}, "leaves out a row"),
         ({"position": "rotary", "d_qk": 3, "d_v": 4}, "even d_qk, not 3"),
     ],
@@ -216,12 +216,12 @@ test_bad_inputs_and_parameters_are_named = refused(
 def test_grouped_keys_are_normalised_as_if_each_head_had_its_own():
     config = rc.san(2, 4, D, qk_norm="width")
     params, x = draws.parameters(config, bias_scale=0.0), draws.tokens(N, D)
-    own = params.layers.attention
-    few = {"w_k": own.w_k[:, ::2], "w_v": own.w_v[:, ::2]}
+    attention = params.layers.attention
+    few = {"w_k": attention.w_k[:, ::2], "w_v": attention.w_v[:, ::2]}
     few["k_norm"] = 1 + jnp.arange(2 * 2 * 3.0).reshape(2, 2, 3)
-    every = {name: jnp.repeat(a, 2, axis=1) for name, a in few.items()}
+    repeated = {name: jnp.repeat(a, 2, axis=1) for name, a in few.items()}
     outputs = [
         rc.apply(draws.changed(params, attention=fields), x, config).output
-        for fields in (few | {"b_k": None, "b_v": None}, every)
+        for fields in (few | {"b_k": None, "b_v": None}, repeated)
     ]
     np.testing.assert_allclose(*outputs, rtol=1e-6)

@@ -6,12 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import stream_oracle
+from path_examples import OutputPass
 from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.network import streams
 from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.passes import Output, run_pass
+from rank_collapse.network.passes import run_pass
 
 L, H, N, D, S = 3, 2, 5, 8, 4
 NAMES = {"hyper": "hyper_connections", "manifold": "mhc", "attention": "attention_residuals"}
@@ -35,10 +36,10 @@ def in_float64():
 def test_it_is_what_the_paper_says_token_by_token(kind, by_token):
     config, params, x = network(kind, connection_by_token=by_token)
     expected = stream_oracle.output(params, x, config)
-    found = rc.apply(params, x, config).output
-    assert np.max(np.abs(found - expected)) < 1e-12 * np.max(np.abs(expected))
+    output = rc.apply(params, x, config).output
+    assert np.max(np.abs(output - expected)) < 1e-12 * np.max(np.abs(expected))
     np.testing.assert_allclose(
-        run_pass(Output(), *prepare_inputs(params, x, config), config), found
+        run_pass(OutputPass(), *prepare_inputs(params, x, config), config), output
     )
 
 
@@ -46,13 +47,13 @@ def test_it_is_what_the_paper_says_token_by_token(kind, by_token):
 def test_paths_of_each_length_have_as_many_factors(kind):
     """Σ_k t^k C_k + offset(t) is the frozen network with its attention times t; an edit too."""
     config, params, x = network(kind)
-    found = rc.path_contributions(params, x, config, count_mlps=True)
-    np.testing.assert_allclose(found.total, rc.apply(params, x, config).output, rtol=1e-9)
+    contributions = rc.path_contributions(params, x, config, count_mlps=True)
+    np.testing.assert_allclose(contributions.total, rc.apply(params, x, config).output, rtol=1e-9)
     halved = rc.path_contributions(params, x, config, attention_gain=np.full(L, 0.5))
     expected = stream_oracle.output(params, x, config, 0.5)
     np.testing.assert_allclose(halved.total, expected, rtol=1e-9, atol=1e-9)
     factors = 0.5 ** np.arange(L + 1)[:, None, None]
-    by_length = factors * found.by_attention_length
+    by_length = factors * contributions.by_attention_length
     np.testing.assert_allclose(halved.by_attention_length, by_length, rtol=1e-9, atol=1e-9)
     edit = dict.fromkeys(("attention_input", "mlp_input"), lambda h, layer: h + jnp.roll(h, 1, 0))
     edited = rc.path_contributions(params, x, config, edit=edit)
@@ -97,10 +98,12 @@ def test_hyper_connections_start_as_the_network_of_one_stream():
     np.testing.assert_allclose(trace.hidden, expected.hidden, rtol=1e-12)
     np.testing.assert_allclose(trace.layers.after_attention, expected.layers.after_attention)
     np.testing.assert_allclose(trace.output, expected.output, rtol=1e-12)
-    own = params.layers.mlp_connection
-    np.testing.assert_array_equal(own.read.argmax(axis=-1), [1, 3, 5 % S])  # sublayers 1, 3, 5
-    np.testing.assert_array_equal(own.gates, np.full((L, 2), 0.01))
-    assert not np.any(own.w_carry) and np.all(own.write == 1)
+    connection = params.layers.mlp_connection
+    np.testing.assert_array_equal(
+        connection.read.argmax(axis=-1), [1, 3, 5 % S]
+    )  # sublayers 1, 3, 5
+    np.testing.assert_array_equal(connection.gates, np.full((L, 2), 0.01))
+    assert not np.any(connection.w_carry) and np.all(connection.write == 1)
 
 
 def test_attention_residuals_start_as_the_mean_of_what_is_there():
@@ -127,9 +130,13 @@ def test_products_of_the_start_of_mhc_fall_to_the_mean_as_the_closed_form_says(s
         expected = mean + rate**k * (np.eye(size) - mean)
         np.testing.assert_allclose(np.linalg.matrix_power(r, k), expected, atol=1e-14)
     config, _, x = network("manifold", num_streams=size)
-    own = jax.tree.map(lambda a: a[0], rc.init(jax.random.key(0), config).layers.mlp_connection)
+    connection = jax.tree.map(
+        lambda a: a[0], rc.init(jax.random.key(0), config).layers.mlp_connection
+    )
     state = draws.normal(size, N, D)
-    after, _ = streams.join_streams(streams.compute_connection(own, state, config, 0), state, x)
+    after, _ = streams.join_streams(
+        streams.compute_connection(connection, state, config, 0), state, x
+    )
     apart = [np.linalg.norm(a - a.mean(axis=0, keepdims=True)) for a in (state, after)]
     np.testing.assert_allclose(apart[1] / apart[0], rate, rtol=1e-12)
 
@@ -141,22 +148,22 @@ def test_any_mixing_is_doubly_stochastic():
     np.testing.assert_allclose(m.sum(axis=0), 1, atol=1e-3)
 
 
-def alike_streams(kept):
+def alike_streams(states):
     """The mean cosine of two streams of a token, by layer."""
-    return np.asarray(rc.token_cosine(jnp.moveaxis(kept, 1, 2))).mean(axis=1)
+    return np.asarray(rc.token_cosine(jnp.moveaxis(states, 1, 2))).mean(axis=1)
 
 
 def test_streams_are_kept_apart_and_measured_by_layer():
     config, params, x = network("manifold", num_streams=3)
     trace = rc.apply(params, x, config, keep=("residual",))
-    kept = trace.kept["residual"]
-    assert kept.shape == (L, 3, N, D)
-    np.testing.assert_allclose(kept.mean(axis=1), trace.hidden[1:], rtol=1e-10)
-    alike = alike_streams(kept)
+    states = trace.kept["residual"]
+    assert states.shape == (L, 3, N, D)
+    np.testing.assert_allclose(states.mean(axis=1), trace.hidden[1:], rtol=1e-10)
+    alike = alike_streams(states)
     assert alike.shape == (L,) and np.all(alike < 1 - 1e-6)
     start = rc.init(jax.random.key(0), config)  # streams that start alike stay so
-    kept = rc.apply(start, x, config, keep=("residual",)).kept["residual"]
-    np.testing.assert_allclose(alike_streams(kept), 1, rtol=1e-6)
+    states = rc.apply(start, x, config, keep=("residual",)).kept["residual"]
+    np.testing.assert_allclose(alike_streams(states), 1, rtol=1e-6)
     third = rc.apply(
         params, x, config, edit={"residual": lambda a, l: jnp.where(l == 0, a[::-1], a)}
     )

@@ -16,7 +16,7 @@ from refusals import refused
 import rank_collapse as rc
 from rank_collapse import pretrained
 from rank_collapse.network import surgery
-from rank_collapse.network.layers import get_activation, norm
+from rank_collapse.network.layers import apply_norm, get_activation
 from rank_collapse.network.parameters import complete_params
 
 with warnings.catch_warnings():
@@ -36,19 +36,19 @@ PUBLISHED = [(v, "published") for v in surgery.ABLATIONS]
 def test_variants_by_hand(variant, reading, family):
     params, x = draws.parameters(CONFIG), draws.tokens(5, 12)
     config, cut = surgery.ablate(CONFIG.replace(family=family), params, variant, reading)
-    found = rc.apply(cut, x, config)
+    trace = rc.apply(cut, x, config)
     for l in range(2):
         p = rc.network.layer_params(params, CONFIG, l)
         branch, _ = rc.network.multi_head_attention(p.attention, x, x)
         skip = variant in ("SAN+skip", "Transformer")
-        x = norm(p.attention_norm, branch + x if skip else branch)
+        x = apply_norm(p.attention_norm, branch + x if skip else branch)
         phi = get_activation(CONFIG.mlp).fn
         if variant in ("SAN+MLP", "Transformer"):
             z = phi(x @ p.mlp.w_in + p.mlp.b_in[None]) @ p.mlp.w_out + p.mlp.b_out[None]
-            x = norm(p.mlp_norm, z if reading == "text" else z + x)
+            x = apply_norm(p.mlp_norm, z if reading == "text" else z + x)
         elif family == "albert":
-            x = norm(p.mlp_norm, phi(x) + x)
-        np.testing.assert_allclose(found.hidden[l + 1], x, atol=2e-5)
+            x = apply_norm(p.mlp_norm, phi(x) + x)
+        np.testing.assert_allclose(trace.hidden[l + 1], x, atol=2e-5)
 
 
 SMALL = {
@@ -90,11 +90,11 @@ def test_decoders_by_hand(name, x64):
     ends = []
     for (variant, reading), fields in CUTS.items():
         cut, weights = surgery.ablate(config, params, variant, reading)
-        found = rc.apply(weights, ids, cut, memory=memory)
-        start = np.asarray(found.hidden[0])
-        whole = complete_params(params, config)  # biases that there are not as zeros
-        by_hand, _ = mp_oracle.states(whole, start, config.replace(**fields), memory)
-        np.testing.assert_allclose(found.hidden, by_hand, rtol=0, atol=1e-10)
+        trace = rc.apply(weights, ids, cut, memory=memory)
+        start = np.asarray(trace.hidden[0])
+        full_params = complete_params(params, config)  # biases that there are not as zeros
+        by_hand, _ = mp_oracle.states(full_params, start, config.replace(**fields), memory)
+        np.testing.assert_allclose(trace.hidden, by_hand, rtol=0, atol=1e-10)
         ends.append(by_hand[-1])
     # The variants differ, so that no one of them passes for another.
     assert min(np.abs(a - b).max() for a, b in itertools.combinations(ends, 2)) > 0.1
@@ -177,11 +177,13 @@ def cut_torch(model, variant, reading):
         for block in base.encoder.block:
             attention = block.layer[0]
             if no_skip:
-                kept = {}
+                saved = {}
                 attention.SelfAttention.register_forward_hook(
-                    lambda m, i, o, kept=kept: kept.update(branch=o[0])
+                    lambda m, i, o, kept=saved: kept.update(branch=o[0])
                 )
-                attention.register_forward_hook(lambda m, i, o, kept=kept: (kept["branch"], *o[1:]))
+                attention.register_forward_hook(
+                    lambda m, i, o, kept=saved: (kept["branch"], *o[1:])
+                )
             if no_mlp:
                 block.layer[-1] = identity()
 
@@ -204,15 +206,15 @@ def test_surgery_on_transformers(name, variant, reading, tmp_path):
     assert config.family == name
     cut, weights = surgery.ablate(config, params, variant, reading)
     trace = traces(cut, weights, arguments)
-    found = {"hidden": hidden_states(trace, cut), "attention": np.asarray(trace.attention)}
+    cut_arrays = {"hidden": hidden_states(trace, cut), "attention": np.asarray(trace.attention)}
     cut_torch(model, variant, reading)
     expected = architectures.run(model, arguments)
-    expected = {k: expected[k] for k in found}
-    worst = largest_difference(found, expected, arguments)
+    expected = {k: expected[k] for k in cut_arrays}
+    worst = largest_difference(cut_arrays, expected, arguments)
     assert max(worst.values()) < 1e-5, worst
     if variant != "Transformer":
-        whole = hidden_states(traces(config, params, arguments), config)
-        assert float(jnp.max(jnp.abs(whole - found["hidden"]))) > 1e-2
+        full_states = hidden_states(traces(config, params, arguments), config)
+        assert float(jnp.max(jnp.abs(full_states - cut_arrays["hidden"]))) > 1e-2
 
 
 def test_variants_that_differ():

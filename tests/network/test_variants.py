@@ -134,16 +134,16 @@ def test_mix_may_return_its_matrix_alone():
         return jax.nn.softmax(q @ k.swapaxes(1, 2) / jnp.sqrt(q.shape[-1]))
 
     plain, x = rc.san_skip(2, H, D), jnp.asarray(DRAWN)
-    own, params = plain.replace(mix=weights), draws.parameters(plain)
-    want, found = (rc.apply(params, x, config) for config in (plain, own))
-    np.testing.assert_allclose(found.attention, want.attention, rtol=1e-5)
-    np.testing.assert_allclose(found.output, want.output, rtol=1e-5, atol=1e-6)
-    sums = rc.path_contributions(params, x, own)
+    custom, params = plain.replace(mix=weights), draws.parameters(plain)
+    want, custom_trace = (rc.apply(params, x, config) for config in (plain, custom))
+    np.testing.assert_allclose(custom_trace.attention, want.attention, rtol=1e-5)
+    np.testing.assert_allclose(custom_trace.output, want.output, rtol=1e-5, atol=1e-6)
+    sums = rc.path_contributions(params, x, custom)
     np.testing.assert_allclose(sums.total, want.output, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["retention", "linear"])
 def test_padding_on_the_left_changes_no_other_token(name):
     config, params, x = network(name)
-    found = rc.apply(params, x, config, mask=jnp.arange(N) >= 2).output[2:]
-    np.testing.assert_allclose(found, rc.apply(params, x[2:], config).output, rtol=1e-12)
+    padded_output = rc.apply(params, x, config, mask=jnp.arange(N) >= 2).output[2:]
+    np.testing.assert_allclose(padded_output, rc.apply(params, x[2:], config).output, rtol=1e-12)

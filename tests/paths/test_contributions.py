@@ -256,20 +256,20 @@ def test_all_lengths_are_the_whole_network(case, x64):
     config = config_of(**CASES[case])
     params, x, _ = example(config)
     mask = jnp.arange(N) < N - 1
-    every = rc.truncated(params, x, config, jnp.arange(DEPTH + 1), mask=mask)
-    whole = rc.path_contributions(params, x, config, mask=mask)
-    assert relative(every.output[-1], whole.output) < 1e-12
-    assert relative(every.by_length[-1], whole.by_length) < 1e-12
-    assert every.output.shape == (DEPTH + 1, *x.shape)
+    truncations = rc.truncated(params, x, config, jnp.arange(DEPTH + 1), mask=mask)
+    contributions = rc.path_contributions(params, x, config, mask=mask)
+    assert relative(truncations.output[-1], contributions.output) < 1e-12
+    assert relative(truncations.by_length[-1], contributions.by_length) < 1e-12
+    assert truncations.output.shape == (DEPTH + 1, *x.shape)
     for k in range(DEPTH):  # nothing is longer, and what was cut off changes the rest
-        assert not every.by_length[k, k + 1 :].any() and every.by_length[k, k].any()
+        assert not truncations.by_length[k, k + 1 :].any() and truncations.by_length[k, k].any()
         # Without norms and MLPs length 0 asks for no attention, and the last layer's attention
         # comes from all the paths there are so far.
         # So it does where the last MLP reads what the last attention reads.
         frozen = {"plain": (0, DEPTH - 1), "parallel experts": (DEPTH - 1,)}.get(case, ())
-        assert (relative(every.output[k], whole.up_to()[k]) < 1e-12) == (k in frozen)
+        assert (relative(truncations.output[k], contributions.up_to()[k]) < 1e-12) == (k in frozen)
     one = rc.truncated(params, x, config, 1, mask=mask)
-    assert relative(one.output, every.output[1]) < 1e-12
+    assert relative(one.output, truncations.output[1]) < 1e-12
 
 
 def by_hand(params, x, config, longest):
@@ -317,8 +317,8 @@ def test_mixed_attention_under_a_mask_is_the_whole_network_at_the_longest(x64):
     mixing = rc.network.Mixing(0.4, 0.7, -0.2)
     config = config_of(mixing=mixing, mask="causal", attention_skip=True)
     params, x, _ = example(config)
-    found = rc.truncated(params, x, config, DEPTH)
-    assert relative(found.output, rc.apply(params, x, config).output) < 1e-12
+    truncation = rc.truncated(params, x, config, DEPTH)
+    assert relative(truncation.output, rc.apply(params, x, config).output) < 1e-12
 
 
 @pytest.mark.parametrize("longest", [0, 1, 2])
@@ -326,11 +326,14 @@ def test_every_length_against_a_slow_walk(longest, x64):
     skips = {"attention_skip": True, "mlp_skip": True}
     config = config_of(norm_placement="post", mlp="relu", norm_eps=0.0, **skips)
     params, x, _ = example(config)
-    found, wanted = rc.truncated(params, x, config, longest), by_hand(params, x, config, longest)
+    truncation, wanted = (
+        rc.truncated(params, x, config, longest),
+        by_hand(params, x, config, longest),
+    )
     for k in range(longest + 1):
-        assert relative(found.by_length[k], wanted[k]) < 1e-10
-    assert relative(found.offset, wanted["offset"]) < 1e-10
-    assert relative(found.output, sum(wanted.values())) < 1e-10
+        assert relative(truncation.by_length[k], wanted[k]) < 1e-10
+    assert relative(truncation.offset, wanted["offset"]) < 1e-10
+    assert relative(truncation.output, sum(wanted.values())) < 1e-10
 
 
 def test_no_path_longer_than_0_sees_no_other_token(x64):

@@ -70,10 +70,10 @@ def test_parts_and_lengths_sum_to_the_logits(x64, name, edit):
     logits = output @ w + b[None]
     for parts in (direct, lengths):
         np.testing.assert_allclose(rc.logit_attribution(parts, (w, b)).total, logits, atol=1e-10)
-        found = rc.logit_attribution(parts, rc.paths.Classifier(w, b), classes=(2, 0))
-        np.testing.assert_allclose(found.total[:, 0], logits[:, 2] - logits[:, 0], atol=1e-10)
-    found = rc.logit_attribution(direct.heads, w, classes=1)
-    np.testing.assert_allclose(found[..., 0], direct.heads @ w[:, 1], atol=1e-12)
+        attribution = rc.logit_attribution(parts, rc.paths.Classifier(w, b), classes=(2, 0))
+        np.testing.assert_allclose(attribution.total[:, 0], logits[:, 2] - logits[:, 0], atol=1e-10)
+    attribution = rc.logit_attribution(direct.heads, w, classes=1)
+    np.testing.assert_allclose(attribution[..., 0], direct.heads @ w[:, 1], atol=1e-12)
 
 
 @pytest.mark.full
@@ -117,8 +117,8 @@ def test_dropped_weights_are_those_of_the_heads():
     trace = rc.apply(
         params, x, config, keep=("head_output",), dropout_key=jax.random.key(0), dropout_rate=0.5
     )
-    whole = trace.kept["head_output"].sum(axis=1) + params.layers.attention.b_o[:, None]
-    np.testing.assert_allclose(trace.attention_branch, whole, atol=1e-5)
+    branch = trace.kept["head_output"].sum(axis=1) + params.layers.attention.b_o[:, None]
+    np.testing.assert_allclose(trace.attention_branch, branch, atol=1e-5)
 
 
 L, H, N, D = 5, 3, 4, 6
@@ -136,5 +136,5 @@ def test_any_chunk_of_heads_gives_the_derivative_of_each_head_s_gain(x64):
 
     want = jax.jit(jax.jacfwd(total))(jnp.ones((L, H)))
     for chunk in (1, 2, H):
-        found = rc.head_contributions(params, x, config, chunk=chunk, **factors)
-        np.testing.assert_allclose(found, jnp.moveaxis(want, (0, 1), (2, 3)), atol=1e-12)
+        contributions = rc.head_contributions(params, x, config, chunk=chunk, **factors)
+        np.testing.assert_allclose(contributions, jnp.moveaxis(want, (0, 1), (2, 3)), atol=1e-12)

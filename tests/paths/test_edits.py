@@ -40,17 +40,19 @@ def test_an_ablation_is_that_of_the_parameters(x64):
     params, x, _ = example(config)
     layers = params.layers
     for layer, part, fields in ABLATED.values():
-        own = getattr(layers, part)
-        own = own.replace(**{f: getattr(own, f).at[layer].set(0) for f in fields})
-        layers = layers.replace(**{part: own})
+        part_params = getattr(layers, part)
+        part_params = part_params.replace(
+            **{f: getattr(part_params, f).at[layer].set(0) for f in fields}
+        )
+        layers = layers.replace(**{part: part_params})
     changed = params.replace(layers=layers)
     trace, want = rc.apply(params, x, config, edit=ABLATION), rc.apply(changed, x, config)
     np.testing.assert_allclose(trace.hidden, want.hidden, atol=1e-12)
     assert not np.allclose(trace.output, rc.apply(params, x, config).output)
-    found = rc.path_contributions(params, x, config, edit=ABLATION)
+    contributions = rc.path_contributions(params, x, config, edit=ABLATION)
     want = rc.path_contributions(changed, x, config)
-    np.testing.assert_allclose(found.by_length, want.by_length, atol=1e-12)
-    np.testing.assert_allclose(found.offset, want.offset, atol=1e-12)
+    np.testing.assert_allclose(contributions.by_length, want.by_length, atol=1e-12)
+    np.testing.assert_allclose(contributions.offset, want.offset, atol=1e-12)
 
 
 def bent(name):
@@ -74,9 +76,9 @@ def test_sums_of_paths_hold_with_any_edit(x64):
     assert len(edit) == 22
     want = rc.apply(params, x, config, edit=edit, **extra).output
     assert np.abs(want - rc.apply(params, x, config, **extra).output).max() > 0.1
-    found = rc.path_contributions(params, x, config, edit=edit, **extra)
-    np.testing.assert_allclose(found.output, want, atol=1e-10)
-    np.testing.assert_allclose(found.total, want, atol=1e-10)
+    contributions = rc.path_contributions(params, x, config, edit=edit, **extra)
+    np.testing.assert_allclose(contributions.output, want, atol=1e-10)
+    np.testing.assert_allclose(contributions.total, want, atol=1e-10)
     direct = rc.direct_contributions(params, x, config, edit=edit, **extra)
     np.testing.assert_allclose(direct.total, want, atol=1e-10)
     is_refused(
@@ -94,8 +96,8 @@ def test_sums_of_paths_hold_with_any_edit(x64):
         return rc.path_contributions(params, x, config, head_gain=gain, edit=edit, **extra).total
 
     want = jnp.moveaxis(jax.jit(jax.jacfwd(total))(jnp.ones((DEPTH, HEADS))), (0, 1), (2, 3))
-    found = rc.head_contributions(params, x, config, edit=edit, **extra)
-    np.testing.assert_allclose(found, want, atol=1e-10)
+    contributions = rc.head_contributions(params, x, config, edit=edit, **extra)
+    np.testing.assert_allclose(contributions, want, atol=1e-10)
 
 
 @pytest.mark.full
@@ -121,9 +123,9 @@ def test_what_an_edit_refers_to_is_traced_and_never_stale(x64, caplog):
     assert np.abs(after - before).max() > 0.1
     # Nothing of the text before the patch is left on paths: all of it is the offset.
     edit = {"residual": in_layer(LAYER, lambda _: runs[0].hidden[LAYER + 1])}
-    found = rc.path_contributions(params, x, CONFIG, edit=edit)
-    np.testing.assert_allclose(found.offset, found.output, atol=1e-12)
-    np.testing.assert_allclose(found.by_length, 0, atol=1e-12)
+    contributions = rc.path_contributions(params, x, CONFIG, edit=edit)
+    np.testing.assert_allclose(contributions.offset, contributions.output, atol=1e-12)
+    np.testing.assert_allclose(contributions.by_length, 0, atol=1e-12)
 
 
 def test_edited_weights_do_not_look_into_the_future(x64):
@@ -142,19 +144,24 @@ def test_what_is_kept_is_what_a_layer_computes(x64):
     params, x, _ = example(CONFIG)
     names = tuple(edit_point_shapes(CONFIG))
     trace = rc.apply(params, x, CONFIG, keep=names)
-    kept, own = trace.kept, params.layers
-    assert {*kept} == {*names}
-    scores = jnp.einsum("lhnk,lhmk->lhnm", kept["q"], kept["k"]) / np.sqrt(kept["q"].shape[-1])
-    np.testing.assert_allclose(kept["scores"], scores)
-    np.testing.assert_allclose(kept["weights"], jax.nn.softmax(scores))
-    np.testing.assert_array_equal(kept["weights"], trace.attention)
-    heads = jnp.einsum("lhnm,lhmv,lhvd->lhnd", kept["weights"], kept["v"], own.attention.w_o)
-    np.testing.assert_allclose(kept["head_output"], heads)
-    branch = heads.sum(axis=1) + own.attention.b_o[:, None]
-    np.testing.assert_allclose(kept["attention_branch"], branch, atol=1e-12)
-    mlp = jnp.einsum("lnf,lfd->lnd", kept["mlp_hidden"], own.mlp.w_out) + own.mlp.b_out[:, None]
-    np.testing.assert_allclose(kept["mlp_branch"], mlp, atol=1e-12)
-    np.testing.assert_array_equal(kept["residual"], trace.hidden[1:])
+    saved, layer_stack = trace.kept, params.layers
+    assert {*saved} == {*names}
+    scores = jnp.einsum("lhnk,lhmk->lhnm", saved["q"], saved["k"]) / np.sqrt(saved["q"].shape[-1])
+    np.testing.assert_allclose(saved["scores"], scores)
+    np.testing.assert_allclose(saved["weights"], jax.nn.softmax(scores))
+    np.testing.assert_array_equal(saved["weights"], trace.attention)
+    heads = jnp.einsum(
+        "lhnm,lhmv,lhvd->lhnd", saved["weights"], saved["v"], layer_stack.attention.w_o
+    )
+    np.testing.assert_allclose(saved["head_output"], heads)
+    branch = heads.sum(axis=1) + layer_stack.attention.b_o[:, None]
+    np.testing.assert_allclose(saved["attention_branch"], branch, atol=1e-12)
+    mlp = (
+        jnp.einsum("lnf,lfd->lnd", saved["mlp_hidden"], layer_stack.mlp.w_out)
+        + layer_stack.mlp.b_out[:, None]
+    )
+    np.testing.assert_allclose(saved["mlp_branch"], mlp, atol=1e-12)
+    np.testing.assert_array_equal(saved["residual"], trace.hidden[1:])
     assert rc.apply(params, x, CONFIG).kept is None
 
 
@@ -170,9 +177,9 @@ def test_residuals_in_logarithms_carry_what_is_affine(x64):
     }
     states = rc.apply(params, x, CONFIG, edit=edit).hidden
     want = [jnp.log10(rc.composite_norm(rc.residual(state))) for state in states]
-    found = rc.log_residual_profile(params, x, CONFIG, edit=edit, replicas=0)
-    np.testing.assert_allclose(found, want, atol=1e-9)
-    assert np.abs(found - rc.log_residual_profile(params, x, CONFIG, replicas=0))[1:].min() > 1e-9
+    profile = rc.log_residual_profile(params, x, CONFIG, edit=edit, replicas=0)
+    np.testing.assert_allclose(profile, want, atol=1e-9)
+    assert np.abs(profile - rc.log_residual_profile(params, x, CONFIG, replicas=0))[1:].min() > 1e-9
     for name, fn, message in (
         ("residual", jnp.square, "not cover the edit of 'residual': it is not affine"),
         ("mlp_branch", jax.nn.gelu, "not cover the edit of 'mlp_branch': it is not affine"),

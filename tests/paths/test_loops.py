@@ -32,9 +32,9 @@ def test_every_loop_is_the_network_of_so_many(placement):
             states.append(rc.apply(params, x, fewer).output)
             sums = rc.path_contributions(params, x, fewer).by_length
             sizes = np.linalg.norm(sums, axis=(1, 2))
-            found = report.path_size[loops]
-            np.testing.assert_allclose(found[: len(sizes)], sizes, rtol=1e-10)
-            assert np.all(found[len(sizes) :] == 0)
+            path_sizes = report.path_size[loops]
+            np.testing.assert_allclose(path_sizes[: len(sizes)], sizes, rtol=1e-10)
+            assert np.all(path_sizes[len(sizes) :] == 0)
         np.testing.assert_allclose(report.rms, [np.sqrt(np.mean(a**2)) for a in states])
         np.testing.assert_allclose(report.token_cosine, [rc.token_cosine(a) for a in states])
         moved = [np.linalg.norm(b - a) / np.linalg.norm(a) for a, b in pairwise(states)]
@@ -48,9 +48,9 @@ def test_padded_tokens_are_left_out():
     config, mask = looped(mask="none"), np.arange(7) < 4
     params, x = draws.parameters(config), draws.tokens(7, 8)
     padded = rc.loop_report(params, x, config, mask=mask)
-    alone = rc.loop_report(params, x[:4], config)
+    unpadded = rc.loop_report(params, x[:4], config)
     for name, value in padded._asdict().items():
-        wanted = getattr(alone, name)
+        wanted = getattr(unpadded, name)
         np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-5, err_msg=name)
 
 

@@ -89,21 +89,21 @@ def test_sets_equal_one_path_at_a_time(name):
                 params, x, config, path, semantics=s, mask=mask
             )
         )
-        each = np.stack([single(path) for path in paths.reshape(-1, 3)])
-        each = each.reshape(2, 3, 4, N, D)
+        by_path = np.stack([single(path) for path in paths.reshape(-1, 3)])
+        by_path = by_path.reshape(2, 3, 4, N, D)
         sets = jax.jit(
             lambda p, s=semantics: rc.paths.path_set_states(
                 params, x, config, p, semantics=s, mask=mask
             )
         )(paths)
-        assert relative(sets, each.sum(axis=2)) < 1e-5
+        assert relative(sets, by_path.sum(axis=2)) < 1e-5
         keep = np.array([[1, 0, 1, 1], [0, 1, 0, 0]], bool)[:, None]  # of the sets of each length
-        kept = jax.jit(
+        members = jax.jit(
             lambda p, chosen, s=semantics: rc.paths.path_set_states(
                 params, x, config, p, semantics=s, mask=mask, keep=chosen
             )
         )(paths, keep)
-        assert relative(kept, (each * keep[..., None, None]).sum(axis=2)) < 1e-5
+        assert relative(members, (by_path * keep[..., None, None]).sum(axis=2)) < 1e-5
 
 
 def test_shared_beginnings_are_visited_once():
@@ -169,14 +169,14 @@ def test_a_recomputed_path_is_a_network_of_one_head():
     """A path of all heads 1 is the network with the other head's output projection at zero."""
     config, params, x = network()
     w_o = params.layers.attention.w_o.at[:, 0].set(0.0)
-    alone = draws.changed(params, attention={"w_o": w_o})
+    one_head = draws.changed(params, attention={"w_o": w_o})
     # b_v of the removed head adds nothing once its projection is zero
     output = jax.jit(lambda p: rc.apply(p, x, config).output)
     state = jax.jit(
         lambda path, bare: rc.paths.path_state(params, x, config, path, no_sub_path=bare),
         static_argnums=1,
     )
-    expected = output(alone)
+    expected = output(one_head)
     assert relative(state(jnp.array([1, 1, 1]), False), expected) < 1e-5
     assert relative(state(jnp.array([-1, -1, -1]), False), output(params)) < 1e-5
     np.testing.assert_array_equal(state(jnp.array([2, 2, 2]), False), x)
@@ -194,9 +194,9 @@ def test_batches_are_examples_one_by_one():
         return rc.paths.path_set_logits(params, classifier, item[0], config, paths, mask=item[1])
 
     @jax.jit
-    def each_way(*given):
-        one = logits(jax.tree.map(lambda a: a[1], given))
-        return one, jax.vmap(logits)(given), jax.lax.map(logits, given, batch_size=2)
+    def each_way(*arguments):
+        one = logits(jax.tree.map(lambda a: a[1], arguments))
+        return one, jax.vmap(logits)(arguments), jax.lax.map(logits, arguments, batch_size=2)
 
     one, *batches = each_way(inputs, mask)
     for batch in batches:
@@ -231,16 +231,16 @@ def test_path_state_has_gradients():
 def test_sums_estimated_from_sampled_paths_are_unbiased():
     """Over many sets: |P_k| times the mean of sampled terms, its mean and its variance."""
     config, params, x = network(mlp="none")
-    every = jnp.asarray(enumerate_paths(3, 2, length=2))
+    all_paths = jnp.asarray(enumerate_paths(3, 2, length=2))
     exact = jax.jit(lambda p: rc.path_contributions(p, x, config).by_length[2])(params)
     terms = jax.jit(
         lambda p: rc.paths.path_set_states(params, x, config, p[:, None], semantics="frozen")
-    )(every)
+    )(all_paths)
     assert relative(terms.sum(axis=0), exact) < 1e-5
     sets, size = 400, 20
     paths = rc.paths.sample_path_sets(jax.random.key(5), [2], sets, size, 3, 2)[0]
-    which = (paths[:, :, None] == every[None, None]).all(axis=-1).argmax(axis=-1)
-    estimates = 12 * np.asarray(terms)[which].mean(axis=1)
+    index = (paths[:, :, None] == all_paths[None, None]).all(axis=-1).argmax(axis=-1)
+    estimates = 12 * np.asarray(terms)[index].mean(axis=1)
     variance = 12**2 * np.var(terms, axis=0) / size
     # Averages over entries, which are correlated: as uncertain as one entry's at most.
     bias = np.mean((estimates.mean(axis=0) - exact) / np.sqrt(variance / sets))
@@ -292,7 +292,7 @@ def test_reverse_gradients_are_those_of_single_paths(x64, semantics):
     def one_by_one(x):
         return sum(rc.paths.path_state(params, x, config, p, semantics=semantics) for p in paths)
 
-    found, want = (
+    set_gradient, want = (
         jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x) for f in (of_sets, one_by_one)
     )
-    np.testing.assert_allclose(found, want, atol=1e-10)
+    np.testing.assert_allclose(set_gradient, want, atol=1e-10)

@@ -53,8 +53,8 @@ def test_theorem_2_1_term_by_term(skip, x64):
         weight = np.linalg.multi_dot([maps[l, h] for l, h in enumerate(path)])
         lengths[rp.path_length(path, 2)] += path_attention(trace.attention, path) @ x @ weight
     for l in range(3):
-        own = p.b_o[l] + np.einsum("hv,hvd->d", p.b_v[l], p.w_o[l])
-        offset = offset @ maps[l].sum(axis=0) + 1.4 * own
+        attention_bias = p.b_o[l] + np.einsum("hv,hvd->d", p.b_v[l], p.w_o[l])
+        offset = offset @ maps[l].sum(axis=0) + 1.4 * attention_bias
     np.testing.assert_allclose(lengths.sum(axis=0) + offset, trace.output, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(fast_offset, np.tile(offset, (4, 1)), atol=1e-12)
     np.testing.assert_allclose(by_length, lengths, atol=1e-12)
@@ -143,18 +143,18 @@ def test_every_case_equals_the_published_code(reference, as_users, request):
     @partial(jax.jit, static_argnums=1)
     def evaluate(sets, no_sub_path):
         def single(x):
-            given = params, classifier, x, config, sets
-            return path_set_logits(*given, no_sub_path=no_sub_path)
+            arguments = params, classifier, x, config, sets
+            return path_set_logits(*arguments, no_sub_path=no_sub_path)
 
         return jax.vmap(single)(inputs)
 
     def logits(paths, no_sub_path):
         return evaluate(jnp.asarray(paths)[None], no_sub_path)[:, 0]
 
-    every = np.full((1, config.depth), -1)
+    all_heads = np.full((1, config.depth), -1)
     name = "allheads_nosub/logits"
     if name in data.files:
-        differences[name] = largest(logits(every, True), data[name])
+        differences[name] = largest(logits(all_heads, True), data[name])
     for case in meta["cases"]:
         key = case["key"]
         ours = logits(data[f"{key}/paths"], case["no_sub_path"])

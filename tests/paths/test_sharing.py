@@ -17,16 +17,16 @@ from rank_collapse.paths.contributions import PathContributions
 
 def over_orders(value, num_parts):
     """The mean change when a part joins, over every order in which the parts may join."""
-    found, orders = np.zeros(num_parts), list(permutations(range(num_parts)))
+    totals, orders = np.zeros(num_parts), list(permutations(range(num_parts)))
     for order in orders:
         present = np.zeros(num_parts)
         before = float(value(present))
         for part in order:
             present[part] = 1
             after = float(value(present))
-            found[part] += (after - before) / len(orders)
+            totals[part] += (after - before) / len(orders)
             before = after
-    return found
+    return totals
 
 
 def test_shapley_values_are_means_over_all_orders(x64):
@@ -36,10 +36,10 @@ def test_shapley_values_are_means_over_all_orders(x64):
         z = jnp.tensordot(jnp.asarray(present), parts, 1)
         return jnp.mean(jnp.max(z, axis=-1) ** 2) + 3 * present[0] * present[2]
 
-    found = rc.shapley_values(rc.paths.coalition_values(value, 4), 4)
-    np.testing.assert_allclose(found, over_orders(value, 4), rtol=1e-12)
+    shapley = rc.shapley_values(rc.paths.coalition_values(value, 4), 4)
+    np.testing.assert_allclose(shapley, over_orders(value, 4), rtol=1e-12)
     everything, nothing = (value(f(4)) for f in (jnp.ones, jnp.zeros))
-    assert float(found.sum()) == pytest.approx(float(everything - nothing), rel=1e-12)
+    assert float(shapley.sum()) == pytest.approx(float(everything - nothing), rel=1e-12)
 
 
 def test_shapley_axioms_and_pytrees():
@@ -48,10 +48,10 @@ def test_shapley_axioms_and_pytrees():
     def value(present):
         return {"a": present[0] * present[2] * 6, "b": jnp.stack([present.sum(), present[1]])}
 
-    found = rc.shapley_values(rc.paths.coalition_values(value, 7), 7)
-    np.testing.assert_allclose(found["a"], [3, 0, 3, 0, 0, 0, 0], atol=1e-5)
-    np.testing.assert_allclose(found["b"][:, 0], np.ones(7), rtol=1e-5)
-    np.testing.assert_allclose(found["b"][:, 1], np.eye(7)[1], atol=1e-5)
+    shapley = rc.shapley_values(rc.paths.coalition_values(value, 7), 7)
+    np.testing.assert_allclose(shapley["a"], [3, 0, 3, 0, 0, 0, 0], atol=1e-5)
+    np.testing.assert_allclose(shapley["b"][:, 0], np.ones(7), rtol=1e-5)
+    np.testing.assert_allclose(shapley["b"][:, 1], np.eye(7)[1], atol=1e-5)
     np.testing.assert_allclose(rc.shapley_values(jnp.array([2.0, 7.0]), 1), [5.0])
     for wrong in (0, 21):
         is_refused(f"num_parts={wrong}", rc.paths.coalition_values, lambda p: p.sum(), wrong)
@@ -62,15 +62,15 @@ def test_covariance_shares_of_tokens_that_exist(x64):
     parts = draws.normal(3, 4, 5, 2) + jnp.arange(3.0)[:, None, None, None]
     mask = jnp.arange(5)[None, :] < jnp.array([5, 3, 4, 2])[:, None]
     total = parts.sum(axis=0)
-    found = rc.paths.covariance_shares(parts, total, mask)
+    shares = rc.paths.covariance_shares(parts, total, mask)
     keep = np.asarray(mask).ravel()
     z = np.asarray(total).reshape(-1, 2)[keep]
     wanted = [
         sum(np.cov(p[:, c], z[:, c])[0, 1] for c in range(2)) / z.var(axis=0, ddof=1).sum()
         for p in np.asarray(parts).reshape(3, -1, 2)[:, keep]
     ]
-    np.testing.assert_allclose(found, wanted, rtol=1e-12)
-    assert float(found.sum()) == pytest.approx(1, rel=1e-12)
+    np.testing.assert_allclose(shares, wanted, rtol=1e-12)
+    assert float(shares.sum()) == pytest.approx(1, rel=1e-12)
     cancelling = jnp.stack([3 * total, -2 * total])
     np.testing.assert_allclose(rc.paths.covariance_shares(cancelling, total), [3, -2], rtol=1e-12)
 
@@ -79,15 +79,17 @@ K, TOKENS, D, VOCAB = 4, 5, 6, 11
 
 
 def drawn():
-    found = PathContributions(
+    contributions = PathContributions(
         by_length=draws.normal(K, TOKENS, D, seed=5), offset=draws.normal(TOKENS, D, seed=2)
     )
     targets = jnp.asarray(np.random.default_rng(3).integers(0, VOCAB, TOKENS))
-    return found, draws.normal(VOCAB, D, seed=4), targets
+    return contributions, draws.normal(VOCAB, D, seed=4), targets
 
 
-def by_hand(found, words, targets, keep, bias=0.0, cap=None):
-    parts, offset, words = (np.asarray(a, float) for a in (found.by_length, found.offset, words))
+def by_hand(contributions, words, targets, keep, bias=0.0, cap=None):
+    parts, offset, words = (
+        np.asarray(a, float) for a in (contributions.by_length, contributions.offset, words)
+    )
     sums = [parts.sum(axis=0), *np.cumsum(parts, axis=0)]
     sums += [np.delete(parts, k, axis=0).sum(axis=0) for k in range(K)]
     losses, tokens = [], []
@@ -101,13 +103,13 @@ def by_hand(found, words, targets, keep, bias=0.0, cap=None):
 
 
 def test_by_length_against_softmax_in_numpy():
-    found, words, targets = drawn()
+    contributions, words, targets = drawn()
     keep = np.arange(TOKENS) < TOKENS - 1
-    sums = next_token.list_sums_by_length(found)
-    known = next_token.empty_next_token(len(sums[1]), TOKENS)
-    known = next_token.add_words(known, words, 0, *sums, targets)
-    effects = next_token.measure_next_token_by_length(known, jnp.asarray(keep))
-    loss, same = by_hand(found, words, targets, keep)
+    sums = next_token.list_sums_by_length(contributions)
+    partial = next_token.empty_next_token(len(sums[1]), TOKENS)
+    partial = next_token.add_words(partial, words, 0, *sums, targets)
+    effects = next_token.measure_next_token_by_length(partial, jnp.asarray(keep))
+    loss, same = by_hand(contributions, words, targets, keep)
     ours = [effects["loss"][None], effects["loss_up_to"], effects["loss_without"]]
     assert relative(jnp.concatenate(ours), loss) < 1e-5
     assert np.allclose(jnp.concatenate([effects["same_up_to"], effects["same_without"]]), same[1:])
@@ -115,16 +117,16 @@ def test_by_length_against_softmax_in_numpy():
 
 
 def test_pieces_of_the_vocabulary_with_bias_and_cap():
-    found, words, targets = drawn()
+    contributions, words, targets = drawn()
     bias, cap, size = np.linspace(-1, 1, VOCAB).astype(np.float32), 2.0, 4
-    parts, sums = next_token.list_sums_by_length(found)
-    known = next_token.empty_next_token(len(sums), TOKENS)
+    parts, sums = next_token.list_sums_by_length(contributions)
+    partial = next_token.empty_next_token(len(sums), TOKENS)
     add = jax.jit(next_token.add_words)
     for first in range(0, VOCAB, size):
-        here = np.arange(first, first + size)
-        rows = np.minimum(here, VOCAB - 1)
-        known = add(
-            known,
+        piece = np.arange(first, first + size)
+        rows = np.minimum(piece, VOCAB - 1)
+        partial = add(
+            partial,
             words[rows],
             first,
             parts,
@@ -132,9 +134,9 @@ def test_pieces_of_the_vocabulary_with_bias_and_cap():
             targets,
             bias=jnp.asarray(bias[rows]),
             softcap=cap,
-            word_mask=jnp.asarray(here < VOCAB),
+            word_mask=jnp.asarray(piece < VOCAB),
         )
     keep = np.ones(TOKENS, bool)
-    loss, same = next_token.measure_agreement(known, jnp.asarray(keep))
-    expected = by_hand(found, words, targets, keep, bias, cap)
+    loss, same = next_token.measure_agreement(partial, jnp.asarray(keep))
+    expected = by_hand(contributions, words, targets, keep, bias, cap)
     assert relative(loss, expected[0]) < 1e-5 and np.allclose(same, expected[1])

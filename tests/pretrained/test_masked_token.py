@@ -14,10 +14,10 @@ with warnings.catch_warnings():
 
 import jax
 from architecture_cases import ALBERT, SIZES, Case
+from path_examples import OutputPass
 
 import rank_collapse as rc
 from rank_collapse import pretrained
-from rank_collapse.network.passes import Output
 from rank_collapse.paths.truncation import TruncatedPass
 
 HEADS = {
@@ -44,7 +44,11 @@ def test_losses_and_tokens_are_those_of_transformers(name, tmp_path):
 
     source = pretrained.open_checkpoint(tmp_path)
     depth = source.config.depth
-    passes = (("output", Output()), ("longest", TruncatedPass(depth)), ("short", TruncatedPass(0)))
+    passes = (
+        ("output", OutputPass()),
+        ("longest", TruncatedPass(depth)),
+        ("short", TruncatedPass(0)),
+    )
     groups = {"": pretrained.Group(passes)}
     found = pretrained.stream(source, {"x": ids, "mask": mask}, groups)[""]
     head = source.masked_head

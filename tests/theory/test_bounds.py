@@ -116,8 +116,8 @@ def test_lipschitz_constant_bounds_every_residual(kind, x64):
         rng = np.random.default_rng(seed)
         center = rng.standard_normal((1, 6))
         x = center + 10 ** rng.uniform(-3, 1) * rng.standard_normal((rng.integers(1, 5), 6))
-        rest = layers.mlp(params, jnp.asarray(x), kind)
-        rest = rest - layers.mlp(params, jnp.asarray(center), kind)
+        rest = layers.apply_mlp(params, jnp.asarray(x), kind)
+        rest = rest - layers.apply_mlp(params, jnp.asarray(center), kind)
         for norm, constant in ((bounds.norm_1, one), (bounds.norm_inf, inf)):
             share = float(norm(rest) / (constant * norm(x - center)))
             assert share <= 1 + 1e-9

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gradient_norms import gradient_norms
+from gradient_norms import gradient_norms, move_weights
 from marks import full_but
 from refusals import each_is_refused
 
 import rank_collapse as rc
 from experiments.note.stability.results import output_change_law
-from rank_collapse.network.layers import norm
+from rank_collapse.network.layers import apply_norm
 from rank_collapse.network.measured import updates
 from rank_collapse.theory import expectation
 
@@ -163,7 +163,7 @@ def network_and_theory(name):
         def loss(params):
             return jnp.sum(target * rc.apply(params, x, config).output)
 
-        other = updates.moved(params, direction, size)
+        other = move_weights(params, direction, size)
         sizes = expectation.update_sizes(config, size)
         gradients, found = expected_gradient_norms(params, x, config, sizes)
         return {
@@ -258,7 +258,7 @@ def test_scores_slow_the_collapse_as_networks_do(optimized):
         def apart(key, config=config):
             keys = jax.random.split(key, 3)
             x = jax.random.normal(keys[1], (17, 768)) + jax.random.normal(keys[2], (1, 768))
-            output = rc.apply(rc.init(keys[0], config), norm(None, x), config).output
+            output = rc.apply(rc.init(keys[0], config), apply_norm(None, x), config).output
             return 1 - rc.token_cosine(output)
 
         found = np.asarray(jax.jit(lambda keys, f=apart: jax.lax.map(f, keys))(SEEDS))

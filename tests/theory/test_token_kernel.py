@@ -227,7 +227,7 @@ def test_an_mlp_against_a_wide_one(kind):
     x = rows @ draws.normal(2, 200)
     params = jax.tree.map(lambda a: a[0], draws.parameters(config, bias_scale=0.0).layers.mlp)
     seen = token_kernel.kernel_of(x)
-    found = layers.mlp(params, x, kind)
+    found = layers.apply_mlp(params, x, kind)
     out = token_kernel.mlp(params, seen, kind, NONE)
     size = jnp.sqrt(jnp.outer(out.variance, out.variance))
     error = np.abs(out.covariance - found @ found.T / 200) / size
@@ -249,7 +249,9 @@ def test_an_update_moves_the_kernel_as_two_networks_differ():
             w = getattr(params, name)
             size = 1e-2 * jnp.sqrt(jnp.mean(w**2))
             new[name] = w + size * jax.random.normal(k, w.shape)
-        delta = layers.mlp(params.replace(**new), x, "gelu") - layers.mlp(params, x, "gelu")
+        delta = layers.apply_mlp(params.replace(**new), x, "gelu") - layers.apply_mlp(
+            params, x, "gelu"
+        )
         return delta @ delta.T / 64
 
     found = jax.jit(jax.vmap(drawn))(jax.random.split(jax.random.key(3), 60))

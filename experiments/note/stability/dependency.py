@@ -14,7 +14,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import replay
 from rank_collapse.network.residual import scale_summands
-from rank_collapse.network.transformer import Trace
+from rank_collapse.network.trace import Trace
 
 
 @jax.jit
@@ -23,8 +23,7 @@ def branch_shares(
 ) -> Float[Array, "s"]:
     """β_ii² = γ² Var f_i/(λ² Var x_{i−1} + γ² Var f_i) of each branch, from variances alone.
 
-    As published: branch and stream are taken as uncorrelated; `paths.direct.variance_shares`
-    does without that.
+    As published: branch and stream are taken as uncorrelated.
 
     Args:
         params: Of the network; norms of branches and learned gains are read.

@@ -33,7 +33,7 @@ def draw(options: Flags, key: Any, config: rc.TransformerConfig) -> dict[str, An
     both = jax.vmap(lambda k: rc.init(k, config))(jnp.stack([key_params, key_direction]))
     params, other = (jax.tree.map(lambda a, i=i: a[i], both) for i in (0, 1))
     shape = options.num_tokens, options.d_model
-    tokens = jax.vmap(lambda key: layers.norm(None, jax.random.normal(key, shape)))
+    tokens = jax.vmap(lambda key: layers.apply_norm(None, jax.random.normal(key, shape)))
     return {
         "params": params,
         "x": tokens(key_tokens[None])[0],

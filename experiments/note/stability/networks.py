@@ -127,7 +127,7 @@ def gradients(loss: Callable[[Any], tuple[Any, Any]], params: Any) -> tuple[Any,
 
 def normalised_output(trace: rc.Trace, config: rc.TransformerConfig) -> jax.Array:
     """x̂ of the last layer, [n, d]."""
-    return layers.norm(None, trace.hidden[-1], config.norm, config.norm_eps)
+    return layers.apply_norm(None, trace.hidden[-1], config.norm, config.norm_eps)
 
 
 def changes(

@@ -13,8 +13,7 @@ from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import apply
-from rank_collapse.network.walk import walk_layer, walk_layers
+from rank_collapse.network.transformer import apply, walk_layer, walk_layers
 from rank_collapse.theory import tangent
 from rank_collapse.theory.bounds import not_covered, score_width
 from rank_collapse.theory.log_operations import LogState, around_mean, log10_norm

@@ -19,8 +19,8 @@ from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import replay
-from rank_collapse.network.transformer import Trace
-from rank_collapse.network.walk import Layer, SublayerValues
+from rank_collapse.network.trace import Trace
+from rank_collapse.network.transformer import Layer, SublayerValues
 from rank_collapse.theory.bounds import largest_slope, lipschitz_constants
 from rank_collapse.theory.mean_bounds import attention_norms, spectral_norm
 

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from experiments.train import path_sizes
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.passes import LayerPass, WalkResult
-from rank_collapse.network.walk import Layer
-from rank_collapse.paths import chains
+from rank_collapse.network.transformer import Layer
 from rank_collapse.paths.sets import sample_path_sets
 
 
@@ -30,8 +30,8 @@ class ChainPass(LayerPass):
     chain_residual  ‖P_path − 1pᵀ‖/‖P_path‖ of the product of the path's attention matrices [L, p]
     chain_rank_one  the same against the best rank one [L, p]
     skip, branch    N(x) and N(SA(x)) of every layer as they are added, from which α comes [L]
-                    (`chains.branch_sizes`, `skip_share`)
-    initial         N(res X^0), with which its law begins (`chains.alpha_law`)
+                    (`path_sizes.branch_sizes`, `skip_share`)
+    initial         N(res X^0), with which its law begins (`path_sizes.alpha_law`)
 
     Source: chained attention and α in the published code of Dong et al. 2021.
     """
@@ -41,12 +41,12 @@ class ChainPass(LayerPass):
 
     def init_carry(
         self, prepared: PreparedInputs, config: TransformerConfig
-    ) -> tuple[Array, chains.Chain]:
+    ) -> tuple[Array, path_sizes.Chain]:
         """The paths, and the empty product of each."""
         lengths = jnp.arange(1, config.depth + 1)
         drawn = (lengths, 1, self.num_paths, config.depth, config.num_heads)
         paths = sample_path_sets(jax.random.key(self.seed), *drawn).reshape(-1, config.depth)
-        empty = chains.empty_chain(prepared.existing_tokens, prepared.x.dtype)
+        empty = path_sizes.empty_chain(prepared.existing_tokens, prepared.x.dtype)
         return paths, jax.tree.map(lambda a: jnp.broadcast_to(a, (len(paths), *a.shape)), empty)
 
     def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
@@ -54,10 +54,10 @@ class ChainPass(LayerPass):
         paths, products = carry
         weights, keep = seen.trace.attention, layer.inputs.existing_tokens
         products = jax.lax.map(
-            lambda a: chains.extend_chain(weights, *a, keep), (paths[:, layer.index], products)
+            lambda a: path_sizes.extend_chain(weights, *a, keep), (paths[:, layer.index], products)
         )
         mask = layer.inputs.token_mask
-        return (paths, products), chains.measure_summand_sizes(
+        return (paths, products), path_sizes.measure_summand_sizes(
             seen.sublayers["attention"], mask=mask
         )
 
@@ -68,7 +68,7 @@ class ChainPass(LayerPass):
         # One product after another: singular values of all together would hold them twice.
         keep = walked.prepared.existing_tokens
         ratios = jax.lax.map(
-            lambda chain: chains.chain_residual_ratios(chain, keep), walked.carry[1]
+            lambda chain: path_sizes.chain_residual_ratios(chain, keep), walked.carry[1]
         )
         residuals, rank_one = (ratio.reshape(shape) for ratio in ratios)
         initial = composite_norm(residual(walked.prepared.x, mask=mask), mask=mask)

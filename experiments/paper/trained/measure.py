@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.paper.trained.chains import ChainPass
+from experiments.train.path_sizes import measured_sizes
 from rank_collapse import pretrained
 from rank_collapse.measures.attention import first_column
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.passes import LayerMeasure, States
-from rank_collapse.paths.chains import measured_sizes
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.truncation import TruncatedPass
 from rank_collapse.pretrained import AblationSpec, Group

@@ -15,15 +15,14 @@ from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerMeasure, run_pass
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import LayerValues
-from rank_collapse.network.walk import Layer
+from rank_collapse.network.transformer import Layer, LayerValues
 
 
 @full_precision
 def attention_profile(
     params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
 ) -> dict[str, Float[Array, "l h"]]:
-    """Measures of every head's attention weights, means over the queries that exist.
+    """Measure every head's attention weights, means over the queries that exist.
 
     entropy          −Σ_j P_ij log P_ij in nats
     largest_weight   max_j P_ij
@@ -38,9 +37,15 @@ def attention_profile(
     return run_pass(LayerMeasure(measure_heads), params, prepared, config)
 
 
-def measure_heads(layer: Layer, x: Any, seen: LayerValues) -> dict[str, Float[Array, "h"]]:
-    """The measures of one layer's heads: a measure of `passes.Each`."""
-    weights, mask = seen.trace.attention, layer.inputs.token_mask
+def measure_heads(layer: Layer, x: Any, layer_values: LayerValues) -> dict[str, Float[Array, "h"]]:
+    """Measure one layer's heads, as a measure of `passes.LayerMeasure`.
+
+    Args:
+        layer: The layer.
+        x: Its input, which is not read.
+        layer_values: What it computed.
+    """
+    weights, mask = layer_values.trace.attention, layer.inputs.token_mask
     return {
         "entropy": attention_entropy(weights, mask=mask),
         "largest_weight": largest_weight(weights, mask=mask),

@@ -18,15 +18,14 @@ from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, States, WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import scale_summands
-from rank_collapse.network.transformer import compute_layer
-from rank_collapse.network.walk import Layer
+from rank_collapse.network.transformer import Layer, compute_layer
 
 
 @full_precision
 def layer_influence(
     params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
 ) -> dict[str, Float[Array, "..."]]:
-    """How much each layer changes the residual stream, means over the tokens i that exist.
+    """Measure how much each layer changes the residual stream, means over the tokens that exist.
 
     block_influence   1 − cos(X^l_i, X^{l+1}_i), [L] (Men et al. 2024, ShortGPT, equation 1, which
                       divides 0 by 0 where a token is 0. Here, and in the angle, such a token is at
@@ -65,12 +64,12 @@ def layer_removal(
     spare: int = 0,
     **inputs: Any,
 ) -> dict[str, Float[Array, "..."]]:
-    """How the output changes without each layer: the network runs again without layer s.
+    """Measure how the output changes without each layer: the network runs again without layer s.
 
     later       [L, L], row s: ‖Δ_l(without s) − Δ_l‖_F/‖Δ_l‖_F with Δ_l = X^{l+1} − X^l, how much
                 later layers l > s depend on layer s; 0 for l ≤ s
     later_most  [L, L], the largest over tokens i of ‖Δ_li(without s) − Δ_li‖/‖Δ_li‖; with spare=1
-                that of Csordás et al. 2025, whose code leaves the first token its layer
+                that of Csordás et al. 2025, whose code keeps the first token's layer
     cosine      [L], mean over tokens of cos(Y_i, Y_i without s), Y the output
     error       [L], ‖Y − Y without s‖_F/‖Y‖_F
     output      [n, d], Y
@@ -82,8 +81,8 @@ def layer_removal(
         params, x, config, **inputs: As in `rc.apply`; a mask [n] says which tokens exist.
         size: Adjacent layers that are removed together, s to s + size − 1 (Gromov et al. 2024);
             the leading axes are then of L − size + 1 blocks.
-        spare: First tokens whose states stay those of the whole network after the layers that are
-            removed. Without the layer that writes it, a sink of attention is lost with its layer.
+        spare: First tokens whose states stay those of the full network after the layers that are
+            removed. Otherwise an attention sink is lost with the layer that writes it.
 
     Raises:
         ValueError: A size that is not between 1 and L.
@@ -93,7 +92,7 @@ def layer_removal(
 
 
 def effective_depth(states: Any, tolerance: float = 0.01) -> Int[Array, ""]:
-    """Layers, or loops of one layer, after which a network's states stay as the last.
+    """Count the layers, or loops of one layer, after which a network's states stay as the last.
 
     The smallest l with ‖X^m − X^L‖_F ≤ ε max_k ‖X^k‖_F for all m ≥ l; L where the last layer still
     changes them, or a state is not finite.
@@ -113,52 +112,58 @@ def effective_depth(states: Any, tolerance: float = 0.01) -> Int[Array, ""]:
     return find_settling_index(jnp.linalg.norm(flat - flat[-1:], axis=1) <= tolerance * size)
 
 
-def find_settling_index(enough: Any) -> Int[Array, "*s"]:
-    """The smallest k such that `enough` holds for k and all larger ones: Bool [k] or [..., k].
+def find_settling_index(is_enough: Any) -> Int[Array, "*s"]:
+    """Find the smallest k such that `is_enough` [..., k] holds for k and all larger ones.
 
-    Of sums of paths of lengths up to k, `enough` may be "the same next token on 99 % of positions"
-    or "a loss within 1 %"; the last entry, the whole network, is enough by itself.
+    Of sums of paths of lengths up to k it may be "the same next token on 99 % of positions" or "a
+    loss within 1 %"; the last entry, the full network, is enough by definition.
+
+    Args:
+        is_enough: Bool; the last axis is k.
     """
-    enough = jnp.asarray(enough).at[..., -1].set(True)
-    return jnp.sum(jnp.cumprod(enough[..., ::-1], axis=-1)[..., ::-1] == 0, axis=-1)
+    is_enough = jnp.asarray(is_enough).at[..., -1].set(True)
+    return jnp.sum(jnp.cumprod(is_enough[..., ::-1], axis=-1)[..., ::-1] == 0, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class InfluencePass(States):
-    """`layer_influence` layer by layer, which keeps the states of all layers."""
+    """`layer_influence` layer by layer, which needs the states of all layers at the end."""
 
     covers: ClassVar[Covers] = EVERYTHING
 
-    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
-        """The state after the layer, and its ratios."""
+    def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
+        """Return the state after the layer, and the ratios of its branches."""
         mask = layer.inputs.token_mask
         measures = {}
-        for kind, p in seen.sublayers.items():
+        for kind, values in layer_values.sublayers.items():
             if kind != "cross":
-                stream, part = scale_summands(p.spec, p.state, p.branch_output)
-                measures[f"{kind}_ratio"] = _mean_ratio(stream, part, mask)
-                measures[f"{kind}_cosine"] = _mean(_cosine(part, stream), mask)
-        return carry, (seen.trace.hidden, measures)
+                stream, branch = scale_summands(values.spec, values.state, values.branch_output)
+                length = jnp.linalg.norm(stream, axis=-1)
+                ratio = jnp.linalg.norm(branch, axis=-1) / jnp.where(length == 0, 1, length)
+                measures[f"{kind}_ratio"] = _mean_over_tokens(ratio, mask)
+                measures[f"{kind}_cosine"] = _mean_over_tokens(_cosine(branch, stream), mask)
+        return carry, (layer_values.trace.hidden, measures)
 
     def build_result(self, walked: WalkResult) -> dict[str, Float[Array, "..."]]:
-        """The measures by name."""
-        (states, by_layer), mask = walked.layer_results, walked.prepared.token_mask
+        (states, layer_measures), mask = walked.layer_results, walked.prepared.token_mask
         states = super().build_result(walked._replace(layer_results=states))
         length = jnp.linalg.norm(states, axis=-1, keepdims=True)
         unit = states / jnp.where(length == 0, 1, length)
 
         def half_angle(u, v):
-            """Kahan's: arccos loses half the digits where directions are nearly equal."""
+            """Kahan's formula: arccos loses half the digits where directions are nearly equal."""
             return jnp.arctan2(jnp.linalg.norm(u - v, axis=-1), jnp.linalg.norm(u + v, axis=-1))
 
-        halves = jax.lax.map(lambda u: half_angle(unit, u[None]), unit)
-        turned = jnp.sin(half_angle(unit[1:], unit[:-1]))
-        return by_layer | {
-            "layer_cosine": _mean(_cosine(states[1:] - states[:-1], states[:-1]), mask),
-            "block_influence": _mean(2 * jnp.square(turned), mask),
-            "angle": _mean(halves, mask) / (jnp.pi / 2),
-            "last_angle": halves[..., _last(mask)] / (jnp.pi / 2),
-            "stream": _mean(length[..., 0], mask),
+        half_angles = jax.lax.map(lambda u: half_angle(unit, u[None]), unit)
+        sines = jnp.sin(half_angle(unit[1:], unit[:-1]))
+        last_token = -1 if mask is None else jnp.max(jnp.arange(len(mask)) * mask)
+        layer_cosines = _cosine(states[1:] - states[:-1], states[:-1])
+        return layer_measures | {
+            "layer_cosine": _mean_over_tokens(layer_cosines, mask),
+            "block_influence": _mean_over_tokens(2 * jnp.square(sines), mask),
+            "angle": _mean_over_tokens(half_angles, mask) / (jnp.pi / 2),
+            "last_angle": half_angles[..., last_token] / (jnp.pi / 2),
+            "stream": _mean_over_tokens(length[..., 0], mask),
         }
 
 
@@ -176,64 +181,88 @@ class RemovalPass(LayerPass):
     def init_carry(
         self, prepared: PreparedInputs, config: TransformerConfig
     ) -> Float[Array, "s n d"]:
-        """Slots for the states."""
+        """Make empty slots for the states.
+
+        Raises:
+            ValueError: A block of no layer, or of more than there are.
+        """
         if not 1 <= self.size <= config.depth:
             raise ValueError(f"size={self.size} is not between 1 and depth={config.depth}")
         blocks = config.depth - self.size + 1
         return jnp.zeros((blocks, *prepared.x.shape), prepared.x.dtype)
 
     def measure_layer(
-        self, layer: Layer, x: Any, seen: Any, carry: Any
+        self, layer: Layer, x: Any, layer_values: Any, carry: Any
     ) -> tuple[Any, Float[Array, "s 2"]]:
-        """The layer in every network that has it; how its change differs."""
+        """Apply the layer in every network that has it, and compare its change with the full one's.
+
+        Returns:
+            The states of all slots; of each the relative difference of the layer's change, over
+            all tokens and the largest of one token.
+        """
         mask = layer.inputs.token_mask
-        whole = seen.trace.hidden
-        change = zero_padding(whole - x, mask)
-        exists = jnp.ones(len(x), bool) if mask is None else mask
-        spared = exists & (jnp.cumsum(exists) <= self.spare)
+        full_state = layer_values.trace.hidden
+        change = zero_padding(full_state - x, mask)
+        exists = layer.inputs.existing_tokens
+        is_spared = exists & (jnp.cumsum(exists) <= self.spare)
 
-        def applied(x):
-            after = compute_layer(layer, x).trace.hidden
-            differs = zero_padding(after - x, mask) - change
-            lengths = jnp.linalg.norm(differs, axis=-1), jnp.linalg.norm(change, axis=-1)
-            each = lengths[0] / jnp.where(lengths[1] == 0, 1, lengths[1])
-            return after, jnp.linalg.norm(differs) / jnp.linalg.norm(change), jnp.max(each)
+        def apply_layer(x):
+            state = compute_layer(layer, x).trace.hidden
+            difference = zero_padding(state - x, mask) - change
+            lengths = jnp.linalg.norm(difference, axis=-1), jnp.linalg.norm(change, axis=-1)
+            by_token = lengths[0] / jnp.where(lengths[1] == 0, 1, lengths[1])
+            total = jnp.linalg.norm(difference) / jnp.linalg.norm(change)
+            return state, total, jnp.max(by_token)
 
-        def one(_, item):
-            s, other = item
-            past, here = layer.index >= s + self.size, layer.index == s
-            stays = (other, *[jnp.zeros((), other.dtype)] * 2)
-            moved, *differs = jax.lax.cond(past, applied, lambda _: stays, other)
-            moved = jnp.where(here, x, moved)
-            kept = spared[:, None] & (layer.index >= s) & ~past
-            return None, (jnp.where(kept, whole, moved), jnp.stack(differs))
+        def advance_slot(_, slot):
+            first_removed, slot_state = slot
+            is_behind = layer.index >= first_removed + self.size
+            is_first = layer.index == first_removed
+            unchanged = (slot_state, *[jnp.zeros((), slot_state.dtype)] * 2)
+            state, *differences = jax.lax.cond(
+                is_behind, apply_layer, lambda _: unchanged, slot_state
+            )
+            state = jnp.where(is_first, x, state)
+            is_inside = (layer.index >= first_removed) & ~is_behind
+            state = jnp.where(is_spared[:, None] & is_inside, full_state, state)
+            return None, (state, jnp.stack(differences))
 
-        _, (carry, found) = jax.lax.scan(one, None, (jnp.arange(len(carry)), carry))
-        return carry, found
+        _, (carry, differences) = jax.lax.scan(advance_slot, None, (jnp.arange(len(carry)), carry))
+        return carry, differences
 
     def build_result(self, walked: WalkResult) -> dict[str, Float[Array, "..."]]:
-        """The measures by name."""
-        whole, mask = walked.output, walked.prepared.token_mask
-        without = jax.vmap(lambda x: walked._replace(last_state=x).output)(walked.carry)
-        output, rest = zero_padding(whole, mask), zero_padding(without, mask)
+        output, mask = walked.output, walked.prepared.token_mask
+        outputs = jax.vmap(lambda x: walked._replace(last_state=x).output)(walked.carry)
+        full, without = zero_padding(output, mask), zero_padding(outputs, mask)
+        errors = jnp.linalg.norm(without - full[None], axis=(-2, -1))
         return {
             "later": walked.layer_results[..., 0].T,
             "later_most": walked.layer_results[..., 1].T,
-            "cosine": mean_cosine(rest, output, mask),
-            "error": jnp.linalg.norm(rest - output[None], axis=(-2, -1)) / jnp.linalg.norm(output),
-            "output": whole,
-            "outputs": without,
+            "cosine": mean_cosine(without, full, mask),
+            "error": errors / jnp.linalg.norm(full),
+            "output": output,
+            "outputs": outputs,
         }
 
 
 def zero_padding(a: Float[Array, "*s n d"], mask: Any) -> Float[Array, "*s n d"]:
-    """Tokens that do not exist as zeros; the mask is Bool [n], or None for all."""
+    """Set tokens that do not exist to zero; the mask is Bool [n], or None for all.
+
+    Args:
+        a: Tokens.
+        mask: Bool [n], True for tokens that exist; None for all.
+    """
     return a if mask is None else jnp.where(mask.reshape((1,) * (a.ndim - 2) + (-1, 1)), a, 0)
 
 
 def mean_cosine(a: Float[Array, "k n d"], b: Float[Array, "n d"], mask: Any) -> Float[Array, "k"]:
-    """Mean over the tokens i that exist of cos(a_i, b_i), 0 where one of them is 0."""
-    return _mean(_cosine(a, b[None]), mask)
+    """Average cos(a_i, b_i) over the tokens i that exist; it is 0 where one of them is 0.
+
+    Args:
+        a, b: Tokens; b is compared with every row of a.
+        mask: Bool [n], True for tokens that exist; None for all.
+    """
+    return _mean_over_tokens(_cosine(a, b[None]), mask)
 
 
 def _cosine(a, b):
@@ -241,19 +270,9 @@ def _cosine(a, b):
     return jnp.sum(a * b, axis=-1) / jnp.where(lengths == 0, 1, lengths)
 
 
-def _last(mask):
-    """The index of the last token that exists."""
-    return -1 if mask is None else jnp.max(jnp.arange(len(mask)) * mask)
-
-
-def _mean(values, mask):
-    """Mean over the last axis, the tokens that exist."""
+def _mean_over_tokens(values, mask):
+    """Average over the last axis, the tokens that exist."""
     if mask is None:
         return jnp.mean(values, axis=-1)
     mask = mask.reshape((1,) * (values.ndim - 1) + (-1,))
     return jnp.sum(jnp.where(mask, values, 0), axis=-1) / jnp.sum(mask)
-
-
-def _mean_ratio(stream, part, mask):
-    length = jnp.linalg.norm(stream, axis=-1)
-    return _mean(jnp.linalg.norm(part, axis=-1) / jnp.where(length == 0, 1, length), mask)

@@ -1,17 +1,18 @@
 """The forward pass with the scalars of `rc.monitor` of every layer."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jaxtyping import Array, Float
 
 from rank_collapse.measures.monitor import monitor
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.covers import FORWARD, Covers
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Output, WalkResult, run_pass
-from rank_collapse.network.walk import Layer
+from rank_collapse.network.passes import LayerPass, WalkResult, run_pass
+from rank_collapse.network.transformer import Layer
 
 
 def monitored(
@@ -22,10 +23,10 @@ def monitored(
     attention: bool = True,
     **inputs: Any,
 ) -> tuple[Float[Array, "n d"], dict[str, Float[Array, "l"]]]:
-    """(output, scalars): the forward pass, and `monitor` of each layer's states and attention.
+    """Run the forward pass, and `monitor` each layer's states and attention.
 
     The scalars are computed inside the scan over the layers, so that no layer's attention weights
-    are kept for them, and carry no gradient. Their dictionary is what `jax.value_and_grad(...,
+    are stored for them, and carry no gradient. Their dictionary is what `jax.value_and_grad(...,
     has_aux=True)` takes.
 
     Args:
@@ -44,14 +45,15 @@ def monitored(
 
 
 @dataclasses.dataclass(frozen=True)
-class MonitorPass(Output):
+class MonitorPass(LayerPass):
     """`monitored` layer by layer."""
+
+    covers: ClassVar[Covers] = FORWARD
 
     attention: bool = True
 
-    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
-        """The layer's scalars."""
-        trace = seen.trace
+    def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
+        trace = layer_values.trace
         hidden, weights = jax.lax.stop_gradient((trace.hidden, trace.attention))
         weights = weights if self.attention else None
         return carry, monitor(hidden, weights, mask=layer.inputs.token_mask)
@@ -59,5 +61,4 @@ class MonitorPass(Output):
     def build_result(
         self, walked: WalkResult
     ) -> tuple[Float[Array, "n d"], dict[str, Float[Array, "l"]]]:
-        """(output, scalars)."""
         return walked.output, walked.layer_results

@@ -17,8 +17,7 @@ from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import States, WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import LayerValues
-from rank_collapse.network.walk import Layer
+from rank_collapse.network.transformer import Layer, LayerValues
 
 
 @full_precision
@@ -33,7 +32,10 @@ def network_profile(
     threshold: float = spikes.SPIKE,
     **inputs: Any,
 ) -> Profile:
-    """`profile` of a network's hidden states on one example.
+    """Measure a network's hidden states on one example; see `rank_collapse.profile`.
+
+    Raw states (tokens="raw") are those of the stream. In a pre-norm network every layer reads them
+    normalised: a token of large norm decides the raw measures alone, and few of the others.
 
     Args:
         params, x, config, **inputs: As in `apply`; a mask [n] says which tokens exist.
@@ -55,74 +57,77 @@ class ProfilePass(States):
     exclude: spikes.Excluded | None = None
     threshold: float = spikes.SPIKE
 
-    def streamed(self) -> "StreamedProfile":
-        """By NumPy: programs of all measures take longer to compile than to measure some texts."""
+    def for_streaming(self) -> "StreamedProfile":
+        """Measure with NumPy: programs of all measures take longer to compile than to measure."""
         return StreamedProfile(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
-    def measure(self, x: Any, mask: Any = None, read: Any = None) -> dict[str, Any]:
-        """Of one layer's states, and of what is read of them."""
-        choice = {"tokens": self.tokens, "exclude": self.exclude, "threshold": self.threshold}
-        return measure_states(self.measures, x, mask, read, **choice)
+    def measure(self, x: Any, mask: Any = None, attention_input: Any = None) -> dict[str, Any]:
+        options = {"tokens": self.tokens, "exclude": self.exclude, "threshold": self.threshold}
+        return measure_states(self.measures, x, mask, attention_input, **options)
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
-        """The measure of X^0, or where they are measured as they are read, X^0."""
+        """Measure X^0; where states are measured as they are read, carry X^0 itself."""
         return prepared.x if self.tokens == "read" else super().init_carry(prepared, config)
 
-    def measure_layer(self, layer: Layer, x: Any, seen: LayerValues, carry: Any) -> tuple[Any, Any]:
-        """The measure after the layer, or of what the layer reads."""
+    def measure_layer(
+        self, layer: Layer, x: Any, layer_values: LayerValues, carry: Any
+    ) -> tuple[Any, Any]:
         if self.tokens != "read":
-            return super().measure_layer(layer, x, seen, carry)
-        read, mask = seen.sublayers["attention"].branch_input, layer.inputs.token_mask
-        return seen.trace.hidden, self.measure(carry, mask, read)
+            return super().measure_layer(layer, x, layer_values, carry)
+        attention_input = layer_values.sublayers["attention"].branch_input
+        measures = self.measure(carry, layer.inputs.token_mask, attention_input)
+        return layer_values.trace.hidden, measures
 
     def build_result(self, walked: WalkResult) -> Profile:
-        """By layer."""
         if self.tokens == "read":
             last = self.measure(walked.carry, walked.prepared.token_mask, walked.output)
-            found = jax.tree.map(
+            measures = jax.tree.map(
                 lambda a, b: jnp.append(a, b[None], axis=0), walked.layer_results, last
             )
         else:
-            found = super().build_result(walked)
-        return profile_of(found, rounding_of(walked.prepared.x.dtype))
+            measures = super().build_result(walked)
+        return profile_of(measures, rounding_of(walked.prepared.x.dtype))
 
 
 class StreamedProfile(ProfilePass):
-    """`ProfilePass` on the host: of each layer its program gives the tokens alone."""
+    """`ProfilePass` whose compiled program returns each layer's tokens, measured on the host."""
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
-        """X^0."""
         return prepared.x
 
-    def measure_layer(self, layer: Layer, x: Any, seen: LayerValues, carry: Any) -> tuple[Any, Any]:
-        """What the layer takes in."""
-        read = seen.sublayers["attention"].branch_input if self.tokens == "read" else None
-        return seen.trace.hidden, {"x": carry, "mask": layer.inputs.token_mask, "read": read}
+    def measure_layer(
+        self, layer: Layer, x: Any, layer_values: LayerValues, carry: Any
+    ) -> tuple[Any, Any]:
+        """Return the arguments of `measure` for what the layer takes in."""
+        attention_input = None
+        if self.tokens == "read":
+            attention_input = layer_values.sublayers["attention"].branch_input
+        arguments = {"x": carry, "mask": layer.inputs.token_mask}
+        return layer_values.trace.hidden, arguments | {"attention_input": attention_input}
 
     def build_result(self, walked: WalkResult) -> Any:
-        """Measures of X^0 .. X^{L−1} [L], and X^L."""
-        read = walked.output if self.tokens == "read" else None
-        last = {"x": walked.carry, "mask": walked.prepared.token_mask, "read": read}
+        """Return the measures of X^0 .. X^{L−1} [L], and the arguments of `measure` for X^L."""
+        attention_input = walked.output if self.tokens == "read" else None
+        arguments = {"x": walked.carry, "mask": walked.prepared.token_mask}
+        last = arguments | {"attention_input": attention_input}
         return {"layers": walked.layer_results, "last": last}
 
-    def on_host(self, found: Any) -> Any:
-        """Measures [b] of tokens, or in the end the profile [b, L + 1]."""
-        if "last" not in found:
-            return _on_numpy(self.measure)(**found)
-        last = _on_numpy(self.measure)(**found["last"])
-        both = {name: np.append(a, last[name][:, None], 1) for name, a in found["layers"].items()}
-        return profile_of(both, rounding_of(found["last"]["x"].dtype))
+    def on_host(self, results: Any) -> Any:
+        """Measure tokens of one layer [b], or in the end make the profile [b, L + 1]."""
+        if "last" not in results:
+            return self._measure_with_numpy(results)
+        last = self._measure_with_numpy(results["last"])
+        measures = {
+            name: np.append(values, last[name][:, None], 1)
+            for name, values in results["layers"].items()
+        }
+        return profile_of(measures, rounding_of(results["last"]["x"].dtype))
 
-
-def _on_numpy(measure):
-    """A measure of NumPy's arrays, of which those in 16 bits come to float32."""
-
-    def measured(**given):
+    def _measure_with_numpy(self, arguments):
+        """Measure NumPy's arrays, of which those in 16 bits are converted to float32."""
+        arrays = {
+            name: a if a is None or a.dtype == bool else as_floats(a)
+            for name, a in arguments.items()
+        }
         with np.errstate(all="ignore"):
-            return measure(**{name: a if a is None else _wide(a) for name, a in given.items()})
-
-    return measured
-
-
-def _wide(a):
-    return a if a.dtype == bool else as_floats(a)
+            return self.measure(**arrays)

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import as_mask
-from rank_collapse.network.layers import norm
+from rank_collapse.network.layers import apply_norm
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import apply
@@ -22,50 +22,35 @@ MATRICES = {
 
 
 def get_weight_matrices(params: TransformerParams) -> dict[str, dict[str, Array]]:
-    """The weight matrices of the layers by part and name, each [L, ...]; heads are one matrix."""
-    parts = {part: getattr(params.layers, part) for part in MATRICES}
-    return {
-        part: {n: w for n in MATRICES[part] if (w := getattr(found, n)) is not None}
-        for part, found in parts.items()
-        if found is not None
-    }
+    """Return the weight matrices of the layers, {part: {name: [L, ...]}}; heads are one matrix."""
+    matrices = {}
+    for part_name, names in MATRICES.items():
+        part = getattr(params.layers, part_name)
+        if part is not None:
+            weights = {name: getattr(part, name) for name in names}
+            matrices[part_name] = {name: w for name, w in weights.items() if w is not None}
+    return matrices
 
 
 def replace_weight_matrices(params: TransformerParams, matrices: Any) -> TransformerParams:
-    """The parameters with their matrices replaced by these."""
-    layers = params.layers
-    new = {part: getattr(layers, part).replace(**found) for part, found in matrices.items()}
-    return params.replace(layers=layers.replace(**new))
-
-
-def moved(params: TransformerParams, direction: Any, size: Any) -> TransformerParams:
-    """W* = W + size ‖W‖_F U/‖U‖_F for every matrix of every layer: updates of equal relative size.
+    """Return parameters with these matrices, a tree as `get_weight_matrices` returns.
 
     Args:
-        direction: U, a tree as `matrices_of` gives; where U = 0 nothing moves.
-        size: ‖W* − W‖_F/‖W‖_F.
+        params: Of the network.
+        matrices: {part: {name: [L, ...]}}; parts and names that are absent stay.
     """
-
-    def step(w, u):
-        axes = tuple(range(1, w.ndim))
-        length = [jnp.sqrt(jnp.sum(jnp.square(a), axis=axes, keepdims=True)) for a in (w, u)]
-        unit = u / jnp.where(length[1] == 0, 1, length[1])
-        return w + jnp.asarray(size, w.dtype) * length[0] * unit
-
-    return replace_weight_matrices(
-        params, jax.tree.map(step, get_weight_matrices(params), direction)
-    )
+    layers = params.layers
+    parts = {part: getattr(layers, part).replace(**new) for part, new in matrices.items()}
+    return params.replace(layers=layers.replace(**parts))
 
 
 def compute_matrix_norms(
     matrices: dict[str, dict[str, Array]],
 ) -> dict[str, dict[str, Float[Array, "l"]]]:
-    """Frobenius norms of matrices as `matrices_of` gives them, by layer."""
-
-    def size(w):
-        return jnp.sqrt(jnp.sum(jnp.square(w), axis=tuple(range(1, w.ndim))))
-
-    return jax.tree.map(size, matrices)
+    """Compute Frobenius norms by layer of matrices as `get_weight_matrices` returns them."""
+    return jax.tree.map(
+        lambda w: jnp.sqrt(jnp.sum(jnp.square(w), axis=tuple(range(1, w.ndim)))), matrices
+    )
 
 
 @full_precision
@@ -76,7 +61,7 @@ def output_change(
     config: TransformerConfig,
     **inputs: Any,
 ) -> Float[Array, "l"]:
-    """|x̂_l − x̂*_l|²/d, averaged over tokens that exist, after every layer of two sets of weights.
+    """Compute |x̂_l − x̂*_l|²/d of two sets of weights after every layer, a mean over tokens.
 
     States are normalised before they are compared, as by the norm that reads a pre-norm stream; the
     first l layers are the network of l layers where the gains do not depend on the depth.
@@ -89,11 +74,11 @@ def output_change(
         [L + 1], 2 for unrelated outputs. At L it is |F(x, W) − F(x, W*)|² of Liu et al. 2020.
     """
 
-    def states(weights):
+    def normalize_states(weights):
         hidden = apply(weights, x, config, **inputs).hidden
-        return jax.vmap(lambda h: norm(None, h, config.norm, config.norm_eps))(hidden)
+        return jax.vmap(lambda h: apply_norm(None, h, config.norm, config.norm_eps))(hidden)
 
-    by_token = jnp.mean(jnp.square(states(params) - states(other)), axis=2)
+    difference = normalize_states(params) - normalize_states(other)
     mask = inputs.get("mask")
-    exists = None if mask is None or np.ndim(mask) > 1 else as_mask(mask)
-    return jnp.mean(by_token, axis=1, where=exists)
+    token_mask = None if mask is None or np.ndim(mask) > 1 else as_mask(mask)
+    return jnp.mean(jnp.mean(jnp.square(difference), axis=2), axis=1, where=token_mask)

@@ -14,7 +14,7 @@ from path_examples import chain_effects, length_effects, over_batch
 from refusals import is_refused
 
 import rank_collapse as rc
-from rank_collapse.paths import chains as pp
+from experiments.train import path_sizes as pp
 
 
 def test_elementary_shares_are_sums_over_subsets():

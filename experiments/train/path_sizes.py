@@ -18,8 +18,8 @@ from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import replay
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import scale_summands
-from rank_collapse.network.transformer import Trace
-from rank_collapse.network.walk import SublayerValues
+from rank_collapse.network.trace import Trace
+from rank_collapse.network.transformer import SublayerValues
 from rank_collapse.paths.enumeration import check_paths
 
 
@@ -27,49 +27,63 @@ class Chain(struct.Struct):
     """A product of attention matrices as 1pᵀ + R: R keeps its digits where it is tiny beside p."""
 
     mean: Any  # p, the mean row of the tokens that exist [n]
-    rest: Any  # R [n, n]; its columns sum to 0, and rows of other tokens are 0
+    residual: Any  # R [n, n]; its columns sum to 0, and rows of other tokens are 0
 
     @property
     def product(self) -> Any:
         """1pᵀ + R."""
-        return self.mean[..., None, :] + self.rest
+        return self.mean[..., None, :] + self.residual
 
 
-def empty_chain(keep: Bool[Array, "n"], dtype: Any) -> Chain:
-    """The identity; keep: which tokens exist."""
-    eye = jnp.eye(len(keep), dtype=dtype)
-    nothing = Chain(jnp.zeros_like(eye[0]), eye)
-    return _around_mean(nothing, nothing.rest, keep)
+def empty_chain(token_mask: Bool[Array, "n"], dtype: Any) -> Chain:
+    """Make the product of no matrix, the identity; the mask says which tokens exist."""
+    eye = jnp.eye(len(token_mask), dtype=dtype)
+    return _add_to_mean(jnp.zeros_like(eye[0]), eye, token_mask)
 
 
 def extend_chain(
-    attention: Float[Array, "h n n"], choice: Any, chain: Chain, keep: Bool[Array, "n"]
+    attention: Float[Array, "h n n"], choice: Any, chain: Chain, token_mask: Bool[Array, "n"]
 ) -> Chain:
-    """P_h (1pᵀ + R) = 1pᵀ + P_h R of one layer; a skip, h = H, leaves the chain as it is.
+    """Multiply a chain by one layer: P_h (1pᵀ + R) = 1pᵀ + P_h R.
 
     A row of P_h that sums to 1 but for rounding counts as one that does: the difference times p
     would be larger than a tiny R.
+
+    Args:
+        attention: Weights of the layer.
+        choice: h, or H for a skip, which leaves the chain as it is.
+        chain: The product so far.
+        token_mask: Which tokens exist.
     """
     head = attention[jnp.minimum(choice, attention.shape[0] - 1)]
     drift = head.sum(axis=-1) - 1
-    rounding = len(keep) * jnp.finfo(head.dtype).eps
+    rounding = len(token_mask) * jnp.finfo(head.dtype).eps
     drift = jnp.where(jnp.abs(drift) <= rounding, 0, drift)
-    longer = _around_mean(chain, drift[:, None] * chain.mean[None] + head @ chain.rest, keep)
-    return jax.tree.map(lambda a, b: jnp.where(choice == attention.shape[0], a, b), chain, longer)
+    change = drift[:, None] * chain.mean[None] + head @ chain.residual
+    longer = _add_to_mean(chain.mean, change, token_mask)
+    is_skip = choice == attention.shape[0]
+    return jax.tree.map(lambda a, b: jnp.where(is_skip, a, b), chain, longer)
 
 
-def _around_mean(chain, change, keep):
-    """The chain 1pᵀ + change around its own mean row."""
-    change = jnp.where(keep[:, None], change, 0)
-    more = change.sum(axis=0) / keep.sum()
-    return Chain(chain.mean + more, jnp.where(keep[:, None], change - more[None], 0))
+def _add_to_mean(mean, change, token_mask):
+    """Split 1·meanᵀ + change into the mean row of the result and the differences from it.
+
+    Args:
+        mean: [n], the mean row so far.
+        change: [n, n].
+        token_mask: Which tokens exist.
+    """
+    change = jnp.where(token_mask[:, None], change, 0)
+    mean_change = change.sum(axis=0) / token_mask.sum()
+    residual = jnp.where(token_mask[:, None], change - mean_change[None], 0)
+    return Chain(mean + mean_change, residual)
 
 
 @full_precision
 def chained_residual(
     attention: Float[Array, "l h n n"], path: Any, norm: Norm = "composite", *, mask: Any = None
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """‖P_path − 1pᵀ‖/‖P_path‖ with p the mean row, and the same for the best rank one.
+    """Compute ‖P_path − 1pᵀ‖/‖P_path‖ with p the mean row, and the same for the best rank one.
 
     Of attention whose rows sum to 1 both are right to their own digits, down to the least number of
     its dtype (1e-38 in float32), and 0 below; with rows of another sum (a sink) they are right to
@@ -78,53 +92,61 @@ def chained_residual(
     Args:
         attention: Attention weights of all layers, `Trace.attention`.
         path: Heads 0..H−1, H for a skip (the identity).
+        norm: Of matrices.
         mask: Bool [n], tokens that exist; rows of others are left out, and none may attend to them.
 
     Source: chained attention in the notebook of Dong et al. 2021; the product is that of Theorem
     2.1, the last layer leftmost.
     """
     path = check_paths(path, *attention.shape[:2], all_heads=False)
-    keep = jnp.ones(attention.shape[-1], bool) if mask is None else jnp.asarray(mask)
-    return chain_residual_ratios(_chain_of(attention, jnp.asarray(path), keep), keep, norm)
+    token_mask = jnp.ones(attention.shape[-1], bool) if mask is None else jnp.asarray(mask)
+    chain = _multiply_chain(attention, jnp.asarray(path), token_mask)
+    return chain_residual_ratios(chain, token_mask, norm)
 
 
 @jax.jit
-def _chain_of(attention, path, keep):
-    """One program of all layers, which other paths and calls share."""
+def _multiply_chain(attention, path, token_mask):
+    """Multiply the matrices of a path, in one program that other paths and calls share."""
 
-    def longer(chain, layer):
-        return extend_chain(*layer, chain, keep), None
+    def extend(chain, layer):
+        return extend_chain(*layer, chain, token_mask), None
 
-    return jax.lax.scan(longer, empty_chain(keep, attention.dtype), (attention, path))[0]
+    start = empty_chain(token_mask, attention.dtype)
+    return jax.lax.scan(extend, start, (attention, path))[0]
 
 
 def chain_residual_ratios(
-    chain: Chain, keep: Bool[Array, "n"], norm: Norm = "composite"
+    chain: Chain, token_mask: Bool[Array, "n"], norm: Norm = "composite"
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """What `chained_residual` returns, of a product that is already made.
+    """Compute what `chained_residual` returns, of a finished product.
 
     Where R is small, the best rank one leaves R(1 − vvᵀ) with v = p/‖p‖, but for a term of the
     order ‖R‖²: below the root of the rounding error that is closer than a decomposition comes.
+
+    Args:
+        chain: The product.
+        token_mask: Which tokens exist.
+        norm: Of matrices.
     """
-    size = matrix_norm(jnp.where(keep[:, None], chain.product, 0), norm)
+    size = matrix_norm(jnp.where(token_mask[:, None], chain.product, 0), norm)
     length = matrix_norm(chain.mean[None], "frobenius")  # squares of p underflow, too
     direction = divide(chain.mean, length, 0)
-    first_order = chain.rest - jnp.outer(chain.rest @ direction, direction)
-    rests = chain.rest, first_order
-    to_mean, to_rank_one = (divide(matrix_norm(a, norm), size, 0) for a in rests)
-    small = to_mean < jnp.sqrt(jnp.finfo(to_mean.dtype).eps)
-    exact = rank_one_ratio(chain.product, norm=norm, mask=keep)
-    return to_mean, jnp.where(small, to_rank_one, exact)
+    first_order = chain.residual - jnp.outer(chain.residual @ direction, direction)
+    to_mean = divide(matrix_norm(chain.residual, norm), size, 0)
+    to_rank_one = divide(matrix_norm(first_order, norm), size, 0)
+    is_small = to_mean < jnp.sqrt(jnp.finfo(to_mean.dtype).eps)
+    exact = rank_one_ratio(chain.product, norm=norm, mask=token_mask)
+    return to_mean, jnp.where(is_small, to_rank_one, exact)
 
 
 @jax.jit
 def branch_sizes(
     params: TransformerParams, trace: Trace, config: TransformerConfig, *, mask: Any = None
 ) -> tuple[Float[Array, "l"], Float[Array, "l"]]:
-    """N(λ x) and N(γ N'(SA(x))) of every layer, N = ‖.‖_{1,∞}: what its attention sublayer adds up.
+    """Measure N(λ x) and N(γ N'(SA(x))) of every layer, the summands of its attention sublayer.
 
-    Before a norm of the sum. Without gains and a norm N' of the branch, N(x) and N(SA(x)) as
-    published; N(x) where there is no skip.
+    N = ‖.‖_{1,∞}, before a norm of the sum. Without gains and a norm N' of the branch, N(x) and
+    N(SA(x)) as published; N(x) where there is no skip.
 
     Args:
         params: Of the network; norms of branches and learned gains are read.
@@ -133,31 +155,43 @@ def branch_sizes(
         mask: Bool [n], tokens that exist.
     """
 
-    def sizes(_, passages):
-        return measure_summand_sizes(passages["attention"], mask=mask)
+    def measure(_, sublayers):
+        return measure_summand_sizes(sublayers["attention"], mask=mask)
 
-    return replay(sizes, params, trace, config)
+    return replay(measure, params, trace, config)
 
 
 def measure_summand_sizes(
-    passage: SublayerValues, *, mask: Any = None
+    values: SublayerValues, *, mask: Any = None
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """`branch_sizes` of one sublayer; the mask [n] says which tokens exist."""
-    stream, branch = scale_summands(passage.spec, passage.state, passage.branch_output)
+    """Measure `branch_sizes` of one sublayer; the mask [n] says which tokens exist.
+
+    Args:
+        values: What the sublayer computed.
+        mask: Bool [n]; None for all tokens.
+    """
+    stream, branch = scale_summands(values.spec, values.state, values.branch_output)
     return composite_norm(stream, mask=mask), composite_norm(branch, mask=mask)
 
 
 def skip_share(skip: Float[Array, "*s l"], branch: Float[Array, "*s l"]) -> Float[Array, "l"]:
-    """α_l = Σ N(x) / (Σ N(x) + Σ N(SA(x))), sums over samples, of what is added: `branch_sizes`."""
+    """Compute α_l = Σ N(x) / (Σ N(x) + Σ N(SA(x))), sums over samples, from `branch_sizes`.
+
+    Args:
+        skip, branch: Sizes by layer, of any number of samples.
+    """
     axes = tuple(range(skip.ndim - 1))
     skip, branch = skip.sum(axis=axes), branch.sum(axis=axes)
     return skip / (skip + branch)
 
 
 def log_elementary_shares(alpha: Float[Array, "l"]) -> Float[Array, "k"]:
-    """ln Σ_{|S|=k} Π_{l∉S} α_l Π_{l∈S} (1 − α_l) for k = 0 .. L, in logarithms throughout.
+    """Compute ln Σ_{|S|=k} Π_{l∉S} α_l Π_{l∈S} (1 − α_l) for k = 0 .. L, in logarithms.
 
     With one α for all layers this is ln C(L, k) α^{L−k} (1 − α)^k.
+
+    Args:
+        alpha: α_l of every layer, in (0, 1).
     """
     alpha = jnp.asarray(alpha)
     start = jnp.full(alpha.shape[0] + 1, -jnp.inf, alpha.dtype).at[0].set(0.0)
@@ -165,7 +199,7 @@ def log_elementary_shares(alpha: Float[Array, "l"]) -> Float[Array, "k"]:
 
 
 def _add_layer(log_sums, a):
-    """A function of the module: a local one would compile the loop again in every call."""
+    """Add one layer. (Of the module: a local function would compile the loop in every call.)"""
     longer = jnp.concatenate([jnp.full(1, -jnp.inf, log_sums.dtype), log_sums[:-1]])
     return jnp.logaddexp(log_sums + jnp.log(a), longer + jnp.log1p(-a)), None
 
@@ -173,7 +207,7 @@ def _add_layer(log_sums, a):
 def predicted_sizes(
     alpha: Any, depth: int, num_heads: int, initial: Any = 1.0, contraction: Any = 2.0
 ) -> Float[Array, "k"]:
-    """log10 of C(L,k) H^k α^{L−k} (1−α)^k R_0 / c^{3^k − 1} for k = 0 .. L.
+    """Compute log10 of C(L,k) H^k α^{L−k} (1−α)^k R_0 / c^{3^k − 1} for k = 0 .. L.
 
     The size of all paths of length k together, if every layer leaves the share α to its skip and
     attention contracts residuals cubically. With one α per layer, C(L,k) α^{L−k} (1−α)^k becomes
@@ -181,18 +215,18 @@ def predicted_sizes(
 
     Args:
         alpha: α, a scalar or [L], each in (0, 1).
+        depth, num_heads: L and H.
         initial: R_0, the size of the input's residual.
+        contraction: c.
 
     Raises:
-        ValueError: As many α as neither 1 nor L.
+        ValueError: The number of α is neither 1 nor L.
 
     Source: the effectiveness of paths in Dong et al. 2021, section 4.
     """
     alpha = jnp.asarray(alpha, jnp.result_type(float))
-    struct.refuse_if(
-        alpha.shape not in ((), (depth,)),
-        f"alpha of shape {alpha.shape} is neither one value nor [{depth}]",
-    )
+    if alpha.shape not in ((), (depth,)):
+        raise ValueError(f"alpha of shape {alpha.shape} is neither one value nor [{depth}]")
     k = jnp.arange(depth + 1)
     shares = log_elementary_shares(jnp.broadcast_to(alpha, depth))
     log_c = jnp.log(jnp.asarray(contraction, alpha.dtype))
@@ -221,7 +255,7 @@ def alpha_law(
     single: Float[Array, "*s p"],
     num_heads: int,
 ) -> AlphaLaw:
-    """The law of α from measured sizes of all samples together.
+    """Predict path sizes by α, from measured sizes of all samples together.
 
     R_0 is the mean residual of the inputs, before any layer. c is that of single attention
     matrices: their mean log residual ratio is that of R_0/c², the formula's value at length 1.
@@ -248,12 +282,15 @@ def alpha_law(
 def measured_sizes(
     by_length: Float[Array, "k n d"], *, mask: Any = None
 ) -> tuple[Float[Array, "k"], Float[Array, "k"]]:
-    """log10 of ‖C_k‖_{1,∞} and of ‖res(C_k)‖_{1,∞}, the exact sums over all paths of length k, from
-    `path_contributions`; the mask [n] says which tokens exist.
+    """Measure log10 of ‖C_k‖_{1,∞} and ‖res(C_k)‖_{1,∞}, the exact sums of paths of length k.
+
+    Args:
+        by_length: C_k, from `path_contributions`.
+        mask: Bool [n], which tokens exist.
     """
 
-    def sizes(c):
+    def measure(c):
         return composite_norm(c, mask=mask), composite_norm(residual(c, mask=mask), mask=mask)
 
-    size, rest = jax.vmap(sizes)(by_length)
-    return jnp.log10(size), jnp.log10(rest)
+    size, residual_size = jax.vmap(measure)(by_length)
+    return jnp.log10(size), jnp.log10(residual_size)

@@ -1,0 +1,108 @@
+"""What a forward pass returns: the arrays of every layer, as `apply` saves them.
+
+Axis letters: l layers, h heads, n tokens, m memory tokens, d width.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from rank_collapse import struct
+from rank_collapse.network.attention import AttentionContext
+
+
+class LayerTrace(struct.Struct):
+    """Arrays that one layer computed; in a Trace, with a leading layer axis.
+
+    The sums before a post-norm are λ·input·[skip] + γ·branch and are not stored. States of several
+    streams are their means; `apply(..., keep=("residual",))` keeps them apart.
+    """
+
+    attention: struct.Leaf  # [h, n, n]  P_h, or M_h where the config mixes
+    attention_branch: struct.Leaf  # [n, d]  SA(x), before γ
+    after_attention: struct.Leaf  # [n, d]  output of the attention sublayer
+    hidden: struct.Leaf  # [n, d]  output of the layer
+    cross_attention: struct.Leaf | None = None  # [h, n, m]
+    cross_branch: struct.Leaf | None = None  # [n, d]
+    after_cross: struct.Leaf | None = None  # [n, d]
+    mlp_branch: struct.Leaf | None = None  # [n, d]
+    kept: dict[str, struct.Leaf] | None = None  # {edit point: value there}, with keep
+
+
+if TYPE_CHECKING:
+    Layers = LayerTrace
+    Context = AttentionContext
+else:  # as of `struct.Leaf`: in `out_axes` of a vmap these are integers
+    Layers = Context = Any
+
+
+class Trace(struct.Struct):
+    """Everything that a forward pass computed.
+
+    A batch is after the layers where `apply_batch` made it, [L + 1, b, n, d], and before them
+    where `jax.vmap(apply)` did, [b, L + 1, n, d]; `layer_axis` says which.
+
+    Attributes:
+        hidden: [L + 1, n, d], X^0 (the input) to X^L, all of them before the final norm.
+        layers: LayerTrace with a leading layer axis.
+        output: [n, d], X^L after the final norm where there is one.
+        context: Masks, biases and positions that all layers share.
+    """
+
+    hidden: struct.Leaf
+    layers: Layers
+    output: struct.Leaf
+    context: Context
+
+    def __repr__(self) -> str:
+        shapes = {"hidden": self.hidden, "attention": self.attention, "output": self.output}
+        listing = ", ".join(f"{name} {list(jnp.shape(a))}" for name, a in shapes.items())
+        return f"Trace({listing}; layers: attention_branch, after_attention, mlp_branch, ...)"
+
+    @property
+    def layer_axis(self) -> int:
+        """Find the axis of layers: the only one along which states and branches differ in number.
+
+        Raises:
+            ValueError: The arrays are not of one pass.
+        """
+        shapes = jnp.shape(self.hidden), jnp.shape(self.layers.attention_branch)
+        axes = [i for i, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b]
+        if len(axes) != 1 or len(shapes[0]) != len(shapes[1]):
+            raise ValueError(f"hidden states and branches of shapes {shapes} are not of one pass")
+        return axes[0]
+
+    @property
+    def hidden_states(self) -> Array:
+        """Replace the last state of `hidden` by `output`, which is after the final norm.
+
+        Language models of `transformers` return this; its ViT, DeiT and DINOv2 return `hidden`.
+        """
+        states = jnp.moveaxis(self.hidden, self.layer_axis, 0).at[-1].set(self.output)
+        return jnp.moveaxis(states, 0, self.layer_axis)
+
+    @property
+    def cross_attention(self) -> struct.Leaf | None:
+        """Weights of the attention to the memory [L, h, n, m], or None."""
+        return self.layers.cross_attention
+
+    @property
+    def kept(self) -> dict[str, struct.Leaf] | None:
+        """{edit point: its values in every layer [L, ...]} of `apply`'s `keep`, or None."""
+        return self.layers.kept
+
+    @property
+    def attention(self) -> struct.Leaf:
+        """Attention weights [L, h, n, n]."""
+        return self.layers.attention
+
+    @property
+    def attention_branch(self) -> struct.Leaf:
+        """Attention outputs [L, n, d] before skip and norm."""
+        return self.layers.attention_branch
+
+    @property
+    def mlp_branch(self) -> struct.Leaf | None:
+        """MLP outputs [L, n, d] before skip and norm, or None."""
+        return self.layers.mlp_branch
