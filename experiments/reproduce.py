@@ -8,8 +8,8 @@ et al. 2017, section 3.2.1), each with its own command.
     python -m experiments.reproduce --preset=paper    (the paper's sizes)
 
 Writes results/reproduce/report.html, one self-contained page, anew whenever an experiment ends. It
-lists every statement of the papers with its source and its answer: holds, holds in part, does not
-hold, or cannot be said. The answer follows from the rows below it, one per setting, with joint
+lists every statement of the papers with its source and its answer: holds, partly supported, does
+not hold, or inconclusive. The answer follows from the rows below it, one per setting, with joint
 intervals. Finished experiments are not computed again; the exit code is 1 if an experiment failed.
 Speed: `python -m experiments.benchmark`.
 """

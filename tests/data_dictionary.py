@@ -1,23 +1,21 @@
-"""The tables of docs/columns.md, and whether a results.csv keeps to them."""
+"""The table of columns that docs/columns.md shows, and whether a results.csv keeps to it."""
 
+import csv
 import math
-import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from trained_runs import number
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "columns.md"
-ROW = re.compile(r"^\| (`[^|]+`) \| (number|text) \| [^|]+ \| [^|]*\|$", re.MULTILINE)
+TABLE = Path(__file__).resolve().parent.parent / "experiments" / "lab" / "columns.csv"
 
 
 def dictionary() -> dict[str, str]:
-    """{column, or pattern of columns: "number" or "text"}."""
-    found = {}
-    for names, kind in ROW.findall(PAGE.read_text("utf-8")):
-        found |= dict.fromkeys(re.findall("`([^`]+)`", names), kind)
-    return found
+    """Reads {column, or pattern of columns: "number" or "text"}."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {column: row["kind"] for row in rows for column in row["columns"].split()}
 
 
 def kind_of(column: str) -> str:
@@ -30,7 +28,7 @@ def kind_of(column: str) -> str:
     for name, kind in known.items():
         if name == column or (column not in known and fnmatchcase(column, name)):
             return kind
-    raise LookupError(f"docs/columns.md has no column {column!r}")
+    raise LookupError(f"{TABLE.name} has no column {column!r}")
 
 
 def check_columns(table: Sequence[Mapping[str, str]]) -> None:

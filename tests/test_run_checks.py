@@ -1,7 +1,7 @@
 """What tests of runs stand on: figures as digests, and the check of columns.
 
 A digest says another thing of another figure, and the same again; a results.csv keeps to
-docs/columns.md, and reads as numbers.
+experiments/lab/columns.csv, and reads as numbers.
 """
 
 import csv

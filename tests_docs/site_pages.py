@@ -6,6 +6,7 @@ that opens them in Colab, once `[project.urls]` has the address of the repositor
 """
 
 import ast
+import csv
 import json
 import re
 import sys
@@ -25,6 +26,7 @@ from experiments.reproducing import results_page, sections, statements_page
 from rank_collapse import MEASURES
 
 DOCS = REPOSITORY / "docs"
+COLUMNS = REPOSITORY / "experiments" / "lab" / "columns.csv"
 BLOCK = re.compile(r"(?<=<!-- made: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 # Pages of docs/api, each with the public names of its package.
 API = ("measures", "network", "paths", "theory", "pretrained", "training", "report")
@@ -49,7 +51,7 @@ def measures() -> str:
     for name, m in MEASURES.items():
         alarm = f"{'above' if m.alarm.above else 'below'} {m.alarm.value:g}" if m.alarm else ""
         rows.append((f"`{name}`", m.needs, m.meaning, m.source, m.cost, alarm))
-    columns = ("measure", "of", "what it says", "source", "cost", "check a run")
+    columns = ("measure", "input", "meaning", "source", "cost", "alarm")
     return table(columns, rows)
 
 
@@ -63,6 +65,22 @@ def experiments() -> str:
             for name, e in own
         ],
     )
+
+
+def columns() -> str:
+    """Writes a table of the columns of results.csv for each group of experiments."""
+    with COLUMNS.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    parts = []
+    for experiments in dict.fromkeys(row["experiments"] for row in rows):
+        cells = [
+            (" ".join(f"`{name}`" for name in row["columns"].split()), *list(row.values())[2:])
+            for row in rows
+            if row["experiments"] == experiments
+        ]
+        heading = f"\n## {experiments}\n\n"
+        parts.append(heading + table(("column", "kind", "meaning", "unit"), cells))
+    return "".join(parts) + "\n"
 
 
 ALSO = {"measures": ("rank_collapse.watch.",)}  # what stands on a page beside its package
@@ -138,6 +156,7 @@ def notebooks() -> str:
 
 
 MADE = {
+    "columns": columns,
     "measures": measures,
     "experiments": experiments,
     "notebooks": notebooks,
@@ -158,7 +177,7 @@ def results(text: str) -> str:
     _, _, rest = text.partition("\n\n## ")
     text = f"# Results\n\n{results_page.make_intro()}\n\n## {rest}"
     for name in list_experiments():
-        place = rf"(results/{name}_0\.png\)(?:(?!\n## ).)*?\*\*What came out\.\*\* )[^\n]*"
+        place = rf"(results/{name}_0\.png\)(?:(?!\n## ).)*?\*\*Result\.\*\* )[^\n]*"
         if found := re.search(place, text, flags=re.DOTALL):
             text = text.replace(found[0], found[1] + sections.read_result(name))
         captions = {

@@ -15,10 +15,9 @@ from rank_collapse.runs import metrics
 
 DOCS = REPOSITORY / "docs"
 README, BUILD = (REPOSITORY / name for name in ("README.md", "BUILD.md"))
-# Pages whose blocks stand alone. Those of monitoring are recipes, below; of mixing and the API they
-# are in test_site; others need torch for minutes, or are parts of
-# a program.
-ALONE = ("index", "measures", "networks", "paths", "checkpoints", "depth", "before_training")
+# Pages whose blocks stand alone. Those of monitoring are recipes, below; those of variants and the
+# API run in test_site; others are parts of a program.
+ALONE = ("measures", "networks", "paths", "checkpoints", "depth", "before_training")
 PAGES = [
     README,
     *(DOCS / f"{name}.md" for name in ALONE),
@@ -26,10 +25,8 @@ PAGES = [
 ELSEWHERE = {
     "monitoring.md",
     "monitoring_jax.md",
-    "mixing.md",
     "variants.md",
     "extending.md",
-    "run_architectures.md",
     *(page.name for page in (DOCS / "api").glob("*.md")),
 }
 TEXTS = {page.name: page.read_text("utf-8") for page in PAGES}
@@ -61,14 +58,28 @@ def test_every_block_of_python_is_run_somewhere():
     assert with_blocks == TEXTS.keys() - {"README.md"} | ELSEWHERE
 
 
-def test_the_network_of_the_readme_falls_at_the_cubic_rate():
+def test_the_readme_prints_what_it_says():
+    (block,) = BLOCK.findall(TEXTS["README.md"])
+    scope = ran(block[1])
+    for name in ("full", "collapsed"):
+        (printed,) = re.findall(
+            rf"^print\(rc.profile\({name}\..*\)  # (.*)$", block[1], re.MULTILINE
+        )
+        ratios = rc.profile(scope[name].hidden)["residual_ratio"]
+        np.testing.assert_allclose(
+            ratios[:-1], [float(v) for v in printed.split()[:-1]], atol=0.006
+        )
+        assert ratios[-1] < 1e-6 if name == "collapsed" else abs(ratios[-1] - 0.47) < 0.006
+
+
+def test_the_network_of_the_page_falls_at_the_cubic_rate():
     scope = named("network")
     assert abs(rc.local_rate(scope["profile"])[-1] - 3) < 1e-3
     total = scope["by_length"].sum(axis=0) + scope["offset"]
     np.testing.assert_allclose(total, scope["trace"].output, rtol=1e-4, atol=1e-5)
 
 
-def test_a_checkpoint_of_the_readme_collapses_without_skips():
+def test_a_checkpoint_of_the_page_collapses_without_skips():
     scope = named("checkpoint")
     last = [float(residual_ratio(scope[name].output)) for name in ("trace", "collapsed")]
     assert last[1] < last[0] / 2

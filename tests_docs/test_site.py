@@ -118,7 +118,7 @@ def test_every_public_name_has_an_example(page):
     assert names - used == set()
 
 
-@pytest.mark.parametrize("page", [*(f"api/{page}" for page in API), "mixing", "variants"])
+@pytest.mark.parametrize("page", [*(f"api/{page}" for page in API), "variants"])
 def test_examples_run(page, tmp_path, monkeypatch):
     """From the first block of a page to its last; those of packages that are absent are skipped."""
     monkeypatch.chdir(tmp_path)

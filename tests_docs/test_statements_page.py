@@ -70,14 +70,16 @@ def test_a_run_takes_the_place_of_what_its_experiment_had():
     assert answer_rows(rows[:2])["rate"]["answer"] == NOT_KEPT  # no rows of the circle
     found = answer_rows(rows)["rate"]
     assert (found["answer"], found["rows"], found["where"]) == ("holds", "3", "within: a, b, c")
-    assert "**holds**<br>new seeds: holds, rows not kept | **rate**" in render_page({"rate": found})
+    assert "**holds**<br>held-out seeds: holds, raw data missing | **rate**" in render_page(
+        {"rate": found}
+    )
     rows = merge_rows(rows, [(claims.mean_row("rate", "d", one), run_of("run_circle"))])
     assert [row["setting"] for row in rows] == ["a", "b", "d"]
     level = claims.mean_row("rate", "d", one).interval(1 - claims.ERROR / 3)  # of three rows
     assert (rows[2]["low"], rows[2]["high"]) == level
     found = answer_rows(rows)["rate"]
     assert found["where"] == "within: a, b; outside: d"
-    assert "**holds in part**<br>on new seeds | **rate**" in render_page({"rate": found})
+    assert "**partly supported**<br>on held-out seeds | **rate**" in render_page({"rate": found})
     assert render_page({}).count("| **not run**") == len(STATEMENTS)
 
 
@@ -85,5 +87,5 @@ def test_what_weakens_a_universal_claim_is_said_at_its_answer():
     shares = [(claims.share_row("circle mlp", "a", 60, 64), run_of("run_circle"))]
     known = answer_rows(merge_rows([], shares))
     assert known["circle mlp"]["answer"] == "holds"
-    assert "**holds**, in most draws<br>on new seeds | **circle mlp**" in render_page(known)
+    assert "**holds**, in most runs<br>on held-out seeds | **circle mlp**" in render_page(known)
     assert statements_page.full_size_answers(known)["circle mlp"].endswith(": holds")

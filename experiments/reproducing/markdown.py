@@ -63,7 +63,7 @@ def _render_section(section):
         paragraphs += [f"![{section.title}]({path})", f"*{caption}*"]
     paragraphs.append(f"**The paper.** {section.claim}")
     if section.came_out:
-        paragraphs.append(f"**What came out.** {section.came_out}")
+        paragraphs.append(f"**Result.** {section.came_out}")
     if section.comparisons:
         path = f"results/{section.name}.csv"
         files[path] = table_bytes(vars(c) for c in section.comparisons)

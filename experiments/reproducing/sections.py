@@ -22,7 +22,7 @@ from rank_collapse import runs
 from rank_collapse.runs import files
 
 DOCS = Path(__file__).parents[2] / "docs"
-CAME_OUT = re.compile(r"^\*\*What came out\.\*\* (.*)$", re.MULTILINE)
+CAME_OUT = re.compile(r"^\*\*Result\.\*\* (.*)$", re.MULTILINE)
 PRESETS = ("quick", "paper")
 
 

@@ -35,28 +35,36 @@ from rank_collapse.runs import files
 PAGE = Path(__file__).parents[2] / "docs" / "statements.md"
 ROWS, STANDING = "results/statements.csv", "results/answers.csv"  # relative to the page
 EARLIER = "results/earlier.csv"
-NOT_KEPT = "rows not kept"  # in the place of an answer
+NOT_KEPT = "raw data missing"  # in the place of an answer
 INTRO = """# Statements
 
-Each statement has one statistic and a range. It is tested in several settings. A setting has an
-interval over independent draws, which is within the range, outside, or undecided. The statement
-holds where all settings are within, and holds in part where some are. It does not hold where all
-are outside, and not in all settings where some are outside and the others undecided. Otherwise it
-cannot be said. The lemma and the bounds allow no exception.
+Look up whether a claim of a paper holds. Each statement has one statistic and a range, and is
+tested in several settings. A setting has an interval over independent draws: within the range,
+outside, or undecided.
+
+| answer | settings |
+| --- | --- |
+| holds | all are within |
+| partly supported | some are within |
+| not in all settings | some are outside, the others undecided |
+| does not hold | all are outside |
+| inconclusive | otherwise |
+
+The lemma and the bounds allow no exception.
 
 The intervals of a statement hold jointly (Holm). A statistic with bounds is judged by the share of
-draws in a range: “in most draws” is in more than half, which is weaker than a paper that says all.
+draws in a range: “in most runs” is in more than half, which is weaker than a paper that says all.
 Any other is judged by its mean; its interval presumes draws that are near normal.
 
 {counts}
 
-Many statistics were revised after a first run. “New seeds” were never used before the last change.
-“{not_kept}”: a run on new seeds gave this answer, but rows of one of its experiments are not among
-the files; such answers are not counted. The page and both tables are written by
+Many statistics were revised after a first run. “Held-out seeds” were never used before the last
+change. “{not_kept}”: a run on held-out seeds gave this answer, but rows of one experiment
+are not in the files; such answers are not counted. The page and both tables are written by
 `python -m experiments.statements FOLDERS` from run folders, and from the tables where none is
 given. Files: [answers]({answers}), [rows with intervals and the command of their run]({rows}),
 [earlier verdicts](results/statements_history.csv) with reasons for changes,
-[commands for new seeds](results/new_seeds.txt).
+[commands for held-out seeds](results/new_seeds.txt).
 """
 EARLIER_INTRO = f"""
 ## Earlier results
@@ -168,7 +176,7 @@ def _table_row(statement: Statement, judged: Judged, run: Mapping[str, Any]) -> 
 
 
 def answer_rows(rows: TableRows) -> dict[str, dict[str, str]]:
-    """Answers the statements that have rows, or a run on new seeds.
+    """Answers the statements that have rows, or a run on held-out seeds.
 
     Args:
         rows: Of the table.
@@ -196,7 +204,7 @@ def answer_rows(rows: TableRows) -> dict[str, dict[str, str]]:
                 sorted({f"{r['experiment']} {r['date']}, seed {r['seed']}" for r in tests})
             ),
             "where": "; ".join(f"{v}: {names}" for v, names in settings.items() if names),
-            "new seeds": statement.confirmed,
+            "held-out seeds": statement.confirmed,
         }
     return answers
 
@@ -284,15 +292,16 @@ def _render_line(key, statement, place, row):
     if statement.claimed is not None:
         test += f"; range: {range_text(statement.draw_range or statement.claimed)}"
         if statement.draw_range is not None and answer in (HOLDS, IN_PART):
-            cell += ", in most draws"
+            cell += ", in most runs"
     if statement.confirmed:
         run, _, confirmed = statement.confirmed.partition(": ")
         of_texts = run.endswith("texts")  # trained weights: other texts are new draws
-        draws, seed = "new texts" if of_texts else "new seeds", run.rpartition(" ")[2]
+        draws, seed = "held-out texts" if of_texts else "held-out seeds", run.rpartition(" ")[2]
         table_runs = row["runs"].split("; ") if row and row["runs"] else []
         are_new = all(of_texts or text.endswith(f"seed {seed}") for text in table_runs)
-        reason = f", {run[:10]}" if answer == NOT_KEPT else ", rows not kept"
-        tested = f"on {draws}" if table_runs and are_new else f"{draws}: {confirmed}{reason}"
+        reason = f", {run[:10]}" if answer == NOT_KEPT else ", raw data missing"
+        in_table = table_runs and are_new and answer != NOT_KEPT
+        tested = f"on {draws}" if in_table else f"{draws}: {confirmed}{reason}"
         cell += f"<br>{tested}"
     source = f" ({place})" * bool(place)
     text = f"**{key}**{source}: {_escape(statement.text)}<br>*{_escape(test)}*"

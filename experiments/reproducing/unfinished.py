@@ -25,7 +25,7 @@ from rank_collapse.runs import files
 
 SIZES = {
     "quick": "Sizes are those of the preset “quick”: small networks and few seeds, for minutes on "
-    "two cores. What came out at full size stands beside them.",
+    "two cores. Results at full size stand with them.",
     "paper": "Sizes are the published ones.",
 }
 

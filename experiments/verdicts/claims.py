@@ -1,7 +1,7 @@
 """Statements of papers, the rows that test each of them, and the answers that follow.
 
 A statement has one statistic and the open range that it claims for it; one that was revised after
-a run says so until a run on new seeds confirms it.
+a run says so until a run on held-out seeds confirms it.
 Each setting (norm, architecture, width, task) gives a row: that statistic over independent draws,
 which are seeds or networks, never heads, layers or texts of one network. The rows of a statement
 are judged together, by intervals that hold jointly.
@@ -27,10 +27,10 @@ from rank_collapse.report.intervals import Interval, all_equal, mean_interval, w
 
 HOLDS, IN_PART, SOME_FAIL, FAILS, OPEN = ANSWERS = (
     "holds",
-    "holds in part",
+    "partly supported",
     "not in all settings",
     "does not hold",
-    "cannot be said",
+    "inconclusive",
 )
 FINDING = "finding"
 WITHIN, OUTSIDE, UNDECIDED = VERDICTS = ("within", "outside", "undecided")
@@ -313,7 +313,7 @@ def decide_answer(statement: Statement, verdicts: Iterable[str]) -> str:
 
     It holds if every row is within its range, in part if some are. It does not hold if every row is
     outside, or of a statement without exceptions if any is. It does not hold in all settings where
-    some rows are outside and the others undecided. Else it cannot be said.
+    some rows are outside and the others undecided. Else it is inconclusive.
 
     Args:
         statement: The statement.

@@ -90,7 +90,7 @@ def _report_section(section, answers):
     paragraphs = {
         "": section.finding,
         "The paper: ": section.claim,
-        "What came out at full size: ": re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", section.came_out),
+        "Result at full size: ": re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", section.came_out),
     }
     body = "".join(
         f"<p><b>{label}</b>{escape(text)}</p>" for label, text in paragraphs.items() if text

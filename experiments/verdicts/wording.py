@@ -28,14 +28,14 @@ JOINTLY = (
     "outside where none of it does, and undecided otherwise or with too few draws. A statement "
     "holds where all settings are within, and in part where some are. It does not hold where all "
     "are outside, or where one is outside of a statement without exceptions, and not in all "
-    "settings where some are outside and the others undecided. Otherwise it cannot be said. New "
-    "seeds are seeds that were never used before the last change of the statistic or the range. "
+    "settings where some are outside and the others undecided. Otherwise it is inconclusive. "
+    "Held-out seeds were never used before the last change of the statistic or the range. "
     "Findings are what no paper says; they get no answer."
 )
 
 
 def count_text(answers: Sequence[Answer]) -> str:
-    """Writes "holds 24, holds in part 7"; findings are not counted."""
+    """Writes "holds 24, partly supported 7"; findings are not counted."""
     texts = [f"{answer} {n}" for answer, n in count_answers(answers).items() if n]
     return ", ".join(texts) or "findings"
 
@@ -74,14 +74,14 @@ def quantity_text(statement: Statement) -> str:
 
 
 def confirmation_text(answer: Answer) -> str:
-    """Says whether a run on new seeds gave the same answer; of a finding nothing."""
+    """Says whether a run on held-out seeds gave the same answer; of a finding nothing."""
     confirmed = answer.statement.confirmed.partition(": ")[2]
     if answer.answer == FINDING:
         return ""
     if not confirmed:
-        return "Not tested on new seeds."
+        return "Not tested on held-out seeds."
     same = confirmed == answer.answer
-    return "New seeds gave the same answer." if same else f"New seeds gave: {confirmed}."
+    return "Held-out seeds gave the same answer." if same else f"Held-out seeds gave: {confirmed}."
 
 
 def estimate_text(judged: Judged) -> str:
@@ -115,7 +115,7 @@ def draws_to_decide(judged: Judged, claimed: Range | None, level: float) -> str:
         level: Of its interval.
 
     Returns:
-        "about 9 would decide"; "" of a row that is decided or of which it cannot be said.
+        "about 9 would decide"; "" of a row that is decided or that is inconclusive.
     """
     row = judged.row
     if judged.verdict != UNDECIDED or claimed is None or row.estimate is None:

@@ -132,7 +132,7 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
     text, table = path.read_text(), path.parent / "results" / "run_path_counts.csv"
     assert "H=2, L=3 (H=2, L=3)" in table.read_text() and "H=2, L=2" not in table.read_text()
     assert ", 12 s, " in text and "sizes “paper”" in text and f"JAX {jax.__version__}" in text
-    assert f"**What came out.** {sections.read_result('run_path_counts')}\n" in text
+    assert f"**Result.** {sections.read_result('run_path_counts')}\n" in text
     assert "not run" in (tmp_path / "docs" / "statements.md").read_text()
     named = re.findall(r"\]\((results/.*?)\)", text)
     figures = ("run_path_counts_0.png", "run_path_counts_1.png")

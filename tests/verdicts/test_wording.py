@@ -35,7 +35,7 @@ def test_an_undecided_row_says_how_many_draws_would_decide_it():
     said = wording.answer_lines(answer(row))
     count = int(said.split("about ")[1].split(" would")[0])
     decided = claims.mean_row("key", "a network", values_of(count, 0.5, 1))
-    assert answer(decided).answer == "holds" and answer(row).answer == "cannot be said"
+    assert answer(decided).answer == "holds" and answer(row).answer == "inconclusive"
 
 
 def test_too_few_draws_say_the_least_that_decide():
