@@ -6,17 +6,16 @@ entry by entry, the bound of every head, and the published bounds of every layer
 stack, with γ*; and on every draw whose rows share keys and biases, without any condition, those
 with sums over heads, around the mean token and of the diameter. Some networks have MLPs, skips,
 padding, and a causal mask, under which the latter bounds are refused. Then a layer of two heads,
-built so that from some width on (`--sizes`) its residual is above the published bound, and gradient
-ascent on weights and tokens against the bounds that hold. For each kind of network results.csv has
-γ* and of every bound the cases where it is claimed, those where it is not, the violations, and how
-many powers of ten it lies above what happens. There is no such table in the paper; of random
-draws the expected number of violations is 0. Most of the time goes into compiling one program for
-each kind of network:
+built so that from some width on (`--sizes`) its residual is above the published bound. For each
+kind of network results.csv has γ* and of every bound the cases where it is claimed, those where it
+is not, the violations, and how many powers of ten it lies above what happens. There is no such
+table in the paper; of random draws the expected number of violations is 0. Most of the time goes
+into compiling one program for each kind of network:
 
     python -m experiments.check_bounds --num_draws=5000
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,9 +27,9 @@ from experiments.lab.executor import Executor
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags, check_names
 from experiments.lab.folder import RunFolder
-from experiments.paper.bounds.draws import CASES, FREE, Case, climb, single_draw, two_heads
+from experiments.paper.bounds.draws import CASES, FREE, Case, single_draw, two_heads
 from experiments.verdicts import Comparison
-from experiments.verdicts.claims import cases_row
+from experiments.verdicts.claims import Row, cases_row
 from rank_collapse.report import figures
 
 BLOCK = 50  # draws that a device vmaps over
@@ -41,14 +40,15 @@ BUILT = {
     "over_first": "published, γ = 1",
     "over_sums": "with sums over heads",
 }
-WHAT = ("head", "published_layer", "published_stack")  # each has "{what}_ok" and "{what}_tightness"
+# Bounds under the lemma's condition: each has "{bound}_ok" and "{bound}_tightness"
+CONDITIONAL = ("head", "published_layer", "published_stack")
 BOUNDED = {
     "head": "a head, theorem 2.2",
     "published_layer": "a layer, theorem 2.3",
     "published_stack": "all layers, theorem 2.3",
-} | {name: own[2] for name, own in FREE.items()}
+} | {name: text for name, (_, _, text) in FREE.items()}
 # {bound: the least tightness that is no violation}
-LEAST = dict.fromkeys(WHAT, 0.0) | dict.fromkeys(FREE, -ROUNDING)
+LEAST = dict.fromkeys(CONDITIONAL, 0.0) | dict.fromkeys(FREE, -ROUNDING)
 STATISTICS = {"min": np.min, "median": np.median, "max": np.max}
 ABOVE = "powers of ten above the residual"
 HEADS = "heads under the lemma's condition"
@@ -67,7 +67,6 @@ define = cli.definer(FLAGS)
 define("integer", "num_draws", 5000, "Networks drawn.", lower_bound=1)
 define("integer", "seed", 0, "Base seed.", lower_bound=0)
 define("list", "cases", [case.name for case in CASES], "Kinds of networks, tokens x width x heads.")
-define("integer", "ascent_steps", 400, "Steps of gradient ascent.", lower_bound=0)
 vocabulary.define(FLAGS, seed_chunk=0)
 vocabulary.define_numbers(
     FLAGS,
@@ -77,14 +76,13 @@ vocabulary.define_numbers(
     lower_bound=1,
 )
 
+Draws = Mapping[str, np.ndarray]  # {measure: [draws, ...]} of one kind of network
+# {"draws": {kind of network: Draws}, "built": [what `two_heads` returns for each width]}
+Results = Mapping[str, Any]
 
-# {"draws": {kind of network: {measure: [draws, ...]}}, "built": [what `two_heads` gives of each
-# width], "climbed": what `climb` gives}
-BoundDraws = dict[str, Any]
 
-
-def setup_of(options: Flags) -> dict[int, Case]:
-    """The kinds of networks of the flags, by their place among all.
+def make_cases(options: Flags) -> dict[int, Case]:
+    """Selects the kinds of networks of the flags, by their place among all.
 
     Raises:
         ValueError: A kind that there is not.
@@ -93,118 +91,141 @@ def setup_of(options: Flags) -> dict[int, Case]:
     return {i: case for i, case in enumerate(CASES) if case.name in options.cases}
 
 
-def measure(options: Flags, cases: dict[int, Case], run: RunFolder) -> BoundDraws:
-    """All draws, the construction and the ascent, in float64, resumed from the run.
+def measure(options: Flags, cases: dict[int, Case], run: RunFolder) -> Results:
+    """Measures all draws and the construction, in float64, resumed from the run.
 
     Draws are computed in blocks of one size, so that what a device vmaps over is always as much.
+
+    Args:
+        options: The flags.
+        cases: The kinds of networks, by their place among all.
+        run: The run folder; what it has is not computed again.
     """
-    each = -(-options.num_draws // len(options.cases))
-    size = min(BLOCK, each)
-    blocks, draws = -(-each // size), {}
-    total = blocks * len(cases)
+    num_draws = -(-options.num_draws // len(options.cases))  # of each kind
+    size = min(BLOCK, num_draws)
+    num_blocks, draws = -(-num_draws // size), {}
+    total = num_blocks * len(cases)
     with jax.enable_x64(True), Executor(options, run, f"{size} draws each", total) as executor:
-        of_case = jax.random.split(jax.random.key(options.seed), len(CASES))
+        case_keys = jax.random.split(jax.random.key(options.seed), len(CASES))
         for index, case in cases.items():
-            of_block = jax.vmap(partial(single_draw, case=case))
-            found = executor.measure(
-                lambda block, _, of_block=of_block: of_block(block),
+            draw_block = jax.vmap(partial(single_draw, case=case))
+            blocks = executor.measure(
+                lambda keys, _, draw_block=draw_block: draw_block(keys),
                 {case.name: None},
-                keys=jax.random.split(of_case[index], blocks * size).reshape(blocks, size),
+                keys=jax.random.split(case_keys[index], num_blocks * size).reshape(-1, size),
                 at_once=1,
                 level=0,
             )[case.name]
-            draws[case] = {n: a.reshape(-1, *a.shape[2:])[:each] for n, a in found.items()}
-    climbed = run.cached("ascent", partial(climb, options.seed, options.ascent_steps))
-    built = [two_heads(width) for width in sorted(options.sizes)]
-    return {"draws": draws, "built": built, "climbed": climbed}
+            draws[case] = {n: a.reshape(-1, *a.shape[2:])[:num_draws] for n, a in blocks.items()}
+    return {"draws": draws, "built": [two_heads(width) for width in sorted(options.sizes)]}
 
 
-def pooled(draws: Collection[dict[str, np.ndarray]]) -> tuple[dict[str, np.ndarray], ...]:
-    """Every measure of several kinds of networks, flat, and {bound: its tightness}: of `WHAT` where
-    the lemma's condition holds, of `FREE` wherever the bound was not refused."""
-    flat = {n: np.concatenate([own[n].reshape(-1) for own in draws]) for n in next(iter(draws))}
-    claimed = {
-        what: flat[f"{what}_ok"] if what in WHAT else ~np.isnan(flat[f"{what}_tightness"])
-        for what in LEAST
-    }
-    return flat, {what: flat[f"{what}_tightness"][where] for what, where in claimed.items()}
+def pool_draws(draws: Collection[Draws]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Joins the draws of several kinds of networks.
+
+    Args:
+        draws: Of one or several kinds of networks.
+
+    Returns:
+        Every measure, flat; and {bound: its tightness} wherever it is claimed: those of
+        `CONDITIONAL` under the lemma's condition, those of `FREE` where they were not refused.
+    """
+    names = next(iter(draws))
+    flat = {n: np.concatenate([arrays[n].reshape(-1) for arrays in draws]) for n in names}
+    tightness = {bound: flat[f"{bound}_tightness"] for bound in LEAST}
+    is_claimed = {bound: ~np.isnan(tightness[bound]) for bound in FREE}
+    is_claimed |= {bound: flat[f"{bound}_ok"] for bound in CONDITIONAL}
+    return flat, {bound: tightness[bound][is_claimed[bound]] for bound in LEAST}
 
 
-def counts(draws: Collection[dict[str, np.ndarray]]) -> dict[str, Any]:
-    """Violations and ranges over kinds of networks; a range is None where there is no number."""
-    flat, values = pooled(draws)
-    ok, excess = flat["head_ok"], flat["lemma_excess"]
-    found = {
+def count_violations(draws: Collection[Draws]) -> dict[str, Any]:
+    """Counts violations, and ranges of tightness, over kinds of networks.
+
+    Args:
+        draws: Of one or several kinds of networks.
+
+    Returns:
+        Columns of results.csv; a range is None where there is no number.
+    """
+    flat, tightness = pool_draws(draws)
+    is_admissible, excess = flat["head_ok"], flat["lemma_excess"]
+    counts = {
         "draws": flat["published_stack_ok"].size,
-        "lemma_violations": int((excess[ok] > 0).sum()),
-        "lemma_violations_elsewhere": int((excess[~ok] > 0).sum()),
+        "lemma_violations": int((excess[is_admissible] > 0).sum()),
+        "lemma_violations_elsewhere": int((excess[~is_admissible] > 0).sum()),
     }
-    for what, own in values.items():
-        found[f"{what}_cases"] = own.size
-        found[f"{what}_refused"] = flat[f"{what}_tightness"].size - own.size
-        found[f"{what}_violations"] = int((own < LEAST[what]).sum())
+    for bound, values in tightness.items():
+        counts[f"{bound}_cases"] = values.size
+        counts[f"{bound}_refused"] = flat[f"{bound}_tightness"].size - values.size
+        counts[f"{bound}_violations"] = int((values < LEAST[bound]).sum())
     # Side by side: where the paper's condition holds, and elsewhere.
-    both = ~np.isnan(flat["mean_head_tightness"])
-    values |= {
-        f"{what}_{side}": flat[f"{what}_tightness"][chosen & both]
-        for side, chosen in (("admissible", ok), ("elsewhere", ~ok))
-        for what in ("head", "mean_head")
+    has_both = ~np.isnan(flat["mean_head_tightness"])
+    sides = {
+        f"{bound}_{side}": flat[f"{bound}_tightness"][is_side & has_both]
+        for side, is_side in (("admissible", is_admissible), ("elsewhere", ~is_admissible))
+        for bound in ("head", "mean_head")
     }
-    for name, own in (values | {"gamma": flat["gamma"][ok]}).items():
+    for name, values in (tightness | sides | {"gamma": flat["gamma"][is_admissible]}).items():
         for statistic, fn in STATISTICS.items():
-            found[f"{name}_{statistic}"] = float(fn(own)) if own.size else None
-    return found
+            counts[f"{name}_{statistic}"] = float(fn(values)) if values.size else None
+    return counts
 
 
-def rows_of(found: BoundDraws, setup: Any) -> list[dict[str, Any]]:
-    """Makes a row for each kind of networks."""
-    return [case._asdict() | counts([draws]) for case, draws in found["draws"].items()]
+def make_rows(results: Results, cases: Any) -> list[dict[str, Any]]:
+    """Makes a row for each kind of network."""
+    return [c._asdict() | count_violations([draws]) for c, draws in results["draws"].items()]
 
 
-def tightness_figure(found, setup):
+def tightness_figure(results: Results, cases: Any):
     """How many powers of ten each bound lies above the residual that it bounds (left: median and
     middle 90 % of random draws), and γ* of every head (right). The paper's bounds are drawn where
     the lemma's condition holds; the others need no condition."""
-    flat, tightness = pooled(found["draws"].values())
-    fig, ((left, right),) = figures.figure(1, 2, width=5.4, height=3.6)
-    drawn = {what: values for what, values in tightness.items() if values.size}
-    for place, (what, values) in enumerate(drawn.items()):
+    flat, tightness = pool_draws(results["draws"].values())
+    fig, ((bounds_ax, gamma_ax),) = figures.figure(1, 2, width=5.4, height=3.6)
+    claimed = {bound: values for bound, values in tightness.items() if values.size}
+    for place, (bound, values) in enumerate(claimed.items()):
         low, middle, high = np.quantile(values, (0.05, 0.5, 0.95))
-        style = {"color": figures.color(what in FREE), "marker": "so"[what in FREE]}
-        left.plot([low, high], 2 * [place], color=style["color"], lw=3, alpha=0.4)
-        left.plot(middle, place, **style)
-    broken = (
-        f"{BOUNDED[what]}: {(values < LEAST[what]).sum()} of {values.size} violated"
-        for what, values in drawn.items()
+        color = figures.color(bound in FREE)
+        bounds_ax.plot([low, high], 2 * [place], color=color, lw=3, alpha=0.4)
+        bounds_ax.plot(middle, place, color=color, marker="so"[bound in FREE])
+    labels = (
+        f"{BOUNDED[bound]}: {(values < LEAST[bound]).sum()} of {values.size} violated"
+        for bound, values in claimed.items()
     )
-    left.set_yticks(range(len(drawn)), broken)
-    left.invert_yaxis()
+    bounds_ax.set_yticks(range(len(claimed)), labels)
+    bounds_ax.invert_yaxis()
     # Weights that look at one key alone leave 1e-1000: such lines go on beyond the axis.
-    left.set_xlim(-0.5, 1.3 * max(float(np.median(values)) for values in drawn.values()))
-    left.axvline(0, color="#555555", lw=0.9, ls="--")
-    left.set(xlabel="powers of ten above the residual", title="blue: the paper's, red: ours")
-    right.hist(flat["gamma"][flat["head_ok"]], 60, color=figures.color(5))
-    right.set(xlabel="γ*, the least factor that the lemma needs", ylabel="number of heads")
+    bounds_ax.set_xlim(-0.5, 1.3 * max(float(np.median(values)) for values in claimed.values()))
+    bounds_ax.axvline(0, color="#555555", lw=0.9, ls="--")
+    bounds_ax.set(xlabel="powers of ten above the residual", title="blue: the paper's, red: ours")
+    gamma_ax.hist(flat["gamma"][flat["head_ok"]], 60, color=figures.color(5))
+    gamma_ax.set(xlabel="γ*, the least factor that the lemma needs", ylabel="number of heads")
     return fig
 
 
-def construction_figure(found, setup):
+def construction_figure(results: Results, cases: Any):
     """A layer of two heads on two tokens: one head writes √d in one feature, the other 1 in all.
     Its residual passes the published bound of Theorem 2.3, later that with γ = 1, and never the
     bound with sums over heads."""
     fig, ((ax,),) = figures.figure(1, 1)
+    widths = [built["width"] for built in results["built"]]
     for index, (name, label) in enumerate(BUILT.items()):
-        sizes, over = zip(*((one["width"], one[name]) for one in found["built"]), strict=True)
-        ax.plot(sizes, over, "o-", color=figures.color(index), label=label)
+        ratios = [built[name] for built in results["built"]]
+        ax.plot(widths, ratios, "o-", color=figures.color(index), label=label)
     ax.axhline(1, color="#555555", lw=0.9, ls="--")
     ax.set(xlabel="width d", ylabel="residual over the bound", xscale="log", yscale="log")
     ax.legend(loc="best")
     return fig
 
 
-def claims(found, cases):
-    """The lemma and the published bounds, wherever the lemma's condition holds."""
-    total = counts(found["draws"].values())
+def judge_claims(results: Results, cases: Any) -> list[Row]:
+    """Tests the lemma and the published bounds, wherever the lemma's condition holds.
+
+    Args:
+        results: From `measure`.
+        cases: The kinds of networks, by their place among all.
+    """
+    total = count_violations(results["draws"].values())
     rows = (
         ("lemma", "heads of random networks", "lemma", "head"),
         ("bound", "heads of random networks", "head", "head"),
@@ -212,35 +233,36 @@ def claims(found, cases):
         ("heads bound", "random networks", "published_stack", "published_stack"),
     )
     return [
-        cases_row(key, where, total[f"{what}_violations"], total[f"{among}_cases"], total["draws"])
-        for key, where, what, among in rows
+        cases_row(key, text, total[f"{broken}_violations"], total[f"{among}_cases"], total["draws"])
+        for key, text, broken, among in rows
     ]
 
 
-def compare(found, cases):
-    """Violations of the bounds that need no condition, which are not the paper's, and how near to
-    one ascent comes; the construction, which is above the paper's bound at some widths and is no
-    draw; how far the paper's bound of a head lies above the residual."""
-    total = counts(found["draws"].values())
-    for name, (_, _, what) in FREE.items():
+def compare_results(results: Results, cases: Any) -> Iterator[Comparison]:
+    """Compares with 0 the violations of the bounds that need no condition, which are not the
+    paper's; with 1 the construction, which is no draw; and says how far bounds lie above.
+
+    Args:
+        results: From `measure`.
+        cases: The kinds of networks, by their place among all.
+    """
+    total = count_violations(results["draws"].values())
+    for name, (_, _, text) in FREE.items():
         yield Comparison(
-            f"bound of {what}: violations",
+            f"bound of {text}: violations",
             total[f"{name}_violations"],
             0,
             f"derived here; of {total[f'{name}_cases']} cases, no number in "
             f"{total[f'{name}_refused']}: rows that see different keys, or a residual of NaN",
         )
-    for one in found["built"]:
+    for built in results["built"]:
         yield Comparison(
-            f"two heads built against theorem 2.3, width {one['width']}: residual over the bound",
-            one["over_published"],
+            f"two heads built against theorem 2.3, width {built['width']}: residual over the bound",
+            built["over_published"],
             "at most 1",
-            f"with γ = 1 {one['over_first']:.4g}, over the bound with sums over heads "
-            f"{one['over_sums']:.4g}",
+            f"with γ = 1 {built['over_first']:.4g}, over the bound with sums over heads "
+            f"{built['over_sums']:.4g}",
         )
-    for name, least in found["climbed"].items():
-        text = f"bound of {FREE[name][-1]}: {ABOVE} after ascent"
-        yield Comparison(text, float(least.min()), "above 0")
     yield from (Comparison(text, total[name]) for name, text in RANGES.items())
 
 
@@ -253,9 +275,9 @@ EXPERIMENT = Experiment(
     "lemma admits, a layer and a network the largest of those.",
     presets={
         # Rows that see different keys, as under a mask, are no case of a statement.
-        "quick": "--num_draws=500 --cases=8x16x4 --ascent_steps=50",
+        "quick": "--num_draws=500 --cases=8x16x4",
         "paper": "--num_draws=50000",
-        "tiny": "--num_draws=4 --cases=3x4x2 --ascent_steps=1",
+        "tiny": "--num_draws=4 --cases=3x4x2",
     },
 )
 FIGURES = name_figures(tightness_figure, construction_figure)
@@ -263,16 +285,14 @@ FIGURES = name_figures(tightness_figure, construction_figure)
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, setup_of) as run:
+    with open_run(options, make_cases) as run:
         points = run.measure(measure)
         return run.publish(
             points,
-            table=lambda found, cases: [
-                c._asdict() | counts([own]) for c, own in found["draws"].items()
-            ],
+            table=make_rows,
             figures=FIGURES,
-            claims=claims,
-            compare=compare,
+            claims=judge_claims,
+            compare=compare_results,
         )
 
 

@@ -24,7 +24,15 @@ from experiments.lab import cli
 from experiments.lab.experiment import Experiment, Finding, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.statements import make_row
-from experiments.paper.architectures.models import NAMES, Model, identity, measure_all, models_of
+from experiments.paper.architectures.models import (
+    NAMES,
+    Curves,
+    Model,
+    Results,
+    identity,
+    make_models,
+    measure,
+)
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import ERROR, Row, curve_row
 from experiments.verdicts.statistics import clipped_log10, power_law_wins
@@ -32,9 +40,9 @@ from rank_collapse.network.surgery import ABLATIONS, READINGS
 from rank_collapse.pretrained import PUBLISHED, Target, published_curves, published_targets
 from rank_collapse.pretrained.published import READ_OFF
 from rank_collapse.report import figures
-from rank_collapse.report.figures import Figure
 from rank_collapse.report.wording import words
 
+THRESHOLD = rc.MEASURES["residual_ratio"].alarm.value  # below it tokens count as collapsed
 FEWEST_DRAWS = 240  # with which one of 12 curves can be refused at 5 % of all of them
 
 FLAGS = cli.make_flags("architectures", num_seeds=1, shows="mean,layer=last", execution=("chunk",))
@@ -47,7 +55,6 @@ text = (
     "Texts: a .tsv with a header (RTE), or paragraphs (default: a text shipped with the package)."
 )
 define("string", "text_file", None, text)
-define("list", "columns", [], "Columns of the .tsv that hold text.")
 define("string", "token_ids", None, "Token ids in place of --text_file, one text a line.")
 text = "Join texts until each has --max_tokens, as the published ones had."
 define("boolean", "join", False, text)
@@ -60,91 +67,114 @@ for name, default, least, text in (
     define("integer", name, default, text, lower_bound=least)
 
 
-class Results:
-    """The curves [seeds, texts, L + 1] of one model, by kind of weights and ablation."""
-
-    def __init__(self, arrays: dict[str, np.ndarray], model: Model):
-        self.model, self.curves = model, {kind: {} for kind in NAMES}
-        for kind, variant, reading in ((k, *own) for k in NAMES for own in model.ablations):
-            name = f"residuals/{variant}/{reading}/residual_ratio"
-            own = [a for n, a in arrays.items() if _is_of(n, f"{model.label}/{kind}", name)]
-            if own:
-                self.curves[kind][variant, reading] = np.stack(own)
-
-    def by_seed(self, kind: str, variant: str, reading: str = "published") -> np.ndarray | None:
-        """[seeds, L + 1], means over texts; None where it was not measured."""
-        values = self.curves[kind].get((variant, reading))
-        return None if values is None else values.mean(axis=1, dtype=float)
+def mean_curves(curves: Curves, variant: str, reading: str = "published") -> np.ndarray | None:
+    """Computes means over texts [seeds, L + 1] of one kind of weights; None if not measured."""
+    values = curves.get((variant, reading))
+    return None if values is None else values.mean(axis=1, dtype=float)
 
 
-def _is_of(name, before, after):
-    return name.startswith(before) and name[len(before) :].lstrip("0123456789") == f"/{after}"
+def make_rows(results: Results, models: Sequence[Model]) -> Iterator[dict[str, Any]]:
+    """Makes a row for each model, weights, ablation and layer: over weights and texts.
 
-
-def results_of(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> list[Results]:
-    """Of each model."""
-    return [Results(arrays, model) for model in models]
-
-
-def rows_of(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> Iterator[dict[str, Any]]:
-    """One row per model, weights, ablation and layer: mean and spread over weights and texts."""
-    for found in results_of(arrays, models):
-        for kind, curves in found.curves.items():
+    Args:
+        results: Curves of each model.
+        models: The models.
+    """
+    for label, by_kind in results.items():
+        for kind, curves in by_kind.items():
             for (variant, reading), values in curves.items():
                 flat = values.reshape(-1, values.shape[-1]).astype(float)
-                about = {"model": found.model.label, "weights": kind, "variant": variant}
                 for layer, column in enumerate(flat.T):
-                    own = {"mean": float(column.mean()), "std": float(column.std())}
-                    yield (
-                        about | {"reading": reading, "layer": layer} | own | {"examples": len(flat)}
-                    )
+                    yield {
+                        "model": label,
+                        "weights": kind,
+                        "variant": variant,
+                        "reading": reading,
+                        "layer": layer,
+                        "mean": float(column.mean()),
+                        "std": float(column.std()),
+                        "examples": len(flat),
+                    }
 
 
-def compare(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> Iterator[Comparison]:
-    """Residual ratios beside the published ones, at layer 1 and at the last, of pretrained weights
-    at all, with the tolerance that other texts explain; and from which layer on attention alone has
-    collapsed."""
-    threshold = rc.MEASURES["residual_ratio"].alarm.value
-    for found in results_of(arrays, models):
-        model, depth = found.model, found.model.config.depth
-        for kind, curves in found.curves.items():
-            published = published_curves(model.settings, depth).get(kind)
-            targets, why = targets_of(found, kind)
+def compare_results(results: Results, models: Sequence[Model]) -> Iterator[Comparison]:
+    """Compares residual ratios with the published ones, and says where attention has collapsed.
+
+    At layer 1 and at the last; of pretrained weights at all, with the tolerance that other texts
+    explain.
+
+    Args:
+        results: Curves of each model.
+        models: The models.
+    """
+    for model in models:
+        for kind, curves in results[model.label].items():
+            targets, note = find_targets(model, kind, curves)
             for variant, reading in curves:
-                ours = found.by_seed(kind, variant, reading)
-                where = f"{model.label}, {NAMES[kind]}, {variant}"
-                where += ", as the text says" * (reading == "text")
-                own = {
-                    t.layer: t for t in targets if (t.variant, "published") == (variant, reading)
-                }
-                for layer in own or (1, depth):
-                    low, high = ours[:, layer].min(), ours[:, layer].max()
-                    spread = f"{low:.4g} to {high:.4g} over seeds" * bool(low < high)
-                    yield Comparison(
-                        f"{where}: residual ratio, layer {layer}",
-                        float(ours[:, layer].mean()),
-                        published and published[variant][layer],
-                        noted(own[layer]) if own else spread,
-                    )
-                if variant == "SAN":
-                    below = np.flatnonzero(ours.mean(axis=0) < threshold)
-                    what = f"{where}: first layer with a residual ratio below {threshold:g}"
-                    yield Comparison(what, int(below[0]) if below.size else "none")
-            if why:
-                off = sum(t.differs for t in targets)
+                yield from compare_curve(model, kind, curves, (variant, reading), targets)
+            if note:
+                off = sum(target.differs for target in targets)
                 count = f"{off} of {len(targets)}" if targets else "not compared"
-                what = f"{model.label}, {NAMES[kind]}: values that differ from the published ones"
-                yield Comparison(what, count, 0 if targets else None, why)
+                text = f"{model.label}, {NAMES[kind]}: values that differ from the published ones"
+                yield Comparison(text, count, 0 if targets else None, note)
 
 
-def targets_of(found: Results, kind: str) -> tuple[list[Target], str]:
-    """(the published values beside those of pretrained weights, what makes a failure of them or why
-    there are none); ([], "") of other weights."""
-    if kind != "pretrained" or not found.curves[kind]:
+def compare_curve(
+    model: Model, kind: str, curves: Curves, ablation: tuple[str, str], targets: Sequence[Target]
+) -> Iterator[Comparison]:
+    """Compares one curve with the published one.
+
+    Args:
+        model: The model.
+        kind: Of its weights.
+        curves: Of these weights.
+        ablation: Which curve: variant and reading.
+        targets: Published values of pretrained weights.
+    """
+    (variant, reading), depth = ablation, model.config.depth
+    published = published_curves(model.settings, depth).get(kind)
+    ratios = mean_curves(curves, variant, reading)
+    text = f"{model.label}, {NAMES[kind]}, {variant}" + ", as the text says" * (reading == "text")
+    by_layer = {t.layer: t for t in targets if (t.variant, "published") == ablation}
+    for layer in by_layer or (1, depth):
+        low, high = ratios[:, layer].min(), ratios[:, layer].max()
+        note = f"{low:.4g} to {high:.4g} over seeds" * bool(low < high)
+        if by_layer:
+            target = by_layer[layer]
+            note = "differs; " * target.differs + f"other texts explain ± {target.tolerance:.2g}"
+        yield Comparison(
+            f"{text}: residual ratio, layer {layer}",
+            float(ratios[:, layer].mean()),
+            published and published[variant][layer],
+            note,
+        )
+    if variant == "SAN":
+        text = f"{text}: first layer with a residual ratio below {THRESHOLD:g}"
+        yield Comparison(text, collapsed_layer(ratios) or "none")
+
+
+def collapsed_layer(ratios: np.ndarray) -> int | None:
+    """Finds the first layer whose mean residual ratio is below the alarm; None for none."""
+    below = np.flatnonzero(ratios.mean(axis=0) < THRESHOLD)
+    return int(below[0]) if below.size else None
+
+
+def find_targets(model: Model, kind: str, curves: Curves) -> tuple[list[Target], str]:
+    """Finds the published values that pretrained weights are compared with.
+
+    Args:
+        model: The model.
+        kind: Of its weights.
+        curves: Of these weights.
+
+    Returns:
+        The values; what makes a failure of them, or why there are none. ([], "") of other weights.
+    """
+    if kind != "pretrained":
         return [], ""
-    own = {variant: found.curves[kind][variant, "published"][0] for variant in ABLATIONS}
+    published_readings = {variant: curves[variant, "published"][0] for variant in ABLATIONS}
     try:
-        targets = published_targets(found.model.settings, own)
+        targets = published_targets(model.settings, published_readings)
     except ValueError as error:
         return [], str(error)
     return targets, (
@@ -153,33 +183,33 @@ def targets_of(found: Results, kind: str) -> tuple[list[Target], str]:
     )
 
 
-def noted(target: Target) -> str:
-    """What is to be said of a published value beside the measured one."""
-    return "differs; " * target.differs + f"other texts explain ± {target.tolerance:.2g}"
-
-
-def claims(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> list[Row]:
-    """The published curves against ours at initialisation, and what the curves are to show.
+def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
+    """Tests the published curves against ours at initialisation, and what the curves are to show.
 
     A checkpoint has no rows: it is one network, of which nothing can be said with an interval.
     Layer 0 is the embedding, of other texts than the published ones. Whether a curve is one of ours
     is asked only with so many initialisations that one of all the curves could be refused.
+
+    Args:
+        results: Curves of each model.
+        models: The models.
     """
     rows, compared = [], []
-    for found in results_of(arrays, [model for model in models if not model.has_weights]):
-        label, settings = found.model.label, found.model.settings
-        published = published_curves(settings, found.model.config.depth).get("init", {})
+    for model in (model for model in models if not model.has_weights):
+        label, curves = model.label, results[model.label]["init"]
+        published = published_curves(model.settings, model.config.depth).get("init", {})
         for variant, curve in published.items():
-            ours = found.by_seed("init", variant)
-            if ours is not None:
-                row = (f"{label}, {variant}", curve[1:], ours[:, 1:], READ_OFF)
+            ratios = mean_curves(curves, variant)
+            if ratios is not None:
+                row = (f"{label}, {variant}", curve[1:], ratios[:, 1:], READ_OFF)
                 compared.append(curve_row("curves", *row))
-        bare, skips = (found.by_seed("init", name) for name in ("SAN", "SAN+skip"))
+        bare, skips = (mean_curves(curves, name) for name in ("SAN", "SAN+skip"))
         if bare is None:
             continue
+        remaining = skips[:, -1] / skips[:, 0]
         rows += [
             make_row("collapse", label, 1 - bare[:, -1] / bare[:, 0]),
-            make_row("skips stop", label, skips[:, -1] / skips[:, 0]),
+            make_row("skips stop", label, remaining),
             make_row("law of the fall", label, power_law_wins(skips)),
             make_row("skips", label, clipped_log10(skips[:, -1]) - clipped_log10(bare[:, -1])),
         ]
@@ -187,23 +217,23 @@ def claims(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> list[Row]:
     return [row for row in compared if row.draws + 1 >= fewest] + rows
 
 
-def residual_figure(arrays: dict[str, np.ndarray], model: Model) -> Figure:
+def residual_figure(results: Results, model: Model) -> figures.Figure:
     """Relative residual by layer, mean ± one standard deviation over weights and texts, on the
     published curves (grey). Dotted: as the paper's text says, where its code differs."""
-    found, depth = Results(arrays, model), model.config.depth
+    depth = model.config.depth
     fig, axes = figures.figure(1, 4, width=2.9, height=2.5, sharey=True)
     published, layers = published_curves(model.settings, depth), np.arange(depth + 1)
     for variant, ax in zip(ABLATIONS, axes[0], strict=True):
-        for index, (kind, curves) in enumerate(found.curves.items()):
-            if curves and kind in published:
+        for kind, curves in results[model.label].items():
+            if kind in published:
                 style = {"ls": "-" if kind == "pretrained" else "--", "color": "#9A9A9A", "lw": 3}
                 text = f"published, {NAMES[kind]}"
                 ax.plot(layers, published[kind][variant], label=text, **style)
-            for reading in (own for own in READINGS if (variant, own) in curves):
+            for reading in (name for name in READINGS if (variant, name) in curves):
                 flat = curves[variant, reading].reshape(-1, depth + 1)
                 text = NAMES[kind] if reading == "published" else None
                 style = {"linestyle": "-" if text else ":", "marker": ""}
-                figures.band(ax, layers, flat, text, index, **style)
+                figures.band(ax, layers, flat, text, [*NAMES].index(kind), **style)
         ax.set(title=words(variant), xlabel="layer")
         figures.integer_ticks(ax)
     axes[0, 0].set(ylim=(-0.03, None), ylabel="residual ratio ‖res(X)‖ / ‖X‖")
@@ -212,12 +242,12 @@ def residual_figure(arrays: dict[str, np.ndarray], model: Model) -> Figure:
     return fig
 
 
-def residuals_of(label: str) -> Callable[..., Figure | None]:
+def make_residuals_figure(label: str) -> Callable[..., figures.Figure | None]:
     """Makes the function that draws the residuals of a model, where the run has it."""
 
-    def draw(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> Figure | None:
-        own = [model for model in models if model.label == label]
-        return residual_figure(arrays, own[0]) if own else None
+    def draw(results: Results, models: Sequence[Model]) -> figures.Figure | None:
+        by_label = {model.label: model for model in models}
+        return residual_figure(results, by_label[label]) if label in by_label else None
 
     draw.__doc__ = (
         f"{label}: relative residual by layer, mean ± one standard deviation over weights and "
@@ -226,51 +256,53 @@ def residuals_of(label: str) -> Callable[..., Figure | None]:
     return draw
 
 
-def figures_of(labels: Iterable[str]) -> dict[str, Callable[..., Figure | None]]:
+def name_residuals(labels: Iterable[str]) -> dict[str, Callable[..., figures.Figure | None]]:
     """Names the figures of models."""
     return {
-        f"residuals_{re.sub(r'[^A-Za-z0-9.+_-]', '_', label)}": residuals_of(label)
+        f"residuals_{re.sub(r'[^A-Za-z0-9.+_-]', '_', label)}": make_residuals_figure(label)
         for label in labels
     }
 
 
-def are_published(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> bool:
-    """Whether these are models of the paper, in place of anybody's checkpoints."""
+def are_published(models: Sequence[Model]) -> bool:
+    """Returns whether these are models of the paper, in place of anybody's checkpoints."""
     return all(model.label in PUBLISHED for model in models)
 
 
-def collapse_figure(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> Figure | None:
+def collapse_figure(results: Results, models: Sequence[Model]) -> figures.Figure | None:
     """Residual ratio by layer at initialisation, mean and standard deviation over draws: attention
     alone (solid) and with skips (dashed)."""
-    if not are_published(arrays, models):
+    if not are_published(models):
         return None
     fig, ((ax,),) = figures.figure(1, 1)
-    for index, found in enumerate(results_of(arrays, models)):
+    for index, model in enumerate(models):
         for variant, text, dash in (("SAN", "alone", "-"), ("SAN+skip", "with skips", "--")):
-            values = found.by_seed("init", variant)
-            if values is not None:
-                layers, label = np.arange(values.shape[1]), f"{words(found.model.label)}, {text}"
-                figures.band(ax, layers, values, label, index, linestyle=dash)
+            values = mean_curves(results[model.label]["init"], variant)
+            layers, label = np.arange(values.shape[1]), f"{words(model.label)}, {text}"
+            figures.band(ax, layers, values, label, index, linestyle=dash)
     ax.set(xlabel="layer", ylabel="residual ratio of attention", ylim=(-0.03, 1.03))
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7)
     return fig
 
 
-def finding(arrays: dict[str, np.ndarray], models: Sequence[Model]) -> Finding | None:
-    """Where attention alone has lost all but a hundredth, and what skips keep."""
-    threshold = rc.MEASURES["residual_ratio"].alarm.value
-    layers, left = [], []
-    for found in results_of(arrays, models):
-        alone, skips = (found.by_seed("init", variant) for variant in ("SAN", "SAN+skip"))
-        if alone is not None:
-            below = np.flatnonzero(alone.mean(axis=0) < threshold)
-            where = f"at layer {below[0]}" if below.size else "at no layer"
-            layers.append(f"{where} in {words(found.model.label)}")
-            left.append(f"{skips.mean(axis=0)[-1]:.2f}")
-    if not (layers and are_published(arrays, models)):
+def make_finding(results: Results, models: Sequence[Model]) -> Finding | None:
+    """Reports where attention alone has lost all but a hundredth, and what skips keep.
+
+    Args:
+        results: Curves of each model.
+        models: The models.
+    """
+    if not are_published(models):
         return None
-    text = f"At initialisation the residual ratio of attention alone falls below {threshold:g} "
-    text += f"{', '.join(layers)}; with skips the last layer keeps {', '.join(left)}."
+    falls, ends = [], []
+    for model in models:
+        curves = results[model.label]["init"]
+        layer = collapsed_layer(mean_curves(curves, "SAN"))
+        place = "at no layer" if layer is None else f"at layer {layer}"
+        falls.append(f"{place} in {words(model.label)}")
+        ends.append(f"{mean_curves(curves, 'SAN+skip').mean(axis=0)[-1]:.2f}")
+    text = f"At initialisation the residual ratio of attention alone falls below {THRESHOLD:g} "
+    text += f"{', '.join(falls)}; with skips the last layer keeps {', '.join(ends)}."
     return Finding("collapse", text)
 
 
@@ -291,20 +323,20 @@ EXPERIMENT = Experiment(
         "tiny": "--models=albert-base-v2 --num_texts=2 --max_tokens=8",
     },
 )
-FIGURES = name_figures(collapse_figure) | figures_of(PUBLISHED)
+FIGURES = name_figures(collapse_figure) | name_residuals(PUBLISHED)
 
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, models_of, identity) as run:
-        points = run.measure(measure_all)
+    with open_run(options, make_models, identity) as run:
+        points = run.measure(measure)
         return run.publish(
             points,
-            table=rows_of,
-            figures=FIGURES | figures_of(model.label for model in run.points[0].setup),
-            claims=claims,
-            compare=compare,
-            finding=finding,
+            table=make_rows,
+            figures=FIGURES | name_residuals(model.label for model in run.points[0].setup),
+            claims=judge_claims,
+            compare=compare_results,
+            finding=make_finding,
         )
 
 

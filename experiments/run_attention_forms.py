@@ -18,7 +18,7 @@ size of dot products are nearly as bad as unscaled dot products.
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,15 @@ from experiments.lab.folder import RunFolder
 from experiments.lab.statements import make_row
 from experiments.note.attention_forms.measure import FORMS, LAWS, MEASURES, make_measure
 from experiments.train import arguments
-from experiments.train.sorting import sorting_setup
-from experiments.train.training import TrainedTask, diverged, model_files, results_of, whole_model
-from experiments.verdicts import Comparison
+from experiments.train.sorting import make_sorting_setup
+from experiments.train.training import (
+    TrainedTask,
+    diverged_seeds,
+    measure_whole,
+    model_files,
+    train_tasks,
+)
+from experiments.verdicts import Comparison, Row
 from experiments.verdicts.statistics import clipped_log10, format_interval, mean_with_interval
 from rank_collapse.report import figures
 
@@ -60,88 +66,112 @@ text = "Largest weight from which a row counts as saturated."
 define("float", "saturation", 0.99, text, lower_bound=0.0, upper_bound=1.0)
 
 
-def measure_all(options: Flags, setup: Flags, run: RunFolder) -> dict[str, Any]:
-    """{"random": what `measure_widths` gives, "trained": {form: {"d_k" [w], "accuracy" [s, w],
-    "diverged" [s, w]}}}."""
+def measure(options: Flags, setup: Flags, run: RunFolder) -> dict[str, Any]:
+    """Measures random queries and keys, and trains networks with each attention function.
+
+    Args:
+        options: The flags.
+        setup: Unused: the flags.
+        run: The run folder; what it has is not computed again.
+
+    Returns:
+        {"random": from `measure_widths`, "trained": {form: {"d_k" [w], "accuracy" [s, w],
+        "diverged" [s, w]}}}.
+    """
     total = len(options.d_k) * options.num_seeds
     with Executor(options, run, "random queries and keys", total) as executor:
         random = measure_widths(options, executor)
-    found, widths = results_of(options, setups_of(options), run, accuracy_of), options.trained_d_k
-    shown = {n: {"accuracy": o["accuracy"], "diverged": diverged(o)} for n, o in found.items()}
-    return {
-        "random": random,
-        "trained": {
-            form: stacked(widths, [shown[f"trained {form}, d_k={d_k}"] for d_k in widths])
-            for form in FORMS
-        },
-    }
+    results = train_tasks(options, make_setups(options), run, measure_accuracy)
+    trained = {}
+    for form in FORMS:
+        by_width = [results[f"trained {form}, d_k={d_k}"] for d_k in options.trained_d_k]
+        columns = [{"accuracy": r["accuracy"], "diverged": diverged_seeds(r)} for r in by_width]
+        trained[form] = stack_widths(options.trained_d_k, columns)
+    return {"random": random, "trained": trained}
 
 
 def measure_widths(options: Flags, executor: Executor) -> dict[str, dict[str, np.ndarray]]:
-    """{form: {"d_k" [w], measure: [s, w], its law: [w]}} at the widths of the flags."""
+    """Measures scores, weights and gradients at the widths of the flags.
+
+    Args:
+        options: The flags.
+        executor: What computes the seeds.
+
+    Returns:
+        {form: {"d_k" [w], measure: [s, w], its law: [w]}}.
+    """
     by_width = []
     for d_k in options.d_k:
         measure = make_measure(d_k, options.num_queries, options.saturation)
         by_width += executor.measure(measure, {f"random d_k={d_k}": None}).values()
     return {
         name: form.laws(options.d_k)
-        | stacked(options.d_k, [{m: own[f"{name}/{m}"] for m in MEASURES} for own in by_width])
+        | stack_widths(options.d_k, [{m: a[f"{name}/{m}"] for m in MEASURES} for a in by_width])
         for name, form in FORMS.items()
     }
 
 
-def setups_of(options: Flags) -> dict[str, TrainedTask]:
-    """{"trained form, d_k=d": what is trained} of every form and width; a score is one program.
+def make_setups(options: Flags) -> dict[str, TrainedTask]:
+    """Makes what is trained of every form and width, by "trained form, d_k=d".
 
-    The same data and seeds everywhere. Weights are drawn with variance 1/fan-in, so that queries
-    and keys begin with unit variance, as the note has them; values stay as wide as without d_k.
+    A score is one program. The same data and seeds everywhere. Weights are drawn with variance
+    1/fan-in, so that queries and keys begin with unit variance, as the note has them; values stay
+    as wide as without d_k.
+
+    Args:
+        options: The flags.
     """
-    setup = sorting_setup(options)
+    setup = make_sorting_setup(options)
     base = setup.recipe.config.replace(
         init="lecun", d_v=options.d_model // options.num_heads, scale_scores=False
     )
-
-    def setup_of(d_k, form):
+    setups = {}
+    for d_k, (name, form) in itertools.product(options.trained_d_k, FORMS.items()):
         config = base.replace(d_qk=d_k, score=form.score)
-        return dataclasses.replace(
+        temperature = np.float32(form.options(d_k)["temperature"])
+        setups[f"trained {name}, d_k={d_k}"] = dataclasses.replace(
             setup,
             recipe=dataclasses.replace(setup.recipe, config=config),
-            floats={"network": {"temperature": np.float32(form.options(d_k)["temperature"])}},
+            floats={"network": {"temperature": temperature}},
             program=f"{form.score}, d_k={d_k}",
         )
-
-    every = itertools.product(options.trained_d_k, FORMS.items())
-    return {f"trained {name}, d_k={d_k}": setup_of(d_k, form) for d_k, (name, form) in every}
+    return setups
 
 
-def accuracy_of(setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
-    """{metric: number} of one seed."""
-    return whole_model(setup, model, data, key)["whole"]
+def measure_accuracy(setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
+    """Measures {metric: number} of one seed."""
+    return measure_whole(setup, model, data, key)["whole"]
 
 
-def stacked(widths: list[int], by_width: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Arrays [s, w] of those [s] at each width, and "d_k" [w]."""
-    arrays = {n: np.stack([own[n] for own in by_width], axis=1) for n in by_width[0]}
+def stack_widths(widths: list[int], by_width: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Stacks arrays [s] at each width to [s, w], and adds "d_k" [w]."""
+    names = by_width[0]
+    arrays = {n: np.stack([columns[n] for columns in by_width], axis=1) for n in names}
     return {"d_k": np.asarray(widths)} | arrays
 
 
-def rows_of(results, options):
-    """One row per part, form, width and seed."""
+def make_rows(results: dict[str, Any], options: Flags) -> Iterator[dict[str, Any]]:
+    """Makes a row for each part, form, width and seed.
+
+    Args:
+        results: From `measure`.
+        options: The flags.
+    """
     for part, names in {"random": (*MEASURES, *LAWS), "trained": ("accuracy", "diverged")}.items():
-        for form, found in results[part].items():
-            columns = {name: np.atleast_2d(found[name]).T for name in names}  # [w, s] or [w, 1]
-            axes = {"d_k": found["d_k"], "seed": range(options.num_seeds)}
+        for form, arrays in results[part].items():
+            columns = {name: np.atleast_2d(arrays[name]).T for name in names}  # [w, s] or [w, 1]
+            axes = {"d_k": arrays["d_k"], "seed": range(options.num_seeds)}
             for row in labelled.product_rows(axes | columns, tuple(axes), names):
                 yield {"part": part, "form": form} | row
 
 
-def ahead(results: dict[str, Any], form: str) -> np.ndarray:
-    """Accuracy of a form less that of dot products, seed by seed, at each width: [s, w]."""
-    own, dot = (results["trained"][name]["accuracy"].astype(float) for name in (form, "dot"))
-    return own - dot
+def accuracy_gain(results: dict[str, Any], form: str) -> np.ndarray:
+    """Computes the accuracy of a form less that of dot products, seed by seed, [s, w]."""
+    trained = results["trained"]
+    return trained[form]["accuracy"].astype(float) - trained["dot"]["accuracy"].astype(float)
 
 
-def random_figure(results, options):
+def random_figure(results: dict[str, Any], options: Flags):
     """Random queries and keys of unit variance, means and standard deviations over seeds. Gradients
     of a loss that moves every output by as much, to a query moved by its own size and to the
     scores; solid: root mean square over rows, dashed: median row."""
@@ -160,13 +190,13 @@ def random_figure(results, options):
     for ax, (name, (label, title)) in zip(axes.flat, panels.items(), strict=True):
         scale = "log" if name == "variance" or name.endswith("gradient") else "linear"
         draw = figures.log_band if scale == "log" else figures.band
-        for index, (form, found) in enumerate(results["random"].items()):
-            d_k, style = found["d_k"], {"color": figures.color(index), "lw": 1}
-            draw(ax, d_k, found[name], FORMS[form].label, index)
+        for index, (form, arrays) in enumerate(results["random"].items()):
+            d_k, style = arrays["d_k"], {"color": figures.color(index), "lw": 1}
+            draw(ax, d_k, arrays[name], FORMS[form].label, index)
             if name == "variance":
-                ax.plot(d_k, found["variance_law"], ls=":", **style)
+                ax.plot(d_k, arrays["variance_law"], ls=":", **style)
             if name.endswith("gradient"):
-                ax.plot(d_k, np.median(found[f"median_{name}"], axis=0), ls="--", **style)
+                ax.plot(d_k, np.median(arrays[f"median_{name}"], axis=0), ls="--", **style)
         ax.set(xlabel=WIDTH, ylabel=label)
         ax.set_title(title, fontsize=8)
         ax.set_xscale("log", base=2)
@@ -177,7 +207,7 @@ def random_figure(results, options):
     return fig
 
 
-def trained_figure(results, options):
+def trained_figure(results: dict[str, Any], options: Flags):
     """Left: accuracy of every seed after training, black: means. Right: the same less that of dot
     products without scaling, paired by seed, with 95 % intervals."""
     fig, ((accuracy, less),) = figures.figure(1, 2, width=4.4)
@@ -196,8 +226,8 @@ def trained_figure(results, options):
         )
         accuracy.plot([x - 0.07, x + 0.07], 2 * [np.mean(values)], color="black", lw=1.2)
         if name != "dot":
-            mean, ends = mean_with_interval(ahead(results, name)[:, i])
-            figures.interval(less, i + 0.18 * (index - 2), mean, ends, label, index)
+            mean, interval = mean_with_interval(accuracy_gain(results, name)[:, i])
+            figures.draw_interval(less, i + 0.18 * (index - 2), mean, interval, label, index)
     less.axhline(0, color="#555555", lw=0.9, ls="--")
     labels = "accuracy of letters after training", "accuracy less that of dot products"
     for ax, label in zip((accuracy, less), labels, strict=True):
@@ -207,20 +237,30 @@ def trained_figure(results, options):
     return fig
 
 
-def claims(results, options):
-    """What saturates, whose gradients are small, and who is ahead after training."""
+def judge_claims(results: dict[str, Any], options: Flags) -> Iterator[Row]:
+    """Tests what saturates, whose gradients are small, and which form is ahead after training.
+
+    Args:
+        results: From `measure`.
+        options: The flags.
+    """
     dot, scaled = (results["random"][form] for form in ("dot", "scaled_dot"))
-    gradients = (clipped_log10(own["median_score_gradient"][:, -1]) for own in (dot, scaled))
-    where, widths = f"d_k = {options.d_k[-1]}", results["trained"]["dot"]["d_k"]
-    yield make_row("saturation", where, (dot["saturated"] - scaled["saturated"])[:, -1])
-    yield make_row("small gradients", where, np.subtract(*gradients))
-    values = dict(zip(map(int, widths), ahead(results, "additive_matched").T, strict=True))
+    gradients = (clipped_log10(form["median_score_gradient"][:, -1]) for form in (dot, scaled))
+    text, widths = f"d_k = {options.d_k[-1]}", results["trained"]["dot"]["d_k"]
+    yield make_row("saturation", text, (dot["saturated"] - scaled["saturated"])[:, -1])
+    yield make_row("small gradients", text, np.subtract(*gradients))
+    values = dict(zip(map(int, widths), accuracy_gain(results, "additive_matched").T, strict=True))
     for width, key in {min(values): "additive small", max(values): "additive"}.items():
         yield make_row(key, f"sorting, d_k = {width}", values[width])
 
 
-def compare(results, options):
-    """The law of the variance, and accuracies at every width."""
+def compare_results(results: dict[str, Any], options: Flags) -> Iterator[Comparison]:
+    """Compares the variance with its law, and lists accuracies at every width.
+
+    Args:
+        results: From `measure`.
+        options: The flags.
+    """
     variance, d_k = results["random"]["dot"]["variance"][:, -1], options.d_k[-1]
     text, law = f"variance of dot products at d_k = {d_k}", f"{SOURCE}, footnote 4"
     widths = results["trained"]["dot"]["d_k"]
@@ -228,7 +268,7 @@ def compare(results, options):
     for (i, width), form in itertools.product(enumerate(widths), list(FORMS)[1:]):
         yield Comparison(
             f"accuracy at d_k = {width}, {form.replace('_', ' ')} less dot products",
-            format_interval(mean_with_interval(ahead(results, form)[:, i])),
+            format_interval(mean_with_interval(accuracy_gain(results, form)[:, i])),
             "alike" if width == min(widths) and form == "additive" else None,
         )
 
@@ -253,19 +293,19 @@ FIGURES = name_figures(random_figure, trained_figure)
 
 def files(results: Any, options: Flags, run: RunFolder) -> dict[str, Callable[[], bytes]]:
     """Makes the files of trained weights, where they were kept."""
-    return model_files(results, setups_of(options), run)
+    return model_files(results, make_setups(options), run)
 
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
     with open_run(options) as run:
-        points = run.measure(measure_all)
+        points = run.measure(measure)
         return run.publish(
             points,
-            table=rows_of,
+            table=make_rows,
             figures=FIGURES,
-            claims=claims,
-            compare=compare,
+            claims=judge_claims,
+            compare=compare_results,
             files=files,
         )
 

@@ -19,14 +19,14 @@ attention, what the paper means, beside "base" and with a skip or an MLP.
 Two CPU cores: 260 s of CPU time for 64 seeds of the three variants at width 128, 55 s for 32 seeds
 of --compare=pure at width 32. Expect a share of seeds, not one picture: `PUBLISHED_FELL` has the
 share of the published code for eight seeds. results.csv has a row per seed: the multiplier of the
-difference of two points at the collapsed point and the steps it predicts, the law's order, and the
-heads' τ = P_11 − P_21; arrays.npz the walks.
+difference of two points at the collapsed point and the steps it predicts, the law's order, and
+whether τ = P_11 − P_21 of its heads begin with opposite signs; arrays.npz the walks.
 """
 
 import functools
 import itertools
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,10 @@ from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.lab.statements import make_row
 from experiments.paper.circle import walks
-from experiments.paper.circle.task import RADIUS
-from experiments.paper.circle.walks import known, parts_of
 from experiments.train import arguments
-from experiments.train.training import TrainedTask, model_files, results_of
+from experiments.train.training import TrainedTask, model_files, train_tasks
 from experiments.verdicts import Comparison
-from experiments.verdicts.claims import mean_row
+from experiments.verdicts.claims import Row, mean_row
 from experiments.verdicts.statistics import fisher_exact, seed_rows
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import wilson_interval
@@ -126,11 +124,14 @@ for name in ("n_repeat", "path_len", "n_paths"):
 define("boolean", "no_sub_path", False, text)
 
 Cases = Mapping[str, TrainedTask]  # {"variant, d=width": what is trained}
-ByCase = Mapping[str, Any]  # {case: as `training.results_of`}
+ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
 
 
 def make_cases(options: flags.FlagValues) -> Cases:
-    """{"variant, width": what is trained} of the flags.
+    """Makes what the flags train, {"variant, d=width": what is trained}.
+
+    Args:
+        options: The flags.
 
     Raises:
         ValueError: Flags that do not fit each other.
@@ -139,52 +140,59 @@ def make_cases(options: flags.FlagValues) -> Cases:
         raise ValueError(f"num_labels={options.num_labels}: a point of the plane has 2 coordinates")
     if options.n_train_data < 4:
         raise ValueError(f"n_train_data={options.n_train_data} points are too few for two walks")
-    chosen = ["circle_skip"] * options.circle_skip + ["mlp"] * options.do_mlp
-    names = [f"{'+'.join(chosen) or 'base'}, d={options.d_model}"]
+    parts = ["circle_skip"] * options.circle_skip + ["mlp"] * options.do_mlp
+    names = [f"{'+'.join(parts) or 'base'}, d={options.d_model}"]
     if options.compare:
         pairs = itertools.product(options.widths, COMPARED[options.compare])
         names = [f"{variant}, d={width}" for width, variant in pairs]
-    return {name: walks.setup(options, name) for name in names}
+    return {name: walks.make_case(options, name) for name in names}
 
 
 def measure(options: flags.FlagValues, cases: Cases, run: RunFolder) -> ByCase:
-    """The walks of every case."""
-    return results_of(options, cases, run, functools.partial(walks.roll_out, options.n_eval_data))
+    """Trains the network of every case, and lets every seed walk on its own output."""
+    return train_tasks(
+        options, cases, run, functools.partial(walks.measure_walk, options.n_eval_data)
+    )
 
 
-def rows_of(results, cases):
-    """One row per case and seed; where the walkers went step by step is in arrays.npz."""
+def make_rows(results: ByCase, cases: Cases) -> Iterator[dict[str, Any]]:
+    """Makes a row for each case and seed; where the walkers went by step is in arrays.npz.
+
+    Args:
+        results: {case: arrays of all seeds [s, ...]}.
+        cases: What is trained, by case.
+    """
     for name, case in results.items():
-        variant, width = parts_of(name)
-        for row in seed_rows(walks.measures_of(case)):
+        variant, width = walks.split_name(name)
+        for row in seed_rows(walks.measure_seeds(case)):
             numbers = {n: int(v) if isinstance(v, bool) else v for n, v in row.items()}
-            known_numbers = {n: None if v != v else v for n, v in numbers.items()}  # NaN
-            yield {"case": name, "variant": variant, "width": width} | known_numbers
+            present = {n: None if v != v else v for n, v in numbers.items()}  # NaN
+            yield {"case": name, "variant": variant, "width": width} | present
 
 
 def in_words(variant: str) -> str:
-    """What is trained: "attention and MLP"."""
+    """Reports what is trained: "attention and MLP"."""
     parts = [PARTS.get(part, part) for part in variant.split("+")]
     return WHOLE.get(variant, " and ".join(parts))
 
 
-def shares_figure(results, cases):
+def shares_figure(results: ByCase, cases: Cases):
     """Share of seeds whose two walkers end together, with 95 % intervals. Equal shares are the
     result: an MLP keeps no walkers apart, and the published network is one with a skip around its
     attention."""
-    found = known(results)
-    variants, widths = (list(dict.fromkeys(own)) for own in zip(*found, strict=True))
+    measured = walks.fine_cases(results)
+    variants, widths = (list(dict.fromkeys(names)) for names in zip(*measured, strict=True))
     fig, axes = figures.figure(1, len(widths), width=4.2, height=3.1, sharey=True)
-    for (variant, width), case in found.items():
+    for (variant, width), case in measured.items():
         i, ax, fell = variants.index(variant), axes[0, widths.index(width)], case["fell"]
         counts = {"here": (int(fell.sum()), len(fell))}
         if (variant, width) in PUBLISHED_FELL:
             counts["published code"] = PUBLISHED_FELL[variant, width], PUBLISHED_SEEDS
-        for index, (label, (count, total)) in enumerate(counts.items()):
-            shown, ends = f"{label}, {total} seeds", wilson_interval(count, total)
-            x = i + 0.16 * index
-            figures.interval(ax, x, count / total, ends, None if i else shown, index)
-        labels = [textwrap.fill(in_words(own), 11) for own in variants]
+        for index, (source, (count, total)) in enumerate(counts.items()):
+            label = None if i else f"{source}, {total} seeds"
+            interval = wilson_interval(count, total)
+            figures.draw_interval(ax, i + 0.16 * index, count / total, interval, label, index)
+        labels = [textwrap.fill(in_words(name), 11) for name in variants]
         ax.set_xticks(range(len(variants)), labels, fontsize=8)
         ax.set(title=f"width {width}", ylim=(-0.04, 1.04), xlim=(-0.5, len(variants) - 0.4))
     axes.flat[0].set_ylabel("share of seeds whose walkers fall together")
@@ -192,29 +200,31 @@ def shares_figure(results, cases):
     return fig
 
 
-def steps_of(cases):
-    """{(variant, width): steps predicted and measured [2, k]} of the k seeds that fell.
+def count_steps(cases: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[Any, np.ndarray]:
+    """Selects the steps of a fall, predicted and measured, [2, k] of the k seeds that fell.
 
     A multiplier of 0, pure attention's, predicts no number of steps: its law is cubic.
+
+    Args:
+        cases: What is trained, by case.
     """
     points = {}
     for key, case in cases.items():
         steps = np.stack([case["predicted_steps"], case["measured_steps"]])
-        predicted = case["fell"] & np.isfinite(steps).all(axis=0) & (steps[0] >= 0.5)
-        if predicted.any():
-            points[key] = steps[:, predicted]
+        is_predicted = case["fell"] & np.isfinite(steps).all(axis=0) & (steps[0] >= 0.5)
+        if is_predicted.any():
+            points[key] = steps[:, is_predicted]
     return points
 
 
-def steps_figure(results, cases):
+def steps_figure(results: ByCase, cases: Cases):
     """Steps from a distance of 1e-2 to 1e-6 of the seeds that fell, against the prediction from the
     multiplier at the collapsed point."""
-    points = steps_of(known(results))
+    points = count_steps(walks.fine_cases(results))
     if not points:
         return None
     variants, widths = (list(dict.fromkeys(names)) for names in zip(*points, strict=True))
-    fig, axes = figures.figure(1, 1, width=6.6, height=3.8)
-    ax = axes[0, 0]
+    fig, ((ax,),) = figures.figure(1, 1, width=6.6, height=3.8)
     for (variant, width), (predicted, measured) in points.items():
         ax.plot(
             predicted,
@@ -227,13 +237,13 @@ def steps_figure(results, cases):
             marker=figures.MARKERS[widths.index(width)],
         )
     steps = np.concatenate([*points.values()], axis=1)
-    ends = [steps.min() / 1.2, steps.max() * 1.2]
-    ax.plot(ends, ends, color="gray", linewidth=0.8, label="equal")
+    limits = [steps.min() / 1.2, steps.max() * 1.2]
+    ax.plot(limits, limits, color="gray", linewidth=0.8, label="equal")
     ax.set(
         xscale="log",
         yscale="log",
-        xlim=ends,
-        ylim=ends,
+        xlim=limits,
+        ylim=limits,
         xlabel="steps predicted, ln(1e-4) / ln μ",
         ylabel="steps measured",
         title="From a distance of 1e-2 to 1e-6",
@@ -246,48 +256,47 @@ def steps_figure(results, cases):
     return fig
 
 
-def trajectories_figure(results, cases):
+def trajectories_figure(results: ByCase, cases: Cases):
     """The two sequences of one seed, fed with their own continuation: the first that fell, where
     one did. Where two panels are alike, the MLP or the published network changes nothing."""
-    found = known(results)
-    places = [(width, variant) for variant, width in found]
-    fig, axes, own = figures.grid(places, width=2.8, height=2.9)
+    measured = walks.fine_cases(results)
+    places = [(width, variant) for variant, width in measured]
+    fig, axes, panels = figures.place_grid(places, width=2.8, height=2.9)
     angle = np.linspace(0, 2 * np.pi, 200)
-    for ax, ((variant, width), case) in zip(own, found.items(), strict=True):
+    for ax, ((variant, width), case) in zip(panels, measured.items(), strict=True):
         fell = case["fell"]
         first = np.argmax(fell)
-        ax.plot(RADIUS * np.cos(angle), RADIUS * np.sin(angle), color="lightgray", linewidth=4)
+        ax.plot(
+            walks.RADIUS * np.cos(angle),
+            walks.RADIUS * np.sin(angle),
+            color="lightgray",
+            linewidth=4,
+        )
         for walker, path in enumerate(case["trajectory"][first].swapaxes(0, 1)):
-            ax.plot(
-                *path.T,
-                color=figures.color(walker),
-                marker=".",
-                markersize=3,
-                linewidth=0.5,
-                label=f"sequence {walker + 1}",
-            )
-            for place, marker, when in ((0, "o", "start"), (-1, "s", "end")):
-                label = when if walker else None
+            color = figures.color(walker)
+            line = {"marker": ".", "markersize": 3, "linewidth": 0.5}
+            ax.plot(*path.T, color=color, label=f"sequence {walker + 1}", **line)
+            for place, marker, text in ((0, "o", "start"), (-1, "s", "end")):
                 shape = {"marker": marker, "markersize": 6, "linestyle": "none"}
-                ax.plot(*path[place], color=figures.color(walker), label=label, **shape)
-        where = f"{in_words(variant)}, width {width}"
+                ax.plot(*path[place], color=color, label=text if walker else None, **shape)
+        network = f"{in_words(variant)}, width {width}"
         seed, count = case["seed"][first], f"{fell.sum()} of {len(fell)} fell"
-        ax.set_title(f"{where}\nseed {seed}; {count}", fontsize=9)
+        ax.set_title(f"{network}\nseed {seed}; {count}", fontsize=9)
         ax.set(xlim=(-0.56, 0.56), ylim=(-0.56, 0.56), xlabel="x", ylabel="y", aspect="equal")
-    named = axes.flat[0].get_legend_handles_labels()
-    fig.legend(*named, loc="outside lower center", ncols=4 if len(places) > 1 else 2)
+    handles = axes.flat[0].get_legend_handles_labels()
+    fig.legend(*handles, loc="outside lower center", ncols=4 if len(places) > 1 else 2)
     return fig
 
 
-def distance_figure(results, cases):
+def distance_figure(results: ByCase, cases: Cases):
     """Distance between the two sequences by step, one line per seed; blue: fell. Below 1e-9 it is
     drawn there. Pure attention falls within some ten steps, a skip makes the fall exponential."""
-    found = known(results)
-    places = [(width, variant) for variant, width in found]
-    fig, axes, own = figures.grid(places, width=2.8, height=2.2, sharex=True, sharey=True)
-    for ax, ((variant, width), case) in zip(own, found.items(), strict=True):
-        for fallen, index in ((False, 7), (True, 0)):
-            lines = np.maximum(case["distance"][case["fell"] == fallen], 1e-9)
+    measured = walks.fine_cases(results)
+    places = [(width, variant) for variant, width in measured]
+    fig, axes, panels = figures.place_grid(places, width=2.8, height=2.2, sharex=True, sharey=True)
+    for ax, ((variant, width), case) in zip(panels, measured.items(), strict=True):
+        for has_fallen, index in ((False, 7), (True, 0)):
+            lines = np.maximum(case["distance"][case["fell"] == has_fallen], 1e-9)
             ax.plot(lines.T, color=figures.color(index), linewidth=0.7, alpha=0.6)
         ax.set_title(f"{in_words(variant)}, width {width}", fontsize=9)
         ax.set(yscale="log")
@@ -295,52 +304,68 @@ def distance_figure(results, cases):
     return fig
 
 
-def finding(results, cases):
-    """How many seeds fall, in pure attention and with what is to prevent it."""
-    (_, width), *_ = known(results)
-    fell = {variant: case["fell"] for (variant, d), case in known(results).items() if d == width}
+def make_finding(results: ByCase, cases: Cases) -> Finding | None:
+    """Reports how many seeds fall, in pure attention and with what is to prevent it.
+
+    Args:
+        results: {case: arrays of all seeds [s, ...]}.
+        cases: What is trained, by case.
+    """
+    measured = walks.fine_cases(results)
+    (_, width), *_ = measured
+    fell = {variant: case["fell"] for (variant, d), case in measured.items() if d == width}
     if "attention" not in fell:
         return None
-    beside = {"attention+skip": "a skip around the attention", "attention+mlp": "an MLP"}
-    counts = ", ".join(f"with {what} in {fell[v].sum()}" for v, what in beside.items() if v in fell)
-    own = fell["attention"]
+    remedies = {"attention+skip": "a skip around the attention", "attention+mlp": "an MLP"}
+    counts = [f"with {text} in {fell[v].sum()}" for v, text in remedies.items() if v in fell]
+    pure = fell["attention"]
     return Finding(
         "shares",
         "Fed with its own output, a layer of attention alone lets two walkers on a circle fall "
-        f"together in {own.sum()} of {len(own)} seeds, {counts} (width {width}).",
+        f"together in {pure.sum()} of {len(pure)} seeds, {', '.join(counts)} (width {width}).",
     )
 
 
-def claims(results, cases):
-    """Who falls together, as published and as pure attention; who of those that do is kept apart by
-    a skip or an MLP; how fast they fall."""
-    found, fall = known(results), np.log10(walks.TOGETHER)
+def judge_claims(results: ByCase, cases: Cases) -> Iterator[Row]:
+    """Tests who falls together, as published and as pure attention; who of those that do is kept
+    apart by a skip or an MLP; how fast they fall.
+
+    Args:
+        results: {case: arrays of all seeds [s, ...]}.
+        cases: What is trained, by case.
+    """
+    measured, limit = walks.fine_cases(results), np.log10(walks.TOGETHER)
     ends = {name: walks.log10_at_end(case) for name, case in results.items()}
-    for (variant, width), case in found.items():
-        key, without = APART.get(variant, ("", ""))
-        own, other = ends[case["name"]], found.get((without, width))
+    for (variant, width), case in measured.items():
+        key, baseline = APART.get(variant, ("", ""))
+        end, other = ends[case["name"]], measured.get((baseline, width))
         if variant in ("base", "attention"):
-            yield make_row("circle", case["name"], own)
+            yield make_row("circle", case["name"], end)
         if other is not None:
             both = np.intersect1d(case["seed"], other["seed"])
-            fell, apart = own[both] < fall, ends[other["name"]][both] >= fall
-            why = f"those of {len(both)} seeds that fall without; "
-            why += f"{np.sum(fell & apart)} fall only with"
-            yield make_row(key, case["name"], own[both][~apart], note=why)
+            fell, stayed = end[both] < limit, ends[other["name"]][both] >= limit
+            note = f"those of {len(both)} seeds that fall without; "
+            note += f"{np.sum(fell & stayed)} fall only with"
+            yield make_row(key, case["name"], end[both][~stayed], note=note)
         if variant in ORDERS:
             yield mean_row(ORDERS[variant], f"recurrent, {case['name']}", case["orders"])
 
 
-def compare(results, cases):
-    """Counts and orders of the law, beside the published code's and the theory's."""
-    for cell, case in known(results).items():
+def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:
+    """Compares counts and orders of the law with the published code's and the theory's.
+
+    Args:
+        results: {case: arrays of all seeds [s, ...]}.
+        cases: What is trained, by case.
+    """
+    for cell, case in walks.fine_cases(results).items():
         fell, name, published, note = case["fell"], case["name"], None, ""
         count, total = int(fell.sum()), len(fell)
         if cell in PUBLISHED_FELL:
-            theirs = PUBLISHED_FELL[cell], PUBLISHED_SEEDS
-            published = "{} of {}".format(*theirs)
+            counts = PUBLISHED_FELL[cell], PUBLISHED_SEEDS
+            published = "{} of {}".format(*counts)
             note = "published: the published code, run with seeds 1 to 8; Fisher's exact p = "
-            note += f"{fisher_exact(count, total, *theirs):.2g}"
+            note += f"{fisher_exact(count, total, *counts):.2g}"
         text = f"{name}: seeds that fell together"
         yield Comparison(text, f"{count} of {total}", published, note)
         if case["orders"].size:
@@ -348,16 +373,16 @@ def compare(results, cases):
             yield Comparison(f"{name}: order p of d' ~ d^p, median", order, f"theory: {theory}")
         # δ' = Σ_h τ_h δ W_h: do heads of opposite sign keep two walkers apart?
         opposite = case["opposite_at_start"]
-        (k, n), alike = (
-            (int(fell[these].sum()), int(these.sum())) for these in (opposite, ~opposite)
+        (k, n), same = (
+            (int(fell[seeds].sum()), int(seeds.sum())) for seeds in (opposite, ~opposite)
         )
-        if count and n and alike[1]:
-            p = fisher_exact(k, n, *alike)
+        if count and n and same[1]:
+            p = fisher_exact(k, n, *same)
             yield Comparison(
                 f"{name}: fell, of those whose heads' τ begin with opposite signs",
                 f"{k} of {n}",
                 "theory: fewer",
-                "of the same sign {} of {}; Fisher's exact p = {:.2g}".format(*alike, p),
+                "of the same sign {} of {}; Fisher's exact p = {:.2g}".format(*same, p),
             )
 
 
@@ -385,11 +410,11 @@ def main(options: Flags) -> Shown:
         points = run.measure(measure)
         return run.publish(
             points,
-            table=rows_of,
+            table=make_rows,
             figures=FIGURES,
-            claims=claims,
-            compare=compare,
-            finding=finding,
+            claims=judge_claims,
+            compare=compare_results,
+            finding=make_finding,
             files=model_files,
         )
 

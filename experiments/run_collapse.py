@@ -29,9 +29,15 @@ from experiments.lab.experiment import Experiment, Shown, open_run
 from experiments.lab.flags import Flags, check_names
 from experiments.lab.folder import RunFolder
 from experiments.paper import inputs
-from experiments.paper.collapse.claims import claims, compare, finding
+from experiments.paper.collapse.claims import compare_results, judge_claims, make_finding
 from experiments.paper.collapse.figures import FIGURES, TIGHTNESS
-from experiments.paper.collapse.measure import Decided, gaps, laws, plain, rates
+from experiments.paper.collapse.measure import (
+    DecidedProgram,
+    describe_gaps,
+    local_rates,
+    measure_laws,
+    measure_plain,
+)
 from rank_collapse.network.layers import MLP_KINDS
 from rank_collapse.network.residual import Gains
 from rank_collapse.theory import logdomain
@@ -108,8 +114,11 @@ class Networks(NamedTuple):
     source: dict[str, str]  # What identifies the input
 
 
-def setup_of(options: Flags) -> Networks:
-    """The networks and the tokens of the flags.
+def make_setup(options: Flags) -> Networks:
+    """Makes the networks of the flags, and reads their tokens.
+
+    Args:
+        options: The flags.
 
     Raises:
         ValueError: Flags that do not fit each other, or a text that cannot be read.
@@ -117,16 +126,21 @@ def setup_of(options: Flags) -> Networks:
     check_names(options, "variants", VARIANTS)
     ids, source = inputs.read_tokens(options)
     gains = sorted(set(options.mlp_gain))
-    if any(v <= 0 for v in gains):
+    if any(gain <= 0 for gain in gains):
         raise ValueError(f"--mlp_gain needs numbers above 0, not {options.mlp_gain}")
     if gains and "san_mlp" not in options.variants:
         raise ValueError(f"--mlp_gain={options.mlp_gain} needs san_mlp in --variants")
-    networks = configs_of(options, options.norm_placement, options.variants)
+    networks = make_configs(options, options.norm_placement, options.variants)
     return Networks(networks, gains, ids, source)
 
 
-def configs_of(options: Flags, norm: str, variants: Sequence[str]) -> Configs:
-    """The configuration of every variant.
+def make_configs(options: Flags, norm: str, variants: Sequence[str]) -> Configs:
+    """Makes the configuration of every variant.
+
+    Args:
+        options: Sizes and parts of the networks.
+        norm: Where norms are.
+        variants: Names of `VARIANTS`.
 
     Raises:
         ValueError: Unknown norm; sizes that do not fit.
@@ -134,75 +148,105 @@ def configs_of(options: Flags, norm: str, variants: Sequence[str]) -> Configs:
     sizes = options.depth, options.num_heads, options.d_model
     fields = {name: options[name].value for name in ("d_ff", "mask", "window", "init")}
     fields |= {"norm_placement": norm, "norm": options.norm_kind}
-    more = {"san_mlp": {"mlp": options.mlp, "mlp_skip": options.san_mlp_skip}}
-    more["transformer"] = {"mlp": options.mlp}
-    return {name: VARIANTS[name](*sizes, **fields, **more.get(name, {})) for name in variants}
+    mlps = {
+        "san_mlp": {"mlp": options.mlp, "mlp_skip": options.san_mlp_skip},
+        "transformer": {"mlp": options.mlp},
+    }
+    return {name: VARIANTS[name](*sizes, **fields, **mlps.get(name, {})) for name in variants}
 
 
 def draw(options: Flags, setup: Networks, key: Any, floats: Any) -> tuple[Any, Any]:
-    """One seed: tokens, and parameters that hold those of every variant and norm placement."""
+    """Draws one seed: tokens, and parameters that hold those of every variant and norm placement.
+
+    Args:
+        options: The flags.
+        setup: The networks.
+        key: Of the seed.
+        floats: Scale of the weights, and gain of the skips.
+    """
     key_tokens, key_params = jax.random.split(key)
-    every = configs_of(options, "sandwich", options.variants).values()
-    whole = next((c for c in every if c.mlp != "none"), next(iter(every)))
+    configs = list(make_configs(options, "sandwich", options.variants).values())
+    largest = next((c for c in configs if c.mlp != "none"), configs[0])
     x = inputs.input_tokens(key_tokens, setup.ids, options)
-    return x, rc.init(key_params, whole, floats[0], options.bias_scale)
+    return x, rc.init(key_params, largest, floats[0], options.bias_scale)
 
 
 def measure_seed(
-    options: Flags, setup: Networks, drawn: tuple[Any, Any], floats: Any
+    options: Flags, setup: Networks, draws: tuple[Any, Any], floats: Any
 ) -> dict[str, dict[str, jax.Array]]:
-    """One seed: {measure: {variant: [L + 1]}} of the variants; in "swept" the
-    logarithms of the residual at each gain of the MLPs.
+    """Measures one seed.
 
     Networks that differ in gains alone are one program: without a skip its gain is 0.
+
+    Args:
+        options: The flags.
+        setup: The networks.
+        draws: From `draw`.
+        floats: Scale of the weights, and gain of the skips.
+
+    Returns:
+        {measure: {variant: [L + 1]}}; in "swept" the logarithms of the residual at each gain of the
+        MLPs.
     """
-    x, params = drawn
-    found, configs, norm = {}, setup.networks, options.norm_placement
+    x, params = draws
+    results, configs, norm = {}, setup.networks, options.norm_placement
     for kind in dict.fromkeys(c.mlp for c in configs.values()):
-        own = {variant: c for variant, c in configs.items() if c.mlp == kind}
-        skips = [(floats[1] * c.attention_skip, floats[1] * c.mlp_skip, 1.0) for c in own.values()]
+        group = {variant: c for variant, c in configs.items() if c.mlp == kind}
+        gains = [
+            (floats[1] * c.attention_skip, floats[1] * c.mlp_skip, 1.0) for c in group.values()
+        ]
         # Post-norm undoes the gain of MLPs without a skip of their own; there they keep theirs, as
         # in the published curves. Pre-norm is left out.
-        swept = setup.gains if "san_mlp" in own and norm != "pre" else []
-        skips += [(0.0, float(own["san_mlp"].mlp_skip or norm != "none"), g) for g in swept]
-        network = next(iter(own.values())).replace(attention_skip=True, mlp_skip=True)
+        swept = setup.gains if "san_mlp" in group and norm != "pre" else []
+        gains += [(0.0, float(group["san_mlp"].mlp_skip or norm != "none"), g) for g in swept]
+        network = next(iter(group.values())).replace(attention_skip=True, mlp_skip=True)
 
-        def one(gains, network=network):
+        def measure_gains(gains, network=network):
             skip, branch = Gains(attention=gains[0], mlp=gains[1]), Gains(mlp=gains[2])
             config = network.replace(skip_gain=skip, branch_gain=branch)
-            shown = plain(params, x, config, inputs.DTYPES[options.dtype])
-            return shown, logdomain.log_trace(params, x, config)
+            plain = measure_plain(params, x, config, inputs.DTYPES[options.dtype])
+            return plain, logdomain.log_trace(params, x, config)
 
-        measured, logs = jax.lax.map(one, jnp.asarray(skips))
-        for i, (variant, config) in enumerate(own.items()):
-            own_plain, log = jax.tree.map(lambda a, i=i: a[i], (measured, logs))
-            for name, values in (own_plain | laws(params, x, config, log)).items():
-                found.setdefault(name, {})[variant] = values
-        curves = zip(swept, logs.profile[len(own) :], strict=True)
-        found |= {"swept": {f"{gain:g}": curve for gain, curve in curves}} if swept else {}
-    return found
+        plains, logs = jax.lax.map(measure_gains, jnp.asarray(gains))
+        for i, (variant, config) in enumerate(group.items()):
+            plain, log = jax.tree.map(lambda a, i=i: a[i], (plains, logs))
+            for name, values in (plain | measure_laws(params, x, config, log)).items():
+                results.setdefault(name, {})[variant] = values
+        if swept:
+            curves = zip(swept, logs.profile[len(group) :], strict=True)
+            results["swept"] = {f"{gain:g}": curve for gain, curve in curves}
+    return results
 
 
 def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
-    """All measures over variants, seeds and layers, resuming from the run; "swept" over the gains
-    of the MLPs, in the place of variants."""
-    most, drawn = min(options.seed_chunk, options.num_seeds), partial(draw, options, setup)
+    """Measures all variants and seeds by layer, resuming from the run.
+
+    Args:
+        options: The flags.
+        setup: The networks and tokens.
+        run: The run folder; what it has is not computed again.
+
+    Returns:
+        A Dataset over "variant", "seed" and "layer"; "swept" has the gains of the MLPs in the place
+        of variants.
+    """
+    most, draw_seed = min(options.seed_chunk, options.num_seeds), partial(draw, options, setup)
     with Executor(options, run, "collapse") as executor:
-        progress, one = executor.progress, partial(measure_seed, options, setup)
+        progress, single = executor.progress, partial(measure_seed, options, setup)
 
-        def program():
-            measured = Mapped(one, executor.mesh, draw=drawn, progress=progress)
+        def make_program():
+            mapped = Mapped(single, executor.mesh, draw=draw_seed, progress=progress)
             norm, certify = options.norm_placement, options.certify
-            return Decided(measured, setup.networks, norm, certify, progress)
+            return DecidedProgram(mapped, setup.networks, norm, certify, progress)
 
-        def cells(point):
+        def cells_of(point):
             return {SEEDS: (point.weight_scale, point.skip_gain)}
 
-        found = executor.map(program, cells, most=most)[SEEDS]
-        results = labelled.make_dataset(found, ("variant", "layer"), swept=("mlp_gain", "layer"))
-        for line in () if run.summary else gaps(results):
+        arrays = executor.map(make_program, cells_of, most=most)[SEEDS]
+        results = labelled.make_dataset(arrays, ("variant", "layer"), swept=("mlp_gain", "layer"))
+        for line in () if run.summary else describe_gaps(results):
             progress.say(line)
-    return results.assign(local_rate=rates(results.log10_residual))
+    return results.assign(local_rate=local_rates(results.log10_residual))
 
 
 EXPERIMENT = Experiment(
@@ -224,23 +268,23 @@ EXPERIMENT = Experiment(
 )
 
 
-def table(found: xr.Dataset, setup: Networks) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset, setup: Networks) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, seed and layer."""
-    whole = found.drop_dims("mlp_gain", errors="ignore")
-    return labelled.table_rows(whole, (*AXES, "variant", "seed", "layer"), COLUMNS)
+    by_variant = results.drop_dims("mlp_gain", errors="ignore")
+    return labelled.table_rows(by_variant, (*AXES, "variant", "seed", "layer"), COLUMNS)
 
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, setup_of, inputs.identity) as run:
+    with open_run(options, make_setup, inputs.identity) as run:
         points = run.measure(measure, over=AXES)
         return run.publish(
             points,
-            table=table,
+            table=make_rows,
             figures=FIGURES,
-            claims=claims,
-            compare=compare,
-            finding=finding,
+            claims=judge_claims,
+            compare=compare_results,
+            finding=make_finding,
         )
 
 

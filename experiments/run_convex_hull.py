@@ -8,26 +8,33 @@ the exact sum over all paths of a length beside the sampled sets.
         --seed 2 --num_labels 2 --n_epochs 70 --path_len 0 --n_paths 5 --n_train_data 10000 \\
         --n_repeat 5 --ffn2 --n_eval_data 300 --no_sub_path
 
-Two CPU cores: about 100 seconds of training a seed. Expected: whole-model accuracy 0.951.
+A point on an edge between two corners counts as on the hull, and so does every copy of a repeated
+point: the label is a property of the place, and does not depend on the order of the points.
+
+Two CPU cores: about 100 seconds of training a seed. Expected: whole-model accuracy 0.951. What is
+measured of a network: `experiments.paper.paths.measure`.
 """
 
 import functools
-from collections.abc import Iterator
+from typing import Any
 
-import xarray as xr
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 import rank_collapse as rc
 from experiments.lab import cli
-from experiments.lab.experiment import Experiment, Shown, open_run
+from experiments.lab.experiment import Experiment, Shown
 from experiments.lab.flags import Flags
-from experiments.lab.folder import RunFolder
-from experiments.paper import path_lengths
-from experiments.paper.path_accuracies import FIGURES
-from experiments.paper.path_lengths import as_dataset, compare, evaluate, identity, table
-from experiments.train import arguments, convex_hull
-from experiments.train.training import ALONE, TrainedTask, arrays_of, model_files, train_and_eval
-from experiments.verdicts.claims import Row
+from experiments.paper.paths.experiment import CLAIM, define_path_flags, run_paths
+from experiments.paper.paths.figures import FIGURES as FIGURES
+from experiments.train import arguments
+from experiments.train.training import TrainedTask, train_and_eval
 from rank_collapse.training.tasks import examples
+
+SIDE = 10.0  # of the square the points are drawn from
+SHIFT = 3.3  # standard deviation of the shift shared by an example's points
+CELLS = 2**14  # of the grid per side: differences and their cross products fit an int32
 
 FLAGS = arguments.make_flags(
     "convex_hull",
@@ -40,7 +47,7 @@ FLAGS = arguments.make_flags(
     n_epochs=70,
     weight_decay=1e-3,
 )
-arguments.add_path_flags(FLAGS)
+define_path_flags(FLAGS)
 cli.definer(FLAGS)(
     "boolean",
     "ffn2",
@@ -50,21 +57,23 @@ cli.definer(FLAGS)(
 
 
 def make_setup(options: Flags) -> TrainedTask:
-    """What the flags train: a network that says of each point whether it is on the hull.
+    """Makes what the flags train: a network that says of each point whether it is on the hull.
+
+    Args:
+        options: The flags.
 
     Raises:
-        ValueError: Another number of labels than two, or lengths that do not fit.
+        ValueError: Another number of labels than two.
     """
-    path_lengths.check_lengths(options)
     if options.num_labels != 2:
         raise ValueError(f"num_labels={options.num_labels}: on the hull or not are 2 labels")
     embedding = rc.EmbeddingConfig(d_input=2, d_embed=options.d_model, hidden_layer=options.ffn2)
-    make = functools.partial(convex_hull.make_examples, num_points=options.num_tokens)
+    make = functools.partial(make_examples, num_points=options.num_tokens)
     return TrainedTask(
         options,
         name="convex_hull",
         title=f"Convex hull of {options.num_tokens} points",
-        recipe=arguments.recipe(options, embedding, schedule="milestones"),
+        recipe=arguments.make_recipe(options, embedding, schedule="milestones"),
         make_data=functools.partial(train_and_eval, make, options),
         metrics={
             "accuracy": examples.token_accuracy,
@@ -76,19 +85,50 @@ def make_setup(options: Flags) -> TrainedTask:
     )
 
 
-def measure(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Dataset:
-    """Trains every seed, and evaluates its paths: one program of `evaluate` for all seeds."""
-    evaluate_one = functools.partial(evaluate, options)
-    arrays = arrays_of(options, {ALONE: setup}, run, evaluate_one)[ALONE]
-    return as_dataset(options, setup, arrays)
+def make_examples(key: Any, num_examples: int, num_points: int) -> examples.Examples:
+    """Draws points uniformly on [0, 10]², shifted together by N(0, 3.3²), with their hull labels.
+
+    The points lie on a grid of 2¹⁴ cells a side, on which the labels are exact integers' ones;
+    ties and points in a line occur, rarely.
+
+    Args:
+        key: Of the draw.
+        num_examples: Sets of points.
+        num_points: Points of each.
+
+    Source: Dong et al. 2021, section 4.2.
+    """
+    key_points, key_shift = jax.random.split(key)
+    shape = (num_examples, num_points, 2)
+    grid = jax.random.randint(key_points, shape, 0, CELLS + 1)
+    shift = SHIFT * jax.random.normal(key_shift, (num_examples, 1, 2))
+    labels = jax.lax.map(hull_labels, grid, batch_size=min(num_examples, 256))
+    return examples.Examples(inputs=grid * (SIDE / CELLS) + shift, labels=labels)
+
+
+def hull_labels(points: Int[Array, "n 2"]) -> Int[Array, "n"]:
+    """Labels points 1 on the boundary of the convex hull (edges included), else 0. Exact.
+
+    p is on the boundary iff all points lie on one side of a line through p and another point q:
+    min_r (q − p) × (r − p) ≥ 0 for some q ≠ p, or all points are p. Coordinates may differ by at
+    most 2¹⁵ − 1.
+
+    Args:
+        points: Whole numbers [n, 2].
+    """
+    p, q, r = points[:, None, None, :], points[None, :, None, :], points[None, None, :, :]
+    a, b = q - p, r - p
+    is_one_side = jnp.all(a[..., 0] * b[..., 1] >= a[..., 1] * b[..., 0], axis=2)
+    is_same = jnp.all(points[:, None, :] == points[None, :, :], axis=-1)
+    on_boundary = jnp.any(is_one_side & ~is_same, axis=1) | jnp.all(is_same, axis=1)
+    return on_boundary.astype(jnp.int32)
 
 
 EXPERIMENT = Experiment(
     order=60,
     title="Paths: convex hull",
     brief="the same for points on a convex hull",
-    claim="Section 4.2: with a skip network of 6 layers, short paths alone come near the whole "
-    "model's accuracy, and the accuracy of a path falls with its length.",
+    claim=CLAIM,
     presets={
         "quick": "--num_seeds=6 --n_repeat=2 --no_sub_path --depth=4 --d_model=48 "
         "--n_train_data=1500 --n_epochs=8 --n_eval_data=60",
@@ -98,23 +138,9 @@ EXPERIMENT = Experiment(
 )
 
 
-def claims(found: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
-    """Judges the statements on paths, in the setting of this task."""
-    return path_lengths.claims("convex hull", found, setup)
-
-
 def main(options: Flags) -> Shown:
-    """Trains networks, evaluates their paths by length, and shows what these carry."""
-    with open_run(options, make_setup, identity) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=table,
-            figures=FIGURES,
-            claims=claims,
-            compare=compare,
-            files=model_files,
-        )
+    """Trains networks on hulls, evaluates their paths by length, and shows what these carry."""
+    return run_paths(options, make_setup, "convex hull")
 
 
 if __name__ == "__main__":

@@ -29,13 +29,11 @@ from experiments.lab import cli, labelled, vocabulary
 from experiments.lab.executor import Executor
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags, content_hash
-from experiments.lab.labelled import apply_along, compare_means, statement_rows
-from experiments.verdicts.claims import Row
-from experiments.verdicts.page import Comparison
+from experiments.verdicts import Comparison, Row
 from rank_collapse.report.intervals import slope
 from rank_collapse.text.tokens import read_texts
 from rank_collapse.text.words import default_text
-from rank_collapse.training.depth_check import Training, byte_model, bytes_of, trained
+from rank_collapse.training.depth_check import Training, byte_model, text_bytes, train_network
 from rank_collapse.training.depth_rules import RULES
 from rank_collapse.watch.coord_check import MEANING, coordinates_figure
 
@@ -73,8 +71,11 @@ class Setup(NamedTuple):
     source: str  # of the text
 
 
-def setup_of(options: Any) -> Setup:
-    """The network, its training and the bytes of the text.
+def make_setup(options: Any) -> Setup:
+    """Makes the network and its training, and reads the bytes of the text.
+
+    Args:
+        options: The flags.
 
     Raises:
         ValueError: A text that is too short or cannot be read.
@@ -84,87 +85,104 @@ def setup_of(options: Any) -> Setup:
     training = Training(steps=options.steps, batch=options.batch_size, tokens=tokens)
     config = byte_model(options.depth, options.d_model, tokens)
     source = "the package's text" if path is None else "/".join(Path(path).parts[-2:])
-    return Setup(config, training, bytes_of(text, tokens), source)
+    return Setup(config, training, text_bytes(text, tokens), source)
+
+
+def identity(setup: Setup) -> dict[str, str]:
+    """Returns what identifies the text, for config.json."""
+    return {"text_sha256": content_hash(setup.text.tobytes())}
 
 
 def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
-    """The quantities by seed and step of one network under one rule; rules share a program."""
+    """Measures one network under one rule by seed and step; rules share a program.
+
+    Args:
+        options: The flags.
+        setup: Of one point; its text is that of all.
+        run: The run folder; what it has is not computed again.
+    """
     base = byte_model(options.base_depth, options.base_width, options.num_tokens)
 
-    def cells(own: Any) -> dict[str, Any]:
-        rate, decay = own.learning_rate, own.weight_decay
-        return {"": (rc.depth_rule(own.rule, base), rate, decay)}
+    def cells_of(point: Any) -> dict[str, Any]:
+        rule = rc.depth_rule(point.rule, base)
+        return {"": (rule, point.learning_rate, point.weight_decay)}
 
-    def one(key: Any, floats: Any) -> dict[str, jax.Array]:
+    def measure_seed(key: Any, floats: Any) -> dict[str, jax.Array]:
         rule, rate, decay = floats
-        own = setup.training.replace(rate=rate, weight_decay=decay)
-        return trained(key, setup.text, setup.config, rule, own)
+        training = setup.training.replace(rate=rate, weight_decay=decay)
+        return train_network(key, setup.text, setup.config, rule, training)
 
     with Executor(options, run, f"L={options.depth}, d={options.d_model}") as executor:
-        found = executor.measure(one, cells)[""]
-    data = labelled.make_dataset(found, ("step",))
-    return data.assign_coords(step=np.arange(1, options.steps + 1))
+        arrays = executor.measure(measure_seed, cells_of)[""]
+    results = labelled.make_dataset(arrays, ("step",))
+    return results.assign_coords(step=np.arange(1, options.steps + 1))
 
 
-def power(values: xr.DataArray) -> xr.DataArray:
-    """The power of the depth: the slope of ln values over ln depth."""
-    return apply_along(partial(slope, np.log(values.depth.values)), np.log(values), "depth")
+def fit_power(values: xr.DataArray) -> xr.DataArray:
+    """Fits the power of the depth: the slope of ln values over ln depth."""
+    return labelled.apply_along(
+        partial(slope, np.log(values.depth.values)), np.log(values), "depth"
+    )
 
 
-def published() -> xr.DataArray:
-    """Figure 7's mean |x_L| by step, rule and depth."""
+def align_published(results: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
+    """Aligns mean |x_L| with figure 7's by step, rule and depth; returns both."""
     values = np.reshape(PUBLISHED, (2, 3, len(DEPTHS)))
     coordinates = {"step": [1, 10], "rule": ["mup", "half", "completep"], "depth": [*DEPTHS]}
-    return xr.DataArray(values, coordinates, [*coordinates])
+    published = xr.DataArray(values, coordinates, [*coordinates])
+    return xr.align(results.stream, published, join="inner", exclude=("d_model",))
 
 
-def claims(found: xr.Dataset, setup: Setup) -> Iterator[Row]:
-    """Figure 7 where its depths are measured, and slopes over depth at step 10."""
-    rules = set(found.rule.values)
-    stream, theirs = xr.align(found.stream, published(), join="inner", exclude=("d_model",))
+def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
+    """Tests figure 7 where its depths are measured, and slopes over depth at step 10.
+
+    Args:
+        results: Over rule, depth, width, seed and step.
+        setup: Of one point; its text is that of all.
+    """
+    stream, published = align_published(results)
     if 256 in stream.d_model and stream.size:
-        yield from statement_rows(
-            "depth start", np.log(stream / theirs).sel(d_model=256, step=1, drop=True)
-        )
+        ratios = np.log(stream / published).sel(d_model=256, step=1, drop=True)
+        yield from labelled.statement_rows("depth start", ratios)
     if stream.sizes["depth"] == len(DEPTHS):
-        for point, own in labelled.iterate_points(power(stream) - power(theirs), "seed", "d_model"):
-            if theirs.sel(point).notnull().all():
-                yield from statement_rows(
-                    "depth growth", own, f"{setup.source}, {labelled.describe_point(point)}"
-                )
-    if found.sizes["depth"] < 2 or 10 not in found.step:
+        growth = fit_power(stream) - fit_power(published)
+        for point, differences in labelled.iterate_points(growth, "seed", "d_model"):
+            if published.sel(point).notnull().all():
+                text = f"{setup.source}, {labelled.describe_point(point)}"
+                yield from labelled.statement_rows("depth growth", differences, text)
+    if results.sizes["depth"] < 2 or 10 not in results.step:
         return
-    last = found.sel(step=10, drop=True)
-    tokens, linear = (power(last[name]) for name in ("residual_ratio", "linearisation"))
+    last, rules = results.sel(step=10, drop=True), set(results.rule.values)
+    tokens, linear = (fit_power(last[name]) for name in ("residual_ratio", "linearisation"))
     for key, rule in (("depth tokens", "mup"), ("depth tokens completep", "completep")):
         if rule in rules:
-            yield from statement_rows(key, tokens.sel(rule=rule, drop=True), setup.source)
+            yield from labelled.statement_rows(key, tokens.sel(rule=rule, drop=True), setup.source)
     for key, values, other in (("depth linear", linear, "half"), ("depth cure", tokens, "mup")):
         if {other, "completep"} <= rules:
-            yield from statement_rows(key, difference(values, "completep", other), setup.source)
+            difference = values.sel(rule="completep", drop=True) - values.sel(rule=other, drop=True)
+            yield from labelled.statement_rows(key, difference, setup.source)
 
 
-def difference(values: xr.DataArray, one: str, other: str) -> xr.DataArray:
-    """Of two rules, seed by seed."""
-    return values.sel(rule=one, drop=True) - values.sel(rule=other, drop=True)
-
-
-def compare(found: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
-    """Mean |x_L| beside figure 7, whose levels at step 10 depend on data and vocabulary."""
-    stream, theirs = xr.align(found.stream, published(), join="inner", exclude=("d_model",))
+def compare_results(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
+    """Compares mean |x_L| with figure 7, whose levels at step 10 depend on data and vocabulary."""
+    stream, published = align_published(results)
     if stream.size:
-        yield from compare_means(
-            "mean |x_L|", stream, theirs, "published: width 256, digitised to 5 %"
-        )
+        note = "published: width 256, digitised to 5 %"
+        yield from labelled.compare_means("mean |x_L|", stream, published, note)
 
 
-def quantities_figure(found: xr.Dataset, setup: Setup):
+def make_rows(results: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
+    """Makes a row for each rule, depth, width, seed and step."""
+    return labelled.table_rows(results, (*AXES, "seed", "step"), COLUMNS)
+
+
+def quantities_figure(results: xr.Dataset, setup: Setup):
     """Quantities over depth by rule, at the largest width: dotted at the first step, solid at the
     last; geometric mean over seeds and a deviation of the logarithm."""
-    wide = found[[n for n in MEANING if n in found]].isel(d_model=-1)
+    wide = results[[name for name in MEANING if name in results]].isel(d_model=-1)
     wide = wide.transpose("rule", "depth", "seed", "step")
     curves = {
-        rule: {name: own.values for name, own in wide.sel(rule=rule).items()}
+        rule: {name: values.values for name, values in wide.sel(rule=rule).items()}
         for rule in wide.rule.values
     }
     return coordinates_figure(curves, wide.depth.values.tolist(), MEANING)
@@ -190,26 +208,16 @@ EXPERIMENT = Experiment(
 FIGURES = name_figures(quantities_figure)
 
 
-def identity(setup: Setup) -> dict[str, str]:
-    """Identifies the text, for config.json."""
-    return {"text_sha256": content_hash(setup.text.tobytes())}
-
-
-def table(found: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
-    """Makes a row for each rule, depth, width, seed and step."""
-    return labelled.table_rows(found, (*AXES, "seed", "step"), COLUMNS)
-
-
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, setup_of, identity) as run:
+    with open_run(options, make_setup, identity) as run:
         points = run.measure(measure, over=AXES)
         return run.publish(
             points,
-            table=table,
+            table=make_rows,
             figures=FIGURES,
-            claims=claims,
-            compare=compare,
+            claims=judge_claims,
+            compare=compare_results,
         )
 
 

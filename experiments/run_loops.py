@@ -23,8 +23,7 @@ from experiments.lab import cli, labelled, vocabulary
 from experiments.lab.executor import Executor
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
-from experiments.lab.labelled import statement_rows
-from experiments.verdicts.claims import Row
+from experiments.verdicts import Row
 from rank_collapse.report import figures
 
 AXES = ("tied", "gain_power", "depth")
@@ -39,73 +38,98 @@ vocabulary.define(
 )
 
 
-def network(options: Any) -> rc.TransformerConfig:
-    """Pre-norm attention; untied, the stack of all layers is passed once."""
+def make_config(options: Any) -> rc.TransformerConfig:
+    """Makes pre-norm attention; untied, the stack of all layers is passed once."""
     depth, fields = options.depth, {"norm_placement": "pre", "mask": options.mask}
     rows = (0,) * depth if options.tied else tuple(range(depth))
     return rc.san_skip(depth, options.num_heads, options.d_model, layer_map=rows, **fields)
 
 
 def measure(options: Any, config: rc.TransformerConfig, run: Any) -> xr.Dataset:
-    """States by layer of one network at one gain; gains share a program."""
+    """Measures states by loop of one network at one gain; gains share a program.
 
-    def one(key: Any, gain: Any) -> dict[str, jax.Array]:
+    Args:
+        options: The flags.
+        config: The network.
+        run: The run folder; what it has is not computed again.
+    """
+
+    def measure_seed(key: Any, gain: Any) -> dict[str, jax.Array]:
         key_tokens, key_params = jax.random.split(key)
         x = jax.random.normal(key_tokens, (options.num_tokens, options.d_model))
-        own = config.replace(branch_gain=gain)
-        params = rc.init(key_params, own)
+        network = config.replace(branch_gain=gain)
+        params = rc.init(key_params, network)
         if options.tied:
-            return rc.loop_report(params, x, own)._asdict()
-        hidden = rc.apply(params, x, own).hidden
+            return rc.loop_report(params, x, network)._asdict()
+        hidden = rc.apply(params, x, network).hidden
         rms = jax.numpy.sqrt(jax.numpy.mean(hidden**2, axis=(1, 2)))
-        measures = rc.profile(hidden, measures=("token_cosine", "residual_ratio"))
-        return {"rms": rms} | dict(measures.measures)
+        profile = rc.profile(hidden, measures=("token_cosine", "residual_ratio"))
+        return {"rms": rms} | dict(profile.measures)
 
     with Executor(options, run, f"depth {options.depth}") as executor:
-        found = executor.measure(one, lambda own: {"": own.depth**-own.gain_power})[""]
-    if "path_size" in found:
-        sizes = found.pop("path_size")
-        lengths = np.arange(sizes.shape[-1])
-        found["path_length"] = sizes @ lengths / sizes.sum(axis=-1)
-        found |= {
-            n: np.pad(found[n], ((0, 0), (1, 0)), constant_values=np.nan)
-            for n in ("fixed_point", "transverse")
-        }
-    data = labelled.make_dataset(found, ("loop",))
-    return data.assign_coords(loop=np.arange(options.depth + 1))
+        arrays = executor.measure(measure_seed, lambda p: {"": p.depth**-p.gain_power})[""]
+    if options.tied:
+        sizes = arrays.pop("path_size")
+        arrays["path_length"] = sizes @ np.arange(sizes.shape[-1]) / sizes.sum(axis=-1)
+        for name in ("fixed_point", "transverse"):  # of a loop, and not of the input
+            arrays[name] = np.pad(arrays[name], ((0, 0), (1, 0)), constant_values=np.nan)
+    results = labelled.make_dataset(arrays, ("loop",))
+    return results.assign_coords(loop=np.arange(options.depth + 1))
 
 
-def claims(found: xr.Dataset, config: Any) -> Iterator[Row]:
-    """Growth and alignment after the last loop, by depth and gain."""
-    for depth in found.depth.values:
-        ends = found.sel(depth=depth, loop=[0, depth])
+def judge_claims(results: xr.Dataset, config: Any) -> Iterator[Row]:
+    """Tests growth and alignment after the last loop with tied weights, by depth and gain.
+
+    Args:
+        results: Over tied, gain_power, depth, seed and loop.
+        config: The network.
+    """
+    if True not in results.tied or not {0.5, 1.0} <= set(results.gain_power.values):
+        return
+    tied = results.sel(tied=True, drop=True)
+    for depth in results.depth.values:
+        ends, text = tied.sel(depth=depth, loop=[0, depth]), f"{depth} loops"
         growth = np.log10(ends.rms).diff("loop").squeeze("loop", drop=True)
-        cosine, what = ends.token_cosine.isel(loop=-1, drop=True), f"{depth} loops"
-        if True in found.tied and {0.5, 1.0} <= set(found.gain_power.values):
-            tied = growth.sel(tied=True, drop=True)
-            yield from statement_rows("loops grow", tied.sel(gain_power=0.5, drop=True), what)
-            yield from statement_rows("loops stay", tied.sel(gain_power=1.0, drop=True), what)
-            own = cosine.sel(tied=True, drop=True)
-            apart = own.sel(gain_power=0.5, drop=True) - own.sel(gain_power=1.0, drop=True)
-            yield from statement_rows("loops align", apart, what)
+        yield from labelled.statement_rows(
+            "loops grow", growth.sel(gain_power=0.5, drop=True), text
+        )
+        yield from labelled.statement_rows(
+            "loops stay", growth.sel(gain_power=1.0, drop=True), text
+        )
+        cosine = ends.token_cosine.isel(loop=-1, drop=True)
+        difference = cosine.sel(gain_power=0.5, drop=True) - cosine.sel(gain_power=1.0, drop=True)
+        yield from labelled.statement_rows("loops align", difference, text)
 
 
-def states_figure(found: xr.Dataset, config: Any):
+def make_rows(results: xr.Dataset, config: Any) -> Iterator[dict[str, Any]]:
+    """Makes a row for each network, seed and loop."""
+    return labelled.table_rows(results, (*AXES, "seed", "loop"), COLUMNS)
+
+
+def states_figure(results: xr.Dataset, config: Any):
     """Root mean square of the states by loop at the largest depth; with tied weights, without, and
     by the gain. Geometric mean over seeds, a deviation of the logarithm."""
-    return by_loop(found, "rms", "root mean square of the state", draw=figures.log_band)
+    label = "root mean square of the state"
+    return plot_by_loop(results, "rms", label, draw=figures.log_band)
 
 
-def tokens_figure(found: xr.Dataset, config: Any):
+def tokens_figure(results: xr.Dataset, config: Any):
     """The mean cosine of two tokens by loop, of the same networks."""
-    return by_loop(found, "token_cosine", "mean cosine of two tokens")
+    return plot_by_loop(results, "token_cosine", "mean cosine of two tokens")
 
 
-def by_loop(found: xr.Dataset, name: str, ylabel: str, **how: Any):
-    """A measure of the largest depth, a panel for tied and for untied weights."""
-    deep = found[name].isel(depth=-1).sel(loop=slice(0, int(found.depth[-1])))
-    how |= {"ylabel": ylabel, "sharey": True, "style": lambda *_: {"marker": ""}}
-    fig, axes = labelled.plot_facets(deep, "loop", "gain_power", "tied", **how)
+def plot_by_loop(results: xr.Dataset, name: str, ylabel: str, **options: Any):
+    """Plots a measure of the largest depth, a panel for tied and for untied weights.
+
+    Args:
+        results: From `measure`.
+        name: Of the measure.
+        ylabel: Of the axis.
+        **options: As of `labelled.plot_facets`.
+    """
+    deep = results[name].isel(depth=-1).sel(loop=slice(0, int(results.depth[-1])))
+    options |= {"ylabel": ylabel, "sharey": True, "style": lambda *_: {"marker": ""}}
+    fig, axes = labelled.plot_facets(deep, "loop", "gain_power", "tied", **options)
     axes[0, 0].legend(title="gain 1/N to the power of")
     return fig
 
@@ -126,21 +150,11 @@ EXPERIMENT = Experiment(
 FIGURES = name_figures(states_figure, tokens_figure)
 
 
-def table(found: xr.Dataset, config: Any) -> Iterator[dict[str, Any]]:
-    """Makes a row for each network, seed and loop."""
-    return labelled.table_rows(found, (*AXES, "seed", "loop"), COLUMNS)
-
-
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, network) as run:
+    with open_run(options, make_config) as run:
         points = run.measure(measure, over=AXES)
-        return run.publish(
-            points,
-            table=table,
-            figures=FIGURES,
-            claims=claims,
-        )
+        return run.publish(points, table=make_rows, figures=FIGURES, claims=judge_claims)
 
 
 if __name__ == "__main__":

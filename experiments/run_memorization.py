@@ -12,29 +12,28 @@ training data. The whole model and the baselines are measured, with error bars o
 
 Needs RTE's train.tsv in --data_dir. --model_name_or_path names a local folder with a WordPiece
 tokenizer; where it does not exist a vocabulary is trained on the data (nothing is downloaded).
-Texts are packed: one row holds several whole texts, and each attends only to itself; see
---pack. Two CPU cores: 18.5 minutes for five seeds, other jobs running. Expected: whole-model
-accuracy 0.858.
+Texts are packed: one row holds several whole texts, and each attends only to itself. A step takes
+about as many texts as without, and texts of a row are always in one batch; it is twice as fast. Two
+CPU cores: 18.5 minutes for five seeds, other jobs running. Expected: whole-model accuracy 0.858.
+What is measured of a network: `experiments.paper.paths.measure`.
 """
 
 import functools
-from collections.abc import Iterator
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
+from jaxtyping import Array, Bool, Int
 
 import rank_collapse as rc
 from experiments.lab import cli, vocabulary
-from experiments.lab.experiment import Experiment, Shown, open_run
+from experiments.lab.experiment import Experiment, Shown
 from experiments.lab.flags import Flags, content_hash
-from experiments.lab.folder import RunFolder
-from experiments.paper import path_lengths
-from experiments.paper.path_accuracies import FIGURES
-from experiments.paper.path_lengths import as_dataset, compare, evaluate, identity, table
-from experiments.train import arguments, memorization, pairs as texts
-from experiments.train.training import ALONE, TrainedTask, arrays_of, model_files
-from experiments.verdicts.claims import Row
+from experiments.paper.paths.experiment import CLAIM, define_path_flags, run_paths
+from experiments.paper.paths.figures import FIGURES as FIGURES
+from experiments.train import arguments, pairs as texts
+from experiments.train.training import TrainedTask
 from rank_collapse.training.tasks import examples
 
 FLAGS = arguments.make_flags(
@@ -48,7 +47,7 @@ FLAGS = arguments.make_flags(
     batch_size=8,
     learning_rate=3e-4,
 )
-arguments.add_path_flags(FLAGS)
+define_path_flags(FLAGS)
 vocabulary.define_alias(
     FLAGS,
     max_seq_length="num_tokens",
@@ -73,89 +72,112 @@ define(
     "Texts evaluated at a time: memory, not results.",
     lower_bound=1,
 )
-define(
-    "boolean",
-    "pack",
-    True,
-    "Train on rows of whole texts one behind another, each attending to "
-    "itself only, instead of one padded text a row. A step then takes about batch_size texts, and "
-    "texts of a row are always in one batch; about twice as fast.",
-)
 
 
 def make_setup(options: Flags) -> TrainedTask:
-    """What the flags train; reads the texts.
+    """Reads the texts of the flags, and makes what is trained on them.
+
+    Args:
+        options: The flags.
 
     Raises:
         ValueError: Texts or tokenizer that cannot be read.
     """
-    path_lengths.check_lengths(options)
     pairs = texts.read_pairs(options.task_name, options.data_dir, options.n_train_data)
     tokenizer, origin = texts.load_tokenizer(options.model_name_or_path, pairs)
     print(origin)
     ids, mask = texts.encode_pairs(tokenizer, pairs, options.num_tokens)
     content = content_hash(ids.tobytes() + mask.tobytes())
     # Rows of the table that no text uses get no gradient: leaving them out changes nothing.
-    tokens, used = memorization.compact_vocabulary(ids)
-    return memorized(options, tokens, mask, len(used), {"texts": content})
+    tokens, used = compact_vocabulary(ids)
+    return make_task(options, tokens, mask, len(used), {"texts": content})
 
 
-def memorized(options: Flags, tokens, mask, vocab_size, extra=None) -> TrainedTask:
-    """What is trained on given texts: token ids and mask, both [b, n]."""
+def make_task(
+    options: Flags, tokens: Any, mask: Any, vocab_size: int, extra: dict[str, str] | None = None
+) -> TrainedTask:
+    """Makes what is trained on texts.
+
+    Args:
+        options: The flags.
+        tokens, mask: Token ids of the texts and which exist, [b, n].
+        vocab_size: Ids are below it.
+        extra: Identifies the texts, for config.json.
+    """
     embedding = rc.EmbeddingConfig(
         vocab_size=vocab_size, d_embed=options.d_model, projection="before_norm"
     )
-    rows, batch_size = None, options.batch_size
-    if options.pack:
-        rows = examples.packed_rows(np.asarray(mask).sum(axis=1), options.num_tokens)
-        # As many rows as hold about batch_sz texts.
-        batch_size = max(1, round(options.batch_size * len(rows) / len(tokens)))
-    more = {"batch_size": batch_size, "shuffle": True, "schedule": "linear", "clip_norm": 1.0}
+    rows = examples.packed_rows(np.asarray(mask).sum(axis=1), options.num_tokens)
+    # As many rows as hold about batch_sz texts.
+    batch_size = max(1, round(options.batch_size * len(rows) / len(tokens)))
+    fields = {"batch_size": batch_size, "shuffle": True, "schedule": "linear", "clip_norm": 1.0}
+    metrics = {
+        "accuracy": examples.token_accuracy,
+        "exact_match": examples.exact_match,
+        "loss": examples.loss_metric,
+    }
+    if options.num_labels == 2:
+        metrics["auc"] = examples.area_under_curve
     return TrainedTask(
         options,
         name="memorization",
         title=f"Memorizing random labels of {len(tokens)} texts",
-        recipe=arguments.recipe(options, embedding, **more),
-        make_data=functools.partial(
-            labelled_texts, options, *map(jnp.asarray, (tokens, mask)), rows
-        ),
-        metrics={
-            "accuracy": examples.token_accuracy,
-            "exact_match": examples.exact_match,
-            "loss": examples.loss_metric,
-        }
-        | ({"auc": examples.area_under_curve} if options.num_labels == 2 else {}),
+        recipe=arguments.make_recipe(options, embedding, **fields),
+        make_data=functools.partial(make_data, options, *map(jnp.asarray, (tokens, mask)), rows),
+        metrics=metrics,
         published={"whole": 0.85, "baseline": 0.50},
         batch_size=min(options.per_device_eval_batch_size, 8),
         extra=extra,
     )
 
 
-def labelled_texts(options: Flags, tokens, mask, rows, key) -> dict:
-    """The texts with one seed's labels; the evaluation is on the first of them.
+def make_data(
+    options: Flags, tokens: Any, mask: Any, rows: Any, key: Any
+) -> dict[str, examples.Examples]:
+    """Gives the texts one seed's labels; the evaluation is on the first of them.
 
-    Where there are rows, "train" is packed and "texts" is not.
+    Args:
+        options: The flags.
+        tokens, mask: Token ids and which exist, [b, n].
+        rows: Which texts each row packs.
+        key: Of the labels.
+
+    Returns:
+        "train", packed; "texts", the same without; "eval", the first of these.
     """
-    labelled = memorization.make_examples(key, tokens, mask, options.num_labels)
-    data = {"train": labelled, "eval": labelled.first(options.n_eval_data)}
-    if rows is not None:
-        data |= {"train": examples.pack(labelled, rows), "texts": labelled}
-    return data
+    labelled = make_examples(key, tokens, mask, options.num_labels)
+    evaluated = labelled.first(options.n_eval_data)
+    return {"train": examples.pack_examples(labelled, rows), "texts": labelled, "eval": evaluated}
 
 
-def measure(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Dataset:
-    """Trains every seed, and evaluates its paths: one program of `evaluate` for all seeds."""
-    evaluate_one = functools.partial(evaluate, options)
-    arrays = arrays_of(options, {ALONE: setup}, run, evaluate_one)[ALONE]
-    return as_dataset(options, setup, arrays)
+def make_examples(
+    key: Any, tokens: Int[Array, "b n"], mask: Bool[Array, "b n"], num_labels: int = 2
+) -> examples.Examples:
+    """Draws a label for each token of each text uniformly at random, whatever the token.
+
+    Source: Dong et al. 2021, section 4.2.
+    """
+    labels = jax.random.randint(key, tokens.shape, 0, num_labels)
+    return examples.Examples(inputs=tokens, labels=labels, mask=mask)
+
+
+def compact_vocabulary(
+    tokens: Int[np.ndarray, "b n"],
+) -> tuple[Int[np.ndarray, "b n"], Int[np.ndarray, "v"]]:
+    """Renumbers token ids 0..v−1 by the tokens that occur; also returns the original id of each.
+
+    Rows of an embedding table that never occur get no gradient, and without weight decay Adam
+    leaves them alone: training on the compact table is the same, without their memory traffic.
+    """
+    used, compact = np.unique(tokens, return_inverse=True)
+    return compact.reshape(tokens.shape).astype(np.int32), used
 
 
 EXPERIMENT = Experiment(
     order=70,
     title="Paths: memorization",
     brief="the same for random labels of texts learned by heart",
-    claim="Section 4.2: with a skip network of 6 layers, short paths alone come near the whole "
-    "model's accuracy, and the accuracy of a path falls with its length.",
+    claim=CLAIM,
     presets={
         # The 21 texts in three batches of one size, so that an evaluation is compiled once.
         "quick": "--num_seeds=6 --n_repeat=2 --no_sub_path --task_name=shipped --depth=3 "
@@ -166,23 +188,9 @@ EXPERIMENT = Experiment(
 )
 
 
-def claims(found: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
-    """Judges the statements on paths, in the setting of this task."""
-    return path_lengths.claims("memorization", found, setup)
-
-
 def main(options: Flags) -> Shown:
-    """Trains networks, evaluates their paths by length, and shows what these carry."""
-    with open_run(options, make_setup, identity) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=table,
-            figures=FIGURES,
-            claims=claims,
-            compare=compare,
-            files=model_files,
-        )
+    """Trains networks on texts, evaluates their paths by length, and shows what these carry."""
+    return run_paths(options, make_setup, "memorization")
 
 
 if __name__ == "__main__":

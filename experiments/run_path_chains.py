@@ -12,7 +12,7 @@ Under a minute on two cores at quick size. Expect the residual of chains to fall
 constant factor per layer, and the residual of contributions to be largest at short lengths.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -24,10 +24,11 @@ from experiments.lab import cli, labelled, vocabulary
 from experiments.lab.executor import SEEDS, Executor
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
+from experiments.lab.folder import RunFolder
 from experiments.lab.statements import make_row
 from experiments.paper import inputs
 from experiments.train import path_sizes
-from experiments.verdicts import Comparison, statistics
+from experiments.verdicts import Comparison, Row, statistics
 from rank_collapse.measures import residuals
 from rank_collapse.report import figures
 from rank_collapse.runs import seeds
@@ -40,7 +41,6 @@ COLUMNS = (
     "log10_norm",
     "log10_residual",
     "predicted_log10_residual",
-    "predicted_log10_residual_one_alpha",
     "alpha_of_layer",
     *(f"{name}_median" for name in CHAINS),
     *(f"error_of_{number}_paths" for number in SAMPLES),
@@ -72,8 +72,12 @@ inputs.define_flags(define)
 define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
 
 
-def setup_of(options):
-    """The network and the tokens of the flags."""
+def make_setup(options: Flags) -> inputs.TokenNetwork:
+    """Makes the network of the flags, and reads its tokens.
+
+    Args:
+        options: The flags.
+    """
     config = rc.transformer(
         options.depth,
         options.num_heads,
@@ -84,130 +88,144 @@ def setup_of(options):
     return inputs.TokenNetwork(config, *inputs.read_tokens(options))
 
 
-def draw(options, setup, key):
-    """One seed's tokens, parameters, paths [L, p, L] of chains and sets [L, repeats, p, L]."""
+def draw(options: Flags, setup: inputs.TokenNetwork, key: jax.Array) -> tuple[Any, ...]:
+    """Draws one seed.
+
+    Args:
+        options: The flags.
+        setup: The network and its tokens.
+        key: Of the seed.
+
+    Returns:
+        Tokens, parameters, paths [L, p, L] of chains and sets of paths [L, repeats, p, L].
+    """
     config, depth = setup.config, setup.config.depth
     key_tokens, key_params, *keys = jax.random.split(key, 4)
     x = inputs.input_tokens(key_tokens, setup.ids, options)
     params = rc.init(key_params, config, options.weight_scale, options.bias_scale)
     repeats, most = options.num_repeats, max(options.num_paths, *SAMPLES)
 
-    def paths_of(key):
+    def draw_paths(key):
         lengths = range(1, depth + 1)
         return rc.paths.sample_path_sets(key, lengths, repeats, most, depth, config.num_heads)
 
     # Fewer repeats and paths are the first of more, and random numbers take long to compile.
-    chained, sets = jax.vmap(paths_of)(jnp.stack(keys))
-    return x, params, chained[:, 0, : options.num_paths], sets[:, :, : max(SAMPLES)]
+    paths, sets = jax.vmap(draw_paths)(jnp.stack(keys))
+    return x, params, paths[:, 0, : options.num_paths], sets[:, :, : max(SAMPLES)]
 
 
-def measure(options, setup, drawn) -> dict[str, Any]:
-    """One seed: residuals of products along paths [L, p], sizes by length [L + 1], and errors of
-    sums estimated from few paths [number, L, repeats]."""
+def measure_seed(setup: inputs.TokenNetwork, draws: tuple[Any, ...]) -> dict[str, Any]:
+    """Measures one seed: residuals of products along paths [L, p], sizes by length [L + 1], and
+    errors of sums estimated from few paths [number, L, repeats].
+
+    Args:
+        setup: The network.
+        draws: From `draw`.
+    """
     config, depth = setup.config, setup.config.depth
-    x, params, paths, sets = drawn
+    x, params, paths, sets = draws
     trace = rc.apply(params, x, config)
     to_mean, to_rank_one = jax.lax.map(
         lambda path: path_sizes.chained_residual(trace.attention, path), paths.reshape(-1, depth)
     )
     sums = rc.path_contributions(params, x, config)
-    norm, rest = path_sizes.measured_sizes(sums.by_length)
+    norm, residual = path_sizes.measured_sizes(sums.by_length)
     skip, branch = path_sizes.branch_sizes(params, trace, config)
     # Sets of one path each: the states of all paths, shared beginnings computed once.
     terms = rc.paths.path_set_states(params, x, config, sets[..., None, :], semantics="frozen")
     counts = jnp.asarray(rc.count_paths(depth, config.num_heads)[1:], x.dtype)[:, None, None, None]
 
-    def error(number):
+    def estimate_error(number):
         exact, estimate = sums.by_length[1:, None], counts * terms[:, :, :number].mean(axis=2)
-        away, whole = (jnp.linalg.norm(a, axis=(2, 3)) for a in (estimate - exact, exact))
-        return away / whole
+        error, size = (jnp.linalg.norm(a, axis=(2, 3)) for a in (estimate - exact, exact))
+        return error / size
 
     return {
         "chain_mean": to_mean.reshape(depth, -1),
         "chain_rank_one": to_rank_one.reshape(depth, -1),
         "log10_norm": norm,
-        "log10_residual": rest,
+        "log10_residual": residual,
         "initial_residual": rc.composite_norm(residuals.residual(x)),
         "skip_size": skip,
         "branch_size": branch,
-        "estimate_error": jnp.stack([error(number) for number in SAMPLES]),
+        "estimate_error": jnp.stack([estimate_error(number) for number in SAMPLES]),
         "sum_error": jnp.linalg.norm(sums.total - trace.output) / jnp.linalg.norm(trace.output),
     }
 
 
-def measure_all(options, setup, run) -> dict[str, Any]:
-    """What was measured of the seeds whose output is finite, and what follows for all together:
-    α's law, medians over paths, numbers of paths."""
+def measure(options: Flags, setup: inputs.TokenNetwork, run: RunFolder) -> dict[str, Any]:
+    """Measures all seeds, and computes what follows for all together.
+
+    Args:
+        options: The flags.
+        setup: The network and its tokens.
+        run: The run folder; what it has is not computed again.
+
+    Returns:
+        What `measure_seed` measures [s, ...]; the law of α, medians over paths, numbers of paths.
+
+    Raises:
+        ValueError: A network whose output is no number.
+    """
     with Executor(options, run, "path chains") as executor:
         # A CPU takes its seeds one by one: they are saved as they come.
         most = executor.mesh.size if seeds.on_cpu(executor.mesh) else None
-        found = executor.measure(
-            lambda drawn, _: measure(options, setup, drawn),
+        arrays = executor.measure(
+            lambda draws, _: measure_seed(setup, draws),
             {SEEDS: None},
             most=most,
             draw=lambda key, _: draw(options, setup, key),
         )[SEEDS]
-    found, depth = finite(found, "sum_error", print), setup.config.depth
+    if not np.isfinite(arrays["sum_error"]).all():
+        remedy = "a smaller --weight_scale or --norm_placement=post may hold it"
+        raise ValueError(f"NaN or overflow in the network; {remedy}")
+    depth, num_heads = setup.config.depth, setup.config.num_heads
     names = ("skip_size", "branch_size", "initial_residual")
     law = jax.jit(path_sizes.alpha_law, static_argnums=4)(
-        *map(found.get, names), found["chain_mean"][:, 0], setup.config.num_heads
+        *map(arrays.get, names), arrays["chain_mean"][:, 0], num_heads
     )
-    errors = np.median(found["estimate_error"], axis=3)
+    errors = np.median(arrays["estimate_error"], axis=3)
     with np.errstate(divide="ignore"):  # a product of rank one to the last digit
-        falls = np.log10(np.median(found["chain_mean"], axis=2))
-    return found | {
+        falls = np.log10(np.median(arrays["chain_mean"], axis=2))
+    return arrays | {
         "length": np.arange(depth + 1),
-        "paths": rc.count_paths(depth, setup.config.num_heads),
+        "paths": rc.count_paths(depth, num_heads),
         "predicted_log10_residual": np.asarray(law.by_layer),
-        "predicted_log10_residual_one_alpha": np.asarray(law.one),
-        "alpha_of_layer": from_one(law.alpha_by_layer),
-        **{f"{name}_median": from_one(np.median(found[name], axis=2)) for name in CHAINS},
-        **{f"error_of_{n}_paths": from_one(errors[:, i]) for i, n in enumerate(SAMPLES)},
+        "alpha_of_layer": pad_start(law.alpha_by_layer),
+        **{f"{name}_median": pad_start(np.median(arrays[name], axis=2)) for name in CHAINS},
+        **{f"error_of_{n}_paths": pad_start(errors[:, i]) for i, n in enumerate(SAMPLES)},
         "chain_slope": statistics.slope(np.arange(depth), falls),
     }
 
 
-def from_one(values: Any) -> np.ndarray:
-    """[..., k] of lengths or layers 1 .. k as [..., k + 1], with NaN at 0."""
+def pad_start(values: Any) -> np.ndarray:
+    """Pads [..., k] of lengths or layers 1 .. k with NaN at 0, [..., k + 1]."""
     return np.insert(np.asarray(values), 0, np.nan, axis=-1)
 
 
-def finite(
-    results: Mapping[str, np.ndarray], name: str, say: Callable[[str], None]
-) -> dict[str, np.ndarray]:
-    """The results of the seeds of which `name` is a number, "seed" [s]; the others are named.
-
-    Raises:
-        ValueError: There is no such seed.
-    """
-    fine = np.isfinite(results[name])
-    why = "NaN or overflow in the network; a smaller --weight_scale or --norm_placement=post may "
-    why += "hold it"
-    if not fine.any():
-        raise ValueError(f"all {len(fine)} seeds: {why}")
-    for seed in np.flatnonzero(~fine):
-        say(f"seed {seed} is kept apart: {why}")
-    return {n: a[fine] for n, a in results.items()} | {"seed": np.flatnonzero(fine)}
+def make_rows(results: dict[str, Any], setup: Any) -> Iterator[dict[str, Any]]:
+    """Makes a row for each seed and length."""
+    return labelled.product_rows(results, ("seed", "length"), COLUMNS)
 
 
-def path_chains_figure(found, setup):
+def path_chains_figure(results: dict[str, Any], setup: inputs.TokenNetwork):
     """Residual ratio of products of attention matrices along random paths, by path length: medians,
     quartiles, and outliers over paths and seeds."""
     fig, axes = figures.figure(1, 2, sharey=True)
     for ax, (name, title) in zip(axes[0], CHAINS.items(), strict=True):
-        values = np.swapaxes(found[name], 0, 1).reshape(setup.config.depth, -1)
-        figures.boxes(ax, found["length"][1:], values)
+        values = np.swapaxes(results[name], 0, 1).reshape(setup.config.depth, -1)
+        figures.draw_boxes(ax, results["length"][1:], values)
         ax.set(yscale="log", xlabel="path length", title=title)
     symbol = r"$\|\mathrm{res}(P_{path})\|_{1,\infty}\,/\,\|P_{path}\|_{1,\infty}$"
     axes[0, 0].set_ylabel(f"residual ratio of the product\n{symbol}")
     return fig
 
 
-def path_lengths_figure(found, setup):
+def path_lengths_figure(results: dict[str, Any], setup: inputs.TokenNetwork):
     """Exact sums C_k over all paths of each length: sizes (left; the predicted
     residual falls doubly exponentially), shares beside the binomial count (middle), error of
     estimates from few sampled paths (right; above the dashed line worse than nothing)."""
-    k, counts = found["length"], np.array([float(c) for c in found["paths"]])
+    k, counts = results["length"], np.array([float(count) for count in results["paths"]])
     fig, ((sizes, shares, errors),) = figures.figure(1, 3, width=3.9, height=3.3)
     shares.bar(k, counts / counts.sum(), width=0.85, color=figures.color(5), label="share of paths")
     names = {
@@ -215,48 +233,62 @@ def path_lengths_figure(found, setup):
         "log10_residual": (r"$\|\mathrm{res}(C_k)\|$", "residuals"),
     }
     for index, (name, (symbol, text)) in enumerate(names.items()):
-        figures.band(sizes, k, found[name], f"{symbol}, measured", index)
-        size = 10 ** (found[name] - found[name].max(axis=1, keepdims=True))
+        logs = results[name]
+        figures.band(sizes, k, logs, f"{symbol}, measured", index)
+        size = 10 ** (logs - logs.max(axis=1, keepdims=True))
         share = size / size.sum(axis=1, keepdims=True)
         figures.band(shares, k, share, f"share of the {text}", index)
     limits = sizes.get_ylim()  # the predicted sizes fall out of it, doubly exponentially
-    law = found["predicted_log10_residual"]
+    law = results["predicted_log10_residual"]
     sizes.plot(k, law, "k--", label="the same, predicted by α of each layer")
     for index, number in enumerate(SAMPLES):
-        error = np.moveaxis(found["estimate_error"][:, index], 1, 2).reshape(-1, k[-1])
+        error = np.moveaxis(results["estimate_error"][:, index], 1, 2).reshape(-1, k[-1])
         figures.quartiles(errors, k[1:], error, f"{number} sampled paths", index)
     errors.axhline(1, color="#555555", lw=0.9, ls="--")
     label = r"$\log_{10}$ of the size $\|\cdot\|_{1,\infty}$"
     sizes.set(ylabel=label, title="all paths of one length", ylim=limits)
     shares.set(ylabel="share of all lengths", title="counted and weighed")
     errors.set(yscale="log", ylabel="relative error", title="a sum estimated from few paths")
-    figures.finish((sizes, shares, errors), "path length")
+    figures.finish_axes((sizes, shares, errors), "path length")
     for ax in (sizes, shares, errors):
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
     return fig
 
 
-def claims(found, setup):
-    """Chains lose rank, and short paths are the large ones."""
-    most = int(np.argmax([float(count) for count in found["paths"]]))
-    where, shorter = f"{setup.config.depth} layers", found["log10_residual"].argmax(axis=1) - most
+def judge_claims(results: dict[str, Any], setup: inputs.TokenNetwork) -> list[Row]:
+    """Tests whether chains lose rank, and whether short paths are the large ones.
+
+    Args:
+        results: From `measure`.
+        setup: The network and its tokens.
+    """
+    text = f"{setup.config.depth} layers"
+    most = int(np.argmax([float(count) for count in results["paths"]]))
+    shorter = results["log10_residual"].argmax(axis=1) - most  # below 0: short paths are the large
     return [
-        make_row("chains", where, found["chain_slope"]),
-        make_row("short at first", where, shorter, note=f"most paths have length {most}"),
+        make_row("chains", text, results["chain_slope"]),
+        make_row("short at first", text, shorter, note=f"most paths have length {most}"),
     ]
 
 
-def compare(found, setup):
-    """The identity of theorem 2.1, and what the figures show in numbers; none is published."""
-    chain, few = (
-        np.median(values, axis=(0, 2))
-        for values in (found["chain_mean"], found["estimate_error"][:, 0])
+def compare_results(results: dict[str, Any], setup: inputs.TokenNetwork) -> list[Comparison]:
+    """Compares the sum of all paths with the output, an identity; lists what the figures show.
+
+    Args:
+        results: From `measure`.
+        setup: The network and its tokens.
+    """
+    chain = np.median(results["chain_mean"], axis=(0, 2))
+    error = np.median(results["estimate_error"][:, 0], axis=(0, 2))
+    depth, d, eps = (
+        setup.config.depth,
+        setup.config.d_model,
+        np.finfo(results["sum_error"].dtype).eps,
     )
-    depth, d, eps = setup.config.depth, setup.config.d_model, np.finfo(found["sum_error"].dtype).eps
     return [
         Comparison(
             "‖Σ_k C_k + offset − output‖/‖output‖, the largest over seeds",
-            float(found["sum_error"].max()),
+            float(results["sum_error"].max()),
             0.0,
             f"theorem 2.1, an identity; rounding is of the order L d eps = {eps * depth * d:.1g}",
         ),
@@ -268,7 +300,7 @@ def compare(found, setup):
         ),
         Comparison(
             "least relative error, over lengths, of a sum estimated from 5 paths",
-            f"{few.min():.2g}",
+            f"{error.min():.2g}",
             note="the published sets have 5 or 20 paths",
         ),
     ]
@@ -292,21 +324,16 @@ EXPERIMENT = Experiment(
 FIGURES = name_figures(path_chains_figure, path_lengths_figure)
 
 
-def rows_of(found: dict[str, Any], setup: Any) -> Iterator[dict[str, Any]]:
-    """Makes a row for each seed and length."""
-    return labelled.product_rows(found, ("seed", "length"), COLUMNS)
-
-
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, setup_of, inputs.identity) as run:
-        points = run.measure(measure_all)
+    with open_run(options, make_setup, inputs.identity) as run:
+        points = run.measure(measure)
         return run.publish(
             points,
-            table=rows_of,
+            table=make_rows,
             figures=FIGURES,
-            claims=claims,
-            compare=compare,
+            claims=judge_claims,
+            compare=compare_results,
         )
 
 

@@ -46,8 +46,7 @@ ARCHITECTURES = {
 }
 # Shares of attention branches by layer, of five language models; the file names their source.
 SHARES = Path(__file__).parent / "paper/attention_shares.json"
-MAX_DEPTH = 100_000
-MAX_EXACT_DEPTH = 1000  # beyond it, logarithms: the integers have thousands of digits
+MAX_DEPTH = 1000  # beyond it the integers have thousands of digits
 COLUMNS = 3  # panels in a row
 
 FLAGS = cli.make_flags("path_counts", shows="log10_paths,length=last")
@@ -59,8 +58,11 @@ Sizes = dict[str, tuple[int, int]]  # {architecture: (heads, layers)}
 Tables = dict[str, list[dict[str, Any]]]  # {architecture: rows of `path_table`}
 
 
-def architectures(options: flags.FlagValues) -> Sizes:
-    """The published architectures, or those of the flags.
+def make_sizes(options: flags.FlagValues) -> Sizes:
+    """Selects the published architectures, or those of the flags.
+
+    Args:
+        options: The flags.
 
     Raises:
         ValueError: Lists of different lengths, or more layers than `MAX_DEPTH`.
@@ -74,52 +76,60 @@ def architectures(options: flags.FlagValues) -> Sizes:
     return {f"H={h}, L={l}": (h, l) for h, l in pairs} or ARCHITECTURES
 
 
-def path_table(heads: int, layers: int) -> list[dict[str, Any]]:
-    """One row per length k: C(L, k) H^k paths of (1+H)^L and their share, exactly or, of very deep
-    networks, from logarithms and without the number itself; and the law."""
-    if layers > MAX_EXACT_DEPTH:
-        logs, total = binomial(layers, heads, log=True), layers * math.log(1 + heads)
-        counted = [("", (log + total) / math.log(10), math.exp(log)) for log in logs]
-    else:
-        counts = count_paths(layers, heads)
-        total = sum(counts)
-        counted = [(count, math.log10(count), float(Fraction(count, total))) for count in counts]
-    names = ("length", "paths", "log10_paths", "share", "binomial")
-    rows = zip(range(layers + 1), *zip(*counted, strict=True), binomial(layers, heads), strict=True)
-    return [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def binomial(layers: int, heads: int, log: bool = False) -> list[float]:
-    """Binomial(L, H/(1+H)) at 0 .. L, or its logarithm, from the law of the layers skipped."""
-    from scipy import stats  # takes a second to import, which `--help` need not
-
-    law = stats.binom(layers, 1 / (1 + heads))
-    return (law.logpmf if log else law.pmf)(np.arange(layers, -1, -1)).tolist()
-
-
 def measure(options: Flags, sizes: Sizes, run: RunFolder) -> Tables:
     """Counts the paths of all networks: integers in closed form, of which the run keeps the table
     alone."""
     return {name: path_table(*size) for name, size in sizes.items()}
 
 
-def rows_of(tables: Tables, sizes: Sizes) -> Iterator[dict[str, Any]]:
+def path_table(heads: int, layers: int) -> list[dict[str, Any]]:
+    """Counts the C(L, k) H^k paths of each length k, one row each.
+
+    Args:
+        heads: H.
+        layers: L.
+
+    Returns:
+        Rows with the number of paths, its logarithm, its share of all (1+H)^L, and the law's.
+    """
+    counts, law = count_paths(layers, heads), binomial(layers, heads)
+    total = sum(counts)
+    return [
+        {
+            "length": length,
+            "paths": count,
+            "log10_paths": math.log10(count),
+            "share": float(Fraction(count, total)),
+            "binomial": law[length],
+        }
+        for length, count in enumerate(counts)
+    ]
+
+
+def binomial(layers: int, heads: int) -> list[float]:
+    """Computes Binomial(L, H/(1+H)) at 0 .. L, from the law of the layers skipped."""
+    from scipy import stats  # takes a second to import, which `--help` need not
+
+    return stats.binom(layers, 1 / (1 + heads)).pmf(np.arange(layers, -1, -1)).tolist()
+
+
+def make_rows(tables: Tables, sizes: Sizes) -> Iterator[dict[str, Any]]:
     """Makes a row for each architecture and length."""
     for name, (heads, layers) in sizes.items():
         for row in tables[name]:
             yield {"architecture": name, "heads": heads, "layers": layers} | row
 
 
-def column(table: list[dict[str, Any]], name: str) -> np.ndarray:
-    """One column as numbers."""
-    return np.array([row[name] for row in table])
+def column(rows: list[dict[str, Any]], name: str) -> np.ndarray:
+    """Selects one column as numbers."""
+    return np.array([row[name] for row in rows])
 
 
 def path_counts_figure(tables: Tables, sizes: Sizes):
     """Share of paths by length: exact counts (bars) and law (dots)."""
     fig, axes = figures.panels(len(tables), COLUMNS, width=3.3, height=2.1)
-    for ax, (name, table) in zip(axes.flat, tables.items(), strict=False):
-        lengths, share, law = (column(table, n) for n in ("length", "share", "binomial"))
+    for ax, (name, rows) in zip(axes.flat, tables.items(), strict=False):
+        lengths, share, law = (column(rows, n) for n in ("length", "share", "binomial"))
         ax.bar(lengths, share, width=0.85, color=figures.color(5), label="counted")
         ax.plot(lengths, law, ".", color=figures.color(1), markersize=3.5, label="binomial")
         ax.set_title(name, fontsize=9)
@@ -156,43 +166,38 @@ def weighted_lengths_figure(tables: Tables, sizes: Sizes):
     return fig
 
 
-def compare_weighted() -> list[Comparison]:
-    """Compares mean lengths by weight with mean lengths by count."""
-    rows = []
+def compare_results(tables: Tables, sizes: Sizes) -> Iterator[Comparison]:
+    """Compares exact counts with the binomial law, an identity; and mean lengths by count and by
+    weight.
+
+    Args:
+        tables: {architecture: rows of `path_table`}.
+        sizes: {architecture: (heads, layers)}.
+    """
+    differences = [
+        np.abs(column(rows, "share") - column(rows, "binomial")).max() for rows in tables.values()
+    ]
+    text = "largest difference of a share of paths from the binomial law"
+    yield Comparison(text, float(max(differences)), 0)
+    for name, (heads, layers) in sizes.items():
+        shares = column(tables[name], "share")
+        yield Comparison(
+            f"{name} (H={heads}, L={layers}): mean path length",
+            float(shares @ np.arange(layers + 1)),
+            layers * heads / (1 + heads),
+            f"published: L H/(1+H); 10^{layers * math.log10(1 + heads):.1f} paths, "
+            f"{shares[: layers // 2 + 1].sum():.2g} of them at most L/2 long",
+        )
     for name, (heads, law) in weigh_lengths().items():
         depth, reached = len(law) - 1, np.cumsum(law)
-        rows.append(
-            Comparison(
-                f"{name} (H={heads}, L={depth}): mean path length by weight",
-                float(law @ np.arange(depth + 1)),
-                depth * heads / (1 + heads),
-                f"beside it by count; median {np.argmax(reached >= 0.5)}, "
-                f"{reached[3]:.2g} of the weight at most 3 long, "
-                f"99 % at most {np.argmax(reached >= 0.99)}",
-            )
+        yield Comparison(
+            f"{name} (H={heads}, L={depth}): mean path length by weight",
+            float(law @ np.arange(depth + 1)),
+            depth * heads / (1 + heads),
+            f"beside it by count; median {np.argmax(reached >= 0.5)}, "
+            f"{reached[3]:.2g} of the weight at most 3 long, "
+            f"99 % at most {np.argmax(reached >= 0.99)}",
         )
-    return rows
-
-
-def compare(tables, sizes):
-    """Exact counts beside the binomial law, an identity; mean lengths and the number of paths."""
-    shares = {name: column(table, "share") for name, table in tables.items()}
-    away = max(np.abs(shares[n] - column(t, "binomial")).max() for n, t in tables.items())
-    law = Comparison("largest difference of a share of paths from the binomial law", float(away), 0)
-    return (
-        [law]
-        + [
-            Comparison(
-                f"{name} (H={heads}, L={layers}): mean path length",
-                float(shares[name] @ np.arange(layers + 1)),
-                layers * heads / (1 + heads),
-                f"published: L H/(1+H); 10^{layers * math.log10(1 + heads):.1f} paths, "
-                f"{shares[name][: layers // 2 + 1].sum():.2g} of them at most L/2 long",
-            )
-            for name, (heads, layers) in sizes.items()
-        ]
-        + compare_weighted()
-    )
 
 
 EXPERIMENT = Experiment(
@@ -209,14 +214,9 @@ FIGURES = name_figures(path_counts_figure, weighted_lengths_figure)
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, architectures) as run:
+    with open_run(options, make_sizes) as run:
         points = run.measure(measure)
-        return run.publish(
-            points,
-            table=rows_of,
-            figures=FIGURES,
-            compare=compare,
-        )
+        return run.publish(points, table=make_rows, figures=FIGURES, compare=compare_results)
 
 
 if __name__ == "__main__":

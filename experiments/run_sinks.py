@@ -27,10 +27,13 @@ import rank_collapse as rc
 from experiments.lab import cli, labelled
 from experiments.lab.experiment import Experiment, Finding, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
-from experiments.lab.labelled import statement_rows
-from experiments.paper.trained.networks import Network, load_networks, make_untrained
-from experiments.verdicts import Comparison
-from experiments.verdicts.claims import Row
+from experiments.paper.trained.networks import (
+    Network,
+    identify_texts,
+    load_networks,
+    make_untrained,
+)
+from experiments.verdicts import Comparison, Row
 from rank_collapse import pretrained
 from rank_collapse.report import figures
 
@@ -54,13 +57,6 @@ define("enum", "how", "hidden", "Weights renormalised, or their mass lost.", ["h
 define("enum", "key", "first", "Which key later tokens cannot attend to.", ["first", "random"])
 
 
-class Setup(NamedTuple):
-    """What the flags ask for."""
-
-    options: Any
-    networks: list[Network]
-
-
 class Condition(NamedTuple):
     """Which key is excluded, traced: one program serves all conditions of a network."""
 
@@ -70,19 +66,22 @@ class Condition(NamedTuple):
     is_dropped: Any  # Bool, by its weight
 
 
-def make_setup(options: Any) -> Setup:
+def open_networks(options: Any) -> list[Network]:
     """Opens the causal networks of the folder and reads their texts.
+
+    Args:
+        options: The flags.
 
     Raises:
         FileNotFoundError, ValueError: No folder, no causal network, or no text of enough tokens.
     """
     if options.untrained:
-        return Setup(options, [make_untrained("llama", options)])
+        return [make_untrained("llama", options)]
     networks = load_networks(options, READ * options.num_texts)
     networks = [network for network in networks if network.source.is_causal_lm]
     if not networks:
         raise ValueError(f"--folder={options.folder} has no causal language model")
-    return Setup(options, [keep_full_texts(network, options) for network in networks])
+    return [keep_full_texts(network, options) for network in networks]
 
 
 def keep_full_texts(network: Network, options: Any) -> Network:
@@ -98,15 +97,21 @@ def keep_full_texts(network: Network, options: Any) -> Network:
     return network._replace(inputs={"x": ids, "mask": np.ones(ids.shape, bool)})
 
 
-def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
-    """Measures every network at one condition, trained and at random."""
+def measure(options: Any, networks: list[Network], run: Any) -> xr.Dataset:
+    """Measures every network at one condition, trained and at random.
+
+    Args:
+        options: The flags.
+        networks: The networks and their texts.
+        run: The run folder; what it has is not computed again.
+    """
     parts = {}
-    for network in setup.networks:
+    for network in networks:
         for weights in ("trained", "random"):
             label = f"{network.label}, {weights} weights"
             arrays = run.cached(label, partial(measure_network, options, network, weights))
             parts |= {f"{name}/{label}": values for name, values in arrays.items()}
-    deepest = max(network.source.config.depth for network in setup.networks) + 1
+    deepest = max(network.source.config.depth for network in networks) + 1
     padded = {name: pad_layers(values, deepest) for name, values in parts.items()}
     data = labelled.make_dataset(padded, ("network", "layer"))
     return data.assign_coords(layer=np.arange(deepest))
@@ -120,7 +125,13 @@ def pad_layers(values: np.ndarray, length: int) -> np.ndarray:
 
 
 def measure_network(options: Any, network: Network, weights: str) -> dict[str, np.ndarray]:
-    """Measures the texts as the network is and with the key excluded, arrays [texts, ...]."""
+    """Measures the texts as the network is and with the key excluded, arrays [texts, ...].
+
+    Args:
+        options: The flags.
+        network: A network and its texts.
+        weights: "trained" or "random", of the same shape.
+    """
     config, ids = network.source.config, network.inputs["x"]
     key = jax.random.key(options.seed)
     if weights == "trained" and network.folder is not None:
@@ -225,9 +236,14 @@ def compute_change(results: xr.Dataset, name: str) -> xr.DataArray:
     return change.isel(layer=last, drop=True)
 
 
-def claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
-    """Changes of trained networks, paired by text."""
-    for network in setup.networks:
+def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
+    """Tests the changes of trained networks, paired by text.
+
+    Args:
+        results: Over start, how, key, network, seed (texts) and layer.
+        networks: The networks and their texts.
+    """
+    for network in networks:
         trained = results.sel(network=f"{network.label}, trained weights", drop=True)
         trained = trained.sel(layer=slice(0, network.source.config.depth))
         cosine = compute_change(trained, "token_cosine")
@@ -238,11 +254,18 @@ def claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
             "sinks control": {"start": LATE, "how": "hidden", "key": "random"},
         }.items():
             if all(value in cosine[axis] for axis, value in point.items()):
-                yield from statement_rows(statement, cosine.sel(point, drop=True), network.label)
+                yield from labelled.statement_rows(
+                    statement, cosine.sel(point, drop=True), network.label
+                )
 
 
-def compare(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
-    """Paired changes of the last token cosine, the spread and the loss, means over texts."""
+def compare_results(results: xr.Dataset, networks: list[Network]) -> Iterator[Comparison]:
+    """Lists paired changes of the last token cosine, the spread and the loss, means over texts.
+
+    Args:
+        results: Over start, how, key, network, seed (texts) and layer.
+        networks: The networks and their texts.
+    """
     for name, text in {
         "token_cosine": "change of the last token cosine",
         "spread": "change of the spread of a replaced token",
@@ -251,14 +274,14 @@ def compare(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
         yield from labelled.compare_means(text, compute_change(results, name))
 
 
-def table(results: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset, networks: list[Network]) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, condition, text and layer."""
     names = ("token_cosine", "spread", "second_norm")
     columns = [prefix + name for name in names for prefix in ("", "whole_")]
     return labelled.table_rows(results, (*AXES, "network", "seed", "layer"), columns)
 
 
-def cosine_figure(results: xr.Dataset, setup: Setup):
+def cosine_figure(results: xr.Dataset, networks: list[Network]):
     """Mean cosine of two tokens by layer, from the third token on; bands over texts. The network as
     it is, and with its first key hidden from later tokens or its weight dropped, by the share of
     layers that are left as they are."""
@@ -281,12 +304,17 @@ def cosine_figure(results: xr.Dataset, setup: Setup):
     return fig
 
 
-def finding(results: xr.Dataset, setup: Setup) -> Finding | None:
-    """States the change of the last cosine in the first trained network."""
+def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None:
+    """Reports the change of the last cosine in the first trained network.
+
+    Args:
+        results: Over start, how, key, network, seed (texts) and layer.
+        networks: The networks and their texts.
+    """
     point = {"start": LATE, "key": "first"}
     if any(value not in results[axis] for axis, value in point.items()) or len(results.how) < 2:
         return None
-    label = setup.networks[0].label
+    label = networks[0].label
     trained = results.sel(point, drop=True).sel(network=f"{label}, trained weights", drop=True)
     change = compute_change(trained, "token_cosine").mean("seed")
     hidden, dropped = (float(change.sel(how=how)) for how in ("hidden", "dropped"))
@@ -314,25 +342,17 @@ EXPERIMENT = Experiment(
 FIGURES = name_figures(cosine_figure)
 
 
-def identity(setup: Setup) -> dict[str, str]:
-    """Identifies the texts of each network, for config.json."""
-    return {
-        network.label: cli.content_hash(np.asarray(network.inputs["x"]).tobytes())
-        for network in setup.networks
-    }
-
-
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, make_setup, identity) as run:
+    with open_run(options, open_networks, identify_texts) as run:
         points = run.measure(measure, over=AXES)
         return run.publish(
             points,
-            table=table,
+            table=make_rows,
             figures=FIGURES,
-            claims=claims,
-            compare=compare,
-            finding=finding,
+            claims=judge_claims,
+            compare=compare_results,
+            finding=make_finding,
         )
 
 

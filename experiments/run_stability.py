@@ -20,23 +20,22 @@ from typing import Any
 
 import numpy as np
 
+import rank_collapse as rc
 from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
-from experiments.note.stability import figures, networks, results, training
-from experiments.note.stability.dependency import centre_of_mass, dependency
-from experiments.note.stability.measure import measure_all
-from experiments.note.stability.networks import Case, configs_of
+from experiments.note.stability import figures, results as summary, training
+from experiments.note.stability.measure import DESIGNS, LAW_OF, Case, make_configs, measure_all
 from experiments.note.stability.results import ByCase
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row, mean_row
 from experiments.verdicts.statistics import finite_or_none
-from rank_collapse.network.designs import DESIGNS
 
 FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last", traced=("update_size",))
 define = cli.definer(FLAGS)
-define("list", "designs", list(networks.DESIGNS), f"Residual designs, out of {', '.join(DESIGNS)}.")
+text = f"Residual designs, out of {', '.join(rc.network.DESIGNS)}."
+define("list", "designs", list(DESIGNS), text)
 text = "Layers of the networks; two or more."
 vocabulary.define_numbers(FLAGS, "depths", [6, 12, 25, 50, 100], text, lower_bound=1)
 # Normalised tokens of two numbers are (1, -1) or (-1, 1): equal or opposite, whatever the network.
@@ -59,85 +58,100 @@ define("integer", "train_steps", 300, "Steps.", lower_bound=1)
 
 
 def measure(options: Flags, configs: Mapping[Case, Any], run: RunFolder) -> dict[str, Any]:
-    """All networks of the flags, resumed from the run.
+    """Measures all networks of the flags, resumed from the run.
 
     Returns:
         {"networks": {case: {measure: [s, ...]}} at initialisation, "trained": {cell: ...} of
-        `training.trained`, where that was asked for}.
+        `training.train_networks`, where that was asked for}.
     """
     networks = measure_all(options, configs, run)
-    trained = training.trained(options, run) if options.training else {}
+    trained = training.train_networks(options, run) if options.training else {}
     return {"networks": networks, "trained": trained}
 
 
-def compare(found: dict[str, Any], configs: Any) -> Iterator[Comparison]:
-    """What papers state of dependency and gradients, and the one law beside what was measured."""
-    for design, own in results.by_design(found["networks"]).items():
-        yield collapse_row(design, results.ends(own)[1])
-    designs = results.by_design(found["networks"])
-    if {"post", "pre"} <= designs.keys():
-        yield dependency_row(designs["post"], designs["pre"])
-    yield from training.compare(found["trained"])
+def compare_results(results: dict[str, Any], configs: Any) -> Iterator[Comparison]:
+    """Compares dependency and tokens with what papers state and the one law expects.
+
+    Args:
+        results: From `measure`.
+        configs: Unused: the networks.
+    """
+    networks = summary.by_design(results["networks"])
+    for design, cases in networks.items():
+        yield compare_collapse(design, summary.first_and_last(cases)[1])
+    if {"post", "pre"} <= networks.keys():
+        yield compare_dependency(networks["post"], networks["pre"])
+    yield from training.compare_results(results["trained"])
 
 
-def collapse_row(where: str, found: Mapping[str, np.ndarray]) -> Comparison:
-    """1 − cosine of the deepest network beside the law's, where float32 sees it."""
-    measured, expected = found["apart"], np.exp(found["expected_log_apart"].astype(float))
-    seen = (measured > results.VISIBLE).all(axis=0)
-    last = int(np.flatnonzero(seen)[-1])
-    off = np.abs(np.log(results.ratios(measured[:, seen], expected[:, seen])))
+def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Comparison:
+    """Compares 1 − cosine of the deepest network with the law's, where float32 sees it.
+
+    Args:
+        design: Of the network.
+        measures: Of the network, [s, ...].
+    """
+    measured = measures["apart"]
+    expected = np.exp(measures["expected_log_apart"].astype(float))
+    is_visible = (measured > summary.VISIBLE).all(axis=0)
+    last = int(np.flatnonzero(is_visible)[-1])
+    ratios = summary.geometric_ratios(measured[:, is_visible], expected[:, is_visible])
+    off = np.abs(np.log(ratios))
     note = "beside it the one law's; largest ratio of the two over layers "
     note += f"{np.exp(off.max()):.3g}, at layer {off.argmax()}"
-    quantity = f"{where}: 1 − token cosine after {last} layers"
+    quantity = f"{design}: 1 − token cosine after {last} layers"
     law = finite_or_none(expected[:, last].mean())
     return Comparison(quantity, float(measured[:, last].mean()), law, note)
 
 
-def dependency_row(*designs: ByCase) -> Comparison:
-    """How far the outputs of the shallowest networks depend on their last branches."""
-    shallow = [results.ends(own)[0] for own in designs]
-    published = [np.stack([dependency(one) for one in found["shares"]]) for found in shallow]
-    centre = [np.mean([centre_of_mass(one) for one in own]) for own in published]
+def compare_dependency(*designs: ByCase) -> Comparison:
+    """Reports how far the outputs of the shallowest networks depend on their last branches."""
+    shallow = [summary.first_and_last(cases)[0] for cases in designs]
     return Comparison(
         "last branch's share β_NN² of the output, post and pre",
-        "{:.3f}, {:.3f}".format(*(own[:, -1, -1].mean() for own in published)),
+        "{:.3f}, {:.3f}".format(*(measures["shares"][:, -1].mean() for measures in shallow)),
         "Post-LN leans on its last branches, Pre-LN spreads",
-        f"Liu et al. 2020; {next(iter(designs[0])).depth} layers; centre of mass "
-        "{:.2f} and {:.2f} of N".format(*centre),
+        f"Liu et al. 2020; {next(iter(designs[0])).depth} layers",
     )
 
 
-def claims(found: dict[str, Any], configs: Any) -> Iterator[Row]:
-    """Where the exponents of Σ_i β_ii² and of the output change lie among those of three laws."""
-    for design, own in results.by_design(found["networks"]).items():
-        yield from rows_of_design(design, own)
+def judge_claims(results: dict[str, Any], configs: Any) -> Iterator[Row]:
+    """Tests where the exponents of Σ_i β_ii² and of the output change lie among those of laws."""
+    for design, cases in summary.by_design(results["networks"]).items():
+        yield from design_claims(design, cases)
 
 
-def rows_of_design(design: str, found: ByCase) -> Iterator[Row]:
-    """The rows of one design's networks."""
-    branches = results.branches_of(found)
-    place = partial(results.place, laws=results.law_exponents(branches))
-    changes = {n: results.curve(found, f"change.{n}") for n in (*results.UPDATES, "sgd")}
-    slopes = {n: results.exponents(branches, change) for n, change in changes.items()}
-    if design in networks.LAW_OF:
-        own = results.exponents(branches, results.share_sums(found))
-        why = f"Σ β_ii² with the exponent {own.mean():.2f}"
-        yield mean_row(networks.LAW_OF[design], design, own, scale=place, note=why)
-    expected = results.exponents(branches, results.curve(found, "expected_change")).mean()
-    why = {n: f"exponent {own.mean():.2f}" for n, own in slopes.items()}
-    random = f"{why['random']}; the one law expects {expected:.2f}"
-    yield mean_row("independent updates", design, slopes["random"], scale=place, note=random)
+def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
+    """Tests one design.
+
+    Args:
+        design: Its name.
+        cases: Its networks, shallow first.
+    """
+    branches = summary.branch_counts(cases)
+    place = partial(summary.place_between, laws=summary.law_exponents(branches))
+    names = (*summary.UPDATES, "sgd")
+    changes = {name: summary.depth_curve(cases, f"change.{name}") for name in names}
+    slopes = {name: summary.fit_exponents(branches, change) for name, change in changes.items()}
+    if design in LAW_OF:
+        exponents = summary.fit_exponents(branches, summary.sum_shares(cases))
+        note = f"Σ β_ii² with the exponent {exponents.mean():.2f}"
+        yield mean_row(LAW_OF[design], design, exponents, scale=place, note=note)
+    notes = {name: f"exponent {slope.mean():.2f}" for name, slope in slopes.items()}
+    expected = summary.fit_exponents(branches, summary.depth_curve(cases, "expected_change"))
+    note = f"{notes['random']}; the one law expects {expected.mean():.2f}"
+    yield mean_row("independent updates", design, slopes["random"], scale=place, note=note)
     if design == "deepnorm":
-        yield mean_row(design, design, slopes["sgd"], scale=place, note=why["sgd"])
-    over = results.ratios(changes["gradient"], results.curve(found, "gradient_bound"))
-    along = f"{why['gradient']}, {over.min():.3g} to {over.max():.3g} times the bound"
-    more = slopes["gradient"] - slopes["random"]
-    yield mean_row("gradient steps", design, more, note=along)
+        yield mean_row(design, design, slopes["sgd"], scale=place, note=notes["sgd"])
+    bound = summary.depth_curve(cases, "gradient_bound")
+    ratios = summary.geometric_ratios(changes["gradient"], bound)
+    note = f"{notes['gradient']}, {ratios.min():.3g} to {ratios.max():.3g} times the bound"
+    yield mean_row("gradient steps", design, slopes["gradient"] - slopes["random"], note=note)
 
 
-def rows_of(found: dict[str, Any], configs: Any) -> Iterator[dict[str, Any]]:
+def make_rows(results: dict[str, Any], configs: Any) -> Iterator[dict[str, Any]]:
     """Makes the rows of all networks at initialisation."""
-    return results.rows_of(found["networks"])
+    return summary.make_rows(results["networks"])
 
 
 EXPERIMENT = Experiment(
@@ -167,14 +181,14 @@ FIGURES = name_figures(
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, configs_of) as run:
+    with open_run(options, make_configs) as run:
         points = run.measure(measure)
         return run.publish(
             points,
-            table=rows_of,
+            table=make_rows,
             figures=FIGURES,
-            claims=claims,
-            compare=compare,
+            claims=judge_claims,
+            compare=compare_results,
         )
 
 

@@ -18,6 +18,7 @@ it trains only those that its folder lacks, and shows the requested ones.
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,9 @@ from experiments.lab.experiment import Experiment, Finding, Shown, name_figures,
 from experiments.lab.flags import Flags, check_names
 from experiments.lab.folder import RunFolder
 from experiments.lab.statements import make_row
-from experiments.train import arguments, designs, letters
-from experiments.train.designs import Cell, gradient
-from experiments.verdicts import Comparison
+from experiments.train import arguments, designs
+from experiments.train.designs import Cell, gradient_norms
+from experiments.verdicts import Comparison, Row
 from experiments.verdicts.statistics import seed_rows
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import wilson_interval
@@ -49,7 +50,7 @@ PUBLISHED = {
 # Flags that say which cells are asked for; what a cell gives does not depend on the others.
 ASKED = ("depths", "designs", "warmup", "learning_rate", "batch_size")
 
-FLAGS = letters.make_flags(ASKED)
+FLAGS = designs.make_flags(ASKED)
 vocabulary.define_alias(FLAGS, **arguments.PUBLISHED_NAMES)
 define = cli.definer(FLAGS)
 define("list", "designs", ["post", "pre", "admin", "deepnorm"], "Names of residual designs.")
@@ -60,56 +61,63 @@ ByCell = dict[Cell, dict[str, Any]]
 
 
 def cells_of(options: Flags) -> list[Cell]:
-    """All cells of the flags, the shallow ones without warm-up first.
+    """Makes all cells of the flags, the shallow ones without warm-up first.
+
+    Args:
+        options: The flags.
 
     Raises:
         ValueError: A design that there is not.
     """
     check_names(options, "designs", rc.network.DESIGNS)
-    every = itertools.product(options.warmup, options.depths, options.designs)
+    combinations = itertools.product(options.warmup, options.depths, options.designs)
     cells = (
         Cell(depth, design, options.learning_rate, warmup, options.batch_size)
-        for warmup, depth, design in every
+        for warmup, depth, design in combinations
     )
     return list(dict.fromkeys(cells))
 
 
-def columns_of(found: dict[str, Any]) -> dict[str, np.ndarray]:
-    """What the table has of each seed of a cell, [s] each."""
-    columns = {
-        "failed": found["failed"].astype(int),
-        "diverged": designs.diverged(found).astype(int),
-        "accuracy": found["accuracy"][:, -1],
-        "training_loss": found["losses"][:, -1],
+def seed_columns(results: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Selects what the table has of each seed of a cell, [s] each.
+
+    Args:
+        results: Of one cell.
+    """
+    ratios = results["residual_ratio"][:, :, -1]
+    return {
+        "failed": results["failed"].astype(int),
+        "diverged": designs.has_diverged(results).astype(int),
+        "accuracy": results["accuracy"][:, -1],
+        "training_loss": results["losses"][:, -1],
+        "residual_ratio_before": ratios[:, 0],
+        "residual_ratio_after": ratios[:, -1],
     }
-    inside = {name: found[name] for name in ("residual_ratio", "token_cosine")}
-    inside |= {f"gradient_{name}": gradient(found, name) for name in ("w_q", "w_k", "w_v")}
-    for when, t in (("before", 0), ("after", -1)):
-        columns |= {f"{name}_{when}": values[:, t, -1] for name, values in inside.items()}
-    return columns
 
 
-def rows_of(results: ByCell, cells: list[Cell]) -> list[dict[str, Any]]:
-    """One row per cell and seed."""
-    return [vars(cell) | row for cell, own in results.items() for row in seed_rows(columns_of(own))]
+def make_rows(results: ByCell, cells: list[Cell]) -> Iterator[dict[str, Any]]:
+    """Makes a row for each cell and seed."""
+    for cell, cell_results in results.items():
+        for row in seed_rows(seed_columns(cell_results)):
+            yield vars(cell) | row
 
 
-def values_of(cells: ByCell, field: str) -> list[Any]:
-    """The values that a field of the cells has, in their order."""
+def distinct(cells: ByCell, field: str) -> list[Any]:
+    """Lists the values that a field of the cells has, in their order."""
     return list(dict.fromkeys(getattr(cell, field) for cell in cells))
 
 
-def share_figure(cells, setup):
+def share_figure(cells: ByCell, setup: Any):
     """Share of seeds whose loss is not finite or whose network still guesses after training, with
     95 % intervals (Wilson)."""
-    depths, names = values_of(cells, "depth"), values_of(cells, "design")
-    fig, axes, own = figures.grid([(0, cell.warmup) for cell in cells], sharey=True)
-    for ax, (cell, found) in zip(own, cells.items(), strict=True):
+    depths, names = distinct(cells, "depth"), distinct(cells, "design")
+    fig, axes, panels = figures.place_grid([(0, cell.warmup) for cell in cells], sharey=True)
+    for ax, (cell, results) in zip(panels, cells.items(), strict=True):
         place, index = names.index(cell.design), depths.index(cell.depth)
-        fails, x = found["failed"], place + 0.13 * (index - (len(depths) - 1) / 2)
-        ends = wilson_interval(int(fails.sum()), len(fails))
+        fails, x = results["failed"], place + 0.13 * (index - (len(depths) - 1) / 2)
+        interval = wilson_interval(int(fails.sum()), len(fails))
         label = None if place else f"{cell.depth} layers"
-        figures.interval(ax, x, fails.mean(), ends, label, index)
+        figures.draw_interval(ax, x, fails.mean(), interval, label, index)
         ax.set_xticks(range(len(names)), map(words, names))
         limits = {"ylim": (-0.05, 1.05), "xlim": (-0.6, len(names) - 0.4)}
         ax.set(title=f"warm-up of {cell.warmup} steps", **limits)
@@ -118,59 +126,64 @@ def share_figure(cells, setup):
     return fig
 
 
-def loss_figure(cells, setup):
+def loss_figure(cells: ByCell, setup: Any):
     """Training loss, mean and standard deviation over seeds; it stays where it begins where a
     network goes on guessing."""
-    places = list(dict.fromkeys((cell.warmup, cell.depth) for cell in cells))
-    size = {"width": 4.2, "height": 3.1} if len(places) == 1 else {"width": 3.0, "height": 2.6}
     places = [(cell.warmup, cell.depth) for cell in cells]
-    fig, axes, own = figures.grid(places, **size, sharex=True, sharey=True)
-    names = values_of(cells, "design")
-    for ax, (cell, found) in zip(own, cells.items(), strict=True):
-        steps = designs.STEPS_PER_EPOCH * (0.5 + np.arange(found["losses"].shape[1]))
-        figures.band(ax, steps, found["losses"], cell.design, names.index(cell.design))
+    size = {"width": 4.2, "height": 3.1} if len(set(places)) == 1 else {"width": 3.0, "height": 2.6}
+    fig, axes, panels = figures.place_grid(places, **size, sharex=True, sharey=True)
+    names = distinct(cells, "design")
+    for ax, (cell, results) in zip(panels, cells.items(), strict=True):
+        # A loss is the mean of an epoch: it stands at the middle of its steps.
+        steps = designs.STEPS_PER_EPOCH * (0.5 + np.arange(results["losses"].shape[1]))
+        figures.band(ax, steps, results["losses"], cell.design, names.index(cell.design))
         ax.set_title(f"{cell.depth} layers, warm-up of {cell.warmup} steps", fontsize=9)
     figures.outer_labels(axes, "step", "training loss, nats a letter")
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return fig
 
 
-def finding(cells, setup):
-    """How many seeds of the deepest networks fail, and what is left of their tokens."""
-    least = min(cell.warmup for cell in cells)
+def make_finding(cells: ByCell, setup: Any) -> Finding | None:
+    """Reports how many seeds of the deepest networks fail, and what is left of their tokens.
+
+    Args:
+        cells: What was measured of each cell.
+        setup: Unused.
+    """
+    shortest = min(cell.warmup for cell in cells)
     deepest = max(cell.depth for cell in cells)
-    said = []
-    for cell, found in cells.items():
-        if (cell.depth, cell.warmup) == (deepest, least) and cell.design in ("post", "pre"):
-            left = float(np.median(columns_of(found)["residual_ratio_after"]))
-            failed = f"{int(found['failed'].sum())} of {len(found['failed'])} seeds"
-            ends = f"fails in {failed}, with a residual ratio of {left:.1g}"
-            said.append(f"{words(cell.design)} {ends}")
-    if not said:
+    texts = []
+    for cell, results in cells.items():
+        if (cell.depth, cell.warmup) == (deepest, shortest) and cell.design in ("post", "pre"):
+            remaining = float(np.median(seed_columns(results)["residual_ratio_after"]))
+            failed = f"{int(results['failed'].sum())} of {len(results['failed'])} seeds"
+            outcome = f"fails in {failed}, with a residual ratio of {remaining:.1g}"
+            texts.append(f"{words(cell.design)} {outcome}")
+    if not texts:
         return None
-    warm = f"with a warm-up of {least} steps" if least else "without warm-up"
-    text = f"Trained {warm}, {deepest} layers of {'; '.join(said)} after training."
+    warmup = f"with a warm-up of {shortest} steps" if shortest else "without warm-up"
+    text = f"Trained {warmup}, {deepest} layers of {'; '.join(texts)} after training."
     return Finding("loss", text)
 
 
 # {label: results → [s, t, L] or [s, t]}
-BY_LAYER = {
-    "residual ratio": lambda found: found["residual_ratio"][..., 1:],
-    "gradient to $W_Q$": lambda found: gradient(found, "w_q"),
-    "gradient to $W_V$": lambda found: gradient(found, "w_v"),
+LAYER_MEASURES = {
+    "residual ratio": lambda results: results["residual_ratio"][..., 1:],
+    "gradient to $W_Q$": lambda results: gradient_norms(results, "w_q"),
+    "gradient to $W_V$": lambda results: gradient_norms(results, "w_v"),
 }
 
 
-def inside_figure(cells, setup):
+def inside_figure(cells: ByCell, setup: Any):
     """Residual ratio of the hidden states and gradient norms by layer, before training (solid, with
     bands over seeds) and after it (dashed, medians), of the same networks, with the shortest
     warm-up. A network that has learned has small gradients too, but tokens that differ."""
-    least = min(cell.warmup for cell in cells)
-    shown, names = [cell for cell in cells if cell.warmup == least], values_of(cells, "design")
-    places = [(cell.depth, label) for cell in shown for label in BY_LAYER]
-    fig, axes, own = figures.grid(places, width=3.5, height=2.6, sharey="col")
-    every = itertools.product(shown, BY_LAYER.items())
-    for ax, (cell, (label, measure)) in zip(own, every, strict=True):
+    shortest, names = min(cell.warmup for cell in cells), distinct(cells, "design")
+    shown_cells = [cell for cell in cells if cell.warmup == shortest]
+    places = [(cell.depth, label) for cell in shown_cells for label in LAYER_MEASURES]
+    fig, axes, panels = figures.place_grid(places, width=3.5, height=2.6, sharey="col")
+    combinations = itertools.product(shown_cells, LAYER_MEASURES.items())
+    for ax, (cell, (label, measure)) in zip(panels, combinations, strict=True):
         index, layers = names.index(cell.design), np.arange(1, cell.depth + 1)
         with np.errstate(divide="ignore"):
             values = np.log10(measure(cells[cell]))
@@ -184,40 +197,55 @@ def inside_figure(cells, setup):
     return fig
 
 
-def published(cell: Cell) -> str | None:
-    """What the paper has of this design and depth; None where it has nothing."""
+def published_outcome(cell: Cell) -> str | None:
+    """Returns what the paper has of this design and depth; None where it has nothing."""
     design = "admin" if cell.design.startswith("admin") else cell.design
     return PUBLISHED.get(design, {}).get(cell.depth)
 
 
-def claims(results, cells):
-    """What each design of the paper's table has of what Pre-LN has after the same steps, with the
-    longest warm-up of the run: the paper's networks have one."""
+def judge_claims(results: ByCell, cells: list[Cell]) -> Iterator[Row]:
+    """Tests what each design of the paper's table has of what Pre-LN has after the same steps.
+
+    With the longest warm-up of the run: the paper's networks have one.
+
+    Args:
+        results: What was measured of each cell.
+        cells: Unused.
+    """
     longest = max(cell.warmup for cell in results)
     for cell in results:
-        known, pre = published(cell), dataclasses.replace(cell, design="pre")
-        if known and pre in results and cell.warmup == longest:
-            accuracy, of_pre = (results[c]["accuracy"][:, -1].astype(float) for c in (cell, pre))
-            where = f"{cell.design}, {cell.depth} layers, warm-up {cell.warmup}"
-            key = "post fails" if known == FAILED else "others train"
-            yield make_row(key, where, accuracy if cell == pre else accuracy / of_pre)
+        published_result, pre = published_outcome(cell), dataclasses.replace(cell, design="pre")
+        if published_result and pre in results and cell.warmup == longest:
+            accuracy, pre_accuracy = (
+                results[c]["accuracy"][:, -1].astype(float) for c in (cell, pre)
+            )
+            setting = f"{cell.design}, {cell.depth} layers, warm-up {cell.warmup}"
+            key = "post fails" if published_result == FAILED else "others train"
+            yield make_row(key, setting, accuracy if cell == pre else accuracy / pre_accuracy)
 
 
-def compare(results, cells):
-    """Seeds that failed, beside the BLEU of networks as deep that trained or did not, and what
-    their networks were like."""
-    for cell, found in results.items():
-        columns, known = columns_of(found), published(cell)
-        count, seeds = int(found["failed"].sum()), len(found["failed"])
-        ends = "{:.2f} to {:.2f}".format(*wilson_interval(count, seeds))
-        share = np.median(gradient(found, "w_q")[:, 0] / gradient(found, "w_v")[:, 0])
+def compare_results(results: ByCell, cells: list[Cell]) -> Iterator[Comparison]:
+    """Compares the seeds that failed with the BLEU of networks as deep, and says what they were
+    like.
+
+    Args:
+        results: What was measured of each cell.
+        cells: Unused.
+    """
+    for cell, cell_results in results.items():
+        columns, published_result = seed_columns(cell_results), published_outcome(cell)
+        count, seeds = int(cell_results["failed"].sum()), len(cell_results["failed"])
+        interval = "{:.2f} to {:.2f}".format(*wilson_interval(count, seeds))
+        share = np.median(
+            gradient_norms(cell_results, "w_q")[:, 0] / gradient_norms(cell_results, "w_v")[:, 0]
+        )
         yield Comparison(
             f"{cell.design}, {cell.depth} layers, rate {cell.learning_rate:g}, warm-up "
             f"{cell.warmup}, batch {cell.batch_size}: seeds that fail",
-            f"{count} of {seeds} ({ends}), accuracy {columns['accuracy'].mean():.3f}",
-            known,
+            f"{count} of {seeds} ({interval}), accuracy {columns['accuracy'].mean():.3f}",
+            published_result,
             f"{SOURCE}; "
-            * bool(known)
+            * bool(published_result)
             + f"last residual ratio {columns['residual_ratio_before'].mean():.1g} before training "
             f"and {np.nanmean(columns['residual_ratio_after']):.1g} after it; gradient of W_Q "
             f"before it {share:.1g} of W_V's",
@@ -254,11 +282,11 @@ def main(options: Flags) -> Shown:
         points = run.measure(measure)
         return run.publish(
             points,
-            table=rows_of,
+            table=make_rows,
             figures=FIGURES,
-            claims=claims,
-            compare=compare,
-            finding=finding,
+            claims=judge_claims,
+            compare=compare_results,
+            finding=make_finding,
         )
 
 

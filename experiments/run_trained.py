@@ -17,8 +17,8 @@ take 40 minutes of CPU and 4 GB. Expect attention alone to lose rank doubly expo
 networks without a causal mask, and paths through two to four heads to do nearly all.
 """
 
-import functools
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,10 +26,11 @@ import numpy as np
 from experiments.lab import cli
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
-from experiments.paper.trained import figures, measure, results
+from experiments.paper.trained import figures, measure as measures, results
 from experiments.paper.trained.networks import (
     UNTRAINED,
     Network,
+    identify_texts,
     load_networks,
     make_untrained,
 )
@@ -59,52 +60,49 @@ for name, default, least, text in (
     define("integer", name, default, text, lower_bound=least)
 
 
-class Setup(NamedTuple):
-    """What the flags ask for."""
-
-    options: Any
-    networks: list[Network]
-
-
-def setup_of(options: Any) -> Setup:
-    """The networks of the folder, those of the packages first.
+def open_networks(options: Any) -> list[Network]:
+    """Opens the networks of the folder, those of the packages first.
 
     Raises:
         FileNotFoundError, ValueError: No such folder or network; texts that cannot be read.
     """
     if options.untrained:
         names = options.networks or UNTRAINED
-        return Setup(options, [make_untrained(name, options) for name in names])
-    return Setup(options, load_networks(options, options.num_texts))
+        return [make_untrained(name, options) for name in names]
+    return load_networks(options, options.num_texts)
 
 
-def measured(options: Any, network: Network) -> dict[str, np.ndarray]:
-    """All that is measured of one network, arrays [texts, ...] by name."""
+def measure(options: Any, networks: list[Network], run: Any) -> dict[str, dict[str, np.ndarray]]:
+    """Measures every network, {network: arrays by name}; what the run has is not computed again."""
+    return {
+        network.label: run.cached(network.label, partial(measure_network, options, network))
+        for network in networks
+    }
+
+
+def measure_network(options: Any, network: Network) -> dict[str, np.ndarray]:
+    """Measures one network, arrays [texts, ...] by name.
+
+    Args:
+        options: The flags.
+        network: The network and its texts.
+    """
     source, inputs, chunk = network.source, network.inputs, options.chunk
     few = {n: a if a is None else a[: options.num_few] for n, a in inputs.items()}
-    found = measure.residuals(source, inputs, chunk)
-    key = jax.random.key(options.seed)
-    drawn = measure.residuals(pretrained.open_random(source.settings, key), few, chunk)
-    found |= {f"random/{name}": values for name, values in drawn.items()}
-    if inputs["mask"] is None:  # no tokens
-        return {name: np.asarray(values) for name, values in found.items()}
-    found |= measure.whole(source, inputs, chunk, options.num_paths)
-    task = measure.task_of(source, inputs, network.mask_id, options.num_copies)
-    if task is not None:
-        depth = source.config.depth
-        lengths = sorted({*range(min(5, depth + 1)), depth // 4, min(depth // 2, 6)})
-        found |= measure.paths(source, task, lengths, chunk)
-    shortest = int(few["mask"].sum(axis=1).min())
-    found |= measure.theory(source, few["x"][:, :shortest], chunk)
-    return {name: np.asarray(values) for name, values in found.items()}
-
-
-def measure_all(options: Any, setup: Setup, run: Any) -> dict[str, dict[str, np.ndarray]]:
-    """{network: arrays by name}; one that was measured is kept."""
-    return {
-        network.label: run.cached(network.label, functools.partial(measured, options, network))
-        for network in setup.networks
-    }
+    arrays = measures.measure_residuals(source, inputs, chunk)
+    random = pretrained.open_random(source.settings, jax.random.key(options.seed))
+    for name, values in measures.measure_residuals(random, few, chunk).items():
+        arrays[f"random/{name}"] = values
+    if inputs["mask"] is not None:  # it reads tokens
+        arrays |= measures.measure_states(source, inputs, chunk, options.num_paths)
+        task = measures.make_task(source, inputs, network.mask_id, options.num_copies)
+        if task is not None:
+            depth = source.config.depth
+            lengths = sorted({*range(min(5, depth + 1)), depth // 4, min(depth // 2, 6)})
+            arrays |= measures.measure_paths(source, task, lengths, chunk)
+        shortest = int(few["mask"].sum(axis=1).min())
+        arrays |= measures.measure_bounds(source, few["x"][:, :shortest], chunk)
+    return {name: np.asarray(values) for name, values in arrays.items()}
 
 
 EXPERIMENT = Experiment(
@@ -123,32 +121,22 @@ EXPERIMENT = Experiment(
     },
     needs="trained",
 )
-FIGURES = name_figures(figures.trained_figure, figures.residuals_figure)
-
-
-def identity(setup: Setup) -> dict[str, str]:
-    """Identifies the texts of each network, for config.json."""
-    return {
-        network.label: cli.content_hash(np.asarray(network.inputs["x"]).tobytes())
-        for network in setup.networks
-    }
+FIGURES = name_figures(
+    figures.trained_figure, figures.residuals_figure, figures.path_lengths_figure
+)
 
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(
-        options,
-        setup_of,
-        identity,
-    ) as run:
-        points = run.measure(measure_all)
+    with open_run(options, open_networks, identify_texts) as run:
+        points = run.measure(measure)
         return run.publish(
             points,
-            table=results.rows_of,
+            table=results.make_rows,
             figures=FIGURES,
-            claims=results.claims,
-            compare=results.compare,
-            finding=results.finding,
+            claims=results.judge_claims,
+            compare=results.compare_results,
+            finding=results.make_finding,
         )
 
 

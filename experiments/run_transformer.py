@@ -23,7 +23,14 @@ from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.note import transformer_grammar as grammar
 from experiments.train import arguments
-from experiments.train.training import ALONE, TrainedTask, diverged, kept, model_files, results_of
+from experiments.train.training import (
+    ALONE,
+    TrainedTask,
+    diverged_seeds,
+    fine_seeds,
+    model_files,
+    train_tasks,
+)
 from experiments.verdicts import Comparison
 from experiments.verdicts.statistics import seed_rows
 from rank_collapse.report import figures
@@ -80,7 +87,10 @@ MAX_LAYERS = 4  # of the attention figure: evenly spaced ones, the last among th
 
 
 def make_setup(options: Flags) -> TrainedTask:
-    """Encoder and decoder of the same depth and width, as in Vaswani et al. 2017.
+    """Makes what the flags train: encoder and decoder of the same size (Vaswani et al. 2017).
+
+    Args:
+        options: The flags.
 
     Raises:
         ValueError: Sizes of letter sequences given to a translation.
@@ -92,8 +102,8 @@ def make_setup(options: Flags) -> TrainedTask:
         title = "Translation between two made-up languages"
         for name in ("num_tokens", "num_labels", "min_len"):
             if options[name].value != options[name].default:
-                given = f"--{name}={options[name].value}"
-                raise ValueError(f"{given}: a translation's sentences are as its grammar says")
+                flag = f"--{name}={options[name].value}"
+                raise ValueError(f"{flag}: a translation's sentences are as its grammar says")
     half = rc.TransformerConfig(
         options.depth,
         options.num_heads,
@@ -128,7 +138,12 @@ def make_setup(options: Flags) -> TrainedTask:
 
 
 def make_data(options: Flags, key: Any) -> dict[str, sequences.SequencePairs]:
-    """Training and held-out pairs of one seed; a translation's seed has its own lexicon."""
+    """Makes training and held-out pairs of one seed; a translation's seed has its own lexicon.
+
+    Args:
+        options: The flags.
+        key: Of the seed.
+    """
     key_lexicon, *keys = jax.random.split(key, 3)
     if options.task == "translation":
         make = functools.partial(grammar.make_pairs, lexicon=grammar.make_lexicon(key_lexicon))
@@ -144,8 +159,13 @@ def make_data(options: Flags, key: Any) -> dict[str, sequences.SequencePairs]:
     return {name: make(k, n) for k, (name, n) in zip(keys, counts.items(), strict=True)}
 
 
-def measure_one(setup: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, Any]:
-    """One seed's measurements.
+def measure_seed(setup: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, Any]:
+    """Measures one seed.
+
+    Args:
+        setup: What was trained.
+        model: The trained model.
+        data: Of the seed.
 
     Returns:
         "exact": share of the held-out sequences that are written exactly, decoded greedily,
@@ -156,12 +176,12 @@ def measure_one(setup: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, 
     held_out, config = data["eval"], setup.recipe.config
     written = models.decode_pairs(model, held_out, config)
 
-    def profile(item):
-        source, source_mask, read, read_mask = item
+    def measure_pair(item):
+        source, source_mask, inputs, input_mask = item
         trace = rc.network.encoder_decoder.apply(
-            model, source, read, config, source_mask=source_mask, target_mask=read_mask
+            model, source, inputs, config, source_mask=source_mask, target_mask=input_mask
         )
-        halves = {"encoder": (trace.encoder, source_mask), "decoder": (trace.decoder, read_mask)}
+        halves = {"encoder": (trace.encoder, source_mask), "decoder": (trace.decoder, input_mask)}
         residual = {
             name: jax.vmap(lambda x, m=mask: rc.residual_ratio(x, mask=m))(half.hidden)
             for name, (half, mask) in halves.items()
@@ -171,7 +191,7 @@ def measure_one(setup: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, 
 
     pairs = held_out.first(NUM_PROFILED)
     items = (pairs.source, pairs.source_mask, pairs.inputs, pairs.target_mask[:, :-1])
-    residual, attention = jax.vmap(profile)(items)
+    residual, attention = jax.vmap(measure_pair)(items)
     return {
         "exact": models.exact_share(written, held_out),
         "residual": jax.tree.map(lambda a: jnp.mean(a, axis=0), residual),
@@ -185,10 +205,10 @@ def measure_one(setup: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, 
     }
 
 
-def rows_of(results: dict[str, Any], setup: TrainedTask) -> list[dict[str, Any]]:
-    """One row per seed."""
-    residual = {f"residual_{half}": own[:, -1] for half, own in results["residual"].items()}
-    columns = {"diverged": diverged(results), "exact": results["exact"]}
+def make_rows(results: dict[str, Any], setup: TrainedTask) -> list[dict[str, Any]]:
+    """Makes a row for each seed."""
+    residual = {f"residual_{half}": ratios[:, -1] for half, ratios in results["residual"].items()}
+    columns = {"diverged": diverged_seeds(results), "exact": results["exact"]}
     return seed_rows(columns | results["whole"] | residual)
 
 
@@ -196,7 +216,7 @@ def curves_figure(results: dict[str, Any], setup: TrainedTask):
     """Loss and accuracy after each epoch, mean and standard deviation over seeds; the point at the
     end: sequences decoded greedily that are right in every token."""
     fig, ((loss, share),) = figures.figure(1, 2)
-    seeds, curves, losses = kept(results), results["curves"], results["losses"]
+    seeds, curves, losses = fine_seeds(results), results["curves"], results["losses"]
     epochs, exact = np.arange(1, losses.shape[1] + 1), results["exact"][seeds]
     for draw, ax, values, label, index in (
         (figures.log_band, loss, losses, "training", 0),
@@ -206,11 +226,11 @@ def curves_figure(results: dict[str, Any], setup: TrainedTask):
         draw(ax, epochs, values[seeds], label, index, marker="")
     label = f"sequences written exactly, at the end ({exact.mean():.2f})"
     mean, spread = float(exact.mean()), float(exact.std())
-    ends = Interval(mean - spread, mean + spread)
-    figures.interval(share, float(epochs[-1]), mean, ends, label, 2)
+    interval = Interval(mean - spread, mean + spread)
+    figures.draw_interval(share, float(epochs[-1]), mean, interval, label, 2)
     loss.set(xlabel="epoch", ylabel="loss per token (nats)", yscale="log")
     share.set(xlabel="epoch", ylabel="share, held out", ylim=(0, 1.03))
-    figures.finish((loss, share), "epoch")
+    figures.finish_axes((loss, share), "epoch")
     share.legend(loc="lower center")
     fig.suptitle(f"{setup.title}, {len(seeds)} seed{'s' * (len(seeds) != 1)}")
     return fig
@@ -219,8 +239,8 @@ def curves_figure(results: dict[str, Any], setup: TrainedTask):
 def attention_figure(results: dict[str, Any], setup: TrainedTask):
     """Attention weights on one held-out pair, mean over heads: within the source, within the target
     so far, from target to source."""
-    seed = int(kept(results)[0])
-    shown = {name: values[seed] for name, values in results["shown"].items()}
+    seed = int(fine_seeds(results)[0])
+    pair = {name: values[seed] for name, values in results["shown"].items()}
     maps = {kind: results["attention"][kind][seed].mean(axis=1) for kind in KINDS}
     depth = len(maps["encoder"])
     layers = np.unique(np.linspace(depth - 1, 0, min(depth, MAX_LAYERS)).round().astype(int))
@@ -229,14 +249,14 @@ def attention_figure(results: dict[str, Any], setup: TrainedTask):
         for ax, (kind, (title, queries, keys)) in zip(axes[row], KINDS.items(), strict=True):
             picture = ax.imshow(maps[kind][layer], vmin=0, vmax=1, cmap="Blues")
             ax.grid(visible=False)
-            above = "" if row else f"{title}\n"
-            ax.set(xlabel=LABELS[keys], ylabel=LABELS[queries], title=f"{above}layer {layer + 1}")
-            ax.set_xticks(range(len(shown[keys])), named(shown[keys]), fontsize=8)
-            ax.set_yticks(range(len(shown[queries])), named(shown[queries]), fontsize=8)
+            heading = "" if row else f"{title}\n"
+            ax.set(xlabel=LABELS[keys], ylabel=LABELS[queries], title=f"{heading}layer {layer + 1}")
+            ax.set_xticks(range(len(pair[keys])), token_words(pair[keys]), fontsize=8)
+            ax.set_yticks(range(len(pair[queries])), token_words(pair[queries]), fontsize=8)
     fig.colorbar(picture, ax=axes, shrink=0.6, label="attention weight, mean over heads")
     fig.suptitle(
-        f"{setup.title}, seed {seed}: answer {' '.join(named(shown['labels']))}, "
-        f"written {' '.join(named(shown['written']))}"
+        f"{setup.title}, seed {seed}: answer {' '.join(token_words(pair['labels']))}, "
+        f"written {' '.join(token_words(pair['written']))}"
     )
     return fig
 
@@ -244,7 +264,7 @@ def attention_figure(results: dict[str, Any], setup: TrainedTask):
 def residual_figure(results: dict[str, Any], setup: TrainedTask):
     """Residual of the tokens by layer of the trained halves, bands over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
-    groups = {setup.title: {half: values[kept(results)] for half, values in halves}}
+    groups = {setup.title: {half: values[fine_seeds(results)] for half, values in halves}}
     label = "residual ratio ‖res(X)‖ / ‖X‖, trained"
     fig, axes = figures.curves(groups, xlabel="layer (0: input)", ylabel=label)
     axes[0, 0].set_ylim(0, 1.03)
@@ -252,15 +272,20 @@ def residual_figure(results: dict[str, Any], setup: TrainedTask):
     return fig
 
 
-def named(ids: Sequence[int]) -> list[str]:
-    """Tokens as short words: marks by symbols, the rest by number."""
+def token_words(ids: Sequence[int]) -> list[str]:
+    """Writes tokens as short words: marks by symbols, letters by number."""
     marks = {sequences.PAD: "·", sequences.BEGIN: "⊢", sequences.END: "⊣"}
     return [marks.get(int(i), str(int(i) - sequences.NUM_MARKS)) for i in ids]
 
 
-def compare(results, setup):
-    """Tokens, whole sequences and trained residuals; no number is published for these tasks."""
-    seeds, residual = kept(results), results["residual"]
+def compare_results(results: dict[str, Any], setup: TrainedTask) -> list[Comparison]:
+    """Lists tokens, whole sequences and trained residuals; no number is published.
+
+    Args:
+        results: From `measure`.
+        setup: What was trained.
+    """
+    seeds, residual = fine_seeds(results), results["residual"]
     values = {
         "token accuracy, teacher forced": results["whole"]["accuracy"],
         "sequences written exactly, decoded greedily": results["exact"],
@@ -269,8 +294,8 @@ def compare(results, setup):
     }
     note = f"standard deviation {{:.3f}} over {len(seeds)} seed(s), task {setup.options.task}"
     return [
-        Comparison(text, float(own[seeds].mean()), note=note.format(own[seeds].std()))
-        for text, own in values.items()
+        Comparison(text, float(shares[seeds].mean()), note=note.format(shares[seeds].std()))
+        for text, shares in values.items()
     ]
 
 
@@ -293,8 +318,8 @@ FIGURES = name_figures(curves_figure, attention_figure, residual_figure)
 
 
 def measure(options: Flags, setup: TrainedTask, run: RunFolder) -> dict[str, Any]:
-    """Trains all seeds, and takes `measure_one` of each."""
-    return results_of(options, {ALONE: setup}, run, measure_one)[ALONE]
+    """Trains all seeds, and measures each by `measure_seed`."""
+    return train_tasks(options, {ALONE: setup}, run, measure_seed)[ALONE]
 
 
 def main(options: Flags) -> Shown:
@@ -303,9 +328,9 @@ def main(options: Flags) -> Shown:
         points = run.measure(measure)
         return run.publish(
             points,
-            table=rows_of,
+            table=make_rows,
             figures=FIGURES,
-            compare=compare,
+            compare=compare_results,
             files=model_files,
         )
 

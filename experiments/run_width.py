@@ -13,7 +13,7 @@ right at depth 1, 0.995 at depth 12.
 import bisect
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -25,17 +25,17 @@ from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.train import arguments
-from experiments.train.sorting import sorting_setup
+from experiments.train.sorting import make_sorting_setup
 from experiments.train.training import (
     TrainedTask,
-    diverged,
-    kept,
+    diverged_seeds,
+    fine_seeds,
+    measure_whole,
     model_files,
-    results_of,
-    whole_model,
+    train_tasks,
 )
 from experiments.verdicts import Comparison
-from experiments.verdicts.claims import mean_row
+from experiments.verdicts.claims import Row, mean_row
 from experiments.verdicts.statistics import seed_rows
 from rank_collapse.report import figures
 from rank_collapse.training import Recipe, init_model
@@ -50,102 +50,122 @@ vocabulary.define_numbers(
 )
 
 Cases = Mapping[str, TrainedTask]  # {"depth L": what is trained}
-ByCase = Mapping[str, Any]  # {case: as `training.results_of`}
+ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
 
 
 def make_cases(options: flags.FlagValues) -> Cases:
-    """{"depth L": what is trained} of every depth, with about the reference's parameters."""
-    setup = sorting_setup(options)
+    """Makes what is trained at every depth, with about the reference's number of parameters.
+
+    Args:
+        options: The flags.
+    """
+    setup = make_sorting_setup(options)
     target = num_parameters(setup.recipe)
     return {
         f"depth {depth}": dataclasses.replace(
-            setup, name=f"depth {depth}", recipe=sized(setup.recipe, depth, target)
+            setup, name=f"depth {depth}", recipe=resize(setup.recipe, depth, target)
         )
         for depth in options.depths
     }
 
 
 def num_parameters(recipe: Recipe) -> int:
-    """Numbers in a recipe's model, embedding and classifier included."""
+    """Counts the numbers in a recipe's model, embedding and classifier included."""
     shapes = jax.eval_shape(lambda: init_model(jax.random.key(0), recipe))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
-def sized(recipe: Recipe, depth: int, target: int) -> Recipe:
-    """The recipe at a depth, with the multiple of its heads as width that comes nearest."""
+def resize(recipe: Recipe, depth: int, target: int) -> Recipe:
+    """Gives a recipe a depth, and the multiple of its heads as width that comes nearest.
 
-    def at(heads):
-        width = heads * recipe.config.num_heads
+    Args:
+        recipe: Of the reference.
+        depth: The new one.
+        target: Number of parameters that is come near to.
+    """
+
+    def set_width(multiple):
+        width = multiple * recipe.config.num_heads
         embedding = recipe.config.embedding.replace(d_embed=width)
         fields = {"depth": depth, "d_model": width, "d_ff": width, "embedding": embedding}
         return dataclasses.replace(recipe, config=recipe.config.replace(**fields))
 
     # A layer has more than d² parameters.
     most = math.isqrt(target) // recipe.config.num_heads + 1
-    below = bisect.bisect(range(1, most + 1), target, key=lambda k: num_parameters(at(k)))
-    nearest = (at(heads) for heads in (max(below, 1), below + 1))
-    return min(nearest, key=lambda r: abs(num_parameters(r) - target))
+    counts = range(1, most + 1)
+    below = bisect.bisect(counts, target, key=lambda k: num_parameters(set_width(k)))
+    candidates = [set_width(multiple) for multiple in (max(below, 1), below + 1)]
+    return min(candidates, key=lambda candidate: abs(num_parameters(candidate) - target))
 
 
-def rows_of(results: ByCase, cases: Cases) -> list[dict[str, Any]]:
-    """One row per depth and seed."""
-    return [
-        shape_of(case) | row
-        for name, case in cases.items()
-        for row in seed_rows({"diverged": diverged(results[name])} | results[name]["whole"])
-    ]
+def measure(options: Flags, cases: Cases, run: RunFolder) -> ByCase:
+    """Trains every depth, and measures the accuracy of each seed."""
+    return train_tasks(options, cases, run, measure_whole)
 
 
-def shape_of(case: TrainedTask) -> dict[str, int]:
-    """Depth, width and number of parameters of a network."""
+def make_rows(results: ByCase, cases: Cases) -> Iterator[dict[str, Any]]:
+    """Makes a row for each depth and seed."""
+    for name, case in cases.items():
+        diverged = {"diverged": diverged_seeds(results[name])}
+        for row in seed_rows(diverged | results[name]["whole"]):
+            yield describe_shape(case) | row
+
+
+def describe_shape(case: TrainedTask) -> dict[str, int]:
+    """Returns depth, width and number of parameters of a network."""
     config, parameters = case.recipe.config, num_parameters(case.recipe)
     return {"depth": config.depth, "hidden_dim": config.d_model, "parameters": parameters}
 
 
-def accuracies(results, cases) -> dict[str, np.ndarray]:
-    """{case: accuracy [s], NaN of a seed that diverged}, shallow first."""
+def case_accuracies(results: ByCase, cases: Cases) -> dict[str, np.ndarray]:
+    """Selects the accuracy of each case [s], NaN of a seed that diverged, shallow first."""
     return {
-        name: np.where(diverged(results[name]), np.nan, results[name]["whole"]["accuracy"])
+        name: np.where(diverged_seeds(results[name]), np.nan, results[name]["whole"]["accuracy"])
         for name in sorted(cases, key=lambda name: cases[name].recipe.config.depth)
     }
 
 
-def width_figure(results, cases):
+def width_figure(results: ByCase, cases: Cases):
     """Left: training loss, mean and standard deviation over seeds. Right: accuracy against depth,
     the width chosen so that the number of parameters stays."""
     fig, ((loss, accuracy),) = figures.figure(1, 2)
-    found = accuracies(results, cases)
-    configs = [cases[name].recipe.config for name in found]
-    for index, (name, config) in enumerate(zip(found, configs, strict=True)):
-        losses = results[name]["losses"][kept(results[name])]
+    accuracies = case_accuracies(results, cases)
+    configs = [cases[name].recipe.config for name in accuracies]
+    for index, (name, config) in enumerate(zip(accuracies, configs, strict=True)):
+        losses = results[name]["losses"][fine_seeds(results[name])]
         label = f"{config.depth} layer{'s' * (config.depth > 1)}, width {config.d_model}"
         figures.log_band(loss, 1 + np.arange(losses.shape[1]), losses, label, index, marker="")
     loss.set(xlabel="epoch", ylabel="training loss", yscale="log")
     loss.legend()
     # A seed may diverge at one depth only: NaN is left out of the mean.
-    values = np.stack(list(found.values()), axis=1)
     depths = [config.depth for config in configs]
-    figures.band(accuracy, depths, values)
+    figures.band(accuracy, depths, np.stack(list(accuracies.values()), axis=1))
     accuracy.set(xlabel="layers, at equal parameters", ylabel="token accuracy", xticks=depths)
     return fig
 
 
-def claims(results, cases):
-    """The deepest network less the shallowest, on the same data seed by seed: a finding."""
-    found = accuracies(results, cases)
-    shallow, *_, deep = [*found, *found]  # of one depth: twice the same
-    where = "{} layers and {}".format(*(cases[n].recipe.config.depth for n in (deep, shallow)))
-    return [mean_row("width", where, found[deep] - found[shallow])]
+def judge_claims(results: ByCase, cases: Cases) -> list[Row]:
+    """Takes the deepest network less the shallowest, on the same data seed by seed: a finding."""
+    accuracies = case_accuracies(results, cases)
+    names = list(accuracies)
+    shallow, deep = names[0], names[-1]
+    text = "{} layers and {}".format(*(cases[n].recipe.config.depth for n in (deep, shallow)))
+    return [mean_row("width", text, accuracies[deep] - accuracies[shallow])]
 
 
-def compare(results, cases):
-    """Accuracy by depth; no number is published."""
-    for name, accuracy in accuracies(results, cases).items():
-        shape, known = shape_of(cases[name]), accuracy[np.isfinite(accuracy)]
+def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:
+    """Lists the accuracy by depth; no number is published.
+
+    Args:
+        results: {case: arrays of all seeds [s, ...]}.
+        cases: What is trained, by case.
+    """
+    for name, accuracy in case_accuracies(results, cases).items():
+        shape, numbers = describe_shape(cases[name]), accuracy[np.isfinite(accuracy)]
         yield Comparison(
             f"token accuracy at depth {shape['depth']}, width {shape['hidden_dim']}",
-            float(known.mean()),
-            note=f"standard deviation {known.std():.3f} over {len(known)} seeds; "
+            float(numbers.mean()),
+            note=f"standard deviation {numbers.std():.3f} over {len(numbers)} seeds; "
             f"{shape['parameters']} parameters",
         )
 
@@ -166,21 +186,16 @@ EXPERIMENT = Experiment(
 FIGURES = name_figures(width_figure)
 
 
-def measure(options: Flags, cases: Cases, run: RunFolder) -> ByCase:
-    """Trains every depth, and takes the accuracy of each seed."""
-    return results_of(options, cases, run, whole_model)
-
-
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
     with open_run(options, make_cases) as run:
         points = run.measure(measure)
         return run.publish(
             points,
-            table=rows_of,
+            table=make_rows,
             figures=FIGURES,
-            claims=claims,
-            compare=compare,
+            claims=judge_claims,
+            compare=compare_results,
             files=model_files,
         )
 

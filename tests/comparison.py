@@ -6,14 +6,14 @@ from path_examples import over_batch
 
 import rank_collapse as rc
 from rank_collapse import pretrained
-from rank_collapse.pretrained.patches import patches
+from rank_collapse.pretrained.patches import cut_patches
 
 
 def example_inputs(config, arguments):
     """(inputs, mask or None) of a batch as `rank_collapse.apply` takes them, one example a row."""
     if "pixel_values" in arguments:
         size = round((config.embedding.d_input / arguments["pixel_values"].shape[1]) ** 0.5)
-        return jax.vmap(lambda image: patches(image, size))(arguments["pixel_values"]), None
+        return jax.vmap(lambda image: cut_patches(image, size))(arguments["pixel_values"]), None
     if "input_features" in arguments:
         return arguments["input_features"].transpose(0, 2, 1), None
     return arguments["input_ids"], arguments["attention_mask"].astype(bool)

@@ -16,7 +16,6 @@ BLIND[2] = False
 ANY_MASK = np.tril(np.ones((N, N), bool)) | np.eye(N, k=2, dtype=bool)
 BIAS = np.random.default_rng(3).standard_normal((H, N, N)).astype(np.float32)
 SEGMENTS = np.array([0, 0, 1, 0])
-EXPERTS = {"mlp": "swiglu", "d_ff": 9, "num_experts": 3, "experts_per_token": 2, "d_shared": 3}
 EACH = {
     "attention": np.float32([2, 1, 0.5]),
     "mlp": np.linspace(0.25, 2, 6, dtype=np.float32)[None],
@@ -96,8 +95,6 @@ CASES = {
         {"position": "relative_key", "score_cap": 2.0, "mask": "causal"},
         {},
     ),
-    "experts chosen": (EXPERTS, {}),
-    "experts of all": (EXPERTS | {"router": "all", "d_shared": 0}, {}),
     "embedding": ({"embedding": rc.EmbeddingConfig(vocab_size=7, d_embed=D)}, {}),
 }
 

@@ -11,7 +11,7 @@ from two_processes import REPOSITORY, python
 
 from experiments import reproduce
 from experiments.lab import cli
-from rank_collapse.command import COMMANDS, parsed
+from rank_collapse.command import COMMANDS, parse_flags
 
 DOCS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / name for name in ("README.md", "BUILD.md", "CONTRIBUTING.md")]
@@ -91,7 +91,7 @@ def check_library_command(arguments):
     if len(arguments) < 2:
         assert set(arguments) <= set(COMMANDS), arguments
     else:
-        parsed(arguments)
+        parse_flags(arguments)
 
 
 def check_script(name, path):

@@ -316,7 +316,7 @@ def summarise(published: Shown) -> dict[str, Any]:
     for row in published.claims:
         fields = {n: getattr(row, n) for n in ("key", "setting", "draws", "estimate")}
         interval = row.interval(0.95)
-        fields |= {"why": row.note, "interval": [*interval] if interval.known else []}
+        fields |= {"why": row.note, "interval": [*interval] if interval.is_finite else []}
         statements.append(fields)
     return {"statements": statements, "compared": [vars(row) for row in published.comparisons]}
 

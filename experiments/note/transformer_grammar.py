@@ -26,7 +26,7 @@ PLURAL = NUM_MARKS
 FIRST_WORD = PLURAL + 1
 # Token ids of the target language, which has more: two forms of each word, and the marks.
 VOCAB_SIZE = FIRST_WORD + 2 * (NOUNS + VERBS + ADJECTIVES)
-SOURCE_LENGTH, TARGET_LENGTH = 7, 7  # the longest; targets with both marks
+TARGET_LENGTH = 7  # the longest; with both marks
 
 
 class Lexicon(struct.Struct):
@@ -40,7 +40,7 @@ class Lexicon(struct.Struct):
 
 
 def make_lexicon(key: Any) -> Lexicon:
-    """A random lexicon; half of the nouns have gender 1."""
+    """Draws a lexicon; half of the nouns have gender 1."""
     *keys, key_genders = jax.random.split(key, 4)
     sizes = (NOUNS, VERBS, ADJECTIVES)
     words = (jax.random.permutation(k, n) for k, n in zip(keys, sizes, strict=True))
@@ -48,11 +48,16 @@ def make_lexicon(key: Any) -> Lexicon:
 
 
 def make_pairs(key: Any, num_examples: int, lexicon: Lexicon) -> SequencePairs:
-    """Uniformly random sentences of the source language with their translations.
+    """Draws sentences of the source language uniformly, with their translations.
 
     Token ids: the marks of `sequences`, `PLURAL`, then nouns, verbs and adjectives from
     `FIRST_WORD` on; in the target two forms of each, 2w and 2w + 1. Half of the nouns have an
     adjective, half are plural.
+
+    Args:
+        key: Of the draw.
+        num_examples: Pairs of sentences.
+        lexicon: Of the translation.
     """
     keys = jax.random.split(key, 5)
     two = (num_examples, 2)  # of the subject and of the object
@@ -62,7 +67,7 @@ def make_pairs(key: Any, num_examples: int, lexicon: Lexicon) -> SequencePairs:
     plural, described = (jax.random.bernoulli(k, 0.5, two) for k in keys[3:])
     always = jnp.ones(num_examples, bool)
 
-    def of_phrase(i):
+    def source_phrase(i):
         words = (
             adjective[:, i] + NOUNS + VERBS,
             noun[:, i],
@@ -70,22 +75,22 @@ def make_pairs(key: Any, num_examples: int, lexicon: Lexicon) -> SequencePairs:
         )
         return zip(words, (described[:, i], always, plural[:, i]), strict=True)
 
-    source = [*of_phrase(0), (verb + NOUNS, always), *of_phrase(1)]
+    source = [*source_phrase(0), (verb + NOUNS, always), *source_phrase(1)]
 
-    def translated_phrase(i):
+    def target_phrase(i):
         form = 2 * lexicon.nouns[noun[:, i]] + plural[:, i]
         gender = lexicon.genders[noun[:, i]]
-        of_adjective = 2 * (NOUNS + VERBS + lexicon.adjectives[adjective[:, i]]) + gender
-        return (form, always), (of_adjective, described[:, i])
+        adjective_form = 2 * (NOUNS + VERBS + lexicon.adjectives[adjective[:, i]]) + gender
+        return (form, always), (adjective_form, described[:, i])
 
     form = 2 * (NOUNS + lexicon.verbs[verb]) + plural[:, 0]
-    target = [(form, always), *translated_phrase(0), *translated_phrase(1)]
+    target = [(form, always), *target_phrase(0), *target_phrase(1)]
     return between_marks(*_sentence(source), *_sentence(target))
 
 
 def _sentence(words) -> tuple[Int[Array, "b n"], Bool[Array, "b n"]]:
-    """Token ids and which exist, from (word, whether it is said) by place; no gaps between."""
-    ids, said = (jnp.stack(a, axis=1) for a in zip(*words, strict=True))
-    order = jnp.argsort(~said, axis=1, stable=True)
-    ids, said = (jnp.take_along_axis(a, order, axis=1) for a in (ids, said))
-    return ids + FIRST_WORD, said
+    """Joins (word, whether it occurs) by place to token ids and which exist, without gaps."""
+    ids, occurs = (jnp.stack(a, axis=1) for a in zip(*words, strict=True))
+    order = jnp.argsort(~occurs, axis=1, stable=True)
+    ids, occurs = (jnp.take_along_axis(a, order, axis=1) for a in (ids, occurs))
+    return ids + FIRST_WORD, occurs

@@ -26,7 +26,7 @@ DTYPES = {"float32": jnp.float32, "float64": jnp.float64, "bfloat16": jnp.bfloat
 
 
 def define_flags(define: Callable) -> None:
-    """--inputs, --text_file, --num_tokens, --positions; `define` is from `cli.definer`."""
+    """Defines --inputs, --text_file, --num_tokens and --positions by `cli.definer`'s `define`."""
     define("enum", "inputs", "text", "Tokens.", ("text", "gaussian"))
     define("string", "text_file", None, "UTF-8 text (default: one that comes with the package).")
     define("integer", "num_tokens", 64, "Tokens; fewer where the text is shorter.")
@@ -34,7 +34,14 @@ def define_flags(define: Callable) -> None:
 
 
 def read_tokens(options: flags.FlagValues) -> tuple[np.ndarray | None, dict[str, str]]:
-    """Token ids of the text, or None for Gaussian tokens; and what identifies the input."""
+    """Reads the token ids of the text, None for Gaussian tokens; also what identifies the input.
+
+    Args:
+        options: The flags.
+
+    Raises:
+        ValueError: Flags that exclude each other, or fewer than two tokens.
+    """
     if options.inputs == "gaussian":
         if options.text_file:
             raise ValueError("--text_file and --inputs=gaussian exclude each other")
@@ -49,7 +56,13 @@ def read_tokens(options: flags.FlagValues) -> tuple[np.ndarray | None, dict[str,
 
 
 def input_tokens(key: jax.Array, ids: np.ndarray | None, options: flags.FlagValues) -> jax.Array:
-    """X^0 [n, d] of one seed: Gaussian, or LayerNorm(random embedding of the text + positions)."""
+    """Draws X^0 [n, d] of one seed: Gaussian, or LayerNorm(embedding of the text + positions).
+
+    Args:
+        key: Of the seed.
+        ids: Token ids of the text; None for Gaussian tokens.
+        options: The flags of `define_flags`.
+    """
     if ids is None:
         return jax.random.normal(key, (options.num_tokens, options.d_model))
     config = embedding.EmbeddingConfig(
@@ -65,5 +78,5 @@ def input_tokens(key: jax.Array, ids: np.ndarray | None, options: flags.FlagValu
 
 
 def identity(setup: Any) -> dict[str, str]:
-    """Identifies the input of a network, for config.json."""
+    """Returns what identifies the input of a network, for config.json."""
     return setup.source

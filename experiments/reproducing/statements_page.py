@@ -159,7 +159,7 @@ def merge_rows(rows: TableRows, new: Sequence[tuple[Row, Mapping[str, Any]]]) ->
 
 
 def _table_row(statement: Statement, judged: Judged, run: Mapping[str, Any]) -> dict[str, Any]:
-    low, high = judged.interval if judged.interval.known else (None, None)
+    low, high = judged.interval if judged.interval.is_finite else (None, None)
     return {
         "statement": judged.row.key,
         "setting": judged.row.setting,

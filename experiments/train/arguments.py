@@ -10,14 +10,12 @@ from absl import flags
 import rank_collapse as rc
 from experiments.lab import cli, vocabulary
 from experiments.lab.flags import Flags
-from rank_collapse.paths.steps import SEMANTICS
 from rank_collapse.training import Hyper, Recipe
 
 # How the work is divided: no influence on results.
 EXECUTION = (
     "epochs_per_chunk",
     "seeds_at_once",
-    "checkpoint_seconds",
     "do_train",
     "keep_models",
     "monitor",
@@ -60,7 +58,7 @@ def make_flags(
     dropout: float = 0.1,
     **defaults: Any,
 ) -> Flags:
-    """The flags that all trained experiments share, by our names and the published ones.
+    """Makes the flags that all trained experiments share, by our names and the published ones.
 
     Args:
         experiment: Name of the folder under results/.
@@ -78,8 +76,8 @@ def make_flags(
         traced=[field.name for field in dataclasses.fields(Hyper)],
     )
     # Normalised tokens of two numbers are (1, -1) or (-1, 1), whatever the network.
-    own = {"dropout": dropout, "init_scale": 1.0, "seed_chunk": 0}
-    vocabulary.define(values, least={"d_model": 3}, **SIZES | own | defaults)
+    shared = SIZES | {"dropout": dropout, "init_scale": 1.0, "seed_chunk": 0}
+    vocabulary.define(values, least={"d_model": 3}, **shared | defaults)
     vocabulary.define_alias(values, **PUBLISHED_NAMES)
     define = cli.definer(values)
     define("boolean", "do_mlp", do_mlp, "An MLP sublayer (gelu, own skip) in each layer.")
@@ -91,12 +89,6 @@ def make_flags(
     )
     define(
         "boolean",
-        "train_as_eval",
-        False,
-        "Evaluate on the first n_eval_data training examples.",
-    )
-    define(
-        "boolean",
         "keep_models",
         False,
         "Write the trained weights of all seeds to the run folder: models.safetensors, or a "
@@ -105,7 +97,6 @@ def make_flags(
     for name, default, text in (
         ("epochs_per_chunk", 0, "Epochs per jitted call (0: about a twentieth of the run)."),
         ("seeds_at_once", 0, "Seeds a device vmaps over (0: one on a CPU, all elsewhere)."),
-        ("checkpoint_seconds", 20, "Seconds between checkpoints at least."),
     ):
         define("integer", name, default, text, lower_bound=0)
     if monitor:
@@ -120,29 +111,14 @@ def make_flags(
     return values
 
 
-def add_path_flags(values: flags.FlagValues) -> None:
-    """Flags of the evaluation by path length."""
-    define = cli.definer(values)
-    for name, default, least, text in (
-        ("path_len", 0, 0, "Shortest path length evaluated; every length from it to the depth."),
-        ("n_paths", 5, 1, "Paths in a sampled set; sets of 5 and of 20 are evaluated too."),
-        ("n_repeat", 5, 1, "Sampled sets per length and size."),
-    ):
-        define("integer", name, default, text, lower_bound=least)
-    text = "Whether a sampled path computes its own attention (as published) or keeps the whole "
-    define("enum", "semantics", "recomputed", text + "model's.", SEMANTICS)
-    for name, text in (
-        ("no_sub_path", "Recomputed paths without their layers' skips and learned norms."),
-        ("all_heads", "Evaluate one path through all heads of all layers, and no sampled sets."),
-        ("do_rank", "Ranks of hidden states and attention matrices of the whole model by layer."),
-        ("compute_alpha", "α_l = ΣN(x) / (ΣN(x) + ΣN(SA(x))) of each layer."),
-    ):
-        define("boolean", name, False, text)
+def make_recipe(options: flags.FlagValues, embedding: rc.EmbeddingConfig, **fields: Any) -> Recipe:
+    """Makes the recipe of the published network: post-norm with skips, trained as the flags say.
 
-
-def recipe(options: flags.FlagValues, embedding: rc.EmbeddingConfig, **more: Any) -> Recipe:
-    """The published network, post-norm with skips and an MLP of width d where asked for, trained as
-    the flags say; `more` are further fields of the recipe, or others."""
+    Args:
+        options: Sizes; --do_mlp adds an MLP of width d to each layer.
+        embedding: Of the network.
+        **fields: Further fields of the recipe, or others than those of the flags.
+    """
     config = rc.TransformerConfig(
         depth=options.depth,
         num_heads=options.num_heads,
@@ -155,17 +131,22 @@ def recipe(options: flags.FlagValues, embedding: rc.EmbeddingConfig, **more: Any
         init="reference",
         embedding=embedding,
     )
-    fields = {"batch_size": options.batch_size, "num_epochs": options.n_epochs}
-    return Recipe(config, options.num_labels, **fields | more)
+    defaults = {"batch_size": options.batch_size, "num_epochs": options.n_epochs}
+    return Recipe(config, options.num_labels, **defaults | fields)
 
 
-def hyper(options: Flags, more: Mapping[str, Any] | None = None) -> Hyper:
-    """The traced values of a run, the same for every seed, with `more` fields; those without a flag
-    as by default."""
+def make_hyper(options: Flags, fields: Mapping[str, Any] | None = None) -> Hyper:
+    """Makes the traced values of a run, the same for every seed.
+
+    Args:
+        options: The flags; values without a flag are the defaults.
+        fields: Values that are not taken from the flags.
+    """
     names = [field.name for field in dataclasses.fields(Hyper) if field.name in options]
-    return Hyper(**{name: np.float32(options[name].value) for name in names} | dict(more or {}))
+    values = {name: np.float32(options[name].value) for name in names}
+    return Hyper(**values | dict(fields or {}))
 
 
 def epochs_per_chunk(options: flags.FlagValues) -> int:
-    """Epochs between two evaluations: a twentieth of the run where no flag says otherwise."""
+    """Returns the epochs between two checkpoints: by default a twentieth of the run."""
     return options.epochs_per_chunk or max(1, -(-options.n_epochs // 20))

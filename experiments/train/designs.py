@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
+from experiments.lab import cli, vocabulary
 from experiments.lab.executor import Executor
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
-from experiments.train.training import Training, nested
+from experiments.train.training import Training, unflatten_results
 from rank_collapse.network.inputs import input_states
 from rank_collapse.network.measured import updates
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import Ensemble, Hyper, Model, Recipe
-from rank_collapse.training.recipe import config_of
+from rank_collapse.training.recipe import run_config
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.training import batch_forward
 
@@ -27,7 +28,7 @@ STEPS_PER_EPOCH = 25  # of which the training loss is the mean
 LOOKS = 4  # at the networks while they train, besides the one before
 MEASURES = ("token_cosine", "residual_ratio")
 GRADIENTS = ("w_q", "w_k", "w_v", "w_o", "w_in", "w_out")
-LOOKED_AT = 8  # examples whose hidden states are measured
+NUM_MEASURED = 8  # examples whose hidden states are measured
 FLOATS = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0}
 
 
@@ -43,43 +44,74 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of the cell's arrays."""
+        """Names the cell's arrays."""
         return (
             f"designs depth={self.depth} {self.design} rate={self.learning_rate:g} "
             f"warmup={self.warmup} batch={self.batch_size}"
         )
 
 
+def make_flags(selecting: Sequence[str] = ()) -> Flags:
+    """Makes the flags of networks that learn letters, but those that choose cells.
+
+    Args:
+        selecting: Flags that say what is shown of a folder, and not what it holds.
+    """
+    flags = cli.make_flags(
+        "trainability", num_seeds=8, shows="failed", traced=("learning_rate",), selecting=selecting
+    )
+    vocabulary.define(
+        flags,
+        least={"num_tokens": 1, "n_eval_data": 8},
+        num_heads=4,
+        d_model=48,
+        d_ff=96,
+        num_tokens=16,
+        num_labels=10,
+        n_eval_data=64,
+        batch_size=32,
+        learning_rate=1e-3,
+        seed_chunk=0,
+    )
+    define = cli.definer(flags)
+    define("enum", "task", "reverse", "Task, learned token by token.", sequences.TASKS)
+    define("integer", "n_steps", 300, "Training steps.", lower_bound=1)
+    return flags
+
+
 def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str, Any]]:
-    """measure(model, data, hyper, key) of one run.
+    """Makes measure(model, data, hyper, key) of one run.
 
     It returns, on examples that training does not see, "accuracy" and "loss" [], the mean over
     examples of `MEASURES` of the hidden states [L + 1], and "gradients" [len(GRADIENTS), L], the
     Frobenius norm of the loss's gradient to each matrix of each layer, all heads together.
+
+    Args:
+        recipe: What is trained.
     """
 
     def measure(model, data, hyper, _):
-        config, held_out = config_of(recipe, hyper), data["eval"]
+        config, held_out = run_config(recipe, hyper), data["eval"]
 
-        def loss(model):
+        def compute_loss(model):
             logits = batch_forward(model, held_out, config)
             return examples.loss_metric(logits, held_out), logits
 
-        (value, logits), gradient = jax.value_and_grad(loss, has_aux=True)(model)
+        (loss, logits), gradient = jax.value_and_grad(compute_loss, has_aux=True)(model)
         norms = updates.compute_matrix_norms(updates.get_weight_matrices(gradient.network))
         norms = norms["attention"] | norms["mlp"]
 
-        def profiles(inputs):
+        def measure_states(inputs):
             states = input_states(model.network, inputs, config)
             hidden = rc.apply(model.network, states, config).hidden
             return rc.profile(hidden, measures=MEASURES)
 
-        found = jax.vmap(profiles)(held_out.first(LOOKED_AT).inputs)
+        profiles = jax.vmap(measure_states)(held_out.first(NUM_MEASURED).inputs)
         return {
             "accuracy": examples.token_accuracy(logits, held_out),
-            "loss": value,
+            "loss": loss,
             "gradients": jnp.stack([norms[name] for name in GRADIENTS]),
-        } | {name: jnp.mean(found[name], axis=0) for name in MEASURES}
+        } | {name: jnp.mean(profiles[name], axis=0) for name in MEASURES}
 
     return measure
 
@@ -91,66 +123,91 @@ def train_cells(
     *,
     make_measure: Callable = make_measure,
 ) -> dict[Cell, dict[str, Any]]:
-    """{cell: what `Training` gives and "failed" [s]} of the cells of the flags; see `make_measure`
-    for what is measured."""
+    """Trains the cells of the flags and measures them, or reads what the run has of them.
+
+    Args:
+        options: The flags of `make_flags`.
+        cells_of: flags → cells; those that differ in floats alone share a program.
+        run: The run folder.
+        make_measure: recipe → what is measured of a run before and while it trains.
+
+    Returns:
+        {cell: what `Training` returns, [s, ...] or [s, looks, ...], and "failed" [s]}.
+    """
 
     @functools.cache
-    def program_of(static):
-        config, batch_size, profiled = static
-        epochs = max(1, options.n_steps // STEPS_PER_EPOCH)
+    def make_program(static):
+        config, batch_size, is_profiled = static
+        num_epochs = max(1, options.n_steps // STEPS_PER_EPOCH)
         recipe = Recipe(
-            config, options.num_labels, batch_size, num_epochs=epochs, shuffle=True, unroll=1
+            config, options.num_labels, batch_size, num_epochs=num_epochs, shuffle=True, unroll=1
         )
         ensemble = Ensemble(
             recipe,
-            functools.partial(data_of, options, batch_size),
+            functools.partial(make_data, options, batch_size),
             mesh=executor.mesh,
-            epochs_per_chunk=-(-epochs // LOOKS),
+            epochs_per_chunk=-(-num_epochs // LOOKS),
             watch=make_measure(recipe),
         )
-        gains = functools.partial(admin_gains, recipe)
+        prepare = functools.partial(admin_gains, recipe)
         return Training(
-            ensemble, executor.run, prepared=ensemble.of_models(gains) if profiled else None
+            ensemble,
+            executor.run,
+            prepare=ensemble.of_models(prepare) if is_profiled else None,
         )
 
-    def programs_of(options):
-        """{what is compiled in: {cell: the floats}}."""
-        found: dict[Any, dict[str, Hyper]] = {}
-        for cell in cells_of(options):
-            config, floats = split(network_of(options, cell))
+    def group_by_program(point):
+        """Groups cells as {what is compiled in: {cell: the floats}}."""
+        groups: dict[Any, dict[str, Hyper]] = {}
+        for cell in cells_of(point):
+            config, floats = split_floats(make_network(options, cell))
             hyper = Hyper(cell.learning_rate, dropout=None, warmup=cell.warmup, network=floats)
             static = config, cell.batch_size, cell.design == "admin"
-            found.setdefault(static, {})[cell.name] = jax.tree.map(np.float32, hyper)
-        return found
+            groups.setdefault(static, {})[cell.name] = jax.tree.map(np.float32, hyper)
+        return groups
 
     limit = guess_limit(options.n_eval_data * options.num_tokens, options.num_labels)
-    cells, arrays = cells_of(options), {}
+    arrays = {}
     with Executor(options, run) as executor:
-        about = {
-            "keys": seed_keys(options.seed, options.num_seeds),
-            "most": max(16, options.num_seeds),
-        }
-        for static in programs_of(options):
+        for static in group_by_program(options):
 
-            def floats_of(member, static=static):
-                return programs_of(member).get(static, {})
+            def floats_of(point, static=static):
+                return group_by_program(point).get(static, {})
 
-            program = functools.partial(program_of, static)
-            arrays |= executor.map(program, floats_of, **about)
-    found = {cell: nested(arrays[cell.name]) for cell in cells}
-    return {cell: own | {"failed": failed(own, limit)} for cell, own in found.items()}
+            arrays |= executor.map(
+                functools.partial(make_program, static),
+                floats_of,
+                keys=seed_keys(options.seed, options.num_seeds),
+                most=max(16, options.num_seeds),
+            )
+    results = {cell: unflatten_results(arrays[cell.name]) for cell in cells_of(options)}
+    return {
+        cell: arrays | {"failed": has_failed(arrays, limit)} for cell, arrays in results.items()
+    }
 
 
 def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper, _: Any = None) -> Hyper:
-    """Admin's ω, profiled on the first batch of each seed's own initial network."""
+    """Profiles Admin's ω on the first batch of each seed's own initial network.
+
+    Args:
+        recipe: What is trained.
+        model: The initial network of the seed.
+        data: Of the seed.
+        hyper: Of the run; its skip gains are replaced.
+    """
     config = recipe.config.replace(**hyper.network | {"skip_gain": 1.0})
     batch = data["train"].inputs[: recipe.batch_size]
     gains = rc.network.admin_profile(model.network, batch, config).skip_gain
     return hyper.replace(network=hyper.network | {"skip_gain": gains})
 
 
-def network_of(options: Flags, cell: Cell) -> rc.TransformerConfig:
-    """The network of a cell: an encoder that answers token by token."""
+def make_network(options: Flags, cell: Cell) -> rc.TransformerConfig:
+    """Makes the network of a cell: an encoder that answers token by token.
+
+    Args:
+        options: The flags.
+        cell: Which network.
+    """
     d = options.d_model
     embedding = rc.EmbeddingConfig(
         vocab_size=options.num_labels,
@@ -159,23 +216,27 @@ def network_of(options: Flags, cell: Cell) -> rc.TransformerConfig:
         num_positions=options.num_tokens,
         projection="before_norm",
     )
-    config = rc.design(
-        rc.transformer(
-            cell.depth, options.num_heads, d, d_ff=options.d_ff, mlp="relu", embedding=embedding
-        ),
-        cell.design,
+    encoder = rc.transformer(
+        cell.depth, options.num_heads, d, d_ff=options.d_ff, mlp="relu", embedding=embedding
     )
+    config = rc.design(encoder, cell.design)
     # Admin's gains are those of the first batch: `admin_gains`.
     return config.replace(skip_gain=1.0) if cell.design == "admin" else config
 
 
-def split(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, dict[str, Any]]:
-    """(what is compiled in, the floats that differ between runs)."""
+def split_floats(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, dict[str, Any]]:
+    """Splits a network into what is compiled in, and the floats that differ between runs."""
     return config.replace(**FLOATS), {name: getattr(config, name) for name in FLOATS}
 
 
-def data_of(options: Flags, batch_size: int, key: Any) -> dict[str, Any]:
-    """Training data of one seed, an epoch of `STEPS_PER_EPOCH` batches, and data of its own."""
+def make_data(options: Flags, batch_size: int, key: Any) -> dict[str, Any]:
+    """Makes one seed's training data, an epoch of `STEPS_PER_EPOCH` batches, and held-out data.
+
+    Args:
+        options: The flags.
+        batch_size: Examples of a step.
+        key: Of the seed.
+    """
     key_train, key_eval = jax.random.split(key)
     make: Callable = functools.partial(
         sequences.make_examples,
@@ -190,30 +251,31 @@ def data_of(options: Flags, batch_size: int, key: Any) -> dict[str, Any]:
 
 
 def guess_limit(tokens: int, letters: int) -> float:
-    """Accuracy below which a guess cannot be distinguished from what is learned.
+    """Computes the accuracy up to which a network may be guessing.
 
-    1/c + 2.58 √((1/c)(1 − 1/c)/tokens): one guess of 200 lies above it.
+    1/c + 2.58 √((1/c)(1 − 1/c)/tokens), c letters: one guess of 200 lies above it.
     """
     share = 1 / letters
     return share + 2.58 * math.sqrt(share * (1 - share) / tokens)
 
 
-def diverged(found: dict[str, Any]) -> np.ndarray:
-    """Which seeds had a loss that is not finite, [s]."""
-    return ~np.isfinite(found["losses"]).all(axis=1)
+def has_diverged(results: dict[str, Any]) -> np.ndarray:
+    """Flags the seeds that had a loss that is not finite, [s]."""
+    return ~np.isfinite(results["losses"]).all(axis=1)
 
 
-def failed(found: dict[str, Any], limit: float) -> np.ndarray:
-    """Which seeds diverged or still guess at the end, [s]."""
-    return diverged(found) | ~(found["accuracy"][:, -1] > limit)
+def has_failed(results: dict[str, Any], limit: float) -> np.ndarray:
+    """Flags the seeds that diverged, or whose final accuracy is no more than the limit, [s]."""
+    return has_diverged(results) | ~(results["accuracy"][:, -1] > limit)
 
 
-def gradient(found: dict[str, Any], matrix: str) -> np.ndarray:
-    """Norm of the loss's gradient to one matrix, [s, t, L]."""
-    return found["gradients"][:, :, GRADIENTS.index(matrix)]
+def gradient_norms(results: dict[str, Any], matrix: str) -> np.ndarray:
+    """Selects the norm of the loss's gradient to one matrix, [s, t, L]."""
+    return results["gradients"][:, :, GRADIENTS.index(matrix)]
 
 
-def steps_of(found: dict[str, Any]) -> np.ndarray:
-    """The training step of each look."""
-    looks = found["accuracy"].shape[1]
-    return STEPS_PER_EPOCH * found["losses"].shape[1] * np.arange(looks) / (looks - 1)
+def look_steps(results: dict[str, Any]) -> np.ndarray:
+    """Lists the training step of each look [t]."""
+    num_looks = results["accuracy"].shape[1]
+    num_steps = STEPS_PER_EPOCH * results["losses"].shape[1]
+    return num_steps * np.arange(num_looks) / (num_looks - 1)

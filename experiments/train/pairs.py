@@ -5,8 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from rank_collapse.text.files import read_table
-from rank_collapse.text.tokens import Tokens, pad
-from rank_collapse.text.vocabulary import called, read_tokenizer, read_wordpiece, train_wordpiece
+from rank_collapse.text.tokens import Tokens, pad_sequences
+from rank_collapse.text.vocabulary import (
+    call_tokenizers,
+    read_tokenizer,
+    read_wordpiece,
+    train_wordpiece,
+)
 from rank_collapse.text.words import default_text
 
 VOCABULARY_SIZE = 30522  # at most, of a vocabulary trained on the data
@@ -14,7 +19,7 @@ TASKS = ("RTE", "shipped")
 
 
 def read_pairs(task: str, data_dir: str, count: int) -> list[tuple[str, str]]:
-    """The first `count` pairs of sentences of a task's training file.
+    """Reads the first `count` pairs of sentences of a task's training file.
 
     Args:
         task: "RTE": data_dir/train.tsv with the columns sentence1 and sentence2, tab separated;
@@ -46,11 +51,12 @@ def read_pairs(task: str, data_dir: str, count: int) -> list[tuple[str, str]]:
 
 
 def load_tokenizer(name_or_path: str, pairs: list[tuple[str, str]]) -> tuple[Any, str]:
-    """(tokenizer, line that says where it is from).
+    """Loads a tokenizer, or trains one on the data; also returns a line that says which.
 
     Args:
         name_or_path: A folder with tokenizer.json or vocab.txt, such a file, or else any name:
             then a lower-case WordPiece vocabulary is trained on the data, as nothing is downloaded.
+        pairs: The data.
 
     Raises:
         ValueError: `tokenizers` is not installed, or a path that holds no vocabulary.
@@ -72,15 +78,22 @@ def load_tokenizer(name_or_path: str, pairs: list[tuple[str, str]]) -> tuple[Any
 
 
 def encode_pairs(tokenizer: Any, pairs: list[tuple[str, str]], max_length: int) -> Tokens:
-    """[CLS] first [SEP] second [SEP], the longer sentence cut first, as ids and mask [b, n].
+    """Encodes pairs as [CLS] first [SEP] second [SEP], the longer sentence cut first.
 
     A vocabulary trained here has no rule for [CLS] and [SEP]: its texts are first second.
-    n is the longest text's length, at most `max_length`.
+
+    Args:
+        tokenizer: From `load_tokenizer`.
+        pairs: The sentences.
+        max_length: Tokens of a text at most.
+
+    Returns:
+        Ids and mask [b, n], n the longest text's length.
 
     Raises:
         ValueError: A vocabulary that cannot encode them.
     """
     tokenizer.enable_truncation(max_length, strategy="longest_first")
     tokenizer.no_padding()
-    found = called("the tokenizer encodes no text", tokenizer.encode_batch, pairs)
-    return pad(encoded.ids for encoded in found)
+    encodings = call_tokenizers("the tokenizer encodes no text", tokenizer.encode_batch, pairs)
+    return pad_sequences(encoded.ids for encoded in encodings)

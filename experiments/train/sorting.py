@@ -12,15 +12,16 @@ from experiments.lab.flags import Flags
 from experiments.train import arguments
 from experiments.train.training import TrainedTask, train_and_eval
 from rank_collapse.training.tasks import examples
-from rank_collapse.training.tasks.examples import Examples
 
 
 def make_examples(
     key: Any, num_examples: int, seq_len: int, num_letters: int, repeats: bool = True
-) -> Examples:
-    """Uniformly random letter sequences with their sorted sequences as labels.
+) -> examples.Examples:
+    """Draws letter sequences uniformly at random, with their sorted sequences as labels.
 
     Args:
+        key: Of the draw.
+        num_examples, seq_len, num_letters: Sequences, letters of each, and of the alphabet.
         repeats: Whether a letter may occur twice; if not, each sequence is a random choice of
             distinct letters in random order.
 
@@ -37,22 +38,25 @@ def make_examples(
         keys = jax.random.split(key, num_examples)
         shuffled = jax.vmap(lambda k: jax.random.permutation(k, num_letters))(keys)
         letters = shuffled[:, :seq_len]
-    return Examples(inputs=letters, labels=jnp.sort(letters, axis=-1))
+    return examples.Examples(inputs=letters, labels=jnp.sort(letters, axis=-1))
 
 
 def misordered_pairs(predicted: Int[Array, "b n"], repeats: bool = True) -> Float[Array, ""]:
-    """Mean over sequences of the number of pairs i < j predicted with p_i > p_j.
+    """Counts the pairs i < j predicted with p_i > p_j, mean over sequences.
 
     Without repeats a tie is out of order too: p_i ≥ p_j.
     """
     first, second = predicted[:, :, None], predicted[:, None, :]
-    wrong = first > second if repeats else first >= second
-    later = jnp.triu(jnp.ones(wrong.shape[1:], bool), k=1)
-    return jnp.mean(jnp.sum(wrong & later[None], axis=(1, 2)).astype(jnp.float32))
+    is_wrong = first > second if repeats else first >= second
+    is_later = jnp.triu(jnp.ones(is_wrong.shape[1:], bool), k=1)
+    return jnp.mean(jnp.sum(is_wrong & is_later[None], axis=(1, 2)).astype(jnp.float32))
 
 
-def sorting_setup(options: Flags) -> TrainedTask:
-    """What the flags train.
+def make_sorting_setup(options: Flags) -> TrainedTask:
+    """Makes what the flags train: a network that sorts letters.
+
+    Args:
+        options: The flags.
 
     Raises:
         ValueError: More distinct letters than there are.
@@ -76,7 +80,7 @@ def sorting_setup(options: Flags) -> TrainedTask:
         options,
         name="sort",
         title=f"Sorting {tokens} of {letters} letters",
-        recipe=arguments.recipe(options, embedding),
+        recipe=arguments.make_recipe(options, embedding),
         make_data=functools.partial(train_and_eval, make, options),
         metrics={
             "accuracy": examples.token_accuracy,

@@ -20,7 +20,7 @@ def layer_scalars(
     data: dict[str, Any],
     config: TransformerConfig | EncoderDecoderConfig,
 ) -> dict[str, Float[Array, "l"]]:
-    """`monitor` of each layer's output and attention, means over the first `EXAMPLES` held out.
+    """Measures `monitor` of each layer, means over the first `EXAMPLES` held-out examples.
 
     For the `watch` of an `Ensemble`. Of an encoder-decoder those of either half, under teacher
     forcing: "encoder.residual_ratio", "decoder.residual_ratio", ...
@@ -28,17 +28,18 @@ def layer_scalars(
     Args:
         model: A network with a classifier, or an encoder-decoder.
         data: With the entry "eval".
+        config: Of the network.
     """
 
-    def of_example(example):
+    def measure_example(example):
         states = input_states(model.network, example.inputs, config)
         return monitored(model.network, states, config, mask=example.mask)[1]
 
-    def of_pair(pair):
-        memory, of_source = monitored(
+    def measure_pair(pair):
+        memory, encoder = monitored(
             model.encoder, pair.source, config.encoder, mask=pair.source_mask
         )
-        _, of_target = monitored(
+        _, decoder = monitored(
             encoder_decoder.decoder_params(model, config),
             pair.target[:-1],
             config.decoder,
@@ -46,9 +47,12 @@ def layer_scalars(
             memory=memory,
             memory_mask=pair.source_mask,
         )
-        halves = {"encoder": of_source, "decoder": of_target}
-        return {f"{half}.{name}": v for half, own in halves.items() for name, v in own.items()}
+        halves = {"encoder": encoder, "decoder": decoder}
+        return {
+            f"{half}.{name}": v for half, scalars in halves.items() for name, v in scalars.items()
+        }
 
-    single = of_pair if isinstance(config, EncoderDecoderConfig) else of_example
-    found = jax.vmap(single)(data["eval"].first(EXAMPLES))
-    return jax.tree.map(lambda a: a.mean(axis=0), found)
+    is_pair = isinstance(config, EncoderDecoderConfig)
+    single = measure_pair if is_pair else measure_example
+    scalars = jax.vmap(single)(data["eval"].first(EXAMPLES))
+    return jax.tree.map(lambda a: a.mean(axis=0), scalars)

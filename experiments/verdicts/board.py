@@ -12,7 +12,7 @@ from experiments.verdicts.wording import (
     range_text,
     row_note,
 )
-from rank_collapse.report.page import escape, wide
+from rank_collapse.report.page import escape_html, wrap_wide
 
 NOT_TESTED = "not tested"
 
@@ -33,11 +33,11 @@ def render_board(answers: Sequence[Answer], untested: Sequence[str] = ()) -> str
     statements = "".join(map(render_statement, answers))
     for text in untested:
         statements += '<div class="statement"><p><span class="answer not-tested">'
-        statements += f"{NOT_TESTED}</span> {escape(text)}</p></div>"
+        statements += f"{NOT_TESTED}</span> {escape_html(text)}</p></div>"
     return (
         f'<p class="counts">{count_html}</p>'
-        f"<p>{escape(count_line(answers))}</p>"
-        f"<details><summary>How they are judged</summary><p>{escape(JOINTLY)}</p></details>"
+        f"<p>{escape_html(count_line(answers))}</p>"
+        f"<details><summary>How they are judged</summary><p>{escape_html(JOINTLY)}</p></details>"
         f"<details><summary>All statements</summary>{statements}</details>"
     )
 
@@ -47,19 +47,20 @@ def render_statement(answer: Answer) -> str:
     statement, rows = answer.statement, ""
     for j in answer.rows:
         verdict = "" if answer.answer == FINDING else j.verdict
-        rows += f'<tr><td>{escape(j.row.setting)}</td><td class="number">'
-        rows += f"{escape(estimate_text(j))}</td><td>{escape(row_note(j.row))}</td>"
+        rows += f'<tr><td>{escape_html(j.row.setting)}</td><td class="number">'
+        rows += f"{escape_html(estimate_text(j))}</td><td>{escape_html(row_note(j.row))}</td>"
         rows += f'<td class="{_css_class(j.verdict)}">{verdict}</td></tr>'
     claimed = f"; claimed: {range_text(statement.claimed)}" if statement.claimed else ""
     return (
         f'<details class="statement"><summary>'
-        f'<span class="answer {_css_class(answer.answer)}">{escape(answer.answer)}</span>'
-        f'<span>{escape(statement.text)} <span class="source">{escape(statement.source)}. '
-        f"{escape(confirmation_text(answer))}</span></span>"
-        f'<span class="small">{escape(quantity_text(statement) + claimed)}</span></summary>'
-        f"{wide(f'<table>{rows}</table>')}</details>"
+        f'<span class="answer {_css_class(answer.answer)}">{escape_html(answer.answer)}</span>'
+        f"<span>{escape_html(statement.text)} "
+        f'<span class="source">{escape_html(statement.source)}. '
+        f"{escape_html(confirmation_text(answer))}</span></span>"
+        f'<span class="small">{escape_html(quantity_text(statement) + claimed)}</span></summary>'
+        f"{wrap_wide(f'<table>{rows}</table>')}</details>"
     )
 
 
 def _css_class(words):
-    return escape(words).replace(" ", "-")
+    return escape_html(words).replace(" ", "-")

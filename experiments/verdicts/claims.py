@@ -118,7 +118,7 @@ def mean_row(
     @cache
     def interval(level):
         ends = mean_interval(finite, level)
-        return Interval(*map(scale, ends)) if ends.known else ends
+        return Interval(*map(scale, ends)) if ends.is_finite else ends
 
     estimate = scale(math.fsum(finite) / len(finite)) if finite else None
     return Row(key, setting, len(finite), estimate, interval, _join_notes(notes))
@@ -242,7 +242,7 @@ def curve_row(key: str, setting: str, curve: Any, draws: Any, resolution: float 
         return Interval(p - rejected, p - rejected) if rejected else Interval()
 
     ends = interval(1 - ERROR)
-    estimate = ends.low if ends.known else None
+    estimate = ends.low if ends.is_finite else None
     return Row(key, setting, n, estimate, interval, f"p = {p:.2g} with {n} draws")
 
 

@@ -10,7 +10,7 @@ from experiments.verdicts.claims import Answer, Row
 from experiments.verdicts.style import STYLE
 from experiments.verdicts.wording import count_text
 from rank_collapse import report
-from rank_collapse.report.page import escape, image, number, wide
+from rank_collapse.report.page import embed_png, escape_html, format_number, wrap_wide
 
 UNFINISHED = ("waiting", "running")
 
@@ -71,8 +71,10 @@ def render(
 
 def comparison_line(row: Comparison) -> str:
     """Writes "whole model: 0.98, beside 0.9; note"."""
-    published = "" if row.published is None else f", beside {number(row.published)}"
-    return f"{row.quantity}: {number(row.measured)}{published}" + f"; {row.note}" * bool(row.note)
+    published = "" if row.published is None else f", beside {format_number(row.published)}"
+    return f"{row.quantity}: {format_number(row.measured)}{published}" + f"; {row.note}" * bool(
+        row.note
+    )
 
 
 def _report_section(section, answers):
@@ -84,7 +86,7 @@ def _report_section(section, answers):
     """
     unfinished = section.status in UNFINISHED
     kind = "small" if unfinished else "failed"
-    status = f' <span class="{kind}">{escape(section.status)}</span>'
+    status = f' <span class="{kind}">{escape_html(section.status)}</span>'
     if unfinished:
         return report.Section(section.name, section.title, "", status)
     paragraphs = {
@@ -93,7 +95,7 @@ def _report_section(section, answers):
         "Result at full size: ": re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", section.came_out),
     }
     body = "".join(
-        f"<p><b>{label}</b>{escape(text)}</p>" for label, text in paragraphs.items() if text
+        f"<p><b>{label}</b>{escape_html(text)}</p>" for label, text in paragraphs.items() if text
     )
     keys = {row.key for row in section.claims}
     tested = [answer for answer in answers if answer.key in keys]
@@ -108,7 +110,7 @@ def _report_section(section, answers):
         section.title,
         section.command,
         "" if section.status == "done" else status,
-        body + (f"<pre>{escape(section.error)}</pre>" if section.error else ""),
+        body + (f"<pre>{escape_html(section.error)}</pre>" if section.error else ""),
         section.figures,
         folded=folded,
         details=section.details,
@@ -121,11 +123,14 @@ def _comparison_table(comparisons):
     column = "<th>published</th>" * has_published
     table = f"<tr><th>quantity</th><th>measured</th>{column}<th></th></tr>"
     for c in comparisons:
-        published = f'<td class="number">{escape(number(c.published))}</td>' * has_published
-        table += f'<tr><td>{escape(c.quantity)}</td><td class="number">'
-        table += f"{escape(number(c.measured))}</td>{published}<td>{escape(c.note)}</td></tr>"
+        published = (
+            f'<td class="number">{escape_html(format_number(c.published))}</td>' * has_published
+        )
+        table += f'<tr><td>{escape_html(c.quantity)}</td><td class="number">'
+        table += f"{escape_html(format_number(c.measured))}</td>{published}"
+        table += f"<td>{escape_html(c.note)}</td></tr>"
     title = "Numbers" + ", beside published ones" * has_published
-    return title, wide(f"<table>{table}</table>")
+    return title, wrap_wide(f"<table>{table}</table>")
 
 
 def _render_cards(sections):
@@ -134,7 +139,7 @@ def _render_cards(sections):
     for s in (s for s in sections if s.finding and s.picture):
         # The header of a PNG has its width and height; one twice as wide as high gets two columns.
         broad = int.from_bytes(s.picture[16:20]) > 2 * int.from_bytes(s.picture[20:24])
-        cards += f'<a class="card{" broad" * broad}" href="#{escape(s.name)}">'
-        cards += f"{image(s.picture, s.finding)}<p>{escape(s.finding)}</p>"
-        cards += f'<p class="small">{escape(s.title)}</p></a>'
+        cards += f'<a class="card{" broad" * broad}" href="#{escape_html(s.name)}">'
+        cards += f"{embed_png(s.picture, s.finding)}<p>{escape_html(s.finding)}</p>"
+        cards += f'<p class="small">{escape_html(s.title)}</p></a>'
     return f'<div class="cards">{cards}</div>' if cards else ""

@@ -49,7 +49,7 @@ def format_interval(estimate: tuple[float, Interval], digits: int = 3) -> str:
     """
     mean, interval = estimate
     text = f"{mean:.{digits}f}"
-    if not interval.known:
+    if not interval.is_finite:
         return text
     return f"{text} ({interval.low:.{digits}f} to {interval.high:.{digits}f})"
 

@@ -19,7 +19,7 @@ from experiments.verdicts.claims import (
     expected_errors,
 )
 from rank_collapse.report.intervals import draws_needed
-from rank_collapse.report.page import number
+from rank_collapse.report.page import format_number
 
 JOINTLY = (
     "Each line is one setting with its 95 % interval; the intervals of a statement hold jointly "
@@ -88,10 +88,10 @@ def estimate_text(judged: Judged) -> str:
     """Writes a row's statistic and its interval, "2.9 (2.8 to 3.1)"."""
     if judged.row.estimate is None:
         return "—"
-    estimate, interval = number(judged.row.estimate), judged.interval
-    if not interval.known or interval.low == interval.high:
+    estimate, interval = format_number(judged.row.estimate), judged.interval
+    if not interval.is_finite or interval.low == interval.high:
         return estimate
-    return f"{estimate} ({number(interval.low)} to {number(interval.high)})"
+    return f"{estimate} ({format_number(interval.low)} to {format_number(interval.high)})"
 
 
 def answer_lines(answer: Answer) -> str:

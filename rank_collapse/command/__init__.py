@@ -28,28 +28,38 @@ COMMANDS = ("check", "compare", "depth", "watch", "depth-check")
 
 
 def run() -> NoReturn:
-    """The command as a process; Ctrl-C ends it at once, as XLA's compiler cannot be interrupted."""
+    """Runs the command as a process, which Ctrl-C ends at once.
+
+    XLA's compiler cannot be interrupted by an exception.
+    """
     if sys.stdout is not None:  # "?" for what the encoding has no character for
         sys.stdout.reconfigure(errors="replace")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, end)
+        signal.signal(signal.SIGINT, end_on_interrupt)
     sys.exit(main())
 
 
-def end(*_: Any) -> NoReturn:
+def end_on_interrupt(*_: Any) -> NoReturn:
     """Ends the process on Ctrl-C."""
     os.write(2, b"\ninterrupted\n")
     os._exit(130)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+    """Runs the command.
+
+    Args:
+        arguments: Words of the command line; those of the process by default.
+
+    Returns:
+        The exit code.
+    """
     arguments = [*(sys.argv[1:] if arguments is None else arguments)]
     try:
-        given = parsed(arguments)
+        flags = parse_flags(arguments)
         if sys.stdout is None:
             raise ValueError("standard output is closed: nothing can be printed")
-        code = given.module.run(given, arguments)
+        code = flags.module.run(flags, arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -67,25 +77,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 2
 
 
-def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """The flags, and the module of the command: `check` where none is named.
+def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the flags, and find the module of the command: `check` where none is named.
+
+    Args:
+        arguments: Words of the command line.
 
     Raises:
         ValueError: The first word is neither a command nor what could be a checkpoint.
     """
     form = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    first, *rest = arguments or ["--help"]
+    first, *remaining = arguments or ["--help"]
     if first in ("-h", "--help"):
         _Parser(prog="rank-collapse", description=__doc__, **form).parse_args(["--help"])
     if first not in COMMANDS:
-        first, rest = "check", list(arguments)
-        is_word = rest[0].isidentifier() and not Path(rest[0]).exists()
+        first, remaining = "check", list(arguments)
+        is_word = remaining[0].isidentifier() and not Path(remaining[0]).exists()
         if is_word:
-            raise ValueError(f"{rest[0]} is neither a command ({', '.join(COMMANDS)}) nor a folder")
+            raise ValueError(
+                f"{remaining[0]} is neither a command ({', '.join(COMMANDS)}) nor a folder"
+            )
     module = importlib.import_module(f"rank_collapse.command.{first.replace('-', '_')}")
     parser = _Parser(prog=f"rank-collapse {first}", description=module.__doc__, **form)
     module.add_arguments(parser)
-    return parser.parse_args(rest, argparse.Namespace(command=first, module=module))
+    return parser.parse_args(remaining, argparse.Namespace(command=first, module=module))
 
 
 class _Parser(argparse.ArgumentParser):

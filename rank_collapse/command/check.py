@@ -27,7 +27,9 @@ from rank_collapse.command import checkpoint, inputs
 from rank_collapse.command.checkpoint import ALONE, NETWORKS, OF_ATTENTION, READ, WHOLE, Checked
 from rank_collapse.measures.profiles import rounding_of
 from rank_collapse.measures.table import MEASURES
+from rank_collapse.pretrained.path_lengths import tabulate_lengths
 from rank_collapse.report import figures, page as page_html
+from rank_collapse.report.path_lengths import path_length_figure
 from rank_collapse.runs.drawn import drawn
 
 MEANING = {
@@ -41,62 +43,75 @@ MEANING = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Add the flags of `check`."""
     parser.add_argument("sources", metavar="FOLDER_OR_NAME", nargs="+", help=checkpoint.SOURCE)
     checkpoint.add_arguments(parser, "rank_collapse.html", "the page, beside it .csv and .json")
 
 
 def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
-    """The command; returns its exit code."""
-    opened = [inputs.opened(name) for name in dict.fromkeys(flags.sources)]
+    """Runs `check`; returns its exit code.
+
+    Args:
+        flags: Of `add_arguments`.
+        command: Words of the command line, for the page.
+    """
+    opened = [inputs.open_source(name) for name in dict.fromkeys(flags.sources)]
     checkpoint.check_output(flags)
-    measured = [inputs.inputs_of(flags, one) for one in opened]
-    checks = [checkpoint.checked(*pair) for pair in zip(opened, measured, strict=True)]
-    about = [one.about(command) for one in checks]
-    lines = [text | {"layers": one.layers()} for one, text in zip(checks, about, strict=True)]
+    measured = [inputs.read_inputs(flags, one) for one in opened]
+    checks = [checkpoint.measure_checkpoint(*pair) for pair in zip(opened, measured, strict=True)]
+    about = [one.describe(command) for one in checks]
+    lines = [text | {"layers": one.layer_means()} for one, text in zip(checks, about, strict=True)]
 
     def make_files(out: Path) -> dict[Path, bytes]:
         numbers = json.dumps(about if about[1:] else about[0], indent=1) + "\n"
-        html = page(checks, about[0]["command"])
+        html = render_page(checks, about[0]["command"])
         return {out: html.encode(), out.with_suffix(".json"): numbers.encode()}
 
-    sentences = [f"{one.opened.name}: {one.verdict()}" for one in checks]
-    sentences += dict.fromkeys(one.inputs.made for one in checks)
-    checkpoint.write(flags, lines, rows_of(checks), make_files, sentences)
+    sentences = [f"{one.opened.name}: {one.write_verdict()}" for one in checks]
+    sentences += dict.fromkeys(one.inputs.description for one in checks)
+    checkpoint.write_outputs(flags, lines, yield_rows(checks), make_files, sentences)
     return 0
 
 
-def rows_of(several: Sequence[Checked]) -> Iterator[tuple[Any, ...]]:
-    """All numbers, one a row: of which network, measure, text, and layer or path length; of several
-    checkpoints first of which."""
-    which = ("source",) if several[1:] else ()
-    yield (*which, "network", "measure", "text", "layer_or_length", "value")
-    for one in several:
+def yield_rows(checks: Sequence[Checked]) -> Iterator[tuple[Any, ...]]:
+    """Yields all numbers, one a row: network, measure, text, and layer or path length.
+
+    Args:
+        checks: With several of them, each row begins with the checkpoint's name.
+    """
+    source_column = ("source",) if checks[1:] else ()
+    yield (*source_column, "network", "measure", "text", "layer_or_length", "value")
+    for one in checks:
         measures: dict[tuple[str, str], np.ndarray] = {}
         for network, profile in one.networks.items():
             columns = {**profile.measures, **profile.notes}
             measures |= {(network, measure): array for measure, array in columns.items()}
-        measures |= {(WHOLE, f"attention_{m}"): one.attention(m) for m in OF_ATTENTION}
+        measures |= {(WHOLE, f"attention_{m}"): one.mean_attention(m) for m in OF_ATTENTION}
         measures[WHOLE, "path_size"] = sizes = one.report.path_size
         for (network, measure), values in measures.items():
             first = sizes.shape[1] - values.shape[1]  # a layer's attention: from 1
-            for (text, place), value in np.ndenumerate(values):
-                row = (network, measure, text, first + place, float(value))
-                yield (one.opened.name, *row) if which else row
+            for (text, index), value in np.ndenumerate(values):
+                row = (network, measure, text, first + index, float(value))
+                yield (one.opened.name, *row) if source_column else row
 
 
-def page(checks: Sequence[Checked], command: str) -> str:
-    """The page as HTML, a section for each checkpoint."""
+def render_page(checks: Sequence[Checked], command: str) -> str:
+    """Render the page as HTML, a section for each checkpoint.
+
+    Args:
+        checks: Measured checkpoints.
+        command: That made the page.
+    """
     notes = [
-        f"{one.opened.name}: {one.verdict()} {one.inputs.counts}: {one.inputs.made}"
-        + "".join(f" {row}: {where}." for row, where in one.of_one_token().items())
+        f"{one.opened.name}: {one.write_verdict()} {one.inputs.counts}: {one.inputs.description}"
+        + "".join(f" {row}: {where}." for row, where in one.find_one_token_layers().items())
         for one in checks
     ]
     return report.render(
         f"Rank collapse in {', '.join(Path(one.opened.name).name for one in checks)}",
         " ".join(notes),
         [
-            section(one, f"checkpoint-{i}" if i else "checkpoint", command)
+            build_section(one, f"checkpoint-{i}" if i else "checkpoint", command)
             for i, one in enumerate(checks)
         ],
         "Means over texts. States by layer are those before the final norm, where there is one. "
@@ -104,36 +119,51 @@ def page(checks: Sequence[Checked], command: str) -> str:
     )
 
 
-def section(one: Checked, name: str, command: str) -> report.Section:
-    """A checkpoint's part of the page."""
+def build_section(one: Checked, name: str, command: str) -> report.Section:
+    """Build a checkpoint's part of the page.
+
+    Args:
+        one: Measured checkpoint.
+        name: Anchor of the section.
+        command: That made the page.
+    """
+    folded = {
+        "How long are the paths?": tabulate_lengths(one.length_laws),
+        "Massive activations": one.spike_rows(),
+        "Measures": [*map(meaning_row, one.layer_means())],
+    }
     return report.Section(
         name=name,
         title=one.opened.name,
-        body=page_html.table_of(headline_rows(one)),
-        figures=[(drawn(figure)[".png"], caption) for figure, caption in figures_of(one)],
+        body=page_html.render_table(headline_rows(one)),
+        figures=[(drawn(figure)[".png"], caption) for figure, caption in plot_figures(one)],
         table=layer_rows(one),
-        folded=[("Measures", page_html.table_of([*map(meaning_row, one.layers())]))],
+        folded=[(title, page_html.render_table(rows)) for title, rows in folded.items() if rows],
         command=command,
     )
 
 
 def headline_rows(one: Checked) -> list[dict[str, str]]:
-    """The headline numbers, and what each is to be compared with."""
-    bounds, references = one.upper_bounds(), one.references()
+    """List the headline numbers, and what each is to be compared with.
+
+    Args:
+        one: Measured checkpoint.
+    """
+    bounds, references = one.upper_bounds(), one.find_references()
     rows = []
-    for name, value in one.numbers().items():
-        shown = "none" if value is None else "≤ " * (name in bounds) + f"{value:.3g}"
+    for name, value in one.headline_numbers().items():
+        text = "none" if value is None else "≤ " * (name in bounds) + f"{value:.3g}"
         reference = references.get(name, "")
-        rows.append({"quantity": name, "this checkpoint": shown, "to compare with": reference})
+        rows.append({"quantity": name, "this checkpoint": text, "to compare with": reference})
     return rows
 
 
 def layer_rows(one: Checked) -> list[dict[str, str]]:
-    """All measures, a row for each layer: a deep network makes the table longer, not wider."""
+    """List all measures, a row for each layer: a deep network makes the table longer, not wider."""
     rows = []
     for layer in range(one.opened.source.config.depth + 1):
         row = {"layer": str(layer)}
-        for measure, values in one.layers().items():
+        for measure, values in one.layer_means().items():
             network = measure.removeprefix("residual ratio, ")
             row[measure] = "—" if np.isnan(values[layer]) else f"{values[layer]:.3g}"
             if network in NETWORKS:
@@ -143,26 +173,32 @@ def layer_rows(one: Checked) -> list[dict[str, str]]:
 
 
 def meaning_row(measure: str) -> dict[str, str]:
-    """What a measure is."""
+    """Returns a row that says what a measure is."""
     return {"measure": measure, "what it is": MEANING[measure]}
 
 
-def figures_of(one: Checked) -> list[tuple[figures.Figure, str]]:
-    """The figures of a checkpoint and their captions."""
+def plot_figures(one: Checked) -> list[tuple[figures.Figure, str]]:
+    """Plot the figures of a checkpoint; returns them with their captions.
+
+    Args:
+        one: Measured checkpoint.
+    """
     return [
         (
-            by_layer(one),
+            residual_figure(one),
             f"Residual ratio by layer, also of {READ}, N(x), and of the same weights without skips "
             f"and MLPs ({ALONE}); in grey what rounding makes of equal tokens. "
             "Right: the largest token's share of the squared norm, and of the residual's; "
             "where that is above 1/2, the residual ratio is of one token. Bands over texts.",
         ),
         (
-            by_path_length(one.report.path_size),
-            "Share of the size ‖C_k‖ of all paths of length k, exact sums; bands over texts.",
+            path_length_figure(one.length_laws),
+            "How long are the paths? Each path counted once; weighted by the share of each layer's "
+            "attention branch in the stream (rollout); and by the size ‖C_k‖ of the exact sum over "
+            "all paths of length k. Bands over texts. `rank-collapse depth` adds the loss.",
         ),
         (
-            of_attention(one),
+            attention_figure(one),
             "Entropy of attention, and its weight on the first token (a sink) and on the token "
             "that gets most; means over heads and queries, bands over texts.",
         ),
@@ -170,46 +206,36 @@ def figures_of(one: Checked) -> list[tuple[figures.Figure, str]]:
 
 
 @figures.styled
-def by_layer(one: Checked):
-    """Residual ratio by layer, and the largest token's share."""
+def residual_figure(one: Checked):
+    """Plot the residual ratio by layer, and the largest token's share."""
     limit = rounding_of(one.opened.source.weights.dtype)
-    whole, read, _ = networks = one.networks.values()
-    shown = {name: p["residual_ratio"] for name, p in one.networks.items()}
-    if np.allclose(whole["residual_ratio"], read["residual_ratio"], rtol=1e-3):
-        del shown[READ]
-        shown = {f"{WHOLE}, and {READ}" if n == WHOLE else n: a for n, a in shown.items()}
+    model_profile, read_profile, _ = networks = one.networks.values()
+    curves = {name: p["residual_ratio"] for name, p in one.networks.items()}
+    if np.allclose(model_profile["residual_ratio"], read_profile["residual_ratio"], rtol=1e-3):
+        del curves[READ]
+        curves = {f"{WHOLE}, and {READ}" if n == WHOLE else n: a for n, a in curves.items()}
     fig, ((ratios, spikes),) = figures.figure(1, 2, width=4.2, height=3.4)
-    for index, (name, values) in enumerate(shown.items()):
+    for index, (name, values) in enumerate(curves.items()):
         layers = np.arange(values.shape[1])
         figures.log_band(ratios, layers, np.maximum(values, limit / 100), name, index)
     ratios.set(yscale="log", ylabel="‖res(X)‖₁,∞ / ‖X‖₁,∞", title="residual ratio")
     if any(p.rounding.any() for p in networks):
         ratios.axhspan(limit / 100, limit, color="#E3E3E3", linewidth=0)
-    figures.band(spikes, layers, whole["spike_share"], "of ‖X‖²", 3)
-    figures.band(spikes, layers, whole["residual_spike"], "of ‖res(X)‖²", 4)
+    figures.band(spikes, layers, model_profile["spike_share"], "of ‖X‖²", 3)
+    figures.band(spikes, layers, model_profile["residual_spike"], "of ‖res(X)‖²", 4)
     spikes.set(ylim=(0, 1.05), title="largest token's share")
     spikes.axhline(0.5, color="#9A9A9A", lw=1)
-    figures.finish((ratios, spikes), "layer")
+    figures.finish_axes((ratios, spikes), "layer")
     return fig
 
 
 @figures.styled
-def by_path_length(sizes: np.ndarray):
-    """Share of the size of all paths by length, from their sizes [b, L + 1]."""
-    shown = {"": {"": sizes / sizes.sum(axis=1, keepdims=True)}}
-    labels = {"xlabel": "path length k", "ylabel": "share of Σ ‖C_k‖"}
-    fig, axes = figures.curves(shown, width=6.5, height=3.0, **labels)
-    axes[0, 0].set_ylim(bottom=0)
-    return fig
-
-
-@figures.styled
-def of_attention(one: Checked):
-    """Entropy and sinks of attention by layer."""
+def attention_figure(one: Checked):
+    """Plot entropy and sinks of attention by layer."""
     fig, axes = figures.figure(1, 2, width=3.3, height=3.0)
     for index, (name, label) in enumerate(OF_ATTENTION.items()):
-        ax, values = axes[0, min(index, 1)], one.attention(name)
+        ax, values = axes[0, min(index, 1)], one.mean_attention(name)
         figures.band(ax, np.arange(1, values.shape[1] + 1), values, label, index)
         ax.set(ylim=(0, 1.05 if index else 1.2 * values.max()))
-    figures.finish(tuple(axes[0]), "layer")
+    figures.finish_axes(tuple(axes[0]), "layer")
     return fig

@@ -17,6 +17,7 @@ from rank_collapse import __version__, pretrained
 from rank_collapse.command.inputs import MAX_TOKENS, NUM_TEXTS, Inputs, Opened
 from rank_collapse.measures.profiles import Profile, rounding_of
 from rank_collapse.measures.table import MEASURES
+from rank_collapse.pretrained.path_lengths import BY_NORM, mean_lengths, tabulate_lengths
 from rank_collapse.pretrained.streaming import State
 from rank_collapse.runs import files
 from rank_collapse.runs.drawn import check_drawing
@@ -39,6 +40,7 @@ LAST_ALONE = f"residual ratio after the last layer, {ALONE}"
 COLLAPSED = MEASURES["residual_ratio"].alarm.value
 FIRST_LAYER = f"first layer below {COLLAPSED:g}, {ALONE}"
 MOST_TOKENS = 10**6
+MAX_SPIKES = 8  # rows of the list of massive activations
 
 SOURCE = (
     "checkpoint folder as Hugging Face saves it, hf:NAME or hf:NAME@REVISION, or one of "
@@ -55,87 +57,123 @@ class Checked(NamedTuple):
 
     @property
     def networks(self) -> dict[str, Profile]:
-        """{the whole network, what its attention reads, its attention alone: profile}."""
+        """Returns {the full model, what its attention reads, its attention alone: profile}."""
         states = self.report.states
         profiles = (states["Transformer"], self.report.read, states["SAN"])
         return dict(zip(NETWORKS, profiles, strict=True))
 
-    def about(self, command: Sequence[str]) -> dict[str, Any]:
-        """What is written as JSON."""
-        return describe(self.opened, self.inputs, command) | {
+    def describe(self, command: Sequence[str]) -> dict[str, Any]:
+        """Returns what is written as JSON."""
+        return describe_measurement(self.opened, self.inputs, command) | {
             "inputs": self.inputs.counts,
-            "verdict": self.verdict(),
-            "numbers": self.numbers(),
+            "verdict": self.write_verdict(),
+            "numbers": self.headline_numbers(),
             "upper_bounds": sorted(self.upper_bounds()),
-            "one_token": self.of_one_token(),
+            "one_token": self.find_one_token_layers(),
+            "path_lengths": tabulate_lengths(self.length_laws),
+            "spikes": self.spike_rows(),
         }
 
-    def ratio(self, network: str, layer: int) -> float:
-        """Residual ratio, mean over texts; where rounding decides all of them its bound."""
+    def mean_ratio(self, network: str, layer: int) -> float:
+        """Compute the mean residual ratio over texts; where rounding decides all of them its bound.
+
+        Args:
+            network: One of `NETWORKS`.
+            layer: Index of a state; −1 for the last.
+        """
         if self.is_bound(network, layer):
             return float(rounding_of(self.opened.source.weights.dtype))
         return float(self.networks[network]["residual_ratio"][:, layer].mean())
 
     def is_bound(self, network: str, layer: int) -> bool:
-        """Whether rounding decides the residual ratio of all texts, which is at most `ratio`."""
+        """Check whether rounding decides the ratio of all texts, which is then at most
+        `mean_ratio`.
+        """
         return bool(self.networks[network].rounding[:, layer].all())
 
     def shown_ratio(self, network: str, layer: int) -> str:
-        """The ratio in three digits; "≤" before a bound."""
-        return "≤ " * self.is_bound(network, layer) + f"{self.ratio(network, layer):.3g}"
+        """Format the ratio in three digits, with "≤" before a bound."""
+        return "≤ " * self.is_bound(network, layer) + f"{self.mean_ratio(network, layer):.3g}"
 
-    def layers(self) -> dict[str, np.ndarray]:
-        """Means over texts [L + 1] by measure; NaN before the first layer where attention is."""
+    def layer_means(self) -> dict[str, np.ndarray]:
+        """Compute means over texts [L + 1] by measure; NaN at layer 0, where no attention is."""
         networks = self.networks
         columns = {f"residual ratio, {n}": networks[n]["residual_ratio"] for n in NETWORKS}
         columns |= {m.replace("_", " "): networks[WHOLE][m] for m in OF_STATES}
         means = {name: np.asarray(values.mean(axis=0)) for name, values in columns.items()}
         for measure, label in OF_ATTENTION.items():
-            means[label] = np.insert(self.attention(measure).mean(axis=0), 0, np.nan)
+            means[label] = np.insert(self.mean_attention(measure).mean(axis=0), 0, np.nan)
         return means
 
-    def attention(self, measure: str) -> np.ndarray:
-        """[b, L], means over heads."""
+    @property
+    def length_laws(self) -> dict[str, np.ndarray]:
+        """Returns the laws of the path length by weighting, [b, L + 1] each."""
+        return self.report.length_laws(self.opened.source.config.num_heads)
+
+    def spike_rows(self) -> list[dict[str, Any]]:
+        """List the largest massive activations, one row for each text, token and feature.
+
+        Returns:
+            At most `MAX_SPIKES` rows, by falling ratio: text, token, feature, the layers where the
+            entry stands out, and its value at the layer where its ratio to the median is largest.
+        """
+        rows: dict[tuple[int, int, int], dict[str, Any]] = {}
+        for text, text_spikes in enumerate(self.report.spikes):
+            for spike in text_spikes:  # by falling ratio: the first of an entry is its largest
+                place = {"text": text, "token": spike.token, "feature": spike.feature}
+                row = rows.setdefault(tuple(place.values()), place | {"layers": []})
+                row["layers"].append(spike.layer)
+                row.setdefault("value", spike.value)
+                row.setdefault("times the median", spike.ratio)
+        largest = sorted(rows.values(), key=lambda row: -row["times the median"])[:MAX_SPIKES]
+        layers = [f"{min(row['layers'])} to {max(row['layers'])}" for row in largest]
+        return [row | {"layers": text} for row, text in zip(largest, layers, strict=True)]
+
+    def mean_attention(self, measure: str) -> np.ndarray:
+        """Returns a measure of attention [b, L], means over heads."""
         return self.report.attention[measure].mean(axis=-1)
 
-    def numbers(self) -> dict[str, float | int | None]:
-        """The headline numbers, means over texts; `upper_bounds` are at most that."""
+    def headline_numbers(self) -> dict[str, float | int | None]:
+        """Returns the headline numbers, means over texts; those in `upper_bounds` are bounds."""
         config, report = self.opened.source.config, self.report
         means = {
-            f"{text}, mean": float(self.attention(m).mean()) for m, text in OF_ATTENTION.items()
+            f"{text}, mean": float(self.mean_attention(m).mean())
+            for m, text in OF_ATTENTION.items()
         }
         numbers = {
             "layers": config.depth,
             "heads": config.num_heads,
             "width": config.d_model,
-            LAST: self.ratio(WHOLE, -1),
-            FINAL: self.ratio(READ, -1),
-            LAST_ALONE: self.ratio(ALONE, -1),
+            LAST: self.mean_ratio(WHOLE, -1),
+            FINAL: self.mean_ratio(READ, -1),
+            LAST_ALONE: self.mean_ratio(ALONE, -1),
             FIRST_LAYER: report.collapsed_at("SAN"),
-            "mean path length, by size": report.mean_path_length(),
+            "mean path length, by size": mean_lengths(self.length_laws)[BY_NORM],
         }
         return numbers | {f"{text}, mean": mean for text, mean in means.items()}
 
     def upper_bounds(self) -> set[str]:
-        """The headline numbers that rounding decides: the true ones are at most these."""
+        """Returns the headline numbers that rounding decides: the true ones are at most these."""
         networks = {LAST: WHOLE, FINAL: READ, LAST_ALONE: ALONE}
         return {name for name, network in networks.items() if self.is_bound(network, -1)}
 
-    def references(self) -> dict[str, str]:
-        """What a headline number is to be compared with."""
+    def find_references(self) -> dict[str, str]:
+        """Returns what a headline number is to be compared with."""
         config, curves = self.opened.source.config, published_curves()
         trained = "published of trained models: "
-        ratios, alone = (
-            trained + ", ".join(f"{name} {own[variant][-1]:.2g}" for name, own in curves.items())
+        ratios, alone_ratios = (
+            trained
+            + ", ".join(f"{name} {curve[variant][-1]:.2g}" for name, curve in curves.items())
             for variant in ("Transformer", "SAN")
         )
         layers = (
-            f"{name} {np.argmax(np.array(own['SAN']) < COLLAPSED)}" for name, own in curves.items()
+            f"{name} {np.argmax(np.array(curve['SAN']) < COLLAPSED)}"
+            for name, curve in curves.items()
         )
         counted = config.depth * config.num_heads / (1 + config.num_heads)
         references = {
             LAST: f"0 where all tokens are equal; {ratios}",
-            LAST_ALONE: f"the same weights without skips and MLPs; {alone}",
+            LAST_ALONE: f"the same weights without skips and MLPs; {alone_ratios}",
             FIRST_LAYER: f"{trained}{', '.join(layers)}",
             "mean path length, by size": f"{counted:.3g}, by number of paths",
         }
@@ -147,8 +185,8 @@ class Checked(NamedTuple):
         references[column] = f"{first:.3g} with equal weights on all tokens"
         return references
 
-    def of_one_token(self) -> dict[str, str]:
-        """Where one token holds more than half of ‖res(X)‖_F², if anywhere: layers, positions."""
+    def find_one_token_layers(self) -> dict[str, str]:
+        """Find the layers and positions where one token holds more than half of ‖res(X)‖_F²."""
         rows = {}
         for name in (WHOLE, READ):
             flags, position = self.networks[name].spiked, self.networks[name]["spike_token"]
@@ -161,22 +199,22 @@ class Checked(NamedTuple):
                 )
         return rows
 
-    def verdict(self) -> str:
-        """The measurements in one sentence, by the thresholds of `MEASURES`."""
+    def write_verdict(self) -> str:
+        """Returns the measurements in one sentence, by the thresholds of `MEASURES`."""
         report, depth = self.report, self.opened.source.config.depth
-        last, alone = self.shown_ratio(WHOLE, -1), self.shown_ratio(ALONE, -1)
+        last, alone_ratio = self.shown_ratio(WHOLE, -1), self.shown_ratio(ALONE, -1)
         sentence = f"tokens stay apart: residual ratio {last} after {depth} layers"
         if (layer := report.collapsed_at()) is not None:
             sentence = f"tokens collapse: residual ratio below {COLLAPSED:g} at layer {layer}"
             sentence += f", {last} after {depth}"
-        parts = [sentence, f"attention alone (without skips and MLPs) stays at {alone}"]
+        parts = [sentence, f"attention alone (without skips and MLPs) stays at {alone_ratio}"]
         if (layer := report.collapsed_at("SAN")) is not None:
             parts[1] = "attention alone (without skips and MLPs) falls below "
-            parts[1] += f"{COLLAPSED:g} at layer {layer} ({alone} at the end)"
+            parts[1] += f"{COLLAPSED:g} at layer {layer} ({alone_ratio} at the end)"
         share = self.networks[WHOLE]["spike_share"].mean(axis=0)
         if share.max() > 0.5:
             parts.append(f"one token holds {share.max():.3g} of ‖X‖² at layer {share.argmax()}")
-        entropy = self.attention("entropy").mean(axis=0)
+        entropy = self.mean_attention("entropy").mean(axis=0)
         collapsed = entropy.min() < MEASURES["attention_entropy"].alarm.value
         side = "collapses to" if collapsed else "is at least"
         layer = entropy.argmin() + 1
@@ -185,18 +223,29 @@ class Checked(NamedTuple):
         return f"{half}{'; '.join(parts)}."
 
 
-def describe(checkpoint: Opened, inputs: Inputs, command: Sequence[str]) -> dict[str, str]:
-    """Describes a measurement: the checkpoint, the command and the version that made it."""
+def describe_measurement(
+    checkpoint: Opened, inputs: Inputs, command: Sequence[str]
+) -> dict[str, str]:
+    """Describes a measurement: the checkpoint, the command and the version that made it.
+
+    Args:
+        checkpoint: That was measured.
+        inputs: On which.
+        command: Words of the command line.
+    """
     line = shlex.join(["python", "-m", "rank_collapse", *command])
-    about = {"source": checkpoint.name, "command": line, "tokens": inputs.made}
+    about = {"source": checkpoint.name, "command": line, "tokens": inputs.description}
     return about | {"rank_collapse": __version__}
 
 
 def published_curves() -> dict[str, Any]:
-    """Residual ratios by layer of the trained networks of Dong et al. 2021, {name: {variant}}."""
+    """Returns residual ratios by layer of the networks of Dong et al. 2021, {name: {variant}}."""
     names = {"bert-base-cased": "BERT", "albert-base-v2": "ALBERT", "xlnet-base-cased": "XLNet"}
     sizes = {name: pretrained.settings_of(model) for model, name in names.items()}
-    return {name: pretrained.published_curves(own, 12)["pretrained"] for name, own in sizes.items()}
+    return {
+        name: pretrained.published_curves(settings, 12)["pretrained"]
+        for name, settings in sizes.items()
+    }
 
 
 def uniform_attention(lengths: np.ndarray, causal: bool) -> tuple[float, float]:
@@ -215,8 +264,14 @@ def uniform_attention(lengths: np.ndarray, causal: bool) -> tuple[float, float]:
     return float(entropy), float(np.mean([(1 / row).mean() for row in rows]))
 
 
-def add_arguments(parser: argparse.ArgumentParser, out: str, what: str) -> None:
-    """The flags that say what is measured, and where the numbers go."""
+def add_arguments(parser: argparse.ArgumentParser, out: str, out_help: str) -> None:
+    """Add the flags that say what is measured, and where the numbers go.
+
+    Args:
+        parser: Of the command.
+        out: Default of --out.
+        out_help: What is written there.
+    """
     for name, text in {
         "--text": "texts, one a paragraph, or a .tsv (default: a shipped one)",
         "--tokenizer": "folder whose tokenizer files are used (default: that of the checkpoint; "
@@ -232,57 +287,73 @@ def add_arguments(parser: argparse.ArgumentParser, out: str, what: str) -> None:
     parser.add_argument("--num_texts", type=int, help=texts)
     limit = f"of each text (default: {MAX_TOKENS}; token ids that are given are not cut)"
     parser.add_argument("--max_tokens", type=int, help=limit)
-    parser.add_argument("--out", default=out, help=f"{what} (default: %(default)s)")
+    parser.add_argument("--out", default=out, help=f"{out_help} (default: %(default)s)")
     printed = parser.add_mutually_exclusive_group()
     printed.add_argument("--json", action="store_true", help="print the numbers, write no file")
     printed.add_argument("--csv", action="store_true", help="print the table, write no file")
 
 
-def check_output(given: argparse.Namespace, suffixes: Sequence[str] = (".html",)) -> None:
-    """Checks the flags, before anything is measured.
+def check_output(flags: argparse.Namespace, suffixes: Sequence[str] = (".html",)) -> None:
+    """Check the flags before anything is measured.
+
+    Args:
+        flags: Of `add_arguments`.
+        suffixes: That --out may have.
 
     Raises:
         ValueError: --out names no such file in an existing folder, or there are no texts.
         MissingPackage: It has to be drawn, and nothing is there that draws.
     """
-    out = Path(given.out)
+    out = Path(flags.out)
     if not out.absolute().parent.is_dir() or out.is_dir() or out.suffix not in suffixes:
         kinds = " or ".join(suffixes)
         raise ValueError(f"--out {out} is no {kinds} file in an existing folder")
-    for name in vars(given).keys() & {"num_texts", "max_tokens"}:
-        value = getattr(given, name)
+    for name in vars(flags).keys() & {"num_texts", "max_tokens"}:
+        value = getattr(flags, name)
         outside = value is not None and not 1 <= value <= MOST_TOKENS
         refuse_if(outside, f"--{name} {value} is not from 1 to {MOST_TOKENS}")
-    if not (given.json or given.csv):
+    if not (flags.json or flags.csv):
         check_drawing(f"--out {out}", "--json and --csv do without")
 
 
-def checked(one: Opened, inputs: Inputs) -> Checked:
-    """Measures a checkpoint; says on standard error how far it is."""
-    given, shown = {"x": inputs.x, "mask": inputs.mask}, progress(one, inputs)
-    return Checked(one, inputs, pretrained.checkpoint_report(one.source, given, **shown))
+def measure_checkpoint(one: Opened, inputs: Inputs) -> Checked:
+    """Measures a checkpoint; reports on standard error how far it is.
+
+    Args:
+        one: An open checkpoint.
+        inputs: Its tokens or vectors.
+    """
+    progress = report_progress(one, inputs)
+    model_inputs = {"x": inputs.x, "mask": inputs.mask}
+    report = pretrained.checkpoint_report(one.source, model_inputs, **progress)
+    return Checked(one, inputs, report)
 
 
-def progress(one: Opened, inputs: Inputs) -> dict[str, Any]:
-    """Says what is begun; `done` of its stream, on a terminal, which layer is done."""
+def report_progress(one: Opened, inputs: Inputs) -> dict[str, Any]:
+    """Reports what is begun; returns the stream's `done`, which on a terminal reports layers.
+
+    Args:
+        one: The checkpoint.
+        inputs: Its tokens or vectors.
+    """
     depth = one.source.config.depth
     print(f"{one.name}: {depth} layers, {inputs.counts}", file=sys.stderr, flush=True)
     if not sys.stderr.isatty():
         return {}
 
-    def done(state: State) -> None:
+    def report_layer(state: State) -> None:
         end = "\n" if state.layers == depth else ""
         print(f"\r\x1b[Klayer {state.layers} of {depth}", end=end, file=sys.stderr, flush=True)
 
-    return {"done": done}
+    return {"done": report_layer}
 
 
-def write(
-    given: argparse.Namespace,
+def write_outputs(
+    flags: argparse.Namespace,
     lines: Iterable[Mapping[str, Any]],
     rows: Iterable[Sequence[Any]],
-    drawn: Callable[[Path], Mapping[Path, bytes]],
-    said: Iterable[str],
+    make_files: Callable[[Path], Mapping[Path, bytes]],
+    sentences: Iterable[str],
 ) -> None:
     """Prints or writes what was measured.
 
@@ -293,34 +364,28 @@ def write(
         drawn: What else is written: its files, of --out.
         said: Lines that are printed when all is written.
     """
-    if given.json:
+    if flags.json:
         for line in lines:
-            print(json.dumps(plain(line)))
+            print(json.dumps(to_json(line)))
         return
     written = io.StringIO()
     csv.writer(written, lineterminator="\n").writerows(rows)
-    if given.csv:
+    if flags.csv:
         print(written.getvalue(), end="")
         return
-    out = Path(given.out)
+    out = Path(flags.out)
     table = {out.with_suffix(".csv"): written.getvalue().encode()}
-    contents = drawn(out) | table
-    new = [path for path in contents if not path.exists()]
-    try:
-        for path, content in contents.items():
-            files.write_atomically(path, content)
-    except files.RunError:  # such as of a full disk: no part of it without the others
-        for path in new:
-            path.unlink(missing_ok=True)
-        raise
-    beside = [str(path) for path in contents if path != out]
-    print(*said, f"written to {', '.join([str(out), *beside[:-1]])} and {beside[-1]}", sep="\n")
+    contents = make_files(out) | table
+    for path, content in contents.items():
+        files.write_atomically(path, content)
+    paths = [str(path) for path in contents if path != out]
+    print(*sentences, f"written to {', '.join([str(out), *paths[:-1]])} and {paths[-1]}", sep="\n")
 
 
-def plain(value: Any) -> Any:
-    """What JSON has for it: null for a number that is not finite."""
+def to_json(value: Any) -> Any:
+    """Convert a value to what JSON has for it: null for a number that is not finite."""
     if isinstance(value, Mapping):
-        return {name: plain(part) for name, part in value.items()}
+        return {name: to_json(part) for name, part in value.items()}
     if isinstance(value, np.ndarray):
-        return [plain(part) for part in value.tolist()]
+        return [to_json(part) for part in value.tolist()]
     return None if isinstance(value, float) and not math.isfinite(value) else value

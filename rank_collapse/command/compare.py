@@ -9,13 +9,11 @@ A panel for each measure of `rank-collapse check`, means over texts, with a curv
 checkpoint. Of three or more whose names end in different numbers, as step1000, curves by this step
 instead, layers from dark to light; --json then prints a line for each step, as
 `rank-collapse watch` reads it. All are measured on the same texts, ids or arrays, or it refuses.
-Checkpoints with equal numbers are named. --out is an .html, .png or .pdf.
+--out is an .html, .png or .pdf.
 """
 
 import argparse
-import itertools
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,46 +37,55 @@ _LAST_NUMBER = re.compile(r".*?(\d+)\D*")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Add the flags of `compare`."""
     parser.add_argument("sources", metavar="FOLDER", nargs="+", help=checkpoint.SOURCE)
     checkpoint.add_arguments(parser, "compare.html", "page or figure, beside it .csv")
 
 
 def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
-    """The command; returns its exit code."""
+    """Runs `compare`; returns its exit code.
+
+    Args:
+        flags: Of `add_arguments`.
+        command: Words of the command line, for the page.
+    """
     names = list(dict.fromkeys(flags.sources))
     refuse_if(len(names) < 2, f"{names[0]} alone cannot be compared: name two checkpoints or more")
-    steps = steps_of(names) if names[2:] else None
+    steps = find_steps(names) if names[2:] else None
     names = list(steps or names)
     label, keys = ("step", list(steps.values())) if steps else ("source", names)
-    opened = [inputs.opened(name) for name in names]
+    opened = [inputs.open_source(name) for name in names]
     checkpoint.check_output(flags, SUFFIXES)
     pairs = zip(opened, same_inputs(flags, opened), strict=True)
-    checks = [checkpoint.checked(*pair) for pair in pairs]
-    layers = {name: one.layers() for name, one in zip(names, checks, strict=True)}
-    for first, second in itertools.combinations(names, 2):
-        if same_numbers(layers[first], layers[second]):
-            print(f"{first} and {second} have equal numbers", file=sys.stderr)
-    lines = [{label: key} | own for key, own in zip(keys, layers.values(), strict=True)]
-    sentences = [f"{one.opened.name}: {one.verdict()}" for one in checks]
-    sentences += dict.fromkeys(one.inputs.made for one in checks)
+    checks = [checkpoint.measure_checkpoint(*pair) for pair in pairs]
+    layers = {name: one.layer_means() for name, one in zip(names, checks, strict=True)}
+    lines = [
+        {label: key} | layer_means for key, layer_means in zip(keys, layers.values(), strict=True)
+    ]
+    sentences = [f"{one.opened.name}: {one.write_verdict()}" for one in checks]
+    sentences += dict.fromkeys(one.inputs.description for one in checks)
 
     def make_files(out: Path) -> dict[Path, bytes]:
-        pictures = drawn(metrics_figure(lines) if steps else by_layer(layers))
+        pictures = drawn(metrics_figure(lines) if steps else layer_figure(layers))
         if out.suffix != ".html":
             return {out: pictures[out.suffix]}
-        line = checks[0].about(command)["command"]
+        line = checks[0].describe(command)["command"]
         title = "By " + (label if steps else "layer")
         section = report.Section("compare", title, line, figures=[(pictures[".png"], CAPTION)])
         title = f"{len(names)} checkpoints compared"
         return {out: report.render(title, " ".join(sentences), [section]).encode()}
 
-    checkpoint.write(flags, lines, rows_of(lines, label), make_files, sentences)
+    checkpoint.write_outputs(flags, lines, yield_rows(lines, label), make_files, sentences)
     return 0
 
 
-def rows_of(lines: Sequence[Mapping[str, Any]], label: str) -> Iterator[tuple[Any, ...]]:
-    """The table: a row for each checkpoint or step, measure and layer."""
+def yield_rows(lines: Sequence[Mapping[str, Any]], label: str) -> Iterator[tuple[Any, ...]]:
+    """Yields the table: a row for each checkpoint or step, measure and layer.
+
+    Args:
+        lines: Measures by layer of each checkpoint.
+        label: Name of the first column, "source" or "step".
+    """
     yield (label, "measure", "layer", "value")
     for line in lines:
         for measure in line.keys() - {label}:
@@ -86,18 +93,17 @@ def rows_of(lines: Sequence[Mapping[str, Any]], label: str) -> Iterator[tuple[An
                 yield (line[label], measure, layer, value)
 
 
-def same_numbers(layers: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> bool:
-    """Whether two checkpoints have equal measures, as those of equal weights have."""
-    return all(np.array_equal(layers[name], others[name], equal_nan=True) for name in layers)
-
-
 def same_inputs(flags: argparse.Namespace, opened: Sequence[Opened]) -> list[Inputs]:
-    """The inputs of each checkpoint: the same texts, ids or arrays.
+    """Returns the inputs of each checkpoint: the same texts, ids or arrays.
+
+    Args:
+        flags: Of `add_arguments`.
+        opened: The checkpoints.
 
     Raises:
         ValueError: Texts of one beside random ids of another, or random ids that differ.
     """
-    batches = [inputs.inputs_of(flags, one) for one in opened]
+    batches = [inputs.read_inputs(flags, one) for one in opened]
     first = batches[0]
     for one, batch in zip(opened, batches, strict=True):
         equal = batch.kind == first.kind
@@ -111,26 +117,37 @@ def same_inputs(flags: argparse.Namespace, opened: Sequence[Opened]) -> list[Inp
     return batches
 
 
-def steps_of(names: Sequence[str]) -> dict[str, int] | None:
-    """{checkpoint: step}, in order of steps; None where the names have no different numbers."""
+def find_steps(names: Sequence[str]) -> dict[str, int] | None:
+    """Returns {checkpoint: step}, in order of steps; None where the names' numbers are not
+    different.
+
+    Args:
+        names: Of checkpoints, whose last number is the step.
+    """
     numbers = [_LAST_NUMBER.fullmatch(Path(name).name) for name in names]
-    steps = {n: int(found[1]) for n, found in zip(names, numbers, strict=True) if found}
+    steps = {name: int(match[1]) for name, match in zip(names, numbers, strict=True) if match}
     if len(set(steps.values())) < len(names):
         return None
     return dict(sorted(steps.items(), key=lambda pair: pair[1]))
 
 
 @figures.styled
-def by_layer(layers: Mapping[str, Mapping[str, np.ndarray]]):
-    """A panel for each measure {checkpoint: {measure: [L + 1]}}, a curve for each checkpoint."""
+def layer_figure(layers: Mapping[str, Mapping[str, np.ndarray]]):
+    """Plot {checkpoint: {measure: [L + 1]}}: a panel a measure, a curve a checkpoint.
+
+    Args:
+        layers: Means over texts.
+    """
     measures = next(iter(layers.values()))
     panels = {
-        measure: {escape_text(name): own[measure][None] for name, own in layers.items()}
+        measure: {
+            escape_text(name): layer_means[measure][None] for name, layer_means in layers.items()
+        }
         for measure in measures
     }
     fig, axes = figures.curves(panels, columns=3, width=3.4, height=2.4)
     for measure, ax in zip(panels, axes.flat, strict=False):
-        least = min(float(own[measure].min()) for own in layers.values())
+        least = min(float(layer_means[measure].min()) for layer_means in layers.values())
         if measure.startswith("residual ratio") and 0 < least < checkpoint.COLLAPSED:
             ax.set_yscale("log")
         elif SHARES.search(measure):

@@ -16,51 +16,73 @@ from typing import Any
 
 from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
+from rank_collapse.pretrained.path_lengths import tabulate_lengths
 from rank_collapse.pretrained.used_depth import DepthReport, depth_report
+from rank_collapse.report import page as page_html
 from rank_collapse.runs.drawn import drawn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Add the flags of `depth`."""
     parser.add_argument("source", metavar="FOLDER_OR_NAME", help=checkpoint.SOURCE)
     checkpoint.add_arguments(parser, "depth.html", "the page, beside it .csv and .json")
 
 
 def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
-    """The command; returns its exit code."""
-    one = inputs.opened(flags.source)
+    """Runs `depth`; returns its exit code.
+
+    Args:
+        flags: Of `add_arguments`.
+        command: Words of the command line, for the page.
+    """
+    one = inputs.open_source(flags.source)
     checkpoint.check_output(flags)
     if one.source.unembedding is None:
         raise ValueError(f"{one.name} is no language model: it has no unembedding")
-    batch = inputs.inputs_of(flags, one)
-    progress = checkpoint.progress(one, batch)
+    batch = inputs.read_inputs(flags, one)
+    progress = checkpoint.report_progress(one, batch)
     measured = depth_report(one.source, batch.x, mask=batch.mask, **progress)
-    layers, sentence = measured.by_layer(), verdict(measured)
-    about = checkpoint.describe(one, batch, command) | {"verdict": sentence}
+    layers, sentence = measured.by_layer(), write_verdict(measured)
+    about = checkpoint.describe_measurement(one, batch, command) | {"verdict": sentence}
     about |= {"used": as_dicts(measured.used), "lengths": as_dicts(measured.lengths)}
-    about["layers"] = layers
+    about |= {"path_lengths": tabulate_lengths(measured.length_laws), "layers": layers}
 
     def make_files(out: Path) -> dict[Path, bytes]:
-        rows = [*_counted(measured.used, "layers"), *_counted(measured.lengths, "heads on a path")]
+        rows = [
+            *_definition_rows(measured.used, "layers"),
+            *_definition_rows(measured.lengths, "heads on a path"),
+        ]
         figure = (drawn(measured.figure())[".png"], "By layer; bands over texts.")
-        section = report.Section("depth", one.name, about["command"], figures=[figure], table=rows)
-        intro = f"{sentence} {batch.counts}: {batch.made}"
+        lengths = tabulate_lengths(measured.length_laws)
+        section = report.Section(
+            "depth",
+            one.name,
+            about["command"],
+            figures=[figure],
+            table=rows,
+            folded=[("How long are the paths?", page_html.render_table(lengths))],
+        )
+        intro = f"{sentence} {batch.counts}: {batch.description}"
         page = report.render(f"Depth used by {one.name}", intro, [section])
-        numbers = json.dumps(checkpoint.plain(about), indent=1) + "\n"
+        numbers = json.dumps(checkpoint.to_json(about), indent=1) + "\n"
         return {out: page.encode(), out.with_suffix(".json"): numbers.encode()}
 
     rows = [("layer", *layers), *zip(range(measured.depth + 1), *layers.values(), strict=True)]
-    checkpoint.write(flags, [about], rows, make_files, [str(measured), batch.made])
+    checkpoint.write_outputs(flags, [about], rows, make_files, [str(measured), batch.description])
     return 0
 
 
 def as_dicts(definitions: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Named tuples by name as JSON has them."""
+    """Convert named tuples by name to what JSON has."""
     return {name: definition._asdict() for name, definition in definitions.items()}
 
 
-def verdict(measured: DepthReport) -> str:
-    """One sentence made of the numbers."""
+def write_verdict(measured: DepthReport) -> str:
+    """Returns one sentence made of the numbers.
+
+    Args:
+        measured: Report of the checkpoint.
+    """
     layers = {name: one.layers for name, one in measured.used.items() if one.layers is not None}
     least, most = min(layers, key=layers.__getitem__), max(layers, key=layers.__getitem__)
     heads = "; ".join(f"{name} {one.length}" for name, one in measured.lengths.items())
@@ -70,8 +92,8 @@ def verdict(measured: DepthReport) -> str:
     )
 
 
-def _counted(definitions, what):
-    """Rows of the table: how many of what by which definition, and its source."""
+def _definition_rows(definitions, unit):
+    """Yields rows of the table: how many of a unit by which definition, and its source."""
     for name, (count, *about) in definitions.items():
-        number = "none" if count is None else f"{count} {what}"
+        number = "none" if count is None else f"{count} {unit}"
         yield {"by": name, "used": number} | dict(zip(("definition", "source"), about, strict=True))

@@ -22,9 +22,9 @@ from rank_collapse.watch.coord_check import coordinates_figure
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Add the flags of `depth-check`."""
     parser.add_argument("--rules", default="sp,completep", help="by commas (default: sp,completep)")
-    parser.add_argument("--depths", type=depths, default="2,8,32", help="(default: 2,8,32)")
+    parser.add_argument("--depths", type=parse_depths, default="2,8,32", help="(default: 2,8,32)")
     for name, default, most, text in (
         ("--width", 64, 100_000, "of the networks"),
         ("--base_width", 256, 100_000, "of the base"),
@@ -32,27 +32,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--seeds", 3, 1_000, "networks of each depth"),
     ):
         text = f"{text} (default: {default})"
-        parser.add_argument(name, type=number(1, most), default=default, help=text)
+        parser.add_argument(name, type=integer_parser(1, most), default=default, help=text)
     parser.add_argument("--text", help="a UTF-8 file; by default the text shipped with the package")
     parser.add_argument("--out", default="depth_check.png", help="the figure, beside it .csv")
     parser.add_argument("--json", action="store_true", help="print slopes, a line for each rule")
     parser.add_argument("--csv", action="store_true", help="print the table alone")
 
 
-def run(given: argparse.Namespace, command: Sequence[str]) -> int:
-    """The command; returns its exit code."""
+def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
+    """Runs `depth-check`; returns its exit code.
+
+    Args:
+        flags: Of `add_arguments`.
+        command: Words of the command line.
+    """
     from rank_collapse.training.depth_check import Training, depth_check  # optax: for this alone
 
-    checkpoint.check_output(given, (".png",))
-    text = None if given.text is None else read_text(given.text)
+    checkpoint.check_output(flags, (".png",))
+    text = None if flags.text is None else read_text(flags.text)
     checks = depth_check(
-        given.rules.split(","),
-        given.depths,
-        width=given.width,
-        base_width=given.base_width,
-        seeds=given.seeds,
+        flags.rules.split(","),
+        flags.depths,
+        width=flags.width,
+        base_width=flags.base_width,
+        seeds=flags.seeds,
         text=text,
-        training=Training(steps=given.steps),
+        training=Training(steps=flags.steps),
     )
     lines = [
         {"rule": name, "slopes": {one.quantity: one._asdict() for one in check.slopes()}}
@@ -62,18 +67,24 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
     rows = [("rule", *next(iter(tables.values())))]
     for name, columns in tables.items():
         rows += [(name, *row) for row in zip(*columns.values(), strict=True)]
-    curves = {n: own for name, check in checks.items() for n, own in check.by_width(name).items()}
+    curves = {
+        n: curve for name, check in checks.items() for n, curve in check.by_width(name).items()
+    }
 
-    def figure(out: Path) -> dict[Path, bytes]:
-        return {out: drawn(coordinates_figure(curves, given.depths))[".png"]}
+    def make_figure(out: Path) -> dict[Path, bytes]:
+        return {out: drawn(coordinates_figure(curves, flags.depths))[".png"]}
 
-    said = [f"{name}: {check}" for name, check in checks.items()]
-    checkpoint.write(given, lines, rows, figure, said)
+    sentences = [f"{name}: {check}" for name, check in checks.items()]
+    checkpoint.write_outputs(flags, lines, rows, make_figure, sentences)
     return 0
 
 
-def number(least: int, most: int) -> Callable[[str], int]:
-    """Makes the parser of an integer between bounds."""
+def integer_parser(least: int, most: int) -> Callable[[str], int]:
+    """Makes the parser of an integer between bounds.
+
+    Args:
+        least, most: The bounds, both allowed.
+    """
 
     def parse_integer(text: str) -> int:
         value = int(text)
@@ -84,6 +95,6 @@ def number(least: int, most: int) -> Callable[[str], int]:
     return parse_integer
 
 
-def depths(text: str) -> list[int]:
-    """Numbers of layers by commas."""
-    return [number(1, 10_000)(one) for one in text.split(",")]
+def parse_depths(text: str) -> list[int]:
+    """Parse numbers of layers, separated by commas."""
+    return [integer_parser(1, 10_000)(one) for one in text.split(",")]

@@ -29,7 +29,7 @@ class Opened(NamedTuple):
 
     @property
     def half(self) -> str:
-        """Which half of an encoder-decoder it is, or ""."""
+        """Returns which half of an encoder-decoder it is, or ""."""
         part = self.source.settings.get("part")
         return f"its {part}" if part else ""
 
@@ -39,25 +39,28 @@ class Inputs(NamedTuple):
 
     x: np.ndarray  # Tokens [b, n], or vectors [b, n, d_input]
     mask: np.ndarray | None  # [b, n]
-    made: str  # A sentence: what they are
+    description: str  # A sentence: what they are
     kind: str  # "ids", "texts", "random" or "arrays"
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens or vectors of each text or array, [b]."""
+        """Returns the tokens or vectors of each text or array, [b]."""
         return np.full(*self.x.shape[:2]) if self.mask is None else self.mask.sum(axis=1)
 
     @property
     def counts(self) -> str:
-        """ "4 texts of 12 to 64 tokens"."""
+        """Returns such as "4 texts of 12 to 64 tokens"."""
         noun, unit = ("input", "vectors") if self.mask is None else ("text", "tokens")
         least, longest = self.lengths.min(), self.lengths.max()
         span = f"{longest}" if least == longest else f"{least} to {longest}"
         return f"{len(self.x)} {noun}{'s' * (len(self.x) != 1)} of {span} {unit}"
 
 
-def opened(name: str) -> Opened:
-    """Opens a checkpoint by its folder, its name on the hub or the name of a published model.
+def open_source(name: str) -> Opened:
+    """Opens a checkpoint.
+
+    Args:
+        name: A folder, a name on the hub, or the name of a published model.
 
     Raises:
         FileNotFoundError, ValueError: What cannot be read, or takes in neither tokens nor vectors.
@@ -69,8 +72,12 @@ def opened(name: str) -> Opened:
     return Opened(name, pretrained.open_checkpoint(folder), folder)
 
 
-def inputs_of(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
+def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
     """Reads or draws what a command measures of a checkpoint.
+
+    Args:
+        flags: Of `checkpoint.add_arguments`.
+        checkpoint: That reads them.
 
     Raises:
         FileNotFoundError, ValueError: Texts, arrays or tokenizer files that are not there, or
@@ -78,11 +85,11 @@ def inputs_of(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
     """
     source, embedding = checkpoint.source, checkpoint.source.config.embedding
     if embedding.d_input:
-        return _arrays(flags, source.settings, embedding)
+        return _read_arrays(flags, source.settings, embedding)
     refuse_if(flags.inputs, f"--inputs={flags.inputs}: {checkpoint.name} takes in tokens")
-    read = _ids if flags.ids or flags.token_ids else _texts
-    rows, made, kind = read(flags, checkpoint)
-    batch = tokens.pad(rows, vocab_size=embedding.vocab_size)
+    read = _read_ids if flags.ids or flags.token_ids else _read_texts
+    rows, description, kind = read(flags, checkpoint)
+    batch = tokens.pad_sequences(rows, vocab_size=embedding.vocab_size)
     shortest, longest = batch.lengths.argmin(), batch.lengths.argmax()
     refuse_if(batch.lengths[shortest] < 2, f"text {shortest} has fewer than 2 tokens")
     most, length = embedding.num_positions, batch.lengths[longest]
@@ -90,67 +97,73 @@ def inputs_of(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
         most and length > most,
         f"text {longest} has {length} tokens, the model {most} positions: --max_tokens={most}",
     )
-    return Inputs(batch.ids, batch.mask, made, kind)
+    return Inputs(batch.ids, batch.mask, description, kind)
 
 
-def _ids(flags, checkpoint):
-    """(ids, what they are, their kind); they are cut where the flags say so."""
+def _read_ids(flags, checkpoint):
+    """Read token ids, cut where the flags say so; returns (ids, description, kind)."""
     refuse_if(
         flags.text or flags.tokenizer or (flags.ids and flags.token_ids),
         "--ids excludes --text and --tokenizer, and so does --token_ids",
     )
     name = flags.token_ids or "--ids"
-    rows = tokens.read_ids(flags.token_ids) if flags.token_ids else tokens.ids_of(flags.ids, name)
-    rows, made = _first(rows, flags.num_texts, f"The ids of {name}")
+    rows = (
+        tokens.read_ids(flags.token_ids) if flags.token_ids else tokens.parse_ids(flags.ids, name)
+    )
+    rows, description = _select_first(rows, flags.num_texts, f"The ids of {name}")
     limit = flags.max_tokens or max(map(len, rows))
-    return [row[:limit] for row in rows], f"{made}{_cut(rows, limit)}.", "ids"
+    return [row[:limit] for row in rows], f"{description}{_describe_cut(rows, limit)}.", "ids"
 
 
-def _texts(flags, checkpoint):
-    """The same of texts, by a tokenizer; random ids where there is none."""
+def _read_texts(flags, checkpoint):
+    """Tokenize texts, or draw random ids where there is no tokenizer; returns as `_read_ids`.
+
+    Args:
+        flags, checkpoint: As of `read_inputs`.
+    """
     count, limit = flags.num_texts or NUM_TEXTS, flags.max_tokens or MAX_TOKENS
     embedding, folder = checkpoint.source.config.embedding, flags.tokenizer or checkpoint.folder
     limit = min(limit, embedding.num_positions or limit)
     if flags.text:
-        texts, made = _first(tokens.read_texts(flags.text), count, flags.text)
+        texts, description = _select_first(tokens.read_texts(flags.text), count, flags.text)
     else:
-        texts = words.windows(words.default_text(), count, limit)
-        made = "The shipped English text"
-    made += f", “{' '.join(texts[0].split()[:5])} …”, by "
+        texts = words.cut_windows(words.default_text(), count, limit)
+        description = "The shipped English text"
+    description += f", “{' '.join(texts[0].split()[:5])} …”, by "
     if folder is None:
         encoder = encoders.trained_tokenizer(texts, embedding.vocab_size)
-        made += "a vocabulary of the texts"
+        description += "a vocabulary of the texts"
     else:
-        encoder = encoders.tokenizer_of(folder, checkpoint.source.settings)
-        made += f"the tokenizer of {folder}"
+        encoder = encoders.load_tokenizer(folder, checkpoint.source.settings)
+        description += f"the tokenizer of {folder}"
     if encoder is None:
         absent = f"{folder} has none of {encoders.FILES}"
         needed = flags.text or flags.tokenizer
         refuse_if(needed, f"{absent}; give --tokenizer=FOLDER or --ids=5,8,13")
         draw = np.random.default_rng(0)
         rows = draw.integers(embedding.vocab_size, size=(count, limit)).tolist()
-        made = f"Random token ids, since {absent}; --tokenizer=FOLDER or --ids=5,8,13."
-        return rows, made, "random"
+        description = f"Random token ids, since {absent}; --tokenizer=FOLDER or --ids=5,8,13."
+        return rows, description, "random"
     rows = [encoder(text) for text in texts]
-    made += _cut(rows, limit)
-    rows = [tokens.cut(row, limit) for row in rows]
-    return rows, f"{made}{_unknown(encoder, rows)}", "texts"
+    description += _describe_cut(rows, limit)
+    rows = [tokens.cut_text(row, limit) for row in rows]
+    return rows, f"{description}{_describe_unknown(encoder, rows)}", "texts"
 
 
-def _first(texts: Sequence[Any], count: int | None, name: str) -> tuple[Sequence[Any], str]:
-    """The first `count` texts, all without a count, and a name that says so."""
+def _select_first(texts: Sequence[Any], count: int | None, name: str) -> tuple[Sequence[Any], str]:
+    """Select the first `count` texts, all without a count, and a name that says so."""
     if count is None or count >= len(texts):
         return texts, name
     return texts[:count], f"{name}, the first {count} of {len(texts)} texts"
 
 
-def _cut(rows, limit):
+def _describe_cut(rows, limit):
     """Says how many texts are longer than `limit` tokens, and are cut."""
     count = sum(len(row) > limit for row in rows)
     return f", {count} of {len(rows)} cut to {limit} tokens" if count else ""
 
 
-def _unknown(encoder, rows):
+def _describe_unknown(encoder, rows):
     """Says the share of tokens that the tokenizer does not know; warns above a tenth."""
     unknown = getattr(encoder, "unknown", None)
     if unknown is None:
@@ -163,8 +176,13 @@ def _unknown(encoder, rows):
     return f", {share:.0%} of them unknown to it. {about}"
 
 
-def _arrays(flags, settings, embedding):
-    """Images as patches, or features [b, frames, bins]: read, or drawn."""
+def _read_arrays(flags, settings, embedding):
+    """Read or draw images, cut into patches, or features [b, frames, bins].
+
+    Args:
+        flags: As of `read_inputs`.
+        settings, embedding: Of the model.
+    """
     count = flags.num_texts or NUM_TEXTS
     if embedding.convolutions:
         noun, shape = "spectrogram", (2 * embedding.num_positions, embedding.d_input)
@@ -174,17 +192,17 @@ def _arrays(flags, settings, embedding):
         noun, shape = "image", (settings["num_channels"], *sides)
     if flags.inputs:
         x = _read_array(flags.inputs, count)
-        made = f"The first {len(x)} of {flags.inputs}."
+        description = f"The first {len(x)} of {flags.inputs}."
     else:
         x = np.random.default_rng(0).standard_normal((count, *shape), np.float32)
-        made = DRAWN.format(noun)
+        description = DRAWN.format(noun)
     if not embedding.convolutions:
-        return Inputs(pretrained.image_patches(x, settings), None, made, "arrays")
+        return Inputs(pretrained.image_patches(x, settings), None, description, "arrays")
     # as feature extractors of transformers give them
     x = x.swapaxes(1, 2) if x.ndim == 3 and x.shape[1:] == shape[::-1] else x
     wrong = x.ndim != 3 or x.shape[2] != embedding.d_input
     refuse_if(wrong, f"{flags.inputs} of shape {x.shape} is not [b, *, {embedding.d_input}]")
-    return Inputs(x, None, made, "arrays")
+    return Inputs(x, None, description, "arrays")
 
 
 def _read_array(path, count):

@@ -28,8 +28,8 @@ import numpy as np
 
 from rank_collapse.extras import MissingPackage
 from rank_collapse.measures.table import COLLAPSE
-from rank_collapse.report.alarms import Threshold, alarms, of_metric
-from rank_collapse.report.metrics import MOST_PANELS, metrics_figure, names_of
+from rank_collapse.report.alarms import Threshold, find_alarms, metric_thresholds
+from rank_collapse.report.metrics import MOST_PANELS, metric_names, metrics_figure
 from rank_collapse.runs import metrics
 from rank_collapse.runs.drawn import check_drawing, drawn
 from rank_collapse.runs.files import RunError, damaged, make_folder, write_atomically
@@ -41,74 +41,93 @@ _LAYER = re.compile(r"(.+)/layer_(\d{1,4})")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Add the flags of `watch`."""
     parser.add_argument("run", metavar="FILE_OR_FOLDER", help="of the run")
     for side in ("below", "above"):
         text = f"name=value: passed when the metric is {side} it, at any layer; may be repeated"
         parser.add_argument(f"--{side}", action="append", default=[], help=text)
 
 
-def run(given: argparse.Namespace, command: Sequence[str]) -> int:
-    """The command; returns its exit code."""
-    own, files = own_thresholds(given), files_of(Path(given.run))
-    named = {threshold.name for threshold in own}
-    thresholds = own + [usual for usual in COLLAPSE if usual.finite or usual.name not in named]
+def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
+    """Runs `watch`; returns its exit code.
+
+    Args:
+        flags: Of `add_arguments`.
+        command: Words of the command line.
+    """
+    flag_thresholds, files = own_thresholds(flags), find_files(Path(flags.run))
+    named = {threshold.name for threshold in flag_thresholds}
+    thresholds = flag_thresholds + [
+        usual for usual in COLLAPSE if usual.finite or usual.name not in named
+    ]
     rows = {file: read_rows(file) for file in files}
     passed = 0
-    for file, of_file in rows.items():
-        network = network_of(file)
-        for alarm in alarms(of_file, thresholds):
+    for file, file_rows in rows.items():
+        network = network_name(file)
+        for alarm in find_alarms(file_rows, thresholds):
             passed += 1
             print(f"{network}: {alarm}" if network else alarm)
     try:
         check_drawing("the picture")
-        pictures = [draw(file, of_file, thresholds) for file, of_file in rows.items()]
-        shown = ", ".join(str(picture) for picture in pictures if picture) or "no metric yet"
+        pictures = [draw_picture(file, file_rows, thresholds) for file, file_rows in rows.items()]
+        pictures_text = (
+            ", ".join(str(picture) for picture in pictures if picture) or "no metric yet"
+        )
     except MissingPackage as error:
-        shown = f"no picture: {error}"
-    print(f"{passed} thresholds passed; {shown}")
-    known = {name for of_file in rows.values() for row in of_file for name in row}
-    guarded = {threshold.name for name in known for threshold in of_metric(name, own)}
+        pictures_text = f"no picture: {error}"
+    print(f"{passed} thresholds passed; {pictures_text}")
+    metric_names = {name for file_rows in rows.values() for row in file_rows for name in row}
+    guarded = {
+        threshold.name
+        for name in metric_names
+        for threshold in metric_thresholds(name, flag_thresholds)
+    }
     if missing := sorted(named - guarded):
-        there = ", ".join(sorted(known - {"step", "seed"})) or "none"
-        raise RunError(f"no metric {missing[0]!r} for its threshold; the run has {there}")
+        available = ", ".join(sorted(metric_names - {"step", "seed"})) or "none"
+        raise RunError(f"no metric {missing[0]!r} for its threshold; the run has {available}")
     return PASSED if passed else 0
 
 
-def own_thresholds(given: argparse.Namespace) -> list[Threshold]:
-    """Those of the flags.
+def own_thresholds(flags: argparse.Namespace) -> list[Threshold]:
+    """Parse the thresholds of the flags.
 
     Raises:
         ValueError: A flag that is not name=value.
+
+    Args:
+        flags: Of `add_arguments`.
     """
-    own = []
+    thresholds = []
     for flag in ("below", "above"):
-        for text in getattr(given, flag):
+        for text in getattr(flags, flag):
             name, _, value = text.rpartition("=")
             try:
-                own.append(Threshold(name, float(value), flag == "above"))
+                thresholds.append(Threshold(name, float(value), flag == "above"))
             except ValueError:
                 name = ""
-            if not name or not math.isfinite(own[-1].value):
+            if not name or not math.isfinite(thresholds[-1].value):
                 raise ValueError(f"--{flag}={text} is not name=value")
-    return own
+    return thresholds
 
 
-def files_of(path: Path) -> list[Path]:
-    """The file itself; of a folder ours, or else the newest of a Trainer.
+def find_files(path: Path) -> list[Path]:
+    """Find the files of a run: the file itself; of a folder ours, or else the newest of a Trainer.
 
     Raises:
         RunError: There is none.
+
+    Args:
+        path: File or folder of the run.
     """
     if path.is_file():
         return [path]
     ours = [path / metrics.NAME, *sorted((path / metrics.FOLDER).glob("*.jsonl"))]
     theirs = [path / STATE, *path.glob(f"checkpoint-*/{STATE}")]
-    there = [file for file in ours if file.is_file()]
+    our_files = [file for file in ours if file.is_file()]
     newest = max(filter(Path.is_file, theirs), key=lambda f: f.stat().st_mtime_ns, default=None)
-    if not there and newest is None:
+    if not our_files and newest is None:
         raise RunError(f"{path} has no {metrics.NAME}, which rank_collapse.torch.watch writes")
-    return there or [newest]
+    return our_files or [newest]
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
@@ -125,16 +144,22 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def network_of(file: Path) -> str:
-    """Which network of a run of several it is of; "" where there is one."""
+def network_name(file: Path) -> str:
+    """Returns which network of a run of several it is of; "" where there is one."""
     return file.stem if file.parent.name == metrics.FOLDER else ""
 
 
-def draw(file: Path, rows: Sequence[Any], thresholds: Sequence[Threshold]) -> Path | None:
-    """Writes the picture of a file; None where it has no metric yet."""
-    if not (names := names_of(rows)):
+def draw_picture(file: Path, rows: Sequence[Any], thresholds: Sequence[Threshold]) -> Path | None:
+    """Writes the picture of a file; returns None where it has no metric yet.
+
+    Args:
+        file: Of metrics.
+        rows: Its content.
+        thresholds: Drawn as lines.
+    """
+    if not (names := metric_names(rows)):
         return None
-    network = network_of(file)
+    network = network_name(file)
     folder = file.parent.parent if network else file.parent
     folder = folder.parent if folder.name.startswith("checkpoint-") else folder
     picture = folder / "figures" / f"metrics{network and f'-{network}'}.png"
@@ -146,23 +171,26 @@ def draw(file: Path, rows: Sequence[Any], thresholds: Sequence[Threshold]) -> Pa
 
 
 def trainer_rows(file: Path) -> list[dict[str, Any]]:
-    """The history of a Trainer as `metrics.read` has rows, in order of steps.
+    """Read the history of a Trainer as `metrics.read` has rows, in order of steps.
 
     Raises:
         RunError: It is not such a file.
+
+    Args:
+        file: trainer_state.json.
     """
     rows: dict[int, dict[str, Any]] = {}
     try:
         for entry in json.loads(file.read_bytes())["log_history"]:
             step = int(entry["step"])
-            rows.setdefault(step, {"step": step}).update(_metrics(entry))
+            rows.setdefault(step, {"step": step}).update(_select_metrics(entry))
     except (OSError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise damaged(file, error) from None
     return [rows[step] for step in sorted(rows)]
 
 
-def _metrics(entry):
-    """The numbers of an entry of the history; those of "name/layer_k" as an array [l] by name."""
+def _select_metrics(entry):
+    """Select the numbers of an entry of the history; "name/layer_k" as an array [l] by name."""
     values, layers = {}, {}
     for name, value in entry.items():
         if type(value) not in (int, float) or _NO_METRIC.search(name):

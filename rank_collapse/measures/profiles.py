@@ -38,7 +38,7 @@ class Profile(NamedTuple):
             differ by. None where residual_ratio is not among the measures.
         spiked: Bool [l] or [l, b], True where one token holds more than half of ‖res(X)‖_F²
             (`residual_spike`): residual_ratio is then of that token, and says little of the others.
-            None where residual_ratio is not among the measures.
+            False where `rounding` is True. None where residual_ratio is not among the measures.
         left_out: [l] or [l, b], how many tokens `exclude` left out; None without it.
     """
 
@@ -186,12 +186,13 @@ def profile_of(values: Mapping[str, Any], limit: Any) -> Profile:
         limit: `rounding_of` the states' dtype, a number or one for each layer [l].
     """
     measures = {name: a for name, a in values.items() if name not in Profile._fields}
-    rounding = None
+    rounding = spiked = None
     if "residual_ratio" in measures:
         ratio = measures["residual_ratio"]
         limit = np.reshape(limit, (-1, *[1] * (ratio.ndim - 1))) if np.ndim(limit) else limit
         rounding = ratio <= same_framework(ratio, np.asarray(limit))[1]
-    return Profile(measures, rounding, values.get("spiked"), values.get("left_out"))
+        spiked = values["spiked"] & ~rounding
+    return Profile(measures, rounding, spiked, values.get("left_out"))
 
 
 def _by_document(hidden, mask, segments, kind):

@@ -15,9 +15,9 @@ from jaxtyping import Array, Float
 from rank_collapse.measures.arrays import as_array, namespace
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import as_mask
+from rank_collapse.network.measured.influence import branch_share
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import replay
-from rank_collapse.network.residual import scale_summands
 from rank_collapse.network.trace import Trace
 
 
@@ -77,18 +77,12 @@ def _measure_shares(params, trace, config, is_counted):
     """
 
     def measure_layer(layer, sublayers):
-        return {kind: _mean_share(values, is_counted) for kind, values in sublayers.items()}
+        return {
+            kind: jnp.mean(branch_share(values), where=is_counted)
+            for kind, values in sublayers.items()
+        }
 
     return replay(measure_layer, params, trace, config)
-
-
-def _mean_share(values, is_counted):
-    stream, branch = scale_summands(values.spec, values.state, values.branch_output)
-    skipped = jnp.linalg.norm(stream, axis=-1) if values.spec.skip else 0.0
-    added = jnp.linalg.norm(branch, axis=-1)
-    total = skipped + added
-    shares = jnp.where(total == 0, 0.0, added / jnp.where(total == 0, 1.0, total))
-    return jnp.mean(shares, where=is_counted)
 
 
 def path_length_law(shares: Any) -> Float[Any, "... lengths"]:

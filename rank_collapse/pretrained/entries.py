@@ -1,6 +1,5 @@
 """Entries of a config.json: their defaults and allowed values."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -26,39 +25,47 @@ class Entry(NamedTuple):
     nullable: bool = False  # Whether null is a value of its own rather than the default
 
 
-def as_entry(given: Any) -> Entry:
-    """An `Entry` from its short forms: a default, or a type where the default is None."""
-    if isinstance(given, Entry):
-        return given
-    return Entry(None, (given,)) if isinstance(given, type) else Entry(given, (type(given),))
+def as_entry(entry: Any) -> Entry:
+    """Convert the short forms of an entry: a default, or a type where the default is None."""
+    if isinstance(entry, Entry):
+        return entry
+    return Entry(None, (entry,)) if isinstance(entry, type) else Entry(entry, (type(entry),))
 
 
-def count(default: int | None = None, most: int | None = None) -> Entry:
-    """A whole number that is 1 or more."""
+def count_entry(default: int | None = None, most: int | None = None) -> Entry:
+    """Make the `Entry` of a whole number that is 1 or more."""
     return Entry(default, (int,), least=1, most=most)
 
 
 def check_entry(name: str, value: Any, entry: Entry) -> None:
-    """Refuses a value of another type, not finite, or beyond the limits of its entry."""
+    """Raises an error for a value of another type, or beyond the limits of its entry.
+
+    Args:
+        name: Of the entry, for the message.
+        value: As in config.json.
+        entry: What is allowed.
+    """
     kinds = entry.kinds
     if type(value) not in kinds and not (float in kinds and type(value) is int):
         expected = " or ".join(_NAMES[kind] for kind in kinds)
         raise ValueError(f"{name}={quote_value(value)} is not {expected}")
     if type(value) not in _LARGEST:
         return
-    if type(value) is float and not math.isfinite(value):
-        raise ValueError(f"{name}={value!r} is not finite")
-    if type(value) is int and abs(value) >= 2**63:
-        raise ValueError(f"{name} has {len(str(value))} digits")
     most = _LARGEST[float if float in kinds else int] if entry.most is None else entry.most
     if not entry.least <= value <= most:
-        raise ValueError(f"{name}={value!r} is not between {entry.least} and {most}")
+        raise ValueError(f"{name}={quoted(value)} is not between {entry.least} and {most}")
 
 
-def only(settings: Mapping[str, Any], name: str, allowed: tuple[Any, ...]) -> None:
-    """Refuses values of an entry that the network has no field for."""
+def check_allowed(settings: Mapping[str, Any], name: str, allowed: tuple[Any, ...]) -> None:
+    """Raises an error for values of an entry that the network has no field for.
+
+    Args:
+        settings: Of the model.
+        name: Of the entry.
+        allowed: Its supported values.
+    """
     if settings[name] not in allowed:
-        values, given = " or ".join(map(repr, allowed)), quote_value(settings[name])
+        values, value = " or ".join(map(repr, allowed)), quote_value(settings[name])
         raise ValueError(
-            f"{name}={given} of a {settings['model_type']} model is not supported, only {values}"
+            f"{name}={value} of a {settings['model_type']} model is not supported, only {values}"
         )

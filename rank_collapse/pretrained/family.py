@@ -16,9 +16,9 @@ from rank_collapse.pretrained.entries import (
     Entry as Entry,
     Settings as Settings,
     as_entry,
+    check_allowed,
     check_entry,
-    count as count,
-    only,
+    count_entry as count_entry,
 )
 from rank_collapse.pretrained.lazy import Unembedding
 from rank_collapse.pretrained.mapping import (
@@ -26,7 +26,7 @@ from rank_collapse.pretrained.mapping import (
     Map as Map,
     Names as Names,
     Reader,
-    take as take,
+    take_tensor as take_tensor,
 )
 from rank_collapse.pretrained.random_weights import (
     Draw as Draw,
@@ -124,31 +124,37 @@ class Family:
     counted: Mapping[str, str] = dataclasses.field(default_factory=dict)
     parts: tuple[str, ...] = ()
 
-    def but(self, model_type: str, **changes: Any) -> "Family":
-        """Another family: a dictionary adds to this one's (None takes away), others replace."""
+    def derive(self, model_type: str, **changes: Any) -> "Family":
+        """Derive another family: a dictionary adds to this one's (None takes away), others replace.
+
+        Args:
+            model_type: Of the new family.
+            **changes: Attributes of `Family`.
+        """
         for name, change in changes.items():
-            if isinstance(before := getattr(self, name), dict):
-                joined = before | change
-                changes[name] = {key: value for key, value in joined.items() if value is not None}
+            if isinstance(current := getattr(self, name), dict):
+                merged = current | change
+                changes[name] = {key: value for key, value in merged.items() if value is not None}
         return dataclasses.replace(self, model_type=model_type, **changes)
 
     @functools.cached_property
     def schema(self) -> dict[str, Entry]:
-        """The entries; those that count layers, heads or features are at least 1."""
-        found = {name: as_entry(given) for name, given in self.entries.items()}
+        """Returns the entries; those that count layers, heads or features are at least 1."""
+        schema = {name: as_entry(entry) for name, entry in self.entries.items()}
         for field in ("num_heads", "d_model"):
-            found[self.reads[field]] = found[self.reads[field]]._replace(least=1)
+            schema[self.reads[field]] = schema[self.reads[field]]._replace(least=1)
         for name in (self.reads["depth"], *self.counted.values()):
-            found[name] = found[name]._replace(least=1, most=MAX_LAYERS)
-        return found
+            schema[name] = schema[name]._replace(least=1, most=MAX_LAYERS)
+        return schema
 
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The default value of each entry."""
-        return {name: entry.default for name, entry in self.schema.items()}
+    def complete_settings(
+        self, config_json: Mapping[str, Any], part: str | None = None
+    ) -> Settings:
+        """Complete the entries of a config.json by the defaults and, of several parts, the part.
 
-    def settings(self, given: Mapping[str, Any], part: str | None = None) -> Settings:
-        """The entries of a config.json, completed by the defaults and, of several parts, the part.
+        Args:
+            config_json: Its content.
+            part: One of `parts`; None for the first.
 
         Raises:
             ValueError: A quantised checkpoint, a part that the family does not have, an entry of
@@ -158,7 +164,7 @@ class Family:
             part is not None and part not in self.parts,
             f"part={part!r} of a {self.model_type} model is not one of {self.parts}",
         )
-        quantised = given.get("quantization_config")
+        quantised = config_json.get("quantization_config")
         if quantised:
             method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
             raise ValueError(
@@ -166,68 +172,87 @@ class Family:
                 "bfloat16 or float32 (and where the weights are no longer quantised, delete the "
                 "entry quantization_config of config.json)"
             )
-        found = {**self.defaults, **given}
+        settings = {name: entry.default for name, entry in self.schema.items()} | config_json
         for name, entry in self.schema.items():
-            if found[name] is None:  # as it does where it was written, null means the default
-                found[name] = None if entry.nullable else entry.default
-            if found[name] is not None:
-                check_entry(name, found[name], entry)
-                found[name] = float(found[name]) if entry.kinds == (float,) else found[name]
-        return found | ({"part": part or self.parts[0]} if self.parts else {})
+            if settings[name] is None:  # as it does where it was written, null means the default
+                settings[name] = None if entry.nullable else entry.default
+            if settings[name] is not None:
+                check_entry(name, settings[name], entry)
+                settings[name] = (
+                    float(settings[name]) if entry.kinds == (float,) else settings[name]
+                )
+        return settings | ({"part": part or self.parts[0]} if self.parts else {})
 
-    def config(self, settings: Settings) -> TransformerConfig:
-        """Describes the network of these entries."""
-        settings = self._read(settings)
+    def make_config(self, settings: Settings) -> TransformerConfig:
+        """Convert the entries to the network that they describe.
+
+        Args:
+            settings: Of `complete_settings`.
+
+        Raises:
+            ValueError: A value for which there is no network.
+        """
+        settings = self._select_entries(settings)
         for name, values in self.allowed.items():
-            only(settings, name, values)
+            check_allowed(settings, name, values)
         read = {field: settings[name] for field, name in self.reads.items()}
         if "mlp" in read:
-            read["mlp"] = self._activation(settings, self.reads["mlp"])
+            read["mlp"] = self._mlp_kind(settings, self.reads["mlp"])
         tables = {name: read.pop(name) for name in _OF_EMBEDDING & read.keys()}
         fields = {**_USUAL, **self.fields, **read, **self.computed(settings)}
         tables = {"d_embed": read["d_model"], **self.embedding, **tables}
         tables |= fields.pop("embedding", {})
         if tables.get("norm", True):
             tables["norm_eps"] = fields["norm_eps"]
-        self._groups(settings)
-        if fields["depth"] > MAX_LAYERS:
-            raise ValueError(f"{fields['depth']} layers are more than {MAX_LAYERS}")
+        self._count_key_groups(settings)
         fields["family"] = self.model_type
         return TransformerConfig(embedding=EmbeddingConfig(**tables), **fields)
 
-    def params(
+    def read_params(
         self, weights: Weights, settings: Settings, config: TransformerConfig
     ) -> TransformerParams:
-        """The network's parameters from the model's tensors, without heads and poolers.
+        """Read the network's parameters from the model's tensors, without heads and poolers.
+
+        Args:
+            weights: The model's tensors.
+            settings: Its entries, of `complete_settings`.
+            config: Its network, of `make_config`.
 
         Raises:
             ValueError: A tensor that is missing or of another shape than the config implies, or
                 more layers in the file than in the config.
         """
-        settings = self._read(settings)
-        names, sizes = self._names(weights, settings), self.sizes(settings)
+        settings = self._select_entries(settings)
+        names, sizes = self._tensor_names(weights, settings), self.sizes(settings)
         for stem, name in self.counted.items():
             weights.check_depth(stem, settings[name])
         if not self.counted:
             weights.check_depth(names.stem, config.depth)
-        sizes = {"g": self._groups(settings), **sizes}
-        biased = functools.partial(self._biased, settings, config)
+        sizes = {"g": self._count_key_groups(settings), **sizes}
+        biased = functools.partial(self._has_bias, settings, config)
         reader = Reader(weights, config, sizes, biased, self.gain_offset, self.interleaved)
         rows = [(i,) for i in range(config.depth)] if self.rows is None else self.rows(settings)
-        layers = weights.stack(rows, functools.partial(reader.layer, names))
-        return TransformerParams(layers=layers, **reader.outside(names))
+        layers = weights.stack(rows, functools.partial(reader.read_layer, names))
+        return TransformerParams(layers=layers, **reader.read_outside(names))
 
-    def unembedding(
+    def read_unembedding(
         self, weights: Weights, settings: Settings, config: TransformerConfig
     ) -> Unembedding | None:
-        """A causal language model's: a table of its own, or that of the tokens; None without."""
+        """Read a causal language model's head: a table of its own, or that of the tokens.
+
+        Args:
+            weights, settings, config: As of `read_params`.
+
+        Returns:
+            None where the family or the checkpoint has no such head.
+        """
         if self.head is None:
             return None
-        settings = self._read(settings)
-        tokens = self._names(weights, settings).outside["embedding.tokens"]
+        settings = self._select_entries(settings)
+        tokens = self._tensor_names(weights, settings).outside["embedding.tokens"]
         # A model in memory calls every head as most files do.
         names = (tokens,) if settings["tie_word_embeddings"] else (self.head, "lm_head.weight")
-        name = next(filter(weights.has, names), None)
+        name = next(filter(weights.has_tensor, names), None)
         if name is None:
             return None
         words, bias = config.embedding.vocab_size, None
@@ -237,26 +262,31 @@ class Family:
         scale = settings.get("logit_scale", 1.0) / settings.get("logits_scaling", 1.0)
         return Unembedding(table, bias, settings.get("final_logit_softcapping") or None, scale)
 
-    def draw(self, name: str, settings: Settings) -> Draw:
-        """How a tensor is drawn at initialisation."""
+    def tensor_law(self, name: str, settings: Settings) -> Draw:
+        """Returns how a tensor is drawn at initialisation.
+
+        Args:
+            name: Of the tensor.
+            settings: Of `complete_settings`.
+        """
         return self.init(name, settings, settings[self.reads["depth"]])
 
-    def _read(self, settings):
-        """The entries that the family has: what else a file holds is neither checked nor read."""
+    def _select_entries(self, settings):
+        """Select the entries that the family has; others of a file are neither checked nor read."""
         names = (*self.schema, "model_type", "part")
         return {name: settings[name] for name in names if name in settings}
 
-    def _names(self, weights, settings):
+    def _tensor_names(self, weights, settings):
         return self.names(weights, settings) if callable(self.names) else self.names
 
-    def _activation(self, settings, name):
+    def _mlp_kind(self, settings, name):
         if self.gated:
-            only(settings, name, tuple(GATES))
+            check_allowed(settings, name, tuple(GATES))
             return GATES[settings[name]]
-        return activation(settings[name])
+        return activation_name(settings[name])
 
-    def _groups(self, settings):
-        """Groups of heads that share keys and values."""
+    def _count_key_groups(self, settings):
+        """Returns the number of groups of heads that share keys and values."""
         heads = settings[self.reads["num_heads"]]
         groups = settings.get("num_key_value_heads") or heads
         refuse_if(
@@ -265,14 +295,14 @@ class Family:
         )
         return groups
 
-    def _biased(self, settings, config, kind):
+    def _has_bias(self, settings, config, kind):
         usual = config.norm == "layer" if kind == "norm" else self.biases.get("", True)
-        found = self.biases.get(kind, usual)
-        return settings[found] if isinstance(found, str) else found
+        bias = self.biases.get(kind, usual)
+        return settings[bias] if isinstance(bias, str) else bias
 
 
-def activation(name: str) -> str:
-    """Our name of an activation; one that is not known is refused."""
+def activation_name(name: str) -> str:
+    """Returns our name of an activation; one that is not known is an error."""
     refuse_if(
         name not in ACTIVATIONS,
         f"activation {quote_value(name)} is not one of {tuple(ACTIVATIONS)}",

@@ -17,12 +17,12 @@ _WEIGHTS = (["model*.safetensors", "*.safetensors.index.json"], ["pytorch_model*
 
 
 def is_hub_name(source: object) -> bool:
-    """Whether a source is "hf:owner/name" or "hf:owner/name@revision" rather than a folder."""
+    """Check whether a source is "hf:owner/name" or "hf:owner/name@revision", no folder."""
     return isinstance(source, str) and source.startswith(PREFIX)
 
 
 def hub_folder(source: str) -> Path:
-    """The folder of a model of the hub, from the local cache or downloaded.
+    """Find the folder of a model of the hub, in the local cache or downloaded.
 
     Args:
         source: "hf:gpt2", "hf:EleutherAI/pythia-70m@step1000" with a branch, tag or commit.

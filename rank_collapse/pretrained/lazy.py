@@ -24,19 +24,19 @@ class Stored(struct.Struct):
 
     @property
     def value(self) -> jax.Array:
-        """The tensor; inside a program the transposition becomes part of the next product."""
+        """Returns the tensor; inside a program its transposition joins the next product."""
         return jnp.transpose(self.data, self.axes)
 
 
 def as_stored(view: np.ndarray) -> Stored:
-    """A view of what was read, as its memory in one piece and the order of the view's axes."""
+    """Convert a view to its memory in one piece and the order of its axes."""
     order = sorted(range(view.ndim), key=lambda i: -abs(view.strides[i]))
     data = np.ascontiguousarray(view.transpose(order))
     return Stored(data, tuple(order.index(i) for i in range(view.ndim)))
 
 
-def values(tree: Any) -> Any:
-    """The tensors of a tree of `Stored`."""
+def stored_values(tree: Any) -> Any:
+    """Returns the tensors of a tree of `Stored`."""
     return jax.tree.map(lambda s: s.value, tree, is_leaf=lambda s: isinstance(s, Stored))
 
 
@@ -45,7 +45,7 @@ def _finite_on_device(tree):
     return jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(tree)]).all()
 
 
-def _finite(tree):
+def _is_finite(tree):
     if jax.default_backend() == "cpu":  # by NumPy in the same memory, which compiles nothing
         return all(np.isfinite(a).all() for a in jax.tree.leaves(tree))
     return _finite_on_device(tree)
@@ -58,11 +58,11 @@ class Table:
         self.read, self.shape = read, shape
 
     def rows(self, indices: Any) -> np.ndarray:
-        """Some of the rows, each read by itself."""
+        """Read some of the rows, each by itself."""
         return np.concatenate([self.read(int(i), int(i) + 1) for i in indices])
 
     def chunks(self, size: int) -> Iterable[tuple[int, np.ndarray]]:
-        """(first row, rows) of the whole table, `size` at a time."""
+        """Yields (first row, rows) of the full table, `size` at a time."""
         for first in range(0, self.shape[0], size):
             yield first, self.read(first, min(first + size, self.shape[0]))
 
@@ -91,24 +91,22 @@ class LazyLayers:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def row_like(self) -> Any:
-        """Reads the first row, which stays until another is asked for, and gives its shapes.
+    def get(self, index: int, coming: int | None = None) -> Any:
+        """Read one row's parameters to the device, in the weights' dtype, as a tree of `Stored`.
+
+        Args:
+            index: Of the row.
+            coming: The row that a thread reads from now on; None for none.
 
         Raises:
             ValueError: A tensor that is missing, of another shape or not finite.
-        """
-        return jax.eval_shape(values, self.get(0))
-
-    def get(self, index: int, coming: int | None = None) -> Any:
-        """One row's parameters on the device, in the weights' dtype, as a tree of `Stored`; the row
-        `coming` is read by a thread from now on.
         """
         if self._here is None or self._here[0] != index:
             self._here = None  # its memory, before the next one's
             pending = self._coming.pop(index, None)
             stored = self._read(index) if pending is None else pending.result()
             pending = None
-            self._here = index, self._placed(index, stored)
+            self._here = index, self._move_to_device(index, stored)
         if coming is not None and coming != index and coming not in self._coming:
             self._coming = {coming: self._reader.submit(self._read, coming)}
         return self._here[1]
@@ -122,14 +120,14 @@ class LazyLayers:
     def _read(self, index):
         return jax.tree.map(as_stored, self.layer(self.rows[index]))
 
-    def _placed(self, index, stored):
+    def _move_to_device(self, index, stored):
         # One tensor after another, so that the file's copy of each goes before the next one's.
         leaves, treedef = jax.tree.flatten(stored)
         del stored
         for i in range(len(leaves)):
             leaves[i] = jnp.asarray(leaves[i]).astype(self.weights.dtype)
         placed = jax.tree.unflatten(treedef, leaves)
-        if not (self.weights.drawn or _finite(placed)):
+        if not (self.weights.is_random or _is_finite(placed)):
             self.weights.checks = True
             self.layer(self.rows[index])  # names the tensor
             raise ValueError(f"layer {self.rows[index]}: values that are not finite")

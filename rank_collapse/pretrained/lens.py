@@ -24,7 +24,7 @@ from rank_collapse.network.transformer import TokenAlgebra, apply_final_norm
 from rank_collapse.paths.channels import ByLength
 from rank_collapse.paths.frozen import Frozen, freeze_final
 from rank_collapse.pretrained.lazy import Unembedding
-from rank_collapse.pretrained.next_token import pieces
+from rank_collapse.pretrained.next_token import read_pieces
 
 TOP = 5  # words whose overlap is measured, as of Csordás et al. 2025
 
@@ -36,7 +36,7 @@ class LensPass(States):
     covers: ClassVar[Covers] = dataclasses.replace(ByLength.covers, name="the logit lens")
 
     def build_result(self, walked: WalkResult) -> Float[Array, "2 l n d"]:
-        """The states that the unembedding reads."""
+        """Returns the states that the unembedding reads."""
         states = super().build_result(walked)
         outside = walked.params, walked.prepared, walked.config
         recomputed = jax.vmap(lambda x: apply_final_norm(TokenAlgebra(), x, *outside))(states)
@@ -59,7 +59,7 @@ class _Words(struct.Struct):
 def lens_measures(
     unembedding: Unembedding, states: Float[Any, "b s n d"], output: Float[Any, "b n d"], keep: Any
 ) -> dict[str, Float[np.ndarray, "b s"]]:
-    """How near the prediction of each state is to that of the output, means over tokens.
+    """Compare the prediction of each state with that of the output, means over tokens.
 
     kl       KL(p_s ‖ p) = Σ_v p_s(v) (log p_s(v) − log p(v)) in nats, p_s of the state, p of the
              output
@@ -74,56 +74,56 @@ def lens_measures(
     """
     both = jnp.concatenate([jnp.asarray(states), jnp.asarray(output)[:, None]], axis=1)
     shape = (*both.shape[:3], TOP)
-    known = _Words(
+    partial = _Words(
         largest=jnp.full(shape[:3], -jnp.inf, both.dtype),
         total=jnp.zeros(shape[:3], both.dtype),
         weighted=jnp.zeros(shape[:3], both.dtype),
         top=jnp.full(shape, -jnp.inf, both.dtype),
         words=jnp.full(shape, -1, jnp.int32),
     )
-    for piece in pieces(unembedding, both.dtype):
-        known = _add(known, *piece, both, unembedding.softcap)
-    kl, overlap = _compared(known, jnp.asarray(keep, bool))
+    for piece in read_pieces(unembedding, both.dtype):
+        partial = _add_words(partial, *piece, both, unembedding.softcap)
+    kl, overlap = _compare_predictions(partial, jnp.asarray(keep, bool))
     return {"kl": np.asarray(kl), "overlap": np.asarray(overlap)}
 
 
-@functools.partial(jax.jit, donate_argnames="known")
-def _add(known, first, words, bias, word_mask, states, softcap):
-    def one(item):
-        known, states = item
+@functools.partial(jax.jit, donate_argnames="partial")
+def _add_words(partial, first, words, bias, word_mask, states, softcap):
+    def add_example(item):
+        partial, states = item
         logits = jnp.einsum("snd,vd->snv", states, words) + bias[None, None]
         if softcap is not None:
             logits = softcap * jnp.tanh(logits / softcap)
         less = logits - logits[-1:]
         logits = jnp.where(word_mask[None, None], logits, -jnp.inf)
-        largest = jnp.maximum(known.largest, logits.max(axis=-1))
-        faded, share = jnp.exp(known.largest - largest), jnp.exp(logits - largest[..., None])
+        largest = jnp.maximum(partial.largest, logits.max(axis=-1))
+        faded, share = jnp.exp(partial.largest - largest), jnp.exp(logits - largest[..., None])
         top, place = jax.lax.top_k(logits, min(TOP, logits.shape[-1]))
-        together = jnp.concatenate([known.top, top], axis=-1)
-        numbers = jnp.concatenate([known.words, first + place], axis=-1)
+        together = jnp.concatenate([partial.top, top], axis=-1)
+        numbers = jnp.concatenate([partial.words, first + place], axis=-1)
         top, place = jax.lax.top_k(together, TOP)
         return _Words(
             largest=largest,
-            total=faded * known.total + share.sum(axis=-1),
-            weighted=faded * known.weighted + jnp.sum(share * less, axis=-1),
+            total=faded * partial.total + share.sum(axis=-1),
+            weighted=faded * partial.weighted + jnp.sum(share * less, axis=-1),
             top=top,
             words=jnp.take_along_axis(numbers, place, axis=-1),
         )
 
     # One example after the other: the logits of all states of all of them would be much memory.
-    return jax.lax.map(one, (known, states))
+    return jax.lax.map(add_example, (partial, states))
 
 
 @jax.jit
-def _compared(known: _Words, keep: Bool[Array, "b n"]) -> tuple[Array, Array]:
-    log_total = known.largest + jnp.log(known.total)
-    kl = known.weighted / known.total - (log_total - log_total[:, -1:])
-    words, right = known.words[..., :, None], known.words[:, -1:, :, None, :]
+def _compare_predictions(partial: _Words, keep: Bool[Array, "b n"]) -> tuple[Array, Array]:
+    log_total = partial.largest + jnp.log(partial.total)
+    kl = partial.weighted / partial.total - (log_total - log_total[:, -1:])
+    words, right = partial.words[..., :, None], partial.words[:, -1:, :, None, :]
     overlap = jnp.mean(jnp.any(words == right, axis=-2), axis=-1, dtype=kl.dtype)
 
-    def mean(values):
+    def masked_mean(values):
         return jnp.sum(jnp.where(keep[:, None], values, 0), axis=-1)[:, :-1] / jnp.sum(
             keep, axis=-1, keepdims=True
         )
 
-    return mean(jnp.maximum(kl, 0)), mean(overlap)
+    return masked_mean(jnp.maximum(kl, 0)), masked_mean(overlap)

@@ -10,7 +10,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.pretrained.checkpoint import open_weights, read_config
 from rank_collapse.pretrained.entries import Entry, Settings, check_entry
-from rank_collapse.pretrained.families import family_of
+from rank_collapse.pretrained.families import find_family
 from rank_collapse.pretrained.hub import hub_folder, is_hub_name
 from rank_collapse.pretrained.opened import OpenCheckpoint
 from rank_collapse.pretrained.published import PUBLISHED
@@ -23,7 +23,7 @@ TEXT_PARTS = {"gemma3": "gemma3_text"}
 
 
 def settings_of(source: Any, part: str | None = None) -> Settings:
-    """The entries of a config.json, completed by the family's defaults.
+    """Read the entries of a config.json, completed by the family's defaults.
 
     Args:
         source: The name of one of `PUBLISHED`, a checkpoint folder (a `Path` where it has such a
@@ -44,28 +44,32 @@ def settings_of(source: Any, part: str | None = None) -> Settings:
             "hidden states"
         )
     if isinstance(source, dict):
-        given = source
+        config_json = source
     elif source in PUBLISHED:
-        given = PUBLISHED[source]
+        config_json = PUBLISHED[source]
     else:
-        given = read_config(source)
-    model_type = given.get("model_type")
+        config_json = read_config(source)
+    model_type = config_json.get("model_type")
     if isinstance(model_type, str) and model_type in TEXT_PARTS:
-        check_entry("text_config", given.get("text_config"), Entry(None, (dict,)))
-        given = given["text_config"] | {"model_type": TEXT_PARTS[model_type]}
-    return family_of(given.get("model_type")).settings(given, part)
+        check_entry("text_config", config_json.get("text_config"), Entry(None, (dict,)))
+        config_json = config_json["text_config"] | {"model_type": TEXT_PARTS[model_type]}
+    return find_family(config_json.get("model_type")).complete_settings(config_json, part)
 
 
 def config_of(source: Any, part: str | None = None) -> TransformerConfig:
-    """The network that a folder, a published name or a config dictionary describes."""
+    """Returns the network that a folder, a published name or a config dictionary describes.
+
+    Args:
+        source, part: As of `settings_of`.
+    """
     settings = settings_of(source, part)
-    return family_of(settings["model_type"]).config(settings)
+    return find_family(settings["model_type"]).make_config(settings)
 
 
 def load(
     folder: Any, *, part: str | None = None, dtype: Any = jnp.float32
 ) -> tuple[TransformerConfig, TransformerParams]:
-    """The network of a checkpoint folder, or of a model of `transformers`, with its weights.
+    """Load the network of a checkpoint folder, or of a model of `transformers`, with its weights.
 
     Heads and poolers are not read. Weights are read once; the folder is only read.
 
@@ -84,67 +88,85 @@ def load(
         ValueError: A file cut short, a tensor missing or of another shape than the config
             implies, an unknown model type or an unsupported variant.
     """
-    weights, family, settings = _read(folder, part, dtype, lazy=False)
-    config = family.config(settings)
-    return config, family.params(weights, settings, config)
+    weights, family, settings = _read_checkpoint(folder, part, dtype, lazy=False)
+    config = family.make_config(settings)
+    return config, family.read_params(weights, settings, config)
 
 
 def open_checkpoint(
     folder: Any, *, part: str | None = None, dtype: Any = jnp.float32
 ) -> OpenCheckpoint:
-    """`load` of a checkpoint whose layers are read one by one, for models larger than memory.
+    """Open a checkpoint whose layers are read one by one, for models larger than memory.
 
     Weights outside of the layers are read here; those of a layer are checked and read when
     `stream`, or `OpenCheckpoint.layer`, asks for them.
 
+    Args:
+        folder, part, dtype: As of `load`.
+
     Raises:
         FileNotFoundError, ValueError: As `load`; of a layer when it is read.
     """
-    return OpenCheckpoint(*_read(folder, part, dtype, lazy=True))
+    return OpenCheckpoint(*_read_checkpoint(folder, part, dtype, lazy=True))
 
 
 def open_random(
     source: Any, key: Any, *, part: str | None = None, dtype: Any = jnp.float32
 ) -> OpenCheckpoint:
-    """`random_like` whose layers are drawn one by one, with the same values."""
-    return OpenCheckpoint(*_drawn(source, key, part, dtype, lazy=True))
+    """Open `random_like` with layers that are drawn one by one, with the same values.
+
+    Args:
+        source, key, part, dtype: As of `random_like`.
+    """
+    return OpenCheckpoint(*_draw_random(source, key, part, dtype, lazy=True))
 
 
 def random_like(
     source: Any, key: Any, *, part: str | None = None, dtype: Any = jnp.float32
 ) -> tuple[TransformerConfig, TransformerParams]:
-    """The architecture of `source` at its own initialisation: (config, params).
+    """Draw the architecture of `source` at its own initialisation: (config, params).
 
     Args:
         source: As in `settings_of`; of a checkpoint folder its config.json alone is read.
+        key: JAX key of all weights.
         part, dtype: As in `load`.
     """
-    weights, family, settings = _drawn(source, key, part, dtype, lazy=False)
-    config = family.config(settings)
-    return config, family.params(weights, settings, config)
+    weights, family, settings = _draw_random(source, key, part, dtype, lazy=False)
+    config = family.make_config(settings)
+    return config, family.read_params(weights, settings, config)
 
 
-def _read(folder, part, dtype, *, lazy):
-    """(weights, family, settings) of a folder, a name on the hub or a model in memory."""
+def _read_checkpoint(folder, part, dtype, *, lazy):
+    """Returns (weights, family, settings) of a folder, a name on the hub or a model in memory.
+
+    Args:
+        folder, part, dtype: As of `load`.
+        lazy: Whether layers stay on disk.
+    """
     if is_model(folder):
-        given, tensors = folder.config.to_dict(), live_model(folder)
+        folder_or_config, tensors = folder.config.to_dict(), live_model(folder)
     elif is_hub_name(folder):
-        given = hub_folder(folder)
+        folder_or_config = hub_folder(folder)
     else:  # a path is never the name of a published model
-        given = Path(folder) if isinstance(folder, str) else folder
-    settings = settings_of(given, part)
-    family = family_of(settings["model_type"])
-    family.config(settings)  # what it does not support is said before weights are looked for
+        folder_or_config = Path(folder) if isinstance(folder, str) else folder
+    settings = settings_of(folder_or_config, part)
+    family = find_family(settings["model_type"])
+    family.make_config(settings)  # what it does not support is said before weights are looked for
     if not is_model(folder):
-        tensors = open_weights(given)
+        tensors = open_weights(folder_or_config)
     tied = settings.get("tie_word_embeddings") is True
     weights = CheckpointWeights(tensors, family.anchors, dtype, lazy=lazy, tied=tied)
     return weights, family, settings
 
 
-def _drawn(source, key, part, dtype, *, lazy):
-    """(weights, family, settings) of an architecture at its own initialisation."""
+def _draw_random(source, key, part, dtype, *, lazy):
+    """Returns (weights, family, settings) of an architecture at its own initialisation.
+
+    Args:
+        source, key, part, dtype: As of `random_like`.
+        lazy: Whether layers are drawn one by one.
+    """
     settings = settings_of(source, part)
-    family = family_of(settings["model_type"])
-    weights = RandomWeights(key, lambda name: family.draw(name, settings), dtype, lazy=lazy)
+    family = find_family(settings["model_type"])
+    weights = RandomWeights(key, lambda name: family.tensor_law(name, settings), dtype, lazy=lazy)
     return weights, family, settings

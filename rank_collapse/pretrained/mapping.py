@@ -74,30 +74,35 @@ _TYPES |= {"norm": NormParams, "gains": LearnedGains}
 
 
 @functools.cache
-def _axes(text):
-    """(the file's axes, each of several names; the network's, likewise) of "(h k) d -> h d k"."""
-    left, _, right = text.partition(" -> ")
-    sides = [re.findall(r"\(([^)]*)\)|(\S+)", side) for side in (left, right or left)]
+def _parse_axes(text):
+    """Parse "(h k) d -> h d k" to the axes of the file and of the network, each a list of names."""
+    file_side, _, network_side = text.partition(" -> ")
+    sides = [
+        re.findall(r"\(([^)]*)\)|(\S+)", side) for side in (file_side, network_side or file_side)
+    ]
     return [[(group or name).split() for group, name in side] for side in sides]
 
 
-def take(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]) -> np.ndarray:
-    """A tensor of the shape that the axes say, as a view with the network's axes.
+def take_tensor(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]) -> np.ndarray:
+    """Read a tensor of the shape that the axes say, as a view with the network's axes.
 
     Args:
+        weights: The model's tensors.
+        name: Of the tensor.
+        axes: As of `Leaf`.
         sizes: Of each axis but those that are written as numbers.
     """
 
-    def size(axis):
+    def axis_size(axis):
         return int(axis) if axis.isdigit() else sizes[axis]
 
-    left, right = _axes(axes)
-    array = weights.take(name, *(math.prod(map(size, group)) for group in left))
-    split = [axis for group in left for axis in group if axis != "1"]
-    order = [split.index(axis) for group in right for axis in group if axis != "1"]
-    array = array.reshape([size(axis) for axis in split]).transpose(order)
-    if any(len(group) > 1 for group in right):
-        array = array.reshape([math.prod(map(size, group)) for group in right])
+    file_axes, network_axes = _parse_axes(axes)
+    array = weights.take(name, *(math.prod(map(axis_size, group)) for group in file_axes))
+    split = [axis for group in file_axes for axis in group if axis != "1"]
+    order = [split.index(axis) for group in network_axes for axis in group if axis != "1"]
+    array = array.reshape([axis_size(axis) for axis in split]).transpose(order)
+    if any(len(group) > 1 for group in network_axes):
+        array = array.reshape([math.prod(map(axis_size, group)) for group in network_axes])
     return array
 
 
@@ -113,49 +118,58 @@ class Reader:
     interleaved: bool = False  # Whether rotary positions turn neighbouring features
 
     @functools.cached_property
-    def _sizes(self):
+    def _axis_sizes(self):
         c, e = self.config, self.config.embedding
         h, g = c.num_heads, self.sizes.get("g", c.num_heads)
-        own = {"d": c.d_model, "h": h, "g": g, "n": h + 2 * g, "k": c.qk_width, "v": c.v_width}
-        own |= {"f": c.ff_width, "b": c.num_buckets, "e": e.d_embed, "i": e.d_input}
-        own |= {"p": e.num_positions, "s": e.num_segments, "r": e.num_registers}
-        return own | self.sizes
+        sizes = {"d": c.d_model, "h": h, "g": g, "n": h + 2 * g, "k": c.qk_width, "v": c.v_width}
+        sizes |= {"f": c.ff_width, "b": c.num_buckets, "e": e.d_embed, "i": e.d_input}
+        sizes |= {"p": e.num_positions, "s": e.num_segments, "r": e.num_registers}
+        return sizes | self.sizes
 
-    def fields(self, names: Mapping[str, Any], stem: str = "") -> dict[str, Any]:
-        """The parts of the parameters that a table names."""
+    def read_fields(self, names: Mapping[str, Any], stem: str = "") -> dict[str, Any]:
+        """Read the parts of the parameters that a table names.
+
+        Args:
+            names: A table of `Names`.
+            stem: What stands before the names of tensors.
+        """
         nested: dict[str, Any] = {}
-        for place, given in names.items():
+        for place, entry in names.items():
             if place.startswith("cross") and not self.config.cross_attention:
                 continue
-            for path, array in self._arrays(place, given, stem):
+            for path, array in self._read_arrays(place, entry, stem):
                 *parents, last = path.split(".")
                 part = nested
                 for parent in parents:
                     part = part.setdefault(parent, {})
                 part[last] = array
-        return {name: _built(name, part) for name, part in nested.items()}
+        return {name: _build_part(name, part) for name, part in nested.items()}
 
-    def layer(self, names: Names, row: tuple[int, ...]) -> BlockParams:
-        """One layer, whose `row` stands in the stem's braces.
+    def read_layer(self, names: Names, row: tuple[int, ...]) -> BlockParams:
+        """Read one layer.
 
         The first norm of all, where the network has none, leaves its input as it is.
+
+        Args:
+            names: The family's.
+            row: What stands in the stem's braces.
         """
         table = dict(names.layer)
         first = row[0] == 0 and not self.config.first_norm
         if first:
             del table["attention_norm"]
-        fields = self.fields(table, names.stem.format(*row) + ".")
+        fields = self.read_fields(table, names.stem.format(*row) + ".")
         if first:
             gain, bias = fields["mlp_norm"].gain, fields["mlp_norm"].bias
             bias = None if bias is None else np.zeros_like(bias)
             fields["attention_norm"] = NormParams(gain=np.ones_like(gain), bias=bias)
         return BlockParams(**fields)
 
-    def outside(self, names: Names) -> dict[str, Any]:
-        """What `TransformerParams` has beside its layers."""
+    def read_outside(self, names: Names) -> dict[str, Any]:
+        """Read what `TransformerParams` has besides its layers."""
         table, tables = dict(names.outside), self.config.embedding
         tokens = table.pop("embedding.tokens", None)
-        fields = {"embedding": EmbeddingParams()} | self.fields(table)
+        fields = {"embedding": EmbeddingParams()} | self.read_fields(table)
         embedding = fields["embedding"]
         if tokens is not None:
             tokens = self.weights.table(tokens, tables.vocab_size, tables.d_embed)
@@ -165,48 +179,60 @@ class Reader:
             embedding = embedding.replace(positions=embedding.positions[last:])
         return self.weights.to_device(fields | {"embedding": embedding})
 
-    def _arrays(self, place, given, stem):
-        """(path in the parameters, array) of one line of a table."""
+    def _read_arrays(self, place, entry, stem):
+        """Yields (path in the parameters, array) of one line of a table.
+
+        Args:
+            place: In the parameters.
+            entry: What the table has for it.
+            stem: What stands before the names of tensors.
+        """
         norm = place.endswith("norm")
-        if callable(given):
-            yield place, given(self.weights, stem, self.config)
+        if callable(entry):
+            yield place, entry(self.weights, stem, self.config)
             return
-        if isinstance(given, Leaf):
-            yield place, self._take(given.name and stem + given.name, given.axes, norm)
+        if isinstance(entry, Leaf):
+            yield place, self._take_array(entry.name and stem + entry.name, entry.axes, norm)
             return
         parent, _, kind = place.rpartition(".")
         parent, kind = (place, "norm") if norm else (parent, kind)
         fields, *axes = _MAPS.get(place) or _MAPS[kind]
-        name, axes = (given, axes) if isinstance(given, str) else (given.name, given[1:])
-        weight = self._take(f"{stem}{name}.weight", axes[0], norm)
+        name, axes = (entry, axes) if isinstance(entry, str) else (entry.name, entry[1:])
+        weight = self._take_array(f"{stem}{name}.weight", axes[0], norm)
         biased = self.biased(kind)
-        bias = self._take(f"{stem}{name}.bias", axes[1], False) if biased else None
+        bias = self._take_array(f"{stem}{name}.bias", axes[1], False) if biased else None
         if self.interleaved and kind in ("q", "k"):
             weight, bias = self._in_halves(weight), self._in_halves(bias)
-        cut = functools.partial(_parts, count=len(fields), heads=self._sizes["h"])
+        cut = functools.partial(_split_maps, count=len(fields), heads=self._axis_sizes["h"])
         for (w, b), w_part, b_part in zip(fields, cut(weight), cut(bias), strict=True):
             yield f"{parent}.{w}", w_part
             yield f"{parent}.{b}", b_part
 
     def _in_halves(self, array):
-        """Features 0, 2, 4, ... before 1, 3, 5, ..., of those that are rotated."""
+        """Reorder rotated features: 0, 2, 4, ... come before 1, 3, 5, ..."""
         if array is None:
             return None
         width, total = self.config.rotated_width, array.shape[-1]
         return array[..., np.r_[0:width:2, 1:width:2, width:total]]
 
-    def _take(self, name, axes, norm):
+    def _take_array(self, name, axes, norm):
         if name is None:
-            shape = [self._sizes[axis] for axis in axes.split()]
+            shape = [self._axis_sizes[axis] for axis in axes.split()]
             return np.zeros(shape, self.weights.dtype)
-        array = take(self.weights, name, axes, self._sizes)
+        array = take_tensor(self.weights, name, axes, self._axis_sizes)
         if norm and self.gain_offset:
             array = self.gain_offset + np.asarray(array, self.weights.dtype)
         return array
 
 
-def _parts(array, count, heads):
-    """The maps in one array, along its first axis; queries' heads come before two groups."""
+def _split_maps(array, count, heads):
+    """Split the maps in one array along its first axis; queries' heads come before two groups.
+
+    Args:
+        array: One map, or several in one; None for a bias that is absent.
+        count: Number of maps.
+        heads: Of queries.
+    """
     if count == 1 or array is None:
         return [array] * count
     if len(array) == count:
@@ -215,9 +241,9 @@ def _parts(array, count, heads):
     return np.split(array, [heads, heads + groups])
 
 
-def _built(name, part):
-    """A part of the parameters from the dictionary of its fields; arrays as they are."""
+def _build_part(name, part):
+    """Build a part of the parameters from the dictionary of its fields; arrays stay as they are."""
     if not isinstance(part, dict):
         return part
     kind = _TYPES[name.rpartition("_")[2]]
-    return kind(**{field: _built(field, value) for field, value in part.items()})
+    return kind(**{field: _build_part(field, value) for field, value in part.items()})

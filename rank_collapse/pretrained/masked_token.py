@@ -13,7 +13,7 @@ from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.layers import NormParams
 from rank_collapse.network.precision import full_precision
-from rank_collapse.pretrained.entries import Settings, only
+from rank_collapse.pretrained.entries import Settings, check_allowed
 from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.lazy import Unembedding
 from rank_collapse.pretrained.weights import Weights
@@ -31,7 +31,11 @@ class MaskedHead(struct.Struct):
 
     @full_precision
     def read(self, states: Float[Any, "*b n d"]) -> Float[Array, "*b n e"]:
-        """N(φ(Y W + b)) of outputs: what `next_token.token_losses` applies the table to."""
+        """Compute N(φ(Y W + b)) of outputs: what `next_token.token_losses` applies the table to.
+
+        Args:
+            states: Y [..., n, d], after the final norm.
+        """
         states = jnp.asarray(states)
         hidden = states.reshape(-1, states.shape[-1]) @ self.weight + self.bias[None]
         hidden = layers.get_activation(self.activation).fn(hidden)
@@ -41,17 +45,22 @@ class MaskedHead(struct.Struct):
 def read_head(
     weights: Weights, family: Family, settings: Settings, config: TransformerConfig
 ) -> MaskedHead | None:
-    """The head of a masked language model (Devlin et al. 2019, task 1); None where there is none.
+    """Read the head of a masked language model (Devlin et al. 2019, task 1); None without one.
+
+    Args:
+        weights, family, settings, config: Of the model.
 
     Raises:
         ValueError: A head whose table is not that of the tokens, or tensors of a wrong shape.
     """
-    if family.masked_head is None or not weights.has(f"{family.masked_head[0]}.dense.weight"):
+    if family.masked_head is None or not weights.has_tensor(
+        f"{family.masked_head[0]}.dense.weight"
+    ):
         return None
     tied = {"tie_word_embeddings": True} | settings
-    only(tied, "tie_word_embeddings", (True,))
+    check_allowed(tied, "tie_word_embeddings", (True,))
     (stem, logit_bias), e = family.masked_head, config.embedding.d_embed
-    found = {
+    tensors = {
         name: jnp.asarray(weights.take(f"{stem}.{name}", *shape), weights.dtype)
         for name, shape in {
             "dense.weight": (e, config.d_model),
@@ -63,9 +72,9 @@ def read_head(
     words = config.embedding.vocab_size
     table = weights.table("embeddings.word_embeddings.weight", words, e)
     return MaskedHead(
-        weight=found["dense.weight"].T,
-        bias=found["dense.bias"],
-        norm=NormParams(found["LayerNorm.weight"], found["LayerNorm.bias"]),
+        weight=tensors["dense.weight"].T,
+        bias=tensors["dense.bias"],
+        norm=NormParams(tensors["LayerNorm.weight"], tensors["LayerNorm.bias"]),
         unembedding=Unembedding(table, weights.take(logit_bias, words)),
         activation=config.mlp,
         eps=config.norm_eps,

@@ -23,19 +23,32 @@ WORDS = 2048  # of the vocabulary at once: bounds the memory of the logits of al
 def targets_of(
     ids: Any, mask: Any = None
 ) -> tuple[Int[np.ndarray, "b n"], Bool[np.ndarray, "b n"]]:
-    """(the token after each, whether there is one): the last token of each text has none."""
+    """Returns (the token after each, whether there is one): the last token of each text has none.
+
+    Args:
+        ids: Tokens [b, n].
+        mask: Bool [b, n], the tokens that exist; None for all.
+    """
     ids = np.asarray(ids)
     targets = np.roll(ids, -1, axis=1)
     keep = np.ones(ids.shape, bool) if mask is None else np.asarray(mask, bool)
     return targets, keep & np.concatenate([keep[:, 1:], np.zeros((len(ids), 1), bool)], axis=1)
 
 
-def pieces(unembedding: Unembedding, dtype: Any) -> Any:
-    """(first word, s words [v, d], s bias [v], Bool [v] which of them exist), piece by piece."""
+def read_pieces(unembedding: Unembedding, dtype: Any) -> Any:
+    """Yields the unembedding in pieces of `WORDS` words.
+
+    Args:
+        unembedding: The head.
+        dtype: Of the yielded arrays.
+
+    Returns:
+        An iterator of (first word, s words [v, d], s bias [v], Bool [v] which of them exist).
+    """
     table = unembedding.table
     if not isinstance(table, Table):
-        whole = np.asarray(table)
-        table = Table(lambda first, last: whole[first:last], whole.shape)
+        full_table = np.asarray(table)
+        table = Table(lambda first, last: full_table[first:last], full_table.shape)
     vocab, d = table.shape
     size, scale = min(WORDS, vocab), jnp.asarray(unembedding.scale, dtype)
     for first, words in table.chunks(size):
@@ -52,39 +65,43 @@ def pieces(unembedding: Unembedding, dtype: Any) -> Any:
 def next_tokens(
     unembedding: Unembedding, parts: Any, sums: Float[Array, "s p"], targets: Any
 ) -> NextToken:
-    """What sums of parts of the output say of the next token, [b, s, n].
+    """Predict the next token from sums of parts of the output, [b, s, n].
 
     Args:
         unembedding: The head; its table is read once.
         parts: Of the output of each example [b, p, n, d], the final norm in them.
+        sums: Which parts make each sum, [s, p].
         targets: From `targets_of`, [b, n].
     """
     parts = jnp.asarray(parts)
-    known = jax.vmap(lambda _: empty_next_token(len(sums), parts.shape[2], parts.dtype))(targets)
-    for piece in pieces(unembedding, parts.dtype):
-        known = _add(known, *piece, parts, sums, targets, unembedding.softcap)
-    return known
+    partial = jax.vmap(lambda _: empty_next_token(len(sums), parts.shape[2], parts.dtype))(targets)
+    for piece in read_pieces(unembedding, parts.dtype):
+        partial = _add_words(partial, *piece, parts, sums, targets, unembedding.softcap)
+    return partial
 
 
-def losses_of(
+def mean_losses(
     unembedding: Unembedding, states: Any, ids: Any, mask: Any = None
 ) -> tuple[Float[Array, "b s"], Float[Array, "b s"]]:
-    """(loss, share of positions with the next token of the first state) of outputs of one network.
+    """Compute loss and agreement of several outputs of one network.
 
     Args:
         unembedding: The head; its table is read once.
         states: [b, s, n, d], after the final norm.
         ids, mask: As of `targets_of`.
+
+    Returns:
+        (loss in nats, share of positions with the next token of the first state), [b, s] each.
     """
     targets, keep = targets_of(ids, mask)
-    known = next_tokens(unembedding, states, jnp.eye(np.shape(states)[1]), targets)
-    return jax.vmap(next_token.measure_agreement)(known, jnp.asarray(keep))
+    predictions = next_tokens(unembedding, states, jnp.eye(np.shape(states)[1]), targets)
+    return jax.vmap(next_token.measure_agreement)(predictions, jnp.asarray(keep))
 
 
 def token_losses(
     unembedding: Unembedding, states: Any, targets: Any, chosen: Any
 ) -> tuple[Float[Array, "b s"], Float[Array, "b s"]]:
-    """(loss in nats, share of right tokens) of outputs of one network, means over some tokens.
+    """Compute (loss in nats, share of right tokens) of outputs of one network, over some tokens.
 
     Args:
         unembedding: The head; its table is read once.
@@ -98,11 +115,11 @@ def token_losses(
     chosen, targets = jnp.asarray(chosen), jnp.asarray(targets)
     count = chosen.sum(axis=-1)
     refuse_if(not count.all(), f"example {int(jnp.argmin(count))} has no token to predict")
-    known = next_tokens(unembedding, states, jnp.eye(np.shape(states)[1]), targets)
-    right = (known.token == targets[:, None]).astype(known.loss.dtype)
+    predictions = next_tokens(unembedding, states, jnp.eye(np.shape(states)[1]), targets)
+    right = (predictions.token == targets[:, None]).astype(predictions.loss.dtype)
     loss, right = (
         jnp.sum(jnp.where(chosen[:, None], a, 0), axis=-1) / count[:, None]
-        for a in (known.loss, right)
+        for a in (predictions.loss, right)
     )
     return loss, right
 
@@ -110,22 +127,28 @@ def token_losses(
 def losses_by_length(
     unembedding: Unembedding, sums: Any, ids: Any, mask: Any = None
 ) -> dict[str, Float[Array, "b *k"]]:
-    """`paths.next_token.by_length` of the sums of `paths.contributions.LengthPass`."""
+    """Compute `paths.next_token.by_length` of the sums of `paths.contributions.LengthPass`.
+
+    Args:
+        unembedding: The head; its table is read once.
+        sums: `PathContributions` of each example.
+        ids, mask: As of `targets_of`.
+    """
     targets, keep = targets_of(ids, mask)
     sums = jax.tree.map(jnp.asarray, sums)
     parts = jax.vmap(lambda one: next_token.list_sums_by_length(one)[0])(sums)
     _, chosen = next_token.list_sums_by_length(jax.tree.map(lambda a: a[0], sums))
-    known = next_tokens(unembedding, parts, chosen, targets)
-    return jax.vmap(next_token.measure_next_token_by_length)(known, jnp.asarray(keep))
+    predictions = next_tokens(unembedding, parts, chosen, targets)
+    return jax.vmap(next_token.measure_next_token_by_length)(predictions, jnp.asarray(keep))
 
 
-@functools.partial(jax.jit, donate_argnames="known")
-def _add(known, first, words, bias, word_mask, parts, sums, targets, softcap):
+@functools.partial(jax.jit, donate_argnames="partial")
+def _add_words(partial, first, words, bias, word_mask, parts, sums, targets, softcap):
     options = {"bias": bias, "softcap": softcap, "word_mask": word_mask}
 
-    def one(item):
-        known, parts, targets = item
-        return add_words(known, words, first, parts, sums, targets, **options)
+    def add_example(item):
+        partial, parts, targets = item
+        return add_words(partial, words, first, parts, sums, targets, **options)
 
     # One example after the other: the logits of all sums of all of them would be much memory.
-    return jax.lax.map(one, (known, parts, targets))
+    return jax.lax.map(add_example, (partial, parts, targets))

@@ -1,6 +1,5 @@
 """An open checkpoint: its network, and its layers, which are read one by one."""
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +12,9 @@ from rank_collapse.network.inputs import as_batch
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained.entries import Settings
 from rank_collapse.pretrained.family import Family
-from rank_collapse.pretrained.lazy import Stored, Table, Unembedding, values
+from rank_collapse.pretrained.lazy import Stored, Table, Unembedding, stored_values
 from rank_collapse.pretrained.masked_token import MaskedHead, read_head
 from rank_collapse.pretrained.weights import Weights
-
-_BIASES = ("b_v", "b_o", "b_in", "b_out", "bias")
 
 
 class OpenCheckpoint:
@@ -33,58 +30,58 @@ class OpenCheckpoint:
     def __init__(self, weights: Weights, family: Family, settings: Settings):
         """Reads the weights outside of the layers."""
         self.weights, self.family, self.settings = weights, family, settings
-        self.config: TransformerConfig = family.config(settings)
-        params = family.params(weights, settings, self.config)
+        self.config: TransformerConfig = family.make_config(settings)
+        params = family.read_params(weights, settings, self.config)
         self.layers, self.outside = params.layers, params.replace(layers=None)
         weights.checks = False  # layers are, on the device
 
     @property
     def is_causal_lm(self) -> bool:
-        """Whether it is a causal language model, with a head for the next token."""
+        """Returns whether it is a causal language model, with a head for the next token."""
         return self.unembedding is not None
 
     @property
     def unembedding(self) -> Unembedding | None:
-        """The language-model head, a `lazy.Table`; None where the family has none."""
-        of = self.family.unembedding
-        return None if of is None else of(self.weights, self.settings, self.config)
+        """Returns the language-model head, a `lazy.Table`; None where the family has none."""
+        return self.family.read_unembedding(self.weights, self.settings, self.config)
 
     @property
     def masked_head(self) -> MaskedHead | None:
-        """The head of a masked language model (BERT, ALBERT); None where there is none."""
+        """Returns the head of a masked language model (BERT, ALBERT); None where there is none."""
         return read_head(self.weights, self.family, self.settings, self.config)
 
-    @functools.cached_property
-    def biased(self) -> bool:
-        """Whether a layer or the final norm has a bias; the first layer is read for it."""
-        parts = vars(self.layers.row_like()).values()
-        return any(
-            getattr(part, name, None) is not None
-            for part in (*parts, self.outside.final_norm)
-            for name in _BIASES
-        )
-
     def layer(self, index: int) -> BlockParams:
-        """The parameters of one layer."""
-        return values(self.layers.get(row_index(self.config, index)))
+        """Read the parameters of one layer."""
+        return stored_values(self.layers.get(row_index(self.config, index)))
 
     def stored_layer(self, index: int, coming: int | None = None) -> Any:
-        """`layer` as a tree of `lazy.Stored`; a thread begins to read the layer `coming`."""
+        """Read `layer` as a tree of `lazy.Stored`; a thread begins to read the layer `coming`.
+
+        Args:
+            index: Of the layer.
+            coming: Of the next layer; None for none.
+        """
         coming = None if coming is None else row_index(self.config, coming)
         return self.layers.get(row_index(self.config, index), coming)
 
-    def entered(
+    def prepare_batch(
         self, inputs: Mapping[str, Any]
     ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
-        """(config, parameters outside of the layers, inputs); of the embeddings, used tokens alone.
+        """Prepare a batch for `stream`: of the embedding only the rows of its tokens are read.
+
+        Args:
+            inputs: As of `stream`.
+
+        Returns:
+            (config, parameters outside of the layers, inputs).
 
         Raises:
             ValueError: Arrays of different lengths, a token outside of the vocabulary, or more
                 tokens than positions.
         """
-        given = as_batch(inputs)
+        batch = as_batch(inputs)
         config, outside, tables = self.config, self.outside, self.config.embedding
-        x = given["x"]
+        x = batch["x"]
         _check_ids(x, tables)
         positions = 0 if tables is None else tables.num_positions
         if positions and x.ndim == 2 and x.shape[1] > positions:
@@ -94,11 +91,11 @@ class OpenCheckpoint:
             used = np.zeros(1, np.int64)
             if np.issubdtype(x.dtype, np.integer):
                 used, places = np.unique(x, return_inverse=True)
-                given["x"] = places.reshape(x.shape).astype(np.int32)
+                batch["x"] = places.reshape(x.shape).astype(np.int32)
             rows = jnp.asarray(embedding.tokens.rows(used)).astype(self.weights.dtype)
             outside = outside.replace(embedding=embedding.replace(tokens=rows))
             config = config.replace(embedding=tables.replace(vocab_size=len(used)))
-        return config, outside, given
+        return config, outside, batch
 
 
 class InMemory:
@@ -109,20 +106,20 @@ class InMemory:
         self.layers = _HeldLayers(params.layers)
 
     def stored_layer(self, index: int, coming: int | None = None) -> Any:
-        """One layer's parameters as a tree of `lazy.Stored`."""
+        """Returns one layer's parameters as a tree of `lazy.Stored`."""
         return self.layers.get(row_index(self.config, index))
 
-    def entered(
+    def prepare_batch(
         self, inputs: Mapping[str, Any]
     ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
-        """(config, parameters outside of the layers, inputs)."""
-        given = as_batch(inputs)
-        _check_ids(given["x"], self.config.embedding)
-        return self.config, self.outside, given
+        """Returns (config, parameters outside of the layers, inputs) for `stream`."""
+        batch = as_batch(inputs)
+        _check_ids(batch["x"], self.config.embedding)
+        return self.config, self.outside, batch
 
 
 def _check_ids(x, embedding):
-    """Refuses token ids that the vocabulary does not have."""
+    """Raises an error for token ids that the vocabulary does not have."""
     if embedding is not None and np.issubdtype(x.dtype, np.integer):
         wrong = x[(x < 0) | (x >= embedding.vocab_size)]
         if wrong.size:
@@ -138,16 +135,16 @@ class _HeldLayers:
         self.stack = stack
 
     def get(self, row: int) -> Any:
-        """One row as a tree of `Stored`."""
+        """Returns one row as a tree of `Stored`."""
         return jax.tree.map(lambda a: Stored(a[row], tuple(range(a.ndim - 1))), self.stack)
 
     def drop(self) -> None:
-        """Nothing: the stack is the caller's."""
+        """Keeps the stack: it is the caller's."""
 
 
 Source = OpenCheckpoint | InMemory
 
 
 def row_index(config: TransformerConfig, layer: int) -> int:
-    """The row of parameters that a layer has."""
+    """Returns the row of parameters that a layer has."""
     return config.layer_map[layer] if config.layer_map else layer

@@ -9,8 +9,12 @@ from rank_collapse.pretrained.entries import Settings
 from rank_collapse.struct import refuse, refuse_if
 
 
-def patches(image: Any, size: int) -> Any:
-    """Squares of an image [channels, height, width], row by row, each flattened as (channel, y, x).
+def cut_patches(image: Any, size: int) -> Any:
+    """Cut an image into squares, row by row, each flattened as (channel, y, x).
+
+    Args:
+        image: [channels, height, width].
+        size: Side of a square.
 
     Returns:
         [n, channels · size²].
@@ -28,12 +32,16 @@ def patches(image: Any, size: int) -> Any:
 
 
 def image_patches(images: Any, settings: Settings) -> Float[np.ndarray, "b n i"]:
-    """`patches` of a batch of images [b, channels, height, width] for a given model.
+    """Cut a batch of images into the patches that a given model reads.
+
+    Args:
+        images: [b, channels, height, width].
+        settings: Of the model, from `pretrained.settings_of`.
 
     Raises:
         ValueError: Images of another shape than the model's, or with values that are not finite.
     """
-    shape = (settings["num_channels"], *_pair(settings["image_size"]))
+    shape = (settings["num_channels"], *_as_pair(settings["image_size"]))
     refuse(
         (
             images.ndim != 4 or images.shape[1:] != shape or not len(images),
@@ -42,12 +50,15 @@ def image_patches(images: Any, settings: Settings) -> Float[np.ndarray, "b n i"]
         (not np.isfinite(images).all(), "images hold values that are not finite"),
     )
     _, size = num_patches(settings)
-    return np.stack([patches(image, size) for image in images])
+    return np.stack([cut_patches(image, size) for image in images])
 
 
 def num_patches(settings: Settings) -> tuple[int, int]:
-    """(patches of an image, side of each)."""
-    (height, width), (size, other) = _pair(settings["image_size"]), _pair(settings["patch_size"])
+    """Returns (patches of an image, side of each)."""
+    (height, width), (size, other) = (
+        _as_pair(settings["image_size"]),
+        _as_pair(settings["patch_size"]),
+    )
     if size != other or height % size or width % size:
         raise ValueError(
             f"patch_size={settings['patch_size']} does not tile image_size={settings['image_size']}"
@@ -55,7 +66,7 @@ def num_patches(settings: Settings) -> tuple[int, int]:
     return (height // size) * (width // size), size
 
 
-def _pair(value):
+def _as_pair(value):
     pair = [value, value] if isinstance(value, int) else value
     refuse_if(
         len(pair) != 2 or any(type(n) is not int or not 1 <= n < 2**31 for n in pair),

@@ -36,10 +36,11 @@ _COMPARED = ("model_type", "hidden_size", "d_model")  # entries that a model of 
 
 
 def published_curves(settings: dict[str, Any], depth: int) -> dict[str, dict[str, list[float]]]:
-    """{"init" or "pretrained": {variant: residual ratio by layer}} of a model of this size.
+    """Returns {"init" or "pretrained": {variant: residual ratio by layer}} of a model of this size.
 
     Args:
         settings: From `rank_collapse.pretrained.settings_of`.
+        depth: Number of layers.
 
     Returns:
         Empty where nothing was published for this family and size.
@@ -64,14 +65,14 @@ class Target(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Whether they are farther apart than the tolerance, or nothing finite was measured."""
+        """Returns whether they lie beyond the tolerance, or nothing finite was measured."""
         return not abs(self.measured - self.published) <= self.tolerance
 
 
 def published_targets(
     settings: dict[str, Any], curves: Mapping[str, Float[np.ndarray, "b l"]]
 ) -> list[Target]:
-    """The published curves of pretrained weights beside those of weights that should be the same.
+    """Compare the published curves of pretrained weights with measured ones of the same weights.
 
     The published texts are 32 of wiki_bio. They count as one more text of the kind measured here:
     a value x̄ of b texts with standard deviation s may be t s √(1 + 1/b) from the published one, t
@@ -107,6 +108,6 @@ def published_targets(
             float(values.mean()),
             float(t * values.std(ddof=1) * math.sqrt(1 + 1 / count) + READ_OFF),
         )
-        for variant, own in curves.items()
-        for layer, values in enumerate(np.asarray(own, np.float64).T)
+        for variant, ratios in curves.items()
+        for layer, values in enumerate(np.asarray(ratios, np.float64).T)
     ]

@@ -40,7 +40,13 @@ class Initialisation:
     residual: tuple[str, ...] = ()  # Ends of branches, divided by √(2 layers)
 
     def __call__(self, name: str, settings: Settings, depth: int) -> Draw:
-        """How one tensor of a model with that many layers is drawn."""
+        """Returns how one tensor of a model with that many layers is drawn.
+
+        Args:
+            name: Of the tensor.
+            settings: Of the model.
+            depth: Its layers.
+        """
         for end, value in {".bias": 0.0, **self.values}.items():
             if name.endswith(end):
                 return Draw(value=settings[value] if isinstance(value, str) else value)
@@ -56,7 +62,7 @@ class Initialisation:
 class RandomWeights(Weights):
     """Tensors drawn as a family initialises them; each depends on the key and its name only."""
 
-    drawn = True
+    is_random = True
 
     def __init__(
         self, key: Any, draw: Callable[[str], Draw], dtype: Any = jnp.float32, *, lazy: bool = False
@@ -65,39 +71,44 @@ class RandomWeights(Weights):
         self.seed = [int(word) for word in np.ravel(jax.random.key_data(key))]
         self.draw = draw
 
-    def has(self, name: str) -> bool:
-        """True: what the config asks for, the model has."""
+    def has_tensor(self, name: str) -> bool:
+        """Returns True: what the config asks for, the model has."""
         return not name.endswith(".")
 
     def check_depth(self, layer: str, depth: int) -> None:
-        """Nothing to check."""
+        """Checks nothing."""
 
     def take(self, name: str, *shape: int) -> np.ndarray:
-        """One tensor, drawn."""
-        how = self.draw(name)
-        if callable(how.value):
-            return how.value(*shape)
-        if how.std is None:
-            return np.full(shape, how.value, self.dtype)
+        """Draw one tensor.
+
+        Args:
+            name: Of the tensor, which decides on its values together with the key.
+            *shape: Of the tensor.
+        """
+        law = self.draw(name)
+        if callable(law.value):
+            return law.value(*shape)
+        if law.std is None:
+            return np.full(shape, law.value, self.dtype)
         # numpy draws a hundred million normals several times faster than jax.random on a CPU.
         generator = np.random.Generator(np.random.Philox([*self.seed, zlib.crc32(name.encode())]))
-        drawn = generator.standard_normal(shape, np.float32)
-        while how.truncate and (far := np.abs(drawn) > 2).any():
-            drawn[far] = generator.standard_normal(int(far.sum()), np.float32)
-        drawn *= np.float32(how.std)
-        if how.zero_row is not None and how.zero_row < shape[0]:
-            drawn[how.zero_row] = 0.0
-        return drawn
+        values = generator.standard_normal(shape, np.float32)
+        while law.truncate and (far := np.abs(values) > 2).any():
+            values[far] = generator.standard_normal(int(far.sum()), np.float32)
+        values *= np.float32(law.std)
+        if law.zero_row is not None and law.zero_row < shape[0]:
+            values[law.zero_row] = 0.0
+        return values
 
-    def _table(self, name, rows, width):
-        """As `take` gives it; rows beyond the last that is read are not drawn."""
-        drawn = np.empty((0, width), np.float32)
-        whole = self.draw(name).truncate  # what is cut is drawn again, after the last row
+    def _lazy_table(self, name, rows, width):
+        """Returns a table that draws no rows beyond the last that is read."""
+        table = np.empty((0, width), np.float32)
+        needs_all_rows = self.draw(name).truncate  # what is cut is drawn again, after the last row
 
-        def read(first, last):
-            nonlocal drawn
-            if last > len(drawn):
-                drawn = self.take(name, rows if whole else min(rows, 2 * last), width)
-            return drawn[first:last]
+        def read_rows(first, last):
+            nonlocal table
+            if last > len(table):
+                table = self.take(name, rows if needs_all_rows else min(rows, 2 * last), width)
+            return table[first:last]
 
-        return Table(read, (rows, width))
+        return Table(read_rows, (rows, width))

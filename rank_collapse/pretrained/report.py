@@ -1,4 +1,4 @@
-"""What a checkpoint makes of tokens, layer by layer: measured here for the command and experiments.
+"""Measures of a checkpoint by layer: tokens, attention, path lengths and massive activations.
 
     source = rc.pretrained.open_checkpoint(folder)
     report = rc.pretrained.checkpoint_report(source, {"x": ids, "mask": mask})
@@ -14,17 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from rank_collapse.measures.listings import Spike, spikes
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import Profile
 from rank_collapse.measures.table import MEASURES, MeasureName
 from rank_collapse.network.measured.heads import measure_heads
+from rank_collapse.network.measured.influence import attention_share
 from rank_collapse.network.measured.states import ProfilePass
-from rank_collapse.network.passes import LayerMeasure
+from rank_collapse.network.passes import LayerMeasure, States
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
+from rank_collapse.pretrained.path_lengths import compute_length_laws
 from rank_collapse.pretrained.streaming import AblationSpec, Group, State, stream
 
-WHOLE = "Transformer"
+WHOLE, ALONE = "Transformer", "SAN"
 STATES: tuple[MeasureName, ...] = ("residual_ratio", "token_cosine", "effective_rank")
 STATES += ("spike_entry", "spike_norm", "spike_share", "spike_token", "spike_feature")
 STATES += ("residual_spike",)
@@ -32,76 +35,88 @@ STATES += ("residual_spike",)
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointReport:
-    """What `checkpoint_report` measured.
+    """Holds the results of `checkpoint_report`.
 
     Attributes:
         states: {ablation: `Profile` [b, L + 1]} of the hidden states before the final norm.
         read: `Profile` [b, L + 1] of what attention reads, N(X^l); the last is the output.
         attention: {measure: [b, L, h]}, of `rc.network.attention_profile`.
         path_size: ‖C_k‖_{1,∞} [b, L + 1] of the sum over all paths of length k.
+        attention_share: λ [b, L], mean share of each attention branch in the stream.
+        spikes: `rc.spikes` of each text.
     """
 
     states: Mapping[str, Profile]
     read: Profile
     attention: Mapping[str, np.ndarray]
     path_size: np.ndarray
+    attention_share: np.ndarray
+    spikes: Sequence[Sequence[Spike]]
 
     def collapsed_at(self, ablation: str = WHOLE) -> int | None:
-        """The first layer whose residual ratio, mean over examples, is below the threshold of
-        `rc.MEASURES`; None where none is."""
-        alarm = MEASURES["residual_ratio"].alarm
-        below = self.states[ablation]["residual_ratio"].mean(axis=0) < alarm.value
-        return int(np.argmax(below)) if below.any() else None
+        """Returns the first layer whose mean residual ratio is below the alarm of `rc.MEASURES`.
 
-    def mean_path_length(self) -> float:
-        """Σ_k k ‖C_k‖ / Σ_k ‖C_k‖, mean over examples."""
-        share = self.path_size / self.path_size.sum(axis=1, keepdims=True)
-        return float(share.mean(axis=0) @ np.arange(share.shape[1]))
+        None where no layer is; the mean is over examples.
+
+        Args:
+            ablation: "Transformer" for the full model, "SAN" for its attention alone.
+        """
+        threshold = MEASURES["residual_ratio"].alarm.value
+        is_below = self.states[ablation]["residual_ratio"].mean(axis=0) < threshold
+        return int(np.argmax(is_below)) if is_below.any() else None
+
+    def length_laws(self, num_heads: int) -> dict[str, np.ndarray]:
+        """Computes {weighting: [b, L + 1]}, see `path_lengths.compute_length_laws`."""
+        return compute_length_laws(num_heads, self.attention_share, self.path_size)
 
 
 def checkpoint_report(
     source: OpenCheckpoint | InMemory,
     inputs: Mapping[str, Any],
     *,
-    ablations: Sequence[str] = ("SAN",),
-    reading: str = "published",
-    measures: Sequence[MeasureName] = STATES,
     chunk: int = 8,
     done: Callable[[State], None] | None = None,
 ) -> CheckpointReport:
-    """Tokens, attention and sums of paths of a checkpoint, in one pass over its weights.
+    """Measure tokens, attention and sums of paths of a checkpoint in one pass over its weights.
 
     Args:
         source: An open checkpoint, read layer by layer, or a network in memory.
         inputs: As of `pretrained.stream`: x and a mask [b, n].
-        ablations: Of `surgery.ABLATIONS`, beside the whole network: of these the states alone.
-        reading: Of `surgery.READINGS`.
-        measures: Of the states.
         chunk: Examples at once.
         done: Called after each layer with the state of the stream.
+
+    Returns:
+        `CheckpointReport` of the full model, with the states of its attention alone ("SAN").
 
     Raises:
         ValueError, OSError: As of `pretrained.stream`.
     """
-    states = ProfilePass(tuple(measures))
+    states = ProfilePass(STATES)
     passes = {
         "states": states,
         "read": dataclasses.replace(states, tokens="read"),
-        "sums": LengthPass(getattr(source, "biased", True)),
+        "sums": LengthPass(),
         "attention": LayerMeasure(measure_heads),
+        "share": LayerMeasure(attention_share),
+        "hidden": States(),
     }
-    groups = {WHOLE: Group(tuple(passes.items()))}
-    for name in ablations:
-        groups[name] = Group((("states", states),), AblationSpec(name, reading))
-    found = stream(source, inputs, groups, chunk=chunk, done=done)
-    whole = found[WHOLE]
-    sums = np.asarray(whole["sums"].by_length)
-    mask = inputs.get("mask")
-    if mask is not None:
-        mask = np.broadcast_to(np.asarray(mask, bool)[:, None], sums.shape[:-1])
+    groups = {
+        WHOLE: Group(tuple(passes.items())),
+        ALONE: Group((("states", states),), AblationSpec(ALONE)),
+    }
+    measured = stream(source, inputs, groups, chunk=chunk, done=done)
+    full_model = measured[WHOLE]
+    path_sums = np.asarray(full_model["sums"].by_length)
+    masks = inputs.get("mask")
+    if masks is None:
+        masks = np.ones((len(path_sums), path_sums.shape[2]), bool)
+    path_masks = np.broadcast_to(np.asarray(masks, bool)[:, None], path_sums.shape[:-1])
+    hidden = zip(full_model["hidden"], masks, strict=True)
     return CheckpointReport(
-        {name: own["states"] for name, own in found.items()},
-        whole["read"],
-        whole["attention"],
-        np.asarray(composite_norm(sums, mask=mask)),
+        {ablation: results["states"] for ablation, results in measured.items()},
+        full_model["read"],
+        full_model["attention"],
+        np.asarray(composite_norm(path_sums, mask=path_masks)),
+        full_model["share"],
+        [spikes(states, mask=mask) for states, mask in hidden],
     )

@@ -10,14 +10,13 @@ import numpy as np
 from rank_collapse.pretrained.entries import Entry, check_entry
 from rank_collapse.struct import refuse_if
 
-MAX_ROTATED = 2**16
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 # Beyond what a text can have: the frequencies of every length.
 ANY_LENGTH = 2**31
 
 
 def rotary_entry(settings: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
-    """The entries on rotary positions, old ones and new ones, of one kind of layers if there are.
+    """Merge the entries on rotary positions, old ones and new ones, of one kind of layers.
 
     Args:
         settings: `rope_scaling` and `rope_parameters` among them.
@@ -26,37 +25,35 @@ def rotary_entry(settings: Mapping[str, Any], kind: str | None = None) -> dict[s
     Raises:
         ValueError: An entry of the wrong type.
     """
-    given = settings["rope_parameters"] or {}
-    if kind is not None and kind in given:
-        check_entry(f"rope_parameters.{kind}", given[kind], Entry(None, (dict,)))
-        given = given[kind]
-    return (settings["rope_scaling"] or {}) | given
+    parameters = settings["rope_parameters"] or {}
+    if kind is not None and kind in parameters:
+        check_entry(f"rope_parameters.{kind}", parameters[kind], Entry(None, (dict,)))
+        parameters = parameters[kind]
+    return (settings["rope_scaling"] or {}) | parameters
 
 
 def rotary_fields(
     entry: Mapping[str, Any], settings: Mapping[str, Any], width: int, share: float = 1.0
 ) -> dict[str, Any]:
-    """Fields of `TransformerConfig` for rotary positions.
+    """Compute the fields of `TransformerConfig` for rotary positions.
 
     Args:
         entry: From `rotary_entry`.
         settings: For `rope_theta` and `max_position_embeddings`; and, where a family has it,
             `original_max_position_embeddings`, which comes before the entry's own.
+        width: Of a head.
         share: Share of the width that is rotated, where the entry does not say.
 
     Raises:
-        ValueError: A kind of scaling that is not known, or one of its numbers missing; more than
-            `MAX_ROTATED` features.
+        ValueError: A kind of scaling that is not known, or one of its numbers missing.
 
     Source: Chen et al. 2023 (linear), bloc97 2023 (dynamic NTK), Peng et al. 2023 (YaRN), Ding et
     al. 2024 (LongRoPE), Dubey et al. 2024 (Llama 3.1).
     """
 
-    number = functools.partial(_number, entry)
+    number = functools.partial(_positive_number, entry)
     theta = number("rope_theta", settings["rope_theta"] or 10000.0)
     rotated = int(width * number("partial_rotary_factor", share))
-    if rotated > MAX_ROTATED:  # tables are made while a config is read
-        raise ValueError(f"{rotated} rotated features of a head are more than {MAX_ROTATED}")
     fields = {"position": "rotary", "rotary_theta": theta}
     if rotated != width:
         fields["rotary_width"] = rotated
@@ -74,22 +71,19 @@ def rotary_fields(
     if kind == "llama3":
         names = ("factor", "low_freq_factor", "high_freq_factor")
         return fields | {"rotary_scaling": (*(number(n) for n in names), float(original))}
-    refuse_if(
-        theta == 1 or original == 1,
-        f"rope_type={kind!r} with rope_theta={theta} and {original} positions",
-    )
     powers = theta ** (np.arange(0, rotated, 2) / rotated)
     if kind == "yarn":
-        return fields | _yarn(entry, number, powers, theta, original, positions)
+        return fields | _yarn_fields(entry, number, powers, theta, original, positions)
     if kind in ("longrope", "su"):
-        return fields | _longrope(entry, number, powers, original, positions)
+        return fields | _longrope_fields(entry, number, powers, original, positions)
     raise ValueError(f"rope_type={kind!r} is not one of {KINDS}")
 
 
 def local_theta(settings: Mapping[str, Any], theta: float) -> float:
-    """Base of the rotary positions of layers with a window, which are never scaled.
+    """Returns the base of the rotary positions of layers with a window, which are never scaled.
 
     Args:
+        settings: Of the model.
         theta: Where the config does not say.
 
     Raises:
@@ -100,44 +94,57 @@ def local_theta(settings: Mapping[str, Any], theta: float) -> float:
     if name in (settings["rope_parameters"] or {}):
         entry |= rotary_entry(settings | {"rope_scaling": None}, name)
     for key, usual in (("rope_type", "default"), ("partial_rotary_factor", 1.0)):
-        if (found := entry.get(key, usual)) != usual:
+        if (value := entry.get(key, usual)) != usual:
             raise ValueError(
-                f"rope_parameters.{name}.{key}={found!r} of a {settings['model_type']} model is "
+                f"rope_parameters.{name}.{key}={value!r} of a {settings['model_type']} model is "
                 f"not supported, only {usual!r}"
             )
-    return _number(entry, "rope_theta")
+    return _positive_number(entry, "rope_theta")
 
 
-def _yarn(entry, number, powers, theta, original, positions):
-    """Fast waves as they are, slow ones divided by the factor, and in between a linear change."""
+def _yarn_fields(entry, number, powers, theta, original, positions):
+    """Compute YaRN's frequencies: fast waves stay, slow ones are divided by the factor.
+
+    In between the change is linear.
+
+    Args:
+        entry: From `rotary_entry`.
+        number: Reads a number of it.
+        powers: Wavelengths of the pairs over 2 π.
+        theta, original, positions: Base, positions of the first training, positions of the model.
+    """
     width = 2 * len(powers)
     factor = number("factor", positions / original)
 
-    def scale(by=1.0):
+    def attention_scale(by=1.0):
         return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
 
     if entry.get("attention_factor") is not None:
         size = number("attention_factor")
     elif entry.get("mscale") and entry.get("mscale_all_dim"):
-        size = scale(number("mscale")) / scale(number("mscale_all_dim"))
+        size = attention_scale(number("mscale")) / attention_scale(number("mscale_all_dim"))
     else:
-        size = scale()
+        size = attention_scale()
 
-    def pair_of(turns):
-        """The pair that turns that many times within the original positions."""
+    def rotation_pair(turns):
+        """Returns the pair that turns that many times within the original positions."""
         return width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = pair_of(number("beta_fast", 32.0)), pair_of(number("beta_slow", 1.0))
+    low, high = rotation_pair(number("beta_fast", 32.0)), rotation_pair(number("beta_slow", 1.0))
     if entry.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
     slow = np.clip((np.arange(len(powers)) - low) / (high - low or 0.001), 0, 1)
     frequencies = (slow / factor + (1 - slow)) / powers
-    return {"rotary_tables": ((ANY_LENGTH, _numbers(frequencies)),), "rotary_factor": size}
+    return {"rotary_tables": ((ANY_LENGTH, _as_floats(frequencies)),), "rotary_factor": size}
 
 
-def _longrope(entry, number, powers, original, positions):
-    """A divisor of its own for each wave, one set for short texts and one for long ones."""
+def _longrope_fields(entry, number, powers, original, positions):
+    """Divide each wave by its own number, one set for short texts and one for long ones.
+
+    Args:
+        entry, number, powers, original, positions: As of `_yarn_fields`.
+    """
     factor = number("factor", positions / original)
     usual = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     tables = []
@@ -148,29 +155,40 @@ def _longrope(entry, number, powers, original, positions):
             len(divisors) != len(powers) or any(type(a) not in (int, float) for a in divisors),
             f"{name} is not a list of {len(powers)} numbers, one for each wave",
         )
-        tables.append((most, _numbers(1 / (np.asarray(divisors, float) * powers))))
+        tables.append((most, _as_floats(1 / (np.asarray(divisors, float) * powers))))
     return {"rotary_tables": tuple(tables), "rotary_factor": number("attention_factor", usual)}
 
 
-def _number(entry, name, default=None):
-    """A number of an entry on rotary positions, which must be positive."""
+def _positive_number(entry, name, default=None):
+    """Returns a number of an entry on rotary positions, which must be positive.
+
+    Args:
+        entry: From `rotary_entry`.
+        name: Of the number.
+        default: Where it is absent.
+    """
     value = default if entry.get(name) is None else entry[name]
     check_entry(name, value, Entry(None, (float,)))
     refuse_if(value <= 0, f"{name}={value!r} of the rotary positions is not positive")
     return float(value)
 
 
-def _numbers(values):
+def _as_floats(values):
     return tuple(float(a) for a in values)
 
 
 def num_positions(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
-    """Positions that the model is made for: more where the scaling reaches further."""
+    """Returns the positions that the model is made for: more where the scaling reaches further.
+
+    Args:
+        entry: From `rotary_entry`.
+        settings: Of the model.
+    """
     positions, kind = settings["max_position_embeddings"], entry.get("rope_type", entry.get("type"))
     if kind not in ("dynamic", "yarn") or not entry.get("factor"):
         return positions
-    factor = min(_number(entry, "factor"), ANY_LENGTH)
+    factor = min(_positive_number(entry, "factor"), ANY_LENGTH)
     if kind == "dynamic":
         return int(factor * positions)
-    original = _number(entry, "original_max_position_embeddings", 1e-9)
+    original = _positive_number(entry, "original_max_position_embeddings", 1e-9)
     return max(positions, int(factor * original))

@@ -27,7 +27,7 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import Gains, layer_gains
 from rank_collapse.network.surgery import ABLATIONS, READINGS, ablate, skips_left
 from rank_collapse.network.transformer import Layer
-from rank_collapse.pretrained.lazy import values
+from rank_collapse.pretrained.lazy import stored_values
 from rank_collapse.pretrained.opened import Source
 from rank_collapse.struct import refuse, refuse_if
 
@@ -59,7 +59,7 @@ class State:
     # Of each part of each group (groups in order, each in chunks of examples)
     hidden: list[Any]
     carries: list[Any]
-    found: list[list[Any]]  # What each layer added to it, layer by layer
+    layer_results: list[list[Any]]  # What each layer added to it, layer by layer
 
 
 @full_precision
@@ -71,12 +71,14 @@ def stream(
     chunk: int = 8,
     done: Callable[[State], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """All requested measurements in one pass over the weights.
+    """Measure all that is requested in one pass over the weights.
 
     Args:
+        source: An open checkpoint, or a network in memory.
         inputs: Arrays [b, ...] by argument name of `rank_collapse.apply`, x among them; None for
             one that is absent. Lists of texts of different lengths are filled up and masked: what
             results say of tokens beyond a text's end means nothing.
+        groups: The passes by name; a group shares a forward pass.
         chunk: Examples at once: bounds the memory of what a layer computes. All examples go
             through a layer while it is there.
         done: Called after each layer with the state.
@@ -90,39 +92,41 @@ def stream(
             hidden states are not, or that make them all 0; a network that a pass does not cover.
         OSError: A file that cannot be read any more.
     """
-    config, outside, given = source.entered(inputs)
-    total = len(given["x"])
-    parts = _parts(source, groups, total, chunk)
+    config, outside, batch = source.prepare_batch(inputs)
+    total = len(batch["x"])
+    parts = _split_groups(source, groups, total, chunk)
     count = len(parts)
     state = State(0, [None] * count, [None] * count, [[] for _ in range(count)])
     try:
         for index in range(config.depth):
             layer = source.stored_layer(index, min(index + 1, config.depth - 1))
             for i, part in enumerate(parts):
-                known = (layer, outside, part.examples(given), config)
+                arguments = (layer, outside, part.select_inputs(batch), config)
                 if not index:
-                    state.hidden[i], state.carries[i] = _begin(part.start, *known)
-                state.hidden[i], state.carries[i], found = _step(
-                    part.measured, *known, jnp.asarray(index), state.hidden[i], state.carries[i]
+                    state.hidden[i], state.carries[i] = _begin_part(part.start_program, *arguments)
+                state.hidden[i], state.carries[i], layer_results = _step_part(
+                    part.measured, *arguments, jnp.asarray(index), state.hidden[i], state.carries[i]
                 )
-                state.found[i].append(_on_host(part, found))
+                state.layer_results[i].append(_on_host(part, layer_results))
             jax.block_until_ready(state.hidden)
             for part, hidden in zip(parts, state.hidden, strict=True):
                 if groups[part.group].ablation.name == "Transformer":
-                    _check_states(index, hidden, given.get("mask"), part.rows)
+                    _check_states(index, hidden, batch.get("mask"), part.rows)
             state.layers = index + 1
             if done is not None:
                 done(state)
             last, layer = layer if index + 1 == config.depth else None, None
         results: dict[str, dict[str, list]] = {}
         for i, part in enumerate(parts):
-            found = jax.tree.map(lambda *a: np.stack(a, axis=1), *state.found[i])
-            known = (last, outside, part.examples(given), config)
-            done_here = _finish(part.measured, *known, state.hidden[i], state.carries[i], found)
-            state.carries[i], state.found[i] = None, []
-            for name, result in zip(part.names, _on_host(part, done_here), strict=True):
-                own = jax.tree.map(lambda a, n=part.count: a[:n], result)
-                results.setdefault(part.group, {}).setdefault(name, []).append(own)
+            layer_results = jax.tree.map(lambda *a: np.stack(a, axis=1), *state.layer_results[i])
+            arguments = (last, outside, part.select_inputs(batch), config)
+            part_results = _finish_part(
+                part.measured, *arguments, state.hidden[i], state.carries[i], layer_results
+            )
+            state.carries[i], state.layer_results[i] = None, []
+            for name, result in zip(part.names, _on_host(part, part_results), strict=True):
+                kept = jax.tree.map(lambda a, n=part.count: a[:n], result)
+                results.setdefault(part.group, {}).setdefault(name, []).append(kept)
     finally:
         source.layers.drop()
     return {
@@ -134,16 +138,22 @@ def stream(
     }
 
 
-def _on_host(part, found):
-    """What is kept of what the passes of a part found, as NumPy's arrays."""
+def _on_host(part, results):
+    """Convert what the passes of a part keep to NumPy's arrays."""
     passes, _ = part.measured
-    given = jax.tree.map(np.asarray, found)
-    return tuple(p.on_host(own) for p, own in zip(passes, given, strict=True))
+    host_results = jax.tree.map(np.asarray, results)
+    return tuple(p.on_host(result) for p, result in zip(passes, host_results, strict=True))
 
 
 def _check_states(index, hidden, mask, rows):
-    """Refuses hidden states [b, n, d] of the whole network that are not finite, but for padding,
-    or that are all 0."""
+    """Raises an error for states [b, n, d] that are not finite outside of padding, or all 0.
+
+    Args:
+        index: Of the layer, for the message.
+        hidden: States of the full model.
+        mask: Of all examples; None for all tokens.
+        rows: Examples of `hidden`.
+    """
     finite = np.isfinite(hidden).all(axis=-1)
     refuse(
         (
@@ -166,20 +176,25 @@ class _Part(NamedTuple):
     count: int  # of them that are not repeats
 
     @property
-    def start(self):
-        """`measured` of the input, from which all variants start."""
+    def start_program(self):
+        """Returns `measured` of the input, from which all variants start."""
         return self.measured if self.skips is None else (self.measured[0], AblationSpec())
 
-    def examples(self, given):
-        """Its inputs [b, ...]."""
-        found = {name: values[self.rows] for name, values in given.items()}
+    def select_inputs(self, batch):
+        """Select the part's inputs [b, ...]."""
+        rows = {name: values[self.rows] for name, values in batch.items()}
         if self.skips is None:
-            return found
-        return found | {"skips": jax.tree.map(lambda a: np.full(len(self.rows), a), self.skips)}
+            return rows
+        return rows | {"skips": jax.tree.map(lambda a: np.full(len(self.rows), a), self.skips)}
 
 
-def _parts(source, groups, total, chunk):
-    """The chunks of every group."""
+def _split_groups(source, groups, total, chunk):
+    """List the chunks of every group.
+
+    Args:
+        source, groups, chunk: As of `stream`.
+        total: Number of examples.
+    """
     refuse_if(chunk < 1, f"chunk={chunk} is not 1 or more examples")
     parts = []
     for name, group in groups.items():
@@ -189,7 +204,7 @@ def _parts(source, groups, total, chunk):
             raise ValueError(f"group {name!r} has none of {total} examples: {where}")
         size = min(chunk, last - group.first)
         names, passes = zip(*((n, p.for_streaming()) for n, p in group.passes), strict=True)
-        ablation, skips = _program_of(group, source.config)
+        ablation, skips = _shared_program(group, source.config)
         for start in range(group.first, last, size):
             rows = np.minimum(np.arange(start, start + size), last - 1)
             count = min(size, last - start)
@@ -197,11 +212,18 @@ def _parts(source, groups, total, chunk):
     return parts
 
 
-def _program_of(group, config):
-    """(the ablation whose program measures a group, the skips that are then left or None for those
-    of the ablation): states are the same with a skip of gain 0 and without one."""
+def _shared_program(group, config):
+    """Find the ablation whose program measures a group, and the skips that are then left.
+
+    States are the same with a skip of gain 0 and without one. The skips are None for those of the
+    ablation.
+
+    Args:
+        group: Of `stream`.
+        config: The network.
+    """
     name, reading = group.ablation.name, group.ablation.reading
-    states_alone = all(isinstance(own, States) for _, own in group.passes)
+    states_alone = all(isinstance(layer_pass, States) for _, layer_pass in group.passes)
     can_lack = config.mlp != "none" and config.attention_skip and config.mlp_skip
     special = config.parallel or config.connection != "skip"
     if not (states_alone and can_lack and name in ABLATIONS and reading in READINGS) or special:
@@ -211,7 +233,7 @@ def _program_of(group, config):
     return shared, skips_left(name, reading)
 
 
-def layer_of(
+def assemble_layer(
     stored: Any,
     outside: TransformerParams,
     example: Mapping[str, Any],
@@ -220,15 +242,17 @@ def layer_of(
     ablation: AblationSpec = AblationSpec(),
     passes: Sequence[LayerPass] = (),
 ) -> tuple[Layer, TransformerParams]:
-    """(one layer on one example, parameters outside of the layers) of a network on disk.
+    """Returns (one layer on one example, parameters outside of the layers) of a network on disk.
 
     Args:
         stored: A tree of `lazy.Stored`.
+        outside, example, config: Of `prepare_batch`; one example of its inputs.
         index: Of the layer; may be traced.
         ablation: The parts to remove.
+        passes: That must cover the network.
     """
     config = config.replace(layer_map=(0,) * config.depth)  # all layers are the one row
-    stack = jax.tree.map(lambda a: a[None], values(stored))
+    stack = jax.tree.map(lambda a: a[None], stored_values(stored))
     params = outside.replace(layers=stack)
     config, params = ablate(config, params, ablation.name, ablation.reading)
     for layer_pass in passes:
@@ -243,37 +267,37 @@ def layer_of(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _begin(measured, stored, outside, examples, config):
+def _begin_part(measured, stored, outside, examples, config):
     passes, ablation = measured
 
-    def one(example):
-        layer, _ = layer_of(stored, outside, example, config, 0, ablation, passes)
+    def begin_example(example):
+        layer, _ = assemble_layer(stored, outside, example, config, 0, ablation, passes)
         start = streams.start_streams(layer.inputs.x, layer.config)
         return start, tuple(p.init_carry(layer.inputs, layer.config) for p in passes)
 
-    return jax.vmap(one)(examples)
+    return jax.vmap(begin_example)(examples)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=(6, 7))
-def _step(measured, stored, outside, examples, config, index, hidden, carries):
+def _step_part(measured, stored, outside, examples, config, index, hidden, carries):
     passes, ablation = measured
 
-    def one(x, carry, example):
-        layer, _ = layer_of(stored, outside, example, config, index, ablation)
+    def step_example(x, carry, example):
+        layer, _ = assemble_layer(stored, outside, example, config, index, ablation)
         return step_passes(passes, layer, x, carry)
 
-    return jax.vmap(one)(hidden, carries, examples)
+    return jax.vmap(step_example)(hidden, carries, examples)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _finish(measured, stored, outside, examples, config, hidden, carries, found):
+def _finish_part(measured, stored, outside, examples, config, hidden, carries, layer_results):
     passes, ablation = measured
 
-    def one(x, carry, found, example):
-        layer, params = layer_of(stored, outside, example, config, 0, ablation)
+    def finish_example(x, carry, layer_results, example):
+        layer, params = assemble_layer(stored, outside, example, config, 0, ablation)
         return tuple(
             p.build_result(WalkResult(params, x, c, f, layer.inputs, layer.config))
-            for p, c, f in zip(passes, carry, found, strict=True)
+            for p, c, f in zip(passes, carry, layer_results, strict=True)
         )
 
-    return jax.vmap(one)(hidden, carries, found, examples)
+    return jax.vmap(finish_example)(hidden, carries, layer_results, examples)

@@ -53,11 +53,16 @@ class Tensors:
 
     @property
     def names(self) -> list[str]:
-        """The names of all tensors."""
+        """Returns the names of all tensors."""
         return list(self.entries)
 
     def read(self, name: str, rows: Any = ..., *, finite: bool = True) -> np.ndarray:
-        """One tensor, or some of its rows.
+        """Read one tensor, or some of its rows.
+
+        Args:
+            name: Of the tensor.
+            rows: An index of its first axis; all by default.
+            finite: Whether values that are not finite are an error.
 
         Raises:
             ValueError: A tensor with values that are not finite, where that is asked for.
@@ -69,34 +74,38 @@ class Tensors:
         return array
 
 
-def stored(path: Path) -> dict[str, Stored]:
-    """The tensors of one file, by name; no pickled code is executed.
+def list_tensors(path: Path) -> dict[str, Stored]:
+    """List the tensors of one file by name; no pickled code is executed.
 
     Raises:
         ValueError: A file that is cut short, damaged or of another kind, or a package that is not
             installed.
     """
-    return of_torch(path, _torch_file(path)) if path.suffix == ".bin" else _safetensors(path)
+    return (
+        wrap_torch_tensors(path, _torch_file(path))
+        if path.suffix == ".bin"
+        else _read_safetensors(path)
+    )
 
 
-def _safetensors(path):
+def _read_safetensors(path):
     safetensors = import_package("safetensors", str(path), "pretrained")
     try:
         file = safetensors.safe_open(path, "numpy")
     except safetensors.SafetensorError as error:
         reason = format_one_line(error, 300)
         raise ValueError(f"{path}: cut short, or not a safetensors file: {reason}") from None
-    found = {}
+    tensors = {}
     for name in file.keys():  # noqa: SIM118
         part = file.get_slice(name)
         if (kind := part.get_dtype()) not in _DTYPES:
             quantised = ": a quantised checkpoint" if kind.startswith(("F8", "F6", "F4")) else ""
             what = f"tensor {quote_value(name)} has the unsupported dtype {kind}"
             raise ValueError(f"{path}: {what}{quantised}")
-        found[name] = Stored(
+        tensors[name] = Stored(
             path, np.dtype(_DTYPES[kind]), tuple(part.get_shape()), part.__getitem__
         )
-    return found
+    return tensors
 
 
 def _torch_file(path):
@@ -109,29 +118,31 @@ def _torch_file(path):
         ) from None
     mapped = zipfile.is_zipfile(path)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # of pickle, zipfile or torch
         raise ValueError(
             f"{path}: not a readable torch file: {format_one_line(error, 300)}"
         ) from None
-    for inside in ("state_dict", "model_state_dict"):  # of Lightning, of torch's tutorials
-        if isinstance(found, dict) and isinstance(found.get(inside), dict):
-            found = found[inside]
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: holds a {type(found).__name__}, not a dictionary of tensors")
-    return {k: v for k, v in found.items() if isinstance(k, str) and torch.is_tensor(v)}
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: holds a {type(content).__name__}, not a dictionary of tensors")
+    return {k: v for k, v in content.items() if isinstance(k, str) and torch.is_tensor(v)}
 
 
-def of_torch(path: Path, tensors: Mapping[str, Any]) -> dict[str, Stored]:
-    """Tensors of torch by name."""
+def wrap_torch_tensors(path: Path, tensors: Mapping[str, Any]) -> dict[str, Stored]:
+    """List tensors of torch by name.
+
+    Args:
+        path: Of their file or model, for messages.
+        tensors: {name: tensor}.
+    """
     return {
-        name: Stored(path, dtype_of(t), tuple(t.shape), lambda rows, t=t: as_array(t[rows]))
+        name: Stored(path, numpy_dtype(t), tuple(t.shape), lambda rows, t=t: as_array(t[rows]))
         for name, t in tensors.items()
     }
 
 
-def dtype_of(tensor: Any) -> np.dtype:
-    """The numpy dtype of a tensor."""
+def numpy_dtype(tensor: Any) -> np.dtype:
+    """Returns the NumPy dtype of a tensor."""
     kind = str(tensor.dtype).removeprefix("torch.")
     if kind == "bfloat16":
         return np.dtype(ml_dtypes.bfloat16)
@@ -142,9 +153,9 @@ def dtype_of(tensor: Any) -> np.dtype:
 
 
 def as_array(tensor: Any) -> np.ndarray:
-    """The values of a tensor, on the CPU in the same memory."""
+    """Convert a tensor to NumPy, on the CPU in the same memory."""
     refuse_if(tensor.device.type == "meta", "a tensor is on the device 'meta'")
-    tensor, dtype = tensor.detach().cpu(), dtype_of(tensor)
+    tensor, dtype = tensor.detach().cpu(), numpy_dtype(tensor)
     if dtype == ml_dtypes.bfloat16:
         import torch
 
@@ -153,15 +164,15 @@ def as_array(tensor: Any) -> np.ndarray:
 
 
 def is_model(source: Any) -> bool:
-    """Whether `source` is a model of `transformers`: it has a state_dict and its kind of config."""
+    """Check whether `source` is a model of `transformers`, by its state_dict and config."""
     config = getattr(source, "config", None)
     return hasattr(source, "state_dict") and hasattr(config, "to_dict")
 
 
 def live_model(model: Any) -> Tensors:
-    """The tensors of a model of `transformers` in memory."""
+    """List the tensors of a model of `transformers` in memory."""
     folder = Path(type(model).__name__)
-    entries = of_torch(folder, model.state_dict())
+    entries = wrap_torch_tensors(folder, model.state_dict())
     refuse_if(
         hasattr(model, "peft_config") or any(".lora_" in name for name in entries),
         f"{folder} has an adapter of peft, which is not measured: merge it by "

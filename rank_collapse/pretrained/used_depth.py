@@ -28,8 +28,9 @@ from rank_collapse.network.passes import LayerMeasure
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.pretrained.lazy import Unembedding
 from rank_collapse.pretrained.lens import LensPass, lens_measures
-from rank_collapse.pretrained.next_token import losses_by_length, losses_of, targets_of
+from rank_collapse.pretrained.next_token import losses_by_length, mean_losses, targets_of
 from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
+from rank_collapse.pretrained.path_lengths import compute_length_laws, mean_lengths
 from rank_collapse.pretrained.streaming import Group, State, stream
 
 STATES = ("residual_ratio", "token_cosine", "effective_rank", "spike_norm", "spike_share")
@@ -85,15 +86,19 @@ class DepthReport:
         measures: {name: [b, L], [b, L + 1] or [b, L, L]}, see `depth_report`.
         used: {name: `DepthUsed`}, of the means over examples.
         lengths: {name: `PathLength`}, likewise.
+        length_laws: {weighting: [b, L + 1]}, of `path_lengths.compute_length_laws`.
     """
 
     measures: Mapping[str, np.ndarray]
     used: Mapping[str, DepthUsed]
     lengths: Mapping[str, PathLength]
+    length_laws: Mapping[str, np.ndarray]
 
     def by_layer(self) -> dict[str, np.ndarray]:
-        """{name: [L + 1]}, means over examples by layer or path length, NaN where there is none;
-        `pandas.DataFrame(report.by_layer())` is a table of it."""
+        """Returns {name: [L + 1]}, means over examples by layer or path length; NaN for no value.
+
+        `pandas.DataFrame(report.by_layer())` is a table of it.
+        """
         columns = {}
         for name, values in self.measures.items():
             if values.ndim == 2:  # else a table of two layers
@@ -102,32 +107,36 @@ class DepthReport:
         return columns
 
     def figure(self) -> Any:
-        """All of it by layer, as a matplotlib figure; bands over texts."""
+        """Plot all of it by layer as a matplotlib figure; bands over texts."""
         from rank_collapse.report.depth import depth_figure
 
-        return depth_figure(self.measures)
+        needed = self.lengths["paths, loss"].length
+        return depth_figure(self.measures, self.length_laws, needed)
 
     @property
     def depth(self) -> int:
-        """L."""
+        """Returns L."""
         return self.measures["error"].shape[1]
 
     def __str__(self) -> str:
         width = max(map(len, [*self.used, *self.lengths]))
 
-        def line(name, number, one):
-            shown = "none" if number is None else number
-            return f"  {name:{width}}  {shown:>4}  {one.definition} ({one.source})"
+        def format_line(name, number, one):
+            text = "none" if number is None else number
+            return f"  {name:{width}}  {text:>4}  {one.definition} ({one.source})"
 
         lines = [f"depth used, of {self.depth} layers:"]
-        lines += [line(name, one.layers, one) for name, one in self.used.items()]
+        lines += [format_line(name, one.layers, one) for name, one in self.used.items()]
         lines.append(f"heads on a path, of {self.depth} at most:")
-        lines += [line(name, one.length, one) for name, one in self.lengths.items()]
-        known = {name: one.layers for name, one in self.used.items() if one.layers is not None}
-        least, most = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
-        if known[least] < known[most]:
+        lines += [format_line(name, one.length, one) for name, one in self.lengths.items()]
+        means = mean_lengths(self.length_laws).items()
+        lines.append(f"  mean length: {', '.join(f'{name} {mean:.1f}' for name, mean in means)}")
+        counted = {name: one.layers for name, one in self.used.items() if one.layers is not None}
+        least, most = min(counted, key=counted.__getitem__), max(counted, key=counted.__getitem__)
+        if counted[least] < counted[most]:
             lines.append(
-                f"The definitions disagree: {known[least]} by “{least}”, {known[most]} by “{most}”."
+                f"The definitions disagree: {counted[least]} by “{least}”, "
+                f"{counted[most]} by “{most}”."
             )
         return "\n".join(lines)
 
@@ -142,13 +151,13 @@ def depth_report(
     chunk: int = 8,
     done: Callable[[State], None] | None = None,
 ) -> DepthReport:
-    """Measures of a language model by layer, and how much of its depth it uses.
+    """Measure a language model by layer, and how much of its depth it uses.
 
     By layer or branch, [b, L] of layers 1 .. L, [b, L + 1] with layer 0:
 
     lens_kl, lens_overlap        of X^l after the final norm: `lens.lens_measures`
     frozen_kl, frozen_overlap    the same with the norm's statistics of the last state
-    {attention,mlp,layer}_cosine, attention_ratio, mlp_ratio, block_influence
+    {attention,mlp,layer}_cosine, attention_ratio, mlp_ratio, attention_share, block_influence
                                  branch and stream: `rc.network.layer_influence`
     angle, last_angle            of every two states, [b, L + 1, L + 1]
     error, cosine, later, later_most
@@ -182,10 +191,10 @@ def depth_report(
     thresholds of Hu et al. 2025 (arXiv 2512.14064); Gromov et al. 2024; Men et al. 2024; for sums
     over paths, theorem 2.1 of Dong et al. 2021.
     """
-    source, unembedding = _opened(params, config, unembedding)
+    source, unembedding = _open_source(params, config, unembedding)
     one_text = np.ndim(ids[0]) == 0
-    given = as_batch({"x": [ids] if one_text else ids, "mask": mask})
-    ids, mask = given["x"], given.get("mask")
+    batch = as_batch({"x": [ids] if one_text else ids, "mask": mask})
+    ids, mask = batch["x"], batch.get("mask")
     has_next = targets_of(ids, mask)[1].any(axis=1)
     if not has_next.all():
         raise ValueError(f"text {int(np.argmin(has_next))} has fewer than 2 tokens")
@@ -196,23 +205,24 @@ def depth_report(
     by_length = losses_by_length(unembedding, sums, ids, mask)
     measures = measured["states"].measures | measured["influence"] | removal
     measures |= {f"read_{name}": measured["read"][name] for name in READ}
-    measures["loss_without"], _ = losses_of(unembedding, measures.pop("outputs"), ids, mask)
+    measures["loss_without"], _ = mean_losses(unembedding, measures.pop("outputs"), ids, mask)
     measures |= {name: by_length[name] for name in ("loss_up_to", "same_up_to")}
     measures |= {name: measured["attention"][name].mean(axis=-1) for name in OF_ATTENTION}
-    of_tokens = np.where(exists[:, None, :, None], sums.by_length, 0)
-    measures["path_size"] = np.linalg.norm(of_tokens, axis=(-2, -1))
+    path_sums = np.where(exists[:, None, :, None], sums.by_length, 0)
+    measures["path_size"] = np.linalg.norm(path_sums, axis=(-2, -1))
     for states, name in enumerate(("lens", "frozen")):
         lens = lens_measures(unembedding, measured["lens"][:, states], output, exists)
         measures |= {f"{name}_{measure}": values for measure, values in lens.items()}
     measures = {name: np.asarray(values) for name, values in measures.items()}
-    return DepthReport(measures, *depth_used(measures, by_length["loss"]))
+    shares, sizes = measures["attention_share"], measures["path_size"]
+    laws = compute_length_laws(source.config.num_heads, shares, sizes)
+    return DepthReport(measures, *depth_used(measures, by_length["loss"]), laws)
 
 
 def depth_used(
     measures: Mapping[str, np.ndarray], loss: Any
 ) -> tuple[dict[str, DepthUsed], dict[str, PathLength]]:
-    """Each definition of the depth that is used, on means over examples: in layers, and in heads on
-    a path.
+    """Compute each definition of the depth that is used, in layers and in heads on a path.
 
     Args:
         measures: Of `depth_report`.
@@ -225,26 +235,26 @@ def depth_used(
     turns = np.flatnonzero((cosine[:-1] < 0) & (cosine[1:] >= 0))
     kl, overlap = mean["lens_kl"][:depth], mean["lens_overlap"]
 
-    def first(reached):
-        """The authors' code looks at the inputs of all layers but the last."""
+    def first_layer(reached):
+        """Returns the first layer reached; as the authors' code, of all layers but the last."""
         places = np.flatnonzero(reached[: depth - 1])
         return int(places[0]) if len(places) else None
 
-    def outside(angle):
+    def layers_outside_block(angle):
         blocks = [n for n in range(depth + 1) if np.diagonal(angle, n).min() <= ANGLE]
         return depth - max(blocks)
 
-    def changed(losses):
+    def is_changed(losses):
         return np.abs(losses - loss) > LOSS * loss
 
     hu = "Hu et al. 2025, after Csordás et al. 2025"
     paths = "sums over all paths, Dong et al. 2021, theorem 2.1"
     used = {
         "lens, KL": DepthUsed(
-            first(kl < KL * kl.max()), f"layers before a KL below {KL} of the largest", hu
+            first_layer(kl < KL * kl.max()), f"layers before a KL below {KL} of the largest", hu
         ),
         "lens, top 5": DepthUsed(
-            first(overlap > OVERLAP), f"layers before an overlap above {OVERLAP}", hu
+            first_layer(overlap > OVERLAP), f"layers before an overlap above {OVERLAP}", hu
         ),
         "cosine": DepthUsed(
             int(turns[-1]) + 1 if len(turns) else None,
@@ -252,24 +262,24 @@ def depth_used(
             f"{hu}, whose index of the layer is one less",
         ),
         "single layers": DepthUsed(
-            int(changed(mean["loss_without"]).sum()),
+            int(is_changed(mean["loss_without"]).sum()),
             f"layers without which the loss changes by over {LOSS:.0%}",
             "Men et al. 2024, with our threshold",
         ),
         "blocks, last token": DepthUsed(
-            outside(mean["last_angle"]),
+            layers_outside_block(mean["last_angle"]),
             f"layers outside of the longest block that turns the last token by at most {ANGLE} π",
             "Gromov et al. 2024, with our threshold",
         ),
         "blocks": DepthUsed(
-            outside(mean["angle"]),
+            layers_outside_block(mean["angle"]),
             "the same with the mean over tokens",
             "after Gromov et al. 2024, with our threshold",
         ),
     }
     lengths = {
         "paths, loss": PathLength(
-            int(find_settling_index(~changed(mean["loss_up_to"]))),
+            int(find_settling_index(~is_changed(mean["loss_up_to"]))),
             f"least k such that paths of up to k heads have the loss within {LOSS:.0%}",
             paths,
         ),
@@ -282,8 +292,8 @@ def depth_used(
     return used, lengths
 
 
-def _opened(params, config, unembedding):
-    """(what `stream` reads, its unembedding)."""
+def _open_source(params, config, unembedding):
+    """Returns (what `stream` reads, its unembedding)."""
     if isinstance(params, OpenCheckpoint):
         source, unembedding = params, unembedding or params.unembedding
     else:

@@ -22,7 +22,7 @@ class Weights:
     `take` refuses values that are not finite.
     """
 
-    drawn = False
+    is_random = False
 
     def __init__(self, dtype: Any = jnp.float32, *, lazy: bool = False):
         self.dtype, self.lazy = np.dtype(dtype), lazy
@@ -32,26 +32,36 @@ class Weights:
             f"dtype={self.dtype} needs jax_enable_x64",
         )
 
-    def has(self, name: str) -> bool:
-        """Whether the model has the tensor."""
+    def has_tensor(self, name: str) -> bool:
+        """Check whether the model has the tensor."""
         raise NotImplementedError
 
     def take(self, name: str, *shape: int) -> np.ndarray:
-        """One tensor of the given shape."""
+        """Read one tensor of the given shape."""
         raise NotImplementedError
 
     def table(self, name: str, rows: int, width: int) -> Any:
-        """A table of tokens: as `take` gives it, or a `Table` where layers are `lazy`."""
-        return self._table(name, rows, width) if self.lazy else self.take(name, rows, width)
+        """Read a table of tokens: as `take` gives it, or a `Table` where layers are `lazy`.
 
-    def _table(self, name, rows, width):
-        whole = self.take(name, rows, width)
-        return Table(lambda first, last: whole[first:last], (rows, width))
+        Args:
+            name: Of the tensor.
+            rows, width: Its shape.
+        """
+        return self._lazy_table(name, rows, width) if self.lazy else self.take(name, rows, width)
+
+    def _lazy_table(self, name, rows, width):
+        table = self.take(name, rows, width)
+        return Table(lambda first, last: table[first:last], (rows, width))
 
     def stack(self, rows: Iterable[Any], layer: Callable[[Any], Any]) -> Any:
-        """layer(row) for every row, stacked: one leading layer axis, no second copy in memory.
+        """Stack layer(row) of every row: one leading layer axis, no second copy in memory.
 
-        Where layers are `lazy`, `LazyLayers` in their place.
+        Args:
+            rows: What `layer` is called with.
+            layer: row → a tree of arrays.
+
+        Returns:
+            A tree of arrays; `LazyLayers` where layers are `lazy`.
         """
         if self.lazy:
             return LazyLayers(self, rows, layer)
@@ -59,24 +69,24 @@ class Weights:
         for i, row in enumerate(rows):
             leaves, treedef = jax.tree.flatten(layer(row))
             if not stacked:
-                stacked = [_aligned((len(rows), *a.shape), self.dtype) for a in leaves]
-            for whole, leaf in zip(stacked, leaves, strict=True):
-                whole[i] = leaf
+                stacked = [_allocate_aligned((len(rows), *a.shape), self.dtype) for a in leaves]
+            for stacked_leaf, leaf in zip(stacked, leaves, strict=True):
+                stacked_leaf[i] = leaf
         for i in range(len(stacked)):
             stacked[i] = _on_device(stacked[i])
         return jax.tree.unflatten(treedef, stacked)
 
     def to_device(self, tree: Any) -> Any:
-        """The leaves of a tree that is not stacked, as JAX arrays of the weights' dtype."""
+        """Move the leaves of a tree that is not stacked to JAX, in the weights' dtype."""
 
-        def move(a):
+        def move_leaf(a):
             if isinstance(a, Table):
                 return a
-            own = _aligned(a.shape, self.dtype)
-            own[...] = a
-            return _on_device(own)
+            copy = _allocate_aligned(a.shape, self.dtype)
+            copy[...] = a
+            return _on_device(copy)
 
-        return jax.tree.map(move, tree)
+        return jax.tree.map(move_leaf, tree)
 
 
 _HEAD = "lm_head.weight"
@@ -94,8 +104,14 @@ class CheckpointWeights(Weights):
         lazy: bool = False,
         tied: bool = False,
     ):
-        """Finds the prefix: what stands before one of the `anchors`; of `tied` embeddings the
-        file may have the head alone."""
+        """Finds the prefix of all names: what stands before one of the `anchors`.
+
+        Args:
+            checkpoint: `Tensors` of the model.
+            anchors: Ends of names, one of which is in every checkpoint.
+            dtype, lazy: As of `Weights`.
+            tied: Whether the file may have the head in place of the table of tokens.
+        """
         super().__init__(dtype, lazy=lazy)
         self.checkpoint = checkpoint
         self.names = set(checkpoint.names)
@@ -114,8 +130,8 @@ class CheckpointWeights(Weights):
             raise ValueError(f"{self.where}: tensor {' or '.join(map(repr, anchors))} is missing")
         self.prefix = min(prefixes, key=len)
 
-    def _stored(self, name):
-        """The name in the file; old files call a norm's weight and bias gamma and beta."""
+    def _name_in_file(self, name):
+        """Returns the name in the file; old files call a norm's weight and bias gamma and beta."""
         full = self.prefix + name
         if name == self.tied:
             return _HEAD
@@ -128,33 +144,49 @@ class CheckpointWeights(Weights):
                     return candidate
         return full
 
-    def has(self, name: str) -> bool:
-        """Whether the checkpoint has the tensor, or any that begins with a name ending in '.'."""
+    def has_tensor(self, name: str) -> bool:
+        """Check whether the checkpoint has the tensor; for a name that ends in ".", any below it.
+
+        Args:
+            name: Without the prefix.
+        """
         if name.endswith("."):
             return any(n.startswith(self.prefix + name) for n in self.names)
-        return self._stored(name) in self.names
+        return self._name_in_file(name) in self.names
 
     def take(self, name: str, *shape: int) -> np.ndarray:
-        """One tensor.
+        """Read one tensor.
+
+        Args:
+            name: Without the prefix.
+            *shape: That the config implies.
 
         Raises:
             ValueError: Missing, of another shape than the config implies, or of whole numbers.
         """
-        return self.checkpoint.read(self._checked(name, shape), finite=self.checks)
+        return self.checkpoint.read(self._find_tensor(name, shape), finite=self.checks)
 
-    def _table(self, name, rows, width):
-        stored = self._checked(name, (rows, width))
+    def _lazy_table(self, name, rows, width):
+        stored = self._find_tensor(name, (rows, width))
         return Table(lambda a, b: self.checkpoint.read(stored, slice(a, b)), (rows, width))
 
-    def _checked(self, name, shape):
-        """The name in the file of a tensor that is there in this shape."""
-        stored = self._stored(name)
+    def _find_tensor(self, name, shape):
+        """Returns the name in the file of a tensor that is there in this shape.
+
+        Args:
+            name: Without the prefix.
+            shape: That the config implies.
+
+        Raises:
+            ValueError: Missing, of another shape, or of whole numbers.
+        """
+        stored = self._name_in_file(name)
         where = self.where
         refuse_if(stored not in self.names, f"{where}: tensor {stored!r} is missing")
-        _, dtype, found, _ = self.checkpoint.entries[stored]
+        _, dtype, actual_shape, _ = self.checkpoint.entries[stored]
         refuse_if(
-            found != shape,
-            f"{where}: tensor {stored!r} has shape {found}, but config.json implies {shape}",
+            actual_shape != shape,
+            f"{where}: tensor {stored!r} has shape {actual_shape}, but config.json implies {shape}",
         )
         refuse_if(
             dtype.kind not in "fV",
@@ -164,23 +196,30 @@ class CheckpointWeights(Weights):
         return stored
 
     def check_depth(self, layer: str, depth: int) -> None:
-        """Refuses more or fewer layers in the file than in the config; `layer` is a name with {}.
+        """Raises an error for more or fewer layers in the file than in the config.
 
         Done first: a depth that only the config claims must not make the memory for its layers.
+
+        Args:
+            layer: Name of a layer with {} for its number.
+            depth: Layers by the config.
         """
         implied = f"but config.json implies {depth} layers"
         last, beyond = (f"{layer.format(i)}." for i in (depth - 1, depth))
         refuse(
             (
-                not self.has(last),
+                not self.has_tensor(last),
                 f"{self.where}: tensor {self.prefix + last}* is missing, {implied}",
             ),
-            (self.has(beyond), f"{self.where}: tensors {self.prefix + beyond}* exist, {implied}"),
+            (
+                self.has_tensor(beyond),
+                f"{self.where}: tensors {self.prefix + beyond}* exist, {implied}",
+            ),
         )
 
 
-def _aligned(shape, dtype):
-    """An uninitialised array that begins at a multiple of 64 bytes, as XLA wants its buffers."""
+def _allocate_aligned(shape, dtype):
+    """Allocate an array that begins at a multiple of 64 bytes, as XLA wants its buffers."""
     count = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.empty(count + 64, np.uint8)
     start = -raw.ctypes.data % 64
@@ -188,7 +227,7 @@ def _aligned(shape, dtype):
 
 
 def _on_device(array):
-    """The array in JAX: on a CPU the same memory, elsewhere a copy made before this returns."""
+    """Move an array to JAX: on a CPU the same memory, elsewhere a copy made before this returns."""
     if jax.default_backend() == "cpu" and array.dtype.kind == "f":
         return jax.dlpack.from_dlpack(array)
     return jnp.asarray(array).block_until_ready()

@@ -31,8 +31,8 @@ class Alarm(NamedTuple):
         return f"{text} ({meaning})" if meaning else text
 
 
-def alarms(rows: Iterable[Mapping[str, Any]], thresholds: Sequence[Threshold]) -> list[Alarm]:
-    """The first alarm of every metric, threshold and seed, in order of steps.
+def find_alarms(rows: Iterable[Mapping[str, Any]], thresholds: Sequence[Threshold]) -> list[Alarm]:
+    """Find the first alarm of every metric, threshold and seed, in order of steps.
 
     Args:
         rows: From `runs.metrics.read`; NaN passes no threshold but one that is `finite`.
@@ -41,36 +41,53 @@ def alarms(rows: Iterable[Mapping[str, Any]], thresholds: Sequence[Threshold]) -
     """
     rows = sorted(rows, key=lambda row: row["step"])
     names = dict.fromkeys(name for row in rows for name in row)
-    guarded = {name: own for name in names if (own := of_metric(name, thresholds))}
+    guarded = {
+        name: value_at_step
+        for name in names
+        if (value_at_step := metric_thresholds(name, thresholds))
+    }
     columns: dict[Any, tuple[list[Any], list[Any]]] = {}  # of a metric and a seed: rows, values
     for row in rows:
         for name in (n for n in row if n in guarded):
-            of_seed, values = columns.setdefault((name, row.get("seed")), ([], []))
-            of_seed.append(row)
+            seed_rows, values = columns.setdefault((name, row.get("seed")), ([], []))
+            seed_rows.append(row)
             values.append(row[name])
-    found = []
-    for (name, seed), (of_seed, values) in columns.items():
+    raised = []
+    for (name, seed), (seed_rows, values) in columns.items():
         for threshold in guarded[name]:
-            for index in _candidates(values, threshold):
-                own = np.asarray(values[index], float)
-                worst = _passed(np.atleast_1d(own), threshold)
+            for index in _passing_indices(values, threshold):
+                value_at_step = np.asarray(values[index], float)
+                worst = _worst_layer(np.atleast_1d(value_at_step), threshold)
                 if worst is not None:
-                    layer, value = worst if own.ndim else None, float(np.atleast_1d(own)[worst])
-                    row = of_seed[index]
+                    layer, value = (
+                        worst if value_at_step.ndim else None,
+                        float(np.atleast_1d(value_at_step)[worst]),
+                    )
+                    row = seed_rows[index]
                     spiked = _is_spiked(row, name, worst)
-                    found.append(Alarm(name, threshold, row["step"], value, layer, seed, spiked))
+                    raised.append(Alarm(name, threshold, row["step"], value, layer, seed, spiked))
                     break
-    return sorted(found, key=lambda alarm: alarm.step)
+    return sorted(raised, key=lambda alarm: alarm.step)
 
 
-def of_metric(name: str, thresholds: Sequence[Threshold]) -> list[Threshold]:
-    """The thresholds of a metric: those of its own name, else of the name without its part."""
-    own = [threshold for threshold in thresholds if threshold.name == name]
-    return own or [t for t in thresholds if t.name == name.rpartition(".")[2]]
+def metric_thresholds(name: str, thresholds: Sequence[Threshold]) -> list[Threshold]:
+    """Returns the thresholds of a metric: of its full name, else of the name after the dot.
+
+    Args:
+        name: Such as "encoder.residual_ratio".
+        thresholds: All there are.
+    """
+    by_name = [threshold for threshold in thresholds if threshold.name == name]
+    return by_name or [t for t in thresholds if t.name == name.rpartition(".")[2]]
 
 
-def _candidates(values, threshold):
-    """The values, numbers or arrays [l], of which one may pass a threshold; in order."""
+def _passing_indices(values, threshold):
+    """Returns which of the values, numbers or arrays [l], may pass a threshold; in order.
+
+    Args:
+        values: Of one metric, in order of steps.
+        threshold: Of the metric.
+    """
     sizes = [np.size(value) for value in values]
     flat = np.concatenate([np.atleast_1d(np.asarray(value, float)) for value in values])
     side = flat > threshold.value if threshold.above else flat < threshold.value
@@ -79,13 +96,13 @@ def _candidates(values, threshold):
 
 
 def _is_spiked(row, name, layer):
-    """Whether a residual ratio is mostly of one token there, of most examples."""
+    """Check whether a residual ratio is mostly of one token there, of most examples."""
     shares = row.get(name.removesuffix("residual_ratio") + "spiked", 0)
     return np.size(shares) > layer and bool(np.atleast_1d(shares)[layer] > 0.5)
 
 
-def _passed(values, threshold):
-    """The index of the worst of the values [l] that pass a threshold; None where none does."""
+def _worst_layer(values, threshold):
+    """Returns the index of the worst of the values [l] beyond a threshold; None without one."""
     bad = np.flatnonzero(~np.isfinite(values))
     if threshold.finite and bad.size:
         return int(bad[0])

@@ -6,6 +6,7 @@ import numpy as np
 
 from rank_collapse.report import figures
 from rank_collapse.report.figures import Figure
+from rank_collapse.report.path_lengths import plot_length_laws
 
 # {title: ({measure: label}, vertical axis, whether it is logarithmic)}
 PANELS = {
@@ -57,14 +58,19 @@ PANELS = {
 
 
 @figures.styled
-def depth_figure(measures: Mapping[str, np.ndarray]) -> Figure:
-    """Measures of `rc.depth_report` by layer, bands over texts, and how much later layers depend on
-    each layer.
+def depth_figure(
+    measures: Mapping[str, np.ndarray],
+    length_laws: Mapping[str, np.ndarray],
+    needed_length: float | int,
+) -> Figure:
+    """Plot what each layer of a language model is used for, and how long its paths are.
 
     Args:
         measures: {name: [b, L] or [b, L + 1]}, `DepthReport.measures`.
+        length_laws: {weighting: [b, L + 1]}, `DepthReport.length_laws`.
+        needed_length: Longest paths that the loss needs.
     """
-    fig, axes = figures.panels(len(PANELS) + 1, 3, width=3.4, height=3.0)
+    fig, axes = figures.panels(len(PANELS) + 2, 3, width=3.4, height=3.0)
     depth = measures["error"].shape[1]
     for ax, (title, (curves, ylabel, logarithmic)) in zip(axes.flat, PANELS.items(), strict=False):
         for index, (name, label) in enumerate(curves.items()):
@@ -73,7 +79,7 @@ def depth_figure(measures: Mapping[str, np.ndarray]) -> Figure:
                 layers = np.arange(depth + 1 - values.shape[1], depth + 1)
                 figures.band(ax, layers, values, label, index)
         ax.set(title=title, ylabel=ylabel, yscale="log" if logarithmic else "linear")
-        figures.finish([ax], "layer" if title != "loss" else "layer, or path length k")
+        figures.finish_axes([ax], "layer" if title != "loss" else "layer, or path length k")
     ax = axes.flat[len(PANELS)]
     later = measures["later"].mean(axis=0)
     edges = np.arange(depth + 1) + 0.5
@@ -82,4 +88,5 @@ def depth_figure(measures: Mapping[str, np.ndarray]) -> Figure:
     ax.invert_yaxis()
     figures.integer_ticks(ax)
     fig.colorbar(mesh, ax=ax)
+    plot_length_laws(axes.flat[len(PANELS) + 1], length_laws, needed_length)
     return fig

@@ -53,7 +53,7 @@ R = TypeVar("R")
 
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: a function that draws does so in this package's style, legends included."""
+    """Wrap a function that draws, so that it does so in this package's style, legends included."""
 
     @functools.wraps(draw)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -67,9 +67,10 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 @styled
 def figure(rows: int = 1, columns: int = 1, width: float = 4.2, height: float = 3.1, **options):
-    """A Figure and its axes [rows, columns] in this package's style.
+    """Makes a Figure and its axes [rows, columns] in this package's style.
 
     Args:
+        rows, columns: Of panels.
         width, height: Inches of one panel.
         options: For `Figure.subplots`, such as sharey=True.
     """
@@ -80,18 +81,18 @@ def figure(rows: int = 1, columns: int = 1, width: float = 4.2, height: float = 
 
 
 def integer_ticks(*axes: Axes) -> None:
-    """Ticks of the horizontal axis at whole numbers: layers, path lengths."""
+    """Set ticks of the horizontal axis to whole numbers: layers, path lengths."""
     for ax in axes:
         ax.xaxis.get_major_locator().set_params(integer=True)
 
 
 def color(index: int) -> str:
-    """The index-th colour, beginning again after the last."""
+    """Returns the index-th colour, beginning again after the last."""
     return COLORS[index % len(COLORS)]
 
 
 def shades(count: int) -> list[Any]:
-    """Colours for an ordered quantity, dark to light."""
+    """Returns colours for an ordered quantity, dark to light."""
     from matplotlib import colormaps
 
     return [colormaps["viridis"](v) for v in np.linspace(0.0, 0.85, count)]
@@ -100,11 +101,14 @@ def shades(count: int) -> list[Any]:
 def band(
     ax: Axes, x: Any, values: Any, label: str | None = None, index: int = 0, **options: Any
 ) -> None:
-    """Mean over seeds as a line, ± one standard deviation as a band.
+    """Plot the mean over seeds as a line, ± one standard deviation as a band.
 
     Args:
+        ax: Axes to draw on.
         x: Positions [k].
         values: [s, k]; NaN is left out.
+        label: Of the legend, in the words of `WORDS`.
+        index: Picks colour and marker.
         options: For `Axes.plot`.
     """
     with np.errstate(invalid="ignore"):
@@ -120,7 +124,12 @@ def band(
 
 
 def panels(count: int, columns: int, **options: Any):
-    """`figure` with `count` panels, at most `columns` in a row; what is beyond them is hidden."""
+    """Makes `figure` with `count` panels, at most `columns` in a row; the axes beyond are hidden.
+
+    Args:
+        count, columns: Numbers of panels.
+        options: As of `figure`.
+    """
     columns = min(columns, count)
     fig, axes = figure(-(-count // columns), columns, **options)
     for ax in axes.flat[count:]:
@@ -128,13 +137,17 @@ def panels(count: int, columns: int, **options: Any):
     return fig, axes
 
 
-def grid(places: Sequence[tuple[Any, Any]], **options: Any):
-    """`figure` with a row and a column for each first and each second value of the places.
+def place_grid(places: Sequence[tuple[Any, Any]], **options: Any):
+    """Makes `figure` with a row and a column for each first and each second value of the places.
+
+    Args:
+        places: (row value, column value) of each panel.
+        options: As of `figure`.
 
     Returns:
         The figure, its axes [rows, columns], and the axes of each place.
     """
-    rows, columns = (list(dict.fromkeys(own)) for own in zip(*places, strict=True))
+    rows, columns = (list(dict.fromkeys(values)) for values in zip(*places, strict=True))
     fig, axes = figure(len(rows), len(columns), **options)
     return fig, axes, [axes[rows.index(row), columns.index(column)] for row, column in places]
 
@@ -149,7 +162,7 @@ def curves(
     ylabel: str | None = None,
     **options: Any,
 ):
-    """`panels` of {title: {label: values [s, k]}}: a `band` for each curve over first, first + 1, …
+    """Plot {title: {label: values [s, k]}} in `panels`, a `band` for each curve.
 
     Args:
         groups: The curves of each panel.
@@ -173,9 +186,12 @@ def curves(
 def log_band(
     ax: Axes, x: Any, values: Any, label: str | None = None, index: int = 0, **options: Any
 ) -> None:
-    """Geometric mean over seeds as a line, a standard deviation of the logarithm as a band.
+    """Plot the geometric mean over seeds as a line, a deviation of the logarithm as a band.
 
     A gap where a seed has no number above 0, unlike `band`'s mean of those that have.
+
+    Args:
+        ax, x, values, label, index, options: As of `band`.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(np.where(values > 0, values, np.nan))
@@ -187,18 +203,25 @@ def log_band(
 
 
 def outer_labels(axes: np.ndarray, xlabel: str | None = None, ylabel: str | None = None) -> None:
-    """Labels of the bottom row and of the first column of axes [rows, columns]."""
+    """Set labels of the bottom row and of the first column of axes [rows, columns]."""
     for ax in axes[-1] if xlabel else ():
         ax.set_xlabel(xlabel)
     for ax in axes[:, 0] if ylabel else ():
         ax.set_ylabel(ylabel)
 
 
-def interval(
+def draw_interval(
     ax: Axes, x: float, mean: float, ends: Interval, label: str | None = None, index: int = 0
 ) -> None:
-    """A point with its interval, where that is known."""
-    errors = [[max(mean - ends.low, 0.0)], [max(ends.high - mean, 0.0)]] if ends.known else None
+    """Plot a point with its interval, where that is finite.
+
+    Args:
+        ax: Axes to draw on.
+        x, mean: The point.
+        ends: Its interval.
+        label, index: As of `band`.
+    """
+    errors = [[max(mean - ends.low, 0.0)], [max(ends.high - mean, 0.0)]] if ends.is_finite else None
     ax.errorbar(
         [x],
         [mean],
@@ -211,24 +234,30 @@ def interval(
     )
 
 
-def boxes(ax: Axes, x: Any, values: Any) -> None:
-    """A box at each x [k] of values [k, s]: median, quartiles and outliers; for a logarithmic axis,
-    on which 0 is the least that a float can be."""
-    drawn = ax.boxplot(
+def draw_boxes(ax: Axes, x: Any, values: Any) -> None:
+    """Plot a box at each x [k] of values [k, s]: median, quartiles and outliers.
+
+    The axis is to be logarithmic: 0 becomes the least that a float can be.
+    """
+    boxplot = ax.boxplot(
         list(np.maximum(values, np.finfo(float).tiny)),
         positions=x,
         patch_artist=True,
         flierprops={"marker": ".", "markersize": 2, "markeredgecolor": "#8A8A8A"},
         medianprops={"color": "black"},
     )
-    for box in drawn["boxes"]:
+    for box in boxplot["boxes"]:
         box.set(facecolor=color(5), linewidth=0.8)
 
 
 def quartiles(
     ax: Axes, x: Any, values: Any, label: str | None = None, index: int = 0, **options: Any
 ) -> None:
-    """The median of values [s, k] as a line and their quartiles as a band; options as of `band`."""
+    """Plot the median of values [s, k] as a line and their quartiles as a band.
+
+    Args:
+        ax, x, values, label, index, options: As of `band`.
+    """
     style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=0)
     ax.plot(x, middle, label=words(label), **style)
@@ -243,8 +272,8 @@ def legend_below(ax: Axes, points: float = 32) -> None:
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, borderaxespad=0)
 
 
-def finish(axes: Sequence[Axes], xlabel: str) -> None:
-    """The label, ticks and legend of panels over layers or path lengths."""
+def finish_axes(axes: Sequence[Axes], xlabel: str) -> None:
+    """Set the label, ticks and legend of panels over layers or path lengths."""
     integer_ticks(*axes)
     for ax in axes:
         ax.set_xlabel(xlabel)

@@ -21,13 +21,13 @@ class Interval(NamedTuple):
     high: float = math.inf
 
     @property
-    def known(self) -> bool:
-        """Whether both ends are finite."""
+    def is_finite(self) -> bool:
+        """Returns whether both ends are finite."""
         return math.isfinite(self.high - self.low)
 
 
 def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
-    """Student's interval of a mean: x̄ ± t s/√n, t the quantile of n − 1 degrees of freedom.
+    """Compute Student's interval of a mean: x̄ ± t s/√n, t the quantile of n − 1 degrees of freedom.
 
     Of paired differences, one of two treatments of the same seeds is ahead where the interval lies
     on one side of 0. It presumes draws that are near normal: of a statistic that is bounded or
@@ -46,13 +46,13 @@ def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
 
     Source: Student 1908, "The probable error of a mean".
     """
-    values, upper = [float(v) for v in values], _upper(level)
+    values, upper = [float(v) for v in values], _upper_tail(level)
     n = len(values)
     if n < 2 or not all(map(math.isfinite, values)) or all_equal(values):
         return Interval()
     mean = math.fsum(values) / n
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
-    half = _student(n - 1, upper) * deviation / math.sqrt(n)
+    half = _student_quantile(n - 1, upper) * deviation / math.sqrt(n)
     return Interval(mean - half, mean + half)
 
 
@@ -69,15 +69,15 @@ def draws_needed(half: float, draws: int, distance: float, level: float = 0.95) 
         ValueError: Fewer draws, or no distance.
     """
     refuse_if(draws < 2 or not distance > 0, f"draws={draws} or distance={distance} is too small")
-    upper = _upper(level)
-    deviation, count = half * math.sqrt(draws) / _student(draws - 1, upper), 2
-    while _student(count - 1, upper) * deviation >= distance * math.sqrt(count):
+    upper = _upper_tail(level)
+    deviation, count = half * math.sqrt(draws) / _student_quantile(draws - 1, upper), 2
+    while _student_quantile(count - 1, upper) * deviation >= distance * math.sqrt(count):
         count += 1 + count // 20  # about: steps of 5 %
     return count
 
 
 def share_interval(values: Iterable[float | int], level: float = 0.95) -> Interval:
-    """Interval of the mean of numbers in [0, 1], which does not leave [0, 1].
+    """Compute the interval of the mean of numbers in [0, 1], which does not leave [0, 1].
 
     Wilson's with the sum as the count of draws that are all 0 or 1, or all equal: no draws in
     [0, 1] vary more than those that are 0 or 1. Of others Student's, cut to [0, 1].
@@ -92,10 +92,10 @@ def share_interval(values: Iterable[float | int], level: float = 0.95) -> Interv
     Returns:
         (0, 1) of no seeds.
     """
-    given = [float(v) for v in values]
-    values = [min(max(v, 0.0), 1.0) for v in given]
-    for own, share in zip(given, values, strict=True):
-        refuse_if(not abs(own - share) < 1e-5, f"{own:g} is not in [0, 1], as a share is")
+    numbers = [float(v) for v in values]
+    values = [min(max(v, 0.0), 1.0) for v in numbers]
+    for number, share in zip(numbers, values, strict=True):
+        refuse_if(not abs(number - share) < 1e-5, f"{number:g} is not in [0, 1], as a share is")
     if not values:
         return Interval(0.0, 1.0)
     if all_equal(values) or {*values} <= {0.0, 1.0}:
@@ -105,17 +105,18 @@ def share_interval(values: Iterable[float | int], level: float = 0.95) -> Interv
 
 
 def wilson_interval(count: float | int, total: int, level: float = 0.95) -> Interval:
-    """Score interval of a share from `count` of `total`.
+    """Compute the score interval of a share from `count` of `total`.
 
     (k + z²/2 ± z √(k(n − k)/n + z²/4)) / (n + z²), z the normal quantile of (1 + level)/2.
 
     Args:
+        count, total: k and n.
         level: Share of such intervals that hold the true share.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
-    _check(count, total, least=1)
-    z = _normal(_upper(level))
+    _check_share(count, total, least=1)
+    z = _normal_quantile(_upper_tail(level))
     middle = count + z**2 / 2
     half = z * math.sqrt(count * (total - count) / total + z**2 / 4)
     low, high = (middle - half) / (total + z**2), (middle + half) / (total + z**2)
@@ -123,13 +124,15 @@ def wilson_interval(count: float | int, total: int, level: float = 0.95) -> Inte
 
 
 def all_equal(values: Iterable[float]) -> bool:
-    """Whether numbers differ by no more than the rounding of float64."""
+    """Check whether numbers differ by no more than the rounding of float64."""
     values = [*values]
     return not values or math.isclose(min(values), max(values), rel_tol=1e-12)
 
 
 def slope(x: Any, y: Any) -> np.ndarray:
-    """Least-squares slope of each row of y [..., k] over x [k]: Σ (x − x̄) y / Σ (x − x̄)².
+    """Compute the least-squares slope of each row of y [..., k] over x [k].
+
+    Σ (x − x̄) y / Σ (x − x̄)².
 
     NaN where x has one point only, or a value of y is not finite.
     """
@@ -140,30 +143,32 @@ def slope(x: Any, y: Any) -> np.ndarray:
 
 
 def geometric_mean(values: Any) -> np.ndarray:
-    """exp of the mean over seeds of ln values [s, ...]; NaN where a seed has none above 0."""
+    """Compute exp of the mean over seeds of ln values [s, ...]; NaN for a seed without one above
+    0.
+    """
     values = np.asarray(values)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.exp(np.log(np.where(values > 0, values, np.nan)).mean(axis=0))
 
 
-def _upper(level):
+def _upper_tail(level):
     refuse_if(not 0 < level < 1, f"level={level} is not between 0 and 1")
     return (1 + level) / 2
 
 
 @lru_cache(maxsize=1024)
-def _student(freedom, share):
+def _student_quantile(freedom, share):
     from scipy import special
 
     return float(special.stdtrit(freedom, share))
 
 
 @lru_cache(maxsize=1024)
-def _normal(share):
+def _normal_quantile(share):
     return NormalDist().inv_cdf(share)
 
 
-def _check(count, total, least=0):
+def _check_share(count, total, least=0):
     refuse_if(
         not 0 <= count <= total or total < least, f"count={count} of total={total} is not a share"
     )

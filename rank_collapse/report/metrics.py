@@ -7,7 +7,7 @@ import numpy as np
 
 from rank_collapse.printed import escape_text
 from rank_collapse.report import figures
-from rank_collapse.report.alarms import Threshold, of_metric
+from rank_collapse.report.alarms import Threshold, metric_thresholds
 
 COLUMNS = 3
 MOST_LAYERS = 8  # lines of a panel: the first, the last, and some between
@@ -19,21 +19,26 @@ LONGEST = 60  # characters of a name
 def metrics_figure(
     rows: Sequence[Mapping[str, Any]], thresholds: Sequence[Threshold] = ()
 ) -> figures.Figure:
-    """A panel for each of the first 36 metrics: means over seeds as lines, their range as bands."""
-    names = names_of(rows)[:MOST_PANELS]
+    """Plot a panel for each of the first 36 metrics: means over seeds, their range as bands.
+
+    Args:
+        rows: Of metrics, from `runs.metrics.read`.
+        thresholds: Drawn as lines.
+    """
+    names = metric_names(rows)[:MOST_PANELS]
     fig, axes = figures.panels(len(names), COLUMNS, width=3.4, height=2.5)
     for name, ax in zip(names, axes.flat, strict=False):
         steps, values = by_step(rows, name)
         layers = values.shape[-1]
         chosen = np.unique(np.linspace(0, layers - 1, min(layers, MOST_LAYERS)).round().astype(int))
         for layer, shade in zip(chosen, figures.shades(len(chosen)), strict=True):
-            own = np.ma.masked_invalid(values[..., layer])
+            by_seed = np.ma.masked_invalid(values[..., layer])
             label = f"layer {layer}" if layers > 1 else None
-            ax.plot(steps, own.mean(axis=0).filled(np.nan), color=shade, label=label)
-            if len(own) > 1:
-                low, high = own.min(axis=0).filled(np.nan), own.max(axis=0).filled(np.nan)
+            ax.plot(steps, by_seed.mean(axis=0).filled(np.nan), color=shade, label=label)
+            if len(by_seed) > 1:
+                low, high = by_seed.min(axis=0).filled(np.nan), by_seed.max(axis=0).filled(np.nan)
                 ax.fill_between(steps, low, high, color=shade, alpha=0.15, linewidth=0)
-        for threshold in of_metric(name, thresholds):
+        for threshold in metric_thresholds(name, thresholds):
             if np.isfinite(threshold.value):
                 ax.axhline(threshold.value, color="#555555", linestyle="--", linewidth=0.9)
         finite = values[np.isfinite(values)]
@@ -50,22 +55,29 @@ def metrics_figure(
     return fig
 
 
-def names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The metrics in their order, the loss first."""
-    found = dict.fromkeys(name for row in rows for name in row)
-    names = [name for name in found if name not in ("step", "seed")]
+def metric_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List the metrics in their order, the loss first."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    names = [name for name in names if name not in ("step", "seed")]
     return sorted(names, key=lambda name: "loss" not in name)
 
 
 def by_step(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(steps [k], values [s, k, l]) of one metric, NaN where a seed has none at a step."""
+    """Returns (steps [k], values [s, k, l]) of one metric, NaN where a seed has none at a step.
+
+    Args:
+        rows: Of metrics.
+        name: Of the metric.
+    """
     steps = sorted({row["step"] for row in rows if name in row})
     seeds = sorted({row.get("seed", 0) for row in rows if name in row})
     width = max(np.size(row[name]) for row in rows if name in row)
     values = np.full((len(seeds), len(steps), width), np.nan)
-    column, place = ({v: i for i, v in enumerate(found)} for found in (steps, seeds))
+    column, place = ({v: i for i, v in enumerate(axis_values)} for axis_values in (steps, seeds))
     for row in rows:
         if name in row:
-            own = np.atleast_1d(row[name])
-            values[place[row.get("seed", 0)], column[row["step"]], : own.size] = own
+            layer_values = np.atleast_1d(row[name])
+            values[place[row.get("seed", 0)], column[row["step"]], : layer_values.size] = (
+                layer_values
+            )
     return np.array(steps), values

@@ -14,7 +14,7 @@ from rank_collapse.struct import refuse_if
 def plot(
     profile: Profile | Mapping[str, Any] | Sequence[Profile | Mapping[str, Any]],
 ) -> figures.Figure:
-    """A panel per measure: its value by layer; of a batch the mean over examples and a deviation.
+    """Plot a panel per measure, its value by layer; of a batch mean and deviation.
 
     `rc.plot(rc.profile(trace)).savefig("profile.png")`. Several profiles share the panels:
     `rc.plot({"trained": p, "random": q})`. Logarithmic where values span more than a decade;
@@ -26,34 +26,34 @@ def plot(
     Raises:
         ValueError: No measure, or arrays that are not [l] or [l, b].
     """
-    given = _labelled(profile)
+    profiles = _label_profiles(profile)
     panels: dict[str, list] = {}
-    for place, (label, one) in enumerate(given.items()):
-        for name, curve in _by_layer(one).items():
+    for place, (label, entry) in enumerate(profiles.items()):
+        for name, curve in _by_layer(entry).items():
             panels.setdefault(name, []).append((place, label, *curve))
     if not panels:
         raise ValueError(f"profile={profile!r} has no measures by layer")
     fig, axes = figures.panels(len(panels), 3)
-    for index, (ax, (name, shown)) in enumerate(zip(axes.flat, panels.items(), strict=False)):
-        for place, label, values, rounded in shown:
+    for index, (ax, (name, curves)) in enumerate(zip(axes.flat, panels.items(), strict=False)):
+        for place, label, values, rounded in curves:
             color = index if label is None else place
             figures.band(ax, np.arange(len(values)), values.T, label, color)
             for layer in np.flatnonzero(rounded):
                 ax.axvspan(layer - 0.5, layer + 0.5, color="#E3E3E3", linewidth=0)
-        values = np.concatenate([values.ravel() for _, _, values, _ in shown])
+        values = np.concatenate([values.ravel() for _, _, values, _ in curves])
         positive = values[np.isfinite(values) & (values > 0)]
         if not np.any(values < 0) and positive.max(initial=0) > 10 * positive.min(initial=np.inf):
             ax.set_yscale("log")
         ax.set_xlabel("layer")
         ax.set_ylabel(name.replace("_", " "))
     figures.integer_ticks(*axes.flat)
-    if len(given) > 1:
+    if len(profiles) > 1:
         axes[0, 0].legend()
     return fig
 
 
-def _labelled(profile):
-    """{label: `Profile`}, of one without a label."""
+def _label_profiles(profile):
+    """Returns {label: `Profile`}; one profile has no label."""
     if isinstance(profile, Profile):
         return {None: profile}
     if not isinstance(profile, Mapping):
@@ -68,7 +68,7 @@ def _labelled(profile):
 
 
 def _by_layer(profile):
-    """{measure: (values [l, b], Bool [l], whether rounding decides any of the layer's)}."""
+    """Returns {measure: (values [l, b], Bool [l], whether rounding decides any of the layer's)}."""
     refuse_if(not profile.measures, f"{profile} has no measures by layer, each [l] or [l, b]")
     _, columns = profile.columns()
     rows = {name: a.reshape(len(a), -1) for name, a in columns.items()}

@@ -29,5 +29,5 @@ WORDS = {
 
 
 def words(name: Any) -> Any:
-    """A name of the code in words; anything else as it is."""
+    """Returns a name of the code in words; anything else as it is."""
     return WORDS.get(name, name)

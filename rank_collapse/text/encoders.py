@@ -9,7 +9,7 @@ from typing import Any
 from rank_collapse.extras import import_package
 from rank_collapse.text.files import read_json
 from rank_collapse.text.vocabulary import (
-    called,
+    call_tokenizers,
     read_byte_level,
     read_tokenizer,
     read_wordpiece,
@@ -20,7 +20,7 @@ Encoder = Callable[[str], list[int]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class VocabularyEncoder:
     """An `Encoder` of a vocabulary that is known.
 
     Attributes:
@@ -39,11 +39,11 @@ SENTENCEPIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.mod
 FILES = f"tokenizer.json, vocab.json with merges.txt, vocab.txt, {', '.join(SENTENCEPIECE_FILES)}"
 
 
-def tokenizer_of(folder: str | os.PathLike, settings: dict[str, Any]) -> Known | None:
-    """text -> token ids, special tokens included, by the files in a folder; None without any.
+def load_tokenizer(folder: str | os.PathLike, settings: dict[str, Any]) -> VocabularyEncoder | None:
+    """Load a tokenizer by the files in a folder: text → token ids, special tokens included.
 
-    Looked for in the order of `FILES`: tokenizer.json, vocab.json with merges.txt (byte-level BPE),
-    vocab.txt (WordPiece), a sentencepiece model.
+    None where there are no such files. They are looked for in the order of `FILES`: tokenizer.json,
+    vocab.json with merges.txt (byte-level BPE), vocab.txt (WordPiece), a sentencepiece model.
 
     Args:
         folder: The checkpoint folder.
@@ -54,33 +54,37 @@ def tokenizer_of(folder: str | os.PathLike, settings: dict[str, Any]) -> Known |
     """
     folder = Path(folder)
     if (folder / "tokenizer.json").is_file():
-        return _ids(folder / "tokenizer.json", read_tokenizer(folder / "tokenizer.json"))
+        return _encode_with(folder / "tokenizer.json", read_tokenizer(folder / "tokenizer.json"))
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return _byte_level(folder, settings)
     if (folder / "vocab.txt").is_file():
-        return _ids(folder / "vocab.txt", read_wordpiece(folder / "vocab.txt"))
+        return _encode_with(folder / "vocab.txt", read_wordpiece(folder / "vocab.txt"))
     for name in SENTENCEPIECE_FILES:
         if (folder / name).is_file():
-            return _sentencepiece(folder / name, settings)
+            return _read_sentencepiece(folder / name, settings)
     return None
 
 
 def trained_tokenizer(texts: Sequence[str], vocab_size: int) -> Encoder:
-    """A cased WordPiece vocabulary made from the texts themselves, for random embeddings.
+    """Train a cased WordPiece vocabulary on the texts themselves, for random embeddings.
 
     With random embeddings only the pattern of repeated tokens matters, which any sensible
     vocabulary gives. Texts are framed by [CLS] and [SEP].
+
+    Args:
+        texts: To learn from.
+        vocab_size: Words at most.
     """
     tokenizer = train_wordpiece(texts, vocab_size, lowercase=False)
     first, last = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
     return lambda text: [first, *tokenizer.encode(text).ids, last]
 
 
-def _ids(path, tokenizer):
+def _encode_with(path, tokenizer):
     names = [getattr(getattr(tokenizer, "model", None), "unk_token", None), "[UNK]", "<unk>"]
     unknown = [tokenizer.token_to_id(name) for name in names if name]
-    return Known(
-        lambda text: called(f"{path} encodes no text", tokenizer.encode, text).ids,
+    return VocabularyEncoder(
+        lambda text: call_tokenizers(f"{path} encodes no text", tokenizer.encode, text).ids,
         next((i for i in unknown if i is not None), None),
     )
 
@@ -88,13 +92,13 @@ def _ids(path, tokenizer):
 def _byte_level(folder, settings):
     tokenizer = read_byte_level(folder / "vocab.json", folder / "merges.txt")
     first, last = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
-    ids = _ids(folder / "vocab.json", tokenizer)
+    ids = _encode_with(folder / "vocab.json", tokenizer)
     if settings["model_type"] == "gpt2" or None in (first, last):
         return ids
-    return Known(lambda text: [first, *ids(text), last], ids.unknown)
+    return VocabularyEncoder(lambda text: [first, *ids(text), last], ids.unknown)
 
 
-def _sentencepiece(path, settings):
+def _read_sentencepiece(path, settings):
     sentencepiece = import_package("sentencepiece", str(path), "pretrained")
     try:
         model = sentencepiece.SentencePieceProcessor(model_file=str(path))
@@ -108,8 +112,8 @@ def _sentencepiece(path, settings):
         options = read_json(path.parent / "tokenizer_config.json")
 
     def ids(*pieces):
-        found = [model.piece_to_id(p) for p in pieces]
-        return [i for i in found if i != model.unk_id()]
+        indices = [model.piece_to_id(p) for p in pieces]
+        return [i for i in indices if i != model.unk_id()]
 
     before, after = {
         "albert": (ids("[CLS]"), ids("[SEP]")),
@@ -120,7 +124,7 @@ def _sentencepiece(path, settings):
         "mistral": (ids("<s>"), []),
     }.get(kind, ([], []))
     lower = kind == "albert" and bool(options.get("do_lower_case", True))
-    return Known(
+    return VocabularyEncoder(
         lambda text: [*before, *model.encode(text.lower() if lower else text), *after],
         model.unk_id(),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def read_utf8(path: str | os.PathLike) -> str:
-    """The content of a UTF-8 file, its line ends as "\\n", without a byte order mark.
+    """Read a UTF-8 file, its line ends as "\\n", without a byte order mark.
 
     Raises:
         FileNotFoundError: No such file.
@@ -24,7 +24,7 @@ def read_utf8(path: str | os.PathLike) -> str:
 
 
 def read_table(path: str | os.PathLike) -> dict[str, list[str]]:
-    """The columns of a tab-separated file, by the names in its first line.
+    """Read the columns of a tab-separated file, by the names in its first line.
 
     Quotation marks are ordinary characters, as in GLUE's files. Empty lines are left out, cells
     missing at the end of a line are "".
@@ -38,7 +38,7 @@ def read_table(path: str | os.PathLike) -> dict[str, list[str]]:
 
 
 def read_json(path: str | os.PathLike) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object.
 
     Raises:
         FileNotFoundError: No such file.

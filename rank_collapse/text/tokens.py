@@ -26,14 +26,14 @@ class Tokens(NamedTuple):
 
     @property
     def lengths(self) -> Int[np.ndarray, "b"]:
-        """Tokens of each text."""
+        """Returns the number of tokens of each text."""
         return self.mask.sum(axis=-1)
 
 
 def read_texts(
     path: str | os.PathLike, columns: Sequence[str] = (), limit: int | None = None
 ) -> list[str]:
-    """Texts of a file: one per paragraph, or one per row of a table.
+    """Read the texts of a file: one per paragraph, or one per row of a table.
 
     Args:
         path: A .tsv with a header, or plain text whose paragraphs (separated by empty lines, or
@@ -66,17 +66,25 @@ def read_texts(
 
 
 def read_ids(path: str | os.PathLike, limit: int | None = None) -> list[list[int]]:
-    """Ready token ids: one text per line, ids separated by spaces or commas.
+    """Read ready token ids: one text per line, ids separated by spaces or commas.
+
+    Args:
+        path: Of the file.
+        limit: Number of texts at most.
 
     Raises:
         FileNotFoundError: No such file.
         ValueError: A line with anything but integers, or no line at all.
     """
-    return ids_of(read_texts(path, limit=None), str(path))[:limit]
+    return parse_ids(read_texts(path, limit=None), str(path))[:limit]
 
 
-def ids_of(texts: Iterable[str], where: str) -> list[list[int]]:
-    """Token ids that are separated by spaces or commas, of each text.
+def parse_ids(texts: Iterable[str], where: str) -> list[list[int]]:
+    """Parse token ids that are separated by spaces or commas, of each text.
+
+    Args:
+        texts: Such as "5, 8, 13".
+        where: Names the texts in the message.
 
     Raises:
         ValueError: Anything but integers; it names where they stand.
@@ -87,8 +95,16 @@ def ids_of(texts: Iterable[str], where: str) -> list[list[int]]:
         raise ValueError(f"{where} does not hold token ids: {error}") from None
 
 
-def pad(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31) -> Tokens:
-    """Sequences of token ids, padded on the right to the longest."""
+def pad_sequences(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31) -> Tokens:
+    """Pad sequences of token ids on the right to the longest.
+
+    Args:
+        sequences: Of token ids.
+        vocab_size: Above every id.
+
+    Raises:
+        ValueError: No sequence, an empty one, or an id outside of the vocabulary.
+    """
     sequences = [list(s) for s in sequences]
     refuse_if(not sequences, "there are no texts")
     for i, s in enumerate(sequences):
@@ -113,7 +129,7 @@ def masked_copies(
     share: float = 0.15,
     seed: int = 0,
 ) -> tuple[Int[np.ndarray, "c n"], Bool[np.ndarray, "c n"]]:
-    """(copies with masked tokens, which ones): the copies of a text mask others, as long as it has.
+    """Mask tokens in copies of each text; the copies mask different ones, as long as there are any.
 
     Never the first or the last token of a text, which close it in most models.
 
@@ -129,14 +145,23 @@ def masked_copies(
     for text, count in zip(chosen, mask.sum(axis=1), strict=True):
         places = draw.permutation(np.arange(1, count - 1))
         size = max(1, round(share * len(places)))
-        for copy, own in enumerate(text):
-            own[np.take(places, np.arange(copy * size, (copy + 1) * size), mode="wrap")] = True
+        for copy, is_masked in enumerate(text):
+            is_masked[np.take(places, np.arange(copy * size, (copy + 1) * size), mode="wrap")] = (
+                True
+            )
     chosen = chosen.reshape(-1, ids.shape[1])
     return np.where(chosen, token, np.repeat(ids, copies, axis=0)), chosen
 
 
-def join(texts: Sequence[str], encoder: Encoder, min_tokens: int, limit: int) -> list[str]:
-    """Consecutive texts joined until each has `min_tokens`; what is left at the end is dropped."""
+def join_texts(texts: Sequence[str], encoder: Encoder, min_tokens: int, limit: int) -> list[str]:
+    """Join consecutive texts until each has `min_tokens`; the remainder at the end is dropped.
+
+    Args:
+        texts: In order.
+        encoder: Counts the tokens.
+        min_tokens: Of each joined text.
+        limit: Number of joined texts at most.
+    """
     joined, parts, length = [], [], 0
     for text in texts:
         parts.append(text)
@@ -150,7 +175,7 @@ def join(texts: Sequence[str], encoder: Encoder, min_tokens: int, limit: int) ->
     return joined
 
 
-def encode(
+def encode_texts(
     texts: Sequence[str],
     encoder: Encoder,
     *,
@@ -158,10 +183,14 @@ def encode(
     num_positions: int = 0,
     vocab_size: int = 2**31,
 ) -> Tokens:
-    """Texts as padded token ids, each cut to `max_tokens`, its last token kept.
+    """Encode texts as padded token ids, each cut to `max_tokens`, its last token kept.
 
     Args:
+        texts: In order.
+        encoder: text → token ids.
+        max_tokens: Of each text.
         num_positions: Positions that the model has; 0 for any number.
+        vocab_size: Above every id.
 
     Raises:
         ValueError: An empty text, or more tokens asked for than there are positions.
@@ -176,10 +205,10 @@ def encode(
     sequences = []
     for i, text in enumerate(texts):
         refuse_if(not text.strip(), f"text {i} is empty")
-        sequences.append(cut(encoder(text), max_tokens))
-    return pad(sequences, vocab_size=vocab_size)
+        sequences.append(cut_text(encoder(text), max_tokens))
+    return pad_sequences(sequences, vocab_size=vocab_size)
 
 
-def cut(ids: Sequence[int], max_tokens: int) -> Sequence[int]:
+def cut_text(ids: Sequence[int], max_tokens: int) -> Sequence[int]:
     """Cuts a text to a number of tokens, its last token kept: it closes a text in most models."""
     return ids if len(ids) <= max_tokens else [*ids[: max_tokens - 1], ids[-1]]

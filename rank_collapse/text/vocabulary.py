@@ -16,38 +16,41 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def train_wordpiece(texts: Sequence[str], vocab_size: int, *, lowercase: bool) -> Any:
-    """A `tokenizers.Tokenizer` with a WordPiece vocabulary made from the texts.
+    """Train a `tokenizers.Tokenizer` with a WordPiece vocabulary on the texts.
 
     The same texts give the same vocabulary, in every process. Ids 0 to 4 are [PAD], [UNK], [CLS],
     [SEP] and [MASK]; encoding adds none of them.
 
     Args:
+        texts: To learn from.
+        vocab_size: Words at most.
         lowercase: Whether letters lose their case, and their accents with it.
 
     Raises:
         ValueError: The letters of the texts alone are more than `vocab_size`, or `tokenizers` is
             not installed.
     """
-    tokenizers = _tokenizers()
+    tokenizers = _import_tokenizers()
 
     def tokenizer(vocabulary):
-        made = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
-        made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
-        made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-        return made
+        wordpiece = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
+        wordpiece.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
+        wordpiece.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+        return wordpiece
 
     learner = tokenizer({})
     # The trainer numbers the letters inside words in the order of a randomly seeded hash map, and
     # breaks ties between merges by those numbers: given in advance, they make it deterministic.
     letters = {letter for text in texts for letter in learner.normalizer.normalize_str(text)}
     letters = sorted(letters - {" "})
-    given = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
-    if len(given) > vocab_size:
+    special_tokens = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
+    if len(special_tokens) > vocab_size:
         raise ValueError(
-            f"vocab_size={vocab_size} is less than the {len(given)} special tokens and letters"
+            f"vocab_size={vocab_size} is less than the {len(special_tokens)} special tokens and "
+            "letters"
         )
     trainer = tokenizers.trainers.WordPieceTrainer(
-        vocab_size=vocab_size, min_frequency=1, special_tokens=given, show_progress=False
+        vocab_size=vocab_size, min_frequency=1, special_tokens=special_tokens, show_progress=False
     )
     learner.train_from_iterator(texts, trainer=trainer)
     # Anew, because a given token would be cut out of the middle of words.
@@ -55,21 +58,21 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int, *, lowercase: bool) -
 
 
 def read_wordpiece(path: str | os.PathLike) -> Any:
-    """The tokenizer of a vocab.txt; what is beside it in tokenizer_config.json counts.
+    """Read the tokenizer of a vocab.txt; what is beside it in tokenizer_config.json counts.
 
     Encoding frames a text by [CLS] and [SEP].
     """
     path, options = Path(path), {}
     if (path.parent / "tokenizer_config.json").is_file():
         options = read_json(path.parent / "tokenizer_config.json")
-    tokenizers = _tokenizers()
+    tokenizers = _import_tokenizers()
 
     def make(file, **about):
         # A file in the place of its vocabulary is deprecated.
         vocabulary = tokenizers.models.WordPiece.read_file(file)
         return tokenizers.BertWordPieceTokenizer(vocabulary, **about)
 
-    return called(
+    return call_tokenizers(
         f"{path} is not a tokenizer",
         make,
         str(path),
@@ -80,29 +83,29 @@ def read_wordpiece(path: str | os.PathLike) -> Any:
 
 
 def read_byte_level(vocabulary: str | os.PathLike, merges: str | os.PathLike) -> Any:
-    """The byte-level BPE tokenizer of a vocab.json and a merges.txt."""
-    tokenizers = _tokenizers()
+    """Read the byte-level BPE tokenizer of a vocab.json and a merges.txt."""
+    tokenizers = _import_tokenizers()
 
     def make(*files):
         return tokenizers.ByteLevelBPETokenizer(*tokenizers.models.BPE.read_file(*files))
 
-    return called(f"{vocabulary} is not a tokenizer", make, str(vocabulary), str(merges))
+    return call_tokenizers(f"{vocabulary} is not a tokenizer", make, str(vocabulary), str(merges))
 
 
 def read_tokenizer(path: str | os.PathLike) -> Any:
-    """The `tokenizers.Tokenizer` of a tokenizer.json, of any kind; it neither cuts nor pads."""
-    make = _tokenizers().Tokenizer.from_file
-    tokenizer = called(f"{path} is not a tokenizer", make, str(path))
+    """Read the `tokenizers.Tokenizer` of a tokenizer.json, which then neither cuts nor pads."""
+    make = _import_tokenizers().Tokenizer.from_file
+    tokenizer = call_tokenizers(f"{path} is not a tokenizer", make, str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def called(what: str, function: Callable, *arguments: Any, **options: Any) -> Any:
-    """function(...) of the package `tokenizers`, which raises errors without a class.
+def call_tokenizers(message: str, function: Callable, *arguments: Any, **options: Any) -> Any:
+    """Call a function of the package `tokenizers`, which raises errors without a class.
 
     Args:
-        what: The beginning of the message.
+        message: Its beginning, where that fails.
         function: Called with the other arguments.
 
     Raises:
@@ -111,8 +114,8 @@ def called(what: str, function: Callable, *arguments: Any, **options: Any) -> An
     try:
         return function(*arguments, **options)
     except Exception as error:
-        raise ValueError(f"{what}: {format_one_line(error, 300)}") from None
+        raise ValueError(f"{message}: {format_one_line(error, 300)}") from None
 
 
-def _tokenizers():
+def _import_tokenizers():
     return import_package("tokenizers", "a tokenizer", "pretrained")

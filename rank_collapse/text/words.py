@@ -12,12 +12,16 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def default_text() -> str:
-    """The English text shipped with the package (about 500 tokens, written for it)."""
+    """Returns the English text shipped with the package (about 500 tokens, written for it)."""
     return resources.files("rank_collapse").joinpath("data/english.txt").read_text("utf-8")
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """The text of a UTF-8 file."""
+    """Read the text of a UTF-8 file.
+
+    Raises:
+        ValueError: An empty file; see also `read_utf8`.
+    """
     text = read_utf8(path)
     if not text.strip():
         raise ValueError(f"{path} is empty")
@@ -25,12 +29,18 @@ def read_text(path: str | os.PathLike) -> str:
 
 
 def tokenize(text: str) -> list[str]:
-    """Lower-case words (runs of letters, digits and _) and single punctuation marks, in order."""
+    """Split text into lower-case words and single punctuation marks, in order."""
     return WORD.findall(text.lower())
 
 
 def token_ids(text: str, num_tokens: int) -> tuple[np.ndarray, list[str]]:
-    """The first tokens of a text as indices into the vocabulary of just these tokens.
+    """Number the first tokens of a text by the vocabulary of just these tokens.
+
+    A token's id is the rank of its first appearance, so a longer excerpt begins with the same ids.
+
+    Args:
+        text: Any.
+        num_tokens: At most.
 
     A token's id is the rank of its first appearance, so a longer excerpt begins with the same ids.
 
@@ -48,8 +58,14 @@ def token_ids(text: str, num_tokens: int) -> tuple[np.ndarray, list[str]]:
     return np.array([place[token] for token in tokens], np.int32), vocabulary
 
 
-def windows(text: str, count: int, words: int) -> list[str]:
-    """Pieces of `words` words, their beginnings spread evenly over the text; they may overlap."""
+def cut_windows(text: str, count: int, words: int) -> list[str]:
+    """Cut pieces of `words` words, their beginnings spread evenly over the text; they may overlap.
+
+    Args:
+        text: Any.
+        count: Pieces at most.
+        words: Of each.
+    """
     split = text.split()
     last = max(len(split) - words, 0)
     starts = np.unique(np.linspace(0, last, count).astype(int))

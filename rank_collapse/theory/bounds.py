@@ -50,7 +50,12 @@ class PublishedSides(Sides):
 def head_weights(
     params: AttentionParams, temperature: Any = 1.0
 ) -> tuple[Float[Array, "h d d"], Float[Array, "h d d"]]:
-    """(W_QK,h = W_Q W_Kᵀ/temperature, W_h = W_V W_O) of one layer."""
+    """Compute (W_QK,h = W_Q W_Kᵀ/temperature, W_h = W_V W_O) of one layer, [h, d, d] each.
+
+    Args:
+        params: `AttentionParams` of the layer.
+        temperature: What divides its scores.
+    """
     params = repeat_groups(params)
     w_qk = jnp.einsum("hdk,hek->hde", params.w_q, params.w_k) / temperature
     return w_qk, jnp.einsum("hdv,hve->hde", params.w_v, params.w_o)
@@ -72,7 +77,8 @@ COVERS = covers.Covers(
 def log10_theorem(
     log10_input: Any, beta: Any, gamma: Any, num_heads: Any, width: Any, depth: Any
 ) -> Any:
-    """log10 of (4γβH/√k)^{(3^L − 1)/2} ‖res(X)‖^{3^L}, the right side of theorems 2.2 and 2.3.
+    """Compute log10 of the right side of theorems 2.2 and 2.3, (4γβH/√k)^{(3^L−1)/2}
+    ‖res(X)‖^{3^L}.
 
     Equal to c^{−1/2} (c^{1/2} r)^{3^L} with c = 4γβH/√k, r = ‖res(X)‖.
 
@@ -90,13 +96,24 @@ def log10_theorem(
 
 
 def log10_power_law(log10_input: Any, log10_c: Any, depth: Any) -> Any:
-    """log10 of c^{(3^L − 1)/2} r^{3^L}: r ↦ c r³ iterated L times."""
+    """Compute log10 of c^{(3^L − 1)/2} r^{3^L}: r ↦ c r³ iterated L times.
+
+    Args:
+        log10_input: log10 r.
+        log10_c: log10 c.
+        depth: L.
+    """
     power = jnp.asarray(3.0, log10_c.dtype) ** depth  # ±inf beyond depth 80 in float32, never NaN
     return power * (log10_c / 2 + log10_input) - jnp.where(jnp.isinf(log10_c), 0, log10_c / 2)
 
 
 def largest_slope(kind: str, dtype: Any) -> Float[Array, ""]:
-    """sup|φ'| of an MLP's activation; inf for gated MLPs, which multiply two functions."""
+    """Compute sup|φ'| of an MLP's activation; inf for gated MLPs, which multiply two functions.
+
+    Args:
+        kind: `TransformerConfig.mlp`.
+        dtype: Of the result.
+    """
     if kind in layers.GATED:
         return jnp.asarray(jnp.inf, dtype)
     phi = layers.get_activation(kind).fn
@@ -110,10 +127,16 @@ def largest_slope(kind: str, dtype: Any) -> Float[Array, ""]:
 def lipschitz_constants(
     params: MLPParams, kind: str, norms: tuple[Callable, ...] = (norm_1, norm_inf)
 ) -> tuple[Float[Array, ""], ...]:
-    """λ_p of each norm: ‖MLP(X) − 1 MLP(x)ᵀ‖_p ≤ λ_p ‖X − 1xᵀ‖_p; λ = √(λ_1 λ_∞) in ‖.‖_{1,∞}.
+    """Compute λ_p of an MLP for each norm: ‖MLP(X) − 1 MLP(x)ᵀ‖_p ≤ λ_p ‖X − 1xᵀ‖_p.
 
-    λ_p = sup|φ'| ‖W_in‖_p ‖W_out‖_p: an activation acts entry by entry, hence on all norms alike.
-    Gated MLPs multiply two functions of the input and have no such constant: inf.
+    In ‖.‖_{1,∞} λ = √(λ_1 λ_∞). λ_p = sup|φ'| ‖W_in‖_p ‖W_out‖_p: an activation acts entry by
+    entry, hence on all norms alike. Gated MLPs multiply two functions of the input and have no such
+    constant: inf.
+
+    Args:
+        params: Of the MLP.
+        kind: `TransformerConfig.mlp`.
+        norms: Of matrices.
     """
     slope = largest_slope(kind, params.w_in.dtype)
     return tuple(slope * norm(params.w_in) * norm(params.w_out) for norm in norms)
@@ -122,7 +145,16 @@ def lipschitz_constants(
 def sublayer_lipschitz(
     params: BlockParams, gains: LayerGains, config: TransformerConfig, *norms: Callable
 ) -> tuple[Float[Array, ""], ...]:
-    """λ_p of λ x·[mlp_skip] + γ MLP(x) for each norm, as `lipschitz_constants`; 1 without MLP."""
+    """Compute the Lipschitz constants of the MLP sublayer, skip included, in each norm; 1 without
+    MLP.
+
+    The sublayer is λ x·[mlp_skip] + γ MLP(x); that of the MLP is from `lipschitz_constants`.
+
+    Args:
+        params, gains: Of the layer.
+        config: Of the network.
+        *norms: Of matrices.
+    """
     if config.mlp == "none":
         return (jnp.ones((), gains.temperature.dtype),) * len(norms)
     skip = jnp.max(jnp.abs(gains.skip.mlp)) if config.mlp_skip else 0.0
@@ -133,9 +165,13 @@ def sublayer_lipschitz(
 def not_covered(
     config: TransformerConfig, *, mask: Any = None, bias: Any = None, edit: Any = None
 ) -> tuple[str, ...]:
-    """The parts of a network that the theorems do not cover; () for a SAN, with MLPs or without.
+    """List the parts of a network that the theorems do not cover; () for a SAN, also with MLPs.
 
     Reasons that begin with "rows" concern the bound of a layer, the others only that of the stack.
+
+    Args:
+        config: The network.
+        mask, bias, edit: As of `bound_report`.
     """
     many_keys = config.mask != "none" or config.windows or (mask is not None and jnp.ndim(mask) > 1)
     reasons = {
@@ -151,7 +187,7 @@ def not_covered(
         "gated MLPs have no Lipschitz constant": config.mlp in layers.GATED,
         f"edits: no bound of the stack knows that of {', '.join(edit or ())}": edit,
     }
-    return tuple(reason for reason, there in reasons.items() if there)
+    return tuple(reason for reason, holds in reasons.items() if holds)
 
 
 class LayerConstants(struct.Struct):
@@ -174,8 +210,16 @@ def score_spread(
     allowed: Bool[Array, "#h #n m"],
     keep: Bool[Array, "n"],
 ) -> Float[Array, "h n"]:
-    """D_ii e^{−2s}: how far the scores E = R W_QK Rᵀ/√k of a row lie apart; 0 in masked rows."""
-    deviation = jnp.einsum("nd,hde,me->hnm", state.rest, w_qk, state.rest)
+    """Compute D_ii e^{−2s}, how far the scores R W_QK Rᵀ/√k of a row lie apart; 0 in masked rows.
+
+    Args:
+        w_qk: Of `head_weights`.
+        state: What the layer's attention reads.
+        config: Of the network.
+        allowed: Which keys each row may see.
+        keep: Bool [n], the tokens that exist.
+    """
+    deviation = jnp.einsum("nd,hde,me->hnm", state.residual, w_qk, state.residual)
     deviation = deviation / math.sqrt(score_width(config))
     high = jnp.max(jnp.where(allowed, deviation, -jnp.inf), axis=-1)
     low = jnp.min(jnp.where(allowed, deviation, jnp.inf), axis=-1)
@@ -189,11 +233,18 @@ def layer_constants(
     config: TransformerConfig,
     spread: Float[Array, "h n"],
 ) -> LayerConstants:
-    """β, γ*, c, D and λ of one layer, whose attention has the input `state` and `score_spread`."""
+    """Compute β, γ*, c, D and λ of one layer.
+
+    Args:
+        params, gains: Of the layer.
+        state: What its attention reads.
+        config: Of the network.
+        spread: Of `score_spread`.
+    """
     width = score_width(config)
     w_qk, w = head_weights(params.attention, gains.temperature)
     size_qk = jax.vmap(norm_1)(w_qk)
-    size_r = composite_norm(state.rest)
+    size_r = composite_norm(state.residual)
     top = jnp.sqrt(jnp.sum(spread, axis=-1)) * jnp.sqrt(jnp.max(spread, axis=-1))
     bottom = 2 * size_qk * size_r**2
     columns = jnp.sum(jnp.sum(spread, axis=-1) * jax.vmap(norm_1)(w))
@@ -213,9 +264,9 @@ def layer_constants(
 
 
 def layer_sides(
-    found: LayerConstants, trace: LogTrace, config: TransformerConfig
+    constants: LayerConstants, trace: LogTrace, config: TransformerConfig
 ) -> tuple[PublishedSides, Sides, PublishedSides]:
-    """The sides of every head's bound [L, h], every layer's [L], and its published form [L].
+    """Compute the sides of every head's bound [L, h], every layer's [L], and its published form.
 
         ‖res(P_h X W_h)‖ ≤ 2 √(ΣD_h · max D_h) ‖W_h‖ ‖R‖ = (4γ*_hβ_h/√k) ‖R‖³,
         ‖res(SA(X))‖ ≤ 2 √(Σ_h ΣD_h‖W_h‖_1 · Σ_h max D_h ‖W_h‖_∞) ‖R‖,
@@ -232,12 +283,12 @@ def layer_sides(
     technical lemma of their appendix.
     """
     width, heads = score_width(config), config.num_heads
-    cube, mantissa = 3 * found.log10_scale, found.log10_mantissa
-    lhs, rhs = trace.branches, found.log10_c + 3 * mantissa
+    cube, mantissa = 3 * constants.log10_scale, constants.log10_mantissa
+    lhs, rhs = trace.branches, constants.log10_c + 3 * mantissa
     head = published_sides(
-        trace.heads, mantissa[:, None], found.beta, found.gamma, 1, width, 1, cube[:, None]
+        trace.heads, mantissa[:, None], constants.beta, constants.gamma, 1, width, 1, cube[:, None]
     )
-    largest = jnp.max(found.beta, axis=1), jnp.max(found.gamma, axis=1)
+    largest = jnp.max(constants.beta, axis=1), jnp.max(constants.gamma, axis=1)
     published = published_sides(lhs, mantissa, *largest, heads, width, 1, cube)
     return head, Sides(cube + lhs, cube + rhs, rhs - lhs), published
 
@@ -252,9 +303,11 @@ def published_sides(
     depth: int,
     log10_scale: Any = 0.0,
 ) -> PublishedSides:
-    """A residual beside `log10_theorem` of the input, with `gamma` and with 1.
+    """Compare a residual with `log10_theorem` of the input, for the least γ and for γ = 1.
 
     Args:
+        log10_lhs: log10 of the residual.
+        log10_input, beta, gamma, num_heads, width, depth: As of `log10_theorem`.
         log10_scale: What the logarithms of both sides lack.
     """
     rhs, first = (
@@ -266,17 +319,23 @@ def published_sides(
 
 
 def stack_sides(
-    found: LayerConstants, profile: Any, gains: Any, config: TransformerConfig
+    constants: LayerConstants, profile: Any, gains: Any, config: TransformerConfig
 ) -> dict[str, Any]:
-    """The bound of a layer iterated, and the published form, as fields of `BoundReport`.
+    """Compute the bound of a layer iterated, and the published form, as fields of `BoundReport`.
 
     ‖res(X^L)‖ ≤ c^{(3^L − 1)/2} ‖res(X)‖^{3^L},
     c = max_l λ_l |γ_l| · 2 √(Σ_h ΣD_h‖W_h‖_1 · Σ_h max D_h ‖W_h‖_∞)/‖R_l‖²;
     published: c = (4 max γ* · max β λ |branch gain| · H/√k).
+
+    Args:
+        constants: Of all layers.
+        profile: log10 of the residual of X^0 .. X^L.
+        gains: Of all layers.
+        config: Of the network.
     """
-    outer = found.lipschitz * gain_size(gains.branch.attention)
-    log10_c = found.log10_c + jnp.log10(outer)
-    beta, gamma = jnp.max(found.beta * outer[:, None]), jnp.max(found.gamma)
+    outer = constants.lipschitz * gain_size(gains.branch.attention)
+    log10_c = constants.log10_c + jnp.log10(outer)
+    beta, gamma = jnp.max(constants.beta * outer[:, None]), jnp.max(constants.gamma)
     start, end, largest = profile[0], profile[-1], jnp.max(log10_c)
     rhs = log10_power_law(start, largest, config.depth)
     sizes = config.num_heads, score_width(config), config.depth
@@ -291,20 +350,21 @@ def stack_sides(
 
 
 def lemma_excess(params: AttentionParams, x: Float[Array, "n d"]) -> Float[Array, "h"]:
-    """Largest entry of (I − D)P̃ − P and of P − (I + 2D)P̃ of each head: the lemma, where at most 0.
+    """Compute by how much (I − D)P̃ − P and P − (I + 2D)P̃ exceed 0; the lemma says at most 0.
 
-    P̃ = softmax(S − E) has equal rows, S the scores and E = R W_QK Rᵀ/√k; all rows see all keys.
-    Claimed where max_i D_ii ≤ `LEMMA_THRESHOLD`.
+    The largest entry of each head counts. P̃ = softmax(S − E) has equal rows, S the scores and
+    E = R W_QK Rᵀ/√k; all rows see all keys. Claimed where max_i D_ii ≤ `LEMMA_THRESHOLD`.
 
     Args:
-        params, x: Of a layer's attention, and what it reads.
+        params: `AttentionParams` of the layer.
+        x: What its attention reads, [n, d].
 
     Source: the technical lemma in the appendix of Dong et al. 2021.
     """
-    rest = x - jnp.mean(x, axis=0, keepdims=True)
+    residual = x - jnp.mean(x, axis=0, keepdims=True)
     w_qk, _ = head_weights(params)
     width = jnp.sqrt(params.w_q.shape[-1]).astype(x.dtype)
-    deviation = jnp.einsum("nd,hde,me->hnm", rest, w_qk, rest) / width
+    deviation = jnp.einsum("nd,hde,me->hnm", residual, w_qk, residual) / width
     spread = (jnp.max(deviation, axis=-1) - jnp.min(deviation, axis=-1))[:, :, None]
     scores = attention_scores(params, x, x)
     weights = jax.nn.softmax(scores, axis=-1)
@@ -314,11 +374,11 @@ def lemma_excess(params: AttentionParams, x: Float[Array, "n d"]) -> Float[Array
 
 
 def score_width(config):
-    """k where scores are divided by √k, else 1."""
+    """Returns k where scores are divided by √k, else 1."""
     return config.qk_width if config.scale_scores else 1
 
 
 def gain_size(gain):
-    """|γ| of each layer; its largest entry where it is given per feature."""
+    """Compute |γ| of each layer; its largest entry where it is given per feature."""
     gain = jnp.abs(gain)
     return gain if gain.ndim == 1 else jnp.max(gain, axis=-1)

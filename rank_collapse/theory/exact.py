@@ -55,17 +55,18 @@ def exact_profile(
     max_seconds: float = 600.0,
     **inputs: Any,
 ) -> ExactProfile:
-    """log10 ‖res(X^l)‖_{1,∞} for l = 0..L around the mean token, every digit proved; on the host.
+    """Compute log10 ‖res(X^l)‖_{1,∞} for l = 0..L around the mean token, every digit proved.
 
-    Digits are doubled until the balls of the logarithms are narrower than 1e-12 (relative above
-    1): a residual of 1e-1000 takes about 1,600 of them. Nothing is raised where the most digits do
-    not suffice: the profile is NaN from that layer on, as it is for tokens that are exactly equal.
-    Of 48 networks of 6 layers at weight scales of 1.5 to 3, 45 are proved with at most 3,200
-    digits; in three of attention alone, tokens become equal to more of them.
+    It runs on the host in ball arithmetic. Digits are doubled until the balls of the logarithms are
+    narrower than 1e-12 (relative above 1): a residual of 1e-1000 takes about 1,600 of them. Nothing
+    is raised where the most digits do not suffice. The profile is then NaN from that layer on, as
+    it is for tokens that are exactly equal. Of 48 networks of 6 layers at weight scales of 1.5 to
+    3, 45 are proved with at most 3,200 digits; in three of attention alone, tokens become equal to
+    more of them.
 
     The proof is about the formulas, evaluated at exactly these numbers: parameters, gains, X^0,
-    biases, and the tables of rotary and relative positions as JAX rounds them. An overflow of the
-    same formulas in floating point has no influence.
+    biases, and the tables of rotary positions as JAX rounds them. An overflow of the same formulas
+    in floating point has no influence.
 
     Args:
         params, x, config: As for `rank_collapse.apply`.
@@ -75,29 +76,29 @@ def exact_profile(
             are left out of the residual.
 
     Raises:
-        ValueError: Traced arrays, numbers that are not finite, cross-attention, digits that are no
-            range, or inputs of the wrong shape.
+        ValueError: Traced arrays, numbers that are not finite, cross-attention, a mixture of
+            experts, relative-key positions, digits that are no range, or inputs of the wrong shape.
     """
     traced = any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((params, x, config)))
     refuse_if(traced, "exact_profile takes concrete arrays: call it outside of jit and vmap")
     wrong = f"digits={digits} is not between 10 and max_digits={max_digits}"
     refuse_if(not 10 <= digits <= max_digits, wrong)
-    network = _network(params, x, config, inputs)
+    network = _list_layers(params, x, config, inputs)
     while True:
         begun = time.monotonic()
         with flint.ctx.workdps(digits):
-            found = list(_profile(network))
+            proved = list(_prove_profile(network))
         seconds = time.monotonic() - begun
-        if len(found) > config.depth or 2 * digits > max_digits or 3 * seconds > max_seconds:
+        if len(proved) > config.depth or 2 * digits > max_digits or 3 * seconds > max_seconds:
             break
         digits *= 2
-    missing = [(np.nan, np.nan)] * (config.depth + 1 - len(found))
-    profile, radius = np.array(found + missing).T
+    missing = [(np.nan, np.nan)] * (config.depth + 1 - len(proved))
+    profile, radius = np.array(proved + missing).T
     return ExactProfile(profile, radius, digits)
 
 
-def _network(params, x, config, inputs) -> list[Layer]:
-    """The layers of a network, checked."""
+def _list_layers(params, x, config, inputs) -> list[Layer]:
+    """List the layers of a network, after a check that all numbers are finite."""
     params, prepared = prepare_inputs(params, x, config, covers=Balls.covers, **inputs)
     gains = layer_gains(config, prepared.x.dtype, params)
     prepared, gains, stack = jax.tree.map(np.asarray, (prepared, gains, params.layers))
@@ -108,35 +109,34 @@ def _network(params, x, config, inputs) -> list[Layer]:
     mask = prepared.token_mask
     refuse_if(mask is not None and not mask.any(), f"mask={mask} leaves out every token")
     return [
-        Layer(row_of(stack, row), row_of(gains, index), index, config, prepared)
+        Layer(select_row(stack, row), select_row(gains, index), index, config, prepared)
         for index, row in enumerate(config.layer_map or range(config.depth))
     ]
 
 
-def row_of(tree: Any, row: int) -> Any:
-    """One layer of a stack."""
+def select_row(tree: Any, row: int) -> Any:
+    """Select one layer of a stack."""
     return jax.tree.map(lambda a: a[row], tree)
 
 
-def _profile(network: list[Layer]) -> Iterator[tuple[float, float]]:
-    """(logarithm, radius) layer by layer, up to the first one that is not proved."""
-    state, exists = balls(network[0].inputs.x), np.asarray(network[0].inputs.existing_tokens)
+def _prove_profile(network: list[Layer]) -> Iterator[tuple[float, float]]:
+    """Yields (logarithm, radius) layer by layer, up to the first one that is not proved."""
+    state, exists = to_balls(network[0].inputs.x), np.asarray(network[0].inputs.existing_tokens)
     for layer in (None, *network):
         if layer is not None:
-            try:
-                state, _ = walk_layer(Balls(), layer, state)
-            except Undecided:
-                return
-        found = _log10_residual(state[exists])
-        if found is None:
+            state, _ = walk_layer(Balls(), layer, state)
+        log10_residual = _log10_residual(state[exists])
+        if log10_residual is None:
             return
-        yield found
+        yield log10_residual
 
 
 def _log10_residual(x: np.ndarray) -> tuple[float, float] | None:
-    """(log10 ‖res‖_{1,∞}, its radius) of tokens; None where the ball is wide."""
-    rest = abs(x - x.sum(axis=0) / len(x))
-    size = functools.reduce(arb.max, rest.sum(axis=0)) * functools.reduce(arb.max, rest.sum(axis=1))
+    """Compute (log10 ‖res‖_{1,∞}, its radius) of tokens; None where the ball is wide."""
+    distances = abs(x - x.sum(axis=0) / len(x))
+    size = functools.reduce(arb.max, distances.sum(axis=0)) * functools.reduce(
+        arb.max, distances.sum(axis=1)
+    )
     if size == 0:
         return -np.inf, 0.0
     if not size > 0:
@@ -147,164 +147,145 @@ def _log10_residual(x: np.ndarray) -> tuple[float, float] | None:
     return (value, radius) if radius <= NARROW * max(1.0, abs(value)) else None
 
 
-class Undecided(ArithmeticError):
-    """More digits must decide which experts a token takes."""
-
-
 class Balls(Algebra):
     """Norms, sums, attention and MLPs of tokens [n, d] of balls."""
 
     covers = covers.Covers(
         "exact_profile",
-        covers.all_fields_but(*covers.CROSS, *covers.MIXING, *covers.OWN)
+        covers.all_fields_but(*covers.CROSS, *covers.MIXING, *covers.OWN, *covers.EXPERTS)
         | covers.MLPS
         | {"norm": covers.NORM_KINDS},
     )
 
     def apply_norm(self, layer: Layer, spec: ResidualSpec, state: np.ndarray) -> np.ndarray:
-        """The norm of a spec."""
+        """Normalise tokens as the spec says."""
         if spec.norm_kind == "layer":
             state = state - state.sum(axis=1, keepdims=True) / state.shape[1]
-        state = unit(state, spec.eps)
+        state = divide_by_rms(state, spec.eps)
         if spec.norm is None:
             return state
-        bias = 0 if spec.norm.bias is None else balls(spec.norm.bias)
-        return state * balls(spec.norm.gain) + bias
+        bias = 0 if spec.norm.bias is None else to_balls(spec.norm.bias)
+        return state * to_balls(spec.norm.gain) + bias
 
     def add_branch(
         self, layer: Layer, spec: ResidualSpec, state: np.ndarray, part: np.ndarray
     ) -> np.ndarray:
-        """γ part + λ state·[skip]."""
-        part = part * balls(spec.branch_gain)
-        return part + state * balls(spec.skip_gain) if spec.skip else part
+        """Compute γ branch + λ state·[skip]."""
+        part = part * to_balls(spec.branch_gain)
+        return part + state * to_balls(spec.skip_gain) if spec.skip else part
 
     def apply_attention(self, layer: Layer, x: np.ndarray) -> tuple[np.ndarray, None]:
-        """Σ_h P_h X W_h + b_o."""
+        """Compute Σ_h P_h X W_h + b_o."""
         p, context = layer.params.attention, jax.tree.map(np.asarray, layer.context)
-        values = [affine(x, w, b) for w, b in zip(p.w_v, p.b_v, strict=True)]
-        scores = _scores(p, x, layer.config, context, layer.gains.temperature)
+        values = [affine_map(x, w, b) for w, b in zip(p.w_v, p.b_v, strict=True)]
+        scores = _attention_scores(p, x, layer.config, context, layer.gains.temperature)
         mask = np.broadcast_to(True if context.mask is None else context.mask, scores.shape)
         heads = zip(scores, mask, values, strict=True)
-        mixed = [product(softmax(s, seen), v) for s, seen, v in heads]
+        mixed = [multiply_balls(softmax(s, is_allowed), v) for s, is_allowed, v in heads]
         w_o = p.w_o.reshape(-1, p.w_o.shape[-1])
-        return affine(np.concatenate(mixed, axis=1), w_o, p.b_o), None
+        return affine_map(np.concatenate(mixed, axis=1), w_o, p.b_o), None
 
     def apply_mlp(self, layer: Layer, x: np.ndarray) -> tuple[np.ndarray, None]:
-        """φ(x W_in + b_in) W_out + b_out, gated or with experts."""
-        p, kind, routing = layer.params.mlp, layer.config.mlp, layer.config.routing
-        hidden = affine(x, p.w_in, p.b_in)
+        """Compute φ(x W_in + b_in) W_out + b_out, gated where the config says so."""
+        p, kind = layer.params.mlp, layer.config.mlp
+        hidden = affine_map(x, p.w_in, p.b_in)
         if kind in GATED:
-            hidden = ACTIVATIONS[GATED[kind]](affine(x, p.w_gate, p.b_gate)) * hidden
+            hidden = ACTIVATIONS[GATED[kind]](affine_map(x, p.w_gate, p.b_gate)) * hidden
         else:
             hidden = ACTIVATIONS[kind](hidden)
-        if routing is not None:
-            hidden = hidden * _unit_shares(p, x, routing)
-        return affine(hidden, p.w_out, p.b_out), None
+        return affine_map(hidden, p.w_out, p.b_out), None
 
 
-def _scores(p, x, config, context, temperature):
-    """Scores [h, n, n] after the cap, with biases."""
-    content = [affine(x, w) for w in p.w_q]
-    q = np.stack(content) + balls(p.b_q)[:, None]
-    k = np.stack([affine(x, w, b) for w, b in zip(p.w_k, p.b_k, strict=True)])
+def _attention_scores(p, x, config, context, temperature):
+    """Compute scores [h, n, n] after the cap, with biases."""
+    content = [affine_map(x, w) for w in p.w_q]
+    q = np.stack(content) + to_balls(p.b_q)[:, None]
+    k = np.stack([affine_map(x, w, b) for w, b in zip(p.w_k, p.b_k, strict=True)])
     q, k = (_head_norm(g, a, config.norm_eps) for g, a in ((p.q_norm, q), (p.k_norm, k)))
     if context.rotary is not None:
-        q, k = (_rotated(a, *map(balls, context.rotary)) for a in (q, k))
+        q, k = (_rotate_pairs(a, *map(to_balls, context.rotary)) for a in (q, k))
     if config.score == "additive":
         pairs = TANH(q[:, :, None] + k[:, None])
-        scores = (pairs * balls(p.v_score)[:, None, None]).sum(axis=-1)
+        scores = (pairs * to_balls(p.v_score)[:, None, None]).sum(axis=-1)
     else:
-        scores = np.stack([product(a, b.T) for a, b in zip(q, k, strict=True)])
+        scores = np.stack([multiply_balls(a, b.T) for a, b in zip(q, k, strict=True)])
         if p.relative is not None and context.relative is not None:
-            scores = scores + _relative(p.relative, content, context)
+            scores = scores + _relative_scores(p.relative, content, context)
         if config.scale_scores:
             scores = scores / arb(q.shape[-1]).sqrt()
-    scores = scores / balls(temperature)
+    scores = scores / to_balls(temperature)
     if context.cap is not None:
-        scores = TANH(scores / balls(context.cap)) * balls(context.cap)
-    return scores if context.bias is None else scores + balls(context.bias)
+        scores = TANH(scores / to_balls(context.cap)) * to_balls(context.cap)
+    return scores if context.bias is None else scores + to_balls(context.bias)
 
 
 def _head_norm(gain, heads, eps):
-    """Queries or keys [h, n, k] over the root mean square of each head, or of all heads."""
+    """Divide queries or keys [h, n, k] by the root mean square of each head, or of all heads."""
     if gain is None:
         return heads
     if gain.ndim == 1:
-        return np.stack([unit(a, eps) for a in heads]) * balls(gain)
-    together = unit(np.concatenate(heads, axis=1), eps)
-    return np.stack(np.split(together, len(heads), axis=1)) * balls(gain)[:, None]
+        return np.stack([divide_by_rms(a, eps) for a in heads]) * to_balls(gain)
+    together = divide_by_rms(np.concatenate(heads, axis=1), eps)
+    return np.stack(np.split(together, len(heads), axis=1)) * to_balls(gain)[:, None]
 
 
-def _rotated(a, cos, sin):
+def _rotate_pairs(a, cos, sin):
     width, half = cos.shape[1], cos.shape[1] // 2
     across = np.concatenate([-a[..., half:width], a[..., :half]], axis=-1)
     return np.concatenate([a[..., :width] * cos + across * sin, a[..., width:]], axis=-1)
 
 
-def _relative(p, content, context):
-    """Position and segment terms of the scores [h, n, n], see `positions.relative_scores`."""
+def _relative_scores(p, content, context):
+    """Compute position and segment terms of the scores [h, n, n], see
+    `positions.relative_scores`.
+    """
     i, j = np.indices((len(content[0]), len(content[0])))
-    places, segments, found = balls(context.relative), context.segments, []
+    places, segments, head_scores = to_balls(context.relative), context.segments, []
     for head, q in enumerate(content):
-        keys = product(places, balls(p.w_r[head]))
-        s = product(q + balls(p.b_r[head]), keys.T)[i, len(i) - 1 - (i - j)]
+        keys = multiply_balls(places, to_balls(p.w_r[head]))
+        s = multiply_balls(q + to_balls(p.b_r[head]), keys.T)[i, len(i) - 1 - (i - j)]
         if segments is not None:
-            by_kind = product(q + balls(p.b_s[head]), balls(p.segment[:, head]).T)
+            by_kind = multiply_balls(q + to_balls(p.b_s[head]), to_balls(p.segment[:, head]).T)
             s = s + by_kind[i, (segments[i] != segments[j]).astype(int)]
-        found.append(s)
-    return np.stack(found)
+        head_scores.append(s)
+    return np.stack(head_scores)
 
 
-def _unit_shares(p, x, routing):
-    """Shares of a mixture's hidden units, as `layers.unit_shares` has them."""
-    logits = affine(x, p.w_router)
-    chosen = np.array([_largest(row, routing.per_token) for row in logits])
-    shares = softmax(logits, chosen if routing.kind == "chosen" else np.ones_like(chosen))
-    units = (p.w_in.shape[-1] - routing.d_shared) // routing.num_experts
-    shares = np.repeat(np.where(chosen, shares, arb(0)), units, axis=1)
-    if not routing.d_shared:
-        return shares
-    gate = sigmoid(affine(x, p.w_shared))
-    return np.concatenate([shares, np.repeat(gate, routing.d_shared, axis=1)], axis=1)
-
-
-def _largest(row, count):
-    """Bool [m], the `count` largest of a row."""
-    order = sorted(range(len(row)), key=lambda j: row[j].mid(), reverse=True)
-    inside, outside = order[:count], order[count:]
-    if not all(row[a] > row[b] for a in inside for b in outside):
-        raise Undecided
-    return np.isin(np.arange(len(row)), inside)
-
-
-def balls(a: Any) -> Any:
-    """Floats as balls without radius."""
+def to_balls(a: Any) -> Any:
+    """Convert floats to balls without radius."""
     return np.frompyfunc(lambda v: arb(float(v)), 1, 1)(np.asarray(a, np.float64))
 
 
-def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The matrix product a b."""
+def multiply_balls(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Multiply two matrices of balls."""
     return np.array((arb_mat(a.tolist()) * arb_mat(b.tolist())).tolist(), object)
 
 
-def affine(x: np.ndarray, w: Any, b: Any = None) -> np.ndarray:
-    """x W + b for floats W [d, e] and b [e] or None."""
-    out = product(x, balls(w))
-    return out if b is None else out + balls(b)
+def affine_map(x: np.ndarray, w: Any, b: Any = None) -> np.ndarray:
+    """Compute x W + b for floats W [d, e] and b [e] or None."""
+    out = multiply_balls(x, to_balls(w))
+    return out if b is None else out + to_balls(b)
 
 
-def unit(x: np.ndarray, eps: float) -> np.ndarray:
-    """x/σ, σ² = mean x² + eps."""
+def divide_by_rms(x: np.ndarray, eps: float) -> np.ndarray:
+    """Divide each token by σ, σ² = mean x² + eps."""
     square = (x * x).sum(axis=1, keepdims=True) / x.shape[1] + arb(eps)
     return x / np.frompyfunc(arb.sqrt, 1, 1)(square)
 
 
 def softmax(scores: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """Weights of the allowed keys, 0 of the others; all alike where none is allowed."""
+    """Compute weights of the allowed keys, 0 of the others; all alike where none is allowed.
+
+    Args:
+        scores: Balls [n, m].
+        allowed: Bool [n, m].
+    """
     weights = np.full(scores.shape, arb(0), object)
-    for row, own, seen in zip(weights, scores, allowed, strict=True):
-        if seen.any():
-            row[seen] = EXP(own[seen] - max(v.mid() for v in own[seen]))
+    for row, row_scores, is_allowed in zip(weights, scores, allowed, strict=True):
+        if is_allowed.any():
+            row[is_allowed] = EXP(
+                row_scores[is_allowed] - max(v.mid() for v in row_scores[is_allowed])
+            )
         else:
             row[:] = arb(1)
         row /= row.sum()
@@ -312,7 +293,7 @@ def softmax(scores: np.ndarray, allowed: np.ndarray) -> np.ndarray:
 
 
 def sigmoid(z: np.ndarray) -> np.ndarray:
-    """1/(1 + e^−z)."""
+    """Compute 1/(1 + e^−z)."""
     return 1 / (1 + EXP(-z))
 
 

@@ -51,7 +51,7 @@ class ExpectedTrace(struct.Struct):
 
     @property
     def log_one_minus_cosine(self) -> Float[Array, "*b l"]:
-        """ln(1 − ρ_l), ρ the mean cosine of two different tokens; float32 holds it down to −87."""
+        """Returns ln(1 − ρ_l), ρ the mean cosine of two different tokens; float32 has it to −87."""
         v, u = self.hidden.variance, self.hidden.distance
         s = jnp.sqrt(v)
         pair = s[..., :, None] * s[..., None, :]
@@ -62,7 +62,7 @@ class ExpectedTrace(struct.Struct):
 
     @property
     def residual_ratio(self) -> Float[Array, "*b l"]:
-        """‖res(X^l)‖_F/‖X^l‖_F by layer: Σ_i |x_i − x̄|² = Σ_ij |x_i − x_j|²/2n.
+        """Returns ‖res(X^l)‖_F/‖X^l‖_F by layer: Σ_i |x_i − x̄|² = Σ_ij |x_i − x_j|²/2n.
 
         The kernel does not determine ‖.‖_{1,∞}, which takes the largest rows and columns.
         """
@@ -71,13 +71,13 @@ class ExpectedTrace(struct.Struct):
 
     @property
     def output_change(self) -> Float[Array, "*b l"]:
-        """E|δx̂_l|²/d of the normalised tokens, where the updates were given sizes."""
+        """Returns E|δx̂_l|²/d of the normalised tokens, where the updates were given sizes."""
         changed = jnp.diagonal(self.hidden.change, axis1=-2, axis2=-1)
         return jnp.mean(changed / self.hidden.variance, axis=-1)
 
 
 def update_sizes(config: TransformerConfig, size: Any = 1.0) -> dict[str, dict[str, Any]]:
-    """The same squared relative size for the update of every matrix: {part: {matrix: [L]}}.
+    """Returns the same squared relative size for the update of every matrix: {part: {matrix: [L]}}.
 
     Args:
         size: ‖W* − W‖_F/‖W‖_F of each matrix of each layer.
@@ -100,7 +100,7 @@ def expected_pass(
     attention: Any = None,
     **inputs: Any,
 ) -> ExpectedTrace:
-    """The tokens of a network in expectation over its weights, sublayer by sublayer.
+    """Compute the tokens of a network in expectation over its weights, sublayer by sublayer.
 
     With K = E⟨x_i, x_j⟩/d of the stream and K_f of a branch, a sublayer is
         K' = N(λ² K + γ² K_f(K))     (post-norm; pre-norm λ² K + γ² K_f(N(K))),
@@ -143,8 +143,8 @@ def expected_pass(
     covered = COVERS if attention is None else COVERS_MEASURED
     params, prepared = prepare_inputs(params, x, config, covers=covered, **inputs)
     sizes = update_sizes(config, 0.0) if sizes is None else sizes
-    found = _expected(params, prepared, config, sizes, attention)
-    variance = found.hidden.variance
+    trace = _walk_kernels(params, prepared, config, sizes, attention)
+    variance = trace.hidden.variance
     if not isinstance(variance, jax.core.Tracer):
         lost = np.isnan(variance).any(axis=1)
         if lost.any() and not lost[0]:
@@ -153,7 +153,7 @@ def expected_pass(
                 f"{token_kernel.LARGEST_VARIANCE:g} or differ between a row's keys by more than "
                 f"{token_kernel.MOST_UNEVEN:g}: normalise tokens, or give measured `attention`"
             )
-    return found
+    return trace
 
 
 class Expected(Algebra):
@@ -162,14 +162,14 @@ class Expected(Algebra):
     Where none are measured, `own` [h, n, n] and `cross` [h, n, m] are the weights of equal tokens.
     """
 
-    def __init__(self, own: Any, cross: Any = None, memory: Any = None):
-        self.own, self.cross_weights, self.memory = own, cross, memory
+    def __init__(self, self_weights: Any, cross: Any = None, memory: Any = None):
+        self.own, self.cross_weights, self.memory = self_weights, cross, memory
 
     def apply_norm(self, layer, spec, state):
-        return token_kernel.norm(spec, state)
+        return token_kernel.normalise_kernel(spec, state)
 
     def add_branch(self, layer, spec, state, part):
-        return token_kernel.add(spec, state, part)
+        return token_kernel.add_kernels(spec, state, part)
 
     def apply_attention(self, layer, branch_input):
         measured = layer.extra[1]
@@ -183,10 +183,12 @@ class Expected(Algebra):
 
     def apply_mlp(self, layer, branch_input):
         sizes = layer.extra[0]["mlp"]
-        return token_kernel.mlp(layer.params.mlp, branch_input, layer.config.mlp, sizes), None
+        return token_kernel.mlp_kernel(
+            layer.params.mlp, branch_input, layer.config.mlp, sizes
+        ), None
 
     def _attend(self, layer, kind, branch_input, keys, weights, measured):
-        out = token_kernel.attention(
+        out = token_kernel.attention_kernel(
             getattr(layer.params, kind),
             branch_input,
             keys,
@@ -200,17 +202,17 @@ class Expected(Algebra):
 
 
 @jax.jit
-def _expected(params, prepared, config, sizes, attention) -> ExpectedTrace:
+def _walk_kernels(params, prepared, config, sizes, attention) -> ExpectedTrace:
     n, dtype, cross, memory = prepared.x.shape[0], prepared.x.dtype, None, None
     if config.cross_attention:
-        memory = token_kernel.kernel_of(prepared.memory)
+        memory = token_kernel.measure_kernel(prepared.memory)
         cross = attn.equal_weights(prepared.memory_context, n, prepared.memory.shape[0], dtype)
     algebra = Expected(attn.equal_weights(prepared.context, n, n, dtype), cross, memory)
-    start = token_kernel.kernel_of(prepared.x)
+    start = token_kernel.measure_kernel(prepared.x)
 
     def step(layer, state):
         state, passages = walk_layer(algebra, layer, state)
-        return state, (state, jnp.stack([_share(p) for p in passages.values()]))
+        return state, (state, jnp.stack([_branch_share(p) for p in passages.values()]))
 
     last, (hidden, shares) = walk_layers(
         step, start, params, prepared, config, extra=(sizes, attention)
@@ -220,10 +222,10 @@ def _expected(params, prepared, config, sizes, attention) -> ExpectedTrace:
     return ExpectedTrace(hidden, output, shares.reshape(-1))
 
 
-def _share(passage):
+def _branch_share(passage):
     spec, part = passage.spec, passage.branch_output
     if spec.norms_branch:
-        part = token_kernel.norm(spec.at_branch, part)
+        part = token_kernel.normalise_kernel(spec.at_branch, part)
     branch = jnp.mean(jnp.square(spec.branch_gain)) * jnp.mean(part.variance)
     if not spec.skip:
         return jnp.ones_like(branch)
@@ -240,7 +242,7 @@ def collapse_law(
     norm_placement: Literal["post", "pre"] = "post",
     score_variance: Any = 0.0,
 ) -> tuple[Float[Array, "s+1"], Float[Array, "s"]]:
-    """ln(1 − ρ) after 0 .. N attention sublayers, and each branch's share β_ii² of its sum.
+    """Compute ln(1 − ρ) after 0 .. N attention sublayers, and each branch's share β_ii² of its sum.
 
     Every token gets a branch of variance σ² m, m = ρ + (1 − ρ) o_1, whose differences are those of
     the attention weights, while the skip keeps ω² of the tokens' differences:
@@ -274,25 +276,25 @@ def collapse_law(
     gains = jnp.stack([jnp.asarray(g, jnp.float32) for g in (skip_gain, branch_gain)], axis=1)
     start = jnp.log1p(-jnp.asarray(cosine, jnp.float32))
     count, score_variance = (jnp.asarray(a, jnp.float32) for a in (num_tokens, score_variance))
-    rest, shares = _collapse(start, gains, count, score_variance, norm_placement)
-    return jnp.concatenate([start[None], rest]), shares
+    log_apart, shares = _iterate_collapse(start, gains, count, score_variance, norm_placement)
+    return jnp.concatenate([start[None], log_apart]), shares
 
 
 @functools.partial(jax.jit, static_argnames="norm_placement")
-def _collapse(start, gains, count, score_variance, norm_placement):
-    """ln(1 − ρ) and β_ii² after every sublayer, of `count` tokens."""
-    others = 1 - 1 / count
+def _iterate_collapse(start, gains, count, score_variance, norm_placement):
+    """Compute ln(1 − ρ) and β_ii² after every sublayer, of `count` tokens."""
+    other_share = 1 - 1 / count
 
     def step(carry, gains):
         log_apart, stream = carry
         skip, branch = jnp.square(gains[0]), jnp.square(gains[1])
         apart = jnp.exp(log_apart)
         variance = score_variance * apart
-        more, gap = (
-            ratio * variance * others / count
+        overlap, gap = (
+            ratio * variance * other_share / count
             for ratio in overlap_ratios(count, variance, 1 - apart)
         )
-        m = 1 - apart * (others - more)
+        m = 1 - apart * (other_share - overlap)
         total = skip * stream + branch * m
         share = branch * m / total
         # log1p(−share) for a share near 1 as exact as the skip's

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from rank_collapse import struct
 from rank_collapse.network import attention as attn
 from rank_collapse.network.positions import relative_scores, rotate
-from rank_collapse.theory.log_operations import LogParts, normalised
+from rank_collapse.theory.log_operations import LogParts, normalise_around
 
 
 class Scores(struct.Struct):
@@ -52,44 +52,54 @@ class HeadParts(struct.Struct):
     top: Any  # [kinds, h]
 
     def scales(self, log_scale: Any) -> Any:
-        """Natural logarithm of each part's scale [kinds, h]."""
+        """Compute the natural logarithm of each part's scale, [kinds, h]."""
         return jnp.stack([p * log_scale + t for p, t in zip(self.powers, self.top, strict=True)])
 
     def scales_over_cube(self, log_scale: Any) -> Any:
-        """`scales` less 3 s, without forming either of the large numbers."""
+        """Compute `scales` less 3 s without forming either of the large numbers."""
         pairs = zip(self.powers, self.top, strict=True)
         return jnp.stack([t if p == 3 else (p - 3) * log_scale + t for p, t in pairs])
 
 
-def attention(params, state, config, context, gains, keep) -> tuple[LogParts, HeadParts]:
-    """SA(X), before the branch gain, whole and by head.
+def attention_parts(params, state, config, context, gains, keep) -> tuple[LogParts, HeadParts]:
+    """Compute SA(X) of a state, before the branch gain, in full and by head.
 
     Of `Mixing` M = α I + β P + γ C in the place of P, whose rows all sum to α + β + γ: Q and E are
-    multiplied by β, and what I and C are beside one of their rows are further parts.
+    multiplied by β. The differences of I and C to one of their rows are further parts.
+
+    Args:
+        params: `AttentionParams` of the layer.
+        state: `LogState` that the attention reads.
+        config, context, gains: Of the layer, as `walk.Layer` has them.
+        keep: Bool [n], the tokens that exist.
     """
     temperature = gains.temperature
     eps = jnp.exp(state.log_scale)
     mask = three_axes(context.mask)
-    scores = scores_of(params, state, eps, config, context, temperature, keep)
-    weights = split(scores, mask, eps, keep)
+    scores = compute_scores(params, state, eps, config, context, temperature, keep)
+    weights = split_weights(scores, mask, eps, keep)
     apart = []
     if gains.mixing is not None:
-        weights, apart = mixed(weights, gains.mixing, mask, keep)
-    mean, values = values_of(params, state, eps, weights)
+        weights, apart = mix_weights(weights, gains.mixing, mask, keep)
+    mean, values = compute_values(params, state, eps, weights)
     parts = [(weights.e, 3, weights.top)]
     if weights.q.shape[1] > 1:
         first = jnp.argmax(keep)
         parts.append((weights.q - weights.q[:, first][:, None, :], 1, weights.top))
     parts += [(part, 1, jnp.zeros_like(weights.top)) for part in apart]
-    carried = jnp.stack([_carry(params, values, part) for part, *_ in parts])
+    carried = jnp.stack([_carry_values(params, values, part) for part, *_ in parts])
     heads = HeadParts(carried, tuple(p for _, p, _ in parts), jnp.stack([t for *_, t in parts]))
-    noise = lost_digits(params, values, scores, weights, parts[1:], state.log_scale, keep)
+    noise = rounding_noise(params, values, scores, weights, parts[1:], state.log_scale, keep)
     flat = heads.parts.reshape((-1, *heads.parts.shape[2:]))
     return LogParts(mean, flat, heads.scales(state.log_scale).reshape(-1), noise), heads
 
 
-def scores_of(params, state, eps, config, context, temperature, keep) -> Scores:
-    """The scores of every head, with the bias, without the mask."""
+def compute_scores(params, state, eps, config, context, temperature, keep) -> Scores:
+    """Compute the scores of every head, with the bias and without the mask.
+
+    Args:
+        eps: ε = e^s of the state; the others as of `attention_parts`.
+    """
     factor = jnp.ones((), eps.dtype) / temperature
     if config.score == "additive":
         base, delta = _additive_scores(params, state, eps)
@@ -113,10 +123,15 @@ def scores_of(params, state, eps, config, context, temperature, keep) -> Scores:
     return Scores(base, delta, change, noise)
 
 
-def split(scores: Scores, mask, eps, keep) -> Weights:
-    """P = softmax(base + ε² delta) as Q + ε² E, E_ij = q_j (M_ij − m_i)/(1 + ε² m_i).
+def split_weights(scores: Scores, mask, eps, keep) -> Weights:
+    """Split P = softmax(base + ε² δ) into Q + ε² E, E_ij = q_j (M_ij − m_i)/(1 + ε² m_i).
 
     M = expm1(ε² δ)/ε², m_i = Σ_j q_j M_ij; where ε² δ is large P is formed and Q subtracted.
+
+    Args:
+        scores: Of `compute_scores`.
+        mask: Bool [#h, #n, m] or None.
+        eps, keep: As of `compute_scores`.
     """
     base, delta, change = scores.base, scores.delta, scores.change
     log_q = _log_softmax(base, mask)  # [h, 1 or n, m]
@@ -150,11 +165,16 @@ def split(scores: Scores, mask, eps, keep) -> Weights:
     return Weights(reference, heaviest, top, scaled_q, scaled_p, e, large)
 
 
-def mixed(weights: Weights, mixing, mask, keep):
-    """(the weights times β, [α I and γ C less their first rows]), with the reference row of M.
+def mix_weights(weights: Weights, mixing, mask, keep):
+    """Apply `Mixing` to weights; returns the weights times β, and [α I and γ C less a row each].
 
-    Rows of what is left sum to 0, as those of P − Q. The parts stay apart: a small α would be lost
-    beside γ.
+    The returned parts' rows sum to 0, as those of P − Q. The parts stay apart: a small α would be
+    lost in a sum with γ.
+
+    Args:
+        weights: Of `split_weights`.
+        mixing: α, β and γ, [h] each.
+        mask, keep: As of `split_weights`.
     """
     n, first = weights.e.shape[1], jnp.argmax(keep)
     dtype, factor = weights.e.dtype, mixing.weights[:, None]
@@ -176,44 +196,55 @@ def mixed(weights: Weights, mixing, mask, keep):
     return mixed_weights, apart
 
 
-def values_of(params, state, eps, weights: Weights):
-    """The mean token of SA(X) [d], and R̂ W_V less the heaviest key's row [h, m, v]."""
+def compute_values(params, state, eps, weights: Weights):
+    """Compute the mean token of SA(X) [d], and R̂ W_V less the heaviest key's row [h, m, v].
+
+    Args:
+        params, state, eps: As of `compute_scores`.
+        weights: Of `split_weights`.
+    """
     total = weights.row_sum
-    common = eps * jnp.einsum("hm,md->hd", weights.reference, state.rest)
+    common = eps * jnp.einsum("hm,md->hd", weights.reference, state.residual)
     common = total * state.mean[None, :] + common
     values = jnp.einsum("hd,hdv->hv", common, params.w_v) + total * params.b_v
     mean = jnp.einsum("hv,hvd->d", values, params.w_o) + params.b_o
-    values = jnp.einsum("md,hdv->hmv", state.rest, params.w_v)
+    values = jnp.einsum("md,hdv->hmv", state.residual, params.w_v)
     return mean, values - jnp.take_along_axis(values, weights.heaviest[:, None, None], axis=1)
 
 
-def lost_digits(params, values, scores: Scores, weights: Weights, others, log_scale, keep):
-    """Logarithm of what rounding may contribute: entries of values times the weights they meet.
+def rounding_noise(params, values, scores: Scores, weights: Weights, other_parts, log_scale, keep):
+    """Compute the logarithm of what rounding may add: entries of values times their weights.
 
-    `others` are (weights, power, top) of the parts beside E, where rows differ by themselves.
+    Args:
+        values: R̂ W_V [h, m, v], of `compute_values`.
+        other_parts: (weights, power, top) of the parts besides E, where rows differ by themselves.
+        log_scale: s of the state; the others as of `split_weights`.
     """
     size = jnp.max(jnp.abs(values), axis=(1, 2)) * jnp.max(jnp.abs(params.w_o), axis=(1, 2))
     size = size * jnp.finfo(values.dtype).eps
 
-    def rounding(met):
-        met = jnp.where(keep[None, :, None], met, 0)
-        heaviest_row = jnp.max(jnp.sum(jnp.abs(met), axis=-1), axis=-1)
+    def rounding(attention_rows):
+        attention_rows = jnp.where(keep[None, :, None], attention_rows, 0)
+        heaviest_row = jnp.max(jnp.sum(jnp.abs(attention_rows), axis=-1), axis=-1)
         return jnp.log(size) + jnp.log(heaviest_row)
 
     # e itself holds rounding of the scores' differences, even where these came out as 0
     uncertain = jnp.abs(weights.q) + jnp.where(weights.large, jnp.abs(weights.p), 0)
     unsure = jnp.abs(weights.e) + scores.noise[:, None, None] * uncertain
     noise = [rounding(unsure) + 3 * log_scale + weights.top]
-    noise += [rounding(met) + power * log_scale + top for met, power, top in others]
+    noise += [
+        rounding(attention_rows) + power * log_scale + top
+        for attention_rows, power, top in other_parts
+    ]
     return jnp.max(jnp.stack(noise))
 
 
 def three_axes(mask):
-    """A mask [m], [n, m] or [h, n, m] with three axes; None stays None."""
+    """Returns a mask [m], [n, m] or [h, n, m] with three axes; None stays None."""
     return None if mask is None else mask.reshape((1,) * (3 - mask.ndim) + mask.shape)
 
 
-def _carry(params, values, weights):
+def _carry_values(params, values, weights):
     mixed = jnp.einsum("hnm,hmv->hnv", weights, values)
     return jnp.einsum("hnv,hvd->hnd", mixed, params.w_o)
 
@@ -224,34 +255,42 @@ def _log_softmax(scores, mask):
     return jax.nn.log_softmax(scores, axis=-1)
 
 
-def _normalised_heads(gain, mean, rest, eps, norm_eps):
-    """Mean [h, k] and rest [h, n, k] of `attention.head_norm` of mean + ε rest."""
-    heads, _, width = rest.shape
+def _normalised_heads(gain, mean, residual, eps, norm_eps):
+    """Normalise mean + ε residual as `attention.head_norm`: mean [h, k] and residual [h, n, k]."""
+    heads, _, width = residual.shape
     if gain.ndim == 2:  # over all heads together
-        mean, rest = mean.reshape(1, -1), rest.swapaxes(0, 1).reshape(1, rest.shape[1], -1)
-    out, more = jax.vmap(lambda u, r: normalised(u, r, eps, norm_eps))(mean, rest)
+        mean, residual = (
+            mean.reshape(1, -1),
+            residual.swapaxes(0, 1).reshape(1, residual.shape[1], -1),
+        )
+    out, normalised_residual = jax.vmap(lambda u, r: normalise_around(u, r, eps, norm_eps))(
+        mean, residual
+    )
     if gain.ndim == 2:
-        out, more = out.reshape(heads, width), more.reshape(-1, heads, width).swapaxes(0, 1)
-    return out * gain.reshape(-1, width), more * gain.reshape(-1, 1, width)
+        out, normalised_residual = (
+            out.reshape(heads, width),
+            normalised_residual.reshape(-1, heads, width).swapaxes(0, 1),
+        )
+    return out * gain.reshape(-1, width), normalised_residual * gain.reshape(-1, 1, width)
 
 
 def _dot_scores(params, state, eps, context, factor, norm_eps):
-    """Scores as base + ε² delta without what is constant along a row; and ε² delta itself.
+    """Compute scores as base + ε² delta without what is constant along a row; and ε² delta itself.
 
     base is [h, 1, m] where all rows share it, else [h, n, m]; delta is [h, n, m]. Every factor is
     applied before the products: a compiler that fuses a later one into the softmax, once with the
     rounding of a multiply-add and once without, makes scores of 1e12 differ from their maximum.
     """
-    n = state.rest.shape[0]
-    query = factor * jnp.einsum("nd,hdk->hnk", state.rest, params.w_q)
-    key = jnp.einsum("nd,hdk->hnk", state.rest, params.w_k)
+    n = state.residual.shape[0]
+    query = factor * jnp.einsum("nd,hdk->hnk", state.residual, params.w_q)
+    key = jnp.einsum("nd,hdk->hnk", state.residual, params.w_k)
     mean_part = factor * jnp.einsum("d,hdk->hk", state.mean, params.w_q)[:, None, :]
     mean_query = mean_part + factor * params.b_q[:, None, :]
     mean_key = jnp.einsum("d,hdk->hk", state.mean, params.w_k) + params.b_k
     meets_positions = mean_part + eps * query
     if params.q_norm is not None:
-        whole = (mean_query[:, 0] / factor, query / factor)
-        center, query = _normalised_heads(params.q_norm, *whole, eps, norm_eps)
+        head_inputs = (mean_query[:, 0] / factor, query / factor)
+        center, query = _normalised_heads(params.q_norm, *head_inputs, eps, norm_eps)
         mean_query, query = factor * center[:, None, :], factor * query
         mean_key, key = _normalised_heads(params.k_norm, mean_key, key, eps, norm_eps)
     relative = None
@@ -275,15 +314,15 @@ def _dot_scores(params, state, eps, context, factor, norm_eps):
 
 
 def _additive_scores(params, state, eps):
-    """(base, delta) for v·tanh(z + ε(a_i + c_j)).
+    """Compute (base, delta) for v·tanh(z + ε(a_i + c_j)).
 
     Second differences of tanh have a closed form: tanh(z+a+c) − tanh(z+a) − tanh(z+c) + tanh(z) =
     −sinh(a) sinh(c) sinh(2z+a+c) / (cosh(z+a+c) cosh(z+a) cosh(z+c) cosh(z)).
     """
     mean = jnp.einsum("d,hdk->hk", state.mean, params.w_q + params.w_k)
     z = (mean + params.b_q + params.b_k)[:, None, None, :]
-    a = jnp.einsum("nd,hdk->hnk", state.rest, params.w_q)[:, :, None, :]
-    c = jnp.einsum("nd,hdk->hnk", state.rest, params.w_k)[:, None, :, :]
+    a = jnp.einsum("nd,hdk->hnk", state.residual, params.w_q)[:, :, None, :]
+    c = jnp.einsum("nd,hdk->hnk", state.residual, params.w_k)[:, None, :, :]
     base = jnp.einsum("hnmk,hk->hnm", jnp.tanh(z + eps * c), params.v_score)
 
     def over_eps(u):  # sinh(εu)/ε

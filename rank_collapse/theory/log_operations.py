@@ -19,11 +19,11 @@ from rank_collapse.network.residual import apply_gain
 
 
 class LogState(struct.Struct):
-    """Tokens X = 1·meanᵀ + e^log_scale · rest."""
+    """Tokens X = 1·meanᵀ + e^log_scale · residual."""
 
     mean: struct.Leaf  # Mean token [d]
-    # Mantissa of the residual [n, d]; columns sum to 0, max |rest| = 1; 0 in masked rows
-    rest: struct.Leaf
+    # Mantissa of the residual [n, d]; columns sum to 0, max |residual| = 1; 0 in masked rows
+    residual: struct.Leaf
     log_scale: struct.Leaf  # Natural logarithm s of its size; −inf where the residual is 0
 
 
@@ -38,25 +38,32 @@ class LogParts(struct.Struct):
 
 
 def log10_norm(state):
-    """log10 ‖e^s R̂‖_{1,∞}."""
-    return (state.log_scale + jnp.log(composite_norm(state.rest))) / math.log(10)
+    """Compute log10 ‖e^s R̂‖_{1,∞}."""
+    return (state.log_scale + jnp.log(composite_norm(state.residual))) / math.log(10)
 
 
 def log10_diameter(state):
-    """log10 of the largest ℓ2 distance of two tokens, e^s max_{ik} |r̂_i − r̂_k|.
+    """Compute log10 of the largest ℓ2 distance of two tokens, e^s max_{ik} |r̂_i − r̂_k|.
 
     Squared distances are |r̂_i|² + |r̂_k|² − 2 r̂_i·r̂_k: around the mean token the largest distance
     is at least the largest |r̂_i|, so that nothing cancels in it. Masked rows are 0, the mean token,
     which is no farther from a token than the farthest other one.
     """
-    squares = jnp.sum(jnp.square(state.rest), axis=1)
-    gram = state.rest @ state.rest.T
+    squares = jnp.sum(jnp.square(state.residual), axis=1)
+    gram = state.residual @ state.residual.T
     largest = jnp.max(squares[:, None] + squares[None, :] - 2 * gram)
     return (state.log_scale + jnp.log(jnp.maximum(largest, 0)) / 2) / math.log(10)
 
 
-def renormalise(mean, parts, scales, keep) -> LogState:
-    """Tokens 1·meanᵀ + Σ_p e^{s_p} R_p in the form of `LogState`; parts [p, n, d], scales [p]."""
+def renormalise_parts(mean, parts, scales, keep) -> LogState:
+    """Normalise tokens 1·meanᵀ + Σ_p e^{s_p} R_p to the form of `LogState`.
+
+    Args:
+        mean: [d].
+        parts: R_p [p, n, d].
+        scales: s_p [p].
+        keep: Bool [n], the tokens that exist.
+    """
     exists = keep[None, :, None]
     parts = jnp.where(exists, parts, 0)
     centers = jnp.sum(parts, axis=1) / jnp.sum(keep)
@@ -68,56 +75,81 @@ def renormalise(mean, parts, scales, keep) -> LogState:
     top = jnp.max(scales)
     weights = jnp.exp(scales - jnp.where(top == -jnp.inf, 0, top))
     weights = weights / jnp.where(sizes == 0, 1, sizes)
-    rest = jnp.einsum("p,pnd->nd", weights, parts)
+    residual = jnp.einsum("p,pnd->nd", weights, parts)
     # rounding has left a mean of the order of the dtype's epsilon
-    rest = jnp.where(exists[0], rest - (jnp.sum(rest, axis=0) / jnp.sum(keep))[None, :], 0)
-    size = jnp.max(jnp.abs(rest))
+    residual = jnp.where(
+        exists[0], residual - (jnp.sum(residual, axis=0) / jnp.sum(keep))[None, :], 0
+    )
+    size = jnp.max(jnp.abs(residual))
     safe = jnp.where(size == 0, 1, size)
-    return LogState(mean, rest / safe, jnp.where(size == 0, -jnp.inf, top + jnp.log(safe)))
+    return LogState(mean, residual / safe, jnp.where(size == 0, -jnp.inf, top + jnp.log(safe)))
 
 
 def around_mean(x, keep) -> LogState:
-    """Tokens [n, d] around their mean; those that do not exist are 0."""
+    """Split tokens [n, d] into their mean and a residual; those that do not exist are 0."""
     x = jnp.where(keep[:, None], x, 0)
     center = jnp.sum(x, axis=0) / jnp.sum(keep)
-    return renormalise(center, (x - center[None, :])[None], jnp.zeros(1, x.dtype), keep)
+    return renormalise_parts(center, (x - center[None, :])[None], jnp.zeros(1, x.dtype), keep)
 
 
-def add(spec, state, part, keep) -> LogState:
-    """γ part + λ state·[skip] of a `ResidualSpec`; NaN where a tenth of it is noise."""
+def add_branch(spec, state, part, keep) -> LogState:
+    """Compute γ part + λ state·[skip] of a `ResidualSpec`; NaN where a tenth of it is noise.
+
+    Args:
+        spec: Of the sublayer.
+        state: The stream before it.
+        part: What its branch adds, `LogParts`.
+        keep: Bool [n], the tokens that exist.
+    """
     mean, parts = apply_gain(spec.branch_gain, part.mean), apply_gain(spec.branch_gain, part.parts)
     scales = part.scales
     if spec.skip:
         mean = mean + apply_gain(spec.skip_gain, state.mean)
-        parts = jnp.concatenate([parts, apply_gain(spec.skip_gain, state.rest)[None]])
+        parts = jnp.concatenate([parts, apply_gain(spec.skip_gain, state.residual)[None]])
         scales = jnp.append(scales, state.log_scale)
     noise = part.noise + jnp.log(jnp.max(jnp.abs(spec.branch_gain)))
-    return _unless_lost(renormalise(mean, parts, scales, keep), noise)
+    return _unless_lost(renormalise_parts(mean, parts, scales, keep), noise)
 
 
 def _unless_lost(state, noise):
-    """The state, NaN where a tenth of it is noise, whose logarithm is given."""
+    """Returns the state, NaN where a tenth of it is noise, whose logarithm is given."""
     lost = (noise > -jnp.inf) & (noise > state.log_scale - jnp.log(10.0))
     return state.replace(log_scale=jnp.where(lost, jnp.nan, state.log_scale))
 
 
-def norm(spec, state, keep):
-    """The spec's norm: x_i − N(x̄) from the change of σ, not from a difference of outputs."""
-    u, r = state.mean, state.rest
+def apply_norm(spec, state, keep):
+    """Apply the spec's norm N: the mean token becomes N(x̄), the residual N(x_i) − N(x̄).
+
+    The residual comes from the change of σ, not from a difference of outputs.
+
+    Args:
+        spec: Of the norm.
+        state: What it reads.
+        keep: Bool [n], the tokens that exist.
+    """
+    u, r = state.mean, state.residual
     if spec.norm_kind == "layer":
         u, r = u - jnp.mean(u), r - jnp.mean(r, axis=1, keepdims=True)
-    mean, rest = normalised(u, r, jnp.exp(state.log_scale), spec.eps)
+    mean, residual = normalise_around(u, r, jnp.exp(state.log_scale), spec.eps)
     if spec.norm is not None:
-        mean, rest = mean * spec.norm.gain, rest * spec.norm.gain[None, :]
+        mean, residual = mean * spec.norm.gain, residual * spec.norm.gain[None, :]
         if spec.norm.bias is not None:
             mean = mean + spec.norm.bias
-    return renormalise(mean, rest[None], state.log_scale[None], keep)
+    return renormalise_parts(mean, residual[None], state.log_scale[None], keep)
 
 
-def normalised(u, r, eps, norm_eps):
-    """v/σ(v) of v = u, and of v = u + ε r_i what it has more, over ε; σ² = mean v² + norm_eps.
+def normalise_around(u, r, eps, norm_eps):
+    """Divide v = u and v = u + ε r_i by their σ; returns the first, and the difference over ε.
+
+    σ² = mean v² + norm_eps, and
 
     (v_i/σ_i − u/σ_0)/ε = r_i/σ_i − u (σ_i² − σ_0²)/(ε σ_i σ_0 (σ_i + σ_0)).
+
+    Args:
+        u: Mean token [d].
+        r: Residuals r_i [n, d].
+        eps: ε.
+        norm_eps: Of the norm.
     """
     twice = (2 * r @ u + eps * jnp.sum(jnp.square(r), axis=1)) / u.shape[0]  # (σ_i² − σ_0²)/ε
     sigma_0 = jnp.sqrt(jnp.mean(jnp.square(u)) + norm_eps)
@@ -128,20 +160,26 @@ def normalised(u, r, eps, norm_eps):
     return u / sigma_0, r / sigma[:, None] - change[:, None] * u[None, :]
 
 
-def norm_of_branch(spec, part, keep) -> LogParts:
-    """The norm of what a branch adds; NaN where a tenth of it is noise."""
-    state = _unless_lost(renormalise(part.mean, part.parts, part.scales, keep), part.noise)
-    state = norm(spec, state, keep)
-    return LogParts(state.mean, state.rest[None], state.log_scale[None])
+def normalise_branch(spec, part, keep) -> LogParts:
+    """Apply the norm to what a branch adds; NaN where a tenth of it is noise."""
+    state = _unless_lost(renormalise_parts(part.mean, part.parts, part.scales, keep), part.noise)
+    state = apply_norm(spec, state, keep)
+    return LogParts(state.mean, state.residual[None], state.log_scale[None])
 
 
-def mlp(params, state, kind) -> LogParts:
-    """An MLP; its residual from divided differences of φ."""
+def mlp_parts(params, state, kind) -> LogParts:
+    """Compute an MLP; its residual from divided differences of φ.
+
+    Args:
+        params: Of the MLP.
+        state: What it reads.
+        kind: `TransformerConfig.mlp`.
+    """
     eps = jnp.exp(state.log_scale)
-    z, u = state.mean @ params.w_in + params.b_in, state.rest @ params.w_in
+    z, u = state.mean @ params.w_in + params.b_in, state.residual @ params.w_in
     if kind in layers.GATED:
         gate = state.mean @ params.w_gate + params.b_gate
-        change = state.rest @ params.w_gate
+        change = state.residual @ params.w_gate
         phi = layers.get_activation(kind).fn
         factor = phi(gate[None, :] + eps * change)
         difference = factor * u + z[None, :] * _divided_difference(kind, gate, change, eps)
@@ -157,15 +195,18 @@ def mlp(params, state, kind) -> LogParts:
     return LogParts(mean, (difference @ params.w_out)[None], state.log_scale[None], noise)
 
 
-def _nodes(dtype):
-    """Gauss-Legendre (nodes, weights) on [0, 1]; over a step of 1 from |z| ≤ 10 the mean of gelu's
-    φ' is then known to 1e-12 of itself in float64, to 1e-8 in others."""
+def _quadrature_nodes(dtype):
+    """Returns Gauss-Legendre (nodes, weights) on [0, 1].
+
+    Over a step of 1 from |z| ≤ 10 the mean of gelu's φ' is then known to 1e-12 of itself in
+    float64, to 1e-8 in others.
+    """
     nodes, weights = np.polynomial.legendre.leggauss(10 if dtype == jnp.float64 else 8)
     return jnp.asarray((nodes + 1) / 2, dtype), jnp.asarray(weights / 2, dtype)
 
 
 def _divided_difference(kind, z, u, eps):
-    """(φ(z + εu) − φ(z))/ε, right where ε is 0, and to its own digits where φ saturates.
+    """Compute (φ(z + εu) − φ(z))/ε, right where ε is 0, and to its own digits where φ saturates.
 
     tanh: sinh(εu)/(ε cosh(z + εu) cosh z). Others are φ(z) = z g(z): over long steps
     u g(z + εu) + z (g(z + εu) − g(z))/ε, over short ones u times a mean of φ'.
@@ -202,13 +243,13 @@ def _divided_difference(kind, z, u, eps):
         return slope + weight * jax.jvp(phi, (at,), (jnp.ones_like(at),))[1], None
 
     # A loop: copies of φ' take a sixth of the time in which the networks' programs compile.
-    slope, _ = jax.lax.scan(add, jnp.zeros_like(u), _nodes(u.dtype))
+    slope, _ = jax.lax.scan(add, jnp.zeros_like(u), _quadrature_nodes(u.dtype))
     of_gate = z * (gate(z + step) - gate(z)) / jnp.where(eps == 0, 1, eps)
     return jnp.where(large, u * gate(z + step) + of_gate, u * slope)
 
 
 def _tanh_difference(z, u, step):
-    """u sinh(s)/(s cosh(z + s) cosh z) for s = step: e^{|s| − log cosh ...} does not overflow."""
+    """Compute u sinh(s)/(s cosh(z + s) cosh z) for s = step, without overflow."""
 
     def log_cosh(x):
         return jnp.abs(x) + jnp.log1p(jnp.exp(-2 * jnp.abs(x))) - math.log(2.0)

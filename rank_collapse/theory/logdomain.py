@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.measures.arrays import as_array, namespace
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs, at_least_float32, prepare_inputs
@@ -21,8 +22,8 @@ from rank_collapse.network.passes import LayerPass, WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import Algebra, Layer, walk_layer
 from rank_collapse.theory import log_operations as ops
-from rank_collapse.theory.log_attention import attention
-from rank_collapse.theory.noise import Noise, certain, copies
+from rank_collapse.theory.log_attention import attention_parts
+from rank_collapse.theory.noise import Noise, make_copies, mask_uncertain
 
 # Noisy copies of the pass, which show where rounding has spoilt it. Only the states that branches
 # read are moved, not what branches compute on the way: copies scatter about twice as far as
@@ -52,7 +53,7 @@ class LogTrace(struct.Struct):
 def log_residual_profile(
     params: Any, x: Any, config: TransformerConfig, *, replicas: int = REPLICAS, **inputs: Any
 ) -> Float[Array, "l"]:
-    """log10 ‖res(X^l)‖_{1,∞} for l = 0..L, however small, res taken around the mean token.
+    """Compute log10 ‖res(X^l)‖_{1,∞} for l = 0..L, however small, around the mean token.
 
     With ε = e^s, g = ε R̂W_K(x̄W_Q + b_Q)ᵀ/√k and δ = R̂W_Q(R̂W_K)ᵀ/√k, attention weights are
     softmax(g + ε²δ) = q + ε²E, E_ij = q_j (M_ij − Σ_j q_j M_ij)/(1 + ε² Σ_j q_j M_ij),
@@ -97,8 +98,10 @@ def log_residual_profile(
 def log_trace(
     params: Any, x: Any, config: TransformerConfig, *, replicas: int = REPLICAS, **inputs: Any
 ) -> LogTrace:
-    """The full result of `log_residual_profile`'s pass, with each layer's attention input and
-    branches. It takes the same arguments.
+    """Compute the full result of `log_residual_profile`'s pass, heads and branches included.
+
+    Args:
+        params, x, config, replicas, **inputs: As of `log_residual_profile`.
     """
     params, prepared = prepare_inputs(params, x, config, covers=LogScaled.covers, **inputs)
     params, prepared = at_least_float32(params, prepared)
@@ -106,7 +109,7 @@ def log_trace(
 
 
 def _not_covered(config):
-    """A score that has no base and difference, or none in this form."""
+    """Returns why a score has no base and difference in this form; None where it has."""
     if config.score == "additive" and config.position == "rotary":
         return "score='additive' with position='rotary'"
     if config.score == "additive" and config.qk_norm != "none":
@@ -136,15 +139,15 @@ class LogScaled(Algebra):
         self.keep, self.noise = keep, (lambda a: a) if noise is None else noise
 
     def apply_norm(self, layer, spec, state):
-        of = ops.norm_of_branch if spec.after_branch else ops.norm
-        return of(spec, state, self.keep)
+        apply_norm = ops.normalise_branch if spec.after_branch else ops.apply_norm
+        return apply_norm(spec, state, self.keep)
 
     def add_branch(self, layer, spec, state, part):
-        return ops.add(spec, state, part, self.keep)
+        return ops.add_branch(spec, state, part, self.keep)
 
     def apply_attention(self, layer, branch_input):
         branch_input = jax.tree.map(self.noise, branch_input)
-        part, heads = attention(
+        part, heads = attention_parts(
             layer.params.attention,
             branch_input,
             layer.config,
@@ -152,28 +155,33 @@ class LogScaled(Algebra):
             layer.gains,
             self.keep,
         )
-        return self._edited(layer, "attention_branch", part), (branch_input, heads, part)
+        return self._apply_edit(layer, "attention_branch", part), (branch_input, heads, part)
 
     def apply_mlp(self, layer, branch_input):
-        part = ops.mlp(layer.params.mlp, jax.tree.map(self.noise, branch_input), layer.config.mlp)
-        return self._edited(layer, "mlp_branch", part), None
+        part = ops.mlp_parts(
+            layer.params.mlp, jax.tree.map(self.noise, branch_input), layer.config.mlp
+        )
+        return self._apply_edit(layer, "mlp_branch", part), None
 
     def edit_state(self, layer, name, state):
         if name not in (layer.inputs.edit or ()):
             return state
-        part = ops.LogParts(state.mean, state.rest[None], state.log_scale[None])
-        part = self._edited(layer, name, part)
-        return ops.renormalise(part.mean, part.parts, part.scales, self.keep)
+        part = ops.LogParts(state.mean, state.residual[None], state.log_scale[None])
+        part = self._apply_edit(layer, name, part)
+        return ops.renormalise_parts(part.mean, part.parts, part.scales, self.keep)
 
-    def _edited(self, layer, name, part):
-        """f(1m) + Σ_p e^{s_p} A R_p of an affine f with derivative A, around a token of f(1m)."""
+    def _apply_edit(self, layer, name, part):
+        """Apply an affine edit f with derivative A: f(1m) + Σ_p e^{s_p} A R_p.
+
+        The result is written around a token of f(1m).
+        """
         if name not in (layer.inputs.edit or ()):
             return part
         edit = layer.inputs.edit[name]
         equal = jnp.broadcast_to(part.mean[None], part.parts.shape[1:])
-        found, push = jax.linearize(lambda x: edit(x, layer.index), equal)
-        mean = found[jnp.argmax(self.keep)]
-        parts = jnp.concatenate([(found - mean[None])[None], jax.vmap(push)(part.parts)])
+        edited, push = jax.linearize(lambda x: edit(x, layer.index), equal)
+        mean = edited[jnp.argmax(self.keep)]
+        parts = jnp.concatenate([(edited - mean[None])[None], jax.vmap(push)(part.parts)])
         scales = jnp.concatenate([jnp.zeros_like(part.scales[:1]), part.scales])
         return part.replace(mean=mean, parts=parts, scales=scales)
 
@@ -187,59 +195,72 @@ class LogPass(LayerPass):
     covers: ClassVar = LogScaled.covers
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> ops.LogState:
-        """X^0 in every copy [c, ...]."""
+        """Returns X^0 in every copy [c, ...]."""
         start = ops.around_mean(prepared.x, prepared.existing_tokens)
         return jax.tree.map(lambda a: jnp.stack([a] * (1 + self.replicas)), start)
 
-    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
-        """The states after the layer; its fields of a `LogTrace`, the profile of every copy."""
+    def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
+        """Compute the states after the layer, its fields of a `LogTrace`, every copy's profile."""
         keep = layer.inputs.existing_tokens
 
-        def copy(given):
-            word, ulps, state = given
+        def copy(replica):
+            word, ulps, state = replica
             noise = Noise(word, ulps).at(layer.index) if self.replicas else None
             state, passages = walk_layer(LogScaled(keep, noise), layer, state)
-            seen, heads, branch = _of_attention(passages["attention"], keep)
-            mantissa = seen.replace(log_scale=jnp.zeros_like(seen.log_scale))
+            attention_input, heads, branch = _attention_residuals(passages["attention"], keep)
+            mantissa = attention_input.replace(log_scale=jnp.zeros_like(attention_input.log_scale))
             diameters = (ops.log10_diameter(a) for a in (state, mantissa, branch))
-            return state, (ops.log10_norm(state), (seen, heads, ops.log10_norm(branch), *diameters))
+            return state, (
+                ops.log10_norm(state),
+                (attention_input, heads, ops.log10_norm(branch), *diameters),
+            )
 
         # One after the other: a batch of copies takes longer to compile and, on a CPU, to run.
-        states, (profiles, found) = jax.lax.map(copy, (*copies(self.replicas), carry))
-        return states, (profiles, jax.tree.map(lambda a: a[0], found))
+        states, (profiles, layer_traces) = jax.lax.map(copy, (*make_copies(self.replicas), carry))
+        return states, (profiles, jax.tree.map(lambda a: a[0], layer_traces))
 
     def build_result(self, walked: WalkResult) -> LogTrace:
-        """The first copy's trace; its profile where the others agree."""
+        """Returns the first copy's trace; its profile where the others agree."""
         start = ops.around_mean(walked.prepared.x, walked.prepared.existing_tokens)
-        profiles, (seen, heads, branches, diameters, *others) = walked.layer_results
+        profiles, (attention_inputs, heads, branches, diameters, *branch_measures) = (
+            walked.layer_results
+        )
         first = jnp.broadcast_to(ops.log10_norm(start), profiles[:1].shape)
         profile = jnp.concatenate([first, profiles]).T
-        profile = certain(profile) if self.replicas else profile[0]
+        profile = mask_uncertain(profile) if self.replicas else profile[0]
         diameters = jnp.concatenate([ops.log10_diameter(start)[None], diameters])
-        return LogTrace(profile, seen, heads, branches, diameters, *others)
+        return LogTrace(profile, attention_inputs, heads, branches, diameters, *branch_measures)
 
 
-def local_rate(profile: Any) -> Float[Array, "*s k"]:
-    """The order p of ‖res(X^{l+1})‖ ~ C ‖res(X^l)‖^p for l = 1 .. L−1; 3 in pure attention.
+def local_rate(profile: Any) -> Float[Any, "*s k"]:
+    """Compute the order p of ‖res(X^{l+1})‖ ~ C ‖res(X^l)‖^p for l = 1 .. L−1; 3 in pure attention.
 
     p_l = (y_{l+1} − y_l) / (y_l − y_{l−1}) of y_l = log‖res(X^l)‖, in which neither C nor the unit
     and base matter. 1 for exponential decay; NaN after two equal residuals.
 
     Args:
-        profile: y [..., L + 1], of three layers or more.
+        profile: y [..., L + 1], of three layers or more, of NumPy or JAX.
+
+    Returns:
+        p [..., L − 1] in the framework of `profile`.
     """
-    step = jnp.diff(jnp.asarray(profile), axis=-1)
-    return jnp.where(step[..., :-1] == 0, jnp.nan, step[..., 1:] / step[..., :-1])
+    profile = as_array(profile)
+    xp = namespace(profile)
+    change = profile[..., 1:] - profile[..., :-1]
+    before = xp.where(change[..., :-1] == 0, xp.nan, change[..., :-1])
+    return change[..., 1:] / before
 
 
-def _of_attention(passage, keep):
-    """(its input, residuals of heads over e^{3s}, the branch's state over e^{3s})."""
-    seen, heads, part = passage.aux
+def _attention_residuals(passage, keep):
+    """Returns (its input, residuals of heads over e^{3s}, the branch's state over e^{3s})."""
+    attention_input, heads, part = passage.aux
     nothing = jnp.zeros_like(part.mean)
-    scales = heads.scales_over_cube(seen.log_scale)
+    scales = heads.scales_over_cube(attention_input.log_scale)
 
-    def renormalised(parts, scales):
-        return ops.renormalise(nothing, parts, scales, keep)
+    def renormalise_channel(parts, scales):
+        return ops.renormalise_parts(nothing, parts, scales, keep)
 
-    by_head = jax.vmap(lambda *h: ops.log10_norm(renormalised(*h)), in_axes=1)(heads.parts, scales)
-    return seen, by_head, renormalised(part.parts, scales.reshape(-1))
+    by_head = jax.vmap(lambda *h: ops.log10_norm(renormalise_channel(*h)), in_axes=1)(
+        heads.parts, scales
+    )
+    return attention_input, by_head, renormalise_channel(part.parts, scales.reshape(-1))

@@ -61,60 +61,77 @@ def mean_constants(
     spread: Float[Array, "h n"],
     keep: Bool[Array, "n"],
 ) -> MeanConstants:
-    """The bounds of one layer's heads and branch, and what its diameter bound needs; see
-    `bounds.layer_constants`."""
+    """Compute the bounds of one layer's heads and branch, and what its diameter bound needs.
+
+    Args:
+        params, state, gains, config, spread: As of `bounds.layer_constants`.
+        keep: Bool [n], the tokens that exist.
+    """
     _, w = head_weights(params.attention)
     scores, values = attention_norms(params.attention, gains.temperature, config)
     by_columns, by_rows = attention_deviation(spread, keep)
     one, inf = jax.vmap(norm_1)(w), jax.vmap(norm_inf)(w)
-    size = jnp.log(composite_norm(state.rest))
+    size = jnp.log(composite_norm(state.residual))
     (mlp,) = sublayer_lipschitz(params, gains, config, spectral_norm)
     return MeanConstants(
-        head=(_log(by_columns) + _log(by_rows) + _log(one) + _log(inf)) / 2 + size,
-        layer=(_log(jnp.sum(by_columns * one)) + _log(jnp.sum(by_rows * inf))) / 2 + size,
+        head=(_safe_log(by_columns) + _safe_log(by_rows) + _safe_log(one) + _safe_log(inf)) / 2
+        + size,
+        layer=(_safe_log(jnp.sum(by_columns * one)) + _safe_log(jnp.sum(by_rows * inf))) / 2 + size,
         scores=scores,
         values=values,
-        mlp=_log(mlp),
+        mlp=_safe_log(mlp),
     )
 
 
 def attention_norms(
     params: AttentionParams, temperature: Any, config: TransformerConfig
 ) -> tuple[Float[Array, "h"], Float[Array, "h"]]:
-    """(log ‖W_QK,h‖₂/(4√k), log ‖W_h‖₂) of every head; the temperature divides scores."""
+    """Compute (log ‖W_QK,h‖₂/(4√k), log ‖W_h‖₂) of every head.
+
+    Args:
+        params: `AttentionParams` of the layer.
+        temperature: What divides scores.
+        config: Of the network.
+    """
     params = repeat_groups(params)
     w_o = jnp.swapaxes(params.w_o, 1, 2)
     score = jnp.abs(4 * math.sqrt(score_width(config)) * temperature)
-    scores = _log(jax.vmap(product_norm)(params.w_q, params.w_k)) - jnp.log(score)
-    return scores, _log(jax.vmap(product_norm)(params.w_v, w_o))
+    scores = _safe_log(jax.vmap(product_norm)(params.w_q, params.w_k)) - jnp.log(score)
+    return scores, _safe_log(jax.vmap(product_norm)(params.w_v, w_o))
 
 
 def attention_deviation(
     spread: Float[Array, "h n"], keep: Any
 ) -> tuple[Float[Array, "h"], Float[Array, "h"]]:
-    """(½ΣD, ½(max D + mean D)) ≥ (‖P − 1p̄ᵀ‖_1, ‖P − 1p̄ᵀ‖_∞) of every head, p̄ the mean row of P.
+    """Bound (‖P − 1p̄ᵀ‖_1, ‖P − 1p̄ᵀ‖_∞) of every head by (½ΣD, ½(max D + mean D)).
+
+    p̄ is the mean row of P.
 
     TV(P_i, P_k) ≤ tanh((D_i + D_k)/4) ≤ (D_i + D_k)/4, and P_i − p̄ is a mean of P_i − P_k.
+
+    Args:
+        spread: D [h, n], of `bounds.score_spread`.
+        keep: Bool [n], the tokens that exist.
     """
     total, largest = jnp.sum(spread, axis=-1), jnp.max(spread, axis=-1)
     return total / 2, (largest + total / jnp.sum(keep)) / 2
 
 
 def product_norm(a: Float[Array, "d k"], b: Float[Array, "e k"]) -> Float[Array, ""]:
-    """‖A Bᵀ‖₂ = √ρ(AᵀA BᵀB): no matrix [d, e] is formed."""
+    """Compute ‖A Bᵀ‖₂ = √ρ(AᵀA BᵀB): no matrix [d, e] is formed."""
     (a, size_a), (b, size_b) = unit_scale(a), unit_scale(b)
     return size_a * size_b * jnp.sqrt(spectral_radius((a.T @ a) @ (b.T @ b)))
 
 
 def spectral_norm(a: Float[Array, "d k"]) -> Float[Array, ""]:
-    """‖A‖₂ = √ρ(AᵀA), or of AAᵀ where that is smaller."""
+    """Compute ‖A‖₂ = √ρ(AᵀA), or of AAᵀ where that is smaller."""
     a, size = unit_scale(a)
     gram = a.T @ a if a.shape[0] > a.shape[1] else a @ a.T
     return size * jnp.sqrt(spectral_radius(gram))
 
 
 def spectral_radius(m: Float[Array, "k k"]) -> Float[Array, ""]:
-    """ρ(M) from above: ρ ≤ ‖M^{2^p}‖_F^{1/2^p}, by squaring until that is exact to rounding.
+    """Bound ρ(M) from above: ρ ≤ ‖M^{2^p}‖_F^{1/2^p}, by squaring until that is exact to rounding.
 
     No eigenvalue routine: inside `shard_map` over several CPU devices LAPACK's have been seen to
     wait for ever (jaxlib 0.10.2).
@@ -132,9 +149,9 @@ def spectral_radius(m: Float[Array, "k k"]) -> Float[Array, ""]:
 
 
 def mean_sides(
-    found: MeanConstants, trace: LogTrace, log_scale: Float[Array, "l"]
+    constants: MeanConstants, trace: LogTrace, log_scale: Float[Array, "l"]
 ) -> tuple[Sides, Sides]:
-    """The sides of every head's bound [L, h] and every layer's [L].
+    """Compute the sides of every head's bound [L, h] and every layer's [L], around the mean token.
 
         ‖res(P_h X W_h)‖ ≤ √(½ΣD · ½(max D + mean D)) ‖R‖ ‖W_h‖   in ‖.‖_{1,∞},
         ‖res(SA(X))‖ ≤ √(Σ_h ½ΣD_h‖W_h‖_1 · Σ_h ½(max D_h + mean D_h)‖W_h‖_∞) ‖R‖,
@@ -142,26 +159,35 @@ def mean_sides(
     R the residual of a layer's branch input. ‖.‖_{1,∞} has no triangle inequality, so that
     the second does not follow from the first. Both lie 2√2 or more below those of
     `bounds.layer_sides`, which therefore hold around the mean token and for all weights too.
+
+    Args:
+        constants: Of all layers.
+        trace: Of the network.
+        log_scale: s of what each layer's attention reads, [L].
     """
     cube = 3 * log_scale / LOG_10
 
     def sides(lhs, rhs, cube):
         return Sides(cube + lhs, cube + rhs, rhs - lhs)
 
-    head = sides(trace.heads, found.head / LOG_10, cube[:, None])
-    return head, sides(trace.branches, found.layer / LOG_10, cube)
+    head = sides(trace.heads, constants.head / LOG_10, cube[:, None])
+    return head, sides(trace.branches, constants.layer / LOG_10, cube)
 
 
 def diameter_layer_sides(
-    found: MeanConstants, trace: LogTrace, log_scale: Float[Array, "l"]
+    constants: MeanConstants, trace: LogTrace, log_scale: Float[Array, "l"]
 ) -> DiameterSides:
-    """Of every layer's SA(X), each [L]: with Δ the diameter of the input of its attention,
+    """Compute the sides of the diameter's bound of every layer's SA(X), [L] each.
 
+    With Δ the diameter of the input of its attention,
     diam(SA(X)) ≤ Σ_h tanh(‖W_QK,h‖₂ Δ²/(4√k)) ‖W_h‖₂ Δ ≤ c Δ³,  c = Σ_h ‖W_QK,h‖₂‖W_h‖₂/(4√k).
+
+    Args:
+        constants, trace, log_scale: As of `mean_sides`.
     """
     delta = trace.input_diameters * LOG_10
-    scores = found.scores + 2 * delta[:, None]
-    cubic = scores + found.values
+    scores = constants.scores + 2 * delta[:, None]
+    cubic = scores + constants.values
     saturated = cubic + _log_tanh_over(scores + 2 * log_scale[:, None])
     lhs, cube = trace.branch_diameters, 3 * log_scale / LOG_10
     rhs, rhs_cubic = (
@@ -171,44 +197,49 @@ def diameter_layer_sides(
 
 
 def diameter_sides(
-    found: MeanConstants, diameters: Float[Array, "l"], gains: Any, config: TransformerConfig
+    constants: MeanConstants, diameters: Float[Array, "l"], gains: Any, config: TransformerConfig
 ) -> DiameterSides:
-    """Of X^0 .. X^L, the layers' bounds iterated from the diameter of X^0, each [L + 1].
+    """Iterate the layers' bounds from the diameter of X^0: the sides of X^0 .. X^L, [L + 1] each.
 
     A branch gain multiplies a branch, a skip adds its gain times the diameter before it, an MLP
     multiplies by its ℓ2 Lipschitz constant. Attention alone gives c^{(3^L − 1)/2} Δ^{3^L}. Norms
-    are not covered; `diameters` are decimal logarithms.
+    are not covered.
+
+    Args:
+        constants, gains: Of all layers.
+        diameters: log10 of the diameters of X^0 .. X^L.
+        config: Of the network.
     """
     skip = gain_size(gains.skip.attention) * config.attention_skip
-    steps = (found, _log(gain_size(gains.branch.attention)), _log(skip))
+    steps = (constants, _safe_log(gain_size(gains.branch.attention)), _safe_log(skip))
 
-    def body(both, step):
+    def carry_diameter(both, step):
         layer, branch, skip = step
         scores = layer.scores[:, None] + 2 * both[None, :]
         lag = jnp.stack([_log_tanh_over(scores[:, 0]), jnp.zeros_like(scores[:, 1])], axis=1)
         heads = jax.nn.logsumexp(scores + lag + layer.values[:, None], axis=0)
-        after = jnp.logaddexp(branch + heads + both, skip + both) + layer.mlp
-        return after, after
+        log_diameter = jnp.logaddexp(branch + heads + both, skip + both) + layer.mlp
+        return log_diameter, log_diameter
 
-    _, found = jax.lax.scan(body, jnp.full(2, diameters[0] * LOG_10), steps)
-    rhs, rhs_cubic = jnp.concatenate([jnp.full((1, 2), diameters[0]), found / LOG_10]).T
+    _, log_diameters = jax.lax.scan(carry_diameter, jnp.full(2, diameters[0] * LOG_10), steps)
+    rhs, rhs_cubic = jnp.concatenate([jnp.full((1, 2), diameters[0]), log_diameters / LOG_10]).T
     return DiameterSides(diameters, rhs, rhs - diameters, rhs_cubic, rhs_cubic - diameters)
 
 
-def refused(sides: Any) -> Any:
-    """The sides of a bound that does not cover the network: NaN, beside the measured residual."""
+def refuse_sides(sides: Any) -> Any:
+    """Replace the sides of a bound that does not cover the network by NaN; the residual stays."""
     return jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), sides).replace(
         log10_lhs=sides.log10_lhs
     )
 
 
-def _log(x):
-    """Natural logarithm, −inf at 0."""
+def _safe_log(x):
+    """Compute the natural logarithm, −inf at 0."""
     return jnp.log(jnp.maximum(x, 0))
 
 
 def _log_tanh_over(log_u):
-    """log(tanh(u)/u): 0 where u underflows, −log u where tanh is 1."""
+    """Compute log(tanh(u)/u): 0 where u underflows, −log u where tanh is 1."""
     u = jnp.exp(jnp.minimum(log_u, 3.0))  # e³ = 20: 1 − tanh is 3e-18
     ratio = jnp.where(u < 1e-8, 1, jnp.tanh(u) / jnp.where(u < 1e-8, 1, u))
     return jnp.where(log_u > 3.0, -log_u, jnp.log(ratio))

@@ -21,14 +21,14 @@ ULPS = 2
 ABSOLUTE, RELATIVE = 1e-2, 1e-3
 
 
-def copies(replicas: int) -> tuple[Array, Array]:
-    """(word, ulps) of one pass without noise and of its noisy copies, for `Noise`."""
+def make_copies(replicas: int) -> tuple[Array, Array]:
+    """Returns (word, ulps) for `Noise` of one pass without noise and of its noisy copies."""
     words = jnp.arange(1 + replicas, dtype=jnp.uint32)
     return words, jnp.where(words == 0, 0, ULPS).astype(jnp.uint32)
 
 
-def certain(profiles: Any) -> Float[Array, "l"]:
-    """The first copy's logarithms, NaN from the layer on where the copies differ.
+def mask_uncertain(profiles: Any) -> Float[Array, "l"]:
+    """Returns the first copy's logarithms, NaN from the layer on where the copies differ.
 
     Args:
         profiles: Of the pass without noise and of the noisy ones, [copies, L + 1].
@@ -56,7 +56,7 @@ class Noise:
     def __call__(self, a: Any) -> Any:
         ulps = self._ulps
         counter = jax.lax.iota(jnp.uint32, math.prod(a.shape)).reshape(a.shape)
-        random = _hash(counter * jnp.uint32(0x9E3779B9) + _hash(self._next()))
+        random = _hash_bits(counter * jnp.uint32(0x9E3779B9) + _hash_bits(self._next_word()))
         steps = ((random >> 16) * (2 * ulps + 1)) >> 16  # 0 .. 2 ulps
         bits = jax.lax.bitcast_convert_type(a, f"uint{8 * a.dtype.itemsize}")
         moved = bits + steps.astype(bits.dtype) - ulps.astype(bits.dtype)
@@ -64,14 +64,14 @@ class Noise:
         return jnp.where((a != 0) & jnp.isfinite(a), moved, a)
 
     def at(self, index: Any) -> "Noise":
-        """Noise of its own for one turn of a loop, whose body is traced once."""
-        return Noise(_hash(self._next()) + index.astype(jnp.uint32), self._ulps)
+        """Returns independent noise for one turn of a loop, whose body is traced once."""
+        return Noise(_hash_bits(self._next_word()) + index.astype(jnp.uint32), self._ulps)
 
-    def _next(self):
+    def _next_word(self):
         return self._word + jnp.uint32(next(self._calls))
 
 
-def _hash(h):
+def _hash_bits(h):
     h = (h ^ (h >> 16)) * jnp.uint32(0x21F0AAAD)
     h = (h ^ (h >> 15)) * jnp.uint32(0x735A2D97)
     return h ^ (h >> 15)

@@ -94,7 +94,7 @@ def bound_report(
     edit: Any = None,
     log: LogTrace | None = None,
 ) -> BoundReport:
-    """Every head's, layer's and the whole stack's bound on one input.
+    """Compute every head's, layer's and the whole stack's bound on one input.
 
     With R = res(X) of a layer's attention input and E = R W_QK Rᵀ/√k, the attention weights are
     those of E plus one vector g common to all rows plus a constant along each row, which cancels;
@@ -135,16 +135,16 @@ def bound_report(
     params, prepared = at_least_float32(params, prepared)
     if log is None:
         return run_pass(BoundPass(), params, prepared, config)
-    return _of_trace(params, prepared, config, log)
+    return _report_from_trace(params, prepared, config, log)
 
 
 @jax.jit
-def _of_trace(params, prepared, config, log):
+def _report_from_trace(params, prepared, config, log):
     def step(layer, _):
-        return (), _constants(layer, layer.extra)
+        return (), _bound_constants(layer, layer.extra)
 
-    _, found = walk_layers(step, (), params, prepared, config, extra=log.inputs)
-    return _report(log, found, prepared, config)
+    _, constants = walk_layers(step, (), params, prepared, config, extra=log.inputs)
+    return _build_report(log, constants, prepared, config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,48 +153,50 @@ class BoundPass(LogPass):
 
     covers: ClassVar[Covers] = bounds.COVERS
 
-    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
-        """The result of the pass in logarithms, the constants of all bounds, the layer's gains."""
-        carry, log = super().measure_layer(layer, x, seen, carry)
-        return carry, (log, _constants(layer, log[1][0]))
+    def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
+        """Compute the pass in logarithms, the constants of all bounds, and the layer's gains."""
+        carry, log = super().measure_layer(layer, x, layer_values, carry)
+        return carry, (log, _bound_constants(layer, log[1][0]))
 
     def build_result(self, walked: WalkResult) -> BoundReport:
-        """The report, with NaN in the bounds that do not hold for such a network."""
-        log, found = walked.layer_results
+        """Returns the report, with NaN in the bounds that do not hold for such a network."""
+        log, constants = walked.layer_results
         trace = super().build_result(walked._replace(layer_results=log))
-        return _report(trace, found, walked.prepared, walked.config)
+        return _build_report(trace, constants, walked.prepared, walked.config)
 
 
-def _constants(layer, state):
-    """The constants of all bounds of a layer whose attention has the input `state`; its gains."""
+def _bound_constants(layer, state):
+    """Compute the constants of all bounds of a layer that reads `state`; and its gains."""
     mask, keep = three_axes(layer.inputs.context.mask), layer.inputs.existing_tokens
     of_layer = layer.params, state, layer.gains, layer.config
     allowed = keep[None, None, :] if mask is None else mask
     w_qk, _ = bounds.head_weights(layer.params.attention, layer.gains.temperature)
     spread = bounds.score_spread(w_qk, state, layer.config, allowed, keep)
-    found = bounds.layer_constants(*of_layer, spread)
+    layer_constants = bounds.layer_constants(*of_layer, spread)
     around_mean = mean_bounds.mean_constants(*of_layer, spread, keep)
-    return found, around_mean, layer.gains
+    return layer_constants, around_mean, layer.gains
 
 
-def _report(trace, constants, prepared, config):
-    found, around_mean, gains = constants
+def _build_report(trace, constants, prepared, config):
+    layer_constants, around_mean, gains = constants
     # A mask of tokens stands in the context with an axis of rows, as others do.
     mask = prepared.context.mask if prepared.token_mask is None else prepared.token_mask
     reasons = bounds.not_covered(config, mask=mask, bias=prepared.context.bias, edit=prepared.edit)
-    admissible = jnp.max(found.log10_spread, axis=-1) <= math.log10(bounds.LEMMA_THRESHOLD)
-    head, layer, published_layer = bounds.layer_sides(found, trace, config)
+    admissible = jnp.max(layer_constants.log10_spread, axis=-1) <= math.log10(
+        bounds.LEMMA_THRESHOLD
+    )
+    head, layer, published_layer = bounds.layer_sides(layer_constants, trace, config)
     log_scale = trace.inputs.log_scale
     mean_head, mean_layer = mean_bounds.mean_sides(around_mean, trace, log_scale)
     report = BoundReport(
-        **bounds.stack_sides(found, trace.profile, gains, config),
-        beta=found.beta,
-        lipschitz=found.lipschitz,
-        gamma=found.gamma,
-        log10_spread=found.log10_spread,
+        **bounds.stack_sides(layer_constants, trace.profile, gains, config),
+        beta=layer_constants.beta,
+        lipschitz=layer_constants.lipschitz,
+        gamma=layer_constants.gamma,
+        log10_spread=layer_constants.log10_spread,
         admissible=admissible,
         log10_residual=trace.profile,
-        log10_input=found.log10_mantissa + found.log10_scale,
+        log10_input=layer_constants.log10_mantissa + layer_constants.log10_scale,
         head=head,
         layer=layer,
         published_layer=published_layer,
@@ -212,4 +214,4 @@ def _report(trace, constants, prepared, config):
         refuse = ("diameter",)
     if prepared.edit:
         refuse = {*refuse, "stack", "published_stack", "diameter"}
-    return report.replace(**{n: mean_bounds.refused(getattr(report, n)) for n in refuse})
+    return report.replace(**{n: mean_bounds.refuse_sides(getattr(report, n)) for n in refuse})

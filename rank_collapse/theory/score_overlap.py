@@ -21,22 +21,22 @@ _SMALLEST = 1e-4  # variance: below it ratios to the second order are those at i
 _BELOW_ONE = 1 - 1e-7
 
 
-def polynomials(nodes: np.ndarray, count: int) -> np.ndarray:
-    """The normalised Hermite polynomials of degrees 0 .. count − 1, [k, z]."""
+def hermite_polynomials(nodes: np.ndarray, count: int) -> np.ndarray:
+    """Compute the normalised Hermite polynomials of degrees 0 .. count − 1, [k, z]."""
     table = [np.ones_like(nodes), nodes]
     for k in range(2, count):
         table.append((nodes * table[-1] - np.sqrt(k - 1) * table[-2]) / np.sqrt(k))
     return np.stack(table)
 
 
-def hermite() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Nodes, weights and normalised Hermite polynomials [k, z] for the standard normal."""
+def hermite_table() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns nodes, weights and normalised Hermite polynomials [k, z] for the standard normal."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
-    return nodes, weights / weights.sum(), polynomials(nodes, DEGREE)
+    return nodes, weights / weights.sum(), hermite_polynomials(nodes, DEGREE)
 
 
-def powers(x: Any, count: int) -> Array:
-    """x^k for k = 0 .. count − 1, [k, ...], of any sign."""
+def compute_powers(x: Any, count: int) -> Array:
+    """Compute x^k for k = 0 .. count − 1, [k, ...], of any sign."""
     steps = jnp.broadcast_to(x[None], (count - 1, *x.shape))
     return jnp.concatenate([jnp.ones_like(x)[None], jnp.cumprod(steps, axis=0)])
 
@@ -44,8 +44,9 @@ def powers(x: Any, count: int) -> Array:
 def overlap_ratios(
     count: Any, variance: Any, correlation: Any
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """What the scores' part of a row's overlap, and of its distance to another, is of the second
-    order's: (o_1 − 1/n)/(σ²(1 − 1/n)/n), (o_1 − o_c)/((1 − c) σ²(1 − 1/n)/n).
+    """Compute the overlap of a row, and its distance to another, over their second order in σ.
+
+    (o_1 − 1/n)/(σ²(1 − 1/n)/n) and (o_1 − o_c)/((1 − c) σ²(1 − 1/n)/n) with
 
         o_c = E Σ_j P_ij P_kj = n ∫∫ E[w w' e^{−tw − t'w'}] (E e^{−tw − t'w'})^{n−1} dt dt'
 
@@ -65,12 +66,14 @@ def overlap_ratios(
     """
     variance = jnp.maximum(_as_float(variance), _SMALLEST)
     count = jnp.asarray(count, variance.dtype)
-    rows = _coefficients(count, variance)
+    rows = _hermite_coefficients(count, variance)
     unit = variance * (1 - 1 / count) / count
-    alone = count < 1.001  # as good as one key, of weight 1
-    unit = jnp.where(alone, 1, unit)
+    is_single = count < 1.001  # as good as one key, of weight 1
+    unit = jnp.where(is_single, 1, unit)
     # o_0 = 1/n, for E P_ij = 1/n
-    return tuple(jnp.where(alone, 1, _lost(count, rows, c) / unit) for c in (0.0, correlation))
+    return tuple(
+        jnp.where(is_single, 1, _overlap_loss(count, rows, c) / unit) for c in (0.0, correlation)
+    )
 
 
 class _Rows(NamedTuple):
@@ -81,12 +84,15 @@ class _Rows(NamedTuple):
     step: Array
 
 
-def _coefficients(count, variance):
-    """In t ∫ the sum S of n weights counts: from the largest score that is at most, and least, to
-    be expected, and n e^{σ²/2}."""
+def _hermite_coefficients(count, variance):
+    """Expand a row's weights in Hermite polynomials at nodes of ln t.
+
+    In t ∫ the sum S of n weights counts: from the largest score that is at most, and least, to be
+    expected, and n e^{σ²/2}.
+    """
     z = np.linspace(-_LARGEST, _LARGEST, SCORES)
     weight = np.exp(-0.5 * z**2) / np.exp(-0.5 * z**2).sum()
-    table = jnp.asarray(weight * polynomials(z, DEGREES), variance.dtype).T
+    table = jnp.asarray(weight * hermite_polynomials(z, DEGREES), variance.dtype).T
     spread = jnp.sqrt(variance)
     least, most = (-ndtri(jnp.minimum(a / count, 1 - 1e-6)) for a in (16.0, 1e-7))
     low = -jnp.log(count) - jnp.minimum(0.5 * variance, spread * most) - 16
@@ -97,24 +103,24 @@ def _coefficients(count, variance):
     return _Rows((tw * jnp.exp(-tw)) @ table, -jnp.expm1(-tw) @ table, step)
 
 
-def _lost(count, rows, correlation):
-    """(E Σ_j P_ij² − E Σ_j P_ij P_kj)/(1 − c), of terms 1 − c^k = (1 − c) Σ_{j<k} c^j."""
-    power = powers(jnp.asarray(correlation, count.dtype), DEGREES)
+def _overlap_loss(count, rows, correlation):
+    """Compute (E Σ_j P_ij² − E Σ_j P_ij P_kj)/(1 − c), of terms 1 − c^k = (1 − c) Σ_{j<k} c^j."""
+    power = compute_powers(jnp.asarray(correlation, count.dtype), DEGREES)
     part = jnp.concatenate([jnp.zeros_like(power[:1]), jnp.cumsum(power)[:-1]])
     apart = jnp.maximum(1 - jnp.asarray(correlation, power.dtype), 1e-5)
-    first, lost = (_mehler(rows.first, own) for own in (power, part))
-    both, fewer = (_mehler(rows.missing, own) for own in (jnp.ones_like(power), part))
+    first, lost = (_mehler_sums(rows.first, weights) for weights in (power, part))
+    both, fewer = (_mehler_sums(rows.missing, weights) for weights in (jnp.ones_like(power), part))
     # 1 − E e^{−tw − t'w'}, without cancellation
-    alone = rows.missing[:, 0]
-    either = jnp.clip(alone[:, None] + alone[None, :] - both, 0, _BELOW_ONE)
+    single = rows.missing[:, 0]
+    either = jnp.clip(single[:, None] + single[None, :] - both, 0, _BELOW_ONE)
     share = jnp.clip(apart * fewer / (1 - either), 0, _BELOW_ONE)
     inside = lost - first * jnp.expm1((count - 1) * jnp.log1p(-share)) / apart
-    others = jnp.exp((count - 1) * jnp.log1p(-jnp.minimum(either, _BELOW_ONE)))
-    return count * rows.step**2 * jnp.sum(others * inside)
+    other_keys = jnp.exp((count - 1) * jnp.log1p(-jnp.minimum(either, _BELOW_ONE)))
+    return count * rows.step**2 * jnp.sum(other_keys * inside)
 
 
-def _mehler(coefficients, power):
-    """E f(s) f(s') of every pair of nodes, [t, t]."""
+def _mehler_sums(coefficients, power):
+    """Compute E f(s) f(s') of every pair of nodes, [t, t]."""
     return (coefficients * power[None, :]) @ coefficients.T
 
 

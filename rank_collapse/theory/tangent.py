@@ -15,18 +15,32 @@ from rank_collapse.network.transformer import Algebra
 from rank_collapse.theory.log_operations import LogState
 
 
-def renormalised(mean: Any, rest: Any, log_scale: Any, keep: Any) -> LogState:
-    """Without the part along 1vᵀ, which stays along it ever after, and with max |rest| = 1."""
-    rest = jnp.where(keep[:, None], rest, 0)
-    rest = rest - (jnp.sum(rest, axis=0) / jnp.sum(keep))[None, :]
-    rest = jnp.where(keep[:, None], rest, 0)
-    size = jnp.max(jnp.abs(rest))
+def renormalise_residual(mean: Any, residual: Any, log_scale: Any, keep: Any) -> LogState:
+    """Remove the part along 1vᵀ, which stays along it ever after, and scale to max |residual| = 1.
+
+    Args:
+        mean: Mean token [d].
+        residual, log_scale: Residual [n, d] over e^log_scale.
+        keep: Bool [n], the tokens that exist.
+    """
+    residual = jnp.where(keep[:, None], residual, 0)
+    residual = residual - (jnp.sum(residual, axis=0) / jnp.sum(keep))[None, :]
+    residual = jnp.where(keep[:, None], residual, 0)
+    size = jnp.max(jnp.abs(residual))
     safe = jnp.where(size == 0, 1, size)
-    return LogState(mean, rest / safe, jnp.where(size == 0, -jnp.inf, log_scale + jnp.log(safe)))
+    return LogState(
+        mean, residual / safe, jnp.where(size == 0, -jnp.inf, log_scale + jnp.log(safe))
+    )
 
 
-def attended(params: Any, mean: Any, row_sum: Any = 1.0) -> Any:
-    """SA(1x̄ᵀ), one token [d]: Σ_h s_h (x̄ W_V + b_V) W_O + b_O for weights whose rows sum to s_h."""
+def attend_equal_tokens(params: Any, mean: Any, row_sum: Any = 1.0) -> Any:
+    """Compute SA(1x̄ᵀ), one token [d]: Σ_h s_h (x̄ W_V + b_V) W_O + b_O.
+
+    Args:
+        params: `AttentionParams` of the layer.
+        mean: x̄ [d].
+        row_sum: s_h, what the rows of each head's weights sum to; a number or [h].
+    """
     values = jnp.einsum("d,hdv->hv", mean, params.w_v) + params.b_v
     return jnp.einsum("hv,hvd->d", jnp.reshape(row_sum, (-1, 1)) * values, params.w_o) + params.b_o
 
@@ -35,28 +49,28 @@ class Tangents(Algebra):
     """States are `LogState`; subclasses define attention, to the order that they need."""
 
     def apply_norm(self, layer, spec, state):
-        """The value and the Jacobian at x̄."""
-        return _pushed(lambda x: normalize_tokens(spec, x[None])[0], state)
+        """Apply the norm and its Jacobian at x̄."""
+        return _push_through(lambda x: normalize_tokens(spec, x[None])[0], state)
 
     def add_branch(self, layer, spec, state, part):
-        """γ part + λ state·[skip]; with a skip the two have one scale."""
-        mean, rest = (
+        """Compute γ branch + λ state·[skip]; with a skip the two have one scale."""
+        mean, residual = (
             apply_gain(spec.branch_gain, part.mean),
-            apply_gain(spec.branch_gain, part.rest),
+            apply_gain(spec.branch_gain, part.residual),
         )
         if spec.skip:
             mean = mean + apply_gain(spec.skip_gain, state.mean)
-            rest = rest + apply_gain(spec.skip_gain, state.rest)
-        return LogState(mean, rest, part.log_scale)
+            residual = residual + apply_gain(spec.skip_gain, state.residual)
+        return LogState(mean, residual, part.log_scale)
 
     def apply_mlp(self, layer, branch_input):
-        """The value and the Jacobian at x̄."""
+        """Apply the MLP and its Jacobian at x̄."""
         params, config = layer.params.mlp, layer.config
 
-        def of_token(x):
+        def apply_to_token(x):
             return layers.apply_mlp(params, x[None], config.mlp, config.routing)[0]
 
-        return _pushed(of_token, branch_input), None
+        return _push_through(apply_to_token, branch_input), None
 
     def edit_state(self, layer, name, state):
         config = layer.config
@@ -64,10 +78,12 @@ class Tangents(Algebra):
             return state
         if name == "after_attention" and config.parallel and config.mlp != "none":
             return state  # a parallel MLP's part has the scale of the layer's input
-        return renormalised(state.mean, state.rest, state.log_scale, layer.inputs.existing_tokens)
+        return renormalise_residual(
+            state.mean, state.residual, state.log_scale, layer.inputs.existing_tokens
+        )
 
 
-def _pushed(function, state):
-    """A function of one token at the mean token, and its Jacobian on every row of the residual."""
+def _push_through(function, state):
+    """Apply a function to the mean token, and its Jacobian to each row of the residual."""
     mean, push = jax.linearize(function, state.mean)
-    return LogState(mean, jax.vmap(push)(state.rest), state.log_scale)
+    return LogState(mean, jax.vmap(push)(state.residual), state.log_scale)

@@ -20,7 +20,7 @@ from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.residual import ResidualSpec
-from rank_collapse.theory.score_overlap import DEGREE, hermite, overlap_ratios, powers
+from rank_collapse.theory.score_overlap import DEGREE, compute_powers, hermite_table, overlap_ratios
 
 # Variances of a row's scores beyond which nothing is expected of them: in the mean, and their
 # standard deviation over keys, as of tokens of unequal length.
@@ -37,46 +37,50 @@ class TokenKernel(struct.Struct):
 
     @property
     def covariance(self) -> struct.Leaf:
-        """[n, n], E⟨x_i, x_j⟩/d."""
+        """Returns [n, n], E⟨x_i, x_j⟩/d."""
         v = self.variance
         return 0.5 * (v[..., :, None] + v[..., None, :]) - self.distance
 
     def plus(self, common: Any) -> "TokenKernel":
-        """With one vector of mean square `common` added to all tokens."""
+        """Add one vector of mean square `common` to all tokens."""
         return self.replace(variance=self.variance + common)
 
     def scaled(self, gain: Any) -> "TokenKernel":
-        """Each part multiplied by `gain`."""
+        """Multiply each part by `gain`."""
         return jax.tree.map(lambda a: gain * a, self)
 
 
-def kernel_of(x: Float[Array, "n d"]) -> TokenKernel:
-    """The kernel of given tokens, which do not move."""
+def measure_kernel(x: Float[Array, "n d"]) -> TokenKernel:
+    """Compute the kernel of given tokens [n, d], which do not move."""
     square = jnp.mean(jnp.square(x), axis=1)
     unit = x - jnp.mean(x, axis=0, keepdims=True)  # distances do not see the mean token
-    own = jnp.mean(jnp.square(unit), axis=1)
+    squares = jnp.mean(jnp.square(unit), axis=1)
     product = jnp.einsum("nd,md->nm", unit, unit) / x.shape[1]
-    distance = jnp.maximum(0.5 * (own[:, None] + own[None, :]) - product, 0)
+    distance = jnp.maximum(0.5 * (squares[:, None] + squares[None, :]) - product, 0)
     distance = jnp.where(jnp.eye(len(x), dtype=bool), 0, distance)
     return TokenKernel(square, distance, jnp.zeros_like(distance))
 
 
 def from_covariance(k: Float[Array, "n n"], change: Float[Array, "n n"]) -> TokenKernel:
-    """A kernel written as E⟨x_i, x_j⟩/d."""
+    """Returns a kernel from E⟨x_i, x_j⟩/d and the change, [n, n] each."""
     v = jnp.diag(k)
     return TokenKernel(v, 0.5 * (v[:, None] + v[None, :]) - k, change)
 
 
 def weight_gain(w: Float[Array, "..."], fan_in: int) -> Array:
-    """fan-in · mean square of a matrix: what it multiplies the kernel by."""
+    """Compute fan-in · mean square of a matrix: what it multiplies the kernel by."""
     return fan_in * jnp.mean(jnp.square(w))
 
 
-def norm(spec: ResidualSpec, state: TokenKernel) -> TokenKernel:
-    """x_i/√v_i: distances fall by what tokens differ in length.
+def normalise_kernel(spec: ResidualSpec, state: TokenKernel) -> TokenKernel:
+    """Divide tokens by √v_i: distances fall by what tokens differ in length.
 
     u' = u/(s_i s_j) + ½ (1/s_i − 1/s_j)(v_i/s_i − v_j/s_j), s² = v + eps. The mean over features,
     which LayerNorm takes away, and a change along x_i itself are 1/d of the whole and left out.
+
+    Args:
+        spec: Of the norm.
+        state: Kernel of what it reads.
     """
     s = jnp.sqrt(state.variance + spec.eps)
     pair = s[:, None] * s[None, :]
@@ -91,8 +95,14 @@ def norm(spec: ResidualSpec, state: TokenKernel) -> TokenKernel:
     return out if spec.norm.bias is None else out.plus(jnp.mean(jnp.square(spec.norm.bias)))
 
 
-def add(spec: ResidualSpec, state: TokenKernel, part: TokenKernel) -> TokenKernel:
-    """γ² part + λ² state·[skip]: the last matrix of a branch makes it independent of the stream."""
+def add_kernels(spec: ResidualSpec, state: TokenKernel, part: TokenKernel) -> TokenKernel:
+    """Compute γ² part + λ² state·[skip]: a branch's last matrix makes it independent of the stream.
+
+    Args:
+        spec: Of the sublayer.
+        state: Kernel of the stream before it.
+        part: Kernel of what its branch adds.
+    """
     total = part.scaled(jnp.mean(jnp.square(spec.branch_gain)))
     if not spec.skip:
         return total
@@ -100,7 +110,7 @@ def add(spec: ResidualSpec, state: TokenKernel, part: TokenKernel) -> TokenKerne
     return jax.tree.map(jnp.add, skip, total)
 
 
-def attention(
+def attention_kernel(
     params: AttentionParams,
     queries: TokenKernel,
     keys: TokenKernel,
@@ -111,7 +121,7 @@ def attention(
     *,
     measured: bool,
 ) -> TokenKernel:
-    """The kernel of Σ_h P_h y W_V W_O.
+    """Compute the kernel of Σ_h P_h y W_V W_O.
 
     Given P it is g · mean_h P_h K P_hᵀ, g the gains of W_V and W_O. Scores are Gaussian with
     Cov(s_ij, s_km) = b K_ik K_jm, b the gains of W_Q and W_K; to second order around the weights p
@@ -142,28 +152,35 @@ def attention(
     else:  # queries and keys of one length, whatever the weights and the tokens
         score = score * jnp.mean(jnp.square(params.q_norm)) * jnp.mean(jnp.square(params.k_norm))
         score = score / (jnp.mean(queries.variance) * jnp.mean(keys.variance))
-    u, moved, asked = keys.distance, keys.change, queries.covariance
+    u, moved, query_covariance = keys.distance, keys.change, queries.covariance
 
-    def of_head(p):
+    def head_kernel(p):
         both = p @ u @ p.T
-        own = jnp.diag(both)
-        key_spread = 2 * p @ u - own[:, None]  # K̃_jj of row i, [n, m]
-        distance = both - 0.5 * (own[:, None] + own[None, :])
-        spread, response = _centred(p, u, u), -_centred(p, moved, u)
+        diagonal = jnp.diag(both)
+        key_spread = 2 * p @ u - diagonal[:, None]  # K̃_jj of row i, [n, m]
+        distance = both - 0.5 * (diagonal[:, None] + diagonal[None, :])
+        spread, response = _centred_product(p, u, u), -_centred_product(p, moved, u)
         # Weights that are not equal respond more: P_ij P_kj = p_ij p_kj (1 + b K_ik K̃_jj).
-        same, squares = _same_key(p, u), score * asked[:, :, None] * p[:, None, :] * p[None, :, :]
-        more = 0.0 if measured else jnp.sum(-squares * same**3, axis=2)
-        less = 0.0 if measured else jnp.sum(squares * same**2 * _same_key(p, moved), axis=2)
-        aux = spread + more, response + less
-        part = TokenKernel(p @ keys.variance - own, distance, p @ moved @ p.T)
+        same, squares = (
+            _same_key(p, u),
+            score * query_covariance[:, :, None] * p[:, None, :] * p[None, :, :],
+        )
+        tilt_correction = 0.0 if measured else jnp.sum(-squares * same**3, axis=2)
+        response_correction = (
+            0.0 if measured else jnp.sum(squares * same**2 * _same_key(p, moved), axis=2)
+        )
+        aux = spread + tilt_correction, response + response_correction
+        part = TokenKernel(p @ keys.variance - diagonal, distance, p @ moved @ p.T)
         if not measured:
-            noise = score_noise(p, score * asked, spread, key_spread, keys)
+            noise = score_noise(p, score * query_covariance, spread, key_spread, keys)
             part = jax.tree.map(jnp.add, part, noise)
         return part, *aux
 
-    part, tilted, response = jax.tree.map(lambda a: jnp.mean(a, axis=0), jax.vmap(of_head)(weights))
-    scores = (queries.change + (sizes["w_q"] + sizes["w_k"]) * asked) * tilted
-    scores = scores + (1 if measured else 2) * asked * response
+    part, tilted, response = jax.tree.map(
+        lambda a: jnp.mean(a, axis=0), jax.vmap(head_kernel)(weights)
+    )
+    scores = (queries.change + (sizes["w_q"] + sizes["w_k"]) * query_covariance) * tilted
+    scores = scores + (1 if measured else 2) * query_covariance * response
     mixed = (sizes["w_v"] + sizes["w_o"]) * part.covariance
     part = part.replace(change=part.change + mixed + score * scores).scaled(gain)
     bias = jnp.einsum("hv,hvd->d", params.b_v, params.w_o) + params.b_o
@@ -172,12 +189,12 @@ def attention(
 
 def score_noise(
     p: Float[Array, "n m"],
-    asked: Float[Array, "n n"],
+    query_covariance: Float[Array, "n n"],
     spread: Float[Array, "n n"],
     key_spread: Float[Array, "n m"],
     keys: TokenKernel,
 ) -> TokenKernel:
-    """What Gaussian scores add to the kernel of P y over one of the weights p; see `attention`.
+    """Compute what Gaussian scores add to the kernel of P y for weights p; see `attention_kernel`.
 
     NaN in rows whose variances of scores are above `LARGEST_VARIANCE`, or differ between keys by
     more than `MOST_UNEVEN` (standard deviation over p).
@@ -187,51 +204,57 @@ def score_noise(
         spread: T_ik(K, K).
         key_spread: K̃_jj = E|y_j − Σ_l p_il y_l|²/d of each row i.
     """
-    length = jnp.diag(asked)
+    length = jnp.diag(query_covariance)
     level = jnp.sum(p * key_spread, axis=1)
     uneven = jnp.sum(p * jnp.square(key_spread - level[:, None]), axis=1)
     inside = (length * level <= LARGEST_VARIANCE) & (length * jnp.sqrt(uneven) <= MOST_UNEVEN)
     length = jnp.where(inside, length, jnp.nan)
     drift = 0.5 * length[:, None] * p * (key_spread - level[:, None])
     # rows of D sum to 0: K may be replaced by v_j/2 − u_jm
-    rest, lengths = drift @ keys.distance @ p.T, 0.5 * drift @ keys.variance
-    own = jnp.diag(rest)
+    drifted, lengths = drift @ keys.distance @ p.T, 0.5 * drift @ keys.variance
+    diagonal = jnp.diag(drifted)
     count = 1 / jnp.sum(jnp.square(p), axis=1)
-    others = jnp.maximum(1 - 1 / count, jnp.finfo(count.dtype).eps)
+    other_share = jnp.maximum(1 - 1 / count, jnp.finfo(count.dtype).eps)
     root = jnp.sqrt(jnp.maximum(length, jnp.finfo(count.dtype).tiny))
-    cosine = jnp.sum(asked / root[:, None] / root[None, :], axis=1) - 1
+    cosine = jnp.sum(query_covariance / root[:, None] / root[None, :], axis=1) - 1
     cosine = cosine / max(len(root) - 1, 1)
     of_row = jax.vmap(overlap_ratios)
-    of_variance, of_distance = of_row(count, length * level / others, cosine)
-    second = from_covariance(asked * spread, jnp.zeros_like(asked))
-    variance = second.variance + 2 * (lengths - own)
-    distance = second.distance + rest + rest.T - own[:, None] - own[None, :]
+    of_variance, of_distance = of_row(count, length * level / other_share, cosine)
+    second = from_covariance(query_covariance * spread, jnp.zeros_like(query_covariance))
+    variance = second.variance + 2 * (lengths - diagonal)
+    distance = second.distance + drifted + drifted.T - diagonal[:, None] - diagonal[None, :]
     pair = jnp.sqrt(of_distance[:, None] * of_distance[None, :])
     change = drift @ keys.change @ p.T
     return TokenKernel(of_variance * variance, pair * distance, change + change.T)
 
 
-def _centred(p, a, b):
-    """T_ik(A, B) of `attention`, in O(n³)."""
+def _centred_product(p, a, b):
+    """Compute T_ik(A, B) of `attention_kernel`, in O(n³)."""
     pa, pb, ap, bp = p @ a, p @ b, a @ p.T, b @ p.T
     return p @ (a * b) @ p.T - (pa * pb) @ p.T - p @ (ap * bp) + (pa @ p.T) * (pb @ p.T)
 
 
 def _same_key(p, a):
-    """Ã_jj of `attention` for each pair of rows, [n, n, m]."""
+    """Compute Ã_jj of `attention_kernel` for each pair of rows, [n, n, m]."""
     pa, ap = p @ a, (a @ p.T).T
     return jnp.diag(a)[None, None, :] - pa[:, None, :] - ap[None, :, :] + (pa @ p.T)[:, :, None]
 
 
-def mlp(
-    params: layers.MLPParams, seen: TokenKernel, kind: str, sizes: dict[str, Any]
+def mlp_kernel(
+    params: layers.MLPParams, branch_input: TokenKernel, kind: str, sizes: dict[str, Any]
 ) -> TokenKernel:
-    """The kernel of φ(x W_in) W_out, and of φ(x W_gate) ∘ (x W_in) W_out where it is gated.
+    """Compute the kernel of φ(x W_in) W_out, and of φ(x W_gate) ∘ (x W_in) W_out where it is gated.
 
     z = x W_in is Gaussian; E φ(z_i)φ(z_j) for ReLU is the arc-cosine kernel of degree 1 (Cho and
     Saul 2009), else Σ_k a_k(v_i) a_k(v_j) ρ^k with Hermite coefficients a_k by Gauss-Hermite
     quadrature (Mehler). An update moves z by D + e_in K, and the output by
     E φ'(z_i)φ'(z_j) times that, and by e_out.
+
+    Args:
+        params: Of the MLP; only mean squares of matrices are read.
+        branch_input: Kernel of what it reads.
+        kind: `TransformerConfig.mlp`.
+        sizes: Squared relative sizes of updates of its matrices.
     """
     d, f = params.w_in.shape
     gated = kind in layers.GATED
@@ -239,21 +262,23 @@ def mlp(
 
     def hidden(name):
         w, b = getattr(params, f"w_{name}"), getattr(params, f"b_{name}")
-        z = seen.replace(change=seen.change + sizes[f"w_{name}"] * seen.covariance)
+        z = branch_input.replace(
+            change=branch_input.change + sizes[f"w_{name}"] * branch_input.covariance
+        )
         return z.scaled(weight_gain(w, d)).plus(jnp.mean(jnp.square(b)))
 
     z = hidden("gate" if gated else "in")
-    out, slope = activated(act, z)
+    out, slope = activation_kernel(act, z)
     out = out.replace(change=slope * z.change)
     if gated:
-        out = _product(out, hidden("in"))
+        out = _multiply_kernels(out, hidden("in"))
     out = out.replace(change=out.change + sizes["w_out"] * out.covariance)
     out = out.scaled(weight_gain(params.w_out, f))
     return out.plus(jnp.mean(jnp.square(params.b_out)))
 
 
-def _product(a: TokenKernel, b: TokenKernel) -> TokenKernel:
-    """Of the product of independent features: kernels multiply, changes one at a time."""
+def _multiply_kernels(a: TokenKernel, b: TokenKernel) -> TokenKernel:
+    """Multiply independent features: kernels multiply, changes one at a time."""
     middle = [0.5 * (s.variance[:, None] + s.variance[None, :]) for s in (a, b)]
     apart = [s.variance[:, None] - s.variance[None, :] for s in (a, b)]
     distance = 0.25 * apart[0] * apart[1] + middle[0] * b.distance
@@ -262,16 +287,21 @@ def _product(a: TokenKernel, b: TokenKernel) -> TokenKernel:
     return TokenKernel(a.variance * b.variance, distance, change)
 
 
-def activated(kind: str, z: TokenKernel) -> tuple[TokenKernel, Float[Array, "n n"]]:
-    """(kernel of φ(z), E φ'(z_i)φ'(z_j)) of Gaussian z; the kernel's change is left at 0."""
+def activation_kernel(kind: str, z: TokenKernel) -> tuple[TokenKernel, Float[Array, "n n"]]:
+    """Compute (kernel of φ(z), E φ'(z_i)φ'(z_j)) of Gaussian z; the kernel's change is left at 0.
+
+    Args:
+        kind: Name of φ in `layers.ACTIVATIONS`.
+        z: Kernel of the features.
+    """
     s = jnp.sqrt(jnp.maximum(z.variance, jnp.finfo(z.variance.dtype).tiny))
     pair = s[:, None] * s[None, :]
     # 1 − ρ_ij of z, from distances and lengths.
     apart = (z.distance - 0.5 * jnp.square(s[:, None] - s[None, :])) / pair
     apart = jnp.clip(apart, 0, 2)
     if kind == "relu":
-        return _relu(z, s, pair, apart)
-    u, w, h = (jnp.asarray(a, s.dtype) for a in hermite())
+        return _relu_kernel(z, s, pair, apart)
+    u, w, h = (jnp.asarray(a, s.dtype) for a in hermite_table())
     points = s[:, None] * u[None, :]
     phi = layers.ACTIVATIONS[kind].fn
     a = (phi(points) * w[None, :]) @ h.T  # [n, k]
@@ -279,7 +309,7 @@ def activated(kind: str, z: TokenKernel) -> tuple[TokenKernel, Float[Array, "n n
     # 1 − ρ^k without cancellation where ρ is near 1; the general ρ may be negative.
     rho = 1 - apart
     near = -jnp.expm1(degree * jnp.log1p(-jnp.minimum(apart, 0.5))[None])
-    power = powers(rho, DEGREE)
+    power = compute_powers(rho, DEGREE)
     lost = jnp.where(apart[None] < 0.5, near, 1 - power)
     both = a.T[:, :, None] * a.T[:, None, :]  # [k, n, n]
     unequal = 0.5 * jnp.sum(jnp.square(a.T[:, :, None] - a.T[:, None, :]), axis=0)
@@ -289,13 +319,13 @@ def activated(kind: str, z: TokenKernel) -> tuple[TokenKernel, Float[Array, "n n
     return kernel, slope
 
 
-def _relu(z, s, pair, apart):
+def _relu_kernel(z, s, pair, apart):
     theta = 2 * jnp.arcsin(jnp.sqrt(0.5 * apart))
     # sin θ − θ cos θ cancels for small θ: its series there.
     square = jnp.square(theta)
     series = theta * square * (1 / 3 - square * (1 / 30 - square / 840))
-    rest = jnp.where(theta < 0.3, series, jnp.sin(theta) - theta * jnp.cos(theta))
-    lost = 0.5 * (apart - rest / np.pi)  # half of 1 − κ_1(ρ)
+    sine_difference = jnp.where(theta < 0.3, series, jnp.sin(theta) - theta * jnp.cos(theta))
+    lost = 0.5 * (apart - sine_difference / np.pi)  # half of 1 − κ_1(ρ)
     distance = 0.25 * jnp.square(s[:, None] - s[None, :]) + pair * lost
     kernel = TokenKernel(0.5 * z.variance, distance, jnp.zeros_like(distance))
     return kernel, 0.5 * (1 - theta / np.pi)

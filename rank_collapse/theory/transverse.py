@@ -33,7 +33,7 @@ def transverse_exponents(
     burn_in: int = 0,
     **inputs: Any,
 ) -> Float[Array, "p"]:
-    """The largest Lyapunov exponents across the diagonal, log10 per layer, largest first.
+    """Compute the largest Lyapunov exponents across the diagonal, log10 per layer, largest first.
 
     Args:
         params, x, config, **inputs: As in `transverse_growth`.
@@ -54,7 +54,7 @@ def transverse_exponents(
 def transverse_growth(
     params: Any, x: Any, config: TransformerConfig, *, count: int = 1, **inputs: Any
 ) -> Float[Array, "l p"]:
-    """log10 of how much each layer stretches orthogonal directions across the diagonal.
+    """Compute log10 of how much each layer stretches orthogonal directions across the diagonal.
 
     At equal tokens 1x̄ᵀ, x̄ the mean token of x moved on by the network itself, the map is
         R → λ R·[skip] + γ Σ_h (Q_h R − its mean row) W_h,
@@ -80,35 +80,41 @@ def transverse_growth(
     n, d = prepared.x.shape
     if not 1 <= count <= (n - 1) * d:
         raise ValueError(f"count={count} is not between 1 and (n − 1) d = {(n - 1) * d}")
-    return _growth(params, prepared, config, count)
+    return _measure_growth(params, prepared, config, count)
 
 
 @functools.partial(jax.jit, static_argnames="count")
-def _growth(params, prepared, config, count):
+def _measure_growth(params, prepared, config, count):
     keep = prepared.existing_tokens
     start = around_mean(prepared.x, keep)
     shape = (count - 1, *prepared.x.shape)
-    others = jax.random.normal(jax.random.key(0), shape, prepared.x.dtype)
-    rest = jnp.concatenate([start.rest[None], others])
-    rest = jax.vmap(lambda r: tangent.renormalised(start.mean, r, 0.0, keep).rest)(rest)
-    rest, _ = orthonormal(rest)
+    random_directions = jax.random.normal(jax.random.key(0), shape, prepared.x.dtype)
+    directions = jnp.concatenate([start.residual[None], random_directions])
+    directions = jax.vmap(
+        lambda r: tangent.renormalise_residual(start.mean, r, 0.0, keep).residual
+    )(directions)
+    directions, _ = orthonormalise_directions(directions)
 
     def step(layer, carry):
-        mean, rest = carry
+        mean, directions = carry
         zero = jnp.zeros((), mean.dtype)
 
         def push(r):
             return walk_layer(LinearAttention(), layer, LogState(mean, r, zero))[0]
 
-        after = jax.vmap(push)(rest)
-        rest, stretch = orthonormal(after.rest)
-        return (after.mean[0], rest), jnp.log10(stretch) + after.log_scale / math.log(10)
+        after = jax.vmap(push)(directions)
+        directions, stretch = orthonormalise_directions(after.residual)
+        return (after.mean[0], directions), jnp.log10(stretch) + after.log_scale / math.log(10)
 
-    return walk_layers(step, (start.mean, rest), params, prepared, config)[1]
+    return walk_layers(step, (start.mean, directions), params, prepared, config)[1]
 
 
-def orthonormal(directions: Float[Array, "p n d"]) -> tuple[Array, Float[Array, "p"]]:
-    """QR by Gram and Schmidt: directions made orthonormal in turn, and what was left of each."""
+def orthonormalise_directions(directions: Float[Array, "p n d"]) -> tuple[Array, Float[Array, "p"]]:
+    """Orthonormalise directions by Gram and Schmidt; returns them and what was left of each.
+
+    Args:
+        directions: [p, n, d], the first of which keeps its direction.
+    """
     done, stretch = [], []
     for direction in directions:
         for _ in range(2):  # the second time for what rounding left
@@ -120,8 +126,13 @@ def orthonormal(directions: Float[Array, "p n d"]) -> tuple[Array, Float[Array, 
     return jnp.stack(done), jnp.stack(stretch)
 
 
-def across(weights: Float[Array, "h n n"], keep: Any) -> Float[Array, "h n n"]:
-    """Weights less the row of the first token that exists: what rows share moves no difference."""
+def subtract_first_row(weights: Float[Array, "h n n"], keep: Any) -> Float[Array, "h n n"]:
+    """Subtract the row of the first token that exists: what rows share moves no difference.
+
+    Args:
+        weights: Attention weights [h, n, n].
+        keep: Bool [n], the tokens that exist.
+    """
     return weights - weights[:, jnp.argmax(keep)][:, None, :]
 
 
@@ -141,16 +152,20 @@ class LinearAttention(tangent.Tangents):
 
     def apply_attention(self, layer, branch_input):
         params, context, keep = layer.params.attention, layer.context, layer.inputs.existing_tokens
-        n, dtype, mixing = branch_input.rest.shape[0], branch_input.rest.dtype, layer.gains.mixing
+        n, dtype, mixing = (
+            branch_input.residual.shape[0],
+            branch_input.residual.dtype,
+            layer.gains.mixing,
+        )
         if context.rotary is None and context.relative is None:
             weights = attn.equal_weights(context, n, n, dtype)
         else:
-            tokens = jnp.broadcast_to(branch_input.mean[None, :], branch_input.rest.shape)
+            tokens = jnp.broadcast_to(branch_input.mean[None, :], branch_input.residual.shape)
             scores = attn.attention_scores(
                 params, tokens, tokens, context=context, **layer.score_options
             )
             weights = attn.softmax(scores, context.mask)
-        apart, row_sum = across(weights, keep), 1.0
+        differences, row_sum = subtract_first_row(weights, keep), 1.0
         if mixing is not None:
             uniform = attn.equal_weights(context.replace(bias=None), n, n, dtype)
             row_sum = mixing.identity + mixing.weights + mixing.uniform
@@ -158,10 +173,12 @@ class LinearAttention(tangent.Tangents):
                 jnp.reshape(g, (-1, 1, 1))
                 for g in (mixing.identity, mixing.weights, mixing.weights + mixing.uniform)
             )
-            apart = b * across(weights - uniform, keep) + both * across(uniform, keep)
-            apart = apart + a * jnp.eye(n, dtype=dtype)[None]
-        values = jnp.einsum("md,hdv->hmv", branch_input.rest, params.w_v)
-        apart = jnp.broadcast_to(apart, (values.shape[0], n, n))
-        rest = jnp.einsum("hnm,hmv,hvd->nd", apart, values, params.w_o)
-        mean = tangent.attended(params, branch_input.mean, row_sum)
-        return LogState(mean, rest, branch_input.log_scale), None
+            differences = b * subtract_first_row(
+                weights - uniform, keep
+            ) + both * subtract_first_row(uniform, keep)
+            differences = differences + a * jnp.eye(n, dtype=dtype)[None]
+        values = jnp.einsum("md,hdv->hmv", branch_input.residual, params.w_v)
+        differences = jnp.broadcast_to(differences, (values.shape[0], n, n))
+        residual = jnp.einsum("hnm,hmv,hvd->nd", differences, values, params.w_o)
+        mean = tangent.attend_equal_tokens(params, branch_input.mean, row_sum)
+        return LogState(mean, residual, branch_input.log_scale), None

@@ -42,10 +42,14 @@ class Training(struct.Struct):
 
 
 def byte_model(depth: int, width: int, tokens: int = 64) -> TransformerConfig:
-    """A causal pre-norm network over bytes: heads of width 64, GELU, normal(0, 0.02) weights.
+    """Makes a causal pre-norm network over bytes: heads of width 64, GELU, normal(0, 0.02) weights.
 
     Its scores are divided by 8 √k for heads of width k, by k where that is 64: what rules scale
     with the width of a head is scaled from there.
+
+    Args:
+        depth, width: Of the network.
+        tokens: Positions.
     """
     embedding = EmbeddingConfig(
         vocab_size=BYTES, d_embed=width, positions="learned", num_positions=tokens, norm=False
@@ -65,28 +69,34 @@ def byte_model(depth: int, width: int, tokens: int = 64) -> TransformerConfig:
     )
 
 
-def bytes_of(text: str, tokens: int) -> UInt8[np.ndarray, "c"]:
-    """The bytes of a text.
+def text_bytes(text: str, tokens: int) -> UInt8[np.ndarray, "c"]:
+    """Convert a text to its bytes.
+
+    Args:
+        text: Any.
+        tokens: Of one sequence, which the text must be longer than.
 
     Raises:
         ValueError: Fewer than one sequence of tokens and its next one.
     """
-    found = np.frombuffer(text.encode(), np.uint8)
+    letters = np.frombuffer(text.encode(), np.uint8)
     struct.refuse_if(
-        found.size <= tokens, f"a text of {found.size} bytes is too short for {tokens} tokens"
+        letters.size <= tokens, f"a text of {letters.size} bytes is too short for {tokens} tokens"
     )
-    return found
+    return letters
 
 
-def trained(
+def train_network(
     key: Any, text: Any, config: TransformerConfig, rule: DepthRule, training: Training
 ) -> dict[str, Float[Array, "t"]]:
-    """The quantities of one network over its first steps; NaN where a step has none.
+    """Train one network for its first steps; returns its quantities, NaN where a step has none.
 
     Args:
         key: Of the weights and of the places in the text.
-        text: UInt8 [c], of `bytes_of`.
+        text: UInt8 [c], of `text_bytes`.
         config: A network with an embedding, which is its read-out too.
+        rule: What scales gains and rates.
+        training: Steps, batch and rate.
 
     Returns:
         Those of `coordinates` on each batch, "loss", "change" of the first sequence between steps,
@@ -110,31 +120,32 @@ def trained(
         trace = apply_batch(params, batch[:, :-1], network)
         logits = rule.logit_gain(config) * trace.output @ params.embedding.tokens.T
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:])
-        seen = {"hidden": trace.hidden[-1], "before": trace.hidden[-2], "logits": logits}
-        return jnp.mean(losses), seen
+        states = {"hidden": trace.hidden[-1], "before": trace.hidden[-2], "logits": logits}
+        return jnp.mean(losses), states
 
     def step(carry, batch):
         params, state, last = carry
-        (value, seen), gradient = jax.value_and_grad(loss, has_aux=True)(params, batch)
-        found = coordinates(seen | {"query_gradient": gradient.layers.attention.w_q[-1]})
+        (value, measured), gradient = jax.value_and_grad(loss, has_aux=True)(params, batch)
+        quantities = coordinates(measured | {"query_gradient": gradient.layers.attention.w_q[-1]})
         states = apply_batch(params, probe, network).hidden[-1]
-        found |= {"loss": value, "change": jnp.mean(jnp.abs(states - last))}
+        quantities |= {"loss": value, "change": jnp.mean(jnp.abs(states - last))}
         updates, state = optimizer.update(gradient, state, params)
-        return (optax.apply_updates(params, updates), state, states), found
+        return (optax.apply_updates(params, updates), state, states), quantities
 
     unknown = jnp.full((1, training.tokens, config.d_model), jnp.nan)
-    (params, *_), found = jax.lax.scan(step, (params, optimizer.init(params), unknown), data)
+    (params, *_), quantities = jax.lax.scan(step, (params, optimizer.init(params), unknown), data)
     distance = jnp.median(linearisation_distance(start, params, probe[0], network))
     steps = jnp.full(training.steps, jnp.nan).at[-1].set(distance)
-    return found | {"linearisation": steps}
+    return quantities | {"linearisation": steps}
 
 
 def linearisation_distance(
     params: TransformerParams, other: TransformerParams, x: Any, config: TransformerConfig
 ) -> Float[Array, "l"]:
-    """‖f(θ*) − f(θ) − f'(θ)(θ* − θ)‖/‖f'(θ)(θ* − θ)‖ of each block f at the states it had under θ.
+    """Compute how far each block f is from linear in its weights, at the states it had under θ.
 
-    0 where a block is linear in its weights: the network is then as lazy as its features.
+    ‖f(θ*) − f(θ) − f'(θ)(θ* − θ)‖/‖f'(θ)(θ* − θ)‖; 0 where a block is linear in its weights: the
+    network is then as lazy as its features.
 
     Args:
         params, other: θ and θ*, such as before and after training.
@@ -145,21 +156,21 @@ def linearisation_distance(
     params, prepared = prepare_inputs(params, x, config)
     other, _ = prepare_inputs(other, x, config)
 
-    def own_state(layer, state):
+    def keep_state(layer, state):
         return compute_layer(layer, state).state, state
 
-    states = walk_layers(own_state, prepared.x, params, prepared, config)[1]
+    states = walk_layers(keep_state, prepared.x, params, prepared, config)[1]
 
     def blocks(params):
-        def one(layer, carry):
+        def block_output(layer, carry):
             return carry, compute_layer(layer, layer.extra).state
 
-        return walk_layers(one, (), params, prepared, config, extra=states)[1]
+        return walk_layers(block_output, (), params, prepared, config, extra=states)[1]
 
     moved = jax.tree.map(jnp.subtract, other, params)
     before, linear = jax.jvp(blocks, (params,), (moved,))
-    rest = blocks(other) - before - linear
-    size = [jnp.sqrt(jnp.sum(jnp.square(a), axis=(1, 2))) for a in (rest, linear)]
+    remainder = blocks(other) - before - linear
+    size = [jnp.sqrt(jnp.sum(jnp.square(a), axis=(1, 2))) for a in (remainder, linear)]
     return size[0] / size[1]
 
 
@@ -170,42 +181,48 @@ def depth_check(
     width: int = 64,
     base_width: int = 256,
     seeds: int = 3,
-    base_seed: int = 0,
     text: str | None = None,
     training: Training | None = None,
 ) -> dict[str, CoordCheck]:
-    """{rule: `CoordCheck`} of `byte_model`, whose base has the least depth and the base width.
+    """Train `byte_model` at several depths by each rule, and measure how its coordinates move.
 
-    One program for each depth: rules and floats of the training are traced.
+    The base of the rules has the least depth and the base width. One program for each depth: rules
+    and floats of the training are traced.
 
     Args:
         rules: Names of `rc.depth_rule`.
+        depths: Numbers of layers.
         width, base_width: Of the networks and of the rules' base.
-        seeds, base_seed: As everywhere: seed s is fold_in(key(base_seed), s).
+        seeds: How many, from 0: seed s is fold_in(key(0), s).
         text: What is learned; the text shipped with the package by default.
         training: `Training()` by default.
 
+    Returns:
+        {rule: `CoordCheck`}.
+
     Raises:
-        ValueError: A text of fewer bytes than tokens.
+        ValueError: Depths of which fewer than two differ, or a text of fewer bytes than tokens.
     """
+    if len(set(depths)) < len(depths) or len(depths) < 2:
+        raise ValueError(f"depths={tuple(depths)} are not two or more different numbers of layers")
     training = training or Training()
-    letters = bytes_of(text or default_text(), training.tokens)
+    letters = text_bytes(text or default_text(), training.tokens)
     base = byte_model(min(depths), base_width, training.tokens)
-    given = {name: depth_rule(name, base) for name in rules}
+    depth_rules = {name: depth_rule(name, base) for name in rules}
     mesh = every_seed.seed_mesh()
-    keys = every_seed.lay_out(every_seed.seed_keys(base_seed, seeds), mesh)
-    found: dict[str, list] = {name: [] for name in given}
+    keys = every_seed.lay_out(every_seed.seed_keys(0, seeds), mesh)
+    results: dict[str, list] = {name: [] for name in depth_rules}
     for depth in depths:
         config = byte_model(depth, width, training.tokens)
         program = every_seed.spread(
-            lambda key, shared, config=config: trained(key, shared[0], config, *shared[1:]),
+            lambda key, shared, config=config: train_network(key, shared[0], config, *shared[1:]),
             mesh,
             at_once=every_seed.seeds_at_once(mesh),
         )
-        for name, rule in given.items():
+        for name, rule in depth_rules.items():
             values = program(keys, (letters, rule, training))
-            found[name].append(every_seed.to_host(values, seeds))
+            results[name].append(every_seed.to_host(values, seeds))
     return {
-        name: CoordCheck(jax.tree.map(lambda *a: np.stack(a)[None], *own), tuple(depths))
-        for name, own in found.items()
+        name: CoordCheck(jax.tree.map(lambda *a: np.stack(a)[None], *runs), tuple(depths))
+        for name, runs in results.items()
     }

@@ -23,7 +23,7 @@ Source: CompleteP, Dey et al. 2025 (arXiv 2505.01618), table 1.
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -33,7 +33,6 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
 
 RuleName = Literal["sp", "mup", "half", "completep", "looped"]
-ScaledEps = Literal["blocks", "all", "embedding"]
 GROUPS = ("embedding", "matrix", "vector", "final")
 
 
@@ -54,8 +53,6 @@ class DepthRule(struct.Struct):
         width: Power of m_N in the width's factors: 1, or 0 for none.
         gain, rate, eps: Powers of m_L in branches, rates and ε of blocks.
         loop_gain: Power of m_R in branches.
-        scaled_eps: Whose ε is scaled: "blocks" (table 1); "all" (its authors' code); "embedding":
-            blocks, and the embedding by 1/m_N (Complete(d)P, arXiv 2512.22382).
     """
 
     base: TransformerConfig
@@ -64,49 +61,46 @@ class DepthRule(struct.Struct):
     rate: Any = 0.0
     eps: Any = 0.0
     loop_gain: Any = 0.0
-    scaled_eps: ScaledEps = struct.static("blocks")
-
-    def __post_init__(self):
-        struct.check_choices(self, scaled_eps=get_args(ScaledEps))
 
     def multipliers(self, config: TransformerConfig) -> tuple[float, float, float]:
-        """(m_N, m_L, m_R)."""
+        """Compute (m_N, m_L, m_R)."""
         base = self.base
         loops = [c.depth / c.num_rows for c in (config, base)]
         return config.d_model / base.d_model, config.num_rows / base.num_rows, loops[0] / loops[1]
 
     def factors(self, config: TransformerConfig) -> dict[str, Factors]:
-        """{group: `Factors`} of a network: see the table above."""
+        """Compute {group: `Factors`} of a network: see the table above."""
         wide, deep, _ = self.multipliers(config)
         wide, rate = wide**self.width, deep**self.rate
         eps = deep**self.eps / wide
-        outside = {"blocks": 1.0, "all": eps, "embedding": 1.0}[self.scaled_eps]
-        table = 1 / wide if self.scaled_eps == "embedding" else outside
         # a variance of 1/fan-in has the width's factor already
         variance = 1.0 if config.init in ("lecun", "xavier") else wide
         return {
-            "embedding": Factors(1.0, 1.0, 1.0, table),
+            "embedding": Factors(1.0, 1.0, 1.0, 1.0),
             "matrix": Factors(variance**-0.5, rate / wide, wide, eps),
             "vector": Factors(1.0, rate, 0.0, eps),
-            "final": Factors(1.0, 1.0, 0.0, outside),
+            "final": Factors(1.0, 1.0, 0.0, 1.0),
         }
 
     def network(self, config: TransformerConfig) -> TransformerConfig:
-        """The config with gains of branches and a temperature by the rule."""
+        """Returns the config with gains of branches and a temperature by the rule."""
         _, deep, loops = self.multipliers(config)
         gain = deep**self.gain * loops**self.loop_gain
         heads = (config.qk_width / self.base.qk_width) ** (self.width / 2)
         return config.replace(
-            branch_gain=jax.tree.map(lambda own: own * gain, config.branch_gain),
+            branch_gain=jax.tree.map(lambda branch_gain: branch_gain * gain, config.branch_gain),
             temperature=config.temperature * heads,
         )
 
     def logit_gain(self, config: TransformerConfig) -> Any:
-        """1/m_N, what multiplies logits."""
+        """Compute 1/m_N, what multiplies logits."""
         return self.multipliers(config)[0] ** -self.width
 
     def init(self, key: Any, config: TransformerConfig, **scales: Any) -> TransformerParams:
-        """`rc.init` with the variance σ²/m_N of matrices in blocks.
+        """Draw `rc.init` with the variance σ²/m_N of matrices in blocks.
+
+        Args:
+            key, config, **scales: As of `rc.init`.
 
         Raises:
             ValueError: init="reference", of which some matrices have a variance of 1/fan-in.
@@ -117,7 +111,7 @@ class DepthRule(struct.Struct):
         )
         factors, params = self.factors(config), parameters.init(key, config, **scales)
         return jax.tree_util.tree_map_with_path(
-            lambda path, a: a * factors[group_of(path, a)].init, params
+            lambda path, a: a * factors[parameter_group(path, a)].init, params
         )
 
     def adamw(
@@ -130,7 +124,7 @@ class DepthRule(struct.Struct):
         b2: float = 0.95,
         eps: Any = 1e-8,
     ) -> Any:
-        """AdamW of optax with each group's rate, decay and ε; clip by the global norm before it.
+        """Makes AdamW of optax with each group's rate, decay and ε; clip gradients before it.
 
         Args:
             rate: η of the base; a number, traced or not, or a schedule.
@@ -144,14 +138,16 @@ class DepthRule(struct.Struct):
 
         _refuse_rate(rate)
 
-        def of_group(own):
-            scheduled = (lambda step: own.rate * rate(step)) if callable(rate) else own.rate * rate
-            decay = own.decay * weight_decay
-            return optax.adamw(scheduled, b1, b2, own.eps * eps, weight_decay=decay)
+        def group_optimizer(factors):
+            scheduled = (
+                (lambda step: factors.rate * rate(step)) if callable(rate) else factors.rate * rate
+            )
+            decay = factors.decay * weight_decay
+            return optax.adamw(scheduled, b1, b2, factors.eps * eps, weight_decay=decay)
 
-        groups = {name: of_group(own) for name, own in self.factors(config).items()}
+        groups = {name: group_optimizer(factors) for name, factors in self.factors(config).items()}
         return optax.transforms.partition(
-            groups, lambda params: jax.tree_util.tree_map_with_path(group_of, params)
+            groups, lambda params: jax.tree_util.tree_map_with_path(parameter_group, params)
         )
 
     def groups(
@@ -164,7 +160,8 @@ class DepthRule(struct.Struct):
         weight_decay: float = 0.1,
         eps: float = 1e-8,
     ) -> list[dict[str, Any]]:
-        """The same for torch: `torch.optim.AdamW(rule.groups(model, model.layers, 1e-3, config))`.
+        """List parameter groups for `torch.optim.AdamW(rule.groups(model, model.layers, η,
+        config))`.
 
         Args:
             module: The model.
@@ -188,20 +185,20 @@ class DepthRule(struct.Struct):
             not inside or not inside <= {id(p) for p in module.parameters()},
             "blocks are not those of this module: their parameters are not all among its own",
         )
-        found = {name: [] for name in GROUPS}
+        parameters = {name: [] for name in GROUPS}
         for p in module.parameters():
-            found[_group(id(p) in inside, p.ndim > 1)].append(p)
+            parameters[_name_group(id(p) in inside, p.ndim > 1)].append(p)
         return [
             {
                 "name": name,
-                "params": found[name],
-                "lr": own.rate * rate,
-                "weight_decay": own.decay * weight_decay,
-                "eps": own.eps * eps,
-                "init": own.init,
+                "params": parameters[name],
+                "lr": factors.rate * rate,
+                "weight_decay": factors.decay * weight_decay,
+                "eps": factors.eps * eps,
+                "init": factors.init,
             }
-            for name, own in self.factors(config).items()
-            if found[name]
+            for name, factors in self.factors(config).items()
+            if parameters[name]
         ]
 
 
@@ -215,10 +212,8 @@ RULES = {
 }
 
 
-def depth_rule(
-    name: RuleName, base: TransformerConfig, *, scaled_eps: ScaledEps = "blocks"
-) -> DepthRule:
-    """A depth parametrisation by name.
+def depth_rule(name: RuleName, base: TransformerConfig) -> DepthRule:
+    """Returns a depth parametrisation by name.
 
     Args:
         name: "sp", standard: nothing is scaled. "mup": by width alone (Yang et al. 2022). "half"
@@ -226,21 +221,20 @@ def depth_rule(
             2024) and α = 1 (Dey et al. 2025). "looped": α = ½ in the layers that have weights of
             their own, 1 in how often these are passed (Wang et al. 2026).
         base: The network whose hyperparameters are known.
-        scaled_eps: See `DepthRule`.
 
     Raises:
         ValueError: An unknown name.
     """
     if name not in RULES:
         raise struct.unknown_value_error(f"depth rule {name!r}", name, RULES)
-    return DepthRule(base, **RULES[name], scaled_eps=scaled_eps)
+    return DepthRule(base, **RULES[name])
 
 
-def group_of(path: Iterable[Any], leaf: Any) -> str:
-    """The group of a parameter at a path of a tree, whose stacked blocks are under "layers"."""
+def parameter_group(path: Iterable[Any], leaf: Any) -> str:
+    """Returns the group of a parameter by its path; stacked blocks are under "layers"."""
     *above, name = jax.tree_util.keystr(tuple(path), simple=True, separator=".").split(".")
     inside = "layers" in above
-    return _group(inside, name.startswith("w_") if inside else leaf.ndim > 1)
+    return _name_group(inside, name.startswith("w_") if inside else leaf.ndim > 1)
 
 
 def _refuse_rate(rate):
@@ -248,7 +242,7 @@ def _refuse_rate(rate):
     struct.refuse_if(number and not 0 <= rate < math.inf, f"rate={rate} is no rate: from 0 on")
 
 
-def _group(inside, is_matrix):
+def _name_group(inside, is_matrix):
     if inside:
         return "matrix" if is_matrix else "vector"
     return "embedding" if is_matrix else "final"

@@ -32,7 +32,7 @@ class Trained:
 
     @property
     def diverged_at(self) -> np.ndarray:
-        """The first epoch of each seed with a loss that is not finite, -1 for none: [s]."""
+        """Returns the first epoch of each seed with a loss that is not finite, -1 for none: [s]."""
         bad = ~np.isfinite(self.losses)
         reached = np.pad(bad, ((0, 0), (0, 1)))  # there may be no epoch
         return np.where(bad.any(axis=1), reached.argmax(axis=1), -1)
@@ -78,19 +78,19 @@ class Ensemble:
             return init_state(key_state, hyper, recipe), make_data(key_data)
 
         def chunk(state, data, hyper, first_epoch):
-            def trained(state, epoch):
+            def run_epoch(state, epoch):
                 return train_epoch(state, data["train"], epoch, hyper, recipe)
 
-            def one(state, epoch):
-                nothing = jnp.zeros((), jax.eval_shape(trained, state, epoch)[1].dtype)
+            def maybe_run_epoch(state, epoch):
+                nothing = jnp.zeros((), jax.eval_shape(run_epoch, state, epoch)[1].dtype)
                 return jax.lax.cond(
                     epoch < recipe.num_epochs,
-                    lambda s: trained(s, epoch),
+                    lambda s: run_epoch(s, epoch),
                     lambda s: (s, nothing),
                     state,
                 )
 
-            return jax.lax.scan(one, state, first_epoch + jnp.arange(epochs_per_chunk))
+            return jax.lax.scan(maybe_run_epoch, state, first_epoch + jnp.arange(epochs_per_chunk))
 
         # `begin` runs once: quick compilation counts, not speed. (Many copies of threefry are slow
         # to optimise.)
@@ -102,12 +102,19 @@ class Ensemble:
         return seeds.spread(fn, self.mesh, at_once=self.at_once, donate=donate, level=level)
 
     def lay_out(self, per_seed: Any) -> Any:
-        """Leaves [s, ...] padded to the mesh and laid out over it."""
+        """Pad leaves [s, ...] to the mesh and lay them out over it."""
         return seeds.lay_out(per_seed, self.mesh)
 
     def of_models(self, fn: Callable[[Any, Any, Hyper, Any], Any]) -> Callable:
-        """fn(model, data, hyper, key) of one seed as a function of (states, data, hyper, keys,
-        num_seeds=s) of all, which gives host arrays [s, ...]; compiled at the first call."""
+        """Map a function of one seed over all seeds.
+
+        Args:
+            fn: (model, data, hyper, key) of one seed → pytree of arrays.
+
+        Returns:
+            A function of (states, data, hyper, keys, num_seeds=s) of all seeds, which gives host
+            arrays [s, ...]; compiled at the first call.
+        """
 
         spread = self._of_states(fn)
         return lambda *laid_out, num_seeds: seeds.to_host(spread(*laid_out, None), num_seeds)
@@ -146,19 +153,23 @@ class Ensemble:
                 number of runs.
         """
         check_hyper(hyper, self.recipe)
-        count, total, each = keys.shape[0], self.recipe.num_epochs, self.epochs_per_chunk
-        keys, hyper = self.lay_out((keys, _per_run(hyper, count)))
+        count, total, epochs_per_chunk = (
+            keys.shape[0],
+            self.recipe.num_epochs,
+            self.epochs_per_chunk,
+        )
+        keys, hyper = self.lay_out((keys, _as_runs(hyper, count)))
         state, data = self.begin(keys, hyper, None)
         losses, seconds, epoch = np.full((count, total), np.nan, np.float32), [], 0
         watched = self._watched and jax.tree.map(
-            lambda a: np.zeros((count, 1 - (-total // each), *a.shape[1:]), a.dtype),
+            lambda a: np.zeros((count, 1 - (-total // epochs_per_chunk), *a.shape[1:]), a.dtype),
             jax.eval_shape(self._watched, state, data, hyper, keys, None),
         )
 
         def look():
             new = seeds.to_host(self._watched(state, data, hyper, keys, None), count)
             for all_looks, one in zip(*map(jax.tree.leaves, (watched, new)), strict=True):
-                all_looks[:, -(-epoch // each)] = one
+                all_looks[:, -(-epoch // epochs_per_chunk)] = one
             if on_watched is not None:
                 on_watched(epoch, new, losses[:, :epoch])
 
@@ -166,8 +177,8 @@ class Ensemble:
             saved = {"state": seeds.to_host(state, count), "losses": losses.copy()}
             return saved | ({"watched": jax.tree.map(np.copy, watched)} if self._watched else {})
 
-        if resume is not None and (found := resume(snapshot())) is not None:
-            epoch, saved = found
+        if resume is not None and (checkpoint := resume(snapshot())) is not None:
+            epoch, saved = checkpoint
             state, losses = self.lay_out(saved["state"]), np.array(saved["losses"])
             watched = jax.tree.map(np.array, saved.get("watched"))
         if epoch == 0 and self._watched:
@@ -175,7 +186,7 @@ class Ensemble:
         while epoch < total:
             begun = time.monotonic()
             state, new = self.chunk(state, data, hyper, jnp.int32(epoch))
-            done = min(epoch + each, total)
+            done = min(epoch + epochs_per_chunk, total)
             losses[:, epoch:done] = seeds.to_host(new, count)[:, : done - epoch]
             seconds.append(time.monotonic() - begun)
             epoch = done
@@ -186,14 +197,14 @@ class Ensemble:
         return Trained(state, data, losses, watched, seconds)
 
 
-def _per_run(hyper: Hyper, count: int) -> Hyper:
-    """Every value as float32 [s, ...]."""
+def _as_runs(hyper: Hyper, count: int) -> Hyper:
+    """Convert every value to float32 [s, ...]."""
 
-    def one(path, value):
+    def as_run_array(path, value):
         value = np.asarray(value, np.float32)
         if value.ndim and value.shape[0] != count:
             name = jax.tree_util.keystr(path, simple=True, separator=".")
             raise ValueError(f"hyper.{name} of shape {value.shape} is not of {count} runs")
         return value if value.ndim else np.full(count, value)
 
-    return jax.tree_util.tree_map_with_path(one, hyper)
+    return jax.tree_util.tree_map_with_path(as_run_array, hyper)

@@ -30,7 +30,7 @@ from rank_collapse.training.recipe import Recipe
 
 
 def dump_models(config: TransformerConfig | EncoderDecoderConfig, models: Any) -> bytes:
-    """The file of an ensemble of one network, which other frameworks read as well.
+    """Save an ensemble of one network as a file that other frameworks read as well.
 
     Its tensors are named by their path, as "network.layers.attention.w_q"; its metadata have the
     config's fields as JSON under "config".
@@ -42,12 +42,12 @@ def dump_models(config: TransformerConfig | EncoderDecoderConfig, models: Any) -
     Raises:
         ValueError: A config with a function of the caller's own, as `mix` or `normalise`.
     """
-    text = json.dumps(_fields(config), default=lambda a: np.asarray(a).tolist())
+    text = json.dumps(_config_fields(config), default=lambda a: np.asarray(a).tolist())
     return safetensors.numpy.save(flatten(models), metadata={"config": text})
 
 
 def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
-    """(config, models [s, ...]) from a file of `dump_models`.
+    """Load (config, models [s, ...]) from a file of `dump_models`.
 
     Raises:
         ValueError: Not such a file, one that is not as it was written, or weights that do not fit
@@ -57,7 +57,7 @@ def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            config = _config(json.loads(file.metadata()["config"]))
+            config = _restore_config(json.loads(file.metadata()["config"]))
         both = isinstance(config, EncoderDecoderConfig)
         outputs = (config.decoder.embedding.vocab_size,) if both else arrays["classifier.b"].shape
         recipe = Recipe(config, outputs[-1], batch_size=1, num_epochs=0)
@@ -71,21 +71,21 @@ def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
     return config, unflatten(arrays, like, str(path))
 
 
-def _fields(config: Any) -> Any:
-    """A config and its parts as dictionaries, the parts of a network in one."""
+def _config_fields(config: Any) -> Any:
+    """Convert a config and its parts to dictionaries, the parts of a network in one."""
     if isinstance(config, TransformerConfig):
         for name, value in flat(config).items():
             if callable(value):
                 raise ValueError(f"a file of trained models holds no function: {name}={value!r}")
-        return {name: _fields(value) for name, value in flat(config).items()}
+        return {name: _config_fields(value) for name, value in flat(config).items()}
     if dataclasses.is_dataclass(config):
-        return {f.name: _fields(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        return {f.name: _config_fields(getattr(config, f.name)) for f in dataclasses.fields(config)}
     return config
 
 
-def _config(fields: dict[str, Any]) -> TransformerConfig | EncoderDecoderConfig:
+def _restore_config(fields: dict[str, Any]) -> TransformerConfig | EncoderDecoderConfig:
     if "encoder" in fields:
-        halves = {name: _config(fields.pop(name)) for name in ("encoder", "decoder")}
+        halves = {name: _restore_config(fields.pop(name)) for name in ("encoder", "decoder")}
         return EncoderDecoderConfig(**halves, **fields)
 
     def restored(name, value):
@@ -93,7 +93,7 @@ def _config(fields: dict[str, Any]) -> TransformerConfig | EncoderDecoderConfig:
             kind = Mixing if name == "mixing" else Gains
             return kind(**{part: restored(name, gain) for part, gain in value.items()})
         if isinstance(value, list):
-            return jnp.asarray(value) if name in SWEPT else _tuples(value)
+            return jnp.asarray(value) if name in SWEPT else _as_tuples(value)
         return value
 
     embedding = fields.pop("embedding")
@@ -103,6 +103,6 @@ def _config(fields: dict[str, Any]) -> TransformerConfig | EncoderDecoderConfig:
     )
 
 
-def _tuples(value):
-    """Lists of JSON as the tuples that they were, at every depth."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def _as_tuples(value):
+    """Convert lists of JSON to the tuples that they were, at every depth."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value

@@ -32,7 +32,12 @@ class Model(struct.Struct):
 
 
 def init_model(key: Any, recipe: Recipe, init_scale: Any = 1.0) -> Any:
-    """Initial weights: the network by its config, the classifier normal(0, 0.02), bias 0.
+    """Draw initial weights: the network by its config, the classifier normal(0, 0.02), bias 0.
+
+    Args:
+        key: Of all weights.
+        recipe: With the network.
+        init_scale: Multiplies the layers' weights.
 
     Returns:
         A `Model`; `EncoderDecoderParams` where the config is of an encoder-decoder.
@@ -57,10 +62,12 @@ def forward(
     dropout_rate: Any = 0.0,
     output_dropout: Any = False,
 ) -> Float[Array, "n c"]:
-    """Logits of one example; with a key, dropout on embedding, attention weights and branches.
+    """Compute logits of one example; with a key, dropout on embedding, attention weights, branches.
 
     Args:
+        model: Network and classifier.
         inputs: Token ids [n] or vectors [n, i].
+        config: Of the network.
         mask: Bool [n], which tokens exist, or [n, n], which tokens a token may attend to.
         positions: Int [n], positions of the tokens; 0..n-1 by default.
         dropout_key, dropout_rate: None for none.
@@ -98,7 +105,7 @@ def batch_forward(
     output_dropout: Any = False,
     batch_size: int | None = None,
 ) -> Float[Array, "b n c"]:
-    """Logits of every example; `batch_size` at a time where that is given.
+    """Compute logits of every example; `batch_size` at a time where that is given.
 
     Args:
         model: A `Model` with Examples; EncoderDecoderParams with SequencePairs, whose targets are
@@ -151,7 +158,7 @@ def batch_forward(
 def decode_pairs(
     model: EncoderDecoderParams, pairs: SequencePairs, config: EncoderDecoderConfig
 ) -> Decoded:
-    """What the model writes for each source, as long as the longest target; leaves [b, n, ...]."""
+    """Decode each source, as long as the longest target; leaves [b, n, ...]."""
 
     def single(source: Any, mask: Any) -> Decoded:
         return greedy_decode(
@@ -168,6 +175,6 @@ def decode_pairs(
 
 
 def exact_share(decoded: Decoded, pairs: SequencePairs) -> Float[Array, ""]:
-    """Share of the sequences that are written as their targets, the end mark in its place."""
+    """Compute the share of sequences written as their targets, the end mark in its place."""
     exact = jnp.all((decoded.tokens == pairs.labels) | ~pairs.mask, axis=1)
     return jnp.mean(exact.astype(jnp.float32))

@@ -110,28 +110,33 @@ class Hyper(struct.Struct):
     start: Any = None
 
 
-def config_of(
-    recipe: Recipe, hyper: Hyper, **more: Any
+def run_config(
+    recipe: Recipe, hyper: Hyper, **fields: Any
 ) -> TransformerConfig | EncoderDecoderConfig:
-    """The recipe's network with the floats of one run, and `more` fields, of both halves alike."""
+    """Returns the recipe's network with the floats of one run.
+
+    Args:
+        recipe, hyper: Of the run.
+        **fields: Replaced too, in both halves of an encoder-decoder alike.
+    """
     config, floats = recipe.config, hyper.network or {}
     if not isinstance(config, EncoderDecoderConfig):
-        return config.replace(**floats, **more)
+        return config.replace(**floats, **fields)
     halves = {"encoder": config.encoder, "decoder": config.decoder}
-    own = {
-        half: network.replace(**floats.get(half, {}), **more) for half, network in halves.items()
+    half_floats = {
+        half: network.replace(**floats.get(half, {}), **fields) for half, network in halves.items()
     }
-    return config.replace(**own)
+    return config.replace(**half_floats)
 
 
 def check_hyper(hyper: Hyper, recipe: Recipe) -> None:
     """Raises an error for invalid floats or arrays of them; traced ones are not checked."""
-    if fault := fault_of(hyper, recipe):
+    if fault := find_fault(hyper, recipe):
         raise ValueError(fault)
 
 
-def fault_of(hyper: Hyper, recipe: Recipe) -> str:
-    """What is wrong with the floats of a run, or with arrays of them, in one line; "" for none."""
+def find_fault(hyper: Hyper, recipe: Recipe) -> str:
+    """Returns what is wrong with the floats of a run, or arrays of them; "" for nothing."""
 
     warmup, smoothing = np.asarray(hyper.warmup), np.asarray(hyper.label_smoothing)
     none = f"smooths classes, and loss={recipe.loss!r} has none"

@@ -19,7 +19,7 @@ from rank_collapse.training.models import (
     forward as forward,
     init_model as init_model,
 )
-from rank_collapse.training.recipe import Hyper as Hyper, Recipe as Recipe, config_of
+from rank_collapse.training.recipe import Hyper as Hyper, Recipe as Recipe, run_config
 from rank_collapse.training.tasks.examples import LOSSES, token_mask
 
 
@@ -32,29 +32,33 @@ class TrainState(struct.Struct):
 
 
 def num_batches(num_examples: int, batch_size: int) -> int:
-    """Steps in an epoch; the last one may have fewer examples."""
+    """Count the steps of an epoch; the last one may have fewer examples."""
     return -(-num_examples // batch_size)
 
 
 def schedule_factor(
     recipe: Recipe, epoch: Any, step: Any, steps_per_epoch: int, warmup: Any = 0.0
 ) -> Any:
-    """What multiplies the learning rate at a step; see `Recipe.schedule`.
+    """Compute what multiplies the learning rate at a step; see `Recipe.schedule`.
 
     Every schedule is multiplied by min(1, s / warmup), s = step + 1; inverse_sqrt is then
     min(s / warmup, √(warmup / s)) (Vaswani et al. 2017, equation 3, whose d^-½ warmup^-½ is the
     learning rate here, the largest that is reached).
 
     Args:
-        epoch: Number of the epoch; may be traced, as all that follow but the last but one.
-        warmup: Steps of the warm-up; 0 for none.
+        recipe: With the schedule.
+        epoch, step: Numbers since the start; may be traced.
+        steps_per_epoch: Static.
+        warmup: Steps of the warm-up; 0 for none; may be traced.
     """
     warmup = jnp.maximum(jnp.asarray(warmup, jnp.float32), 1.0)
     nth = jnp.asarray(step + 1, jnp.float32)
-    return jnp.minimum(nth / warmup, 1.0) * _schedule(recipe, epoch, step, steps_per_epoch, warmup)
+    return jnp.minimum(nth / warmup, 1.0) * _schedule_shape(
+        recipe, epoch, step, steps_per_epoch, warmup
+    )
 
 
-def _schedule(recipe, epoch, step, steps_per_epoch, warmup):
+def _schedule_shape(recipe, epoch, step, steps_per_epoch, warmup):
     if recipe.schedule == "milestones":
         passed = sum(jnp.asarray(epoch >= m, jnp.float32) for m in recipe.milestones)
         return jnp.asarray(recipe.decay, jnp.float32) ** passed
@@ -66,7 +70,7 @@ def _schedule(recipe, epoch, step, steps_per_epoch, warmup):
 
 
 def make_optimizer(hyper: Hyper, recipe: Recipe) -> Any:
-    """Everything of the optimizer but the learning rate: clipping, decay, Adam or RAdam."""
+    """Makes everything of the optimizer but the learning rate: clipping, decay, Adam or RAdam."""
     import optax  # here: it takes half a second, which `--help` need not
 
     clip = [] if recipe.clip_norm is None else [optax.clip_by_global_norm(recipe.clip_norm)]
@@ -76,10 +80,15 @@ def make_optimizer(hyper: Hyper, recipe: Recipe) -> Any:
 
 
 def init_state(key: Any, hyper: Hyper, recipe: Recipe) -> TrainState:
-    """The state before the first step."""
+    """Initialise the state before the first step.
+
+    Args:
+        key: Split for weights, and for dropout and the order of the examples.
+        hyper, recipe: Of the run.
+    """
     key_model, key_train = jax.random.split(key)
-    own = dataclasses.replace(recipe, config=config_of(recipe, hyper))
-    model = init_model(key_model, own, hyper.init_scale)
+    run_recipe = dataclasses.replace(recipe, config=run_config(recipe, hyper))
+    model = init_model(key_model, run_recipe, hyper.init_scale)
     if recipe.start is not None:
         model = model.replace(network=recipe.start(model.network, hyper.start))
     optimizer = make_optimizer(hyper, recipe).init(model)
@@ -95,13 +104,15 @@ def train_step(
     hyper: Hyper,
     recipe: Recipe,
 ) -> tuple[TrainState, Float[Array, ""]]:
-    """One Adam step on one batch.
+    """Makes one Adam step on one batch.
 
     Args:
+        state: Before the step.
         batch: Examples, or SequencePairs of an encoder-decoder.
         weights: Which of them count: the last batch of an epoch may be short.
         step: Number of the step since the start, which picks the dropout.
         factor: Of the schedule, multiplies the learning rate.
+        hyper, recipe: Of the run.
 
     Returns:
         The state after the step and the loss before it.
@@ -111,9 +122,9 @@ def train_step(
         key = jax.random.fold_in(jax.random.fold_in(state.key, 1), step)
         rate = hyper.dropout
     counts = weights[:, None] & token_mask(batch)
-    config = config_of(recipe, hyper, unroll=recipe.unroll)
+    config = run_config(recipe, hyper, unroll=recipe.unroll)
 
-    def loss(model):
+    def compute_loss(model):
         logits = batch_forward(
             model,
             batch,
@@ -124,7 +135,7 @@ def train_step(
         )
         return LOSSES[recipe.loss](logits, batch.labels, counts, hyper.label_smoothing)
 
-    value, gradient = jax.value_and_grad(loss)(state.model)
+    value, gradient = jax.value_and_grad(compute_loss)(state.model)
     updates, optimizer = make_optimizer(hyper, recipe).update(
         gradient, state.optimizer, state.model
     )
@@ -136,7 +147,14 @@ def train_step(
 def train_epoch(
     state: TrainState, examples: Any, epoch: Any, hyper: Hyper, recipe: Recipe
 ) -> tuple[TrainState, Float[Array, ""]]:
-    """An epoch, the `epoch`-th since the start: (state after it, mean loss)."""
+    """Train for one epoch: (state after it, mean loss).
+
+    Args:
+        state: Before the epoch.
+        examples: The training data.
+        epoch: Number of the epoch since the start.
+        hyper, recipe: Of the run.
+    """
     count, size = len(examples), recipe.batch_size
     steps = recipe.steps_per_epoch or num_batches(count, size)
     order = jnp.arange(count)
@@ -148,12 +166,12 @@ def train_epoch(
     counted = steps * size if recipe.steps_per_epoch else count
     weights = (jnp.arange(steps * size) < counted).reshape(steps, size)
 
-    def body(state, item):
+    def run_step(state, item):
         index, chosen, weights = item
         batch = jax.tree.map(lambda a: a[chosen], examples)
         step = epoch * steps + index
         factor = schedule_factor(recipe, epoch, step, steps, hyper.warmup)
         return train_step(state, batch, weights, step, factor, hyper, recipe)
 
-    state, losses = jax.lax.scan(body, state, (jnp.arange(steps), order, weights))
+    state, losses = jax.lax.scan(run_step, state, (jnp.arange(steps), order, weights))
     return state, jnp.mean(losses)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rank_collapse.measures.table import COLLAPSE
-from rank_collapse.report.alarms import Alarm, alarms
+from rank_collapse.report.alarms import Alarm, find_alarms
 from rank_collapse.runs import metrics
 
 WANDB_STEP = "watch/step"
@@ -110,7 +110,7 @@ class Recorder:
         if not writes:
             return
         said = {(alarm.metric, alarm.threshold) for alarm in self.alarms}
-        for alarm in alarms([row], COLLAPSE):
+        for alarm in find_alarms([row], COLLAPSE):
             if (alarm.metric, alarm.threshold) not in said:
                 self.alarms.append(alarm)
                 self._notes.warn(alarm)

@@ -20,6 +20,7 @@ RANDOM = np.random.default_rng(0)
 
 NUMBER = {"type": ["number", "null"]}
 LAYERS = {"type": "object", "additionalProperties": {"type": "array", "items": NUMBER}}
+ROWS = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
 ABOUT = {
     "source": {"type": "string"},
     "command": {"type": "string"},
@@ -29,6 +30,8 @@ ABOUT = {
     "numbers": {"type": "object", "additionalProperties": NUMBER},
     "upper_bounds": {"type": "array", "items": {"type": "string"}},
     "one_token": {"type": "object", "additionalProperties": {"type": "string"}},
+    "path_lengths": {"type": "array", "items": ROWS},
+    "spikes": {"type": "array", "items": ROWS},
 }
 CHECK = {"type": "object", "properties": ABOUT | {"verdict": ABOUT["source"], "layers": LAYERS}}
 SERIES = {"type": "object", "properties": {"step": {"type": "integer"}}}
@@ -87,9 +90,7 @@ def test_json_and_csv_of_every_command_agree(run, capsys):
     np.testing.assert_allclose(own, first["layers"]["token cosine"], rtol=1e-6)
 
     assert main(["compare", *folders, *IDS, "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert f"{folders[0]} and {folders[1]} have equal numbers\n" in err
-    steps = [json.loads(line) for line in out.splitlines()]
+    steps = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for row in steps:
         valid(row, SERIES)
     assert [row.pop("step") for row in steps] == [0, 10, 200]
@@ -112,8 +113,8 @@ def test_files_of_several(run, tmp_path, capsys, monkeypatch):
             measured[0] = of_library(one, inputs)
         return measured[0]._replace(opened=one)
 
-    of_library = checkpoint.checked
-    monkeypatch.setattr(checkpoint, "checked", once)
+    of_library = checkpoint.measure_checkpoint
+    monkeypatch.setattr(checkpoint, "measure_checkpoint", once)
     folders = [str(run / f"checkpoint-{step}") for step in (0, 10, 200)]
     for count in (2, 3):
         for suffix, magic in MAGIC.items():
@@ -134,7 +135,7 @@ def test_files_of_several(run, tmp_path, capsys, monkeypatch):
 def test_a_panel_has_the_curve_of_each(run):
     """Networks of different depths among them, each over its own layers."""
     one, other = ({"residual ratio": np.full(n, v)} for n, v in ((3, 0.5), (5, 0.25)))
-    (ax,) = compare.by_layer({"a": one, "b": other}).axes
+    (ax,) = compare.layer_figure({"a": one, "b": other}).axes
     found = [line.get_ydata().tolist() for line in ax.get_lines()]
     assert found == [[0.5] * 3, [0.25] * 5] and ax.get_ylim() == (0, 1.05)
 
@@ -206,8 +207,8 @@ def test_a_model_of_the_hub(run, capsys, monkeypatch):
 
 def test_steps_are_the_last_numbers_of_names():
     names = ["hf:EleutherAI/pythia-70m@step1000", "a/checkpoint-20", "b/step5-seed"]
-    assert list(compare.steps_of(names).values()) == [5, 20, 1000]
-    assert compare.steps_of([*names, "c/final"]) is compare.steps_of([*names, "c/5"]) is None
+    assert list(compare.find_steps(names).values()) == [5, 20, 1000]
+    assert compare.find_steps([*names, "c/final"]) is compare.find_steps([*names, "c/5"]) is None
 
 
 def test_a_reader_that_leaves_ends_it_silently(tmp_path, monkeypatch, capsys):

@@ -11,7 +11,7 @@ import pytest
 from experiments.lab import folder
 from rank_collapse.command import main, watch
 from rank_collapse.measures.table import COLLAPSE
-from rank_collapse.report.alarms import alarms
+from rank_collapse.report.alarms import find_alarms
 from rank_collapse.report.metrics import by_step
 from rank_collapse.runs import drawn, metrics
 
@@ -111,7 +111,7 @@ def test_many_lines_are_read_and_drawn_in_proportion(monkeypatch):
     assert time.process_time() - begun < 5  # with steps.index 20,000² / 2 comparisons for each seed
     calls = []
     monkeypatch.setattr("rank_collapse.report.alarms._passed", lambda *_: calls.append(1))
-    assert alarms(rows, COLLAPSE) == [] and not calls  # a call took 60 µs, of every line
+    assert find_alarms(rows, COLLAPSE) == [] and not calls  # a call took 60 µs, of every line
 
 
 def test_a_metric_of_any_name_is_drawn(tmp_path, monkeypatch):

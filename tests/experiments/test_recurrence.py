@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from draws import parameters
 from marks import full_but, full_if
-from refusals import refused
 
 import rank_collapse as rc
 from experiments.paper.circle import recurrence
@@ -28,14 +27,10 @@ def step(x):
     return (x + x**2) @ A.T + others @ B.T
 
 
-def test_jacobians_of_a_step_by_hand():
+def test_the_transverse_jacobian_of_a_step_by_hand():
     point = jnp.array([0.2, -0.7])
     own = A * (1 + 2 * np.array(point))[None, :]
-    for n in (2, 3):
-        found = recurrence.transverse_jacobian(step, point, n)
-        np.testing.assert_allclose(found, own - B, rtol=1e-5)
-    whole = recurrence.jacobian_matrix(step, jnp.tile(point, (2, 1)))
-    np.testing.assert_allclose(whole, np.block([[own, B], [B, own]]), rtol=1e-5)
+    np.testing.assert_allclose(recurrence.transverse_jacobian(step, point), own - B, rtol=1e-5)
 
 
 def test_spectral_radius_is_that_of_complex_eigenvalues():
@@ -143,12 +138,3 @@ def test_distances_at_every_placement_of_norms(placement, x64):
         distance = np.linalg.norm(tokens[0] - tokens[1])
         np.testing.assert_allclose(found[step], np.log10(distance), atol=1e-6)
         tokens = rc.apply(params, tokens, config).output @ w + b[None, :]
-
-
-test_networks_that_have_no_distance_in_logarithms = refused(
-    [
-        ({"embedding": EmbeddingConfig(vocab_size=3, d_embed=4)}, "vocab_size=3"),
-        ({"mask": "causal"}, "mask='causal'"),
-    ],
-    lambda f: recurrence.log_roll_out(None, (0, 0), jnp.ones((2, 2)), config_of(**f), 3),
-)

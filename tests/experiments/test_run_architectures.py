@@ -71,14 +71,14 @@ def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, i
     found, models = result_of(run_architectures, tmp_path)
 
     def lines():
-        rows = list(run_architectures.compare(found, models))
+        rows = list(run_architectures.compare_results(found, models))
         return [row for row in rows if ", layer " in row.quantity], rows[-1]
 
-    assert run_architectures.claims(found, models) == []
+    assert run_architectures.judge_claims(found, models) == []
     _, last = lines()
     assert last.measured == "not compared" and last.note
-    name = "bert/pretrained0/residuals/{}/published/residual_ratio"
-    curves = {v: found[name.format(v)].mean(axis=0, dtype=float) for v in surgery.ABLATIONS}
+    measured = found["bert"]["pretrained"]
+    curves = {v: measured[v, "published"][0].mean(axis=0) for v in surgery.ABLATIONS}
     curves["SAN"][2] += 1e4
     for module in (published, run_architectures):
         monkeypatch.setattr(module, "published_curves", lambda *_: {"pretrained": curves})
@@ -94,7 +94,6 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch)
         settings={},
         has_weights=False,
         config=SimpleNamespace(depth=4),
-        ablations=[(variant, "published") for variant in surgery.ABLATIONS],
     )
 
     def answers(published, seeds=40, first=0.6):
@@ -104,12 +103,8 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch)
         skip = np.linspace(0.6, 0.4, 5) + 0.02 * rng.normal(size=(seeds, 1))
         curves = {"SAN": [first] + [1.05e-7] * 4, "SAN+skip": published}
         monkeypatch.setattr(run_architectures, "published_curves", lambda *_: {"init": curves})
-        results = {
-            f"bert/init{seed}/residuals/{variant}/published/residual_ratio": curve[None]
-            for variant, ours in (("SAN", san), ("SAN+skip", skip))
-            for seed, curve in enumerate(ours)
-        }
-        rows = run_architectures.claims(results, [model])
+        ours = {("SAN", "published"): san[:, None], ("SAN+skip", "published"): skip[:, None]}
+        rows = run_architectures.judge_claims({"bert": {"init": ours}}, [model])
         found = answered(rows)[1]
         assert [found[key] for key in ("skips", "skips stop", "collapse")] == [HOLDS] * 3
         return found.get("curves")

@@ -18,7 +18,7 @@ from experiments.lab.executor import Chunk
 from experiments.lab.labelled import join_datasets, make_dataset
 from experiments.paper import inputs
 from experiments.paper.collapse import claims as collapse_claims, measure
-from experiments.paper.collapse.figures import slowed
+from experiments.paper.collapse.figures import raised_constant
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
 
@@ -35,7 +35,7 @@ def test_the_run_measures_what_the_library_gives_one_by_one(base):
     ids, _ = inputs.read_tokens(options)
     key_tokens, key_params = jax.random.split(jax.random.fold_in(jax.random.key(0), 2))
     x = inputs.input_tokens(key_tokens, ids, options)
-    for variant, config in run_collapse.configs_of(options, "none", options.variants).items():
+    for variant, config in run_collapse.make_configs(options, "none", options.variants).items():
         params = rc.init(key_params, config)
         hidden = rc.apply(params, x, config).hidden
         found = {n: saved[f"seeds/{n}/{variant}"][2] for n in ("ratio", *run_collapse.COLUMNS[1:3])}
@@ -52,11 +52,11 @@ def test_rows_figures_and_statements_are_of_the_arrays(base):
     for column in ("log10_bound", "tightness_mean"):
         assert all((r[column] != "") == (r["variant"] == "san") for r in table)
     found, setup = result_of(run_collapse, base)
-    compared = {c.quantity: c for c in run_collapse.compare(found, setup)}
+    compared = {c.quantity: c for c in run_collapse.compare_results(found, setup)}
     assert "attention alone: residual ratio after 3 layers" in compared
     free = [c.measured for q, c in compared.items() if "needs no condition" in q]
     assert free and not any(free)
-    given = {row.key: row for row in run_collapse.claims(found, setup)}
+    given = {row.key: row for row in run_collapse.judge_claims(found, setup)}
     assert given["rate"].draws == 3
     assert given["heads bound"].estimate == 0 and "cases" in given["heads bound"].note
     assert given["skips"].estimate > 1
@@ -116,16 +116,16 @@ def test_another_text_is_another_config(base, tmp_path, capsys):
 
 
 def test_rates_are_only_given_where_they_mean_something():
-    profile = xr.DataArray([2.0, 0.5, -2.0, -6.0, -18.0, -np.inf], dims="layer")
-    wanted = [np.nan, 0.25, np.nan, 3.0, 3.0, np.nan]
-    np.testing.assert_allclose(measure.rates(profile), wanted)
+    profile = xr.DataArray([2.0, 0.5, -2.0, -6.0, -18.0, -54.0, -np.inf], dims="layer")
+    wanted = [np.nan, np.nan, np.nan, 4 / 2.5, 3.0, 3.0, np.nan]
+    np.testing.assert_allclose(measure.local_rates(profile), wanted)
 
 
 def test_a_layer_above_a_bound_is_counted_but_for_rounding():
     found = {"log10_residual": [[1.0, 0.0, -5e6]], "bound": [[1.0, -1e-4, -5e6 - 20]]}
     for bound, count in ((found["bound"], 0), ([[0.0, 9.0, -6e6]], 2)):
         own = xr.Dataset({n: (("seed", "layer"), a) for n, a in (found | {"bound": bound}).items()})
-        assert collapse_claims.above(own, "bound") == count
+        assert collapse_claims.count_above(own, "bound") == count
 
 
 def variant_of(log10_ratio, rate=3.0, left=None):
@@ -147,16 +147,16 @@ def at(norm="none", weight_scale=1.0, skip_gain=1.0, swept=None, **variants):
     found = {f"{m}/{v}": a for v, own in variants.items() for m, a in own.items()}
     found |= {f"swept/{gain}": curve for gain, curve in (swept or {}).items()}
     own = make_dataset(found, ("variant", "layer"), swept=("mlp_gain", "layer"))
-    own["local_rate"] = measure.rates(own.log10_residual)
+    own["local_rate"] = measure.local_rates(own.log10_residual)
     return {(norm, weight_scale, skip_gain): own}
 
 
 def claims_of(points):
-    return run_collapse.claims(join_datasets(points, run_collapse.AXES), None)
+    return run_collapse.judge_claims(join_datasets(points, run_collapse.AXES), None)
 
 
 def compare_of(points):
-    return run_collapse.compare(join_datasets(points, run_collapse.AXES), None)
+    return run_collapse.compare_results(join_datasets(points, run_collapse.AXES), None)
 
 
 def test_every_variant_has_a_published_curve_to_stand_beside():
@@ -289,7 +289,7 @@ def test_where_mlps_begin_to_slow_the_collapse():
     ((_, own),) = at(san={"log10_residual": np.full((3, 2), -1.5)}, swept=curves).items()
     own = own.assign_coords(layer=[0, 1])
     np.testing.assert_array_equal(own.mlp_gain, gains)
-    np.testing.assert_allclose(slowed(own), [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
+    np.testing.assert_allclose(raised_constant(own), [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
 
 
 @pytest.mark.full
@@ -321,8 +321,8 @@ def test_what_float32_cannot_decide_comes_from_float64_or_is_proved(certify):
         def laid_out(self, chunk):
             return drawn, chunk.floats
 
-    progress = SimpleNamespace(paused=lambda what: nullcontext(), say=lines.append)
-    program = measure.Decided(Measured(), {"san": config}, "none", certify, progress)
+    progress = SimpleNamespace(time_activity=lambda what: nullcontext(), say=lines.append)
+    program = measure.DecidedProgram(Measured(), {"san": config}, "none", certify, progress)
     chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.ones(3)))
     found = program(chunk)["log10_residual"]["san"]
     x, params = jax.tree.map(lambda a: a[1], drawn)
@@ -331,7 +331,7 @@ def test_what_float32_cannot_decide_comes_from_float64_or_is_proved(certify):
     np.testing.assert_array_equal(found[[0, 2]], profile[[0, 2]])
     assert np.isnan(profile[1, 1])  # what was given stays as it was
     assert lines == ["san (norm=none), seed 5: proved to layer 2 with 50 digits"] * certify
-    proved, line = measure.proved(profile[1], params, x, config)
+    proved, line = measure.prove_profile(profile[1], params, x, config)
     exact = rc.theory.exact_profile(params, x, config)
     np.testing.assert_allclose(proved, exact.profile, rtol=1e-6)
     assert line == f"proved to layer 2 with {exact.digits} digits"

@@ -6,13 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gradient_norms import move_weights
 from trained_runs import parsed, result_of, rows, run
 
 import rank_collapse as rc
 from experiments import run_stability
-from experiments.note.stability import measure, networks, results
-from experiments.note.stability.networks import Case, base_config, configs_of
+from experiments.note.stability import measure, results
+from experiments.note.stability.measure import Case, base_config, make_configs
 from rank_collapse.network.measured import updates
 
 TINY = [
@@ -33,8 +32,8 @@ asked = partial(parsed, run_stability, *TINY)
 def shown(folder):
     """(results, {quantity: comparison}, claims) of a finished run."""
     found, configs = result_of(run_stability, folder)
-    compared = {row.quantity: row for row in run_stability.compare(found, configs)}
-    return found, compared, list(run_stability.claims(found, configs))
+    compared = {row.quantity: row for row in run_stability.compare_results(found, configs)}
+    return found, compared, list(run_stability.judge_claims(found, configs))
 
 
 @pytest.mark.full
@@ -80,7 +79,7 @@ def test_networks_that_are_trained_begin_as_those_of_run_trainability(tmp_path):
 
 def test_layers_past_a_networks_own_change_nothing():
     """A network of 2 layers inside one of 4 is the one of 2: gains, and what is cut away."""
-    found = configs_of(asked("--designs=pre,depth_scaled", "--mlp=relu", "--depths=2,4"))
+    found = make_configs(asked("--designs=pre,depth_scaled", "--mlp=relu", "--depths=2,4"))
     assert [case.branches for case in found] == 2 * [4, 8]
     for case, config in found.items():
         np.testing.assert_array_equal(config.skip_gain.mlp, [1, 1, 1, 1])
@@ -91,11 +90,11 @@ def test_layers_past_a_networks_own_change_nothing():
 def test_omega_is_profiled_on_the_seeds_own_batch():
     """That of 2 layers inside a network of 4 is that of the 2; given gains stay as they are."""
     options = asked("--designs=admin,admin_const", "--mlp=relu", "--depths=2,4")
-    configs = configs_of(options)
+    configs = make_configs(options)
     drawn = measure.draw(options, jax.random.key(0), next(iter(configs.values())))
     params, batch = drawn["params"], drawn["batch"]
-    assert batch.shape == (measure.PROFILED, 6, 8)
-    profiled = jax.jit(networks.with_omega)
+    assert batch.shape == (measure.NUM_PROFILED, 6, 8)
+    profiled = jax.jit(measure.profile_omega)
     found = [profiled(params, batch, config).skip_gain for config in configs.values()]
     own = rc.design(base_config(options, 2), "admin", learned=False)
     short = params.replace(layers=jax.tree.map(lambda a: a[:2], params.layers))
@@ -114,14 +113,14 @@ def small_network():
 
 
 def normalised(params, x, config):
-    return networks.normalised_output(rc.apply(params, x, config), config)
+    return measure.normalised_output(rc.apply(params, x, config), config)
 
 
 def test_the_change_of_an_update_is_the_librarys():
     config, params, other, x = small_network()
     direction, before = updates.get_weight_matrices(other), normalised(params, x, config)
-    found = networks.changes(params, x, config, before, {"there": direction}, 1e-2)["there"]
-    moved = move_weights(params, direction, 1e-2)
+    found = measure.output_changes(params, x, config, before, {"there": direction}, 1e-2)["there"]
+    moved = measure.move_weights(params, direction, 1e-2)
     wanted = updates.output_change(params, moved, x, config)[-1]
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
@@ -134,9 +133,9 @@ def test_an_sgd_step_and_its_bound_are_those_of_a_step_taken():
     def loss(params):
         return jnp.sum(target * normalised(params, x, config)), "aside"
 
-    gradients, aside = networks.gradients(loss, params)
+    gradients, aside = measure.matrix_gradients(loss, params)
     assert aside == "aside"
-    found = networks.sgd_change(params, x, config, gradients)
+    found = measure.sgd_change(params, x, config, gradients)
     eta, own = 1e-3, updates.get_weight_matrices(params)
     moved = updates.replace_weight_matrices(
         params, jax.tree.map(lambda w, g: w - eta * g, own, gradients)
@@ -145,15 +144,15 @@ def test_an_sgd_step_and_its_bound_are_those_of_a_step_taken():
     np.testing.assert_allclose(found, jnp.mean((after - before) ** 2) / eta**2, rtol=0.05)
     # a step of relative size e along each gradient lowers the loss by e Σ‖W‖‖∂W‖
     e = 1e-3
-    stepped = move_weights(params, jax.tree.map(jnp.negative, gradients), e)
-    bound = networks.gradient_bound(params, gradients, target, e)
+    stepped = measure.move_weights(params, jax.tree.map(jnp.negative, gradients), e)
+    bound = measure.gradient_bound(params, gradients, target, e)
     lowered = (loss(params)[0] - loss(stepped)[0]) ** 2 / jnp.sum(target**2) / target.size
     np.testing.assert_allclose(bound, lowered, rtol=0.05)
 
 
 def test_places_between_the_laws():
     laws = {"O(N)": 1.0, "O(log N)": 0.3, "O(1)": 0.1}
-    found = [results.place(e, laws) for e in (-0.1, 0.1, 0.2, 0.3, 0.65, 1.0, 1.35)]
+    found = [results.place_between(e, laws) for e in (-0.1, 0.1, 0.2, 0.3, 0.65, 1.0, 1.35)]
     np.testing.assert_allclose(found, [-1, 0, 0.5, 1, 1.5, 2, 2.5])
 
 
@@ -173,7 +172,7 @@ def test_a_statement_of_theorem_2_is_decided_by_what_the_theorem_is_about():
             | dict.fromkeys(others, depth ** np.array([5.0, 6.0, 7.0]))
             for depth in (3, 6, 12, 25)
         }
-        first, second, _ = run_stability.claims({"networks": own}, {})
+        first, second, _ = run_stability.judge_claims({"networks": own}, {})
         assert (first.key, second.key) == ("O(N)", "independent updates") and second.estimate > 5
         found[name] = first.estimate
     assert found["equal"] == pytest.approx(2) and found["like Pre-LN's"] == pytest.approx(1)
@@ -182,6 +181,6 @@ def test_a_statement_of_theorem_2_is_decided_by_what_the_theorem_is_about():
 
 def test_exponents_of_the_laws():
     n = np.array([12, 24, 48, 96])
-    np.testing.assert_allclose(results.exponents(n, np.stack([3.0 * n, n**0.5])), [1, 0.5])
+    np.testing.assert_allclose(results.fit_exponents(n, np.stack([3.0 * n, n**0.5])), [1, 0.5])
     laws = results.law_exponents(n)
     assert abs(laws["O(N)"] - 1) < 1e-9 and 0.2 < laws["O(log N)"] < 0.4 and laws["O(1)"] < 0.05

@@ -18,7 +18,7 @@ from experiments.train.training import Training
 from experiments.verdicts.claims import judge_rows
 from rank_collapse.report.intervals import wilson_interval
 from rank_collapse.runs.seeds import seed_keys
-from rank_collapse.training.recipe import Hyper, Recipe, config_of
+from rank_collapse.training.recipe import Hyper, Recipe, run_config
 from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.training import batch_forward, init_state
 
@@ -50,7 +50,7 @@ def test_every_cell_and_seed_is_in_the_table(folder):
     results, wanted = result_of(own, folder)
     assert list(results) == wanted and len(wanted) == 4 and len(table) == 8
     limit = designs.guess_limit(8 * 4, 3)
-    for i, (cell, row) in enumerate(zip(wanted, own.compare(results, wanted), strict=True)):
+    for i, (cell, row) in enumerate(zip(wanted, own.compare_results(results, wanted), strict=True)):
         seeds = table[2 * i : 2 * i + 2]
         assert {row["design"] for row in seeds} == {cell.design}
         accuracies = [float(row["accuracy"]) for row in seeds]
@@ -104,7 +104,7 @@ def test_an_interrupted_chunk_goes_on_behind_its_last_look(folder, tmp_path, mon
     assert "resumed after epoch 1" in (tmp_path / "log.txt").read_text()
     whole, found = arrays(folder), arrays(tmp_path)
     assert {len(found[name][0]) for name in found if name.endswith("accuracy")} == {3}
-    for name in (n for n in found if "seconds" not in n):
+    for name in found:
         np.testing.assert_allclose(found[name], whole[name], 1e-5, 1e-7, err_msg=name)
 
 
@@ -113,19 +113,19 @@ def test_measured_before_training_as_by_hand(folder, x64):
     """The loss is the cross-entropy written out; norms are of its gradient in float64."""
     options = parsed(binary, *ARGUMENTS)
     cell = next(c for c in binary.cells_of(options) if c.design == "depth_scaled")
-    config, floats = designs.split(designs.network_of(options, cell))
+    config, floats = designs.split_floats(designs.make_network(options, cell))
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2, shuffle=True)
     hyper = Hyper(dropout=None, network=floats)
     key_data, key_state = jax.random.split(seed_keys(0, 2)[1])
     with jax.enable_x64(False):
         model = init_state(key_state, hyper, recipe).model
-        data = designs.data_of(options, 4, key_data)
+        data = designs.make_data(options, 4, key_data)
     model = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), model)
     assert floats["branch_gain"] < 1
 
     @jax.jit
     def loss(model):
-        logits = batch_forward(model, data["eval"], config_of(recipe, hyper))
+        logits = batch_forward(model, data["eval"], run_config(recipe, hyper))
         picked = jnp.take_along_axis(logits, data["eval"].labels[..., None], axis=-1)[..., 0]
         return jnp.mean(jnp.log(jnp.sum(jnp.exp(logits), axis=-1)) - picked)
 
@@ -147,13 +147,15 @@ def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
     name = "designs depth=1 admin rate=0.001 warmup=0 batch=4"
     assert np.isfinite(arrays(tmp_path)[f"{name}/losses"]).all()
     options = parsed(binary, *arguments)
-    config, floats = designs.split(designs.network_of(options, binary.cells_of(options)[0]))
+    config, floats = designs.split_floats(
+        designs.make_network(options, binary.cells_of(options)[0])
+    )
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2)
     hyper = Hyper(dropout=None, network=floats | {"branch_gain": 2.0})
     omegas = []
     for seed in range(2):
         model = init_state(jax.random.key(seed), hyper, recipe).model
-        data = designs.data_of(options, 4, jax.random.key(seed))
+        data = designs.make_data(options, 4, jax.random.key(seed))
         found = designs.admin_gains(recipe, model, data, hyper).network
         assert found["branch_gain"] == 2.0 and float(found["skip_gain"].attention[0]) == 1
         own = config.replace(branch_gain=2.0, skip_gain=1.0)
@@ -176,7 +178,7 @@ def test_who_fails():
         "losses": np.array([[2.0, np.nan], [2.0, 2.0], [2.0, 0.1], [2.0, 1.0]]),
         "accuracy": np.array([[0.1, 0.9], [0.9, 0.12], [0.1, 0.13], [0.1, np.nan]]),
     }
-    np.testing.assert_array_equal(designs.failed(found, 0.12), [True, True, False, True])
+    np.testing.assert_array_equal(designs.has_failed(found, 0.12), [True, True, False, True])
 
 
 def cell_of(design, depth, accuracy, warmup=0, seeds=8):
@@ -195,7 +197,7 @@ def cell_of(design, depth, accuracy, warmup=0, seeds=8):
 
 
 def claims(found):
-    return list(binary.claims(found, []))
+    return list(binary.judge_claims(found, []))
 
 
 @pytest.mark.parametrize(
@@ -227,12 +229,12 @@ def test_verdicts_against_the_published_table(design, depth, accuracy, key, verd
         warm = cell_of("pre", depth, 0.6, 100) | cell_of(design, depth, accuracy, 100)
         settings = [row.setting for row in claims(pre | own | warm)]
         assert settings and all("warm-up 100" in setting for setting in settings)
-    *_, row = binary.compare(pre | own, [])
+    *_, row = binary.compare_results(pre | own, [])
     assert (row.published is not None) == bool(key)
     assert row.published == "failed" or key != "post fails"
 
 
 def test_reverse_is_what_is_learned():
-    data = designs.data_of(parsed(binary, *ARGUMENTS), 4, jax.random.key(0))
+    data = designs.make_data(parsed(binary, *ARGUMENTS), 4, jax.random.key(0))
     assert isinstance(data["train"], Examples) and data["train"].inputs.shape == (100, 4)
     np.testing.assert_array_equal(data["train"].labels, data["train"].inputs[:, ::-1])

@@ -21,7 +21,9 @@ from trained_runs import (
 
 from experiments import run_convex_hull, run_memorization, run_sort
 from experiments.lab.labelled import make_dataset
-from experiments.paper.path_accuracies import BASELINES, accuracies
+from experiments.paper.paths import figures, results
+from experiments.paper.paths.measure import BASELINES
+from experiments.paper.paths.results import accuracies
 from experiments.train import arguments
 from experiments.train.watched import layer_scalars
 from experiments.verdicts.claims import FINDING
@@ -42,7 +44,7 @@ SORT = (
     "--learning_rate=1e-2",
     "--n_eval_data=20",
 )
-MEASURED = (*SORT, "--no_sub_path", "--do_rank", "--compute_alpha", "--path_len", "0")
+MEASURED = (*SORT, "--no_sub_path", "--path_len", "0")
 
 
 folder = finished(run_sort, *MEASURED, "--keep_models", "--monitor")
@@ -66,8 +68,8 @@ def test_sort_writes_everything(folder):
         np.testing.assert_allclose(own[name].isel(path_length=at), own.whole, rtol=1e-6)
     added = own.shapley.sum("path_length")
     np.testing.assert_allclose(added, own.whole - own.offset, rtol=1e-5)
-    # Per seed: whole, whole_train, 2 baselines, offset, 3 sizes x 3 lengths x 2 repeats, 7 x 3.
-    assert len(rows(folder)) == 2 * (5 + 18 + 21)
+    # Per seed: whole, whole_train, 2 baselines, offset, 3 sizes x 3 lengths x 2 repeats, 5 x 3.
+    assert len(rows(folder)) == 2 * (5 + 18 + 15)
     semantics = {r["evaluation"]: r["semantics"] for r in rows(folder)}
     assert semantics["sampled"] == "recomputed" and semantics["truncated"] == "self-consistent"
     assert semantics["exact"] == semantics["offset"] == "frozen"
@@ -112,7 +114,7 @@ def test_what_is_watched_has_a_line_for_every_seed_and_epoch(folder):
     key_data, key_state = jax.random.split(seed_keys(options.seed, 2)[1])
     setup = run_sort.make_setup(options)
     data = setup.make_data(key_data)
-    untrained = init_state(key_state, arguments.hyper(options), setup.recipe).model
+    untrained = init_state(key_state, arguments.make_hyper(options), setup.recipe).model
     (first,) = (line for line in lines if line["seed"] == 1 and line["step"] == 0)
     for line, model in ((first, untrained), (lines[-1], seed_of(models, 1))):
         for name, by_layer in layer_scalars(model, data, config).items():
@@ -133,30 +135,17 @@ def test_files_asked_for_later_are_refused(flag, folder, tmp_path, capsys):
 def test_a_seed_that_diverged_is_kept_apart(folder):
     found, setup = result_of(run_sort, folder)
     found = found.assign(fine=("seed", [True, False]))
-    assert {row.draws for row in run_sort.claims(found, setup)} <= {0, 1}
-    whole, *_ = run_sort.compare(found, setup)
+    assert {row.draws for row in results.judge_claims("sorting", found, setup)} <= {0, 1}
+    whole, *_ = results.compare_results(found, setup)
     accuracy = float(found.whole.sel(metric="accuracy", seed=0))
     assert whole.measured == f"{accuracy:.3f}"
-    table = run_sort.table(found, setup)
+    table = results.make_rows(found, setup)
     assert {(r["seed"], r["diverged"]) for r in table} == {(0, 0), (1, 1)}
-    for drawing in run_sort.FIGURES.values():
-        if drawing.there(found, setup):
-            drawing.draw(found, setup)
+    for draw in figures.FIGURES.values():
+        draw(found, setup)
 
 
-@pytest.mark.full
-def test_all_heads_is_one_path(tmp_path):
-    arguments = [*SORT, "--all_heads", "--semantics=frozen", "--n_epochs=0"]
-    assert run(run_sort, arguments, tmp_path) == 0
-    sampled = [r for r in rows(tmp_path) if r["evaluation"] == "all heads"]
-    assert [(r["num_paths"], r["path_length"]) for r in sampled] == [("1", "2")] * 2
-    # Through every head of every layer: the attention of the whole model, without its skips.
-    exact = [r for r in rows(tmp_path) if (r["evaluation"], r["path_length"]) == ("alone", "2")]
-    for one, other in zip(sampled, exact, strict=True):
-        assert float(one["loss"]) == pytest.approx(float(other["loss"]), rel=1e-5)
-
-
-HULL = "--seq_len=8 --hidden_dim=16 --ffn2 --do_mlp --all_heads --n_train_data=1000 --n_epochs=20 "
+HULL = "--seq_len=8 --hidden_dim=16 --ffn2 --do_mlp --n_train_data=1000 --n_epochs=20 "
 HULL += "--batch_sz=10 --learning_rate=3e-3 --n_eval_data=40"
 LABELS = "--task_name=shipped --max_seq_length=20 --n_train_data=4 --n_paths=5 --n_repeat=1 "
 LABELS += "--num_train_epochs=60 --batch_sz=2 --learning_rate=1e-2"
@@ -232,7 +221,7 @@ def made_of(carried=1.0, sets=(0.3, 0.9, 0.4, 0.2), seeds=8, below=0):
     ],
 )
 def test_verdicts(fields, suffice, one, falls):
-    rows = list(run_sort.claims(made_of(**fields), SETUP))
+    rows = list(results.judge_claims("sorting", made_of(**fields), SETUP))
     answers, found = answered(rows)[1], verdicts(rows)
     assert [key for key, answer in answers.items() if answer == FINDING] == ["biases", "all of it"]
     assert [found[key] for key in ("short suffice", "one short", "falls")] == [suffice, one, falls]
@@ -241,16 +230,18 @@ def test_verdicts(fields, suffice, one, falls):
 def test_no_seed_is_left_out_but_of_findings_on_what_was_learned():
     found = made_of(seeds=5)
     found.whole.values[1] = 0.6
-    rows = list(run_sort.claims(found, SETUP))
+    rows = list(results.judge_claims("sorting", found, SETUP))
     assert "1 of 5 draws have no number" in rows[0].note  # which may be on either side
     draws = {row.key: row.draws for row in rows}
     assert draws == {"short suffice": 4, "one short": 5, "falls": 5, "biases": 4, "all of it": 4}
-    biases = next(row for row in run_sort.claims(made_of(), SETUP) if row.key == "biases")
+    biases = next(
+        row for row in results.judge_claims("sorting", made_of(), SETUP) if row.key == "biases"
+    )
     assert biases.estimate == pytest.approx((0.7 - 0.6) / (0.95 - 0.6))
 
 
 def test_what_is_shown_beside_published_values():
-    found = {c.quantity: c for c in run_sort.compare(made_of(), SETUP)}
+    found = {c.quantity: c for c in results.compare_results(made_of(), SETUP)}
     whole = found["token accuracy of the whole model"]
     assert whole.measured.startswith("0.950") and whole.published == 0.98
     text = "path length {}: without longer paths, self-consistent"

@@ -113,7 +113,7 @@ def parameters(depth, width):
 def test_every_depth_has_the_width_nearest_in_parameters(by_depth):
     target = parameters(2, 8)
     for depth in (1, 4):
-        found = run_width.shape_of(result_of(run_width, by_depth)[1][f"depth {depth}"])
+        found = run_width.describe_shape(result_of(run_width, by_depth)[1][f"depth {depth}"])
         widths = range(2, 40, 2)  # a multiple of the heads; at depth 4 the next above is nearest
         best = min(widths, key=lambda w, d=depth: abs(parameters(d, w) - target))
         assert (found["hidden_dim"], found["parameters"]) == (best, parameters(depth, best))

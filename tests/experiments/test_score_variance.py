@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
-from refusals import refused
 
 import rank_collapse as rc
-from experiments.note.attention_forms.score_variance import score_variance
+from experiments.note.attention_forms.measure import score_variance
 from rank_collapse.network.attention import attention_scores
 
 
@@ -60,11 +59,3 @@ def test_scores_of_many_draws_have_the_variance_of_the_law(d_k, options):
         error = values.std() / np.sqrt(draws)
         assert error < 0.06 * wanted
         assert abs(values.mean() - wanted) < 4 * error
-
-
-test_what_is_refused = refused(
-    [
-        (lambda: score_variance(0), "d_k=0"),
-        (lambda: score_variance(4, "cosine"), "score='cosine'"),
-    ]
-)

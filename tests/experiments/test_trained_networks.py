@@ -28,8 +28,8 @@ ALBERT = "albert-reactions"
 def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
     tiny = [*run_trained.EXPERIMENT.presets["tiny"], "--networks=llama"]
     assert run(run_trained, tiny, tmp_path) == 0
-    found, setup = result_of(run_trained, tmp_path)
-    for network in setup.networks:  # the causal one; the other is that of test_contract
+    found, opened = result_of(run_trained, tmp_path)
+    for network in opened:  # the causal one; the other is that of test_contract
         own, depth = found[network.label], network.source.config.depth
         assert own["paths/lengths"][0][-1] == depth
         for name in ("loss", "right"):
@@ -51,16 +51,16 @@ def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
 
 def test_rate_is_that_of_a_cubic_fall_whatever_the_unit():
     fall = -0.3 * 3.0 ** np.arange(6)[None]
-    np.testing.assert_allclose(results.rate(fall), 3.0)
-    np.testing.assert_allclose(results.rate(fall + 2.0), 3.0)
-    np.testing.assert_allclose(results.rate(np.log10(0.5) * np.arange(6)[None]), 1.0)
+    np.testing.assert_allclose(results.final_rate(fall), 3.0)
+    np.testing.assert_allclose(results.final_rate(fall + 2.0), 3.0)
+    np.testing.assert_allclose(results.final_rate(np.log10(0.5) * np.arange(6)[None]), 1.0)
 
 
 def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
     """The first layer against numpy, where P̃ is one row: the softmax of the mean token's scores."""
     settings = run_trained.UNTRAINED["albert"] | {"initializer_range": 0.5}
     ids, key = np.arange(1, 7), jax.random.key(0)
-    found = measure.theory(pretrained.open_random(settings, key), ids[None], 1)
+    found = measure.measure_bounds(pretrained.open_random(settings, key), ids[None], 1)
     config, params = pretrained.random_like(settings, key)
     x = np.asarray(rc.apply(params, ids, config).hidden[0], np.float64)
     own, mean = (
@@ -88,12 +88,12 @@ def test_texts_are_of_the_vocabulary_and_masks_of_the_texts():
         words |= {word for _ in range(200) for word in kind(draw)}
     listed = sorted(words | {"[CLS]", "[SEP]"})
     for kind in texts.KINDS:
-        lines = texts.as_ids(kind, listed, 5).splitlines()
-        assert len(lines) == 5 and lines == texts.as_ids(kind, listed, 5).splitlines()
+        lines = texts.write_ids(kind, listed, 5).splitlines()
+        assert len(lines) == 5 and lines == texts.write_ids(kind, listed, 5).splitlines()
         assert {line.split()[0] for line in lines} == {str(listed.index("[CLS]"))}
-    batch = tokens.pad([list(range(1, 9)), list(range(1, 6))], vocab_size=20)
+    batch = tokens.pad_sequences([list(range(1, 9)), list(range(1, 6))], vocab_size=20)
     source = pretrained.open_random(run_trained.UNTRAINED["albert"], jax.random.key(0))
-    task = measure.task_of(source, {"x": batch.ids, "mask": batch.mask}, 19, 2)
+    task = measure.make_task(source, {"x": batch.ids, "mask": batch.mask}, 19, 2)
     assert (task.inputs["x"] == 19).sum(axis=1).tolist() == [1, 1, 1, 1]
     assert (task.targets == np.repeat(batch.ids, 2, axis=0)).all()
     assert ((task.inputs["x"] == 19) == task.chosen).all()
@@ -173,9 +173,6 @@ def test_tensors_of_torch_are_read_without_torch(zipped, tmp_path):
     assert arrays.keys() == tensors.keys()
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(arrays[name], tensor.numpy(), strict=True)
-    path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(ValueError, match="no tensors of torch"):
-        convert.read_torch(path)
 
 
 def test_no_pickled_code_is_executed(tmp_path):
@@ -183,7 +180,7 @@ def test_no_pickled_code_is_executed(tmp_path):
     for call in (print, np.zeros, json.loads):
         for protocol in (0, 2, 4):
             path.write_bytes(pickle.dumps({"weight": Calls(call)}, protocol))
-            with pytest.raises(ValueError, match="is no tensor"):
+            with pytest.raises(pickle.UnpicklingError, match="is no tensor"):
                 convert.read_torch(path)
 
 
@@ -200,7 +197,7 @@ class Calls:
 @pytest.fixture(scope="module")
 def albert(tmp_path_factory):
     """The folder of rxnmapper's ALBERT."""
-    weights = packages.find(packages.PACKAGES[ALBERT], None)
+    weights = packages.find_weights(packages.PACKAGES[ALBERT], None)
     if weights is None:
         pytest.skip("rxnmapper is not installed")
     folder = tmp_path_factory.mktemp("albert")
@@ -210,13 +207,13 @@ def albert(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_a_trained_albert_in_transformers_and_its_numbers(albert):
-    """Its states, tokens and rate; a golden number is of texts of seed 1 (see `texts.as_ids`)."""
+    """Its states, tokens and rate; a golden number is of texts of seed 1 (`texts.write_ids`)."""
     network = networks.load_network(albert, None, num_texts=4, max_tokens=64)
     source, inputs = network.source, network.inputs
-    task = measure.task_of(source, inputs, network.mask_id, 1)
-    found = measure.paths(source, task, [12], 4)
-    alone = measure.residuals(source, inputs, 4)["log10_residual/alone"]
-    assert np.abs(results.rate(alone) - 3).max() < 0.05
+    task = measure.make_task(source, inputs, network.mask_id, 1)
+    found = measure.measure_paths(source, task, [12], 4)
+    alone = measure.measure_residuals(source, inputs, 4)["log10_residual/alone"]
+    assert np.abs(results.final_rate(alone) - 3).max() < 0.05
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch = pytest.importorskip("torch")

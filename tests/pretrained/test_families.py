@@ -99,7 +99,8 @@ def test_entries_are_those_of_transformers_and_absent_ones_its_defaults(name):
     unread = {e for e in expected.keys() - every - read if not any(w in e for w in words)}
     assert not unread and not read - expected.keys() - EARLIER
     # None stands for what follows from other entries.
-    ours = {k: v for k, v in pretrained.FAMILIES[name].defaults.items() if v is not None}
+    schema = pretrained.FAMILIES[name].schema
+    ours = {k: entry.default for k, entry in schema.items() if entry.default is not None}
     shared = ours.keys() & expected.keys()
     assert len(shared) > 6
     assert {k: ours[k] for k in shared} == {k: expected[k] for k in shared}

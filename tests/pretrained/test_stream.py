@@ -73,7 +73,7 @@ def test_streamed_is_what_the_network_in_memory_gives(name):
     source = pretrained.open_checkpoint(GOLDEN / name)
     every = (
         ("profile", ProfilePass(MEASURES)),
-        ("lengths", LengthPass(source.biased)),
+        ("lengths", LengthPass()),
         ("chains", ChainPass(2)),
         ("attention", LayerMeasure(measure_heads)),
         ("influence", InfluencePass()),
@@ -128,7 +128,7 @@ def test_next_tokens_of_a_language_model():
     folder = GOLDEN / "llama-grouped"
     config, _ = pretrained.load(folder)
     source, inputs = pretrained.open_checkpoint(folder), batch(config)
-    passes = ("sums", LengthPass(source.biased)), ("states", States())
+    passes = ("sums", LengthPass()), ("states", States())
     found = pretrained.stream(source, inputs, {"all": Group(passes)})["all"]
     targets, keep = targets_of(inputs["x"], inputs["mask"])
     assert not keep[:, -1].any() and keep[0, :-1].all() and keep[1].sum() == 4
@@ -163,7 +163,7 @@ def test_a_head_with_a_scale_and_a_bias():
 
 def some_groups(source):
     """The same passes wherever they will do: they compile once."""
-    return {"all": Group((("lengths", LengthPass(source.biased)), ("chains", ChainPass(2))))}
+    return {"all": Group((("lengths", LengthPass()), ("chains", ChainPass(2))))}
 
 
 @pytest.mark.full
@@ -188,7 +188,7 @@ def test_texts_of_different_lengths_are_filled_up_and_masked():
 @pytest.mark.full
 def test_one_program_serves_all_layers(monkeypatch):
     source, traced, counts = pretrained.open_checkpoint(GOLDEN / "llama-grouped"), [], []
-    layer_of = streaming.layer_of
+    layer_of = streaming.assemble_layer
     monkeypatch.setattr(
         streaming, "layer_of", lambda *given: traced.append(given) or layer_of(*given)
     )

@@ -86,7 +86,7 @@ def test_a_header_that_lies_is_refused(tmp_path, header):
         open_weights(tmp_path)
 
 
-@pytest.mark.parametrize("shard", ["../x", "", None, {}])
+@pytest.mark.parametrize("shard", ["../x", ""])
 def test_an_index_names_files_of_its_folder(tmp_path, shard):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": shard, "b": "b.safetensors"}}))

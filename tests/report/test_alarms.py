@@ -5,7 +5,7 @@ import pytest
 
 from rank_collapse.measures.table import COLLAPSE
 from rank_collapse.report import figures
-from rank_collapse.report.alarms import Threshold, alarms
+from rank_collapse.report.alarms import Threshold, find_alarms
 from rank_collapse.report.metrics import by_step, metrics_figure
 
 ROWS = [
@@ -17,42 +17,42 @@ ROWS = [
 
 
 def test_the_first_step_and_the_worst_layer_are_named():
-    alarm, lost = alarms(ROWS, COLLAPSE)
+    alarm, lost = find_alarms(ROWS, COLLAPSE)
     assert (alarm.step, alarm.layer, alarm.seed, alarm.value) == (2, 1, 1, 0.001)
     text = "step 2: residual_ratio 0.001 below 0.01 at layer 1 of seed 1 (rank collapse)"
     assert str(alarm) == text
     assert str(lost) == "step 3: loss nan is not finite of seed 1 (divergence)"
     spiked = {**ROWS[0], "spiked": np.array([0.0, 0.75, 0.0])}
     other = {**ROWS[0], "spiked": np.array([1.0, 0.25, 1.0])}  # of another layer
-    assert str(alarms([spiked], COLLAPSE)[0]) == text[:-1] + ", of one token)"
-    assert str(alarms([other], COLLAPSE)[0]) == text
+    assert str(find_alarms([spiked], COLLAPSE)[0]) == text[:-1] + ", of one token)"
+    assert str(find_alarms([other], COLLAPSE)[0]) == text
 
 
 @pytest.mark.parametrize("bound, expected", [(1.5, [(1, 2.0)]), (2.0, [])])
 def test_above_is_strict_and_takes_plain_numbers(bound, expected):
-    found = alarms(ROWS, [Threshold("loss", bound, above=True)])
+    found = find_alarms(ROWS, [Threshold("loss", bound, above=True)])
     assert [(a.step, a.value) for a in found] == expected
     assert all(a.layer is None and f"above {bound:g}" in str(a) for a in found)
 
 
 def test_nothing_there_passes_nothing():
-    assert alarms([], [Threshold("loss", 1.0)]) == []
-    assert alarms([{"step": 1, "loss": np.nan}], [Threshold("loss", 1.0)]) == []
+    assert find_alarms([], [Threshold("loss", 1.0)]) == []
+    assert find_alarms([{"step": 1, "loss": np.nan}], [Threshold("loss", 1.0)]) == []
     for bound, count in ((1.0, 1), (np.inf, 0)):  # infinity is a value
-        found = alarms([{"step": 1, "loss": np.inf}], [Threshold("loss", bound, above=True)])
+        found = find_alarms([{"step": 1, "loss": np.inf}], [Threshold("loss", bound, above=True)])
         assert len(found) == count
     assert (
-        alarms([{"step": 1, "residual_ratio": np.array([0.5])}], COLLAPSE) == []
+        find_alarms([{"step": 1, "residual_ratio": np.array([0.5])}], COLLAPSE) == []
     )  # there is no loss
 
 
 def test_a_part_of_a_network_has_the_thresholds_of_the_whole_or_its_own():
     rows = [{"step": 1, "encoder.residual_ratio": 1e-3, "decoder.residual_ratio": 1e-3}]
-    found = alarms(rows, COLLAPSE)
+    found = find_alarms(rows, COLLAPSE)
     assert [a.metric for a in found] == ["encoder.residual_ratio", "decoder.residual_ratio"]
     assert str(found[1]).startswith("step 1: decoder.residual_ratio 0.001 below 0.01")
     own = [Threshold("residual_ratio", 0.01), Threshold("encoder.residual_ratio", 1e-5)]
-    assert [a.metric for a in alarms(rows, own)] == ["decoder.residual_ratio"]
+    assert [a.metric for a in find_alarms(rows, own)] == ["decoder.residual_ratio"]
 
 
 def test_by_step_leaves_gaps_where_a_seed_has_none():
@@ -100,13 +100,13 @@ def test_the_first_alarms_are_those_of_a_loop_over_all_rows():
             value = worst(np.atleast_1d(row[threshold.name]), threshold)
             if value is not None:
                 expected.setdefault((threshold, row["seed"]), (row["step"], value))
-    found = {(a.threshold, a.seed): (a.step, a.value) for a in alarms(rows, thresholds)}
+    found = {(a.threshold, a.seed): (a.step, a.value) for a in find_alarms(rows, thresholds)}
     assert found.keys() == expected.keys() and len(found) > 50
     np.testing.assert_array_equal([found[k] for k in expected], list(expected.values()))
 
 
 def test_panels_lie_where_their_places_say():
-    _, axes, own = figures.grid([("b", 2), ("a", 2), ("b", 1)])
+    _, axes, own = figures.place_grid([("b", 2), ("a", 2), ("b", 1)])
     assert axes.shape == (2, 2)
     assert own == [axes[0, 0], axes[1, 0], axes[0, 1]]  # as they come first, not sorted
 

@@ -32,18 +32,18 @@ def trained_on(folder):
 def test_tokenizer_files_agree(tmp_path):
     tokenizer = trained_on(tmp_path)
     settings = {"model_type": "bert"}
-    wordpiece = encoders.tokenizer_of(tmp_path, settings)
+    wordpiece = encoders.load_tokenizer(tmp_path, settings)
     expected = tokenizer.encode(TEXTS[0]).ids
     assert wordpiece(TEXTS[0]) == expected
     vocab = (tmp_path / "vocab.txt").read_text().split("\n")
     assert [vocab[i] for i in expected][:3] == ["[CLS]", "the", "cat"]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
-    assert encoders.tokenizer_of(tmp_path, settings)("The")[1:-1] != wordpiece("The")[1:-1]
+    assert encoders.load_tokenizer(tmp_path, settings)("The")[1:-1] != wordpiece("The")[1:-1]
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert encoders.tokenizer_of(tmp_path, settings)(TEXTS[0]) == expected
+    assert encoders.load_tokenizer(tmp_path, settings)(TEXTS[0]) == expected
     (tmp_path / "tokenizer.json").write_text("{}")
-    is_refused(r"tokenizer\.json is not a tokenizer", encoders.tokenizer_of, tmp_path, settings)
-    assert encoders.tokenizer_of(tmp_path / "empty", settings) is None
+    is_refused(r"tokenizer\.json is not a tokenizer", encoders.load_tokenizer, tmp_path, settings)
+    assert encoders.load_tokenizer(tmp_path / "empty", settings) is None
 
 
 def test_byte_level(tmp_path):
@@ -55,9 +55,9 @@ def test_byte_level(tmp_path):
         TEXTS, vocab_size=300, special_tokens=special, show_progress=False
     )
     tokenizer.save_model(str(tmp_path))
-    plain = encoders.tokenizer_of(tmp_path, {"model_type": "gpt2"})(TEXTS[0])
+    plain = encoders.load_tokenizer(tmp_path, {"model_type": "gpt2"})(TEXTS[0])
     assert tokenizer.decode(plain) == TEXTS[0]
-    assert encoders.tokenizer_of(tmp_path, {"model_type": "roberta"})(TEXTS[0]) == [0, *plain, 2]
+    assert encoders.load_tokenizer(tmp_path, {"model_type": "roberta"})(TEXTS[0]) == [0, *plain, 2]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -76,7 +76,7 @@ def test_sentencepiece(tmp_path):
     plain, id_of = model.encode(TEXTS[2]), model.piece_to_id
 
     def ids(kind):
-        return encoders.tokenizer_of(tmp_path, {"model_type": kind})(TEXTS[2])
+        return encoders.load_tokenizer(tmp_path, {"model_type": kind})(TEXTS[2])
 
     assert ids("xlnet") == [*plain, id_of("<sep>"), id_of("<cls>")]
     assert ids("t5") == [*plain, id_of("</s>")]
@@ -116,7 +116,7 @@ def test_a_damaged_tokenizer_is_one_line(name, change, message, tmp_path):
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(content | {name: change}))
     with pytest.raises(ValueError, match=rf"tokenizer\.json .*{message}") as caught:
-        encoders.tokenizer_of(tmp_path, {"model_type": "bert"})("zebra")
+        encoders.load_tokenizer(tmp_path, {"model_type": "bert"})("zebra")
     assert "\n" not in str(caught.value)
 
 
@@ -124,7 +124,7 @@ def test_a_vocabulary_without_unknown_words_is_one_line(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[CLS]\n[SEP]\nthe\n")
     is_refused(
         r"vocab\.txt encodes no text: .*Missing \[UNK\]",
-        encoders.tokenizer_of(tmp_path, {"model_type": "bert"}),
+        encoders.load_tokenizer(tmp_path, {"model_type": "bert"}),
         "zebra",
     )
     tokenizer, _ = pairs.load_tokenizer(str(tmp_path), [("a", "b")])
@@ -132,7 +132,7 @@ def test_a_vocabulary_without_unknown_words_is_one_line(tmp_path):
 
 
 def test_a_token_beyond_every_integer_is_one_line():
-    is_refused("token id 4294967295 of text 0", tokens.pad, [[2**32 - 1]])
+    is_refused("token id 4294967295 of text 0", tokens.pad_sequences, [[2**32 - 1]])
 
 
 pytest.importorskip("tokenizers")

@@ -83,8 +83,8 @@ def test_an_empty_text_is_refused(tmp_path):
 
 
 def test_windows():
-    assert words.windows("a b c d e", 3, 3) == ["a b c", "b c d", "c d e"]
-    assert words.windows("a b", 4, 5) == ["a b"]
+    assert words.cut_windows("a b c d e", 3, 3) == ["a b c", "b c d", "c d e"]
+    assert words.cut_windows("a b", 4, 5) == ["a b"]
 
 
 TEXTS = ["The cat sat on the mat.", "A dog ran after the cat, and the cat ran too.", "Birds sing."]
@@ -121,15 +121,15 @@ def test_rte(shared_data):
 
 
 def test_pad_and_ids(tmp_path):
-    batch = tokens.pad([[3, 4, 5], [6]], vocab_size=7)
+    batch = tokens.pad_sequences([[3, 4, 5], [6]], vocab_size=7)
     np.testing.assert_array_equal(batch.ids, [[3, 4, 5], [6, 0, 0]])
     np.testing.assert_array_equal(batch.mask, [[True, True, True], [True, False, False]])
     np.testing.assert_array_equal(batch.lengths, [3, 1])
     for bad, message in (([[7]], "id 7 of text 0"), ([[1], [-2, 3]], "id -2 of text 1")):
-        is_refused(message, tokens.pad, bad, vocab_size=7)
+        is_refused(message, tokens.pad_sequences, bad, vocab_size=7)
     each_is_refused(
-        (lambda: tokens.pad([[1], []]), "text 1 has no tokens"),
-        (lambda: tokens.pad([]), "no texts"),
+        (lambda: tokens.pad_sequences([[1], []]), "text 1 has no tokens"),
+        (lambda: tokens.pad_sequences([]), "no texts"),
     )
     path = tmp_path / "ids.txt"
     path.write_text("1 2 3\n4,5\n")
@@ -139,21 +139,21 @@ def test_pad_and_ids(tmp_path):
 
 
 def test_encode_cuts_and_refuses():
-    batch = tokens.encode(TEXTS, word_lengths, max_tokens=5)
+    batch = tokens.encode_texts(TEXTS, word_lengths, max_tokens=5)
     np.testing.assert_array_equal(batch.ids[1], [1, 1, 3, 3, 2])
     np.testing.assert_array_equal(batch.mask[2], [True] * 4 + [False])
     each_is_refused(
-        (lambda: tokens.encode(["a", " "], word_lengths, max_tokens=5), "text 1 is empty"),
+        (lambda: tokens.encode_texts(["a", " "], word_lengths, max_tokens=5), "text 1 is empty"),
         (
-            lambda: tokens.encode(TEXTS, word_lengths, max_tokens=9, num_positions=8),
+            lambda: tokens.encode_texts(TEXTS, word_lengths, max_tokens=9, num_positions=8),
             "max_tokens=9 is more than the 8 positions",
         ),
     )
 
 
 def test_join():
-    assert tokens.join(["a b", "c d e", "f", "g h i j"], word_lengths, 6, 9) == [
+    assert tokens.join_texts(["a b", "c d e", "f", "g h i j"], word_lengths, 6, 9) == [
         "a b c d e",
         "f g h i j",
     ]
-    is_refused("fewer than 99 tokens", tokens.join, TEXTS, word_lengths, 99, 9)
+    is_refused("fewer than 99 tokens", tokens.join_texts, TEXTS, word_lengths, 99, 9)

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gradient_norms import gradient_norms, move_weights
+from gradient_norms import gradient_norms
 from marks import full_but
 from refusals import each_is_refused
 
 import rank_collapse as rc
+from experiments.note.stability.measure import move_weights
 from experiments.note.stability.results import output_change_law
 from rank_collapse.network.layers import apply_norm
 from rank_collapse.network.measured import updates

@@ -157,14 +157,14 @@ def test_one_scale_refuses_what_its_noisy_copies_contradict():
 
 def test_copies_that_differ_end_the_profile():
     copies = np.tile(np.float32([1.0, -50.0, -3e4, -np.inf]), (4, 1))
-    np.testing.assert_array_equal(noise.certain(copies), copies[0])
+    np.testing.assert_array_equal(noise.mask_uncertain(copies), copies[0])
     copies[1] += [0.0045, 0.02, 14, 0]  # half of 0.01 decades, or of a thousandth of the logarithm
-    np.testing.assert_array_equal(noise.certain(copies), copies[0])
+    np.testing.assert_array_equal(noise.mask_uncertain(copies), copies[0])
     copies[2, 1] -= 0.01
-    np.testing.assert_array_equal(np.isnan(noise.certain(copies)), [0, 1, 1, 1])
+    np.testing.assert_array_equal(np.isnan(noise.mask_uncertain(copies)), [0, 1, 1, 1])
     copies[2, 1] += 0.01
     copies[3, 2] = np.nan
-    np.testing.assert_array_equal(np.isnan(noise.certain(copies)), [0, 0, 1, 1])
+    np.testing.assert_array_equal(np.isnan(noise.mask_uncertain(copies)), [0, 0, 1, 1])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

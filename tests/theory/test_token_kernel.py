@@ -25,11 +25,11 @@ def some_tokens():
 
 def test_the_kernel_of_tokens_and_back():
     x = some_tokens()
-    state = token_kernel.kernel_of(x)
+    state = token_kernel.measure_kernel(x)
     np.testing.assert_allclose(state.covariance, x @ x.T / 8, atol=1e-5)
     back = token_kernel.from_covariance(state.covariance, state.change)
     np.testing.assert_allclose(back.distance, state.distance, atol=1e-5)
-    moved = token_kernel.norm(lone_norm(None, "rms", 0.3), state)
+    moved = token_kernel.normalise_kernel(lone_norm(None, "rms", 0.3), state)
     scale = 1 / jnp.sqrt(jnp.mean(x**2, axis=1) + 0.3)
     np.testing.assert_allclose(moved.covariance, (x @ x.T / 8) * jnp.outer(scale, scale), atol=1e-5)
 
@@ -58,8 +58,10 @@ def test_attention_of_given_weights_is_exact_at_any_width():
         w_v=jnp.full_like(params.w_v, 0.3**0.5), w_o=jnp.full_like(params.w_o, 0.3**0.5)
     )
     no_values = exact.replace(b_v=jnp.zeros_like(exact.b_v))
-    state = token_kernel.kernel_of(x)
-    out = token_kernel.attention(no_values, state, state, weights, config, 1.0, NONE, measured=True)
+    state = token_kernel.measure_kernel(x)
+    out = token_kernel.attention_kernel(
+        no_values, state, state, weights, config, 1.0, NONE, measured=True
+    )
     error = found.std(axis=0) / np.sqrt(len(found))
     assert np.all(np.abs(out.covariance - found.mean(axis=0)) < 5 * error + 1e-4)
 
@@ -89,7 +91,7 @@ def expected_attention(keys, queries, weights, b):
     sizes = {"w_q": b**0.25, "w_k": b**0.25, "w_v": 1.0, "w_o": 1.0}
     full = {n: jnp.full_like(getattr(params, n), 1) * s * d**-0.5 for n, s in sizes.items()}
     state = [token_kernel.from_covariance(k, jnp.zeros(k.shape)) for k in (queries, keys)]
-    out = token_kernel.attention(
+    out = token_kernel.attention_kernel(
         params.replace(**full), *state, weights[None], config, 1.0, NONE, measured=False
     )
     return out.variance, out.distance
@@ -194,7 +196,7 @@ def test_activations_against_quadrature_over_the_plane(kind, error, x64):
     """ReLU's kink limits the quadrature, not the arc-cosine kernel; tanh the expansion."""
     cov = np.array([[1.3, -0.5], [-0.5, 0.8]])
     z = token_kernel.from_covariance(jnp.asarray(cov), jnp.zeros((2, 2)))
-    found, slope = token_kernel.activated(kind, z)
+    found, slope = token_kernel.activation_kernel(kind, z)
     distance, expected_slope = plane(kind, cov)
     np.testing.assert_allclose(found.distance[0, 1], distance, atol=error)
     np.testing.assert_allclose(slope[0, 1], expected_slope, atol=3 * error)
@@ -204,7 +206,7 @@ def test_activations_against_quadrature_over_the_plane(kind, error, x64):
 def test_distances_of_nearly_equal_tokens_keep_their_digits(kind):
     """½E(φ(z_1) − φ(z_2))² → E φ'² · distance, in float32 at distances of 1e-25."""
     z = TokenKernel(jnp.ones(2), jnp.array([[0, 1e-25], [1e-25, 0]]), jnp.zeros((2, 2)))
-    found, slope = token_kernel.activated(kind, z)
+    found, slope = token_kernel.activation_kernel(kind, z)
     np.testing.assert_allclose(found.distance[0, 1] / 1e-25, slope[0, 1], rtol=2e-4)
 
 
@@ -213,7 +215,7 @@ def test_relu_by_its_closed_form(theta):
     """E φ(z_1)φ(z_2) = (sin θ + (π − θ) cos θ)/2π at ρ = cos θ (Cho and Saul 2009), in float64."""
     far = 1 - np.cos(theta)
     z = TokenKernel(jnp.ones(2), jnp.array([[0, far], [far, 0]], jnp.float32), jnp.zeros((2, 2)))
-    found, _ = token_kernel.activated("relu", z)
+    found, _ = token_kernel.activation_kernel("relu", z)
     closed = 0.5 - (np.sin(theta) + (np.pi - theta) * np.cos(theta)) / (2 * np.pi)
     np.testing.assert_allclose(found.distance[0, 1], closed, rtol=2e-5)
 
@@ -226,9 +228,9 @@ def test_an_mlp_against_a_wide_one(kind):
     rows = jnp.array([[1.0, 0.0], [0.8, 0.6], [-1.5, 0.5]])
     x = rows @ draws.normal(2, 200)
     params = jax.tree.map(lambda a: a[0], draws.parameters(config, bias_scale=0.0).layers.mlp)
-    seen = token_kernel.kernel_of(x)
+    seen = token_kernel.measure_kernel(x)
     found = layers.apply_mlp(params, x, kind)
-    out = token_kernel.mlp(params, seen, kind, NONE)
+    out = token_kernel.mlp_kernel(params, seen, kind, NONE)
     size = jnp.sqrt(jnp.outer(out.variance, out.variance))
     error = np.abs(out.covariance - found @ found.T / 200) / size
     assert np.max(error) < 5 / np.sqrt(200)
@@ -256,7 +258,7 @@ def test_an_update_moves_the_kernel_as_two_networks_differ():
 
     found = jax.jit(jax.vmap(drawn))(jax.random.split(jax.random.key(3), 60))
     sizes = dict.fromkeys(names, 1e-4)
-    out = token_kernel.mlp(params, token_kernel.kernel_of(x), "gelu", sizes)
+    out = token_kernel.mlp_kernel(params, token_kernel.measure_kernel(x), "gelu", sizes)
     length = np.sqrt(out.change.diagonal())
     margin = 5 * found.std(axis=0) / np.sqrt(60) + 0.2 * np.outer(length, length)
     assert np.all(np.abs(out.change - found.mean(axis=0)) < margin)

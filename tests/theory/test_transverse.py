@@ -8,7 +8,7 @@ import pytest
 from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse.theory.transverse import across, transverse_growth
+from rank_collapse.theory.transverse import subtract_first_row, transverse_growth
 
 
 def network(depth, **fields):
@@ -120,7 +120,7 @@ def test_rows_that_are_the_same_or_cancel_move_no_difference(fields, optimized):
 
 def test_rows_are_compared_with_the_first_token_that_exists():
     weights, keep = draws.normal(2, 3, 3), np.array([False, True, True])
-    np.testing.assert_array_equal(across(weights, keep), weights - weights[:, 1:2])
+    np.testing.assert_array_equal(subtract_first_row(weights, keep), weights - weights[:, 1:2])
 
 
 def test_the_cubic_regime_and_a_skip_alone():

@@ -43,7 +43,6 @@ TABLE = {
         "vector": (1, 1, 0, 1 / 32),
     },
 }
-OUTSIDE = {"blocks": (1, 1), "all": (1 / 32, 1 / 32), "embedding": (1 / 4, 1)}  # of completep
 GAIN = {"sp": 1, "mup": 1, "half": 1 / SQRT, "completep": 1 / 8}
 # What is of which group, by hand.
 MEMBERS = {
@@ -102,12 +101,10 @@ def test_the_factors_are_those_of_the_table(name, x64):
     assert np.isclose(network.temperature / NETWORK.temperature, heads)
 
 
-@pytest.mark.parametrize("scaled_eps", OUTSIDE)
-def test_whose_eps_is_scaled(scaled_eps):
-    found = rc.depth_rule("completep", BASE, scaled_eps=scaled_eps).factors(NETWORK)
-    wanted = (*OUTSIDE[scaled_eps], 1 / 32, 1 / 32)
+def test_the_eps_of_blocks_is_scaled():
+    found = rc.depth_rule("completep", BASE).factors(NETWORK)
     order = ("embedding", "final", "matrix", "vector")
-    np.testing.assert_allclose([found[group].eps for group in order], wanted)
+    np.testing.assert_allclose([found[group].eps for group in order], (1, 1, 1 / 32, 1 / 32))
 
 
 def test_layers_that_are_passed_again_count_as_loops():
@@ -176,7 +173,6 @@ def test_groups_of_torch():
 test_mistakes_are_named = refused(
     [
         (lambda: rc.depth_rule("complete", BASE), "depth rule 'complete' is not one of"),
-        (lambda: rc.depth_rule("sp", BASE, scaled_eps="none"), "scaled_eps='none'"),
         (
             lambda: rc.depth_rule("sp", BASE).init(None, NETWORK.replace(init="reference")),
             "init='reference'",
@@ -253,7 +249,7 @@ def test_the_distance_from_linear_is_of_first_order_in_the_step():
 @pytest.mark.full
 def test_one_program_for_each_depth(monkeypatch):
     """Rules and rates are traced: three rules at two depths trace the training twice."""
-    traced, own = [], built_in.trained
+    traced, own = [], built_in.train_network
 
     def counted(*arguments):
         traced.append(1)

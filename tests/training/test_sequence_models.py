@@ -9,7 +9,7 @@ import optax
 import pytest
 from refusals import refused
 
-from experiments.train.path_accuracy import whole_model
+from experiments.train.training import whole_metrics
 from rank_collapse.network import encoder_decoder
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.decoding import Decoded
@@ -53,7 +53,7 @@ def make_data(key):
 
 def watch(model, data, hyper, _):
     metrics = {"accuracy": examples.token_accuracy, "loss": examples.loss_metric}
-    return whole_model(model, data["eval"], CONFIG, metrics)
+    return whole_metrics(model, data["eval"], CONFIG, metrics)
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,11 @@ from hypothesis import given, settings, strategies as st
 from refusals import is_refused, refused
 from scipy.spatial import ConvexHull
 
+from experiments import run_convex_hull as convex_hull, run_memorization as memorization
 from experiments.note import transformer_grammar as grammar
 from experiments.note.transformer_grammar import FIRST_WORD, PLURAL
-from experiments.paper.circle import task as circle
-from experiments.train import convex_hull, memorization, sorting
+from experiments.paper.circle import walks as circle
+from experiments.train import sorting
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.tasks.sequences import BEGIN, END, NUM_MARKS, PAD
 
@@ -111,7 +112,7 @@ def test_roll_out_feeds_back_the_output_or_its_sum():
 
 def test_batch_before_is_added_in_the_order_of_training():
     walk = circle.make_examples(22)  # 10 examples in batches of 4, 4 and 2
-    found = circle.with_batch_before(walk, 4)
+    found = circle.add_batch_before(walk, 4)
     x, before = np.asarray(walk.inputs), np.zeros((4, 2, 2))
     for begin in range(0, 10, 4):
         batch = x[begin : begin + 4]

@@ -10,11 +10,12 @@ import pytest
 from comparison import near
 from refusals import refused
 
-from experiments.train import memorization, sorting
+from experiments import run_memorization as memorization
+from experiments.train import sorting
 from rank_collapse.network import transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
-from rank_collapse.training.tasks.examples import cross_entropy, pack, packed_rows
+from rank_collapse.training.tasks.examples import cross_entropy, pack_examples, packed_rows
 from rank_collapse.training.training import (
     Hyper,
     Recipe,
@@ -250,7 +251,7 @@ def test_packed_sequences_train_as_padded_ones(fields):
         jax.random.key(3), jnp.asarray(rng.integers(0, 5, (5, 4))) * mask, mask
     )
     rows = packed_rows(lengths, 4)
-    packed = pack(padded, rows)
+    packed = pack_examples(padded, rows)
     assert len(packed) == 3 and packed.mask.sum() == lengths.sum()
     values = hyper(learning_rate=0.01, dropout=0.0)
     chosen = recipe(config=config(**fields), batch_size=5)

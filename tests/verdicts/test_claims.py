@@ -223,7 +223,7 @@ def test_a_curve_among_draws():
     assert verdict(found) == "outside" and "p = 0.048 with 20 draws" in found.note
     # the smallest p that 20 draws can give is none among 12 curves; that of 240 is
     twelve = claims.judge_rows([found] * 12, ABOVE)
-    assert {j.verdict for j in twelve} == {"undecided"} and not twelve[0].interval.known
+    assert {j.verdict for j in twelve} == {"undecided"} and not twelve[0].interval.is_finite
     many = rng.normal(size=(240, 5)).cumsum(axis=1)
     assert {j.verdict for j in claims.judge_rows([of_curve(apart, many)] * 12, ABOVE)} == {
         "outside"

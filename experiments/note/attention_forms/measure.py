@@ -3,16 +3,53 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.note.attention_forms.score_variance import score_variance
 from rank_collapse.measures.attention import largest_weight, saturated_share
-from rank_collapse.network.attention import attention_scores, multi_head_attention
+from rank_collapse.network.attention import Score, attention_scores, multi_head_attention
+
+
+class ScoreVariance(NamedTuple):
+    """Variance of a score, and the part of it within a row, which alone the softmax sees."""
+
+    total: float
+    within_rows: float
+
+
+# The variance of tanh takes more nodes than the expansions: 80 for 3e-7 of it.
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()  # of the standard normal distribution
+
+
+def score_variance(
+    d_k: int, score: Score = "dot", *, scale: bool = True, temperature: float = 1.0
+) -> ScoreVariance:
+    """Computes Var s(q, k) at independent q, k ~ N(0, I) of width d_k, in closed form.
+
+    Dot product: d_k, divided by d_k where it is scaled; all of it within rows, E[q·k | q] = 0.
+    Additive, Σ_a v_a tanh(q_a + k_a) with v_a of variance 1/d_k: E tanh²(√2 z), z ~ N(0, 1), for
+    any d_k, and within rows that less E_q (E_k tanh(q + k))². A temperature divides scores.
+
+    Args:
+        d_k: Width of queries and keys.
+        score: "dot" or "additive".
+        scale, temperature: As of `attention_scores`.
+
+    Source: Vaswani et al. 2017, "Attention is all you need", section 3.2.1, footnote 4 (dot
+    products); additive scores follow in the same way.
+    """
+    if score == "dot":
+        variance = (1.0 if scale else float(d_k)) / temperature**2
+        return ScoreVariance(variance, variance)
+    total = np.sum(_WEIGHTS * np.tanh(math.sqrt(2) * _NODES) ** 2)
+    mean_given_query = np.tanh(_NODES[:, None] + _NODES[None, :]) @ _WEIGHTS
+    within = total - np.sum(_WEIGHTS * mean_given_query**2)
+    return ScoreVariance(float(total) / temperature**2, float(within) / temperature**2)
 
 
 @dataclass(frozen=True)
@@ -25,19 +62,19 @@ class Form:
     matched: bool = False  # Whether they vary within a row as dot products without scaling do
 
     def options(self, d_k: int) -> dict[str, Any]:
-        """Keyword arguments of `attention_scores` at a width."""
+        """Returns keyword arguments of `attention_scores` at a width."""
         temperature = math.sqrt(d_k) if self.scaled else 1.0
         if self.matched:
-            own, dot = (
+            additive, dot = (
                 score_variance(d_k, score, scale=False).within_rows for score in (self.score, "dot")
             )
-            temperature = math.sqrt(own / dot)
+            temperature = math.sqrt(additive / dot)
         return {"score": self.score, "scale": False, "temperature": temperature}
 
     def laws(self, widths: Sequence[int]) -> dict[str, np.ndarray]:
-        """The variance of the scores in closed form, {name of `LAWS`: [w]}."""
-        found = [score_variance(d_k, **self.options(d_k)) for d_k in widths]
-        return dict(zip(LAWS, np.transpose(found), strict=True))
+        """Computes the variance of the scores in closed form, {name of `LAWS`: [w]}."""
+        variances = [score_variance(d_k, **self.options(d_k)) for d_k in widths]
+        return dict(zip(LAWS, np.transpose(variances), strict=True))
 
 
 # The note compares the first three. The fourth separates the tanh from the size of its weights
@@ -65,7 +102,13 @@ LAWS = ("variance_law", "variance_within_rows_law")
 
 
 def make_measure(d_k: int, num_tokens: int, threshold: float) -> Callable:
-    """measure(key, None) of one seed: {form: {measure: number}}, all forms on the same draws."""
+    """Makes measure(key, None) of one seed: {form: {measure: number}}, all on the same draws.
+
+    Args:
+        d_k: Width of queries and keys.
+        num_tokens: Queries, and as many keys.
+        threshold: Largest weight from which a row counts as saturated.
+    """
 
     def measure(key, _):
         q, k, goal, params = draw(key, d_k, num_tokens)
@@ -78,19 +121,24 @@ def make_measure(d_k: int, num_tokens: int, threshold: float) -> Callable:
 
 
 def draw(key: Any, d_k: int, num_tokens: int) -> tuple[Any, Any, Any, rc.network.AttentionParams]:
-    """Queries, keys and G [n, d_k], and one head that takes queries and keys as they are.
+    """Draws queries, keys and G [n, d_k], and one head that takes queries and keys as they are.
 
     W_V and the v of additive scores have the variance 1/d_k that the library draws them with.
+
+    Args:
+        key: Of the seed.
+        d_k: Width of queries and keys.
+        num_tokens: Queries, and as many keys.
     """
     # One draw, since random numbers take longest to compile.
-    drawn = jax.random.normal(key, (3 * num_tokens + d_k + 1, d_k))
-    q, k, goal, w_v, v_score = jnp.split(drawn, np.cumsum([num_tokens] * 3 + [d_k]))
-    same = jnp.eye(d_k)[None]
+    normals = jax.random.normal(key, (3 * num_tokens + d_k + 1, d_k))
+    q, k, goal, w_v, v_score = jnp.split(normals, np.cumsum([num_tokens] * 3 + [d_k]))
+    identity = jnp.eye(d_k)[None]
     params = rc.network.AttentionParams(
-        w_q=same,
-        w_k=same,
+        w_q=identity,
+        w_k=identity,
         w_v=w_v[None] / jnp.sqrt(d_k),
-        w_o=same,
+        w_o=identity,
         v_score=v_score / jnp.sqrt(d_k),
     )
     return q, k, goal / jnp.sqrt(d_k), params
@@ -104,23 +152,28 @@ def measure_form(
     options: dict[str, Any],
     threshold: float,
 ) -> dict[str, Any]:
-    """Scores, weights and gradients of one attention function on one seed's queries and keys.
+    """Measures scores, weights and gradients of one attention function on one seed's draws.
 
     The gradients are those of Σ G ∘ (P V), the entries of V = K W_V and √d_k G of unit variance:
     of a loss that moves every output by as much. "query_gradient" is √(mean_i ‖∂/∂q_i‖²), the
     change of the loss to first order when a query is moved by a vector of unit variance, as the
     query itself is; "median_query_gradient" the ‖∂/∂q_i‖ of a typical query; the others the same
     to the scores, through the softmax alone.
+
+    Args:
+        params, q, k, goal: From `draw`.
+        options: Keyword arguments of `attention_scores`.
+        threshold: Largest weight from which a row counts as saturated.
     """
 
-    def loss(q, moved):
+    def compute_loss(q, offset):
         output, weights = multi_head_attention(
-            params, q, k, **options, edit={"scores": lambda value, _: value + moved}
+            params, q, k, **options, edit={"scores": lambda value, _: value + offset}
         )
         return jnp.sum(goal * output), weights
 
-    still = jnp.zeros((1, len(q), len(k)))
-    (of_queries, of_scores), weights = jax.grad(loss, argnums=(0, 1), has_aux=True)(q, still)
+    no_offset = jnp.zeros((1, len(q), len(k)))
+    gradients, weights = jax.grad(compute_loss, argnums=(0, 1), has_aux=True)(q, no_offset)
     scores = attention_scores(params, q, k, **options)
     return {
         "variance": jnp.var(scores),
@@ -128,11 +181,11 @@ def measure_form(
         "entropy": rc.attention_entropy(weights)[0],
         "largest_weight": largest_weight(weights)[0],
         "saturated": saturated_share(weights, threshold)[0],
-        **_sizes("query_gradient", of_queries),
-        **_sizes("score_gradient", of_scores[0]),
+        **_gradient_sizes("query_gradient", gradients[0]),
+        **_gradient_sizes("score_gradient", gradients[1][0]),
     }
 
 
-def _sizes(name: str, rows: Any) -> dict[str, Any]:
+def _gradient_sizes(name: str, rows: Any) -> dict[str, Any]:
     norms = jnp.linalg.norm(rows, axis=-1)
     return {name: jnp.sqrt(jnp.mean(norms**2)), f"median_{name}": jnp.median(norms)}

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
@@ -21,7 +20,8 @@ from rank_collapse.network.trace import Trace
 def branch_shares(
     params: TransformerParams, trace: Trace, config: TransformerConfig
 ) -> Float[Array, "s"]:
-    """β_ii² = γ² Var f_i/(λ² Var x_{i−1} + γ² Var f_i) of each branch, from variances alone.
+    """Computes β_ii² = γ² Var f_i/(λ² Var x_{i−1} + γ² Var f_i) of each branch, from variances
+    alone.
 
     As published: branch and stream are taken as uncorrelated.
 
@@ -36,13 +36,13 @@ def branch_shares(
     Source: Liu et al. 2020, section 4 and appendix A.
     """
 
-    def shares(_, passages):
-        return jnp.stack([_share(passage) for passage in passages.values()])
+    def compute_shares(_, sublayers):
+        return jnp.stack([_branch_share(passage) for passage in sublayers.values()])
 
-    return replay(shares, params, trace, config).reshape(-1)
+    return replay(compute_shares, params, trace, config).reshape(-1)
 
 
-def _share(passage):
+def _branch_share(passage):
     stream, part = scale_summands(passage.spec, passage.state, passage.branch_output)
     # over the features, as LayerNorm takes it, averaged over tokens
     branch, before = (jnp.mean(jnp.var(x, axis=-1)) for x in (part, stream))
@@ -51,9 +51,11 @@ def _share(passage):
 
 
 def dependency(shares: Any) -> Float[Array, "i i"]:
-    """β_ij² of x̂_i = Σ_j β_ij â_j: the stream after i branches, in branches of variance 1.
+    """Computes β_ij² of x̂_i = Σ_j β_ij â_j: the stream after i branches, in branches of variance
+    1.
 
         β_ii² = the share of branch i in its sum, β_ij² = (1 − β_ii²) β_{i−1,j}²,
+
     for post- and pre-norm alike: a norm scales all parts by one factor, which normalising x_i takes
     out again. Every row sums to 1.
 
@@ -73,14 +75,7 @@ def dependency(shares: Any) -> Float[Array, "i i"]:
 
 
 def _after_branch(row, step):
-    """A function of the module: a local one would compile the loop again in every call."""
+    """Adds a branch; a function of the module, since a local one would compile in every call."""
     index, share = step
     row = ((1 - share) * row).at[index].set(share)
     return row, row
-
-
-def centre_of_mass(squares: Any) -> Float[Array, ""]:
-    """Σ_j j β_Nj²/N of the last row: 1 where the output is its last branch, 0 its input."""
-    last = jnp.asarray(squares)[-1]
-    count = last.shape[0] - 1
-    return jnp.sum(last * jnp.asarray(np.arange(count + 1), last.dtype)) / count

@@ -7,53 +7,53 @@ from typing import Any
 
 import numpy as np
 
-from experiments.note.stability import results
 from experiments.note.stability.dependency import dependency
 from experiments.note.stability.results import (
+    UPDATES,
     VISIBLE,
-    branches_of,
+    branch_counts,
     by_design,
-    curve,
-    ends,
+    depth_curve,
+    first_and_last,
+    law_values,
 )
 from rank_collapse.report import figures
-from rank_collapse.report.figures import Figure
 from rank_collapse.report.intervals import geometric_mean
 from rank_collapse.report.wording import words
 
 DASHES = {"O(N)": ":", "O(log N)": "--", "O(1)": "-."}
 
 
-def points(ax: Any, x: Any, y: Any, index: int, **options: Any) -> None:
-    """A design's points."""
+def plot_points(ax: Any, x: Any, y: Any, index: int, **options: Any) -> None:
+    """Plots a design's points."""
     marker = figures.MARKERS[index % len(figures.MARKERS)]
     ax.plot(x, y, color=figures.color(index), marker=marker, linestyle="", **options)
 
 
-def law(ax: Any, x: Any, y: Any, index: int, **options: Any) -> None:
-    """What is expected of a design, a dotted line."""
+def plot_law(ax: Any, x: Any, y: Any, index: int, **options: Any) -> None:
+    """Plots what is expected of a design, a dotted line."""
     ax.plot(x, y, **{"color": figures.color(index), "ls": ":", "lw": 1.2} | options)
 
 
-def expected_apart(found: dict[str, Any]) -> np.ndarray:
-    """The law's 1 − token cosine by layer, mean over seeds."""
-    return np.exp(found["expected_log_apart"].astype(float)).mean(axis=0)
+def expected_apart(measures: dict[str, Any]) -> np.ndarray:
+    """Computes the law's 1 − token cosine by layer, mean over seeds."""
+    return np.exp(measures["expected_log_apart"].astype(float)).mean(axis=0)
 
 
-def one_law_figure(found: dict[str, Any], setup: Any) -> Figure:
+def one_law_figure(results: dict[str, Any], setup: Any) -> figures.Figure:
     """Left: 1 − mean token cosine by layer of the deepest networks (markers, bands over seeds) and
     the law that predicts it from the gains alone (lines). Right: output change, measured against
     expected from the same recursion, geometric means over seeds."""
     fig, ((collapse, change),) = figures.figure(1, 2, width=4.4, height=3.5)
-    for index, (name, own) in enumerate(by_design(found["networks"]).items()):
-        deep, pair = ends(own)[1], ("expected_change", "change.random")
+    for index, (name, networks) in enumerate(by_design(results["networks"]).items()):
+        deep, names = first_and_last(networks)[1], ("expected_change", "change.random")
         apart = np.where(deep["apart"] > VISIBLE, deep["apart"], np.nan)
         layers = np.arange(apart.shape[1])
-        every = max(1, layers[-1] // 12)
-        marks = {"linestyle": "", "markevery": (index % every, every)}
+        spacing = max(1, layers[-1] // 12)
+        marks = {"linestyle": "", "markevery": (index % spacing, spacing)}
         figures.log_band(collapse, layers, apart, name, index, **marks)
-        law(collapse, layers, expected_apart(deep), index, ls="-", lw=1.0)
-        points(change, *(geometric_mean(curve(own, n)) for n in pair), index)
+        plot_law(collapse, layers, expected_apart(deep), index, ls="-", lw=1.0)
+        plot_points(change, *(geometric_mean(depth_curve(networks, n)) for n in names), index)
     collapse.set(
         yscale="log",
         xlabel="layer",
@@ -68,41 +68,42 @@ def one_law_figure(found: dict[str, Any], setup: Any) -> Figure:
     return fig
 
 
-def dependency_figure(found: dict[str, Any], setup: Any) -> Figure:
+def dependency_figure(results: dict[str, Any], setup: Any) -> figures.Figure:
     """Dependency of the stream after branch i on branch j in the shallowest networks: β_ij from
     variances, as published."""
-    designs = by_design(found["networks"])
+    designs = by_design(results["networks"])
     fig, axes = figures.figure(1, len(designs), width=2.7, height=3.0, sharey=True)
-    for ax, (name, own) in zip(axes[0], designs.items(), strict=True):
-        values = np.mean([np.sqrt(dependency(s)) for s in ends(own)[0]["shares"]], axis=0)
+    for ax, (name, networks) in zip(axes[0], designs.items(), strict=True):
+        shallow = first_and_last(networks)[0]
+        values = np.mean([np.sqrt(dependency(s)) for s in shallow["shares"]], axis=0)
         hidden = np.triu(np.ones(values.shape, bool), 1)
         image = ax.imshow(np.ma.masked_array(values, hidden), vmin=0, vmax=1, cmap="viridis")
         ax.grid(visible=False)
         figures.integer_ticks(ax)
-        ax.set_title(f"{words(name)}, {next(iter(own)).depth} layers", fontsize=8)
+        ax.set_title(f"{words(name)}, {next(iter(networks)).depth} layers", fontsize=8)
         ax.set_xlabel("branch j (0: input)")
     axes[0, 0].set_ylabel(r"$\beta_{ij}$ after branch i")
     fig.colorbar(image, ax=axes, shrink=0.7)
     return fig
 
 
-def output_change_figure(found: dict[str, Any], setup: Any) -> Figure:
+def output_change_figure(results: dict[str, Any], setup: Any) -> figures.Figure:
     """Change of the output after an update of every matrix by the same relative size, against the
     number of branches; black the three published laws. Dotted: of random updates the law's
     expectation; of steps along the gradient what they do at least, e² (Σ‖W‖‖∂W‖)²/‖u‖²."""
     fig, (axes,) = figures.figure(1, 2, width=4.0, height=3.5)
-    designs = by_design(found["networks"])
-    branches = branches_of(next(iter(designs.values())))
-    for ax, update in zip(axes, results.UPDATES, strict=True):
-        for index, (name, own) in enumerate(designs.items()):
-            values = curve(own, f"change.{update}")
+    designs = by_design(results["networks"])
+    branches = branch_counts(next(iter(designs.values())))
+    for ax, update in zip(axes, UPDATES, strict=True):
+        for index, (name, networks) in enumerate(designs.items()):
+            values = depth_curve(networks, f"change.{update}")
             first = geometric_mean(values)[0]
             figures.log_band(ax, branches, values / first, name, index)
-            expected = curve(own, "expected_change").mean(axis=0)
-            least = geometric_mean(curve(own, "gradient_bound"))
-            beside = expected / expected[0] if update == "random" else least / first
-            law(ax, branches, beside, index, ls=(0, (1, 1)), lw=0.8)
-        for name, values in results.law_values(branches).items():
+            expected = depth_curve(networks, "expected_change").mean(axis=0)
+            bound = geometric_mean(depth_curve(networks, "gradient_bound"))
+            reference = expected / expected[0] if update == "random" else bound / first
+            plot_law(ax, branches, reference, index, ls=(0, (1, 1)), lw=0.8)
+        for name, values in law_values(branches).items():
             line = {"color": "black", "lw": 0.9, "ls": DASHES[name], "label": name}
             ax.plot(branches, values / values[0], **line)
         ax.set(

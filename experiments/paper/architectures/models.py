@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,8 @@ from rank_collapse.pretrained.hub import PREFIX, hub_folder, is_hub_name
 from rank_collapse.text import encoders, tokens as texts_of, words
 
 NAMES = {"pretrained": "pretrained", "init": "random initialisation"}
+Curves = Mapping[tuple[str, str], np.ndarray]  # {(variant, reading): [seeds, texts, L + 1]}
+Results = Mapping[str, Mapping[str, Curves]]  # {model: {kind of weights: its curves}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +40,12 @@ class Model:
 
     @property
     def config(self) -> rc.TransformerConfig:
-        """The network."""
+        """Returns the network."""
         return pretrained.config_of(self.settings)
 
     @property
     def ablations(self) -> list[tuple[str, str]]:
-        """(variant, reading) of all that are measured."""
+        """Lists (variant, reading) of all that are measured."""
         return list(list_ablations(self.settings["model_type"]))
 
 
@@ -56,35 +58,41 @@ class Weights(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Where the run keeps what is measured on them."""
+        """Names the part of the run that keeps what is measured on them."""
         return f"{self.model.label}/{self.kind}{self.seed}"
 
 
-def models_of(options: Flags) -> list[Model]:
-    """The folders of --checkpoints, or the published models.
+def make_models(options: Flags) -> list[Model]:
+    """Opens the folders of --checkpoints, or makes the published models.
+
+    Args:
+        options: The flags.
 
     Raises:
         FileNotFoundError, ValueError: A folder or texts that cannot be read.
     """
-    found: list[Model] = []
+    models: list[Model] = []
     if not options.checkpoints:
         check_names(options, "models", PUBLISHED)
-    for source in options.checkpoints or options.models:
-        label, folder = Path(source).name, source
-        if is_hub_name(source):
-            label, folder = source.rsplit("/", 1)[-1].removeprefix(PREFIX), hub_folder(source)
-        label += "+" * sum(model.label.rstrip("+") == label for model in found)
-        given = Path(folder) if options.checkpoints else folder
-        settings = pretrained.settings_of(given)
+    for name in options.checkpoints or options.models:
+        label, folder = Path(name).name, name
+        if is_hub_name(name):
+            label, folder = name.rsplit("/", 1)[-1].removeprefix(PREFIX), hub_folder(name)
+        label += "+" * sum(model.label.rstrip("+") == label for model in models)
+        settings = pretrained.settings_of(Path(folder) if options.checkpoints else folder)
         if not pretrained.config_of(settings).embedding.vocab_size:
             raise ValueError(f"{label} is a {settings['model_type']}, which reads no tokens")
-        model = Model(label, str(given), settings, bool(options.checkpoints), {})
-        found.append(dataclasses.replace(model, inputs=inputs_of(model, options)))
-    return found
+        model = Model(label, str(folder), settings, bool(options.checkpoints), {})
+        models.append(dataclasses.replace(model, inputs=read_inputs(model, options)))
+    return models
 
 
-def inputs_of(model: Model, options: Flags) -> dict[str, Any]:
-    """The tokens of the flags' texts, as arguments of `rank_collapse.apply`: x and mask.
+def read_inputs(model: Model, options: Flags) -> dict[str, Any]:
+    """Reads the tokens of the flags' texts, as arguments of `rank_collapse.apply`: x and mask.
+
+    Args:
+        model: Which reads them.
+        options: The flags.
 
     Raises:
         FileNotFoundError, ValueError: A file that is missing, empty or does not suit the model.
@@ -92,69 +100,102 @@ def inputs_of(model: Model, options: Flags) -> dict[str, Any]:
     names = ("num_positions", "vocab_size")
     limits = {name: getattr(model.config.embedding, name) for name in names}
     if options.token_ids:
-        most, ids = options.max_tokens, texts_of.read_ids(options.token_ids, options.num_texts)
-        most = min(most, limits["num_positions"] or most)
-        tokens = texts_of.pad([row[:most] for row in ids], vocab_size=limits["vocab_size"])
+        ids = texts_of.read_ids(options.token_ids, options.num_texts)
+        most = min(options.max_tokens, limits["num_positions"] or options.max_tokens)
+        tokens = texts_of.pad_sequences(
+            [row[:most] for row in ids], vocab_size=limits["vocab_size"]
+        )
     else:
         if options.text_file:
-            texts = texts_of.read_texts(options.text_file, options.columns)
+            texts = texts_of.read_texts(options.text_file)
         else:
-            texts = words.windows(words.default_text(), options.num_texts, options.max_tokens)
+            texts = words.cut_windows(words.default_text(), options.num_texts, options.max_tokens)
         if not model.has_weights:
             encoder = encoders.trained_tokenizer(texts, limits["vocab_size"])
-        elif (encoder := encoders.tokenizer_of(model.source, model.settings)) is None:
+        elif (encoder := encoders.load_tokenizer(model.source, model.settings)) is None:
             raise ValueError(f"{model.source} has none of {encoders.FILES}; pass --token_ids")
         if options.join:
-            texts = texts_of.join(texts, encoder, options.max_tokens, options.num_texts)
+            texts = texts_of.join_texts(texts, encoder, options.max_tokens, options.num_texts)
         few = texts[: options.num_texts]
-        tokens = texts_of.encode(few, encoder, max_tokens=options.max_tokens, **limits)
+        tokens = texts_of.encode_texts(few, encoder, max_tokens=options.max_tokens, **limits)
     if int(tokens.lengths.min()) < 2:
         raise ValueError(f"text {int(tokens.lengths.argmin())} has fewer than 2 tokens")
     return {"x": tokens.ids, "mask": tokens.mask}
 
 
 def identity(models: Sequence[Model]) -> dict[str, str]:
-    """What identifies inputs and models, for the run's config.
+    """Returns what identifies inputs and models, for the run's config.
 
     Weight files by name, size and time of change: they are not read through.
+
+    Args:
+        models: The models.
     """
     entries = [open_weights(m.source).entries.values() for m in models if m.has_weights]
-    files = sorted({entry.path for own in entries for entry in own})
+    files = sorted({entry.path for group in entries for entry in group})
     stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     settings = json.dumps([m.settings for m in models] + stats, sort_keys=True, default=str)
-    found = {"settings": settings.encode()}
-    found["inputs"] = b"".join(a.tobytes() for m in models for a in m.inputs.values())
-    return {name: cli.content_hash(value) for name, value in found.items()}
+    inputs = b"".join(a.tobytes() for m in models for a in m.inputs.values())
+    return {
+        "settings": cli.content_hash(settings.encode()),
+        "inputs": cli.content_hash(inputs),
+    }
 
 
-def weights_of(options: Flags, models: Sequence[Model]) -> list[Weights]:
-    """Of each model the checkpoint, then its initialisations."""
-    found = []
+def list_weights(options: Flags, models: Sequence[Model]) -> list[Weights]:
+    """Lists of each model the checkpoint, then its initialisations."""
+    weights = []
     for model in models:
-        found += [Weights(model, "pretrained", 0)] * model.has_weights
+        weights += [Weights(model, "pretrained", 0)] * model.has_weights
         if options.initialisation or not model.has_weights:
-            found += [Weights(model, "init", seed) for seed in range(options.num_seeds)]
-    return found
+            weights += [Weights(model, "init", seed) for seed in range(options.num_seeds)]
+    return weights
 
 
-def measure_all(options: Flags, models: Sequence[Model], run: RunFolder) -> dict[str, np.ndarray]:
-    """{"label/kind and seed/residuals/variant/reading/residual_ratio": [texts, L + 1]}.
+def measure(options: Flags, models: Sequence[Model], run: RunFolder) -> Results:
+    """Measures the residual ratio by layer of every set of weights, resumed from the run.
 
     All texts go through a layer together, since a model may be larger than memory; a run resumes
     after the last set of weights that is complete.
+
+    Args:
+        options: The flags.
+        models: The models.
+        run: The run folder; what it has is not computed again.
     """
-    sets = weights_of(options, models)
+    sets = list_weights(options, models)
+    by_label: dict[str, dict[str, list[dict[str, np.ndarray]]]] = {m.label: {} for m in models}
     with Progress(len(sets), "architectures", log=run.log) as progress:
         for weights in sets:
             if run.part(weights.name) is None:
                 progress.say(weights.name)
-                run.cached(weights.name, partial(measure, options, weights))
+            arrays = run.cached(weights.name, partial(measure_weights, options, weights))
+            by_label[weights.model.label].setdefault(weights.kind, []).append(arrays)
             progress.advance()
-    return dict(run.arrays)
+    return {
+        model.label: {
+            kind: {
+                ablation: np.stack([a[f"{ablation_name(ablation)}/residual_ratio"] for a in arrays])
+                for ablation in model.ablations
+            }
+            for kind, arrays in by_label[model.label].items()
+        }
+        for model in models
+    }
 
 
-def measure(options: Flags, weights: Weights) -> dict[str, np.ndarray]:
-    """{"residuals/variant/reading/residual_ratio": [texts, L + 1]} of one set of weights."""
+def ablation_name(ablation: tuple[str, str]) -> str:
+    """Names the arrays of a variant and its reading."""
+    return "/".join(("residuals", *ablation))
+
+
+def measure_weights(options: Flags, weights: Weights) -> dict[str, np.ndarray]:
+    """Measures one set of weights, {"residuals/variant/reading/residual_ratio": [texts, L + 1]}.
+
+    Args:
+        options: The flags.
+        weights: Which weights.
+    """
     model = weights.model
     if weights.kind == "pretrained":
         source = pretrained.open_checkpoint(model.source)
@@ -163,8 +204,11 @@ def measure(options: Flags, weights: Weights) -> dict[str, np.ndarray]:
         source = pretrained.open_random(model.settings, key)
     states = (("residuals", ProfilePass(("residual_ratio",))),)
     groups = {
-        "/".join(("residuals", *own)): pretrained.Group(states, pretrained.AblationSpec(*own))
-        for own in model.ablations
+        ablation_name(ablation): pretrained.Group(states, pretrained.AblationSpec(*ablation))
+        for ablation in model.ablations
     }
-    found = pretrained.stream(source, model.inputs, groups, chunk=options.chunk)
-    return {f"{n}/residual_ratio": own["residuals"]["residual_ratio"] for n, own in found.items()}
+    streamed = pretrained.stream(source, model.inputs, groups, chunk=options.chunk)
+    return {
+        f"{name}/residual_ratio": values["residuals"]["residual_ratio"]
+        for name, values in streamed.items()
+    }

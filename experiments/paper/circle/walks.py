@@ -1,19 +1,27 @@
-"""The circle's networks: what is trained, their walks fed with their own output, and its theory."""
+"""The circle's networks: two walkers, what is trained on them, and walks fed with their own output.
 
-from collections.abc import Mapping
+Each example is a sequence of two tokens, the current points of two walkers on the two halves of a
+circle; the targets are their next points. Applied to its own output again and again, a network may
+let the two points fall together: `experiments.paper.circle.recurrence` says how fast.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
+from jaxtyping import Array, Float
 
 import rank_collapse as rc
-from experiments.paper.circle import recurrence, task as circle
-from experiments.train.training import TrainedTask, diverged, kept
+from experiments.paper.circle import recurrence
+from experiments.train.training import TrainedTask, diverged_seeds, fine_seeds
 from rank_collapse.network.inputs import input_states
 from rank_collapse.training import Recipe, forward
+from rank_collapse.training.tasks.examples import Examples
 
+RADIUS = 0.3
 COLLAPSED_STEPS = 1000  # of equal tokens, to reach the fixed point near which a multiplier holds
 TOGETHER = 0.01  # two points this near have fallen together: 1/60 of the circle's diameter
 HIGH, LOW = 1e-2, 1e-6  # distances between which the steps of a fall are counted
@@ -21,26 +29,65 @@ SUMS = ", sums"  # in the name of a program that is fed with sums
 AT_REST = 1e-5  # equal points that move less in a step are at a fixed point
 
 
-def parts_of(name: str) -> tuple[str, int]:
-    """(variant, width) of a case's name, "base, d=32"."""
+def make_examples(num_points: int, radius: float = RADIUS) -> Examples:
+    """Makes (points t of both halves → points t + 1), t = 0 .. num_points/2 − 2, anticlockwise.
+
+    Args:
+        num_points: Points of the whole circle.
+        radius: Of the circle.
+
+    Raises:
+        ValueError: Fewer than four points.
+
+    Source: Dong et al. 2021, section 4.3.
+    """
+    half = num_points // 2
+    if half < 2:
+        raise ValueError(f"num_points={num_points} leaves no step on either half of the circle")
+    angle = 2 * jnp.pi * jnp.arange(num_points) / num_points
+    points = radius * jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=-1)
+    # The published code starts the second walker one point early, which keeps both in their half.
+    steps = half - 1
+    first, second = points[:half], points[steps : steps + half]
+    walk = jnp.stack([first, second], axis=1)
+    return Examples(inputs=walk[:-1], labels=walk[1:])
+
+
+def add_batch_before(examples: Examples, batch_size: int) -> Examples:
+    """Adds the inputs of the batch before, zeros before the first; labels stay as they are.
+
+    What the published code's circle_skip is trained on: a skip around the recurrence, of the true
+    points in place of its own output.
+    """
+    x = examples.inputs
+    before = jnp.concatenate([jnp.zeros_like(x[:batch_size]), x])[: len(x)]
+    return examples.replace(inputs=x + before)
+
+
+def split_name(name: str) -> tuple[str, int]:
+    """Splits a case's name, "base, d=32", into variant and width."""
     variant, width = name.split(", d=")
     return variant, int(width)
 
 
-def fed_with_sums(variant: str) -> bool:
-    """Whether a skip leads around the recurrence."""
+def is_fed_with_sums(variant: str) -> bool:
+    """Returns whether a skip leads around the recurrence."""
     return variant.startswith("circle_skip")
 
 
-def setup(options: flags.FlagValues, name: str) -> TrainedTask:
-    """One case: its network, and the walk it is trained on.
+def make_case(options: flags.FlagValues, name: str) -> TrainedTask:
+    """Makes one case: its network, and the walk it is trained on.
 
     Post-norm layers on linearly embedded points, no positions. A network without a skip around its
     attention is one whose skip has the gain 0, and one without dropout of its output one whose rate
     there is multiplied by 0: cases that differ in these alone are of one program.
+
+    Args:
+        options: The flags.
+        name: Variant and width, as of `split_name`.
     """
-    variant, width = parts_of(name)
-    published, sums = not variant.startswith("attention"), fed_with_sums(variant)
+    variant, width = split_name(name)
+    is_published, is_summed = not variant.startswith("attention"), is_fed_with_sums(variant)
     config = rc.TransformerConfig(
         depth=options.depth,
         num_heads=options.num_heads,
@@ -63,11 +110,11 @@ def setup(options: flags.FlagValues, name: str) -> TrainedTask:
     )
 
     def make_data(_):
-        walk = circle.make_examples(options.n_train_data)
-        before = circle.with_batch_before(walk, options.batch_size)
-        return {"train": before if sums else walk, "walk": walk}
+        walk = make_examples(options.n_train_data)
+        summed = add_batch_before(walk, options.batch_size)
+        return {"train": summed if is_summed else walk, "walk": walk}
 
-    skip = np.float32(published or "skip" in variant)
+    skip = np.float32(is_published or "skip" in variant)
     return TrainedTask(
         options,
         "circle",
@@ -76,114 +123,153 @@ def setup(options: flags.FlagValues, name: str) -> TrainedTask:
         make_data,
         floats={
             "network": {"skip_gain": rc.Gains(attention=skip)},
-            "output_dropout": np.float32(published),
+            "output_dropout": np.float32(is_published),
         },
-        program=f"{config.mlp}, d={width}" + SUMS * sums,
+        program=f"{config.mlp}, d={width}" + SUMS * is_summed,
     )
 
 
-def roll_out(num_steps: int, setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
-    """One seed's continuation of its own output, after the points it was trained on.
+def measure_walk(
+    num_steps: int, setup: TrainedTask, model: Any, data: Any, key: Any
+) -> dict[str, Any]:
+    """Measures one seed's continuation of its own output, after the points it was trained on.
 
     Fed with sums where the program of the setup is.
+
+    Args:
+        num_steps: Points of the walk, the start included.
+        setup: What was trained.
+        model: The trained model.
+        data: Of the seed.
+        key: Unused.
 
     Returns:
         "trajectory" [t, 2, 2], "distance" [t] of its two points, and "error", √(E‖Δ‖² / 4) of one
         step on the training data, Δ the error of a point. Of the theory (see
         `experiments.paper.circle.recurrence`): "log10_distance" [t], with the logarithm carried;
-        "head_gap" [t, l, h]; the Jacobians of a step of the recurrence, "jacobian_at_end" [4, 4]
-        where the two points end, "jacobian_across" [2, 2] where equal points end that begin in
-        their middle, and "equal_points_moved", the length of the last step of those.
+        "head_gap" [t, l, h]; the Jacobian of a step of the recurrence, "jacobian_across" [2, 2],
+        where equal points end that begin in the middle of the last two, and "equal_points_moved",
+        the length of the last step of those.
     """
     config, skip = setup.recipe.config, setup.program.endswith(SUMS)
 
     def step(points):
         return forward(model, points, config)
 
-    def recurrent(points):
+    def step_recurrence(points):
         return points + step(points) if skip else step(points)
 
-    def weights(points):
+    def attention_weights(points):
         states = input_states(model.network, points, config)
         return rc.apply(model.network, states, config).attention
 
     walk, train = data["walk"], data["train"]
-    squared = (jax.vmap(step)(train.inputs) - train.labels) ** 2
-    path = circle.roll_out(step, walk.inputs[0], num_steps, skip=skip)
+    squares = (jax.vmap(step)(train.inputs) - train.labels) ** 2
+    path = roll_out(step, walk.inputs[0], num_steps, skip=skip)
     inputs = jnp.cumsum(path, axis=0) if skip else path
     middle = jnp.mean(inputs[-1], axis=0)
-    collapsed, moved = recurrence.equal_tokens(recurrent, middle, COLLAPSED_STEPS)
+    collapsed, moved = recurrence.equal_tokens(step_recurrence, middle, COLLAPSED_STEPS)
     return {
         "trajectory": path,
-        "distance": circle.distance(path),
-        "error": jnp.sqrt(0.5) * jnp.sqrt(jnp.mean(squared)),
+        "distance": distance(path),
+        "error": jnp.sqrt(0.5) * jnp.sqrt(jnp.mean(squares)),
         "log10_distance": recurrence.log_roll_out(
             model.network, model.classifier, walk.inputs[0], config, num_steps, skip=skip
         ),
-        "head_gap": circle.head_gap(jax.lax.map(weights, inputs)),
-        "jacobian_at_end": recurrence.jacobian_matrix(recurrent, inputs[-1]),
-        "jacobian_across": recurrence.transverse_jacobian(recurrent, collapsed),
+        "head_gap": head_gap(jax.lax.map(attention_weights, inputs)),
+        "jacobian_across": recurrence.transverse_jacobian(step_recurrence, collapsed),
         "equal_points_moved": moved,
     }
 
 
-def measures_of(case: dict[str, Any]) -> dict[str, np.ndarray]:
-    """What theory and measurement say of each seed of a case, arrays [s] as in results.csv.
+def roll_out(
+    step: Callable[[Float[Array, "n 2"]], Float[Array, "n 2"]],
+    start: Float[Array, "n 2"],
+    num_steps: int,
+    skip: bool = False,
+) -> Float[Array, "t n 2"]:
+    """Feeds a network with its own output; returns the trajectory [num_steps, n, 2].
+
+    Args:
+        step: The network, points to points.
+        start: The first points of the trajectory.
+        num_steps: Points of the trajectory, the start included.
+        skip: Feed the network the sum of its input and its output (a skip connection around the
+            recurrence) and record its outputs, as the published code's circle_skip does.
+    """
+
+    def advance(state: Any, _: Any):
+        output = step(state)
+        return (state + output if skip else output), output
+
+    _, outputs = jax.lax.scan(advance, start, None, length=num_steps - 1)
+    return jnp.concatenate([start[None], outputs])
+
+
+def distance(trajectory: Float[Array, "t 2 2"]) -> Float[Array, "t"]:
+    """Computes the distance between the two points at each step."""
+    return jnp.linalg.norm(trajectory[:, 0] - trajectory[:, 1], axis=-1)
+
+
+def head_gap(attention: Float[Array, "*s 2 2"]) -> Float[Array, "*s"]:
+    """Computes τ = P_11 − P_21: how much more than the other a walker sees the first.
+
+    The difference of two tokens, δ, leaves attention as Σ_h τ_h δ W_h.
+    """
+    return attention[..., 0, 0] - attention[..., 1, 0]
+
+
+def measure_seeds(case: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Computes what theory and measurement say of each seed of a case, [s] as in results.csv.
 
     "multiplier" is μ where equal points are at last; it predicts steps only where they are at rest.
+
+    Args:
+        case: What `measure_walk` returns of all seeds, and "diverged_at".
     """
-    distance, gaps = case["distance"], case["head_gap"]
+    distances, start = case["distance"], case["head_gap"][:, 0]  # [s, t], [s, l, h]
     multiplier = recurrence.spectral_radius(case["jacobian_across"])
     at_rest = case["equal_points_moved"] < AT_REST
     predicted = recurrence.predicted_steps(multiplier, HIGH, LOW)
-    ends = {"start": gaps[:, 0], "end": gaps[:, -1]}  # [s, l, h]
-
-    def opposite(gap):
-        return ((gap.min(axis=-1) < 0) & (gap.max(axis=-1) > 0)).any(axis=-1)
-
+    is_opposite = (start.min(axis=-1) < 0) & (start.max(axis=-1) > 0)
     return {
-        "diverged": diverged(case),
+        "diverged": diverged_seeds(case),
         "step_error": case["error"],
-        "distance_at_start": distance[:, 0],
-        "distance_at_end": distance[:, -1],
-        "first_below_1e-2": first_below(distance, HIGH),
-        "first_below_1e-6": first_below(distance, LOW),
-        "fell": distance[:, -1] < TOGETHER,
-        "measured_steps": recurrence.measured_steps(distance, HIGH, LOW),
+        "distance_at_end": distances[:, -1],
+        "fell": distances[:, -1] < TOGETHER,
+        "measured_steps": recurrence.measured_steps(distances, HIGH, LOW),
         "predicted_steps": np.where(at_rest, predicted, np.nan),
         "multiplier": multiplier,
         "at_rest": at_rest,
-        "radius_at_end": recurrence.spectral_radius(case["jacobian_at_end"]),
         "order": recurrence.fall_order(case["log10_distance"]),
-        "opposite_at_start": opposite(ends["start"]),
-        "opposite_at_end": opposite(ends["end"]),
-    } | {
-        f"tau_{when}_l{layer}_h{head}": gap[:, layer, head]
-        for when, gap in ends.items()
-        for layer, head in np.ndindex(gap.shape[1:])
+        "opposite_at_start": is_opposite.any(axis=-1),
     }
 
 
-def known(results: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
-    """{(variant, width): its arrays and `measures_of` of the seeds that did not diverge, "seed"
-    [s]; "orders", the law's of those that fell, where it has one; "name" of the case}."""
-    found = {}
+def fine_cases(results: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Selects the seeds that did not diverge.
+
+    Args:
+        results: {case: arrays of all seeds [s, ...]}.
+
+    Returns:
+        {(variant, width): its arrays and those of `measure_seeds` [s], and the positions "seed"
+        [s]; "orders", the law's of those that fell, where it has one; "name" of the case}.
+    """
+    cases = {}
     for name, case in results.items():
-        seeds, arrays = kept(case), {n: a for n, a in case.items() if n not in ("seconds", "model")}
-        own = {n: a[seeds] for n, a in (arrays | measures_of(case)).items()}
-        orders = own["order"][own["fell"] & np.isfinite(own["order"])]
-        found[parts_of(name)] = own | {"seed": seeds, "orders": orders, "name": name}
-    return found
+        seeds = fine_seeds(case)
+        arrays = {n: a for n, a in case.items() if n != "model"}
+        values = {n: a[seeds] for n, a in (arrays | measure_seeds(case)).items()}
+        orders = values["order"][values["fell"] & np.isfinite(values["order"])]
+        cases[split_name(name)] = values | {"seed": seeds, "orders": orders, "name": name}
+    return cases
 
 
 def log10_at_end(case: Mapping[str, Any]) -> np.ndarray:
-    """log10 of the distance after the last step, which counts as 1e-6 at least, [s]; NaN of seeds
-    that diverged."""
-    at_least = np.maximum(case["log10_distance"][:, -1], np.log10(LOW))
-    return np.where(diverged(case), np.nan, at_least)
+    """Returns log10 of the distance after the last step, at least that of 1e-6, [s].
 
-
-def first_below(distance: np.ndarray, bound: float) -> np.ndarray:
-    """The first step at which each distance [s, t] is below a bound; None where it never is."""
-    below = distance < bound
-    return np.where(below.any(axis=1), below.argmax(axis=1), None)
+    NaN of seeds that diverged.
+    """
+    bounded = np.maximum(case["log10_distance"][:, -1], np.log10(LOW))
+    return np.where(diverged_seeds(case), np.nan, bounded)

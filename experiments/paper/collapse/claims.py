@@ -9,9 +9,8 @@ import xarray as xr
 
 from experiments.lab import labelled
 from experiments.lab.experiment import Finding
-from experiments.lab.labelled import apply_along, compare_means, iterate_points, statement_rows
 from experiments.paper.collapse.cubic_law import measured_constant
-from experiments.paper.collapse.figures import TIGHTNESS, as_published, first, slowed
+from experiments.paper.collapse.figures import TIGHTNESS, as_published, first, raised_constant
 from experiments.verdicts.claims import Row, cases_row
 from experiments.verdicts.page import Comparison
 from experiments.verdicts.statistics import power_law_wins
@@ -25,141 +24,191 @@ PUBLISHED_NAMES = {
 }
 
 
-def above(found: xr.Dataset, bound: str) -> xr.DataArray:
-    """How many layers of a network are above a bound of theirs.
+def count_above(results: xr.Dataset, bound: str) -> xr.DataArray:
+    """Counts the layers of a network that are above a bound of theirs.
 
     Logarithms in float32 are known to about 1e-5 of their size.
     """
-    margin = 1e-3 + 1e-5 * np.abs(found.log10_residual)
-    return (found.log10_residual > found[bound] + margin).sum(["seed", "layer"])
+    margin = 1e-3 + 1e-5 * np.abs(results.log10_residual)
+    return (results.log10_residual > results[bound] + margin).sum(["seed", "layer"])
 
 
-def claims(found: xr.Dataset, setup: Any) -> Iterator[Row]:
-    """Rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights, with
-    the first of the skips' gains."""
-    found = found.isel(skip_gain=0, drop=True)
-    relative = found.log10_residual - found.log10_size
-    last, start = relative.isel(layer=-1, drop=True), relative.isel(layer=0, drop=True)
-    rate, left = found.local_rate.isel(layer=-1, drop=True), 10.0 ** (last - start)
-    falls, own = apply_along(power_law_wins, 10.0**relative, "layer"), set(found.variant.values)
+def judge_claims(results: xr.Dataset, setup: Any) -> Iterator[Row]:
+    """Tests rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights,
+    with the first of the skips' gains.
+
+    Args:
+        results: Over norm placement, weight scale, skip gain, variant, seed and layer.
+        setup: Unused.
+    """
+    results = results.isel(skip_gain=0, drop=True)
     # Without skips post- and pre-norm are one network up to an outer norm: the row of post-norm, as
     # published, is that of both.
-    once = [
-        n
-        for n in found.norm_placement.values
-        if not (n == "pre" and "post" in found.norm_placement)
-    ]
-    plain, normed = ([n for n in once if (n == "none") is is_plain] for is_plain in (True, False))
-    for key, values, variant, norms, what in (
+    norms = list(results.norm_placement.values)
+    distinct = [n for n in norms if not (n == "pre" and "post" in norms)]
+    yield from claims_by_variant(results, distinct)
+    for key, variant in (("heads bound", "san"), ("mlp bound", "san_mlp")):
+        if variant in results.variant and "admissible" in results:
+            yield from bound_claims(key, variant, results.sel(variant=variant, drop=True))
+    if "swept" in results and "san" in results.variant:
+        yield from gain_claims(results, distinct)
+
+
+def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]:
+    """Tests the local rate at the last layer and what is left of the residual ratio, by variant.
+
+    Args:
+        results: At one gain of the skips.
+        distinct: Norm placements that are different networks without skips.
+    """
+    log10_ratio = results.log10_residual - results.log10_size
+    last, start = log10_ratio.isel(layer=-1, drop=True), log10_ratio.isel(layer=0, drop=True)
+    rate, remaining = results.local_rate.isel(layer=-1, drop=True), 10.0 ** (last - start)
+    is_power_law = labelled.apply_along(power_law_wins, 10.0**log10_ratio, "layer")
+    variants = {*results.variant.values}
+    plain, normed = (
+        [n for n in distinct if (n == "none") is is_plain] for is_plain in (True, False)
+    )
+    for key, values, variant, norms, text in (
         ("rate", rate, "san", plain, ""),
         ("norm", rate, "san", normed, ""),
-        ("mlp rate", rate, "san_mlp", once, ""),
-        ("skips stop", left, "san_skip", found.norm_placement, ""),
-        ("mlps stop", left, "transformer", once, "skips and MLPs"),
-        ("mlps stop", left, "san_mlp", once, "MLPs alone"),
-        ("law of the fall", falls, "san_skip", found.norm_placement, ""),
+        ("mlp rate", rate, "san_mlp", distinct, ""),
+        ("skips stop", remaining, "san_skip", results.norm_placement, ""),
+        ("mlps stop", remaining, "transformer", distinct, "skips and MLPs"),
+        ("mlps stop", remaining, "san_mlp", distinct, "MLPs alone"),
+        ("law of the fall", is_power_law, "san_skip", results.norm_placement, ""),
     ):
-        if variant in own:
-            yield from statement_rows(
-                key, values.sel(variant=variant, norm_placement=norms, drop=True), what
-            )
+        if variant in variants:
+            values = values.sel(variant=variant, norm_placement=norms, drop=True)
+            yield from labelled.statement_rows(key, values, text)
+    last = last.sel(norm_placement=distinct)
     for key, variant in (("skips", "san_skip"), ("mlps slow", "san_mlp")):
-        if {"san", variant} <= own:
-            with_, without = (
-                last.sel(variant=v, norm_placement=once, drop=True) for v in (variant, "san")
-            )
-            yield from statement_rows(key, with_ - without)
-    for key, variant in (("heads bound", "san"), ("mlp bound", "san_mlp")):
-        if variant in own and "admissible" in found:
-            here = found.sel(variant=variant, drop=True)
-            here = here.where(here.admissible > 0).isel(layer=slice(1, None))
-            cases = here.admissible.count(["seed", "layer"])
-            broken = above(here, "log10_published_bound")
-            covered = found.admissible.sel(variant=variant).notnull().any(["seed", "layer"])
-            for point, count in iterate_points(broken):
-                if covered.sel(point):
-                    where = f"layers of {variant}, {labelled.describe_point(point)}"
-                    total = int(cases.sel(point))
-                    yield cases_row(key, where, int(count), total, found.sizes["seed"])
-    if "swept" in found and "san" in own:
-        raised = slowed(found).dropna("norm_placement", how="all")
-        yield from statement_rows(
-            "mlp gain", apply_along(partial(crossing, raised.mlp_gain.values), raised, "mlp_gain")
-        )
-    if "swept" in found and "san" in own and 1 in found.mlp_gain:
-        # Post-norm gives all states one size up to that of their mean, so that differences of
-        # residuals are those of their ratios.
-        as_published = found.swept.sel(
-            mlp_gain=1, norm_placement=[n for n in once if n not in ("none", "pre")]
-        )
-        gained = as_published - found.log10_residual.sel(variant="san", drop=True)
-        what = "MLPs with their own skip, as published"
-        yield from statement_rows("mlps slow", gained.isel(layer=-1), what)
-        change = as_published.isel(layer=-1) - as_published.isel(layer=0)
-        yield from statement_rows("mlps stop", 10.0**change, what)
+        if {"san", variant} <= variants:
+            gained = last.sel(variant=variant, drop=True) - last.sel(variant="san", drop=True)
+            yield from labelled.statement_rows(key, gained)
+
+
+def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
+    """Tests the published bound of a layer, where the lemma's condition holds.
+
+    Args:
+        key: Of the statement.
+        variant: Whose layers they are.
+        results: Of this variant.
+    """
+    admissible = results.where(results.admissible > 0).isel(layer=slice(1, None))
+    cases = admissible.admissible.count(["seed", "layer"])
+    is_covered = results.admissible.notnull().any(["seed", "layer"])
+    for point, count in labelled.iterate_points(count_above(admissible, "log10_published_bound")):
+        if is_covered.sel(point):
+            text = f"layers of {variant}, {labelled.describe_point(point)}"
+            total = int(cases.sel(point))
+            yield cases_row(key, text, int(count), total, results.sizes["seed"])
+
+
+def gain_claims(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]:
+    """Tests from which gain on MLPs slow the collapse, and what they do as published.
+
+    Args:
+        results: With the residual at each gain of the MLPs, "swept".
+        distinct: Norm placements that are different networks without skips.
+    """
+    raised = raised_constant(results).dropna("norm_placement", how="all")
+    gains = labelled.apply_along(partial(crossing, raised.mlp_gain.values), raised, "mlp_gain")
+    yield from labelled.statement_rows("mlp gain", gains)
+    if 1 not in results.mlp_gain:
+        return
+    # Post-norm gives all states one size up to that of their mean, so that differences of
+    # residuals are those of their ratios.
+    norms = [n for n in distinct if n not in ("none", "pre")]
+    published = results.swept.sel(mlp_gain=1, norm_placement=norms)
+    gained = published - results.log10_residual.sel(variant="san", drop=True)
+    text = "MLPs with their own skip, as published"
+    yield from labelled.statement_rows("mlps slow", gained.isel(layer=-1), text)
+    change = published.isel(layer=-1) - published.isel(layer=0)
+    yield from labelled.statement_rows("mlps stop", 10.0**change, text)
 
 
 def crossing(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
-    """The least gain [...] from which on MLPs slow the collapse; NaN for none.
+    """Finds the least gain [...] from which on MLPs slow the collapse; NaN for none.
 
     Between the gains that were swept the change [..., g] is taken as linear in the gain's
     logarithm; gains at which the residual is no number are left out.
+
+    Args:
+        gains: Ascending [g].
+        raised: By how much each gain raises the constant of the law [..., g].
     """
-    found = np.full(raised.shape[:-1], np.nan)
-    for place in np.ndindex(found.shape):
-        known = np.isfinite(raised[place])
-        logs, values = np.log(gains[known]), raised[place][known]
-        up = np.flatnonzero((values[:-1] < 0) & (values[1:] >= 0))
-        if len(up):
-            g, (a, b) = logs[up[-1] : up[-1] + 2], values[up[-1] : up[-1] + 2]
-            found[place] = np.exp(g[0] - a * (g[1] - g[0]) / (b - a))
-    return found
+    crossings = np.full(raised.shape[:-1], np.nan)
+    for place in np.ndindex(crossings.shape):
+        is_finite = np.isfinite(raised[place])
+        logs, values = np.log(gains[is_finite]), raised[place][is_finite]
+        upward = np.flatnonzero((values[:-1] < 0) & (values[1:] >= 0))
+        if len(upward):
+            i = upward[-1]
+            rise = values[i + 1] - values[i]
+            crossings[place] = np.exp(logs[i] - values[i] * (logs[i + 1] - logs[i]) / rise)
+    return crossings
 
 
-def compare(found: xr.Dataset, setup: Any) -> Iterator[Comparison]:
-    """Residual ratios beside BERT's published curve, and what only the logarithms show, at the
-    first of the swept values."""
-    found = first(found)
-    end, depth = found.isel(layer=-1), found.sizes["layer"] - 1
+def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
+    """Compares residual ratios with BERT's published curve, and shows what only logarithms show, at
+    the first of the swept values.
+
+    Args:
+        results: Over norm placement, weight scale, skip gain, variant, seed and layer.
+        setup: Unused.
+    """
+    results = first(results)
+    end, depth = results.isel(layer=-1), results.sizes["layer"] - 1
     curves = published_curves(PUBLISHED["bert-base-cased"], 12)["init"]
-    theirs = {v: curves[PUBLISHED_NAMES[v]] for v in found.variant.values}
-    ends = [curve[min(depth, len(curve) - 1)] for curve in theirs.values()]
-    published = xr.DataArray(ends, {"variant": [*theirs]})
+    curves = {v: curves[PUBLISHED_NAMES[v]] for v in results.variant.values}
+    ends = [curve[min(depth, len(curve) - 1)] for curve in curves.values()]
+    published = xr.DataArray(ends, {"variant": [*curves]})
     note = "published: BERT at initialisation (768 wide, 12 heads, post-norm)"
-    yield from compare_means(f"residual ratio after {depth} layers", end.ratio, published, note)
-    yield from compare_means("log10 of the residual at the last layer", end.log10_residual)
-    yield from compare_means("the same in plain arithmetic", end.plain_log10_residual)
-    if "admissible" in found:
-        here = found.where(found.admissible > 0).isel(layer=slice(1, None))
+    yield from labelled.compare_means(
+        f"residual ratio after {depth} layers", end.ratio, published, note
+    )
+    yield from labelled.compare_means("log10 of the residual at the last layer", end.log10_residual)
+    yield from labelled.compare_means("the same in plain arithmetic", end.plain_log10_residual)
+    if "admissible" in results:
+        admissible = results.where(results.admissible > 0).isel(layer=slice(1, None))
         # The stack's bound needs the condition in every layer so far, a layer's in that one only.
-        so_far = here.where(here.admissible.cumprod("layer", skipna=False) > 0)
-        broken = above(here, "log10_layer_bound") + above(so_far, "log10_bound")
+        is_so_far = admissible.admissible.cumprod("layer", skipna=False) > 0
+        broken = count_above(admissible, "log10_layer_bound")
+        broken = broken + count_above(admissible.where(is_so_far), "log10_bound")
         text = "layers and depths above the bound with sums over heads (derived here)"
-        yield from compare_means(text, broken.expand_dims("seed"), 0)
-        tightness = found[list(TIGHTNESS)].isel(layer=slice(1, None)).to_dataarray("bound")
+        yield from labelled.compare_means(text, broken.expand_dims("seed"), 0)
+        tightness = results[list(TIGHTNESS)].isel(layer=slice(1, None)).to_dataarray("bound")
         free = (tightness.drop_sel(bound="tightness_paper") < -1e-3).sum(["bound", "layer"])
-        yield from compare_means(
-            "layers above a bound that needs no condition (derived here)", free, 0
-        )
+        text = "layers above a bound that needs no condition (derived here)"
+        yield from labelled.compare_means(text, free, 0)
         text = "powers of ten above what is bounded, median over layers"
-        yield from compare_means(text, tightness.median("layer"))
-    if "log10_c" in found:
+        yield from labelled.compare_means(text, tightness.median("layer"))
+    if "log10_c" in results:
         for name, profile in (("", "log10_residual"), (", in closed form", "log10_cubic")):
-            c = apply_along(lambda own: measured_constant(own).log10_c_eff, found[profile], "layer")
+            c = labelled.apply_along(
+                lambda p: measured_constant(p).log10_c_eff, results[profile], "layer"
+            )
             text = f"log10 c_eff of the 3^L law{name}, beside the theorem's"
-            yield from compare_means(text, c, end.log10_c.mean("seed"))
+            yield from labelled.compare_means(text, c, end.log10_c.mean("seed"))
 
 
-def finding(found: xr.Dataset, setup: Any) -> Finding | None:
-    """What is left of attention alone and of attention with skips."""
-    own = as_published(found).squeeze("norm_placement").mean("seed").isel(layer=-1)
-    if not {"san", "san_skip"} <= {*own.variant.values}:
+def make_finding(results: xr.Dataset, setup: Any) -> Finding | None:
+    """Reports what is left of attention alone and of attention with skips.
+
+    Args:
+        results: Over norm placement, weight scale, skip gain, variant, seed and layer.
+        setup: Unused.
+    """
+    end = as_published(results).squeeze("norm_placement").mean("seed").isel(layer=-1)
+    if not {"san", "san_skip"} <= {*end.variant.values}:
         return None
-    lost = float((own.log10_residual - own.log10_size).sel(variant="san"))
+    lost = float((end.log10_residual - end.log10_size).sel(variant="san"))
     return Finding(
         "depth",
-        f"After {found.sizes['layer'] - 1} layers attention alone keeps "
+        f"After {results.sizes['layer'] - 1} layers attention alone keeps "
         f"10^{float(f'{lost:.2g}'):,.0f} of the differences between tokens, with "
-        f"skips {float(own.ratio.sel(variant='san_skip')):.2f}: without them the logarithm grows "
-        f"by a factor of {float(own.local_rate.sel(variant='san')):.2f} a layer.",
+        f"skips {float(end.ratio.sel(variant='san_skip')):.2f}: without them the logarithm grows "
+        f"by a factor of {float(end.local_rate.sel(variant='san')):.2f} a layer.",
     )

@@ -1,21 +1,34 @@
-"""The constant of the 3^L law: what ‖res(X^L)‖^{1/3^L} tends to, measured and in closed form."""
+"""The 3^L law of the residual: its constant, its closed form, and from which layer on it holds.
+
+The constant is what ‖res(X^L)‖^{1/3^L} tends to. The layer from which on the residual falls by the
+law is certified by the diameter bound of `mean_bounds`, extended through norms and gated MLPs with
+what they see in the pass that is measured: the standard deviations of its tokens, and its hidden
+units.
+
+Axis letters: n tokens, d width, f hidden units, h heads, l layers.
+"""
 
 import math
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from experiments.paper.collapse.cubic_regime import log10_growth
+import rank_collapse as rc
 from rank_collapse import struct
-from rank_collapse.network import covers
-from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network import covers, layers
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
+from rank_collapse.network.passes import replay
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import apply, walk_layer, walk_layers
-from rank_collapse.theory import tangent
-from rank_collapse.theory.bounds import not_covered, score_width
+from rank_collapse.network.transformer import (
+    Layer,
+    SublayerValues,
+    walk_layer,
+    walk_layers,
+)
+from rank_collapse.theory import bounds, mean_bounds, tangent
 from rank_collapse.theory.log_operations import LogState, around_mean, log10_norm
 from rank_collapse.theory.logdomain import LogTrace, log_trace
 
@@ -31,66 +44,55 @@ COVERS = covers.Covers(
 )
 
 
-class RateConstant(struct.Struct):
-    """Λ of log10‖R_L‖ ≈ 3^L Λ; all logarithms are decimal.
+class LawConstant(NamedTuple):
+    """The constant of a profile that falls by the cubic law; logarithms are decimal."""
 
-    Attributes:
-        kappa: κ_l = log‖R_{l+1}‖ − 3 log‖R_l‖, [..., L]; NaN from where a logarithm leaves range.
-        log10_lambda: Λ = log‖R_0‖ + Σ_l κ_l/3^{l+1} = log‖R_L‖/3^L.
-        error: The largest change by further layers, if no κ there exceeds the measured ones:
-            sup|κ|/(2·3^L).
-        log10_c_eff: 2(Λ − log‖R_0‖): the c with which c^{(3^L − 1)/2}‖R_0‖^{3^L} has this Λ.
-    """
-
-    kappa: struct.Leaf
-    log10_lambda: struct.Leaf
-    error: struct.Leaf
-    log10_c_eff: struct.Leaf
+    log10_lambda: Any  # Λ of log10‖R_L‖ ≈ 3^L Λ
+    log10_c_eff: Any  # 2(Λ − log‖R_0‖): the c with which c^{(3^L − 1)/2}‖R_0‖^{3^L} has this Λ
 
 
-def measured_constant(profile: Any) -> RateConstant:
-    """Λ and c_eff of a profile; valid where the residual falls by the cubic law.
+def measured_constant(profile: Any) -> LawConstant:
+    """Computes Λ = log‖R_L‖/3^L and c_eff of a profile; valid where it falls by the cubic law.
 
     Args:
         profile: log10‖res(X^l)‖ [..., L + 1], from `log_residual_profile`. The layers after the
             last finite one are left out.
     """
     profile = jnp.asarray(profile)
-    kappa = profile[..., 1:] - 3 * profile[..., :-1]
-    seen = jnp.cumprod(jnp.isfinite(profile), axis=-1) > 0
-    kappa = jnp.where(seen[..., 1:], kappa, jnp.nan)
-    depth = jnp.sum(seen, axis=-1) - 1
+    is_finite = jnp.cumprod(jnp.isfinite(profile), axis=-1) > 0
+    depth = jnp.sum(is_finite, axis=-1) - 1
     last = jnp.take_along_axis(profile, jnp.maximum(depth, 0)[..., None], axis=-1)[..., 0]
-    power = jnp.asarray(3.0, profile.dtype) ** depth
-    value = jnp.where(depth < 0, jnp.nan, last / power)
-    worst = jnp.max(jnp.where(seen[..., 1:], jnp.abs(kappa), 0), axis=-1, initial=0)
-    error = jnp.where(depth < 1, jnp.inf, worst / (2 * power))
-    return RateConstant(kappa, value, error, 2 * (value - profile[..., 0]))
+    value = jnp.where(depth < 0, jnp.nan, last / jnp.asarray(3.0, profile.dtype) ** depth)
+    return LawConstant(value, 2 * (value - profile[..., 0]))
 
 
 @full_precision
 def closed_profile(
-    params: Any, x: Any, config: TransformerConfig, *, log: LogTrace | None = None, **inputs: Any
+    params: Any, x: Any, config: rc.TransformerConfig, *, log: LogTrace | None = None, **inputs: Any
 ) -> tuple[Float[Array, "p"], Array, Float[Array, "l"]]:
-    """(log10‖R_l‖_{1,∞} for l = 0..L, the layer s that the closed form starts at, log10 growth).
+    """Computes log10‖R_l‖_{1,∞} for l = 0..L by the law, from the layer on that it is certified
+    for.
 
     Up to R_s it is the measured residual; from layer s on the recursion of `cubic_profile`, started
-    at the input of layer s's attention in the measured pass. s is the first layer from which
-    the diameter bound, extended through norms, falls in every layer (`cubic_regime.log10_growth`).
-    Where it falls, the leading order of attention does, so that the constant has the right sign; a
-    closed form that starts where residuals are not small need not. NaN in all layers, and s = L,
-    where no layer is certified.
+    at the input of layer s's attention in the measured pass. s is the first layer from which the
+    diameter bound, extended through norms, falls in every layer (`log10_growth`). Where it falls,
+    the leading order of attention does, so that the constant has the right sign; a closed form that
+    starts where residuals are not small need not.
 
     Args:
         params, x, config, **inputs: As of `cubic_profile`.
-        log: What `log_trace` gives of the same arguments, where it is known.
+        log: What `log_trace` returns for the same arguments, where it is known.
+
+    Returns:
+        The profile [L + 1], s, and log10 of the growth of each layer. NaN in all layers, and s = L,
+        where no layer is certified.
 
     Raises:
         ValueError: As `cubic_profile`; also a network that has no residual in logarithms.
     """
     params, prepared = _prepared(params, x, config, inputs)
     log = log_trace(params, x, config, **inputs) if log is None else log
-    trace = apply(params, x, config, **inputs)
+    trace = rc.apply(params, x, config, **inputs)
     return _closed_pass(params, prepared, config, log, trace)
 
 
@@ -99,8 +101,8 @@ def _closed_pass(params, prepared, config, log, trace):
     diameters = log.input_diameters + log.inputs.log_scale / math.log(10)
     growth = log10_growth(params, trace, diameters, config, prepared.existing_tokens)
     growth = jnp.where(jnp.isfinite(log.profile[:-1]), growth, jnp.nan)
-    certified = growth < 0
-    start = jnp.where(jnp.any(certified), jnp.argmax(certified), config.depth)
+    is_certified = growth < 0
+    start = jnp.where(jnp.any(is_certified), jnp.argmax(is_certified), config.depth)
     profile = _cubic_pass(params, prepared, config, (start, log.inputs))
     profile = jnp.where(jnp.arange(config.depth + 1) <= start, log.profile, profile)
     return jnp.where(start < config.depth, profile, jnp.nan), start, growth
@@ -108,9 +110,9 @@ def _closed_pass(params, prepared, config, log, trace):
 
 @full_precision
 def cubic_profile(
-    params: Any, x: Any, config: TransformerConfig, **inputs: Any
+    params: Any, x: Any, config: rc.TransformerConfig, **inputs: Any
 ) -> Float[Array, "l"]:
-    """log10‖R_l‖_{1,∞} for l = 0..L by the leading order of attention in its residual.
+    """Computes log10‖R_l‖_{1,∞} for l = 0..L by the leading order of attention in its residual.
 
         R_{l+1} = R_l A_l,  A_l = (1/√k) Σ_h W_QK,h C_l W_h,  C_l = R_lᵀ R_l/n.
 
@@ -134,7 +136,7 @@ def cubic_profile(
 
 
 def _prepared(params, x, config, inputs):
-    reasons = not_covered(config, mask=inputs.get("mask"), bias=inputs.get("bias"))
+    reasons = bounds.not_covered(config, mask=inputs.get("mask"), bias=inputs.get("bias"))
     params, prepared = at_least_float32(*prepare_inputs(params, x, config, covers=COVERS, **inputs))
     rows = [reason for reason in reasons if reason.startswith("rows")]
     if rows:
@@ -144,7 +146,7 @@ def _prepared(params, x, config, inputs):
 
 @jax.jit
 def _cubic_pass(params, prepared, config, measured=None):
-    """The profile; with `measured` (s, LogStates [L]) attention reads those up to layer s."""
+    """Iterates the law; with `measured` (s, LogStates [L]) attention reads those up to layer s."""
     start = around_mean(prepared.x, prepared.existing_tokens)
     first, states = (None, None) if measured is None else measured
 
@@ -166,18 +168,151 @@ class CubicAttention(tangent.Tangents):
         self.first = first
 
     def apply_attention(self, layer, branch_input):
-        params, keep, given = layer.params.attention, layer.inputs.existing_tokens, layer.extra
-        if given is not None:
-            use = layer.index <= self.first
-            branch_input = jax.tree.map(lambda a, b: jnp.where(use, a, b), given, branch_input)
+        params, keep, measured_input = (
+            layer.params.attention,
+            layer.inputs.existing_tokens,
+            layer.extra,
+        )
+        if measured_input is not None:
+            is_measured = layer.index <= self.first
+            branch_input = jax.tree.map(
+                lambda a, b: jnp.where(is_measured, a, b), measured_input, branch_input
+            )
         query, key, value = (
-            jnp.einsum("nd,hdk->hnk", branch_input.rest, w)
+            jnp.einsum("nd,hdk->hnk", branch_input.residual, w)
             for w in (params.w_q, params.w_k, params.w_v)
         )
-        width = math.sqrt(score_width(layer.config))
+        width = math.sqrt(bounds.score_width(layer.config))
         factor = layer.gains.temperature * width * jnp.sum(keep)
         covariance = jnp.einsum("hnk,hnv->hkv", key, value) / factor
-        rest = jnp.einsum("hnk,hkv,hvd->nd", query, covariance, params.w_o)
+        residual = jnp.einsum("hnk,hkv,hvd->nd", query, covariance, params.w_o)
         return LogState(
-            tangent.attended(params, branch_input.mean), rest, 3 * branch_input.log_scale
+            tangent.attend_equal_tokens(params, branch_input.mean),
+            residual,
+            3 * branch_input.log_scale,
         ), None
+
+
+class LayerGrowth(struct.Struct):
+    """By how much a layer may multiply distances of tokens, as natural logarithms."""
+
+    before: Any  # From X^l to the input of its attention: its norm, where it comes before
+    cubic: Any  # log c, with which diam(SA(X)) ≤ c diam³
+    after: Any  # From SA(X) to X^{l+1}: gains, norms and the MLP
+
+
+def log10_growth(
+    params: rc.network.TransformerParams,
+    trace: rc.Trace,
+    log10_diameters: Float[Array, "l"],
+    config: rc.TransformerConfig,
+    keep: Bool[Array, "n"],
+) -> Float[Array, "l"]:
+    """Computes log10 of the largest growth per layer that the diameter bound allows from layer l
+    on.
+
+    With Δ_m the diameter of the input of layer m's attention, the one measured for m = l, and
+    Δ_{m+1} = g_m Δ_m³ the bound of the next one's, it is max_{m ≥ l} log10(g_m Δ_m²): where it is
+    negative, distances fall in every layer from l on and ever faster, hence so does the leading
+    order of attention, which obeys the same bound. g_m is c of the attention times
+
+        max|gain|/min_i σ_i of every norm, since |LN x − LN y| ≤ max|gain| |x − y|/√(σ_x σ_y),
+
+    σ² = variance + eps of the tokens that it sees in the pass (RMSNorm: mean square + eps), |γ| of
+    gains, and λ + |γ| Lipschitz constant of the MLP sublayer.
+
+    Args:
+        params, config: The network, of those that `COVERS` has.
+        trace: From `apply`.
+        log10_diameters: Of the input of each layer's attention [L].
+        keep: Bool [n], True for tokens that are not padding.
+
+    Source: derived here. (x, y) ↦ |x/|x| − y/|y|| ≤ |x − y|/√(|x||y|) is sharp, of the centred
+    tokens with √(d eps) as one more feature.
+    """
+    growths = replay(partial(layer_growth, keep=keep), params, trace, config)
+    step = growths.cubic + growths.after + jnp.append(growths.before[1:], 0)
+    start = log10_diameters * math.log(10)
+
+    def iterated(first):
+        def body(diameter, layer):
+            index, growth, measured = layer
+            diameter = jnp.where(index <= first, measured, diameter)
+            now = jnp.where(index < first, -jnp.inf, growth + 2 * diameter)
+            return diameter + now, now
+
+        _, measured_growths = jax.lax.scan(body, start[0], (jnp.arange(len(step)), step, start))
+        return jnp.max(measured_growths)
+
+    return jax.vmap(iterated)(jnp.arange(len(step))) / math.log(10)
+
+
+def layer_growth(
+    layer: Layer, passages: dict[str, SublayerValues], keep: Bool[Array, "n"]
+) -> LayerGrowth:
+    """Computes the factors of one layer; see `log10_growth`.
+
+    Args:
+        layer: The layer.
+        passages: What the forward pass computed in its sublayers.
+        keep: Bool [n], True for tokens that are not padding.
+    """
+    params, config = layer.params, layer.config
+    scores, values = mean_bounds.attention_norms(params.attention, layer.gains.temperature, config)
+    before, inner, outer = _around(passages["attention"], keep)
+    growth = inner + outer
+    if "mlp" in passages:
+        passage = passages["mlp"]
+        norm_before, inner, outer = _around(passage, keep)
+        lipschitz = mlp_lipschitz(params.mlp, passage.branch_input, config.mlp, keep)
+        inner = inner + norm_before + jnp.log(lipschitz)
+        if passage.spec.skip:
+            inner = jnp.logaddexp(inner, jnp.log(jnp.max(jnp.abs(passage.spec.skip_gain))))
+        growth = growth + inner + outer
+    return LayerGrowth(before, jax.nn.logsumexp(scores + values), growth)
+
+
+def mlp_lipschitz(
+    params: layers.MLPParams, x: Float[Array, "n d"], kind: str, keep: Bool[Array, "n"]
+) -> Float[Array, ""]:
+    """Computes λ with |MLP(x_i) − MLP(x_k)|₂ ≤ λ |x_i − x_k|₂ for these tokens.
+
+    sup|φ'| ‖W_in‖₂ ‖W_out‖₂, for all tokens; of gated MLPs, which multiply u = φ(x W_gate + b) by z
+    = x W_in + b', (sup|φ'| ‖W_gate‖₂ max|z| + ‖W_in‖₂ max|u|) ‖W_out‖₂ over these ones: u_i z_i −
+    u_k z_k = (u_i − u_k) z_i + u_k (z_i − z_k).
+
+    Args:
+        params: Of the MLP.
+        x: Its input.
+        kind: Its activation.
+        keep: Bool [n], True for tokens that are not padding.
+    """
+    if kind not in layers.GATED:
+        return bounds.lipschitz_constants(params, kind, (mean_bounds.spectral_norm,))[0]
+    z = x @ params.w_in + params.b_in[None, :]
+    u = layers.get_activation(kind).fn(x @ params.w_gate + params.b_gate[None, :])
+    largest = [jnp.max(jnp.where(keep[:, None], jnp.abs(a), 0)) for a in (z, u)]
+    slope = bounds.largest_slope(layers.GATED[kind], x.dtype) * mean_bounds.spectral_norm(
+        params.w_gate
+    )
+    size = slope * largest[0] + mean_bounds.spectral_norm(params.w_in) * largest[1]
+    return size * mean_bounds.spectral_norm(params.w_out)
+
+
+def _around(passage, keep):
+    """Computes log factors of the norm before the branch, of what follows it, and of the norm of
+    the sum.
+    """
+    spec = passage.spec
+    inside = jnp.log(jnp.max(jnp.abs(spec.branch_gain)))
+    none = jnp.zeros_like(inside)
+    outer = none if passage.norm_input is None else _norm_factor(spec, passage.norm_input, keep)
+    if spec.norms_branch:
+        inside = inside + _norm_factor(spec.at_branch, passage.branch_output, keep)
+    return (outer, inside, none) if spec.norms_input else (none, inside, outer)
+
+
+def _norm_factor(spec, tokens, keep):
+    _, inverse = layers.norm_statistics(tokens, spec.norm_kind, spec.eps)
+    gain = 1.0 if spec.norm is None else jnp.max(jnp.abs(spec.norm.gain))
+    return jnp.log(gain * jnp.max(jnp.where(keep[:, None], inverse, 0)))

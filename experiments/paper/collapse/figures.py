@@ -8,7 +8,6 @@ import xarray as xr
 from experiments.lab import labelled
 from experiments.lab.experiment import name_figures
 from rank_collapse.report import figures
-from rank_collapse.report.figures import Figure
 
 # {measure: what it is the tightness of}
 TIGHTNESS = {
@@ -22,18 +21,23 @@ NOTE = {"color": "#555555", "fontsize": 7}
 
 
 def style(index: int, count: int) -> dict[str, Any]:
-    """Attention alone lies under attention with MLPs: a broad pale line."""
+    """Styles a curve: attention alone lies under attention with MLPs, a broad pale line."""
     return {} if index else {"linewidth": 5.0, "alpha": 0.35, "marker": ""}
 
 
-def first(found: xr.Dataset, *but: str) -> xr.Dataset:
-    """The networks at the first of the swept values."""
-    swept = {"weight_scale", "skip_gain"}.difference(but)
-    return found.isel(dict.fromkeys(swept, 0), drop=True)
+def first(results: xr.Dataset, *kept_axes: str) -> xr.Dataset:
+    """Selects the networks at the first of the swept values, of axes that are not kept."""
+    swept = {"weight_scale", "skip_gain"}.difference(kept_axes)
+    return results.isel(dict.fromkeys(swept, 0), drop=True)
 
 
 def by_variant(values: xr.DataArray, **options: Any):
-    """Curves of the variants by layer, a panel for each norm placement."""
+    """Draws curves of the variants by layer, a panel for each norm placement.
+
+    Args:
+        values: Over "seed", "layer", "variant" and "norm_placement".
+        **options: As of `labelled.plot_facets`.
+    """
     fig, axes = labelled.plot_facets(
         values, hue="variant", col="norm_placement", sharey=True, style=style, **options
     )
@@ -41,49 +45,51 @@ def by_variant(values: xr.DataArray, **options: Any):
     return fig, axes
 
 
-def slowed(found: xr.Dataset) -> xr.DataArray:
-    """By how much each gain of the MLPs raises Λ = log10‖R_L‖/3^L above pure attention's."""
-    san = found.log10_residual.sel(variant="san", drop=True)
-    return ((found.swept - san) / 3.0 ** san.layer[-1]).isel(layer=-1, drop=True)
+def raised_constant(results: xr.Dataset) -> xr.DataArray:
+    """Computes by how much each gain of the MLPs raises Λ = log10‖R_L‖/3^L of pure attention."""
+    san = results.log10_residual.sel(variant="san", drop=True)
+    return ((results.swept - san) / 3.0 ** san.layer[-1]).isel(layer=-1, drop=True)
 
 
-def as_published(found: xr.Dataset) -> xr.Dataset:
-    """The networks with BERT's norm, where the run has it, at the first of the swept values."""
-    norms = [*found.norm_placement.values]
-    return first(found).sel(norm_placement=["post" if "post" in norms else norms[0]])
+def as_published(results: xr.Dataset) -> xr.Dataset:
+    """Selects the networks with BERT's norm, where the run has it, at the first of the swept
+    values.
+    """
+    norms = [*results.norm_placement.values]
+    return first(results).sel(norm_placement=["post" if "post" in norms else norms[0]])
 
 
-def depth_figure(found: xr.Dataset, setup: Any) -> Figure:
+def depth_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
     """Residual ratio by layer at initialisation, on English text: mean and standard deviation over
     seeds. Attention alone and with MLPs fall together, within two layers."""
-    ratio = as_published(found).ratio
+    ratio = as_published(results).ratio
     fig, ((ax,),) = labelled.plot_facets(ratio, hue="variant", style=style, ylabel=RATIO)
     ax.set(ylim=(-0.03, 1.03), title="")
     ax.legend(loc="center", bbox_to_anchor=(0.55, 0.4))
     return fig
 
 
-def residual_ratio_figure(found: xr.Dataset, setup: Any) -> Figure:
+def residual_ratio_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
     """The same with and without norms."""
-    fig, axes = by_variant(first(found).ratio, ylabel=RATIO, width=3.4, height=3.0)
+    fig, axes = by_variant(first(results).ratio, ylabel=RATIO, width=3.4, height=3.0)
     axes[0, 0].set_ylim(-0.03, 1.03)
     return fig
 
 
-def log_residual_figure(found: xr.Dataset, setup: Any) -> Figure:
+def log_residual_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
     """By how many powers of ten the residual ratio falls, to any depth; geometric means over seeds.
     Black, dashed: three times as many with each layer. Dotted: what an ordinary float32 forward
     pass shows of attention alone."""
-    found, label = first(found), "powers of ten that the residual ratio has lost"
-    start = (found.log10_residual - found.log10_size).isel(layer=0, drop=True)
-    lost = start - (found.log10_residual - found.log10_size)
+    results, label = first(results), "powers of ten that the residual ratio has lost"
+    start = (results.log10_residual - results.log10_size).isel(layer=0, drop=True)
+    lost = start - (results.log10_residual - results.log10_size)
     fig, axes = by_variant(lost, ylabel=label, width=3.6, height=3.4, draw=figures.log_band)
-    panels = labelled.iterate_points(found.sel(variant="san"), "seed", "layer", "mlp_gain")
-    for ax, (point, own) in zip(axes[0], panels, strict=True):
-        alone = {"variant": "san"} | point
-        plain = start.sel(alone) - own.plain_log10_residual + own.log10_size
+    panels = labelled.iterate_points(results.sel(variant="san"), "seed", "layer", "mlp_gain")
+    for ax, (point, panel) in zip(axes[0], panels, strict=True):
+        san_point = {"variant": "san"} | point
+        plain = start.sel(san_point) - panel.plain_log10_residual + panel.log10_size
         ax.plot(plain.where(plain > 0).mean("seed"), color=figures.color(0), linestyle=":")
-        mean = lost.sel(alone).mean("seed", dtype=float)
+        mean = lost.sel(san_point).mean("seed", dtype=float)
         fast = np.flatnonzero(mean.values > 3)
         if len(fast) > 1 and mean[-1] > 2.5 * mean[-2]:
             layers = np.arange(fast[0], len(mean))
@@ -92,10 +98,10 @@ def log_residual_figure(found: xr.Dataset, setup: Any) -> Figure:
     return fig
 
 
-def local_rate_figure(found: xr.Dataset, setup: Any) -> Figure:
+def local_rate_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
     """Local rate of the logarithms: 3 is doubly exponential collapse, 1 exponential or none."""
-    label = "local rate\n" + r"$\log\|\mathrm{res}(X^{l})\| \,/\, \log\|\mathrm{res}(X^{l-1})\|$"
-    fig, axes = by_variant(first(found).local_rate, ylabel=label, width=3.6, height=2.8)
+    label = "local rate\n" + r"$(y_l - y_{l-1}) / (y_{l-1} - y_{l-2}), y = \log\|\mathrm{res}\|$"
+    fig, axes = by_variant(first(results).local_rate, ylabel=label, width=3.6, height=2.8)
     for ax in axes[0]:
         for level, text in ((3.0, "3: doubly exponential"), (1.0, "1: exponential or none")):
             ax.axhline(level, color="#555555", lw=0.9, ls="--")
@@ -105,56 +111,63 @@ def local_rate_figure(found: xr.Dataset, setup: Any) -> Figure:
     return fig
 
 
-def has_law(found: xr.Dataset) -> bool:
-    """Whether the first networks have a law in closed form."""
-    return "log10_cubic" in found and bool(first(found).log10_cubic.notnull().any())
+def has_law(results: xr.Dataset) -> bool:
+    """Returns whether the first networks have a law in closed form."""
+    return "log10_cubic" in results and bool(first(results).log10_cubic.notnull().any())
 
 
-def bounds_and_constant_figure(found: xr.Dataset, setup: Any) -> Figure | None:
+def bounds_and_constant_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     """Left: how many powers of ten the bounds of one layer of attention alone lie above what they
     bound; all but the paper's need no condition. Right: the constant of the 3^l law as each depth
     shows it (markers), from the closed recursion of the covariance (dashed), and by the theorem
     (dotted), which does not cover norms."""
-    if not has_law(found):
+    if not has_law(results):
         return None
-    fig, ((above, below),) = figures.figure(1, 2, width=4.2, height=3.1)
+    fig, ((bounds_ax, constant_ax),) = figures.figure(1, 2, width=4.2, height=3.1)
     networks = [
-        (labelled.describe_point(point), own.transpose("seed", "layer", ...))
-        for point, own in labelled.iterate_points(first(found), "seed", "layer", "mlp_gain")
-        if own.log10_cubic.notnull().any()
+        (labelled.describe_point(point), network.transpose("seed", "layer", ...))
+        for point, network in labelled.iterate_points(first(results), "seed", "layer", "mlp_gain")
+        if network.log10_cubic.notnull().any()
     ]
-    layers = np.arange(found.sizes["layer"])
+    layers = np.arange(results.sizes["layer"])
     for index, (name, text) in enumerate(TIGHTNESS.items()):
-        if name in found and networks[0][1][name].notnull().any():
-            figures.band(above, layers[1:], networks[0][1][name][:, 1:], text, index)
-    for index, (title, own) in enumerate(networks):
-        shown = {"color": figures.color(index)}
-        figures.band(below, layers, own.log10_residual / 3.0**layers, title, index)
-        below.plot((own.log10_cubic / 3.0**layers).mean("seed"), linestyle="--", **shown)
-        if "log10_c" in own and own.log10_c.notnull().any():
-            theorem = float((own.log10_residual[:, 0] + own.log10_c[:, 0] / 2).mean())
-            below.axhline(theorem, linestyle=":", **shown)
-    above.set(ylabel="powers of ten above what is bounded", title="bounds of one layer")
-    below.set(ylabel=r"$\Lambda_l = \log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$", title="3^l law")
-    figures.finish([above, below], "layer")
+        if name in results and networks[0][1][name].notnull().any():
+            figures.band(bounds_ax, layers[1:], networks[0][1][name][:, 1:], text, index)
+    for index, (title, network) in enumerate(networks):
+        style = {"color": figures.color(index)}
+        figures.band(constant_ax, layers, network.log10_residual / 3.0**layers, title, index)
+        constant_ax.plot((network.log10_cubic / 3.0**layers).mean("seed"), linestyle="--", **style)
+        if "log10_c" in network and network.log10_c.notnull().any():
+            theorem = float((network.log10_residual[:, 0] + network.log10_c[:, 0] / 2).mean())
+            constant_ax.axhline(theorem, linestyle=":", **style)
+    bounds_ax.set(ylabel="powers of ten above what is bounded", title="bounds of one layer")
+    constant_ax.set(
+        ylabel=r"$\Lambda_l = \log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$", title="3^l law"
+    )
+    figures.finish_axes([bounds_ax, constant_ax], "layer")
     return fig
 
 
-def sweep_weight_scale_figure(found: xr.Dataset, setup: Any) -> Figure | None:
+def sweep_weight_scale_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     """Relative residual at BERT's weight scale (0.55) and at 1/√fan-in."""
-    return sweep_figure(found, "weight_scale")
+    return sweep_figure(results, "weight_scale")
 
 
-def sweep_skip_gain_figure(found: xr.Dataset, setup: Any) -> Figure | None:
+def sweep_skip_gain_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     """Relative residual at each gain of the skips."""
-    return sweep_figure(found, "skip_gain")
+    return sweep_figure(results, "skip_gain")
 
 
-def sweep_figure(found: xr.Dataset, swept: str) -> Figure | None:
-    """One panel per network, one shade per swept value; nothing of a single value."""
-    if found.sizes[swept] == 1:
+def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
+    """Draws a panel for each network, a shade for each swept value; nothing of a single value.
+
+    Args:
+        results: From `run_collapse.measure`.
+        swept: The axis of the values.
+    """
+    if results.sizes[swept] == 1:
         return None
-    ratio = first(found, swept).ratio.stack(network=("norm_placement", "variant"))
+    ratio = first(results, swept).ratio.stack(network=("norm_placement", "variant"))
     colors = figures.shades(ratio.sizes[swept])
     fig, axes = labelled.plot_facets(
         ratio,
@@ -174,12 +187,12 @@ def sweep_figure(found: xr.Dataset, swept: str) -> Figure | None:
     return fig
 
 
-def mlp_gain_figure(found: xr.Dataset, setup: Any) -> Figure | None:
+def mlp_gain_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     """By how much MLPs raise the constant Λ above pure attention's, against their gain: above 0
     they slow the collapse (post-norm: with a skip of their own)."""
-    if "swept" not in found:
+    if "swept" not in results:
         return None
-    raised = slowed(first(found)).dropna("norm_placement", how="all")
+    raised = raised_constant(first(results)).dropna("norm_placement", how="all")
     fig, axes = labelled.plot_facets(
         raised, "mlp_gain", col="norm_placement", width=3.4, height=2.8, sharey=True
     )

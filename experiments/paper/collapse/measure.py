@@ -24,8 +24,18 @@ REASONS = {
 }
 
 
-def plain(params: Any, x: Any, config: rc.TransformerConfig, dtype: Any) -> dict[str, jax.Array]:
-    """What the ordinary forward pass shows by layer [L + 1]."""
+def measure_plain(
+    params: Any, x: Any, config: rc.TransformerConfig, dtype: Any
+) -> dict[str, jax.Array]:
+    """Measures what the ordinary forward pass shows, by layer [L + 1].
+
+    Args:
+        params, x, config: As of `rank_collapse.apply`.
+        dtype: Of the pass.
+
+    Returns:
+        "ratio", the residual ratio; log10 of the residual and of the states' size.
+    """
     low = jax.tree.map(lambda a: a.astype(dtype), (params, x))
     hidden = rc.apply(*low, config).hidden
     hidden = hidden.astype(jnp.promote_types(dtype, jnp.float32))
@@ -37,26 +47,36 @@ def plain(params: Any, x: Any, config: rc.TransformerConfig, dtype: Any) -> dict
     }
 
 
-def laws(
+def measure_laws(
     params: Any, x: Any, config: rc.TransformerConfig, log: logdomain.LogTrace
 ) -> dict[str, jax.Array]:
-    """The residual in logarithms by layer [L + 1]; the law 3^l and the bounds where they hold."""
-    found = {"log10_residual": log.profile}
+    """Measures the residual in logarithms by layer [L + 1], its law 3^l and the bounds.
+
+    The law and the bounds are there for networks that have them.
+
+    Args:
+        params, x, config: As of `rank_collapse.apply`.
+        log: The pass in logarithms.
+    """
+    profiles = {"log10_residual": log.profile}
     if cubic_law.COVERS.refusal(config) is None:
-        found["log10_cubic"] = cubic_law.closed_profile(params, x, config, log=log)[0]
+        profiles["log10_cubic"] = cubic_law.closed_profile(params, x, config, log=log)[0]
     if bounds.not_covered(config):
-        return found
-    return found | bound_profiles(rc.bound_report(params, x, config, log=log))
+        return profiles
+    return profiles | bound_profiles(rc.bound_report(params, x, config, log=log))
 
 
 def bound_profiles(report: rc.BoundReport) -> dict[str, jax.Array]:
-    """Bounds by layer: of the stack so far, from the input; and from the measured layer before.
+    """Computes bounds by layer [L + 1]: of the stack so far, and from the measured layer before.
 
     `admissible` is 1 where the technical lemma's condition holds: the theorems' bound of layer l
     needs it in all layers up to l. `log10_published_bound` is that of the layer as published, with
     the largest γ* and the largest β of its heads in the place of sums over heads. `tightness_...`
     is how far each bound of one layer's attention lies above what it bounds, `log10_c` the c of the
     stack's bound so far.
+
+    Args:
+        report: Bounds of one network.
     """
     depth = jnp.arange(report.log10_residual.shape[0])
     c = jax.lax.cummax(jnp.append(report.log10_c[:1], report.log10_c))
@@ -64,14 +84,13 @@ def bound_profiles(report: rc.BoundReport) -> dict[str, jax.Array]:
     layer = report.log10_c + 3 * report.log10_input
     published = report.published_layer.log10_rhs + jnp.log10(report.lipschitz)
     tightness = {
-        "paper": report.layer.tightness,
-        "mean": report.mean_layer.tightness,
-        "diameter": report.diameter_layer.tightness,
-        "cubic_diameter": report.diameter_layer.tightness_cubic,
+        "tightness_paper": report.layer.tightness,
+        "tightness_mean": report.mean_layer.tightness,
+        "tightness_diameter": report.diameter_layer.tightness,
+        "tightness_cubic_diameter": report.diameter_layer.tightness_cubic,
     }
-    nothing = jnp.zeros(1, stack.dtype)  # the input is its own bound
-    side_by_side = {f"tightness_{k}": jnp.append(nothing, v) for k, v in tightness.items()}
-    return side_by_side | {
+    zero = jnp.zeros(1, stack.dtype)  # the input is its own bound
+    return {name: jnp.append(zero, values) for name, values in tightness.items()} | {
         "log10_c": c,
         "log10_bound": stack,
         "log10_published_bound": jnp.append(report.log10_residual[:1], published),
@@ -80,8 +99,16 @@ def bound_profiles(report: rc.BoundReport) -> dict[str, jax.Array]:
     }
 
 
-class Decided(NamedTuple):
-    """The program of one norm placement; what rounding decides there is computed once more."""
+class DecidedProgram(NamedTuple):
+    """Measures a chunk; residuals that rounding decides are computed once more.
+
+    Attributes:
+        measured: What computes a chunk in the dtype of the flags.
+        networks: {variant: its configuration}.
+        norm: Their norm placement, for messages.
+        certify: Whether what float64 does not decide is proved in ball arithmetic.
+        progress: Where messages go.
+    """
 
     measured: Mapped
     networks: Mapping[str, rc.TransformerConfig]
@@ -90,96 +117,133 @@ class Decided(NamedTuple):
     progress: Progress
 
     def count_bytes(self, chunk: Chunk, size: int) -> int:
+        """Returns the memory that so many seeds take on a device."""
         return self.measured.count_bytes(chunk, size)
 
     def __call__(self, chunk: Chunk) -> dict[str, dict[str, np.ndarray]]:
-        """As of `Mapped`, with residuals of float64, or proved, where float32 has none."""
-        found, drawn = self.measured(chunk), None
-        for variant, config in self.networks.items():
-            profile = np.array(found["log10_residual"][variant])
-            for row in undecided(profile, found["ratio"][variant]):
-                if drawn is None:
-                    drawn = seeds.to_host(self.measured.laid_out(chunk)[0], len(chunk.seeds))
-                x, params = jax.tree.map(lambda a, i=row: a[i], drawn)
-                network = config.replace(skip_gain=chunk.floats[1][row])
-                what = f"{variant} (norm={self.norm}), seed {chunk.seeds[row]}"
-                profile[row] = self.decided(what, profile[row], params, x, network)
-            found["log10_residual"][variant] = profile
-        return found
+        """Measures a chunk as `Mapped` does, with residuals of float64 where float32 has none.
 
-    def decided(self, what: str, profile: Any, *network: Any) -> np.ndarray:
-        """The profile of one network with what its logarithms in float64, and balls, know."""
-        with self.progress.time_activity(f"{what}: residuals in float64"):
-            profile = in_float64(profile, *network)
+        Args:
+            chunk: Seeds of points of the axes.
+        """
+        results, draws = self.measured(chunk), None
+        for variant, config in self.networks.items():
+            profile = np.array(results["log10_residual"][variant])
+            for row in find_undecided(profile, results["ratio"][variant]):
+                if draws is None:
+                    draws = seeds.to_host(self.measured.laid_out(chunk)[0], len(chunk.seeds))
+                x, params = jax.tree.map(lambda a, i=row: a[i], draws)
+                network = config.replace(skip_gain=chunk.floats[1][row])
+                text = f"{variant} (norm={self.norm}), seed {chunk.seeds[row]}"
+                profile[row] = self.decide(text, profile[row], params, x, network)
+            results["log10_residual"][variant] = profile
+        return results
+
+    def decide(self, text: str, profile: Any, *network: Any) -> np.ndarray:
+        """Replaces what a profile does not know by what float64, and balls, know.
+
+        Args:
+            text: Which network it is, for messages.
+            profile: log10 of its residual [L + 1].
+            *network: Parameters, tokens and configuration.
+        """
+        with self.progress.time_activity(f"{text}: residuals in float64"):
+            profile = measure_in_float64(profile, *network)
         if self.certify and (np.isnan(profile) | (profile == np.inf)).any():
-            with self.progress.time_activity(f"{what}: residuals in ball arithmetic"):
-                profile, line = proved(profile, *network)
-            self.progress.say(f"{what}: {line}")
+            with self.progress.time_activity(f"{text}: residuals in ball arithmetic"):
+                profile, line = prove_profile(profile, *network)
+            self.progress.say(f"{text}: {line}")
         return profile
 
 
-def undecided(profile: np.ndarray, ratio: np.ndarray) -> np.ndarray:
-    """Seeds whose residuals rounding decides in some layer, but for those whose states overflow."""
-    lost = np.isnan(profile) | (profile == np.inf)
-    return np.flatnonzero(lost.any(axis=1) & np.isfinite(ratio).all(axis=1))
+def find_undecided(profile: np.ndarray, ratio: np.ndarray) -> np.ndarray:
+    """Lists the seeds whose residuals rounding decides in some layer, and whose states are finite.
+
+    Args:
+        profile: log10 of the residuals [s, L + 1].
+        ratio: Residual ratios [s, L + 1].
+    """
+    is_lost = np.isnan(profile) | (profile == np.inf)
+    return np.flatnonzero(is_lost.any(axis=1) & np.isfinite(ratio).all(axis=1))
 
 
 _log_profile = jax.jit(logdomain.log_residual_profile)
 
 
-def in_float64(
+def measure_in_float64(
     profile: np.ndarray,
     params: rc.network.TransformerParams,
     x: np.ndarray,
     config: rc.TransformerConfig,
 ) -> np.ndarray:
-    """log10 of the residual [L + 1] of one network in float64, where more layers are known then."""
+    """Computes the profile [L + 1] of one network in float64, where that knows more layers.
+
+    Args:
+        profile: What is known, in the arithmetic of the run.
+        params, x, config: The network and its tokens.
+    """
     if profile.dtype == np.float64:
         return profile
 
-    def wide(a):
+    def widen(a):
         return np.asarray(a, np.float64) if np.issubdtype(np.asarray(a).dtype, np.floating) else a
 
     with jax.enable_x64(True):
-        found = np.asarray(_log_profile(*jax.tree.map(wide, (params, x, config))))
-    known = np.where(profile == np.inf, np.nan, profile)
-    better = np.isnan(found).sum() <= np.isnan(known).sum()
-    return found.astype(profile.dtype) if better else known
+        wide = np.asarray(_log_profile(*jax.tree.map(widen, (params, x, config))))
+    narrow = np.where(profile == np.inf, np.nan, profile)
+    is_better = np.isnan(wide).sum() <= np.isnan(narrow).sum()
+    return wide.astype(profile.dtype) if is_better else narrow
 
 
-def proved(
+def prove_profile(
     profile: np.ndarray,
     params: rc.network.TransformerParams,
     x: np.ndarray,
     config: rc.TransformerConfig,
     max_seconds: float = 60.0,
 ) -> tuple[np.ndarray, str]:
-    """The profile [L + 1] of one network by `rc.theory.exact_profile`, and what became of it.
+    """Proves the profile [L + 1] of one network by `rc.theory.exact_profile`.
 
     Args:
+        profile: What is known of it.
+        params, x, config: The network and its tokens.
         max_seconds: No further attempt is begun that would take longer.
+
+    Returns:
+        The profile, and a line that says what became of it.
     """
-    found = rc.theory.exact_profile(params, x, config, max_seconds=max_seconds)
-    known = ~np.isnan(found.profile)
-    line = f"proved to layer {known.sum() - 1} with {found.digits} digits"
-    return np.where(known, found.profile, profile).astype(profile.dtype), line
+    exact = rc.theory.exact_profile(params, x, config, max_seconds=max_seconds)
+    is_proved = ~np.isnan(exact.profile)
+    line = f"proved to layer {is_proved.sum() - 1} with {exact.digits} digits"
+    return np.where(is_proved, exact.profile, profile).astype(profile.dtype), line
 
 
-def gaps(found: xr.Dataset) -> Iterator[str]:
-    """Why curves have gaps: one line for each variant whose residuals are not known to the end."""
-    for measure, why in REASONS.items():
-        for point, unknown in labelled.iterate_points(found[measure].isnull(), "seed", "layer"):
-            if lost := np.flatnonzero(unknown.any("layer")).tolist():
-                layer = unknown[lost[0]].values.argmax()
+def describe_gaps(results: xr.Dataset) -> Iterator[str]:
+    """Reports why curves have gaps: a line for each variant with residuals that are not known.
+
+    Args:
+        results: Over the axes of the run, seeds and layers.
+    """
+    for measure, reason in REASONS.items():
+        for point, unknown in labelled.iterate_points(results[measure].isnull(), "seed", "layer"):
+            if seeds_lost := np.flatnonzero(unknown.any("layer")).tolist():
+                layer = unknown[seeds_lost[0]].values.argmax()
                 yield (
-                    f"{labelled.describe_point(point)}: no {measure} in {len(lost)} of "
-                    f"{len(unknown)} seeds, first in seed {lost[0]} from layer {layer}: {why}"
+                    f"{labelled.describe_point(point)}: no {measure} in {len(seeds_lost)} of "
+                    f"{len(unknown)} seeds, first in seed {seeds_lost[0]} from layer {layer}: "
+                    f"{reason}"
                 )
 
 
-def rates(profile: xr.DataArray) -> xr.DataArray:
-    """Local rates: NaN at layer 0, and where a logarithm is about to pass 0 and a rate means
-    nothing."""
+def local_rates(profile: xr.DataArray) -> xr.DataArray:
+    """Compute `rc.local_rate` at layers 2 .. L; NaN where it means nothing.
+
+    That is before layer 2, and where the logarithm before is not yet beyond ±1 or of another sign.
+    """
     before = profile.shift(layer=1)
-    meaningful = (abs(before) > 1) & (before * profile > 0) & np.isfinite(profile)
-    return (profile / before).where(meaningful)
+    has_rate = (abs(before) > 1) & (before * profile > 0) & np.isfinite(profile)
+    by_layer = profile.transpose(..., "layer")
+    padding = [(0, 0)] * (profile.ndim - 1) + [(2, 0)]
+    with np.errstate(invalid="ignore"):  # -inf less -inf
+        rate = np.pad(rc.local_rate(by_layer.values), padding, constant_values=np.nan)
+    return by_layer.copy(data=rate).where(has_rate).transpose(*profile.dims)

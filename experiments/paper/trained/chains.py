@@ -23,15 +23,15 @@ from rank_collapse.paths.sets import sample_path_sets
 
 @dataclasses.dataclass(frozen=True)
 class ChainPass(LayerPass):
-    """Chained attention of random paths by length, and the sizes of skips and branches.
+    """Measures chained attention of random paths by length, and the sizes of skips and branches.
 
     Layer by layer; every path's product is carried. With N = ‖.‖_{1,∞} it gives
 
-    chain_residual  ‖P_path − 1pᵀ‖/‖P_path‖ of the product of the path's attention matrices [L, p]
-    chain_rank_one  the same against the best rank one [L, p]
-    skip, branch    N(x) and N(SA(x)) of every layer as they are added, from which α comes [L]
-                    (`path_sizes.branch_sizes`, `skip_share`)
-    initial         N(res X^0), with which its law begins (`path_sizes.alpha_law`)
+        chain_residual  ‖P_path − 1pᵀ‖/‖P_path‖ of the product of the path's attention [L, p]
+        chain_rank_one  the same against the best rank one [L, p]
+        skip, branch    N(x) and N(SA(x)) of every layer as they are added, from which α comes [L]
+                        (`path_sizes.branch_sizes`, `skip_share`)
+        initial         N(res X^0), with which its law begins (`path_sizes.alpha_law`)
 
     Source: chained attention and α in the published code of Dong et al. 2021.
     """
@@ -42,27 +42,30 @@ class ChainPass(LayerPass):
     def init_carry(
         self, prepared: PreparedInputs, config: TransformerConfig
     ) -> tuple[Array, path_sizes.Chain]:
-        """The paths, and the empty product of each."""
+        """Draws the paths, and makes the empty product of each."""
         lengths = jnp.arange(1, config.depth + 1)
-        drawn = (lengths, 1, self.num_paths, config.depth, config.num_heads)
-        paths = sample_path_sets(jax.random.key(self.seed), *drawn).reshape(-1, config.depth)
+        sizes = (lengths, 1, self.num_paths, config.depth, config.num_heads)
+        paths = sample_path_sets(jax.random.key(self.seed), *sizes).reshape(-1, config.depth)
         empty = path_sizes.empty_chain(prepared.existing_tokens, prepared.x.dtype)
         return paths, jax.tree.map(lambda a: jnp.broadcast_to(a, (len(paths), *a.shape)), empty)
 
-    def measure_layer(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
-        """The products with the heads that the paths take here; N(x) and N(SA(x))."""
+    def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
+        """Extends the products with the heads that the paths take here; measures N(x) and
+        N(SA(x)).
+        """
         paths, products = carry
-        weights, keep = seen.trace.attention, layer.inputs.existing_tokens
+        weights, token_mask = layer_values.trace.attention, layer.inputs.existing_tokens
         products = jax.lax.map(
-            lambda a: path_sizes.extend_chain(weights, *a, keep), (paths[:, layer.index], products)
+            lambda a: path_sizes.extend_chain(weights, *a, token_mask),
+            (paths[:, layer.index], products),
         )
         mask = layer.inputs.token_mask
         return (paths, products), path_sizes.measure_summand_sizes(
-            seen.sublayers["attention"], mask=mask
+            layer_values.sublayers["attention"], mask=mask
         )
 
     def build_result(self, walked: WalkResult) -> dict[str, Float[Array, "..."]]:
-        """The measures by name."""
+        """Computes the measures by name from the products of all layers."""
         mask, (skip, branch) = walked.prepared.token_mask, walked.layer_results
         shape = walked.config.depth, self.num_paths
         # One product after another: singular values of all together would hold them twice.

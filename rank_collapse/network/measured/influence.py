@@ -18,7 +18,7 @@ from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, States, WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import scale_summands
-from rank_collapse.network.transformer import Layer, compute_layer
+from rank_collapse.network.transformer import Layer, SublayerValues, compute_layer
 
 
 @full_precision
@@ -41,6 +41,8 @@ def layer_influence(
                       over X^l itself where there is no skip
     mlp_ratio         the same of the MLP, [L], the stream after attention; without MLP absent
                       (both: Csordás et al. 2025, relative norms of the contributions)
+    attention_share   ‖a_i‖/(‖x_i‖ + ‖a_i‖) of the same two vectors, [L]; 1 without a skip
+                      (arXiv 2602.16837): `rc.path_length_law` of it is the rollout's path length
     attention_cosine  cos of the same two vectors, [L]: below 0 the branch removes what the stream
                       holds, near 0 it writes something new, above 0 it amplifies
     mlp_cosine        the same of the MLP, [L]
@@ -125,6 +127,27 @@ def find_settling_index(is_enough: Any) -> Int[Array, "*s"]:
     return jnp.sum(jnp.cumprod(is_enough[..., ::-1], axis=-1)[..., ::-1] == 0, axis=-1)
 
 
+def branch_share(values: SublayerValues) -> Float[Array, "n"]:
+    """Compute each token's ‖a_i‖/(‖x_i‖ + ‖a_i‖), the share of a branch in the sum it joins.
+
+    x is the stream with the skip's gain, a the branch with its gain and its own norm. The share is
+    1 without a skip, and 0 where both are 0.
+
+    Args:
+        values: Of the sublayer.
+    """
+    stream, branch = scale_summands(values.spec, values.state, values.branch_output)
+    added = jnp.linalg.norm(branch, axis=-1)
+    total = added + (jnp.linalg.norm(stream, axis=-1) if values.spec.skip else 0.0)
+    return jnp.where(total == 0, 0.0, added / jnp.where(total == 0, 1.0, total))
+
+
+def attention_share(layer: Layer, x: Any, layer_values: Any) -> Float[Array, ""]:
+    """Measure the mean `branch_share` of a layer's attention over the tokens that exist."""
+    share = branch_share(layer_values.sublayers["attention"])
+    return _mean_over_tokens(share, layer.inputs.token_mask)
+
+
 @dataclasses.dataclass(frozen=True)
 class InfluencePass(States):
     """`layer_influence` layer by layer, which needs the states of all layers at the end."""
@@ -134,7 +157,7 @@ class InfluencePass(States):
     def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
         """Return the state after the layer, and the ratios of its branches."""
         mask = layer.inputs.token_mask
-        measures = {}
+        measures = {"attention_share": attention_share(layer, x, layer_values)}
         for kind, values in layer_values.sublayers.items():
             if kind != "cross":
                 stream, branch = scale_summands(values.spec, values.state, values.branch_output)

@@ -19,15 +19,15 @@ from rank_collapse.printed import quote_value
 
 _MODULES = (bert, modernbert, xlnet, t5, gpt, decoders, gemma, experts, vit, whisper)
 FAMILIES: dict[str, Family] = {
-    found.model_type: found
+    family.model_type: family
     for module in _MODULES
-    for found in vars(module).values()
-    if isinstance(found, Family) and found.model_type
+    for family in vars(module).values()
+    if isinstance(family, Family) and family.model_type
 }
 
 
-def family_of(model_type: Any) -> Family:
-    """The family of a `model_type`."""
+def find_family(model_type: Any) -> Family:
+    """Returns the family of a `model_type`."""
     if model_type is None:
         raise ValueError('config.json has no model_type: add one, such as "model_type": "bert"')
     if not isinstance(model_type, str) or model_type not in FAMILIES:

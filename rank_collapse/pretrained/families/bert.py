@@ -19,14 +19,14 @@ _PADDED = "word_embeddings.weight"
 
 
 def _bert_fields(settings):
-    """As a decoder of an encoder-decoder pair, too, with cross-attention."""
+    """Compute the mask, also of a decoder of an encoder-decoder pair, with cross-attention."""
     decoder = settings["is_decoder"]
     cross = bool(decoder and settings["add_cross_attention"])
     return {"mask": "causal" if decoder else "none", "cross_attention": cross}
 
 
 def _roberta_fields(settings):
-    """RoBERTa's positions begin after the padding token's; earlier rows are unused."""
+    """Count the positions, which begin after the padding token's; earlier rows are unused."""
     rows = settings["max_position_embeddings"] - settings["pad_token_id"] - 1
     return _bert_fields(settings) | {"embedding": {"num_positions": rows}}
 
@@ -92,19 +92,19 @@ BERT = Family(
     masked_head=("cls.predictions.transform", "cls.predictions.bias"),
     sizes=lambda settings: {"rows": settings["max_position_embeddings"]},
 )
-XLM_ROBERTA = BERT.but(
+XLM_ROBERTA = BERT.derive(
     "xlm-roberta",
     masked_head=None,
     entries={"pad_token_id": Entry(1, (int,), least=-1)},
     computed=_roberta_fields,
     init=Initialisation(padded=(_PADDED, "position_embeddings.weight")),
 )
-CAMEMBERT = XLM_ROBERTA.but("camembert")
-ROBERTA = XLM_ROBERTA.but("roberta", entries={"vocab_size": 50265})
+CAMEMBERT = XLM_ROBERTA.derive("camembert")
+ROBERTA = XLM_ROBERTA.derive("roberta", entries={"vocab_size": 50265})
 
 
 def _albert_rows(settings: Settings):
-    """The layers that are used, as (group, place in the group), and the row of each depth.
+    """Returns the layers that are used, as (group, place in the group), and the row of each depth.
 
     Each of `num_hidden_layers` steps runs through all inner layers of its group.
     """
@@ -144,7 +144,7 @@ def _albert_names(weights, settings):
     return Names("encoder.albert_layer_groups.{}.albert_layers.{}", layer, outside)
 
 
-ALBERT = BERT.but(
+ALBERT = BERT.derive(
     "albert",
     entries={
         "vocab_size": 30000,

@@ -19,7 +19,7 @@ from rank_collapse.pretrained.family import (
     Leaf,
     Names,
     Settings,
-    count,
+    count_entry,
     local_theta,
     num_positions,
     rotary_entry,
@@ -29,10 +29,17 @@ from rank_collapse.pretrained.family import (
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def windows_of(settings: Settings, local: Sequence[bool], distance: int | None) -> tuple[int, ...]:
-    """The field `windows`: `distance` in layers that are local, 0 in the others.
+def layer_windows(
+    settings: Settings, local: Sequence[bool], distance: int | None
+) -> tuple[int, ...]:
+    """Compute the field `windows`: `distance` in layers that are local, 0 in the others.
 
     `layer_types` of the settings, where it is there, says which are local.
+
+    Args:
+        settings: Of the model.
+        local: Bool of each layer.
+        distance: How far a local layer attends; None for no window.
     """
     kinds = settings.get("layer_types")
     if kinds is not None:
@@ -57,16 +64,17 @@ def decoder_fields(
     local: Callable[[int], Any] = lambda layer: True,
     entry: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Widths of heads, windows and rotary positions.
+    """Compute widths of heads, windows and rotary positions.
 
     Args:
+        settings: Of the model.
         local: Whether a layer has the window, where `layer_types` does not say.
         entry: On rotary positions, in the place of the config's.
     """
     width = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
     entry = rotary_entry(settings, "full_attention") | (entry or {})
     limit = settings.get("sliding_window")
-    each = [bool(local(i)) for i in range(settings["num_hidden_layers"])]
+    is_local = [bool(local(i)) for i in range(settings["num_hidden_layers"])]
     share = settings.get("partial_rotary_factor", 1.0)
     part = entry.get("partial_rotary_factor", 1.0)
     if part != 1 and "partial_rotary_factor" not in settings:
@@ -77,13 +85,13 @@ def decoder_fields(
     return rotary_fields(entry, settings, width, share) | {
         "d_qk": width,
         "d_v": width,
-        "windows": windows_of(settings, each, limit and limit - 1),
+        "windows": layer_windows(settings, is_local, limit and limit - 1),
         "embedding": {"num_positions": num_positions(entry, settings)},
     }
 
 
 def qwen_fields(settings: Settings) -> dict[str, Any]:
-    """The last layers have a window, where the model uses one."""
+    """Compute the fields of a Qwen: the last layers have a window, where the model uses one."""
     limit = (settings["sliding_window"] or 4096) if settings["use_sliding_window"] else None
     settings = settings | {"sliding_window": limit}
     return decoder_fields(settings, lambda i: i >= settings["max_window_layers"])
@@ -96,24 +104,26 @@ def _phi3_fields(settings):
 
 
 def _olmo3_fields(settings):
-    """Layers with a window have the rotary base without scaling."""
+    """Set the rotary base without scaling in layers with a window."""
     fields = decoder_fields(settings, lambda i: (i + 1) % 4)
     return fields | {"local_theta": local_theta(settings, 5e5)}
 
 
 def _smollm3_fields(settings):
-    """A 0 of `no_rope_layers` is a layer without positions; these have the window, if any has."""
-    depth, given = settings["num_hidden_layers"], settings["no_rope_layers"]
-    if given is None:
-        given = [int((i + 1) % settings["no_rope_layer_interval"] != 0) for i in range(depth)]
-    if len(given) < depth or any(rotated not in (0, 1) for rotated in given):
-        raise ValueError(f"no_rope_layers={given} are not {depth} of 0 or 1")
-    fields = decoder_fields(settings, lambda i: settings["use_sliding_window"] and not given[i])
-    return fields | {"rotary_layers": tuple(bool(rotated) for rotated in given[:depth])}
+    """Map each 0 of `no_rope_layers` to a layer without positions, with the window if any has."""
+    depth, uses_rotary = settings["num_hidden_layers"], settings["no_rope_layers"]
+    if uses_rotary is None:
+        uses_rotary = [int((i + 1) % settings["no_rope_layer_interval"] != 0) for i in range(depth)]
+    if len(uses_rotary) < depth or any(rotated not in (0, 1) for rotated in uses_rotary):
+        raise ValueError(f"no_rope_layers={uses_rotary} are not {depth} of 0 or 1")
+    fields = decoder_fields(
+        settings, lambda i: settings["use_sliding_window"] and not uses_rotary[i]
+    )
+    return fields | {"rotary_layers": tuple(bool(rotated) for rotated in uses_rotary[:depth])}
 
 
 def _cohere2_fields(settings):
-    """Layers without a window have no positions."""
+    """Remove the positions from layers without a window."""
     fields = decoder_fields(settings, lambda i: (i + 1) % settings["sliding_window_pattern"])
     windows = fields["windows"] or (0,) * settings["num_hidden_layers"]
     return fields | {"rotary_layers": tuple(w > 0 for w in windows)}
@@ -150,8 +160,8 @@ DECODER = Family(
         "intermediate_size": 11008,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
-        "num_key_value_heads": count(),
-        "head_dim": count(),
+        "num_key_value_heads": count_entry(),
+        "head_dim": count_entry(),
         "hidden_act": "silu",
         "max_position_embeddings": 2048,
         "initializer_range": 0.02,
@@ -170,27 +180,27 @@ DECODER = Family(
     init=Initialisation(padded=("embed_tokens.weight",)),
     head="lm_head.weight",
 )
-LLAMA = DECODER.but(
+LLAMA = DECODER.derive(
     "llama",
     entries={"attention_bias": False, "mlp_bias": False},
     biases=ATTENTION_BIAS | dict.fromkeys(("gate", "in", "out"), "mlp_bias"),
 )
-MISTRAL = DECODER.but(
+MISTRAL = DECODER.derive(
     "mistral",
     entries={
         "sliding_window": int,
         "intermediate_size": 14336,
-        "num_key_value_heads": count(8),
+        "num_key_value_heads": count_entry(8),
         "max_position_embeddings": 131072,
     },
 )
-QWEN2 = DECODER.but(
+QWEN2 = DECODER.derive(
     "qwen2",
     entries=WINDOWS
     | {
         "vocab_size": 151936,
         "intermediate_size": 22016,
-        "num_key_value_heads": count(32),
+        "num_key_value_heads": count_entry(32),
         "max_position_embeddings": 32768,
         "use_sliding_window": False,
         "max_window_layers": 28,
@@ -198,14 +208,14 @@ QWEN2 = DECODER.but(
     computed=qwen_fields,
     biases=dict.fromkeys("qkv", True),
 )
-QWEN3 = QWEN2.but(
+QWEN3 = QWEN2.derive(
     "qwen3",
-    entries={"head_dim": count(128), "attention_bias": False},
+    entries={"head_dim": count_entry(128), "attention_bias": False},
     names=NAMES._replace(layer=NAMES.layer | QK_NORMS["head"]),
     fields={"qk_norm": "head"},
     biases=ATTENTION_BIAS,
 )
-PHI3 = DECODER.but(
+PHI3 = DECODER.derive(
     "phi3",
     entries={
         "sliding_window": int,
@@ -213,7 +223,7 @@ PHI3 = DECODER.but(
         "hidden_size": 3072,
         "intermediate_size": 8192,
         "max_position_embeddings": 4096,
-        "original_max_position_embeddings": count(4096),
+        "original_max_position_embeddings": count_entry(4096),
         "partial_rotary_factor": 1.0,
         "rms_norm_eps": 1e-5,
         "pad_token_id": 32000,
@@ -229,7 +239,7 @@ PHI3 = DECODER.but(
     ),
     computed=_phi3_fields,
 )
-OLMO2 = DECODER.but(
+OLMO2 = DECODER.derive(
     "olmo2",
     entries={"vocab_size": 50304, "rms_norm_eps": 1e-5, "pad_token_id": 1}
     | {"attention_bias": False},
@@ -245,12 +255,12 @@ OLMO2 = DECODER.but(
     fields={"norm_placement": "branch", "qk_norm": "width"},
     biases=ATTENTION_BIAS,
 )
-OLMO3 = OLMO2.but(
+OLMO3 = OLMO2.derive(
     "olmo3",
     entries={"sliding_window": 4096, "layer_types": list, "rope_theta": 5e5},
     computed=_olmo3_fields,
 )
-GRANITE = LLAMA.but(
+GRANITE = LLAMA.derive(
     "granite",
     entries={
         "embedding_multiplier": 1.0,
@@ -264,7 +274,7 @@ GRANITE = LLAMA.but(
         decoder_fields(settings) | {"temperature": 1 / settings["attention_multiplier"]}
     ),
 )
-SMOLLM3 = LLAMA.but(
+SMOLLM3 = LLAMA.derive(
     "smollm3",
     entries=WINDOWS
     | {
@@ -272,30 +282,30 @@ SMOLLM3 = LLAMA.but(
         "hidden_size": 2048,
         "num_hidden_layers": 36,
         "num_attention_heads": 16,
-        "num_key_value_heads": count(4),
+        "num_key_value_heads": count_entry(4),
         "max_position_embeddings": 32768,
         "rope_theta": 2e6,
         "use_sliding_window": False,
         "no_rope_layers": list,
-        "no_rope_layer_interval": count(4),
+        "no_rope_layer_interval": count_entry(4),
         "pad_token_id": 128004,
         "tie_word_embeddings": True,
     },
     computed=_smollm3_fields,
 )
-LAYER_NORM = DECODER.but(
+LAYER_NORM = DECODER.derive(
     "",
     entries={"rms_norm_eps": None, "layer_norm_eps": 1e-5, "head_dim": None},
     reads={"norm_eps": "layer_norm_eps"},
     fields={"norm": "layer"},
 )
-STABLELM = LAYER_NORM.but(
+STABLELM = LAYER_NORM.derive(
     "stablelm",
     entries={
         "vocab_size": 50304,
         "hidden_size": 2560,
         "intermediate_size": 6912,
-        "num_key_value_heads": count(32),
+        "num_key_value_heads": count_entry(32),
         "max_position_embeddings": 4096,
         "partial_rotary_factor": 0.25,
         "use_qkv_bias": False,
@@ -307,7 +317,7 @@ STABLELM = LAYER_NORM.but(
     biases=dict.fromkeys("qkv", "use_qkv_bias"),
     allowed={"qk_layernorm": (False,)},  # a LayerNorm of each head with a gain of its own
 )
-COHERE = LAYER_NORM.but(
+COHERE = LAYER_NORM.derive(
     "cohere",
     entries={
         "vocab_size": 256000,
@@ -329,13 +339,13 @@ COHERE = LAYER_NORM.but(
     biases=ATTENTION_BIAS | {"norm": False},
     allowed={"use_qk_norm": (False,)},  # as StableLM's
 )
-COHERE2 = COHERE.but(
+COHERE2 = COHERE.derive(
     "cohere2",
     entries={
         "rope_theta": float,
         "sliding_window": 4096,
         "layer_types": list,
-        "sliding_window_pattern": count(4),
+        "sliding_window_pattern": count_entry(4),
         "use_qk_norm": None,
     },
     computed=_cohere2_fields,

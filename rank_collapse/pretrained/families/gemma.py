@@ -16,31 +16,31 @@ from rank_collapse.pretrained.family import (
     Entry,
     Initialisation,
     Settings,
-    count,
+    count_entry,
     local_theta,
     rotary_entry,
 )
 
 
-def _gemma_fields(settings, *own):
-    fields = decoder_fields(settings, *own)
+def _gemma_fields(settings, *arguments):
+    fields = decoder_fields(settings, *arguments)
     fields["embedding"]["scale"] = math.sqrt(settings["hidden_size"])
     return fields
 
 
-def _fields(settings: Settings, every: int = 2, entry: Any = None) -> dict[str, Any]:
-    return _gemma_fields(settings, lambda i: (i + 1) % every, entry) | {
+def _gemma2_fields(settings: Settings, interval: int = 2, entry: Any = None) -> dict[str, Any]:
+    return _gemma_fields(settings, lambda i: (i + 1) % interval, entry) | {
         "score_cap": float(settings["attn_logit_softcapping"] or 0.0),
         "temperature": math.sqrt(settings["query_pre_attn_scalar"] / settings["head_dim"]),
     }
 
 
 def _gemma3_fields(settings):
-    """Layers with a window have a rotary base of their own, and no scaling."""
+    """Compute the rotary base of layers with a window, which has no scaling."""
     entry = {"rope_theta": settings["rope_theta"] or 1e6} | rotary_entry(settings, "full_attention")
     theta = local_theta(settings, settings["rope_local_base_freq"])
-    every = settings["sliding_window_pattern"]
-    return _fields(settings, every, entry) | {"local_theta": theta}
+    interval = settings["sliding_window_pattern"]
+    return _gemma2_fields(settings, interval, entry) | {"local_theta": theta}
 
 
 _LAYER = NAMES.layer | {
@@ -48,7 +48,7 @@ _LAYER = NAMES.layer | {
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_branch_norm": "post_feedforward_layernorm",
 }
-GEMMA = DECODER.but(
+GEMMA = DECODER.derive(
     "gemma",
     entries={
         "vocab_size": 256000,
@@ -56,8 +56,8 @@ GEMMA = DECODER.but(
         "intermediate_size": 24576,
         "num_hidden_layers": 28,
         "num_attention_heads": 16,
-        "num_key_value_heads": count(16),
-        "head_dim": count(256),
+        "num_key_value_heads": count_entry(16),
+        "head_dim": count_entry(256),
         "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": str,
         "max_position_embeddings": 8192,
@@ -78,14 +78,14 @@ GEMMA = DECODER.but(
     init=Initialisation(gain=0.0, padded=("embed_tokens.weight",)),
 )
 # Null for these means that the model does without, not that it is as published.
-GEMMA2 = GEMMA.but(
+GEMMA2 = GEMMA.derive(
     "gemma2",
     entries={
         "hidden_size": 2304,
         "intermediate_size": 9216,
         "num_hidden_layers": 26,
         "num_attention_heads": 8,
-        "num_key_value_heads": count(4),
+        "num_key_value_heads": count_entry(4),
         "hidden_act": None,
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": Entry(256, (int, float)),
@@ -97,17 +97,17 @@ GEMMA2 = GEMMA.but(
     reads={"mlp": "hidden_activation"},
     names=NAMES._replace(layer=_LAYER),
     fields={"norm_placement": "sandwich"},
-    computed=_fields,
+    computed=_gemma2_fields,
     allowed={"hidden_act": None, "hidden_activation": None},
 )
-GEMMA3 = GEMMA2.but(
+GEMMA3 = GEMMA2.derive(
     "gemma3_text",
     entries={
         "vocab_size": 262208,
         "max_position_embeddings": 131072,
         "attn_logit_softcapping": float,
         "final_logit_softcapping": float,
-        "sliding_window_pattern": count(6),
+        "sliding_window_pattern": count_entry(6),
         "rope_local_base_freq": 10000.0,
     },
     names=NAMES._replace(layer=_LAYER | QK_NORMS["head"]),

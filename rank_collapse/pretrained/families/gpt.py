@@ -23,7 +23,7 @@ from rank_collapse.pretrained.family import (
     Leaf,
     Map,
     Names,
-    count,
+    count_entry,
     rotary_entry,
 )
 
@@ -36,8 +36,8 @@ def _gpt2_fields(settings):
 
 
 def _gptj_fields(settings):
-    own = {"position": "rotary", "rotary_width": settings["rotary_dim"]}
-    return own | {"d_ff": settings["n_inner"] or 4 * settings["n_embd"]}
+    fields = {"position": "rotary", "rotary_width": settings["rotary_dim"]}
+    return fields | {"d_ff": settings["n_inner"] or 4 * settings["n_embd"]}
 
 
 def _gpt_neox_fields(settings):
@@ -97,7 +97,7 @@ GPT2 = Family(
     init=Initialisation(residual=("c_proj.weight",)),
     head="lm_head.weight",
 )
-GPTJ = GPT2.but(
+GPTJ = GPT2.derive(
     "gptj",
     entries={
         "vocab_size": 50400,
@@ -142,7 +142,7 @@ GPT_NEOX = Family(
         "num_attention_heads": 64,
         "intermediate_size": 24576,
         "hidden_act": "gelu",
-        "max_position_embeddings": count(2048),
+        "max_position_embeddings": count_entry(2048),
         "initializer_range": 0.02,
         "layer_norm_eps": 1e-5,
         "use_parallel_residual": True,
@@ -174,14 +174,14 @@ GPT_NEOX = Family(
     biases=dict.fromkeys(("qkv", "o"), "attention_bias"),
     head="embed_out.weight",
 )
-PHI = GPT_NEOX.but(
+PHI = GPT_NEOX.derive(
     "phi",
     entries={
         "vocab_size": 51200,
         "hidden_size": 2048,
         "num_hidden_layers": 24,
         "num_attention_heads": 32,
-        "num_key_value_heads": count(),
+        "num_key_value_heads": count_entry(),
         "intermediate_size": 8192,
         "hidden_act": "gelu_new",
         "use_parallel_residual": None,

@@ -1,25 +1,25 @@
 """ModernBERT (Warner et al. 2024): an encoder with rotary positions, GeGLU and local windows."""
 
-from rank_collapse.pretrained.families.decoders import ROTARY, windows_of
+from rank_collapse.pretrained.families.decoders import ROTARY, layer_windows
 from rank_collapse.pretrained.family import (
     USUAL_READS,
     Entry,
     Family,
     Initialisation,
     Names,
-    count,
+    count_entry,
     local_theta,
     rotary_entry,
     rotary_fields,
 )
 
 
-def _fields(settings):
-    every, width = settings["global_attn_every_n_layers"], settings["hidden_size"]
-    local = [bool(i % every) for i in range(settings["num_hidden_layers"])]
+def _modernbert_fields(settings):
+    interval, width = settings["global_attn_every_n_layers"], settings["hidden_size"]
+    local = [bool(i % interval) for i in range(settings["num_hidden_layers"])]
     entry = {"rope_theta": settings["global_rope_theta"]} | rotary_entry(settings, "full_attention")
     return rotary_fields(entry, settings, width // settings["num_attention_heads"]) | {
-        "windows": windows_of(settings, local, settings["local_attention"] // 2),
+        "windows": layer_windows(settings, local, settings["local_attention"] // 2),
         "local_theta": local_theta(settings, settings["local_rope_theta"]),
     }
 
@@ -41,7 +41,7 @@ MODERNBERT = Family(
         "attention_bias": False,
         "mlp_bias": False,
         "local_attention": 128,
-        "global_attn_every_n_layers": count(3),
+        "global_attn_every_n_layers": count_entry(3),
         "layer_types": list,
         "global_rope_theta": 160000.0,
         "local_rope_theta": 10000.0,
@@ -69,7 +69,7 @@ MODERNBERT = Family(
     anchors=("embeddings.tok_embeddings.weight",),
     # No norm of the first layer's attention is stored.
     fields={"norm_placement": "pre", "first_norm": False, "final_norm": True},
-    computed=_fields,
+    computed=_modernbert_fields,
     gated=True,
     biases=dict.fromkeys(("qkv", "o"), "attention_bias")
     | dict.fromkeys(("gate_in", "out"), "mlp_bias")

@@ -10,22 +10,22 @@ from rank_collapse.pretrained.family import (
     Leaf,
     Names,
     Settings,
-    activation,
-    count,
+    activation_name,
+    count_entry,
 )
 
 _GATED = {"gelu": "geglu_tanh", "gelu_new": "geglu_tanh", "silu": "swiglu", "relu": "reglu"}
 
 
 def mlp_kind(feed_forward: str) -> str:
-    """Our name of `feed_forward_proj`; its "gated-gelu" is the tanh approximation."""
+    """Returns our name of `feed_forward_proj`; its "gated-gelu" is the tanh approximation."""
     gated, name = feed_forward.startswith("gated-"), feed_forward.removeprefix("gated-")
     if gated and name not in _GATED:
         raise ValueError(f"feed_forward_proj={feed_forward!r} is not supported")
-    return _GATED[name] if gated else activation(name)
+    return _GATED[name] if gated else activation_name(name)
 
 
-def _fields(settings):
+def _t5_fields(settings):
     decoder = settings["part"] == "decoder"
     fields = {"mask": "causal" if decoder else "none", "cross_attention": decoder}
     if decoder and settings["num_decoder_layers"] is not None:
@@ -33,11 +33,15 @@ def _fields(settings):
     return fields | {"mlp": mlp_kind(settings["feed_forward_proj"])}
 
 
-def _names(weights, settings):
+def _t5_names(weights, settings):
     part = settings["part"]
     mlp = "2.DenseReluDense" if part == "decoder" else "1.DenseReluDense"
-    own = f"{part}.embed_tokens.weight"
-    tokens = own if weights.has(own) and not weights.drawn else "shared.weight"
+    tokens_name = f"{part}.embed_tokens.weight"
+    tokens = (
+        tokens_name
+        if weights.has_tensor(tokens_name) and not weights.is_random
+        else "shared.weight"
+    )
     bias = f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     layer = {f"attention.{letter}": f"0.SelfAttention.{letter}" for letter in "qkvo"}
     layer |= {f"cross.{letter}": f"1.EncDecAttention.{letter}" for letter in "qkvo"}
@@ -53,8 +57,8 @@ def _names(weights, settings):
     return Names(part + ".block.{}.layer", layer, outside)
 
 
-def _draw(name: str, settings: Settings, depth: int) -> Draw:
-    """T5's own scales, which stand in for the missing 1/√d_qk of the scores."""
+def _t5_law(name: str, settings: Settings, depth: int) -> Draw:
+    """Draw T5's own scales, which stand in for the missing 1/√d_qk of the scores."""
     factor, d, k = settings["initializer_factor"], settings["d_model"], settings["d_kv"]
     if "layer_norm" in name:
         return Draw(value=factor)
@@ -70,13 +74,13 @@ T5 = Family(
     entries={
         "vocab_size": 32128,
         "d_model": 512,
-        "d_kv": count(64),
-        "d_ff": count(2048),
+        "d_kv": count_entry(64),
+        "d_ff": count_entry(2048),
         "num_layers": 6,
-        "num_decoder_layers": count(most=MAX_LAYERS),
+        "num_decoder_layers": count_entry(most=MAX_LAYERS),
         "num_heads": 8,
-        "relative_attention_num_buckets": count(32),
-        "relative_attention_max_distance": count(128),
+        "relative_attention_num_buckets": count_entry(32),
+        "relative_attention_max_distance": count_entry(128),
         "layer_norm_epsilon": 1e-6,
         "initializer_factor": 1.0,
         "feed_forward_proj": "relu",
@@ -93,7 +97,7 @@ T5 = Family(
         "max_distance": "relative_attention_max_distance",
         "vocab_size": "vocab_size",
     },
-    names=_names,
+    names=_t5_names,
     anchors=("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
     fields={
         "norm_placement": "pre",
@@ -104,16 +108,16 @@ T5 = Family(
         "init": "lecun",
     },
     embedding={"norm": False},
-    computed=_fields,
+    computed=_t5_fields,
     biases={"": False},
-    init=_draw,
+    init=_t5_law,
     parts=("encoder", "decoder"),
 )
-MT5 = T5.but(
+MT5 = T5.derive(
     "mt5",
     entries={
         "vocab_size": 250112,
-        "d_ff": count(1024),
+        "d_ff": count_entry(1024),
         "num_layers": 8,
         "num_heads": 6,
         "feed_forward_proj": "gated-gelu",

@@ -1,7 +1,7 @@
 """ViT (Dosovitskiy et al. 2021), DeiT (Touvron et al. 2021) with a distillation token, DINOv2
 (Oquab et al. 2024) with LayerScale and registers (Darcet et al. 2024): patches, pre-norm.
 
-The network's input is `patches.patches(image, size)`. The gains of LayerScale (Touvron et al.
+The network's input is `patches.cut_patches(image, size)`. The gains of LayerScale (Touvron et al.
 2021) are the network's learned branch gains.
 """
 
@@ -12,7 +12,7 @@ from rank_collapse.pretrained.family import (
     Initialisation,
     Leaf,
     Names,
-    count,
+    count_entry,
 )
 from rank_collapse.pretrained.patches import num_patches
 
@@ -33,7 +33,7 @@ _VIT_NEW = _NEW | {"mlp.in": "mlp.fc1", "mlp.out": "mlp.fc2"} | _VIT_NORMS
 
 
 def _vit_names(weights, settings):
-    old = weights.has("encoder.layer.")
+    old = weights.has_tensor("encoder.layer.")
     outside = dict(_OUTSIDE)
     if settings["model_type"] == "deit":
         outside["embedding.registers"] = Leaf("embeddings.distillation_token", "1 r d -> r d")
@@ -42,7 +42,7 @@ def _vit_names(weights, settings):
 
 
 def _patch_fields(settings, registers=0):
-    """What patches, class token and registers make of the embedding."""
+    """Compute what patches, class token and registers make of the embedding."""
     patches, size = num_patches(settings)
     return {
         "d_input": settings["num_channels"] * size * size,
@@ -52,12 +52,12 @@ def _patch_fields(settings, registers=0):
 
 
 def _deit_fields(settings):
-    """The distillation token stands after the class token, and has a position."""
-    found = _patch_fields(settings, registers=1)
-    return {"embedding": found | {"num_positions": found["num_positions"] + 1}}
+    """Add the distillation token, which stands after the class token and has a position."""
+    embedding = _patch_fields(settings, registers=1)
+    return {"embedding": embedding | {"num_positions": embedding["num_positions"] + 1}}
 
 
-def _sizes(settings):
+def _patch_sizes(settings):
     _, size = num_patches(settings)
     return {"c": settings["num_channels"], "y": size, "x": size}
 
@@ -74,7 +74,7 @@ VIT = Family(
         "layer_norm_eps": 1e-12,
         "image_size": Entry(224, (int, list), least=1),
         "patch_size": Entry(16, (int, list), least=1),
-        "num_channels": count(3),
+        "num_channels": count_entry(3),
         "qkv_bias": True,
     },
     reads=USUAL_READS | {"norm_eps": "layer_norm_eps"},
@@ -85,9 +85,9 @@ VIT = Family(
     computed=lambda settings: {"embedding": _patch_fields(settings)},
     biases=dict.fromkeys("qkv", "qkv_bias"),
     init=Initialisation(truncated=("cls_token", "position_embeddings")),
-    sizes=_sizes,
+    sizes=_patch_sizes,
 )
-DEIT = VIT.but(
+DEIT = VIT.derive(
     "deit",
     embedding={"place_registers": True},
     computed=_deit_fields,
@@ -106,14 +106,16 @@ def _dinov2_fields(settings):
 
 
 def _dinov2_names(weights, settings):
-    attention = _OLD if weights.has(f"encoder.layer.0.{_OLD['attention.q']}.weight") else _NEW
+    attention = (
+        _OLD if weights.has_tensor(f"encoder.layer.0.{_OLD['attention.q']}.weight") else _NEW
+    )
     mlp = {"mlp.in": "mlp.fc1", "mlp.out": "mlp.fc2"}
-    if settings["use_swiglu_ffn"] and weights.has("encoder.layer.0.mlp.weights_in.weight"):
+    if settings["use_swiglu_ffn"] and weights.has_tensor("encoder.layer.0.mlp.weights_in.weight"):
         mlp = {"mlp.gate_in": "mlp.weights_in", "mlp.out": "mlp.weights_out"}
     elif settings["use_swiglu_ffn"]:
         parts = (("gate", "gate"), ("in", "up"), ("out", "down"))
         mlp = {f"mlp.{place}": f"mlp.{name}_proj" for place, name in parts}
-    others = {
+    norms_and_gains = {
         "attention_norm": "norm1",
         "attention_gains.branch": Leaf("layer_scale1.lambda1", "d"),
         "mlp_norm": "norm2",
@@ -122,14 +124,14 @@ def _dinov2_names(weights, settings):
     outside = dict(_OUTSIDE)
     if settings.get("num_register_tokens", 0):
         outside["embedding.registers"] = Leaf("embeddings.register_tokens", "1 r d -> r d")
-    return Names("encoder.layer.{}", attention | mlp | others, outside)
+    return Names("encoder.layer.{}", attention | mlp | norms_and_gains, outside)
 
 
-DINOV2 = VIT.but(
+DINOV2 = VIT.derive(
     "dinov2",
     entries={
         "intermediate_size": None,
-        "mlp_ratio": count(4, most=1000),
+        "mlp_ratio": count_entry(4, most=1000),
         "layer_norm_eps": 1e-6,
         "patch_size": Entry(14, (int, list), least=1),
         "layerscale_value": Entry(1.0, (float,), least=-3.4e38),
@@ -143,7 +145,7 @@ DINOV2 = VIT.but(
         values={"register_tokens": 0.0, "lambda1": "layerscale_value"}, truncated=("",)
     ),
 )
-DINOV2_REGISTERS = DINOV2.but(
+DINOV2_REGISTERS = DINOV2.derive(
     "dinov2_with_registers",
     entries={"patch_size": Entry(16, (int, list), least=1), "num_register_tokens": 4},
 )

@@ -4,12 +4,12 @@ The network's input is the spectrogram, [frames, mel bins].
 """
 
 from rank_collapse.pretrained.families.decoders import ATTENTION
-from rank_collapse.pretrained.family import Family, Initialisation, Leaf, Names, count
+from rank_collapse.pretrained.family import Family, Initialisation, Leaf, Names, count_entry
 
 WHISPER = Family(
     "whisper",
     entries={
-        "num_mel_bins": count(80),
+        "num_mel_bins": count_entry(80),
         "encoder_layers": 4,
         "encoder_attention_heads": 6,
         "encoder_ffn_dim": 1536,

@@ -26,47 +26,57 @@ class Examples(struct.Struct):
         return self.inputs.shape[0]
 
     def first(self, count: int) -> "Examples":
-        """The first `count` examples."""
+        """Select the first `count` examples."""
         return jax.tree.map(lambda a: a[:count], self)
 
 
 def in_batches(fn: Callable[[Any], Any], items: Any, batch_size: int | None = None) -> Any:
-    """fn of every example of `items`, leaves [b, ...]; `batch_size` at a time, None for all."""
+    """Map fn over the examples of `items`, leaves [b, ...]; `batch_size` at a time, None for all.
+
+    Args:
+        fn: Of one example.
+        items: Tree of arrays [b, ...].
+        batch_size: Examples at a time; None for all.
+    """
     if batch_size is None or batch_size >= jax.tree.leaves(items)[0].shape[0]:
         return jax.vmap(fn)(items)
     return jax.lax.map(fn, items, batch_size=batch_size)
 
 
 def token_mask(examples: Any) -> Bool[Array, "b n"]:
-    """Which tokens exist, as an array."""
+    """Returns which tokens exist, as an array."""
     if examples.mask is not None:
         return examples.mask
     return jnp.ones(examples.inputs.shape[:2], bool)
 
 
 def part_mask(parts: Int[Array, "n"]) -> Bool[Array, "n n"]:
-    """Which tokens a token of a packed row may attend to: those of its own sequence."""
+    """Compute which tokens a token of a packed row may attend to: those of its own sequence."""
     return (parts[:, None] == parts[None, :]) & (parts >= 0)[None, :]
 
 
 def part_positions(parts: Int[Array, "n"]) -> Int[Array, "n"]:
-    """Position of each token of a packed row in its own sequence."""
+    """Compute the position of each token of a packed row in its own sequence."""
     index = jnp.arange(parts.shape[0])
     begins = jnp.concatenate([jnp.ones(1, bool), parts[1:] != parts[:-1]])
     return index - jax.lax.cummax(jnp.where(begins, index, 0))
 
 
 def packed_rows(lengths: Int[np.ndarray, "b"], width: int) -> Int[np.ndarray, "r width 2"]:
-    """(sequence, position) of every place in rows that hold whole sequences one behind another.
+    """Plan rows that hold complete sequences behind each other: (sequence, position) of each place.
 
     The longest sequences first, each into the first row with free places. (-1, 0) where nothing is.
+
+    Args:
+        lengths: Of the sequences.
+        width: Places of a row.
     """
     if lengths.max() > width:
         raise ValueError(f"a sequence of {lengths.max()} tokens does not fit width={width}")
     rows, free = [], []
     for index in np.argsort(-lengths, kind="stable"):
         length = int(lengths[index])
-        row = next((r for r, left in enumerate(free) if left >= length), len(rows))
+        row = next((r for r, free_places in enumerate(free) if free_places >= length), len(rows))
         if row == len(rows):
             rows.append(np.stack([np.full(width, -1), np.zeros(width, int)], axis=-1))
             free.append(width)
@@ -77,11 +87,15 @@ def packed_rows(lengths: Int[np.ndarray, "b"], width: int) -> Int[np.ndarray, "r
     return np.stack(rows).astype(np.int32)
 
 
-def pack(examples: Examples, rows: Int[np.ndarray, "r width 2"]) -> Examples:
-    """Padded sequences in the rows of `packed_rows`, so that padding costs nothing.
+def pack_examples(examples: Examples, rows: Int[np.ndarray, "r width 2"]) -> Examples:
+    """Pack padded sequences into the rows of `packed_rows`, so that padding costs nothing.
 
-    A network computes the same for every token as on the padded sequences, because tokens attend to
-    their own sequence only (`part_mask`) and count from its beginning (`part_positions`).
+    A network computes the same for every token as on the padded sequences: tokens attend to their
+    own sequence only (`part_mask`) and count from its beginning (`part_positions`).
+
+    Args:
+        examples: Padded sequences.
+        rows: Of `packed_rows`.
     """
     parts, places = rows[..., 0], rows[..., 1]
     return Examples(
@@ -93,7 +107,7 @@ def pack(examples: Examples, rows: Int[np.ndarray, "r width 2"]) -> Examples:
 
 
 def weighted_mean(values: Float[Array, "b n"], weights: Any) -> Float[Array, ""]:
-    """Σ w v / Σ w; entries of weight 0 do not count even where they are not finite."""
+    """Compute Σ w v / Σ w; entries of weight 0 do not count even where they are not finite."""
     weights = weights.astype(values.dtype)
     return jnp.sum(jnp.where(weights > 0, values, 0) * weights) / jnp.sum(weights)
 
@@ -101,9 +115,13 @@ def weighted_mean(values: Float[Array, "b n"], weights: Any) -> Float[Array, ""]
 def cross_entropy(
     logits: Float[Array, "b n c"], labels: Int[Array, "b n"], weights: Any, smoothing: Any = 0.0
 ) -> Float[Array, ""]:
-    """Mean over tokens of −Σ_k q_k log softmax(logits)_k, q = (1 − ε) onehot(label) + ε / c.
+    """Compute the mean over tokens of −Σ_k q_k log softmax(logits)_k.
+
+    q = (1 − ε) onehot(label) + ε / c.
 
     Args:
+        logits, labels: Of all tokens.
+        weights: Of the tokens, [b, n].
         smoothing: ε (Szegedy et al. 2016, section 7); 0 for −log softmax(logits)[label].
     """
     import optax
@@ -117,7 +135,7 @@ def cross_entropy(
 def squared_error(
     outputs: Float[Array, "b n c"], targets: Float[Array, "b n c"], weights: Any, _: Any = None
 ) -> Float[Array, ""]:
-    """Σ ‖output − target‖² over tokens: a sum, not a mean, as in Dong et al. 2021's code."""
+    """Compute Σ ‖output − target‖² over tokens: a sum, as in Dong et al. 2021's code."""
     errors = jnp.sum(jnp.square(outputs - targets), axis=-1)
     return jnp.sum(jnp.where(weights, errors, 0.0))
 
@@ -126,26 +144,30 @@ LOSSES = {"cross_entropy": cross_entropy, "squared_error": squared_error}
 
 
 def token_accuracy(logits: Float[Array, "b n c"], examples: Any) -> Float[Array, ""]:
-    """Share of tokens whose label has the largest logit."""
+    """Compute the share of tokens whose label has the largest logit."""
     right = (jnp.argmax(logits, axis=-1) == examples.labels).astype(jnp.float32)
     return weighted_mean(right, token_mask(examples))
 
 
 def exact_match(logits: Float[Array, "b n c"], examples: Any) -> Float[Array, ""]:
-    """Share of examples with every token right."""
+    """Compute the share of examples with every token right."""
     right = (jnp.argmax(logits, axis=-1) == examples.labels) | ~token_mask(examples)
     return jnp.mean(jnp.all(right, axis=-1).astype(jnp.float32))
 
 
 def loss_metric(logits: Float[Array, "b n c"], examples: Any) -> Float[Array, ""]:
-    """Cross-entropy of the examples, as a metric."""
+    """Compute the cross-entropy of the examples, as a metric."""
     return cross_entropy(logits, examples.labels, token_mask(examples))
 
 
 def area_under_curve(logits: Float[Array, "b n 2"], examples: Examples) -> Float[Array, ""]:
-    """AUC: the chance that a token of class 1 gets a higher score than one of class 0.
+    """Compute AUC: the chance that a token of class 1 gets a higher score than one of class 0.
 
     Mann and Whitney's statistic with average ranks for ties; NaN where a class is absent.
+
+    Args:
+        logits: Of the two classes.
+        examples: With labels 0 and 1.
     """
     score = (logits[..., 1] - logits[..., 0]).ravel()
     exists = token_mask(examples).ravel()
@@ -160,7 +182,12 @@ def area_under_curve(logits: Float[Array, "b n 2"], examples: Examples) -> Float
 
 
 def majority_baseline(train: Examples, held_out: Examples, num_classes: int) -> Float[Array, ""]:
-    """Accuracy on `held_out` of always answering the most frequent label of `train`."""
+    """Compute the accuracy on `held_out` of always answering the most frequent label of `train`.
+
+    Args:
+        train, held_out: Data sets.
+        num_classes: Of the labels.
+    """
     weights = token_mask(train).ravel().astype(jnp.float32)
     counts = jnp.zeros(num_classes).at[train.labels.ravel()].add(weights)
     right = (held_out.labels == jnp.argmax(counts)).astype(jnp.float32)
@@ -168,7 +195,13 @@ def majority_baseline(train: Examples, held_out: Examples, num_classes: int) -> 
 
 
 def random_baseline(key: Any, held_out: Examples, num_classes: int) -> Float[Array, ""]:
-    """Accuracy on `held_out` of one uniformly random answer per token."""
+    """Compute the accuracy on `held_out` of one uniformly random answer per token.
+
+    Args:
+        key: Of the answers.
+        held_out: Data set.
+        num_classes: Of the labels.
+    """
     guess = jax.random.randint(key, held_out.labels.shape, 0, num_classes)
     right = (held_out.labels == guess).astype(jnp.float32)
     return weighted_mean(right, token_mask(held_out))

@@ -33,29 +33,37 @@ class SequencePairs(struct.Struct):
         return self.source.shape[-2]
 
     def first(self, count: int) -> "SequencePairs":
-        """The first `count` pairs."""
+        """Select the first `count` pairs."""
         return jax.tree.map(lambda a: a[..., :count, :], self)
 
     @property
     def inputs(self) -> Any:
-        """What the decoder reads under teacher forcing [b, n − 1]: all but the last token."""
+        """Returns what the decoder reads under teacher forcing [b, n − 1], without the last
+        token.
+        """
         return self.target[..., :-1]
 
     @property
     def labels(self) -> Any:
-        """What it should answer [b, n − 1]: all but the begin mark."""
+        """Returns what it should answer [b, n − 1]: all but the begin mark."""
         return self.target[..., 1:]
 
     @property
     def mask(self) -> Any:
-        """Bool [b, n − 1], which labels exist."""
+        """Returns Bool [b, n − 1], which labels exist."""
         return self.target_mask[..., 1:]
 
 
-def transformed(
+def transform_letters(
     task: str, letters: Int[Array, "b n"], mask: Bool[Array, "b n"]
 ) -> Int[Array, "b n"]:
-    """The letters copied, reversed or sorted; padding stays after them."""
+    """Copy, reverse or sort letters; padding stays after them.
+
+    Args:
+        task: One of `TASKS`.
+        letters: Of each sequence.
+        mask: Which of them exist.
+    """
     if task == "copy":
         return letters
     if task == "reverse":
@@ -70,10 +78,16 @@ def transformed(
 def make_examples(
     key: Any, num_examples: int, seq_len: int, num_letters: int, task: str = "reverse"
 ) -> Examples:
-    """Random letters, each position labelled with its letter of the transformed sequence."""
-    _check(seq_len=seq_len, num_letters=num_letters)
+    """Draw random letters, each position labelled with its letter of the transformed sequence.
+
+    Args:
+        key: Of the letters.
+        num_examples, seq_len, num_letters: Sizes.
+        task: One of `TASKS`.
+    """
+    _check_sizes(seq_len=seq_len, num_letters=num_letters)
     letters = jax.random.randint(key, (num_examples, seq_len), 0, num_letters)
-    labels = transformed(task, letters, jnp.ones(letters.shape, bool))
+    labels = transform_letters(task, letters, jnp.ones(letters.shape, bool))
     return Examples(inputs=letters, labels=labels)
 
 
@@ -85,12 +99,16 @@ def make_pairs(
     task: str = "reverse",
     min_len: int | None = None,
 ) -> SequencePairs:
-    """Random letters as sources, and the transformed letters between two marks as targets.
+    """Draw random letters as sources, and the transformed letters between two marks as targets.
 
     Token ids are 0 padding, 1 begin, 2 end, 3 .. num_letters + 2 letters, in both sequences.
 
     Args:
+        key: Of letters and lengths.
+        num_examples: Pairs.
         seq_len: Letters of the longest source; targets have two tokens more.
+        num_letters: Of the alphabet.
+        task: One of `TASKS`.
         min_len: Letters of the shortest source, lengths being uniform between the two; None for
             all of seq_len.
 
@@ -98,13 +116,13 @@ def make_pairs(
         ValueError: An unknown task, or lengths that leave no letter between the marks.
     """
     min_len = seq_len if min_len is None else min_len
-    _check(seq_len=seq_len, num_letters=num_letters, min_len=min_len)
+    _check_sizes(seq_len=seq_len, num_letters=num_letters, min_len=min_len)
     struct.refuse_if(min_len > seq_len, f"min_len={min_len} is larger than seq_len={seq_len}")
     key_letters, key_lengths = jax.random.split(key)
     letters = jax.random.randint(key_letters, (num_examples, seq_len), 0, num_letters)
     lengths = jax.random.randint(key_lengths, (num_examples, 1), min_len, seq_len + 1)
     mask = jnp.arange(seq_len)[None, :] < lengths
-    answer = jnp.where(mask, transformed(task, letters, mask), 0)
+    answer = jnp.where(mask, transform_letters(task, letters, mask), 0)
     return between_marks(letters + NUM_MARKS, mask, answer + NUM_MARKS, mask)
 
 
@@ -114,7 +132,12 @@ def between_marks(
     target: Int[Array, "b k"],
     target_mask: Bool[Array, "b k"],
 ) -> SequencePairs:
-    """Sources as they are, targets between a begin and an end mark."""
+    """Put targets between a begin and an end mark; sources stay as they are.
+
+    Args:
+        source, target: Token ids.
+        source_mask, target_mask: Which of them exist.
+    """
     count, one_more = len(target), ((0, 0), (0, 1))
     begin = jnp.full((count, 1), BEGIN)
     is_end = jnp.arange(target.shape[1] + 1)[None, :] == target_mask.sum(axis=1, keepdims=True)
@@ -128,8 +151,10 @@ def between_marks(
     )
 
 
-def _check(**sizes):
+def _check_sizes(**sizes):
     for name, value in sizes.items():
         if value < 1:
-            what = "letter in the alphabet" if name == "num_letters" else "token beside its marks"
-            raise ValueError(f"{name}={value} leaves no {what}")
+            missing = (
+                "letter in the alphabet" if name == "num_letters" else "token beside its marks"
+            )
+            raise ValueError(f"{name}={value} leaves no {missing}")
