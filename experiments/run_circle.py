@@ -171,7 +171,7 @@ def make_rows(results: ByCase, cases: Cases) -> Iterator[dict[str, Any]]:
 
 
 def in_words(variant: str) -> str:
-    """Reports what is trained: "attention and MLP"."""
+    """Puts a variant in words: "attention and MLP"."""
     parts = [PARTS.get(part, part) for part in variant.split("+")]
     return WHOLE.get(variant, " and ".join(parts))
 
@@ -200,7 +200,7 @@ def shares_figure(results: ByCase, cases: Cases):
     return fig
 
 
-def count_steps(cases: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[Any, np.ndarray]:
+def select_steps(cases: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[Any, np.ndarray]:
     """Selects the steps of a fall, predicted and measured, [2, k] of the k seeds that fell.
 
     A multiplier of 0, pure attention's, predicts no number of steps: its law is cubic.
@@ -220,7 +220,7 @@ def count_steps(cases: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[Any, np.n
 def steps_figure(results: ByCase, cases: Cases):
     """Steps from a distance of 1e-2 to 1e-6 of the seeds that fell, against the prediction from the
     multiplier at the collapsed point."""
-    points = count_steps(walks.fine_cases(results))
+    points = select_steps(walks.fine_cases(results))
     if not points:
         return None
     variants, widths = (list(dict.fromkeys(names)) for names in zip(*points, strict=True))
