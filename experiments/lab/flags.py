@@ -51,7 +51,6 @@ class Flags(flags.FlagValues):
         selecting: Flags that choose what of a folder is shown, which may differ between its runs.
 
     Attributes:
-        arguments: Those that were parsed.
         axes: {flag: its values, as they were written}, those with several.
         point: {flag: its value} of one point of the axes.
         group: The points that differ from this one in `traced` alone, itself among them.
@@ -79,7 +78,7 @@ class Flags(flags.FlagValues):
             execution=frozenset({*EXECUTION, *execution, *selecting}),
             selecting=frozenset(selecting),
         )
-        vars(self).update(arguments=(), axes={}, point={}, group=[self], number=0)
+        vars(self).update(axes={}, point={}, group=[self], number=0)
         vars(self).update(worker_group=None, reading=False, begin_with={})
 
     def points(self) -> "list[Flags]":
@@ -160,10 +159,9 @@ def parse_flags(
     """
     for name in flag_values:
         flag_values[name].unparse()
-    single, axes = _split_axes(flag_values, arguments)
-    vars(flag_values).update(arguments=tuple(arguments), axes=axes)
-    vars(flag_values).update(worker_group=None, reading=False, begin_with={})
-    unparsed = flag_values(["binary", *single])[1:]
+    arguments, axes = _split_axes(flag_values, arguments)
+    vars(flag_values).update(axes=axes, worker_group=None, reading=False, begin_with={})
+    unparsed = flag_values(["binary", *arguments])[1:]
     if positional and unparsed and not flag_values[positional].present:
         flag_values[positional].parse(unparsed if len(unparsed) > 1 else unparsed[0])
     elif unparsed:
@@ -241,8 +239,15 @@ def help_text(main: Callable, flag_values: Flags) -> str:
     return "\n".join([purpose, "", "Flags:", *described])
 
 
+def list_arguments(options: Flags) -> list[str]:
+    """Writes the arguments that ask for the same results."""
+    names = [n for n in options if n not in EXECUTION | options.axes.keys()]
+    texts = [options[n].serialize() for n in names if options[n].name == n and options[n].present]
+    return [*filter(None, texts), *(f"--{n}={','.join(v)}" for n, v in options.axes.items())]
+
+
 def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -> Flags:
-    """Reads the flags that a run folder was made with.
+    """Reads the flags that a run folder was made with, as if all of them had been typed.
 
     Args:
         flag_values: The flags of its binary, which are changed.
@@ -258,8 +263,10 @@ def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -
     axes = config.get("axes", {})
     try:
         for name, value in (config | selection).items():
-            if name in options and value is not None:
-                options[name].parse(value)
+            if name in options:
+                if value is not None:
+                    options[name].parse(value)
+                options[name].present = 1
         for name, texts in axes.items():
             if not options.takes_several(name) or not all(isinstance(t, str) for t in texts):
                 raise ValueError(f"{name}={texts} is no axis")

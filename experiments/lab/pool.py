@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from experiments.lab import devices, progress
-from experiments.lab.flags import Flags, parse_flags, run_path
+from experiments.lab.flags import Flags, list_arguments, parse_flags
 from experiments.lab.folder import RunFolder
 from rank_collapse.runs.files import RunError, load_arrays
 
@@ -131,19 +131,18 @@ def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder
     jobs = min(1 + points[-1].number, options.jobs or limit)
     if jobs < 2 and options.scheduler is None:
         return
-    num_devices = options.num_devices or max(1, devices.count_cores() // jobs)
-    folder, module = run.path.resolve() / "points", module_name(options.experiment)
-    # The last of a flag counts. A worker that begins again goes on in its folder.
-    arguments = [*options.arguments, "--nooverwrite", f"--num_devices={num_devices}"]
-    arguments += [f"--output_dir={folder}"]
+    arguments = list_arguments(options)
+    arguments += [f"--num_devices={options.num_devices or max(1, devices.count_cores() // jobs)}"]
+    module = module_name(options.experiment)
     with (
         progress.Progress(len(missing), "points", log=run.log) as bar,
         start_workers(min(jobs, len(missing)), options.scheduler) as pool,
     ):
         running = {}
         for number in sorted(missing):
-            work = module, [*arguments, f"--run_name={number}"], number
-            running[submit_work(pool, measure_points, *work)] = folder / str(number)
+            folder = run.path.resolve() / "points" / str(number)
+            work = module, [*arguments, f"--output_dir={folder}"], number
+            running[submit_work(pool, measure_points, *work)] = folder
         try:
             for future in iterate_ended(running):
                 run.keep_arrays(future.result())
@@ -189,5 +188,5 @@ def measure_points(module: str, arguments: Sequence[str], number: int) -> dict[s
         stack.enter_context(jax.default_matmul_precision("highest"))
         stack.enter_context(contextlib.suppress(ValueError))
         experiment.main(options)
-    saved = run_path(options) / "arrays.npz"
+    saved = Path(options.output_dir) / "arrays.npz"
     return load_arrays(saved) if saved.exists() else {}
