@@ -291,7 +291,7 @@ EXPERIMENT = Experiment(
 FIGURES = name_figures(random_figure, trained_figure)
 
 
-def files(results: Any, options: Flags, run: RunFolder) -> dict[str, Callable[[], bytes]]:
+def make_files(results: Any, options: Flags, run: RunFolder) -> dict[str, Callable[[], bytes]]:
     """Makes the files of trained weights, where they were kept."""
     return model_files(results, make_setups(options), run)
 
@@ -306,7 +306,7 @@ def main(options: Flags) -> Shown:
             figures=FIGURES,
             claims=judge_claims,
             compare=compare_results,
-            files=files,
+            files=make_files,
         )
 
 

@@ -239,10 +239,10 @@ def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
             norm, certify = options.norm_placement, options.certify
             return DecidedProgram(mapped, setup.networks, norm, certify, progress)
 
-        def cells_of(point):
+        def make_cells(point):
             return {SEEDS: (point.weight_scale, point.skip_gain)}
 
-        arrays = executor.map(make_program, cells_of, most=most)[SEEDS]
+        arrays = executor.map(make_program, make_cells, most=most)[SEEDS]
         results = labelled.make_dataset(arrays, ("variant", "layer"), swept=("mlp_gain", "layer"))
         for line in () if run.summary else describe_gaps(results):
             progress.say(line)

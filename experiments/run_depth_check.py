@@ -103,7 +103,7 @@ def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
     """
     base = byte_model(options.base_depth, options.base_width, options.num_tokens)
 
-    def cells_of(point: Any) -> dict[str, Any]:
+    def make_cells(point: Any) -> dict[str, Any]:
         rule = rc.depth_rule(point.rule, base)
         return {"": (rule, point.learning_rate, point.weight_decay)}
 
@@ -113,7 +113,7 @@ def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
         return train_network(key, setup.text, setup.config, rule, training)
 
     with Executor(options, run, f"L={options.depth}, d={options.d_model}") as executor:
-        arrays = executor.measure(measure_seed, cells_of)[""]
+        arrays = executor.measure(measure_seed, make_cells)[""]
     results = labelled.make_dataset(arrays, ("step",))
     return results.assign_coords(step=np.arange(1, options.steps + 1))
 

@@ -120,7 +120,7 @@ def make_rows(tables: Tables, sizes: Sizes) -> Iterator[dict[str, Any]]:
             yield {"architecture": name, "heads": heads, "layers": layers} | row
 
 
-def column(rows: list[dict[str, Any]], name: str) -> np.ndarray:
+def select_column(rows: list[dict[str, Any]], name: str) -> np.ndarray:
     """Selects one column as numbers."""
     return np.array([row[name] for row in rows])
 
@@ -129,7 +129,7 @@ def path_counts_figure(tables: Tables, sizes: Sizes):
     """Share of paths by length: exact counts (bars) and law (dots)."""
     fig, axes = figures.panels(len(tables), COLUMNS, width=3.3, height=2.1)
     for ax, (name, rows) in zip(axes.flat, tables.items(), strict=False):
-        lengths, share, law = (column(rows, n) for n in ("length", "share", "binomial"))
+        lengths, share, law = (select_column(rows, n) for n in ("length", "share", "binomial"))
         ax.bar(lengths, share, width=0.85, color=figures.color(5), label="counted")
         ax.plot(lengths, law, ".", color=figures.color(1), markersize=3.5, label="binomial")
         ax.set_title(name, fontsize=9)
@@ -175,12 +175,13 @@ def compare_results(tables: Tables, sizes: Sizes) -> Iterator[Comparison]:
         sizes: {architecture: (heads, layers)}.
     """
     differences = [
-        np.abs(column(rows, "share") - column(rows, "binomial")).max() for rows in tables.values()
+        np.abs(select_column(rows, "share") - select_column(rows, "binomial")).max()
+        for rows in tables.values()
     ]
     text = "largest difference of a share of paths from the binomial law"
     yield Comparison(text, float(max(differences)), 0)
     for name, (heads, layers) in sizes.items():
-        shares = column(tables[name], "share")
+        shares = select_column(tables[name], "share")
         yield Comparison(
             f"{name} (H={heads}, L={layers}): mean path length",
             float(shares @ np.arange(layers + 1)),

@@ -290,8 +290,8 @@ def cosine_figure(results: xr.Dataset, networks: list[Network]):
     fig, axes = figures.panels(len(labels), 2, width=4.6, height=3.4)
     for ax, label in zip(axes.flat, labels, strict=True):
         network = first.sel(network=label)
-        whole = network.whole_token_cosine.isel(start=0, how=0).transpose("seed", "layer")
-        figures.band(ax, network.layer.values, whole.values, "as it is", 0)
+        cosines = network.whole_token_cosine.isel(start=0, how=0).transpose("seed", "layer")
+        figures.band(ax, network.layer.values, cosines.values, "as it is", 0)
         index = 1
         for point, cosines in labelled.iterate_points(network.token_cosine, "seed", "layer"):
             name = f"{point['how']} from {point['start']:g} L on"

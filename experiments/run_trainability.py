@@ -60,7 +60,7 @@ vocabulary.define_numbers(FLAGS, "warmup", [0, 100], "Steps of the warm-up.", lo
 ByCell = dict[Cell, dict[str, Any]]
 
 
-def cells_of(options: Flags) -> list[Cell]:
+def make_cells(options: Flags) -> list[Cell]:
     """Makes all cells of the flags, the shallow ones without warm-up first.
 
     Args:
@@ -273,12 +273,12 @@ FIGURES = name_figures(loss_figure, share_figure, inside_figure)
 
 def measure(options: Flags, cells: list[Cell], run: RunFolder) -> ByCell:
     """Trains every cell, and measures its networks while they train."""
-    return designs.train_cells(options, cells_of, run)
+    return designs.train_cells(options, make_cells, run)
 
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, cells_of) as run:
+    with open_run(options, make_cells) as run:
         points = run.measure(measure)
         return run.publish(
             points,

@@ -118,7 +118,7 @@ def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str,
 
 def train_cells(
     options: Flags,
-    cells_of: Callable[[Flags], Sequence[Cell]],
+    make_cells: Callable[[Flags], Sequence[Cell]],
     run: RunFolder,
     *,
     make_measure: Callable = make_measure,
@@ -127,7 +127,7 @@ def train_cells(
 
     Args:
         options: The flags of `make_flags`.
-        cells_of: flags → cells; those that differ in floats alone share a program.
+        make_cells: flags → cells; those that differ in floats alone share a program.
         run: The run folder.
         make_measure: recipe → what is measured of a run before and while it trains.
 
@@ -159,7 +159,7 @@ def train_cells(
     def group_by_program(point):
         """Groups cells as {what is compiled in: {cell: the floats}}."""
         groups: dict[Any, dict[str, Hyper]] = {}
-        for cell in cells_of(point):
+        for cell in make_cells(point):
             config, floats = split_floats(make_network(options, cell))
             hyper = Hyper(cell.learning_rate, dropout=None, warmup=cell.warmup, network=floats)
             static = config, cell.batch_size, cell.design == "admin"
@@ -171,16 +171,16 @@ def train_cells(
     with Executor(options, run) as executor:
         for static in group_by_program(options):
 
-            def floats_of(point, static=static):
+            def select_floats(point, static=static):
                 return group_by_program(point).get(static, {})
 
             arrays |= executor.map(
                 functools.partial(make_program, static),
-                floats_of,
+                select_floats,
                 keys=seed_keys(options.seed, options.num_seeds),
                 most=max(16, options.num_seeds),
             )
-    results = {cell: unflatten_results(arrays[cell.name]) for cell in cells_of(options)}
+    results = {cell: unflatten_results(arrays[cell.name]) for cell in make_cells(options)}
     return {
         cell: arrays | {"failed": has_failed(arrays, limit)} for cell, arrays in results.items()
     }

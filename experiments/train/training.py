@@ -175,8 +175,8 @@ class Training:
                 metrics.append(run.path / files[cell], epoch, row, seed=seed)
 
         files = {c: network_file(c, metrics.NAME) for c in chunk.cells if self.is_monitored}
-        first, *others = dict.fromkeys(chunk.cells)
-        label = self.name or first + (f" and {len(others)} more" if others else "")
+        first, *further = dict.fromkeys(chunk.cells)
+        label = self.name or first + (f" and {len(further)} more" if further else "")
         saved = time.monotonic()
         with Progress(num_epochs, f"training {label}", log=run.log) as progress:
             return self.ensemble.train(
@@ -221,12 +221,12 @@ def train_flat(
     with Executor(options, run) as executor:
         for group in programs.values():
 
-            def cells_of(point, group=group):
+            def make_cells(point, group=group):
                 return {part: setup.make_hyper(point) for part, setup in group.items()}
 
             setup = next(iter(group.values()))
             program = partial(make_training, options, setup, measure, executor)
-            arrays |= executor.map(program, cells_of)
+            arrays |= executor.map(program, make_cells)
     for part in setups:
         if not len(fine_seeds(arrays[part])):
             at = f"learning_rate={options.learning_rate}"

@@ -23,7 +23,7 @@ from rank_collapse.runs import files
 from rank_collapse.runs.drawn import check_drawing
 from rank_collapse.struct import refuse_if
 
-# Means over the heads: {name in `attention_measures`: on the page}.
+# Means over the heads: {name in `measure_heads`: on the page}.
 OF_ATTENTION = {
     "entropy": "attention entropy, nats",
     "first_column": "attention on the first token",

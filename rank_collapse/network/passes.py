@@ -93,17 +93,16 @@ class LayerPass:
 
 @dataclasses.dataclass(frozen=True)
 class LayerMeasure(LayerPass):
-    """A measure of every layer by itself: (layer, x, layer_values, **options) → arrays."""
+    """A measure of every layer by itself: (layer, x, layer_values) → arrays."""
 
     covers: ClassVar[Covers] = FORWARD
 
     measure: Callable[..., Any]  # a function of a module
-    options: tuple[tuple[str, Any], ...] = ()  # hashable
 
     def measure_layer(
         self, layer: Layer, x: Any, layer_values: LayerValues, carry: Any
     ) -> tuple[Any, Any]:
-        return carry, self.measure(layer, x, layer_values, **dict(self.options))
+        return carry, self.measure(layer, x, layer_values)
 
 
 @dataclasses.dataclass(frozen=True)

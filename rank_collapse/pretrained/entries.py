@@ -53,7 +53,7 @@ def check_entry(name: str, value: Any, entry: Entry) -> None:
         return
     most = _LARGEST[float if float in kinds else int] if entry.most is None else entry.most
     if not entry.least <= value <= most:
-        raise ValueError(f"{name}={quoted(value)} is not between {entry.least} and {most}")
+        raise ValueError(f"{name}={quote_value(value)} is not between {entry.least} and {most}")
 
 
 def check_allowed(settings: Mapping[str, Any], name: str, allowed: tuple[Any, ...]) -> None:

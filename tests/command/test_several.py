@@ -90,12 +90,13 @@ def test_json_and_csv_of_every_command_agree(run, capsys):
     np.testing.assert_allclose(own, first["layers"]["token cosine"], rtol=1e-6)
 
     assert main(["compare", *folders, *IDS, "--json"]) == 0
-    steps = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out
+    steps = [json.loads(line) for line in lines.splitlines()]
     for row in steps:
         valid(row, SERIES)
     assert [row.pop("step") for row in steps] == [0, 10, 200]
     assert steps == [first["layers"], first["layers"], last["layers"]]
-    (run / metrics.NAME).write_text(out)  # which `watch` reads
+    (run / metrics.NAME).write_text(lines)  # which `watch` reads
     assert metrics.read(run / metrics.NAME)[2]["token cosine"].shape == (depth,)
 
 

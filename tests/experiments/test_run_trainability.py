@@ -112,7 +112,7 @@ def test_an_interrupted_chunk_goes_on_behind_its_last_look(folder, tmp_path, mon
 def test_measured_before_training_as_by_hand(folder, x64):
     """The loss is the cross-entropy written out; norms are of its gradient in float64."""
     options = parsed(binary, *ARGUMENTS)
-    cell = next(c for c in binary.cells_of(options) if c.design == "depth_scaled")
+    cell = next(c for c in binary.make_cells(options) if c.design == "depth_scaled")
     config, floats = designs.split_floats(designs.make_network(options, cell))
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2, shuffle=True)
     hyper = Hyper(dropout=None, network=floats)
@@ -148,7 +148,7 @@ def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
     assert np.isfinite(arrays(tmp_path)[f"{name}/losses"]).all()
     options = parsed(binary, *arguments)
     config, floats = designs.split_floats(
-        designs.make_network(options, binary.cells_of(options)[0])
+        designs.make_network(options, binary.make_cells(options)[0])
     )
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2)
     hyper = Hyper(dropout=None, network=floats | {"branch_gain": 2.0})

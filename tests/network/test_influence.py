@@ -119,7 +119,7 @@ def test_ratios_and_sizes_are_of_what_the_states_gain(kind):
         expected = np.linalg.norm(added[name], axis=-1) / np.linalg.norm(streams[name], axis=-1)
         np.testing.assert_allclose(influence[f"{name}_ratio"], expected.mean(-1), rtol=1e-4)
     share = rc.branch_shares(trace, params, config, mask=MASK).attention
-    np.testing.assert_allclose(found["attention_share"], share, rtol=1e-4)
+    np.testing.assert_allclose(influence["attention_share"], share, rtol=1e-4)
     # α is made of the same two sides, whole matrices of them
     expected = [jax.vmap(rc.composite_norm)(a["attention"]) for a in (streams, added)]
     np.testing.assert_allclose(branch_sizes(params, trace, config, mask=MASK), expected, rtol=1e-4)

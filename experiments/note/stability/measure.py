@@ -148,10 +148,10 @@ def measure_all(
         for group in group_by_program(by_name):
             is_profiled = any(np.isnan(a).any() for a in jax.tree.leaves(list(group.values())))
 
-            def cells_of(point, group=group):
+            def make_cells(point, group=group):
                 return {n: (config, np.float32(point.update_size)) for n, config in group.items()}
 
-            arrays |= executor.measure(partial(measure_seed, options, is_profiled), cells_of)
+            arrays |= executor.measure(partial(measure_seed, options, is_profiled), make_cells)
     results = {case: cut_padding(arrays[case.name], case.depth) for case in configs}
     for case, measures in results.items():
         if not np.isfinite(measures["change.random"]).all():
