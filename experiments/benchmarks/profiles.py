@@ -25,18 +25,21 @@ def time_collapse_sweep(
     """
     config = rc.san(depth, 4, d_model)
 
-    def profile(key):
+    def profile_seed(key):
         x = jax.random.normal(jax.random.fold_in(key, 1), (num_tokens, d_model))
         params = rc.init(key, config)
         hidden = rc.apply(params, x, config).hidden
         return jax.vmap(rc.residual_ratio)(hidden), rc.log_residual_profile(params, x, config)
 
     keys = seed_keys(0, num_seeds)
-    profile_seed = jax.jit(profile).lower(keys[0]).compile()
+    compiled_seed = jax.jit(profile_seed).lower(keys[0]).compile()
     cases = {
-        "a call for each seed": (lambda keys: [profile_seed(key) for key in keys], (keys,)),
-        "one call, vmapped": (jax.jit(jax.vmap(profile)), (keys,)),
-        "one call, one after another": (jax.jit(lambda keys: jax.lax.map(profile, keys)), (keys,)),
+        "a call for each seed": (lambda keys: [compiled_seed(key) for key in keys], (keys,)),
+        "one call, vmapped": (jax.jit(jax.vmap(profile_seed)), (keys,)),
+        "one call, one after another": (
+            jax.jit(lambda keys: jax.lax.map(profile_seed, keys)),
+            (keys,),
+        ),
     }
 
     def make_figures(single, vmapped, mapped):

@@ -94,7 +94,10 @@ def execute(
 
 
 def how_to_resume(flag_values: Flags, arguments: Sequence[str]) -> str:
-    """Says which command goes on after an interrupt; "" where there is no run folder.
+    """Writes the end of the message of an interrupt: which command goes on.
+
+    It is the same command without --overwrite, which would delete the saved results. Of a binary
+    without a run folder it is "".
 
     Args:
         flag_values: The flags of the binary.

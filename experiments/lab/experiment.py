@@ -244,11 +244,11 @@ class Run:
         def rows():
             return [{**p.axes, **row} for p in points for row in table(p.results, p.setup)]
 
-        made = [files(point.results, point.setup, point.folder) for point in points]
+        makers = [files(point.results, point.setup, point.folder) for point in points]
         self.folder.publish(
             rows=rows,
             figures=figure_makers(points, figures, rows, self.options.shows),
-            files={name: make for point_files in made for name, make in point_files.items()},
+            files={name: make for maker in makers for name, make in maker.items()},
             summary=partial(summarise, published),
             selection={name: self.options[name].value for name in self.options.selecting} or None,
         )

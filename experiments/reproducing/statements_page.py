@@ -133,7 +133,8 @@ def read_run_rows(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
 def merge_rows(rows: TableRows, new: Sequence[tuple[Row, Mapping[str, Any]]]) -> TableRows:
     """Replaces rows of the table by those of new runs of the same experiments.
 
-    The verdicts of the new rows of a statement are joint, and count its remaining rows.
+    The new rows of a statement are judged together. Its other rows count for the level of their
+    intervals, and keep their verdicts.
 
     Args:
         rows: Of the table.

@@ -251,10 +251,11 @@ def judge_rows(
 ) -> tuple[Judged, ...]:
     """Judges the rows of one statement jointly: within the range, outside, or undecided.
 
-    Holm's procedure, once for "within" and once for "outside": of k rows that have not been decided
-    so, those are whose interval at 1 − 5 %/k lies on that side, until none is. It holds whatever
-    the dependence between rows. A decided row has the interval of the level at which it was
-    decided, an undecided one that of 1 − 5 %/(number of rows).
+    Holm's procedure, once for "within" and once for "outside". While k rows are undecided, each of
+    them has an interval at the level 1 − 5 %/k; the rows whose interval lies on that side are
+    decided, and the next round begins. It ends when a round decides no row. The error of all rows
+    together is at most 5 %, whatever the dependence between rows. A decided row has the interval of
+    its round, an undecided one that of the level 1 − 5 %/(number of rows).
 
     Args:
         rows: Of one statement.

@@ -146,7 +146,7 @@ def test_unknown_tokens_are_counted_and_warned_of(folder, tmp_path, capsys):
     for content, share, warned in (("a b c d e f g ?", "10%", False), ("a ? ! %", "50%", True)):
         text.write_text(content)
         given = tokens_of(folder, "--text", str(text))  # framed by [CLS] and [SEP]
-        assert share in given.description and f"“{content[:7]}" in given.made
+        assert share in given.description and f"“{content[:7]}" in given.description
         assert capsys.readouterr().err.startswith("warning: 50%") == warned
 
 
@@ -217,7 +217,7 @@ def test_ids_that_are_given_are_not_cut_and_a_cut_is_said(tmp_path):
     assert whole.x.shape == (6, 6) and "cut" not in whole.description
     part = tokens_of(GOLDEN, *flags, "--max_tokens=4", "--num_texts=2")
     assert part.x.tolist() == [[5, 8, 13, 7]] * 2
-    assert "first 2 of 6 texts" in part.description and "2 of 2 cut to 4 tokens" in part.made
+    assert "first 2 of 6 texts" in part.description and "2 of 2 cut to 4 tokens" in part.description
     longest = open_source(str(GOLDEN)).source.config.embedding.num_positions
     with pytest.raises(ValueError, match=f"{longest + 1} tokens"):
         tokens_of(GOLDEN, f"--ids={'5,' * longest}5")

@@ -254,6 +254,15 @@ def test_setup_measures_and_tables_compute_in_the_arithmetic_of_the_flag(tmp_pat
     assert doubled.dtypes == dict.fromkeys(parts, jnp.dtype(dtype))
 
 
+def test_a_variable_that_lacks_a_name_has_nan_there():
+    arrays = {"loss/b": np.ones(2), "ratio/a": np.zeros(2), "ratio/b": np.full(2, 3.0)}
+    found = labelled.make_dataset(arrays, ("variant",))
+    assert list(found) == ["loss", "ratio"] and found.loss.dims == ("seed", "variant")
+    by_variant = {name: found.sel(variant=name) for name in "ab"}
+    assert by_variant["a"].loss.isnull().all() and (by_variant["b"].loss == 1).all()
+    assert (by_variant["a"].ratio == 0).all() and (by_variant["b"].ratio == 3).all()
+
+
 @pytest.mark.parametrize("count", [3, 12, 300])
 def test_many_curves_have_a_short_legend(count):
     values = xr.DataArray(np.ones((2, count, 3)), dims=("seed", "gain", "layer"))
