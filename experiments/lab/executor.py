@@ -220,8 +220,8 @@ class Mapped:
         mesh: Of the devices.
         draw: (key, floats) of one seed → what `fn` takes instead of the key: a program of its own,
             since random numbers are slow to optimise and drawn once.
-        at_once: Seeds a device vmaps over; None for `seeds.seeds_at_once`.
-        level: As of `runs.seeds.spread`.
+        at_once: Seeds a device vmaps over; None for `seeds.group_size`.
+        level: As of `runs.seeds.run_seeds`.
         progress: Gets how long compiling took; None for none.
     """
 

@@ -275,7 +275,7 @@ class RunFolder(contextlib.ExitStack):
         Call it between jitted chunks, with arrays on the host (`seeds.to_host`).
 
         Args:
-            step, state: See `states.save`.
+            step, state: See `states.save_state`.
             name: Name of the computation, where a run has several.
         """
         states.save_state(self.path / "checkpoints" / name, step, state)

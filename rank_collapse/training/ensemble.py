@@ -47,7 +47,7 @@ class Ensemble:
             data are made where they are used. Its key is independent of the model's.
         epochs_per_chunk: Epochs in one jitted call; progress, checkpoints and the check for
             divergence come between calls. Does not change results.
-        at_once: Seeds a device vmaps over; None for `seeds.seeds_at_once`.
+        at_once: Seeds a device vmaps over; None for `seeds.group_size`.
         watch: (model, data, hyper, key) of one seed → pytree of arrays, computed before training
             and after each chunk; None for nothing.
 
