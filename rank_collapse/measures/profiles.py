@@ -197,7 +197,7 @@ def make_profile(values: Mapping[str, Any], limit: Any) -> Profile:
     if "residual_ratio" in measures:
         ratio = measures["residual_ratio"]
         limit = np.reshape(limit, (-1, *[1] * (ratio.ndim - 1))) if np.ndim(limit) else limit
-        rounding = ratio <= match_framework(ratio, np.asarray(limit))[1]
+        rounding = ratio <= match_framework(ratio, np.asarray(limit, np.float32))[1]
         spiked = values["spiked"] & ~rounding
     return Profile(measures, rounding, spiked, values.get("left_out"))
 
