@@ -283,8 +283,22 @@ STREAMED = {
 }
 
 
+# Where the number of a layer decides, or what stands outside of the layers.
+BY_LAYER = (
+    "mlp_skip, norm_placement post",
+    "norm_placement pre, final_norm, norm",
+    "norm_placement sandwich, first_norm",
+    "learned_skip_gain, learned_branch_gain, learned_per_feature",
+    "windows, local_theta",
+    "rotary_layers",
+    "mix",
+    "connection hyper",
+    "cross_attention",
+)
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", BY_LAYER)
 def test_a_network_read_layer_by_layer_is_the_one_in_memory(case):
     """The other source of the walk: every pass that covers the network."""
     params, x, config, extra = network(case)
