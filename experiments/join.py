@@ -23,7 +23,7 @@ from experiments.lab import cli, pool, vocabulary
 from experiments.lab.experiment import Shown
 from experiments.lab.flags import ONE_VALUE, Flags, make_config, read_flags
 from experiments.lab.folder import RunFolder, read_config, read_summary
-from rank_collapse.runs.files import damaged
+from rank_collapse.runs.files import damaged_file_error
 
 FLAGS = cli.bare_flags(Flags("join"))
 vocabulary.define(FLAGS, output_dir=None, overwrite=False)
@@ -108,7 +108,9 @@ def read_parts(flag_values: Flags, folder: Path) -> list[Part]:
     for point in read_flags(copy.deepcopy(flag_values), folder, {}).points():
         arrays = run.at(point.prefix).arrays
         if not arrays:
-            raise damaged(folder / "arrays.npz", f"it has no arrays of {point.prefix or 'the run'}")
+            raise damaged_file_error(
+                folder / "arrays.npz", f"it has no arrays of {point.prefix or 'the run'}"
+            )
         point_config = config | make_config(point)
         point_config.pop("axes", None)
         parts.append(Part(point_config, arrays))

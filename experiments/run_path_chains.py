@@ -169,7 +169,7 @@ def measure(options: Flags, setup: inputs.TokenNetwork, run: RunFolder) -> dict[
     """
     with Executor(options, run, "path chains") as executor:
         # A CPU takes its seeds one by one: they are saved as they come.
-        most = executor.mesh.size if seeds.on_cpu(executor.mesh) else None
+        most = executor.mesh.size if seeds.is_on_cpu(executor.mesh) else None
         arrays = executor.measure(
             lambda draws, _: measure_seed(setup, draws),
             {SEEDS: None},

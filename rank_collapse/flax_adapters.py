@@ -21,7 +21,7 @@ _OURS["out"] = ("w_o", "b_o")
 def attention_from_linen(
     params: Mapping[str, Any], *, layer_axis: int | None = None
 ) -> AttentionParams:
-    """Our parameters from those of `flax.linen.MultiHeadDotProductAttention`.
+    """Convert parameters of `flax.linen.MultiHeadDotProductAttention` to ours.
 
     Their layouts agree: kernels [d, h, k] become [h, d, k], the output's [h, v, d] stays.
 
@@ -56,7 +56,7 @@ def attention_from_linen(
 
 
 def attention_to_linen(params: AttentionParams, use_bias: bool = True) -> dict[str, dict[str, Any]]:
-    """The inverse of `attention_from_linen`: the module's own dictionary.
+    """Convert our parameters to the module's own dictionary, see `attention_from_linen`.
 
     Args:
         params: Dot-product attention of one layer, with d_qk = d_v as the module wants.
@@ -84,16 +84,22 @@ def attention_to_linen(params: AttentionParams, use_bias: bool = True) -> dict[s
 
 
 def attention_from_nnx(module: Any, *, layer_axis: int | None = None) -> AttentionParams:
-    """Our parameters from an `nnx.MultiHeadAttention`, or one that `nnx.vmap` has made of several.
+    """Convert an `nnx.MultiHeadAttention`, or several made by `nnx.vmap`, to our parameters.
 
-    See `attention_from_linen`.
+    Args:
+        module: The attention.
+        layer_axis: See `attention_from_linen`.
     """
     params = nnx.to_pure_dict(nnx.state(module, nnx.Param))
     return attention_from_linen(params, layer_axis=layer_axis)
 
 
 def attention_to_nnx(params: AttentionParams, module: Any) -> None:
-    """Writes our parameters into an `nnx.MultiHeadAttention` of the same shape.
+    """Write our parameters into an `nnx.MultiHeadAttention` of the same shape.
+
+    Args:
+        params: As `attention_to_linen` takes them.
+        module: The attention.
 
     Raises:
         ValueError: Parameters of another shape.
@@ -111,7 +117,7 @@ def attention_to_nnx(params: AttentionParams, module: Any) -> None:
 def linen_intermediates(
     module: Any, variables: Any, *inputs: Any, select: Callable | None = None, **options: Any
 ) -> dict[str, Array]:
-    """Outputs of the submodules of a Linen model, by path, in natural order of the names.
+    """Return the outputs of a Linen model's submodules, by path, in natural order.
 
     Args:
         module, variables: The model.
@@ -126,30 +132,33 @@ def linen_intermediates(
 
 
 def nnx_intermediates(module: Any, *inputs: Any, **options: Any) -> dict[str, Array]:
-    """Outputs of the submodules of an NNX model, by path, in natural order of the names."""
+    """Return the outputs of an NNX model's submodules, by path, in natural order."""
     capture = nnx.capture(module, nnx.Intermediate, method_outputs=nnx.Intermediate)
     _, state = capture(*inputs, **options)
     return named_arrays(nnx.to_pure_dict(state))
 
 
 def named_arrays(tree: Any) -> dict[str, Array]:
-    """The arrays of nested dictionaries and tuples by name, naturally sorted.
+    """Name the arrays of nested dictionaries and tuples, naturally sorted.
 
     "layers/2/__call__" for the one output of a submodule, "layers/2/__call__#1" for the second of
     several (or of its second call), "layers/2/__call__#0.1" where outputs are nested:
     (carry, (hidden, weights)) gives #0, #1.0 and #1.1.
+
+    Args:
+        tree: Of dictionaries and tuples.
     """
-    found = {}
+    arrays = {}
     for path, value in traverse_util.flatten_dict(dict(tree)).items():
         if isinstance(value, tuple | list) and len(value) == 1:
             value = value[0]
         for place, leaf in jax.tree_util.tree_leaves_with_path(value):
             if isinstance(leaf, jax.Array):
                 inside = jax.tree_util.keystr(place, simple=True, separator=".")
-                found["/".join(map(str, path)) + (f"#{inside}" if inside else "")] = leaf
-    return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
+                arrays["/".join(map(str, path)) + (f"#{inside}" if inside else "")] = leaf
+    return dict(sorted(arrays.items(), key=lambda item: _sorting_key(item[0])))
 
 
-def _natural(name):
-    """block_2 before block_10; numbers compare as numbers."""
+def _sorting_key(name):
+    """Return a key that sorts block_2 before block_10."""
     return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in re.split(r"(\d+)", name)]

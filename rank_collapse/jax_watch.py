@@ -12,7 +12,6 @@ and remat, since they are sown as "intermediates"; no weights and no states are 
 
 import contextlib
 import functools
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,17 +21,17 @@ from jaxtyping import Array, Float
 
 from rank_collapse.flax_adapters import named_arrays
 from rank_collapse.measures.monitor import monitor
+from rank_collapse.watch.names import ATTENTION_CLASS
 
 NAME = "rank_collapse"  # of what is sown
 WEIGHTS = "attention_weights"  # as Flax names them
-_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 Measure = Callable[..., dict[str, Any]]
 Scalars = dict[str, Float[Array, "l"]]
 
 
 def is_attention(module: Any) -> bool:
-    """Whether the name of a module's class has "attention" or "attn" in it."""
-    return bool(_ATTENTION.search(type(module).__name__))
+    """Return whether the name of a module's class has "attention" or "attn" in it."""
+    return bool(ATTENTION_CLASS.search(type(module).__name__))
 
 
 def linen_monitored(
@@ -44,7 +43,7 @@ def linen_monitored(
     mutable: Sequence[str] = (),
     **options: Any,
 ) -> tuple[Any, Scalars]:
-    """(what `module.apply` gives, scalars) of a Linen model.
+    """Apply a Linen model and measure its attentions.
 
     Args:
         module, variables, *inputs, **options: As `module.apply` takes them. In `nn.scan` its
@@ -64,26 +63,26 @@ def linen_monitored(
 
     record = _Record(measure)
 
-    def interceptor(call, args, kwargs, context):
-        own = context.module
-        if context.method_name != "__call__" or not select(own):
+    def intercept_call(call, args, kwargs, context):
+        attention = context.module
+        if context.method_name != "__call__" or not select(attention):
             return call(*args, **kwargs)
-        weighs = isinstance(own, nn.MultiHeadDotProductAttention)
-        with record.module(args, kwargs) as inside:
-            out = call(*args, **kwargs | {"sow_weights": True} if weighs else kwargs)
-            if weighs and own.has_variable("intermediates", WEIGHTS):
-                kept = own.get_variable("intermediates", WEIGHTS)
-                inside.weights = kept[-1] if kept else None
-                own.put_variable("intermediates", WEIGHTS, ())
+        has_weights = isinstance(attention, nn.MultiHeadDotProductAttention)
+        with record.record_call(args, kwargs) as inside:
+            out = call(*args, **kwargs | {"sow_weights": True} if has_weights else kwargs)
+            if has_weights and attention.has_variable("intermediates", WEIGHTS):
+                weights = attention.get_variable("intermediates", WEIGHTS)
+                inside.weights = weights[-1] if weights else None
+                attention.put_variable("intermediates", WEIGHTS, ())
         if inside.scalars is not None:
-            own.sow("intermediates", NAME, inside.scalars)
+            attention.sow("intermediates", NAME, inside.scalars)
         return out
 
-    with nn.intercept_methods(interceptor):
+    with nn.intercept_methods(intercept_call):
         out, state = module.apply(
             variables, *inputs, mutable=[*mutable, "intermediates"], **options
         )
-    scalars = _by_layer(state.pop("intermediates", {}))
+    scalars = _group_by_layer(state.pop("intermediates", {}))
     return ((out, state) if mutable else out), scalars
 
 
@@ -94,18 +93,29 @@ def nnx_monitored(
     measure: Measure = monitor,
     **options: Any,
 ) -> tuple[Any, Scalars]:
-    """(model(*inputs, **options), scalars) of an NNX model; see `linen_monitored`."""
+    """Call an NNX model and measure its attentions.
+
+    Args:
+        model, *inputs, **options: What is called.
+        select, measure: As `linen_monitored` takes them.
+
+    Returns:
+        (model(*inputs, **options), scalars), see `linen_monitored`.
+
+    Raises:
+        ValueError: No module was measured.
+    """
     from flax import nnx
 
     record = _Record(measure)
 
-    def intercepted(method):
+    def wrap_method(method):
         @functools.wraps(method)
-        def call(self, *args, **kwargs):
+        def call_method(self, *args, **kwargs):
             attend = getattr(self, "attention_fn", None)
-            with record.module(args, kwargs) as inside:
+            with record.record_call(args, kwargs) as inside:
                 if isinstance(self, nnx.MultiHeadAttention):
-                    self.attention_fn = functools.partial(_attended, inside, attend)
+                    self.attention_fn = functools.partial(_attend, inside, attend)
                 try:
                     out = method(self, *args, **kwargs)
                 finally:
@@ -115,29 +125,29 @@ def nnx_monitored(
                 self.sow(nnx.Intermediate, NAME, inside.scalars)
             return out
 
-        return call
+        return call_method
 
-    classes = {type(own) for _, own in nnx.iter_modules(model) if select(own)}
-    before = {own: own.__dict__.get("__call__") for own in classes}
-    for own in classes:
-        own.__call__ = intercepted(own.__call__)
+    classes = {type(module) for _, module in nnx.iter_modules(model) if select(module)}
+    before = {kind: kind.__dict__.get("__call__") for kind in classes}
+    for kind in classes:
+        kind.__call__ = wrap_method(kind.__call__)
     try:
         out, state = nnx.capture(model, nnx.Intermediate)(*inputs, **options)
     finally:
-        for own, method in before.items():
+        for kind, method in before.items():
             if method is None:
-                del own.__call__
+                del kind.__call__
             else:
-                own.__call__ = method
-    return out, _by_layer(nnx.to_pure_dict(state))
+                kind.__call__ = method
+    return out, _group_by_layer(nnx.to_pure_dict(state))
 
 
-def _attended(inside, attend, query, key, value, **options):
-    """`attend`, whose weights are kept for the measure; nothing holds them afterwards."""
+def _attend(inside, attend, query, key, value, **options):
+    """Call `attend`, and keep its weights for the measure; nothing holds them afterwards."""
     from flax.nnx.nn.attention import dot_product_attention_weights
 
-    own = {name: options[name] for name in ("mask", "is_causal") if name in options}
-    inside.weights = dot_product_attention_weights(query, key, deterministic=True, **own)
+    masks = {name: options[name] for name in ("mask", "is_causal") if name in options}
+    inside.weights = dot_product_attention_weights(query, key, deterministic=True, **masks)
     return attend(query, key, value, **options)
 
 
@@ -148,33 +158,41 @@ def equinox_monitored(
     measure: Measure = monitor,
     **options: Any,
 ) -> tuple[Any, Scalars]:
-    """(model(*inputs, **options), scalars) of an Equinox model whose blocks are called one by one.
+    """Call an Equinox model whose blocks are called one by one, and measure these.
 
     Args:
         model, *inputs, **options: What is called.
-        blocks: blocks(model), the layers, of which the tokens that each is called with are
+        blocks: blocks(model), the list of layers, of which the tokens that each is called with are
             measured: whole blocks, or the attention of each.
         measure: As in `linen_monitored`, without weights.
 
+    Returns:
+        (model(*inputs, **options), scalars), see `linen_monitored`.
+
     Raises:
-        ValueError: None of them was called with tokens.
+        ValueError: None of them was called with tokens, or they are stacked in one module.
     """
     import equinox as eqx
 
-    record, found = _Record(measure), []
+    record, layers = _Record(measure), []
+    if not isinstance(blocks(model), list | tuple):
+        raise ValueError(
+            f"blocks= gives a {type(blocks(model)).__name__}, not a list: of layers that are "
+            "stacked call rc.monitor in the body of the scan, and return what it gives"
+        )
 
-    def wrapped(block):
-        def call(*args, **kwargs):
-            with record.module(args, kwargs) as inside:
+    def wrap_block(block):
+        def call_block(*args, **kwargs):
+            with record.record_call(args, kwargs) as inside:
                 out = block(*args, **kwargs)
-            found.append({NAME: (inside.scalars,)})
+            layers.append({NAME: (inside.scalars,)})
             return out
 
-        return call
+        return call_block
 
-    model = eqx.tree_at(blocks, model, [wrapped(block) for block in blocks(model)])
+    model = eqx.tree_at(blocks, model, [wrap_block(block) for block in blocks(model)])
     out = model(*inputs, **options)
-    return out, _by_layer({str(i): scalars for i, scalars in enumerate(found)})
+    return out, _group_by_layer({str(i): scalars for i, scalars in enumerate(layers)})
 
 
 class _Record:
@@ -185,8 +203,8 @@ class _Record:
         self.weights = self.scalars = None
 
     @contextlib.contextmanager
-    def module(self, args, kwargs) -> Iterator["_Record"]:
-        """One call: its scalars, None where a module inside was measured or nothing is tokens."""
+    def record_call(self, args, kwargs) -> Iterator["_Record"]:
+        """Record a call: its scalars, None if one inside was measured or it reads no tokens."""
         x = next((a for a in (*args, *kwargs.values()) if _are_tokens(a)), None)
         inside, before = _Record(self._measure), self._calls
         yield inside
@@ -198,20 +216,20 @@ class _Record:
 
 
 def _are_tokens(a):
-    known = isinstance(a, jax.Array) and a.ndim in (2, 3) and a.shape[-2] > 1
-    return known and jnp.issubdtype(a.dtype, jnp.floating)
+    is_matrix = isinstance(a, jax.Array) and a.ndim in (2, 3) and a.shape[-2] > 1
+    return is_matrix and jnp.issubdtype(a.dtype, jnp.floating)
 
 
-def _by_layer(tree):
-    """{measure: [l]} of what was sown."""
-    found: dict[str, list[Any]] = {}
+def _group_by_layer(tree):
+    """Group what was sown: {measure: [l]}."""
+    columns: dict[str, list[Any]] = {}
     for name, value in named_arrays(tree).items():
         _, sown, place = name.partition(f"{NAME}#")
         if sown:
-            found.setdefault(place.rpartition(".")[2], []).append(jnp.atleast_1d(value))
-    if not found:
+            columns.setdefault(place.rpartition(".")[2], []).append(jnp.atleast_1d(value))
+    if not columns:
         raise ValueError(
             "no attention was measured: select= or blocks= may name the modules, and nn.scan has "
             'to have variable_axes={..., "intermediates": 0}'
         )
-    return {measure: jnp.concatenate(values) for measure, values in found.items()}
+    return {measure: jnp.concatenate(values) for measure, values in columns.items()}

@@ -21,8 +21,8 @@ def breaking(broken, monkeypatch, folder):
             monkeypatch.setitem(table.MEASURES, name, raises)
     parts = {
         "products": (torch_products, "choose_rows"),
-        "gradients": (torch_watch, "norms"),
-        "all": (torch_passes.Passes, "_look"),
+        "gradients": (torch_watch, "measure_gradients"),
+        "all": (torch_passes.Passes, "_see_call"),
     }
     if broken in parts:
         monkeypatch.setattr(*parts[broken], raises)

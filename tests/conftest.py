@@ -48,7 +48,7 @@ def figures_as_data():
     from experiments.lab import folder
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder, "drawn", as_data)
+        patch.setattr(folder, "draw_files", as_data)
         yield
 
 

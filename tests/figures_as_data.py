@@ -56,7 +56,7 @@ LAID_OUT = set()
 
 
 def as_data(figure: Any) -> dict[str, bytes]:
-    """Stands in for `runs.drawn.drawn`."""
+    """Stands in for `runs.drawn.draw_files`."""
     words, content = tuple(_words(figure)), digest(figure)
     if words not in LAID_OUT:
         figure.draw_without_rendering()

@@ -195,3 +195,18 @@ def test_equinox_blocks_in_jit_and_vmap():
         np.testing.assert_allclose(out[example], x, rtol=1e-5, atol=1e-6)
         own = {name: values[example] for name, values in scalars.items()}
         same(own, of_arrays(reads, [None] * L, tokens="unit"))
+
+
+def test_stacked_layers_of_equinox_are_refused_with_what_to_do():
+    eqx = pytest.importorskip("equinox")
+
+    class Network(eqx.Module):
+        layers: eqx.nn.Linear
+
+        def __call__(self, x):
+            return jax.lax.scan(lambda x, layer: (jax.vmap(layer)(x), None), x, self.layers)[0]
+
+    keys = jax.random.split(jax.random.key(0), L)
+    model = Network(eqx.filter_vmap(lambda key: eqx.nn.Linear(D, D, key=key))(keys))
+    with pytest.raises(ValueError, match="gives a Linear, not a list"):
+        jax_watch.equinox_monitored(model, X[0], blocks=lambda m: m.layers)

@@ -15,7 +15,7 @@ from data_dictionary import check_columns
 from figures_as_data import as_data
 
 from experiments.lab.folder import table_bytes
-from rank_collapse.runs.drawn import drawn
+from rank_collapse.runs.drawn import draw_files
 
 
 def figure(method, *arguments):
@@ -49,7 +49,7 @@ def test_texts_of_the_first_figure_of_a_kind_are_set():
 
 
 def test_a_figure_of_users_is_the_same_files_each_time():
-    first, second = (drawn(figure("plot", [1, 2, 3])) for _ in range(2))
+    first, second = (draw_files(figure("plot", [1, 2, 3])) for _ in range(2))
     assert first == second and b"CreationDate" not in first[".pdf"]
 
 

@@ -76,6 +76,35 @@ def test_what_goes_to_a_sink_is_one_key_more(learned):
     assert row["missing_mass"][0] == pytest.approx(p[..., -1].mean().item(), 1e-4)
 
 
+@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}])
+@pytest.mark.parametrize("is_float", [False, True])
+def test_attention_of_torch_with_keys_that_are_no_tokens(options, is_float):
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(D, 2, batch_first=True, **options)
+    padding = torch.arange(N) >= torch.tensor([N, 4])[:, None]
+    causal = torch.ones(N, N, dtype=torch.bool).triu(1)
+    if is_float:
+        padding, causal = (
+            torch.zeros(a.shape).masked_fill(a, -torch.inf) for a in (padding, causal)
+        )
+    masks = {"key_padding_mask": padding, "attn_mask": causal}
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = model
+
+        def forward(self, x):
+            return self.attention(x, x, x, **masks, need_weights=False)[0]
+
+    row = row_of(Model(), X)
+    p = model(X, X, X, **masks, average_attn_weights=False)[1].detach()
+    entropy = -(p * p.clamp(min=1e-30).log()).sum(-1).mean(1)
+    expected = np.mean([entropy[0].mean().item(), entropy[1, :4].mean().item()])
+    assert row["attention_entropy"][0] == pytest.approx(expected, 1e-4)
+    assert row["residual_ratio"][0] == pytest.approx(ratio(X[0], X[1, :4]), 1e-4)
+
+
 class Latent(nn.Module):
     """Multi-head latent attention, as DeepSeek's."""
 
@@ -232,7 +261,7 @@ def test_threads_make_and_close_watches():
 
     def train():
         try:
-            for _ in range(10):
+            for _ in range(3):
                 model = Layers()
                 watched, optimizer = watch(model, 1), torch.optim.SGD(model.parameters(), 0.1)
                 for _ in range(2):

@@ -57,6 +57,35 @@ def with_lightning(model, folder, **how):
     return watched
 
 
+def with_two_optimizers(model, folder, **how):
+    """Lightning counts the steps of both; the watch those of the first."""
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model, self.automatic_optimization = model, False
+
+        def training_step(self, batch, _):
+            loss = self.model(input_ids=batch, labels=batch).loss
+            self.manual_backward(loss)
+            for optimizer in self.optimizers():
+                optimizer.step()
+                optimizer.zero_grad()
+
+        def configure_optimizers(self):
+            parameters = list(self.parameters())
+            return [torch.optim.SGD(part, 0.1) for part in (parameters[:1], parameters[1:])]
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    module = Module()
+    watched = watch(module, **how)
+    callbacks = [watched.lightning()]
+    trainer = lightning.Trainer(max_steps=10, accelerator="cpu", callbacks=callbacks, **quiet)
+    trainer.fit(module, torch.utils.data.DataLoader(IDS.repeat(5, 1), batch_size=4))
+    return watched
+
+
 def with_hugging_face(model, folder, **how):
     pytest.importorskip("accelerate")
     arguments = transformers.TrainingArguments(
@@ -84,7 +113,12 @@ def with_hugging_face(model, folder, **how):
 
 @pytest.mark.filterwarnings("ignore")  # of Lightning, about workers and loggers
 @pytest.mark.parametrize(
-    "train, steps", [(with_lightning, [0, 2, 4]), (with_hugging_face, [1, 2, 4])]
+    "train, steps",
+    [
+        (with_lightning, [0, 2, 4]),
+        (with_two_optimizers, [0, 2, 4]),
+        (with_hugging_face, [1, 2, 4]),
+    ],
 )
 def test_a_trainer_gives_steps_and_closes(train, steps, tmp_path):
     watched = train(gpt2(), tmp_path, every=2, log=tmp_path)
@@ -177,7 +211,7 @@ def of_rank(rank, folder, watching):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("watching", [1, 2])
+@pytest.mark.parametrize("watching", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_of_two_processes_the_first_writes(tmp_path, watching):
     """What it measures of its own texts, with the gradients of all."""
     given = str(tmp_path), watching

@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import itertools
 import pickle
 import weakref
 
@@ -126,20 +127,28 @@ def matrices(attention, what):
     return [tuple(what(p)[rows] for p in fused) for rows in PACKINGS[packing]]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("padding", SHOWN)
-@pytest.mark.parametrize(
-    "packing, product",
-    [
-        ("torch", "weights"),
-        ("torch", "no weights"),
-        *((p, "softmax") for p in ("qkv", "query_key_value", "three")),
-        ("query_key_value", "bmm"),
-        ("query_key_value", "einsum"),
-        ("qkv", "dot, bool"),
-        ("query_key_value", "dot, added"),
-    ],
+BLOCKS = (
+    ("torch", "weights"),
+    ("torch", "no weights"),
+    ("qkv", "softmax"),
+    ("query_key_value", "softmax"),
+    ("three", "softmax"),
+    ("query_key_value", "bmm"),
+    ("query_key_value", "einsum"),
+    ("qkv", "dot, bool"),
+    ("query_key_value", "dot, added"),
 )
+
+
+def block_cases():
+    """Every block with every mask; quick are all masks of three blocks, and one of the others."""
+    for block, padding, causal in itertools.product(BLOCKS, SHOWN, (False, True)):
+        is_quick = block in (BLOCKS[1], BLOCKS[2], BLOCKS[7]) or (padding, causal) == ("left", True)
+        marks = () if is_quick else pytest.mark.full
+        yield pytest.param(*block, padding, causal, marks=marks)
+
+
+@pytest.mark.parametrize("packing, product, padding, causal", list(block_cases()))
 def test_scalars_of_own_blocks(packing, product, padding, causal):
     model, shown = Own(packing, product), SHOWN[padding]
     plain = stepped(copy.deepcopy(model), X, shown, causal)

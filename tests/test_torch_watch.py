@@ -151,18 +151,30 @@ COMPILER = shutil.which("c++") or shutil.which("g++")
 
 @pytest.mark.filterwarnings("ignore")  # of dynamo and inductor, about what they do themselves
 @pytest.mark.parametrize(
-    "backend",
+    "backend, fullgraph",
     [
-        "eager",
+        ("eager", False),
+        ("eager", True),
         pytest.param(
             "inductor",
+            False,
             marks=[pytest.mark.full, pytest.mark.skipif(not COMPILER, reason="no C++ compiler")],
         ),
     ],
 )
-def test_compilation_gives_the_same_numbers(backend):
-    model = gpt2(**QUIET)
-    close(rows_of(gpt2(**QUIET)), rows_of(torch.compile(model, backend=backend)), rtol=1e-4)
+def test_compilation_gives_the_same_numbers(backend, fullgraph):
+    compiled = torch.compile(Plain(True), backend=backend, fullgraph=fullgraph)
+    x = torch.randn(4, 8, 16, generator=torch.Generator().manual_seed(0))
+    rows = []
+    for model in (Plain(True), compiled):
+        watched, optimizer = watch(model, 2), torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(x).backward()
+            optimizer.step()
+        watched.close()
+        rows.append(watched.rows)
+    close(*rows, rtol=1e-4)
 
 
 def test_mixed_precision():

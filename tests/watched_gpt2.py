@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+torch.set_num_threads(1)
 transformers = pytest.importorskip("transformers")
 
 from rank_collapse.torch import watch  # noqa: E402

@@ -26,7 +26,7 @@ from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from rank_collapse.runs import seeds
-from rank_collapse.runs.files import damaged
+from rank_collapse.runs.files import damaged_file_error
 
 SEEDS = "seeds"  # the part of a run's arrays that has one cell
 Cells = Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]]
@@ -124,7 +124,7 @@ class Executor(contextlib.ExitStack):
         options = self._options
         count = options.num_seeds if keys is None else len(keys)
         if keys is None:
-            keys = seeds.keys_of(options.seed, options.first_seed + np.arange(count))
+            keys = seeds.fold_seeds(options.seed, options.first_seed + np.arange(count))
         own_cells = self._cell_floats(cells, [options])
         if self._list_missing(own_cells, count):
             floats = self._cell_floats(cells, options.group)
@@ -160,7 +160,9 @@ class Executor(contextlib.ExitStack):
             shapes = [np.shape(array) for array in arrays.values()] or [(0,)]
             saved = shapes[0][0] if shapes[0] else -1  # a number has no seeds
             if any(shape[:1] != (saved,) for shape in shapes) or saved > count:
-                raise damaged(self.run.path / "arrays.npz", f"{cell} is not of {count} seeds")
+                raise damaged_file_error(
+                    self.run.path / "arrays.npz", f"{cell} is not of {count} seeds"
+                )
             missing += [(cell, seed) for seed in range(saved, count)]
         return missing
 
@@ -218,8 +220,8 @@ class Mapped:
         mesh: Of the devices.
         draw: (key, floats) of one seed → what `fn` takes instead of the key: a program of its own,
             since random numbers are slow to optimise and drawn once.
-        at_once: Seeds a device vmaps over; None for `seeds.seeds_at_once`.
-        level: As of `runs.seeds.spread`.
+        at_once: Seeds a device vmaps over; None for `seeds.group_size`.
+        level: As of `runs.seeds.run_seeds`.
         progress: Gets how long compiling took; None for none.
     """
 
@@ -233,7 +235,7 @@ class Mapped:
         level: int = 1,
         progress: Progress | None = None,
     ):
-        count = seeds.seeds_at_once(mesh) if at_once is None else at_once
+        count = seeds.group_size(mesh) if at_once is None else at_once
         self._mesh, self._progress, self._compiled, self._size = mesh, progress, None, 0
         self._call = _spread_function(fn, mesh, count, level)
         self._draw = None if draw is None else _spread_function(draw, mesh, count, 0)
@@ -246,7 +248,7 @@ class Mapped:
 
     def laid_out(self, chunk: Chunk) -> tuple[Any, Any]:
         """Returns (keys, or what is drawn from them; floats) of a chunk on the devices."""
-        arguments = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
+        arguments = seeds.shard_seeds((chunk.keys, chunk.floats), self._mesh)
         return arguments if self._draw is None else (self._draw(arguments, None), arguments[1])
 
     def count_bytes(self, chunk: Chunk, size: int) -> int:
@@ -256,7 +258,7 @@ class Mapped:
             chunk: At least one seed for each device.
             size: Seeds.
         """
-        arguments = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
+        arguments = seeds.shard_seeds((chunk.keys, chunk.floats), self._mesh)
         if self._draw is not None:
             arguments = jax.eval_shape(self._draw, arguments, None), arguments[1]
         self._compile(arguments, size)
@@ -280,7 +282,7 @@ class Mapped:
 
 @functools.lru_cache(maxsize=4)  # programs that draw alike share theirs
 def _spread_function(fn, mesh, at_once, level):
-    return seeds.spread(lambda seed, _: fn(*seed), mesh, at_once=at_once, level=level)
+    return seeds.run_seeds(lambda seed, _: fn(*seed), mesh, at_once=at_once, level=level)
 
 
 def name_leaves(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:

@@ -34,7 +34,7 @@ from experiments.lab.flags import Flags, command_line, make_config, read_flags, 
 from experiments.lab.folder import RunFolder, read_summary
 from experiments.lab.statements import STATEMENTS
 from rank_collapse.report import figures as drawing
-from rank_collapse.runs.files import damaged
+from rank_collapse.runs.files import damaged_file_error
 
 Figures = Mapping[str, Callable[[Any, Any], Any]]  # (results, set-up) → figure, or None
 
@@ -366,7 +366,7 @@ def read_run(module: ModuleType, folder: Path) -> Shown:
     """
     selection = read_summary(folder).get("shown", {})
     if not isinstance(selection, Mapping):
-        raise damaged(folder / "summary.json", "an earlier version wrote it")
+        raise damaged_file_error(folder / "summary.json", "an earlier version wrote it")
     options = read_flags(module.FLAGS, folder, selection)
     vars(options)["reading"] = True
     return module.main(options)

@@ -20,7 +20,7 @@ from absl import flags
 
 from experiments.lab import vocabulary
 from experiments.lab.folder import read_config
-from rank_collapse.runs.files import damaged
+from rank_collapse.runs.files import damaged_file_error
 
 # Flags that do not change results, or their rounding alone (num_devices): recorded in config.json,
 # not compared on resume.
@@ -271,7 +271,7 @@ def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -
             if not options.takes_several(name) or not all(isinstance(t, str) for t in texts):
                 raise ValueError(f"{name}={texts} is no axis")
     except (flags.Error, AttributeError, TypeError, ValueError) as error:
-        raise damaged(folder / "config.json", error) from error
+        raise damaged_file_error(folder / "config.json", error) from error
     vars(options)["axes"] = axes
     return options
 

@@ -43,19 +43,19 @@ import numpy as np
 
 from experiments.lab import provenance
 from rank_collapse.runs import metrics, states
-from rank_collapse.runs.drawn import OPTIONS, drawn
+from rank_collapse.runs.drawn import OPTIONS, draw_files
 from rank_collapse.runs.files import (
     RunError,
-    damaged,
-    delete,
-    difference,
-    lease,
+    damaged_file_error,
+    delete_files,
+    describe_difference,
     load_arrays,
+    lock_folder,
     make_folder,
+    name_write_errors,
     read_object,
     write_arrays,
     write_atomically,
-    writing,
 )
 
 CONTENTS = (
@@ -112,9 +112,9 @@ class RunFolder(contextlib.ExitStack):
         try:
             if self.writable:
                 make_folder(self.path)
-                self.enter_context(lease(self.path))
-                delete(self.path, (*CONTENTS, *FOLDERS) if overwrite else ())
-                with writing(self.path):
+                self.enter_context(lock_folder(self.path))
+                delete_files(self.path, (*CONTENTS, *FOLDERS) if overwrite else ())
+                with name_write_errors(self.path):
                     for unfinished in self.path.rglob(".*.tmp"):  # of a killed process
                         unfinished.unlink()
             self.resumed = self._check_config(states.as_json(config))
@@ -131,7 +131,7 @@ class RunFolder(contextlib.ExitStack):
     def log(self, message: str) -> None:
         """Appends a line with the time to log.txt."""
         if self.writable:
-            with writing(self.path / "log.txt"), open(self.path / "log.txt", "a") as file:
+            with name_write_errors(self.path / "log.txt"), open(self.path / "log.txt", "a") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
 
     # Tables, figures and the summary.
@@ -163,11 +163,11 @@ class RunFolder(contextlib.ExitStack):
             return self.summary
         selected = states.as_json(selection)
         if selection is not None and (self.summary or {}).get("shown") != selected:
-            delete(self.path, ("summary.json", "results.csv", "figures", *(files or {})))
+            delete_files(self.path, ("summary.json", "results.csv", "figures", *(files or {})))
         for name, draw in (figures or {}).items():
             paths = {suffix: f"figures/{name}{suffix}" for suffix in OPTIONS}
             figure = None if all(map(self.has_file, paths.values())) else draw()
-            for suffix, content in ({} if figure is None else drawn(figure)).items():
+            for suffix, content in ({} if figure is None else draw_files(figure)).items():
                 self._write(paths[suffix], content)
         makers = {"results.csv": lambda: table_bytes(rows()), **(files or {})}
         for name, make in makers.items():
@@ -187,7 +187,9 @@ class RunFolder(contextlib.ExitStack):
         Args:
             summary: The headline numbers.
         """
-        delete(self.path, ("checkpoints", "points"))  # first: a complete run is not checked again
+        delete_files(
+            self.path, ("checkpoints", "points")
+        )  # first: a complete run is not checked again
         self._write_json("summary.json", summary)
 
     @property
@@ -273,10 +275,10 @@ class RunFolder(contextlib.ExitStack):
         Call it between jitted chunks, with arrays on the host (`seeds.to_host`).
 
         Args:
-            step, state: See `states.save`.
+            step, state: See `states.save_state`.
             name: Name of the computation, where a run has several.
         """
-        states.save(self.path / "checkpoints" / name, step, state)
+        states.save_state(self.path / "checkpoints" / name, step, state)
 
     def restore_checkpoint(self, like: Any, name: str = "") -> tuple[int, Any] | None:
         """Reads (step, state) of the newest saved state; None where there is none.
@@ -290,22 +292,22 @@ class RunFolder(contextlib.ExitStack):
             RunError: The state on disk is damaged, or has other names or shapes than `like`.
         """
         folder = self.path / "checkpoints" / name
-        steps = states.steps(folder)
+        steps = states.list_steps(folder)
         if not steps:
             return None
         try:
-            return steps[-1], states.restore(folder, steps[-1], like)
+            return steps[-1], states.restore_state(folder, steps[-1], like)
         except (ValueError, OSError) as error:
             raise RunError(
-                f"{states.path_of(folder, steps[-1])} does not fit this run: {error}; delete it, "
-                "and training begins afresh, while finished parts stay"
+                f"{states.state_path(folder, steps[-1])} does not fit this run: {error}; delete "
+                "it, and training begins afresh, while finished parts stay"
             ) from error
 
     def drop_checkpoints(self, but_of: str) -> None:
         """Deletes the saved states of all computations but one."""
         for path in (self.path / "checkpoints").glob("*"):
             if path.name != but_of:
-                delete(path.parent, [path.name])
+                delete_files(path.parent, [path.name])
 
     # Opening and writing.
 
@@ -321,8 +323,9 @@ class RunFolder(contextlib.ExitStack):
             return False
         saved, saved_config = read_object(path), read_config(self.path)
         if json.dumps(saved_config, sort_keys=True) != json.dumps(config, sort_keys=True):
+            changes = describe_difference(saved_config, config)
             raise RunError(
-                f"{self.path} was made with another config: {difference(saved_config, config)}; "
+                f"{self.path} was made with another config: {changes}; "
                 "use another --run_name or --output_dir, or --overwrite, which deletes these "
                 "results"
             )
@@ -340,7 +343,7 @@ class RunFolder(contextlib.ExitStack):
 
     def _write(self, name, content):
         path = self.path / name
-        with writing(path.parent):
+        with name_write_errors(path.parent):
             path.parent.mkdir(exist_ok=True)
         write_atomically(path, content)
 
@@ -364,7 +367,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     config = read_object(path / "config.json").get("config")
     if not isinstance(config, dict):
-        raise damaged(path / "config.json", "it has no config")
+        raise damaged_file_error(path / "config.json", "it has no config")
     return config
 
 

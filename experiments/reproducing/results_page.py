@@ -112,4 +112,4 @@ def describe_run(parent: Path, name: str, preset: str) -> str:
             f"{(environment['git'] or '')[:10]}."
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise files.damaged(path, f"no entry {error}") from error
+        raise files.damaged_file_error(path, f"no entry {error}") from error

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
-from rank_collapse.measures.norms import Norm, composite_norm, divide, matrix_norm
+from rank_collapse.measures.norms import Norm, composite_norm, matrix_norm, safe_divide
 from rank_collapse.measures.residuals import rank_one_ratio, residual
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
@@ -130,10 +130,10 @@ def chain_residual_ratios(
     """
     size = matrix_norm(jnp.where(token_mask[:, None], chain.product, 0), norm)
     length = matrix_norm(chain.mean[None], "frobenius")  # squares of p underflow, too
-    direction = divide(chain.mean, length, 0)
+    direction = safe_divide(chain.mean, length, 0)
     first_order = chain.residual - jnp.outer(chain.residual @ direction, direction)
-    to_mean = divide(matrix_norm(chain.residual, norm), size, 0)
-    to_rank_one = divide(matrix_norm(first_order, norm), size, 0)
+    to_mean = safe_divide(matrix_norm(chain.residual, norm), size, 0)
+    to_rank_one = safe_divide(matrix_norm(first_order, norm), size, 0)
     is_small = to_mean < jnp.sqrt(jnp.finfo(to_mean.dtype).eps)
     exact = rank_one_ratio(chain.product, norm=norm, mask=token_mask)
     return to_mean, jnp.where(is_small, to_rank_one, exact)

@@ -20,7 +20,7 @@ from experiments.lab.progress import Progress, stop_requested
 from experiments.train import arguments
 from experiments.train.watched import layer_scalars
 from rank_collapse.runs import metrics, seeds
-from rank_collapse.runs.states import flatten, unflatten
+from rank_collapse.runs.states import flatten_state, unflatten_state
 from rank_collapse.training import Ensemble, Hyper, Recipe, Trained, dump_models
 from rank_collapse.training.models import init_model
 from rank_collapse.training.recipe import check_hyper, run_config
@@ -127,7 +127,7 @@ class Training:
             for name, curve in (trained.watched or {}).get("curves", {}).items():
                 results |= {f"curves/{name}": curve[:, 1:], f"whole/{name}": curve[:, -1]}
         if self.keep:
-            results |= {"model": flatten(seeds.to_host(trained.state.model, count))}
+            results |= {"model": flatten_state(seeds.to_host(trained.state.model, count))}
         return results | {"losses": trained.losses, "diverged_at": trained.diverged_at}
 
     def train(self, chunk: Chunk, keys: Any, hyper: Hyper) -> Trained:
@@ -388,7 +388,7 @@ def dump_weights(setup: TrainedTask, weights: Mapping[str, np.ndarray]) -> bytes
     keys = jax.random.split(jax.random.key(0), len(next(iter(weights.values()))))
     like = jax.eval_shape(jax.vmap(lambda key: init_model(key, setup.recipe)), keys)
     config = run_config(setup.recipe, arguments.make_hyper(setup.options, setup.floats))
-    return dump_models(config, unflatten(weights, like, "the run"))
+    return dump_models(config, unflatten_state(weights, like, "the run"))
 
 
 def fine_seeds(results: Mapping[str, Any]) -> np.ndarray:

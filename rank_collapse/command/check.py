@@ -25,12 +25,12 @@ import numpy as np
 from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
 from rank_collapse.command.checkpoint import ALONE, NETWORKS, OF_ATTENTION, READ, WHOLE, Checked
-from rank_collapse.measures.profiles import rounding_of
+from rank_collapse.measures.profiles import rounding_limit
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.pretrained.path_lengths import tabulate_lengths
 from rank_collapse.report import figures, page as page_html
 from rank_collapse.report.path_lengths import path_length_figure
-from rank_collapse.runs.drawn import drawn
+from rank_collapse.runs.drawn import draw_files
 
 MEANING = {
     f"residual ratio, {WHOLE}": MEASURES["residual_ratio"].meaning,
@@ -136,7 +136,7 @@ def build_section(one: Checked, name: str, command: str) -> report.Section:
         name=name,
         title=one.opened.name,
         body=page_html.render_table(headline_rows(one)),
-        figures=[(drawn(figure)[".png"], caption) for figure, caption in plot_figures(one)],
+        figures=[(draw_files(figure)[".png"], caption) for figure, caption in plot_figures(one)],
         table=layer_rows(one),
         folded=[(title, page_html.render_table(rows)) for title, rows in folded.items() if rows],
         command=command,
@@ -208,7 +208,7 @@ def plot_figures(one: Checked) -> list[tuple[figures.Figure, str]]:
 @figures.styled
 def residual_figure(one: Checked):
     """Plot the residual ratio by layer, and the largest token's share."""
-    limit = rounding_of(one.opened.source.weights.dtype)
+    limit = rounding_limit(one.opened.source.weights.dtype)
     model_profile, read_profile, _ = networks = one.networks.values()
     curves = {name: p["residual_ratio"] for name, p in one.networks.items()}
     if np.allclose(model_profile["residual_ratio"], read_profile["residual_ratio"], rtol=1e-3):

@@ -15,7 +15,7 @@ import numpy as np
 
 from rank_collapse import __version__, pretrained
 from rank_collapse.command.inputs import MAX_TOKENS, NUM_TEXTS, Inputs, Opened
-from rank_collapse.measures.profiles import Profile, rounding_of
+from rank_collapse.measures.profiles import Profile, rounding_limit
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.pretrained.path_lengths import BY_NORM, mean_lengths, tabulate_lengths
 from rank_collapse.pretrained.streaming import State
@@ -82,7 +82,7 @@ class Checked(NamedTuple):
             layer: Index of a state; −1 for the last.
         """
         if self.is_bound(network, layer):
-            return float(rounding_of(self.opened.source.weights.dtype))
+            return float(rounding_limit(self.opened.source.weights.dtype))
         return float(self.networks[network]["residual_ratio"][:, layer].mean())
 
     def is_bound(self, network: str, layer: int) -> bool:

@@ -26,7 +26,7 @@ from rank_collapse.command.inputs import Inputs, Opened
 from rank_collapse.printed import escape_text
 from rank_collapse.report import figures
 from rank_collapse.report.metrics import metrics_figure
-from rank_collapse.runs.drawn import drawn
+from rank_collapse.runs.drawn import draw_files
 from rank_collapse.struct import refuse_if
 
 SUFFIXES = (".html", ".png", ".pdf")
@@ -66,7 +66,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     sentences += dict.fromkeys(one.inputs.description for one in checks)
 
     def make_files(out: Path) -> dict[Path, bytes]:
-        pictures = drawn(metrics_figure(lines) if steps else layer_figure(layers))
+        pictures = draw_files(metrics_figure(lines) if steps else layer_figure(layers))
         if out.suffix != ".html":
             return {out: pictures[out.suffix]}
         line = checks[0].describe(command)["command"]

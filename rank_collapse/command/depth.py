@@ -19,7 +19,7 @@ from rank_collapse.command import checkpoint, inputs
 from rank_collapse.pretrained.path_lengths import tabulate_lengths
 from rank_collapse.pretrained.used_depth import DepthReport, depth_report
 from rank_collapse.report import page as page_html
-from rank_collapse.runs.drawn import drawn
+from rank_collapse.runs.drawn import draw_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
             *_definition_rows(measured.used, "layers"),
             *_definition_rows(measured.lengths, "heads on a path"),
         ]
-        figure = (drawn(measured.figure())[".png"], "By layer; bands over texts.")
+        figure = (draw_files(measured.figure())[".png"], "By layer; bands over texts.")
         lengths = tabulate_lengths(measured.length_laws)
         section = report.Section(
             "depth",

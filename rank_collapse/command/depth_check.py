@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rank_collapse.command import checkpoint
-from rank_collapse.runs.drawn import drawn
+from rank_collapse.runs.drawn import draw_files
 from rank_collapse.text.words import read_text
 from rank_collapse.watch.coord_check import coordinates_figure
 
@@ -72,7 +72,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     }
 
     def make_figure(out: Path) -> dict[Path, bytes]:
-        return {out: drawn(coordinates_figure(curves, flags.depths))[".png"]}
+        return {out: draw_files(coordinates_figure(curves, flags.depths))[".png"]}
 
     sentences = [f"{name}: {check}" for name, check in checks.items()]
     checkpoint.write_outputs(flags, lines, rows, make_figure, sentences)

@@ -31,8 +31,8 @@ from rank_collapse.measures.table import COLLAPSE
 from rank_collapse.report.alarms import Threshold, find_alarms, metric_thresholds
 from rank_collapse.report.metrics import MOST_PANELS, metric_names, metrics_figure
 from rank_collapse.runs import metrics
-from rank_collapse.runs.drawn import check_drawing, drawn
-from rank_collapse.runs.files import RunError, damaged, make_folder, write_atomically
+from rank_collapse.runs.drawn import check_drawing, draw_files
+from rank_collapse.runs.files import RunError, damaged_file_error, make_folder, write_atomically
 
 PASSED = 3
 STATE = "trainer_state.json"
@@ -164,7 +164,7 @@ def draw_picture(file: Path, rows: Sequence[Any], thresholds: Sequence[Threshold
     folder = folder.parent if folder.name.startswith("checkpoint-") else folder
     picture = folder / "figures" / f"metrics{network and f'-{network}'}.png"
     make_folder(picture.parent)
-    write_atomically(picture, drawn(metrics_figure(rows, thresholds))[".png"])
+    write_atomically(picture, draw_files(metrics_figure(rows, thresholds))[".png"])
     if len(names) > MOST_PANELS:
         print(f"{picture} shows {MOST_PANELS} of {len(names)} metrics", file=sys.stderr)
     return picture
@@ -185,7 +185,7 @@ def trainer_rows(file: Path) -> list[dict[str, Any]]:
             step = int(entry["step"])
             rows.setdefault(step, {"step": step}).update(_select_metrics(entry))
     except (OSError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise damaged(file, error) from None
+        raise damaged_file_error(file, error) from None
     return [rows[step] for step in sorted(rows)]
 
 

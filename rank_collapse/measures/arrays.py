@@ -23,18 +23,20 @@ R = TypeVar("R")
 
 
 def where_it_lives(measure: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: a measure's result is of its argument's framework, and on its device.
+    """Decorate a measure: its result is of its argument's framework, and on its device.
 
     Products keep their precision: of torch under `autocast`, of JAX on accelerators. Inside
     `torch.compile` a measure runs between the graphs.
     """
 
     @functools.wraps(measure)
-    def measured(*args: P.args, **options: P.kwargs) -> R:
+    def measure_in_place(*args: P.args, **options: P.kwargs) -> R:
         torch = sys.modules.get("torch")
         if torch is not None and torch.compiler.is_compiling():
-            return torch.compiler.disable(measured)(*args, **options)
-        device = next((a.device.type for a in flat((args, options)) if is_torch_array(a)), None)
+            return torch.compiler.disable(measure_in_place)(*args, **options)
+        device = next(
+            (a.device.type for a in iterate_leaves((args, options)) if is_torch_array(a)), None
+        )
         if device is not None:
             with torch.autocast(device, enabled=False):
                 return measure(*args, **options)
@@ -43,29 +45,32 @@ def where_it_lives(measure: Callable[P, R]) -> Callable[P, R]:
                 return measure(*args, **options)
             from rank_collapse.measures import on_jax
 
-            return on_jax.measured(measure, args, options)
+            return on_jax.run_on_host(measure, args, options)
 
-    return measured
+    return measure_in_place
 
 
 def is_jax_array(x: Any) -> bool:
-    """Whether x is an array of JAX, traced or not; without JAX nothing is."""
+    """Return whether x is an array of JAX, traced or not; without JAX nothing is."""
     return sys.modules.get("jax") is not None and array_api_compat.is_jax_array(x)
 
 
-def flat(values: Any) -> Iterator[Any]:
-    """The leaves of nested lists, tuples and dictionaries."""
+def iterate_leaves(values: Any) -> Iterator[Any]:
+    """Yield the leaves of nested lists, tuples and dictionaries."""
     if isinstance(values, dict):
         values = list(values.values())
     if isinstance(values, list | tuple):
         for value in values:
-            yield from flat(value)
+            yield from iterate_leaves(value)
     else:
         yield values
 
 
 def as_array(x: Any) -> Any:
-    """NumPy's, JAX's or torch's array as it is; anything else, lists among it, as NumPy's.
+    """Convert x to an array of NumPy, JAX or torch; those stay as they are.
+
+    Args:
+        x: An array, or anything that NumPy takes, such as a list of arrays.
 
     Raises:
         ValueError: No array of real numbers, or one of `numpy.ma`.
@@ -77,7 +82,7 @@ def as_array(x: Any) -> Any:
         isinstance(x, np.ma.MaskedArray), f"a {kind} has a mask of its own: pass x.data, and mask="
     )
     if not (is_jax_array(x) or is_torch_array(x)):
-        if any(map(is_jax_array, flat(x))):  # a list of them
+        if any(map(is_jax_array, iterate_leaves(x))):  # a list of them
             import jax.numpy as jnp
 
             return as_array(jnp.asarray(x))
@@ -98,14 +103,14 @@ def as_array(x: Any) -> Any:
 
 
 def as_floats(x: Any) -> Any:
-    """`as_array` in float64 where it is, else in float32."""
+    """Convert x as `as_array` does; float64 stays, other numbers become float32."""
     x = as_array(x)
     xp, name = namespace(x), str(x.dtype)
     return x if name.endswith(("float32", "float64")) else xp.astype(x, xp.float32)
 
 
 def is_traced(x: Any) -> bool:
-    """Whether x stands for an array of JAX whose values are not known yet."""
+    """Return whether x stands for an array of JAX whose values are not known yet."""
     if not is_jax_array(x):
         return False
     import jax
@@ -114,17 +119,19 @@ def is_traced(x: Any) -> bool:
 
 
 def as_bools(mask: Any, name: str = "mask") -> Any:
-    """A mask as Bool of its framework, from booleans or the numbers 0 and 1, lists of them too.
+    """Convert a mask to Bool of its own framework.
+
+    Args:
+        mask: Booleans or the numbers 0 and 1, lists of them too.
+        name: What the message calls it.
 
     Raises:
         ValueError: Other values: an additive mask of floats would be read the wrong way round. So
             floats that are traced, or all 0, are refused too. Of torch only floats are checked, on
             the host.
     """
-    refuse_if(
-        isinstance(mask, str),
-        f"{name}={mask!r} is not an array: use config.replace(mask={mask!r})",
-    )
+    if isinstance(mask, str):
+        raise ValueError(f"{name}={mask!r} is not an array: use config.replace(mask={mask!r})")
     mask = as_array(mask)
     if is_torch_array(mask):
         if "float" not in str(mask.dtype):
@@ -133,21 +140,29 @@ def as_bools(mask: Any, name: str = "mask") -> Any:
     xp = namespace(mask)
     if mask.dtype == bool:
         return mask
-    known = not is_traced(mask)
-    binary = known and bool(xp.all((mask == 0) | (mask == 1)))
+    has_values = not is_traced(mask)
+    binary = has_values and bool(xp.all((mask == 0) | (mask == 1)))
     refuse(
         (
             not (xp.isdtype(mask.dtype, "integral") or (binary and mask.any())),
             f"{name} of dtype {mask.dtype}: a mask is boolean or of 0 and 1, which is where a "
             "query may attend; additive masks go to bias=",
         ),
-        (known and not binary, f"{name} of dtype {mask.dtype} has values other than 0 and 1"),
+        (has_values and not binary, f"{name} of dtype {mask.dtype} has values other than 0 and 1"),
     )
     return mask.astype(bool)
 
 
-def same_framework(x: Any, mask: Any) -> tuple[Any, Any]:
-    """(x, mask) of one framework on one device: of x, or of JAX where either is JAX's."""
+def match_framework(x: Any, mask: Any) -> tuple[Any, Any]:
+    """Convert two arrays to one framework on one device.
+
+    Args:
+        x: Decides the framework, unless the mask is JAX's.
+        mask: Another array.
+
+    Returns:
+        (x, mask).
+    """
     if is_torch_array(x) and is_torch_array(mask):
         return x, mask.to(x.device)
     if is_torch_array(x):
@@ -160,25 +175,32 @@ def same_framework(x: Any, mask: Any) -> tuple[Any, Any]:
     return jnp.asarray(both[0]), jnp.asarray(both[1])
 
 
-def with_mask(x: Any, mask: Any, shape: tuple[int, ...], what: str) -> tuple[Any, Any]:
-    """(x, a mask [..., n] as Bool of that shape, of whose axes it has the last).
+def broadcast_mask(x: Any, mask: Any, shape: tuple[int, ...], subject: str) -> tuple[Any, Any]:
+    """Broadcast a mask to all tokens of x.
 
-    Both are of one framework, see `same_framework`.
+    Args:
+        x: An array of any framework.
+        mask: Booleans whose axes are the last of `shape`.
+        shape: [..., n].
+        subject: What the message calls x.
+
+    Returns:
+        (x, mask as Bool of that shape), of one framework, see `match_framework`.
 
     Raises:
         ValueError: A mask of other axes.
     """
-    x, mask = same_framework(x, as_bools(mask))
+    x, mask = match_framework(x, as_bools(mask))
     axes = tuple(mask.shape)
     refuse_if(
         not axes or axes != shape[-len(axes) :],
-        f"mask of shape {axes} does not fit {what} of {shape}",
+        f"mask of shape {axes} does not fit {subject} of {shape}",
     )
     return x, namespace(x).broadcast_to(mask, shape)
 
 
 def host_values_or_none(x: Any) -> Any:
-    """NumPy's array of the values where they are in the host's memory and known; else None."""
+    """Return the values as NumPy's array if they are in the host's memory; else None."""
     if not is_torch_array(x):
         return x if is_numpy_array(x) else None
     if x.device.type != "cpu" or sys.modules["torch"].compiler.is_compiling():
@@ -188,12 +210,12 @@ def host_values_or_none(x: Any) -> Any:
 
 
 def on_host(x: Any) -> Any:
-    """A torch tensor as NumPy's array; others as they are."""
+    """Convert a torch tensor to NumPy's array; others stay as they are."""
     return x.detach().cpu().numpy() if is_torch_array(x) else x
 
 
-def constant(x: Any) -> Any:
-    """x without its derivative."""
+def stop_gradient(x: Any) -> Any:
+    """Return x without its derivative."""
     if is_torch_array(x):
         return x.detach()
     if not is_jax_array(x):

@@ -7,9 +7,9 @@ import numpy as np
 from rank_collapse.measures.arrays import (
     as_array,
     is_traced,
+    match_framework,
     namespace,
     on_host,
-    same_framework,
 )
 from rank_collapse.struct import refuse_if
 
@@ -27,28 +27,28 @@ class Documents(NamedTuple):
     place: np.ndarray
     exists: np.ndarray
 
-    def tokens(self, x: Any) -> Any:
-        """Tokens [..., b, n, d] as [..., k, n, d]."""
-        row, place = (same_framework(x, a)[1] for a in (self.row, self.place))
+    def split_tokens(self, x: Any) -> Any:
+        """Split tokens [..., b, n, d] into [..., k, n, d]."""
+        row, place = (match_framework(x, a)[1] for a in (self.row, self.place))
         return x[..., row, place, :]
 
-    def heads(self, q: Any) -> Any:
-        """Queries or keys of heads [..., b, h, n, d] as [..., k, h, n, d]."""
-        row, place = (same_framework(q, a)[1] for a in (self.row, self.place))
+    def split_heads(self, q: Any) -> Any:
+        """Split queries or keys of heads [..., b, h, n, d] into [..., k, h, n, d]."""
+        row, place = (match_framework(q, a)[1] for a in (self.row, self.place))
         xp = namespace(q)
         return xp.moveaxis(xp.moveaxis(q, -3, -2)[..., row, place, :, :], -2, -3)
 
-    def weights(self, p: Any) -> Any:
-        """Attention weights [..., b, h, n, n] as [..., k, h, n, n]."""
+    def split_weights(self, p: Any) -> Any:
+        """Split attention weights [..., b, h, n, n] into [..., k, h, n, n]."""
         xp = namespace(p)
-        row, place = (same_framework(p, a)[1] for a in (self.row, self.place))
+        row, place = (match_framework(p, a)[1] for a in (self.row, self.place))
         both = xp.moveaxis(p, -3, -1)[..., row[:, None], place[:, :, None], place[:, None, :], :]
-        exists = same_framework(p, self.exists)[1]
+        exists = match_framework(p, self.exists)[1]
         return xp.where(exists[:, None, None, :], xp.moveaxis(both, -1, -3), 0)
 
 
-def split(segments: Any, mask: Any, shape: tuple[int, int]) -> Documents:
-    """The documents of a batch, in the order in which they begin.
+def split_documents(segments: Any, mask: Any, shape: tuple[int, int]) -> Documents:
+    """Split a batch into its documents, in the order in which they begin.
 
     Args:
         segments: Int [n] or [b, n]: tokens of an example with one number are a document. Known
@@ -73,10 +73,10 @@ def split(segments: Any, mask: Any, shape: tuple[int, int]) -> Documents:
     rows, places = [], []
     for row in range(shape[0]):
         numbers = np.broadcast_to(segments, shape)[row]
-        kept = np.broadcast_to(exists, shape)[row]
-        for number in dict.fromkeys(numbers[kept].tolist()):
+        row_exists = np.broadcast_to(exists, shape)[row]
+        for number in dict.fromkeys(numbers[row_exists].tolist()):
             rows.append(row)
-            places.append(np.flatnonzero((numbers == number) & kept))
+            places.append(np.flatnonzero((numbers == number) & row_exists))
     refuse_if(not rows, "the mask leaves no document")
     lengths = np.array([len(place) for place in places])
     longest = max(2, lengths.max())

@@ -12,14 +12,14 @@ from jaxtyping import Float
 from rank_collapse.measures import documents, spikes
 from rank_collapse.measures.arrays import (
     as_floats,
+    broadcast_mask,
     is_jax_array,
+    match_framework,
     namespace,
     on_host,
-    same_framework,
     where_it_lives,
-    with_mask,
 )
-from rank_collapse.measures.norms import divide, num_tokens, total
+from rank_collapse.measures.norms import exact_sum, num_tokens, safe_divide
 from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS, measure_states
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.struct import refuse_if
@@ -66,7 +66,7 @@ def monitor(
         mask: Bool [n] or [..., n], the tokens that exist; None for all. Where m = n they are the
             keys too, and the first key is the first that exists; elsewhere it is key 0.
         segments: Int [n] or [..., n] of packed rows: tokens of one number are a document, and an
-            example is a document, see `documents.split`.
+            example is a document, see `documents.split_documents`.
         sink: Weight of the first key above which a head counts as a sink.
         axis_name: Inside `jax.shard_map`, the mesh axis over which tokens are sharded, queries of
             the attention with them: all are gathered and measured. Without it each shard's tokens
@@ -86,8 +86,8 @@ def monitor(
         from rank_collapse.measures import on_jax
 
         refuse_if(segments is not None, "segments= goes not with axis_name=")
-        x, attention = (on_jax.gathered(a, axis_name, -2) for a in (x, attention))
-        mask = on_jax.gathered(mask, axis_name, -1)
+        x, attention = (on_jax.gather_axis(a, axis_name, -2) for a in (x, attention))
+        mask = on_jax.gather_axis(mask, axis_name, -1)
     x = as_floats(x)
     refuse_if(
         x.ndim < 2 or x.shape[-2] < 2,
@@ -95,31 +95,31 @@ def monitor(
     )
     *leading, n, d = x.shape
     if mask is not None:
-        x, mask = with_mask(x, mask, (*leading, n), "tokens")
+        x, mask = broadcast_mask(x, mask, (*leading, n), "tokens")
         mask = mask.reshape((-1, n))
     arrays = {"x": x.reshape((-1, n, d)), "mask": mask}
     if attention is not None:
-        arrays["p"] = _weights_beside(x, as_floats(attention))
+        arrays["p"] = _reshape_weights(x, as_floats(attention))
     if segments is not None:
-        arrays = _by_document(arrays, segments, tuple(leading))
+        arrays = _split_by_document(arrays, segments, tuple(leading))
     x, mask = arrays["x"], arrays["mask"]
     choice = {"tokens": tokens, "exclude": exclude, "threshold": threshold}
     read = None if norm is None else norm(x)
-    chosen, exists, left_out = spikes.chosen_tokens(x, mask, read, **choice)
+    chosen, exists, left_out = spikes.choose_tokens(x, mask, read, **choice)
     arrays |= {"x": chosen, "counted": exists}
     if is_jax_array(x):
         from rank_collapse.measures import on_jax
 
-        scalars = on_jax.compiled(_scalars)(arrays, sink)
+        scalars = on_jax.compile_function(_measure_layer)(arrays, sink)
     else:
-        scalars = _scalars(arrays, sink)
+        scalars = _measure_layer(arrays, sink)
     if left_out is not None:
         scalars["left_out"] = left_out.sum()
-    return scalars if axis_name is None else on_jax.of_first_shard(scalars, axis_name)
+    return scalars if axis_name is None else on_jax.take_first_shard(scalars, axis_name)
 
 
-def _weights_beside(x, p):
-    """Weights [b, h, n, m] of tokens [..., n, d]."""
+def _reshape_weights(x, p):
+    """Reshape attention to weights [b, h, n, m] of tokens [..., n, d]."""
     shape, expected = tuple(p.shape), tuple(x.shape)
     refuse_if(
         p.ndim < 3 or shape[:-3] != expected[:-2],
@@ -128,61 +128,76 @@ def _weights_beside(x, p):
     refuse_if(
         shape[-2] != expected[-2], f"attention of shape {shape} has not {expected[-2]} queries"
     )
-    return same_framework(x, p.reshape((-1, *shape[-3:])))[1]
+    return match_framework(x, p.reshape((-1, *shape[-3:])))[1]
 
 
-def _by_document(arrays, segments, leading):
-    """The same arrays, an example for each document."""
+def _split_by_document(arrays, segments, leading):
+    """Split the arrays, an example for each document."""
     x, mask = arrays["x"], arrays["mask"]
     segments = segments if np.ndim(segments) == 1 else np.reshape(on_host(segments), x.shape[:2])
-    packed = documents.split(segments, mask, tuple(x.shape[:2]))
-    pieces = {"x": packed.tokens(x), "mask": same_framework(x, packed.exists)[1]}
+    packed = documents.split_documents(segments, mask, tuple(x.shape[:2]))
+    pieces = {"x": packed.split_tokens(x), "mask": match_framework(x, packed.exists)[1]}
     if "p" in arrays:
-        pieces["p"] = packed.weights(arrays["p"])
+        pieces["p"] = packed.split_weights(arrays["p"])
     return pieces
 
 
-def _scalars(arrays, sink):
-    """Means over examples [b], of those that have enough tokens."""
+def _measure_layer(arrays, sink):
+    """Measure one layer: means over the examples that have enough tokens.
+
+    Args:
+        arrays: "x" [b, n, d]; "mask" and "counted" [b, n] or None, the tokens that exist and
+            those that are measured; "p" [b, h, n, m] if there is attention.
+        sink: As `monitor` takes it.
+    """
     x, mask, counted = arrays["x"], arrays["mask"], arrays["counted"]
     values = measure_states(TOKENS, x, counted)
     values["spiked"] = namespace(x).astype(values["spiked"], x.dtype)
     least = dict.fromkeys((*NEEDS_TWO_TOKENS, "spiked"), 2)
-    scalars = {name: _mean(a, counted, least.get(name, 1)) for name, a in values.items()}
+    scalars = {
+        name: _mean_over_examples(a, counted, least.get(name, 1)) for name, a in values.items()
+    }
     if len(x) > 1:
-        scalars |= _of_batch(x, counted)
+        scalars |= _measure_batch(x, counted)
     if "p" in arrays:
-        scalars |= _of_attention(arrays["p"], mask, x.shape[-2], sink)
+        scalars |= _measure_attention(arrays["p"], mask, x.shape[-2], sink)
     return scalars
 
 
-def _of_batch(x, mask):
-    """Of the examples, each pooled by the mean of its tokens."""
+def _measure_batch(x, mask):
+    """Measure the examples, each pooled by the mean of its tokens."""
     xp, count = namespace(x), num_tokens(x, mask)
     x = x if mask is None else xp.where(mask[..., None], x, 0)
-    pooled = divide(total(x, -2), count[..., None], 0)
+    pooled = safe_divide(exact_sum(x, -2), count[..., None], 0)
     values = measure_states(("residual_ratio", "effective_rank"), pooled, count > 0)
     return {f"batch_{name}": values[name] for name in ("residual_ratio", "effective_rank")}
 
 
-def _of_attention(p, mask, num_tokens, sink):
+def _measure_attention(p, mask, num_tokens, sink):
     scalars = {}
     key_mask = mask if p.shape[-1] == num_tokens else None
     for name in ATTENTION:
         options = {"sink": sink, "key_mask": key_mask} if name == "sink_rate" else {}
-        each = MEASURES[name](p, mask=mask, **options)
-        scalars[name] = _mean(each.mean(axis=-1) if each.ndim > 1 else each, mask)
+        values = MEASURES[name](p, mask=mask, **options)
+        by_example = values.mean(axis=-1) if values.ndim > 1 else values
+        scalars[name] = _mean_over_examples(by_example, mask)
         if name == "attention_entropy":
-            xp, by_head = namespace(each), _mean(each, mask)
+            xp, by_head = namespace(values), _mean_over_examples(values, mask)
             scalars["attention_entropy_least"] = xp.min(by_head)
             scalars["attention_entropy_largest"] = xp.max(by_head)
     return scalars
 
 
-def _mean(values, mask, least=1):
-    """Means of values [b, ...] over the examples in which at least so many tokens exist."""
+def _mean_over_examples(values, mask, least=1):
+    """Average values [b, ...] over the examples in which enough tokens exist.
+
+    Args:
+        values: One for each example, and more axes.
+        mask: Bool [b, n]; None for all.
+        least: How many tokens are enough.
+    """
     if mask is None:
         return values.mean(axis=0)
     xp = namespace(values)
     enough = (xp.sum(mask, axis=-1) >= least).reshape((-1, *[1] * (values.ndim - 1)))
-    return divide(xp.sum(xp.where(enough, values, 0), axis=0), xp.sum(enough, axis=0))
+    return safe_divide(xp.sum(xp.where(enough, values, 0), axis=0), xp.sum(enough, axis=0))

@@ -10,11 +10,11 @@ from jaxtyping import Float
 from rank_collapse.measures.arrays import (
     as_array,
     as_floats,
-    constant,
+    broadcast_mask,
     is_jax_array,
     namespace,
+    stop_gradient,
     where_it_lives,
-    with_mask,
 )
 from rank_collapse.struct import refuse, refuse_if
 
@@ -23,13 +23,14 @@ NORMS = get_args(Norm)
 
 
 def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, Any]:
-    """Any framework's [..., n, d] array in float32 at least, and its mask as Bool [..., n].
+    """Convert x to floats [..., n, d], and its mask to Bool [..., n].
 
     Masked rows become zeros. NumPy's arrays, see `where_it_lives`, are also checked for values that
     are not finite; elsewhere these propagate instead.
 
     Args:
-        x, mask: What was given.
+        x: An array of any framework.
+        mask: Bool [n] or [..., n]; None for all.
         empty: Whether a mask may leave no token, of which measures are NaN; traced masks may.
 
     Raises:
@@ -43,7 +44,7 @@ def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, An
     )
     x = as_floats(x)
     if mask is not None:
-        x, mask = with_mask(x, mask, shape[:-1], "tokens")
+        x, mask = broadcast_mask(x, mask, shape[:-1], "tokens")
         refuse_if(
             not empty and is_numpy_array(mask) and not mask.any(axis=-1).all(),
             f"mask of shape {mask.shape} leaves no token",
@@ -55,36 +56,49 @@ def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, An
     return x, mask
 
 
-def root(x: Any) -> Any:
-    """√x with derivative 0 at 0, where tokens have collapsed, instead of NaN."""
+def safe_sqrt(x: Any) -> Any:
+    """Compute √x with derivative 0 at 0, where tokens have collapsed, instead of NaN."""
     xp = namespace(x)
     return xp.where(x == 0, 0.0, xp.sqrt(xp.where(x == 0, 1.0, x)))
 
 
-def divide(part: Any, whole: Any, otherwise: Any = np.nan) -> Any:
-    """part/whole, and `otherwise` where whole is 0; derivatives are finite there."""
-    xp = namespace(part)
-    ratio = xp.where(whole == 0, otherwise, part / xp.where(whole == 0, 1, whole))
-    return xp.astype(ratio, part.dtype, copy=False)
+def safe_divide(numerator: Any, denominator: Any, otherwise: Any = np.nan) -> Any:
+    """Divide, where a denominator of 0 gives another value and finite derivatives.
+
+    Args:
+        numerator, denominator: Arrays that broadcast.
+        otherwise: The value where the denominator is 0.
+    """
+    xp, is_zero = namespace(numerator), denominator == 0
+    ratio = xp.where(is_zero, otherwise, numerator / xp.where(is_zero, 1, denominator))
+    return xp.astype(ratio, numerator.dtype, copy=False)
 
 
-def total(x: Any, axis: int) -> Any:
-    """Σ along an axis; NumPy, which adds rows one after the other, does it in float64."""
+def exact_sum(x: Any, axis: int) -> Any:
+    """Sum along an axis; NumPy, which adds rows one after the other, does it in float64."""
     if is_numpy_array(x):
         return np.asarray(x.sum(axis=axis, dtype=np.float64)).astype(x.dtype)
     return namespace(x).sum(x, axis=axis)
 
 
-def mean_of(values: Any, mask: Any = None) -> Any:
-    """Mean of values [..., n] over those that a mask of the same shape lets exist; NaN of none."""
+def masked_mean(values: Any, mask: Any = None) -> Any:
+    """Average values over the last axis.
+
+    Args:
+        values: [..., n].
+        mask: Bool of the same shape, which of them count; None for all.
+
+    Returns:
+        [...]; NaN where none counts.
+    """
     if mask is None:
-        return total(values, -1) / values.shape[-1]
+        return exact_sum(values, -1) / values.shape[-1]
     xp = namespace(values)
-    return divide(total(xp.where(mask, values, 0), -1), xp.sum(mask, axis=-1))
+    return safe_divide(exact_sum(xp.where(mask, values, 0), -1), xp.sum(mask, axis=-1))
 
 
 def num_tokens(x: Any, mask: Any = None) -> Any:
-    """Number of tokens that exist [...], as floats."""
+    """Count the tokens that exist, [...], as floats."""
     xp = namespace(x)
     if mask is None:
         return xp.full_like(x[..., 0, 0], x.shape[-2])
@@ -93,7 +107,7 @@ def num_tokens(x: Any, mask: Any = None) -> Any:
 
 @where_it_lives
 def composite_norm(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
-    """‖X‖_{1,∞} = √(‖X‖_1 ‖X‖_∞) (Dong et al. 2021, section 2).
+    """Compute ‖X‖_{1,∞} = √(‖X‖_1 ‖X‖_∞) (Dong et al. 2021, section 2).
 
     Not a norm: the triangle inequality fails, as the authors say.
 
@@ -103,12 +117,12 @@ def composite_norm(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     Raises:
         ValueError: Not a matrix, no token, not finite (where x is known), or a wrong mask.
     """
-    return norm_of(as_tokens(x, mask)[0], "composite")
+    return compute_norm(as_tokens(x, mask)[0], "composite")
 
 
 @where_it_lives
 def singular_values(x: Any, *, mask: Any = None) -> Float[Any, "*b r"]:
-    """Singular values, largest first; masked rows only add zeros.
+    """Compute singular values, largest first; masked rows only add zeros.
 
     Of float32 the square roots of the eigenvalues, in float64, of the smaller of XXᵀ and XᵀX: less
     is lost than by an SVD in float32, in a tenth of the time. By an SVD of float64, and of JAX in
@@ -120,12 +134,12 @@ def singular_values(x: Any, *, mask: Any = None) -> Float[Any, "*b r"]:
     Raises:
         ValueError: See `composite_norm`.
     """
-    return singular_values_of(as_tokens(x, mask)[0])
+    return compute_singular_values(as_tokens(x, mask)[0])
 
 
 @where_it_lives
 def matrix_norm(x: Any, norm: Norm = "composite", *, mask: Any = None) -> Float[Any, "*b"]:
-    """A norm by name.
+    """Compute a norm by name.
 
     Args:
         x: Tokens [..., n, d].
@@ -136,59 +150,64 @@ def matrix_norm(x: Any, norm: Norm = "composite", *, mask: Any = None) -> Float[
     Raises:
         ValueError: Unknown norm; see also `composite_norm`.
     """
-    return norm_of(as_tokens(x, mask)[0], norm)
+    return compute_norm(as_tokens(x, mask)[0], norm)
 
 
 # ‖X‖_1 = max_j Σ_i |X_ij| and ‖X‖_∞ = max_i Σ_j |X_ij|.
 norm_1, norm_inf = (functools.partial(matrix_norm, norm=norm) for norm in ("one", "inf"))
 
 
-def norm_of(x: Any, norm: Norm) -> Any:
-    """`matrix_norm` of what `as_tokens` made."""
+def compute_norm(x: Any, norm: Norm) -> Any:
+    """Compute `matrix_norm` of what `as_tokens` made."""
     refuse_if(norm not in NORMS, f"norm={norm!r} is not one of {NORMS}")
     if norm == "composite":  # the product of the two itself could overflow
-        return root(norm_of(x, "one")) * root(norm_of(x, "inf"))
+        return safe_sqrt(compute_norm(x, "one")) * safe_sqrt(compute_norm(x, "inf"))
     xp = namespace(x)
     if norm in ("one", "inf"):
-        return xp.max(total(xp.abs(x), -2 if norm == "one" else -1), axis=-1)
+        return xp.max(exact_sum(xp.abs(x), -2 if norm == "one" else -1), axis=-1)
     if norm == "spectral":
-        return singular_values_of(x)[..., 0]
+        return compute_singular_values(x)[..., 0]
     if norm == "max":
         return xp.max(xp.abs(x), axis=(-2, -1))
-    scaled, scale = unit_scale(x)
-    return scale * root(xp.sum(xp.square(scaled), axis=(-2, -1)))
+    scaled, scale = scale_to_unit(x)
+    return scale * safe_sqrt(xp.sum(xp.square(scaled), axis=(-2, -1)))
 
 
-def singular_values_of(x: Any) -> Any:
-    """`singular_values` of what `as_tokens` made."""
-    (scaled, scale), xp = unit_scale(x), namespace(x)
+def compute_singular_values(x: Any) -> Any:
+    """Compute `singular_values` of what `as_tokens` made."""
+    (scaled, scale), xp = scale_to_unit(x), namespace(x)
     if is_jax_array(x):
         from rank_collapse.measures import on_jax
 
         return scale[..., None] * on_jax.svdvals(scaled)
     if x.dtype == xp.float64:
         return scale[..., None] * xp.linalg.svdvals(scaled)
-    squares = xp.linalg.eigvalsh(gram_of(xp.astype(scaled, xp.float64)))
+    squares = xp.linalg.eigvalsh(smaller_gram_matrix(xp.astype(scaled, xp.float64)))
     squares = xp.astype(xp.flip(squares, axis=-1), x.dtype)
-    return scale[..., None] * root(xp.clip(squares, 0, None))
+    return scale[..., None] * safe_sqrt(xp.clip(squares, 0, None))
 
 
-def gram_of(x: Any) -> Any:
-    """The smaller of XXᵀ and XᵀX."""
+def smaller_gram_matrix(x: Any) -> Any:
+    """Compute the smaller of XXᵀ and XᵀX."""
     xp = namespace(x)
     transposed = xp.matrix_transpose(x)
-    left, right = (x, transposed) if x.shape[-2] <= x.shape[-1] else (transposed, x)
-    return left @ right
+    return x @ transposed if x.shape[-2] <= x.shape[-1] else transposed @ x
 
 
-def unit_scale(x: Any, axis: Any = (-2, -1)) -> tuple[Any, Any]:
-    """(x 4^−k, 4^k) with the largest |entry| along these axes, of the first in [1, 4).
+def scale_to_unit(x: Any, axis: Any = (-2, -1)) -> tuple[Any, Any]:
+    """Scale x by a power of 4, so that squares and sums neither overflow nor underflow.
 
-    Squares and sums then neither overflow nor underflow. No digit changes, since a power of 4 and
-    its root are exact.
+    No digit changes, since a power of 4 and its root are exact.
+
+    Args:
+        x: Floats.
+        axis: The axes along which the largest |entry| comes into [1, 4).
+
+    Returns:
+        (x 4^−k, 4^k), the second without these axes.
     """
     xp = namespace(x)
-    largest = constant(xp.max(xp.abs(x), axis=axis, keepdims=True))
+    largest = stop_gradient(xp.max(xp.abs(x), axis=axis, keepdims=True))
     limit = 1022 if x.dtype == xp.float64 else 126  # 4^−k is a normal number, too
     power = xp.clip((xp.frexp(largest)[1] - 1) // 2 * 2, -limit, limit)
     if is_torch_array(x):  # whose ldexp is exact for exponents of its dtype alone

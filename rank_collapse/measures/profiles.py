@@ -9,15 +9,15 @@ from jaxtyping import Bool, Float
 from rank_collapse.measures import documents, spikes
 from rank_collapse.measures.arrays import (
     as_floats,
+    broadcast_mask,
     is_jax_array,
+    match_framework,
     namespace,
     on_host,
-    same_framework,
     where_it_lives,
-    with_mask,
 )
 from rank_collapse.measures.norms import num_tokens
-from rank_collapse.measures.table import MEASURES, MeasureName, named
+from rank_collapse.measures.table import MEASURES, MeasureName, check_measure_names
 from rank_collapse.struct import refuse, refuse_if
 
 # Of one token these say nothing: NaN.
@@ -32,10 +32,10 @@ class Profile(NamedTuple):
 
     Attributes:
         measures: {name: [l] or [l, b]}.
-        rounding: Bool [l] or [l, b], True where residual_ratio is at most `rounding_of` the dtype
-            that the states came in (9.5e-7 of float32, 2⁻⁷ of bfloat16): tokens then differ by no
-            more than the rounding of the layer that made them, which decides measures of what they
-            differ by. None where residual_ratio is not among the measures.
+        rounding: Bool [l] or [l, b], True where residual_ratio is at most `rounding_limit` of the
+            dtype that the states came in (9.5e-7 of float32, 2⁻⁷ of bfloat16). Tokens then differ
+            by no more than the rounding of the layer that made them, which decides measures of
+            what they differ by. None where residual_ratio is not among the measures.
         spiked: Bool [l] or [l, b], True where one token holds more than half of ‖res(X)‖_F²
             (`residual_spike`): residual_ratio is then of that token, and says little of the others.
             False where `rounding` is True. None where residual_ratio is not among the measures.
@@ -48,17 +48,17 @@ class Profile(NamedTuple):
     left_out: Float[Any, "l *b"] | None = None
 
     def __getitem__(self, name: Any) -> Any:
-        """A measure by name; a field by number, as of every tuple."""
+        """Return a measure by name; a field by number, as of every tuple."""
         return self.measures[name] if isinstance(name, str) else tuple.__getitem__(self, name)
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What is beside the measures, by name."""
+        """Return what stands beside the measures, by name."""
         notes = {name: getattr(self, name) for name in self._fields[1:]}
         return {name: a for name, a in notes.items() if a is not None}
 
     def columns(self) -> tuple[dict[str, int], dict[str, np.ndarray]]:
-        """({axis: its size}, {measure or note: array [l] or [l, b]}).
+        """Return ({axis: its size}, {measure or note: array [l] or [l, b]}).
 
         Raises:
             ValueError: Arrays of other axes.
@@ -69,7 +69,7 @@ class Profile(NamedTuple):
         return dict(zip(("layer", "example"), shape, strict=False)), columns
 
     def to_pandas(self) -> Any:
-        """A DataFrame with a row per layer, or per layer and example; notes are columns too."""
+        """Convert to a DataFrame with a row per layer, or per layer and example."""
         import pandas as pd
 
         sizes, columns = self.columns()
@@ -79,7 +79,7 @@ class Profile(NamedTuple):
         return pd.DataFrame({name: a.reshape(-1) for name, a in columns.items()}, index=index)
 
     def to_xarray(self) -> Any:
-        """A Dataset over "layer", or over "layer" and "example"; notes are variables too."""
+        """Convert to a Dataset over "layer", or over "layer" and "example"."""
         import xarray as xr
 
         sizes, columns = self.columns()
@@ -102,7 +102,7 @@ def profile(
     exclude: spikes.Excluded | None = None,
     threshold: float = spikes.SPIKE,
 ) -> Profile:
-    """Measures of hidden states by layer, of one example or of a batch, from any framework.
+    """Measure hidden states by layer, of one example or of a batch, from any framework.
 
     Or of attention weights, where the measures are of those: means over heads.
 
@@ -118,7 +118,7 @@ def profile(
         key_mask: Of attention, Bool [m], or [b, m] with a batch: the keys that exist, as
             `rc.measures.first_column` and `rc.sink_rate` take it.
         segments: Int [n], or [b, n] with a batch, of packed rows: tokens of one number are a
-            document, and an example is a document, see `documents.split`.
+            document, and an example is a document, see `documents.split_documents`.
         batch_axis: Of an array with a batch: 1 for [l, b, ...], 0 for [b, l, ...].
         axis_name: Inside `jax.shard_map`, the mesh axis over which tokens are sharded: all of them
             are gathered and measured. Without it each shard's tokens are measured by themselves.
@@ -141,76 +141,93 @@ def profile(
     names = (measures,) if isinstance(measures, str) else tuple(measures)
     needs = {MEASURES[name].needs for name in names if name in MEASURES}
     kind = "attention" if needs == {"attention"} else "tokens"
-    names, limit = named(names, kind), _roundings(hidden, batch_axis)
-    what, axes = _KINDS[kind]
-    hidden = _layers_first(hidden, batch_axis, kind)
+    names, limit = check_measure_names(names, kind), _rounding_limits(hidden, batch_axis)
+    subject, axes = _KINDS[kind]
+    hidden = _stack_layers(hidden, batch_axis, kind)
     if mask is not None:
         rows = (*hidden.shape[: -len(axes)], hidden.shape[-2])  # [l, n] or [l, b, n]
-        hidden, mask = with_mask(hidden, mask, rows, f"{what} with tokens")
+        hidden, mask = broadcast_mask(hidden, mask, rows, f"{subject} with tokens")
     refuse(
-        (key_mask is not None and kind != "attention", f"key_mask is of attention, not of {what}"),
+        (
+            key_mask is not None and kind != "attention",
+            f"key_mask is of attention, not of {subject}",
+        ),
         (
             segments is not None and (key_mask is not None or axis_name is not None),
             "segments= goes with neither key_mask= nor axis_name=",
         ),
     )
     if segments is not None:
-        hidden, mask, key_mask = _by_document(hidden, mask, segments, kind)
+        hidden, mask, key_mask = _split_by_document(hidden, mask, segments, kind)
     if axis_name is not None:
         from rank_collapse.measures import on_jax
 
-        hidden, mask = on_jax.gathered(hidden, axis_name, -2), on_jax.gathered(mask, axis_name, -1)
-    read = _read(norm, hidden) if tokens == "read" else None
+        hidden, mask = (
+            on_jax.gather_axis(hidden, axis_name, -2),
+            on_jax.gather_axis(mask, axis_name, -1),
+        )
+    read = _apply_norms(norm, hidden) if tokens == "read" else None
 
-    def measured(*layer):
+    def measure_layer(*layer):
         if kind == "attention":
             return measure_weights(names, *layer[:2], key_mask)
         choice = {"tokens": tokens, "exclude": exclude, "threshold": threshold}
         return measure_states(names, *layer, **choice)
 
     if is_jax_array(hidden):  # one program; others layer by layer, for less memory
-        values = measured(hidden, mask, read)
-        values = values if axis_name is None else on_jax.of_first_shard(values, axis_name)
+        values = measure_layer(hidden, mask, read)
+        values = values if axis_name is None else on_jax.take_first_shard(values, axis_name)
     else:
         layers = [[None] * len(hidden) if a is None else a for a in (hidden, mask, read)]
-        each = [measured(*layer) for layer in zip(*layers, strict=True)]
-        values = {name: namespace(a).stack([e[name] for e in each]) for name, a in each[0].items()}
-    return profile_of(values, limit)
+        results = [measure_layer(*layer) for layer in zip(*layers, strict=True)]
+        stack = namespace(hidden).stack
+        values = {name: stack([result[name] for result in results]) for name in results[0]}
+    return make_profile(values, limit)
 
 
-def profile_of(values: Mapping[str, Any], limit: Any) -> Profile:
-    """A `Profile` of what `measure_states` found of every layer.
+def make_profile(values: Mapping[str, Any], limit: Any) -> Profile:
+    """Make a `Profile` of the measures of every layer.
 
     Args:
-        values: Measures and notes [l] or [l, b].
-        limit: `rounding_of` the states' dtype, a number or one for each layer [l].
+        values: Measures and notes [l] or [l, b], as `measure_states` gives them.
+        limit: `rounding_limit` of the states' dtype, a number or one for each layer [l].
     """
     measures = {name: a for name, a in values.items() if name not in Profile._fields}
     rounding = spiked = None
     if "residual_ratio" in measures:
         ratio = measures["residual_ratio"]
         limit = np.reshape(limit, (-1, *[1] * (ratio.ndim - 1))) if np.ndim(limit) else limit
-        rounding = ratio <= same_framework(ratio, np.asarray(limit))[1]
+        rounding = ratio <= match_framework(ratio, np.asarray(limit))[1]
         spiked = values["spiked"] & ~rounding
     return Profile(measures, rounding, spiked, values.get("left_out"))
 
 
-def _by_document(hidden, mask, segments, kind):
-    """(layers [l, documents, ...], the tokens that exist [l, documents, n], those as keys)."""
+def _split_by_document(hidden, mask, segments, kind):
+    """Split layers so that an example is a document.
+
+    Args:
+        hidden: [l, n, d] or [l, b, n, d], or attention.
+        mask: Bool [l, n] or [l, b, n]; None for all.
+        segments: As `profile` takes them.
+        kind: "tokens" or "attention".
+
+    Returns:
+        (layers [l, documents, ...], the tokens that exist [l, documents, n], those as keys).
+    """
     axes = len(_KINDS[kind][1])
     if hidden.ndim == axes + 1:
         hidden, mask = hidden[:, None], None if mask is None else mask[:, None]
     one = None if mask is None else mask[0]
-    packed = documents.split(segments, one, (hidden.shape[1], hidden.shape[-2]))
-    take = packed.tokens if kind == "tokens" else packed.weights
+    packed = documents.split_documents(segments, one, (hidden.shape[1], hidden.shape[-2]))
+    take = packed.split_tokens if kind == "tokens" else packed.split_weights
     layers = take(hidden)
-    exists = same_framework(layers, packed.exists)[1]
-    every = namespace(layers).broadcast_to(exists, (len(layers), *exists.shape))
-    return layers, every, exists if kind == "attention" else None
+    exists = match_framework(layers, packed.exists)[1]
+    token_mask = namespace(layers).broadcast_to(exists, (len(layers), *exists.shape))
+    return layers, token_mask, exists if kind == "attention" else None
 
 
-def _read(norm, hidden):
-    """What is read of each layer's tokens by its norm, or by the one norm of all."""
+def _apply_norms(norm, hidden):
+    """Apply to each layer's tokens its norm, or the one norm of all."""
     norms = norm if isinstance(norm, Sequence) else [norm] * len(hidden)
     refuse_if(
         None in norms or len(norms) != len(hidden),
@@ -225,13 +242,17 @@ _EPSILONS |= {"float8_e5m2": 2**-2, "float8": 2**-3, "float4": 2**-1}
 _ROUNDINGS = 8
 
 
-def rounding_of(dtype: Any) -> float:
-    """The residual ratio of tokens that are equal but for the rounding of a layer in this dtype.
+def rounding_limit(dtype: Any) -> float:
+    """Return the residual ratio of tokens that differ by nothing but a layer's rounding.
 
     A layer that has made all tokens equal still rounds them one by one: bias, sum with the skip,
-    and in a norm the mean, its subtraction, the variance, the division, scale and shift, r = 8
-    operations, each by at most ε/2 of its size. res(·) at most doubles a norm, so that the ratio is
-    up to r ε. Of fewer bits than 32 r = 1: these are computed in float32, and rounded where stored.
+    and in a norm the mean, its subtraction, the variance, the division, scale and shift. These are
+    r = 8 operations, each rounded by at most ε/2 of its size. res(·) at most doubles a norm, so the
+    ratio is up to r ε. Of fewer bits than 32 r = 1: these are computed in float32, and rounded
+    where stored.
+
+    Args:
+        dtype: Of floats, or its name.
 
     Raises:
         ValueError: No dtype of floats.
@@ -242,24 +263,24 @@ def rounding_of(dtype: Any) -> float:
     return (_ROUNDINGS if name in ("float32", "float64") else 1) * epsilon
 
 
-def _roundings(hidden, batch_axis):
-    """Of the dtype that states come in; of a list one per layer [l], or the largest of examples."""
+def _rounding_limits(hidden, batch_axis):
+    """Return the limit of the states' dtype; of a list one per layer [l]."""
 
-    def of(states):
+    def read_limit(states):
         name = str(getattr(getattr(states, "hidden", states), "dtype", "")).rpartition(".")[2]
-        return rounding_of(name if "float" in name else "float32")
+        return rounding_limit(name if "float" in name else "float32")
 
     if not isinstance(hidden, list | tuple):
-        return of(hidden)
-    each = np.array([of(states) for states in hidden])
-    return each.max() if batch_axis == 0 and len(each) else each
+        return read_limit(hidden)
+    limits = np.array([read_limit(states) for states in hidden])
+    return limits.max() if batch_axis == 0 and len(limits) else limits
 
 
 _KINDS = {"tokens": ("hidden states", "nd"), "attention": ("attention weights", "hnm")}
 
 
 def _is_attention(hidden, batch_axis):
-    """Whether something has one axis more than hidden states: that of heads."""
+    """Return whether something has one axis more than hidden states: that of heads."""
     if isinstance(hidden, list | tuple):
         return any(getattr(layer, "ndim", 0) == 4 for layer in hidden)
     shape = tuple(getattr(hidden, "shape", ()))
@@ -267,39 +288,44 @@ def _is_attention(hidden, batch_axis):
     return square or len(shape) == 5
 
 
-def _layers_first(hidden, batch_axis, kind):
-    """Arrays of a kind, its axes behind [l] or [l, b]; see `profile`."""
-    what, axes = _KINDS[kind]
+def _stack_layers(hidden, batch_axis, kind):
+    """Stack arrays of a kind, its axes behind [l] or [l, b].
+
+    Args:
+        hidden, batch_axis: As `profile` takes them.
+        kind: "tokens" or "attention".
+    """
+    subject, axes = _KINDS[kind]
     if hasattr(hidden, "layer_axis"):  # a Trace
         batch_axis = 1 - hidden.layer_axis if hidden.hidden.ndim == 4 else None
         hidden = hidden.hidden if kind == "tokens" else hidden.attention
     elif isinstance(hidden, Mapping):
         raise ValueError(
-            f"{what} are a {type(hidden).__name__} with {', '.join(map(str, hidden))}: "
+            f"{subject} are a {type(hidden).__name__} with {', '.join(map(str, hidden))}: "
             "pass one array or list of arrays, such as output.hidden_states"
         )
     refuse_if(
         hidden is None or (isinstance(hidden, list | tuple) and any(h is None for h in hidden)),
-        f"{what} are None: a model of transformers gives its attention weights where it is loaded "
-        'with attn_implementation="eager"; of fused attention see rc.attention_rows',
+        f"{subject} are None: a model of transformers gives its attention weights where it is "
+        'loaded with attn_implementation="eager"; of fused attention see rc.attention_rows',
     )
     if isinstance(hidden, list | tuple):
         layers = [as_floats(h) for h in hidden]
         shapes = {tuple(h.shape) for h in layers}
-        refuse_if(len(shapes) != 1, f"{what} have different shapes, or there are none: {shapes}")
+        refuse_if(len(shapes) != 1, f"{subject} have different shapes, or there are none: {shapes}")
         traced = next((h for h in layers if is_jax_array(h)), layers[0])
-        hidden = namespace(traced).stack([same_framework(traced, h)[1] for h in layers])
+        hidden = namespace(traced).stack([match_framework(traced, h)[1] for h in layers])
         batch_axis = 1 if batch_axis is None and hidden.ndim == len(axes) + 2 else batch_axis
     hidden, letters = as_floats(hidden), ", ".join(axes)
     leading, shape = hidden.ndim - len(axes), tuple(hidden.shape)
     refuse(
         (
             leading not in (1, 2),
-            f"{what} of shape {shape} are not [l, {letters}] or [l, b, {letters}]",
+            f"{subject} of shape {shape} are not [l, {letters}] or [l, b, {letters}]",
         ),
         (
             batch_axis not in ((None,) if leading == 1 else (0, 1)),
-            f"batch_axis={batch_axis} of {what} of shape {shape}: 1 for "
+            f"batch_axis={batch_axis} of {subject} of shape {shape}: 1 for "
             f"[l, b, {letters}], 0 for [b, l, {letters}] as jax.vmap gives it, "
             f"None for [l, {letters}]",
         ),
@@ -310,27 +336,30 @@ def _layers_first(hidden, batch_axis, kind):
 def measure_states(
     names: Sequence[str], x: Any, mask: Any = None, read: Any = None, **choice: Any
 ) -> dict[str, Any]:
-    """{name: measure} of tokens [..., n, d] and a mask [..., n].
-
-    NaN where tokens are not finite, or one exists where a measure compares two. Also "left_out"
-    and, with residual_ratio, "spiked", see `Profile`.
+    """Measure tokens [..., n, d]: NaN where they are not finite, or too few exist.
 
     Args:
-        read, choice: Of `spikes.chosen_tokens`.
+        names: Out of `MEASURES`.
+        x: The tokens.
+        mask: Bool [..., n]; None for all.
+        read, choice: Of `spikes.choose_tokens`.
+
+    Returns:
+        {name: measure}. Also "left_out" and, with residual_ratio, "spiked", see `Profile`.
     """
-    x, mask, left_out = spikes.chosen_tokens(x, mask, read, **choice)
+    x, mask, left_out = spikes.choose_tokens(x, mask, read, **choice)
     flagged = ("residual_spike",) if "residual_ratio" in names else ()
-    every = tuple(dict.fromkeys((*names, *flagged)))
+    computed = tuple(dict.fromkeys((*names, *flagged)))
     if is_jax_array(x):
         from rank_collapse.measures import on_jax
 
-        values = on_jax.compiled(_of_finite, (0,))(every, x, mask)
+        values = on_jax.compile_function(_measure_finite, (0,))(computed, x, mask)
     else:
         xp = namespace(x)
         counted = x if mask is None else xp.where(mask[..., None], x, 0)
         finite = xp.all(xp.isfinite(counted), axis=(-2, -1))
         x = xp.where(finite[..., None, None], x, 0)
-        values = _of_finite(every, x, mask)
+        values = _measure_finite(computed, x, mask)
         values = {name: xp.where(finite, a, xp.nan) for name, a in values.items()}
     notes = {} if left_out is None else {"left_out": left_out}
     if flagged:
@@ -338,7 +367,7 @@ def measure_states(
     return {name: values[name] for name in names} | notes
 
 
-def _of_finite(names, x, mask):
+def _measure_finite(names, x, mask):
     values = {name: MEASURES[name](x, mask=mask) for name in names}
     xp = namespace(x)
     for name in NEEDS_TWO_TOKENS:
@@ -350,10 +379,13 @@ def _of_finite(names, x, mask):
 def measure_weights(
     names: Sequence[str], p: Any, mask: Any = None, key_mask: Any = None
 ) -> dict[str, Any]:
-    """{name: measure} of attention [..., h, n, m], means over heads.
+    """Measure attention [..., h, n, m], means over heads.
 
     Args:
-        mask, key_mask: Bool [..., n], and [m] or [b, m].
+        names: Out of `MEASURES`.
+        p: Weights.
+        mask: Bool [..., n], the queries that exist; None for all.
+        key_mask: Bool [..., m], the keys that exist; None for all.
     """
     options = {name: {"key_mask": key_mask} for name in ("first_column", "sink_rate")}
     values = {name: MEASURES[name](p, mask=mask, **options.get(name, {})) for name in names}

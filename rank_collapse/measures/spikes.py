@@ -9,9 +9,14 @@ from typing import Any, Literal, get_args
 from jaxtyping import Float
 
 from rank_collapse.measures.arrays import as_floats, namespace, where_it_lives
-from rank_collapse.measures.centers import median
-from rank_collapse.measures.norms import divide, num_tokens, root, unit_scale
-from rank_collapse.measures.residuals import nan_if_empty, residual_of, scaled_tokens, unit_tokens
+from rank_collapse.measures.centers import masked_median
+from rank_collapse.measures.norms import num_tokens, safe_divide, safe_sqrt, scale_to_unit
+from rank_collapse.measures.residuals import (
+    compute_residual,
+    nan_if_empty,
+    normalize_tokens,
+    scale_tokens,
+)
 from rank_collapse.struct import refuse
 
 TokenKind = Literal["raw", "unit", "read"]
@@ -20,7 +25,7 @@ TOKENS = get_args(TokenKind)
 SPIKE = 5.0  # times the median norm, from which on a token is one
 
 
-def chosen_tokens(
+def choose_tokens(
     x: Any,
     mask: Any = None,
     read: Any = None,
@@ -29,7 +34,7 @@ def chosen_tokens(
     exclude: Excluded | None = None,
     threshold: float = SPIKE,
 ) -> tuple[Any, Any, Any]:
-    """(tokens to measure [..., n, d], a mask of those that exist, how many were left out [...]).
+    """Choose the tokens to measure.
 
     Args:
         x, mask: Floats [..., n, d]; Bool [..., n] of the same framework, or None.
@@ -39,7 +44,8 @@ def chosen_tokens(
         threshold: Of spikes, in median norms of the raw tokens.
 
     Returns:
-        The mask is None for all; the number None where nothing is excluded.
+        (tokens [..., n, d], a mask of those that exist or None for all, how many were left out
+        [...] or None where nothing is excluded).
 
     Raises:
         ValueError: An unknown name; "read" without what is read.
@@ -54,18 +60,18 @@ def chosen_tokens(
     )
     xp, left_out = namespace(x), None
     if exclude:
-        there = xp.ones_like(x[..., 0], dtype=xp.bool) if mask is None else mask
-        lengths, middle = _lengths(unit_scale(xp.where(there[..., None], x, 0))[0], mask)
-        spikes = there & (lengths > threshold * middle[..., None])
-        mask, left_out = there & ~spikes, xp.sum(spikes, axis=-1)
+        exists = xp.ones_like(x[..., 0], dtype=xp.bool) if mask is None else mask
+        lengths, middle = _token_lengths(scale_to_unit(xp.where(exists[..., None], x, 0))[0], mask)
+        spikes = exists & (lengths > threshold * middle[..., None])
+        mask, left_out = exists & ~spikes, xp.sum(spikes, axis=-1)
     if tokens == "unit":
-        x, _ = unit_tokens(x)
+        x, _ = normalize_tokens(x)
     return as_floats(read) if tokens == "read" else x, mask, left_out
 
 
 @where_it_lives
 def spike_entry(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
-    """max|x_ij| / median|x_ij| over the tokens that exist; NaN where the median is 0.
+    """Compute max|x_ij| / median|x_ij| over the tokens that exist; NaN where the median is 0.
 
     Args:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
@@ -75,71 +81,90 @@ def spike_entry(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
 
     Source: Sun et al. 2024, massive activations.
     """
-    x, mask = scaled_tokens(x, mask)
+    x, mask = scale_tokens(x, mask)
     xp = namespace(x)
     size = xp.abs(x)
     last = size if mask is None else xp.where(mask[..., None], size, xp.inf)
     count = num_tokens(x, mask)[..., None] * x.shape[-1]
-    middle = median(last.reshape((*x.shape[:-2], -1, 1)), count)[..., 0, 0]
-    return nan_if_empty(divide(xp.max(size, axis=(-2, -1)), middle), mask)
+    middle = masked_median(last.reshape((*x.shape[:-2], -1, 1)), count)[..., 0, 0]
+    return nan_if_empty(safe_divide(xp.max(size, axis=(-2, -1)), middle), mask)
 
 
 @where_it_lives
 def spike_norm(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
-    """max_i |x_i| / median_i |x_i|; NaN where the median is 0. Arguments as of `spike_entry`."""
-    x, mask = scaled_tokens(x, mask)
-    lengths, middle = _lengths(x, mask)
-    return nan_if_empty(divide(namespace(x).max(lengths, axis=-1), middle), mask)
+    """Compute max_i |x_i| / median_i |x_i|; NaN where the median is 0.
+
+    Args:
+        x, mask: As `spike_entry` takes them.
+    """
+    x, mask = scale_tokens(x, mask)
+    lengths, middle = _token_lengths(x, mask)
+    return nan_if_empty(safe_divide(namespace(x).max(lengths, axis=-1), middle), mask)
 
 
 @where_it_lives
 def spike_share(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
-    """max_i |x_i|² / ‖X‖_F², 1/n where all are as long. Arguments as of `spike_entry`."""
-    return _largest_share(scaled_tokens(x, mask)[0])
+    """Compute max_i |x_i|² / ‖X‖_F², 1/n where all are as long.
+
+    Args:
+        x, mask: As `spike_entry` takes them.
+    """
+    return _largest_share(scale_tokens(x, mask)[0])
 
 
 @where_it_lives
 def residual_spike(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
-    """max_i |r_i|² / ‖R‖_F² of R = res(X), the tokens less their mean.
+    """Compute max_i |r_i|² / ‖R‖_F² of R = res(X), the tokens less their mean.
 
     Above 1/2 a residual ratio says little of the other tokens. NaN for fewer than three, and where
-    all are equal. Arguments as of `spike_entry`.
+    all are equal.
+
+    Args:
+        x, mask: As `spike_entry` takes them.
     """
-    x, mask = scaled_tokens(x, mask)
-    share = _largest_share(unit_scale(residual_of(x, mask, "mean"))[0])
+    x, mask = scale_tokens(x, mask)
+    share = _largest_share(scale_to_unit(compute_residual(x, mask, "mean"))[0])
     return namespace(x).where(num_tokens(x, mask) < 3, float("nan"), share)
 
 
 @where_it_lives
 def spike_token(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
-    """The position i of the largest |x_ij|, the first such. Arguments as of `spike_entry`."""
-    return _place(x, mask, lambda index, width: index // width)
+    """Find the position i of the largest |x_ij|, the first such.
+
+    Args:
+        x, mask: As `spike_entry` takes them.
+    """
+    return _largest_position(x, mask, lambda index, width: index // width)
 
 
 @where_it_lives
 def spike_feature(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
-    """The feature j of the largest |x_ij|, the first such. Arguments as of `spike_entry`."""
-    return _place(x, mask, lambda index, width: index % width)
+    """Find the feature j of the largest |x_ij|, the first such.
+
+    Args:
+        x, mask: As `spike_entry` takes them.
+    """
+    return _largest_position(x, mask, lambda index, width: index % width)
 
 
-def _place(x, mask, of_index):
-    x, mask = scaled_tokens(x, mask)
+def _largest_position(x, mask, read_index):
+    x, mask = scale_tokens(x, mask)
     xp = namespace(x)
     size = xp.abs(x).reshape((*x.shape[:-2], -1))
-    index = xp.astype(of_index(xp.argmax(size, axis=-1), x.shape[-1]), x.dtype)
-    known = xp.isfinite(xp.max(size, axis=-1))
-    return nan_if_empty(xp.where(known, index, xp.nan), mask)
+    index = xp.astype(read_index(xp.argmax(size, axis=-1), x.shape[-1]), x.dtype)
+    is_finite = xp.isfinite(xp.max(size, axis=-1))
+    return nan_if_empty(xp.where(is_finite, index, xp.nan), mask)
 
 
 def _largest_share(x):
     xp = namespace(x)
     squares = xp.sum(xp.square(x), axis=-1)
-    return divide(xp.max(squares, axis=-1), xp.sum(squares, axis=-1))
+    return safe_divide(xp.max(squares, axis=-1), xp.sum(squares, axis=-1))
 
 
-def _lengths(x, mask):
-    """(|x_i| [..., n], their median [...]) of scaled tokens; 0 where they do not exist."""
+def _token_lengths(x, mask):
+    """Compute (|x_i| [..., n], their median [...]) of scaled tokens; 0 where they do not exist."""
     xp = namespace(x)
-    lengths = root(xp.sum(xp.square(x), axis=-1))
+    lengths = safe_sqrt(xp.sum(xp.square(x), axis=-1))
     last = lengths if mask is None else xp.where(mask, lengths, xp.inf)
-    return lengths, median(last[..., None], num_tokens(x, mask)[..., None])[..., 0, 0]
+    return lengths, masked_median(last[..., None], num_tokens(x, mask)[..., None])[..., 0, 0]

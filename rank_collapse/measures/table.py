@@ -246,17 +246,21 @@ COLLAPSE = (
 )
 
 
-def named(measures: Any, needs: str = "tokens") -> tuple[str, ...]:
-    """One name out of `MEASURES`, or several, as a tuple.
+def check_measure_names(measures: Any, needs: str = "tokens") -> tuple[str, ...]:
+    """Return names of measures as a tuple, after a check.
+
+    Args:
+        measures: One name out of `MEASURES`, or several.
+        needs: What they are to be measured on, "tokens", "attention" or "scores".
 
     Raises:
         ValueError: An unknown one, or one that needs something else.
     """
     names = (measures,) if isinstance(measures, str) else tuple(measures)
-    known = tuple(name for name, measure in MEASURES.items() if measure.needs == needs)
-    unknown = [name for name in names if name not in known]
+    choices = tuple(name for name, measure in MEASURES.items() if measure.needs == needs)
+    unknown = [name for name in names if name not in choices]
     if unknown:
         raise struct.unknown_value_error(
-            f"measure {unknown[0]!r}", unknown[0], known, f", which are of {needs}"
+            f"measure {unknown[0]!r}", unknown[0], choices, f", which are of {needs}"
         )
     return names

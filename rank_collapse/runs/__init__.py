@@ -2,7 +2,7 @@
 
 from rank_collapse.runs.files import (
     RunError as RunError,
-    difference as difference,
+    describe_difference as describe_difference,
     make_folder as make_folder,
     write_atomically as write_atomically,
 )

@@ -9,8 +9,8 @@ OPTIONS = {".png": {"dpi": 150}, ".pdf": {"metadata": {"CreationDate": None}}}
 _MARGIN = 0.1  # inches
 
 
-def drawn(figure: Any) -> dict[str, bytes]:
-    """{".png": its bytes, ".pdf": its bytes}, the same each time.
+def draw_files(figure: Any) -> dict[str, bytes]:
+    """Draw a figure as {".png": its bytes, ".pdf": its bytes}, the same each time.
 
     The layout, half of the work, is done once for both; the figure keeps it.
     """
@@ -19,8 +19,12 @@ def drawn(figure: Any) -> dict[str, bytes]:
     figure.draw_without_rendering()
     box, files = figure.get_tightbbox().padded(_MARGIN), {}
     # No engine at all: with that of a finished layout every file is drawn twice. Text stays text.
-    rest = {"figure.autolayout": False, "figure.constrained_layout.use": False, "pdf.fonttype": 42}
-    with mpl.rc_context(rest):
+    options_once = {
+        "figure.autolayout": False,
+        "figure.constrained_layout.use": False,
+        "pdf.fonttype": 42,
+    }
+    with mpl.rc_context(options_once):
         figure.set_layout_engine(None)
         for suffix, options in OPTIONS.items():
             stream = io.BytesIO()
@@ -29,14 +33,18 @@ def drawn(figure: Any) -> dict[str, bytes]:
     return files
 
 
-def check_drawing(what: str, instead: str = "") -> None:
-    """Whether figures can be drawn here.
+def check_drawing(purpose: str, instead: str = "") -> None:
+    """Check that figures can be drawn here.
+
+    Args:
+        purpose: What needs them, for the message.
+        instead: What works without them.
 
     Raises:
         MissingPackage: Without matplotlib.
         ValueError: Of matplotlib, about its variable.
     """
     try:
-        import_package("matplotlib", what, "report", instead)
+        import_package("matplotlib", purpose, "report", instead)
     except ValueError as error:
         raise ValueError(f"MPLBACKEND: {error}") from None

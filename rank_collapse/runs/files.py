@@ -27,8 +27,8 @@ class InUseError(RunError):
 
 
 @contextlib.contextmanager
-def writing(path: str | os.PathLike) -> Iterator[None]:
-    """Turns an OSError into a RunError that names the path."""
+def name_write_errors(path: str | os.PathLike) -> Iterator[None]:
+    """Raise a RunError that names the path instead of an OSError."""
     try:
         yield
     except OSError as error:
@@ -41,32 +41,39 @@ def make_folder(path: str | os.PathLike) -> None:
     Raises:
         RunError: It cannot be made or written to.
     """
-    with writing(path):
+    with name_write_errors(path):
         Path(path).mkdir(parents=True, exist_ok=True)
     if not os.access(path, os.W_OK | os.X_OK):
         raise RunError(f"cannot write to {path}: permission denied")
 
 
 def write_atomically(path: str | os.PathLike, data: bytes) -> None:
-    """Writes a file under a temporary name in the same folder, then renames it.
+    """Write a file under a temporary name in the same folder, then rename it.
+
+    Args:
+        path: The file.
+        data: All of it.
 
     Raises:
         RunError: The file cannot be written.
     """
-    with replacing(path) as file:
+    with open_replacement(path) as file:
         file.write(data)
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
-    """A file under a temporary name, which replaces another when it is whole.
+def open_replacement(path: str | os.PathLike) -> Iterator[BinaryIO]:
+    """Open a file under a temporary name, which replaces another when it is written.
+
+    Args:
+        path: Of the file that is replaced.
 
     Raises:
         RunError: The file cannot be written; the other is as it was.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp")
-    with writing(path):
+    with name_write_errors(path):
         try:
             with open(temporary, "wb+") as file:
                 yield file
@@ -77,13 +84,17 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
             raise
 
 
-def delete(folder: str | os.PathLike, names: Iterable[str]) -> None:
-    """Deletes files and folders of a folder, those that are there; of links the link alone.
+def delete_files(folder: str | os.PathLike, names: Iterable[str]) -> None:
+    """Delete files and folders of a folder, those that are there; of links the link alone.
+
+    Args:
+        folder: It.
+        names: Of the files and folders.
 
     Raises:
         RunError: One cannot be deleted.
     """
-    with writing(folder):
+    with name_write_errors(folder):
         for name in names:
             path = Path(folder) / name
             if path.is_dir() and not path.is_symlink():
@@ -92,16 +103,19 @@ def delete(folder: str | os.PathLike, names: Iterable[str]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def lease(path: Path) -> TextIO:
-    """An exclusive lock on a folder, held until the file is closed or the process ends.
+def lock_folder(path: Path) -> TextIO:
+    """Lock a folder until the returned file is closed or the process ends.
 
     Where the file system has no locks there is none.
 
+    Args:
+        path: The folder.
+
     Raises:
-        InUseError: Another process holds it.
+        InUseError: Another process holds the lock.
         RunError: The folder cannot be written to.
     """
-    with writing(path / ".lock"):  # not through a link, whose target it would empty
+    with name_write_errors(path / ".lock"):  # not through a link, whose target it would empty
         number = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     file = os.fdopen(number, "r+")
     try:
@@ -121,17 +135,22 @@ def lease(path: Path) -> TextIO:
 def write_arrays(
     path: str | os.PathLike, arrays: Mapping[str, np.ndarray], *, compressed: bool = True
 ) -> None:
-    """An .npz file, which has a checksum of each array.
+    """Write an .npz file, which has a checksum of each array.
+
+    Args:
+        path: The file.
+        arrays: By name.
+        compressed: Whether they are compressed.
 
     Raises:
         RunError: The file cannot be written.
     """
-    with replacing(path) as file:
+    with open_replacement(path) as file:
         (np.savez_compressed if compressed else np.savez)(file, **arrays)
 
 
 def load_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, all of them read, and so their checksums.
+    """Load the arrays of an .npz file, all of them, which checks their checksums.
 
     Raises:
         RunError: It cannot be read, or is not as it was written.
@@ -143,11 +162,11 @@ def load_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
                 raise ValueError("its list of arrays is damaged")
             return dict(saved)
     except Exception as error:  # zipfile, zlib and numpy raise nearly any on damaged bytes
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
 
 
 def read_object(path: str | os.PathLike) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object.
 
     Raises:
         RunError: It cannot be read, or is no JSON object.
@@ -157,20 +176,29 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError(f"it holds a {type(content).__name__}, not an object")
     except (ValueError, OSError, RecursionError) as error:
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
     return content
 
 
-def damaged(path: str | os.PathLike, reason: Any) -> RunError:
-    """The error of one file that is not as it was written, and what helps."""
+def damaged_file_error(path: str | os.PathLike, reason: Any) -> RunError:
+    """Make the error of a file that is not as it was written, and what helps.
+
+    Args:
+        path: The file.
+        reason: What reading it said.
+    """
     return RunError(
         f"{path} cannot be read ({format_one_line(reason, 200)}); delete this file, and the same "
         "command makes it again"
     )
 
 
-def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """The fields in which two configs differ, as "name: old there, new here; ..."."""
+def describe_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Describe the fields in which two configs differ: "name: old there, new here; ...".
+
+    Args:
+        old, new: Values by name, as JSON stores them.
+    """
     absent = "absent"
     parts = [
         f"{name} is {old.get(name, absent)!r} there, {new.get(name, absent)!r} here"

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.runs.files import RunError, make_folder, write_atomically, writing
+from rank_collapse.runs.files import RunError, make_folder, name_write_errors, write_atomically
 
 NAME = "metrics.jsonl"
 FOLDER = "metrics"  # of a run of several networks: a file for each, metrics/<network>.jsonl
@@ -25,7 +25,7 @@ FOLDER = "metrics"  # of a run of several networks: a file for each, metrics/<ne
 def append(
     path: str | os.PathLike, step: int, values: Mapping[str, Any], *, seed: int | None = None
 ) -> None:
-    """Appends the line of one step.
+    """Append the line of one step.
 
     Args:
         path: The file; made if absent, with its folder. A line that an interrupted run left
@@ -47,12 +47,12 @@ def append(
             raise ValueError(f"{name!r}={value!r:.80} is not a metric: a number, or [l]") from None
         if value.ndim > 1 or name in ("step", "seed"):
             raise ValueError(f"{name!r} of shape {value.shape} is not a metric: a number, or [l]")
-        line[name] = [_number(v) for v in value] if value.ndim else _number(value)
-    _append(path, line)
+        line[name] = [_to_json(v) for v in value] if value.ndim else _to_json(value)
+    _append_line(path, line)
 
 
 def drop(path: str | os.PathLike, seeds: Iterable[int], after: int = -1) -> None:
-    """Deletes the lines of some seeds that are of later steps, and those that are cut off.
+    """Delete the lines of some seeds that are of later steps, and those that are cut off.
 
     Args:
         path: The file; nothing is done where there is none.
@@ -65,9 +65,9 @@ def drop(path: str | os.PathLike, seeds: Iterable[int], after: int = -1) -> None
     if not os.path.exists(path):
         return
     lines, seeds = Path(path).read_bytes().splitlines(keepends=True), set(seeds)
-    kept = [line for line in lines if not _is_later(line, seeds, after)]
-    if len(kept) < len(lines):
-        write_atomically(path, b"".join(kept))
+    remaining = [line for line in lines if not _is_later(line, seeds, after)]
+    if len(remaining) < len(lines):
+        write_atomically(path, b"".join(remaining))
 
 
 def _is_later(line, seeds, after):
@@ -75,18 +75,18 @@ def _is_later(line, seeds, after):
         row = json.loads(line)
     except (ValueError, RecursionError):
         return True
-    known = isinstance(row, dict) and type(row.get("step")) is int
-    return known and row["step"] > after and row.get("seed", 0) in seeds
+    has_step = isinstance(row, dict) and type(row.get("step")) is int
+    return has_step and row["step"] > after and row.get("seed", 0) in seeds
 
 
-def _append(path, line):
+def _append_line(path, line):
     make_folder(Path(path).parent)
-    with writing(path), open(path, "ab+") as file:
+    with name_write_errors(path), open(path, "ab+") as file:
         ended = file.tell() == 0 or _last_byte(file) == b"\n"
         file.write((b"" if ended else b"\n") + json.dumps(line).encode() + b"\n")
 
 
-def _number(value):
+def _to_json(value):
     if math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
     return None if math.isnan(value) else float(value)
@@ -98,11 +98,18 @@ def _last_byte(file):
 
 
 def read(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The lines of a file in order of (seed, step); of a step written twice the last.
+    """Read the lines of a file in order of (seed, step); of a step written twice the last.
 
     A run that resumes from a checkpoint writes some steps again. Lines that are cut off, as by a
     process that was killed while it wrote, or without a whole number "step", and values that are
     no metric's, such as text, are left out. null is read as NaN.
+
+    Args:
+        path: The file.
+
+    Returns:
+        One dictionary for each line: "step", "seed" where there is one, numbers or arrays [l] by
+        name.
 
     Raises:
         RunError: The file cannot be read, or has lines, but none of a metric.
@@ -119,11 +126,11 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):  # cut off
             continue
         try:
-            step, seed = _whole(row["step"]), _whole(row.get("seed", 0))
+            step, seed = _read_integer(row["step"]), _read_integer(row.get("seed", 0))
         except (TypeError, KeyError, OverflowError):
             skipped += 1
             continue
-        metrics = {name: _restored(row[name]) for name in row if name not in ("step", "seed")}
+        metrics = {name: _read_metric(row[name]) for name in row if name not in ("step", "seed")}
         numbers = {name: value for name, value in metrics.items() if value is not None}
         rows[seed, step] = {"step": step} | ({"seed": seed} if "seed" in row else {}) | numbers
     if skipped and not rows:
@@ -131,23 +138,27 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
     return [rows[key] for key in sorted(rows)]
 
 
-def _whole(value):
-    """A whole number, 1.0 among them."""
+def _read_integer(value):
+    """Read a whole number, 1.0 among them."""
     if type(value) not in (int, float) or not float(value).is_integer():
         raise TypeError
     return int(value)
 
 
-def _restored(value):
-    """A number, or an array of them; None for what is neither."""
+def _read_metric(value):
+    """Read a number, or an array of them; None for what is neither."""
     try:
-        return np.array([_float(v) for v in value]) if isinstance(value, list) else _float(value)
+        return (
+            np.array([_read_float(v) for v in value])
+            if isinstance(value, list)
+            else _read_float(value)
+        )
     except (TypeError, OverflowError):
         return None
 
 
-def _float(value):
-    """A number of JSON; what is a bool, another text or an object there is a TypeError."""
+def _read_float(value):
+    """Read a number of JSON; what is a bool, another text or an object is a TypeError."""
     if value is None:
         return math.nan
     if value not in ("Infinity", "-Infinity") and type(value) not in (int, float):

@@ -29,23 +29,28 @@ PRODUCTS = {"xla_gpu_enable_triton_gemm": False}
 
 
 def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Any:
-    """Keys of seeds first .. first + num_seeds − 1: fold_in(key(base_seed), s)."""
+    """Return the keys of seeds first .. first + num_seeds − 1: fold_in(key(base_seed), s).
+
+    Args:
+        base_seed: Of the run.
+        num_seeds, first: How many, and the first of them.
+    """
     refuse_if(num_seeds < 1, f"num_seeds={num_seeds} is not a positive integer")
-    return keys_of(base_seed, first + np.arange(num_seeds))
+    return fold_seeds(base_seed, first + np.arange(num_seeds))
 
 
-def keys_of(base_seed: int, numbers: np.ndarray) -> Any:
-    """Keys of some seeds, by their numbers."""
-    return _folded(jax.random.key(base_seed), numbers)
+def fold_seeds(base_seed: int, numbers: np.ndarray) -> Any:
+    """Return the keys of some seeds, by their numbers."""
+    return _fold_keys(jax.random.key(base_seed), numbers)
 
 
 @jax.jit
-def _folded(key, numbers):
+def _fold_keys(key, numbers):
     return jax.vmap(lambda s: jax.random.fold_in(key, s))(numbers)
 
 
 def seed_mesh(devices: Sequence[Any] | None = None) -> Mesh:
-    """A one-dimensional mesh of the given devices (default all), whose axis is "seeds"."""
+    """Make a one-dimensional mesh of devices (all by default), whose axis is "seeds"."""
     devices = jax.devices() if devices is None else list(devices)
     return jax.make_mesh(
         (len(devices),), (AXIS,), devices=devices, axis_types=(jax.sharding.AxisType.Auto,)
@@ -53,37 +58,39 @@ def seed_mesh(devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def padded_size(num_seeds: int, mesh: Mesh) -> int:
-    """The smallest multiple of the number of devices that holds the seeds."""
+    """Return the smallest multiple of the number of devices that holds the seeds."""
     return -(-num_seeds // mesh.size) * mesh.size
 
 
 def seed_sharding(mesh: Mesh) -> NamedSharding:
-    """How a leaf [s, ...] lies over the mesh: its leading axis split."""
+    """Return how a leaf [s, ...] lies over the mesh: its leading axis split."""
     return NamedSharding(mesh, PartitionSpec(AXIS))
 
 
-def lay_out(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
-    """Leaves [s, ...] with their leading axis split over the mesh, the last seed repeated after.
+def shard_seeds(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
+    """Split the leading axis of leaves [s, ...] over the mesh, the last seed repeated after.
 
     Args:
+        tree: The leaves.
+        mesh: From `seed_mesh`.
         size: Seeds and repeats; None for the next multiple of the number of devices.
 
     Raises:
         ValueError: A size below the number of seeds.
     """
     count, sharding = jax.tree.leaves(tree)[0].shape[0], seed_sharding(mesh)
-    more = (size or padded_size(count, mesh)) - count
-    refuse_if(more < 0, f"{count} seeds do not fit into {size}")
+    num_repeats = (size or padded_size(count, mesh)) - count
+    refuse_if(num_repeats < 0, f"{count} seeds do not fit into {size}")
 
-    def laid(a):
-        a = a if not more else jnp.concatenate([a, jnp.repeat(a[-1:], more, axis=0)])
+    def shard_leaf(a):
+        a = a if not num_repeats else jnp.concatenate([a, jnp.repeat(a[-1:], num_repeats, axis=0)])
         return jax.device_put(a, sharding)
 
-    return jax.tree.map(laid, tree)
+    return jax.tree.map(shard_leaf, tree)
 
 
 def to_host(tree: Any, num_seeds: int | None = None) -> Any:
-    """Every leaf on the host, whole.
+    """Copy every leaf to the host.
 
     Args:
         tree: Arrays, with leading seed axes where `num_seeds` is given.
@@ -93,30 +100,30 @@ def to_host(tree: Any, num_seeds: int | None = None) -> Any:
         Numpy arrays; random keys stay keys, on one device.
     """
 
-    def whole(leaf):
+    def copy_leaf(leaf):
         if is_key(leaf):
-            data = whole(jax.random.key_data(leaf))
+            data = copy_leaf(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         array = np.asarray(leaf)
         return array if num_seeds is None else array[:num_seeds]
 
-    return jax.tree.map(whole, tree)
+    return jax.tree.map(copy_leaf, tree)
 
 
-def seeds_at_once(mesh: Mesh) -> int | None:
-    """How many seeds a device vmaps over: one on a CPU, all (None) elsewhere.
+def group_size(mesh: Mesh) -> int | None:
+    """Return how many seeds a device vmaps over: one on a CPU, all (None) elsewhere.
 
     One is about as fast there.
     """
-    return 1 if on_cpu(mesh) else None
+    return 1 if is_on_cpu(mesh) else None
 
 
-def on_cpu(mesh: Mesh) -> bool:
-    """Whether the devices are CPUs."""
+def is_on_cpu(mesh: Mesh) -> bool:
+    """Return whether the devices are CPUs."""
     return mesh.devices.flat[0].platform == "cpu"
 
 
-def spread(
+def run_seeds(
     fn: Callable,
     mesh: Mesh,
     *,
@@ -124,10 +131,10 @@ def spread(
     donate: tuple[int, ...] = (),
     level: int = 1,
 ) -> Callable:
-    """fn(*one seed's pytrees, shared) as one jitted call for all seeds, shared by the devices.
+    """Return fn(*one seed's pytrees, shared) as one jitted call for all seeds on all devices.
 
     Nothing is communicated. Call the result with leaves [s, ...] in all arguments but the last (s a
-    multiple of the mesh: `lay_out`), and any pytree, the same for every seed, in the last; it
+    multiple of the mesh: `shard_seeds`), and any pytree, the same for every seed, in the last; it
     returns fn's outputs with a leading seed axis, laid out over the mesh.
 
     Args:
@@ -143,15 +150,15 @@ def spread(
     refuse_if(at_once is not None and at_once < 1, f"at_once={at_once} is not a positive integer")
 
     def on_device(*arguments):
-        *own, shared = arguments
-        count = jax.tree.leaves(own)[0].shape[0]
+        *by_seed, shared = arguments
+        count = jax.tree.leaves(by_seed)[0].shape[0]
         if at_once == 1:
-            return jax.lax.map(lambda a: fn(*a, shared), tuple(own))
+            return jax.lax.map(lambda a: fn(*a, shared), tuple(by_seed))
         if at_once is None or at_once >= count:
-            return jax.vmap(lambda *a: fn(*a, shared))(*own)
-        return jax.lax.map(lambda a: fn(*a, shared), tuple(own), batch_size=at_once)
+            return jax.vmap(lambda *a: fn(*a, shared))(*by_seed)
+        return jax.lax.map(lambda a: fn(*a, shared), tuple(by_seed), batch_size=at_once)
 
-    def call(*arguments):
+    def call_shards(*arguments):
         specs = (PartitionSpec(AXIS),) * (len(arguments) - 1) + (PartitionSpec(),)
         return jax.shard_map(
             on_device,
@@ -164,6 +171,6 @@ def spread(
         )(*arguments)
 
     options = PRODUCTS if mesh.devices.flat[0].platform == "gpu" else None
-    if on_cpu(mesh) and not jax.config.read("jax_disable_most_optimizations"):
+    if is_on_cpu(mesh) and not jax.config.read("jax_disable_most_optimizations"):
         options = {"xla_backend_optimization_level": level} if level else QUICK
-    return jax.jit(call, donate_argnums=donate, compiler_options=options)
+    return jax.jit(call_shards, donate_argnums=donate, compiler_options=options)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
-from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf, unit_scale
+from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf, scale_to_unit
 from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import BlockParams
@@ -119,13 +119,13 @@ def attention_deviation(
 
 def product_norm(a: Float[Array, "d k"], b: Float[Array, "e k"]) -> Float[Array, ""]:
     """Compute ‖A Bᵀ‖₂ = √ρ(AᵀA BᵀB): no matrix [d, e] is formed."""
-    (a, size_a), (b, size_b) = unit_scale(a), unit_scale(b)
+    (a, size_a), (b, size_b) = scale_to_unit(a), scale_to_unit(b)
     return size_a * size_b * jnp.sqrt(spectral_radius((a.T @ a) @ (b.T @ b)))
 
 
 def spectral_norm(a: Float[Array, "d k"]) -> Float[Array, ""]:
     """Compute ‖A‖₂ = √ρ(AᵀA), or of AAᵀ where that is smaller."""
-    a, size = unit_scale(a)
+    a, size = scale_to_unit(a)
     gram = a.T @ a if a.shape[0] > a.shape[1] else a @ a.T
     return size * jnp.sqrt(spectral_radius(gram))
 

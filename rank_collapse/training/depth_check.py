@@ -210,14 +210,14 @@ def depth_check(
     base = byte_model(min(depths), base_width, training.tokens)
     depth_rules = {name: depth_rule(name, base) for name in rules}
     mesh = every_seed.seed_mesh()
-    keys = every_seed.lay_out(every_seed.seed_keys(0, seeds), mesh)
+    keys = every_seed.shard_seeds(every_seed.seed_keys(0, seeds), mesh)
     results: dict[str, list] = {name: [] for name in depth_rules}
     for depth in depths:
         config = byte_model(depth, width, training.tokens)
-        program = every_seed.spread(
+        program = every_seed.run_seeds(
             lambda key, shared, config=config: train_network(key, shared[0], config, *shared[1:]),
             mesh,
-            at_once=every_seed.seeds_at_once(mesh),
+            at_once=every_seed.group_size(mesh),
         )
         for name, rule in depth_rules.items():
             values = program(keys, (letters, rule, training))

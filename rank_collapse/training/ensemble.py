@@ -47,7 +47,7 @@ class Ensemble:
             data are made where they are used. Its key is independent of the model's.
         epochs_per_chunk: Epochs in one jitted call; progress, checkpoints and the check for
             divergence come between calls. Does not change results.
-        at_once: Seeds a device vmaps over; None for `seeds.seeds_at_once`.
+        at_once: Seeds a device vmaps over; None for `seeds.group_size`.
         watch: (model, data, hyper, key) of one seed → pytree of arrays, computed before training
             and after each chunk; None for nothing.
 
@@ -71,7 +71,7 @@ class Ensemble:
             raise ValueError(f"epochs_per_chunk={epochs_per_chunk} is not a positive integer")
         self.recipe, self.epochs_per_chunk = recipe, epochs_per_chunk
         self.mesh = seeds.seed_mesh() if mesh is None else mesh
-        self.at_once = seeds.seeds_at_once(self.mesh) if at_once is None else at_once
+        self.at_once = seeds.group_size(self.mesh) if at_once is None else at_once
 
         def begin(key, hyper, _):
             key_data, key_state = jax.random.split(key)
@@ -99,11 +99,11 @@ class Ensemble:
         self._watched = watch and self._of_states(watch)
 
     def _spread(self, fn, level=1, donate=()):
-        return seeds.spread(fn, self.mesh, at_once=self.at_once, donate=donate, level=level)
+        return seeds.run_seeds(fn, self.mesh, at_once=self.at_once, donate=donate, level=level)
 
     def lay_out(self, per_seed: Any) -> Any:
         """Pad leaves [s, ...] to the mesh and lay them out over it."""
-        return seeds.lay_out(per_seed, self.mesh)
+        return seeds.shard_seeds(per_seed, self.mesh)
 
     def of_models(self, fn: Callable[[Any, Any, Hyper, Any], Any]) -> Callable:
         """Map a function of one seed over all seeds.

@@ -24,7 +24,7 @@ from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.network.residual import Gains
 from rank_collapse.printed import format_one_line
-from rank_collapse.runs.states import flatten, unflatten
+from rank_collapse.runs.states import flatten_state, unflatten_state
 from rank_collapse.training.models import init_model
 from rank_collapse.training.recipe import Recipe
 
@@ -43,7 +43,7 @@ def dump_models(config: TransformerConfig | EncoderDecoderConfig, models: Any) -
         ValueError: A config with a function of the caller's own, as `mix` or `normalise`.
     """
     text = json.dumps(_config_fields(config), default=lambda a: np.asarray(a).tolist())
-    return safetensors.numpy.save(flatten(models), metadata={"config": text})
+    return safetensors.numpy.save(flatten_state(models), metadata={"config": text})
 
 
 def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
@@ -68,7 +68,7 @@ def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
     except Exception as error:  # any other file
         reason = format_one_line(error, 200)
         raise ValueError(f"{path} is not a file of trained models: {reason}") from error
-    return config, unflatten(arrays, like, str(path))
+    return config, unflatten_state(arrays, like, str(path))
 
 
 def _config_fields(config: Any) -> Any:

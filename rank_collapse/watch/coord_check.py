@@ -22,9 +22,9 @@ import numpy as np
 
 from rank_collapse.measures.arrays import (
     as_floats,
+    match_framework,
     namespace,
     on_host,
-    same_framework,
 )
 from rank_collapse.measures.profiles import measure_states
 from rank_collapse.report import figures
@@ -54,7 +54,7 @@ class Slope(NamedTuple):
         slope, low, high: Mean over seeds and its 95 % interval, infinite of one seed; NaN where a
             size has no positive number.
         ratio: Largest over smallest geometric mean over seeds, between all depths or widths.
-        why: What has no number.
+        reason: Why there is no number, or "".
     """
 
     quantity: str
@@ -63,7 +63,7 @@ class Slope(NamedTuple):
     low: float
     high: float
     ratio: float
-    why: str
+    reason: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ class CoordCheck:
             refuse_if(few, f"{name}={sizes} are not two different {name} or more")
 
     def slopes(self, step: int = -1) -> list[Slope]:
-        """The slope of every quantity at a step, over depth and, where there are widths, these."""
+        """Fit the slope of every quantity at a step, over depth and, if there are widths, these."""
         slopes, finite = [], np.isfinite(self.values["stream"][..., step]).any()
         names = [name for name in MEANING if name in self.values]
         for name in dict.fromkeys((*names, *self.values)):
@@ -94,14 +94,17 @@ class CoordCheck:
                 continue  # no network has it at this step
             with np.errstate(divide="ignore", invalid="ignore"):
                 logs = np.log(np.where(values > 0, values, np.nan))
-            slopes.append(_slope(name, "depth", self.depths, logs.mean(axis=0)))
+            slopes.append(_fit_slope(name, "depth", self.depths, logs.mean(axis=0)))
             if len(self.widths) > 1:
-                slopes.append(_slope(name, "width", self.widths, logs.mean(axis=1)))
+                slopes.append(_fit_slope(name, "width", self.widths, logs.mean(axis=1)))
         return slopes
 
     def columns(self) -> dict[str, np.ndarray]:
-        """{"width" where there are widths, "depth", "seed", "step" from 1 on, then each quantity:
-        one value for each row of a table}."""
+        """Return the columns of a table, one value for each row.
+
+        They are "width" where there are widths, "depth", "seed", "step" from 1 on, then each
+        quantity.
+        """
         _, _, seeds, steps = next(iter(self.values.values())).shape
         axes = (self.widths or (0,), self.depths, range(seeds), range(1, steps + 1))
         grid = dict(zip(AXES, np.meshgrid(*axes, indexing="ij"), strict=True))
@@ -110,20 +113,20 @@ class CoordCheck:
         return {name: a.reshape(-1) for name, a in columns.items()}
 
     def to_pandas(self) -> Any:
-        """A DataFrame of `columns`."""
+        """Convert `columns` to a DataFrame."""
         import pandas as pd
 
         return pd.DataFrame(self.columns())
 
     def by_width(self, label: str = "") -> dict[str, dict[str, np.ndarray]]:
-        """{"label d=width": {quantity: [depths, seeds, steps]}}, as a figure takes them."""
+        """Split the values: {"label d=width": {quantity: [depths, seeds, steps]}}, for a figure."""
         titles = [f"{label} d={width}".strip() for width in self.widths] or [label]
         return {
             title: {name: a[i] for name, a in self.values.items()} for i, title in enumerate(titles)
         }
 
     def figure(self) -> Any:
-        """A panel per quantity over depth, at the first and the last step, of matplotlib."""
+        """Plot a panel per quantity over depth, at the first and the last step."""
         return coordinates_figure(self.by_width(), self.depths)
 
     def __str__(self) -> str:
@@ -135,28 +138,43 @@ class CoordCheck:
             means = [f"{value:.3g}" for value in np.exp(logs.mean(axis=1))]
             span = f"{one.low:.2f} to {one.high:.2f}" if math.isfinite(one.high) else ""
             about = MEANING.get(one.quantity, one.quantity)
-            rows.append((about, one.over, *means, f"{one.slope:.2f}", span, one.why or _ratio(one)))
+            rows.append(
+                (
+                    about,
+                    one.over,
+                    *means,
+                    f"{one.slope:.2f}",
+                    span,
+                    one.reason or _format_ratio(one),
+                )
+            )
         sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(map(str.ljust, row, sizes)).rstrip() for row in rows)
         steps = next(iter(self.values.values())).shape[-1]
         return "\n".join([f"after {steps} steps:", *lines])
 
 
-def _ratio(one):
+def _format_ratio(one):
     return f"{one.ratio:.3g}"
 
 
-def _slope(name, over, sizes, logs):
-    """Of logarithms [sizes, seeds]."""
+def _fit_slope(name, over, sizes, logs):
+    """Fit the slope of logarithms.
+
+    Args:
+        name, over: Of the `Slope`.
+        sizes: Depths or widths.
+        logs: Of the quantity, [sizes, seeds].
+    """
     positive = np.isfinite(logs).all(axis=1)
     if not positive.all():
-        why = f"not a positive number at {over} {sizes[int(np.argmin(positive))]}"
-        return Slope(name, over, *[math.nan] * 4, why)
+        reason = f"not a positive number at {over} {sizes[int(np.argmin(positive))]}"
+        return Slope(name, over, *[math.nan] * 4, reason)
     away = np.log(sizes) - np.log(sizes).mean()
-    each = away @ logs / (away @ away)  # least squares, [seeds]
+    by_seed = away @ logs / (away @ away)  # least squares, [seeds]
     means = logs.mean(axis=1)
     ratio = float(np.exp(means.max() - means.min()))
-    return Slope(name, over, float(each.mean()), *mean_interval(each), ratio, "")
+    return Slope(name, over, float(by_seed.mean()), *mean_interval(by_seed), ratio, "")
 
 
 def coord_check(
@@ -167,7 +185,7 @@ def coord_check(
     steps: int = 10,
     seeds: int = 3,
 ) -> CoordCheck:
-    """Trains networks of several depths for a few steps and fits each quantity by a power of depth.
+    """Train networks of several depths for a few steps and fit each quantity by a power of depth.
 
     Args:
         build: build(depth, seed=s), or build(depth, width=w, seed=s) with widths, → a function
@@ -205,7 +223,7 @@ def coord_check(
 
 
 def coordinates(result: Mapping[str, Any], last: Any = None) -> dict[str, Any]:
-    """{quantity: number} of what a step measured, see `coord_check`; traced or not.
+    """Compute {quantity: number} of what a step measured, see `coord_check`; traced or not.
 
     Args:
         last: "hidden" of the step before, for the change; None for none.
@@ -223,28 +241,30 @@ def coordinates(result: Mapping[str, Any], last: Any = None) -> dict[str, Any]:
     if "logits" in arrays:
         quantities["logits"] = namespace(arrays["logits"]).abs(arrays["logits"]).mean()
     if last is not None:
-        quantities["change"] = xp.mean(xp.abs(_difference(hidden, last, "those of the last step")))
+        quantities["change"] = xp.mean(
+            xp.abs(_subtract_states(hidden, last, "those of the last step"))
+        )
     if "before" in arrays:
-        branch = _difference(hidden, arrays["before"], "those before the last block")
-        quantities["branch"] = _size(branch) / _size(hidden)
+        branch = _subtract_states(hidden, arrays["before"], "those before the last block")
+        quantities["branch"] = _frobenius_norm(branch) / _frobenius_norm(hidden)
     of_tokens = measure_states(("residual_ratio", "token_cosine"), hidden)  # NaN where not finite
     quantities["residual_ratio"] = xp.mean(of_tokens["residual_ratio"])
     quantities["cosine_distance"] = 1 - xp.mean(of_tokens["token_cosine"])
     if "query_gradient" in arrays:
-        quantities["query_gradient"] = _size(arrays["query_gradient"])
+        quantities["query_gradient"] = _frobenius_norm(arrays["query_gradient"])
     return quantities | numbers
 
 
-def _difference(hidden, other, what):
+def _subtract_states(hidden, other, subject):
     shapes = tuple(hidden.shape), tuple(other.shape)
     refuse_if(
-        shapes[0] != shapes[1], f"states of shape {shapes[0]} and {what} of {shapes[1]} differ"
+        shapes[0] != shapes[1], f"states of shape {shapes[0]} and {subject} of {shapes[1]} differ"
     )
-    hidden, other = same_framework(hidden, as_floats(other))
+    hidden, other = match_framework(hidden, as_floats(other))
     return hidden - other
 
 
-def _size(a):
+def _frobenius_norm(a):
     xp = namespace(a)
     return xp.sqrt(xp.sum(xp.square(a)))
 
@@ -255,8 +275,9 @@ def coordinates_figure(
     depths: Sequence[int],
     meaning: Mapping[str, str] = MEANING,
 ) -> figures.Figure:
-    """A panel for each quantity over depth: dotted at the first step, solid at the last; over seeds
-    the geometric mean and a deviation of the logarithm.
+    """Plot a panel for each quantity over depth: dotted at the first step, solid at the last.
+
+    Over seeds the geometric mean and a deviation of the logarithm.
 
     Args:
         curves: {label: {quantity: [depths, seeds, steps]}}, a colour for each label.

@@ -21,7 +21,7 @@ def monitor_gradients(
     parts: Mapping[str, str | Sequence[str] | Mapping[str, int]] | None = None,
     axis: int | None = None,
 ) -> dict[str, Float[Array, ""] | Float[Array, "l"]]:
-    """Norms of the gradients of queries', keys' and values' weights, of any tree of a network.
+    """Compute norms of the gradients of queries', keys' and values' weights, of any tree.
 
     "query_gradient", "key_gradient", "value_gradient": √(Σ g²) over all leaves whose path has a
     name of `PARTS` in it, biases too. At rank collapse the first two vanish (Noci et al. 2022).
@@ -55,32 +55,38 @@ def monitor_gradients(
         places = {name: f".{path}.".rfind(f".{name}.") for name in table}
         name = max(places, key=places.__getitem__)
         for part, piece in (
-            _pieces(path, leaf, table[name], layer_axis, axis) if places[name] >= 0 else ()
+            _split_leaf(path, leaf, table[name], layer_axis, axis) if places[name] >= 0 else ()
         ):
             axes = tuple(range(layer_axis is not None, piece.ndim))
             square = jnp.sum(jnp.square(piece), axis=axes)
-            known = squares.setdefault(part, jnp.zeros_like(square))
-            if known.shape != square.shape:
+            total = squares.setdefault(part, jnp.zeros_like(square))
+            if total.shape != square.shape:
                 raise ValueError(
-                    f"{path} of shape {leaf.shape} does not have {len(known)} layers along "
+                    f"{path} of shape {leaf.shape} does not have {len(total)} layers along "
                     f"layer_axis={layer_axis}, as the other leaves have"
                 )
-            squares[part] = known + square
+            squares[part] = total + square
     if not squares:
-        seen = ", ".join(path for path, _ in leaves[:3])
+        examples = ", ".join(path for path, _ in leaves[:3])
         raise ValueError(
-            f"no leaf is named after queries, keys or values: {seen}, ...; parts= may name them"
+            f"no leaf is named after queries, keys or values: {examples}, ...; parts= may name them"
         )
     return {f"{part}_gradient": jnp.sqrt(squares[part]) for part in PARTS if part in squares}
 
 
 def _is_box(node):
-    """Whether Flax, Linen or NNX, keeps one array in it, whose path would end in "value"."""
+    """Return whether Flax keeps one array in a node, whose path would end in "value"."""
     return hasattr(node, "add_axis") and hasattr(node, "remove_axis")
 
 
-def _pieces(path, leaf, held, layer_axis, axis):
-    """(part, its array [l, ...] or [...]) of a leaf that holds one part or several."""
+def _split_leaf(path, leaf, held, layer_axis, axis):
+    """Split a leaf into (part, its array [l, ...] or [...]).
+
+    Args:
+        path, leaf: Its name and array.
+        held: What it holds, as `parts` of `monitor_gradients` say it.
+        layer_axis, axis: As `monitor_gradients` takes them.
+    """
     leaf = as_floats(leaf)
     shape, axes = leaf.shape, range(-leaf.ndim, leaf.ndim)
     refuse_if(
@@ -90,17 +96,17 @@ def _pieces(path, leaf, held, layer_axis, axis):
     pieces = [(held, leaf)]
     if not (isinstance(held, str) and held in PARTS):
         shares = dict(held) if isinstance(held, Mapping) else dict.fromkeys(held, 1)
-        whole, ends = sum(shares.values()), np.cumsum([*shares.values()])[:-1]
-        own = [i for i in range(leaf.ndim) if layer_axis is None or i != layer_axis % leaf.ndim]
-        fits = [i for i in own if shape[i] and shape[i] % max(whole, 1) == 0]
+        num_shares, ends = sum(shares.values()), np.cumsum([*shares.values()])[:-1]
+        axes = [i for i in range(leaf.ndim) if layer_axis is None or i != layer_axis % leaf.ndim]
+        fits = [i for i in axes if shape[i] and shape[i] % max(num_shares, 1) == 0]
         if axis is not None:
             fits = [i for i in fits if axis in (i, i - leaf.ndim)]
         elif isinstance(held, Mapping):
-            fits = [i for i in fits if shape[i] == whole]
+            fits = [i for i in fits if shape[i] == num_shares]
         if not shares.keys() <= PARTS.keys() or len(fits) != 1:
             along = f"axis={axis}" if axis is not None else "one axis alone, which axis= may name"
             raise ValueError(f"{path} of shape {shape} does not hold {held} side by side, {along}")
-        ends = ends * (shape[fits[0]] // whole)
+        ends = ends * (shape[fits[0]] // num_shares)
         pieces = zip(shares, jnp.split(leaf, ends, axis=fits[0]), strict=True)
     if layer_axis is None:
         return list(pieces)

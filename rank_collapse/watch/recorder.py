@@ -29,7 +29,7 @@ class Notes:
     """Reasons by the dotted name of a module, or None, and by what is left out.
 
     Attributes:
-        reasons: {(name, subject): why}, the last of each.
+        reasons: {(name, subject): reason}, the last of each.
     """
 
     def __init__(self):
@@ -42,8 +42,13 @@ class Notes:
     ) -> Any:
         """Calls measure(*args); None where it fails, which becomes a reason.
 
-        Another error than `LeftOut`, such as one of memory, is tried again, up to three times in a
-        row.
+        After another error than `LeftOut`, such as one of memory, it is tried again, up to three
+        times in a row.
+
+        Args:
+            name: Dotted name of the module, or None.
+            subject: What is measured, for the message.
+            measure, *args: What is called.
         """
         key = name, subject
         if self._failures.get(key, 0) >= ATTEMPTS:
@@ -61,15 +66,20 @@ class Notes:
         self.reasons.pop(key, None)
         return result
 
-    def leave_out(self, name: str | None, subject: str, why: str) -> None:
-        """Keeps a reason; the first time that it comes it is also a warning."""
-        self.reasons[name, subject] = why
-        if why not in self._said:
-            self._said.add(why)
-            self.warn(f"watch: no {subject}{f' of {name}' if name else ''}: {why}")
+    def leave_out(self, name: str | None, subject: str, reason: str) -> None:
+        """Keeps a reason; the first time that it comes it is also a warning.
+
+        Args:
+            name, subject: As `attempt` takes them.
+            reason: Why it is not measured.
+        """
+        self.reasons[name, subject] = reason
+        if reason not in self._said:
+            self._said.add(reason)
+            self.warn(f"watch: no {subject}{f' of {name}' if name else ''}: {reason}")
 
     def warn(self, text: Any) -> None:
-        """Warns by the logger `rank_collapse`, whose handlers may raise."""
+        """Writes a warning to the logger `rank_collapse`, whose handlers may raise."""
         with contextlib.suppress(Exception):
             _log.warning("%s", text)
 
@@ -89,12 +99,12 @@ class Recorder:
     def __init__(self, log: Any, notes: Notes):
         self.rows: list[dict[str, Any]] = []
         self.alarms: list[Alarm] = []
-        self._log, self._notes = _checked(log), notes
+        self._log, self._notes = _check_log(log), notes
 
     def add(
         self, step: int, scalars: Mapping[str, Mapping[int, float]], count: int, writes: bool = True
     ) -> None:
-        """Keeps the row of a step, warns of new alarms, and writes it.
+        """Records the row of a step: warns of new alarms, and writes it.
 
         Args:
             step: Of training.
@@ -109,9 +119,9 @@ class Recorder:
         self.rows.append(row)
         if not writes:
             return
-        said = {(alarm.metric, alarm.threshold) for alarm in self.alarms}
+        earlier = {(alarm.metric, alarm.threshold) for alarm in self.alarms}
         for alarm in find_alarms([row], COLLAPSE):
-            if (alarm.metric, alarm.threshold) not in said:
+            if (alarm.metric, alarm.threshold) not in earlier:
                 self.alarms.append(alarm)
                 self._notes.warn(alarm)
         values = {name: value for name, value in row.items() if name != "step"}
@@ -122,18 +132,18 @@ class Recorder:
         if isinstance(log, Path):
             metrics.append(log, step, values)
         elif hasattr(log, "add_scalar"):
-            for name, value in flatten(values):
+            for name, value in flatten_row(values):
                 log.add_scalar(name, value, step)
         elif log is not None and (getattr(log, "__module__", None) or "").startswith("wandb"):
             # wandb drops what comes with a step below its own, which its other callers count up
             sys.modules["wandb"].define_metric("watch/*", step_metric=WANDB_STEP)
-            log({f"watch/{name}": v for name, v in flatten(values)} | {WANDB_STEP: step})
+            log({f"watch/{name}": v for name, v in flatten_row(values)} | {WANDB_STEP: step})
         elif log is not None:
-            log(dict(flatten(values)), step=step)
+            log(dict(flatten_row(values)), step=step)
 
 
-def _checked(log):
-    """A path of a file, a function, a writer, or None."""
+def _check_log(log):
+    """Returns a log: a path of a file, a function, a writer, or None."""
     if isinstance(log, str | Path):
         try:
             path = Path(log) / metrics.NAME if Path(log).is_dir() else Path(log)
@@ -146,8 +156,8 @@ def _checked(log):
     return log
 
 
-def flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Gives (name, number) of a row, by layer "name/layer_3"; without gaps."""
+def flatten_row(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yields (name, number) of a row, by layer "name/layer_3"; without gaps."""
     for name, value in values.items():
         if isinstance(value, list):
             yield from ((f"{name}/layer_{i}", v) for i, v in enumerate(value) if not math.isnan(v))

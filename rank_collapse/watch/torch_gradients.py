@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rank_collapse.watch.torch_origins import Tag, features
+from rank_collapse.watch.torch_origins import Map, Tag, find_features
 
 NAMES = ("query", "key", "value")
 
@@ -17,7 +17,7 @@ class Share(NamedTuple):
     """A parameter, or a part of it.
 
     Attributes:
-        parameter: A weak reference; None for one that is used in parts.
+        parameter: A weak reference; None where it is not known which part counts.
         axis: Of the outputs; −1 if unknown.
         features: Bool [width], which outputs count; None for all.
     """
@@ -27,10 +27,9 @@ class Share(NamedTuple):
     features: Tensor | None
 
 
-Parts = dict[str, list[Share]]
-
-
-def choose_parts(tags: Sequence[Tag], sources: Sequence[Tag], frame: int) -> Parts:
+def choose_shares(
+    tags: Sequence[Tag], sources: Sequence[Tag], frame: int
+) -> dict[str, list[Share]]:
     """Chooses the parameters of the linear maps between tokens and queries, keys and values.
 
     Args:
@@ -38,70 +37,58 @@ def choose_parts(tags: Sequence[Tag], sources: Sequence[Tag], frame: int) -> Par
         sources: Of the tokens.
         frame: Number of the module that a map has to run in.
     """
-    made: dict[str, dict[Any, list[Tag]]] = {name: {} for name in NAMES}
+    maps_by_name: dict[str, dict[Map, list[Tag]]] = {name: {} for name in NAMES}
     for name, tag in zip(NAMES, tags, strict=True):
-        pending = [(tag, origin) for origin in tag.maps()]
-        while pending and len(made[name]) < 100:
-            result, origin = pending.pop()
-            if frame in origin.frames:
-                if origin.source not in sources and origin not in made[name]:
-                    pending += [(origin.source, before) for before in origin.source.maps()]
-                made[name].setdefault(origin, []).append(result)
-    shared = {o for o in made["query"] | made["key"] | made["value"]
-              if sum(o in origins for origins in made.values()) > 1}  # fmt: skip
-    parts: Parts = {}
-    for name, origins in made.items():
-        parts[name] = []
-        for origin, results in origins.items():
-            chosen = [features(tag, origin) for tag in results] if origin in shared else []
-            unknown = any(own is None for own in chosen)
-            every = functools.reduce(torch.logical_or, chosen) if chosen and not unknown else None
-            for parameter, axis in origin.parameters:
-                is_plain = parameter is not None and not unknown
-                reference = weakref.ref(parameter) if is_plain else None
-                parts[name].append(Share(reference, axis, every))
-    return parts
+        pending = [(tag, linear_map) for linear_map in tag.maps]
+        while pending:
+            result, linear_map = pending.pop()
+            if frame not in linear_map.frames:
+                continue
+            if linear_map not in maps_by_name[name] and linear_map.source not in sources:
+                source = linear_map.source
+                pending += [(source, earlier) for earlier in source.maps]
+            maps_by_name[name].setdefault(linear_map, []).append(result)
+    parameters = {
+        name: {parameter for linear_map in maps for parameter, _ in linear_map.parameters}
+        for name, maps in maps_by_name.items()
+    }
+    shares: dict[str, list[Share]] = {name: [] for name in NAMES}
+    for name, maps in maps_by_name.items():
+        for linear_map, results in maps.items():
+            for parameter, axis in linear_map.parameters:
+                is_shared = sum(parameter in part for part in parameters.values()) > 1
+                parts = [find_features(tag, linear_map) for tag in results] if is_shared else []
+                is_known = parameter is not None and all(part is not None for part in parts)
+                features = functools.reduce(torch.logical_or, parts) if parts and is_known else None
+                reference = weakref.ref(parameter) if is_known else None
+                shares[name].append(Share(reference, axis, features))
+    return shares
 
 
-def parts_of_heads(named: dict[str, Any]) -> Parts:
-    """Chooses those of the arguments of `multi_head_attention_forward`."""
-    width = named["embed_dim_to_check"]
-    result: Parts = {}
-    for i, name in enumerate(NAMES):
-        third = torch.arange(3).repeat_interleave(width) == i
-        fused = [named.get("in_proj_weight"), named.get("in_proj_bias")]
-        shares = [Share(weakref.ref(p), 0, third) for p in fused if p is not None]
-        single = named.get(f"{name[0]}_proj_weight")
-        result[name] = shares + ([] if single is None else [Share(weakref.ref(single), 0, None)])
-    return result
-
-
-def norms(parts: Sequence[Parts]) -> tuple[dict[str, Tensor], str]:
+def measure_gradients(products: Sequence[dict[str, list[Share]]]) -> tuple[dict[str, Tensor], str]:
     """Computes ({name: the norm of its gradient}, why one is left out, or "").
 
     Args:
-        parts: Of an attention; several where each is a head.
+        products: Shares of each product of an attention; several where each is a head.
     """
-    result, why = {}, ""
+    norms, reason = {}, ""
     for name in NAMES:
-        shares = [share for own in parts for share in own.get(name, [])]
-        squares = [_square(share) for share in shares]
-        if None in [share.parameter for share in shares] or any(
-            s is NotImplemented for s in squares
-        ):
-            why = f"which part of a parameter its {name} is of is not known"
-            continue
-        squares = [square for square in squares if square is not None]
-        if squares:
-            result[name] = torch.stack(squares).sum().sqrt()
+        shares = [share for product in products for share in product[name]]
+        squares = [_sum_squares(share) for share in shares]
+        if any(square is NotImplemented for square in squares):
+            reason = f"which part of a parameter its {name} is of is not known"
+        elif any(square is not None for square in squares):
+            norms[name] = torch.stack([s for s in squares if s is not None]).sum().sqrt()
         else:
-            why = why or f"no parameter of {name} has one"
-    return result, why
+            reason = reason or f"no parameter of {name} has one"
+    return norms, reason
 
 
-def _square(share):
-    """Σ g² of a share; None without a gradient."""
-    parameter = share.parameter and share.parameter()
+def _sum_squares(share):
+    """Computes Σ g² of a share; None without a gradient, NotImplemented if its part is unknown."""
+    if share.parameter is None:
+        return NotImplemented
+    parameter = share.parameter()
     if parameter is None or parameter.grad is None:
         return None
     gradient = parameter.grad.float()
@@ -113,7 +100,11 @@ def _square(share):
     return gradient.index_select(share.axis, chosen).square().sum()
 
 
-def parameters_of(parts: Sequence[Parts]) -> set[Any]:
-    """Gives weak references to the parameters of an attention."""
-    shares = [share for own in parts for every in own.values() for share in every]
+def find_parameters(products: Sequence[dict[str, list[Share]]]) -> set[Any]:
+    """Finds weak references to the parameters of an attention.
+
+    Args:
+        products: Shares of each of its products.
+    """
+    shares = [share for product in products for part in product.values() for share in part]
     return {share.parameter for share in shares if share.parameter is not None}

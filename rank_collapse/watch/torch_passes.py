@@ -5,6 +5,7 @@ are there in measured steps alone, so a model has no hook of its own: it is copi
 compiled as one that is not watched.
 """
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -23,42 +24,44 @@ from torch.overrides import TorchFunctionMode
 
 from rank_collapse.watch import torch_products as products
 from rank_collapse.watch.recorder import LeftOut, Notes
-from rank_collapse.watch.torch_gradients import Parts, choose_parts, parts_of_heads
+from rank_collapse.watch.torch_gradients import choose_shares
 from rank_collapse.watch.torch_origins import (
     PRODUCTS,
     Origins,
+    Scores,
     Term,
-    meet,
+    floats_in,
     read_product,
     tensors_in,
 )
-from rank_collapse.watch.torch_scalars import measure_tokens, measure_weights, plainly
-from rank_collapse.watch.torch_tokens import Tokens, allowed_among, choose_term, read_tokens
+from rank_collapse.watch.torch_scalars import compute_plainly, measure_tokens, measure_weights
+from rank_collapse.watch.torch_tokens import choose_term, find_allowed_tokens, read_tokens
 
-SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
-EXPONENTIALS = {torch.exp, Tensor.exp}
 Select = Callable[[str, nn.Module], bool]
 
 
+@dataclasses.dataclass(eq=False)
 class Frame:
     """A module that runs now, its number among all that ran, and its call."""
 
-    def __init__(self, number: int, module: nn.Module, name: str, args: Any, kwargs: Any):
-        self.number, self.module, self.name = number, module, name
-        self.args, self.kwargs = args, kwargs
-        self.runs: list[Run] = []
+    number: int
+    module: nn.Module
+    name: str
+    args: Any
+    kwargs: Any
 
     @functools.cached_property
     def masks(self) -> list[tuple[str, Tensor]]:
-        """(name, argument [b, n]) of the call whose name has "mask" or "pad" in it."""
+        """Lists (name, argument [b, n]) of the call whose name has "mask" or "pad" in it."""
         try:
             forward = inspect.signature(self.module.forward)
             arguments = forward.bind(*self.args, **self.kwargs).arguments
         except (TypeError, ValueError):
             arguments = self.kwargs
-        return [(name, a) for name, a in _named(arguments) if a.ndim == 2 and _is_mask(name)]
+        return [(name, a) for name, a in _name_masks(arguments) if a.ndim == 2]
 
 
+@dataclasses.dataclass(eq=False)
 class Run:
     """One run of an attention on some tokens.
 
@@ -66,25 +69,29 @@ class Run:
         name: Of the module that it is credited to.
         is_cross: Whether keys are of other tokens.
         frames: Numbers of the modules around it, and its own.
-        names: Also of modules that are other heads of it.
         turn: How often its module had run before.
+        names: Also of modules that are other heads of it.
         scalars: Of its tokens.
         products: [(number of a frame, {name: by head [h]}), ...], of each product.
-        parts: What made queries, keys and values, of each product.
-        pieces: (matrix, index, exists, starts) of each product, until its module ends.
+        shares: What made queries, keys and values, of each product.
+        pieces: (matrix, index, documents) of each product, until its module ends.
+        layout: (index, documents) of its tokens, until its output is measured.
         output: The last result of a module that has this attention alone.
+        is_split: Whether each product is of documents of their own.
     """
 
-    def __init__(self, name: str, is_cross: bool, frames: tuple[int, ...], turn: int):
-        self.name, self.is_cross, self.frames, self.turn = name, is_cross, frames, turn
-        self.names = {name}
-        self.scalars: dict[str, Tensor] = {}
-        self.products: list[tuple[int, dict[str, Tensor]]] = []
-        self.parts: list[Parts] = []
-        self.pieces: list[Any] = []
-        self.output: Tensor | None = None
-        self.layout: Any = None
-        self.is_split = False
+    name: str
+    is_cross: bool
+    frames: tuple[int, ...]
+    turn: int
+    names: set[str] = dataclasses.field(default_factory=set)
+    scalars: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    products: list[Any] = dataclasses.field(default_factory=list)
+    shares: list[Any] = dataclasses.field(default_factory=list)
+    pieces: list[Any] = dataclasses.field(default_factory=list)
+    layout: Any = None
+    output: Tensor | None = None
+    is_split: bool = False
 
 
 class Mode(TorchFunctionMode):
@@ -115,164 +122,175 @@ class Passes:
         names: {module: its dotted name}, weakly.
         runs: Of the step, in order.
         loss: What the pass returned, if it did.
-        why: Why nothing was measured.
+        reason: Why nothing was measured.
     """
 
     def __init__(self, model: nn.Module, select: Select, tokens: str, mask: Any, notes: Notes):
         self._model, self._select, self._kind = weakref.ref(model), select, tokens
         self._mask, self._notes = mask, notes
-        self._mode, self._handles, self._entered = Mode(self._see), [], False
-        self._given: Any = None  # what `mask` gave for the call
+        self._mode, self._is_entered, self._handles = Mode(self._see_function), False, []
         self.names: Any = weakref.WeakKeyDictionary()
         self.is_attached = False
         self.restart()
 
     def restart(self) -> None:
-        """Forgets what was measured."""
+        """Drops what was measured."""
         self.runs: list[Run] = []
-        self.loss, self.why = None, "none of its modules ran"
-        self._done: set[int] = set()
-        self._number, self._thread, self._is_broken = 0, None, False
-        self._streams: dict[str, str] = {}  # of an attention: the name of its stream
-        self._masks: dict[str, str] = {}  # of a mask of the call: the stream that has it
-        self._last: dict[str, Any] = {}  # of a stream: which tokens exist
-        self._clear()
+        self.loss, self.reason = None, "none of its modules ran"
+        self._finished: set[int] = set()  # modules
+        self._number, self._is_broken = 0, False
+        self._streams: dict[str, str] = {}  # {attention: the name of its stream of tokens}
+        self._mask_streams: dict[str, str] = {}  # {mask of the call: the stream that has it}
+        self._documents: dict[str, Any] = {}  # {stream of tokens: the document of each}
+        self._clear_pass()
 
-    def _clear(self):
+    def _clear_pass(self):
         self._frames: list[Frame] = []
-        self._ignored: Any = None
-        self._open: dict[Any, Run] = {}
+        self._open_runs: dict[Any, Run] = {}
         self._origins = Origins(lambda: tuple(frame.number for frame in self._frames))
 
     def attach(self) -> None:
-        """Begins to see modules, as they are named now."""
+        """Registers hooks of all modules, by the names that they have now."""
         self.names.clear()
         for name, module in self._model().named_modules():
             self.names[module] = plain_name(name)
-        before, after = _Weak(self, "_before"), _Weak(self, "_after")
+        before, after = _Hook(self, "_enter_module"), _Hook(self, "_leave_module")
         self._handles = [
             hooks.register_module_forward_pre_hook(before),
             hooks.register_module_forward_hook(after, with_kwargs=True, always_call=True),
         ]
         self.is_attached = True
-        _Uncompiled.enter()
+        _Stance.change(1)
 
     def detach(self) -> None:
-        """Ends it, and leaves what an interrupted pass had entered."""
+        """Removes the hooks, and leaves what an interrupted pass had entered."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._leave()
+        self._leave_mode()
         if self.is_attached:
             self.is_attached = False
-            _Uncompiled.leave()
+            _Stance.change(-1)
 
-    def broken(self, error: Exception) -> None:
-        """After an exception of its own: nothing else is measured in this step."""
+    def stop(self, error: Exception) -> None:
+        """Stops measuring in this step, after an exception of its own."""
         self._is_broken = True
         self._notes.leave_out(None, "everything", f"{type(error).__name__}: {error}")
 
-    def _before(self, module, args):
-        if module not in self.names:
-            return
-        mine = self._thread in (None, threading.get_ident())
-        outermost = self._frames[0].module if self._frames else self._ignored
-        if outermost is module and mine:  # which was left by an interrupt
-            self._leave()
+    def see_hook(self, name: str, *args: Any) -> None:
+        """Passes on a hook's call, of the thread whose pass is measured.
+
+        Args:
+            name: Of the method that takes it.
+            *args: Of the hook, first the module.
+        """
+        is_other = self._frames and self._thread != threading.get_ident()
+        if args[0] in self.names and not is_other and not _is_traced():
+            try:
+                getattr(self, name)(*args)
+            except Exception as error:
+                self.stop(error)
+
+    def _enter_module(self, module, args):
+        if self._frames and self._frames[0].module is module:  # which was left by an interrupt
+            self._leave_mode()
             self.restart()
-            outermost = None
-        if outermost is None:
-            self._begin(module)
-        if self._ignored is None and self._thread == threading.get_ident():
-            self._number += 1
-            kwargs = _keywords_of_call(module)
-            self._frames.append(Frame(self._number, module, self.names[module], args, kwargs))
-            if len(self._frames) == 1 and self._mask is not None:
-                self._given = self._notes.attempt(None, "mask", self._mask, args, kwargs)
+        if not self._frames:
+            self._thread = threading.get_ident()
+            if id(module) not in self._finished and self._is_measurable():
+                self._mode.__enter__()
+                self._is_entered = True
+        self._number += 1
+        kwargs = _find_keywords(module) if self._is_entered else {}
+        self._frames.append(Frame(self._number, module, self.names[module], args, kwargs))
+        if len(self._frames) == 1 and self._is_entered and self._mask is not None:
+            self._call_mask = self._notes.attempt(None, "mask", self._mask, args, kwargs)
 
-    def _begin(self, module):
-        """Begins a pass, unless this module was measured in another one of the step."""
-        self._thread = threading.get_ident()
-        if id(module) in self._done or not self._wanted():
-            self._ignored = module
-            return
-        self._handled = sys.exc_info()[1]
-        self._mode.__enter__()
-        self._entered = True
+    def _is_measurable(self):
+        if self._model() is None or not self._model().training:
+            self.reason = "the model was in eval mode"
+            return False
+        has_gradients = torch.is_grad_enabled()
+        unseen = "no product of weights and values was seen in it"
+        self.reason = unseen if has_gradients else "it ran without gradients"
+        return has_gradients
 
-    def _wanted(self):
-        model = self._model()
-        if model is None or not model.training:
-            self.why = "the model was in eval mode"
-        elif not torch.is_grad_enabled():
-            self.why = "it ran without gradients"
-        else:
-            self.why = "no product of weights and values was seen in it"
-            return True
-        return False
-
-    def _after(self, module, args, *result):
-        if self._thread != threading.get_ident() or module not in self.names:
-            return
-        if self._ignored is not None:
-            self._ignored = None if self._ignored is module else self._ignored
-            return
-        failed = len(result) == 1  # as torch calls it after an exception
-        output = None if failed else result[1]
+    def _leave_module(self, module, args, *result):
+        has_failed = len(result) == 1  # as torch calls it after an exception
+        output = None if has_failed else result[1]
         depth = [i for i, frame in enumerate(self._frames) if frame.module is module]
         if not depth:
             return
         try:
-            with plainly():
+            with compute_plainly():
                 for frame in self._frames[: depth[-1] - 1 if depth[-1] else None : -1]:
-                    self._finish(frame, output if frame.module is module else None, failed)
+                    if self._is_entered:
+                        self._finish_module(
+                            frame, output if frame.module is module else None, has_failed
+                        )
         finally:
             del self._frames[depth[-1] :]
-            if not self._frames:
-                self._end(output, failed)
+            if not self._frames and self._is_entered:
+                self._leave_mode()
+                if has_failed:
+                    self.restart()
+                elif self.loss is None:
+                    self.loss = self._notes.attempt(None, "loss", read_loss, output)
 
-    def _finish(self, frame, output, failed):
-        """After a module: its tokens are measured, and what it gives is a new beginning."""
-        self._done.add(id(frame.module))
+    def _finish_module(self, frame, output, has_failed):
+        """Ends a module: its tokens are measured, and what it gives is a new beginning.
+
+        Args:
+            frame: The module.
+            output: What it gave.
+            has_failed: Whether it raised an exception.
+        """
+        self._finished.add(id(frame.module))
         inside = [run for run in self.runs if frame.number in run.frames]
-        if failed:  # it may be tried again
+        if has_failed:  # it may be tried again
             self.runs = [run for run in self.runs if run not in inside]
-            self._open = {key: run for key, run in self._open.items() if run not in inside}
+            self._open_runs = {key: r for key, r in self._open_runs.items() if r not in inside}
             return
-        for run in frame.runs:
-            self._notes.attempt(run.name, "tokens", self._measure, run)
+        for run in inside:
+            self._notes.attempt(run.name, "tokens", self._measure_run, run)
+        tensors = [a for a in floats_in(output) if not a.is_complex()]
+        is_outermost = frame is self._frames[0]
         if self._kind != "read":
-            self._keep_output(frame, inside, output)
-        tensors = [a for a in tensors_in(output) if a.is_floating_point()]
-        if inside and frame is not self._frames[0]:
-            self._origins.forget()
+            self._keep_output(inside, tensors, is_outermost)
+        if inside and not is_outermost:
+            self._origins.forget_inputs()
             for tensor in tensors:
                 self._origins.begin(tensor, self._origins.tag(tensor).past)
         elif tensors and not self._origins.has(tensors[0]):  # by code that torch does not show
             self._origins.see_module(frame.module, (frame.args, frame.kwargs), tensors[0])
 
-    def _measure(self, run):
+    def _measure_run(self, run):
         """Measures the tokens of a run, once its products are known."""
         pieces, run.pieces = run.pieces, []
-        if run.is_cross or not pieces:
+        if run.is_cross or run.scalars or run.layout or not pieces:
             return
-        matrix, index, exists, starts = pieces[0]
+        matrix, index, documents = pieces[0]
         rows = torch.cat([piece[1].flatten() for piece in pieces])
         if len(pieces) > 1 and len(rows.unique()) == len(rows):  # one product for each document
             run.is_split, index = True, rows[None]
-            ends = torch.tensor([piece[1].numel() for piece in pieces]).cumsum(0)[:-1]
-            exists, starts = None, torch.zeros_like(index, dtype=torch.bool)
-            starts[0, ends.to(starts.device)] = True
+            numbers = [torch.full_like(piece[1], i).flatten() for i, piece in enumerate(pieces)]
+            documents = torch.cat(numbers)[None]
         if self._kind == "read":
-            run.scalars = measure_tokens(matrix[index], exists, starts, "read")
+            run.scalars = measure_tokens(matrix[index], documents, "read")
         else:
-            run.layout = index, exists, starts
+            run.layout = index, documents
 
-    def _keep_output(self, frame, inside, output):
-        """Keeps what a module with one attention puts out; the outermost such module counts."""
+    def _keep_output(self, inside, tensors, is_outermost):
+        """Keeps what a module with one attention puts out; the outermost such module counts.
+
+        Args:
+            inside: The runs inside the module.
+            tensors: What it put out.
+            is_outermost: Whether no other module runs.
+        """
         layers = [run for run in inside if not run.is_cross]
-        if len(layers) == 1 and frame is not self._frames[0]:
-            tensors = [a for a in tensors_in(output) if a.is_floating_point() and a.ndim > 1]
+        if len(layers) == 1 and not is_outermost:
+            tensors = [a for a in tensors if a.ndim > 1]
             layers[0].output = tensors[0].detach() if tensors else None
             return
         for run in layers:
@@ -280,295 +298,259 @@ class Passes:
                 self._notes.attempt(run.name, "tokens", self._measure_output, run)
 
     def _measure_output(self, run):
-        (index, exists, starts), x, run.output = run.layout, run.output, None
+        (index, documents), x, run.output = run.layout, run.output, None
         if x[..., 0].numel() != index.numel():
             raise LeftOut(f"a result of shape {tuple(x.shape)} has other tokens than it reads")
         if x.shape[:2] != index.shape or x.shape[0] == x.shape[1]:
             x = x.reshape(-1, x.shape[-1])[index]
-        run.scalars = measure_tokens(x, exists, starts, self._kind)
+        run.scalars = measure_tokens(x, documents, self._kind)
 
-    def _end(self, output, failed):
-        """After the outermost module."""
-        self._leave()
-        if failed or (output is None and sys.exc_info()[1] is not self._handled):
-            self.restart()
-        elif self.loss is None:
-            self.loss = self._notes.attempt(None, "loss", loss_of, output)
-
-    def _leave(self):
-        if self._entered and self._thread == threading.get_ident():
+    def _leave_mode(self):
+        if self._is_entered and self._thread == threading.get_ident():
             self._mode.__exit__(None, None, None)
-        self._entered = False
-        self._clear()
+        self._is_entered = False
+        self._clear_pass()
 
-    def _see(self, function, args, kwargs, result):
+    def _see_function(self, function, args, kwargs, result):
         """Takes what the mode passes."""
-        mine = self._frames and self._thread == threading.get_ident()
-        if not mine or self._is_broken or _is_traced():
+        if not self._frames or self._is_broken or _is_traced():
             return
         try:
-            with plainly():
-                self._look(function, args, kwargs, result)
+            if function is functional.multi_head_attention_forward:
+                self._measure_product(self._see_heads, args, kwargs, result)
+                return
+            with compute_plainly():
+                self._see_call(function, args, kwargs, result)
         except Exception as error:
-            self.broken(error)
+            self.stop(error)
 
-    def _look(self, function, args, kwargs, result):
-        origins = self._origins
+    def _see_call(self, function, args, kwargs, result):
         if function is functional.scaled_dot_product_attention:
-            self._attempt(self._see_dot, args, kwargs, result)
-        elif function is functional.multi_head_attention_forward:
-            self._attempt(self._see_heads, args, kwargs, result)
-        elif function in PRODUCTS and self._is_weighted(function, args, kwargs):
-            self._attempt(self._see_weighted, function, args, kwargs, result)
-        else:
-            origins.see(function, args, kwargs, result)
-            if function in SOFTMAX and result.ndim > 2:
-                origins.see_softmax(args, kwargs, result, products.HIDDEN)
-            elif function in EXPONENTIALS:
-                origins.see_exponential(args[0], result, products.HIDDEN)
+            self._measure_product(self._see_dot, args, kwargs, result)
+            return
+        product = read_product(function, args, kwargs) if function in PRODUCTS else None
+        if product is not None:
+            tags = [self._origins.tag(factor) for factor in product[:2]]
+            scores = [tag.scores or Scores((), False) for tag in tags]
+            is_plain = any(s.terms for s in scores) and not any(tag.parameters for tag in tags)
+            if is_plain or any(s.is_softmax for s in scores):
+                self._measure_product(self._see_weighted, product, scores, result)
+                return
+        self._origins.see_function(function, args, kwargs, result)
 
-    def _attempt(self, see, *args):
-        """Measures a product; its result comes from no map, whatever happens."""
-        name = self._frames[-1].name
-        self._notes.attempt(name, "weights", see, *args)
-        for tensor in tensors_in(args[-1]):
-            past = self._origins.tag(tensor).past if tensor.is_floating_point() else None
-            if past is not None and not past:
+    def _measure_product(self, see, *args):
+        """Measures a product; its result comes from no map, whatever happens.
+
+        Args:
+            see: The method that measures it.
+            *args: Its arguments, last the result of the product.
+        """
+        self._notes.attempt(self._frames[-1].name, "weights", see, *args)
+        for tensor in floats_in(args[-1]):
+            past = self._origins.tag(tensor).past
+            if not past:
                 self._origins.begin(tensor, past)
 
-    def _is_weighted(self, function, args, kwargs):
-        """Whether a product is one of weights and values."""
-        product = read_product(function, args, kwargs)
-        if product is None:
-            return False
-        tags = [self._origins.tag(a) for a in (product.first, product.second)]
-        scored = [tag.scores is not None and tag.scores.number is not None for tag in tags]
-        plain = [tag.scores is not None and bool(tag.scores.terms) for tag in tags]
-        return any(scored) or (any(plain) and not any(tag.parameters for tag in tags))
+    def _see_heads(self, args, kwargs, result):
+        """Computes queries and keys of `nn.MultiheadAttention` once more, so that they are seen."""
+        with torch.no_grad(), self._mode:
+            q, k, v, mask = products.project_heads(*args, **kwargs)
+        with compute_plainly():
+            self._see_dot((q, k, v, mask), {}, result)
 
     def _see_dot(self, args, kwargs, result):
         q, k, v = list(tensors_in([args, kwargs]))[:3]
         if q.is_nested:
             raise LeftOut("nested tensors")
-        letters = string.ascii_lowercase[: q.ndim - 2]
-        sizes = dict(zip(letters + "xy", (*q.shape[:-1], k.shape[-2]), strict=True))
-        share = letters and k.shape[-3] != q.shape[-3]  # heads share keys
-        of_key = (letters[:-1] + "g" if share else letters) + "yz"
+        axes = string.ascii_lowercase[: q.ndim - 2]
+        sizes = dict(zip(axes + "xy", (*q.shape[:-1], k.shape[-2]), strict=True))
+        shares_keys = axes and k.shape[-3] != q.shape[-3]  # heads in groups
+        key_axes = (axes[:-1] + "g" if shares_keys else axes) + "yz"
         tags = [self._origins.tag(a) for a in (q, k, v)]
-        term = Term((letters + "xz", of_key, letters + "xy"), sizes, *tags[:2])
-        weights = products.weights_of_dot(*args, **kwargs)
-        self._credit([term], weights, tags[2], result)
+        term = Term((axes + "xz", key_axes, axes + "xy"), sizes, *tags[:2])
+        self._credit_product(term, products.compute_dot_weights(*args, **kwargs), tags[2], result)
 
-    def _see_heads(self, args, kwargs, result):
-        named = products.bind_heads(args, kwargs)
-        query, key = named["query"], named["key"]
-        tags = [self._origins.tag(named[name]) for name in ("query", "key")]
-        n, m = len(query), len(key)
-        rows = torch.arange(query[..., 0].numel(), device=query.device)
-        is_turned = query.ndim == 2 or not getattr(self._frames[-1].module, "batch_first", False)
-        rows = rows.reshape(n, -1).T if is_turned else rows.reshape(-1, n)
-        matrix = (query if is_turned else query.transpose(0, 1)).detach()
-        is_same = tags[0] is tags[1] or meet(tags[0].origins, tags[1].origins) is not None
-        weights = products.weights_of_heads(**named)
-        keys = None
-        if is_same and m == n:
-            keys = functional.pad(rows, (0, weights.p.shape[-1] - m), value=-1)
-        matrix = matrix.reshape(-1, query.shape[-1])
-        tokens = Tokens(matrix, rows, keys, None, not is_same, (tags[0],))
-        self._keep(tokens, weights, lambda frame: parts_of_heads(named), self._frames, result)
-
-    def _see_weighted(self, function, args, kwargs, result):
-        product = read_product(function, args, kwargs)
-        first, second = (self._origins.tag(a) for a in (product.first, product.second))
-        if first.scores is not None and second.scores is not None:
+    def _see_weighted(self, product, scores, result):
+        if all(s.terms or s.is_softmax for s in scores):
             raise LeftOut("several products of queries and keys are multiplied")
-        used, scores, value, letters = product.first, first.scores, second, product.letters
-        if scores is None:
-            used, scores, value = product.second, second.scores, first
-            letters = letters[1], letters[0], letters[2]
-        if not scores.terms:
+        if not (scores[0].terms or scores[0].is_softmax):
+            product, scores = product.swap(), scores[::-1]
+        if not scores[0].terms:
             raise LeftOut("its softmax is over something else than products of queries and keys")
-        weights = products.weights_of_scores(products.keys_last(used, *letters), scores)
-        if scores.number is None and not products.is_distribution(weights.p):
+        tag, value = (self._origins.tag(factor) for factor in product[:2])
+        followers = {"allowed": None, "softmax": None} | {n: f() for n, f in tag.followers.items()}
+        tensors = product.first, followers["allowed"], followers["softmax"]
+        weights = products.read_weights(
+            *(a if a is None else products.move_keys_last(a, product.letters) for a in tensors)
+        )
+        if not scores[0].is_softmax and not products.is_distribution(weights.p):
             raise LeftOut("its weights are no distribution over keys")
-        self._credit(scores.terms, weights, value, result)
+        self._credit_product(choose_term(scores[0].terms), weights, value, result)
 
-    def _credit(self, terms, weights, value, result):
-        """Measures weights of the tokens that made their queries."""
-        tokens = read_tokens(self._origins, terms, len(weights.p))
-        term, _ = choose_term(terms)
-        numbers = {number for origin in term.query.maps() for number in origin.frames}
-        frames = [frame for frame in self._frames if frame.number in numbers]
-        tags = term.query, term.key, value
-        self._keep(tokens, weights, lambda frame: choose_parts(tags, tokens.sources, frame),
-                   frames, result)  # fmt: skip
+    def _credit_product(self, term, weights, value, result):
+        """Measures a product, as one of the innermost module with parameters that made its queries.
 
-    def _keep(self, tokens, weights, choose, frames, result):
-        """Credits a product to the innermost of some modules that has parameters."""
-        owners = [f for f in frames if next(f.module.parameters(), None) is not None]
+        Args:
+            term: The product of queries and keys.
+            weights: Of queries and heads.
+            value: Tag of the values.
+            result: What the product gave.
+        """
+        tokens = read_tokens(term, len(weights.p))
+        numbers = {number for linear_map in term.query.maps for number in linear_map.frames}
+        owners = [
+            frame
+            for frame in self._frames
+            if frame.number in numbers and next(frame.module.parameters(), None) is not None
+        ]
         if not owners:
             raise LeftOut("no module with parameters made its queries")
         owner = owners[-1]
         past = frozenset().union(*(tag.past for tag in tokens.sources))
-        stream = next((self._streams[name] for name in past), None)
-        stream = stream or f"{owner.name} {self._number}"
+        stream = next((self._streams[name] for name in past), f"{owner.name} {self._number}")
         self._streams.setdefault(owner.name, stream)
-        self._origins.begin(result[0] if isinstance(result, tuple) else result, past | {owner.name})
-        if not self._select(owner.name, owner.module):
-            return
-        run = self._run_of(owner, tokens, past)
+        for tensor in floats_in(result)[:1]:
+            self._origins.begin(tensor, past | {owner.name})
+        is_selected = self._select(owner.name, owner.module)
+        run = self._find_run(owner, tokens, past) if is_selected else None
         if run is None:
             return
-        weights = _by_example(weights, tokens)
-        exists, starts = self._existing(tokens, weights.allowed, stream)
-        run.pieces.append((tokens.matrix, tokens.index, exists, starts))
-        run.parts.append(choose(owner.number))
+        weights = products.sort_examples(weights, tokens.order, len(tokens.index))
+        documents = self._find_documents(tokens, weights.allowed, stream)
+        run.pieces.append((tokens.matrix, tokens.index, documents))
+        tags = term.query, term.key, value
+        run.shares.append(choose_shares(tags, tokens.sources, owner.number))
         shape = len(tokens.index), len(weights.p) // len(tokens.index)
-        run.products.append((owner.number, measure_weights(weights, shape, exists, starts)))
+        run.products.append((owner.number, measure_weights(weights, shape, documents)))
 
-    def _run_of(self, owner, tokens, past):
-        """The run that a product is of; None where its module ran already on other tokens."""
-        index = self._frames.index(owner)
-        around = tuple(frame.number for frame in self._frames[: index + 1])
+    def _find_run(self, owner, tokens, past):
+        """Finds the run that a product is of; None if its module ran already on other tokens.
+
+        Args:
+            owner: Frame of the attention.
+            tokens: Of the queries.
+            past: Names of the attentions that these come from.
+        """
+        around = tuple(frame.number for frame in self._frames[: self._frames.index(owner) + 1])
         key = tokens.sources, tokens.is_cross, re.sub(r"\d+", "*", owner.name), around[-2:-1]
-        run = self._open.get(key)
-        if run is None:
-            again = [other for other in self.runs if other.name == owner.name]
-            if again and owner.name not in past:
+        if key not in self._open_runs:
+            turn = sum(run.name == owner.name for run in self.runs)
+            if turn and owner.name not in past:
                 return None
-            run = self._open[key] = Run(owner.name, tokens.is_cross, around, len(again))
-            self.runs.append(run)
-        run.names.add(owner.name)
-        if run not in owner.runs:
-            owner.runs.append(run)
-        return run
+            self._open_runs[key] = Run(owner.name, tokens.is_cross, around, turn)
+            self.runs.append(self._open_runs[key])
+        self._open_runs[key].names.add(owner.name)
+        return self._open_runs[key]
 
-    def _existing(self, tokens, allowed, stream):
-        """(Bool [e, n] or None, where documents begin or None): the tokens that exist."""
+    def _find_documents(self, tokens, allowed, stream):
+        """Finds the document of each token, see `number_documents`.
+
+        Args:
+            tokens: Of the queries.
+            allowed: Bool [e or 1, n, m], which key a query may attend to; None for all.
+            stream: Name of the stream of tokens.
+        """
         shape = tokens.index.shape
         if tokens.is_cross:
-            exists, starts = self._last.get(stream, (None, None))
-            fits = all(a is None or a.shape == shape for a in (exists, starts))
-            return exists if fits else None, starts if fits else None
-        among = allowed_among(tokens, allowed)
+            documents = self._documents.get(stream)
+            return documents if documents is None or documents.shape == shape else None
+        among = find_allowed_tokens(tokens, allowed)
         fits = functools.partial(products.fits_mask, allowed=among)
         if among is None and allowed is not None:  # of which keys are tokens nothing is known
             fits = torch.any
-        exists, starts = self._mask_of_call(shape, fits, stream), None
-        if among is not None:
-            exists = products.real_tokens(among) if exists is None else exists
-            exists = exists.expand(shape)
-            starts = products.document_starts(among, exists)
-        exists = None if exists is None or exists.all() else exists
-        self._last[stream] = exists, starts
-        return exists, starts
+        exists = self._find_mask(shape, fits, stream)
+        if exists is None and among is not None:
+            exists = products.find_tokens(among)
+        documents = None
+        if exists is not None:
+            documents = products.number_documents(exists.expand(shape), among)
+        self._documents[stream] = documents
+        return documents
 
-    def _mask_of_call(self, shape, fits, stream):
-        """Bool [e, n] of the watched call, or of one inside it; None if none fits."""
+    def _find_mask(self, shape, fits, stream):
+        """Finds Bool [e, n] of the watched call, or of one inside it; None if none fits.
+
+        Args:
+            shape: (e, n).
+            fits: Whether a mask can be that of these tokens.
+            stream: Name of the stream of tokens.
+        """
         if self._mask is not None:
-            mask = self._given
+            mask = self._call_mask
             return mask.bool() if isinstance(mask, Tensor) and mask.shape == shape else None
-        for frame in self._frames:
-            for name, mask in frame.masks:
-                if mask.shape != shape or self._masks.get(name, stream) != stream:
-                    continue
-                is_added = mask.is_floating_point() and bool((mask <= 0).all())
-                exists = products.is_allowed(mask) if is_added else mask > 0
-                is_padding = "pad" in name and mask.dtype == torch.bool
-                for side in (~exists, exists) if is_padding else (exists, ~exists):
-                    if fits(side):
-                        self._masks[name] = stream
-                        return side
+        for name, mask in (pair for frame in self._frames for pair in frame.masks):
+            if mask.shape != shape or self._mask_streams.get(name, stream) != stream:
+                continue
+            is_added = mask.is_floating_point() and bool((mask <= 0).all())
+            exists = products.is_allowed(mask) if is_added else mask > 0
+            is_padding = "pad" in name and mask.dtype == torch.bool
+            for side in (~exists, exists) if is_padding else (exists, ~exists):
+                if fits(side):
+                    self._mask_streams[name] = stream
+                    return side
         return None
 
 
-class _Uncompiled:
+class _Stance:
     """Compiled code runs as it is written while a watch measures."""
 
-    lock, count, stance = threading.Lock(), 0, None
+    lock, num_measuring, stance = threading.Lock(), 0, None
 
     @classmethod
-    def enter(cls):
+    def change(cls, number):
+        """Counts watches that begin or end to measure."""
         with cls.lock:
-            cls.count += 1
-            if cls.count == 1:
+            cls.num_measuring += number
+            if cls.num_measuring and cls.stance is None:
                 cls.stance = torch.compiler.set_stance("force_eager")
-
-    @classmethod
-    def leave(cls):
-        with cls.lock:
-            cls.count -= 1
-            if cls.count == 0 and cls.stance is not None:
-                cls.stance.__exit__(None, None, None)
-                cls.stance = None
+            elif not cls.num_measuring:
+                cls.stance = cls.stance.__exit__(None, None, None)
 
 
-class _Weak:
-    """A hook that keeps nothing alive, and raises nothing."""
+class _Hook:
+    """A hook that keeps nothing alive."""
 
     def __init__(self, passes, name):
         self._passes, self._name = weakref.ref(passes), name
 
     def __call__(self, *args):
         passes = self._passes()
-        if passes is None or _is_traced():
-            return
-        try:
-            getattr(passes, self._name)(*args)
-        except Exception as error:
-            passes.broken(error)
+        if passes is not None:
+            passes.see_hook(self._name, *args)
 
 
 def _is_traced():
-    """Whether torch compiles, traces, or is inside of `torch.func`."""
+    """Returns whether torch compiles, traces, or is inside of `torch.func`."""
     is_compiled = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return is_compiled or torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def _keywords_of_call(module):
-    """The keyword arguments of a call, which torch does not pass to the hooks of all modules."""
+def _find_keywords(module):
+    """Finds the keyword arguments of a call, which torch does not pass to hooks of all modules."""
     frame = sys._getframe()
-    for _ in range(40):
-        frame = frame.f_back
-        if frame is None:
-            break
+    while frame is not None:
         names = frame.f_locals
         if names.get("self") is module and isinstance(names.get("kwargs"), dict):
             return names["kwargs"]
+        frame = frame.f_back
     return {}
 
 
-def _named(values):
-    """(name, tensor) of mappings, also of those inside them."""
-    for name, value in values.items():
-        if isinstance(value, Tensor):
+def _name_masks(arguments):
+    """Yields (name, tensor) of masks in mappings, also of those inside them."""
+    for name, value in arguments.items():
+        if isinstance(value, Mapping):
+            yield from _name_masks(value)
+        elif isinstance(value, Tensor) and re.search("mask|pad", str(name)):
             yield str(name), value
-        elif isinstance(value, Mapping):
-            yield from _named(value)
-
-
-def _is_mask(name):
-    return "mask" in name or "pad" in name
-
-
-def _by_example(weights, tokens):
-    """Weights in the order of examples, with `allowed` [e or 1, n, m] of any head."""
-    order, e, g = tokens.order, len(tokens.index), len(weights.p)
-    p = weights.p if order is None else weights.p[order]
-    allowed = weights.allowed
-    if allowed is not None and len(allowed) > 1 and (order is not None or len(allowed) != e):
-        allowed = allowed.repeat_interleave(g // len(allowed), dim=0)
-        allowed = allowed if order is None else allowed[order]
-        allowed = allowed.unflatten(0, (e, -1)).any(dim=1)
-    return weights._replace(p=p, allowed=allowed)
 
 
 def plain_name(name: str) -> str:
-    """The dotted name of a module without what compilation and parallel training put before it."""
+    """Returns a module's dotted name without what compilation and DDP put before it."""
     return re.sub(r"(^|\.)_orig_mod(?=\.|$)|^module(?=\.|$)", "", name).strip(".")
 
 
-def loss_of(output: Any) -> Tensor | None:
+def read_loss(output: Any) -> Tensor | None:
     """Reads the loss that a model returns: "loss" of it, the tensor itself, or its one number."""
     named = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     numbers = [a for a in tensors_in(output) if a.ndim == 0 and a.is_floating_point()]

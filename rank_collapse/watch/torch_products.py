@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rank_collapse.watch.recorder import LeftOut
+
 ROWS = 64  # queries of each head whose weights are measured, evenly spaced
 HIDDEN = -700.0  # scores below it are of keys that a mask leaves out
 SUM = 0.02  # how far from 1 the sum of weights may be, rounded to bfloat16
@@ -32,18 +34,18 @@ class Weights(NamedTuple):
 
 
 def choose_rows(n: int, device: Any) -> Tensor:
-    """Which queries are measured of n."""
+    """Chooses which of n queries are measured."""
     return torch.linspace(0, n - 1, min(n, ROWS), device=device).long()
 
 
 def is_allowed(mask: Tensor) -> Tensor:
-    """Bool, of a mask that is Bool, of whole numbers 0 and 1, or of floats added to scores."""
+    """Returns a mask as Bool; it may be of whole numbers 0 and 1, or of floats added to scores."""
     if mask.dtype == torch.bool:
         return mask
     return mask > HIDDEN if mask.is_floating_point() else mask != 0
 
 
-def weights_of_dot(
+def compute_dot_weights(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -53,7 +55,11 @@ def weights_of_dot(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Weights:
-    """Computes those of `scaled_dot_product_attention`, of some queries."""
+    """Computes the weights of `scaled_dot_product_attention`, of some queries.
+
+    Args:
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: Of the call.
+    """
     n, m = query.shape[-2], key.shape[-2]
     rows = choose_rows(n, query.device)
     if query.ndim > 3:
@@ -66,8 +72,10 @@ def weights_of_dot(
         scores = scores.masked_fill(~allowed[0, rows], -math.inf)
     if attn_mask is not None:
         mask = attn_mask.expand(*attn_mask.shape[:-2], n, m)
-        some = mask[..., rows, :]
-        added = torch.where(some, 0.0, -math.inf) if some.dtype == torch.bool else some
+        row_mask = mask[..., rows, :]
+        added = row_mask
+        if row_mask.dtype == torch.bool:
+            added = torch.where(row_mask, 0.0, -math.inf)
         scores, allowed = scores + added, is_allowed(mask)
         if allowed.ndim == 4 == query.ndim:  # a key of one head is a key
             allowed = allowed.any(dim=1)
@@ -79,85 +87,111 @@ def weights_of_dot(
     return Weights(p.reshape(-1, len(rows), m), rows, allowed)
 
 
-def bind_heads(args: Any, kwargs: Any) -> dict[str, Any]:
-    """Gives the arguments of `multi_head_attention_forward` by name."""
-    return _SIGNATURE.bind(*args, **kwargs).arguments
+def project_heads(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes what `multi_head_attention_forward` gives to its product, from its arguments.
 
+    Returns:
+        Queries [b, h, n, k], keys and values [b, h, m, k], and the mask that is added to scores,
+        [b or 1, h or 1, n or 1, m].
 
-def weights_of_heads(**named: Any) -> Weights:
-    """Computes those of `multi_head_attention_forward`, of some queries and without dropout."""
-    query, key, mask = named["query"], named["key"], named.get("attn_mask")
-    padding, single = named.get("key_padding_mask"), query.ndim == 2
-    n, m = query.shape[0], key.shape[0]
-    rows = choose_rows(n, query.device)
-    some = {"query": query[rows], "attn_mask": None if mask is None else mask[..., rows, :]}
-    plainly = {"training": False, "need_weights": True, "average_attn_weights": False}
-    _, p = functional.multi_head_attention_forward(
-        **(named | some | plainly | {"is_causal": False})
-    )
-    p = p[None] if single else p
-    b, allowed = len(p), None
-    if mask is not None or padding is not None:
-        allowed = torch.ones(b, 1, n, m, dtype=torch.bool, device=p.device)
-    if mask is not None:
-        mask = mask if mask.ndim == 2 else mask.unflatten(0, (b, -1))
-        allowed = allowed & (~mask if mask.dtype == torch.bool else is_allowed(mask))
+    Raises:
+        LeftOut: Keys that are given instead of computed.
+    """
+    named = _SIGNATURE.bind(*args, **kwargs).arguments
+    tensors = [named[name] for name in ("query", "key", "value")]
+    heads, bias = named["num_heads"], named.get("in_proj_bias")
+    if named.get("static_k") is not None or named.get("static_v") is not None:
+        raise LeftOut("its keys are given")
+    if named.get("use_separate_proj_weight"):
+        biases = [None] * 3 if bias is None else bias.chunk(3)
+        weights = [named[f"{letter}_proj_weight"] for letter in "qkv"]
+        parts = [functional.linear(*group) for group in zip(tensors, weights, biases, strict=True)]
+    else:
+        fused = {id(x): functional.linear(x, named["in_proj_weight"], bias) for x in tensors}
+        parts = [fused[id(x)].chunk(3, dim=-1)[i] for i, x in enumerate(tensors)]
+    q, k, v = (part.unsqueeze(1) if part.ndim == 2 else part for part in parts)
+    m, b = k.shape[:2]
+    if named.get("bias_k") is not None:
+        k = torch.cat([k, named["bias_k"].expand(1, b, -1)])
+        v = torch.cat([v, named["bias_v"].expand(1, b, -1)])
+    if named.get("add_zero_attn"):
+        k, v = (torch.cat([part, part.new_zeros(1, *part.shape[1:])]) for part in (k, v))
+    mask = q.new_zeros(1, 1, 1, len(k))
+    added, padding = named.get("attn_mask"), named.get("key_padding_mask")
+    if added is not None:
+        added = added if added.ndim == 2 else added.unflatten(0, (b, -1))
+        mask = mask + functional.pad(_add_to_scores(added), (0, len(k) - m))
     if padding is not None:
-        padding = padding if padding.ndim == 2 else padding[None]
-        keys = ~padding if padding.dtype == torch.bool else is_allowed(padding)
-        allowed = allowed & keys[:, None, None]
-    if allowed is not None:
-        p = p.masked_fill(~allowed[..., rows, :].any(dim=-1, keepdim=True), 0.0)
-        added = p.shape[-1] - m  # keys of `add_bias_kv` and `add_zero_attn`
-        allowed = functional.pad(allowed, (0, added), value=True)
-        allowed = allowed.any(dim=1)
-    return Weights(p.flatten(0, 1), rows, allowed)
+        padding = _add_to_scores(padding.reshape(b, 1, 1, m))
+        mask = mask + functional.pad(padding, (0, len(k) - m))
+    q, k, v = (part.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3) for part in (q, k, v))
+    return q, k, v, mask
 
 
-def keys_last(used: Tensor, letters: str, of_values: str, result: str) -> Tensor:
+def _add_to_scores(hidden):
+    """Returns an additive mask, of one that is True where keys are hidden, or additive."""
+    if hidden.dtype == torch.bool:
+        return torch.zeros_like(hidden, dtype=torch.float32).masked_fill(hidden, -math.inf)
+    return hidden
+
+
+def move_keys_last(weights: Tensor, letters: tuple[str, str, str]) -> Tensor:
     """Moves the axes of weights so that the last two are queries and keys.
 
     Args:
-        used: The weights.
-        letters, of_values, result: Of the axes of weights, values and their product.
+        weights: Of any layout.
+        letters: Of the axes of weights, values and their product.
     """
-    summed = [c for c in letters if c not in result]
-    free = [c for c in letters if c in result and c not in of_values]
-    batch = [c for c in letters if c not in summed + free]
-    return used.permute([letters.index(c) for c in batch + free + summed])
+    axes, values, result = letters
+    summed = [c for c in axes if c not in result]
+    free = [c for c in axes if c in result and c not in values]
+    batch = [c for c in axes if c not in summed + free]
+    return weights.permute([axes.index(c) for c in batch + free + summed])
 
 
-def weights_of_scores(used: Tensor, scores: Any) -> Weights:
-    """Reads those that met the values, before dropout.
+def read_weights(used: Tensor, allowed: Tensor | None, softmax: Tensor | None) -> Weights:
+    """Reads the weights that met the values, before dropout.
 
     Args:
         used: What met the values, [..., n, m].
-        scores: The `Scores` that it comes from.
-
+        allowed: Bool like it, which keys a query may attend to; None where weights are above 0.
+        softmax: Like it, what the last softmax gave, if that is known.
     """
-    made, allowed = scores.weights, scores.allowed
     n, m = used.shape[-2:]
     rows, used = choose_rows(n, used.device), used.detach().reshape(-1, n, m)
+    allowed = used > 0 if allowed is None else allowed.reshape(-1, n, m)
     p = used[:, rows].float()
-    if allowed is None or allowed.shape[-2] != n or allowed[..., 0].numel() != used[..., 0].numel():
-        return Weights(p, rows, used > 0)
-    extra = allowed.shape[-1] - m  # sinks beside the keys, before or after them
-    allowed = allowed.reshape(len(p), n, m + extra)
-    starts = dict.fromkeys((0, extra)) if extra >= 0 and made is not None else ()
-    for start in starts:
-        plain = made.reshape(allowed.shape)[:, rows, start : start + m].float()
-        if _is_dropped(plain, p):
-            return Weights(plain, rows, allowed[..., start : start + m])
-    return Weights(p, rows, allowed[..., :m] if extra >= 0 else used > 0)
+    if softmax is not None:
+        before = softmax.reshape(-1, n, m)[:, rows].float()
+        p = before if _is_dropped(before, p) else p
+    return Weights(p, rows, allowed)
+
+
+def sort_examples(weights: Weights, order: Tensor, num_examples: int) -> Weights:
+    """Returns weights sorted by examples.
+
+    Args:
+        weights: Of g examples and heads.
+        order: Of these, so that they are [e, h].
+        num_examples: e.
+
+    Returns:
+        Weights with `allowed` [e or 1, n, m], the keys of any head; None for all.
+    """
+    allowed, g = weights.allowed, len(weights.p)
+    if allowed is not None and len(allowed) > 1:
+        allowed = allowed.repeat_interleave(g // len(allowed), dim=0)[order]
+        allowed = allowed.unflatten(0, (num_examples, -1)).any(dim=1)
+    return weights._replace(p=weights.p[order], allowed=allowed)
 
 
 def is_distribution(p: Tensor) -> bool:
-    """Whether no weight is below 0, and no sum over keys above 1."""
+    """Returns whether no weight is below 0, and no sum over keys above 1."""
     return not bool((p < -1e-6).any() or (p.sum(dim=-1) > 1 + SUM).any())
 
 
 def _is_dropped(weights, used):
-    """Whether what met the values is the softmax's result, or that after dropout."""
+    """Returns whether what met the values is the softmax's result, or that after dropout."""
     large = (used != 0) & (weights > 0.1 / weights.shape[-1])
     if not large.any():
         return not used.any()
@@ -165,46 +199,63 @@ def _is_dropped(weights, used):
     return bool(ratio.max() <= 1.03 * ratio.min())
 
 
-def real_tokens(allowed: Tensor) -> Tensor:
-    """Bool [b, n]: tokens that some query may attend to, and that may attend to some token.
+def find_tokens(allowed: Tensor) -> Tensor:
+    """Finds Bool [b, n], tokens that some query may attend to, and that may attend to some token.
 
-    A token that may attend to others, while only itself may attend to it, is padding where the last
-    of the others is attended to by one before it: attention there is not causal.
+    A key that only its own query may attend to, while that query may attend to others, is padding;
+    unless attention is causal, where this is the last token.
 
     Args:
         allowed: Bool [b, n, n], which token a token may attend to.
     """
-    keys, queries = allowed.any(dim=-2), allowed.any(dim=-1)
-    others = allowed & ~torch.eye(allowed.shape[-1], dtype=torch.bool, device=allowed.device)
-    alone = others.any(dim=-1) & ~others.any(dim=-2)
+    is_key, is_query = allowed.any(dim=-2), allowed.any(dim=-1)
+    to_others = allowed & ~torch.eye(allowed.shape[-1], dtype=torch.bool, device=allowed.device)
+    is_lonely = to_others.any(dim=-1) & ~to_others.any(dim=-2)
     place = torch.arange(allowed.shape[-1], device=allowed.device)
-    last = torch.where(keys & ~alone, place, 0).amax(dim=-1, keepdim=True)
-    return keys & queries & ~(alone & others.triu().any(dim=-2).gather(-1, last))
+    last = torch.where(is_key & ~is_lonely, place, 0).amax(dim=-1, keepdim=True)
+    sees_ahead = to_others.triu().any(dim=-2).gather(-1, last)
+    return is_key & is_query & ~(is_lonely & sees_ahead)
 
 
 def fits_mask(mask: Tensor, allowed: Tensor | None) -> bool:
-    """Whether no token of a mask [b, n] attends to one outside, and each attends to some token."""
+    """Returns whether a mask can be that of the tokens which exist.
+
+    No token of it attends to one outside, and each attends to some token.
+
+    Args:
+        mask: Bool [b, n].
+        allowed: Bool [b or 1, n, n], which token a token may attend to; None for all.
+    """
     if allowed is None:
         return bool(mask.all())
     wrong = allowed & mask[:, :, None] & ~mask[:, None]
     return not wrong.any() and bool((allowed.any(dim=-1) | ~mask).all()) and bool(mask.any())
 
 
-def document_starts(allowed: Tensor, exists: Tensor) -> Tensor | None:
-    """Bool [b, n], where a new document begins in a packed row; None if rows are not packed.
+def number_documents(exists: Tensor, allowed: Tensor | None) -> Tensor | None:
+    """Counts the documents of packed rows, and gives each token the number of its own.
 
-    It begins where neither token i attends to i − 1 nor i − 1 to i, and none attends across.
+    A document begins where neither token i attends to i − 1 nor i − 1 to i, and none attends
+    across.
 
     Args:
-        allowed: Bool [b, n, n], which token a token may attend to.
         exists: Bool [b, n].
+        allowed: Bool [b or 1, n, n], which token a token may attend to; None for all.
+
+    Returns:
+        Int [b, n], −1 for tokens that do not exist; None where each row is a document and all its
+        tokens exist.
     """
-    both = torch.zeros_like(exists)
-    back, ahead = allowed.diagonal(-1, 1, 2), allowed.diagonal(1, 1, 2)
-    both[:, 1:] = ~(back | ahead) & exists[:, 1:] & exists[:, :-1]
-    if not both.any():
+    b, n = exists.shape
+    starts = torch.zeros_like(exists)
+    if allowed is not None:
+        neighbours = allowed.diagonal(-1, 1, 2) | allowed.diagonal(1, 1, 2)
+        starts[:, 1:] = ~neighbours & exists[:, 1:] & exists[:, :-1]
+        number = starts.cumsum(dim=1)
+        is_across = number[:, :, None] != number[:, None]
+        across = allowed & is_across & exists[:, :, None] & exists[:, None]
+        starts = starts & ~across.any()
+    if exists.all() and not starts.any():
         return None
-    document = both.cumsum(dim=1)
-    apart = document[:, :, None] != document[:, None]
-    across = allowed & apart & exists[:, :, None] & exists[:, None]
-    return None if across.any() else both
+    rows = torch.arange(b, device=exists.device)[:, None] * (n + 1)
+    return (rows + starts.cumsum(dim=1)).masked_fill(~exists, -1)

@@ -17,7 +17,7 @@ from rank_collapse.watch.torch_products import SUM, Weights, is_distribution
 
 
 @contextlib.contextmanager
-def plainly() -> Iterator[None]:
+def compute_plainly() -> Iterator[None]:
     """Computes without gradients, without `torch.autocast`, and unseen by modes of functions."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     kind = "cpu" if device is None else device.type
@@ -26,54 +26,61 @@ def plainly() -> Iterator[None]:
         yield
 
 
-def split_documents(exists: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Gives (index into [e · n], Bool: which are tokens), both [l, k], of each document.
+def split_documents(documents: Tensor) -> tuple[Tensor, Tensor]:
+    """Splits rows into documents.
 
     Args:
-        exists: Bool [e, n].
-        starts: Bool [e, n], where a new document begins; None for one a row.
+        documents: Int [e, n], the document of each token, −1 for those that do not exist.
+
+    Returns:
+        (index into [e · n], Bool: which are tokens), both [l, k].
+
+    Raises:
+        LeftOut: No token exists.
     """
-    e, n = exists.shape
-    number = torch.arange(e, device=exists.device)[:, None] * (n + 1)
-    number = (number + (0 if starts is None else starts.cumsum(dim=1))).expand(e, n)
-    index = exists.flatten().nonzero()[:, 0]
-    _, document, counts = number.flatten()[index].unique(return_inverse=True, return_counts=True)
+    numbers = documents.flatten()
+    index = (numbers >= 0).nonzero()[:, 0]
     if not len(index):
         raise LeftOut("no token exists")
+    _, document, counts = numbers[index].unique(return_inverse=True, return_counts=True)
+    order = document.argsort(stable=True)
+    index, document = index[order], document[order]
     within = torch.arange(len(index), device=index.device) - (counts.cumsum(0) - counts)[document]
     places = index.new_zeros(len(counts), int(counts.max()))
-    shown = torch.zeros_like(places, dtype=torch.bool)
-    places[document, within], shown[document, within] = index, True
-    return places, shown
+    is_token = torch.zeros_like(places, dtype=torch.bool)
+    places[document, within], is_token[document, within] = index, True
+    return places, is_token
 
 
-def measure_tokens(
-    x: Tensor, exists: Tensor | None, starts: Tensor | None, kind: str
-) -> dict[str, Tensor]:
-    """Measures tokens [e, n, d] by `monitor`, means over documents.
+def measure_tokens(x: Tensor, documents: Tensor | None, kind: str) -> dict[str, Tensor]:
+    """Measures tokens by `monitor`, means over documents.
+
+    Args:
+        x: Tokens [e, n, d].
+        documents: Int [e, n], see `split_documents`; None where each row is one.
+        kind: "unit" for tokens divided by their norms.
 
     Raises:
         LeftOut: No document has two tokens.
     """
-    if exists is None and starts is not None:
-        exists = torch.ones_like(starts)
-    if exists is not None:
-        places, exists = split_documents(exists, starts)
+    mask = None
+    if documents is not None:
+        places, mask = split_documents(documents)
         x = x.flatten(0, 1)[places]
     if x.shape[0] == 0 or x.shape[1] < 2:
         raise LeftOut(f"{x.shape[0]} examples of {x.shape[1]} tokens")
-    return monitor(x, mask=exists, tokens="unit" if kind == "unit" else "raw")
+    return monitor(x, mask=mask, tokens="unit" if kind == "unit" else "raw")
 
 
 def measure_weights(
-    weights: Weights, shape: tuple[int, int], exists: Tensor | None, starts: Tensor | None
+    weights: Weights, shape: tuple[int, int], documents: Tensor | None
 ) -> dict[str, Tensor]:
     """Measures weights by head [h], means over documents that have a measured query.
 
     Args:
         weights: In the order of examples, `p` [e · h, r, m].
         shape: (e, h).
-        exists, starts: Bool [e, n], which queries exist, and where documents begin.
+        documents: Int [e, n], see `split_documents`; None where each row is one.
 
     Raises:
         LeftOut: Fewer than two keys, or no weights.
@@ -85,35 +92,24 @@ def measure_weights(
         raise LeftOut(f"{e} examples of {m} keys")
     if not is_distribution(p):
         raise LeftOut("its weights are no distribution over keys")
-    allowed = weights.allowed
-    if allowed is not None:
-        allowed = allowed[:, rows].expand(e, r, m)
-    if exists is None and starts is not None:
-        exists = torch.ones_like(starts)
-    shown = p.sum(dim=(1, 3)) != 0  # [e, r]
-    shown = shown if exists is None else shown & exists[:, rows]
-    numbers = None
-    if starts is not None:
-        document = starts.cumsum(dim=1)[:, rows]
-        numbers = torch.zeros_like(document, dtype=torch.bool)
-        numbers[:, 1:] = document.diff(dim=1) > 0
-    keys = None if allowed is None else (allowed & shown[..., None]).any(dim=1)
-    if not shown.all() or numbers is not None:
-        places, shown = split_documents(shown, numbers)
-        p = p.transpose(1, 2).flatten(0, 1)[places].transpose(1, 2)
-        if allowed is not None:
-            keys = (allowed.flatten(0, 1)[places] & shown[..., None]).any(dim=1)
-    missing = (1 - p.sum(dim=-1, keepdim=True)).clamp(min=0) * shown[:, None, :, None]
-    lacks = bool((missing > SUM).any())
-    if lacks:  # what goes to no key is one key more
+    examples = torch.arange(e, device=p.device)[:, None]
+    documents = (examples if documents is None else documents[:, rows]).expand(e, r)
+    places, is_query = split_documents(documents.masked_fill(p.sum(dim=(1, 3)) == 0, -1))
+    p, keys = p.transpose(1, 2).flatten(0, 1)[places].transpose(1, 2), None
+    if weights.allowed is not None:
+        allowed = weights.allowed[:, rows].expand(e, r, m).flatten(0, 1)[places]
+        keys = (allowed & is_query[..., None]).any(dim=1)
+    missing = (1 - p.sum(dim=-1, keepdim=True)).clamp(min=0) * is_query[:, None, :, None]
+    has_sink = bool((missing > SUM).any())
+    if has_sink:  # what goes to no key is one key more
         p = torch.cat([p, missing], dim=-1)
         keys = torch.ones(len(p), m, dtype=torch.bool, device=p.device) if keys is None else keys
         keys = torch.nn.functional.pad(keys, (0, 1), value=False)
     scalars = {}
     for name in ATTENTION:
         options = {"key_mask": keys} if name == "sink_rate" else {}
-        scalars[name] = MEASURES[name](p, mask=shown, **options).mean(dim=0)
-    if lacks:
-        counts = shown.sum(dim=-1).clamp(min=1)[:, None]
+        scalars[name] = MEASURES[name](p, mask=is_query, **options).mean(dim=0)
+    if has_sink:
+        counts = is_query.sum(dim=-1).clamp(min=1)[:, None]
         scalars["missing_mass"] = (missing[..., 0].sum(dim=-1) / counts).mean(dim=0)
     return scalars

@@ -4,13 +4,13 @@ Axis letters: g examples and heads as one, e examples, h heads, n queries, m key
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rank_collapse.watch.recorder import LeftOut
-from rank_collapse.watch.torch_origins import Origins, Tag, Term, along, common_sources, locate
+from rank_collapse.watch.torch_origins import Tag, Term, find_shared_sources, locate_numbers
 
 
 class Tokens(NamedTuple):
@@ -20,141 +20,124 @@ class Tokens(NamedTuple):
         matrix: All rows that were read, [rows, d].
         index: Which row query i of example e is, [e, n].
         keys: Which row each key is, [e, m], −1 for none of them; None if unknown.
-        order: Of [g], so that it is [e, h]; None where it is.
+        order: Of [g], so that it is [e, h].
         is_cross: Whether keys are of other tokens.
         sources: Tags of what was read.
-        shape: Of what was read.
     """
 
     matrix: Tensor
     index: Tensor
     keys: Tensor | None
-    order: Tensor | None
+    order: Tensor
     is_cross: bool
     sources: tuple[Tag, ...]
 
 
-def choose_term(terms: Sequence[Term]) -> tuple[Term, list[Tag] | None]:
-    """Gives the first product with keys of the same tokens, or the first; and `common_sources`."""
-    pairs = [(term, common_sources(term.query, term.key)) for term in terms]
-    return next((pair for pair in pairs if pair[1] is not None), pairs[0])
+def choose_term(terms: Sequence[Term]) -> Term:
+    """Chooses the first product with keys of the same tokens, or the first."""
+    for term in terms:
+        if find_shared_sources(term.query.maps, term.query, term.key) is not None:
+            return term
+    return terms[0]
 
 
-def read_tokens(origins: Origins, terms: Sequence[Term], count: int) -> Tokens:
-    """Reads the tokens of a product of queries and keys.
+def read_tokens(term: Term, count: int) -> Tokens:
+    """Reads the tokens of queries: the input of the linear maps that made them.
 
     Args:
-        origins: Of the pass.
-        terms: Products of queries and keys, which were added.
+        term: The product of queries and keys.
         count: Of the examples and heads of the weights, g.
 
     Raises:
         LeftOut: It cannot be said which tokens queries are of.
     """
-    term, common = choose_term(terms)
-    first, second, both = term.letters
-    maps = term.query.maps()
-    if not maps:
-        raise LeftOut("no linear map made its queries")
-    places = along(first, both[:-1], term.query, term.sizes)
-    sources = common or [o.source for o in maps]
-    if places is not None:
-        which, rows = locate(places, term.query)
-        read = [maps[i].source for i in which.unique().tolist() if i >= 0]
-        if set(read) <= set(sources):
-            sources = read
-    by_source = _origins_of(term.query, sources)
-    matrices = [origins.rows_of(o) for o in by_source.values()]
+    (first, second, result), maps = term.letters, term.query.maps
+    located = _locate_rows(term.query, first, result[:-1], term.sizes)
+    if not maps or located is None:
+        raise LeftOut("which linear map made its queries is not known")
+    used = [maps[i] for i in located[0].unique().tolist() if i >= 0]
+    shared = find_shared_sources(used, term.query, term.key)
+    sources = shared or list(dict.fromkeys(linear_map.source for linear_map in used))
+    matrices = [source.matrix for source in sources]
+    if any(matrix is None for matrix in matrices):
+        raise LeftOut("what made its queries ran in another layer")
     if len({matrix.shape[1] for matrix in matrices}) != 1:
         raise LeftOut("its queries are of tensors of several widths")
-    offsets, total = {}, 0
-    for source, matrix in zip(by_source, matrices, strict=True):
-        offsets[source], total = total, total + len(matrix)
     matrix = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
-    if places is None:
-        rows = _rows_by_shape(origins, next(iter(by_source.values())), count, term.sizes[both[-2]])
-    else:
-        rows = _rows(which, rows, maps, offsets, total)
+    rows = _join_rows(located, maps, sources)
     if rows is None or (rows < 0).any():
         raise LeftOut("which tokens its queries are of is not known")
-    rows = rows.reshape(-1, rows.shape[-1])
     if len(rows) != count:
         raise LeftOut(f"{count} matrices of weights for {len(rows)} of queries")
-    keys = None
-    if common is not None:
-        keys = _key_rows(term, second, both, offsets, total)
-    index, keys, order = _by_example(rows, keys)
-    return Tokens(matrix, index, keys, order, common is None, tuple(by_source))
-
-
-def _origins_of(tag, sources):
-    """{source: a map that read it}, of maps that made a tensor, or what those read."""
-    result: dict[Tag, Any] = dict.fromkeys(sources)
-    maps, steps = tag.maps(), 0
-    while maps and steps < 1000:
-        origin, steps = maps.pop(), steps + 1
-        if origin.source in result and result[origin.source] is None:
-            result[origin.source] = origin
-        if None in result.values():
-            maps = origin.source.maps() + maps
-    if None in result.values():
-        raise LeftOut("which tokens its queries are of is not known")
-    return result
-
-
-def _rows(which, rows, maps, offsets, total):
-    """Rows among all sources of (index of a map, row it read); −1 for none; None if unknown."""
-    result = torch.full_like(rows, -1)
-    for i, origin in enumerate(maps):
-        mine = which == i
-        if origin.source in offsets:
-            result = torch.where(mine, rows + offsets[origin.source], result)
-        elif len(offsets) == 1 and origin.rows == total:  # maps one after the other
-            result = torch.where(mine, rows, result)
-        elif mine.any():
-            return None
-    return result
-
-
-def _key_rows(term, letters, both, offsets, total):
-    places = along(letters, both[:-2] + both[-1], term.key, term.sizes)
-    if places is None:
-        return None
-    rows = _rows(*locate(places, term.key), term.key.maps(), offsets, total)
-    return None if rows is None else rows.reshape(-1, rows.shape[-1])
-
-
-def _rows_by_shape(origins, origin, count, n):
-    """Rows of [b, n, d] or [n, b, d], where queries were made by what torch does not show."""
-    shape = origin.shape[:-1]
-    b = origin.rows // n
-    if b == 0 or origin.rows != b * n or count % b or shape not in ((b, n), (n, b), (b * n,), (n,)):
-        return None
-    if shape == (b, n) == (n, b) and b > 1:
-        return None
-    rows = torch.arange(b * n, device=origins.rows_of(origin).device)
-    rows = rows.reshape(n, b).T if shape == (n, b) and b > 1 else rows.reshape(b, n)
-    return rows.repeat_interleave(count // b, dim=0)
-
-
-def _by_example(rows, keys):
-    """(rows [e, n], keys [e, m] or None, order [g] or None): heads of one example read its rows."""
+    keys = _locate_rows(term.key, second, result[:-2] + result[-1], term.sizes)
+    keys = None if keys is None or shared is None else _join_rows(keys, term.key.maps, sources)
     _, example = rows[:, 0].unique(return_inverse=True)
-    e = int(example.max()) + 1
-    order = example.argsort(stable=True)
-    rows = rows[order]
-    if len(rows) % e or not torch.equal(
-        rows, rows[:: len(rows) // e].repeat_interleave(len(rows) // e, 0)
-    ):
+    e, order = int(example.max()) + 1, example.argsort(stable=True)
+    heads, index = len(rows) // e, rows[order][:: len(rows) // e]
+    if len(rows) % e or not torch.equal(rows[order], index.repeat_interleave(heads, 0)):
         raise LeftOut("its heads have different tokens")
-    if keys is not None:
-        keys = keys[order][:: len(rows) // e]
-    is_sorted = torch.equal(order, torch.arange(len(order), device=order.device))
-    return rows[:: len(rows) // e], keys, None if is_sorted else order
+    keys = None if keys is None else keys[order][::heads]
+    return Tokens(matrix, index, keys, order, shared is None, tuple(sources))
 
 
-def allowed_among(tokens: Tokens, allowed: Tensor | None) -> Tensor | None:
-    """Gives Bool [e or 1, n, n], which token a token may attend to; None if all or unknown.
+def _locate_rows(tag, letters, wanted, sizes):
+    """Finds the rows of a factor of a product of queries and keys.
+
+    Args:
+        tag: Of the factor.
+        letters: Of its axes.
+        wanted: Of the axes of the result: of batches, and of queries or keys.
+        sizes: Of the letters.
+
+    Returns:
+        [index among its maps, row], both [wanted]; None if unknown.
+
+    Raises:
+        LeftOut: A row of weights is of several tokens, as in attention among features.
+    """
+    if "numbers" not in tag.followers or not tag.maps:
+        return None
+    axes = [c for c in wanted if c in letters]
+    summed = [c for c in letters if c not in wanted]
+    numbers = tag.followers["numbers"]().permute([letters.index(c) for c in axes + summed])
+    numbers = numbers.flatten(len(axes)) if summed else numbers[..., None]
+    first, last = (locate_numbers(numbers[..., i], tag.maps) for i in (0, -1))
+    if not ((first[1] == last[1]) | (first[1] < 0)).all():
+        raise LeftOut("its softmax is over something else than the keys of tokens")
+    size = dict(zip(axes, numbers.shape, strict=False))
+    shapes = [size.get(c, 1) for c in wanted], [sizes[c] for c in wanted]
+    return [part.reshape(shapes[0]).expand(shapes[1]) for part in first]
+
+
+def _join_rows(located, maps, sources):
+    """Joins rows of several sources, which stand one after the other.
+
+    Args:
+        located: As `_locate_rows` gives it.
+        maps: The maps that it names.
+        sources: Tags of what was read.
+
+    Returns:
+        Rows [g, n], −1 for none; None if unknown.
+    """
+    map_index, rows = located
+    result, total = torch.full_like(rows, -1), sum(len(source.matrix) for source in sources)
+    for i, linear_map in enumerate(maps):
+        if linear_map.source in sources:
+            before = sources[: sources.index(linear_map.source)]
+            offset = sum(len(source.matrix) for source in before)
+        elif len(sources) == 1 and linear_map.rows == total:  # maps one after the other
+            offset = 0
+        elif (map_index == i).any():
+            return None
+        else:
+            continue
+        result = torch.where(map_index == i, rows + offset, result)
+    return result.reshape(-1, result.shape[-1])
+
+
+def find_allowed_tokens(tokens: Tokens, allowed: Tensor | None) -> Tensor | None:
+    """Finds Bool [e or 1, n, n], which token a token may attend to; None if all or unknown.
 
     Args:
         tokens: Of the queries.
@@ -162,11 +145,11 @@ def allowed_among(tokens: Tokens, allowed: Tensor | None) -> Tensor | None:
     """
     if allowed is None or tokens.is_cross or tokens.keys is None:
         return None
-    n, m = allowed.shape[-2:]
     if tokens.keys.shape == tokens.index.shape and torch.equal(tokens.keys, tokens.index):
         return allowed
     match = tokens.keys[:, None] == tokens.index[:, :, None]
     if not match.any(dim=-1).all():
         return None
+    n, m = allowed.shape[-2:]
     place = match.int().argmax(dim=-1)[:, None].expand(-1, n, -1)
     return allowed.expand(len(place), n, m).gather(2, place)

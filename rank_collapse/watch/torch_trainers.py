@@ -2,11 +2,15 @@
 
 from typing import Any
 
-from rank_collapse.watch.recorder import flatten
+from rank_collapse.watch.recorder import flatten_row
 
 
-def callback_of_transformers(watched: Any) -> Any:
-    """See `Watch.hf`."""
+def make_transformers_callback(watched: Any) -> Any:
+    """Makes the callback of `Watch.hf`.
+
+    Args:
+        watched: The `Watch`.
+    """
     from transformers import TrainerCallback
 
     class Callback(TrainerCallback):
@@ -14,10 +18,10 @@ def callback_of_transformers(watched: Any) -> Any:
             watched.follow(state.global_step, 1)
 
         def on_log(self, args, state, control, logs=None, **kwargs):
-            """The last row into the Trainer's history, and its means into what its loggers get."""
+            """Adds the last row to the Trainer's history, and its means to what its loggers get."""
             row = (watched.rows or [{}])[-1]
             by_layer = {name: values for name, values in row.items() if isinstance(values, list)}
-            state.log_history[-1].update(flatten(by_layer))
+            state.log_history[-1].update(flatten_row(by_layer))
             for name, values in by_layer.items():
                 numbers = [value for value in values if value == value]
                 logs |= {name: sum(numbers) / len(numbers)} if numbers else {}
@@ -28,13 +32,18 @@ def callback_of_transformers(watched: Any) -> Any:
     return Callback()
 
 
-def callback_of_lightning(watched: Any) -> Any:
-    """See `Watch.lightning`."""
+def make_lightning_callback(watched: Any) -> Any:
+    """Makes the callback of `Watch.lightning`.
+
+    Args:
+        watched: The `Watch`.
+    """
     from lightning.pytorch import Callback
 
     class Watching(Callback):
         def on_train_batch_start(self, trainer, module, batch, batch_idx):
-            watched.follow(trainer.global_step, 0)
+            if len(trainer.optimizers) == 1:  # of several it counts the steps of all
+                watched.follow(trainer.global_step, 0)
 
         def on_fit_end(self, trainer, module):
             watched.close()

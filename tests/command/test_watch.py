@@ -19,7 +19,7 @@ from rank_collapse.runs import drawn, metrics
 @pytest.fixture(autouse=True)
 def pictures_as_data(monkeypatch):
     """As of runs, but where the picture itself is the subject."""
-    monkeypatch.setattr(watch, "drawn", folder.drawn)
+    monkeypatch.setattr(watch, "draw_files", folder.draw_files)
 
 
 def watched(*arguments):
@@ -38,7 +38,7 @@ def write(folder, *ratios):
 
 
 def test_a_threshold_that_is_passed_is_said_once_and_exits_with_3(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(watch, "drawn", drawn.drawn)
+    monkeypatch.setattr(watch, "draw_files", drawn.draw_files)
     write(tmp_path, 0.5, 1e-3, 1e-4)
     out = said(capsys, str(tmp_path), code=watch.PASSED).out
     assert out.count("rank collapse") == 1 and "step 1: residual_ratio 0.001 below 0.01" in out
@@ -116,7 +116,7 @@ def test_many_lines_are_read_and_drawn_in_proportion(monkeypatch):
 
 def test_a_metric_of_any_name_is_drawn(tmp_path, monkeypatch):
     """Formulas and control characters: matplotlib refused the one and warned of the other."""
-    monkeypatch.setattr(watch, "drawn", drawn.drawn)
+    monkeypatch.setattr(watch, "draw_files", drawn.draw_files)
     metrics.append(tmp_path / metrics.NAME, 1, {"$\\frac{$": 1.0, "\x1b[31m": 2.0, "m" * 10**5: 1})
     assert watched(str(tmp_path)) == 0
     assert (tmp_path / "figures" / "metrics.png").stat().st_size > 1000

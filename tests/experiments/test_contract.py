@@ -28,7 +28,7 @@ from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import processes
 from experiments.verdicts.claims import mean_row
 from experiments.verdicts.page import Comparison
-from rank_collapse.runs.drawn import drawn
+from rank_collapse.runs.drawn import draw_files
 from rank_collapse.runs.files import RunError
 
 
@@ -39,7 +39,7 @@ def as_here(devices):
     """
     jax.config.update("jax_num_cpu_devices", devices)
     jax.devices()
-    folder.drawn = as_data
+    folder.draw_files = as_data
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_an_experiment_keeps_to_the_contract(name, tmp_path, monkeypatch, capsys
 @pytest.mark.full
 @pytest.mark.parametrize("name", TWICE)
 def test_figures_are_drawn_as_users_see_them(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "drawn", drawn)
+    monkeypatch.setattr(folder, "draw_files", draw_files)
     module = importlib.import_module(f"experiments.{name}")
     assert run(module, describe_experiment(name).presets["tiny"], tmp_path) == 0
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png", ".pdf"}
@@ -278,7 +278,7 @@ IN_DOUBLE = [n for n in reproduce.EXPERIMENTS if "dtype" in experiment.import_ex
 @pytest.mark.full
 @pytest.mark.parametrize("name", IN_DOUBLE)
 def test_every_column_of_a_run_in_float64_has_its_digits(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "drawn", lambda *_: {})
+    monkeypatch.setattr(folder, "draw_files", lambda *_: {})
     tiny = experiment.describe_experiment(name).presets["tiny"]
     assert run(experiment.import_experiment(name), [*tiny, "--dtype=float64"], tmp_path) == 0
     assert not single_columns(tmp_path)

@@ -194,7 +194,7 @@ def measure(x, _):
     return jax.lax.map(ranks, jnp.arange(50.0))
 x = jax.random.normal(jax.random.key(0), (4, 256, 256))
 mesh = seeds.seed_mesh()
-print(seeds.to_host(seeds.spread(measure, mesh)(seeds.lay_out(x, mesh), None)).shape)
+print(seeds.to_host(seeds.run_seeds(measure, mesh)(seeds.shard_seeds(x, mesh), None)).shape)
 """
 
 

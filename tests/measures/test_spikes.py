@@ -12,7 +12,7 @@ import pytest
 from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse.measures.spikes import chosen_tokens
+from rank_collapse.measures.spikes import choose_tokens
 
 N, D, LENGTH = 64, 128, 11.3
 SPIKES = (0, 100, 1000)
@@ -52,7 +52,7 @@ def test_the_residual_ratio_says_nothing_of_the_others():
         assert float(far) == pytest.approx(np.sqrt(2) * (N - 1) / N, rel=1e-3)
         found = measured(1000, equal, "raw")
         assert found["residual_ratio"][0] > 1 and 1 < found["participation_ratio"][0] < 1.03
-        unit, _, _ = chosen_tokens(tokens(1000, equal), tokens="unit")
+        unit, _, _ = choose_tokens(tokens(1000, equal), tokens="unit")
         cosine = (1 + (N - 1) * rc.token_cosine(tokens(1000, equal))) / N
         share = rc.residual_ratio(unit, norm="frobenius") ** 2
         assert float(share) == pytest.approx(1 - float(cosine), rel=1e-9)

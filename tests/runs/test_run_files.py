@@ -92,13 +92,13 @@ STATE = {"w": np.random.default_rng(0).normal(size=(40, 10)).astype(np.float32),
 
 @pytest.mark.full
 def test_a_damaged_checkpoint_is_refused_or_the_same(tmp_path):
-    states.save(tmp_path, 3, STATE)
-    path, chance = states.path_of(tmp_path, 3), random.Random(1)
+    states.save_state(tmp_path, 3, STATE)
+    path, chance = states.state_path(tmp_path, 3), random.Random(1)
     content, refused = path.read_bytes(), 0
     for _ in range(100):
         path.write_bytes(damaged(content, chance))
         try:
-            found = states.restore(tmp_path, 3, STATE)
+            found = states.restore_state(tmp_path, 3, STATE)
         except ValueError as error:
             refused += 1
             assert str(error).startswith("checkpoint 3 ") and "\n" not in str(error)

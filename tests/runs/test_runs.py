@@ -18,7 +18,7 @@ from refusals import each_is_refused, is_refused
 
 from experiments.lab import provenance
 from experiments.lab.folder import LAYOUT, RunFolder, read_summary
-from rank_collapse.runs.files import RunError, difference, make_folder
+from rank_collapse.runs.files import RunError, describe_difference, make_folder
 
 CONFIG = {"depth": 3, "scales": (0.5, 1.0), "name": "a"}
 
@@ -118,7 +118,8 @@ def test_another_config_is_refused_with_the_difference_and_overwrite_starts_afre
     assert not (tmp_path / "models.safetensors").exists() and not (tmp_path / "models").exists()
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert (
-        difference({"a": 1}, {"b": 1}) == "a is 1 there, 'absent' here; b is 'absent' there, 1 here"
+        describe_difference({"a": 1}, {"b": 1})
+        == "a is 1 there, 'absent' here; b is 'absent' there, 1 here"
     )
 
 

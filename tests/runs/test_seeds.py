@@ -46,14 +46,14 @@ def test_devices_and_chunks_give_the_results_of_a_loop(chunk, at_once):
 
 def test_both_devices_work():
     mesh = seeds.seed_mesh()
-    out = seeds.spread(single, mesh)(seeds.seed_keys(0, 4), 0.0)
+    out = seeds.run_seeds(single, mesh)(seeds.seed_keys(0, 4), 0.0)
     assert {s.device for s in out["last"].addressable_shards} == set(jax.devices())
 
 
 def test_a_swept_value_does_not_recompile():
     shifts = []  # one for each time that it is traced
     counted = lambda key, shift: shifts.append(shift) or single(key, shift)  # noqa: E731
-    call, keys = seeds.spread(counted, seeds.seed_mesh()), seeds.seed_keys(0, 2)
+    call, keys = seeds.run_seeds(counted, seeds.seed_mesh()), seeds.seed_keys(0, 2)
     call(keys, 0.0)
     traced = len(shifts)
     for shift in (0.5, 2.0):
@@ -64,8 +64,8 @@ def test_a_swept_value_does_not_recompile():
 @needs_two
 def test_several_arguments_one_of_them_given_away():
     mesh = seeds.seed_mesh()
-    call = seeds.spread(lambda a, b, c: a + b * c, mesh, donate=(0,))
-    first, second = seeds.lay_out((jnp.arange(3.0), jnp.ones(3)), mesh)
+    call = seeds.run_seeds(lambda a, b, c: a + b * c, mesh, donate=(0,))
+    first, second = seeds.shard_seeds((jnp.arange(3.0), jnp.ones(3)), mesh)
     out = call(first, second, 2.0)
     assert out.shape == (4,) and first.is_deleted() and not second.is_deleted()
     np.testing.assert_array_equal(seeds.to_host(out, 3), [2, 3, 4])
@@ -73,7 +73,7 @@ def test_several_arguments_one_of_them_given_away():
 
 def test_keys_come_to_the_host_as_keys():
     keys = seeds.seed_keys(1, 3)
-    back = seeds.to_host(seeds.lay_out(keys, seeds.seed_mesh()), 3)
+    back = seeds.to_host(seeds.shard_seeds(keys, seeds.seed_mesh()), 3)
     assert back.shape == (3,) and len(back.devices()) == 1
     np.testing.assert_array_equal(jax.random.key_data(back), jax.random.key_data(keys))
 
@@ -82,12 +82,12 @@ def test_keys_come_to_the_host_as_keys():
 def test_padding_repeats_the_last_seed_and_is_cut_off_again():
     tree = {"a": jnp.arange(6).reshape(3, 2)}
     mesh = seeds.seed_mesh()
-    padded = seeds.lay_out(tree, mesh, 6)
+    padded = seeds.shard_seeds(tree, mesh, 6)
     np.testing.assert_array_equal(padded["a"][3:], 3 * [[4, 5]])
     np.testing.assert_array_equal(seeds.to_host(padded, 3)["a"], tree["a"])
     each_is_refused(
-        (lambda: seeds.lay_out(tree, mesh, 2), "3 seeds do not fit into 2"),
-        (lambda: seeds.spread(single, mesh, at_once=0), "at_once=0"),
+        (lambda: seeds.shard_seeds(tree, mesh, 2), "3 seeds do not fit into 2"),
+        (lambda: seeds.run_seeds(single, mesh, at_once=0), "at_once=0"),
         (lambda: seeds.seed_keys(0, 0), "num_seeds=0"),
     )
     assert seeds.padded_size(5, mesh) == 6
@@ -96,10 +96,10 @@ def test_padding_repeats_the_last_seed_and_is_cut_off_again():
 def test_a_tree_comes_back_with_dtypes_and_only_the_newest_step_stays(tmp_path):
     tree = [NormParams(gain=jnp.ones(3, jnp.bfloat16)), (jnp.arange(2), {"x": np.float64(1.5)})]
     for step in (1, 5, 30):
-        states.save(tmp_path, step, tree)
-    assert states.steps(tmp_path) == [30]
-    assert states.steps(tmp_path / "absent") == []
-    back = states.restore(tmp_path, 30, tree)
+        states.save_state(tmp_path, step, tree)
+    assert states.list_steps(tmp_path) == [30]
+    assert states.list_steps(tmp_path / "absent") == []
+    back = states.restore_state(tmp_path, 30, tree)
     assert jax.tree.structure(back) == jax.tree.structure(tree)
     jax.tree.map(partial(np.testing.assert_array_equal, strict=True), tree, back)
 
@@ -107,12 +107,16 @@ def test_a_tree_comes_back_with_dtypes_and_only_the_newest_step_stays(tmp_path):
 def test_a_state_saved_on_two_devices_is_restored_on_one(tmp_path):
     two = seeds.seed_mesh()
     one = seeds.seed_mesh(jax.devices()[:1])
-    state = seeds.lay_out({"w": jnp.arange(8.0).reshape(4, 2)}, two)
-    states.save(tmp_path, 1, state)
-    like = seeds.lay_out({"w": jnp.zeros((4, 2))}, one)
-    back = states.restore(tmp_path, 1, like)
+    state = seeds.shard_seeds({"w": jnp.arange(8.0).reshape(4, 2)}, two)
+    states.save_state(tmp_path, 1, state)
+    like = seeds.shard_seeds({"w": jnp.zeros((4, 2))}, one)
+    back = states.restore_state(tmp_path, 1, like)
     assert back["w"].sharding == like["w"].sharding != state["w"].sharding
     np.testing.assert_array_equal(back["w"], state["w"])
     is_refused(
-        r"has b of shape None, not \(3,\)", states.restore, tmp_path, 1, like | {"b": jnp.ones(3)}
+        r"has b of shape None, not \(3,\)",
+        states.restore_state,
+        tmp_path,
+        1,
+        like | {"b": jnp.ones(3)},
     )

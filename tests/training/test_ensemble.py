@@ -93,18 +93,18 @@ def test_interrupted_and_resumed_is_uninterrupted(two_devices, uninterrupted, tm
         pass
 
     def interrupt(epoch, snapshot, losses):
-        states.save(tmp_path, epoch, snapshot())
+        states.save_state(tmp_path, epoch, snapshot())
         raise Interrupted
 
     keys, hyper = seed_keys(2, 5), Hyper(learning_rate=0.01)
     with pytest.raises(Interrupted):
         two_devices.train(keys, hyper, on_chunk=interrupt)
-    assert states.steps(tmp_path) == [2]
+    assert states.list_steps(tmp_path) == [2]
     seen = []
     resumed = two_devices.train(
         keys,
         hyper,
-        resume=lambda like: (2, states.restore(tmp_path, 2, like)),
+        resume=lambda like: (2, states.restore_state(tmp_path, 2, like)),
         on_chunk=lambda epoch, snapshot, losses: seen.append(epoch),
     )
     assert seen == [4]
@@ -112,7 +112,7 @@ def test_interrupted_and_resumed_is_uninterrupted(two_devices, uninterrupted, tm
     same(resumed.state, uninterrupted.state)
     # Five seeds are padded to six on two devices; one device and no padding go on from there.
     elsewhere = ensemble(devices=1).train(
-        keys, hyper, resume=lambda like: (2, states.restore(tmp_path, 2, like))
+        keys, hyper, resume=lambda like: (2, states.restore_state(tmp_path, 2, like))
     )
     np.testing.assert_allclose(elsewhere.losses, uninterrupted.losses, rtol=1e-4)
     np.testing.assert_array_equal(elsewhere.losses[:, :2], uninterrupted.losses[:, :2])

@@ -7,7 +7,7 @@ import pytest
 from refusals import is_refused
 
 import rank_collapse as rc
-from rank_collapse.runs.states import flatten
+from rank_collapse.runs.states import flatten_state
 from rank_collapse.training.model_file import dump_models, load_models
 from rank_collapse.training.training import Recipe, forward, init_model
 
@@ -58,7 +58,7 @@ def test_torch_reads_the_weights_by_name(tmp_path):
     path = tmp_path / "models.safetensors"
     path.write_bytes(dump_models(recipe().config, own))
     tensors = load_file(path)
-    assert set(tensors) == set(flatten(own))
+    assert set(tensors) == set(flatten_state(own))
     theirs = tensors["network.layers.attention.w_q"].numpy()
     np.testing.assert_array_equal(theirs, own.network.layers.attention.w_q)
 

@@ -112,8 +112,8 @@ def test_what_is_not_positive_has_no_slope():
 
     for lost in ((8,), DEPTHS):
         stream, *_, score = rc.coord_check(build, DEPTHS, steps=1).slopes()
-        assert np.isnan(stream.slope) and f"depth {lost[0]}" in stream.why
-        assert np.isnan(score.ratio) and "depth 2" in score.why
+        assert np.isnan(stream.slope) and f"depth {lost[0]}" in stream.reason
+        assert np.isnan(score.ratio) and "depth 2" in score.reason
 
 
 def test_the_table_and_the_figure_have_every_quantity():

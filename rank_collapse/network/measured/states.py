@@ -10,8 +10,8 @@ import numpy as np
 
 from rank_collapse.measures import spikes
 from rank_collapse.measures.arrays import as_floats
-from rank_collapse.measures.profiles import Profile, measure_states, profile_of, rounding_of
-from rank_collapse.measures.table import MeasureName, named
+from rank_collapse.measures.profiles import Profile, make_profile, measure_states, rounding_limit
+from rank_collapse.measures.table import MeasureName, check_measure_names
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
@@ -44,7 +44,7 @@ def network_profile(
             and after the last the output, after the final norm where there is one.
     """
     params, prepared = prepare_inputs(params, x, config, **inputs)
-    layer_pass = ProfilePass(named(measures), tokens, exclude, threshold)
+    layer_pass = ProfilePass(check_measure_names(measures), tokens, exclude, threshold)
     return run_pass(layer_pass, params, prepared, config)
 
 
@@ -86,7 +86,7 @@ class ProfilePass(States):
             )
         else:
             measures = super().build_result(walked)
-        return profile_of(measures, rounding_of(walked.prepared.x.dtype))
+        return make_profile(measures, rounding_limit(walked.prepared.x.dtype))
 
 
 class StreamedProfile(ProfilePass):
@@ -121,7 +121,7 @@ class StreamedProfile(ProfilePass):
             name: np.append(values, last[name][:, None], 1)
             for name, values in results["layers"].items()
         }
-        return profile_of(measures, rounding_of(results["last"]["x"].dtype))
+        return make_profile(measures, rounding_limit(results["last"]["x"].dtype))
 
     def _measure_with_numpy(self, arguments):
         """Measure NumPy's arrays, of which those in 16 bits are converted to float32."""
