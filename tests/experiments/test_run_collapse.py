@@ -129,10 +129,15 @@ def test_a_layer_above_a_bound_is_counted_but_for_rounding():
 
 
 def variant_of(log10_ratio, rate=3.0, left=None):
-    """Measures of one variant by seed: its ratio at the last layer, and what it is of the first."""
+    """Measures of one variant by seed at three layers: its ratio at the last one, and the rate or
+    what is left of the first one's ratio."""
     last = np.asarray(log10_ratio, float)
-    first = last / rate if left is None else last - np.log10(left)
-    profile = np.stack([first, last], axis=1)
+    if left is None:  # steps of a tenth of the last logarithm, and of rate times that
+        first, middle = (last - share * last / 10 for share in (rate + 1, rate))
+    else:
+        first = last - np.log10(left)
+        middle = (first + last) / 2
+    profile = np.stack([first, middle, last], axis=1)
     size = np.zeros_like(profile)
     return {
         "log10_residual": profile,
@@ -166,7 +171,7 @@ def test_every_variant_has_a_published_curve_to_stand_beside():
     curves = collapse_claims.published_curves(collapse_claims.PUBLISHED["bert-base-cased"], 12)[
         "init"
     ]
-    assert ratios == [curves[n][1] for n in collapse_claims.PUBLISHED_NAMES.values()]
+    assert ratios == [curves[n][2] for n in collapse_claims.PUBLISHED_NAMES.values()]
 
 
 def test_every_scale_of_the_weights_is_a_setting_with_the_first_gain_of_the_skips():
