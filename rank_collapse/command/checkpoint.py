@@ -376,8 +376,14 @@ def write_outputs(
     out = Path(flags.out)
     table = {out.with_suffix(".csv"): written.getvalue().encode()}
     contents = make_files(out) | table
-    for path, content in contents.items():
-        files.write_atomically(path, content)
+    new_paths = [path for path in contents if not path.exists()]
+    try:
+        for path, content in contents.items():
+            files.write_atomically(path, content)
+    except files.RunError:  # such as of a full disk: no part of it without the others
+        for path in new_paths:
+            path.unlink(missing_ok=True)
+        raise
     paths = [str(path) for path in contents if path != out]
     print(*sentences, f"written to {', '.join([str(out), *paths[:-1]])} and {paths[-1]}", sep="\n")
 

@@ -1,4 +1,4 @@
-"""Folders that hold a checkpoint of Hugging Face elsewhere: which folder is it."""
+"""Folders that are no checkpoint of Hugging Face: what they are, and what makes one of them."""
 
 from pathlib import Path
 
@@ -6,19 +6,46 @@ from rank_collapse.pretrained.checkpoint import WEIGHT_FILES
 from rank_collapse.struct import refuse_if
 from rank_collapse.text.files import read_json
 
+_TRANSFORMERS = (
+    'with transformers below 5: python -c "import transformers as t; '
+    "t.AutoModel.from_pretrained('{folder}', {flag}=True).save_pretrained('{new}')\""
+)
+# nanoGPT has weights [out, in] where GPT-2 of transformers has [in, out].
+_NANOGPT = (
+    "python -c \"import torch, transformers as t; s = torch.load('{file}', map_location='cpu'); "
+    "a, names = s['model_args'], ('vocab_size', 'n_embd', 'n_layer', 'n_head'); "
+    "m = t.GPT2LMHeadModel(t.GPT2Config(**{{k: a[k] for k in names}}, "
+    "n_positions=a['block_size'], activation_function='gelu')); "
+    "w = {{n.removeprefix('_orig_mod.'): v for n, v in s['model'].items()}}; "
+    "m.load_state_dict({{n: v.T if v.ndim == 2 and '.h.' in n else v for n, v in w.items()}}, "
+    "strict=False); m.save_pretrained('{new}')\""
+)
+# {a file of the folder: (what the folder is, the command that makes a checkpoint of it)}
+PROGRAMS = {
+    "zero_to_fp32.py": (
+        "a checkpoint of DeepSpeed, in parts",
+        "python {file} {folder} {folder} --safe_serialization",
+    ),
+    "ckpt.pt": ("a checkpoint of nanoGPT", _NANOGPT),
+    "flax_model.msgpack": ("a checkpoint of Flax", _TRANSFORMERS.replace("{flag}", "from_flax")),
+    "tf_model.h5": ("a checkpoint of TensorFlow", _TRANSFORMERS.replace("{flag}", "from_tf")),
+}
+
 
 def check_folder(folder: Path) -> None:
     """Checks that a folder could be a checkpoint of Hugging Face.
 
-    Args:
-        folder: That a command was given.
-
     Raises:
-        ValueError: The checkpoint is another folder, which the message names.
+        ValueError: It is that of another program; the message has the command that helps.
     """
     has_config = (folder / "config.json").is_file()
     if has_config and any((folder / name).is_file() for name in WEIGHT_FILES):
         return
+    for name, (kind, command) in PROGRAMS.items():
+        file = folder if folder.name == name else folder / name
+        if file.is_file():
+            names = {"file": file, "folder": file.parent, "new": file.parent / "converted"}
+            raise ValueError(f"{folder} is {kind}; convert it: {command.format(**names)}")
     kind, checkpoint = _look_inside(folder, has_config)
     refuse_if(checkpoint, f"{folder} is {kind}: rank-collapse check {checkpoint}")
 

@@ -123,6 +123,9 @@ def _torch_file(path):
         raise ValueError(
             f"{path}: not a readable torch file: {format_one_line(error, 300)}"
         ) from None
+    for inside in ("state_dict", "model_state_dict"):  # of Lightning, of torch's tutorials
+        if isinstance(content, dict) and isinstance(content.get(inside), dict):
+            content = content[inside]
     if not isinstance(content, dict):
         raise ValueError(f"{path}: holds a {type(content).__name__}, not a dictionary of tensors")
     return {k: v for k, v in content.items() if isinstance(k, str) and torch.is_tensor(v)}

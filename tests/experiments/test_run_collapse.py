@@ -247,8 +247,8 @@ def test_without_skips_post_and_pre_norm_are_one_row():
 
 def test_the_published_form_and_skips_with_mlps_have_rows():
     variants = {v: variant_of([-9.0, -8.0], left=0.2) for v in run_collapse.VARIANTS}
-    variants["san"]["log10_residual"] = np.array([[0.0, -3.0], [0.0, -4.0]])
-    curves = {"1": np.array([[0.0, -0.5], [0.0, -2.0]]), "2": np.zeros((2, 2))}
+    variants["san"]["log10_residual"] = np.array([[0.0, -1.0, -3.0], [0.0, -1.0, -4.0]])
+    curves = {"1": np.array([[0.0, -0.2, -0.5], [0.0, -1.0, -2.0]]), "2": np.zeros((2, 3))}
     given = list(claims_of(at("post", swept=curves, **variants)))
     stop = {row.setting.split(",")[0]: row for row in given if row.key == "mlps stop"}
     text = "MLPs with their own skip"
@@ -270,16 +270,16 @@ def test_a_violated_bound_decides_and_two_seeds_decide_nothing():
         (2, 1, 1.0, "undecided"),
     ):
         san = variant_of(np.full(seeds, -8.0))
-        bounded = dict.fromkeys(run_collapse.TIGHTNESS, np.ones((seeds, 2)))
-        bounded["log10_published_bound"] = np.full((seeds, 2), 9.0)
+        bounded = dict.fromkeys(run_collapse.TIGHTNESS, np.ones((seeds, 3)))
+        bounded["log10_published_bound"] = np.full((seeds, 3), 9.0)
         bounded["log10_published_bound"][:broken] = -9.0
-        bounded |= {"log10_layer_bound": np.zeros((seeds, 2))}
-        bounded["admissible"] = np.full((seeds, 2), covered)
-        bounded["log10_bound"] = np.full((seeds, 2), -9.0)
+        bounded |= {"log10_layer_bound": np.zeros((seeds, 3))}
+        bounded["admissible"] = np.full((seeds, 3), covered)
+        bounded["log10_bound"] = np.full((seeds, 3), -9.0)
         points = at(san=san | bounded)
         assert verdicts(claims_of(points))["heads bound"] == verdict
         (check,) = (c for c in compare_of(points) if "sums over heads" in c.quantity)
-        assert check.measured == seeds * covered
+        assert check.measured == 2 * seeds * covered  # of two layers
 
 
 def test_where_mlps_begin_to_slow_the_collapse():
