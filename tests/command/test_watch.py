@@ -110,7 +110,7 @@ def test_many_lines_are_read_and_drawn_in_proportion(monkeypatch):
     assert values.shape == (2, 20_000, 1) and len(steps) == 20_000
     assert time.process_time() - begun < 5  # with steps.index 20,000² / 2 comparisons for each seed
     calls = []
-    monkeypatch.setattr("rank_collapse.report.alarms._passing_indices", lambda *_: calls.append(1))
+    monkeypatch.setattr("rank_collapse.report.alarms._worst_layer", lambda *_: calls.append(1))
     assert find_alarms(rows, COLLAPSE) == [] and not calls  # a call took 60 µs, of every line
 
 
