@@ -286,12 +286,9 @@ STREAMED = {
 # Where the number of a layer decides, or what stands outside of the layers.
 BY_LAYER = (
     "mlp_skip, norm_placement post",
-    "norm_placement pre, final_norm, norm",
     "norm_placement sandwich, first_norm",
     "learned_skip_gain, learned_branch_gain, learned_per_feature",
     "windows, local_theta",
-    "rotary_layers",
-    "mix",
     "connection hyper",
     "cross_attention",
 )
