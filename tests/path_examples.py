@@ -1,7 +1,5 @@
 """Examples without symmetry for the tests of path sums."""
 
-import dataclasses
-
 import draws
 import jax
 import jax.numpy as jnp
@@ -11,26 +9,12 @@ import rank_collapse as rc
 from experiments.paper.trained.chains import ChainPass
 from experiments.train.path_sizes import measured_sizes
 from rank_collapse.measures.residuals import residual_ratio
-from rank_collapse.network.covers import FORWARD
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.measured.influence import mean_cosine, zero_padding
-from rank_collapse.network.passes import LayerPass, run_pass
+from rank_collapse.network.passes import run_pass
 from rank_collapse.paths.contributions import PathContributions
 
 N, D, DEPTH, HEADS = 5, 8, 3, 2
-
-
-@dataclasses.dataclass(frozen=True)
-class OutputPass(LayerPass):
-    """The output of the network, [n, d], and nothing of its layers."""
-
-    covers = FORWARD
-
-    def measure_layer(self, layer, x, layer_values, carry):
-        return carry, ()
-
-    def build_result(self, walked):
-        return walked.output
 
 
 def relative(a, b):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import stream_oracle
 from field_cases import CASES
-from path_examples import OutputPass, config_of, example
+from path_examples import config_of, example
 from path_oracle import Oracle, enumerate_paths
 
 import rank_collapse as rc
@@ -30,7 +30,7 @@ from rank_collapse.network.config import DEFAULTS, flat
 from rank_collapse.network.covers import EVERYTHING, FORWARD, INERT, SIZES
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.measured.influence import InfluencePass
-from rank_collapse.network.passes import States, run_pass
+from rank_collapse.network.passes import OutputPass, States, run_pass
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.steps import COVERS as PATHS
 from rank_collapse.paths.truncation import Truncated, TruncatedPass

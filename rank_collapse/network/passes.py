@@ -128,6 +128,21 @@ class States(LayerPass):
         return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), *both)
 
 
+@dataclasses.dataclass(frozen=True)
+class OutputPass(LayerPass):
+    """The output of the network, [n, d], and nothing of its layers."""
+
+    covers: ClassVar[Covers] = FORWARD
+
+    def measure_layer(
+        self, layer: Layer, x: Any, layer_values: LayerValues, carry: Any
+    ) -> tuple[Any, Any]:
+        return carry, ()
+
+    def build_result(self, walked: WalkResult) -> Any:
+        return walked.output
+
+
 def step_passes(
     passes: Sequence[LayerPass], layer: Layer, x: Float[Array, "*s n d"], carries: tuple
 ) -> tuple[Float[Array, "*s n d"], tuple, tuple]:

@@ -6,13 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import stream_oracle
-from path_examples import OutputPass
 from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.network import streams
 from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.passes import run_pass
+from rank_collapse.network.passes import OutputPass, run_pass
 
 L, H, N, D, S = 3, 2, 5, 8, 4
 NAMES = {"hyper": "hyper_connections", "manifold": "mhc", "attention": "attention_residuals"}

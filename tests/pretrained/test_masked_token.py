@@ -14,10 +14,10 @@ with warnings.catch_warnings():
 
 import jax
 from architecture_cases import ALBERT, SIZES, Case
-from path_examples import OutputPass
 
 import rank_collapse as rc
 from rank_collapse import pretrained
+from rank_collapse.network.passes import OutputPass
 from rank_collapse.paths.truncation import TruncatedPass
 
 HEADS = {
