@@ -84,7 +84,7 @@ def main(options: flags.FlagValues) -> int:
     for text in list_untested(answers, chosen):
         print(f"{'not tested':14s} {text}")
     failed = [s.name for s in sections if s.status != "done"]
-    print(f"{verdicts.count_line(answers)}.")
+    print(verdicts.count_line(answers))
     print(f"{len(sections) - len(failed)} of {len(sections)} experiments done: {path}")
     if options.markdown:
         print(f"written to {write_markdown(folder, Path(options.docs))}")
