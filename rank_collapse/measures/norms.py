@@ -121,23 +121,6 @@ def composite_norm(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
 
 
 @where_it_lives
-def singular_values(x: Any, *, mask: Any = None) -> Float[Any, "*b r"]:
-    """Compute singular values, largest first; masked rows only add zeros.
-
-    Of float32 the square roots of the eigenvalues, in float64, of the smaller of XXᵀ and XᵀX: less
-    is lost than by an SVD in float32, in a tenth of the time. By an SVD of float64, and of JAX in
-    jit or on an accelerator.
-
-    Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
-
-    Raises:
-        ValueError: See `composite_norm`.
-    """
-    return compute_singular_values(as_tokens(x, mask)[0])
-
-
-@where_it_lives
 def matrix_norm(x: Any, norm: Norm = "composite", *, mask: Any = None) -> Float[Any, "*b"]:
     """Compute a norm by name.
 
@@ -174,7 +157,12 @@ def compute_norm(x: Any, norm: Norm) -> Any:
 
 
 def compute_singular_values(x: Any) -> Any:
-    """Compute `singular_values` of what `as_tokens` made."""
+    """Compute singular values [..., r], largest first, of tokens that `as_tokens` made.
+
+    Of float32 the square roots of the eigenvalues, in float64, of the smaller of XXᵀ and XᵀX: less
+    is lost than by an SVD in float32, in a tenth of the time. By an SVD of float64, and of JAX in
+    jit or on an accelerator. Masked rows are zeros there, which only add zeros.
+    """
     (scaled, scale), xp = scale_to_unit(x), namespace(x)
     if is_jax_array(x):
         from rank_collapse.measures import on_jax

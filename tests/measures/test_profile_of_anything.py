@@ -9,7 +9,6 @@ from comparison import near
 from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
-from rank_collapse.measures.norms import singular_values
 
 L, B, N, D = 3, 2, 5, 4
 HIDDEN = np.random.default_rng(0).normal(size=(L, B, N, D)).astype(np.float32)
@@ -161,7 +160,7 @@ def test_leading_axes_are_a_batch():
             np.testing.assert_allclose(found, one_by_one(measure, KEEP), rtol=1e-5)
             one_mask = [measure(h[0], mask=KEEP[1]) for h in x]
             np.testing.assert_allclose(fn(x[:, 0], mask=KEEP[1]), one_mask, rtol=1e-5)
-    assert rc.residual(x).shape == x.shape and singular_values(x[0]).shape == (B, D)
+    assert rc.residual(x).shape == x.shape
 
 
 test_bad_tokens_are_named = refused(
