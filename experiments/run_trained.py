@@ -25,7 +25,7 @@ import numpy as np
 
 from experiments.lab import cli
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
-from experiments.lab.flags import Flags
+from experiments.lab.flags import Flags, check_names
 from experiments.paper.trained import figures, measure as measures, results
 from experiments.paper.trained.networks import (
     UNTRAINED,
@@ -67,6 +67,7 @@ def open_networks(options: Any) -> list[Network]:
         FileNotFoundError, ValueError: No such folder or network; texts that cannot be read.
     """
     if options.untrained:
+        check_names(options, "networks", UNTRAINED)
         names = options.networks or UNTRAINED
         return [make_untrained(name, options) for name in names]
     return load_networks(options, options.num_texts)
