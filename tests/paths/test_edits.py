@@ -11,7 +11,7 @@ from path_examples import DEPTH, HEADS, config_of, example
 from refusals import each_is_refused, is_refused
 
 import rank_collapse as rc
-from rank_collapse.network.edits import edit_point_shapes
+from rank_collapse.network.edits import edit_point_shapes, trace_edits
 
 CONFIG = config_of(mlp="gelu", norm_placement="post", attention_skip=True, mlp_skip=True)
 LAYER = 1
@@ -187,6 +187,20 @@ def test_residuals_in_logarithms_carry_what_is_affine(x64):
     ):
         call = partial(rc.log_residual_profile, params, x, CONFIG, edit={name: in_layer(1, fn)})
         is_refused(message, call)
+
+
+@pytest.mark.parametrize(
+    ("is_affine", "change"),
+    [
+        (True, lambda v, layer: jnp.where(layer == 1, 0.3 * v[::-1] @ jnp.eye(8), v + layer)),
+        (True, lambda v, layer: jnp.ones_like(v)),
+        (False, lambda v, layer: jnp.where(layer == 1, v * v, v)),
+        (False, lambda v, layer: jax.nn.gelu(v)),
+    ],
+)
+def test_an_edit_is_affine_where_its_derivative_is_constant(is_affine, change):
+    edit = trace_edits({"residual": change}, CONFIG, 5, 0, jnp.float32)["residual"]
+    assert edit.is_affine == is_affine
 
 
 def test_what_is_refused():

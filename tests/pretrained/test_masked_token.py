@@ -1,4 +1,4 @@
-"""The masked-language-model head of BERT and ALBERT against `transformers`, run here."""
+"""Heads against `transformers`, run here: of masked tokens, and of causal models in memory."""
 
 import warnings
 
@@ -13,7 +13,7 @@ with warnings.catch_warnings():
     import architectures
 
 import jax
-from architecture_cases import ALBERT, SIZES, Case
+from architecture_cases import ALBERT, LLAMA, SIZES, Case
 
 import rank_collapse as rc
 from rank_collapse import pretrained
@@ -87,3 +87,20 @@ def test_networks_without_such_a_head_and_what_is_refused(tmp_path):
     targets, chosen = pretrained.targets_of([[1, 2], [3, 0]], [[True, True], [True, False]])
     with pytest.raises(ValueError, match="example 1 has no token to predict"):
         pretrained.token_losses(source.unembedding, np.zeros((2, 1, 2, 24)), targets, chosen)
+
+
+CAUSAL = architectures.CASES | architectures.FORMS | {"llama": Case("LlamaForCausalLM", LLAMA)}
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "gptj", "llama"])
+def test_logits_of_models_in_memory_are_theirs(name):
+    model = architectures.build(CAUSAL[name])
+    config, params = pretrained.load(model)
+    head = pretrained.open_checkpoint(model).unembedding
+    table = np.concatenate([rows for _, rows in head.table.chunks(16)])
+    ids = np.array([3, 1, 4, 1, 5])
+    logits = np.asarray(rc.apply(params, ids, config).output) @ table.T
+    logits = logits if head.bias is None else logits + head.bias
+    with torch.no_grad():
+        expected = model(torch.tensor(ids[None])).logits[0].numpy()
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)

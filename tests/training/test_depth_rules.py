@@ -297,3 +297,10 @@ test_rates_and_blocks_that_do_not_fit = refused(
         (lambda: RULE.adamw(-1, NETWORK), "rate=-1"),
     ]
 )
+
+
+@pytest.mark.parametrize("init", ["lecun", "xavier"])
+def test_weights_of_a_variance_of_one_over_fan_in_start_as_they_are(init):
+    for name in TABLE:
+        factors = rc.depth_rule(name, BASE).factors(NETWORK.replace(init=init))
+        assert factors["matrix"].init == 1

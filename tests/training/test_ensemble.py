@@ -15,7 +15,13 @@ from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.runs import states
 from rank_collapse.runs.seeds import seed_keys, seed_mesh
 from rank_collapse.training.ensemble import Ensemble
-from rank_collapse.training.training import Hyper, Recipe, batch_forward
+from rank_collapse.training.training import (
+    Hyper,
+    Recipe,
+    batch_forward,
+    init_state,
+    train_epoch,
+)
 
 CONFIG = TransformerConfig(
     depth=1,
@@ -71,6 +77,14 @@ def test_seeds_differ_and_learn(uninterrupted):
     assert len(np.unique(uninterrupted.losses[:, 0])) == 5
     assert (uninterrupted.losses[:, -1] < uninterrupted.losses[:, 0]).all()
     assert uninterrupted.diverged_at.tolist() == [-1] * 5 and uninterrupted.watched is None
+
+
+def test_a_seed_is_one_network_trained_on_data_of_a_key_of_its_own(uninterrupted):
+    hyper = Hyper(learning_rate=jnp.float32(0.01))
+    key_data, key_state = jax.random.split(seed_keys(2, 5)[1])
+    data, state = make_data(key_data), init_state(key_state, hyper, RECIPE)
+    _, loss = jax.jit(lambda s, d: train_epoch(s, d, 0, hyper, RECIPE))(state, data["train"])
+    np.testing.assert_allclose(loss, uninterrupted.losses[1, 0], rtol=1e-4)
 
 
 @pytest.mark.full

@@ -24,6 +24,7 @@ from rank_collapse.training.training import (
     init_state,
     schedule_factor,
     train_epoch,
+    train_step,
 )
 
 
@@ -191,6 +192,16 @@ def test_no_dropout_is_a_dropout_of_nothing():
 
 
 @pytest.mark.full
+def test_every_step_has_a_dropout_of_its_own():
+    made, run = recipe(), hyper(learning_rate=0.01, dropout=0.5)
+    state, batch = init_state(jax.random.key(0), run, made), data(4)
+    one_step = jax.jit(
+        lambda step: train_step(state, batch, jnp.ones(4, bool), step, 1.0, run, made)[1]
+    )
+    first, second, again = (float(one_step(step)) for step in (0, 1, 0))
+    assert first == again and abs(first - second) > 1e-3
+
+
 def test_dropout_of_the_output_falls_on_what_the_classifier_reads():
     """A classifier of ones on the diagonal shows the output: each entry is 0 or 1/(1 − p)."""
     made = recipe(num_outputs=8)
