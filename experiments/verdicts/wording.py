@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from experiments.verdicts.claims import (
     ERROR,
@@ -18,6 +19,7 @@ from experiments.verdicts.claims import (
     count_answers,
     expected_errors,
 )
+from rank_collapse.measures.profiles import rounding_limit
 from rank_collapse.report.intervals import draws_needed
 from rank_collapse.report.page import format_number
 
@@ -32,6 +34,12 @@ JOINTLY = (
     "Held-out seeds were never used before the last change of the statistic or the range. "
     "Findings are what no paper says; they get no answer."
 )
+
+
+def show_ratio(ratio: float, dtype: Any = "float32") -> float | str:
+    """Returns a residual ratio, or a bound where rounding to the dtype decides it."""
+    limit = rounding_limit(dtype)
+    return f"below {limit:.0e} (rounding)" if ratio <= limit else float(ratio)
 
 
 def count_text(answers: Sequence[Answer]) -> str:
