@@ -35,7 +35,9 @@ from experiments.paper.architectures.models import (
 )
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import ERROR, Row, curve_row
-from experiments.verdicts.statistics import clipped_log10, power_law_wins
+from experiments.verdicts.statistics import power_law_wins
+from experiments.verdicts.wording import show_ratio
+from rank_collapse.measures.profiles import rounding_limit
 from rank_collapse.network.surgery import ABLATIONS, READINGS
 from rank_collapse.pretrained import PUBLISHED, Target, published_curves, published_targets
 from rank_collapse.pretrained.published import READ_OFF
@@ -43,6 +45,7 @@ from rank_collapse.report import figures
 from rank_collapse.report.wording import words
 
 THRESHOLD = rc.MEASURES["residual_ratio"].alarm.value  # below it tokens count as collapsed
+ROUNDING = rounding_limit("float32")  # at most this of tokens that are equal but for rounding
 FEWEST_DRAWS = 240  # with which one of 12 curves can be refused at 5 % of all of them
 
 FLAGS = cli.make_flags("architectures", num_seeds=1, shows="mean,layer=last", execution=("chunk",))
@@ -138,13 +141,14 @@ def compare_curve(
     by_layer = {t.layer: t for t in targets if (t.variant, "published") == ablation}
     for layer in by_layer or (1, depth):
         low, high = ratios[:, layer].min(), ratios[:, layer].max()
-        note = f"{low:.4g} to {high:.4g} over seeds" * bool(low < high)
+        is_measured = low < high and high > ROUNDING
+        note = f"{low:.4g} to {high:.4g} over seeds" if is_measured else ""
         if by_layer:
             target = by_layer[layer]
             note = "differs; " * target.differs + f"other texts explain ± {target.tolerance:.2g}"
         yield Comparison(
             f"{text}: residual ratio, layer {layer}",
-            float(ratios[:, layer].mean()),
+            show_ratio(ratios[:, layer].mean()),
             published and published[variant][layer],
             note,
         )
@@ -211,10 +215,23 @@ def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
             make_row("collapse", label, 1 - bare[:, -1] / bare[:, 0]),
             make_row("skips stop", label, remaining),
             make_row("law of the fall", label, power_law_wins(skips)),
-            make_row("skips", label, clipped_log10(skips[:, -1]) - clipped_log10(bare[:, -1])),
+            judge_skips(label, skips[:, -1], bare[:, -1]),
         ]
     fewest = len(compared) / ERROR
     return [row for row in compared if row.draws + 1 >= fewest] + rows
+
+
+def judge_skips(label: str, with_skips: np.ndarray, bare: np.ndarray) -> Row:
+    """Tests whether more is left with skips; what rounding makes of equal tokens counts as all.
+
+    Args:
+        label: Of the model.
+        with_skips: Residual ratios after the last layer, one of each seed.
+        bare: Those of attention alone.
+    """
+    note = "at least: attention alone is below float32's rounding" * bool((bare <= ROUNDING).any())
+    decades = np.log10(with_skips) - np.log10(np.maximum(bare, ROUNDING))
+    return make_row("skips", label, decades, note=note)
 
 
 def residual_figure(results: Results, model: Model) -> figures.Figure:

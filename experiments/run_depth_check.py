@@ -2,17 +2,19 @@
 
 Pre-norm language models over bytes are trained under the rules of `rc.depth_rule`; each quantity is
 fitted by a power of the depth. Reproduces figure 7 of Dey et al. 2025 (CompleteP), and the distance
-from linearisation of its figure 6 with another estimator; and asks what becomes of the tokens.
+from linearisation of its figure 6 with another estimator; and asks what becomes of the tokens, at
+several learning rates.
 
     python -m experiments.run_depth_check --rule=mup,completep --depth=2,8,32
     python -m experiments.run_depth_check --rule=mup,half,completep --depth=2,4,8,16,32,64 \\
         --d_model=64,256 --num_seeds=3
-    python -m experiments.run_depth_check --rule=mup,completep --depth=2,4,8,16,32,64 \\
-        --text_file=data/RTE/train.tsv
+    python -m experiments.run_depth_check --rule=sp,mup,completep --depth=2,4,8,16,32,64 \\
+        --learning_rate=1e-4,3e-4,1e-3,3e-3 --text_file=data/RTE/train.tsv
 
-Two CPU cores: 70 CPU seconds for the second at --d_model=64, 390 at 256. Expected: mean |x_L| at
-step 1 within 10 % of the published; at step 10 slopes over depth of 0.9 (mup) and 0 (completep), of
-the residual ratio -0.7 and 0.
+Rule mup scales by width alone, and is what the figure calls SP; sp scales nothing. Two CPU cores:
+70 CPU seconds for the second at --d_model=64, 390 at 256. Expected at rate 1e-3: mean |x_L| at step
+1 within 10 % of the published; at step 10 slopes over depth of 0.9 (mup) and 0 (completep), of the
+residual ratio -0.7 and 0.
 """
 
 from collections.abc import Iterator
@@ -48,14 +50,17 @@ PUBLISHED = (
     (0.61, 0.64, 0.61, 0.78, 0.74, 0.67),
 )
 DEEP = f"--depth={','.join(map(str, DEPTHS))}"
-AXES = ("rule", "depth", "d_model")
+AXES = ("rule", "learning_rate", "depth", "d_model")
+PUBLISHED_RATE = 1e-3  # At which we compare with the figure; it is the default
 COLUMNS = (*MEANING, "loss")
 
-FLAGS = cli.make_flags("depth_check", num_seeds=8, shows="stream,step=last", traced=("rule",))
+FLAGS = cli.make_flags(
+    "depth_check", num_seeds=8, shows="stream,step=last", traced=("rule", "learning_rate")
+)
 define = cli.definer(FLAGS)
 define("enum", "rule", "completep", "Depth parametrisation.", list(RULES))
 vocabulary.define(FLAGS, depth=8, d_model=64, num_tokens=64, batch_size=4, seed_chunk=0)
-vocabulary.define(FLAGS, learning_rate=1e-3, weight_decay=0.1)
+vocabulary.define(FLAGS, learning_rate=PUBLISHED_RATE, weight_decay=0.1)
 define("integer", "base_depth", 2, "Layers of the network whose rates are known.", lower_bound=1)
 define("integer", "base_width", 256, "Its width.", lower_bound=1)
 define("integer", "steps", 10, "Training steps.", lower_bound=2)
@@ -94,7 +99,7 @@ def identity(setup: Setup) -> dict[str, str]:
 
 
 def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
-    """Measures one network under one rule by seed and step; rules share a program.
+    """Measures one network under one rule by seed and step; rules and rates share a program.
 
     Args:
         options: The flags.
@@ -125,8 +130,16 @@ def fit_power(values: xr.DataArray) -> xr.DataArray:
     )
 
 
+def select_rate(results: xr.Dataset) -> xr.Dataset:
+    """Selects the learning rate of comparisons and figures: `PUBLISHED_RATE`, else the first."""
+    rates = results.learning_rate.values
+    rate = PUBLISHED_RATE if PUBLISHED_RATE in rates else rates[0]
+    return results.sel(learning_rate=rate, drop=True)
+
+
 def align_published(results: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
-    """Aligns mean |x_L| with figure 7's by step, rule and depth; returns both."""
+    """Aligns mean |x_L| at one rate with figure 7's by step, rule and depth; returns both."""
+    results = select_rate(results)
     values = np.reshape(PUBLISHED, (2, 3, len(DEPTHS)))
     coordinates = {"step": [1, 10], "rule": ["mup", "half", "completep"], "depth": [*DEPTHS]}
     published = xr.DataArray(values, coordinates, [*coordinates])
@@ -137,7 +150,7 @@ def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
     """Tests figure 7 where its depths are measured, and slopes over depth at step 10.
 
     Args:
-        results: Over rule, depth, width, seed and step.
+        results: Over rule, rate, depth, width, seed and step.
         setup: Of one point; its text is that of all.
     """
     stream, published = align_published(results)
@@ -164,21 +177,33 @@ def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
 
 
 def compare_results(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
-    """Compares mean |x_L| with figure 7, whose levels at step 10 depend on data and vocabulary."""
+    """Compares mean |x_L| with figure 7, whose levels at step 10 depend on data and vocabulary.
+
+    Beside it the residual ratio's power of the depth at the last step by rule and learning rate,
+    and the loss of the deepest network, which says what rate a user would choose.
+    """
     stream, published = align_published(results)
     if stream.size:
         note = "published: width 256, digitised to 5 %"
         yield from labelled.compare_means("mean |x_L|", stream, published, note)
+    if results.sizes["depth"] > 1:
+        last, text = results.isel(step=-1, drop=True), f"at step {int(results.step[-1])}"
+        power = fit_power(last.residual_ratio)
+        yield from labelled.compare_means(f"power of the depth, residual ratio {text}", power)
+        deepest = last.loss.isel(depth=-1)
+        yield from labelled.compare_means(f"loss of the deepest network {text}", deepest)
 
 
 def make_rows(results: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
-    """Makes a row for each rule, depth, width, seed and step."""
+    """Makes a row for each rule, rate, depth, width, seed and step."""
     return labelled.table_rows(results, (*AXES, "seed", "step"), COLUMNS)
 
 
 def quantities_figure(results: xr.Dataset, setup: Setup):
-    """Quantities over depth by rule, at the largest width: dotted at the first step, solid at the
-    last; geometric mean over seeds and a deviation of the logarithm."""
+    """Quantities over depth by rule, at the largest width and a rate of 1e-3 where it was run:
+    dotted at the first step, solid at the last; geometric mean over seeds and a deviation of the
+    logarithm."""
+    results = select_rate(results)
     wide = results[[name for name in MEANING if name in results]].isel(d_model=-1)
     wide = wide.transpose("rule", "depth", "seed", "step")
     curves = {
@@ -192,14 +217,15 @@ EXPERIMENT = Experiment(
     order=75,
     title="Depth parametrisations",
     brief="ten steps of training at 2 to 64 layers: sizes, tokens, gradients by depth rule",
-    claim="With CompleteP mean |x_L| stays of one size over depth for ten steps, with standard "
-    "parametrisation it grows (Dey et al. 2025, figure 7), and with α = 1 blocks do not become "
-    "linear in their weights (figure 6). No paper says what the tokens do.",
+    claim="With CompleteP mean |x_L| stays of one size over depth for ten steps, scaled by width "
+    "alone it grows (Dey et al. 2025, figure 7), and with α = 1 blocks do not become linear in "
+    "their weights (figure 6). No paper says what the tokens do.",
     presets={
         "quick": "--rule=mup,half,completep --depth=2,8,32 --num_seeds=3",
         "paper": {
             "bytes": f"--rule=mup,half,completep {DEEP} --num_seeds=3 --d_model=64,256",
-            "RTE": f"--rule=mup,completep {DEEP} --text_file=data/RTE/train.tsv",
+            "RTE": f"--rule=sp,mup,completep {DEEP} --learning_rate=1e-4,3e-4,1e-3,3e-3 "
+            "--text_file=data/RTE/train.tsv",
         },
         "tiny": "--num_seeds=2 --rule=mup,half,completep --depth=1,2 --d_model=8 --num_tokens=8 "
         "--batch_size=1 --steps=2 --base_depth=1",

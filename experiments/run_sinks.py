@@ -49,6 +49,7 @@ define("string", "folder", "trained", "Folder of checkpoint folders, as trained_
 define("list", "networks", [], "Some of its causal networks, by name; default: all.")
 define("boolean", "untrained", False, "A small network at random in their place: for tests.")
 define("string", "text", None, "Text: a .tsv with a header (RTE), or paragraphs.")
+define("boolean", "last_texts", False, "The last texts of the file in place of the first.")
 define("integer", "num_texts", 16, "Texts of each network.", lower_bound=2)
 define("integer", "max_tokens", 64, "Tokens of each text; shorter texts are left out.")
 define("integer", "seed", 0, "Of weights at random, and of random keys.", lower_bound=0)
@@ -333,7 +334,8 @@ EXPERIMENT = Experiment(
     "first token mix the others less.",
     presets={
         "quick": "--start=0,0.4 --how=hidden,dropped --num_texts=4 --max_tokens=32",
-        "paper": "--start=0,0.4 --how=hidden,dropped --key=first,random --text=data/RTE/test.tsv",
+        "paper": "--start=0,0.4 --how=hidden,dropped --key=first,random "
+        "--text=data/RTE/train.tsv --last_texts",  # which no earlier run has read
         "tiny": "--untrained --start=0,0.4 --how=hidden,dropped --key=first,random --num_texts=3 "
         "--max_tokens=16",
     },

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from experiments.verdicts.claims import (
     ERROR,
@@ -16,6 +17,7 @@ from experiments.verdicts.claims import (
     Statement,
     count_answers,
 )
+from rank_collapse.measures.profiles import rounding_limit
 from rank_collapse.report.intervals import draws_needed
 from rank_collapse.report.page import format_number
 
@@ -28,6 +30,12 @@ JOINTLY = (
     "supported where two or more are within; else it does not hold in all settings where some are "
     "outside, and is inconclusive where none is. What must hold and findings get no answer."
 )
+
+
+def show_ratio(ratio: float, dtype: Any = "float32") -> float | str:
+    """Returns a residual ratio, or a bound where rounding to the dtype decides it."""
+    limit = rounding_limit(dtype)
+    return f"below {limit:.0e} (rounding)" if ratio <= limit else float(ratio)
 
 
 def count_text(answers: Sequence[Answer]) -> str:

@@ -88,6 +88,19 @@ def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, i
     assert off == ["bert, pretrained, SAN: residual ratio, layer 2"]
 
 
+def test_what_rounding_left_of_attention_alone_is_a_bound():
+    """1.4e-7 is what float32 makes of equal tokens: the decades that skips keep are at least 6."""
+    row = run_architectures.judge_skips("bert", np.full(8, 0.4), np.linspace(1.1e-7, 1.6e-7, 8))
+    assert row.estimate == pytest.approx(np.log10(0.4 / run_architectures.ROUNDING))
+    assert "at least" in row.note
+    measured = run_architectures.judge_skips("bert", np.full(8, 0.4), np.full(8, 0.04))
+    assert measured.estimate == pytest.approx(1) and "at least" not in measured.note
+    model = SimpleNamespace(label="bert", settings={}, config=SimpleNamespace(depth=1))
+    curves = {("SAN", "published"): np.array([[[0.6, 1.4e-7]], [[0.6, 1.2e-7]]])}
+    end, *_ = run_architectures.compare_curve(model, "init", curves, ("SAN", "published"), [])
+    assert end.measured == "below 1e-06 (rounding)" and not end.note
+
+
 def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch):
     model = SimpleNamespace(
         label="bert",

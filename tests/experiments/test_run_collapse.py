@@ -54,6 +54,9 @@ def test_rows_figures_and_statements_are_of_the_arrays(base):
     found, setup = result_of(run_collapse, base)
     compared = {c.quantity: c for c in run_collapse.compare_results(found, setup)}
     assert "attention alone: residual ratio after 3 layers" in compared
+    ended = found.assign(ratio=found.ratio * 0 + np.float32(6e-8))
+    first, *_ = run_collapse.compare_results(ended, setup)
+    assert first.measured == "below 1e-06 (rounding)"
     free = [c.measured for q, c in compared.items() if "needs no condition" in q]
     assert free and not any(free)
     given = {row.key: row for row in run_collapse.judge_claims(found, setup)}

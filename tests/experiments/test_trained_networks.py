@@ -7,6 +7,7 @@ import json
 import pickle
 import random
 import warnings
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -47,6 +48,48 @@ def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
     table = rows(tmp_path)
     assert {row["network"] for row in table} == {"llama"}
     assert all(float(r["low"]) <= float(r["mean"]) <= float(r["high"]) for r in table if r["low"])
+
+
+def test_an_albert_is_judged_in_both_readings_each_with_its_own_skips(tmp_path):
+    """Two readings of an ALBERT, each with arrays of its ablation; one of other networks."""
+    flags = [*run_trained.EXPERIMENT.presets["tiny"], "--networks=albert,llama"]
+    options = cli.parse_flags(run_trained.FLAGS, flags)
+    opened = run_trained.open_networks(options)
+    arrays = {n.label: measure.measure_residuals(n.source, n.inputs, 3) for n in opened}
+    found = []
+    for network in opened:
+        own = arrays[network.label]
+        found += results.judge_ablations(network.label, own, network.source.config.mask == "causal")
+    settings = {row.setting for row in found if row.key == "trained skips stop"}
+    assert settings == {"albert, as the text has it", "albert, as published", "llama"}
+    source, inputs = opened[0].source, opened[0].inputs
+    for name, reading in (("skips", "text"), ("skips, as published", "published")):
+        ablation = pretrained.AblationSpec("SAN+skip", reading)
+        group = pretrained.Group((("ratio", measure.ProfilePass()),), ablation)
+        seen = pretrained.stream(source, inputs, {"": group})[""]["ratio"]["residual_ratio"]
+        np.testing.assert_allclose(10 ** arrays["albert"][f"log10_ratio/{name}"], seen, rtol=1e-5)
+    assert "log10_ratio/skips, as published" not in arrays["llama"]
+
+
+def test_texts_are_disjoint_pieces_or_the_last_of_a_file(tmp_path, monkeypatch):
+    """Every word of the texts has a number of its own, so that overlaps show."""
+    numbers = [str(i) for i in range(1, 1001)]
+    monkeypatch.setattr(networks.words, "default_text", lambda: " ".join(numbers))
+    own = {"load_tokenizer": lambda *_: lambda text: [int(word) for word in text.split()]}
+    monkeypatch.setattr(networks.encoders, "load_tokenizer", own["load_tokenizer"])
+    monkeypatch.setattr(
+        networks.pretrained, "open_checkpoint", lambda _: SimpleNamespace(settings={})
+    )
+    pieces = networks.load_network(tmp_path, None, num_texts=32, max_tokens=64).inputs["x"]
+    assert pieces.shape == (15, 64) and len(np.unique(pieces)) == pieces.size
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(" ".join(numbers[i : i + 3]) for i in range(0, 30, 3)))
+    for are_last, first in ((False, 1), (True, 25)):
+        network = networks.load_network(tmp_path, str(path), 2, 64, are_last=are_last)
+        assert network.inputs["x"].ravel().tolist() == list(range(first, first + 6))
+    (tmp_path / "ids.txt").write_text(path.read_text())
+    network = networks.load_network(tmp_path, None, 2, 64, are_last=True)
+    assert network.inputs["x"].ravel().tolist() == list(range(25, 31))
 
 
 def test_rate_is_that_of_a_cubic_fall_whatever_the_unit():

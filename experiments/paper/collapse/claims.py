@@ -14,6 +14,7 @@ from experiments.paper.collapse.figures import TIGHTNESS, as_published, first, r
 from experiments.verdicts.claims import Row, cases_row
 from experiments.verdicts.page import Comparison
 from experiments.verdicts.statistics import power_law_wins
+from experiments.verdicts.wording import show_ratio
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
 
 PUBLISHED_NAMES = {
@@ -166,8 +167,9 @@ def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
     ends = [curve[min(depth, len(curve) - 1)] for curve in curves.values()]
     published = xr.DataArray(ends, {"variant": [*curves]})
     note = "published: BERT at initialisation (768 wide, 12 heads, post-norm)"
+    show = partial(show_ratio, dtype=end.ratio.dtype)
     yield from labelled.compare_means(
-        f"residual ratio after {depth} layers", end.ratio, published, note
+        f"residual ratio after {depth} layers", end.ratio, published, note, show
     )
     yield from labelled.compare_means("log10 of the residual at the last layer", end.log10_residual)
     yield from labelled.compare_means("the same in plain arithmetic", end.plain_log10_residual)

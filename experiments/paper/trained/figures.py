@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.paper.trained.measure import VARIANTS
+from experiments.paper.trained.measure import AS_PUBLISHED, VARIANTS
 from experiments.paper.trained.results import length_laws, needed_lengths
 from rank_collapse.pretrained import published_curves, settings_of
 from rank_collapse.report import figures
@@ -82,9 +82,9 @@ def path_lengths_figure(results: Any, networks: Any) -> Any:
 
 def residuals_figure(results: Any, networks: Any) -> Any:
     """The residual ratio by layer in four variants of the same weights, means over texts: trained
-    (solid), and weights of the same shape at random (dotted). Above without skips, in logarithms.
-    In grey the published curves of pretrained BERT and ALBERT (base), as far as they are above
-    0."""
+    (solid), and weights of the same shape at random (dotted); an ALBERT also as the published code
+    has it (dashed). Above without skips, in logarithms. In grey the published curves of pretrained
+    BERT and ALBERT (base), as far as they are above 0."""
     fig, axes = figures.panels(len(VARIANTS), 2, width=4.4, height=3.2)
     for ax, (name, variant) in zip(axes.flat, VARIANTS.items(), strict=True):
         show = LOGARITHMIC.get(name, lambda logs: 10**logs)
@@ -94,10 +94,13 @@ def residuals_figure(results: Any, networks: Any) -> Any:
             ax.plot(show(values), color="0.6", label="published" * (model[0] == "b"))
         for index, network in enumerate(networks):
             arrays, color = results[network.label], figures.color(index)
-            for kind, dash in {"": "-", "random/": ":"}.items():
-                curve = show(arrays[f"{kind}log10_ratio/{name}"]).mean(axis=0)
-                label = "" if kind else network.label
-                ax.plot(curve, color=color, linestyle=dash, label=label)
+            ratio_name = f"log10_ratio/{name}"
+            curves = {ratio_name: "-", f"random/{ratio_name}": ":", ratio_name + AS_PUBLISHED: "--"}
+            for curve, dash in curves.items():
+                if curve in arrays:
+                    label = network.label if dash == "-" else ""
+                    mean = show(arrays[curve]).mean(axis=0)
+                    ax.plot(mean, color=color, linestyle=dash, label=label)
         if name in LOGARITHMIC:
             logarithmic(ax, title=TITLES[name])
         else:

@@ -19,6 +19,7 @@ from rank_collapse.measures.norms import composite_norm
 from rank_collapse.network.measured.influence import attention_share
 from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.passes import LayerMeasure, States
+from rank_collapse.network.surgery import list_ablations
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.truncation import TruncatedPass
 from rank_collapse.pretrained import AblationSpec, Group
@@ -27,7 +28,9 @@ from rank_collapse.theory import bounds
 from rank_collapse.theory.logdomain import LogPass
 from rank_collapse.theory.reports import BoundPass
 
+# Of all readings but the published one (`list_curves`)
 VARIANTS = {"alone": "SAN", "mlps": "SAN+MLP", "skips": "SAN+skip", "whole": "Transformer"}
+AS_PUBLISHED = ", as published"  # after a name: the reading of the published code
 SPIKES = ("spike_entry", "spike_norm", "spike_share", "spike_token", "residual_spike")
 ROUNDING = 1e-5  # of float32 scores up to about 100, in attention weights
 
@@ -93,9 +96,21 @@ class LargestEntry(States):
         return jnp.max(jnp.abs(x if mask is None else jnp.where(mask[:, None], x, 0)))
 
 
+def list_curves(model_type: str) -> dict[str, AblationSpec]:
+    """List the ablations of a network by name, as the paper's text has them.
+
+    Those of an ALBERT come twice: without its MLP the published code keeps the MLP's activation,
+    skip and norm.
+    """
+    curves = {name: AblationSpec(variant, "text") for name, variant in VARIANTS.items()}
+    if ("SAN", "text") in list_ablations(model_type):
+        for name in ("alone", "mlps", "skips"):
+            curves[name + AS_PUBLISHED] = AblationSpec(VARIANTS[name], "published")
+    return curves
+
+
 def measure_residuals(source: Any, inputs: Mapping[str, Any], chunk: int) -> dict[str, np.ndarray]:
-    """Measures log10 of ‖res(X)‖/‖X‖ by layer [b, L + 1], whole and in three variants without
-    parts.
+    """Measures log10 of ‖res(X)‖/‖X‖ by layer [b, L + 1] in every ablation of `list_curves`.
 
     Without skips log10 of ‖res(X)‖ too, in logarithms throughout: it falls below what floating
     point holds.
@@ -108,10 +123,9 @@ def measure_residuals(source: Any, inputs: Mapping[str, Any], chunk: int) -> dic
     logs = (("log", LogPass()), ("norm", LogNorm()))
     groups = {
         name: Group(
-            logs if name in ("alone", "mlps") else (("ratio", ProfilePass()),),
-            AblationSpec(variant, "text" if name in ("alone", "mlps") else "published"),
+            logs if name.startswith(("alone", "mlps")) else (("ratio", ProfilePass()),), ablation
         )
-        for name, variant in VARIANTS.items()
+        for name, ablation in list_curves(source.settings["model_type"]).items()
     }
     results = {}
     for name, values in pretrained.stream(source, inputs, groups, chunk=chunk).items():

@@ -42,7 +42,7 @@ def load_networks(options: Any, num_texts: int) -> list[Network]:
     A network that cannot be read is skipped with a line.
 
     Args:
-        options: Flags `folder`, `networks`, `text` and `max_tokens`.
+        options: Flags `folder`, `networks`, `text`, `last_texts` and `max_tokens`.
         num_texts: Of each network, at most.
 
     Raises:
@@ -65,7 +65,13 @@ def load_networks(options: Any, num_texts: int) -> list[Network]:
             continue
         try:
             networks.append(
-                load_network(folder / name, options.text, num_texts, options.max_tokens)
+                load_network(
+                    folder / name,
+                    options.text,
+                    num_texts,
+                    options.max_tokens,
+                    are_last=options.last_texts,
+                )
             )
         except (ValueError, OSError, ModuleNotFoundError) as error:
             reasons.append(format_one_line(error))
@@ -84,7 +90,14 @@ def make_untrained(name: str, options: Any) -> Network:
     return Network(name, source, inputs, 0)
 
 
-def load_network(folder: Path, text: str | None, num_texts: int, max_tokens: int) -> Network:
+def load_network(
+    folder: Path,
+    text: str | None,
+    num_texts: int,
+    max_tokens: int,
+    *,
+    are_last: bool = False,
+) -> Network:
     """Opens one checkpoint and reads its texts: features.npy, ids.txt, or its tokenizer's.
 
     Args:
@@ -92,27 +105,32 @@ def load_network(folder: Path, text: str | None, num_texts: int, max_tokens: int
         text: File for those with a tokenizer; None for pieces of a text shipped with the package.
         num_texts: At most.
         max_tokens: Of each text that a tokenizer reads; two frames of a spectrogram are a token.
+        are_last: Whether the texts are the last of their file, in place of the first.
 
     Raises:
         ValueError: A checkpoint with neither texts nor a tokenizer.
     """
     source, path = pretrained.open_checkpoint(folder), folder / "vocab.txt"
+    kept = slice(-num_texts, None) if are_last else slice(num_texts)
     vocabulary = path.read_text("utf-8").split("\n") if path.is_file() else []
     mask_id = vocabulary.index("[MASK]") if "[MASK]" in vocabulary else None
     if (folder / "features.npy").is_file():
-        spectra = np.load(folder / "features.npy")[:num_texts, :, : 2 * max_tokens]
+        spectra = np.load(folder / "features.npy")[kept, :, : 2 * max_tokens]
         inputs = {"x": spectra.transpose(0, 2, 1), "mask": None}
         return Network(folder.name, source, inputs, None, folder)
     if (folder / "ids.txt").is_file():
-        batch = tokens.pad_sequences(tokens.read_ids(folder / "ids.txt", num_texts))
+        batch = tokens.pad_sequences(tokens.read_ids(folder / "ids.txt")[kept])
     else:
         encoder = encoders.load_tokenizer(folder, source.settings)
         if encoder is None:
             raise ValueError(f"{folder} has no tokenizer and no ids.txt")
         if text:
-            texts = tokens.read_texts(text, limit=num_texts)
+            texts = tokens.read_texts(text)[kept]
         else:
-            texts = words.cut_windows(words.default_text(), num_texts, max_tokens)
+            # No two pieces overlap: they are draws.
+            shipped = words.default_text()
+            count = min(num_texts, max(1, len(shipped.split()) // max_tokens))
+            texts = words.cut_windows(shipped, count, max_tokens)
         batch = tokens.encode_texts(texts, encoder, max_tokens=max_tokens)
     inputs = {"x": batch.ids, "mask": batch.mask}
     return Network(folder.name, source, inputs, mask_id, folder)

@@ -8,7 +8,7 @@ import numpy as np
 import rank_collapse as rc
 from experiments.lab.experiment import Finding
 from experiments.lab.statements import make_row
-from experiments.paper.trained.measure import VARIANTS
+from experiments.paper.trained.measure import AS_PUBLISHED
 from experiments.paper.trained.networks import Network
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row, cases_row
@@ -44,8 +44,8 @@ def text_measures(arrays: Arrays, config: rc.TransformerConfig) -> dict[str, np.
         config: The network.
     """
     numbers = {
-        f"log10 residual ratio, {name}, last layer over input": a[:, -1] - a[:, 0]
-        for name, a in ((name, arrays[f"log10_ratio/{name}"]) for name in VARIANTS)
+        f"log10 residual ratio, {name}, last layer over input": change
+        for name, change in ratio_changes(arrays).items()
     }
     numbers["rate of attention alone"] = final_rate(arrays["log10_residual/alone"])
     numbers["rate with MLPs"] = final_rate(arrays["log10_residual/mlps"])
@@ -81,6 +81,16 @@ def text_measures(arrays: Arrays, config: rc.TransformerConfig) -> dict[str, np.
             for k, measure in zip(arrays["paths/lengths"][0], values, strict=True):
                 numbers[f"{text}, up to {k} heads, {kind}"] = measure
     return numbers
+
+
+def ratio_changes(arrays: Arrays) -> dict[str, np.ndarray]:
+    """Computes {ablation: [b]}, log10 of the last layer's residual ratio over the input's."""
+    prefix = "log10_ratio/"
+    return {
+        name.removeprefix(prefix): ratios[:, -1] - ratios[:, 0]
+        for name, ratios in arrays.items()
+        if name.startswith(prefix)
+    }
 
 
 def length_laws(arrays: Arrays, config: rc.TransformerConfig) -> dict[str, np.ndarray]:
@@ -161,17 +171,8 @@ def judge_claims(results: Mapping[str, Arrays], networks: Sequence[Network]) -> 
     for network in networks:
         label, arrays, config = network.label, results[network.label], network.source.config
         measures, causal = text_measures(arrays, config), config.mask == "causal"
-        remaining = {
-            n: measures[f"log10 residual ratio, {n}, last layer over input"] for n in VARIANTS
-        }
-        draws = {
-            "trained skips": remaining["skips"] - remaining["alone"],
-            "trained skips stop": 10 ** remaining["skips"],
-            "trained collapse": 1 - 10 ** remaining["alone"],
-        }
-        if not causal:
-            draws["trained rate"] = measures["rate of attention alone"]
-            draws["trained mlp rate"] = measures["rate with MLPs"]
+        rows += judge_ablations(label, arrays, causal)
+        draws = {} if causal else {"trained mlp rate": measures["rate with MLPs"]}
         if "chains/residual" in arrays:
             draws["trained chains"] = measures["slope of chains, decades a length"]
         if "paths/loss" in arrays:
@@ -197,6 +198,31 @@ def judge_claims(results: Mapping[str, Arrays], networks: Sequence[Network]) -> 
                 cases = excess[is_admissible] > 0
                 count = int(cases.sum())
                 rows.append(cases_row(key, label, count, cases.size, num_texts))
+    return rows
+
+
+def judge_ablations(label: str, arrays: Arrays, causal: bool) -> list[Row]:
+    """Tests what is said of attention alone and with skips, in each reading of these ablations.
+
+    Args:
+        label: Of the network.
+        arrays: Of the network.
+        causal: Whether its attention is, whose rate is not asked.
+    """
+    changes, rows = ratio_changes(arrays), []
+    readings = {"": label}
+    if "skips" + AS_PUBLISHED in changes:
+        readings = {"": f"{label}, as the text has it", AS_PUBLISHED: f"{label}{AS_PUBLISHED}"}
+    for reading, setting in readings.items():
+        alone, skips = changes["alone" + reading], changes["skips" + reading]
+        draws = {
+            "trained skips": skips - alone,
+            "trained skips stop": 10**skips,
+            "trained collapse": 1 - 10**alone,
+        }
+        if not causal:
+            draws["trained rate"] = final_rate(arrays[f"log10_residual/alone{reading}"])
+        rows += [make_row(key, setting, values) for key, values in draws.items()]
     return rows
 
 

@@ -97,7 +97,7 @@ def write_ids(kind: str, vocabulary: Sequence[str], count: int = COUNT, seed: in
 
 
 def draw_spectrograms(
-    bins: int, frames: int, count: int = 32, seed: int = 0
+    bins: int, frames: int, count: int = COUNT, seed: int = 0
 ) -> Float[np.ndarray, "b i t"]:
     """Draws log-mel spectra, from −1 to 1 as Whisper has them, of tones that glide with overtones.
 
