@@ -201,7 +201,7 @@ if __name__ == "__main__":
             path.write_text(with_badge(path, repository()), "utf-8")
     pages = {path: made(path.read_text("utf-8")) for path in DOCS.rglob("*.md")}
     pages[DOCS / "results.md"] = results((DOCS / "results.md").read_text("utf-8"))
-    pages[statements_page.PAGE] = statements_page.render_page(statements_page.read_answers())
+    pages[statements_page.PAGE] = statements_page.render_page(statements_page.read_table())
     for path, text in pages.items():
         if path.read_text("utf-8") != text:
             print(path.relative_to(REPOSITORY))

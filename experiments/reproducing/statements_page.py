@@ -5,6 +5,7 @@ Answers follow from the verdicts in the table. Without folders the page is writt
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,8 @@ setting has an interval over independent draws (seeds or texts), of all settings
 {{counts}} Three numbers count settings within the claimed range, outside, and undecided:
 “holds” is all within, “does not hold” all outside, “partly supported” two or more within, “not in
 all settings” some outside, “inconclusive” the rest. “In half” is in half of the draws or more;
-otherwise the mean decides. {{origin}} Rows with intervals, commands and commits: [CSV]({ROWS}).
+otherwise the mean decides. {{origin}} Rows, intervals, commands: [CSV]({ROWS}). Papers by name:
+[related work](related.md).
 
 ## What could go either way
 
@@ -45,6 +47,7 @@ networks.
 | claim | measured | test |
 | --- | --- | --- |
 {{checked}}"""
+YEAR = re.compile(r" et al\. \d{4}")
 TableRows = Sequence[Mapping[str, Any]]
 
 
@@ -167,7 +170,7 @@ def render_page(rows: TableRows) -> str:
     """Renders docs/statements.md from the rows of its table."""
     answers, tested, checked = answer_rows(rows), "", ""
     for key, statement in STATEMENTS.items():
-        source = statement.source.replace(" et al.", "").replace("section ", "§")
+        source = YEAR.sub("", statement.source).replace("section ", "§")
         text = f"({source}) {_escape(statement.text)}"
         if statement.claimed:
             counts = verdict_counts(_find_verdicts(rows, key)) if answers[key] != NOT_RUN else ""

@@ -1,8 +1,9 @@
 """Statements of papers, the rows that test each of them, and the answers that follow.
 
-A statement has one statistic and the open range that it claims for it. Each setting (norm, architecture, width, task) gives a row: that statistic over independent draws,
-which are seeds or networks, never heads, layers or texts of one network. The rows of a statement
-are judged together, by intervals that hold jointly.
+A statement has one statistic and the open range that it claims for it. Each setting (norm,
+architecture, width, task) gives a row: that statistic over independent draws, which are seeds or
+networks, never heads, layers or texts of one network. The rows of a statement are judged together,
+by intervals that hold jointly.
 
 A statistic that has no bounds, such as a logarithm or a paired difference of logarithms, is judged
 by its mean over draws (`mean_row`). Of one that is bounded or takes few values, such as a ratio, an
