@@ -2,13 +2,10 @@
 
 import csv
 import io
-import re
 
 import pytest
-from site_pages import OLDER, captions_in, results
 from two_processes import REPOSITORY
 
-from experiments.lab.experiment import figure_captions, import_experiment
 from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import statements_page
 from experiments.reproducing.statements_page import answer_rows, judge_run_rows, render_page
@@ -16,8 +13,6 @@ from experiments.verdicts import claims
 from rank_collapse.report.intervals import Interval
 
 DOCS = REPOSITORY / "docs"
-RESULTS = (DOCS / "results.md").read_text("utf-8")
-SHOWN = re.findall(r"\(results/(\w+)_0\.png\)", RESULTS)
 
 
 def rows(name):
@@ -45,23 +40,6 @@ def test_verdicts_follow_from_intervals_and_ranges():
         ends = [float(row[name] or "nan") for name in ("low", "high")]
         claimed = STATEMENTS[row["statement"]].claimed
         assert claims.compare_ranges(Interval(*ends), claimed) == row["verdict"], row
-
-
-def test_results_repeat_the_counts_and_what_came_out():
-    assert results(RESULTS) == RESULTS, "tests_docs/site_pages.py --write renews it"
-
-
-@pytest.mark.parametrize("name", SHOWN)
-def test_results_show_what_the_experiment_shows(name):
-    """Captions are those of today's figures, or the section says that its figures are older."""
-    captions = {
-        c.replace("|", r"\|") for c in figure_captions(import_experiment(name).FIGURES).values()
-    }
-    (section,) = [s for s in RESULTS.split("\n## ") if f"(results/{name}_0.png)" in s]
-    shown = captions_in(section, name)
-    assert shown and (captions.issuperset(shown) or section.rstrip().endswith(OLDER))
-    numbers = rows(f"{name}.csv")
-    assert numbers and [row["quantity"] for row in numbers if not row["measured"]] == []
 
 
 def run_of(experiment, commit="a1", seed=1000):
