@@ -65,15 +65,14 @@ def write_markdown(parent: Path, preset: str, docs: Path) -> Path:
     names = [name for name in list_experiments() if is_complete(name, preset, parent)]
     table, sections, pages, missing_numbers = [], [], {}, []
     for name in names:
-        records = {}
+        records = []
         for run, arguments in list_runs(name, preset).items():
             path = parent / run
-            table.append({"run": run, **describe_run(parent, run)})
             command = saved_command(path) or run_command(run, arguments, path)
-            details = format_run(table[-1], preset)
-            records[run] = RunRecord(path, command, details, run.partition("/")[2])
-            table[-1]["command"] = command
-        section = make_section(name, list(records.values()))
+            row = {"run": run, **describe_run(parent, run), "command": command}
+            table.append(row)
+            records.append(RunRecord(path, command, format_run(row, preset), run.partition("/")[2]))
+        section = make_section(name, records)
         numbers = read_numbers(write_numbers(section.comparisons, section.claims))
         wanted = find_missing(texts[name].result + texts[name].table, numbers)
         missing_numbers += [f"{name}: {placeholder}" for placeholder in wanted]

@@ -151,6 +151,7 @@ def save_time(
         "jobs": max(jobs, earlier["jobs"]),
         "at_least": earlier["at_least"],
     }
+    runs.make_folder(parent)
     runs.write_atomically(parent / "times.json", json.dumps(times, indent=2).encode())
 
 

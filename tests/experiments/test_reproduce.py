@@ -118,7 +118,7 @@ def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypa
 
 
 FEW_TEXTS = {
-    "run_path_counts": Texts("{many: of H=4|.0f} and {H=2 (H=2, L=3): mean path length|.1f}.")
+    "run_path_counts": Texts("{many: of H=4|.0f} and {H=2, L=3 (H=2, L=3): mean path length|.1f}.")
 }
 
 
@@ -136,10 +136,8 @@ def test_results_as_markdown_are_of_one_preset(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="no table has: run_path_counts: many: of H=4"):
         results_page.write_markdown(paper, "paper", docs)
     assert not docs.exists()
-    found = Texts(
-        "{H=2 (H=2, L=3): mean path length|.1f} of 3.", "| {H=2 (H=2, L=3): mean x|.1f} |"
-    )
-    found = found._replace(table=found.table.replace("mean x", "mean path length"))
+    mean = "{H=2, L=3 (H=2, L=3): mean path length|.1f}"
+    found = Texts(f"{mean} of 3.", f"| {mean} |")
     monkeypatch.setattr(results_page, "read_texts", lambda: {"run_path_counts": found})
     page = docs / "experiments" / "run_path_counts.md"
     page.parent.mkdir(parents=True)
@@ -181,7 +179,9 @@ def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, cap
             given = [*arguments.split(), f"--output_dir={folder}"]
             assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, given) == 0
     capsys.readouterr()
-    few = {"run_path_counts": Texts("{many: H=4 (H=4, L=3): mean path length|.1f} of 3 layers.")}
+    few = {
+        "run_path_counts": Texts("{many: H=4, L=3 (H=4, L=3): mean path length|.1f} of 3 layers.")
+    }
     monkeypatch.setattr(results_page, "read_texts", lambda: few)
     for preset in sections.PRESETS:
         parent, docs = tmp_path / preset, tmp_path / "docs"
@@ -251,7 +251,7 @@ def test_a_damaged_config_of_a_run_is_named(content, tmp_path):
     (tmp_path / "run_sort").mkdir()
     (tmp_path / "run_sort" / "config.json").write_text(content)
     with pytest.raises(RunError, match=r"run_sort/config\.json cannot be read .*delete this file"):
-        results_page.describe_run(tmp_path, "run_sort", "quick")
+        results_page.describe_run(tmp_path, "run_sort")
 
 
 A_FILE = "cannot write to {0}/file: File exists"
