@@ -104,8 +104,8 @@ def fill(text: str, numbers: Numbers, absent: str = "–") -> str:
         absent: What stands for a number that the table does not have, see `find_missing`.
     """
 
-    def write(found: re.Match) -> str:
-        number = _fill_one(found[1], numbers)
+    def write(placeholder: re.Match) -> str:
+        number = _fill_one(placeholder[1], numbers)
         return absent if number is None else number
 
     return PLACEHOLDER.sub(write, text)
@@ -147,10 +147,10 @@ def format_cell(cell: str, form: str) -> str | None:
     """
     if not form:
         return write_minus(cell) or None
-    found = NUMBER.search(cell)
-    if found is None:
+    number = NUMBER.search(cell)
+    if number is None:
         return None
-    value = float(found[0])
+    value = float(number[0])
     if form.startswith("10^"):
         value = math.pow(10, value)
     text = format(value, form.removeprefix("10^"))

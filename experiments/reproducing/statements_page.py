@@ -61,8 +61,8 @@ def write_page(docs: Path, folders: Iterable[Path] = ()) -> None:
     Raises:
         RunError: A folder that is no complete run.
     """
-    found = [pair for folder in folders for pair in read_run_rows(folder)]
-    rows = list(judge_run_rows(found)) if found else read_table(docs / PAGE.name)
+    run_rows = [pair for folder in folders for pair in read_run_rows(folder)]
+    rows = list(judge_run_rows(run_rows)) if run_rows else read_table(docs / PAGE.name)
     runs.make_folder((docs / ROWS).parent)
     runs.write_atomically(docs / ROWS, table_bytes(rows))
     runs.write_atomically(docs / PAGE.name, render_page(rows).encode())
@@ -84,16 +84,16 @@ def read_run_rows(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
     return [(row, run) for row in read_run(import_experiment(name), folder).claims]
 
 
-def judge_run_rows(found: Sequence[tuple[Row, Mapping[str, Any]]]) -> Iterator[dict[str, Any]]:
+def judge_run_rows(run_rows: Sequence[tuple[Row, Mapping[str, Any]]]) -> Iterator[dict[str, Any]]:
     """Judges the rows of each statement jointly, and yields the rows of the table.
 
     Args:
-        found: From `read_run_rows`, of all folders.
+        run_rows: From `read_run_rows`, of all folders.
     """
     for key, statement in STATEMENTS.items():
-        own = [pair for pair in found if pair[0].key == key]
-        judged = judge_rows([row for row, _ in own], statement.claimed)
-        for verdict, (row, run) in zip(judged, own, strict=True):
+        statement_rows = [pair for pair in run_rows if pair[0].key == key]
+        judged = judge_rows([row for row, _ in statement_rows], statement.claimed)
+        for verdict, (row, run) in zip(judged, statement_rows, strict=True):
             interval = verdict.interval
             yield {
                 "statement": key,
