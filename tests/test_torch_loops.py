@@ -292,6 +292,23 @@ def test_wandb_has_steps_of_its_own(monkeypatch):
     assert [(row["watch/step"], step) for row, step in lines] == [(0, None), (1, None)]
 
 
+def test_a_writer_gets_every_number_of_a_row():
+    lines = []
+    writer = types.SimpleNamespace(add_scalar=lambda *line: lines.append(line))
+    model = gpt2(**QUIET)
+    watched = watch(model, every=1, log=writer)
+    trained(model, 1)
+    watched.close()
+    (row,) = watched.rows
+    expected = []
+    for name in row.keys() - {"step"}:
+        values = np.atleast_1d(row[name])
+        places = [f"{name}/layer_{i}" for i in range(len(values))] if np.ndim(row[name]) else [name]
+        expected += zip(places, values, strict=True)
+    assert len(expected) > 20
+    assert sorted(lines) == sorted((*line, 0) for line in expected if not np.isnan(line[1]))
+
+
 @pytest.mark.parametrize("mode", ["eval", "no gradients", "another class"])
 def test_silence_has_a_reason(mode, caplog):
     model = gpt2(**QUIET)

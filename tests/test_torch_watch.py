@@ -5,6 +5,7 @@ import functools
 import shutil
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from watched_gpt2 import (
 import rank_collapse as rc
 from rank_collapse.torch import watch
 from rank_collapse.watch.torch_products import ROWS
+from rank_collapse.watch.torch_watch import _combine_products
 
 
 def by_hand(model, **inputs):
@@ -259,3 +261,23 @@ def test_a_vision_model_of_timm():
     for layer in range(L):
         for name, value in rc.monitor(reads[layer].numpy()).items():
             np.testing.assert_allclose(row[name][layer], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_the_gradient_of_shared_parameters_is_that_of_their_first_run():
+    model = gpt2(**QUIET)
+    model.transformer.h = torch.nn.ModuleList([model.transformer.h[0]] * L)
+    (row,) = rows_of(model)[:1]
+    for part in ("query", "key", "value"):
+        is_measured = np.isfinite(row[f"{part}_gradient"])
+        np.testing.assert_array_equal(is_measured, np.arange(L) == 0)
+
+
+def test_what_one_product_of_a_split_run_has_alone_is_kept():
+    """Such as the mass that no key has, of the part of a run that has a sink."""
+    entropy = {"attention_entropy": torch.tensor([1.0, 2.0])}
+    sink = {"attention_entropy": torch.tensor([3.0, 6.0]), "missing_mass": torch.tensor([0.1, 0.3])}
+    run = types.SimpleNamespace(products=[(0, entropy), (0, sink)], is_split=True)
+    scalars = {name: float(value) for name, value in _combine_products(run).items()}
+    expected = {"attention_entropy": 3.0, "missing_mass": 0.2}
+    expected |= {"attention_entropy_least": 2.0, "attention_entropy_largest": 4.0}
+    assert scalars == pytest.approx(expected)

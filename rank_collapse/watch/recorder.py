@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rank_collapse.measures.table import COLLAPSE
 from rank_collapse.report.alarms import Alarm, find_alarms
@@ -17,8 +17,18 @@ from rank_collapse.runs import metrics
 
 WANDB_STEP = "watch/step"
 ATTEMPTS = 3  # failures in a row, after which a measure is not tried again
-Log = Callable[..., Any] | str | Path | None
 _log = logging.getLogger("rank_collapse")
+
+
+@runtime_checkable
+class ScalarWriter(Protocol):
+    """A writer of scalars, such as TensorBoard's SummaryWriter."""
+
+    def add_scalar(self, name: str, value: float, step: int, /) -> Any:
+        """Writes a number."""
+
+
+Log = Callable[..., Any] | str | Path | ScalarWriter | None
 
 
 class LeftOut(ValueError):

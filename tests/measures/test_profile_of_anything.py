@@ -35,6 +35,7 @@ def test_batches_layers_lists_and_masks():
     np.testing.assert_allclose(
         alone["effective_rank"][1], rc.effective_rank(HIDDEN[1, 0]), rtol=1e-5
     )
+    assert rc.profile(HIDDEN[:, 0], measures=()).measures == {}  # no measure is not the default
     masked = rc.profile(list(HIDDEN), mask=KEEP)["residual_ratio"]
     np.testing.assert_allclose(masked, one_by_one(rc.residual_ratio, KEEP), rtol=1e-5)
     low = rc.profile([*jnp.asarray(HIDDEN, jnp.bfloat16)])["residual_ratio"]

@@ -1,5 +1,6 @@
 """Exact sums by length, and truncated networks: against outputs, slow walks and every path."""
 
+import inspect
 import itertools
 
 import jax
@@ -346,6 +347,30 @@ def test_no_path_longer_than_0_sees_no_other_token(x64):
 
     sight = jax.jacobian(token)(x)  # [d, n, d]
     assert float(jnp.abs(sight[:, 1:]).max()) < 1e-12 and float(jnp.abs(sight[:, 0]).max()) > 0.1
+
+
+def test_paths_from_the_memory_pass_the_final_norm_by_themselves(x64):
+    config = config_of(
+        depth=2, norm_placement="pre", cross_attention=True, attention_skip=True, final_norm=True
+    )
+    params, x, extra = example(config)
+    trace = rc.apply(params, x, config, **extra)
+    sums, from_memory, offset = Oracle(params, trace, config, extra["memory"]).sums()
+    ours = path_contributions(params, x, config, count_mlps=True, **extra)
+    for found, expected in (
+        (ours.by_length, sums),
+        (ours.from_memory, from_memory),
+        (ours.offset, offset),
+        (ours.total, trace.output),
+    ):
+        np.testing.assert_allclose(found, expected, atol=1e-10)
+
+
+def test_the_shape_of_the_result_is_not_traced():
+    params, x = small_example()
+    plain = inspect.unwrap(path_contributions)  # the tests' check of types refuses it before
+    compute = jax.jit(lambda count: plain(params, x, SMALL, count_mlps=count))
+    each_is_refused((lambda: compute(True), "count_mlps"))
 
 
 def test_what_truncation_refuses():

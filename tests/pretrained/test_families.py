@@ -127,6 +127,17 @@ def of_layers(name, **entries):
     return pretrained.config_of(given | entries)
 
 
+def test_layers_with_a_window_have_a_rotary_base_of_their_own():
+    for name, entry in (
+        ("modernbert", "local_rope_theta"),
+        ("gemma3_text", "rope_local_base_freq"),
+    ):
+        assert of_layers(name).local_theta == 10000
+        assert of_layers(name, **{entry: 500.0}).local_theta == 500
+        own = {"sliding_attention": {"rope_type": "default", "rope_theta": 700.0}}
+        assert of_layers(name, rope_parameters=own, **{entry: 500.0}).local_theta == 700
+
+
 def test_sliding_windows():
     """Entries of `windows` are distances, one less than what the models count; 0 for none."""
 

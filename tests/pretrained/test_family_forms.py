@@ -167,6 +167,14 @@ def test_layers_one_by_one_are_those_of_the_stack(name, tmp_path):
             np.testing.assert_array_equal(np.float32(opened.unembedding.bias), own)
 
 
+@pytest.mark.parametrize("name", ["gpt_neox", "gpt2-head"])
+def test_a_head_in_memory_is_found_by_the_name_of_most_files_too(name):
+    model = architectures.build(architectures.CASES[name])
+    table = pretrained.open_checkpoint(model).unembedding.table
+    own = model.get_output_embeddings().weight.detach().numpy()
+    np.testing.assert_array_equal(np.concatenate([rows for _, rows in table.chunks(16)]), own)
+
+
 def test_the_language_model_beside_an_image_tower(tmp_path):
     """Gemma 3 as published: its entries under text_config, its names behind a prefix."""
     model = architectures.build(architectures.FORMS["gemma3_text"])

@@ -95,6 +95,12 @@ def test_an_index_names_files_of_its_folder(tmp_path, shard):
         open_weights(tmp_path)
 
 
+def test_a_dtype_that_numpy_lacks_is_named(tmp_path):
+    write_safetensors(tmp_path / "model.safetensors", {"a": entry(0, 32, [32], "F8_E4M3")})
+    with pytest.raises(ValueError, match="F8_E4M3"):
+        open_weights(tmp_path)
+
+
 DTYPES = {
     "F64": "f8",
     "F32": "f4",

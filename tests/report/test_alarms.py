@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from rank_collapse.measures.table import COLLAPSE
 from rank_collapse.report import figures
@@ -127,3 +128,12 @@ def test_a_band_of_logarithms_has_a_gap_where_a_seed_has_none():
     figures.log_band(axes[0, 0], np.arange(3), np.array([[1.0, 4.0, 0.0], [4.0, 9.0, 2.0]]))
     (line,) = axes[0, 0].lines
     np.testing.assert_allclose(line.get_ydata(), [2, 6, np.nan])
+
+
+def test_layers_are_whole_numbers_on_every_panel():
+    axes = Figure().subplots(1, 2)
+    for ax in axes:
+        ax.plot([0, 1], [0, 1], label="a curve")
+    figures.finish_axes(list(axes), "layer")
+    for ax in axes:
+        assert all(tick == round(tick) for tick in ax.get_xticks())

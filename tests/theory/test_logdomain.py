@@ -13,7 +13,7 @@ from marks import full_but
 from small_residuals import CASES, config_of, network as small_network
 
 import rank_collapse as rc
-from rank_collapse.theory.logdomain import LogScaled
+from rank_collapse.theory.logdomain import REPLICAS, LogScaled
 
 N, D, H = 6, 16, 4
 QUICK = AS_USERS | {
@@ -203,13 +203,14 @@ def test_equals_the_ordinary_pass_where_float64_still_sees_it(case):
         np.testing.assert_allclose(got[seen], want[seen], atol=1e-4)
 
 
-@pytest.mark.full
-def test_masked_tokens_are_as_if_removed():
+@pytest.mark.parametrize("replicas", [0, pytest.param(REPLICAS, marks=pytest.mark.full)])
+def test_masked_tokens_are_as_if_removed(replicas):
     config = rc.TransformerConfig(depth=6, num_heads=H, d_model=D)
     params, x = network(config)
-    padded = jax.jit(lambda m: rc.log_residual_profile(params, x, config, mask=m))(
-        jnp.asarray(KEEP)
-    )
+    padded = jax.jit(
+        lambda m: rc.log_residual_profile(params, x, config, mask=m, replicas=replicas),
+        compiler_options=QUICK,
+    )(jnp.asarray(KEEP))
     np.testing.assert_allclose(
         padded, jitted(config)(params, x[KEEP], config), rtol=1e-5, atol=1e-4
     )

@@ -298,6 +298,7 @@ def test_targets_stand_between_marks_and_padding_behind_them(task):
     np.testing.assert_array_equal(data.inputs[:, 1:], data.labels[:, :-1])
     assert (data.inputs[:, 0] == BEGIN).all() and len(data.first(3)) == 3
     assert (data.mask.sum(axis=1) == lengths + 1).all()  # the letters and the end mark
+    assert sequences.make_pairs(jax.random.key(1), 40, 6, 4, task).source_mask.all()
 
 
 test_bad_sizes_are_named = refused(
