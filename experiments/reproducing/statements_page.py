@@ -31,8 +31,8 @@ setting has an interval over independent draws (seeds or texts), of all settings
 {{counts}} Three numbers count settings within the claimed range, outside, and undecided:
 “holds” is all within, “does not hold” all outside, “partly supported” two or more within, “not in
 all settings” some outside, “inconclusive” the rest. “In half” is in half of the draws or more;
-otherwise the mean decides. {{origin}} Rows, intervals, commands: [CSV]({ROWS}). Sources in
-full: `experiments/lab/statements.toml`.
+otherwise the mean decides. {{origin}} Rows, intervals, commands: [CSV]({ROWS}). Papers in
+full: [related work](related.md).
 
 ## What could go either way
 
