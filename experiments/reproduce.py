@@ -39,18 +39,18 @@ define(
     "boolean",
     "markdown",
     False,
-    "Also write results.md and its figures to --docs, from all "
-    "run folders there are: those of the preset “paper” where they are complete.",
+    "Also write results.md with its tables and figures, statements.md and "
+    "the results on the experiments' pages to --docs, from the complete folders of the preset.",
 )
 define(
     "integer",
     "jobs",
     0,
-    "Experiments that run side by side (0: two at the sizes of “quick” on "
-    "two cores or more without an accelerator, else one).",
+    "Experiments that run side by side (0: two on two cores or more without "
+    "an accelerator, else one).",
     lower_bound=0,
 )
-define("string", "docs", "docs", "Folder of results.md.")
+define("string", "docs", "docs", "Folder of the pages.")
 define("list", "only", [], f"Experiments to run, out of {', '.join(EXPERIMENTS)} (default: all).")
 
 
@@ -87,7 +87,8 @@ def main(options: flags.FlagValues) -> int:
     print(verdicts.count_line(answers))
     print(f"{len(sections) - len(failed)} of {len(sections)} experiments done: {path}")
     if options.markdown:
-        print(f"written to {write_markdown(folder, Path(options.docs))}")
+        path = write_markdown(folder / options.preset, options.preset, Path(options.docs))
+        print(f"written to {path}")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

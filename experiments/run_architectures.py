@@ -191,8 +191,9 @@ def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
     """Tests the published curves against ours at initialisation, and what the curves are to show.
 
     A checkpoint has no rows: it is one network, of which nothing can be said with an interval.
-    Layer 0 is the embedding, of other texts than the published ones. Whether a curve is one of ours
-    is asked only with so many initialisations that one of all the curves could be refused.
+    Layer 0 is the embedding, of other texts than the published ones. The published curves of a
+    network's variants, one after the other, are compared as one. It is asked only with so many
+    initialisations that one of the networks could be refused.
 
     Args:
         results: Curves of each model.
@@ -202,11 +203,12 @@ def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
     for model in (model for model in models if not model.has_weights):
         label, curves = model.label, results[model.label]["init"]
         published = published_curves(model.settings, model.config.depth).get("init", {})
-        for variant, curve in published.items():
-            ratios = mean_curves(curves, variant)
-            if ratios is not None:
-                row = (f"{label}, {variant}", curve[1:], ratios[:, 1:], READ_OFF)
-                compared.append(curve_row("curves", *row))
+        ratios = {name: mean_curves(curves, name) for name in published}
+        variants = [name for name, values in ratios.items() if values is not None]
+        if variants:  # all variants of one initialisation are one curve
+            curve = np.concatenate([published[name][1:] for name in variants])
+            draws = np.concatenate([ratios[name][:, 1:] for name in variants], axis=1)
+            compared.append(curve_row("curves", label, curve, draws, READ_OFF))
         bare, skips = (mean_curves(curves, name) for name in ("SAN", "SAN+skip"))
         if bare is None:
             continue

@@ -1,7 +1,7 @@
-"""Writes docs/statements.md and its two tables, from run folders or from the tables alone.
+"""Writes docs/statements.md and its table of rows, from the run folders of one run.
 
+    python -m experiments.statements results/a,results/b  (the rows of these runs alone)
     python -m experiments.statements                      (from the committed rows: the same again)
-    python -m experiments.statements results/a,results/b  (rows of these runs take their place)
 
 See `experiments.reproducing.statements_page`.
 """
@@ -15,12 +15,12 @@ from experiments.reproducing import statements_page
 
 FLAGS = cli.make_flags("statements")
 define = cli.definer(FLAGS)
-define("list", "runs", [], "Run folders whose rows stand.")
+define("list", "runs", [], "Run folders of one run.")
 define("string", "docs", "docs", "Folder of the page.")
 
 
 def main(options: flags.FlagValues) -> None:
-    """Writes the page and its tables."""
+    """Writes the page and its table."""
     statements_page.write_page(Path(options.docs), [Path(folder) for folder in options.runs])
     print(f"written: {options.docs}/{statements_page.PAGE.name}")
 

@@ -1,7 +1,8 @@
 """Parts of the site's pages that repeat the code.
 
 `PYTHONPATH=.:tests python tests_docs/site_pages.py --write` makes them. They are between
-`<!-- made: name -->` and `<!-- end -->`; all of docs/statements.md is made. Notebooks get a badge
+`<!-- made: name -->` and `<!-- end -->`; all of docs/statements.md is made. docs/results.md
+is written by `experiments.reproduce` alone. Notebooks get a badge
 that opens them in Colab, once `[project.urls]` has the address of the repository.
 """
 
@@ -16,13 +17,8 @@ from pathlib import Path
 
 from architecture_map import REPOSITORY, levels, packages
 
-from experiments.lab.experiment import (
-    describe_experiment,
-    figure_captions,
-    import_experiment,
-    list_experiments,
-)
-from experiments.reproducing import results_page, sections, statements_page
+from experiments.lab.experiment import describe_experiment, list_experiments
+from experiments.reproducing import statements_page
 from rank_collapse import MEASURES
 
 DOCS = REPOSITORY / "docs"
@@ -30,7 +26,6 @@ COLUMNS = REPOSITORY / "experiments" / "lab" / "columns.csv"
 BLOCK = re.compile(r"(?<=<!-- made: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 # Pages of docs/api, each with the public names of its package.
 API = ("measures", "network", "paths", "theory", "pretrained", "training", "report")
-OLDER = "Figures as that version drew them."  # of a section of docs/results.md
 WHOLE = {  # modules whose own functions are public
     "network": ("network.encoder_decoder", "network.surgery", "flax_adapters"),
     "report": ("runs.metrics",),
@@ -165,31 +160,6 @@ MADE = {
 } | {f"api_{page}": api(page) for page in API}
 
 
-def captions_in(text: str, name: str) -> list[str]:
-    """The captions of an experiment's figures in docs/results.md, in their order."""
-    first = re.findall(rf"\]\(results/{name}_0\.png\)\n\n\*(.*)\*$", text, re.MULTILINE)
-    return first + re.findall(rf"^- \[(.*)\]\(results/{name}_\d+\.png\)$", text, re.MULTILINE)
-
-
-def results(text: str) -> str:
-    """docs/results.md with the counts of the answers, what came out as the experiments' pages have
-    it, and a word where figures are of an earlier version."""
-    _, _, rest = text.partition("\n\n## ")
-    text = f"# Results\n\n{results_page.make_intro()}\n\n## {rest}"
-    for name in list_experiments():
-        place = rf"(results/{name}_0\.png\)(?:(?!\n## ).)*?\*\*Result\.\*\* )[^\n]*"
-        if found := re.search(place, text, flags=re.DOTALL):
-            text = text.replace(found[0], found[1] + sections.read_result(name))
-        captions = {
-            c.replace("|", r"\|") for c in figure_captions(import_experiment(name).FIGURES).values()
-        }
-        for section in text.split("\n## "):
-            old = f"(results/{name}_0.png)" in section and OLDER not in section
-            if old and not captions.issuperset(captions_in(section, name)):
-                text = text.replace(section.rstrip(), f"{section.rstrip()} {OLDER}")
-    return text
-
-
 def made(text: str) -> str:
     """A page with its blocks made again."""
     return BLOCK.sub(lambda found: found[1] + found[2] + MADE[found[1]](), text)
@@ -200,8 +170,7 @@ if __name__ == "__main__":
         if "--write" in sys.argv[1:]:
             path.write_text(with_badge(path, repository()), "utf-8")
     pages = {path: made(path.read_text("utf-8")) for path in DOCS.rglob("*.md")}
-    pages[DOCS / "results.md"] = results((DOCS / "results.md").read_text("utf-8"))
-    pages[statements_page.PAGE] = statements_page.render_page(statements_page.read_answers())
+    pages[statements_page.PAGE] = statements_page.render_page(statements_page.read_table())
     for path, text in pages.items():
         if path.read_text("utf-8") != text:
             print(path.relative_to(REPOSITORY))

@@ -38,10 +38,10 @@ def processor_name() -> str:
 
 
 def git_revision() -> str | None:
-    """Returns the commit of this package's checkout, "+changes" if modified; None without one."""
+    """Returns the commit of this checkout, with "-dirty" if modified; None without one."""
     path = Path(__file__).resolve()
     tracked = ["ls-files", "--error-unmatch", path.name]
-    described = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+changes"]
+    described = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"]
     try:
         for command in (tracked, described):
             git = ["git", "-C", str(path.parent), *command]

@@ -1,10 +1,8 @@
-"""The statements of papers that are tested here, and findings, which no paper states.
+"""The statements of papers: those that could go either way, what must hold, and findings.
 
-They stand in statements.toml. Each has one statistic and the range in which it holds; an
-experiment's `claims` gives its rows, one a setting. A statement whose statistic or range is changed
-gets the date and the commit of that change. It is not confirmed until it has been run on seeds that
-were never used. docs/statements.md is written from this table:
-`PYTHONPATH=.:tests python tests_docs/site_pages.py --write`.
+They stand in statements.toml. Each has one statistic, and an experiment's `claims` gives its rows,
+one a setting. Ranges are fixed before the run whose rows docs/statements.md shows. The page is
+written by `python -m experiments.statements`.
 """
 
 import tomllib

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Sequence
 
-from experiments.lab.folder import table_bytes
+from experiments.reproducing.filling import write_minus, write_numbers
 from experiments.verdicts.page import Section
 
 COLORS = 64  # of a figure's palette: a third of its size, without a visible difference
@@ -45,7 +45,7 @@ def shrink_png(png: bytes) -> bytes:
 
 
 def _render_section(section):
-    """Renders one experiment: the first figure, links to further ones and to the numbers.
+    """Renders one experiment: the first figure, what came out, further figures, numbers.
 
     Returns:
         Its paragraphs, and {path: content} of its files.
@@ -64,17 +64,40 @@ def _render_section(section):
     paragraphs.append(f"**The paper.** {section.claim}")
     if section.came_out:
         paragraphs.append(f"**Result.** {section.came_out}")
-    if section.comparisons:
-        path = f"results/{section.name}.csv"
-        files[path] = table_bytes(vars(c) for c in section.comparisons)
-        paragraphs.append(f"Numbers, beside published ones: [CSV]({path}).")
+    path = f"results/{section.name}.csv"
+    files[path] = write_numbers(section.comparisons, section.claims)
+    paragraphs.append(f"All numbers, beside published ones: [CSV]({path}).")
+    if section.claims:
+        title = f"{len(section.claims)} row{'s' * (len(section.claims) != 1)} of statements"
+        paragraphs.append(_fold(title, _list_claims(section.claims)))
     if figures[1:]:
         links = "\n".join(f"- [{caption}]({path})" for caption, path in figures[1:])
         title = f"{len(figures) - 1} more figure{'s' * (len(figures) != 2)}"
-        # Unfolds on GitHub and on the site.
-        opening = f'<details markdown="1"><summary>{title}</summary>'
-        paragraphs.append(f"{opening}\n\n{links}\n\n</details>")
+        paragraphs.append(_fold(title, links))
     return [*paragraphs, f"```\n{section.command}\n```", section.details], files
+
+
+def _fold(title, content):
+    """Hides Markdown until a reader asks for it, on GitHub and on the site."""
+    opening = f'<details markdown="1"><summary>{title}</summary>'
+    return f"{opening}\n\n{content}\n\n</details>"
+
+
+def _list_claims(claims):
+    """Renders rows of statements as a table, each with its own 95 % interval."""
+    lines = [
+        "Verdicts, with joint intervals, are on [their page](statements.md).",
+        "",
+        "| statement | setting | measured | 95 % interval | draws |",
+        "|---|---|---|---|---|",
+    ]
+    for row in claims:
+        interval = row.interval(0.95)
+        ends = "{:.4g} to {:.4g}".format(*interval) if interval.is_finite else ""
+        measured = "" if row.estimate is None else f"{row.estimate:.4g}"
+        setting = row.setting.replace("|", r"\|")
+        lines.append(f"| {row.key} | {setting} | {measured} | {ends} | {row.draws} |")
+    return write_minus("\n".join(lines))
 
 
 def _escape(caption):

@@ -52,26 +52,38 @@ def run_commands(
     Args:
         commands: {name: (module, *arguments)}.
         jobs: Commands at a time.
-        on_end: Called with the name of each command that has ended, as it ends.
+        on_end: Called with the name of each command that has ended, as it ends; also of those that
+            a signal ended.
 
     Raises:
         Stopped: A signal asked for it.
     """
-    remaining = dict(commands)
-    while remaining:
-        with pool.start_workers(jobs) as executor:
-            running = {
-                pool.submit_work(executor, run_binary, *command): name
-                for name, command in remaining.items()
-            }
-            for future in pool.iterate_ended(running):
-                name = running[future]
-                remaining.pop(name)
-                num_ended = len(commands) - len(remaining)
-                print(f"[{num_ended}/{len(commands)}] {name}", file=sys.stderr)
-                try:
-                    on_end(name, future.result())
-                except BrokenProcessPool:  # its process died: the others go on
-                    progress.raise_if_stopped()
-                    on_end(name, ProcessResult(1, "its process was ended (out of memory?)", 0.0))
-                    break
+    remaining, running = dict(commands), {}
+
+    def end(name: str, result: ProcessResult) -> None:
+        remaining.pop(name)
+        on_end(name, result)
+
+    try:
+        while remaining:
+            with pool.start_workers(jobs) as executor:
+                running = {
+                    pool.submit_work(executor, run_binary, *command): name
+                    for name, command in remaining.items()
+                }
+                for future in pool.iterate_ended(running):
+                    name = running[future]
+                    num_ended = len(commands) - len(remaining) + 1
+                    print(f"[{num_ended}/{len(commands)}] {name}", file=sys.stderr)
+                    try:
+                        end(name, future.result())
+                    except BrokenProcessPool:  # its process died: the others go on
+                        progress.raise_if_stopped()
+                        end(name, ProcessResult(1, "its process was ended (out of memory?)", 0.0))
+                        break
+    except progress.Stopped:
+        for future, name in running.items():
+            was_run = future.done() and not future.cancelled() and future.exception() is None
+            if was_run and name in remaining:
+                end(name, future.result())
+        raise

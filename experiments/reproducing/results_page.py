@@ -1,13 +1,29 @@
-"""docs/results.md with its figures and numbers, and docs/statements.md, from the run folders."""
+"""Every page with results, from the folders of one run of `reproduce`.
 
+docs/results.md with figures and tables, docs/statements.md, and on docs/experiments/NAME.md the
+paragraph and the table of what came out.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from experiments.lab.experiment import list_experiments
+from experiments.lab.folder import table_bytes
 from experiments.reproducing import statements_page
+from experiments.reproducing.filling import (
+    Texts,
+    fill,
+    find_missing,
+    read_numbers,
+    read_texts,
+    write_numbers,
+)
 from experiments.reproducing.markdown import render_markdown
 from experiments.reproducing.sections import (
-    DOCS,
-    PRESETS,
+    CAME_OUT,
     RunRecord,
     list_runs,
     make_section,
@@ -18,51 +34,98 @@ from rank_collapse import runs
 from rank_collapse.runs import files
 
 INTRO = (
-    "What each experiment measured and what came out. All numbers are in CSV files. The answers to "
-    "the papers' statements are on [their page](statements.md): {counts} This page is written by "
-    "`python -m experiments.reproduce --preset=paper --markdown` from the run folders. The "
-    "sizes “paper” are the published ones; “quick” is a smaller run, where that one was not done."
+    "What each experiment measured and what came out, from one run of the code. Each number below "
+    "is in the CSV file of its section. The answers to the papers' statements are on [their page]"
+    "(statements.md). `python -m experiments.reproduce --preset={preset} --markdown` measures "
+    "everything and writes this page. Commands, commits and seconds: [CSV](results/runs.csv)."
 )
+RUNS = "results/runs.csv"  # relative to the page
+TABLE = re.compile(r"(?<=<!-- filled -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
-def write_markdown(folder: Path, docs: Path) -> Path:
-    """Writes docs/results.md with its files, and the rows of the published sizes.
+def write_markdown(parent: Path, preset: str, docs: Path) -> Path:
+    """Writes all pages with results from the complete runs of a preset.
+
+    At the paper's sizes each number that a text names must be there, and the experiments' own pages
+    are written too.
 
     Args:
-        folder: Has a folder of runs for each preset. Each experiment is shown at the largest
-            preset that is complete.
-        docs: Gets results.md, results/ and statements.md.
+        parent: Of the run folders.
+        preset: Their sizes.
+        docs: Gets results.md, results/ and statements.md; has experiments/.
 
     Returns:
         The path of results.md.
+
+    Raises:
+        ValueError: A text names a number that its experiment's table does not have.
+        RunError: A damaged folder.
     """
-    sections, missing, paper_folders = [], [], []
-    for name in list_experiments():
-        presets = [p for p in reversed(PRESETS) if is_complete(name, p, folder / p)]
-        if not presets:
-            missing.append(name)
-            continue
-        preset, parent, records = presets[0], folder / presets[0], []
+    texts = read_texts()
+    names = [name for name in list_experiments() if is_complete(name, preset, parent)]
+    table, sections, pages, missing_numbers = [], [], {}, []
+    for name in names:
+        records = []
         for run, arguments in list_runs(name, preset).items():
-            path, details = parent / run, describe_run(parent, run, preset)
+            path = parent / run
             command = saved_command(path) or run_command(run, arguments, path)
-            records.append(RunRecord(path, command, details, run.partition("/")[2]))
-        if preset == "paper":
-            paper_folders += [record.folder for record in records]
-        sections.append(make_section(name, records))
-    statements_page.write_page(docs, paper_folders)
-    intro = make_intro(docs) + (f" Not run: {', '.join(missing)}." if missing else "")
+            row = {"run": run, **describe_run(parent, run), "command": command}
+            table.append(row)
+            records.append(RunRecord(path, command, format_run(row, preset), run.partition("/")[2]))
+        section = make_section(name, records)
+        numbers = read_numbers(write_numbers(section.comparisons, section.claims))
+        wanted = find_missing(texts[name].result + texts[name].table, numbers)
+        missing_numbers += [f"{name}: {placeholder}" for placeholder in wanted]
+        filled = Texts(*(fill(text, numbers).strip() for text in texts[name][:2]))
+        pages[f"experiments/{name}.md"] = filled
+        came_out = "\n\n".join(filter(None, filled[:2])).replace("](../", "](")
+        sections.append(replace(section, came_out=came_out))
+    if missing_numbers and preset == "paper":
+        raise ValueError(f"results.toml names rows that no table has: {'; '.join(missing_numbers)}")
+    statements_page.write_page(docs, [parent / row["run"] for row in table])
+    missing = [name for name in list_experiments() if name not in names]
+    intro = INTRO.format(preset=preset) + (f" Not run: {', '.join(missing)}." if missing else "")
     text, contents = render_markdown("Results", intro, sections)
-    for path, content in (contents | {"results.md": text.encode()}).items():
+    contents |= {"results.md": text.encode(), RUNS: table_bytes(table)}
+    if preset == "paper":
+        contents |= fill_pages(docs, pages)
+    for path, content in contents.items():
         runs.make_folder((docs / path).parent)
         runs.write_atomically(docs / path, content)
+    for name in names:
+        for path in (docs / "results").glob(f"{name}_*.png"):
+            if f"results/{path.name}" not in contents:  # of an earlier run
+                path.unlink()
     return docs / "results.md"
 
 
-def make_intro(docs: Path = DOCS) -> str:
-    """Writes the first paragraph, with the counts of the answers on docs/statements.md."""
-    answers = statements_page.read_answers(docs / statements_page.PAGE.name)
-    return INTRO.format(counts=statements_page.count_sentence(answers))
+def fill_pages(docs: Path, pages: Mapping[str, Texts]) -> dict[str, bytes]:
+    """Writes results into the pages of experiments that there are.
+
+    Args:
+        docs: The folder of the pages.
+        pages: {path: filled texts}.
+
+    Returns:
+        {path: the page}.
+    """
+    contents = {}
+    for path, filled in pages.items():
+        if (docs / path).exists():
+            page = (docs / path).read_text("utf-8")
+            contents[path] = fill_page(page, filled).encode()
+    return contents
+
+
+def fill_page(page: str, filled: Texts) -> str:
+    """Replaces the paragraph and the table of results of one page.
+
+    Args:
+        page: With "**Result.** …", and "<!-- filled -->" where it has a table.
+        filled: What they become.
+    """
+    page = CAME_OUT.sub(lambda _: f"**Result.** {filled.result}", page, count=1)
+    return TABLE.sub(lambda _: f"{filled.table}\n", page, count=1)
 
 
 def is_complete(name: str, preset: str, parent: Path) -> bool:
@@ -83,33 +146,46 @@ def saved_command(folder: Path) -> str | None:
     return command if isinstance(command, str) else None
 
 
-def describe_run(parent: Path, name: str, preset: str) -> str:
-    """Describes a run: its date, seed, time, machine, sizes and versions.
+def describe_run(parent: Path, name: str) -> dict[str, Any]:
+    """Reads date, seed, time, machine, version and commit of a run.
 
     Args:
         parent: Of the run folders.
         name: The run, see `list_runs`.
-        preset: Its sizes.
 
     Raises:
         RunError: A damaged config.json.
     """
-    run_time, text = read_times(parent).get(name), "time not kept"
-    if run_time is not None:
-        another = ", another experiment beside it" if run_time["jobs"] > 1 else ""
-        text = f"{run_time['seconds']:.0f} s, compilation included{another}"
-    path = parent / name / "config.json"
+    path, times = parent / name / "config.json", read_times(parent).get(name, {})
     saved = files.read_object(path)
     try:
-        environment, flags = saved["environment"], saved["config"]
-        seed = f"seed {flags['seed']}, " if "seed" in flags else ""
+        environment = saved["environment"]
         device = environment["device"]
         if environment["backend"] == "cpu":
             device = environment.get("processor", "CPU")
-        return (
-            f"{environment['started'][:10]}, {seed}{text}, on {environment['num_devices']} × "
-            f"{device}; sizes “{preset}”, JAX {environment['versions']['jax']}, git "
-            f"{(environment['git'] or '')[:10]}."
-        )
+        return {
+            "date": environment["started"][:10],
+            "seed": saved["config"].get("seed"),
+            "seconds": times.get("seconds"),
+            "at_least": bool(times.get("at_least", True)),
+            "jobs": times.get("jobs"),
+            "machine": f"{environment['num_devices']} × {device}",
+            "jax": environment["versions"]["jax"],
+            "commit": environment["git"],
+        }
     except (KeyError, TypeError, AttributeError) as error:
         raise files.damaged_file_error(path, f"no entry {error}") from error
+
+
+def format_run(run: Mapping[str, Any], preset: str) -> str:
+    """Writes what `describe_run` reads as the small print of a section."""
+    seed = "" if run["seed"] is None else f", seed {run['seed']}"
+    seconds = ""
+    if run["seconds"] is not None:
+        bound = "at least " if run["at_least"] else ""
+        another = ", another experiment beside it" if run["jobs"] > 1 else ""
+        seconds = f", {bound}{run['seconds']:.0f} s, compilation included{another}"
+    return (
+        f"{run['date']}{seed}{seconds}, on {run['machine']}; sizes “{preset}”, JAX {run['jax']}, "
+        f"commit {run['commit'] or 'unknown'}."
+    )

@@ -5,6 +5,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from rank_collapse.runs import files
 DOCS = Path(__file__).parents[2] / "docs"
 CAME_OUT = re.compile(r"^\*\*Result\.\*\* (.*)$", re.MULTILINE)
 PRESETS = ("quick", "paper")
+TIME_NAMES = ("seconds", "cpu", "jobs", "at_least")
 
 
 class RunRecord(NamedTuple):
@@ -99,7 +101,7 @@ def make_section(name: str, records: Sequence[RunRecord], status: str = "done") 
                 figure, finding = published.finding
                 picture = paths[figure].read_bytes()
             claims += published.claims
-            comparisons += published.comparisons
+            comparisons += [replace(c, quantity=label + c.quantity) for c in published.comparisons]
         except Exception as error:  # one broken experiment must not take the others' report with it
             errors.append(f"{label}{type(error).__name__}: {error}\n{record.output[-2000:]}")
             print(f"{name} failed: {error}", file=sys.stderr)
@@ -127,26 +129,40 @@ def read_result(name: str) -> str:
     return paragraph[1].replace("](../", "](") if paragraph else ""  # links from one folder higher
 
 
-def save_time(parent: Path, name: str, result: ProcessResult, jobs: int) -> None:
-    """Saves how long a run took that was computed from its beginning in one go.
+def save_time(
+    parent: Path, name: str, result: ProcessResult, jobs: int, resumed: bool = False
+) -> None:
+    """Saves how long a run took: the sum of its parts where it was interrupted.
 
     Args:
         parent: Of the run folders.
         name: The run, see `list_runs`.
         result: Of its process.
         jobs: How many ran side by side.
+        resumed: Whether an earlier process began it, whose time is added.
     """
-    run_time = {"seconds": round(result.seconds, 1), "cpu": result.cpu, "jobs": jobs}
-    times = read_times(parent) | {name: run_time}
+    times = read_times(parent)
+    earlier = times.get(name, dict.fromkeys(TIME_NAMES, 0.0) | {"at_least": 1.0})
+    if not resumed:
+        earlier = dict.fromkeys(TIME_NAMES, 0.0)
+    times[name] = {
+        "seconds": round(earlier["seconds"] + result.seconds, 1),
+        "cpu": earlier["cpu"] + result.cpu,
+        "jobs": max(jobs, earlier["jobs"]),
+        "at_least": earlier["at_least"],
+    }
+    runs.make_folder(parent)
     runs.write_atomically(parent / "times.json", json.dumps(times, indent=2).encode())
 
 
 def read_times(parent: Path) -> dict[str, dict[str, float]]:
-    """Reads {run: {"seconds", "cpu", "jobs"}}; a damaged file has none."""
+    """Reads {run: its `TIME_NAMES`}; a damaged file has none.
+
+    "at_least" is 1 where a part of the run was computed by a process whose time is not known.
+    """
     try:
         times = files.read_object(parent / "times.json")
-        names = ("seconds", "cpu", "jobs")
-        return {n: {k: float(took.get(k, 0)) for k in names} for n, took in times.items()}
+        return {n: {k: float(took.get(k, 0)) for k in TIME_NAMES} for n, took in times.items()}
     except (runs.RunError, TypeError, AttributeError, ValueError):
         return {}
 

@@ -23,6 +23,7 @@ from experiments.verdicts.page import UNFINISHED
 from rank_collapse import runs
 from rank_collapse.runs import files
 
+SIGNAL_CODES = 128  # above it an exit code is of a process that a signal ended
 SIZES = {
     "quick": "Sizes are those of the preset “quick”: small networks and few seeds, for minutes on "
     "two cores. Results at full size stand with them.",
@@ -55,9 +56,10 @@ def run_experiments(
         for name, named_runs in arguments.items()
         for run, flags in named_runs.items()
     }
-    # Runs that no earlier one has begun: their time is of the full computation.
-    timed = {run for run in commands if options.overwrite or not (parent / run).exists()}
-    jobs = options.jobs or default_jobs(options.preset)
+    kept = () if options.overwrite else commands
+    begun = {run for run in kept if (parent / run).exists()}
+    complete = {run for run in kept if (parent / run / "summary.json").exists()}
+    jobs = options.jobs or default_jobs()
     results: dict[str, ProcessResult] = {}
     sections = {name: make_section(name, (), "waiting") for name in names}
 
@@ -72,8 +74,10 @@ def run_experiments(
 
     def on_end(run: str, result: ProcessResult) -> None:
         results[run], name = result, run.partition("/")[0]
-        if run in timed and not result.code:
-            save_time(parent, run, result, min(jobs, len(commands)))
+        if run not in complete and result.seconds:
+            save_time(parent, run, result, min(jobs, len(commands)), run in begun)
+        if result.code > SIGNAL_CODES:  # to be resumed
+            return
         if results.keys() >= arguments[name].keys():
             sections[name] = make_section(name, [make_record(name, r) for r in arguments[name]])
         show_all()
@@ -89,14 +93,13 @@ def run_experiments(
     return list(sections.values())
 
 
-def default_jobs(preset: str) -> int:
+def default_jobs() -> int:
     """Returns how many experiments run side by side.
 
-    Two where compiling, which takes one core, is most of the time; else one at a time. At the
-    paper's sizes an experiment uses all cores and much of the memory, and its time is a result. On
-    an accelerator the first process takes its memory.
+    Two on two cores or more: compiling and much of an experiment take one. On an accelerator one
+    at a time, because the first process takes its memory.
     """
-    return 2 if preset == "quick" and count_cores() > 1 and not has_accelerator() else 1
+    return 2 if count_cores() > 1 and not has_accelerator() else 1
 
 
 def render_report(

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 
-from experiments.verdicts.claims import FINDING, Answer, count_answers
+from experiments.verdicts.claims import Answer, count_answers
 from experiments.verdicts.wording import (
     JOINTLY,
-    confirmation_text,
     count_line,
     estimate_text,
-    quantity_text,
-    range_text,
+    refuting_text,
     row_note,
+    verdict_counts,
 )
 from rank_collapse.report.page import escape_html, wrap_wide
 
@@ -46,18 +45,20 @@ def render_statement(answer: Answer) -> str:
     """Renders one statement: its answer, text and quantity; settings with numbers unfold."""
     statement, rows = answer.statement, ""
     for j in answer.rows:
-        verdict = "" if answer.answer == FINDING else j.verdict
+        verdict = j.verdict if statement.claimed else ""
         rows += f'<tr><td>{escape_html(j.row.setting)}</td><td class="number">'
         rows += f"{escape_html(estimate_text(j))}</td><td>{escape_html(row_note(j.row))}</td>"
         rows += f'<td class="{_css_class(j.verdict)}">{verdict}</td></tr>'
-    claimed = f"; claimed: {range_text(statement.claimed)}" if statement.claimed else ""
+    quantity, label = statement.statistic, answer.answer
+    if statement.claimed:
+        quantity += f"; refuted by: {refuting_text(statement)}"
+        label += f" {verdict_counts([j.verdict for j in answer.rows])}"
     return (
         f'<details class="statement"><summary>'
-        f'<span class="answer {_css_class(answer.answer)}">{escape_html(answer.answer)}</span>'
+        f'<span class="answer {_css_class(answer.answer)}">{escape_html(label)}</span>'
         f"<span>{escape_html(statement.text)} "
-        f'<span class="source">{escape_html(statement.source)}. '
-        f"{escape_html(confirmation_text(answer))}</span></span>"
-        f'<span class="small">{escape_html(quantity_text(statement) + claimed)}</span></summary>'
+        f'<span class="source">{escape_html(statement.source)}</span></span>'
+        f'<span class="small">{escape_html(quantity)}</span></summary>'
         f"{wrap_wide(f'<table>{rows}</table>')}</details>"
     )
 

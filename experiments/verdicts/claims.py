@@ -1,18 +1,17 @@
 """Statements of papers, the rows that test each of them, and the answers that follow.
 
-A statement has one statistic and the open range that it claims for it; one that was revised after
-a run says so until a run on held-out seeds confirms it.
-Each setting (norm, architecture, width, task) gives a row: that statistic over independent draws,
-which are seeds or networks, never heads, layers or texts of one network. The rows of a statement
-are judged together, by intervals that hold jointly.
+A statement has one statistic and the open range that it claims for it. Each setting (norm,
+architecture, width, task) gives a row: that statistic over independent draws, which are seeds or
+networks, never heads, layers or texts of one network. The rows of a statement are judged together,
+by intervals that hold jointly.
 
 A statistic that has no bounds, such as a logarithm or a paired difference of logarithms, is judged
 by its mean over draws (`mean_row`). Of one that is bounded or takes few values, such as a ratio, an
 accuracy, a cosine or a length, the mean of a few draws says little: it is judged by the share of
 draws in a range (`share_within_row`), which is to be above one half.
 
-What no paper says is a finding: a statement without a range, whose rows are shown with their
-intervals and get no answer.
+A statement that could hardly fail names the test that checks it; what is only measured is a
+finding. Neither has a range: their rows are shown with their intervals and get no answer.
 """
 
 import math
@@ -32,7 +31,7 @@ HOLDS, IN_PART, SOME_FAIL, FAILS, OPEN = ANSWERS = (
     "does not hold",
     "inconclusive",
 )
-FINDING = "finding"
+MUST_HOLD, FINDING = "must hold", "finding"  # in the place of an answer
 WITHIN, OUTSIDE, UNDECIDED = VERDICTS = ("within", "outside", "undecided")
 FEWEST_DRAWS = 3
 # Of a share: with four draws Wilson's interval excludes one half wrongly in 1 of 16 runs.
@@ -40,26 +39,21 @@ FEWEST_OF_SHARE = 5
 ERROR = 0.05  # the largest share of runs in which chance gives a statement a wrong verdict
 Range = tuple[float, float]
 ABOVE_ZERO, BELOW_ZERO = (0.0, math.inf), (-math.inf, 0.0)
-# Of a count; next to 1, so that it is not the range "below 1".
-NO_CASE = (-math.inf, math.nextafter(1.0, 0.0))
 MORE_THAN_HALF = (0.5, math.inf)  # Of a share of draws
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A paper's statement and its test; or a finding, which no paper states."""
+    """A paper's statement with what decides it; or what gets no answer, without a range."""
 
     source: str  # The paper and the theorem, section or figure
     text: str  # What it says, in our words, with its number
     statistic: str  # What is computed of each draw, with its unit
-    claimed: Range | None = None  # The open range in which it holds; None of a finding
+    claimed: Range | None = None  # The open range in which it holds; None without an answer
     # The open range of a draw, where rows are shares of draws; `claimed` is that of the share
     draw_range: Range | None = None
-    always: bool = False  # Without exceptions: one setting against it, and it does not hold
     experiments: Sequence[str] = ()  # Whose rows test it
-    changed: str = ""  # When its statistic or range last changed: date and commit
-    # The run on seeds that were never used before, made after that change, and its answer:
-    confirmed: str = ""  # "2026-11-24, seed 1: holds"
+    test: str = ""  # Of what must hold: the test that checks it, "tests/file.py::test_name"
 
 
 @dataclass(frozen=True)
@@ -86,7 +80,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a statement, one of `ANSWERS` or `FINDING`, with its rows."""
+    """The answer to a statement, one of `ANSWERS`, `MUST_HOLD` or `FINDING`, with its rows."""
 
     key: str
     statement: Statement
@@ -171,7 +165,7 @@ def share_within_row(
 
 
 def cases_row(key: str, setting: str, count: int, total: int, draws: int, *, note: str = "") -> Row:
-    """Makes the row of a statement without exceptions: the number of cases against it, certain.
+    """Makes the row of what must hold without exceptions: the number of cases against it, certain.
 
     Args:
         key, setting, note: As of `mean_row`.
@@ -246,9 +240,7 @@ def curve_row(key: str, setting: str, curve: Any, draws: Any, resolution: float 
     return Row(key, setting, n, estimate, interval, f"p = {p:.2g} with {n} draws")
 
 
-def judge_rows(
-    rows: Sequence[Row], claimed: Range | None, num_elsewhere: int = 0
-) -> tuple[Judged, ...]:
+def judge_rows(rows: Sequence[Row], claimed: Range | None) -> tuple[Judged, ...]:
     """Judges the rows of one statement jointly: within the range, outside, or undecided.
 
     Holm's procedure, once for "within" and once for "outside". While k rows are undecided, each of
@@ -259,8 +251,7 @@ def judge_rows(
 
     Args:
         rows: Of one statement.
-        claimed: Its range; None of a finding.
-        num_elsewhere: Further rows of the statement, of other runs, which are not judged here.
+        claimed: Its range; None without an answer.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
     """
@@ -268,14 +259,14 @@ def judge_rows(
     for verdict in (WITHIN, OUTSIDE):
         undecided = list(range(len(rows)))
         while undecided:
-            level = 1 - ERROR / (len(undecided) + num_elsewhere)
+            level = 1 - ERROR / len(undecided)
             intervals = {i: _row_interval(rows[i], level) for i in undecided}
-            new = [i for i in undecided if _compare_ranges(intervals[i], claimed) == verdict]
+            new = [i for i in undecided if compare_ranges(intervals[i], claimed) == verdict]
             if not new:
                 break
             decided |= {i: Judged(rows[i], intervals[i], verdict) for i in new}
             undecided = [i for i in undecided if i not in new]
-    level = 1 - ERROR / max(1, len(rows) + num_elsewhere)
+    level = 1 - ERROR / max(1, len(rows))
     return tuple(
         decided.get(i) or Judged(row, _row_interval(row, level), UNDECIDED)
         for i, row in enumerate(rows)
@@ -286,7 +277,7 @@ def _row_interval(row, level):
     return row.interval(level) if row.draws >= FEWEST_DRAWS else Interval()
 
 
-def _compare_ranges(interval, claimed):
+def compare_ranges(interval, claimed):
     """Returns the verdict on one interval."""
     if claimed is None:
         return UNDECIDED
@@ -308,27 +299,27 @@ def answer_statement(key: str, statement: Statement, rows: Sequence[Row]) -> Ans
     return Answer(key, statement, decide_answer(statement, [j.verdict for j in judged]), judged)
 
 
-def decide_answer(statement: Statement, verdicts: Iterable[str]) -> str:
+def decide_answer(statement: Statement, verdicts: Sequence[str]) -> str:
     """Returns the answer that follows from the verdicts of a statement's rows.
 
-    It holds if every row is within its range, in part if some are. It does not hold if every row is
-    outside, or of a statement without exceptions if any is. It does not hold in all settings where
-    some rows are outside and the others undecided. Else it is inconclusive.
+    It holds if every row is within its range, and does not hold if every row is outside. It is
+    partly supported if two rows or more are within. Else it does not hold in all settings if some
+    are outside, and is inconclusive if none is.
 
     Args:
         statement: The statement.
         verdicts: Of its rows.
 
     Returns:
-        One of `ANSWERS`; `FINDING` of a finding.
+        One of `ANSWERS`; without a range `MUST_HOLD` or `FINDING`.
     """
-    verdicts = set(verdicts)
     if statement.claimed is None:
-        return FINDING
-    if verdicts == {OUTSIDE} or (statement.always and OUTSIDE in verdicts):
-        return FAILS
-    if WITHIN in verdicts:
-        return HOLDS if verdicts == {WITHIN} else IN_PART
+        return MUST_HOLD if statement.test else FINDING
+    for verdict, answer in ((WITHIN, HOLDS), (OUTSIDE, FAILS)):
+        if {*verdicts} == {verdict}:
+            return answer
+    if verdicts.count(WITHIN) > 1:
+        return IN_PART
     return SOME_FAIL if OUTSIDE in verdicts else OPEN
 
 
@@ -353,14 +344,6 @@ def answer_statements(statements: Mapping[str, Statement], rows: Iterable[Row]) 
 def count_answers(answers: Sequence[Answer]) -> dict[str, int]:
     """Counts {answer: statements that have it}, all five of them."""
     return {answer: sum(a.answer == answer for a in answers) for answer in ANSWERS}
-
-
-def expected_errors(answers: Sequence[Answer]) -> float:
-    """Bounds how many statements chance alone gives a row a wrong verdict, in expectation.
-
-    5 % of all that are tested: also one that got no verdict could have got a wrong one.
-    """
-    return ERROR * sum(a.statement.claimed is not None for a in answers)
 
 
 def _missing_note(unknown, total):

@@ -13,9 +13,10 @@ section > details.statement > summary { color: inherit }
 .card p { margin: .4em 0 } .card .small::before { content: "→ " }
 .card:hover .small { text-decoration: underline }
 .answer { font-weight: 600; white-space: nowrap }
-.holds, .within { color: var(--holds) } .holds-in-part { color: var(--part) }
+.holds, .within { color: var(--holds) }
+.partly-supported, .not-in-all-settings { color: var(--part) }
 .does-not-hold, .outside, .failed { color: var(--fails) }
-.cannot-be-said, .undecided, .not-tested, .finding { color: var(--open) }
+.inconclusive, .undecided, .not-tested, .must-hold, .finding { color: var(--open) }
 .counts { display: flex; flex-wrap: wrap; gap: .2em 1.4em; font-size: 17px; margin: .8em 0 }
 .statement { border-bottom: 1px solid var(--line) }
 .statement > summary { display: grid; gap: .2em 1.2em; padding: .7em 0; align-items: start;

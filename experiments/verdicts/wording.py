@@ -8,16 +8,14 @@ from experiments.verdicts.claims import (
     ERROR,
     FEWEST_DRAWS,
     FEWEST_OF_SHARE,
-    FINDING,
-    NO_CASE,
     UNDECIDED,
+    VERDICTS,
     Answer,
     Judged,
     Range,
     Row,
     Statement,
     count_answers,
-    expected_errors,
 )
 from rank_collapse.measures.profiles import rounding_limit
 from rank_collapse.report.intervals import draws_needed
@@ -28,11 +26,9 @@ JOINTLY = (
     "(Holm). Those of means are Student's and presume draws that are near normal; those of shares "
     "are Wilson's. A setting is within where all of its interval lies in the claimed range, "
     "outside where none of it does, and undecided otherwise or with too few draws. A statement "
-    "holds where all settings are within, and in part where some are. It does not hold where all "
-    "are outside, or where one is outside of a statement without exceptions, and not in all "
-    "settings where some are outside and the others undecided. Otherwise it is inconclusive. "
-    "Held-out seeds were never used before the last change of the statistic or the range. "
-    "Findings are what no paper says; they get no answer."
+    "holds where all settings are within, and does not hold where all are outside. It is partly "
+    "supported where two or more are within; else it does not hold in all settings where some are "
+    "outside, and is inconclusive where none is. What must hold and findings get no answer."
 )
 
 
@@ -43,53 +39,37 @@ def show_ratio(ratio: float, dtype: Any = "float32") -> float | str:
 
 
 def count_text(answers: Sequence[Answer]) -> str:
-    """Writes "holds 24, partly supported 7"; findings are not counted."""
+    """Writes "holds 24, partly supported 7" of the statements that get an answer."""
     texts = [f"{answer} {n}" for answer, n in count_answers(answers).items() if n]
-    return ", ".join(texts) or "findings"
+    return ", ".join(texts) or "none gets an answer"
 
 
 def count_line(answers: Sequence[Answer]) -> str:
     """Writes "Statements tested: 3, in settings: 9. Answers: holds 2, … by chance."."""
-    tested = [a for a in answers if a.answer != FINDING]
+    tested = [a for a in answers if a.statement.claimed is not None]
     num_settings = sum(len(a.rows) for a in tested)
     return (
         f"Statements tested: {len(tested)}, in settings: {num_settings}. Answers: "
-        f"{count_text(tested)}. At most {expected_errors(tested):.2g} of the answers are expected "
-        "to be wrong by chance."
+        f"{count_text(tested)}. At most {ERROR * len(tested):.2g} of the answers are expected to "
+        "be wrong by chance."
     )
 
 
-def range_text(claimed: Range | None) -> str:
-    """Writes a range: "above 0", "below -2", "2.5 to 3.5", "no case"; of a finding ""."""
-    if claimed in (None, NO_CASE):
-        return "" if claimed is None else "no case"
-    low, high = claimed
-    if math.isinf(high):
-        return f"above {low:g}"
-    return f"below {high:g}" if math.isinf(low) else f"{low:g} to {high:g}"
+def verdict_counts(verdicts: Sequence[str]) -> str:
+    """Writes how many rows have each of `VERDICTS`: "5/1/2"."""
+    return "/".join(str(verdicts.count(verdict)) for verdict in VERDICTS)
 
 
-def holds_text(statement: Statement) -> str:
-    """Writes where a statement holds: "where the share of draws above 0.1 is above 0.5"."""
-    claimed, draw_range = range_text(statement.claimed), range_text(statement.draw_range)
-    return f"where the share of draws {draw_range} is {claimed}" if draw_range else claimed
+def refuting_text(statement: Statement) -> str:
+    """Writes the values that refute a statement: "≤ 2.5 or ≥ 3.5 in half"; "" without a range.
 
-
-def quantity_text(statement: Statement) -> str:
-    """Names the quantity of a statement's intervals: its statistic, or a share of draws."""
-    draw_range = range_text(statement.draw_range)
-    return statement.statistic + (f": share of draws {draw_range}" if draw_range else "")
-
-
-def confirmation_text(answer: Answer) -> str:
-    """Says whether a run on held-out seeds gave the same answer; of a finding nothing."""
-    confirmed = answer.statement.confirmed.partition(": ")[2]
-    if answer.answer == FINDING:
+    "In half" is in half of the draws or more; otherwise the mean over draws decides.
+    """
+    if statement.claimed is None:
         return ""
-    if not confirmed:
-        return "Not tested on held-out seeds."
-    same = confirmed == answer.answer
-    return "Held-out seeds gave the same answer." if same else f"Held-out seeds gave: {confirmed}."
+    low, high = statement.draw_range or statement.claimed
+    ends = [f"≤ {low:.3g}"] * math.isfinite(low) + [f"≥ {high:.3g}"] * math.isfinite(high)
+    return " or ".join(ends) + " in half" * (statement.draw_range is not None)
 
 
 def estimate_text(judged: Judged) -> str:
@@ -103,11 +83,12 @@ def estimate_text(judged: Judged) -> str:
 
 
 def answer_lines(answer: Answer) -> str:
-    """Writes "holds          Section 3.1: ..." and a line for each of its rows."""
+    """Writes "holds 2/0/0    Section 3.1: ..." and a line for each of its rows."""
     s, level = answer.statement, 1 - ERROR / max(1, len(answer.rows))
-    lines = [f"{answer.answer:14s} {s.source}: {s.text}"]
+    counts = verdict_counts([j.verdict for j in answer.rows]) if s.claimed else ""
+    lines = [f"{f'{answer.answer} {counts}':14s} {s.source}: {s.text}"]
     for judged in answer.rows:
-        verdict = "" if answer.answer == FINDING else judged.verdict
+        verdict = judged.verdict if s.claimed else ""
         parts = [f"    {verdict:10s} {judged.row.setting}: {estimate_text(judged)}"]
         parts += [row_note(judged.row), draws_to_decide(judged, s.claimed, level)]
         lines.append("; ".join(filter(None, parts)))

@@ -1,26 +1,27 @@
 """The main job: every entry, the report, a failing experiment; the list of statements."""
 
+import ast
+import csv
 import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
 import io
-import json
 import os
 import re
-import shutil
+from concurrent import futures
 from pathlib import Path
 
 import jax
 import pytest
 from PIL import Image
-from statement_dates import KEPT, REWORDINGS, dates_of, under_old_dates
 
 from experiments import reproduce, run_architectures, run_path_counts, verdicts
-from experiments.lab import cli, statements
+from experiments.lab import cli, progress, statements
 from experiments.lab.experiment import describe_experiment, figure_captions, list_experiments
 from experiments.lab.statements import STATEMENTS
-from experiments.reproducing import results_page, sections, unfinished
+from experiments.reproducing import processes, results_page, sections, unfinished
+from experiments.reproducing.filling import Texts
 from experiments.reproducing.processes import ProcessResult
 from experiments.verdicts import claims
 from experiments.verdicts.claims import MORE_THAN_HALF
@@ -30,13 +31,13 @@ from rank_collapse.runs import RunError
 def test_what_no_experiment_tests_is_listed():
     stated = {key for key, s in STATEMENTS.items() if s.claimed is not None}
     answers = verdicts.answer_statements(
-        STATEMENTS, [claims.mean_row("skips", "no norm", [1.0, 1.1, 0.9])]
+        STATEMENTS, [claims.mean_row("mlps slow", "no norm", [1.0, 1.1, 0.9])]
     )
     left = sections.list_untested(answers, reproduce.EXPERIMENTS)
     assert len(left) == len(stated) - 1
-    assert not any(STATEMENTS["skips"].text in text for text in left)
+    assert not any(STATEMENTS["mlps slow"].text in text for text in left)
     of_the_circle = sections.list_untested(answers, ["run_circle"])
-    assert len(of_the_circle) == 5 and {*of_the_circle} < {*left}
+    assert len(of_the_circle) == 3 and {*of_the_circle} < {*left}
 
 
 def test_every_experiment_is_found_and_its_presets_are_accepted():
@@ -83,13 +84,13 @@ def test_how_many_run_side_by_side(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    assert unfinished.default_jobs("quick") == 2 and unfinished.default_jobs("paper") == 1
+    assert unfinished.default_jobs() == 2
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: ["xla_cuda13"])
-    assert unfinished.default_jobs("quick") == 1
+    assert unfinished.default_jobs() == 1
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert unfinished.default_jobs("quick") == 2
+    assert unfinished.default_jobs() == 2
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
-    assert unfinished.default_jobs("quick") == 1
+    assert unfinished.default_jobs() == 1
 
 
 def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypatch, capfd):
@@ -116,33 +117,53 @@ def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypa
     assert printed.out.splitlines()[0].endswith(str(path))
 
 
-def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
+FEW_TEXTS = {
+    "run_path_counts": Texts("{many: of H=4|.0f} and {H=2, L=3 (H=2, L=3): mean path length|.1f}.")
+}
+
+
+def test_results_as_markdown_are_of_one_preset(tmp_path, monkeypatch):
     image = io.BytesIO()
     Image.effect_noise((64, 64), 90).convert("RGB").save(image, "png")
-
+    monkeypatch.setattr(results_page, "read_texts", lambda: FEW_TEXTS)
     for preset, layers in (("quick", 2), ("paper", 3)):
         folder = tmp_path / "run" / preset / "run_path_counts"
         arguments = ["--heads=2", f"--layers={layers}", f"--output_dir={folder}"]
         assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, arguments) == 0
         (folder / "figures" / "path_counts.png").write_bytes(image.getvalue())
-    sections.save_time(
-        tmp_path / "run" / "paper", "run_path_counts", ProcessResult(0, "", 12.34), 1
-    )
-    path = results_page.write_markdown(tmp_path / "run", tmp_path / "docs")
-    text, table = path.read_text(), path.parent / "results" / "run_path_counts.csv"
-    assert "H=2, L=3 (H=2, L=3)" in table.read_text() and "H=2, L=2" not in table.read_text()
+    paper, quick, docs = tmp_path / "run/paper", tmp_path / "run/quick", tmp_path / "docs"
+    sections.save_time(paper, "run_path_counts", ProcessResult(0, "", 12.34), 1)
+    with pytest.raises(ValueError, match="no table has: run_path_counts: many: of H=4"):
+        results_page.write_markdown(paper, "paper", docs)
+    assert not docs.exists()
+    mean = "{H=2, L=3 (H=2, L=3): mean path length|.1f}"
+    found = Texts(f"{mean} of 3.", f"| {mean} |")
+    monkeypatch.setattr(results_page, "read_texts", lambda: {"run_path_counts": found})
+    page = docs / "experiments" / "run_path_counts.md"
+    page.parent.mkdir(parents=True)
+    page.write_text("**Result.** old\n\n<!-- filled -->\nold\n<!-- end -->\nrest\n")
+    (docs / "results").mkdir()
+    (docs / "results" / "run_path_counts_7.png").write_text("of an earlier run")
+    text = results_page.write_markdown(paper, "paper", docs).read_text()
+    table = docs / "results" / "run_path_counts.csv"
+    assert "H=2, L=3" in table.read_text() and "H=2, L=2" not in table.read_text()
     assert ", 12 s, " in text and "sizes “paper”" in text and f"JAX {jax.__version__}" in text
-    assert f"**Result.** {sections.read_result('run_path_counts')}\n" in text
-    assert "not run" in (tmp_path / "docs" / "statements.md").read_text()
-    named = re.findall(r"\]\((results/.*?)\)", text)
+    assert "**Result.** 2.0 of 3.\n\n| 2.0 |\n" in text and "Not run: run_trained" in text
+    filled = "**Result.** 2.0 of 3.\n\n<!-- filled -->\n| 2.0 |\n<!-- end -->\nrest\n"
+    assert page.read_text() == filled
+    assert "not run" in (docs / "statements.md").read_text()
+    named = set(re.findall(r"\]\((results/.*?)\)", text))
     figures = ("run_path_counts_0.png", "run_path_counts_1.png")
-    assert sorted(named) == sorted(f"results/{n}" for n in (*figures, table.name))
-    with Image.open(tmp_path / "docs" / named[0]) as drawn:
+    assert named == {f"results/{n}" for n in (*figures, table.name, "runs.csv")}
+    assert not (docs / "results" / "run_path_counts_7.png").exists()
+    with Image.open(docs / "results" / figures[0]) as drawn:
         assert drawn.mode == "P" and drawn.size == (64, 64)
-    shutil.rmtree(tmp_path / "run" / "paper")
-    text = results_page.write_markdown(tmp_path / "run", tmp_path / "docs").read_text()
-    assert "H=2, L=2 (H=2" in table.read_text() and "time not kept" in text
-    assert "sizes “quick”" in text
+    (run,) = csv.DictReader(io.StringIO((docs / "results" / "runs.csv").read_text()))
+    assert run["run"] == "run_path_counts" and run["seconds"] == "12.3"
+    assert f"commit {run['commit'] or 'unknown'}." in text
+    text = results_page.write_markdown(quick, "quick", docs).read_text()
+    assert "H=2, L=2" in table.read_text() and "**Result.** – of 3." in text
+    assert page.read_text() == filled and "sizes “quick”" in text
 
 
 def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, capsys):
@@ -158,14 +179,22 @@ def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, cap
             given = [*arguments.split(), f"--output_dir={folder}"]
             assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, given) == 0
     capsys.readouterr()
-    for preset in reversed(sections.PRESETS):
-        text = results_page.write_markdown(tmp_path, tmp_path / "docs").read_text()
+    few = {
+        "run_path_counts": Texts("{many: H=4, L=3 (H=4, L=3): mean path length|.1f} of 3 layers.")
+    }
+    monkeypatch.setattr(results_page, "read_texts", lambda: few)
+    for preset in sections.PRESETS:
+        parent, docs = tmp_path / preset, tmp_path / "docs"
+        text = results_page.write_markdown(parent, preset, docs).read_text()
+        assert "**Result.** 2.4 of 3 layers." in text
         assert text.count(f"## {own.title}\n") == 1 and text.count("png)") == 4
         numbers = (tmp_path / "docs" / "results" / "run_path_counts.csv").read_text()
         assert "H=2, L=3" in numbers and "H=4, L=3" in numbers
         assert "*few: " in text and "- [many: " in text
         assert text.count(f"; sizes “{preset}”") == len(several)
-        (tmp_path / "paper/run_path_counts/many/summary.json").unlink(missing_ok=True)
+    (tmp_path / "paper/run_path_counts/many/summary.json").unlink()
+    text = results_page.write_markdown(tmp_path / "paper", "paper", tmp_path / "docs").read_text()
+    assert "run_path_counts" in text and f"## {own.title}\n" not in text
     (tmp_path / "quick/run_path_counts/few/summary.json").write_text("[]")
     made = [
         sections.RunRecord(tmp_path / "quick/run_path_counts" / run, "python", "", run)
@@ -182,7 +211,39 @@ def test_damaged_times_are_not_known(content, tmp_path):
     (tmp_path / "times.json").write_text(content)
     assert sections.read_times(tmp_path) == {}
     sections.save_time(tmp_path, "run_sort", ProcessResult(0, "", 3.0, 5.0), 2)
-    assert sections.read_times(tmp_path) == {"run_sort": {"seconds": 3.0, "cpu": 5.0, "jobs": 2}}
+    took = {"seconds": 3.0, "cpu": 5.0, "jobs": 2, "at_least": 0}
+    assert sections.read_times(tmp_path) == {"run_sort": took}
+
+
+def test_the_time_of_an_interrupted_run_is_that_of_its_parts(tmp_path):
+    """In workers that a signal ended, and after one that was killed: its time is not known."""
+    for resumed in (False, True):
+        sections.save_time(tmp_path, "run_sort", ProcessResult(143, "", 3.0, 5.0), 1, resumed)
+    took = {"seconds": 6.0, "cpu": 10.0, "jobs": 1, "at_least": 0}
+    assert sections.read_times(tmp_path)["run_sort"] == took
+    sections.save_time(tmp_path, "run_width", ProcessResult(0, "", 3.0), 1, resumed=True)
+    assert sections.read_times(tmp_path)["run_width"]["at_least"] == 1
+
+
+def test_what_a_signal_ends_is_counted(monkeypatch):
+    """Of two commands one has ended when the signal comes; the other ends because of it."""
+    ended = []
+
+    def iterate(running):
+        first, second = running
+        futures.wait([first, second])
+        yield first
+        raise progress.Stopped(143)
+
+    monkeypatch.setattr(processes.pool, "iterate_ended", iterate)
+    monkeypatch.setattr(processes, "run_binary", lambda name: ProcessResult(143, name, 1.0))
+    monkeypatch.setattr(processes.pool, "start_workers", futures.ThreadPoolExecutor)
+    commands = {"a": ("run_a",), "b": ("run_b",)}
+    with pytest.raises(progress.Stopped):
+        processes.run_commands(
+            commands, 2, lambda name, result: ended.append((name, result.output))
+        )
+    assert ended == [("a", "run_a"), ("b", "run_b")]
 
 
 @pytest.mark.parametrize("content", ["[]", "{", "{}", '{"environment": []}'])
@@ -190,7 +251,7 @@ def test_a_damaged_config_of_a_run_is_named(content, tmp_path):
     (tmp_path / "run_sort").mkdir()
     (tmp_path / "run_sort" / "config.json").write_text(content)
     with pytest.raises(RunError, match=r"run_sort/config\.json cannot be read .*delete this file"):
-        results_page.describe_run(tmp_path, "run_sort", "quick")
+        results_page.describe_run(tmp_path, "run_sort")
 
 
 A_FILE = "cannot write to {0}/file: File exists"
@@ -216,32 +277,27 @@ def test_what_is_refused_before_anything_runs(given, message, tmp_path, monkeypa
     assert message.format(tmp_path) in error and error.count("\n") == 1
 
 
-def test_no_statistic_or_range_changes_under_an_old_date():
-    kept, now = json.loads(KEPT.read_text()), dates_of(STATEMENTS)
-    assert not under_old_dates(kept, now)
-    assert kept == now, "PYTHONPATH=. python tests/statement_dates.py"
-    for own in STATEMENTS.values():
-        assert bool(own.changed) == (own.claimed is not None)
-        assert not own.confirmed or own.confirmed[:10] >= own.changed[:10]
-    assert all(STATEMENTS[key].statistic == texts["is"] for key, texts in REWORDINGS.items())
-    rate = STATEMENTS["rate"]
-    wider = dataclasses.replace(rate, claimed=(2.0, 3.5))
-    assert under_old_dates(kept, dates_of({"rate": wider})) == ["rate"]
-    later = dataclasses.replace(wider, changed="2999-01-01, abcdef0")
-    assert not under_old_dates(kept, dates_of({"rate": later}))
-    assert under_old_dates(
-        kept, dates_of({"rate": dataclasses.replace(rate, statistic="rate")})
-    ) == ["rate"]
-
-
 def test_every_statement_says_what_decides_it():
     paths = Path(statements.__file__).parents[1].rglob("*.py")
     sources = "".join(path.read_text("utf-8") for path in paths)
     for key, own in STATEMENTS.items():
         assert own.source and own.text.endswith(".") and own.statistic and own.experiments, key
         assert set(own.experiments) <= set(list_experiments()), key
-        assert own.claimed is not None or own.source.startswith("found here"), key
+        assert own.claimed is None or not own.test, key
         if own.claimed is not None:
             assert own.claimed[0] < own.claimed[1], key
         assert own.draw_range is None or own.claimed == MORE_THAN_HALF, key  # as the page says
+        assert own.claimed is None or len(own.text.split()) < 25, key
         assert f'"{key}"' in sources, key  # of an experiment
+
+
+@pytest.mark.parametrize("key", [key for key, own in STATEMENTS.items() if own.test])
+def test_what_must_hold_names_a_test_of_this_repository(key):
+    path, _, name = STATEMENTS[key].test.partition("::")
+    source = (Path(__file__).parents[2] / path).read_text("utf-8")
+    functions = {n.name for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)}
+    assert name.startswith("test_") and name in functions
+
+
+def test_few_statements_are_counted():
+    assert sum(own.claimed is not None for own in STATEMENTS.values()) <= 28

@@ -188,7 +188,7 @@ def test_derivatives_of_attention_are_those_of_plain_products(x64, monkeypatch):
         return of_gradient, jax.jvp(loss, args, tangent), jax.jacrev(jax.grad(loss, 1), 1)(*args)
 
     ours = derivatives()
-    monkeypatch.setattr(attn, "product", jnp.matmul)
+    monkeypatch.setattr(attn, "matrix_product", jnp.matmul)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(derivatives()), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 

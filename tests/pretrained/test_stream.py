@@ -188,10 +188,13 @@ def test_texts_of_different_lengths_are_filled_up_and_masked():
 @pytest.mark.full
 def test_one_program_serves_all_layers(monkeypatch):
     source, traced, counts = pretrained.open_checkpoint(GOLDEN / "llama-grouped"), [], []
-    layer_of = streaming.assemble_layer
-    monkeypatch.setattr(
-        streaming, "layer_of", lambda *given: traced.append(given) or layer_of(*given)
-    )
+    assemble_layer = streaming.assemble_layer
+
+    def count_assembly(*arguments):
+        traced.append(arguments)
+        return assemble_layer(*arguments)
+
+    monkeypatch.setattr(streaming, "assemble_layer", count_assembly)
     jax.clear_caches()  # of other tests
     groups = some_groups(source)
     pretrained.stream(

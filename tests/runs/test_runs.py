@@ -211,7 +211,7 @@ def test_the_git_revision_is_that_of_the_checkout_with_its_changes_or_none(tmp_p
     git("commit", "--message=first", "--no-verify")
     assert git_revision_of(tmp_path) == git("rev-parse", "HEAD")
     copied.write_text(copied.read_text() + "\n")
-    assert git_revision_of(tmp_path) == git("rev-parse", "HEAD") + "+changes"
+    assert git_revision_of(tmp_path) == git("rev-parse", "HEAD") + "-dirty"
 
 
 # A run killed at any of its files and run again leaves what an undisturbed one leaves.

@@ -255,7 +255,7 @@ def test_one_program_for_each_depth(monkeypatch):
         traced.append(1)
         return own(*arguments)
 
-    monkeypatch.setattr(built_in, "trained", counted)
+    monkeypatch.setattr(built_in, "train_network", counted)
     training = Training(steps=2, batch=1, tokens=8)
     checks = depth_check(["mup", "half", "completep"], (1, 2), width=8, seeds=2, training=training)
     assert len(traced) == 2

@@ -102,7 +102,11 @@ def test_a_statement_has_its_settings_with_intervals_and_verdicts():
     found = answer((2.5, 3.5), [[2.99, 3.0, 3.01], [4.99, 5.0, 5.01], [2.3, 2.6, 2.9], []])
     rendered = board.render_statement(found)
     rows = re.findall(r"<tr>.*?</tr>", rendered)
-    assert len(rows) == 4 and "claimed: 2.5 to 3.5" in rendered
+    assert (
+        len(rows) == 4
+        and "refuted by: ≤ 2.5 or ≥ 3.5" in rendered
+        and "all settings 1/1/2<" in rendered
+    )
     verdicts_shown = [re.search(r'<td class="(\w+)">\1</td>', row)[1] for row in rows]
     assert verdicts_shown == ["within", "outside", "undecided", "undecided"]
     assert ">3 (2.9" in rows[0] and "setting 1" in rows[1] and ">—<" in rows[3]

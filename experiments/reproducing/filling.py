@@ -1,0 +1,163 @@
+"""Texts and tables about results, whose numbers are filled in from an experiment's table.
+
+`results.toml` has them by experiment. A placeholder names a row of docs/results/NAME.csv:
+`{residual ratio after 12 layers|.2f}`. A column stands between the two: `{rate: BERT|low|.2f}`;
+"interval" writes the number with its interval. Without a format the cell is copied. A format that
+begins with "10^" is of the power of ten.
+"""
+
+import csv
+import io
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.lab.folder import table_bytes
+from experiments.verdicts.claims import Row
+from experiments.verdicts.page import Comparison
+
+TEXTS = Path(__file__).with_name("results.toml")
+PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
+NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf)")
+MINUS = re.compile(r"(?<![\w.])-(?=\d)|(?<=e)-(?=\d)")
+COLUMNS = ("measured", "low", "high", "draws", "published")
+INTERVAL = "interval"
+Numbers = Mapping[str, Mapping[str, str]]  # {quantity: its row of the table}
+
+
+class Texts(NamedTuple):
+    """What `results.toml` has of one experiment.
+
+    Attributes:
+        result: The paragraph that says what came out.
+        table: A table of Markdown, with a sentence about it; "" for none.
+        settings: The numbers of both that are no results.
+    """
+
+    result: str
+    table: str = ""
+    settings: Sequence[str] = ()
+
+
+def read_texts() -> dict[str, Texts]:
+    """Reads the texts of all experiments, with placeholders."""
+    texts = tomllib.loads(TEXTS.read_text("utf-8"))
+    return {name: Texts(**fields) for name, fields in texts.items()}
+
+
+def write_numbers(comparisons: Sequence[Comparison], claims: Sequence[Row]) -> bytes:
+    """Writes the table of an experiment: what it compares, then its rows of statements.
+
+    Args:
+        comparisons: Numbers beside published ones.
+        claims: Rows of statements, each with its own 95 % interval.
+    """
+    return table_bytes([*_list_comparisons(comparisons), *_list_claims(claims)])
+
+
+def _list_comparisons(comparisons: Sequence[Comparison]) -> Iterator[dict[str, Any]]:
+    for row in comparisons:
+        empty = dict.fromkeys(("low", "high", "draws"))
+        yield {
+            "quantity": row.quantity,
+            "measured": row.measured,
+            **empty,
+            "published": row.published,
+            "note": row.note,
+        }
+
+
+def _list_claims(claims: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    for row in claims:
+        interval = row.interval(0.95)
+        low, high = interval if interval.is_finite else (None, None)
+        yield {
+            "quantity": f"{row.key}: {row.setting}",
+            "measured": row.estimate,
+            "low": low,
+            "high": high,
+            "draws": row.draws,
+            "note": row.note,
+        }
+
+
+def read_numbers(table: bytes) -> Numbers:
+    """Reads the table of an experiment; of rows that name the same quantity, the first."""
+    rows = list(csv.DictReader(io.StringIO(table.decode())))
+    return {row["quantity"]: row for row in reversed(rows)}
+
+
+def find_missing(text: str, numbers: Numbers) -> list[str]:
+    """Lists the placeholders of a text that the table of its experiment cannot fill."""
+    return [p for p in PLACEHOLDER.findall(text) if _fill_one(p, numbers) is None]
+
+
+def fill(text: str, numbers: Numbers, absent: str = "–") -> str:
+    """Fills the placeholders of a text.
+
+    Args:
+        text: With placeholders.
+        numbers: From `read_numbers`.
+        absent: What stands for a number that the table does not have, see `find_missing`.
+    """
+
+    def write(placeholder: re.Match) -> str:
+        number = _fill_one(placeholder[1], numbers)
+        return absent if number is None else number
+
+    return PLACEHOLDER.sub(write, text)
+
+
+def _fill_one(placeholder: str, numbers: Numbers) -> str | None:
+    """Writes what a placeholder stands for; None where there is no such row, or no number in it."""
+    quantity, column, form = split_placeholder(placeholder)
+    if quantity not in numbers:
+        return None
+    columns = COLUMNS[:3] if column == INTERVAL else (column,)
+    cells = [numbers[quantity][name] for name in columns]
+    written = [format_cell(cell, form) for cell in cells]
+    if None in written:
+        return None
+    return "{} ({} to {})".format(*written) if column == INTERVAL else written[0]
+
+
+def split_placeholder(text: str) -> tuple[str, str, str]:
+    """Splits "QUANTITY|COLUMN|FORMAT" into its three parts; the column may be left out."""
+    quantity, _, form = text.rpartition("|")
+    if not quantity:
+        return form, COLUMNS[0], ""
+    start, _, column = quantity.rpartition("|")
+    if start and column in (*COLUMNS, INTERVAL):
+        return start, column, form
+    return quantity, COLUMNS[0], form
+
+
+def format_cell(cell: str, form: str) -> str | None:
+    """Writes the first number of a cell in a format; without one, the cell.
+
+    Args:
+        cell: Of the table.
+        form: A format as of Python; "10^" before it takes the power of ten.
+
+    Returns:
+        None where the cell has no number.
+    """
+    if not form:
+        return write_minus(cell) or None
+    number = NUMBER.search(cell)
+    if number is None:
+        return None
+    value = float(number[0])
+    if form.startswith("10^"):
+        value = math.pow(10, value)
+    text = format(value, form.removeprefix("10^"))
+    text = re.sub(r"e([-+])0*(\d)", lambda e: "e" + e[1].replace("+", "") + e[2], text)
+    return write_minus(text).replace("%", " %")
+
+
+def write_minus(text: str) -> str:
+    """Writes the minus of negative numbers as the pages have it."""
+    return MINUS.sub("−", text)

@@ -1,0 +1,63 @@
+"""What papers say and could hardly fail, on small random networks: see statements.toml."""
+
+import draws
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+
+SEEDS, TOKENS, DEPTH, HEADS, WIDTH = 4, 10, 8, 2, 16
+
+
+def final_profile(config, seed):
+    """Computes log10 of the residual by layer of a random network, [L + 1]."""
+    params = rc.init(jax.random.key(seed), config)
+    x = jax.random.normal(jax.random.key(100 + seed), (TOKENS, WIDTH))
+    return rc.log_residual_profile(params, x, config)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize(
+    "config",
+    [
+        rc.san(DEPTH, HEADS, WIDTH),
+        rc.san(DEPTH, HEADS, WIDTH, norm_placement="post", norm="layer"),
+        rc.san_mlp(DEPTH, HEADS, WIDTH),
+    ],
+    ids=["attention", "with norms", "with MLPs"],
+)
+def test_the_rate_is_3(config, seed):
+    assert float(rc.local_rate(final_profile(config, seed))[-1]) == pytest.approx(3, abs=0.05)
+
+
+def test_skips_leave_more_of_the_residual():
+    for seed in range(SEEDS):
+        without = final_profile(rc.san(DEPTH, HEADS, WIDTH), seed)
+        kept = final_profile(rc.san_skip(DEPTH, HEADS, WIDTH), seed)
+        assert kept[-1] > without[-1] + 10
+
+
+def test_short_paths_have_the_largest_residual():
+    config = rc.san_skip(6, 4, WIDTH)
+    most = np.argmax([float(count) for count in rc.count_paths(6, 4)])
+    for seed in range(SEEDS):
+        params = rc.init(jax.random.key(seed), config)
+        sums = rc.path_contributions(params, draws.tokens(TOKENS, WIDTH), config).by_length
+        assert np.argmax(np.linalg.norm(rc.residual(sums), axis=(1, 2))) < most
+
+
+def test_unscaled_products_saturate_and_lose_their_gradients():
+    """Of 64 keys of d_k = 1024, the scores of scaled products have variance 1, of others d_k."""
+    d_k, num_keys = 1024, 64
+    q, k = jax.random.normal(jax.random.key(0), (2, num_keys, d_k))
+    goal = jax.random.normal(jax.random.key(1), (num_keys, num_keys))
+    saturated, gradients = {}, {}
+    for name, factor in (("unscaled", 1.0), ("scaled", d_k**-0.5)):
+        scores = factor * q @ k.T
+        weights, pull = jax.vjp(jax.nn.softmax, scores)
+        saturated[name] = float(jnp.mean(weights.max(axis=1) > 0.99))
+        gradients[name] = float(jnp.median(jnp.linalg.norm(pull(goal)[0], axis=1)))
+    assert saturated["unscaled"] > 0.5 and saturated["scaled"] == 0
+    assert gradients["unscaled"] < gradients["scaled"] / 100
