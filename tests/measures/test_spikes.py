@@ -40,6 +40,14 @@ def tokens(spike, equal):
     return x if spike else x[1:]
 
 
+def test_padding_does_not_count_for_the_median_of_spikes():
+    x = np.concatenate([tokens(100, equal=False)[:9], np.zeros((20, D))])
+    exists = np.arange(29) < 9
+    _, mask, left_out = choose_tokens(x, exists, exclude="spikes")
+    np.testing.assert_array_equal(mask, exists & (np.arange(29) > 0))
+    assert left_out == 1
+
+
 @functools.cache
 def measured(spike, equal, way):
     return rc.profile(tokens(spike, equal)[None], measures=COLLAPSE, **WAYS[way])
