@@ -46,7 +46,7 @@ from rank_collapse.report.wording import words
 
 THRESHOLD = rc.MEASURES["residual_ratio"].alarm.value  # below it tokens count as collapsed
 ROUNDING = rounding_limit("float32")  # at most this of tokens that are equal but for rounding
-FEWEST_DRAWS = 240  # with which one of 12 curves can be refused at 5 % of all of them
+FEWEST_DRAWS = 60  # with which one of 3 networks can be refused at 5 % of all of them
 
 FLAGS = cli.make_flags("architectures", num_seeds=1, shows="mean,layer=last", execution=("chunk",))
 FLAGS["num_devices"].default = 1  # one device whose matrix products use all cores

@@ -42,7 +42,7 @@ def test_verdicts_follow_from_intervals_and_ranges():
         assert claims.compare_ranges(Interval(*ends), claimed) == row["verdict"], row
 
 
-def run_of(experiment, commit="a1", seed=1000):
+def run_of(experiment, commit="a1" * 20, seed=1000):
     return {"experiment": experiment, "first_seed": seed, "commit": commit, "command": "python"}
 
 
@@ -64,7 +64,22 @@ def test_rows_of_all_folders_are_judged_jointly():
     assert statements_page.full_size_answers(answers) == {
         "mlps slow": "docs/statements.md has: partly supported"
     }
-    assert "one run, of commit a1" in page and "from 1000 on" in page
+    assert "one run, of commit a1a1" in page and "from 1000 on" in page
+
+
+def test_a_statement_without_the_rows_of_one_experiment_was_not_run():
+    row = claims.share_within_row("skips stop", "a", [1.0] * 9, (0.1, 2.0))
+    runs = [run_of("run_collapse"), run_of("run_architectures")]
+    for count, answer in ((1, "not run"), (2, "holds")):
+        table = judge_run_rows([(row, run) for run in runs[:count]])
+        assert answer_rows(list(table))["skips stop"] == answer
+
+
+@pytest.mark.parametrize("commit", ["a1" * 20 + "-dirty", ""])
+def test_rows_of_changed_or_unknown_code_are_not_called_one_run(commit):
+    row = claims.mean_row("mlps slow", "a", [1.0, 1.1, 0.9])
+    table = judge_run_rows([(row, run_of("run_collapse", commit))])
+    assert "still to come" in render_page(list(table))
 
 
 @pytest.mark.parametrize("other", [run_of("run_circle", "b2"), run_of("run_circle", seed=0)])

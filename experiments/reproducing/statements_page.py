@@ -22,6 +22,7 @@ from rank_collapse.runs import files
 
 PAGE = Path(__file__).parents[2] / "docs" / "statements.md"
 ROWS = "results/statements.csv"  # relative to the page
+CLEAN_COMMIT = re.compile("[0-9a-f]{40}")  # without changes: not "…-dirty"
 UNUSED_SEEDS = 1000  # from this seed on none was used before the run of the page
 NOT_RUN = "not run"
 PAGE_TEXT = f"""# Statements
@@ -115,12 +116,18 @@ def read_table(page: Path = PAGE) -> TableRows:
 
 
 def answer_rows(rows: TableRows) -> dict[str, str]:
-    """Answers the statements that have a range: {statement: one of `ANSWERS` or "not run"}."""
-    verdicts = {key: _find_verdicts(rows, key) for key, s in STATEMENTS.items() if s.claimed}
-    return {
-        key: decide_answer(STATEMENTS[key], own) if own else NOT_RUN
-        for key, own in verdicts.items()
-    }
+    """Answers the statements that have a range: {statement: one of `ANSWERS` or "not run"}.
+
+    Without the rows of all its experiments a statement was not run.
+    """
+    answers = {}
+    for key, statement in STATEMENTS.items():
+        if statement.claimed:
+            tests = [row for row in rows if row["statement"] == key]
+            is_complete = {row["experiment"] for row in tests} == {*statement.experiments}
+            verdicts = [row["verdict"] for row in tests]
+            answers[key] = decide_answer(statement, verdicts) if is_complete else NOT_RUN
+    return answers
 
 
 def read_answers(page: Path = PAGE) -> dict[str, str]:
@@ -156,7 +163,7 @@ def describe_origin(rows: TableRows) -> str:
     """
     commits = sorted({row["commit"] or "unknown" for row in rows})
     seeds = [int(row["first_seed"]) for row in rows if row["first_seed"] != ""]
-    is_one_run = len(commits) == 1 and "+" not in commits[0]
+    is_one_run = len(commits) == 1 and CLEAN_COMMIT.fullmatch(commits[0])
     if is_one_run and seeds and min(seeds) >= UNUSED_SEEDS:
         return (
             f"All statistics and ranges were fixed before one run, of commit {commits[0][:8]}, "
@@ -178,8 +185,8 @@ def render_page(rows: TableRows) -> str:
             answer = f"**{answers[key]}** {counts}".strip()
             tested += f"| {answer} | **{key}** {text} | {refuting} |\n"
         elif statement.test:
-            own = [row["estimate"] for row in rows if row["statement"] == key]
-            values = [float(value) for value in own if value not in ("", None)]
+            estimates = [row["estimate"] for row in rows if row["statement"] == key]
+            values = [float(value) for value in estimates if value not in ("", None)]
             measured = f"{statement.statistic}: {range_of_values(values)}"
             checked += f"| {text} | {measured} | `{statement.test}` |\n"
     return PAGE_TEXT.format(

@@ -56,9 +56,9 @@ def run_experiments(
         for name, named_runs in arguments.items()
         for run, flags in named_runs.items()
     }
-    kept = () if options.overwrite else commands
-    begun = {run for run in kept if (parent / run).exists()}
-    complete = {run for run in kept if (parent / run / "summary.json").exists()}
+    resumable = () if options.overwrite else commands
+    begun = {run for run in resumable if (parent / run).exists()}
+    complete = {run for run in resumable if (parent / run / "summary.json").exists()}
     jobs = options.jobs or default_jobs()
     results: dict[str, ProcessResult] = {}
     sections = {name: make_section(name, (), "waiting") for name in names}

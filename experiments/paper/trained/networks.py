@@ -111,21 +111,21 @@ def load_network(
         ValueError: A checkpoint with neither texts nor a tokenizer.
     """
     source, path = pretrained.open_checkpoint(folder), folder / "vocab.txt"
-    kept = slice(-num_texts, None) if are_last else slice(num_texts)
+    selection = slice(-num_texts, None) if are_last else slice(num_texts)
     vocabulary = path.read_text("utf-8").split("\n") if path.is_file() else []
     mask_id = vocabulary.index("[MASK]") if "[MASK]" in vocabulary else None
     if (folder / "features.npy").is_file():
-        spectra = np.load(folder / "features.npy")[kept, :, : 2 * max_tokens]
+        spectra = np.load(folder / "features.npy")[selection, :, : 2 * max_tokens]
         inputs = {"x": spectra.transpose(0, 2, 1), "mask": None}
         return Network(folder.name, source, inputs, None, folder)
     if (folder / "ids.txt").is_file():
-        batch = tokens.pad_sequences(tokens.read_ids(folder / "ids.txt")[kept])
+        batch = tokens.pad_sequences(tokens.read_ids(folder / "ids.txt")[selection])
     else:
         encoder = encoders.load_tokenizer(folder, source.settings)
         if encoder is None:
             raise ValueError(f"{folder} has no tokenizer and no ids.txt")
         if text:
-            texts = tokens.read_texts(text)[kept]
+            texts = tokens.read_texts(text)[selection]
         else:
             # No two pieces overlap: they are draws.
             shipped = words.default_text()
