@@ -11,6 +11,7 @@ from experiments.reproducing import statements_page
 from experiments.reproducing.statements_page import answer_rows, judge_run_rows, render_page
 from experiments.verdicts import claims
 from rank_collapse.report.intervals import Interval
+from rank_collapse.runs import RunError
 
 DOCS = REPOSITORY / "docs"
 
@@ -65,6 +66,11 @@ def test_rows_of_all_folders_are_judged_jointly():
         "mlps slow": "docs/statements.md has: partly supported"
     }
     assert "one run, of commit a1a1" in page and "from 1000 on" in page
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path):
+    with pytest.raises(RunError, match=f"{tmp_path} is no run folder"):
+        statements_page.write_page(tmp_path, [tmp_path])
 
 
 def test_a_statement_without_the_rows_of_one_experiment_was_not_run():

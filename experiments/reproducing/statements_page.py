@@ -70,7 +70,16 @@ def write_page(docs: Path, folders: Iterable[Path] = ()) -> None:
 
 
 def read_run_rows(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
-    """Reads the rows of a run, each with the columns that say which run it is of."""
+    """Reads the rows of a run, each with the columns that say which run it is of.
+
+    Args:
+        folder: Of the run.
+
+    Raises:
+        RunError: It is no complete run.
+    """
+    if not (folder / "config.json").exists():
+        raise runs.RunError(f"{folder} is no run folder: it has no config.json")
     saved = files.read_object(folder / "config.json")
     flags, words = saved["config"], saved["execution"]["command"].split()
     names = {import_experiment(n).FLAGS.experiment: n for n in list_experiments()}
