@@ -92,7 +92,7 @@ class ResidualSpec(struct.Struct):
 
     @property
     def at_branch(self) -> "ResidualSpec":
-        """The spec of N', for the functions that normalise."""
+        """This spec with the norm N' of the branch's output in the place of the norm N."""
         return self.replace(norm=self.branch_norm, after_branch=True)
 
 

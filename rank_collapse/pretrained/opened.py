@@ -106,7 +106,7 @@ class InMemory:
         self.layers = _HeldLayers(params.layers)
 
     def stored_layer(self, index: int, coming: int | None = None) -> Any:
-        """Returns one layer's parameters as a tree of `lazy.Stored`."""
+        """Returns one layer's parameters from memory, where nothing is `coming` to be read."""
         return self.layers.get(row_index(self.config, index))
 
     def prepare_batch(
