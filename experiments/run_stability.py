@@ -166,7 +166,7 @@ EXPERIMENT = Experiment(
     "(Noci et al. 2022).",
     presets={
         "quick": "--designs=post,admin_log,admin_const --depths=12,36 --num_seeds=4 --d_model=32",
-        "paper": "--training",
+        "paper": "--seed=1000 --num_seeds=4",
         "tiny": "--designs=post,pre --depths=1,2 --num_heads=2 --d_model=4 --d_ff=4 --num_tokens=4 "
         " --num_seeds=2 --train_depth=1 --train_steps=2",
     },
