@@ -335,7 +335,7 @@ EXPERIMENT = Experiment(
     presets={
         "quick": "--start=0,0.4 --how=hidden,dropped --num_texts=4 --max_tokens=32",
         "paper": "--start=0,0.4 --how=hidden,dropped --key=first,random "
-        "--seed=1000 --num_texts=7 --text=data/RTE/train.tsv --last_texts",  # which no earlier run has read
+        "--seed=1000 --num_texts=7 --text=data/RTE/train.tsv --last_texts",
         "tiny": "--untrained --start=0,0.4 --how=hidden,dropped --key=first,random --num_texts=3 "
         "--max_tokens=16",
     },
