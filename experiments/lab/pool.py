@@ -86,22 +86,32 @@ def submit_work(pool: futures.Executor, work: Callable, *arguments: Any) -> futu
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def iterate_ended(running: Mapping[futures.Future, Any]) -> Iterator[futures.Future]:
-    """Yields futures as they end.
+def iterate_ended(
+    pool: futures.Executor,
+    work: Mapping[Any, Sequence[Any]],
+    limit: int,
+    running: dict[futures.Future, Any],
+) -> Iterator[tuple[Any, futures.Future]]:
+    """Yields work as it ends. What a pool has been given would run on after a signal.
 
     Args:
-        running: The futures.
+        pool: From `start_workers`.
+        work: {name: (function of a module, *arguments)}, in the order in which it begins.
+        limit: Most of it that the pool is given at a time.
+        running: Gets {future: name} of what has begun and was not yielded.
 
     Raises:
         Stopped: A signal asked for it.
     """
-    unfinished = set(running)
-    while unfinished:
+    waiting = list(work)
+    while waiting or running:
         progress.raise_if_stopped()
-        ended, unfinished = futures.wait(
-            unfinished, timeout=0.2, return_when=futures.FIRST_COMPLETED
-        )
-        yield from ended
+        while waiting and len(running) < limit:
+            name = waiting.pop(0)
+            running[submit_work(pool, *work[name])] = name
+        ended, _ = futures.wait(running, timeout=0.2, return_when=futures.FIRST_COMPLETED)
+        for future in ended:
+            yield running.pop(future), future
 
 
 def end_with_parent() -> None:
@@ -138,15 +148,16 @@ def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder
         progress.Progress(len(missing), "points", log=run.log) as bar,
         start_workers(min(jobs, len(missing)), options.scheduler) as pool,
     ):
-        running = {}
+        folders = {number: run.path.resolve() / "points" / str(number) for number in missing}
+        work = {}
         for number in sorted(missing):
-            folder = run.path.resolve() / "points" / str(number)
-            work = module, [*arguments, f"--output_dir={folder}"], number
-            running[submit_work(pool, measure_points, *work)] = folder
+            in_folder = [*arguments, f"--output_dir={folders[number]}"]
+            work[number] = (measure_points, module, in_folder, number)
+        limit = len(missing) if options.scheduler else jobs  # a scheduler takes all, and cancels
         try:
-            for future in iterate_ended(running):
+            for number, future in iterate_ended(pool, work, limit, {}):
                 run.keep_arrays(future.result())
-                for path in running[future].glob("metrics/*"):  # written while a group was trained
+                for path in folders[number].glob("metrics/*"):  # written while a group was trained
                     (run.path / "metrics").mkdir(exist_ok=True)
                     os.replace(path, run.path / "metrics" / path.name)
                 bar.advance()

@@ -67,12 +67,9 @@ def run_commands(
     try:
         while remaining:
             with pool.start_workers(jobs) as executor:
-                running = {
-                    pool.submit_work(executor, run_binary, *command): name
-                    for name, command in remaining.items()
-                }
-                for future in pool.iterate_ended(running):
-                    name = running[future]
+                work = {name: (run_binary, *remaining[name]) for name in remaining}
+                running = {}
+                for name, future in pool.iterate_ended(executor, work, jobs, running):
                     num_ended = len(commands) - len(remaining) + 1
                     print(f"[{num_ended}/{len(commands)}] {name}", file=sys.stderr)
                     try:

@@ -229,10 +229,11 @@ def test_what_a_signal_ends_is_counted(monkeypatch):
     """Of two commands one has ended when the signal comes; the other ends because of it."""
     ended = []
 
-    def iterate(running):
+    def iterate(executor, work, limit, running):
+        running |= {executor.submit(*call): name for name, call in work.items()}
         first, second = running
         futures.wait([first, second])
-        yield first
+        yield running.pop(first), first
         raise progress.Stopped(143)
 
     monkeypatch.setattr(processes.pool, "iterate_ended", iterate)
@@ -244,6 +245,24 @@ def test_what_a_signal_ends_is_counted(monkeypatch):
             commands, 2, lambda name, result: ended.append((name, result.output))
         )
     assert ended == [("a", "run_a"), ("b", "run_b")]
+
+
+def test_nothing_begins_after_a_signal(monkeypatch):
+    """A pool goes on with all that it has been given."""
+    begun = []
+
+    def run_binary(name):
+        begun.append(name)
+        progress._signals_received.append(15)
+        return ProcessResult(143, name, 1.0)
+
+    monkeypatch.setattr(progress, "_signals_received", [])
+    monkeypatch.setattr(processes, "run_binary", run_binary)
+    monkeypatch.setattr(processes.pool, "start_workers", futures.ThreadPoolExecutor)
+    commands = {name: (name,) for name in "abcd"}
+    with pytest.raises(progress.Stopped):
+        processes.run_commands(commands, 1, lambda name, result: None)
+    assert begun == ["a"]
 
 
 @pytest.mark.parametrize("content", ["[]", "{", "{}", '{"environment": []}'])
