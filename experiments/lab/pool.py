@@ -153,9 +153,9 @@ def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder
         for number in sorted(missing):
             in_folder = [*arguments, f"--output_dir={folders[number]}"]
             work[number] = (measure_points, module, in_folder, number)
-        limit = len(missing) if options.scheduler else jobs  # a scheduler takes all, and cancels
+        most = len(missing) if options.scheduler else jobs  # a scheduler takes all, and cancels
         try:
-            for number, future in iterate_ended(pool, work, limit, {}):
+            for number, future in iterate_ended(pool, work, most, {}):
                 run.keep_arrays(future.result())
                 for path in folders[number].glob("metrics/*"):  # written while a group was trained
                     (run.path / "metrics").mkdir(exist_ok=True)
