@@ -1,7 +1,6 @@
 """The command `rank-collapse`, which is installed with the library.
 
     rank-collapse check FOLDER ...            one page about checkpoints
-    rank-collapse compare FOLDER FOLDER ...   checkpoints beside each other, or over training
     rank-collapse depth FOLDER                how much of its depth a language model uses
     rank-collapse watch FILE_OR_FOLDER        a training run while it runs
     rank-collapse depth-check                 depth parametrisations before training
@@ -24,7 +23,7 @@ from rank_collapse.printed import format_one_line
 from rank_collapse.runs import files
 
 # Modules, with "_" for "-", imported when they are asked for.
-COMMANDS = ("check", "compare", "depth", "watch", "depth-check")
+COMMANDS = ("check", "depth", "watch", "depth-check")
 
 
 def run() -> NoReturn:

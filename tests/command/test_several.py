@@ -11,7 +11,7 @@ from conftest import REPOSITORY
 from safetensors.numpy import load_file, save_file
 
 import rank_collapse as rc
-from rank_collapse.command import checkpoint, compare, main
+from rank_collapse.command import checkpoint, main
 from rank_collapse.runs import metrics
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
@@ -34,8 +34,6 @@ ABOUT = {
     "spikes": {"type": "array", "items": ROWS},
 }
 CHECK = {"type": "object", "properties": ABOUT | {"verdict": ABOUT["source"], "layers": LAYERS}}
-SERIES = {"type": "object", "properties": {"step": {"type": "integer"}}}
-SERIES["additionalProperties"] = {"type": "array", "items": NUMBER}
 TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
 TYPES |= {"number": int | float, "integer": int}
 
@@ -75,37 +73,16 @@ def test_json_and_csv_of_every_command_agree(run, capsys):
     valid(first, CHECK), valid(last, CHECK)
     assert [first["source"], last["source"]] == folders[::2]
     ratio, entropy = "residual ratio, whole network", "attention entropy, nats"
-    depth = len(first["layers"][ratio])
     assert first["layers"][entropy][0] is None and None not in first["layers"][ratio]
 
-    pair = printed(capsys, "compare", *folders[::2], *IDS, "--json").splitlines()
-    assert [{**json.loads(line)} for line in pair] == [
-        {"source": one["source"]} | one["layers"] for one in (first, last)
-    ]
-    rows = printed(capsys, "compare", *folders[::2], *IDS, "--csv").splitlines()
-    assert rows[0] == "source,measure,layer,value"
-    values = [row.split(",") for row in rows if row.startswith(f"{folders[0]},token cosine,")]
-    assert [row[2] for row in values] == [str(layer) for layer in range(depth)]
-    own = [float(row[3]) for row in values]
-    np.testing.assert_allclose(own, first["layers"]["token cosine"], rtol=1e-6)
-
-    assert main(["compare", *folders, *IDS, "--json"]) == 0
-    lines = capsys.readouterr().out
-    steps = [json.loads(line) for line in lines.splitlines()]
-    for row in steps:
-        valid(row, SERIES)
-    assert [row.pop("step") for row in steps] == [0, 10, 200]
-    assert steps == [first["layers"], first["layers"], last["layers"]]
-    (run / metrics.NAME).write_text(lines)  # which `watch` reads
-    assert metrics.read(run / metrics.NAME)[2]["token cosine"].shape == (depth,)
-
-
-MAGIC = {".html": b"<!doctype html>", ".png": b"\x89PNG", ".pdf": b"%PDF"}
+    rows = printed(capsys, "check", *folders[::2], *IDS, "--csv").splitlines()
+    assert rows[0] == "source,network,measure,text,layer_or_length,value"
+    assert {row.split(",")[0] for row in rows[1:]} == set(folders[::2])
 
 
 @pytest.mark.full
 def test_files_of_several(run, tmp_path, capsys, monkeypatch):
-    """Of the kind that their suffix says; one measurement for all of them."""
+    """One page of two checkpoints; one measurement for both."""
     monkeypatch.chdir(tmp_path)
     measured = {}
 
@@ -117,12 +94,6 @@ def test_files_of_several(run, tmp_path, capsys, monkeypatch):
     of_library = checkpoint.measure_checkpoint
     monkeypatch.setattr(checkpoint, "measure_checkpoint", once)
     folders = [str(run / f"checkpoint-{step}") for step in (0, 10, 200)]
-    for count in (2, 3):
-        for suffix, magic in MAGIC.items():
-            out = printed(capsys, "compare", *folders[:count], *IDS, f"--out=x{suffix}")
-            assert out.endswith(f"written to x{suffix} and x.csv\n")
-            assert (tmp_path / f"x{suffix}").read_bytes().startswith(magic)
-        assert len((tmp_path / "x.csv").read_text().splitlines()) > 20
     printed(capsys, "check", *folders[::2], *IDS, "--out=two.html")
     page = (tmp_path / "two.html").read_text("utf-8")
     assert page.count("data:image/png;base64,") == 6 and page.count("<table") >= 2
@@ -131,14 +102,6 @@ def test_files_of_several(run, tmp_path, capsys, monkeypatch):
     head, *rows = (tmp_path / "two.csv").read_text().splitlines()
     assert head == "source,network,measure,text,layer_or_length,value"
     assert {row.split(",")[0] for row in rows} == set(folders[::2])
-
-
-def test_a_panel_has_the_curve_of_each(run):
-    """Networks of different depths among them, each over its own layers."""
-    one, other = ({"residual ratio": np.full(n, v)} for n, v in ((3, 0.5), (5, 0.25)))
-    (ax,) = compare.layer_figure({"a": one, "b": other}).axes
-    found = [line.get_ydata().tolist() for line in ax.get_lines()]
-    assert found == [[0.5] * 3, [0.25] * 5] and ax.get_ylim() == (0, 1.05)
 
 
 @pytest.mark.full
@@ -160,7 +123,6 @@ def test_depth_writes_what_the_report_has(tmp_path, capsys):
     ("arguments", "said"),
     [
         (["check"], "required: FOLDER_OR_NAME"),
-        (["compare"], "required: FOLDER"),
         (["watch"], "required: FILE_OR_FOLDER"),
         (["check", "a", "--json", "--csv"], "not allowed with argument --json"),
         ([str(GOLDEN), "--num_texts=many"], "invalid int value: 'many'"),
@@ -177,10 +139,8 @@ def test_mistakes_in_flags_are_one_line(arguments, said, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["compare", str(GOLDEN), "no/such"], "no/such"),
-        (["compare", str(GOLDEN)], f"{GOLDEN} alone"),
-        (["compare", str(GOLDEN), "bert-base-cased"], "random and texts"),
-        (["compare", str(GOLDEN), "b", "--out=x.svg"], "b"),
+        (["check", str(GOLDEN), "no/such"], "no/such"),
+        (["check", str(GOLDEN), "--out=x.svg"], "x.svg"),
         (["check", "hf:no/such@main", "--json"], "hf download no/such --revision main"),
     ],
 )
@@ -201,15 +161,9 @@ def test_a_model_of_the_hub(run, capsys, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     names = ("hf:who/what@step0", "hf:who/what@step200")
-    found = printed(capsys, "compare", *names, *IDS, "--json").splitlines()
+    found = printed(capsys, "check", *names, *IDS, "--json").splitlines()
     assert [json.loads(line)["source"] for line in found] == [*names]
     assert asked == [("who/what", "step0"), ("who/what", "step200")]
-
-
-def test_steps_are_the_last_numbers_of_names():
-    names = ["hf:EleutherAI/pythia-70m@step1000", "a/checkpoint-20", "b/step5-seed"]
-    assert list(compare.find_steps(names).values()) == [5, 20, 1000]
-    assert compare.find_steps([*names, "c/final"]) is compare.find_steps([*names, "c/5"]) is None
 
 
 def test_a_reader_that_leaves_ends_it_silently(tmp_path, monkeypatch, capsys):
