@@ -32,11 +32,11 @@ from experiments.lab import cli, labelled, vocabulary
 from experiments.lab.executor import Executor
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags, content_hash
+from experiments.train.byte_networks import Training, byte_model, text_bytes, train_network
 from experiments.verdicts import Comparison, Row
 from rank_collapse.report.intervals import slope
 from rank_collapse.text.tokens import read_texts
 from rank_collapse.text.words import default_text
-from rank_collapse.training.depth_check import Training, byte_model, text_bytes, train_network
 from rank_collapse.training.depth_rules import RULES
 from rank_collapse.watch.coord_check import MEANING, coordinates_figure
 

@@ -3,7 +3,6 @@
     rank-collapse check FOLDER ...            one page about checkpoints
     rank-collapse depth FOLDER                how much of its depth a language model uses
     rank-collapse watch FILE_OR_FOLDER        a training run while it runs
-    rank-collapse depth-check                 depth parametrisations before training
 
 `python -m rank_collapse` is the same; without one of these names it is `check`. Exit codes: 0 done,
 2 a mistake in one line, 3 a threshold of `watch` was passed, 130 an interrupt, 141 where nobody
@@ -22,8 +21,8 @@ from typing import Any, NoReturn
 from rank_collapse.printed import format_one_line
 from rank_collapse.runs import files
 
-# Modules, with "_" for "-", imported when they are asked for.
-COMMANDS = ("check", "depth", "watch", "depth-check")
+# Modules, imported when they are asked for.
+COMMANDS = ("check", "depth", "watch")
 
 
 def run() -> NoReturn:
@@ -96,7 +95,7 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
             raise ValueError(
                 f"{remaining[0]} is neither a command ({', '.join(COMMANDS)}) nor a folder"
             )
-    module = importlib.import_module(f"rank_collapse.command.{first.replace('-', '_')}")
+    module = importlib.import_module(f"rank_collapse.command.{first}")
     parser = _Parser(prog=f"rank-collapse {first}", description=module.__doc__, **form)
     module.add_arguments(parser)
     return parser.parse_args(remaining, argparse.Namespace(command=first, module=module))

@@ -293,22 +293,20 @@ def add_arguments(parser: argparse.ArgumentParser, out: str, out_help: str) -> N
     printed.add_argument("--csv", action="store_true", help="print the table, write no file")
 
 
-def check_output(flags: argparse.Namespace, suffixes: Sequence[str] = (".html",)) -> None:
+def check_output(flags: argparse.Namespace) -> None:
     """Check the flags before anything is measured.
 
     Args:
         flags: Of `add_arguments`.
-        suffixes: That --out may have.
 
     Raises:
-        ValueError: --out names no such file in an existing folder, or there are no texts.
+        ValueError: --out names no .html file in an existing folder, or there are no texts.
         MissingPackage: It has to be drawn, and nothing is there that draws.
     """
     out = Path(flags.out)
-    if not out.absolute().parent.is_dir() or out.is_dir() or out.suffix not in suffixes:
-        kinds = " or ".join(suffixes)
-        raise ValueError(f"--out {out} is no {kinds} file in an existing folder")
-    for name in vars(flags).keys() & {"num_texts", "max_tokens"}:
+    if not out.absolute().parent.is_dir() or out.is_dir() or out.suffix != ".html":
+        raise ValueError(f"--out {out} is no .html file in an existing folder")
+    for name in ("num_texts", "max_tokens"):
         value = getattr(flags, name)
         outside = value is not None and not 1 <= value <= MOST_TOKENS
         refuse_if(outside, f"--{name} {value} is not from 1 to {MOST_TOKENS}")

@@ -11,13 +11,7 @@ import pytest
 from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse.training import depth_check as built_in
-from rank_collapse.training.depth_check import (
-    Training,
-    byte_model,
-    depth_check,
-    linearisation_distance,
-)
+from experiments.train.byte_networks import byte_model, linearisation_distance, text_bytes
 
 N, L = 4, 8  # m_N and m_L of NETWORK against BASE
 BASE, NETWORK = byte_model(1, 8, 6), byte_model(L, 8 * N, 6)
@@ -177,7 +171,7 @@ test_mistakes_are_named = refused(
             lambda: rc.depth_rule("sp", BASE).init(None, NETWORK.replace(init="reference")),
             "init='reference'",
         ),
-        (lambda: depth_check(["sp"], (1, 2), text="short"), "a text of 5 bytes"),
+        (lambda: text_bytes("short", 64), "a text of 5 bytes"),
     ]
 )
 
@@ -244,29 +238,6 @@ def test_the_distance_from_linear_is_of_first_order_in_the_step():
             rest = block(1e-3) - block(0.0) - first
             found = np.linalg.norm(rest) / np.linalg.norm(first)
             np.testing.assert_allclose(whole[layer], found, rtol=1e-4)
-
-
-@pytest.mark.full
-def test_one_program_for_each_depth(monkeypatch):
-    """Rules and rates are traced: three rules at two depths trace the training twice."""
-    traced, own = [], built_in.train_network
-
-    def counted(*arguments):
-        traced.append(1)
-        return own(*arguments)
-
-    monkeypatch.setattr(built_in, "train_network", counted)
-    training = Training(steps=2, batch=1, tokens=8)
-    checks = depth_check(["mup", "half", "completep"], (1, 2), width=8, seeds=2, training=training)
-    assert len(traced) == 2
-    values = checks["completep"].values
-    assert {a.shape for a in values.values()} == {(1, 2, 2, 2)}
-    # At the base's depth all rules of one width are one network.
-    np.testing.assert_array_equal(values["stream"][0, 0], checks["half"].values["stream"][0, 0])
-    assert np.all(checks["mup"].values["stream"][0, 1] > values["stream"][0, 1])
-    missing = {n for n, a in values.items() if np.isnan(a[..., 0]).any()}
-    assert missing == {"change", "linearisation"}
-    assert all(np.isfinite(a[..., -1]).all() for a in values.values())
 
 
 @pytest.mark.parametrize("width", [8, 32, 64, 96, 256])

@@ -1,20 +1,17 @@
-"""The coordinate check of depth with this library's own network, under several rules.
+"""Language models over bytes at several depths, and what their first steps of training do.
 
-    checks = depth_check(["sp", "completep"], depths=(2, 8, 32))
-    print(checks["completep"])
-
-A pre-norm language model over bytes with tied embeddings, trained by AdamW with gradients clipped
-at 1: the network of figure 7 of Dey et al. 2025 (arXiv 2505.01618).
+Pre-norm networks with tied embeddings, trained by AdamW with gradients clipped at 1: those of
+figure 7 of Dey et al. 2025 (arXiv 2505.01618).
 
 Axis letters: t steps, b examples, n tokens, l layers, d width.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Float, UInt8
 
 from rank_collapse import struct
@@ -23,10 +20,8 @@ from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.transformer import apply_batch, compute_layer, walk_layers
-from rank_collapse.runs import seeds as every_seed
-from rank_collapse.text.words import default_text
-from rank_collapse.training.depth_rules import DepthRule, RuleName, depth_rule
-from rank_collapse.watch.coord_check import CoordCheck, coordinates
+from rank_collapse.training.depth_rules import DepthRule
+from rank_collapse.watch.coord_check import coordinates
 
 BYTES = 256
 
@@ -102,8 +97,6 @@ def train_network(
         Those of `coordinates` on each batch, "loss", "change" of the first sequence between steps,
         and after the last step "linearisation", see `linearisation_distance`.
     """
-    import optax
-
     key_weights, key_data = jax.random.split(key)
     network, size = rule.network(config), (training.steps, training.batch, 1)
     params = start = rule.init(key_weights, config)
@@ -172,57 +165,3 @@ def linearisation_distance(
     remainder = blocks(other) - before - linear
     size = [jnp.sqrt(jnp.sum(jnp.square(a), axis=(1, 2))) for a in (remainder, linear)]
     return size[0] / size[1]
-
-
-def depth_check(
-    rules: Sequence[RuleName],
-    depths: Sequence[int] = (2, 8, 32),
-    *,
-    width: int = 64,
-    base_width: int = 256,
-    seeds: int = 3,
-    text: str | None = None,
-    training: Training | None = None,
-) -> dict[str, CoordCheck]:
-    """Train `byte_model` at several depths by each rule, and measure how its coordinates move.
-
-    The base of the rules has the least depth and the base width. One program for each depth: rules
-    and floats of the training are traced.
-
-    Args:
-        rules: Names of `rc.depth_rule`.
-        depths: Numbers of layers.
-        width, base_width: Of the networks and of the rules' base.
-        seeds: How many, from 0: seed s is fold_in(key(0), s).
-        text: What is learned; the text shipped with the package by default.
-        training: `Training()` by default.
-
-    Returns:
-        {rule: `CoordCheck`}.
-
-    Raises:
-        ValueError: Depths of which fewer than two differ, or a text of fewer bytes than tokens.
-    """
-    if len(set(depths)) < len(depths) or len(depths) < 2:
-        raise ValueError(f"depths={tuple(depths)} are not two or more different numbers of layers")
-    training = training or Training()
-    letters = text_bytes(text or default_text(), training.tokens)
-    base = byte_model(min(depths), base_width, training.tokens)
-    depth_rules = {name: depth_rule(name, base) for name in rules}
-    mesh = every_seed.seed_mesh()
-    keys = every_seed.shard_seeds(every_seed.seed_keys(0, seeds), mesh)
-    results: dict[str, list] = {name: [] for name in depth_rules}
-    for depth in depths:
-        config = byte_model(depth, width, training.tokens)
-        program = every_seed.run_seeds(
-            lambda key, shared, config=config: train_network(key, shared[0], config, *shared[1:]),
-            mesh,
-            at_once=every_seed.group_size(mesh),
-        )
-        for name, rule in depth_rules.items():
-            values = program(keys, (letters, rule, training))
-            results[name].append(every_seed.to_host(values, seeds))
-    return {
-        name: CoordCheck(jax.tree.map(lambda *a: np.stack(a)[None], *runs), tuple(depths))
-        for name, runs in results.items()
-    }
