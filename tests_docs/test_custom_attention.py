@@ -60,18 +60,6 @@ def test_a_recurrence_is_its_mixing_matrix():
     np.testing.assert_allclose(heads, trace.kept["head_output"], rtol=1e-4, atol=1e-5)
 
 
-def test_an_affine_edit_in_logarithms():
-    attention_only = CONFIG.replace(mask="none", attention_skip=False)
-
-    def half(branch, layer):
-        return jnp.where(layer == 2, 0.5 * branch, branch)
-
-    edited = rc.log_residual_profile(PARAMS, X, attention_only, edit={"attention_branch": half})
-    plain = rc.log_residual_profile(PARAMS, X, attention_only)
-    np.testing.assert_allclose(edited[2], plain[2], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(edited[3] - plain[3], np.log10(0.5), atol=1e-3)
-
-
 def test_the_two_gelus_differ_by_what_the_page_says():
     z = jnp.linspace(-4, 4, 801)
     gap = jnp.abs(jax.nn.gelu(z) - jax.nn.gelu(z, approximate=False)).max()

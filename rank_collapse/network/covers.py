@@ -89,7 +89,6 @@ class Covers:
     name: str  # of the pass, as errors call it
     fields: Mapping[str, Any]  # of `TransformerConfig`: their allowed values, or `ANY`
     edits: Any = ()  # names of the edit points whose edits are carried, or `ANY`
-    affine: bool = False  # whether edits have to be affine
     # Why a combination of allowed values is not covered; None where it is.
     also: Callable[[TransformerConfig], str | None] = lambda config: None
 
@@ -122,13 +121,9 @@ class Covers:
         reason = self.refusal(config)
         if reason:
             raise ValueError(f"{self.name} does not cover {reason}")
-        for name, point_edit in (edit or {}).items():
+        for name in edit or ():
             if self.edits != ANY and name not in self.edits:
                 raise ValueError(f"{self.name} does not cover an edit of {name!r}")
-            if self.affine and not point_edit.is_affine:
-                raise ValueError(
-                    f"{self.name} does not cover the edit of {name!r}: it is not affine"
-                )
 
 
 # All that has one residual stream.

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
@@ -132,38 +132,6 @@ class Edit(struct.Struct):
         run_program = jaxpr_as_fun(ClosedJaxpr(self.code.jaxpr, self.arrays))
         edited = run_program(value.astype(dtype), jnp.asarray(layer, jnp.int32))[0]
         return edited.astype(value.dtype)
-
-    @property
-    def is_affine(self) -> bool:
-        """Whether its derivative does not depend on the value, as its program shows."""
-        value, layer = (
-            jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.code.jaxpr.invars
-        )
-
-        def derivative(v, tangent, layer):
-            return jax.jvp(lambda v: self(v, layer), (v,), (tangent,))[1]
-
-        jaxpr = jax.make_jaxpr(derivative)(value, value, layer).jaxpr
-        return not any(_outputs_that_depend(jaxpr, [True, False, False]))
-
-
-def _outputs_that_depend(jaxpr, input_flags):
-    """Flag the outputs of a program that depend on its flagged inputs.
-
-    Args:
-        jaxpr: The program.
-        input_flags: One for each input.
-    """
-    dependent = {v for v, flag in zip(jaxpr.invars, input_flags, strict=True) if flag}
-    for eqn in jaxpr.eqns:
-        flags = [not isinstance(v, Literal) and v in dependent for v in eqn.invars]
-        inner = eqn.params.get("jaxpr")
-        if isinstance(inner, ClosedJaxpr) and len(inner.jaxpr.invars) == len(flags):
-            flags = _outputs_that_depend(inner.jaxpr, flags)
-        else:
-            flags = [any(flags)] * len(eqn.outvars)
-        dependent |= {v for v, flag in zip(eqn.outvars, flags, strict=True) if flag}
-    return [not isinstance(v, Literal) and v in dependent for v in jaxpr.outvars]
 
 
 def trace_edits(

@@ -22,7 +22,7 @@ from rank_collapse.network.parameters import BlockParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import LayerGains
 from rank_collapse.theory.log_operations import LogState
-from rank_collapse.theory.logdomain import EDITS, LogTrace
+from rank_collapse.theory.logdomain import LogTrace
 
 LEMMA_THRESHOLD = 1.2564312086261697  # the positive root of eˣ = 1 + 2x
 
@@ -69,8 +69,6 @@ COVERS = covers.Covers(
     | covers.MLPS
     | covers.at_any_value("mask", "scale_scores", "temperature")
     | {"position": ("none", "relative_bias")},
-    edits=EDITS,
-    affine=True,
 )
 
 
@@ -163,7 +161,7 @@ def sublayer_lipschitz(
 
 
 def not_covered(
-    config: TransformerConfig, *, mask: Any = None, bias: Any = None, edit: Any = None
+    config: TransformerConfig, *, mask: Any = None, bias: Any = None
 ) -> tuple[str, ...]:
     """List the parts of a network that the theorems do not cover; () for a SAN, also with MLPs.
 
@@ -171,7 +169,7 @@ def not_covered(
 
     Args:
         config: The network.
-        mask, bias, edit: As of `bound_report`.
+        mask, bias: As of `bound_report`.
     """
     many_keys = config.mask != "none" or config.windows or (mask is not None and jnp.ndim(mask) > 1)
     reasons = {
@@ -185,7 +183,6 @@ def not_covered(
         ),
         "norms: their Lipschitz constant is not bounded": config.norm_placement != "none",
         "gated MLPs have no Lipschitz constant": config.mlp in layers.GATED,
-        f"edits: no bound of the stack knows that of {', '.join(edit or ())}": edit,
     }
     return tuple(reason for reason, holds in reasons.items() if holds)
 

@@ -32,8 +32,6 @@ from rank_collapse.theory.noise import Noise, make_copies, mask_uncertain
 # got through there: 1.3 of 64 with two copies, 0.25 with three, none with four; larger moves or a
 # narrower tolerance do less.
 REPLICAS = 4
-# Places of the stream and of branches, whose affine edits act on the mean and the residual apart.
-EDITS = ("attention_branch", "after_attention", "mlp_branch", "residual")
 
 
 class LogTrace(struct.Struct):
@@ -78,7 +76,7 @@ def log_residual_profile(
             networks drawn at weight scales .3 to 6 got wrong numbers instead of NaN. With the
             default none did.
         **inputs: mask (Bool [n]: which tokens exist, the others are left out of the residual;
-            [n, n] or [h, n, n]), bias, segments, positions and affine edits of `apply`.
+            [n, n] or [h, n, n]), bias, segments and positions of `apply`.
 
     Returns:
         [L + 1] decimal logarithms; jit at the outside, vmap over seeds.
@@ -86,8 +84,7 @@ def log_residual_profile(
     Raises:
         ValueError: Cross-attention, additive attention with rotary positions or normalised
             queries, capped scores, a mixture of experts, an attention of the caller's own (`mix`),
-            an edit of another place than `EDITS` or one that is not affine, or inputs of the wrong
-            shape.
+            edits, or inputs of the wrong shape.
 
     Source: the rate is that of Dong et al. 2021, theorems 2.2 and 2.3.
     """
@@ -130,8 +127,6 @@ class LogScaled(Algebra):
         | covers.SCORES
         | covers.MIXING
         | covers.MLPS,
-        edits=EDITS,
-        affine=True,
         also=_not_covered,
     )
 
@@ -155,35 +150,13 @@ class LogScaled(Algebra):
             layer.gains,
             self.keep,
         )
-        return self._apply_edit(layer, "attention_branch", part), (branch_input, heads, part)
+        return part, (branch_input, heads, part)
 
     def apply_mlp(self, layer, branch_input):
         part = ops.mlp_parts(
             layer.params.mlp, jax.tree.map(self.noise, branch_input), layer.config.mlp
         )
-        return self._apply_edit(layer, "mlp_branch", part), None
-
-    def edit_state(self, layer, name, state):
-        if name not in (layer.inputs.edit or ()):
-            return state
-        part = ops.LogParts(state.mean, state.residual[None], state.log_scale[None])
-        part = self._apply_edit(layer, name, part)
-        return ops.renormalise_parts(part.mean, part.parts, part.scales, self.keep)
-
-    def _apply_edit(self, layer, name, part):
-        """Apply an affine edit f with derivative A: f(1m) + Σ_p e^{s_p} A R_p.
-
-        The result is written around a token of f(1m).
-        """
-        if name not in (layer.inputs.edit or ()):
-            return part
-        edit = layer.inputs.edit[name]
-        equal = jnp.broadcast_to(part.mean[None], part.parts.shape[1:])
-        edited, push = jax.linearize(lambda x: edit(x, layer.index), equal)
-        mean = edited[jnp.argmax(self.keep)]
-        parts = jnp.concatenate([(edited - mean[None])[None], jax.vmap(push)(part.parts)])
-        scales = jnp.concatenate([jnp.zeros_like(part.scales[:1]), part.scales])
-        return part.replace(mean=mean, parts=parts, scales=scales)
+        return part, None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,7 +91,6 @@ def bound_report(
     *,
     mask: Any = None,
     bias: Any = None,
-    edit: Any = None,
     log: LogTrace | None = None,
 ) -> BoundReport:
     """Compute every head's, layer's and the whole stack's bound on one input.
@@ -114,8 +113,6 @@ def bound_report(
         config: The network, with dot-product scores; gains and temperature may be traced.
         mask: Bool [n] (which tokens exist), [n, n] or [h, n, n].
         bias: Float [h, n, n] added to the scores.
-        edit: Of `apply`, affine and of the places `logdomain.EDITS`: the bounds of heads and layers
-            are of the states that follow, those of the stack are NaN.
         log: What `log_trace` gives of the same arguments, where it is known.
 
     Returns:
@@ -123,15 +120,13 @@ def bound_report(
 
     Raises:
         ValueError: Additive scores, rotary or relative-key positions, normalised queries and keys,
-            cross-attention: there is no W_QK; capped scores, windows, parallel layers, experts; an
-            edit of another place or one that is not affine; or inputs of the wrong shape.
+            cross-attention: there is no W_QK; capped scores, windows, parallel layers, experts;
+            or inputs of the wrong shape.
 
     Source: Dong et al. 2021, theorems 2.2 and 2.3, corollary 3.2, and the technical lemma of the
     appendix; γ* is the least value for which the lemma's last step holds.
     """
-    params, prepared = prepare_inputs(
-        params, x, config, mask=mask, bias=bias, edit=edit, covers=bounds.COVERS
-    )
+    params, prepared = prepare_inputs(params, x, config, mask=mask, bias=bias, covers=bounds.COVERS)
     params, prepared = at_least_float32(params, prepared)
     if log is None:
         return run_pass(BoundPass(), params, prepared, config)
@@ -181,7 +176,7 @@ def _build_report(trace, constants, prepared, config):
     layer_constants, around_mean, gains = constants
     # A mask of tokens stands in the context with an axis of rows, as others do.
     mask = prepared.context.mask if prepared.token_mask is None else prepared.token_mask
-    reasons = bounds.not_covered(config, mask=mask, bias=prepared.context.bias, edit=prepared.edit)
+    reasons = bounds.not_covered(config, mask=mask, bias=prepared.context.bias)
     admissible = jnp.max(layer_constants.log10_spread, axis=-1) <= math.log10(
         bounds.LEMMA_THRESHOLD
     )
@@ -212,6 +207,4 @@ def _build_report(trace, constants, prepared, config):
         refuse = ("mean_head", "mean_layer", "diameter_layer", "diameter")
     elif any(reason.startswith(("norms", "gated")) for reason in reasons):
         refuse = ("diameter",)
-    if prepared.edit:
-        refuse = {*refuse, "stack", "published_stack", "diameter"}
     return report.replace(**{n: mean_bounds.refuse_sides(getattr(report, n)) for n in refuse})

@@ -140,7 +140,8 @@ def test_ctrl_c_ends_the_command_while_it_compiles(delay, tmp_path):
     code = (
         "import sys; from rank_collapse import command; print('ready', flush=True); command.run()"
     )
-    command = [sys.executable, "-c", code, "check", "bert-base-cased", f"--out={tmp_path / 'a.html'}"]
+    page = tmp_path / "a.html"
+    command = [sys.executable, "-c", code, "check", "bert-base-cased", f"--out={page}"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
     with subprocess.Popen(command, env=environment, **pipes) as process:
