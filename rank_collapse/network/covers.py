@@ -5,7 +5,7 @@ until somebody has thought about it.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rank_collapse.network.config import DEFAULTS, SWEPT, TransformerConfig, flat
@@ -89,8 +89,6 @@ class Covers:
     name: str  # of the pass, as errors call it
     fields: Mapping[str, Any]  # of `TransformerConfig`: their allowed values, or `ANY`
     edits: Any = ()  # names of the edit points whose edits are carried, or `ANY`
-    # Why a combination of allowed values is not covered; None where it is.
-    also: Callable[[TransformerConfig], str | None] = lambda config: None
 
     def refusal(self, config: TransformerConfig) -> str | None:
         """Tell why a network is not covered; None where it is.
@@ -106,7 +104,7 @@ class Covers:
             is_allowed = value is DEFAULTS[name] if name in SWEPT else value in allowed
             if not is_allowed:
                 return f"{name}={value!r}"
-        return self.also(config)
+        return None
 
     def check(self, config: TransformerConfig, edit: Any = None) -> None:
         """Check that a network, and an edit from `edits.trace_edits`, are covered.

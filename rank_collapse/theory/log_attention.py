@@ -101,14 +101,9 @@ def compute_scores(params, state, eps, config, context, temperature, keep) -> Sc
         eps: ε = e^s of the state; the others as of `attention_parts`.
     """
     factor = jnp.ones((), eps.dtype) / temperature
-    if config.score == "additive":
-        base, delta = _additive_scores(params, state, eps)
-        base, delta = base * factor, delta * factor
-        change = eps * (eps * delta)
-    else:
-        if config.scale_scores:
-            factor = factor / jnp.sqrt(params.w_q.shape[-1]).astype(eps.dtype)
-        base, delta, change = _dot_scores(params, state, eps, context, factor, config.norm_eps)
+    if config.scale_scores:
+        factor = factor / jnp.sqrt(params.w_q.shape[-1]).astype(eps.dtype)
+    base, delta, change = _dot_scores(params, state, eps, context, factor, config.norm_eps)
     if context.bias is not None:
         base = base + context.bias.astype(base.dtype)
     mask = three_axes(context.mask)
@@ -311,32 +306,3 @@ def _dot_scores(params, state, eps, context, factor, norm_eps):
     base = base if relative is None else base + relative
     delta = jnp.einsum("hnk,hmk->hnm", query, key)
     return base, delta, jnp.einsum("hnk,hmk->hnm", eps * query, eps * key)
-
-
-def _additive_scores(params, state, eps):
-    """Compute (base, delta) for v·tanh(z + ε(a_i + c_j)).
-
-    Second differences of tanh have a closed form: tanh(z+a+c) − tanh(z+a) − tanh(z+c) + tanh(z) =
-    −sinh(a) sinh(c) sinh(2z+a+c) / (cosh(z+a+c) cosh(z+a) cosh(z+c) cosh(z)).
-    """
-    mean = jnp.einsum("d,hdk->hk", state.mean, params.w_q + params.w_k)
-    z = (mean + params.b_q + params.b_k)[:, None, None, :]
-    a = jnp.einsum("nd,hdk->hnk", state.residual, params.w_q)[:, :, None, :]
-    c = jnp.einsum("nd,hdk->hnk", state.residual, params.w_k)[:, None, :, :]
-    base = jnp.einsum("hnmk,hk->hnm", jnp.tanh(z + eps * c), params.v_score)
-
-    def over_eps(u):  # sinh(εu)/ε
-        t = jnp.clip(eps * u, -2, 2)
-        tiny = jnp.abs(t) < 1e-3
-        return u * jnp.where(tiny, 1 + t * t / 6, jnp.sinh(t) / jnp.where(tiny, 1, t))
-
-    def sech(u):
-        return 1 / jnp.cosh(jnp.clip(u, -80, 80))
-
-    za, zc, zac = z + eps * a, z + eps * c, z + eps * (a + c)
-    # sinh(2z+a+c)/(cosh(z+a+c) cosh(z)) = tanh(z+a+c) + tanh(z): no overflow
-    small = -over_eps(a) * over_eps(c) * (jnp.tanh(zac) + jnp.tanh(z)) * sech(za) * sech(zc)
-    safe = jnp.where(eps == 0, 1, eps)
-    direct = (jnp.tanh(zac) - jnp.tanh(za) - jnp.tanh(zc) + jnp.tanh(z)) / safe / safe
-    large = jnp.maximum(jnp.abs(eps * a), jnp.abs(eps * c)) > 2
-    return base, jnp.einsum("hnmk,hk->hnm", jnp.where(large, direct, small), params.v_score)

@@ -82,9 +82,8 @@ def log_residual_profile(
         [L + 1] decimal logarithms; jit at the outside, vmap over seeds.
 
     Raises:
-        ValueError: Cross-attention, additive attention with rotary positions or normalised
-            queries, capped scores, a mixture of experts, an attention of the caller's own (`mix`),
-            edits, or inputs of the wrong shape.
+        ValueError: Cross-attention, additive or capped scores, a mixture of experts, an attention
+            of the caller's own (`mix`), edits, or inputs of the wrong shape.
 
     Source: the rate is that of Dong et al. 2021, theorems 2.2 and 2.3.
     """
@@ -105,15 +104,6 @@ def log_trace(
     return run_pass(LogPass(replicas), params, prepared, config)
 
 
-def _not_covered(config):
-    """Returns why a score has no base and difference in this form; None where it has."""
-    if config.score == "additive" and config.position == "rotary":
-        return "score='additive' with position='rotary'"
-    if config.score == "additive" and config.qk_norm != "none":
-        return f"score='additive' with qk_norm={config.qk_norm!r}"
-    return None
-
-
 class LogScaled(Algebra):
     """Tokens as 1x̄ᵀ + e^s R̂: states are `LogState`, branches `LogParts`, read with noise."""
 
@@ -124,10 +114,9 @@ class LogScaled(Algebra):
         | covers.PARALLEL
         | covers.MASKS
         | covers.POSITIONS
-        | covers.SCORES
         | covers.MIXING
-        | covers.MLPS,
-        also=_not_covered,
+        | covers.MLPS
+        | covers.at_any_value("scale_scores", "temperature", "qk_norm"),
     )
 
     def __init__(self, keep: Any, noise: Any = None):

@@ -357,7 +357,7 @@ def test_rows_are_those_of_full_weights(framework, options):
         given = dict(options)
         if "mask" in given:
             given["mask"] = given["mask"][..., -keys.shape[-2] :]
-        elif keys.shape[-2] > QUERIES:
+        if keys.shape[-2] > QUERIES:
             given["positions"] = np.arange(2, NUM_KEYS)
         p = weights(Q, keys, **options_of(given))[:, :, slice(None) if rows is None else rows]
         mask = np.broadcast_to(given.get("mask", True), (B, keys.shape[-2]))

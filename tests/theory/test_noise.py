@@ -60,8 +60,8 @@ CASES = {
         (0.5, 1, 2, 3),
         (0,),
     ),
-    "additive, tanh MLP": (
-        {"score": "additive", "mlp": "tanh", "d_ff": D},
+    "tanh MLP": (
+        {"mlp": "tanh", "d_ff": D},
         {},
         (0.5, 1, 2),
         (0,),
