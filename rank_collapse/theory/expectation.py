@@ -27,18 +27,16 @@ from rank_collapse.theory import token_kernel
 from rank_collapse.theory.score_overlap import overlap_ratios
 
 # Under "branch" the branches read tokens that no norm has scaled: scores grow with the stream.
-_COVERED = (
+COVERS = covers.Covers(
+    "expected_pass",
     covers.SIZES
     | covers.STREAM
     | covers.POSITIONS
     | covers.MLPS
     | covers.CROSS
     | covers.at_any_value("mask", "scale_scores", "temperature")
-    | {"norm_placement": ("none", "pre", "post", "sandwich")}
+    | {"norm_placement": ("none", "pre", "post", "sandwich")},
 )
-COVERS = covers.Covers("expected_pass", _COVERED)
-# Measured weights stand for any scores and windows.
-COVERS_MEASURED = covers.Covers("expected_pass", _COVERED | covers.MASKS | covers.SCORES)
 
 
 class ExpectedTrace(struct.Struct):
@@ -97,7 +95,6 @@ def expected_pass(
     config: TransformerConfig,
     *,
     sizes: Any = None,
-    attention: Any = None,
     **inputs: Any,
 ) -> ExpectedTrace:
     """Compute the tokens of a network in expectation over its weights, sublayer by sublayer.
@@ -119,13 +116,12 @@ def expected_pass(
     no influence but their mean squares, in the limit of large d at n, H and L fixed; biases of
     scores, relative-position terms and rotary positions as at equal tokens. It fails for shared
     layers, for trained weights as far as they are correlated, where n L/d is not small, in D for
-    scores of large variance (give measured `attention`), and in pure attention without skip, whose
+    scores of large variance, and in pure attention without skip, whose
     residual is of third order (see `log_residual_profile`).
 
     Args:
         params, x, config: As in `apply`; of parameters mean squares are read, of x the kernel.
         sizes: Squared relative sizes of updates, as of `update_sizes`; None for none.
-        attention: [L, h, n, n], measured weights in place of those of equal tokens.
         **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`. Tokens that
             do not exist get no attention, but are counted in the trace's means.
 
@@ -134,16 +130,15 @@ def expected_pass(
         traced.
 
     Raises:
-        ValueError: Scores outside of the range, if no array is traced; additive scores without
-            measured weights; an edit; see also `apply`.
+        ValueError: Scores outside of the range, if no array is traced; additive scores; an edit;
+            see also `apply`.
 
     Source: Noci et al. 2022, "Signal propagation in Transformers", for K of uniform attention;
     Cho and Saul 2009 for ReLU; Liu et al. 2020 for the output change that D predicts.
     """
-    covered = COVERS if attention is None else COVERS_MEASURED
-    params, prepared = prepare_inputs(params, x, config, covers=covered, **inputs)
+    params, prepared = prepare_inputs(params, x, config, covers=COVERS, **inputs)
     sizes = update_sizes(config, 0.0) if sizes is None else sizes
-    trace = _walk_kernels(params, prepared, config, sizes, attention)
+    trace = _walk_kernels(params, prepared, config, sizes)
     variance = trace.hidden.variance
     if not isinstance(variance, jax.core.Tracer):
         lost = np.isnan(variance).any(axis=1)
@@ -151,15 +146,15 @@ def expected_pass(
             raise ValueError(
                 f"expected_pass: variances of scores in layer {lost.argmax() - 1} are above "
                 f"{token_kernel.LARGEST_VARIANCE:g} or differ between a row's keys by more than "
-                f"{token_kernel.MOST_UNEVEN:g}: normalise tokens, or give measured `attention`"
+                f"{token_kernel.MOST_UNEVEN:g}: normalise tokens"
             )
     return trace
 
 
 class Expected(Algebra):
-    """Kernels of tokens under random weights; `Layer.extra` is (sizes of updates, weights or None).
+    """Kernels of tokens under random weights; `Layer.extra` are the sizes of updates.
 
-    Where none are measured, `own` [h, n, n] and `cross` [h, n, m] are the weights of equal tokens.
+    `own` [h, n, n] and `cross_weights` [h, n, m] are the weights of equal tokens.
     """
 
     def __init__(self, self_weights: Any, cross: Any = None, memory: Any = None):
@@ -172,22 +167,18 @@ class Expected(Algebra):
         return token_kernel.add_kernels(spec, state, part)
 
     def apply_attention(self, layer, branch_input):
-        measured = layer.extra[1]
-        weights = self.own if measured is None else measured
-        return self._attend(
-            layer, "attention", branch_input, branch_input, weights, measured is not None
-        )
+        return self._attend(layer, "attention", branch_input, branch_input, self.own)
 
     def apply_cross(self, layer, branch_input):
-        return self._attend(layer, "cross", branch_input, self.memory, self.cross_weights, False)
+        return self._attend(layer, "cross", branch_input, self.memory, self.cross_weights)
 
     def apply_mlp(self, layer, branch_input):
-        sizes = layer.extra[0]["mlp"]
+        sizes = layer.extra["mlp"]
         return token_kernel.mlp_kernel(
             layer.params.mlp, branch_input, layer.config.mlp, sizes
         ), None
 
-    def _attend(self, layer, kind, branch_input, keys, weights, measured):
+    def _attend(self, layer, kind, branch_input, keys, weights):
         out = token_kernel.attention_kernel(
             getattr(layer.params, kind),
             branch_input,
@@ -195,14 +186,13 @@ class Expected(Algebra):
             weights,
             layer.config,
             layer.gains.temperature,
-            layer.extra[0][kind],
-            measured=measured,
+            layer.extra[kind],
         )
         return out, None
 
 
 @jax.jit
-def _walk_kernels(params, prepared, config, sizes, attention) -> ExpectedTrace:
+def _walk_kernels(params, prepared, config, sizes) -> ExpectedTrace:
     n, dtype, cross, memory = prepared.x.shape[0], prepared.x.dtype, None, None
     if config.cross_attention:
         memory = token_kernel.measure_kernel(prepared.memory)
@@ -214,9 +204,7 @@ def _walk_kernels(params, prepared, config, sizes, attention) -> ExpectedTrace:
         state, passages = walk_layer(algebra, layer, state)
         return state, (state, jnp.stack([_branch_share(p) for p in passages.values()]))
 
-    last, (hidden, shares) = walk_layers(
-        step, start, params, prepared, config, extra=(sizes, attention)
-    )
+    last, (hidden, shares) = walk_layers(step, start, params, prepared, config, extra=sizes)
     output = apply_final_norm(algebra, last, params, prepared, config)
     hidden = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, hidden)
     return ExpectedTrace(hidden, output, shares.reshape(-1))

@@ -118,8 +118,6 @@ def attention_kernel(
     config: TransformerConfig,
     temperature: Any,
     sizes: dict[str, Any],
-    *,
-    measured: bool,
 ) -> TokenKernel:
     """Compute the kernel of Σ_h P_h y W_V W_O.
 
@@ -139,9 +137,8 @@ def attention_kernel(
     Args:
         params: Of the layer; only mean squares of matrices are read.
         queries, keys: Kernels of the tokens of queries and of keys.
-        weights: P_h, of equal tokens or measured.
+        weights: P_h of equal tokens.
         sizes: Squared relative sizes of updates of "w_q", "w_k", "w_v", "w_o".
-        measured: Whether the weights are those of the network, which hold the scores already.
     """
     d, k = params.w_q.shape[-2:]
     h, v = params.w_o.shape[:2]
@@ -165,22 +162,18 @@ def attention_kernel(
             _same_key(p, u),
             score * query_covariance[:, :, None] * p[:, None, :] * p[None, :, :],
         )
-        tilt_correction = 0.0 if measured else jnp.sum(-squares * same**3, axis=2)
-        response_correction = (
-            0.0 if measured else jnp.sum(squares * same**2 * _same_key(p, moved), axis=2)
-        )
+        tilt_correction = jnp.sum(-squares * same**3, axis=2)
+        response_correction = jnp.sum(squares * same**2 * _same_key(p, moved), axis=2)
         aux = spread + tilt_correction, response + response_correction
         part = TokenKernel(p @ keys.variance - diagonal, distance, p @ moved @ p.T)
-        if not measured:
-            noise = score_noise(p, score * query_covariance, spread, key_spread, keys)
-            part = jax.tree.map(jnp.add, part, noise)
-        return part, *aux
+        noise = score_noise(p, score * query_covariance, spread, key_spread, keys)
+        return jax.tree.map(jnp.add, part, noise), *aux
 
     part, tilted, response = jax.tree.map(
         lambda a: jnp.mean(a, axis=0), jax.vmap(head_kernel)(weights)
     )
     scores = (queries.change + (sizes["w_q"] + sizes["w_k"]) * query_covariance) * tilted
-    scores = scores + (1 if measured else 2) * query_covariance * response
+    scores = scores + 2 * query_covariance * response
     mixed = (sizes["w_v"] + sizes["w_o"]) * part.covariance
     part = part.replace(change=part.change + mixed + score * scores).scaled(gain)
     bias = jnp.einsum("hv,hvd->d", params.b_v, params.w_o) + params.b_o
