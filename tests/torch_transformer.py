@@ -5,6 +5,7 @@ Building and running one needs torch; `ours` and `config` do not.
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,7 +14,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig, EncoderDecoderParams
 from rank_collapse.network.layers import MLPParams, NormParams
-from rank_collapse.network.parameters import BlockParams, TransformerParams, stack_layers
+from rank_collapse.network.parameters import BlockParams, TransformerParams
 
 PLACEMENTS = ("post", "pre")
 VOCAB, D, HEADS, FF, DEPTH = 11, 12, 3, 20, 2
@@ -120,7 +121,7 @@ def ours(arrays: dict[str, np.ndarray]) -> EncoderDecoderParams:
             )
 
         return TransformerParams(
-            layers=stack_layers([layer(l) for l in range(DEPTH)]),
+            layers=jax.tree.map(lambda *a: jnp.stack(a), *map(layer, range(DEPTH))),
             final_norm=norm(f"core.{side}.norm"),
             embedding=EmbeddingParams(tokens=w[f"{embedding}.weight"]),
         )

@@ -28,7 +28,6 @@ from .encoder_decoder import (
 from .layers import MLPParams as MLPParams, NormParams as NormParams
 from .measured.heads import attention_profile as attention_profile
 from .measured.influence import (
-    effective_depth as effective_depth,
     layer_influence as layer_influence,
     layer_removal as layer_removal,
 )
@@ -40,7 +39,6 @@ from .parameters import (
     TransformerParams as TransformerParams,
     init as init,
     layer_params as layer_params,
-    stack_layers as stack_layers,
 )
 from .residual import Gains as Gains
 from .trace import LayerTrace as LayerTrace, Trace as Trace

@@ -5,7 +5,6 @@ Every function is for one seed; vmap over keys adds a seed axis.
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -318,29 +317,6 @@ def complete_params(params: TransformerParams, config: TransformerConfig) -> Tra
                 part = part.replace(**{bias: jnp.zeros(expected_bias.shape, dtype)})
         parts[name] = repeat_groups(part) if isinstance(part, AttentionParams) else part
     return params.replace(layers=params.layers.replace(**parts))
-
-
-def stack_layers(layers: Sequence[BlockParams]) -> BlockParams:
-    """Stack layers of equal shapes along a leading axis, as `apply` takes them.
-
-    Args:
-        layers: Parameters of each layer, first to last.
-
-    Raises:
-        ValueError: No layer, or layers whose parts or shapes differ.
-    """
-    if not layers:
-        raise ValueError("there are no layers to stack")
-    first = _shapes_by_name(layers[0])
-    for l, layer in enumerate(layers):
-        shapes = _shapes_by_name(layer)
-        for name in sorted(first.keys() | shapes.keys()):
-            if first.get(name) != shapes.get(name):
-                raise ValueError(
-                    f"layer {l} has {name} of shape {shapes.get(name)}, "
-                    f"layer 0 of {first.get(name)}"
-                )
-    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(a) for a in leaves]), *layers)
 
 
 def _hashable(config):

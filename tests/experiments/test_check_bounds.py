@@ -126,7 +126,7 @@ def test_the_construction_is_that_of_its_dense_network(width, x64):
     w_o[0] = np.sqrt(width) * np.eye(1, width)
     heads = rc.network.AttentionParams(w_q=w_q, w_k=SPREAD / 2 * w_q, w_v=w_q, w_o=w_o)
     params = rc.network.TransformerParams(
-        layers=rc.network.stack_layers([rc.network.BlockParams(attention=heads)])
+        layers=rc.network.BlockParams(attention=jax.tree.map(lambda a: a[None], heads))
     )
     config = rc.san(1, 2, width, d_qk=1, d_v=1)
     report = jax.jit(rc.bound_report)(params, x, config)

@@ -218,48 +218,6 @@ def test_settled_is_where_it_stays_enough():
     assert find_settling_index(enough).tolist() == [3, 0, 4, 4]
 
 
-@pytest.mark.full
-def test_the_depth_of_a_looped_network():
-    """States aˡ v + w settle at the first l with aˡ − aᴸ ≤ ε max_k ‖Xᵏ‖/‖v‖; and what one layer
-    of attention, applied again and again, keeps of the residual."""
-    v, w = np.array([[3.0, 4.0]]), np.array([[0.0, 20.0]])
-    states = np.stack([0.5**l * v + w for l in range(11)])
-    expected = next(l for l in range(11) if 5 * (0.5**l - 0.5**10) <= 0.01 * np.hypot(3, 24))
-    assert expected == 5 == rc.network.effective_depth(states)
-    assert jax.jit(rc.network.effective_depth)(jnp.asarray(states[::2])) == 3
-    returns = states.copy()
-    returns[8] = 0  # as the last at 5, and away again
-    assert rc.network.effective_depth(returns) == 9
-    assert (
-        rc.network.effective_depth(np.ones((4, 2, 2))) == 0
-        and rc.network.effective_depth([1.0, 1, 1, 0]) == 3
-    )
-    returns[3] = np.nan
-    assert rc.network.effective_depth(returns) == 10  # no depth is known of states that overflowed
-    assert [int(rc.network.effective_depth([x, 1, 1, 1])) for x in (jnp.inf, jnp.nan, 1.0)] == [
-        3,
-        3,
-        0,
-    ]
-    large = jnp.asarray(1e30 * states, jnp.float32)  # whose squares overflow
-    assert (
-        rc.network.effective_depth(large) == 5
-        and rc.network.effective_depth(jnp.zeros((4, 2))) == 0
-    )
-    config = rc.san(12, 1, D, layer_map=(0,) * 12)
-    params = draws.parameters(config, bias_scale=0.0)
-    states = [draws.normal(N, D)]
-    loop = jax.jit(lambda x: rc.apply(params, x, config.replace(depth=1, layer_map=())).output)
-    for _ in range(12):
-        states.append(loop(states[-1]))
-    ratios = [float(rc.residual_ratio(x)) for x in states]
-    settled = 1 + max(
-        l for l, own in enumerate(ratios) if abs(own - ratios[-1]) > 0.01 * max(ratios)
-    )
-    hidden = rc.apply(params, states[0], config).hidden
-    assert rc.network.effective_depth(rc.residual_ratio(hidden)) == settled < 12
-
-
 def test_attention_that_is_uniform_and_attention_that_is_not(network):
     params, x, trace = network
     w_q = jnp.zeros_like(params.layers.attention.w_q)

@@ -77,7 +77,7 @@ def test_180_tokens_of_width_180_are_above_the_published_bound_and_below_that_of
         w_q=w_q, w_k=w_k, w_v=w_v, w_o=w_o, b_q=np.array([[0.0, 1]] * 2)
     )
     params = rc.network.TransformerParams(
-        layers=rc.network.stack_layers([rc.network.BlockParams(attention=heads)])
+        layers=rc.network.BlockParams(attention=jax.tree.map(lambda a: a[None], heads))
     )
     report = reported(params, x, rc.san(1, 2, d, d_qk=2, d_v=1))
     assert report.admissible.all()

@@ -85,7 +85,7 @@ def test_two_heads_of_many_tokens_are_above_the_published_bound(num_tokens, widt
         b_q=np.stack([bias, bias]),
     )
     params = rc.network.TransformerParams(
-        layers=rc.network.stack_layers([rc.network.BlockParams(attention=heads)])
+        layers=rc.network.BlockParams(attention=jax.tree.map(lambda a: a[None], heads))
     )
     config = rc.san(1, 2, width, d_qk=3, d_v=1)
     report = jax.jit(rc.bound_report)(params, x, config).published_layer

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rank_collapse.measures.arrays import as_array
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
@@ -91,27 +90,6 @@ def layer_removal(
     """
     params, prepared = prepare_inputs(params, x, config, **inputs)
     return run_pass(RemovalPass(size, spare), params, prepared, config)
-
-
-def effective_depth(states: Any, tolerance: float = 0.01) -> Int[Array, ""]:
-    """Count the layers, or loops of one layer, after which a network's states stay as the last.
-
-    The smallest l with ‖X^m − X^L‖_F ≤ ε max_k ‖X^k‖_F for all m ≥ l; L where the last layer still
-    changes them, or a state is not finite.
-
-    Args:
-        states: [L + 1, ...], such as `Trace.hidden`, or what is measured of each, such as
-            `rc.residual_ratio`; every k-th where k layers are one loop.
-        tolerance: ε.
-
-    Source: here, for networks that loop one layer, such as ALBERT (Lan et al. 2020).
-    """
-    states = jnp.asarray(as_array(states))
-    flat = states.reshape(len(states), -1)
-    largest = jnp.max(jnp.abs(flat))
-    flat = flat / jnp.where(largest == 0, 1, largest)  # NaN of inf, and no square overflows
-    size = jnp.max(jnp.linalg.norm(flat, axis=1))
-    return find_settling_index(jnp.linalg.norm(flat - flat[-1:], axis=1) <= tolerance * size)
 
 
 def find_settling_index(is_enough: Any) -> Int[Array, "*s"]:
