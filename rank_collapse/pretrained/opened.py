@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import as_batch
+from rank_collapse.network.inputs import as_batch, check_indices
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained.entries import Settings
 from rank_collapse.pretrained.family import Family
@@ -82,7 +82,7 @@ class OpenCheckpoint:
         batch = as_batch(inputs)
         config, outside, tables = self.config, self.outside, self.config.embedding
         x = batch["x"]
-        _check_ids(x, tables)
+        check_indices(batch, config)
         positions = 0 if tables is None else tables.num_positions
         if positions and x.ndim == 2 and x.shape[1] > positions:
             raise ValueError(f"{x.shape[1]} tokens are more than the {positions} positions")
@@ -114,18 +114,8 @@ class InMemory:
     ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
         """Returns (config, parameters outside of the layers, inputs) for `stream`."""
         batch = as_batch(inputs)
-        _check_ids(batch["x"], self.config.embedding)
+        check_indices(batch, self.config)
         return self.config, self.outside, batch
-
-
-def _check_ids(x, embedding):
-    """Raises an error for token ids that the vocabulary does not have."""
-    if embedding is not None and np.issubdtype(x.dtype, np.integer):
-        wrong = x[(x < 0) | (x >= embedding.vocab_size)]
-        if wrong.size:
-            raise ValueError(
-                f"token id {wrong.flat[0]} is not below vocab_size={embedding.vocab_size}"
-            )
 
 
 class _HeldLayers:
