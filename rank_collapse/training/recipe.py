@@ -42,8 +42,6 @@ class Recipe:
         b1, b2, eps: Of the optimizer: decay of the two moments, and what is added to the root.
         start: (the network's parameters as drawn, `Hyper.start`) → as training starts from them;
             None for as they are drawn.
-        steps_per_epoch: Batches of an epoch, of its first examples in its order, which begin again
-            where there are too few; None for one pass over the data.
     """
 
     config: TransformerConfig | EncoderDecoderConfig
@@ -63,10 +61,9 @@ class Recipe:
     b2: float = 0.999
     eps: float = 1e-8
     start: Callable[[Any, Any], Any] | None = None
-    steps_per_epoch: int | None = None
 
     def __post_init__(self):
-        struct.check_integers(self, num_outputs=1, batch_size=1, unroll=1, steps_per_epoch=1)
+        struct.check_integers(self, num_outputs=1, batch_size=1, unroll=1)
         struct.check_choices(self, loss=tuple(LOSSES), schedule=SCHEDULES, optimizer=OPTIMIZERS)
         both = isinstance(self.config, EncoderDecoderConfig)
         name, reads = ("encoder", self.config.encoder) if both else ("config", self.config)

@@ -156,15 +156,14 @@ def train_epoch(
         hyper, recipe: Of the run.
     """
     count, size = len(examples), recipe.batch_size
-    steps = recipe.steps_per_epoch or num_batches(count, size)
+    steps = num_batches(count, size)
     order = jnp.arange(count)
     if recipe.shuffle:
         key = jax.random.fold_in(jax.random.fold_in(state.key, 0), epoch)
         order = jax.random.permutation(key, count)
     # The short last batch is filled with examples of weight 0.
     order = order[jnp.arange(steps * size) % count].reshape(steps, size)
-    counted = steps * size if recipe.steps_per_epoch else count
-    weights = (jnp.arange(steps * size) < counted).reshape(steps, size)
+    weights = (jnp.arange(steps * size) < count).reshape(steps, size)
 
     def run_step(state, item):
         index, chosen, weights = item

@@ -331,23 +331,9 @@ test_bad_recipes_are_named = refused(
         ({"batch_size": 0}, "batch_size=0"),
         ({"num_epochs": -1}, "num_epochs=-1"),
         ({"unroll": 0}, "unroll=0"),
-        ({"steps_per_epoch": 0}, "steps_per_epoch=0"),
         ({"loss": "hinge"}, "loss='hinge'"),
         ({"schedule": "cosine"}, "schedule='cosine'"),
         ({"config": TransformerConfig()}, "embedding=None"),
     ],
     lambda fields: recipe(**fields),
 )
-
-
-def test_an_epoch_of_some_steps_takes_the_first_examples_again_where_there_are_few():
-    """Those of 2 batches of 4 out of 3 are three examples, then the first again, and so on."""
-    few, again = data(3), jnp.arange(8) % 3
-    repeated = jax.tree.map(lambda a: a[again], few)
-    rates, key = hyper(dropout=None), jax.random.key(0)
-    own, plain = recipe(steps_per_epoch=2), recipe()
-    state = init_state(key, rates, own)
-    found, loss = train_epoch(state, few, 0, rates, own)
-    expected, mean = train_epoch(state, repeated, 0, rates, plain)
-    assert float(loss) == float(mean)
-    jax.tree.map(np.testing.assert_array_equal, found.model, expected.model)
