@@ -13,7 +13,6 @@ NEEDED = (
     "safetensors",
     "scipy",
     "tokenizers",
-    "tqdm",
     "xarray",
 )
 

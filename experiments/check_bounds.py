@@ -105,7 +105,8 @@ def measure(options: Flags, cases: dict[int, Case], run: RunFolder) -> Results:
     size = min(BLOCK, num_draws)
     num_blocks, draws = -(-num_draws // size), {}
     total = num_blocks * len(cases)
-    with jax.enable_x64(True), Executor(options, run, f"{size} draws each", total) as executor:
+    executor = Executor(options, run, f"{size} draws each", total)
+    with jax.enable_x64(True):
         case_keys = jax.random.split(jax.random.key(options.seed), len(CASES))
         for index, case in cases.items():
             draw_block = jax.vmap(partial(single_draw, case=case))
