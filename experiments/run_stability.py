@@ -2,12 +2,11 @@
 
 Reproduces the dependency heat maps and the laws of output change of Liu, Liu, Gao, Chen and Han,
 "Understanding the difficulty of training Transformers" (2020), for the residual designs of
-`rc.network.DESIGNS` at initialisation and, with --training, while they train. On the same networks:
-token cosines and gradients by layer, and the one law that predicts all of them from the gains.
+`rc.network.DESIGNS` at initialisation. On the same networks: token cosines and gradients by layer,
+and the one law that predicts all of them from the gains.
 
     python -m experiments.run_stability
     python -m experiments.run_stability --designs=post,admin_log --mlp=none
-    python -m experiments.run_stability --training --mask=causal --mlp=swiglu
 
 Three minutes of CPU time at the defaults. Expect 1 − cosine of Post-LN's tokens to halve with every
 layer, updates in random directions to change its output by about N or more, and the other designs
@@ -24,9 +23,8 @@ import rank_collapse as rc
 from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
-from experiments.lab.folder import RunFolder
-from experiments.note.stability import figures, results as summary, training
-from experiments.note.stability.measure import DESIGNS, LAW_OF, Case, make_configs, measure_all
+from experiments.note.stability import figures, results as summary
+from experiments.note.stability.measure import DESIGNS, LAW_OF, make_configs, measure_all
 from experiments.note.stability.results import ByCase
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row, mean_row
@@ -51,37 +49,27 @@ vocabulary.define(
     seed_chunk=0,
 )
 define("float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix, above 0.", lower_bound=0.0)
-define("boolean", "training", False, "Also networks while they train.")
-define("list", "train_designs", ["post", "pre", "admin", "deepnorm"], "Designs to train.")
-define("integer", "train_depth", 12, "Layers of the trained networks.", lower_bound=1)
-define("integer", "train_steps", 300, "Steps.", lower_bound=1)
+# Flags that folders of runs have in their config.json, and that are no longer there.
+EARLIER_FLAGS = {
+    "training": False,
+    "train_designs": ["post", "pre", "admin", "deepnorm"],
+    "train_depth": 12,
+    "train_steps": 300,
+}
 
 
-def measure(options: Flags, configs: Mapping[Case, Any], run: RunFolder) -> dict[str, Any]:
-    """Measures all networks of the flags, resumed from the run.
-
-    Returns:
-        {"networks": {case: {measure: [s, ...]}} at initialisation, "trained": {cell: ...} of
-        `training.train_networks`, where that was asked for}.
-    """
-    networks = measure_all(options, configs, run)
-    trained = training.train_networks(options, run) if options.training else {}
-    return {"networks": networks, "trained": trained}
-
-
-def compare_results(results: dict[str, Any], configs: Any) -> Iterator[Comparison]:
+def compare_results(results: ByCase, configs: Any) -> Iterator[Comparison]:
     """Compares dependency and tokens with what papers state and the one law expects.
 
     Args:
-        results: From `measure`.
+        results: From `measure_all`.
         configs: Unused: the networks.
     """
-    networks = summary.by_design(results["networks"])
+    networks = summary.by_design(results)
     for design, cases in networks.items():
         yield compare_collapse(design, summary.first_and_last(cases)[1])
     if {"post", "pre"} <= networks.keys():
         yield compare_dependency(networks["post"], networks["pre"])
-    yield from training.compare_results(results["trained"])
 
 
 def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Comparison:
@@ -115,9 +103,9 @@ def compare_dependency(*designs: ByCase) -> Comparison:
     )
 
 
-def judge_claims(results: dict[str, Any], configs: Any) -> Iterator[Row]:
+def judge_claims(results: ByCase, configs: Any) -> Iterator[Row]:
     """Tests where the exponents of Σ_i β_ii² and of the output change lie among those of laws."""
-    for design, cases in summary.by_design(results["networks"]).items():
+    for design, cases in summary.by_design(results).items():
         yield from design_claims(design, cases)
 
 
@@ -149,15 +137,15 @@ def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
     yield mean_row("gradient steps", design, slopes["gradient"] - slopes["random"], note=note)
 
 
-def make_rows(results: dict[str, Any], configs: Any) -> Iterator[dict[str, Any]]:
-    """Makes the rows of all networks at initialisation."""
-    return summary.make_rows(results["networks"])
+def make_rows(results: ByCase, configs: Any) -> Iterator[dict[str, Any]]:
+    """Makes the rows of all networks."""
+    return summary.make_rows(results)
 
 
 EXPERIMENT = Experiment(
     order=120,
     title="Residual designs and depth: stability and rank collapse as one law",
-    brief="residual designs to 100 layers, at initialisation and (`--training`) while they train: "
+    brief="residual designs to 100 layers at initialisation: "
     "dependency, change of the output by updates, gradients, token cosines, and the one law that "
     "predicts them",
     claim="Independent updates change the output by C Σ_i β_ii², β_ii² the share of branch i in "
@@ -168,21 +156,20 @@ EXPERIMENT = Experiment(
         "quick": "--designs=post,admin_log,admin_const --depths=12,36 --num_seeds=4 --d_model=32",
         "paper": "--seed=1000 --num_seeds=4",
         "tiny": "--designs=post,pre --depths=1,2 --num_heads=2 --d_model=4 --d_ff=4 --num_tokens=4 "
-        " --num_seeds=2 --train_depth=1 --train_steps=2",
+        " --num_seeds=2",
     },
 )
 FIGURES = name_figures(
     figures.one_law_figure,
     figures.dependency_figure,
     figures.output_change_figure,
-    training.training_figure,
 )
 
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, make_configs) as run:
-        points = run.measure(measure)
+    with open_run(options, make_configs, lambda configs: EARLIER_FLAGS) as run:
+        points = run.measure(measure_all)
         return run.publish(
             points,
             table=make_rows,

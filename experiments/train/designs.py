@@ -51,7 +51,7 @@ class Cell:
         )
 
 
-def make_flags(selecting: Sequence[str] = ()) -> Flags:
+def make_flags(selecting: Sequence[str]) -> Flags:
     """Makes the flags of networks that learn letters, but those that choose cells.
 
     Args:
@@ -120,8 +120,6 @@ def train_cells(
     options: Flags,
     make_cells: Callable[[Flags], Sequence[Cell]],
     run: RunFolder,
-    *,
-    make_measure: Callable = make_measure,
 ) -> dict[Cell, dict[str, Any]]:
     """Trains the cells of the flags and measures them, or reads what the run has of them.
 
@@ -129,7 +127,6 @@ def train_cells(
         options: The flags of `make_flags`.
         make_cells: flags → cells; those that differ in floats alone share a program.
         run: The run folder.
-        make_measure: recipe → what is measured of a run before and while it trains.
 
     Returns:
         {cell: what `Training` returns, [s, ...] or [s, looks, ...], and "failed" [s]}.
@@ -273,9 +270,3 @@ def gradient_norms(results: dict[str, Any], matrix: str) -> np.ndarray:
     """Selects the norm of the loss's gradient to one matrix, [s, t, L]."""
     return results["gradients"][:, :, GRADIENTS.index(matrix)]
 
-
-def look_steps(results: dict[str, Any]) -> np.ndarray:
-    """Lists the training step of each look [t]."""
-    num_looks = results["accuracy"].shape[1]
-    num_steps = STEPS_PER_EPOCH * results["losses"].shape[1]
-    return num_steps * np.arange(num_looks) / (num_looks - 1)

@@ -31,7 +31,6 @@ FILES = {
     "rows/train.tsv": b"index\tsentence1\tsentence2\n",
 }
 BERT = "--checkpoints={golden}/bert --token_ids={tmp}/ids --initialisation=false"
-OF_TRAINING = "--training"
 # {experiment: {flags: what the line says}}, {tmp} the folder of the files above
 MISTAKES = {
     "run_collapse": {
@@ -70,8 +69,6 @@ MISTAKES = {
         "--num_heads=3": "num_heads=3 does not divide d_model=4",
         "--update_size=0": "--update_size=0.0 is no update of the weights",
         "--d_model=2": "d_model=2",
-        f"{OF_TRAINING} --train_designs=foo": "--train_designs=foo is not one of",
-        f"{OF_TRAINING} --train_designs=": "--train_designs is empty",
     },
     "run_trainability": {
         "--designs=best": "best",

@@ -1,6 +1,6 @@
 """The figures of run_stability: dependency, output change, gradients, and the one law.
 
-Each takes {"networks": the results of all networks, see `results`}.
+Each takes the results of all networks, see `results`.
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ from experiments.note.stability.dependency import dependency
 from experiments.note.stability.results import (
     UPDATES,
     VISIBLE,
+    ByCase,
     branch_counts,
     by_design,
     depth_curve,
@@ -40,12 +41,12 @@ def expected_apart(measures: dict[str, Any]) -> np.ndarray:
     return np.exp(measures["expected_log_apart"].astype(float)).mean(axis=0)
 
 
-def one_law_figure(results: dict[str, Any], setup: Any) -> figures.Figure:
+def one_law_figure(results: ByCase, setup: Any) -> figures.Figure:
     """Left: 1 − mean token cosine by layer of the deepest networks (markers, bands over seeds) and
     the law that predicts it from the gains alone (lines). Right: output change, measured against
     expected from the same recursion, geometric means over seeds."""
     fig, ((collapse, change),) = figures.figure(1, 2, width=4.4, height=3.5)
-    for index, (name, networks) in enumerate(by_design(results["networks"]).items()):
+    for index, (name, networks) in enumerate(by_design(results).items()):
         deep, names = first_and_last(networks)[1], ("expected_change", "change.random")
         apart = np.where(deep["apart"] > VISIBLE, deep["apart"], np.nan)
         layers = np.arange(apart.shape[1])
@@ -68,10 +69,10 @@ def one_law_figure(results: dict[str, Any], setup: Any) -> figures.Figure:
     return fig
 
 
-def dependency_figure(results: dict[str, Any], setup: Any) -> figures.Figure:
+def dependency_figure(results: ByCase, setup: Any) -> figures.Figure:
     """Dependency of the stream after branch i on branch j in the shallowest networks: β_ij from
     variances, as published."""
-    designs = by_design(results["networks"])
+    designs = by_design(results)
     fig, axes = figures.figure(1, len(designs), width=2.7, height=3.0, sharey=True)
     for ax, (name, networks) in zip(axes[0], designs.items(), strict=True):
         shallow = first_and_last(networks)[0]
@@ -87,12 +88,12 @@ def dependency_figure(results: dict[str, Any], setup: Any) -> figures.Figure:
     return fig
 
 
-def output_change_figure(results: dict[str, Any], setup: Any) -> figures.Figure:
+def output_change_figure(results: ByCase, setup: Any) -> figures.Figure:
     """Change of the output after an update of every matrix by the same relative size, against the
     number of branches; black the three published laws. Dotted: of random updates the law's
     expectation; of steps along the gradient what they do at least, e² (Σ‖W‖‖∂W‖)²/‖u‖²."""
     fig, (axes,) = figures.figure(1, 2, width=4.0, height=3.5)
-    designs = by_design(results["networks"])
+    designs = by_design(results)
     branches = branch_counts(next(iter(designs.values())))
     for ax, update in zip(axes, UPDATES, strict=True):
         for index, (name, networks) in enumerate(designs.items()):

@@ -68,8 +68,6 @@ def make_configs(options: Flags) -> dict[Case, rc.TransformerConfig]:
             depths, or an update of nothing.
     """
     check_names(options, "designs", rc.network.DESIGNS)
-    if options.training:  # before the networks at initialisation are measured
-        check_names(options, "train_designs", rc.network.DESIGNS)
     depths = sorted(set(options.depths))
     if len(depths) < 2:
         raise ValueError(f"--depths={','.join(map(str, depths))} is fewer than two depths")
