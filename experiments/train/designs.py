@@ -269,4 +269,3 @@ def has_failed(results: dict[str, Any], limit: float) -> np.ndarray:
 def gradient_norms(results: dict[str, Any], matrix: str) -> np.ndarray:
     """Selects the norm of the loss's gradient to one matrix, [s, t, L]."""
     return results["gradients"][:, :, GRADIENTS.index(matrix)]
-
