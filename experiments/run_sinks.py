@@ -62,9 +62,8 @@ class Condition(NamedTuple):
     """Which key is excluded, traced: one program serves all conditions of a network."""
 
     key: Any  # position of the key
-    start: Any  # first layer in which it is excluded
-    is_hidden: Any  # Bool, by its score
-    is_dropped: Any  # Bool, by its weight
+    start: Any  # first layer in which it is excluded; the depth for none
+    is_hidden: Any  # Bool: by its score; else by its weight
 
 
 def open_networks(options: Any) -> list[Network]:
@@ -147,15 +146,7 @@ def measure_network(options: Any, network: Network, weights: str) -> dict[str, n
     draw = np.random.default_rng(options.seed)
     positions = np.setdiff1d(np.arange(FIRST_MEASURED, options.max_tokens // 2), [replaced])
     keys = draw.choice(positions, len(ids)) if options.key == "random" else np.zeros(len(ids), int)
-    excluded = Condition(
-        jnp.asarray(keys),
-        jnp.full(len(ids), round(options.start * config.depth)),
-        jnp.full(len(ids), options.how == "hidden"),
-        jnp.full(len(ids), options.how == "dropped"),
-    )
-    none = excluded._replace(
-        is_hidden=jnp.zeros(len(ids), bool), is_dropped=jnp.zeros(len(ids), bool)
-    )
+    is_hidden = jnp.full(len(ids), options.how == "hidden")
 
     @jax.jit
     def measure_texts(params, condition):
@@ -164,13 +155,14 @@ def measure_network(options: Any, network: Network, weights: str) -> dict[str, n
         )
 
     arrays = {}
-    for prefix, condition in (("", excluded), ("whole_", none)):
+    for prefix, start in {"": round(options.start * config.depth), "whole_": config.depth}.items():
+        condition = Condition(jnp.asarray(keys), jnp.full(len(ids), start), is_hidden)
         values = jax.tree.map(np.asarray, measure_texts(params, condition))
         output = values.pop("output")[:, None]
         targets, counted = pretrained.targets_of(ids, network.inputs["mask"])
-        values["loss"] = pretrained.token_losses(source.unembedding, output, targets, counted)[0]
-        arrays |= {f"{prefix}{name}": np.asarray(a) for name, a in values.items()}
-    arrays["loss"], arrays["whole_loss"] = arrays["loss"][:, 0], arrays["whole_loss"][:, 0]
+        losses, *_ = pretrained.token_losses(source.unembedding, output, targets, counted)
+        values["loss"] = np.asarray(losses)[:, 0]
+        arrays |= {f"{prefix}{name}": a for name, a in values.items()}
     return arrays
 
 
@@ -216,7 +208,7 @@ def hide_key(condition: Condition, scores: jax.Array, layer: jax.Array) -> jax.A
 
 def drop_key(condition: Condition, weights: jax.Array, layer: jax.Array) -> jax.Array:
     """Sets the weight of the key to 0: its mass is lost."""
-    is_excluded = select_key(condition, weights, layer) & condition.is_dropped
+    is_excluded = select_key(condition, weights, layer) & ~condition.is_hidden
     return jnp.where(is_excluded, 0.0, weights)
 
 
@@ -272,7 +264,7 @@ def compare_results(results: xr.Dataset, networks: list[Network]) -> Iterator[Co
         "spread": "change of the spread of a replaced token",
         "loss": "change of the loss, nats",
     }.items():
-        yield from labelled.compare_means(text, compute_change(results, name))
+        yield from labelled.compare_means(text, compute_change(results, name), interval=True)
 
 
 def make_rows(results: xr.Dataset, networks: list[Network]) -> Iterator[dict[str, Any]]:
@@ -291,14 +283,14 @@ def cosine_figure(results: xr.Dataset, networks: list[Network]):
     fig, axes = figures.panels(len(labels), 2, width=4.6, height=3.4)
     for ax, label in zip(axes.flat, labels, strict=True):
         network = first.sel(network=label)
-        cosines = network.whole_token_cosine.isel(start=0, how=0).transpose("seed", "layer")
-        figures.band(ax, network.layer.values, cosines.values, "as it is", 0)
-        index = 1
-        for point, cosines in labelled.iterate_points(network.token_cosine, "seed", "layer"):
-            name = f"{point['how']} from {point['start']:g} L on"
-            curve = cosines.transpose("seed", "layer")
-            figures.band(ax, network.layer.values, curve.values, name, index)
-            index += 1
+        points = labelled.iterate_points(network.token_cosine, "seed", "layer")
+        curves = {f"{p['how']} from {p['start']:g} L on": curve for p, curve in points}
+        # Last and dashed: the curve "hidden from 0 L on" lies under it.
+        curves["as it is"] = network.whole_token_cosine.isel(start=0, how=0)
+        for index, (name, curve) in enumerate(curves.items()):
+            style = {"linestyle": "--", "color": "black"} if name == "as it is" else {}
+            values = curve.transpose("seed", "layer").values
+            figures.band(ax, network.layer.values, values, name, index, **style)
         ax.set(title=label, xlabel="layer", ylabel="mean cosine of two tokens")
         figures.integer_ticks(ax)
     axes[0, 0].legend(fontsize=7)

@@ -19,6 +19,7 @@ from experiments.lab.statements import make_row
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row
 from rank_collapse.report import figures
+from rank_collapse.report.intervals import mean_interval
 from rank_collapse.report.wording import WORDS
 
 MOST_LABELS = 12  # of the curves of a panel: a legend of hundreds takes minutes to lay out
@@ -137,7 +138,12 @@ def statement_rows(
 
 
 def compare_means(
-    text: str, values: xr.DataArray, other: Any = None, note: str = "", show: Callable = float
+    text: str,
+    values: xr.DataArray,
+    other: Any = None,
+    note: str = "",
+    show: Callable = float,
+    interval: bool = False,
 ) -> Iterator[Comparison]:
     """Yields comparisons of means over seeds, one for each point of the other axes.
 
@@ -147,12 +153,16 @@ def compare_means(
         other: The published value, or a DataArray over some of these axes.
         note: Of every comparison.
         show: Mean → the value to show.
+        interval: Whether the note has Student's 95 % interval of the mean over seeds.
     """
-    for point, mean in iterate_points(drop_single_axes(values).mean("seed")):
+    for point, draws in iterate_points(drop_single_axes(values), "seed"):
         published = other
         if isinstance(other, xr.DataArray):
             published = other.sel({n: v for n, v in point.items() if n in other.dims}).item()
-        yield Comparison(f"{describe_point(point)}: {text}", show(mean.item()), published, note)
+        ends = mean_interval(draws.values) if interval else None
+        note = f"95 % {ends.low:.3g} to {ends.high:.3g}" if ends else note
+        mean = show(draws.mean().item())
+        yield Comparison(f"{describe_point(point)}: {text}", mean, published, note)
 
 
 def table_rows(
