@@ -77,8 +77,8 @@ def open_networks(options: Any) -> list[Network]:
     """
     if options.untrained:
         return [make_untrained("llama", options)]
-    networks = load_networks(options, READ * options.num_texts)
-    networks = [network for network in networks if network.source.is_causal_lm]
+    opened = load_networks(options, READ * options.num_texts)
+    networks = [network for network in opened if network.source.is_causal_lm]
     if not networks:
         raise ValueError(f"--folder={options.folder} has no causal language model")
     return [keep_full_texts(network, options) for network in networks]
@@ -112,16 +112,16 @@ def measure(options: Any, networks: list[Network], run: Any) -> xr.Dataset:
             arrays = run.cached(label, partial(measure_network, options, network, weights))
             parts |= {f"{name}/{label}": values for name, values in arrays.items()}
     deepest = max(network.source.config.depth for network in networks) + 1
-    padded = {name: pad_layers(values, deepest) for name, values in parts.items()}
-    data = labelled.make_dataset(padded, ("network", "layer"))
-    return data.assign_coords(layer=np.arange(deepest))
+    parts = {name: pad_layers(values, deepest) for name, values in parts.items()}
+    return labelled.make_dataset(parts, ("network", "layer")).assign_coords(
+        layer=np.arange(deepest)
+    )
 
 
 def pad_layers(values: np.ndarray, length: int) -> np.ndarray:
-    """Pads [texts, layers] with NaN to as many layers as the deepest network has."""
-    if values.ndim == 1:
-        return values
-    return np.pad(values, ((0, 0), (0, length - values.shape[1])), constant_values=np.nan)
+    """Pads the last axis of [texts, layers] with NaN to the layers of the deepest network."""
+    missing = [(0, 0)] * (values.ndim - 1) + [(0, length - values.shape[-1])]
+    return values if values.ndim == 1 else np.pad(values, missing, constant_values=np.nan)
 
 
 def measure_network(options: Any, network: Network, weights: str) -> dict[str, np.ndarray]:
@@ -141,11 +141,11 @@ def measure_network(options: Any, network: Network, weights: str) -> dict[str, n
         _, params = pretrained.random_like(network.source.settings, key)
         source = pretrained.open_random(network.source.settings, key)
     replaced = options.max_tokens // 8
-    changed = ids.copy()
-    changed[:, replaced] = (changed[:, replaced] + 17) % config.embedding.vocab_size
-    draw = np.random.default_rng(options.seed)
+    others = (ids + 17) % config.embedding.vocab_size
+    changed = np.where(np.arange(options.max_tokens) == replaced, others, ids)
     positions = np.setdiff1d(np.arange(FIRST_MEASURED, options.max_tokens // 2), [replaced])
-    keys = draw.choice(positions, len(ids)) if options.key == "random" else np.zeros(len(ids), int)
+    candidates = positions if options.key == "random" else [0]
+    keys = np.random.default_rng(options.seed).choice(candidates, len(ids))
     is_hidden = jnp.full(len(ids), options.how == "hidden")
 
     @jax.jit
@@ -185,13 +185,16 @@ def measure_text(
         token_cosine; spread, the mean over later tokens of the relative change that the other
         token makes; second_norm, ‖X_1‖/‖X_0‖; output [n, d].
     """
-    edit = {"scores": partial(hide_key, condition), "weights": partial(drop_key, condition)}
+    edit = {
+        "scores": partial(exclude_key, condition, condition.is_hidden, EXCLUDED),
+        "weights": partial(exclude_key, condition, ~condition.is_hidden, 0.0),
+    }
     trace = rc.apply(params, ids, config, edit=edit)
     states, other = trace.hidden, rc.apply(params, changed, config, edit=edit).hidden
     norms = jnp.linalg.norm(states, axis=-1)
     change = jnp.linalg.norm(other - states, axis=-1) / norms
-    tokens = jnp.arange(len(ids))
-    profile = rc.profile(states, mask=tokens >= FIRST_MEASURED, measures=("token_cosine",))
+    is_measured = jnp.arange(len(ids)) >= FIRST_MEASURED
+    profile = rc.profile(states, mask=is_measured, measures=("token_cosine",))
     return {
         "token_cosine": profile["token_cosine"],
         "spread": change[:, replaced + 1 :].mean(axis=1),
@@ -200,24 +203,22 @@ def measure_text(
     }
 
 
-def hide_key(condition: Condition, scores: jax.Array, layer: jax.Array) -> jax.Array:
-    """Excludes the key by its score: the other weights are renormalised."""
-    is_excluded = select_key(condition, scores, layer) & condition.is_hidden
-    return jnp.where(is_excluded, EXCLUDED, scores)
+def exclude_key(
+    condition: Condition, is_active: jax.Array, excluded: float, entries: jax.Array, layer: Any
+) -> jax.Array:
+    """Replaces the entries [h, n, m] of the key, of the queries after it.
 
-
-def drop_key(condition: Condition, weights: jax.Array, layer: jax.Array) -> jax.Array:
-    """Sets the weight of the key to 0: its mass is lost."""
-    is_excluded = select_key(condition, weights, layer) & ~condition.is_hidden
-    return jnp.where(is_excluded, 0.0, weights)
-
-
-def select_key(condition: Condition, scores: jax.Array, layer: jax.Array) -> jax.Array:
-    """Selects the entries of later queries at the key, Bool [1, n, m]."""
-    queries = jnp.arange(scores.shape[-2])[:, None]
-    keys = jnp.arange(scores.shape[-1])[None]
+    Args:
+        condition: Which key, and from which layer on.
+        is_active: Whether this is where the key is excluded: its scores, or its weights.
+        excluded: The entry that it gets.
+        entries: Scores or weights.
+        layer: Number of the layer.
+    """
+    queries = jnp.arange(entries.shape[-2])[:, None]
+    keys = jnp.arange(entries.shape[-1])[None]
     is_entry = (keys == condition.key) & (queries > condition.key)
-    return (is_entry & (layer >= condition.start))[None]
+    return jnp.where(is_entry & is_active & (layer >= condition.start), excluded, entries)
 
 
 def compute_change(results: xr.Dataset, name: str) -> xr.DataArray:
@@ -238,7 +239,6 @@ def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
     """
     for network in networks:
         trained = results.sel(network=f"{network.label}, trained weights", drop=True)
-        trained = trained.sel(layer=slice(0, network.source.config.depth))
         cosine = compute_change(trained, "token_cosine")
         for statement, point in {
             "sinks mix": {"start": LATE, "how": "hidden", "key": "first"},
@@ -289,8 +289,9 @@ def cosine_figure(results: xr.Dataset, networks: list[Network]):
         curves["as it is"] = network.whole_token_cosine.isel(start=0, how=0)
         for index, (name, curve) in enumerate(curves.items()):
             style = {"linestyle": "--", "color": "black"} if name == "as it is" else {}
-            values = curve.transpose("seed", "layer").values
-            figures.band(ax, network.layer.values, values, name, index, **style)
+            figures.band(
+                ax, network.layer.values, curve.transpose("seed", "layer"), name, index, **style
+            )
         ax.set(title=label, xlabel="layer", ylabel="mean cosine of two tokens")
         figures.integer_ticks(ax)
     axes[0, 0].legend(fontsize=7)
