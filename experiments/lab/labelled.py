@@ -159,7 +159,7 @@ def compare_means(
         published = other
         if isinstance(other, xr.DataArray):
             published = other.sel({n: v for n, v in point.items() if n in other.dims}).item()
-        ends = mean_interval(draws.values) if interval else None
+        ends = mean_interval(draws.values.tolist()) if interval else None
         note = f"95 % {ends.low:.3g} to {ends.high:.3g}" if ends else note
         mean = show(draws.mean().item())
         yield Comparison(f"{describe_point(point)}: {text}", mean, published, note)

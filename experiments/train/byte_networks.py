@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Float, UInt8
 
 from rank_collapse import struct
@@ -97,6 +96,8 @@ def train_network(
         Those of `coordinates` on each batch, "loss", "change" of the first sequence between steps,
         and after the last step "linearisation", see `linearisation_distance`.
     """
+    import optax  # here: it takes half a second, which `--help` need not
+
     key_weights, key_data = jax.random.split(key)
     network, size = rule.network(config), (training.steps, training.batch, 1)
     params = start = rule.init(key_weights, config)

@@ -155,7 +155,7 @@ def test_a_statement_of_theorem_2_is_decided_by_what_the_theorem_is_about():
             | dict.fromkeys(others, depth ** np.array([5.0, 6.0, 7.0]))
             for depth in (3, 6, 12, 25)
         }
-        first, second, _ = run_stability.judge_claims({"networks": own}, {})
+        first, second, _ = run_stability.judge_claims(own, {})
         assert (first.key, second.key) == ("O(N)", "independent updates") and second.estimate > 5
         found[name] = first.estimate
     assert found["equal"] == pytest.approx(2) and found["like Pre-LN's"] == pytest.approx(1)
