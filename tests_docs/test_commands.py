@@ -165,9 +165,8 @@ def list_flags():
     programs = [path.stem for path in (REPOSITORY / "experiments").glob("*.py")]
     modules = [importlib.import_module(f"experiments.{name}") for name in programs]
     names = {name for module in modules for name in getattr(module, "FLAGS", ())}
-    for command in COMMANDS:
-        module = importlib.import_module(f"rank_collapse.command.{command.replace('-', '_')}")
-        names |= set(re.findall(r'"--(\w+)"', Path(module.__file__).read_text("utf-8")))
+    for path in (REPOSITORY / "rank_collapse" / "command").glob("*.py"):
+        names |= set(re.findall(r'"--(\w+)"', path.read_text("utf-8")))
     return names | FOREIGN
 
 
