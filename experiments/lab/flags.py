@@ -182,9 +182,11 @@ def _split_axes(flag_values, arguments):
     for argument in arguments:
         head, equals, text = argument.partition("=") if argument[:1] == "-" else ("", "", argument)
         name = head.lstrip("-") or name
-        if "," in text and flag_values.takes_several(name):
-            values = list(dict.fromkeys(text.split(",")))
-            axes[flag_values[name].name], text = values, values[0]
+        if flag_values.takes_several(name):
+            axes.pop(flag_values[name].name, None)  # the last one counts
+            if "," in text:
+                values = list(dict.fromkeys(text.split(",")))
+                axes[flag_values[name].name], text = values, values[0]
         single.append(f"{head}{equals}{text}")
     return single, axes
 
