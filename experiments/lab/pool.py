@@ -144,10 +144,8 @@ def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder
     arguments = list_arguments(options)
     arguments += [f"--num_devices={options.num_devices or max(1, devices.count_cores() // jobs)}"]
     module = module_name(options.experiment)
-    with (
-        progress.Progress(len(missing), "points", log=run.log) as bar,
-        start_workers(min(jobs, len(missing)), options.scheduler) as pool,
-    ):
+    bar = progress.Progress(len(missing), "points", log=run.log)
+    with start_workers(min(jobs, len(missing)), options.scheduler) as pool:
         folders = {number: run.path.resolve() / "points" / str(number) for number in missing}
         work = {}
         for number in sorted(missing):
