@@ -309,6 +309,19 @@ def test_a_writer_gets_every_number_of_a_row():
     assert sorted(lines) == sorted((*line, 0) for line in expected if not np.isnan(line[1]))
 
 
+def test_a_log_that_fails_for_a_while_goes_on():
+    def log(row, step):
+        steps.append(step)
+        if step < 4:
+            raise OSError("no space left")
+
+    model, steps = gpt2(**QUIET), []
+    watched = watch(model, every=1, log=log)
+    trained(model, 6)
+    assert steps == [0, 1, 2, 3, 4, 5] and "no space" not in watched.describe()
+    watched.close()
+
+
 @pytest.mark.parametrize("mode", ["eval", "no gradients", "another class"])
 def test_silence_has_a_reason(mode, caplog):
     model = gpt2(**QUIET)

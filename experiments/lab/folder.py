@@ -179,8 +179,9 @@ class RunFolder(contextlib.ExitStack):
         return self.summary
 
     def has_file(self, name: str) -> bool:
-        """Returns whether a file of the folder exists."""
-        return (self.path / name).is_file()
+        """Returns whether a file of the folder exists; an empty one is what a crash left."""
+        path = self.path / name
+        return path.is_file() and path.stat().st_size > 0
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, which marks the run as complete; drops checkpoints and points/.

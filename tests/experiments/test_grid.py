@@ -86,6 +86,7 @@ DAMAGE = {
     "axes of a wrong type": lambda c: c["config"].update(axes=[1]),
     "axes of no flag": lambda c: c["config"].update(axes={"x": ["1"]}),
     "an axis that is none": lambda c: c["config"].update(axes={"seed": ["1", "2"]}),
+    "an axis of nothing": lambda c: c["config"].update(axes={"skip_gain": []}),
     "an axis of numbers": lambda c: c["config"].update(axes={"skip_gain": [1, 2]}),
 }
 
@@ -122,6 +123,14 @@ def test_an_array_that_one_folder_lacks_is_named(whole, tmp_path, capsys):
     capsys.readouterr()
     assert joins(tmp_path, tmp_path / "a", tmp_path / "b") == 2
     assert "skip_size" in capsys.readouterr().err
+
+
+def test_the_whole_is_no_part(whole, tmp_path, capsys):
+    part = tmp_path / "joined"
+    shutil.copytree(whole, part)
+    assert joins(tmp_path, whole, part, "--overwrite") == 2
+    assert "is one of the folders" in capsys.readouterr().err
+    assert arrays(part).keys() == arrays(whole).keys()
 
 
 def test_one_folder_twice_is_refused(whole, tmp_path, capsys):
