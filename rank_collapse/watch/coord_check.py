@@ -200,8 +200,8 @@ def coord_check(
         steps, seeds: Training steps, and networks of each size: of one a slope has no interval.
 
     Raises:
-        ValueError: Too few sizes or none above 0, a step without "hidden", arrays of another shape, or a number
-            with the name of a measured one.
+        ValueError: Too few sizes, or not all above 0; a step without "hidden"; arrays of another
+            shape; a number with the name of a measured one.
     """
     refuse(
         (not callable(build), f"build is a {type(build).__name__}, not a function of the depth"),
