@@ -215,7 +215,8 @@ def coord_check(
         step, last = build(check.depths[place[1]], seed=place[2], **sizes[place[0]]), None
         for number in range(steps):
             result = step()
-            refuse_if("hidden" not in result, f"a step gave {', '.join(result)}, but no 'hidden'")
+            has_hidden = result.get("hidden") is not None
+            refuse_if(not has_hidden, f"a step gave {', '.join(result)}, but no 'hidden'")
             measured = coordinates(result, last)
             hidden = as_floats(result["hidden"])
             last = namespace(hidden).asarray(hidden, copy=True)  # the step may use its buffer again
