@@ -158,8 +158,7 @@ def test_what_is_left_is_measured_as_all_would_be(whole, tmp_path, monkeypatch):
 
 def test_points_of_workers_are_gone_when_the_run_is_complete(tmp_path):
     """Also those that an interrupted run left."""
-    (tmp_path / "points" / "0").mkdir(parents=True)
-    assert run(path_chains, ["--overwrite", *TINY], tmp_path) == 0
+    assert run(path_chains, TINY, tmp_path) == 0
     (tmp_path / "summary.json").unlink()
     (tmp_path / "points" / "0").mkdir(parents=True)
     assert run(path_chains, TINY, tmp_path) == 0
