@@ -42,12 +42,15 @@ def main(options: Flags) -> Shown:
     """Joins the folders, and publishes the joined run as its experiment does.
 
     Raises:
-        ValueError: Fewer than two folders, no --output_dir, or folders that make no full run.
+        ValueError: Fewer than two folders, --output_dir that is none or one of them, or folders
+            that make no full run.
         RunError: A folder that is not complete, damaged, or of another version.
     """
     if len(options.folders) < 2 or not options.output_dir:
         raise ValueError("join takes two folders or more, and --output_dir for the whole")
     folders = [Path(folder) for folder in options.folders]
+    if Path(options.output_dir).resolve() in [folder.resolve() for folder in folders]:
+        raise ValueError(f"--output_dir={options.output_dir} is one of the folders")
     module = common_module(folders)
     groups: dict[str, list[Part]] = {}
     for folder in folders:

@@ -51,8 +51,8 @@ def make_checkpoint(name: str, package: Package, options: Any) -> bool:
             print(f"{name}: {package.requirement} is not installed, skipped")
             return False
         make_folder(package, weights, folder)
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        print(f"{name}: skipped: {format_one_line(error)}")
+    except Exception as error:  # files of others, of which the weights alone were compared
+        print(f"{name}: skipped: {type(error).__name__}: {format_one_line(error)}")
         return False
     size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
     print(f"{name}: {package.requirement}, {package.licence}, {size:.0f} MB in {folder}")

@@ -1,6 +1,8 @@
 """`rank_collapse.torch.watch` in training loops: trainers, alarms, two processes, refusals."""
 
+import contextlib
 import datetime
+import gc
 import logging
 import sys
 import types
@@ -12,6 +14,7 @@ from watched_gpt2 import IDS, QUIET, L, gpt2, rows_of, torch, trained, transform
 
 from rank_collapse.runs import metrics
 from rank_collapse.torch import Watch, watch
+from rank_collapse.watch.torch_passes import _Stance
 
 
 def test_a_forward_pass_inside_the_step_of_the_optimizer():
@@ -307,6 +310,34 @@ def test_a_writer_gets_every_number_of_a_row():
         expected += zip(places, values, strict=True)
     assert len(expected) > 20
     assert sorted(lines) == sorted((*line, 0) for line in expected if not np.isnan(line[1]))
+
+
+def test_a_log_that_fails_for_a_while_goes_on():
+    def log(row, step):
+        steps.append(step)
+        if step < 4:
+            raise OSError("no space left")
+
+    model, steps = gpt2(**QUIET), []
+    watched = watch(model, every=1, log=log)
+    trained(model, 6)
+    assert steps == [0, 1, 2, 3, 4, 5] and "no space" not in watched.describe()
+    watched.close()
+
+
+def test_a_pass_that_ctrl_c_ended_keeps_no_model():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    model = gpt2(**QUIET)
+    watched = watch(model, every=1)
+    model.transformer.h[1].register_forward_hook(interrupt)
+    with contextlib.suppress(KeyboardInterrupt):
+        model(IDS, labels=IDS)
+    del model
+    gc.collect()
+    assert "a model that is gone" in watched.describe()
+    assert not torch.overrides._len_torch_function_stack() and not _Stance.num_measuring
 
 
 @pytest.mark.parametrize("mode", ["eval", "no gradients", "another class"])

@@ -182,9 +182,12 @@ def _split_axes(flag_values, arguments):
     for argument in arguments:
         head, equals, text = argument.partition("=") if argument[:1] == "-" else ("", "", argument)
         name = head.lstrip("-") or name
-        if "," in text and flag_values.takes_several(name):
-            values = list(dict.fromkeys(text.split(",")))
-            axes[flag_values[name].name], text = values, values[0]
+        name = name if name in flag_values else name.removeprefix("no")  # --noNAME
+        if flag_values.takes_several(name):
+            axes.pop(flag_values[name].name, None)  # the last one counts
+            if "," in text:
+                values = list(dict.fromkeys(text.split(",")))
+                axes[flag_values[name].name], text = values, values[0]
         single.append(f"{head}{equals}{text}")
     return single, axes
 
@@ -268,7 +271,8 @@ def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -
                     options[name].parse(value)
                 options[name].present = 1
         for name, texts in axes.items():
-            if not options.takes_several(name) or not all(isinstance(t, str) for t in texts):
+            are_texts = texts and all(isinstance(text, str) for text in texts)
+            if not options.takes_several(name) or not are_texts:
                 raise ValueError(f"{name}={texts} is no axis")
     except (flags.Error, AttributeError, TypeError, ValueError) as error:
         raise damaged_file_error(folder / "config.json", error) from error

@@ -113,12 +113,13 @@ class RunFolder(contextlib.ExitStack):
             if self.writable:
                 make_folder(self.path)
                 self.enter_context(lock_folder(self.path))
-                delete_files(self.path, (*CONTENTS, *FOLDERS) if overwrite else ())
-                with name_write_errors(self.path):
-                    for unfinished in self.path.rglob(".*.tmp"):  # of a killed process
-                        unfinished.unlink()
-            self.resumed = self._check_config(states.as_json(config))
-            if not self.resumed:
+                if self._is_of_a_run():
+                    results = (*FOLDERS, *CONTENTS[::-1]) if overwrite else ()  # the config last
+                    delete_files(self.path, (*self._list_unfinished(), *results))
+            self.resumed = self._is_of_a_run()
+            if self.resumed:
+                self._check_config(states.as_json(config))
+            else:
                 content = {"config": config, "execution": execution or {}, "layout": LAYOUT}
                 content |= {"environment": provenance.environment()}
                 self._write_json("config.json", content)
@@ -178,8 +179,9 @@ class RunFolder(contextlib.ExitStack):
         return self.summary
 
     def has_file(self, name: str) -> bool:
-        """Returns whether a file of the folder exists."""
-        return (self.path / name).is_file()
+        """Returns whether a file of the folder exists; an empty one is what a crash left."""
+        path = self.path / name
+        return path.is_file() and path.stat().st_size > 0
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, which marks the run as complete; drops checkpoints and points/.
@@ -311,17 +313,25 @@ class RunFolder(contextlib.ExitStack):
 
     # Opening and writing.
 
+    def _is_of_a_run(self):
+        """Returns whether the folder is that of a run; False of one without results.
+
+        Raises:
+            RunError: What is there is of no run: it is neither taken over nor deleted.
+        """
+        names = {p.name for p in self.path.iterdir()} & {*CONTENTS, *FOLDERS} - {"log.txt"}
+        if names:
+            read_config(self.path)
+        return bool(names)
+
+    def _list_unfinished(self):
+        """Lists the files that a killed process left under temporary names."""
+        patterns = [f".{name}.tmp" for name in CONTENTS] + [f"{n}/**/.*.tmp" for n in FOLDERS]
+        return [str(path.relative_to(self.path)) for p in patterns for path in self.path.glob(p)]
+
     def _check_config(self, config):
-        """Returns whether the folder already has this config; False of a new folder."""
-        path = self.path / "config.json"
-        if not path.exists():
-            if {p.name for p in self.path.iterdir()} & {*CONTENTS, *FOLDERS} - {"log.txt"}:
-                raise RunError(
-                    f"{self.path} holds results without a config.json; use another folder "
-                    "(--overwrite deletes these results)"
-                )
-            return False
-        saved, saved_config = read_object(path), read_config(self.path)
+        """Refuses a folder of another config, or of another version."""
+        saved_config = read_config(self.path)
         if json.dumps(saved_config, sort_keys=True) != json.dumps(config, sort_keys=True):
             changes = describe_difference(saved_config, config)
             raise RunError(
@@ -329,14 +339,13 @@ class RunFolder(contextlib.ExitStack):
                 "use another --run_name or --output_dir, or --overwrite, which deletes these "
                 "results"
             )
-        layout = saved.get("layout", 1)
+        layout = read_object(self.path / "config.json").get("layout", 1)
         if layout != LAYOUT:
             raise RunError(
                 f"{self.path} was made by another version of rank_collapse, with other arrays "
                 f"(layout {layout} there, {LAYOUT} here); use that version, another --run_name or "
                 "--output_dir, or --overwrite, which deletes these results"
             )
-        return True
 
     def _write_json(self, name, value):
         self._write(name, (json.dumps(states.as_json(value), indent=2) + "\n").encode())

@@ -91,7 +91,7 @@ def as_array(x: Any) -> Any:
         except ValueError as error:
             raise ValueError(f"a {kind} of rows of different lengths: pad, with mask=") from error
         refuse_if(
-            x.dtype.kind in "OSU",
+            x.dtype.kind in "OSUMm",
             f"a {kind} is not an array of numbers: pass hidden states or weights",
         )
     refuse_if(

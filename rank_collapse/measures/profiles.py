@@ -166,7 +166,7 @@ def profile(
             on_jax.gather_axis(hidden, axis_name, -2),
             on_jax.gather_axis(mask, axis_name, -1),
         )
-    read = _apply_norms(norm, hidden) if tokens == "read" else None
+    read = None if tokens != "read" and norm is None else _apply_norms(norm, hidden)
 
     def measure_layer(*layer):
         if kind == "attention":
@@ -320,7 +320,7 @@ def _stack_layers(hidden, batch_axis, kind):
     leading, shape = hidden.ndim - len(axes), tuple(hidden.shape)
     refuse(
         (
-            leading not in (1, 2),
+            leading not in (1, 2) or not shape[0],
             f"{subject} of shape {shape} are not [l, {letters}] or [l, b, {letters}]",
         ),
         (

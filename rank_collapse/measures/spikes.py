@@ -48,7 +48,7 @@ def choose_tokens(
         [...] or None where nothing is excluded).
 
     Raises:
-        ValueError: An unknown name; "read" without what is read.
+        ValueError: An unknown name; "read" without what is read, or that without "read".
     """
     refuse(
         (tokens not in TOKENS, f"tokens={tokens!r} is not one of {TOKENS}"),
@@ -56,6 +56,10 @@ def choose_tokens(
         (
             tokens == "read" and read is None,
             "tokens='read' needs norm=, the layer's own norm as a function of tokens",
+        ),
+        (
+            tokens != "read" and read is not None,
+            f"norm= goes with tokens='read', not with {tokens!r}",
         ),
     )
     xp, left_out = namespace(x), None

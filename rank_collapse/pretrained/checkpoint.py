@@ -64,7 +64,8 @@ def open_weights(folder: str | os.PathLike) -> Tensors:
     if first.suffix != ".json":
         return Tensors(folder, first.name, list_tensors(first))
     weight_map = read_json(first).get("weight_map")
-    refuse_if(not isinstance(weight_map, dict), f"{first} has no weight_map")
+    has_names = isinstance(weight_map, dict) and {*map(type, weight_map.values())} <= {str}
+    refuse_if(not has_names, f"{first} has no weight_map of names of files")
     for shard in weight_map.values():
         if not (folder / shard).is_file():
             raise FileNotFoundError(f"{folder / shard}, named by {first.name}, is missing")

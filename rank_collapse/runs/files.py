@@ -15,6 +15,11 @@ import numpy as np
 
 from rank_collapse.printed import format_one_line
 
+# {file: what helps where it is damaged}; others are made again.
+_REMEDIES = {
+    "config.json": "use another folder, this one is of no run or damaged",
+    "trainer_state.json": "transformers writes it anew at the next checkpoint",
+}
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -98,7 +103,7 @@ def delete_files(folder: str | os.PathLike, names: Iterable[str]) -> None:
         for name in names:
             path = Path(folder) / name
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
 
@@ -187,10 +192,9 @@ def damaged_file_error(path: str | os.PathLike, reason: Any) -> RunError:
         path: The file.
         reason: What reading it said.
     """
-    return RunError(
-        f"{path} cannot be read ({format_one_line(reason, 200)}); delete this file, and the same "
-        "command makes it again"
-    )
+    remade = "delete this file, and the same command makes it again"
+    remedy = _REMEDIES.get(Path(path).name, remade)
+    return RunError(f"{path} cannot be read ({format_one_line(reason, 200)}); {remedy}")
 
 
 def describe_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 
 from rank_collapse import struct
 from rank_collapse.network import parameters
@@ -132,11 +133,11 @@ class DepthRule(struct.Struct):
             weight_decay, b1, b2, eps: λ, β₁, β₂ and ε of the base.
 
         Raises:
-            ValueError: A rate that is not a positive number.
+            ValueError: A rate, decay or ε that is no number from 0 on.
         """
         import optax  # here: it takes half a second, which `--help` need not
 
-        _refuse_rate(rate)
+        _refuse_numbers(rate=rate, weight_decay=weight_decay, eps=eps)
 
         def group_optimizer(factors):
             scheduled = (
@@ -177,9 +178,9 @@ class DepthRule(struct.Struct):
             with the width by itself, it is 1.
 
         Raises:
-            ValueError: A rate that is not a positive number, or blocks of another model.
+            ValueError: A rate, decay or ε that is no number from 0 on, or blocks of another model.
         """
-        _refuse_rate(rate)
+        _refuse_numbers(rate=rate, weight_decay=weight_decay, eps=eps)
         inside = {id(p) for p in blocks.parameters()}
         struct.refuse_if(
             not inside or not inside <= {id(p) for p in module.parameters()},
@@ -237,9 +238,12 @@ def parameter_group(path: Iterable[Any], leaf: Any) -> str:
     return _name_group(inside, name.startswith("w_") if inside else leaf.ndim > 1)
 
 
-def _refuse_rate(rate):
-    number = isinstance(rate, int | float)
-    struct.refuse_if(number and not 0 <= rate < math.inf, f"rate={rate} is no rate: from 0 on")
+def _refuse_numbers(**numbers):
+    for name, value in numbers.items():
+        is_number = isinstance(value, int | float | np.floating)
+        struct.refuse_if(
+            is_number and not 0 <= value < math.inf, f"{name}={value} is no number from 0 on"
+        )
 
 
 def _name_group(inside, is_matrix):

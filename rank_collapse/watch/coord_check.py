@@ -16,6 +16,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,6 +84,8 @@ class CoordCheck:
         for name, sizes in (("depths", self.depths), ("widths", self.widths or (1, 2))):
             few = len({*sizes}) < max(len(sizes), 2)
             refuse_if(few, f"{name}={sizes} are not two different {name} or more")
+            positive = all(isinstance(size, Real) and 0 < size < math.inf for size in sizes)
+            refuse_if(not positive, f"{name}={sizes} are not numbers above 0")
 
     def slopes(self, step: int = -1) -> list[Slope]:
         """Fit the slope of every quantity at a step, over depth and, if there are widths, these."""
@@ -197,8 +200,8 @@ def coord_check(
         steps, seeds: Training steps, and networks of each size: of one a slope has no interval.
 
     Raises:
-        ValueError: Too few sizes, a step without "hidden", arrays of another shape, or a number
-            with the name of a measured one.
+        ValueError: Too few sizes, or not all above 0; a step without "hidden"; arrays of another
+            shape; a number with the name of a measured one.
     """
     refuse(
         (not callable(build), f"build is a {type(build).__name__}, not a function of the depth"),
@@ -207,12 +210,13 @@ def coord_check(
     values: dict[str, np.ndarray] = {}
     check = CoordCheck(values, tuple(depths), tuple(widths or ()))
     sizes = [{"width": width} for width in check.widths] or [{}]
-    shape = (len(sizes), len(depths), seeds, steps)
+    shape = (len(sizes), len(check.depths), seeds, steps)
     for place in itertools.product(*map(range, shape[:3])):
-        step, last = build(depths[place[1]], seed=place[2], **sizes[place[0]]), None
+        step, last = build(check.depths[place[1]], seed=place[2], **sizes[place[0]]), None
         for number in range(steps):
             result = step()
-            refuse_if("hidden" not in result, f"a step gave {', '.join(result)}, but no 'hidden'")
+            has_hidden = result.get("hidden") is not None
+            refuse_if(not has_hidden, f"a step gave {', '.join(result)}, but no 'hidden'")
             measured = coordinates(result, last)
             hidden = as_floats(result["hidden"])
             last = namespace(hidden).asarray(hidden, copy=True)  # the step may use its buffer again

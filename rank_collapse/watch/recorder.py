@@ -48,20 +48,26 @@ class Notes:
         self._failures: dict[tuple[str | None, str], int] = {}
 
     def attempt(
-        self, name: str | None, subject: str, measure: Callable[..., Any], *args: Any
+        self,
+        name: str | None,
+        subject: str,
+        measure: Callable[..., Any],
+        *args: Any,
+        attempts: float = ATTEMPTS,
     ) -> Any:
         """Calls measure(*args); None where it fails, which becomes a reason.
 
-        After another error than `LeftOut`, such as one of memory, it is tried again, up to three
-        times in a row.
+        After another error than `LeftOut`, such as one of memory, it is tried again, until it has
+        failed so many times in a row.
 
         Args:
             name: Dotted name of the module, or None.
             subject: What is measured, for the message.
             measure, *args: What is called.
+            attempts: How often in a row.
         """
         key = name, subject
-        if self._failures.get(key, 0) >= ATTEMPTS:
+        if self._failures.get(key, 0) >= attempts:
             return None
         try:
             result = measure(*args)
@@ -135,7 +141,8 @@ class Recorder:
                 self.alarms.append(alarm)
                 self._notes.warn(alarm)
         values = {name: value for name, value in row.items() if name != "step"}
-        self._notes.attempt(None, "line of the log", self._write, step, values)
+        arguments = None, "line of the log", self._write, step, values
+        self._notes.attempt(*arguments, attempts=math.inf)  # a disk may be full for a while
 
     def _write(self, step, values):
         log = self._log

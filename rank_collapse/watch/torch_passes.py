@@ -42,13 +42,21 @@ Select = Callable[[str, nn.Module], bool]
 
 @dataclasses.dataclass(eq=False)
 class Frame:
-    """A module that runs now, its number among all that ran, and its call."""
+    """A module that runs now, its number among all that ran, and its call.
+
+    It is held weakly: after Ctrl-C in a pass its frames stay.
+    """
 
     number: int
-    module: nn.Module
+    reference: Callable[[], nn.Module]
     name: str
     args: Any
     kwargs: Any
+
+    @property
+    def module(self) -> nn.Module:
+        """Returns the module."""
+        return self.reference()
 
     @functools.cached_property
     def masks(self) -> list[tuple[str, Tensor]]:
@@ -202,7 +210,8 @@ class Passes:
                 self._is_entered = True
         self._number += 1
         kwargs = _find_keywords(module) if self._is_entered else {}
-        self._frames.append(Frame(self._number, module, self.names[module], args, kwargs))
+        frame = Frame(self._number, weakref.ref(module), self.names[module], args, kwargs)
+        self._frames.append(frame)
         if len(self._frames) == 1 and self._is_entered and self._mask is not None:
             self._call_mask = self._notes.attempt(None, "mask", self._mask, args, kwargs)
 

@@ -50,8 +50,8 @@ def watch(
         model: Before or after `torch.compile` and `DistributedDataParallel`.
         every: Steps.
         log: log({name: number}, step=...), such as `trackio.log`, or `wandb.log`; a writer of
-            TensorBoard; a path of JSON lines, as `rank_collapse.runs.metrics` has them, or its
-            folder; None for `Watch.rows` alone.
+            TensorBoard; a path of JSON lines of this watch alone, as `rank_collapse.runs.metrics`
+            has them, or its folder; None for `Watch.rows` alone.
         tokens: "read", what each layer's attention reads; "raw", the output of each layer; "unit",
             that with every token divided by its norm.
         layers: Numbers of layers; or dotted names of modules, whose attentions alone are numbered;

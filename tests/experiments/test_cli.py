@@ -98,6 +98,15 @@ def test_every_value_of_an_axis_is_checked(values):
         cli.parse_flags(FLAGS, [f"--{values}"]).points()
 
 
+@pytest.mark.parametrize("last", [["--depth=4"], ["--depth", "4"]])
+def test_the_last_of_a_flag_counts_after_an_axis_too(last):
+    (point,) = cli.parse_flags(FLAGS, ["--depth=2,3", *last]).points()
+    assert point.depth == 4 and not point.axes
+    values = cli.make_flags("example")
+    cli.definer(values)("boolean", "tied", True, "Layers.")
+    assert not cli.parse_flags(values, ["--tied=true,false", "--notied"]).axes
+
+
 def test_points_that_are_equal_are_one():
     points = cli.parse_flags(FLAGS, ["--decay=1,1.0,2", "--depth=2,3,2"]).points()
     settings = [tuple(point.point.values()) for point in points]

@@ -86,6 +86,7 @@ DAMAGE = {
     "axes of a wrong type": lambda c: c["config"].update(axes=[1]),
     "axes of no flag": lambda c: c["config"].update(axes={"x": ["1"]}),
     "an axis that is none": lambda c: c["config"].update(axes={"seed": ["1", "2"]}),
+    "an axis of nothing": lambda c: c["config"].update(axes={"skip_gain": []}),
     "an axis of numbers": lambda c: c["config"].update(axes={"skip_gain": [1, 2]}),
 }
 
@@ -124,6 +125,14 @@ def test_an_array_that_one_folder_lacks_is_named(whole, tmp_path, capsys):
     assert "skip_size" in capsys.readouterr().err
 
 
+def test_the_whole_is_no_part(whole, tmp_path, capsys):
+    part = tmp_path / "joined"
+    shutil.copytree(whole, part)
+    assert joins(tmp_path, whole, part, "--overwrite") == 2
+    assert "is one of the folders" in capsys.readouterr().err
+    assert arrays(part).keys() == arrays(whole).keys()
+
+
 def test_one_folder_twice_is_refused(whole, tmp_path, capsys):
     assert joins(tmp_path, whole, whole) == 2
     assert str(whole) in capsys.readouterr().err
@@ -149,8 +158,7 @@ def test_what_is_left_is_measured_as_all_would_be(whole, tmp_path, monkeypatch):
 
 def test_points_of_workers_are_gone_when_the_run_is_complete(tmp_path):
     """Also those that an interrupted run left."""
-    (tmp_path / "points" / "0").mkdir(parents=True)
-    assert run(path_chains, ["--overwrite", *TINY], tmp_path) == 0
+    assert run(path_chains, TINY, tmp_path) == 0
     (tmp_path / "summary.json").unlink()
     (tmp_path / "points" / "0").mkdir(parents=True)
     assert run(path_chains, TINY, tmp_path) == 0

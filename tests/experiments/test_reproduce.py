@@ -269,7 +269,7 @@ def test_nothing_begins_after_a_signal(monkeypatch):
 def test_a_damaged_config_of_a_run_is_named(content, tmp_path):
     (tmp_path / "run_sort").mkdir()
     (tmp_path / "run_sort" / "config.json").write_text(content)
-    with pytest.raises(RunError, match=r"run_sort/config\.json cannot be read .*delete this file"):
+    with pytest.raises(RunError, match=r"run_sort/config\.json cannot be read .*of no run"):
         results_page.describe_run(tmp_path, "run_sort")
 
 

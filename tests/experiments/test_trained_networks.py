@@ -3,6 +3,7 @@
 `pip install --no-deps rxnmapper==0.4.3` (3 MB) makes the last test run.
 """
 
+import hashlib
 import json
 import pickle
 import random
@@ -181,6 +182,18 @@ def test_a_package_that_cannot_be_read_is_skipped_with_a_line(weights, tmp_path,
     assert str(tmp_path / packages.PACKAGES[ALBERT].weights) in skipped
     assert ("SHA-256" in skipped) == (weights is not None)
     assert len(absent) == len(packages.PACKAGES) - 1 and not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("config", ["[]", "{}"])  # of which the second has no vocabulary
+def test_a_package_with_other_files_than_its_own_is_skipped(config, tmp_path, monkeypatch, capsys):
+    flags = write_package(tmp_path, b"weights")
+    package = packages.PACKAGES[ALBERT]
+    package = package._replace(sha256=hashlib.sha256(b"weights").hexdigest())
+    monkeypatch.setitem(packages.PACKAGES, ALBERT, package)
+    (tmp_path / package.weights).with_name("config.json").write_text(config)
+    (tmp_path / package.weights).with_name("vocab.txt").write_text("")
+    assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 2
+    assert f"{ALBERT}: skipped" in capsys.readouterr().out
 
 
 def test_a_folder_that_is_not_there_is_a_mistake(tmp_path, capsys):

@@ -177,6 +177,8 @@ test_bad_input_is_named = refused(
     [
         (HIDDEN, {"measures": "colour"}, "'colour' is not one of"),
         (HIDDEN[0, 0], {}, r"\(5, 4\) are not \[l, n, d\] or \[l, b, n, d\]"),
+        (HIDDEN[:0, 0], {}, r"\(0, 5, 4\) are not \[l, n, d\]"),
+        (np.zeros((3, 5, 4), "datetime64[s]"), {}, "is not an array of numbers"),
         ([HIDDEN[0, 0], HIDDEN[0, 0, :3]], {}, "different shapes"),
         ([*HIDDEN], {"mask": np.full((2, 4), 0.5)}, "additive masks go to bias="),
         ([*HIDDEN], {"mask": np.ones((2, 4), int)}, r"mask of shape \(2, 4\) does not fit"),

@@ -149,6 +149,8 @@ def test_missing_tensor_and_shard(folder):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     unreadable(folder, "model-00001-of-00002.safetensors", "missing", error=FileNotFoundError)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}')
+    unreadable(folder, "model.safetensors.index.json", "no weight_map of names")
 
 
 def test_no_tensor_of_the_family(tmp_path):

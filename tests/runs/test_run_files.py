@@ -67,7 +67,7 @@ NOT_AN_OBJECT = ["[]", "3", "null", '"a"', "[" * 100_000, "{", "\xff"]
 def test_a_config_of_another_type_is_named(tmp_path, content):
     RunFolder(tmp_path, CONFIG).close()
     (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
-    cannot_open(tmp_path, r"config\.json cannot be read .*; delete this file, and")
+    cannot_open(tmp_path, r"config\.json cannot be read .*; use another folder")
 
 
 @pytest.mark.parametrize("content", NOT_AN_OBJECT)

@@ -97,8 +97,10 @@ def test_what_is_shown_follows_what_is_asked_for(tmp_path):
     assert (tmp_path / "results.csv").read_text() == "part\na\nb\n"
     assert made == [("a",), ("a", "b")]
     (tmp_path / "figures" / "f.png").unlink()
+    (tmp_path / "results.csv").write_text("")  # as a power failure leaves it
     publish("a", "b")
     assert made == [("a",), ("a", "b"), ("a", "b")]
+    assert (tmp_path / "results.csv").read_text() == "part\na\nb\n"
 
 
 def test_another_config_is_refused_with_the_difference_and_overwrite_starts_afresh(tmp_path):
@@ -150,7 +152,48 @@ def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):
 
 def test_results_without_a_config_are_not_taken_over(tmp_path):
     (tmp_path / "results.csv").write_text("a\n")
-    is_refused("without a config", RunFolder, tmp_path, CONFIG, error=RunError)
+    is_refused("of no run", RunFolder, tmp_path, CONFIG, error=RunError)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_files_of_others_stay(overwrite, tmp_path):
+    theirs = ("config.json", "models/a.pt", "figures/.a.tmp", "src/.notes.tmp", ".draft.tmp")
+    for name in theirs:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    options = {"overwrite": overwrite, "error": RunError}
+    is_refused("of no run", RunFolder, tmp_path, CONFIG, **options)
+    for name in ("config.json", "models/a.pt", "figures/.a.tmp"):
+        (tmp_path / name).unlink()
+    (tmp_path / "models").rmdir()
+    (tmp_path / "figures").rmdir()
+    RunFolder(tmp_path, CONFIG, overwrite=overwrite).close()
+    (tmp_path / ".arrays.npz.tmp").write_text("of a killed process")
+    RunFolder(tmp_path, CONFIG, overwrite=overwrite).close()
+    assert not (tmp_path / ".arrays.npz.tmp").exists()
+    assert all((tmp_path / name).read_text() == "{}" for name in theirs[3:])
+
+
+def test_what_overwrite_cannot_delete_is_not_taken_over(tmp_path, monkeypatch):
+    """Root may delete everything, so the answer of the system is simulated."""
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_checkpoint(1, {"a": np.ones(2)})
+    unlink = os.unlink
+
+    def refuse(path, **options):
+        if str(path).endswith("1.npz"):
+            raise PermissionError(13, "Permission denied")
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    is_refused(
+        "cannot write to .*: Permission denied",
+        RunFolder,
+        tmp_path,
+        CONFIG,
+        overwrite=True,
+        error=RunError,
+    )
 
 
 def test_a_finished_run_that_is_read_only_is_shown_and_left_alone(tmp_path, monkeypatch):

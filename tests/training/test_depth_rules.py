@@ -266,6 +266,9 @@ test_rates_and_blocks_that_do_not_fit = refused(
         (lambda: RULE.groups(MODULE, MODULE, float("nan"), NETWORK), "rate=nan"),
         (lambda: RULE.groups(MODULE, MODULE, float("inf"), NETWORK), "rate=inf"),
         (lambda: RULE.adamw(-1, NETWORK), "rate=-1"),
+        (lambda: RULE.adamw(np.float32("nan"), NETWORK), "rate=nan"),
+        (lambda: RULE.adamw(1e-3, NETWORK, weight_decay=-1), "weight_decay=-1"),
+        (lambda: RULE.groups(MODULE, MODULE, 1e-3, NETWORK, eps=float("nan")), "eps=nan"),
     ]
 )
 

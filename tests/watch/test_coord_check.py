@@ -149,8 +149,11 @@ test_mistakes_are_named = refused(
     [
         (lambda: rc.coord_check(network(KNOWN), (2, 2)), r"depths=\(2, 2\)"),
         (lambda: rc.coord_check(network(KNOWN), DEPTHS, (4,)), r"widths=\(4,\)"),
+        (lambda: rc.coord_check(network(KNOWN), (0, 2)), r"depths=\(0, 2\)"),
+        (lambda: rc.coord_check(network(KNOWN), DEPTHS, (4, -8)), r"widths=\(4, -8\)"),
         (lambda: rc.coord_check(network(KNOWN), DEPTHS, steps=0), "steps=0"),
         (lambda: rc.coord_check(one_step({"loss": 1}), DEPTHS), "no 'hidden'"),
+        (lambda: rc.coord_check(one_step({"hidden": None}), DEPTHS), "no 'hidden'"),
         (lambda: rc.coord_check(one_step({"hidden": STATES, "stream": 1}), DEPTHS), "stream"),
         (lambda: rc.coord_check(one_step({"hidden": STATES, "change": 1}), DEPTHS), "change"),
         (

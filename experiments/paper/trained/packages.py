@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.paper.trained import convert, texts
+from rank_collapse.text.files import read_json
 
 
 class Package(NamedTuple):
@@ -86,7 +87,7 @@ def copy_checkpoint(
         vocabulary: Where the vocabulary is, from the folder of weights.
         entries: What its config.json lacks.
     """
-    config = json.loads((weights.parent / "config.json").read_text()) | entries
+    config = read_json(weights.parent / "config.json") | entries
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     copied = [weights.parent / vocabulary, weights.parent / "tokenizer.json"]
     if weights.suffix == ".bin":
