@@ -101,8 +101,6 @@ def train_network(
     key_weights, key_data = jax.random.split(key)
     network, size = rule.network(config), (training.steps, training.batch, 1)
     params = start = rule.init(key_weights, config)
-    import optax  # here: it takes half a second, which `--help` need not
-
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
         rule.adamw(training.rate, config, weight_decay=training.weight_decay),
