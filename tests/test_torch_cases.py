@@ -179,26 +179,40 @@ class Joint(nn.Module):
         return F.scaled_dot_product_attention(*fused[:, None].chunk(3, dim=-1))
 
 
-class Pieces(nn.Module):
-    """[n, d] with the places where documents begin."""
+@pytest.mark.parametrize("kind", [Fewer, Joint])
+def test_tokens_are_what_made_the_queries(kind):
+    row = row_of(kind(), X)
+    assert row["residual_ratio"] == pytest.approx([ratio(*X)], 1e-4)
+    assert np.isfinite(row["attention_entropy"]).all() and "cross.attention_entropy" not in row
 
-    def __init__(self):
+
+class Pieces(nn.Module):
+    """A product for each document of [n, d], or for each chunk of the queries."""
+
+    def __init__(self, has_all_keys):
         super().__init__()
-        self.qkv = nn.Linear(D, 3 * D)
+        self.qkv, self.has_all_keys = nn.Linear(D, 3 * D), has_all_keys
 
     def forward(self, x):
-        pieces = self.qkv(x.flatten(0, 1)).split([N, 3, N - 3])
-        return torch.cat([F.scaled_dot_product_attention(*p[None].chunk(3, -1))[0] for p in pieces])
+        q, k, v = self.qkv(x.flatten(0, 1))[None].chunk(3, -1)
+        products = []
+        for piece in (slice(N), slice(N, N + 3), slice(N + 3, 2 * N)):
+            keys = slice(None) if self.has_all_keys else piece
+            parts = q[:, piece], k[:, keys], v[:, keys]
+            products.append(F.scaled_dot_product_attention(*parts))
+        return torch.cat(products, dim=1)
 
 
-@pytest.mark.parametrize(
-    "kind, texts",
-    [(Fewer, (X[0], X[1])), (Joint, (X[0], X[1])), (Pieces, (X[0], X[1, :3], X[1, 3:]))],
-)
-def test_tokens_are_what_made_the_queries(kind, texts):
-    row = row_of(kind(), X)
-    assert row["residual_ratio"] == pytest.approx([ratio(*texts)], 1e-4)
-    assert np.isfinite(row["attention_entropy"]).all() and "cross.attention_entropy" not in row
+@pytest.mark.parametrize("has_all_keys", [True, False])
+def test_products_of_different_tokens_are_left_out(has_all_keys):
+    """Whether they are documents or chunks of one text is not known."""
+    model = Pieces(has_all_keys)
+    watched = watch(model, 1)
+    model(X).square().mean().backward()
+    torch.optim.SGD(model.parameters(), 0.0).step()
+    assert "no tokens: its products are of different tokens" in watched.describe()
+    assert "no weights: 3 products in one run" in watched.describe()
+    assert not any("ratio" in name or "entropy" in name for name in watched.rows[0])
 
 
 class Features(nn.Module):
