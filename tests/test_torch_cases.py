@@ -10,6 +10,7 @@ from torch_models import torch
 
 import rank_collapse as rc
 from rank_collapse.torch import watch
+from rank_collapse.watch import torch_products
 
 nn, F = torch.nn, torch.nn.functional
 D, N = 16, 10
@@ -186,33 +187,77 @@ def test_tokens_are_what_made_the_queries(kind):
     assert np.isfinite(row["attention_entropy"]).all() and "cross.attention_entropy" not in row
 
 
+PIECES = (slice(N), slice(N, N + 3), slice(N + 3, N + 4), slice(N + 4, N + 4), slice(N + 4, 2 * N))
+
+
 class Pieces(nn.Module):
     """A product for each document of [n, d], or for each chunk of the queries."""
 
-    def __init__(self, has_all_keys):
+    def __init__(self, keys, is_fused=True):
         super().__init__()
-        self.qkv, self.has_all_keys = nn.Linear(D, 3 * D), has_all_keys
+        torch.manual_seed(0)
+        sizes = [3 * D] if is_fused else [D, D, D]
+        self.keys, self.maps = keys, nn.ModuleList(nn.Linear(D, size) for size in sizes)
+
+    def project(self, x):
+        """Queries, keys and values [h, n, k]."""
+        projected = torch.cat([linear_map(x) for linear_map in self.maps], dim=-1)
+        return [a.unflatten(-1, (2, -1)).transpose(0, 1) for a in projected.chunk(3, -1)]
 
     def forward(self, x):
-        q, k, v = self.qkv(x.flatten(0, 1))[None].chunk(3, -1)
+        q, k, v = (a[None] for a in self.project(x.flatten(0, 1)))
         products = []
-        for piece in (slice(N), slice(N, N + 3), slice(N + 3, 2 * N)):
-            keys = slice(None) if self.has_all_keys else piece
-            parts = q[:, piece], k[:, keys], v[:, keys]
+        for piece in PIECES:
+            keys = {"own": piece, "all": slice(None), "causal": slice(piece.stop)}[self.keys]
+            parts = q[:, :, piece], k[:, :, keys], v[:, :, keys]
             products.append(F.scaled_dot_product_attention(*parts))
-        return torch.cat(products, dim=1)
+        return torch.cat(products, dim=2)[0].transpose(0, 1).reshape(x.shape)
 
 
-@pytest.mark.parametrize("has_all_keys", [True, False])
-def test_products_of_different_tokens_are_left_out(has_all_keys):
-    """Whether they are documents or chunks of one text is not known."""
-    model = Pieces(has_all_keys)
-    watched = watch(model, 1)
+def gradients_of(model):
+    """Norms of the gradients of queries, keys and values of `Pieces`."""
+    gradients = [torch.cat([f.weight.grad, f.bias.grad[:, None]], dim=1) for f in model.maps]
+    return [part.norm().item() for part in torch.cat(gradients).chunk(3)]
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("tokens", ["read", "raw", "unit"])
+def test_a_product_for_each_document(tokens, is_fused):
+    """One has a single token, and one none."""
+    model = nn.Sequential(Pieces("own", is_fused), nn.Linear(D, D))
+    row = row_of(model, X, tokens=tokens)
+    x, documents = X.flatten(0, 1), [piece for piece in PIECES if piece.stop > piece.start]
+    q, k, _ = (a.detach() for a in model[0].project(x))
+    entropies = []
+    for piece in documents:
+        p = (q[:, piece] @ k[:, piece].mT / math.sqrt(D // 2)).softmax(-1)
+        entropies.append(-(p * p.log()).sum(-1).mean(-1))
+    heads = torch.stack(entropies).mean(dim=0)
+    assert row["attention_entropy"] == pytest.approx([heads.mean().item()], 1e-4)
+    assert row["attention_entropy_least"] == pytest.approx([heads.min().item()], 1e-4)
+    states = x if tokens == "read" else model[0](X).detach().flatten(0, 1)
+    numbers = [i for i, piece in enumerate(documents) for _ in x[piece]]
+    kind = "unit" if tokens == "unit" else "raw"
+    for name, value in rc.monitor(states.numpy(), segments=np.array(numbers), tokens=kind).items():
+        assert row[name] == pytest.approx([float(value)], 1e-4), name
+    norms = [row[f"{part}_gradient"][0] for part in ("query", "key", "value")]
+    assert norms == pytest.approx(gradients_of(model[0]), 1e-4)
+
+
+@pytest.mark.parametrize("tokens", ["read", "raw"])
+@pytest.mark.parametrize("keys", ["all", "causal"])
+def test_chunks_of_queries_are_left_out(keys, tokens):
+    """Of causal ones the first has the keys of its own tokens alone, as a document has."""
+    model = nn.Sequential(Pieces(keys), nn.Linear(D, D))
+    watched = watch(model, 1, tokens=tokens)
     model(X).square().mean().backward()
     torch.optim.SGD(model.parameters(), 0.0).step()
     assert "no tokens: its products are of different tokens" in watched.describe()
-    assert "no weights: 3 products in one run" in watched.describe()
-    assert not any("ratio" in name or "entropy" in name for name in watched.rows[0])
+    assert "no weights: 4 products in one run" in watched.describe()
+    (row,) = watched.rows
+    assert not any("ratio" in name or "entropy" in name for name in row)
+    norms = [row[f"{part}_gradient"][0] for part in ("query", "key", "value")]
+    assert norms == pytest.approx(gradients_of(model[0]), 1e-4)
 
 
 class Features(nn.Module):
@@ -268,6 +313,38 @@ def test_an_empty_batch_stops_no_measure():
     watched.close()
     first, last = watched.rows[0], watched.rows[-1]
     assert last["step"] == 2 and last["residual_ratio"] == first["residual_ratio"]
+
+
+class Loop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, x):
+        for _ in range(3):
+            x = x + self.attention(x)
+        return x
+
+
+def test_a_failure_is_tried_again_until_the_third_step_in_a_row(monkeypatch):
+    """Three of one attention in one step are one."""
+    choose_rows = torch_products.choose_rows
+    is_broken = (True, True, False, True, False, True, True, True, False, False)
+
+    def choose_or_raise(*args):
+        if is_broken[watched.step]:
+            raise MemoryError("no memory is left")
+        return choose_rows(*args)
+
+    monkeypatch.setattr(torch_products, "choose_rows", choose_or_raise)
+    model = Loop()
+    watched, optimizer = watch(model, 1), torch.optim.SGD(model.parameters(), 0.0)
+    for _ in is_broken:
+        model(X).sum().backward()
+        optimizer.step()
+    measured = [row["step"] for row in watched.rows if "attention_entropy" in row]
+    assert measured == [2, 4] and np.isfinite(watched.rows[0]["attention_entropy"]).all()
+    assert "no memory is left" in watched.describe()
 
 
 def test_threads_make_and_close_watches():

@@ -87,26 +87,43 @@ def measure_gradient(shares: Sequence[Share]) -> Tensor:
     Raises:
         LeftOut: It is not known which part of a parameter counts, or no parameter has a gradient.
     """
-    squares = [_square_gradient(share) for share in shares]
+    shares_by_parameter: dict[Any, list[Share]] = {}
+    for share in shares:
+        shares_by_parameter.setdefault(share.parameter, []).append(share)
+    squares = [_square_gradient(same) for same in shares_by_parameter.values()]
     squares = [square for square in squares if square is not None]
     if not squares:
         raise LeftOut("no parameter of it has one")
     return torch.stack(squares).sum().sqrt()
 
 
-def _square_gradient(share):
-    """Computes Σ g² of a share; None where its parameter has no gradient."""
-    if share.parameter is None:
+def _square_gradient(shares):
+    """Computes Σ g² of a parameter, or of the parts of it that any share has.
+
+    Args:
+        shares: Of one parameter.
+
+    Returns:
+        The sum; None where the parameter has no gradient.
+
+    Raises:
+        LeftOut: It is not known which part counts.
+    """
+    if shares[0].parameter is None:
         raise LeftOut(UNKNOWN)
-    parameter = share.parameter()
+    parameter = shares[0].parameter()
     if parameter is None or parameter.grad is None:
         return None
     gradient = parameter.grad.float()
-    if share.features is not None and not share.features.all():
-        if share.axis < 0 or gradient.shape[share.axis] != len(share.features):
-            raise LeftOut(UNKNOWN)
-        chosen = share.features.to(gradient.device).nonzero()[:, 0]
-        gradient = gradient.index_select(share.axis, chosen)
+    parts = [share.features for share in shares]
+    if all(part is not None for part in parts):
+        features = torch.stack(parts).any(dim=0)
+        if not features.all():
+            axis = shares[0].axis
+            if axis < 0 or gradient.shape[axis] != len(features):
+                raise LeftOut(UNKNOWN)
+            chosen = features.to(gradient.device).nonzero()[:, 0]
+            gradient = gradient.index_select(axis, chosen)
     return gradient.square().sum()
 
 

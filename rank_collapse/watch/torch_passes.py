@@ -184,27 +184,29 @@ class Passes:
             self.restart()
         elif has_failed:
             self._runs.drop_inside(ended[0])
-        elif not is_outermost:
+        else:
             with compute_plainly():
-                self._end_layers(ended, output)
-        elif self.loss is None:
-            self.loss = self._notes.attempt(None, "loss", read_loss, output)
+                for frame in ended:
+                    self._runs.end_call(frame)
+                if not is_outermost:
+                    self._end_layer(ended[0], output)
+            if is_outermost and self.loss is None:
+                self.loss = self._notes.attempt(None, "loss", read_loss, output)
 
-    def _end_layers(self, ended, output):
-        """Measures what modules with an attention give, which is a new beginning.
+    def _end_layer(self, frame, output):
+        """Measures what a module with an attention gives, which is a new beginning.
 
         Args:
-            ended: Frame of the module, and of those inside it whose end torch did not show.
+            frame: Of the module.
             output: What it gave.
         """
         tensors = [a for a in floats_in(output) if not a.is_complex()]
-        if self._runs.list_inside(ended[0]):
-            self._runs.measure_output(ended[0], output)
+        if self._runs.list_inside(frame):
+            self._runs.measure_output(frame, output)
             self._origins.forget_layer()
             for tensor in tensors:
                 self._origins.begin(tensor, self._origins.tag(tensor).past)
         elif tensors and not self._origins.has(tensors[0]):  # by code that torch does not show
-            frame = ended[0]
             self._origins.see_module(frame.module, (frame.args, frame.kwargs), tensors[0])
 
     def _leave_mode(self):
@@ -241,13 +243,14 @@ class Passes:
         self._origins.see_function(function, args, kwargs, result)
 
     def _measure_product(self, see, *args):
-        """Measures a product; its result comes from no map, whatever happens.
+        """Measures a product that is not empty; its result comes from no map, whatever happens.
 
         Args:
             see: The method that measures it.
             *args: Its arguments, last the result of the product.
         """
-        self._notes.attempt(self._frames[-1].name, "weights", see, *args)
+        if all(tensor.numel() for tensor in floats_in(args[-1])):
+            self._notes.attempt(self._frames[-1].name, "weights", see, *args)
         for tensor in floats_in(args[-1]):
             past = self._origins.tag(tensor).past
             if not past:

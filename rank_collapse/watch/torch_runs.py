@@ -53,6 +53,56 @@ def _name_masks(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 @dataclasses.dataclass(eq=False)
+class Piece:
+    """What one product gives to a run, until the call of its module ends.
+
+    Attributes:
+        frame: Number of the call.
+        index, documents: Of its tokens, as `Tokens` and `number_documents` give them.
+        is_closed: Whether its keys are the tokens of its queries, and no others.
+        num_keys: m.
+        states: Its tokens [e, n, d]; None where they are not measured.
+        scalars: {name: by document and head [k, h]} of its weights; empty if these are left out.
+    """
+
+    frame: int
+    index: Tensor
+    documents: Tensor | None
+    is_closed: bool
+    num_keys: int
+    states: Tensor | None = None
+    scalars: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+
+
+def _are_documents(pieces: Sequence[Piece]) -> bool:
+    """Returns whether no token of a piece attends to one of another, and no token is in two."""
+    places = torch.cat([piece.index.flatten() for piece in pieces])
+    return all(piece.is_closed for piece in pieces) and len(places.unique()) == len(places)
+
+
+def _join_documents(pieces: Sequence[Piece]) -> Piece:
+    """Joins the pieces of several documents: their tokens are one row [1, n], in order."""
+    numbers, count = [], 0
+    for piece in pieces:
+        documents = piece.documents
+        if documents is None:
+            rows = torch.arange(len(piece.index), device=piece.index.device)
+            documents = rows[:, None].expand_as(piece.index)
+        numbers.append(torch.where(documents < 0, -1, documents + count).flatten())
+        count += int(documents.max()) + 1
+    index, order = torch.cat([piece.index.flatten() for piece in pieces]).sort()
+    documents, num_keys = torch.cat(numbers)[order][None], max(p.num_keys for p in pieces)
+    joined = Piece(pieces[0].frame, index[None], documents, True, num_keys)
+    if pieces[0].states is not None:
+        joined.states = torch.cat([piece.states.flatten(0, 1) for piece in pieces])[order][None]
+    measured = [piece.scalars for piece in pieces if piece.scalars]
+    for name in dict.fromkeys(name for scalars in measured for name in scalars):
+        columns = [a.get(name, torch.zeros_like(a["attention_entropy"])) for a in measured]
+        joined.scalars[name] = torch.cat(columns)  # the mass that no key has is 0 where it is none
+    return joined
+
+
+@dataclasses.dataclass(eq=False)
 class Run:
     """One run of an attention on some tokens.
 
@@ -65,7 +115,9 @@ class Run:
         index, documents: Of its tokens, as `Tokens` and `number_documents` give them; no index
             where products are of different tokens.
         scalars: Of its tokens.
-        products: [(number of a frame, {name: by head [h]}), ...], of each product.
+        pieces: Of the products of a call that has not ended.
+        products: [(number of a frame, {name: by head [h]}), ...], of each product; of those of a
+            call that are documents their means.
         shares: What made queries, keys and values, of each product.
     """
 
@@ -77,6 +129,7 @@ class Run:
     index: Tensor | None = None
     documents: Tensor | None = None
     scalars: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    pieces: list[Piece] = dataclasses.field(default_factory=list)
     products: list[tuple[int, dict[str, Tensor]]] = dataclasses.field(default_factory=list)
     shares: list[Any] = dataclasses.field(default_factory=list)
 
@@ -108,6 +161,8 @@ class Runs:
     def drop_inside(self, frame: Frame) -> None:
         """Drops the attentions that ran inside a module, which may be tried again."""
         self.found = [run for run in self.found if frame.number not in run.frames]
+        for run in self.found:
+            run.pieces = [piece for piece in run.pieces if piece.frame < frame.number]
 
     def add_product(
         self,
@@ -141,31 +196,63 @@ class Runs:
         around = tuple(frame.number for frame in frames[: frames.index(owner) + 1])
         run = self._find_run(owner.name, around, tokens, past)
         if run is None:
+            reason = "of calls on different tokens the first is measured"
+            self._notes.leave_out(owner.name, "later calls", reason)
             return
         weights = products.sort_examples(weights, tokens.order, len(tokens.index))
         documents = self._find_documents(frames, tokens, weights.allowed, names)
-        self._measure_tokens(run, tokens, documents)
         tags = term.query, term.key, value
         run.shares.append(choose_shares(tags, tokens.sources, owner.number))
+        is_closed = tokens.keys is not None and torch.equal(tokens.keys, tokens.index)
+        num_keys = weights.p.shape[-1]
+        piece = Piece(owner.number, tokens.index, documents, is_closed, num_keys)
+        is_first = owner.number == run.frames[-1]
+        is_new = not run.pieces or not torch.equal(run.pieces[0].index, tokens.index)
+        if self._kind == "read" and is_first and is_new and not run.is_cross:
+            piece.states = tokens.matrix[tokens.index]
+        if is_first and not run.pieces:
+            run.documents = documents  # which attention to other tokens in this call takes
+        run.pieces.append(piece)
         shape = len(tokens.index), len(weights.p) // len(tokens.index)
-        run.products.append((owner.number, measure_weights(weights, shape, documents)))
+        piece.scalars = measure_weights(weights, shape, documents)
 
-    def _measure_tokens(self, run, tokens, documents):
-        """Measures the tokens of a run at its first product; others have to be of the same.
+    def end_call(self, frame: Frame) -> None:
+        """Measures the tokens of a module's call that ends, and keeps the scalars of its products.
+
+        Args:
+            frame: Of the call.
+        """
+        for run in self.found:
+            pieces = [piece for piece in run.pieces if piece.frame == frame.number]
+            if pieces:
+                run.pieces = []
+                self._end_pieces(run, pieces)
+
+    def _end_pieces(self, run, pieces):
+        """Measures the tokens of the first call of a run; those of others have to be the same.
 
         Args:
             run: It.
-            tokens, documents: Of the product.
+            pieces: Of all products of the call.
         """
-        if run.shares:
-            if run.index is not None and not torch.equal(run.index, tokens.index):
-                run.index, run.scalars = None, {}
-                self._notes.leave_out(run.name, "tokens", "its products are of different tokens")
-            return
-        run.index, run.documents = tokens.index, documents
-        if self._kind == "read" and not run.is_cross:
-            measured = tokens.matrix[tokens.index], documents, "read"
+        if len(pieces) > 1 and _are_documents(pieces):
+            pieces = [_join_documents(pieces)]
+        first = pieces[0]
+        if first.frame == run.frames[-1]:
+            run.index, run.documents = first.index, first.documents
+        if run.index is None or not all(torch.equal(run.index, piece.index) for piece in pieces):
+            run.index, run.scalars = None, {}
+            self._notes.leave_out(run.name, "tokens", "its products are of different tokens")
+        elif first.states is not None:
+            measured = first.states, first.documents, "read"
             run.scalars = self._notes.attempt(run.name, "tokens", measure_tokens, *measured) or {}
+        for piece in pieces:
+            if piece.num_keys < 2:
+                reason = f"{len(piece.index)} examples of {piece.num_keys} keys"
+                self._notes.leave_out(run.name, "weights", reason)
+            elif piece.scalars:
+                by_head = {name: values.mean(dim=0) for name, values in piece.scalars.items()}
+                run.products.append((piece.frame, by_head))
 
     def _find_run(self, name, around, tokens, past):
         """Finds the run that a product is of; None if its module ran already on other tokens.

@@ -48,7 +48,7 @@ def measure_tokens(x: Tensor, documents: Tensor | None, kind: str) -> dict[str, 
 def measure_weights(
     weights: Weights, shape: tuple[int, int], documents: Tensor | None
 ) -> dict[str, Tensor]:
-    """Measures weights by head [h], means over documents that have a measured query.
+    """Measures weights by document and head [k, h], of documents that have a measured query.
 
     Args:
         weights: In the order of examples, `p` [e · h, r, m].
@@ -56,13 +56,11 @@ def measure_weights(
         documents: Int [e, n], as `measure_tokens` takes them.
 
     Raises:
-        LeftOut: Fewer than two keys, or no weights.
+        LeftOut: They are of no distribution.
     """
     (e, h), rows = shape, weights.rows
     p = weights.p.unflatten(0, (e, h))
     r, m = p.shape[-2:]
-    if e == 0 or m < 2:
-        raise LeftOut(f"{e} examples of {m} keys")
     if not is_distribution(p):
         raise LeftOut("its weights are no distribution over keys")
     numbers = rows.new_zeros(e, r) if documents is None else documents[:, rows]
@@ -81,8 +79,8 @@ def measure_weights(
     scalars = {}
     for name in ATTENTION:
         options = {"key_mask": keys} if name == "sink_rate" else {}
-        scalars[name] = MEASURES[name](p, mask=is_query, **options).mean(dim=0)
+        scalars[name] = MEASURES[name](p, mask=is_query, **options)
     if has_sink:
         counts = is_query.sum(dim=-1).clamp(min=1)[:, None]
-        scalars["missing_mass"] = (missing[..., 0].sum(dim=-1) / counts).mean(dim=0)
+        scalars["missing_mass"] = missing[..., 0].sum(dim=-1) / counts
     return scalars

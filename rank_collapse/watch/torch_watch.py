@@ -166,6 +166,7 @@ class Watch:
         step, last = self._step + self._first, self._last_step
         is_due = last is None or step // self._every > last // self._every
         if is_due and self.is_open and self._model() is not None and not self._passes.is_attached:
+            self.notes.begin_step()
             self._passes.restart()
             self._passes.attach()
 
