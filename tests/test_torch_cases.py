@@ -187,7 +187,13 @@ def test_tokens_are_what_made_the_queries(kind):
     assert np.isfinite(row["attention_entropy"]).all() and "cross.attention_entropy" not in row
 
 
-PIECES = (slice(N), slice(N, N + 3), slice(N + 3, N + 4), slice(N + 4, N + 4), slice(N + 4, 2 * N))
+PIECES = (
+    slice(0, N),
+    slice(N, N + 3),
+    slice(N + 3, N + 4),
+    slice(N + 4, N + 4),
+    slice(N + 4, 2 * N),
+)
 
 
 class Pieces(nn.Module):
@@ -201,8 +207,9 @@ class Pieces(nn.Module):
 
     def project(self, x):
         """Queries, keys and values [h, n, k]."""
-        projected = torch.cat([linear_map(x) for linear_map in self.maps], dim=-1)
-        return [a.unflatten(-1, (2, -1)).transpose(0, 1) for a in projected.chunk(3, -1)]
+        every = [linear_map(x) for linear_map in self.maps]
+        every = every if len(every) == 3 else every[0].chunk(3, -1)
+        return [a.unflatten(-1, (2, -1)).transpose(0, 1) for a in every]
 
     def forward(self, x):
         q, k, v = (a[None] for a in self.project(x.flatten(0, 1)))
