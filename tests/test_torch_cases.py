@@ -1,6 +1,8 @@
 """`watch` where tokens, keys or layers are not the usual ones, of several watches, in threads."""
 
+import copy
 import gc
+import itertools
 import math
 import threading
 
@@ -249,6 +251,43 @@ def test_a_product_for_each_document(tokens, is_fused):
         assert row[name] == pytest.approx([float(value)], 1e-4), name
     norms = [row[f"{part}_gradient"][0] for part in ("query", "key", "value")]
     assert norms == pytest.approx(gradients_of(model[0]), 1e-4)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_the_images_of_qwen2_vl_are_documents(implementation):
+    from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen
+
+    torch.manual_seed(0)
+    sizes = {"depth": 2, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "patch_size": 4}
+    config = qwen.Qwen2VLVisionConfig(**sizes, temporal_patch_size=1)
+    model = qwen.Qwen2VisionTransformerPretrainedModel._from_config(
+        config, attn_implementation=implementation
+    ).train()
+    grids = torch.tensor([[1, 4, 4], [1, 2, 4], [2, 2, 2]])  # images, the third in two frames
+    ends = [0, 16, 24, 28, 32]
+    reads, entropies = [], []
+
+    def keep(attention, args, kwargs):
+        reads.append(args[0].detach())
+        q, k, _ = attention.qkv(args[0]).reshape(len(args[0]), 3, 2, -1).unbind(1)
+        q, k = qwen.apply_rotary_pos_emb_vision(q, k, *kwargs["position_embeddings"])
+        scores = (q.transpose(0, 1) @ k.permute(1, 2, 0) / math.sqrt(D // 2)).detach()
+        weights = [scores[:, a:b, a:b].softmax(-1) for a, b in itertools.pairwise(ends)]
+        each = [-(p * p.log()).sum(-1).mean() for p in weights]
+        entropies.append(np.mean(each))
+
+    copied = copy.deepcopy(model)
+    for block in copied.blocks:
+        block.attn.register_forward_pre_hook(keep, with_kwargs=True)
+    pixels = torch.randn(ends[-1], 3 * 4 * 4, generator=torch.Generator().manual_seed(0))
+    copied(pixels, grids)
+    watched = watch(model, 1)
+    model(pixels, grids).last_hidden_state.square().mean().backward()
+    torch.optim.SGD(model.parameters(), 0.0).step()
+    (row,) = watched.rows
+    ratios = [ratio(*(x[a:b] for a, b in itertools.pairwise(ends))) for x in reads]
+    assert row["residual_ratio"] == pytest.approx(ratios, 1e-4)
+    assert row["attention_entropy"] == pytest.approx(entropies, 1e-4)
 
 
 @pytest.mark.parametrize("tokens", ["read", "raw"])
