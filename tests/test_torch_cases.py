@@ -306,6 +306,57 @@ def test_chunks_of_queries_are_left_out(keys, tokens):
     assert norms == pytest.approx(gradients_of(model[0]), 1e-4)
 
 
+class Swapped(Attention):
+    """Every product has its factors in the other order."""
+
+    def forward(self, x):
+        q = torch.einsum("dk,bnk->bnd", self.a.weight, x)
+        scores = torch.einsum("bmd,bnd->bnm", self.b(x), q) / 4
+        return torch.einsum("bmd,bnm->bnd", self.c(x), scores.softmax(-1))
+
+
+def test_products_in_the_other_order():
+    model = Swapped()
+    row = row_of(model, X)
+    scores = (X @ model.a.weight.T) @ model.b(X).mT / 4
+    p = scores.detach().softmax(-1)
+    assert row["residual_ratio"] == pytest.approx([ratio(*X)], 1e-4)
+    assert row["attention_entropy"][0] == pytest.approx(-(p * p.log()).sum(-1).mean().item(), 1e-4)
+    assert row["query_gradient"][0] == pytest.approx(model.a.weight.grad.norm().item(), 1e-4)
+
+
+class Towers(nn.Module):
+    """One network for two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.tower = Layers()
+
+    def forward(self, x):
+        return self.tower(x) * self.tower(x.flip(0, 1)[:1])
+
+
+def test_of_two_inputs_of_one_network_the_first_is_measured():
+    model = Towers()
+    watched = watch(model, 1)
+    model(X).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.0).step()
+    reason = "of calls on different tokens the first is measured"
+    assert watched.describe().count(reason) == 2
+    assert watched.rows[0]["residual_ratio"][0] == pytest.approx(ratio(*X), 1e-4)
+    assert len(watched.rows[0]["residual_ratio"]) == 2
+
+
+def test_texts_of_one_token_are_left_out():
+    model = Layers()
+    watched = watch(model, 1)
+    model(X[:, :1]).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.0).step()
+    assert watched.describe().count("no tokens: 2 examples of 1 tokens") == 2
+    assert watched.describe().count("no weights: 2 examples of 1 keys") == 2
+    assert watched.rows[0].keys() == {"step", *(f"{p}_gradient" for p in ("query", "key", "value"))}
+
+
 class Features(nn.Module):
     """Attention among features, as in XCiT."""
 
