@@ -21,7 +21,7 @@ def breaking(broken, monkeypatch, folder):
             monkeypatch.setitem(table.MEASURES, name, raises)
     parts = {
         "products": (torch_products, "choose_rows"),
-        "gradients": (torch_watch, "measure_gradients"),
+        "gradients": (torch_watch, "measure_gradient"),
         "all": (torch_passes.Passes, "_see_call"),
     }
     if broken in parts:

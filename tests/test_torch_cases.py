@@ -1,6 +1,8 @@
 """`watch` where tokens, keys or layers are not the usual ones, of several watches, in threads."""
 
+import copy
 import gc
+import itertools
 import math
 import threading
 
@@ -10,6 +12,7 @@ from torch_models import torch
 
 import rank_collapse as rc
 from rank_collapse.torch import watch
+from rank_collapse.watch import torch_products
 
 nn, F = torch.nn, torch.nn.functional
 D, N = 16, 10
@@ -179,26 +182,179 @@ class Joint(nn.Module):
         return F.scaled_dot_product_attention(*fused[:, None].chunk(3, dim=-1))
 
 
+@pytest.mark.parametrize("kind", [Fewer, Joint])
+def test_tokens_are_what_made_the_queries(kind):
+    row = row_of(kind(), X)
+    assert row["residual_ratio"] == pytest.approx([ratio(*X)], 1e-4)
+    assert np.isfinite(row["attention_entropy"]).all() and "cross.attention_entropy" not in row
+
+
+PIECES = (
+    slice(0, N),
+    slice(N, N + 3),
+    slice(N + 3, N + 4),
+    slice(N + 4, N + 4),
+    slice(N + 4, 2 * N),
+)
+
+
 class Pieces(nn.Module):
-    """[n, d] with the places where documents begin."""
+    """A product for each document of [n, d], or for each chunk of the queries."""
+
+    def __init__(self, keys, is_fused=True):
+        super().__init__()
+        torch.manual_seed(0)
+        sizes = [3 * D] if is_fused else [D, D, D]
+        self.keys, self.maps = keys, nn.ModuleList(nn.Linear(D, size) for size in sizes)
+
+    def project(self, x):
+        """Queries, keys and values [h, n, k]."""
+        every = [linear_map(x) for linear_map in self.maps]
+        every = every if len(every) == 3 else every[0].chunk(3, -1)
+        return [a.unflatten(-1, (2, -1)).transpose(0, 1) for a in every]
+
+    def forward(self, x):
+        q, k, v = (a[None] for a in self.project(x.flatten(0, 1)))
+        products = []
+        for piece in PIECES:
+            keys = {"own": piece, "all": slice(None), "causal": slice(piece.stop)}[self.keys]
+            parts = q[:, :, piece], k[:, :, keys], v[:, :, keys]
+            products.append(F.scaled_dot_product_attention(*parts))
+        return torch.cat(products, dim=2)[0].transpose(0, 1).reshape(x.shape)
+
+
+def gradients_of(model):
+    """Norms of the gradients of queries, keys and values of `Pieces`."""
+    gradients = [torch.cat([f.weight.grad, f.bias.grad[:, None]], dim=1) for f in model.maps]
+    return [part.norm().item() for part in torch.cat(gradients).chunk(3)]
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("tokens", ["read", "raw", "unit"])
+def test_a_product_for_each_document(tokens, is_fused):
+    """One has a single token, and one none."""
+    model = nn.Sequential(Pieces("own", is_fused), nn.Linear(D, D))
+    row = row_of(model, X, tokens=tokens)
+    x, documents = X.flatten(0, 1), [piece for piece in PIECES if piece.stop > piece.start]
+    q, k, _ = (a.detach() for a in model[0].project(x))
+    entropies = []
+    for piece in documents:
+        p = (q[:, piece] @ k[:, piece].mT / math.sqrt(D // 2)).softmax(-1)
+        entropies.append(-(p * p.log()).sum(-1).mean(-1))
+    heads = torch.stack(entropies).mean(dim=0)
+    assert row["attention_entropy"] == pytest.approx([heads.mean().item()], 1e-4)
+    assert row["attention_entropy_least"] == pytest.approx([heads.min().item()], 1e-4)
+    states = x if tokens == "read" else model[0](X).detach().flatten(0, 1)
+    numbers = [i for i, piece in enumerate(documents) for _ in x[piece]]
+    kind = "unit" if tokens == "unit" else "raw"
+    for name, value in rc.monitor(states.numpy(), segments=np.array(numbers), tokens=kind).items():
+        assert row[name] == pytest.approx([float(value)], 1e-4), name
+    norms = [row[f"{part}_gradient"][0] for part in ("query", "key", "value")]
+    assert norms == pytest.approx(gradients_of(model[0]), 1e-4)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_the_images_of_qwen2_vl_are_documents(implementation):
+    from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen
+
+    torch.manual_seed(0)
+    sizes = {"depth": 2, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "patch_size": 4}
+    config = qwen.Qwen2VLVisionConfig(**sizes, temporal_patch_size=1)
+    model = qwen.Qwen2VisionTransformerPretrainedModel._from_config(
+        config, attn_implementation=implementation
+    ).train()
+    grids = torch.tensor([[1, 4, 4], [1, 2, 4], [2, 2, 2]])  # images, the third in two frames
+    ends = [0, 16, 24, 28, 32]
+    reads, entropies = [], []
+
+    def keep(attention, args, kwargs):
+        reads.append(args[0].detach())
+        q, k, _ = attention.qkv(args[0]).reshape(len(args[0]), 3, 2, -1).unbind(1)
+        q, k = qwen.apply_rotary_pos_emb_vision(q, k, *kwargs["position_embeddings"])
+        scores = (q.transpose(0, 1) @ k.permute(1, 2, 0) / math.sqrt(D // 2)).detach()
+        weights = [scores[:, a:b, a:b].softmax(-1) for a, b in itertools.pairwise(ends)]
+        each = [-(p * p.log()).sum(-1).mean() for p in weights]
+        entropies.append(np.mean(each))
+
+    copied = copy.deepcopy(model)
+    for block in copied.blocks:
+        block.attn.register_forward_pre_hook(keep, with_kwargs=True)
+    pixels = torch.randn(ends[-1], 3 * 4 * 4, generator=torch.Generator().manual_seed(0))
+    copied(pixels, grids)
+    watched = watch(model, 1)
+    model(pixels, grids).last_hidden_state.square().mean().backward()
+    torch.optim.SGD(model.parameters(), 0.0).step()
+    (row,) = watched.rows
+    ratios = [ratio(*(x[a:b] for a, b in itertools.pairwise(ends))) for x in reads]
+    assert row["residual_ratio"] == pytest.approx(ratios, 1e-4)
+    assert row["attention_entropy"] == pytest.approx(entropies, 1e-4)
+
+
+@pytest.mark.parametrize("tokens", ["read", "raw"])
+@pytest.mark.parametrize("keys", ["all", "causal"])
+def test_chunks_of_queries_are_left_out(keys, tokens):
+    """Of causal ones the first has the keys of its own tokens alone, as a document has."""
+    model = nn.Sequential(Pieces(keys), nn.Linear(D, D))
+    watched = watch(model, 1, tokens=tokens)
+    model(X).square().mean().backward()
+    torch.optim.SGD(model.parameters(), 0.0).step()
+    assert "no tokens: its products are of different tokens" in watched.describe()
+    assert "no weights: 4 products in one run" in watched.describe()
+    (row,) = watched.rows
+    assert not any("ratio" in name or "entropy" in name for name in row)
+    norms = [row[f"{part}_gradient"][0] for part in ("query", "key", "value")]
+    assert norms == pytest.approx(gradients_of(model[0]), 1e-4)
+
+
+class Swapped(Attention):
+    """Every product has its factors in the other order."""
+
+    def forward(self, x):
+        q = torch.einsum("dk,bnk->bnd", self.a.weight, x)
+        scores = torch.einsum("bmd,bnd->bnm", self.b(x), q) / 4
+        return torch.einsum("bmd,bnm->bnd", self.c(x), scores.softmax(-1))
+
+
+def test_products_in_the_other_order():
+    model = Swapped()
+    row = row_of(model, X)
+    scores = (X @ model.a.weight.T) @ model.b(X).mT / 4
+    p = scores.detach().softmax(-1)
+    assert row["residual_ratio"] == pytest.approx([ratio(*X)], 1e-4)
+    assert row["attention_entropy"][0] == pytest.approx(-(p * p.log()).sum(-1).mean().item(), 1e-4)
+    assert row["query_gradient"][0] == pytest.approx(model.a.weight.grad.norm().item(), 1e-4)
+
+
+class Towers(nn.Module):
+    """One network for two inputs."""
 
     def __init__(self):
         super().__init__()
-        self.qkv = nn.Linear(D, 3 * D)
+        self.tower = Layers()
 
     def forward(self, x):
-        pieces = self.qkv(x.flatten(0, 1)).split([N, 3, N - 3])
-        return torch.cat([F.scaled_dot_product_attention(*p[None].chunk(3, -1))[0] for p in pieces])
+        return self.tower(x) * self.tower(x.flip(0, 1)[:1])
 
 
-@pytest.mark.parametrize(
-    "kind, texts",
-    [(Fewer, (X[0], X[1])), (Joint, (X[0], X[1])), (Pieces, (X[0], X[1, :3], X[1, 3:]))],
-)
-def test_tokens_are_what_made_the_queries(kind, texts):
-    row = row_of(kind(), X)
-    assert row["residual_ratio"] == pytest.approx([ratio(*texts)], 1e-4)
-    assert np.isfinite(row["attention_entropy"]).all() and "cross.attention_entropy" not in row
+def test_of_two_inputs_of_one_network_the_first_is_measured():
+    model = Towers()
+    watched = watch(model, 1)
+    model(X).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.0).step()
+    reason = "of calls on different tokens the first is measured"
+    assert watched.describe().count(reason) == 2
+    assert watched.rows[0]["residual_ratio"][0] == pytest.approx(ratio(*X), 1e-4)
+    assert len(watched.rows[0]["residual_ratio"]) == 2
+
+
+def test_texts_of_one_token_are_left_out():
+    model = Layers()
+    watched = watch(model, 1)
+    model(X[:, :1]).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.0).step()
+    assert watched.describe().count("no tokens: 2 examples of 1 tokens") == 2
+    assert watched.describe().count("no weights: 2 examples of 1 keys") == 2
+    assert watched.rows[0].keys() == {"step", *(f"{p}_gradient" for p in ("query", "key", "value"))}
 
 
 class Features(nn.Module):
@@ -254,6 +410,38 @@ def test_an_empty_batch_stops_no_measure():
     watched.close()
     first, last = watched.rows[0], watched.rows[-1]
     assert last["step"] == 2 and last["residual_ratio"] == first["residual_ratio"]
+
+
+class Loop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, x):
+        for _ in range(3):
+            x = x + self.attention(x)
+        return x
+
+
+def test_a_failure_is_tried_again_until_the_third_step_in_a_row(monkeypatch):
+    """Three of one attention in one step are one."""
+    choose_rows = torch_products.choose_rows
+    is_broken = (True, True, False, True, False, True, True, True, False, False)
+
+    def choose_or_raise(*args):
+        if is_broken[watched.step]:
+            raise MemoryError("no memory is left")
+        return choose_rows(*args)
+
+    monkeypatch.setattr(torch_products, "choose_rows", choose_or_raise)
+    model = Loop()
+    watched, optimizer = watch(model, 1), torch.optim.SGD(model.parameters(), 0.0)
+    for _ in is_broken:
+        model(X).sum().backward()
+        optimizer.step()
+    measured = [row["step"] for row in watched.rows if "attention_entropy" in row]
+    assert measured == [2, 4] and np.isfinite(watched.rows[0]["attention_entropy"]).all()
+    assert "no memory is left" in watched.describe()
 
 
 def test_threads_make_and_close_watches():

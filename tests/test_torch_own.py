@@ -12,6 +12,7 @@ import pytest
 from test_torch_kinds import entropy_of, ratio_of
 from torch_models import torch
 
+from rank_collapse.runs import metrics
 from rank_collapse.torch import watch
 from rank_collapse.watch.torch_products import is_allowed as allowed
 
@@ -197,7 +198,7 @@ class Runs(Own):
 @pytest.mark.parametrize(
     "order, depth, fails, there",
     [
-        ((0, 2), 3, None, [0, 2]),  # one dropped
+        ((0, 2), 3, None, [0, 1]),  # one dropped: numbers are those of what ran
         ((0, 0, 0), 1, None, [0, 1, 2]),  # a loop
         ((0, 1, 0, 1), 2, None, [0, 1, 2, 3]),
         ((0, 1, 2), 3, 1, [0, 1, 2]),  # one fails, and is run again
@@ -219,6 +220,35 @@ def test_layers_have_their_own_numbers(order, depth, fails, there, tokens):
     found = {i: v for i, v in enumerate(watched.rows[0]["residual_ratio"]) if np.isfinite(v)}
     assert found == pytest.approx(dict(zip(there, expected, strict=True)), rel=1e-4)
     assert {f"residual_ratio/layer_{i}": v for i, v in found.items()}.items() <= lines[0].items()
+
+
+def test_a_layer_keeps_the_number_of_its_first_run(tmp_path):
+    """Layers are dropped at random; one that was dropped at first gets the next number."""
+    model, numbers = Runs((), 4), {}
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    watched = watch(model, 1, tmp_path / "metrics.jsonl")
+    for block in model.blocks:
+        block.attn.dropout = 0.0
+    for step, order in enumerate([(0, 2), (1, 2), (0, 1, 2), (2,), (3, 0)]):
+        model.order = order
+        states = copy.deepcopy(model)(X)[0]["states"]
+        for i in order:
+            numbers.setdefault(i, len(numbers))
+        reads = {
+            numbers[i]: model.blocks[i].attn_norm(x) for i, x in zip(order, states, strict=False)
+        }
+        model(X)[1].backward()
+        optimizer.step()
+        expected = np.full(len(numbers), np.nan)
+        for number, x in reads.items():
+            expected[number] = ratio_of(x.detach().numpy(), SHOWN["all"].numpy())
+        for row in (watched.rows[step], metrics.read(tmp_path / "metrics.jsonl")[step]):
+            np.testing.assert_allclose(row["residual_ratio"], expected, rtol=1e-4)
+            assert np.isfinite(row["attention_entropy"]).tolist() == np.isfinite(expected).tolist()
+    assert [line.split()[:2] for line in watched.describe().splitlines()[1:]] == [
+        [str(number), f"blocks.{i}.attn:"] for i, number in numbers.items()
+    ]
+    watched.close()
 
 
 def test_a_watched_model_is_copied_and_saved_as_another():

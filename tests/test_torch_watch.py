@@ -272,14 +272,14 @@ def test_the_gradient_of_shared_parameters_is_that_of_their_first_run():
         np.testing.assert_array_equal(is_measured, np.arange(L) == 0)
 
 
-def test_what_one_product_of_a_split_run_has_alone_is_kept():
-    """Such as the mass that no key has, of the part of a run that has a sink."""
+def test_what_one_product_of_a_run_has_alone_is_kept():
+    """Such as the mass that no key has, of a head with a sink in a module of its own."""
     entropy = {"attention_entropy": torch.tensor([1.0, 2.0])}
     sink = {"attention_entropy": torch.tensor([3.0, 6.0]), "missing_mass": torch.tensor([0.1, 0.3])}
-    run = types.SimpleNamespace(products=[(0, entropy), (0, sink)], is_split=True)
+    run = types.SimpleNamespace(products=[(0, entropy), (1, sink)])
     scalars = {name: float(value) for name, value in _combine_products(run).items()}
     expected = {"attention_entropy": 3.0, "missing_mass": 0.2}
-    expected |= {"attention_entropy_least": 2.0, "attention_entropy_largest": 4.0}
+    expected |= {"attention_entropy_least": 1.0, "attention_entropy_largest": 6.0}
     assert scalars == pytest.approx(expected)
 
 

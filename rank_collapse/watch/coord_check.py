@@ -148,17 +148,13 @@ class CoordCheck:
                     *means,
                     f"{one.slope:.2f}",
                     span,
-                    one.reason or _format_ratio(one),
+                    one.reason or f"{one.ratio:.3g}",
                 )
             )
         sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(map(str.ljust, row, sizes)).rstrip() for row in rows)
         steps = next(iter(self.values.values())).shape[-1]
         return "\n".join([f"after {steps} steps:", *lines])
-
-
-def _format_ratio(one):
-    return f"{one.ratio:.3g}"
 
 
 def _fit_slope(name, over, sizes, logs):

@@ -16,7 +16,7 @@ from rank_collapse.report.alarms import Alarm, find_alarms
 from rank_collapse.runs import metrics
 
 WANDB_STEP = "watch/step"
-ATTEMPTS = 3  # failures in a row, after which a measure is not tried again
+ATTEMPTS = 3  # steps in a row with a failure, after which a measure is not tried again
 _log = logging.getLogger("rank_collapse")
 
 
@@ -45,7 +45,12 @@ class Notes:
     def __init__(self):
         self.reasons: dict[tuple[str | None, str], str] = {}
         self._said: set[str] = set()
-        self._failures: dict[tuple[str | None, str], int] = {}
+        self._failures: dict[tuple[str | None, str], set[int]] = {}  # steps of each, in a row
+        self._step = 0
+
+    def begin_step(self) -> None:
+        """Begins a step: all failures of one measure in it, such as of several heads, are one."""
+        self._step += 1
 
     def attempt(
         self,
@@ -57,17 +62,17 @@ class Notes:
     ) -> Any:
         """Calls measure(*args); None where it fails, which becomes a reason.
 
-        After another error than `LeftOut`, such as one of memory, it is tried again, until it has
-        failed so many times in a row.
+        After another error than `LeftOut`, such as one of memory, it is tried again, until it
+        failed in so many steps in a row.
 
         Args:
             name: Dotted name of the module, or None.
             subject: What is measured, for the message.
             measure, *args: What is called.
-            attempts: How often in a row.
+            attempts: In how many steps in a row it may fail.
         """
         key = name, subject
-        if self._failures.get(key, 0) >= attempts:
+        if len(self._failures.get(key, ())) >= attempts:
             return None
         try:
             result = measure(*args)
@@ -75,7 +80,7 @@ class Notes:
             self.leave_out(name, subject, str(error))
             return None
         except Exception as error:
-            self._failures[key] = self._failures.get(key, 0) + 1
+            self._failures.setdefault(key, set()).add(self._step)
             self.leave_out(name, subject, f"{type(error).__name__}: {error}")
             return None
         self._failures.pop(key, None)

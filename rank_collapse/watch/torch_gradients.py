@@ -1,6 +1,5 @@
 """Norms of the gradients of what makes queries, keys and values of tokens."""
 
-import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,9 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rank_collapse.watch.torch_origins import Map, Tag, find_features
+from rank_collapse.watch.names import PARTS
+from rank_collapse.watch.recorder import LeftOut
+from rank_collapse.watch.torch_origins import Map, Source, Tag, find_features
 
-NAMES = ("query", "key", "value")
+UNKNOWN = "which part of a parameter it is of is not known"
 
 
 class Share(NamedTuple):
@@ -28,7 +29,7 @@ class Share(NamedTuple):
 
 
 def choose_shares(
-    tags: Sequence[Tag], sources: Sequence[Tag], frame: int
+    tags: Sequence[Tag], sources: Sequence[Source], frame: int
 ) -> dict[str, list[Share]]:
     """Chooses the parameters of the linear maps between tokens and queries, keys and values.
 
@@ -37,67 +38,93 @@ def choose_shares(
         sources: Of the tokens.
         frame: Number of the module that a map has to run in.
     """
-    maps_by_name: dict[str, dict[Map, list[Tag]]] = {name: {} for name in NAMES}
-    for name, tag in zip(NAMES, tags, strict=True):
-        pending = [(tag, linear_map) for linear_map in tag.maps]
-        while pending:
-            result, linear_map = pending.pop()
-            if frame not in linear_map.frames:
-                continue
-            if linear_map not in maps_by_name[name] and linear_map.source not in sources:
-                source = linear_map.source
-                pending += [(source, earlier) for earlier in source.maps]
-            maps_by_name[name].setdefault(linear_map, []).append(result)
+    maps_by_name = {
+        name: _find_maps(tag, sources, frame) for name, tag in zip(PARTS, tags, strict=True)
+    }
     parameters = {
         name: {parameter for linear_map in maps for parameter, _ in linear_map.parameters}
         for name, maps in maps_by_name.items()
     }
-    shares: dict[str, list[Share]] = {name: [] for name in NAMES}
+    shares: dict[str, list[Share]] = {name: [] for name in PARTS}
     for name, maps in maps_by_name.items():
         for linear_map, results in maps.items():
             for parameter, axis in linear_map.parameters:
                 is_shared = sum(parameter in part for part in parameters.values()) > 1
                 parts = [find_features(tag, linear_map) for tag in results] if is_shared else []
                 is_known = parameter is not None and all(part is not None for part in parts)
-                features = functools.reduce(torch.logical_or, parts) if parts and is_known else None
+                features = torch.stack(parts).any(dim=0) if parts and is_known else None
                 reference = weakref.ref(parameter) if is_known else None
                 shares[name].append(Share(reference, axis, features))
     return shares
 
 
-def measure_gradients(products: Sequence[dict[str, list[Share]]]) -> tuple[dict[str, Tensor], str]:
-    """Computes ({name: the norm of its gradient}, why one is left out, or "").
+def _find_maps(tag, sources, frame):
+    """Finds {linear map: tags of what it gave} of the maps between tokens and a tensor.
 
     Args:
-        products: Shares of each product of an attention; several where each is a head.
+        tag: Of the tensor.
+        sources, frame: As `choose_shares` takes them.
     """
-    norms, reason = {}, ""
-    for name in NAMES:
-        shares = [share for product in products for share in product[name]]
-        squares = [_sum_squares(share) for share in shares]
-        if any(square is NotImplemented for square in squares):
-            reason = f"which part of a parameter its {name} is of is not known"
-        elif any(square is not None for square in squares):
-            norms[name] = torch.stack([s for s in squares if s is not None]).sum().sqrt()
-        else:
-            reason = reason or f"no parameter of {name} has one"
-    return norms, reason
+    maps: dict[Map, list[Tag]] = {}
+    pending = [(tag, linear_map) for linear_map in tag.maps]
+    while pending:
+        result, linear_map = pending.pop()
+        if frame not in linear_map.frames:
+            continue
+        if linear_map not in maps and linear_map.source not in sources:
+            behind = linear_map.source.tag
+            pending += [(behind, earlier) for earlier in behind.maps]
+        maps.setdefault(linear_map, []).append(result)
+    return maps
 
 
-def _sum_squares(share):
-    """Computes Σ g² of a share; None without a gradient, NotImplemented if its part is unknown."""
-    if share.parameter is None:
-        return NotImplemented
-    parameter = share.parameter()
+def measure_gradient(shares: Sequence[Share]) -> Tensor:
+    """Computes the norm of the gradient of the parameters of queries, of keys or of values.
+
+    Args:
+        shares: Of all products of an attention; several where each is a head.
+
+    Raises:
+        LeftOut: It is not known which part of a parameter counts, or no parameter has a gradient.
+    """
+    shares_by_parameter: dict[Any, list[Share]] = {}
+    for share in shares:
+        shares_by_parameter.setdefault(share.parameter, []).append(share)
+    squares = [_square_gradient(same) for same in shares_by_parameter.values()]
+    squares = [square for square in squares if square is not None]
+    if not squares:
+        raise LeftOut("no parameter of it has one")
+    return torch.stack(squares).sum().sqrt()
+
+
+def _square_gradient(shares):
+    """Computes Σ g² of a parameter, or of the parts of it that any share has.
+
+    Args:
+        shares: Of one parameter.
+
+    Returns:
+        The sum; None where the parameter has no gradient.
+
+    Raises:
+        LeftOut: It is not known which part counts.
+    """
+    if shares[0].parameter is None:
+        raise LeftOut(UNKNOWN)
+    parameter = shares[0].parameter()
     if parameter is None or parameter.grad is None:
         return None
     gradient = parameter.grad.float()
-    if share.features is None or share.features.all():
-        return gradient.square().sum()
-    if share.axis < 0 or gradient.shape[share.axis] != len(share.features):
-        return NotImplemented
-    chosen = share.features.to(gradient.device).nonzero()[:, 0]
-    return gradient.index_select(share.axis, chosen).square().sum()
+    parts = [share.features for share in shares]
+    if all(part is not None for part in parts):
+        features = torch.stack(parts).any(dim=0)
+        if not features.all():
+            axis = shares[0].axis
+            if axis < 0 or gradient.shape[axis] != len(features):
+                raise LeftOut(UNKNOWN)
+            chosen = features.to(gradient.device).nonzero()[:, 0]
+            gradient = gradient.index_select(axis, chosen)
+    return gradient.square().sum()
 
 
 def find_parameters(products: Sequence[dict[str, list[Share]]]) -> set[Any]:

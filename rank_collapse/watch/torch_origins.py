@@ -2,85 +2,75 @@
 
 While a measured pass runs, each tensor has a `Tag`. It names the linear maps that made the tensor.
 Its followers are moved through the same views as the tensor, once somebody asks: the numbers of the
-map's outputs, or the softmax behind weights. So no shape is guessed, and no tensor is changed.
+rows that a map read and of the features that it gave, or the softmax behind weights. So no shape is
+guessed, and no tensor is changed.
 
 Axis letters: n queries, m keys, k width; others as in an equation of `einsum`.
 """
 
-import collections
 import dataclasses
 import functools
 import math
 import string
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
+from rank_collapse.watch.torch_functions import (
+    EXPONENTIALS,
+    JOINS,
+    MAPS,
+    MOVES,
+    PRODUCTS,
+    SOFTMAX,
+    Product,
+    floats_in,
+    read_product,
+)
 from rank_collapse.watch.torch_products import is_allowed
 
-NUM_INPUTS = 32  # of the last maps, whose inputs are held: those of one layer
 
+@dataclasses.dataclass(eq=False)
+class Source:
+    """A tensor as linear maps read it: a matrix, whose rows have numbers of their own.
 
-def _find_functions(*names):
-    """Finds the functions of these names, of `torch` and of tensors."""
-    candidates = [getattr(place, name, None) for name in names for place in (torch, Tensor)]
-    return {function for function in candidates if function is not None}
+    Attributes:
+        tag: Of the tensor.
+        order: Of its axes, those of rows first.
+        start, count: The first number, and how many rows there are.
+        matrix: [count, d]; None after the layer that read it.
+    """
 
+    tag: "Tag"
+    order: list[int]
+    start: int
+    count: int
+    matrix: Tensor | None = None
 
-CONVOLUTIONS = {functional.conv1d, functional.conv2d, functional.conv3d}
-EINSUM = _find_functions("einsum")
-PRODUCTS = EINSUM | _find_functions("matmul", "mm", "bmm", "baddbmm", "__matmul__")
-MAPS = PRODUCTS | CONVOLUTIONS | {functional.linear} | _find_functions("addmm")
-SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
-EXPONENTIALS = {torch.exp, Tensor.exp}
-JOINS = _find_functions("cat", "concat", "stack", "hstack", "vstack")
-MOVES = JOINS | _find_functions(
-    "view", "reshape", "transpose", "permute", "contiguous", "flatten", "unflatten", "squeeze",
-    "unsqueeze", "expand", "chunk", "split", "split_with_sizes", "tensor_split", "unbind",
-    "__getitem__", "narrow", "select", "movedim", "swapaxes", "swapdims", "repeat", "tile",
-    "repeat_interleave", "broadcast_to", "roll", "flip", "index_select", "expand_as", "view_as",
-    "moveaxis", "view_as_complex", "view_as_real",
-)  # fmt: skip
-MOVES |= {Tensor.T.__get__, Tensor.mT.__get__}
-
-
-def tensors_in(values: Any) -> Iterator[Tensor]:
-    """Yields the tensors among arguments or results, also of tuples, lists and mappings."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, Mapping):
-        yield from tensors_in(list(values.values()))
-    elif isinstance(values, list | tuple) and not isinstance(values, torch.Size):
-        for value in values:
-            yield from tensors_in(value)
-
-
-def floats_in(values: Any) -> list[Tensor]:
-    """Lists the tensors of real or complex floats among arguments or results."""
-    return [a for a in tensors_in(values) if a.is_floating_point() or a.is_complex()]
+    def contains(self, rows: Tensor) -> Tensor:
+        """Returns Bool of the shape of `rows`: which numbers are of its rows."""
+        return (rows >= self.start) & (rows < self.start + self.count)
 
 
 @dataclasses.dataclass(eq=False)
 class Map:
-    """A linear map that ran; its outputs are numbered start + row · width + feature.
+    """A linear map that ran.
 
     Attributes:
-        source: The `Tag` of the tensor that it read.
+        source: What it read.
         parameters: ((parameter, axis of its outputs or −1), ...); None for a part of one.
         frames: Numbers of the modules that ran then.
-        start: The first number.
-        rows, width: How many tokens it read, and how many features it gave of each.
+        start, width: The number of its first feature, and how many there are.
     """
 
-    source: "Tag"
+    source: Source
     parameters: tuple[tuple[Any, int], ...]
     frames: tuple[int, ...]
     start: int
-    rows: int
     width: int
 
 
@@ -103,8 +93,8 @@ class Term:
 class Scores(NamedTuple):
     """Products of queries and keys, which are added, and whether a softmax came after them."""
 
-    terms: tuple[Term, ...]
-    is_softmax: bool
+    terms: tuple[Term, ...] = ()
+    is_softmax: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -113,20 +103,20 @@ class Tag:
 
     Attributes:
         origins: The maps that made it, without those behind them, and roots: what no map made.
-        past: Names of the attentions that it comes from.
+        past: Names of the attentions that it comes from, the first that ran first.
         parameters: If it comes from parameters alone, which.
         scores: If it comes from products of queries and keys, those.
-        followers: {name: a function that gives a tensor of the same shape}: "numbers" of map
-            outputs, −1 for no map's; "allowed", Bool, the keys of a query; "softmax".
-        matrix: [rows, d], if a map read it lately.
+        followers: {name: a function that gives a tensor of the same shape}: numbers of "rows" and
+            "features", −1 for no map's; "allowed", Bool, the keys of a query; "softmax".
+        source: It, if a map read it.
     """
 
     origins: frozenset[Any] = frozenset()
-    past: frozenset[str] = frozenset()
+    past: tuple[str, ...] = ()
     parameters: tuple[Any, ...] = ()
     scores: Scores | None = None
     followers: dict[str, Callable[[], Tensor]] = dataclasses.field(default_factory=dict)
-    matrix: Tensor | None = None
+    source: Source | None = None
 
     @property
     def maps(self) -> list[Map]:
@@ -135,56 +125,9 @@ class Tag:
         return sorted(maps, key=lambda linear_map: linear_map.start)
 
 
-class Product(NamedTuple):
-    """A product of two tensors by letters: of the first, of the second, of the result."""
-
-    first: Tensor
-    second: Tensor
-    letters: tuple[str, str, str]
-
-    def swap(self) -> "Product":
-        """Returns the same product with its factors in the other order."""
-        first, second, result = self.letters
-        return Product(self.second, self.first, (second, first, result))
-
-
-def read_product(function: Any, args: Any, kwargs: Any) -> Product | None:
-    """Reads which two tensors a function multiplies; None where they are no matrices.
-
-    Args:
-        function: One of `MAPS`.
-        args, kwargs: Of its call.
-    """
-    tensors = list(tensors_in([args, kwargs]))
-    if function in EINSUM:
-        return _read_einsum(args, tensors)
-    if function in CONVOLUTIONS or function is functional.linear:
-        x, weight = tensors[:2]
-        axes = string.ascii_lowercase[: x.ndim - 2]
-        if function in CONVOLUTIONS:
-            letters = f"xy{axes}", "", f"xz{axes}"
-            return Product(x, weight, letters) if x.ndim == weight.ndim else None
-        axes += "x" if x.ndim > 1 else ""
-        return Product(x, weight, (f"{axes}y", "zy", f"{axes}z")) if weight.ndim == 2 else None
-    a, b = tensors[-2:] if len(tensors) > 1 else (tensors[0], tensors[0])
-    if min(a.ndim, b.ndim) < 2:
-        return None
-    axes = string.ascii_lowercase[: max(a.ndim, b.ndim) - 2]
-    first, second = (axes[len(axes) - tensor.ndim + 2 :] for tensor in (a, b))
-    return Product(a, b, (f"{first}xy", f"{second}yz", f"{axes}xz"))
-
-
-def _read_einsum(args, tensors):
-    if not isinstance(args[0], str) or "->" not in args[0] or len(tensors) != 2:
-        return None
-    inputs, result = args[0].replace(" ", "").split("->")
-    unused = "".join(c for c in string.ascii_uppercase if c not in args[0])
-    letters, longest = inputs.split(","), ""
-    for i, tensor in enumerate(tensors):
-        dots = unused[: tensor.ndim - len(letters[i].replace("...", ""))][::-1]
-        letters[i] = letters[i].replace("...", dots)
-        longest = max(longest, dots, key=len)
-    return Product(*tensors, (*letters, result.replace("...", longest)))
+def join_pasts(tags: Iterable[Tag]) -> tuple[str, ...]:
+    """Lists the names of the attentions that tensors come from."""
+    return tuple(dict.fromkeys(name for tag in tags for name in tag.past))
 
 
 class Origins:
@@ -197,34 +140,41 @@ class Origins:
     def __init__(self, running: Callable[[], tuple[int, ...]]):
         self._running = running
         self._tags: Any = WeakIdKeyDictionary()
-        self._inputs: collections.deque[Tag] = collections.deque()
-        self._next = 0
+        self._recent: list[Tag] = []  # those of the layer that runs
+        self._num_rows = self._num_features = 0
 
     def tag(self, tensor: Tensor) -> Tag:
         """Returns the tag of a tensor, made where it has none: of a parameter, or of a root."""
         if tensor not in self._tags:
             is_parameter = isinstance(tensor, nn.Parameter)
             roots = frozenset() if is_parameter else frozenset([object()])
-            self._tags[tensor] = Tag(roots, parameters=(tensor,) if is_parameter else ())
+            self._record(tensor, Tag(roots, parameters=(tensor,) if is_parameter else ()))
         return self._tags[tensor]
 
-    def begin(self, tensor: Tensor, past: frozenset[str]) -> None:
+    def _record(self, tensor, tag):
+        self._tags[tensor] = tag
+        self._recent.append(tag)
+
+    def begin(self, tensor: Tensor, past: tuple[str, ...]) -> None:
         """Makes a tensor one that no map made, such as the result of an attention.
 
         Args:
             tensor: It.
             past: Names of the attentions that it comes from.
         """
-        self._tags[tensor] = Tag(frozenset([object()]), past)
+        self._record(tensor, Tag(frozenset([object()]), past))
 
     def has(self, tensor: Tensor) -> bool:
         """Returns whether a tensor has a tag."""
         return tensor in self._tags
 
-    def forget_inputs(self) -> None:
-        """Drops the inputs of maps, which a checkpointed layer does not hold either."""
-        while self._inputs:
-            self._inputs.popleft().matrix = None
+    def forget_layer(self) -> None:
+        """Drops what a layer's maps read, and numbers; a checkpointed layer holds none either."""
+        for tag in self._recent:
+            tag.followers.clear()
+            if tag.source is not None:
+                tag.source.matrix = None
+        self._recent.clear()
 
     def see_function(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Records where the results of a function come from.
@@ -240,7 +190,7 @@ class Origins:
         product = read_product(function, args, kwargs) if function in MAPS else None
         if product is not None and self._see_product(function, product, inputs, outputs[0]):
             return
-        self._derive_tags(function, args, kwargs, inputs, outputs)
+        self._derive_tags(function, (args, kwargs), inputs, outputs)
         if function in SOFTMAX | EXPONENTIALS and outputs[0].ndim > 2:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
             self._see_softmax(function, inputs[0], dim, outputs[0])
@@ -253,17 +203,16 @@ class Origins:
             inputs: All arguments of its call.
             output: Its first tensor.
         """
-        tensors = floats_in(inputs)
+        tensors, parameters = floats_in(inputs), list(module.parameters())
         if not tensors:
             return
-        x, parameters = tensors[0], list(module.parameters())
-        matrices = [parameter for parameter in parameters if parameter.ndim > 1]
-        axes = string.ascii_lowercase[: x.ndim - 1]
+        x, matrices = tensors[0], [parameter for parameter in parameters if parameter.ndim > 1]
         if matrices and x.shape[:-1] == output.shape[:-1] and not [*module.children()]:
-            product = Product(x, matrices[0], (f"{axes}y", "", f"{axes}z"))
+            axes = string.ascii_lowercase[: x.ndim - 1]
+            product = Product(x, matrices[0], (f"{axes}y", "z", f"{axes}z"))
             self._see_map(product, parameters, output)
         else:
-            self._derive_tags(None, (), {}, tensors, [output])
+            self._derive_tags(None, (), tensors, [output])
 
     def _see_product(self, function, product, inputs, output):
         """Records a linear map, or a product of queries and keys; returns whether it is one."""
@@ -281,8 +230,9 @@ class Origins:
         if query.scores is not None or key.scores is not None:
             return False
         sizes = dict(zip(product.letters[2], output.shape, strict=True))
-        scores = Scores((Term(product.letters, sizes, query, key),), False)
-        self._tags[output] = Tag(query.origins | key.origins, query.past | key.past, (), scores)
+        scores = Scores((Term(product.letters, sizes, query, key),))
+        tag = Tag(query.origins | key.origins, join_pasts([query, key]), scores=scores)
+        self._record(output, tag)
         return True
 
     def _is_weight(self, tensor):
@@ -297,32 +247,44 @@ class Origins:
             output: Its result.
         """
         (read, weight, result), x = product.letters, product.first
-        source = self.tag(x)
         axes = [c for c in read if c in result]
         features = [c for c in result if c not in read]
-        order = [read.index(c) for c in axes + [c for c in read if c not in result]]
-        rows = math.prod(x.shape[i] for i in order[: len(axes)])
+        source = self._read_source(x, [read.index(c) for c in axes])
         sizes = dict(zip(result, output.shape, strict=True))
-        shape = [sizes[c] for c in axes + features]
-        permutation = [(axes + features).index(c) for c in result]
-        start, width, device = self._next, output.numel() // max(rows, 1), x.device
-        axis = weight.find(features[0]) if weight and len(features) == 1 else -1 if weight else 0
+        rows_shape, features_shape = ([sizes[c] for c in part] for part in (axes, features))
+        start, width = self._num_features, math.prod(features_shape)
+        self._num_features += width
+        axis = weight.find(features[0]) if len(features) == 1 else -1
         shares = tuple(self._read_parameter(a, axis) for a in parameters)
-        linear_map = Map(source, shares, self._running(), start, rows, width)
-        self._tags[output] = tag = Tag(frozenset([linear_map]), source.past)
-        if rows * width == output.numel() == math.prod(shape):
-            self._next += output.numel()
+        linear_map = Map(source, shares, self._running(), start, width)
+        tag = Tag(frozenset([linear_map]), source.tag.past)
 
-            def number_outputs():
-                numbers = torch.arange(start, start + rows * width, device=device)
-                return numbers.reshape(shape).permute(permutation)
+        def number_entries(first, shape):
+            numbers = torch.arange(first, first + math.prod(shape), device=output.device)
+            numbers = numbers.reshape(shape).expand(rows_shape + features_shape)
+            return numbers.permute([(axes + features).index(c) for c in result])
 
-            tag.followers["numbers"] = functools.cache(number_outputs)
-        source.matrix = x.detach().permute(order).reshape(rows, x.numel() // max(rows, 1))
-        if source not in self._inputs:
-            self._inputs.append(source)
-        if len(self._inputs) > NUM_INPUTS:
-            self._inputs.popleft().matrix = None
+        tag.followers["features"] = functools.partial(number_entries, start, features_shape)
+        if [x.shape[read.index(c)] for c in axes] == rows_shape:
+            column = rows_shape + [1] * len(features)
+            tag.followers["rows"] = functools.partial(number_entries, source.start, column)
+        self._record(output, tag)
+
+    def _read_source(self, x, axes):
+        """Returns what a map reads: a tensor as a matrix.
+
+        Args:
+            x: The tensor.
+            axes: Those of rows.
+        """
+        tag, order = self.tag(x), axes + [i for i in range(x.ndim) if i not in axes]
+        count = math.prod(x.shape[i] for i in axes)
+        if tag.source is None or tag.source.order != order:
+            tag.source = Source(tag, order, self._num_rows, count)
+            self._num_rows += count
+        tag.source.matrix = x.detach().permute(order).reshape(count, x.numel() // max(count, 1))
+        self._recent.append(tag)
+        return tag.source
 
     def _read_parameter(self, tensor, axis):
         """Returns (parameter, axis of its outputs or −1) of a weight; (None, −1) of a part."""
@@ -332,11 +294,11 @@ class Origins:
         is_full = len(parameters) == 1 and parameters[0].numel() == tensor.numel()
         return (parameters[0] if is_full else None), -1
 
-    def _derive_tags(self, function, args, kwargs, inputs, outputs):
+    def _derive_tags(self, function, arguments, inputs, outputs):
         """Records another function: its results come from where its arguments come from.
 
         Args:
-            function, args, kwargs: The call.
+            function, arguments: The call, with (args, kwargs).
             inputs, outputs: Its tensors of floats.
         """
         tagged = [(self.tag(a), a) for a in inputs if self.has(a) or self._is_weight(a)]
@@ -344,46 +306,40 @@ class Origins:
         if not pairs and len(tagged) == len(inputs):
             parameters = tuple(dict.fromkeys(p for tag, _ in tagged for p in tag.parameters))
             for output in outputs:
-                self._tags[output] = Tag(parameters=parameters)
+                self._record(output, Tag(parameters=parameters))
             return
         pairs = pairs or [(self.tag(a), a) for a in inputs if not self._is_weight(a)]
-        origins = frozenset().union(*(tag.origins for tag, _ in pairs))
-        past = frozenset().union(*(tag.past for tag, _ in pairs))
-        names = dict.fromkeys(name for tag, _ in pairs for name in tag.followers)
+        tags = [tag for tag, _ in pairs]
+        origins, past = frozenset().union(*(tag.origins for tag in tags)), join_pasts(tags)
+        names = dict.fromkeys(name for tag in tags for name in tag.followers)
         is_move = function in MOVES and (len(pairs) == 1 or function in JOINS)
         for i, output in enumerate(outputs):
             tag = Tag(origins, past, scores=_merge_scores(pairs, output))
             for name in names:
                 if is_move:
-                    arguments = self._substitute_followers(name, (args, kwargs))
-                    tag.followers[name] = functools.cache(
-                        functools.partial(_move_follower, function, arguments, i)
-                    )
+                    followers = pytree.tree_map(self._find_follower(name), arguments)
+                    move = functools.partial(_move_followers, function, followers, i)
+                    tag.followers[name] = functools.cache(move)
                 else:
                     alike = [t for t, a in pairs if name in t.followers and a.shape == output.shape]
                     tag.followers |= {name: alike[0].followers[name]} if alike else {}
-            self._tags[output] = tag
+            self._record(output, tag)
 
-    def _substitute_followers(self, name, arguments):
-        """Returns a function that gives the arguments with followers instead of tensors.
+    def _find_follower(self, name):
+        """Returns a function that gives the follower of a tensor, and other arguments as they are.
 
         Args:
             name: Of the followers.
-            arguments: A tensor, or lists and dictionaries of tensors and other values.
         """
-        if isinstance(arguments, Tensor) and floats_in(arguments):
-            follower = self._tags.get(arguments, Tag()).followers.get(name)
-            options = {"size": arguments.shape, "fill_value": -1, "device": arguments.device}
-            return follower or functools.partial(torch.full, **options)
-        if isinstance(arguments, dict):
-            values = {
-                key: self._substitute_followers(name, value) for key, value in arguments.items()
-            }
-            return lambda: {key: value() for key, value in values.items()}
-        if type(arguments) in (list, tuple):
-            parts = [self._substitute_followers(name, part) for part in arguments]
-            return lambda: type(arguments)(part() for part in parts)
-        return lambda: arguments
+
+        def find(argument):
+            if not floats_in(argument):
+                return argument
+            options = {"size": argument.shape, "fill_value": -1, "device": argument.device}
+            followers = self._tags.get(argument, Tag()).followers
+            return followers.get(name, functools.partial(torch.full, **options))
+
+        return find
 
     def _see_softmax(self, function, x, dim, result):
         """Records a softmax, or the exponentials of one that is computed by hand.
@@ -393,32 +349,29 @@ class Origins:
             x, result: Scores, and what it makes of them.
             dim: Over which it sums.
         """
-        scores, tag = self.tag(x).scores, self.tag(result)
+        scores, tag = self.tag(x).scores or Scores(), self.tag(result)
+        is_over_keys = dim in (-1, x.ndim - 1)
         if function in SOFTMAX:
-            tag.scores = Scores(scores.terms if scores else (), True)
-            tag.followers = {}
-        if scores is None or not scores.terms:
-            return
-        if function in EXPONENTIALS:
-            tag.scores = Scores(scores.terms, False)
-        allowed, softmax = is_allowed(x.detach()), result.detach()
-        if function in EXPONENTIALS or dim in (-1, x.ndim - 1):
-            tag.followers["allowed"] = lambda: allowed
-        if function in SOFTMAX and dim in (-1, x.ndim - 1):
+            tag.scores, tag.followers = Scores(scores.terms, True), {}
+        if function in SOFTMAX and scores.terms and is_over_keys:
+            softmax = result.detach()
             tag.followers["softmax"] = lambda: softmax
+        if scores.terms and (function in EXPONENTIALS or is_over_keys):
+            allowed = is_allowed(x.detach())
+            tag.followers["allowed"] = lambda: allowed
 
 
-def _move_follower(function, arguments, i):
+def _move_followers(function, arguments, i):
     """Applies a function that moves entries to followers.
 
     Args:
         function: Of `MOVES`.
-        arguments: As `Origins._substitute_followers` gives them.
+        arguments: (args, kwargs) of its call, with functions that give followers.
         i: Which of several results.
     """
-    args, kwargs = arguments()
+    args, kwargs = pytree.tree_map(lambda a: a() if callable(a) else a, arguments)
     if function is torch.view_as_complex:
-        args = tuple(a.double() for a in args)
+        args = [a.double() for a in args]
     result = function(*args, **kwargs)
     result = result if isinstance(result, Tensor) else result[i]
     return result.long() if function is torch.view_as_real else result
@@ -443,57 +396,37 @@ def _merge_scores(pairs, output):
     return Scores(tuple(terms), any(other.is_softmax for other in scores))
 
 
-def find_sources(tag: Tag) -> tuple[set[Tag], set[Any]]:
-    """Finds all tensors that the maps behind a tensor read, and its roots."""
-    sources: set[Tag] = set()
-    roots: set[Any] = set()
-    pending = [tag]
-    while pending:
-        origins = pending.pop().origins
-        maps = {origin for origin in origins if isinstance(origin, Map)}
-        roots |= origins - maps
-        behind = {linear_map.source for linear_map in maps} - sources
-        sources |= behind
-        pending += behind
-    return sources, roots
-
-
-def find_shared_sources(maps: list[Map], query: Tag, key: Tag) -> list[Tag] | None:
-    """Finds the tensors that both queries and keys are made of.
+def find_shared_sources(sources: list[Source], query: Tag, key: Tag) -> list[Source] | None:
+    """Finds what queries and keys are both made of.
 
     Args:
-        maps: The linear maps that gave the queries.
+        sources: What the linear maps read that gave the queries.
         query, key: Tags of both.
 
     Returns:
-        Those behind the fewest maps; [] if both have the same roots by ways of their own, such as
-        two norms; None if keys are of other tokens.
+        What stands behind the fewest maps; [] if both have the same roots by ways of their own,
+        such as two norms; None if keys are of other tokens.
     """
-    (_, query_roots), (key_sources, key_roots) = find_sources(query), find_sources(key)
-    while maps:
-        sources = list(dict.fromkeys(linear_map.source for linear_map in maps))
+    (_, query_roots), (key_sources, key_roots) = _find_all_sources(query), _find_all_sources(key)
+    while sources:
         shared = [source for source in sources if source in key_sources]
         if shared:
             return shared
-        maps = list(dict.fromkeys(linear_map for source in sources for linear_map in source.maps))
+        behind = [linear_map.source for source in sources for linear_map in source.tag.maps]
+        sources = list(dict.fromkeys(behind))
     return [] if query_roots == key_roots else None
 
 
-def locate_numbers(numbers: Tensor, maps: list[Map]) -> tuple[Tensor, Tensor]:
-    """Finds which map gave numbers, and of which row.
-
-    Args:
-        numbers: Of outputs, see `Map`; −1 for no map's.
-        maps: In order.
-
-    Returns:
-        (index among the maps, row that it read), −1 for no map's.
-    """
-    starts = torch.tensor([linear_map.start for linear_map in maps], device=numbers.device)
-    widths = torch.tensor([linear_map.width for linear_map in maps], device=numbers.device)
-    index = (torch.searchsorted(starts, numbers.contiguous(), right=True) - 1).clamp(min=0)
-    rows = (numbers - starts[index]) // widths[index]
-    return index.masked_fill(numbers < 0, -1), rows.masked_fill(numbers < 0, -1)
+def _find_all_sources(tag):
+    """Finds (what all maps behind a tensor read, its roots)."""
+    sources, roots, pending = set(), set(), [tag]
+    while pending:
+        behind = pending.pop()
+        found = {linear_map.source for linear_map in behind.maps} - sources
+        roots |= behind.origins - set(behind.maps)
+        sources |= found
+        pending += [source.tag for source in found]
+    return sources, roots
 
 
 def find_features(tag: Tag, linear_map: Map) -> Tensor | None:
@@ -503,10 +436,9 @@ def find_features(tag: Tag, linear_map: Map) -> Tensor | None:
         tag: Of the tensor.
         linear_map: The map.
     """
-    if "numbers" not in tag.followers:
+    if "features" not in tag.followers:
         return None
-    numbers = tag.followers["numbers"]().flatten() - linear_map.start
-    inside = (numbers >= 0) & (numbers < linear_map.rows * linear_map.width)
+    numbers = tag.followers["features"]().flatten() - linear_map.start
     features = torch.zeros(linear_map.width, dtype=torch.bool, device=numbers.device)
-    features[numbers[inside] % linear_map.width] = True
+    features[numbers[(numbers >= 0) & (numbers < linear_map.width)]] = True
     return features if features.any() else None

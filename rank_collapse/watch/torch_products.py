@@ -5,13 +5,12 @@ Axis letters: g examples and heads as one, b examples, h heads, n queries, r mea
 
 import inspect
 import math
+import types
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-from rank_collapse.watch.recorder import LeftOut
 
 ROWS = 64  # queries of each head whose weights are measured, evenly spaced
 HIDDEN = -700.0  # scores below it are of keys that a mask leaves out
@@ -68,15 +67,13 @@ def compute_dot_weights(
     scores = scale * query[..., rows, :].float() @ key.float().mT
     allowed = None
     if is_causal:
-        allowed = torch.ones(1, n, m, dtype=torch.bool, device=query.device).tril()
-        scores = scores.masked_fill(~allowed[0, rows], -math.inf)
+        attn_mask = torch.ones(n, m, dtype=torch.bool, device=query.device).tril()
     if attn_mask is not None:
         mask = attn_mask.expand(*attn_mask.shape[:-2], n, m)
-        row_mask = mask[..., rows, :]
-        added = row_mask
-        if row_mask.dtype == torch.bool:
-            added = torch.where(row_mask, 0.0, -math.inf)
-        scores, allowed = scores + added, is_allowed(mask)
+        allowed, added = is_allowed(mask), mask[..., rows, :]
+        if mask.dtype == torch.bool:
+            added = torch.where(added, 0.0, -math.inf)
+        scores = scores + added
         if allowed.ndim == 4 == query.ndim:  # a key of one head is a key
             allowed = allowed.any(dim=1)
         elif allowed.ndim > 2:
@@ -87,84 +84,55 @@ def compute_dot_weights(
     return Weights(p.reshape(-1, len(rows), m), rows, allowed)
 
 
-def project_heads(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Computes what `multi_head_attention_forward` gives to its product, from its arguments.
-
-    Returns:
-        Queries [b, h, n, k], keys and values [b, h, m, k], and the mask that is added to scores,
-        [b or 1, h or 1, n or 1, m].
-
-    Raises:
-        LeftOut: Keys that are given instead of computed.
-    """
-    named = _SIGNATURE.bind(*args, **kwargs).arguments
-    tensors = [named[name] for name in ("query", "key", "value")]
-    heads, bias = named["num_heads"], named.get("in_proj_bias")
-    if named.get("static_k") is not None or named.get("static_v") is not None:
-        raise LeftOut("its keys are given")
-    if named.get("use_separate_proj_weight"):
-        biases = [None] * 3 if bias is None else bias.chunk(3)
-        weights = [named[f"{letter}_proj_weight"] for letter in "qkv"]
-        parts = [functional.linear(*group) for group in zip(tensors, weights, biases, strict=True)]
-    else:
-        fused = {id(x): functional.linear(x, named["in_proj_weight"], bias) for x in tensors}
-        parts = [fused[id(x)].chunk(3, dim=-1)[i] for i, x in enumerate(tensors)]
-    q, k, v = (part.unsqueeze(1) if part.ndim == 2 else part for part in parts)
-    m, b = k.shape[:2]
-    if named.get("bias_k") is not None:
-        k = torch.cat([k, named["bias_k"].expand(1, b, -1)])
-        v = torch.cat([v, named["bias_v"].expand(1, b, -1)])
-    if named.get("add_zero_attn"):
-        k, v = (torch.cat([part, part.new_zeros(1, *part.shape[1:])]) for part in (k, v))
-    mask = q.new_zeros(1, 1, 1, len(k))
-    added, padding = named.get("attn_mask"), named.get("key_padding_mask")
-    if added is not None:
-        added = added if added.ndim == 2 else added.unflatten(0, (b, -1))
-        mask = mask + functional.pad(_add_to_scores(added), (0, len(k) - m))
-    if padding is not None:
-        padding = _add_to_scores(padding.reshape(b, 1, 1, m))
-        mask = mask + functional.pad(padding, (0, len(k) - m))
-    q, k, v = (part.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3) for part in (q, k, v))
-    return q, k, v, mask
+def _project_packed(q, k, v, weight, bias=None):
+    """Projects by the whole matrix, so that the gradients of its parts can be told apart."""
+    fused = {id(x): functional.linear(x, weight, bias) for x in (q, k, v)}
+    return [fused[id(x)].chunk(3, dim=-1)[i].contiguous() for i, x in enumerate((q, k, v))]
 
 
-def _add_to_scores(hidden):
-    """Returns an additive mask, of one that is True where keys are hidden, or additive."""
-    if hidden.dtype == torch.bool:
-        return torch.zeros_like(hidden, dtype=torch.float32).masked_fill(hidden, -math.inf)
-    return hidden
+_HEADS = types.FunctionType(
+    functional.multi_head_attention_forward.__code__,
+    vars(functional)
+    | {"has_torch_function": lambda tensors: False, "_in_projection_packed": _project_packed},
+)
 
 
-def move_keys_last(weights: Tensor, letters: tuple[str, str, str]) -> Tensor:
-    """Moves the axes of weights so that the last two are queries and keys.
+def attend_openly(args: Any, kwargs: Any) -> Tensor:
+    """Computes `multi_head_attention_forward` without dropout, so that modes see what it calls.
 
     Args:
-        weights: Of any layout.
+        args, kwargs: Of its call.
+    """
+    call = _SIGNATURE.bind(*args, **kwargs)
+    call.apply_defaults()
+    plain = {"training": False, "need_weights": False, "is_causal": False}
+    return _HEADS(**call.arguments | plain)[0]
+
+
+def read_weights(
+    used: Tensor, allowed: Tensor | None, softmax: Tensor | None, letters: tuple[str, str, str]
+) -> Weights:
+    """Reads the weights that met the values, before dropout.
+
+    Args:
+        used: What met the values, of any layout.
+        allowed: Bool like it, which keys a query may attend to; None where weights are above 0.
+        softmax: Like it, what the last softmax gave, if that is known.
         letters: Of the axes of weights, values and their product.
     """
     axes, values, result = letters
     summed = [c for c in axes if c not in result]
-    free = [c for c in axes if c in result and c not in values]
-    batch = [c for c in axes if c not in summed + free]
-    return weights.permute([axes.index(c) for c in batch + free + summed])
-
-
-def read_weights(used: Tensor, allowed: Tensor | None, softmax: Tensor | None) -> Weights:
-    """Reads the weights that met the values, before dropout.
-
-    Args:
-        used: What met the values, [..., n, m].
-        allowed: Bool like it, which keys a query may attend to; None where weights are above 0.
-        softmax: Like it, what the last softmax gave, if that is known.
-    """
-    n, m = used.shape[-2:]
-    rows, used = choose_rows(n, used.device), used.detach().reshape(-1, n, m)
-    allowed = used > 0 if allowed is None else allowed.reshape(-1, n, m)
+    queries = [c for c in axes if c in result and c not in values]
+    batch = [c for c in axes if c not in summed + queries]
+    order = [axes.index(c) for c in batch + queries + summed]
+    used, allowed, softmax = (
+        a if a is None else a.detach().permute(order).flatten(0, -3)
+        for a in (used, used > 0 if allowed is None else allowed, softmax)
+    )
+    rows = choose_rows(used.shape[1], used.device)
     p = used[:, rows].float()
-    if softmax is not None:
-        before = softmax.reshape(-1, n, m)[:, rows].float()
-        p = before if _is_dropped(before, p) else p
-    return Weights(p, rows, allowed)
+    before = p if softmax is None else softmax[:, rows].float()
+    return Weights(before if _is_dropped(before, p) else p, rows, allowed)
 
 
 def sort_examples(weights: Weights, order: Tensor, num_examples: int) -> Weights:

@@ -1,7 +1,6 @@
 """Scalars of the tokens and of the attention weights of one layer; a document is an example.
 
-Axis letters: e examples, h heads, r measured queries, n tokens, m keys, d width; l documents, k the
-longest of them.
+Axis letters: e examples, h heads, r measured queries, n tokens, m keys, d width.
 """
 
 import contextlib
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from rank_collapse.measures.documents import split_documents
 from rank_collapse.measures.monitor import ATTENTION, monitor
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.watch.recorder import LeftOut
@@ -26,78 +26,49 @@ def compute_plainly() -> Iterator[None]:
         yield
 
 
-def split_documents(documents: Tensor) -> tuple[Tensor, Tensor]:
-    """Splits rows into documents.
-
-    Args:
-        documents: Int [e, n], the document of each token, −1 for those that do not exist.
-
-    Returns:
-        (index into [e · n], Bool: which are tokens), both [l, k].
-
-    Raises:
-        LeftOut: No token exists.
-    """
-    numbers = documents.flatten()
-    index = (numbers >= 0).nonzero()[:, 0]
-    if not len(index):
-        raise LeftOut("no token exists")
-    _, document, counts = numbers[index].unique(return_inverse=True, return_counts=True)
-    order = document.argsort(stable=True)
-    index, document = index[order], document[order]
-    within = torch.arange(len(index), device=index.device) - (counts.cumsum(0) - counts)[document]
-    places = index.new_zeros(len(counts), int(counts.max()))
-    is_token = torch.zeros_like(places, dtype=torch.bool)
-    places[document, within], is_token[document, within] = index, True
-    return places, is_token
-
-
 def measure_tokens(x: Tensor, documents: Tensor | None, kind: str) -> dict[str, Tensor]:
     """Measures tokens by `monitor`, means over documents.
 
     Args:
         x: Tokens [e, n, d].
-        documents: Int [e, n], see `split_documents`; None where each row is one.
+        documents: Int [e, n], the document of each token, −1 for those that do not exist; None
+            where each row is one.
         kind: "unit" for tokens divided by their norms.
 
     Raises:
-        LeftOut: No document has two tokens.
+        LeftOut: No example, or fewer than two tokens.
     """
-    mask = None
-    if documents is not None:
-        places, mask = split_documents(documents)
-        x = x.flatten(0, 1)[places]
     if x.shape[0] == 0 or x.shape[1] < 2:
         raise LeftOut(f"{x.shape[0]} examples of {x.shape[1]} tokens")
-    return monitor(x, mask=mask, tokens="unit" if kind == "unit" else "raw")
+    exists = None if documents is None else documents >= 0
+    tokens = "unit" if kind == "unit" else "raw"
+    return monitor(x, mask=exists, segments=documents, tokens=tokens)
 
 
 def measure_weights(
     weights: Weights, shape: tuple[int, int], documents: Tensor | None
 ) -> dict[str, Tensor]:
-    """Measures weights by head [h], means over documents that have a measured query.
+    """Measures weights by document and head [k, h], of documents that have a measured query.
 
     Args:
         weights: In the order of examples, `p` [e · h, r, m].
         shape: (e, h).
-        documents: Int [e, n], see `split_documents`; None where each row is one.
+        documents: Int [e, n], as `measure_tokens` takes them.
 
     Raises:
-        LeftOut: Fewer than two keys, or no weights.
+        LeftOut: They are of no distribution.
     """
     (e, h), rows = shape, weights.rows
     p = weights.p.unflatten(0, (e, h))
     r, m = p.shape[-2:]
-    if e == 0 or m < 2:
-        raise LeftOut(f"{e} examples of {m} keys")
     if not is_distribution(p):
         raise LeftOut("its weights are no distribution over keys")
-    examples = torch.arange(e, device=p.device)[:, None]
-    documents = (examples if documents is None else documents[:, rows]).expand(e, r)
-    places, is_query = split_documents(documents.masked_fill(p.sum(dim=(1, 3)) == 0, -1))
-    p, keys = p.transpose(1, 2).flatten(0, 1)[places].transpose(1, 2), None
+    numbers = rows.new_zeros(e, r) if documents is None else documents[:, rows]
+    packed = split_documents(numbers, (numbers >= 0) & (p.sum(dim=(1, 3)) != 0), (e, r))
+    p, is_query = packed.split_heads(p), torch.as_tensor(packed.exists, device=p.device)
+    keys = None
     if weights.allowed is not None:
-        allowed = weights.allowed[:, rows].expand(e, r, m).flatten(0, 1)[places]
+        allowed = packed.split_tokens(weights.allowed[:, rows].expand(e, r, m))
         keys = (allowed & is_query[..., None]).any(dim=1)
     missing = (1 - p.sum(dim=-1, keepdim=True)).clamp(min=0) * is_query[:, None, :, None]
     has_sink = bool((missing > SUM).any())
@@ -108,8 +79,8 @@ def measure_weights(
     scalars = {}
     for name in ATTENTION:
         options = {"key_mask": keys} if name == "sink_rate" else {}
-        scalars[name] = MEASURES[name](p, mask=is_query, **options).mean(dim=0)
+        scalars[name] = MEASURES[name](p, mask=is_query, **options)
     if has_sink:
         counts = is_query.sum(dim=-1).clamp(min=1)[:, None]
-        scalars["missing_mass"] = (missing[..., 0].sum(dim=-1) / counts).mean(dim=0)
+        scalars["missing_mass"] = missing[..., 0].sum(dim=-1) / counts
     return scalars

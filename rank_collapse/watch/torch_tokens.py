@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rank_collapse.watch.recorder import LeftOut
-from rank_collapse.watch.torch_origins import Tag, Term, find_shared_sources, locate_numbers
+from rank_collapse.watch.torch_origins import Source, Term, find_shared_sources
 
 
 class Tokens(NamedTuple):
@@ -22,7 +22,7 @@ class Tokens(NamedTuple):
         keys: Which row each key is, [e, m], −1 for none of them; None if unknown.
         order: Of [g], so that it is [e, h].
         is_cross: Whether keys are of other tokens.
-        sources: Tags of what was read.
+        sources: What was read.
     """
 
     matrix: Tensor
@@ -30,13 +30,14 @@ class Tokens(NamedTuple):
     keys: Tensor | None
     order: Tensor
     is_cross: bool
-    sources: tuple[Tag, ...]
+    sources: tuple[Source, ...]
 
 
 def choose_term(terms: Sequence[Term]) -> Term:
     """Chooses the first product with keys of the same tokens, or the first."""
     for term in terms:
-        if find_shared_sources(term.query.maps, term.query, term.key) is not None:
+        sources = [linear_map.source for linear_map in term.query.maps]
+        if find_shared_sources(sources, term.query, term.key) is not None:
             return term
     return terms[0]
 
@@ -51,37 +52,37 @@ def read_tokens(term: Term, count: int) -> Tokens:
     Raises:
         LeftOut: It cannot be said which tokens queries are of.
     """
-    (first, second, result), maps = term.letters, term.query.maps
-    located = _locate_rows(term.query, first, result[:-1], term.sizes)
-    if not maps or located is None:
+    first, second, result = term.letters
+    queries = _read_rows(term.query, first, result[:-1], term.sizes)
+    if queries is None:
         raise LeftOut("which linear map made its queries is not known")
-    used = [maps[i] for i in located[0].unique().tolist() if i >= 0]
+    used = _list_sources(term.query, queries)
     shared = find_shared_sources(used, term.query, term.key)
-    sources = shared or list(dict.fromkeys(linear_map.source for linear_map in used))
-    matrices = [source.matrix for source in sources]
-    if any(matrix is None for matrix in matrices):
+    sources = shared or used
+    if any(source.matrix is None for source in sources):
         raise LeftOut("what made its queries ran in another layer")
-    if len({matrix.shape[1] for matrix in matrices}) != 1:
+    if len({source.matrix.shape[1] for source in sources}) != 1:
         raise LeftOut("its queries are of tensors of several widths")
-    matrix = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
-    rows = _join_rows(located, maps, sources)
+    rows = _find_places(queries, used, sources)
     if rows is None or (rows < 0).any():
         raise LeftOut("which tokens its queries are of is not known")
     if len(rows) != count:
         raise LeftOut(f"{count} matrices of weights for {len(rows)} of queries")
-    keys = _locate_rows(term.key, second, result[:-2] + result[-1], term.sizes)
-    keys = None if keys is None or shared is None else _join_rows(keys, term.key.maps, sources)
     _, example = rows[:, 0].unique(return_inverse=True)
     e, order = int(example.max()) + 1, example.argsort(stable=True)
     heads, index = len(rows) // e, rows[order][:: len(rows) // e]
     if len(rows) % e or not torch.equal(rows[order], index.repeat_interleave(heads, 0)):
         raise LeftOut("its heads have different tokens")
-    keys = None if keys is None else keys[order][::heads]
+    keys = _read_rows(term.key, second, result[:-2] + result[-1], term.sizes)
+    if keys is not None:
+        keys = _find_places(keys, _list_sources(term.key, keys), sources)
+    keys = None if keys is None or shared is None else keys[order][::heads]
+    matrix = torch.cat([source.matrix for source in sources])
     return Tokens(matrix, index, keys, order, shared is None, tuple(sources))
 
 
-def _locate_rows(tag, letters, wanted, sizes):
-    """Finds the rows of a factor of a product of queries and keys.
+def _read_rows(tag, letters, wanted, sizes):
+    """Reads the numbers of the rows that a factor of a product of queries and keys is made of.
 
     Args:
         tag: Of the factor.
@@ -90,50 +91,54 @@ def _locate_rows(tag, letters, wanted, sizes):
         sizes: Of the letters.
 
     Returns:
-        [index among its maps, row], both [wanted]; None if unknown.
+        Numbers [wanted, 2] of the first and of the last feature, −1 for what no map made; None if
+        unknown.
+    """
+    if "rows" not in tag.followers or not tag.maps:
+        return None
+    axes = [c for c in wanted if c in letters]
+    summed = [c for c in letters if c not in wanted]
+    numbers = tag.followers["rows"]().permute([letters.index(c) for c in axes + summed])
+    numbers = numbers.flatten(len(axes)) if summed else numbers[..., None]
+    size = dict(zip(axes, numbers.shape, strict=False))
+    numbers = numbers[..., [0, -1]].reshape([size.get(c, 1) for c in wanted] + [2])
+    return numbers.expand([sizes[c] for c in wanted] + [2])
+
+
+def _list_sources(tag, rows):
+    """Lists what the maps of a tensor read, as far as the tensor has rows of it."""
+    sources = dict.fromkeys(linear_map.source for linear_map in tag.maps)
+    return [source for source in sources if source.contains(rows).any()]
+
+
+def _find_places(rows, used, sources):
+    """Finds where rows stand in several sources, which are put one after the other.
+
+    Args:
+        rows: Numbers of the first and of the last feature [..., n, 2].
+        used: The sources that have these numbers.
+        sources: Those that are put one after the other.
+
+    Returns:
+        Places [g, n], −1 for none; None if one of those used is none of them.
 
     Raises:
         LeftOut: A row of weights is of several tokens, as in attention among features.
     """
-    if "numbers" not in tag.followers or not tag.maps:
-        return None
-    axes = [c for c in wanted if c in letters]
-    summed = [c for c in letters if c not in wanted]
-    numbers = tag.followers["numbers"]().permute([letters.index(c) for c in axes + summed])
-    numbers = numbers.flatten(len(axes)) if summed else numbers[..., None]
-    first, last = (locate_numbers(numbers[..., i], tag.maps) for i in (0, -1))
-    if not ((first[1] == last[1]) | (first[1] < 0)).all():
-        raise LeftOut("its softmax is over something else than the keys of tokens")
-    size = dict(zip(axes, numbers.shape, strict=False))
-    shapes = [size.get(c, 1) for c in wanted], [sizes[c] for c in wanted]
-    return [part.reshape(shapes[0]).expand(shapes[1]) for part in first]
-
-
-def _join_rows(located, maps, sources):
-    """Joins rows of several sources, which stand one after the other.
-
-    Args:
-        located: As `_locate_rows` gives it.
-        maps: The maps that it names.
-        sources: Tags of what was read.
-
-    Returns:
-        Rows [g, n], −1 for none; None if unknown.
-    """
-    map_index, rows = located
-    result, total = torch.full_like(rows, -1), sum(len(source.matrix) for source in sources)
-    for i, linear_map in enumerate(maps):
-        if linear_map.source in sources:
-            before = sources[: sources.index(linear_map.source)]
-            offset = sum(len(source.matrix) for source in before)
-        elif len(sources) == 1 and linear_map.rows == total:  # maps one after the other
-            offset = 0
-        elif (map_index == i).any():
+    offsets, total = {}, 0
+    for source in sources:
+        offsets[source], total = total, total + source.count
+    places = torch.full_like(rows, -1)
+    for source in used:
+        if len(sources) == 1 and source.count == total:  # one map after the other
+            offsets.setdefault(source, 0)
+        if source not in offsets:
             return None
-        else:
-            continue
-        result = torch.where(map_index == i, rows + offset, result)
-    return result.reshape(-1, result.shape[-1])
+        places = torch.where(source.contains(rows), rows - source.start + offsets[source], places)
+    first, last = places.unbind(dim=-1)
+    if ((first != last) & (first >= 0) & (last >= 0)).any():
+        raise LeftOut("its softmax is over something else than the keys of tokens")
+    return places.amax(dim=-1).reshape(-1, places.shape[-2])
 
 
 def find_allowed_tokens(tokens: Tokens, allowed: Tensor | None) -> Tensor | None:
@@ -145,7 +150,7 @@ def find_allowed_tokens(tokens: Tokens, allowed: Tensor | None) -> Tensor | None
     """
     if allowed is None or tokens.is_cross or tokens.keys is None:
         return None
-    if tokens.keys.shape == tokens.index.shape and torch.equal(tokens.keys, tokens.index):
+    if torch.equal(tokens.keys, tokens.index):
         return allowed
     match = tokens.keys[:, None] == tokens.index[:, :, None]
     if not match.any(dim=-1).all():

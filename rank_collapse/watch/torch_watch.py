@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 import threading
 import traceback
 import weakref
@@ -19,12 +18,12 @@ from torch.optim.optimizer import (
 from rank_collapse import struct
 from rank_collapse.measures.spikes import TOKENS
 from rank_collapse.watch import torch_trainers
+from rank_collapse.watch.names import PARTS
 from rank_collapse.watch.recorder import LeftOut, Log, Notes, Recorder
-from rank_collapse.watch.torch_gradients import find_parameters, measure_gradients
+from rank_collapse.watch.torch_gradients import find_parameters, measure_gradient
 from rank_collapse.watch.torch_passes import Passes, plain_name
 
 Layers = int | str | Sequence[int | str] | Callable[[str, nn.Module], bool] | None
-_WATCHES: Any = weakref.WeakKeyDictionary()  # {model: its watches}: they live as long as it does
 NUM_SKIPPED = 100  # steps of other optimizers, after which one that has not stepped is replaced
 
 
@@ -88,29 +87,29 @@ class Watch:
         if mask is not None and not callable(mask):
             raise ValueError(f"mask={mask!r} is not a function of (args, kwargs)")
         self._model, self._every, self.notes = weakref.ref(model), every, Notes()
-        self._select, self._numbers = _read_layers(model, layers)
+        select, self._numbers = _read_layers(model, layers)
         self._recorder = Recorder(log, self.notes)
         self.rows, self.alarms = self._recorder.rows, self._recorder.alarms
-        self._passes = Passes(model, self._select, tokens, mask, self.notes)
-        self._layers: list[
-            tuple[str, int]
-        ] = []  # of each layer: its attention, and which run of it
+        self._passes = Passes(model, select, tokens, mask, self.notes)
+        self._layers: list[tuple[str, int]] = []  # (attention, which run of it) of each layer
         self._step, self._first, self._last_step, self._num_missed = 0, 0, None, 0
         self._optimizer: Any = lambda: None  # a weak reference to the one that counts
         self._num_skipped, self._gradients = 0, None
-        self.is_open = True
-        weakref.finalize(model, self._passes.detach)
-        _WATCHES.setdefault(model, []).append(self)
-        _Watches.add(self)
+        self._end = weakref.finalize(model, self.close)  # so it lives as long as the model
+        self._end.atexit = False
+        _Watches.change([self], [])
         self._prepare()
 
     def close(self) -> None:
         """Ends the watch."""
-        self.is_open = False
+        _Watches.change([], [self])
+        self._end.detach()
         self._passes.detach()
-        model = self._model()
-        if model is not None and self in _WATCHES.get(model, []):
-            _WATCHES[model].remove(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Returns whether it measures."""
+        return self in _Watches.open
 
     @property
     def step(self) -> int:
@@ -167,6 +166,7 @@ class Watch:
         step, last = self._step + self._first, self._last_step
         is_due = last is None or step // self._every > last // self._every
         if is_due and self.is_open and self._model() is not None and not self._passes.is_attached:
+            self.notes.begin_step()
             self._passes.restart()
             self._passes.attach()
 
@@ -206,53 +206,63 @@ class Watch:
         Args:
             optimizer: Which steps.
         """
-        model = self._model()
-        if self._optimizer() not in (None, optimizer) and self._num_skipped < NUM_SKIPPED:
-            self._num_skipped += 1
-        elif self._optimizer() is not optimizer and model is not None:
-            parameters = {id(p) for p in model.parameters()}
-            if any(
-                id(p) in parameters for group in optimizer.param_groups for p in group["params"]
-            ):
+        if self._optimizer() is None or self._num_skipped > NUM_SKIPPED:
+            parameters = {id(p) for p in self._model().parameters()}
+            stepped = [id(p) for group in optimizer.param_groups for p in group["params"]]
+            if not parameters.isdisjoint(stepped):
                 self._optimizer = weakref.ref(optimizer)
-        if self._optimizer() is not optimizer:
-            return False
-        self._num_skipped = 0
-        return True
+        is_counted = self._optimizer() is optimizer
+        self._num_skipped = 0 if is_counted else self._num_skipped + 1
+        return is_counted
 
     def _measure_gradients(self):
         """Measures {run: {part: norm}}, of those that share their parameters the first."""
         gradients, measured = {}, set()
         for run in self._passes.runs:
             parameters = find_parameters(run.shares)
-            if parameters <= measured and parameters:
+            if parameters and parameters <= measured:
                 continue
             measured |= parameters
-            arguments = run.name, "gradient", measure_gradients, run.shares
-            gradients[run], reason = self.notes.attempt(*arguments) or ({}, "")
-            if reason:
-                self.notes.leave_out(run.name, "gradient", reason)
+            gradients[run] = norms = {}
+            for part in PARTS:
+                shares = [share for product in run.shares for share in product[part]]
+                subject = f"{part} gradient"
+                norms[part] = self.notes.attempt(run.name, subject, measure_gradient, shares)
         return gradients
 
     def _write(self):
         """Writes the row of the step, if it is due and something was measured."""
         if not self._passes.is_attached:
             return
-        step, runs, loss = self._step + self._first, self._passes.runs, self._passes.loss
-        gradients = self._measure_gradients() if self._gradients is None else self._gradients
         self._passes.detach()
-        self._last_step, self._gradients = step, None
-        scalars = self.notes.attempt(None, "row", self._collect, runs, gradients) or {}
+        self._last_step = self._step + self._first
+        self.notes.attempt(None, "row", self._add_row, self._last_step)
+        self._passes.restart()
+        self._gradients = None
+
+    def _add_row(self, step):
+        """Collects the scalars of a step, and records them.
+
+        Args:
+            step: Of the row.
+        """
+        gradients = self._measure_gradients() if self._gradients is None else self._gradients
+        scalars = self._collect(self._passes.runs, gradients)
         self._num_missed = 0 if scalars else self._num_missed + 1
         if scalars:
             self.notes.reasons.pop((None, "every step"), None)
         elif self._num_missed > 1:
             self.notes.leave_out(None, "every step", self._passes.reason)
-        self._passes.restart()
-        if loss is not None:
-            scalars["loss"] = {-1: loss}
-        if scalars:
-            self.notes.attempt(None, "row", self._add_row, step, scalars)
+        if self._passes.loss is not None:
+            scalars["loss"] = {-1: self._passes.loss}
+        if not scalars:
+            return
+        tensors = [tensor for column in scalars.values() for tensor in column.values()]
+        numbers = iter(torch.stack([a.float().to("cpu") for a in tensors]).tolist())
+        row = {name: {i: next(numbers) for i in column} for name, column in scalars.items()}
+        has_ranks = distributed.is_available() and distributed.is_initialized()
+        is_first = not has_ranks or distributed.get_rank() == 0  # of several processes it writes
+        self._recorder.add(step, row, len(self._layers), is_first)
 
     def _collect(self, runs, gradients):
         """Computes {name: {number of a layer: scalar}}.
@@ -262,47 +272,22 @@ class Watch:
             gradients: {run: {part: norm}}.
         """
         scalars: dict[str, dict[int, Any]] = {}
-        keys = [_find_layer(run, runs) for run in runs]
-        self._number_layers(keys, {name for run in runs for name in run.names})
-        for run, key in zip(runs, keys, strict=True):
-            number = self._layers.index(key)
+        for run in runs:
+            layer = _find_layer(run, runs)
+            if layer not in self._layers:
+                self._layers.append(layer)
+            number = self._layers.index(layer)
             if self._numbers and number not in self._numbers:
                 continue
-            values = dict(run.scalars)
+            measured = dict(run.scalars)
             if run.products:
-                values |= self.notes.attempt(run.name, "weights", _combine_products, run) or {}
-            values |= {f"{part}_gradient": v for part, v in gradients.get(run, {}).items()}
-            for name, value in values.items():
+                measured |= self.notes.attempt(run.name, "weights", _combine_products, run) or {}
+            measured |= {f"{part}_gradient": v for part, v in gradients.get(run, {}).items()}
+            for name, scalar in measured.items():
                 column = f"cross.{name}" if run.is_cross else name
-                scalars.setdefault(column, {})[number] = value
+                if scalar is not None:
+                    scalars.setdefault(column, {})[number] = scalar
         return scalars
-
-    def _number_layers(self, keys, names):
-        """Gives numbers to layers that run for the first time, and to those like them that did not.
-
-        Args:
-            keys: (name, turn) of each run.
-            names: Of all modules that ran.
-        """
-        new = [key for key in dict.fromkeys(keys) if key not in self._layers]
-        names = names | {name for name, _ in self._layers}
-        modules = {name: module for module, name in self._passes.names.items()}
-        kinds = {name: (type(module), _replace_numbers(name)) for name, module in modules.items()}
-        places = {name: place for place, name in enumerate(modules)}
-        for name in [name for name in modules if name not in names]:
-            alike = [i for i, (n, turn) in enumerate(new) if not turn and kinds[n] == kinds[name]]
-            if alike and self._select(name, modules[name]):
-                later = [i for i in alike if places[new[i][0]] > places[name]]
-                new.insert(later[0] if later else alike[-1] + 1, (name, 0))
-        self._layers += new
-
-    def _add_row(self, step, scalars):
-        values = [v.float().to("cpu") for column in scalars.values() for v in column.values()]
-        numbers = iter(torch.stack(values).tolist())
-        row = {name: {i: next(numbers) for i in column} for name, column in scalars.items()}
-        has_ranks = distributed.is_available() and distributed.is_initialized()
-        is_first = not has_ranks or distributed.get_rank() == 0  # of several processes it writes
-        self._recorder.add(step, row, len(self._layers), is_first)
 
 
 def _check_model(model):
@@ -370,50 +355,43 @@ def _find_layer(run, runs):
     return run.name, run.turn
 
 
-def _replace_numbers(name):
-    return re.sub(r"\d+", "*", name)
-
-
 def _combine_products(run):
     """Computes {name: mean over heads, and the least and the largest} of the products of a run."""
     frames = [frame for frame, _ in run.products]
-    if len(set(frames)) < len(frames) and not run.is_split:
+    if len(set(frames)) < len(frames):
         raise LeftOut(f"{len(frames)} products in one run of it")
     scalars = {}
     for name in dict.fromkeys(name for _, product in run.products for name in product):
-        by_product = [product[name].reshape(-1) for _, product in run.products if name in product]
-        heads = torch.stack(by_product).mean(dim=0) if run.is_split else torch.cat(by_product)
-        scalars[name] = heads.mean()
+        heads = [product[name].reshape(-1) for _, product in run.products if name in product]
+        scalars[name] = torch.cat(heads).mean()
         if name == "attention_entropy":
-            scalars |= {f"{name}_least": heads.min(), f"{name}_largest": heads.max()}
+            scalars[f"{name}_least"] = torch.cat(heads).min()
+            scalars[f"{name}_largest"] = torch.cat(heads).max()
     return scalars
 
 
 class _Watches:
-    """The watches of this process, for the two hooks of optimizers, which stay.
+    """The open watches, for the two hooks of optimizers, which stay.
 
     They are replaced as one tuple, since optimizers of other threads read it.
     """
 
-    lock, references = threading.Lock(), ()
+    lock, open = threading.RLock(), ()
 
     @classmethod
-    def add(cls, watched):
+    def change(cls, opened, closed):
         with cls.lock:
-            alive = [ref for ref in cls.references if getattr(ref(), "is_open", False)]
-            cls.references = (*alive, weakref.ref(watched))
+            cls.open = tuple(w for w in (*cls.open, *opened) if w not in closed)
 
     @classmethod
-    def call(cls, name, args):
+    def call(cls, method, args):
         """Calls a method of each, whose errors stay here."""
-        for watched in [reference() for reference in cls.references]:
-            if watched is None or not watched.is_open or torch.compiler.is_compiling():
-                continue
+        for watched in () if torch.compiler.is_compiling() else cls.open:
             try:
-                getattr(watched, name)(*args)
+                method(watched, *args)
             except Exception as error:
-                watched.notes.leave_out(None, name, f"{type(error).__name__}: {error}")
+                watched.notes.leave_out(None, "steps", f"{type(error).__name__}: {error}")
 
 
-register_optimizer_step_pre_hook(lambda *args: _Watches.call("before_step", args))
-register_optimizer_step_post_hook(lambda *args: _Watches.call("after_step", args))
+register_optimizer_step_pre_hook(lambda *args: _Watches.call(Watch.before_step, args))
+register_optimizer_step_post_hook(lambda *args: _Watches.call(Watch.after_step, args))

@@ -1,0 +1,95 @@
+"""Functions of torch by what they do: they multiply, move entries, or make weights of scores."""
+
+import string
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+
+def _find_functions(*names):
+    """Finds the functions of these names, of `torch` and of tensors."""
+    candidates = [getattr(place, name, None) for name in names for place in (torch, Tensor)]
+    return {function for function in candidates if function is not None}
+
+
+CONVOLUTIONS = {functional.conv1d, functional.conv2d, functional.conv3d}
+EINSUM = _find_functions("einsum")
+PRODUCTS = EINSUM | _find_functions("matmul", "mm", "bmm", "baddbmm", "__matmul__")
+MAPS = PRODUCTS | CONVOLUTIONS | {functional.linear} | _find_functions("addmm")
+SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
+EXPONENTIALS = {torch.exp, Tensor.exp}
+JOINS = _find_functions("cat", "concat", "stack", "hstack", "vstack")
+MOVES = JOINS | _find_functions(
+    "view", "reshape", "transpose", "permute", "contiguous", "flatten", "unflatten", "squeeze",
+    "unsqueeze", "expand", "chunk", "split", "split_with_sizes", "tensor_split", "unbind",
+    "__getitem__", "narrow", "select", "movedim", "swapaxes", "swapdims", "repeat", "tile",
+    "repeat_interleave", "broadcast_to", "roll", "flip", "index_select", "expand_as", "view_as",
+    "moveaxis", "view_as_complex", "view_as_real",
+)  # fmt: skip
+MOVES |= {Tensor.T.__get__, Tensor.mT.__get__}
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """Lists the tensors among arguments or results, also of tuples, lists and dictionaries."""
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def floats_in(values: Any) -> list[Tensor]:
+    """Lists the tensors of real or complex floats among arguments or results."""
+    return [a for a in tensors_in(values) if a.is_floating_point() or a.is_complex()]
+
+
+class Product(NamedTuple):
+    """A product of two tensors by the letters of the axes: of each of them, and of the result."""
+
+    first: Tensor
+    second: Tensor
+    letters: tuple[str, str, str]
+
+    def swap(self) -> "Product":
+        """Returns the same product with its factors in the other order."""
+        first, second, result = self.letters
+        return Product(self.second, self.first, (second, first, result))
+
+
+def read_product(function: Any, args: Any, kwargs: Any) -> Product | None:
+    """Reads which two tensors a function multiplies; None where they are no matrices.
+
+    Args:
+        function: One of `MAPS`.
+        args, kwargs: Of its call.
+    """
+    tensors = tensors_in([args, kwargs])
+    if function in EINSUM:
+        return _read_einsum(args, tensors)
+    if function in CONVOLUTIONS or function is functional.linear:
+        x, weight = tensors[:2]
+        axes = string.ascii_lowercase[: x.ndim - 2]
+        if function in CONVOLUTIONS:
+            is_batch = x.ndim == weight.ndim
+            return Product(x, weight, (f"xy{axes}", "z", f"xz{axes}")) if is_batch else None
+        axes += "x" if x.ndim > 1 else ""
+        return Product(x, weight, (f"{axes}y", "zy", f"{axes}z")) if weight.ndim == 2 else None
+    a, b = tensors[-2:] if len(tensors) > 1 else (tensors[0], tensors[0])
+    if min(a.ndim, b.ndim) < 2:
+        return None
+    axes = string.ascii_lowercase[: max(a.ndim, b.ndim) - 2]
+    first, second = (axes[len(axes) - tensor.ndim + 2 :] for tensor in (a, b))
+    return Product(a, b, (f"{first}xy", f"{second}yz", f"{axes}xz"))
+
+
+def _read_einsum(args, tensors):
+    """Reads the letters of an equation of two tensors, and gives letters to its dots."""
+    if not isinstance(args[0], str) or "->" not in args[0] or len(tensors) != 2:
+        return None
+    inputs, result = args[0].replace(" ", "").split("->")
+    unused = "".join(c for c in string.ascii_uppercase if c not in args[0])
+    letters, longest = inputs.split(","), ""
+    for i, tensor in enumerate(tensors):
+        dots = unused[: tensor.ndim - len(letters[i].replace("...", ""))][::-1]
+        letters[i] = letters[i].replace("...", dots)
+        longest = max(longest, dots, key=len)
+    return Product(*tensors, (*letters, result.replace("...", longest)))

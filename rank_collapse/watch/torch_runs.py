@@ -1,0 +1,363 @@
+"""The attentions of a measured pass, each with the scalars of its tokens and of its weights."""
+
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rank_collapse.watch import torch_products as products
+from rank_collapse.watch.recorder import LeftOut, Notes
+from rank_collapse.watch.torch_functions import floats_in
+from rank_collapse.watch.torch_gradients import choose_shares
+from rank_collapse.watch.torch_origins import Origins, Tag, Term, join_pasts
+from rank_collapse.watch.torch_products import Weights
+from rank_collapse.watch.torch_scalars import measure_tokens, measure_weights
+from rank_collapse.watch.torch_tokens import find_allowed_tokens, read_tokens
+
+Select = Callable[[str, nn.Module], bool]
+
+
+@dataclasses.dataclass(eq=False)
+class Frame:
+    """A module that runs now, its number among all that ran, and its call.
+
+    It is held weakly: after Ctrl-C in a pass its frames stay.
+    """
+
+    number: int
+    reference: Callable[[], nn.Module]
+    name: str
+    args: Any
+    kwargs: Any
+
+    @property
+    def module(self) -> nn.Module:
+        """Returns the module."""
+        return self.reference()
+
+    @functools.cached_property
+    def masks(self) -> list[tuple[str, Tensor]]:
+        """Lists (name, argument [b, n]) of the call whose name has "mask" or "pad" in it."""
+        try:
+            forward = inspect.signature(self.module.forward)
+            arguments = forward.bind(*self.args, **self.kwargs).arguments
+        except (TypeError, ValueError):
+            arguments = self.kwargs
+        return [(name, a) for name, a in _name_masks(arguments) if a.ndim == 2]
+
+
+def _name_masks(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yields (name, tensor) of masks in mappings, also of those inside them."""
+    for name, argument in arguments.items():
+        if isinstance(argument, Mapping):
+            yield from _name_masks(argument)
+        elif isinstance(argument, Tensor) and re.search("mask|pad", str(name)):
+            yield str(name), argument
+
+
+@dataclasses.dataclass(eq=False)
+class Piece:
+    """What one product gives to a run, until the call of its module ends.
+
+    Attributes:
+        frame: Number of the call.
+        index, documents: Of its tokens, as `Tokens` and `number_documents` give them.
+        is_closed: Whether its keys are the tokens of its queries, and no others.
+        num_keys: m.
+        states: Its tokens [e, n, d]; None where they are not measured.
+        scalars: {name: by document and head [k, h]} of its weights; empty if these are left out.
+    """
+
+    frame: int
+    index: Tensor
+    documents: Tensor | None
+    is_closed: bool
+    num_keys: int
+    states: Tensor | None = None
+    scalars: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+
+
+def _are_documents(pieces: Sequence[Piece]) -> bool:
+    """Returns whether no token of a piece attends to one of another, and no token is in two."""
+    places = torch.cat([piece.index.flatten() for piece in pieces])
+    return all(piece.is_closed for piece in pieces) and len(places.unique()) == len(places)
+
+
+def _join_documents(pieces: Sequence[Piece]) -> Piece:
+    """Joins the pieces of several documents: their tokens are one row [1, n], in order."""
+    numbers, count = [], 0
+    for piece in pieces:
+        documents = piece.documents
+        if documents is None:
+            rows = torch.arange(len(piece.index), device=piece.index.device)
+            documents = rows[:, None].expand_as(piece.index)
+        numbers.append(torch.where(documents < 0, -1, documents + count).flatten())
+        count += int(documents.max()) + 1
+    index, order = torch.cat([piece.index.flatten() for piece in pieces]).sort()
+    documents, num_keys = torch.cat(numbers)[order][None], max(p.num_keys for p in pieces)
+    joined = Piece(pieces[0].frame, index[None], documents, True, num_keys)
+    if pieces[0].states is not None:
+        joined.states = torch.cat([piece.states.flatten(0, 1) for piece in pieces])[order][None]
+    measured = [piece.scalars for piece in pieces if piece.scalars]
+    for name in dict.fromkeys(name for scalars in measured for name in scalars):
+        columns = [a.get(name, torch.zeros_like(a["attention_entropy"])) for a in measured]
+        joined.scalars[name] = torch.cat(columns)  # the mass that no key has is 0 where it is none
+    return joined
+
+
+@dataclasses.dataclass(eq=False)
+class Run:
+    """One run of an attention on some tokens.
+
+    Attributes:
+        name: Of the module that it is credited to.
+        is_cross: Whether keys are of other tokens.
+        frames: Numbers of the modules around it, and its own.
+        turn: How often its module had run before.
+        key: What its products have in common.
+        index, documents: Of its tokens, as `Tokens` and `number_documents` give them; no index
+            where products are of different tokens.
+        scalars: Of its tokens.
+        pieces: Of the products of a call that has not ended.
+        products: [(number of a frame, {name: by head [h]}), ...], of each product; of those of a
+            call that are documents their means.
+        shares: What made queries, keys and values, of each product.
+    """
+
+    name: str
+    is_cross: bool
+    frames: tuple[int, ...]
+    turn: int
+    key: Any
+    index: Tensor | None = None
+    documents: Tensor | None = None
+    scalars: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    pieces: list[Piece] = dataclasses.field(default_factory=list)
+    products: list[tuple[int, dict[str, Tensor]]] = dataclasses.field(default_factory=list)
+    shares: list[Any] = dataclasses.field(default_factory=list)
+
+
+class Runs:
+    """The attentions of one step.
+
+    Args:
+        select: Whether an attention counts, by its dotted name and the module.
+        tokens: "read", "raw" or "unit".
+        has_mask: Whether the watch has a mask of its own.
+        notes: Of what is left out.
+
+    Attributes:
+        found: In order.
+        mask: Of the watch's own, which tokens exist, or None.
+    """
+
+    def __init__(self, select: Select, tokens: str, has_mask: bool, notes: Notes):
+        self._select, self._kind, self._has_mask, self._notes = select, tokens, has_mask, notes
+        self._mask_streams: dict[str, str] = {}  # {mask of the call: the stream that has it}
+        self.found: list[Run] = []
+        self.mask: Any = None
+
+    def list_inside(self, frame: Frame) -> list[Run]:
+        """Lists the attentions that ran inside a module."""
+        return [run for run in self.found if frame.number in run.frames]
+
+    def drop_inside(self, frame: Frame) -> None:
+        """Drops the attentions that ran inside a module, which may be tried again."""
+        self.found = [run for run in self.found if frame.number not in run.frames]
+        for run in self.found:
+            run.pieces = [piece for piece in run.pieces if piece.frame < frame.number]
+
+    def add_product(
+        self,
+        frames: Sequence[Frame],
+        origins: Origins,
+        term: Term,
+        weights: Weights,
+        value: Tag,
+        result: Any,
+    ) -> None:
+        """Measures a product, as one of the innermost module with parameters that made its queries.
+
+        Args:
+            frames: The modules that run.
+            origins: Of the pass.
+            term: The product of queries and keys.
+            weights: Of queries and heads.
+            value: Tag of the values.
+            result: What the product gave.
+
+        Raises:
+            LeftOut: It cannot be measured.
+        """
+        tokens, owner = read_tokens(term, len(weights.p)), _find_owner(frames, term)
+        past = join_pasts(source.tag for source in tokens.sources)
+        names = tuple(dict.fromkeys([*past, owner.name]))
+        for tensor in floats_in(result)[:1]:
+            origins.begin(tensor, names)
+        if not self._select(owner.name, owner.module):
+            return
+        around = tuple(frame.number for frame in frames[: frames.index(owner) + 1])
+        run = self._find_run(owner.name, around, tokens, past)
+        if run is None:
+            reason = "of calls on different tokens the first is measured"
+            self._notes.leave_out(owner.name, "later calls", reason)
+            return
+        weights = products.sort_examples(weights, tokens.order, len(tokens.index))
+        documents = self._find_documents(frames, tokens, weights.allowed, names)
+        tags = term.query, term.key, value
+        run.shares.append(choose_shares(tags, tokens.sources, owner.number))
+        is_closed = tokens.keys is not None and torch.equal(tokens.keys, tokens.index)
+        num_keys = weights.p.shape[-1]
+        piece = Piece(owner.number, tokens.index, documents, is_closed, num_keys)
+        is_first = owner.number == run.frames[-1]
+        is_new = not run.pieces or not torch.equal(run.pieces[0].index, tokens.index)
+        if self._kind == "read" and is_first and is_new and not run.is_cross:
+            piece.states = tokens.matrix[tokens.index]
+        if is_first and not run.pieces:
+            run.documents = documents  # which attention to other tokens in this call takes
+        run.pieces.append(piece)
+        shape = len(tokens.index), len(weights.p) // len(tokens.index)
+        piece.scalars = measure_weights(weights, shape, documents)
+
+    def end_call(self, frame: Frame) -> None:
+        """Measures the tokens of a module's call that ends, and keeps the scalars of its products.
+
+        Args:
+            frame: Of the call.
+        """
+        for run in self.found:
+            pieces = [piece for piece in run.pieces if piece.frame == frame.number]
+            if pieces:
+                run.pieces = []
+                self._end_pieces(run, pieces)
+
+    def _end_pieces(self, run, pieces):
+        """Measures the tokens of the first call of a run; those of others have to be the same.
+
+        Args:
+            run: It.
+            pieces: Of all products of the call.
+        """
+        if len(pieces) > 1 and _are_documents(pieces):
+            pieces = [_join_documents(pieces)]
+        first = pieces[0]
+        if first.frame == run.frames[-1]:
+            run.index, run.documents = first.index, first.documents
+        if run.index is None or not all(torch.equal(run.index, piece.index) for piece in pieces):
+            run.index, run.scalars = None, {}
+            self._notes.leave_out(run.name, "tokens", "its products are of different tokens")
+        elif first.states is not None:
+            measured = first.states, first.documents, "read"
+            run.scalars = self._notes.attempt(run.name, "tokens", measure_tokens, *measured) or {}
+        for piece in pieces:
+            if piece.num_keys < 2:
+                reason = f"{len(piece.index)} examples of {piece.num_keys} keys"
+                self._notes.leave_out(run.name, "weights", reason)
+            elif piece.scalars:
+                by_head = {name: values.mean(dim=0) for name, values in piece.scalars.items()}
+                run.products.append((piece.frame, by_head))
+
+    def _find_run(self, name, around, tokens, past):
+        """Finds the run that a product is of; None if its module ran already on other tokens.
+
+        Args:
+            name: Of the attention.
+            around: Numbers of the modules around it, and its own.
+            tokens: Of the queries.
+            past: Names of the attentions that these come from.
+        """
+        key = tokens.sources, tokens.is_cross, re.sub(r"\d+", "*", name), around[-2:-1]
+        turn = sum(run.name == name for run in self.found)
+        run = next((run for run in self.found if run.key == key), None)
+        if run is None and (name in past or not turn):
+            run = Run(name, tokens.is_cross, around, turn, key)
+            self.found.append(run)
+        return run
+
+    def _find_documents(self, frames, tokens, allowed, names):
+        """Finds the document of each token, see `number_documents`.
+
+        Args:
+            frames: The modules that run.
+            tokens: Of the queries.
+            allowed: Bool [e or 1, n, m], which key a query may attend to; None for all.
+            names: Of the attentions that the tokens come from, and of this one.
+        """
+        shape = tokens.index.shape
+        if tokens.is_cross:
+            earlier = [run for run in self.found if run.name in names and not run.is_cross]
+            documents = earlier[-1].documents if earlier else None
+            return documents if documents is None or documents.shape == shape else None
+        among = find_allowed_tokens(tokens, allowed)
+        fits = functools.partial(products.fits_mask, allowed=among)
+        if among is None and allowed is not None:  # of which keys are tokens nothing is known
+            fits = torch.any
+        exists = self._find_mask(frames, shape, fits, names[0])
+        if exists is None and among is not None:
+            exists = products.find_tokens(among)
+        return None if exists is None else products.number_documents(exists.expand(shape), among)
+
+    def _find_mask(self, frames, shape, fits, stream):
+        """Finds Bool [e, n] of the watched call, or of one inside it; None if none fits.
+
+        Args:
+            frames: The modules that run.
+            shape: (e, n).
+            fits: Whether a mask can be that of these tokens.
+            stream: Name of the first attention that the tokens come from.
+        """
+        if self._has_mask:
+            is_one = isinstance(self.mask, Tensor) and self.mask.shape == shape
+            return self.mask.bool() if is_one else None
+        for name, mask in (pair for frame in frames for pair in frame.masks):
+            if mask.shape != shape or self._mask_streams.get(name, stream) != stream:
+                continue
+            is_added = mask.is_floating_point() and bool((mask <= 0).all())
+            exists = products.is_allowed(mask) if is_added else mask > 0
+            is_padding = "pad" in name and mask.dtype == torch.bool
+            for side in (~exists, exists) if is_padding else (exists, ~exists):
+                if fits(side):
+                    self._mask_streams[name] = stream
+                    return side
+        return None
+
+    def measure_output(self, frame: Frame, output: Any) -> None:
+        """Measures what a module with one attention puts out; of several around it the outermost.
+
+        Args:
+            frame: The module.
+            output: What it put out.
+        """
+        runs = [run for run in self.list_inside(frame) if not run.is_cross]
+        if self._kind == "read" or len(runs) != 1 or runs[0].index is None:
+            return
+        scalars = self._notes.attempt(runs[0].name, "tokens", self._measure_states, runs[0], output)
+        runs[0].scalars = scalars or {}
+
+    def _measure_states(self, run, output):
+        """Measures the output of a layer, whose tokens stand as those that its attention reads."""
+        states = [a.detach() for a in floats_in(output) if a.ndim > 1 and not a.is_complex()]
+        index = run.index
+        if not states or states[0][..., 0].numel() != index.numel():
+            shapes = [tuple(a.shape) for a in states[:1]]
+            raise LeftOut(f"a result of shapes {shapes} has other tokens than it reads")
+        x, places = states[0], torch.arange(index.numel(), device=index.device)
+        if x.shape[0] == x.shape[1] and not torch.equal(index.flatten(), places):
+            raise LeftOut("with as many examples as tokens it is not known which axis is which")
+        if x.shape[:2] != index.shape:
+            x = x.reshape(-1, x.shape[-1])[index]
+        return measure_tokens(x, run.documents, self._kind)
+
+
+def _find_owner(frames, term):
+    """Finds the innermost module with parameters in which the queries of a product were made."""
+    numbers = {number for linear_map in term.query.maps for number in linear_map.frames}
+    for frame in reversed(frames):
+        if frame.number in numbers and next(frame.module.parameters(), None) is not None:
+            return frame
+    raise LeftOut("no module with parameters made its queries")
