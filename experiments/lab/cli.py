@@ -6,6 +6,7 @@ Each binary has its own flag values, so that several of them live in one process
 nobody reads the output any more.
 """
 
+import contextlib
 import multiprocessing
 import os
 import re
@@ -75,7 +76,8 @@ def execute(
             return getattr(result, "code", result) or 0
     except (KeyboardInterrupt, progress.Stopped) as interrupt:
         if multiprocessing.parent_process() is None:  # else the parent says so
-            print(f"\ninterrupted{how_to_resume(flag_values, arguments)}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # of a terminal that is gone
+                print(f"\ninterrupted{how_to_resume(flag_values, arguments)}", file=sys.stderr)
         return interrupt.code if isinstance(interrupt, progress.Stopped) else 130
     except BrokenPipeError:
         for stream in (sys.stdout, sys.stderr):  # nothing more can be said

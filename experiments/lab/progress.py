@@ -65,9 +65,10 @@ def _read_signals(reader):
                 child.kill()
             os._exit(128 + content[0])
         _signals_received.append(content[0])
-        if multiprocessing.parent_process() is None:
-            os.write(2, b"\nstopping after this chunk; again to stop at once\n")
         _signal_read.set()
+        if multiprocessing.parent_process() is None:
+            with contextlib.suppress(OSError):  # of a terminal that is gone
+                os.write(2, b"\nstopping after this chunk; again to stop at once\n")
     os.close(reader)
 
 

@@ -44,6 +44,22 @@ def test_the_first_signal_is_read_where_a_chunk_ends(place, number, capfd):
     assert signal.getsignal(number) is before and not progress.stop_requested()
 
 
+def test_a_signal_ends_a_run_whose_terminal_is_gone():
+    """Of a lost connection come SIGHUP, and errors of all that is printed."""
+    code = """
+import os, signal
+from experiments.lab import cli, progress
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer, 2)
+def main(_):
+    signal.raise_signal(signal.SIGHUP)
+    progress.raise_if_stopped()
+cli.run(main, cli.make_flags('x'))
+"""
+    assert python("-c", code).returncode == 129
+
+
 def test_the_second_signal_ends_at_once_and_an_ignored_one_stays_ignored():
     code = """
 import signal, time
