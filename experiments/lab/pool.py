@@ -49,7 +49,7 @@ def start_workers(jobs: int, scheduler: str | None = None) -> Iterator[futures.E
     if scheduler is not None:
         from distributed import Client  # here: it takes a second
 
-        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # tracebacks of a lost one
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # of a lost one
         try:
             with Client(scheduler, timeout=10) as client:
                 yield client.get_executor(pure=False)
