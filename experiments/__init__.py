@@ -13,6 +13,7 @@ NEEDED = (
     "safetensors",
     "scipy",
     "tokenizers",
+    "tqdm",
     "xarray",
 )
 

@@ -105,8 +105,7 @@ def measure(options: Flags, cases: dict[int, Case], run: RunFolder) -> Results:
     size = min(BLOCK, num_draws)
     num_blocks, draws = -(-num_draws // size), {}
     total = num_blocks * len(cases)
-    executor = Executor(options, run, f"{size} draws each", total)
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), Executor(options, run, f"{size} draws each", total) as executor:
         case_keys = jax.random.split(jax.random.key(options.seed), len(CASES))
         for index, case in cases.items():
             draw_block = jax.vmap(partial(single_draw, case=case))

@@ -79,8 +79,8 @@ def measure(options: Flags, setup: Flags, run: RunFolder) -> dict[str, Any]:
         "diverged" [s, w]}}}.
     """
     total = len(options.d_k) * options.num_seeds
-    executor = Executor(options, run, "random queries and keys", total)
-    random = measure_widths(options, executor)
+    with Executor(options, run, "random queries and keys", total) as executor:
+        random = measure_widths(options, executor)
     results = train_tasks(options, make_setups(options), run, measure_accuracy)
     trained = {}
     for form in FORMS:

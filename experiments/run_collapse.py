@@ -231,21 +231,21 @@ def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
         of variants.
     """
     most, draw_seed = min(options.seed_chunk, options.num_seeds), partial(draw, options, setup)
-    executor = Executor(options, run, "collapse")
-    progress, single = executor.progress, partial(measure_seed, options, setup)
+    with Executor(options, run, "collapse") as executor:
+        progress, single = executor.progress, partial(measure_seed, options, setup)
 
-    def make_program():
-        mapped = Mapped(single, executor.mesh, draw=draw_seed, progress=progress)
-        norm, certify = options.norm_placement, options.certify
-        return DecidedProgram(mapped, setup.networks, norm, certify, progress)
+        def make_program():
+            mapped = Mapped(single, executor.mesh, draw=draw_seed, progress=progress)
+            norm, certify = options.norm_placement, options.certify
+            return DecidedProgram(mapped, setup.networks, norm, certify, progress)
 
-    def make_cells(point):
-        return {SEEDS: (point.weight_scale, point.skip_gain)}
+        def make_cells(point):
+            return {SEEDS: (point.weight_scale, point.skip_gain)}
 
-    arrays = executor.map(make_program, make_cells, most=most)[SEEDS]
-    results = labelled.make_dataset(arrays, ("variant", "layer"), swept=("mlp_gain", "layer"))
-    for line in () if run.summary else describe_gaps(results):
-        progress.say(line)
+        arrays = executor.map(make_program, make_cells, most=most)[SEEDS]
+        results = labelled.make_dataset(arrays, ("variant", "layer"), swept=("mlp_gain", "layer"))
+        for line in () if run.summary else describe_gaps(results):
+            progress.say(line)
     return results.assign(local_rate=local_rates(results.log10_residual))
 
 

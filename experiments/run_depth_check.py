@@ -118,8 +118,8 @@ def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
         training = setup.training.replace(rate=rate, weight_decay=decay)
         return train_network(key, setup.text, setup.config, rule, training)
 
-    executor = Executor(options, run, f"L={options.depth}, d={options.d_model}")
-    arrays = executor.measure(measure_seed, make_cells)[""]
+    with Executor(options, run, f"L={options.depth}, d={options.d_model}") as executor:
+        arrays = executor.measure(measure_seed, make_cells)[""]
     results = labelled.make_dataset(arrays, ("step",))
     return results.assign_coords(step=np.arange(1, options.steps + 1))
 

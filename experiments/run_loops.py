@@ -66,8 +66,8 @@ def measure(options: Any, config: rc.TransformerConfig, run: Any) -> xr.Dataset:
         profile = rc.profile(hidden, measures=("token_cosine", "residual_ratio"))
         return {"rms": rms} | dict(profile.measures)
 
-    executor = Executor(options, run, f"depth {options.depth}")
-    arrays = executor.measure(measure_seed, lambda p: {"": p.depth**-p.gain_power})[""]
+    with Executor(options, run, f"depth {options.depth}") as executor:
+        arrays = executor.measure(measure_seed, lambda p: {"": p.depth**-p.gain_power})[""]
     if options.tied:
         sizes = arrays.pop("path_size")
         arrays["path_length"] = sizes @ np.arange(sizes.shape[-1]) / sizes.sum(axis=-1)

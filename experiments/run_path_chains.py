@@ -167,15 +167,15 @@ def measure(options: Flags, setup: inputs.TokenNetwork, run: RunFolder) -> dict[
     Raises:
         ValueError: A network whose output is no number.
     """
-    executor = Executor(options, run, "path chains")
-    # A CPU takes its seeds one by one: they are saved as they come.
-    most = executor.mesh.size if seeds.is_on_cpu(executor.mesh) else None
-    arrays = executor.measure(
-        lambda draws, _: measure_seed(setup, draws),
-        {SEEDS: None},
-        most=most,
-        draw=lambda key, _: draw(options, setup, key),
-    )[SEEDS]
+    with Executor(options, run, "path chains") as executor:
+        # A CPU takes its seeds one by one: they are saved as they come.
+        most = executor.mesh.size if seeds.is_on_cpu(executor.mesh) else None
+        arrays = executor.measure(
+            lambda draws, _: measure_seed(setup, draws),
+            {SEEDS: None},
+            most=most,
+            draw=lambda key, _: draw(options, setup, key),
+        )[SEEDS]
     if not np.isfinite(arrays["sum_error"]).all():
         remedy = "a smaller --weight_scale or --norm_placement=post may hold it"
         raise ValueError(f"NaN or overflow in the network; {remedy}")

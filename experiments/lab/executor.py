@@ -1,8 +1,8 @@
 """The executor: computes every seed of every cell, in chunks from which a run resumes.
 
-    executor = Executor(options, run, "scales", total=2 * options.num_seeds)
-    # measure(key, floats) of one seed → {"scale=1": {name: [s, ...]}, ...}
-    results = executor.measure(measure, {"scale=1": 1.0, "scale=2": 2.0})
+    with Executor(options, run, "scales", total=2 * options.num_seeds) as executor:
+        # measure(key, floats) of one seed → {"scale=1": {name: [s, ...]}, ...}
+        results = executor.measure(measure, {"scale=1": 1.0, "scale=2": 2.0})
 
 A cell is a setting whose numbers compiled programs take as arguments, of an experiment's lists or
 of the axes of the flags. Its seeds and those of the other cells are one list, shared by the devices
@@ -49,8 +49,8 @@ class Chunk(NamedTuple):
     floats: Any
 
 
-class Executor:
-    """Computes the cells of a run with its devices, seeds and progress.
+class Executor(contextlib.ExitStack):
+    """Computes the cells of a run with its devices, seeds and progress. A context manager.
 
     Args:
         options: The flags, of one point of their axes; --num_devices, --seed_chunk, and --seed and
@@ -66,10 +66,12 @@ class Executor:
     """
 
     def __init__(self, options: Flags, run: RunFolder, label: str = "", total: int | None = None):
+        super().__init__()
         self.run, self._options, self.mesh = run.at(""), options, devices.device_mesh(options)
         if label:
             total = len(options.group) * (options.num_seeds if total is None else total)
-        self.progress = Progress(total if label else 0, label, log=run.log)
+        bar = Progress(total if label else 0, label, log=run.log)
+        self.progress = self.enter_context(bar)
 
     def measure(
         self,

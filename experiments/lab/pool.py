@@ -146,8 +146,10 @@ def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder
     arguments = list_arguments(options)
     arguments += [f"--num_devices={options.num_devices or max(1, devices.count_cores() // jobs)}"]
     module = module_name(options.experiment)
-    ended_points = progress.Progress(len(missing), "points", log=run.log)
-    with start_workers(min(jobs, len(missing)), options.scheduler) as pool:
+    with (
+        progress.Progress(len(missing), "points", log=run.log) as bar,
+        start_workers(min(jobs, len(missing)), options.scheduler) as pool,
+    ):
         folders = {number: run.path.resolve() / "points" / str(number) for number in missing}
         work = {}
         for number in sorted(missing):
@@ -160,7 +162,7 @@ def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder
                 for path in folders[number].glob("metrics/*"):  # written while a group was trained
                     (run.path / "metrics").mkdir(exist_ok=True)
                     os.replace(path, run.path / "metrics" / path.name)
-                ended_points.advance()
+                bar.advance()
         finally:
             run.flush_arrays()
 

@@ -5,6 +5,7 @@ the process at once.
 """
 
 import contextlib
+import io
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
+
+from tqdm import tqdm
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _signals_received: list[int] = []  # by this process, which has one set of handlers
@@ -72,17 +76,27 @@ def _read_signals(reader):
     os.close(reader)
 
 
-class Progress:
-    """Counts the steps of a computation; every few seconds a line says how far it is.
+class _Lines(io.TextIOBase):
+    """A stream that prints and logs each drawing of a bar as a line."""
+
+    def __init__(self, log: Callable[[str], None]):
+        self._log = log
+
+    def write(self, text: str) -> int:
+        if line := text.strip():
+            print(line, file=sys.stderr)
+            self._log(line)
+        return len(text)
+
+
+class Progress(tqdm):
+    """A bar in a terminal; otherwise plain lines, which are logged too.
 
     Args:
         total: Steps in all; 0 shows nothing.
         label: Name of the computation.
-        log: Called with each line, such as `RunFolder.log`.
-        interval: Seconds between lines.
-
-    Attributes:
-        done: Steps so far.
+        log: Called with each plain line, such as `RunFolder.log`.
+        interval: Seconds between plain lines.
     """
 
     def __init__(
@@ -93,12 +107,20 @@ class Progress:
         log: Callable[[str], None] = lambda line: None,
         interval: float = 5.0,
     ):
-        self.total, self.label, self._log, self._interval = total, label, log, interval
-        self.done, self._last_line = 0, time.monotonic()
+        options: dict[str, Any] = {}
+        if not sys.stderr.isatty():
+            options = {"file": _Lines(log), "mininterval": interval, "delay": 1e-6}
+            options["bar_format"] = (
+                "{desc}: {n_fmt}/{total_fmt}{postfix}, {elapsed}, {remaining} left"
+            )
+        super().__init__(total=total, desc=label, disable=total == 0, **options)
+        self.label, self.log = label, log
 
     def skip(self, steps: int) -> None:
-        """Counts steps of an earlier run."""
-        self.done += steps
+        """Counts steps of an earlier run, which do not enter the speed."""
+        if not self.disable:
+            self.initial += steps
+            self.n += steps
 
     def advance(self, steps: int = 1, **values: float) -> None:
         """Counts further steps, and shows values (loss=0.3) after the count.
@@ -110,23 +132,23 @@ class Progress:
         Raises:
             Stopped: A signal has asked for it.
         """
-        self.done += steps
-        is_due = self.done >= self.total or time.monotonic() - self._last_line >= self._interval
-        if self.total and is_due:
-            self._last_line = time.monotonic()
-            texts = [f"{name}={value:.4g}" for name, value in values.items()]
-            self.say(", ".join([f"{self.done}/{self.total}", *texts]))
+        self.set_postfix({n: f"{v:.4g}" for n, v in values.items()}, refresh=False)
+        self.update(steps)
         raise_if_stopped()
 
+    def reach(self, steps: int, **values: float) -> None:
+        """Advances to a number of steps."""
+        self.advance(steps - self.n, **values)
+
     def say(self, message: str) -> None:
-        """Writes one line, which is logged too."""
-        line = f"{self.label}: {message}"
-        print(line, file=sys.stderr)
-        self._log(line)
+        """Writes one line, in the log and above the bar."""
+        self.log(f"{self.label}: {message}")
+        self.write(f"{self.label}: {message}", file=sys.stderr)
 
     @contextlib.contextmanager
     def time_activity(self, activity: str) -> Iterator[None]:
         """Says how long an activity took that is no step, such as compiling."""
         start = time.monotonic()
         yield
-        self.say(f"{activity} took {time.monotonic() - start:.1f} s")
+        self.start_t += time.monotonic() - start
+        self.say(f"{activity} took {self.format_interval(time.monotonic() - start)}")

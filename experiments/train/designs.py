@@ -165,18 +165,18 @@ def train_cells(
 
     limit = guess_limit(options.n_eval_data * options.num_tokens, options.num_labels)
     arrays = {}
-    executor = Executor(options, run)
-    for static in group_by_program(options):
+    with Executor(options, run) as executor:
+        for static in group_by_program(options):
 
-        def select_floats(point, static=static):
-            return group_by_program(point).get(static, {})
+            def select_floats(point, static=static):
+                return group_by_program(point).get(static, {})
 
-        arrays |= executor.map(
-            functools.partial(make_program, static),
-            select_floats,
-            keys=seed_keys(options.seed, options.num_seeds),
-            most=max(16, options.num_seeds),
-        )
+            arrays |= executor.map(
+                functools.partial(make_program, static),
+                select_floats,
+                keys=seed_keys(options.seed, options.num_seeds),
+                most=max(16, options.num_seeds),
+            )
     results = {cell: unflatten_results(arrays[cell.name]) for cell in make_cells(options)}
     return {
         cell: arrays | {"failed": has_failed(arrays, limit)} for cell, arrays in results.items()

@@ -166,7 +166,7 @@ class Training:
                 run.save_checkpoint(epoch, snapshot(), states)
                 saved = time.monotonic()
             loss = float(losses[is_finite, -1].mean()) if is_finite.any() else float("nan")
-            progress.advance(epoch - progress.done, loss=loss)
+            progress.reach(epoch, loss=loss)
 
         def on_watched(epoch, values, losses):
             for position, (cell, seed) in enumerate(zip(chunk.cells, chunk.seeds, strict=True)):
@@ -178,14 +178,14 @@ class Training:
         first, *further = dict.fromkeys(chunk.cells)
         label = self.name or first + (f" and {len(further)} more" if further else "")
         saved = time.monotonic()
-        progress = Progress(num_epochs, f"training {label}", log=run.log)
-        return self.ensemble.train(
-            keys,
-            hyper,
-            resume=resume,
-            on_chunk=on_chunk,
-            on_watched=on_watched if files else None,
-        )
+        with Progress(num_epochs, f"training {label}", log=run.log) as progress:
+            return self.ensemble.train(
+                keys,
+                hyper,
+                resume=resume,
+                on_chunk=on_chunk,
+                on_watched=on_watched if files else None,
+            )
 
 
 def train_flat(
@@ -218,15 +218,15 @@ def train_flat(
         check_files(options, part, run)
         programs.setdefault(setup.program or part, {})[part] = setup
     arrays = {}
-    executor = Executor(options, run)
-    for group in programs.values():
+    with Executor(options, run) as executor:
+        for group in programs.values():
 
-        def make_cells(point, group=group):
-            return {part: setup.make_hyper(point) for part, setup in group.items()}
+            def make_cells(point, group=group):
+                return {part: setup.make_hyper(point) for part, setup in group.items()}
 
-        setup = next(iter(group.values()))
-        program = partial(make_training, options, setup, measure, executor)
-        arrays |= executor.map(program, make_cells)
+            setup = next(iter(group.values()))
+            program = partial(make_training, options, setup, measure, executor)
+            arrays |= executor.map(program, make_cells)
     for part in setups:
         if not len(fine_seeds(arrays[part])):
             at = f"learning_rate={options.learning_rate}"

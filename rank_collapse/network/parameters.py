@@ -310,7 +310,7 @@ def complete_params(params: TransformerParams, config: TransformerConfig) -> Tra
         part, expected_part = getattr(params.layers, name), getattr(expected, name)
         if part is None or expected_part is None:
             continue
-        dtype = jax.tree.leaves(part)[0].dtype
+        dtype = jax.dtypes.canonicalize_dtype(jax.tree.leaves(part)[0].dtype)
         for bias in _OPTIONAL:
             expected_bias = getattr(expected_part, bias, None)
             if expected_bias is not None and getattr(part, bias) is None:

@@ -85,7 +85,7 @@ def compute_dot_weights(
 
 
 def _project_packed(q, k, v, weight, bias=None):
-    """Projects by the whole matrix, so that the gradients of its parts can be told apart."""
+    """Projects by the whole matrix, so that each of its parts has a gradient of its own."""
     fused = {id(x): functional.linear(x, weight, bias) for x in (q, k, v)}
     return [fused[id(x)].chunk(3, dim=-1)[i].contiguous() for i, x in enumerate((q, k, v))]
 

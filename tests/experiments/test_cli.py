@@ -1,6 +1,7 @@
 """What every binary shares: flags, help, one-line errors, names of run folders, progress."""
 
 import importlib
+import io
 import json
 import os
 import signal
@@ -228,18 +229,32 @@ def test_a_platform_that_is_not_there_is_one_line():
     assert "Traceback" not in found.stderr
 
 
-def test_progress_is_lines_with_values_that_are_logged_too(capsys):
+def test_plain_progress_is_lines_with_values_and_remaining_time(capsys):
     logged = []
-    progress = Progress(4, "train", log=logged.append, interval=0.0)
-    progress.skip(1)
-    progress.advance(1, loss=0.25)
-    with progress.time_activity("compiling"):
-        pass
-    progress.advance(2)
+    with Progress(4, "train", log=logged.append, interval=0.0) as progress:
+        progress.skip(1)
+        progress.advance(1, loss=0.25)
+        with progress.time_activity("compiling"):
+            pass
+        progress.reach(4)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "train: 2/4, loss=0.25" and lines[-1] == "train: 4/4"
-    assert lines[1].startswith("train: compiling took ")
-    assert lines == logged
+    assert all(line.startswith("train: ") for line in lines)
+    assert lines[0].startswith("train: 2/4, loss=0.25, ") and lines[0].endswith(" left")
+    assert "compiling took " in lines[1] and lines[-1].startswith("train: 4/4, ")
+    assert {*lines} == {*logged}
+
+
+def test_a_terminal_gets_a_bar_that_is_redrawn(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress(2, "train") as progress:
+        progress.advance(1, loss=1.0)
+        progress.advance(1, loss=0.5)
+    shown = sys.stderr.getvalue()
+    assert shown.count("\r") > 1 and shown.count("\n") == 1 and "loss=0.5" in shown
 
 
 def test_a_package_that_is_missing_is_one_line(monkeypatch, capsys):

@@ -43,8 +43,7 @@ class Noted(Mapped):
 def found_in(path, options, stop_at=None, cells=CELLS, **about):
     """(what there is of all seeds of all cells, the chunks that were computed)."""
     chunks = []
-    with RunFolder(path, {}) as run:
-        executor = Executor(options, run)
+    with RunFolder(path, {}) as run, Executor(options, run) as executor:
         found = executor.map(lambda: Noted(executor.mesh, chunks, stop_at), cells, **about)
     return found, chunks
 

@@ -33,7 +33,8 @@ def test_the_first_signal_is_read_where_a_chunk_ends(place, number, capfd):
 
     def main(_):
         jax.jit(traced)(1.0)
-        Progress(2, "train").advance(1 if place == "a chunk" else 2)
+        with Progress(2, "train") as bar:
+            bar.advance(1 if place == "a chunk" else 2)
         pytest.fail("went on")
 
     assert cli.execute(main, FLAGS, []) == CODES[number]

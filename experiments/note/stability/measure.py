@@ -142,14 +142,14 @@ def measure_all(
     """
     arrays: dict[str, Any] = {}
     by_name = {case.name: config for case, config in configs.items()}
-    executor = Executor(options, run, "stability", options.num_seeds * len(by_name))
-    for group in group_by_program(by_name):
-        is_profiled = any(np.isnan(a).any() for a in jax.tree.leaves(list(group.values())))
+    with Executor(options, run, "stability", options.num_seeds * len(by_name)) as executor:
+        for group in group_by_program(by_name):
+            is_profiled = any(np.isnan(a).any() for a in jax.tree.leaves(list(group.values())))
 
-        def make_cells(point, group=group):
-            return {n: (config, np.float32(point.update_size)) for n, config in group.items()}
+            def make_cells(point, group=group):
+                return {n: (config, np.float32(point.update_size)) for n, config in group.items()}
 
-        arrays |= executor.measure(partial(measure_seed, options, is_profiled), make_cells)
+            arrays |= executor.measure(partial(measure_seed, options, is_profiled), make_cells)
     results = {case: cut_padding(arrays[case.name], case.depth) for case in configs}
     for case, measures in results.items():
         if not np.isfinite(measures["change.random"]).all():

@@ -165,13 +165,13 @@ def measure(options: Flags, models: Sequence[Model], run: RunFolder) -> Results:
     """
     sets = list_weights(options, models)
     by_label: dict[str, dict[str, list[dict[str, np.ndarray]]]] = {m.label: {} for m in models}
-    progress = Progress(len(sets), "architectures", log=run.log)
-    for weights in sets:
-        if run.part(weights.name) is None:
-            progress.say(weights.name)
-        arrays = run.cached(weights.name, partial(measure_weights, options, weights))
-        by_label[weights.model.label].setdefault(weights.kind, []).append(arrays)
-        progress.advance()
+    with Progress(len(sets), "architectures", log=run.log) as progress:
+        for weights in sets:
+            if run.part(weights.name) is None:
+                progress.say(weights.name)
+            arrays = run.cached(weights.name, partial(measure_weights, options, weights))
+            by_label[weights.model.label].setdefault(weights.kind, []).append(arrays)
+            progress.advance()
     return {
         model.label: {
             kind: {
