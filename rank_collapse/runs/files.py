@@ -165,7 +165,10 @@ def load_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
             # Of one entry of the list, which has no checksum, others may be taken for a comment.
             if any(len(info.comment + info.extra) > 28 for info in saved.zip.infolist()):
                 raise ValueError("its list of arrays is damaged")
-            return dict(saved)
+            arrays = dict(saved)
+            if any(np.asarray(array).dtype.kind not in "biufcV" for array in arrays.values()):
+                raise ValueError("it holds more than arrays of numbers")  # V of bfloat16
+            return arrays
     except Exception as error:  # zipfile, zlib and numpy raise nearly any on damaged bytes
         raise damaged_file_error(path, error) from error
 

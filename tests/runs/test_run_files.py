@@ -56,6 +56,11 @@ def test_damaged_arrays_are_refused_or_the_same(tmp_path):
         assert all(found[name].tobytes() == ARRAYS[name].tobytes() for name in ARRAYS)
 
 
+def test_arrays_of_texts_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", a=np.ones(2), b=np.array(["1.0", "2.0"]))
+    is_refused("more than arrays of numbers", load_arrays, tmp_path / "a.npz", error=RunError)
+
+
 def cannot_open(folder, message):
     is_refused(message, RunFolder, folder, CONFIG, error=RunError)
 
