@@ -195,3 +195,15 @@ def test_every_product_of_a_measure_has_full_precision(name):
     highest = jax.lax.Precision.HIGHEST
     assert precisions == {(highest, highest)}
     assert forward and (highest, highest) not in forward  # the caller's choice, as in training
+
+
+def test_parameters_of_numpy_in_float64_are_computed_in_float32():
+    """Without a word: biases that are not there are zeros of the precision of the others."""
+    config = rc.transformer(2, 2, 4)
+    params, x = rc.init(jax.random.key(0), config), draws.normal(3, 4)
+    attention = params.layers.attention.replace(b_q=None, b_k=None, b_v=None, b_o=None)
+    params = params.replace(layers=params.layers.replace(attention=attention))
+    doubled = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+    np.testing.assert_array_equal(
+        rc.apply(doubled, x, config).output, rc.apply(params, x, config).output
+    )
