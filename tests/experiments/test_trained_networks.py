@@ -149,7 +149,8 @@ def test_texts_are_of_the_vocabulary_and_masks_of_the_texts():
     [
         (["--folder=nowhere"], "nowhere"),
         (["--networks=none"], "none"),
-        (["--text=absent.tsv", "--networks=bare"], "bare"),
+        (["--text=absent.tsv", "--networks=bare"], "--text=absent.tsv"),
+        (["--text=trained/bare/config.json", "--networks=bare"], "bare"),
     ],
 )
 def test_mistakes_are_one_line(arguments, named, tmp_path, monkeypatch, capsys):

@@ -46,12 +46,14 @@ def load_networks(options: Any, num_texts: int) -> list[Network]:
         num_texts: Of each network, at most.
 
     Raises:
-        FileNotFoundError, ValueError: No such folder or network, or none that can be read.
+        FileNotFoundError, ValueError: No such folder, text or network, or none that can be read.
     """
     folder = Path(options.folder)
     if not folder.is_dir():
         how = "python -m experiments.trained_weights makes it"
         raise FileNotFoundError(f"--folder={folder} does not exist: {how}")
+    if options.text and not Path(options.text).is_file():
+        raise FileNotFoundError(f"--text={options.text} does not exist")
     present = sorted(path.parent.name for path in folder.glob("*/config.json"))
     names = options.networks or [*PACKAGES, *(name for name in present if name not in PACKAGES)]
     networks, reasons = [], []
