@@ -151,8 +151,14 @@ def test_no_traceback_before_the_computation(name, monkeypatch, capsys):
     assert counts.keys() <= {"computes", "exit 2", "exit 0", "exit 1"}
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", [n for n in reproduce.EXPERIMENTS if n != "run_architectures"])
+# One that trains, and one of each kind of measurement; where cases are asked for, all but the one
+# that takes a minute a case.
+COMPUTED = ("run_collapse", "run_convex_hull", "run_circle", "run_path_chains", "check_bounds")
+if CASES:
+    COMPUTED = tuple(n for n in reproduce.EXPERIMENTS if n != "run_architectures")
+
+
+@pytest.mark.parametrize("name", COMPUTED)
 def test_no_traceback_from_the_computation(name, capsys):
     try_many(name, 3, SMALL, describe_experiment(name).presets["tiny"], capsys)
     jax.clear_caches()

@@ -21,6 +21,14 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def point(tmp_path_factory):
+    """The folder of one point, of two seeds."""
+    folder = tmp_path_factory.mktemp("point")
+    assert run(path_chains, TINY, folder) == 0
+    return folder
+
+
 def test_workers_measure_what_one_process_does(whole, tmp_path):
     assert run(path_chains, [*TINY, GAINS, "--jobs=2"], tmp_path) == 0
     same_arrays(whole, tmp_path)
@@ -52,27 +60,27 @@ def joins(tmp_path, *folders):
     return cli.execute(join.main, join.FLAGS, arguments, positional="folders")
 
 
-@pytest.mark.parametrize(
-    ("parts", "named"),
-    [
-        (["--num_seeds=1", "--num_seeds=1 --first_seed=2"], "seed 1 "),
-        (["--depth=1", "--depth=2 --skip_gain=0.5"], "grid of depth, skip_gain"),
-        (["--seed=1", "--seed=2 --first_seed=2"], "seed: 1 and 2"),
-    ],
-)
-def test_what_is_no_whole_is_refused(parts, named, tmp_path, capsys):
-    folders = [tmp_path / name for name in "ab"]
-    for folder, own in zip(folders, parts, strict=True):
-        assert run(path_chains, [*TINY, *own.split()], folder) == 0
-    capsys.readouterr()
-    assert joins(tmp_path, *folders) == 2
-    assert named in capsys.readouterr().err
-
-
 def rewrite(path, change):
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (({}, {"first_seed": 3}), "seed 2 "),
+        (({"depth": 1}, {"skip_gain": 0.5}), "grid of depth, skip_gain"),
+        (({"seed": 1}, {"seed": 2, "first_seed": 2}), "seed: 1 and 2"),
+    ],
+)
+def test_what_is_no_whole_is_refused(changes, named, point, tmp_path, capsys):
+    folders = [tmp_path / name for name in "ab"]
+    for folder, change in zip(folders, changes, strict=True):
+        shutil.copytree(point, folder)
+        rewrite(folder / "config.json", lambda c, change=change: c["config"].update(change))
+    assert joins(tmp_path, *folders) == 2
+    assert named in capsys.readouterr().err
 
 
 DAMAGE = {
@@ -113,15 +121,14 @@ def test_a_folder_without_a_file_is_one_line(name, whole, tmp_path, capsys):
 
 
 def test_an_array_that_one_folder_lacks_is_named(whole, tmp_path, capsys):
-    for number, name in enumerate("ab"):
-        flags = [GAINS, "--num_seeds=1", f"--first_seed={number}"]
-        assert run(path_chains, [*TINY, *flags], tmp_path / name) == 0
-    saved = arrays(tmp_path / "b")
+    later = tmp_path / "b"
+    shutil.copytree(whole, later)
+    rewrite(later / "config.json", lambda c: c["config"].update(first_seed=2))
+    saved = arrays(later)
     lost = next(name for name in saved if name.endswith("skip_size"))
     saved.pop(lost)
-    np.savez(tmp_path / "b" / "arrays.npz", **saved)
-    capsys.readouterr()
-    assert joins(tmp_path, tmp_path / "a", tmp_path / "b") == 2
+    np.savez(later / "arrays.npz", **saved)
+    assert joins(tmp_path, whole, later) == 2
     assert "skip_size" in capsys.readouterr().err
 
 
@@ -156,10 +163,11 @@ def test_what_is_left_is_measured_as_all_would_be(whole, tmp_path, monkeypatch):
     same_arrays(whole, folder)
 
 
-def test_points_of_workers_are_gone_when_the_run_is_complete(tmp_path):
+def test_points_of_workers_are_gone_when_the_run_is_complete(point, tmp_path):
     """Also those that an interrupted run left."""
-    assert run(path_chains, TINY, tmp_path) == 0
-    (tmp_path / "summary.json").unlink()
-    (tmp_path / "points" / "0").mkdir(parents=True)
-    assert run(path_chains, TINY, tmp_path) == 0
-    assert not (tmp_path / "points").exists()
+    folder = tmp_path / "a"
+    shutil.copytree(point, folder)
+    (folder / "summary.json").unlink()
+    (folder / "points" / "0").mkdir(parents=True)
+    assert run(path_chains, TINY, folder) == 0
+    assert not (folder / "points").exists()

@@ -265,11 +265,11 @@ def albert(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_a_trained_albert_in_transformers_and_its_numbers(albert):
     """Its states, tokens and rate; a golden number is of texts of seed 1 (`texts.write_ids`)."""
-    network = networks.load_network(albert, None, num_texts=4, max_tokens=64)
+    network = networks.load_network(albert, None, num_texts=2, max_tokens=32)
     source, inputs = network.source, network.inputs
     task = measure.make_task(source, inputs, network.mask_id, 1)
     found = measure.measure_paths(source, task, [12], 4)
-    alone = measure.measure_residuals(source, inputs, 4)["log10_residual/alone"]
+    alone = measure.measure_residuals(source, inputs, 2)["log10_residual/alone"]
     assert np.abs(results.final_rate(alone) - 3).max() < 0.05
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
