@@ -136,15 +136,26 @@ def spectral_radius(m: Float[Array, "k k"]) -> Float[Array, ""]:
     No eigenvalue routine: inside `shard_map` over several CPU devices LAPACK's have been seen to
     wait for ever (jaxlib 0.10.2).
     """
-    squarings = jnp.finfo(m.dtype).nmant + 4
+    dtype = jnp.finfo(m.dtype)
 
-    def square(p, state):
-        m, log_norm = state
+    def normalise(m):
         size = jnp.sqrt(jnp.sum(jnp.square(m)))
-        m = m / jnp.where(size == 0, 1, size)
-        return m @ m, log_norm + jnp.log(size) * jnp.exp2(-p.astype(m.dtype))
+        return m / jnp.where(size == 0, 1, size), jnp.log(size)
 
-    m, log_norm = jax.lax.fori_loop(0, squarings, square, (m, jnp.zeros((), m.dtype)))
+    def is_open(state):
+        p, _, _, change = state
+        return (p < dtype.nmant + 4) & (jnp.abs(change) > dtype.eps / 2)
+
+    def square(state):
+        p, m, log_norm, _ = state
+        m, log_size = normalise(m @ m)
+        change = log_size * jnp.exp2(-p.astype(m.dtype))
+        return p + 1, m, log_norm + change, change
+
+    m, log_norm = normalise(m)
+    _, _, log_norm, _ = jax.lax.while_loop(
+        is_open, square, (1, m, log_norm, jnp.ones_like(log_norm))
+    )
     return jnp.exp(log_norm)
 
 

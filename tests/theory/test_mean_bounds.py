@@ -198,3 +198,7 @@ def test_norms_of_products_without_the_product():
         tiny = mean_bounds.spectral_norm(jnp.asarray(a * np.float32(1e-30)))
         np.testing.assert_allclose(tiny, 1e-30 * np.linalg.norm(a, 2), rtol=1e-5)
     assert float(mean_bounds.spectral_norm(jnp.zeros((2, 3)))) == 0
+    # of Frobenius norm 1, and with two largest eigenvalues that are nearly equal
+    for eigenvalues in ([0.5, 0.5, 0.5, 0.5], [3.0, 3.0 - 1e-6, 1.0]):
+        radius = mean_bounds.spectral_radius(jnp.diag(jnp.array(eigenvalues)))
+        np.testing.assert_allclose(radius, max(eigenvalues), rtol=1e-6)
