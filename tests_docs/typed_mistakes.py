@@ -15,9 +15,8 @@ rc.design(config, "postt")  # mistake
 print(rc.design(config, "post").skip_gian)  # mistake
 
 x = np.zeros((4, 8))
-rc.residual_ratio(x, norm="frobenius", center="median")
+rc.residual_ratio(x, norm="frobenius")
 rc.residual_ratio(x, norm="nuclear")  # mistake
-rc.residual(x, center="meen")  # mistake
 rc.profile(x[None], measures=["token_cosine"], tokens="unit", exclude="spikes")
 rc.profile(x[None], measures="residual")  # mistake
 rc.profile(x[None], measures=("token_cosine", "residual"))  # mistake

@@ -58,12 +58,8 @@ class LayerPass:
     reads_layer_values: ClassVar[bool] = True  # False: it carries another state than tokens
     covers: ClassVar[Covers] = EVERYTHING
 
-    def for_streaming(self) -> "LayerPass":
-        """Return the pass to use where each layer's results come to the host at once."""
-        return self
-
     def on_host(self, results: Any) -> Any:
-        """Convert results of `for_streaming` [b, ...], of one layer or in the end, from NumPy."""
+        """Convert streamed results [b, ...], of one layer or in the end, from NumPy's arrays."""
         return results
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:

@@ -203,7 +203,7 @@ def _split_groups(source, groups, total, chunk):
             where = f"first={group.first}, last={group.last}"
             raise ValueError(f"group {name!r} has none of {total} examples: {where}")
         size = min(chunk, last - group.first)
-        names, passes = zip(*((n, p.for_streaming()) for n, p in group.passes), strict=True)
+        names, passes = zip(*group.passes, strict=True)
         ablation, skips = _shared_program(group, source.config)
         for start in range(group.first, last, size):
             rows = np.minimum(np.arange(start, start + size), last - 1)

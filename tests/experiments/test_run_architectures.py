@@ -36,9 +36,7 @@ def test_residuals_are_the_librarys_of_each_text(tmp_path, ids):
     common = (f"--checkpoints={GOLDEN / 'llama-grouped'}", f"--token_ids={ids}")
     assert execute(*common, "--initialisation=false", f"--output_dir={out}") == 0
     config, params = rc.pretrained.load(GOLDEN / "llama-grouped")
-    want = rc.network.network_profile(params, np.array([8, 9, 10, 11, 12]), config)[
-        "residual_ratio"
-    ]
+    want = rc.profile(rc.apply(params, np.array([8, 9, 10, 11, 12]), config))["residual_ratio"]
     name = "llama-grouped/pretrained0/residuals/Transformer/published/residual_ratio"
     np.testing.assert_allclose(arrays(out)[name][1], want, rtol=1e-4)
     assert {f.name for f in (out / "figures").glob("*.png")} == {"residuals_llama-grouped.png"}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gradient_norms import gradient_norms
 from marks import full_but
-from path_examples import chain_effects
+from path_examples import chain_effects, heads_in_memory
 from refusals import refused
 
 import rank_collapse as rc
@@ -16,7 +16,6 @@ from experiments.note.stability.measure import move_weights
 from experiments.train.path_sizes import branch_sizes
 from rank_collapse.network.layers import apply_norm
 from rank_collapse.network.measured import updates
-from rank_collapse.network.measured.heads import attention_profile
 from rank_collapse.network.measured.influence import (
     find_settling_index,
     layer_influence,
@@ -222,12 +221,12 @@ def test_attention_that_is_uniform_and_attention_that_is_not(network):
     params, x, trace = network
     w_q = jnp.zeros_like(params.layers.attention.w_q)
     blind = draws.changed(params, attention={"w_q": w_q, "b_q": None})
-    head_measures = attention_profile(blind, x, CONFIG, mask=MASK)
+    head_measures = heads_in_memory(blind, x, CONFIG, mask=MASK)
     shares = [head_measures[name] for name in ("largest_weight", "largest_column", "first_column")]
     np.testing.assert_allclose(
         [np.exp(-head_measures["entropy"]), *shares], 1 / MASK.sum(), rtol=1e-5
     )
-    head_measures = attention_profile(params, x, CONFIG, mask=MASK)
+    head_measures = heads_in_memory(params, x, CONFIG, mask=MASK)
     weights = np.asarray(trace.attention)[:, :, np.asarray(MASK)]
     np.testing.assert_allclose(head_measures["first_column"], weights[..., 0].mean(-1), rtol=1e-5)
     np.testing.assert_allclose(head_measures["largest_column"], weights.mean(-2).max(-1), rtol=1e-5)
