@@ -15,8 +15,8 @@ from scipy import stats
 from experiments.paper.circle import recurrence, walks as circle
 from experiments.paper.circle.walks import TOGETHER
 from experiments.run_circle import PUBLISHED_FELL, PUBLISHED_SEEDS
+from experiments.tasks.training import Model, forward
 from rank_collapse.pretrained import PUBLISHED, published_curves, published_targets
-from rank_collapse.training.training import Model, forward
 
 pytestmark = pytest.mark.full
 
