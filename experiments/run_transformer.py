@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import cli, vocabulary
+from experiments.lab import cli, plots, vocabulary
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
@@ -226,7 +226,7 @@ def curves_figure(results: dict[str, Any], setup: TrainedTask):
     label = f"sequences written exactly, at the end ({exact.mean():.2f})"
     mean, spread = float(exact.mean()), float(exact.std())
     interval = Interval(mean - spread, mean + spread)
-    figures.draw_interval(share, float(epochs[-1]), mean, interval, label, 2)
+    plots.draw_interval(share, float(epochs[-1]), mean, interval, label, 2)
     loss.set(xlabel="epoch", ylabel="loss per token (nats)", yscale="log")
     share.set(xlabel="epoch", ylabel="share, held out", ylim=(0, 1.03))
     figures.finish_axes((loss, share), "epoch")

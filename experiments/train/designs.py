@@ -20,8 +20,8 @@ from experiments.tasks import Ensemble, Hyper, Model, Recipe, examples, sequence
 from experiments.tasks.recipe import run_config
 from experiments.tasks.training import batch_forward
 from experiments.train.training import Training, unflatten_results
+from experiments.train.weights import compute_matrix_norms, get_weight_matrices
 from rank_collapse.network.inputs import input_states
-from rank_collapse.network.measured import updates
 
 STEPS_PER_EPOCH = 25  # of which the training loss is the mean
 LOOKS = 4  # at the networks while they train, besides the one before
@@ -97,7 +97,7 @@ def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str,
             return examples.loss_metric(logits, held_out), logits
 
         (loss, logits), gradient = jax.value_and_grad(compute_loss, has_aux=True)(model)
-        norms = updates.compute_matrix_norms(updates.get_weight_matrices(gradient.network))
+        norms = compute_matrix_norms(get_weight_matrices(gradient.network))
         norms = norms["attention"] | norms["mlp"]
 
         def measure_states(inputs):

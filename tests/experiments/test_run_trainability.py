@@ -20,7 +20,7 @@ from experiments.tasks.training import batch_forward, init_state
 from experiments.train import designs, training
 from experiments.train.training import Training
 from experiments.verdicts.claims import judge_rows
-from rank_collapse.report.intervals import wilson_interval
+from experiments.verdicts.intervals import wilson_interval
 
 SIZES = (
     "--num_seeds=2",

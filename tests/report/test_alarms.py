@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from experiments.lab import plots
 from rank_collapse.measures.table import COLLAPSE
 from rank_collapse.report import figures
 from rank_collapse.report.alarms import Threshold, find_alarms
@@ -107,7 +108,7 @@ def test_the_first_alarms_are_those_of_a_loop_over_all_rows():
 
 
 def test_panels_lie_where_their_places_say():
-    _, axes, own = figures.place_grid([("b", 2), ("a", 2), ("b", 1)])
+    _, axes, own = plots.place_grid([("b", 2), ("a", 2), ("b", 1)])
     assert axes.shape == (2, 2)
     assert own == [axes[0, 0], axes[1, 0], axes[0, 1]]  # as they come first, not sorted
 

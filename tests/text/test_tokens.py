@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from refusals import each_is_refused, is_refused
 
+from experiments.lab.texts import encode_texts, join_texts
 from rank_collapse.text import files, tokens, words
 
 
@@ -139,21 +140,21 @@ def test_pad_and_ids(tmp_path):
 
 
 def test_encode_cuts_and_refuses():
-    batch = tokens.encode_texts(TEXTS, word_lengths, max_tokens=5)
+    batch = encode_texts(TEXTS, word_lengths, max_tokens=5)
     np.testing.assert_array_equal(batch.ids[1], [1, 1, 3, 3, 2])
     np.testing.assert_array_equal(batch.mask[2], [True] * 4 + [False])
     each_is_refused(
-        (lambda: tokens.encode_texts(["a", " "], word_lengths, max_tokens=5), "text 1 is empty"),
+        (lambda: encode_texts(["a", " "], word_lengths, max_tokens=5), "text 1 is empty"),
         (
-            lambda: tokens.encode_texts(TEXTS, word_lengths, max_tokens=9, num_positions=8),
+            lambda: encode_texts(TEXTS, word_lengths, max_tokens=9, num_positions=8),
             "max_tokens=9 is more than the 8 positions",
         ),
     )
 
 
 def test_join():
-    assert tokens.join_texts(["a b", "c d e", "f", "g h i j"], word_lengths, 6, 9) == [
+    assert join_texts(["a b", "c d e", "f", "g h i j"], word_lengths, 6, 9) == [
         "a b c d e",
         "f g h i j",
     ]
-    is_refused("fewer than 99 tokens", tokens.join_texts, TEXTS, word_lengths, 99, 9)
+    is_refused("fewer than 99 tokens", join_texts, TEXTS, word_lengths, 99, 9)
