@@ -23,13 +23,11 @@ from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.streams import start_streams
 from rank_collapse.network.trace import Trace
-from rank_collapse.network.transformer import (
+from rank_collapse.network.transformer import LayerValues, TokenAlgebra, compute_layer
+from rank_collapse.network.walk import (
     Layer,
-    LayerValues,
     SublayerValues,
-    TokenAlgebra,
     apply_final_norm,
-    compute_layer,
     walk_layer,
     walk_layers,
 )

@@ -24,14 +24,8 @@ from rank_collapse.network.passes import LayerPass, WalkResult
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import LayerGains, layer_gains
 from rank_collapse.network.streams import start_streams
-from rank_collapse.network.transformer import (
-    Layer,
-    LayerValues,
-    apply_final_norm,
-    compute_layer,
-    walk_layer,
-    walk_layers,
-)
+from rank_collapse.network.transformer import LayerValues, compute_layer
+from rank_collapse.network.walk import Layer, apply_final_norm, walk_layer, walk_layers
 from rank_collapse.paths.channels import ByLength, Channels, pad_slots
 from rank_collapse.paths.frozen import freeze_final, freeze_layer
 

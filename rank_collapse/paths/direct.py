@@ -15,7 +15,7 @@ from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import apply_final_norm, walk_layer, walk_layers
+from rank_collapse.network.walk import apply_final_norm, walk_layer, walk_layers
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.frozen import Frozen, carry_edit, freeze
 

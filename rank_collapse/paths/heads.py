@@ -19,7 +19,7 @@ from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import layer_gains
-from rank_collapse.network.transformer import apply_final_norm, walk_layer, walk_layers
+from rank_collapse.network.walk import apply_final_norm, walk_layer, walk_layers
 from rank_collapse.paths.contributions import path_gains
 from rank_collapse.paths.frozen import Frozen, freeze
 

@@ -26,7 +26,7 @@ from rank_collapse.network.passes import LayerPass, States, WalkResult, step_pas
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import Gains, layer_gains
 from rank_collapse.network.surgery import ABLATIONS, READINGS, ablate, skips_left
-from rank_collapse.network.transformer import Layer
+from rank_collapse.network.walk import Layer
 from rank_collapse.pretrained.lazy import stored_values
 from rank_collapse.pretrained.opened import Source
 from rank_collapse.struct import refuse, refuse_if

@@ -19,7 +19,7 @@ from rank_collapse.network import attention as attn, covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import walk_layer, walk_layers
+from rank_collapse.network.walk import walk_layer, walk_layers
 from rank_collapse.theory import tangent
 from rank_collapse.theory.log_operations import LogState, around_mean
 

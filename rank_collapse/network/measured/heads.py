@@ -10,7 +10,8 @@ from rank_collapse.measures.attention import (
     largest_column,
     largest_weight,
 )
-from rank_collapse.network.transformer import Layer, LayerValues
+from rank_collapse.network.transformer import LayerValues
+from rank_collapse.network.walk import Layer
 
 
 def measure_heads(layer: Layer, x: Any, layer_values: LayerValues) -> dict[str, Float[Array, "h"]]:

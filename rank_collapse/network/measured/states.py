@@ -11,7 +11,8 @@ from rank_collapse.measures.spikes import TokenKind
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.passes import States, WalkResult
-from rank_collapse.network.transformer import Layer, LayerValues
+from rank_collapse.network.transformer import LayerValues
+from rank_collapse.network.walk import Layer
 
 
 @dataclasses.dataclass(frozen=True)
