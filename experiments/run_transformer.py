@@ -263,11 +263,13 @@ def attention_figure(results: dict[str, Any], setup: TrainedTask):
 def residual_figure(results: dict[str, Any], setup: TrainedTask):
     """Residual of the tokens by layer of the trained halves, bands over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
-    groups = {setup.title: {half: values[fine_seeds(results)] for half, values in halves}}
+    fig, ((ax,),) = figures.figure()
+    for index, (half, values) in enumerate(halves):
+        figures.band(ax, np.arange(values.shape[1]), values[fine_seeds(results)], half, index)
     label = "residual ratio ‖res(X)‖ / ‖X‖, trained"
-    fig, axes = figures.curves(groups, xlabel="layer (0: input)", ylabel=label)
-    axes[0, 0].set_ylim(0, 1.03)
-    axes[0, 0].legend()
+    ax.set(xlabel="layer (0: input)", ylabel=label, title=setup.title, ylim=(0, 1.03))
+    figures.integer_ticks(ax)
+    ax.legend()
     return fig
 
 

@@ -27,7 +27,6 @@ from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import (
-    LayerGains,
     ResidualSpec,
     final_spec,
     layer_gains,
@@ -194,7 +193,6 @@ def walk_layers(
     config: TransformerConfig,
     *,
     extra: Any = None,
-    gains: LayerGains | None = None,
 ) -> tuple[Any, Any]:
     """Scan a step over the layers.
 
@@ -203,12 +201,11 @@ def walk_layers(
         state: Before the first layer.
         params, inputs: From `prepare_inputs`.
         extra: `Layer.extra` of all layers, leaves [L, ...].
-        gains: Of all layers; `layer_gains` by default.
 
     Returns:
         The state after the last layer, and the layer results [L, ...].
     """
-    gains = layer_gains(config, inputs.x.dtype, params) if gains is None else gains
+    gains = layer_gains(config, inputs.x.dtype, params)
     indices = jnp.arange(config.depth)
     # Shared parameters are gathered layer by layer, never copied as a stack.
     rows = jnp.asarray(config.layer_map) if config.layer_map else params.layers

@@ -6,7 +6,7 @@ marker or dash.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -133,37 +133,6 @@ def panels(count: int, columns: int, **options: Any):
     fig, axes = figure(-(-count // columns), columns, **options)
     for ax in axes.flat[count:]:
         ax.set_visible(False)
-    return fig, axes
-
-
-def curves(
-    groups: Mapping[str, Mapping[str, Any]],
-    *,
-    first: int = 0,
-    style: Callable[[int, int], dict[str, Any]] = lambda index, count: {},
-    columns: int | None = None,
-    xlabel: str = "layer",
-    ylabel: str | None = None,
-    **options: Any,
-):
-    """Plot {title: {label: values [s, k]}} in `panels`, a `band` for each curve.
-
-    Args:
-        groups: The curves of each panel.
-        first: Position of their first values.
-        style: (place of a curve, number of curves) → options of `band`.
-        columns: Panels in a row at the most; all by default.
-        xlabel, ylabel: Of every panel; of the first one.
-        options: As of `figure`.
-    """
-    fig, axes = panels(len(groups), columns or len(groups), **options)
-    for ax, (title, group) in zip(axes.flat, groups.items(), strict=False):
-        for index, (label, values) in enumerate(group.items()):
-            x = first + np.arange(np.shape(values)[1])
-            band(ax, x, values, label, index, **style(index, len(group)))
-        ax.set(xlabel=xlabel, title=title)
-        integer_ticks(ax)
-    axes[0, 0].set_ylabel(ylabel)
     return fig, axes
 
 
