@@ -1,5 +1,7 @@
-"""Texts of an experiment: joined to a length, encoded, tokens of them masked."""
+"""Texts of an experiment: their words numbered; joined to a length, encoded, tokens masked."""
 
+import os
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,7 +9,50 @@ from jaxtyping import Bool, Int
 
 from rank_collapse.struct import refuse, refuse_if
 from rank_collapse.text.encoders import Encoder
+from rank_collapse.text.files import read_utf8
 from rank_collapse.text.tokens import Tokens, cut_text, pad_sequences
+
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def read_text(path: str | os.PathLike) -> str:
+    """Read the text of a UTF-8 file.
+
+    Raises:
+        ValueError: An empty file; see also `read_utf8`.
+    """
+    text = read_utf8(path)
+    if not text.strip():
+        raise ValueError(f"{path} is empty")
+    return text
+
+
+def tokenize(text: str) -> list[str]:
+    """Split text into lower-case words and single punctuation marks, in order."""
+    return WORD.findall(text.lower())
+
+
+def token_ids(text: str, num_tokens: int) -> tuple[np.ndarray, list[str]]:
+    """Number the first tokens of a text by the vocabulary of just these tokens.
+
+    A token's id is the rank of its first appearance, so a longer excerpt begins with the same ids.
+
+    Args:
+        text: Any.
+        num_tokens: At most.
+
+    Returns:
+        Int [n] ids and the vocabulary, ids[i] being the place of token i in it.
+
+    Raises:
+        ValueError: Fewer than 2 tokens: a residual needs at least two.
+    """
+    tokens = tokenize(text)[: max(num_tokens, 0)]
+    if len(tokens) < 2:
+        raise ValueError(f"{len(tokens)} tokens are fewer than 2, which a residual needs")
+    vocabulary = list(dict.fromkeys(tokens))
+    place = {token: i for i, token in enumerate(vocabulary)}
+    return np.array([place[token] for token in tokens], np.int32), vocabulary
 
 
 def masked_copies(
