@@ -33,14 +33,14 @@ from experiments.paper.architectures.models import (
     make_models,
     measure,
 )
+from experiments.paper.architectures.targets import READ_OFF, Target, published_targets
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import ERROR, Row, curve_row
 from experiments.verdicts.statistics import power_law_wins
 from experiments.verdicts.wording import show_ratio
 from rank_collapse.measures.profiles import rounding_limit
 from rank_collapse.network.surgery import ABLATIONS, READINGS
-from rank_collapse.pretrained import PUBLISHED, Target, published_curves, published_targets
-from rank_collapse.pretrained.published import READ_OFF
+from rank_collapse.pretrained import PUBLISHED, published_curves
 from rank_collapse.report import figures
 from rank_collapse.report.wording import words
 

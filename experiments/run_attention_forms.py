@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lab import cli, labelled, vocabulary
+from experiments.lab import cli, labelled, plots, vocabulary
 from experiments.lab.executor import Executor
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
@@ -227,7 +227,7 @@ def trained_figure(results: dict[str, Any], options: Flags):
         accuracy.plot([x - 0.07, x + 0.07], 2 * [np.mean(values)], color="black", lw=1.2)
         if name != "dot":
             mean, interval = mean_with_interval(accuracy_gain(results, name)[:, i])
-            figures.draw_interval(less, i + 0.18 * (index - 2), mean, interval, label, index)
+            plots.draw_interval(less, i + 0.18 * (index - 2), mean, interval, label, index)
     less.axhline(0, color="#555555", lw=0.9, ls="--")
     labels = "accuracy of letters after training", "accuracy less that of dot products"
     for ax, label in zip((accuracy, less), labels, strict=True):

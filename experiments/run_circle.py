@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from experiments.lab import cli, vocabulary
+from experiments.lab import cli, plots, vocabulary
 from experiments.lab.experiment import Experiment, Finding, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
@@ -42,9 +42,9 @@ from experiments.train import arguments
 from experiments.train.training import TrainedTask, model_files, train_tasks
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row, mean_row
+from experiments.verdicts.intervals import wilson_interval
 from experiments.verdicts.statistics import fisher_exact, seed_rows
 from rank_collapse.report import figures
-from rank_collapse.report.intervals import wilson_interval
 
 # What the published code trains: a skip around the attention in each of them.
 PUBLISHED = ("base", "circle_skip", "mlp")
@@ -191,7 +191,7 @@ def shares_figure(results: ByCase, cases: Cases):
         for index, (source, (count, total)) in enumerate(counts.items()):
             label = None if i else f"{source}, {total} seeds"
             interval = wilson_interval(count, total)
-            figures.draw_interval(ax, i + 0.16 * index, count / total, interval, label, index)
+            plots.draw_interval(ax, i + 0.16 * index, count / total, interval, label, index)
         labels = [textwrap.fill(in_words(name), 11) for name in variants]
         ax.set_xticks(range(len(variants)), labels, fontsize=8)
         ax.set(title=f"width {width}", ylim=(-0.04, 1.04), xlim=(-0.5, len(variants) - 0.4))
@@ -261,7 +261,7 @@ def trajectories_figure(results: ByCase, cases: Cases):
     one did. Where two panels are alike, the MLP or the published network changes nothing."""
     measured = walks.fine_cases(results)
     places = [(width, variant) for variant, width in measured]
-    fig, axes, panels = figures.place_grid(places, width=2.8, height=2.9)
+    fig, axes, panels = plots.place_grid(places, width=2.8, height=2.9)
     angle = np.linspace(0, 2 * np.pi, 200)
     for ax, ((variant, width), case) in zip(panels, measured.items(), strict=True):
         fell = case["fell"]
@@ -293,14 +293,14 @@ def distance_figure(results: ByCase, cases: Cases):
     drawn there. Pure attention falls within some ten steps, a skip makes the fall exponential."""
     measured = walks.fine_cases(results)
     places = [(width, variant) for variant, width in measured]
-    fig, axes, panels = figures.place_grid(places, width=2.8, height=2.2, sharex=True, sharey=True)
+    fig, axes, panels = plots.place_grid(places, width=2.8, height=2.2, sharex=True, sharey=True)
     for ax, ((variant, width), case) in zip(panels, measured.items(), strict=True):
         for has_fallen, index in ((False, 7), (True, 0)):
             lines = np.maximum(case["distance"][case["fell"] == has_fallen], 1e-9)
             ax.plot(lines.T, color=figures.color(index), linewidth=0.7, alpha=0.6)
         ax.set_title(f"{in_words(variant)}, width {width}", fontsize=9)
         ax.set(yscale="log")
-    figures.outer_labels(axes, "step", "distance of the walkers")
+    plots.outer_labels(axes, "step", "distance of the walkers")
     return fig
 
 

@@ -34,7 +34,7 @@ from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags, content_hash
 from experiments.train.byte_networks import Training, byte_model, text_bytes, train_network
 from experiments.verdicts import Comparison, Row
-from rank_collapse.report.intervals import slope
+from experiments.verdicts.intervals import slope
 from rank_collapse.text.tokens import read_texts
 from rank_collapse.text.words import default_text
 from rank_collapse.training.depth_rules import RULES

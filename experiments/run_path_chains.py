@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import cli, labelled, vocabulary
+from experiments.lab import cli, labelled, plots, seeds, vocabulary
 from experiments.lab.executor import SEEDS, Executor
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
@@ -31,7 +31,6 @@ from experiments.train import path_sizes
 from experiments.verdicts import Comparison, Row, statistics
 from rank_collapse.measures import residuals
 from rank_collapse.report import figures
-from rank_collapse.runs import seeds
 
 SAMPLES = (5, 20)  # sizes of the published sets of paths
 CHAINS = {"chain_mean": "against $1p^T$", "chain_rank_one": "against the best rank one"}
@@ -214,7 +213,7 @@ def path_chains_figure(results: dict[str, Any], setup: inputs.TokenNetwork):
     fig, axes = figures.figure(1, 2, sharey=True)
     for ax, (name, title) in zip(axes[0], CHAINS.items(), strict=True):
         values = np.swapaxes(results[name], 0, 1).reshape(setup.config.depth, -1)
-        figures.draw_boxes(ax, results["length"][1:], values)
+        plots.draw_boxes(ax, results["length"][1:], values)
         ax.set(yscale="log", xlabel="path length", title=title)
     symbol = r"$\|\mathrm{res}(P_{path})\|_{1,\infty}\,/\,\|P_{path}\|_{1,\infty}$"
     axes[0, 0].set_ylabel(f"residual ratio of the product\n{symbol}")
@@ -243,7 +242,7 @@ def path_lengths_figure(results: dict[str, Any], setup: inputs.TokenNetwork):
     sizes.plot(k, law, "k--", label="the same, predicted by α of each layer")
     for index, number in enumerate(SAMPLES):
         error = np.moveaxis(results["estimate_error"][:, index], 1, 2).reshape(-1, k[-1])
-        figures.quartiles(errors, k[1:], error, f"{number} sampled paths", index)
+        plots.quartiles(errors, k[1:], error, f"{number} sampled paths", index)
     errors.axhline(1, color="#555555", lw=0.9, ls="--")
     label = r"$\log_{10}$ of the size $\|\cdot\|_{1,\infty}$"
     sizes.set(ylabel=label, title="all paths of one length", ylim=limits)

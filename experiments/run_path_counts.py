@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from experiments.lab import cli, vocabulary
+from experiments.lab import cli, plots, vocabulary
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
@@ -134,7 +134,7 @@ def path_counts_figure(tables: Tables, sizes: Sizes):
         ax.plot(lengths, law, ".", color=figures.color(1), markersize=3.5, label="binomial")
         ax.set_title(name, fontsize=9)
         figures.integer_ticks(ax)
-    figures.outer_labels(axes, "path length", "share of paths")
+    plots.outer_labels(axes, "path length", "share of paths")
     axes[0, 0].legend(loc="upper left")
     return fig
 
@@ -161,7 +161,7 @@ def weighted_lengths_figure(tables: Tables, sizes: Sizes):
         ax.bar(lengths, law, width=0.85, color=figures.color(0), label="weighted")
         ax.set_title(f"{name}, {len(law) - 1} layers", fontsize=9)
         figures.integer_ticks(ax)
-    figures.outer_labels(axes, "path length", "share of paths")
+    plots.outer_labels(axes, "path length", "share of paths")
     axes[0, 0].legend()
     return fig
 

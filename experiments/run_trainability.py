@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import cli, vocabulary
+from experiments.lab import cli, plots, vocabulary
 from experiments.lab.experiment import Experiment, Finding, Shown, name_figures, open_run
 from experiments.lab.flags import Flags, check_names
 from experiments.lab.folder import RunFolder
@@ -32,9 +32,9 @@ from experiments.lab.statements import make_row
 from experiments.train import arguments, designs
 from experiments.train.designs import Cell, gradient_norms
 from experiments.verdicts import Comparison, Row
+from experiments.verdicts.intervals import wilson_interval
 from experiments.verdicts.statistics import seed_rows
 from rank_collapse.report import figures
-from rank_collapse.report.intervals import wilson_interval
 from rank_collapse.report.wording import words
 
 SOURCE = "Liu et al. 2020, table 1: WMT'14 English-German, encoder and decoder, with warm-up"
@@ -111,13 +111,13 @@ def share_figure(cells: ByCell, setup: Any):
     """Share of seeds whose loss is not finite or whose network still guesses after training, with
     95 % intervals (Wilson)."""
     depths, names = distinct(cells, "depth"), distinct(cells, "design")
-    fig, axes, panels = figures.place_grid([(0, cell.warmup) for cell in cells], sharey=True)
+    fig, axes, panels = plots.place_grid([(0, cell.warmup) for cell in cells], sharey=True)
     for ax, (cell, results) in zip(panels, cells.items(), strict=True):
         place, index = names.index(cell.design), depths.index(cell.depth)
         fails, x = results["failed"], place + 0.13 * (index - (len(depths) - 1) / 2)
         interval = wilson_interval(int(fails.sum()), len(fails))
         label = None if place else f"{cell.depth} layers"
-        figures.draw_interval(ax, x, fails.mean(), interval, label, index)
+        plots.draw_interval(ax, x, fails.mean(), interval, label, index)
         ax.set_xticks(range(len(names)), map(words, names))
         limits = {"ylim": (-0.05, 1.05), "xlim": (-0.6, len(names) - 0.4)}
         ax.set(title=f"warm-up of {cell.warmup} steps", **limits)
@@ -131,14 +131,14 @@ def loss_figure(cells: ByCell, setup: Any):
     network goes on guessing."""
     places = [(cell.warmup, cell.depth) for cell in cells]
     size = {"width": 4.2, "height": 3.1} if len(set(places)) == 1 else {"width": 3.0, "height": 2.6}
-    fig, axes, panels = figures.place_grid(places, **size, sharex=True, sharey=True)
+    fig, axes, panels = plots.place_grid(places, **size, sharex=True, sharey=True)
     names = distinct(cells, "design")
     for ax, (cell, results) in zip(panels, cells.items(), strict=True):
         # A loss is the mean of an epoch: it stands at the middle of its steps.
         steps = designs.STEPS_PER_EPOCH * (0.5 + np.arange(results["losses"].shape[1]))
         figures.band(ax, steps, results["losses"], cell.design, names.index(cell.design))
         ax.set_title(f"{cell.depth} layers, warm-up of {cell.warmup} steps", fontsize=9)
-    figures.outer_labels(axes, "step", "training loss, nats a letter")
+    plots.outer_labels(axes, "step", "training loss, nats a letter")
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return fig
 
@@ -181,7 +181,7 @@ def inside_figure(cells: ByCell, setup: Any):
     shortest, names = min(cell.warmup for cell in cells), distinct(cells, "design")
     shown_cells = [cell for cell in cells if cell.warmup == shortest]
     places = [(cell.depth, label) for cell in shown_cells for label in LAYER_MEASURES]
-    fig, axes, panels = figures.place_grid(places, width=3.5, height=2.6, sharey="col")
+    fig, axes, panels = plots.place_grid(places, width=3.5, height=2.6, sharey="col")
     combinations = itertools.product(shown_cells, LAYER_MEASURES.items())
     for ax, (cell, (label, measure)) in zip(panels, combinations, strict=True):
         index, layers = names.index(cell.design), np.arange(1, cell.depth + 1)
@@ -192,7 +192,7 @@ def inside_figure(cells: ByCell, setup: Any):
         figures.integer_ticks(ax)
         ax.set_ylabel(rf"$\log_{{10}}$ {label}")
         ax.set_title(f"{cell.depth} layers, warm-up {cell.warmup}; dashed: after", fontsize=9)
-    figures.outer_labels(axes, "layer")
+    plots.outer_labels(axes, "layer")
     axes[0, 0].legend()
     return fig
 

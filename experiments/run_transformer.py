@@ -17,11 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import cli, vocabulary
+from experiments.lab import cli, plots, vocabulary
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.note import transformer_grammar as grammar
+from experiments.tasks import examples, models, sequences
+from experiments.tasks.recipe import OPTIMIZERS, Recipe
 from experiments.train import arguments
 from experiments.train.training import (
     ALONE,
@@ -35,9 +37,6 @@ from experiments.verdicts import Comparison
 from experiments.verdicts.statistics import seed_rows
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import Interval
-from rank_collapse.training import models
-from rank_collapse.training.recipe import OPTIMIZERS, Recipe
-from rank_collapse.training.tasks import examples, sequences
 
 TASKS = (*sequences.TASKS, "translation")
 NUM_PROFILED = 32  # pairs whose residuals are averaged
@@ -227,7 +226,7 @@ def curves_figure(results: dict[str, Any], setup: TrainedTask):
     label = f"sequences written exactly, at the end ({exact.mean():.2f})"
     mean, spread = float(exact.mean()), float(exact.std())
     interval = Interval(mean - spread, mean + spread)
-    figures.draw_interval(share, float(epochs[-1]), mean, interval, label, 2)
+    plots.draw_interval(share, float(epochs[-1]), mean, interval, label, 2)
     loss.set(xlabel="epoch", ylabel="loss per token (nats)", yscale="log")
     share.set(xlabel="epoch", ylabel="share, held out", ylim=(0, 1.03))
     figures.finish_axes((loss, share), "epoch")
@@ -264,11 +263,13 @@ def attention_figure(results: dict[str, Any], setup: TrainedTask):
 def residual_figure(results: dict[str, Any], setup: TrainedTask):
     """Residual of the tokens by layer of the trained halves, bands over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
-    groups = {setup.title: {half: values[fine_seeds(results)] for half, values in halves}}
+    fig, ((ax,),) = figures.figure()
+    for index, (half, values) in enumerate(halves):
+        figures.band(ax, np.arange(values.shape[1]), values[fine_seeds(results)], half, index)
     label = "residual ratio ‖res(X)‖ / ‖X‖, trained"
-    fig, axes = figures.curves(groups, xlabel="layer (0: input)", ylabel=label)
-    axes[0, 0].set_ylim(0, 1.03)
-    axes[0, 0].legend()
+    ax.set(xlabel="layer (0: input)", ylabel=label, title=setup.title, ylim=(0, 1.03))
+    figures.integer_ticks(ax)
+    ax.legend()
     return fig
 
 

@@ -10,9 +10,9 @@ from . import (
 )
 from .measures.attention import (
     attention_entropy as attention_entropy,
-    attention_rows as attention_rows,
     sink_rate as sink_rate,
 )
+from .measures.fused_attention import attention_rows as attention_rows
 from .measures.listings import duplicates as duplicates, spikes as spikes
 from .measures.monitor import monitor as monitor
 from .measures.norms import composite_norm as composite_norm

@@ -61,8 +61,6 @@ def entry_points(
     paths = jnp.arange(2 * depth).reshape(2, depth) % (num_heads + 1)
     networks = {
         "apply": rc.apply,
-        "network_profile": rc.network.network_profile,
-        "attention_profile": rc.network.attention_profile,
         "output_change": output_change,
         "layer_removal": rc.network.layer_removal,
         "layer_influence": rc.network.layer_influence,

@@ -5,10 +5,14 @@ from typing import Any
 
 import jax
 
-from rank_collapse.network.measured import updates
+from experiments.train.weights import (
+    compute_matrix_norms,
+    get_weight_matrices,
+    replace_weight_matrices,
+)
 
 
 def gradient_norms(loss: Callable[[Any], Any], params: Any) -> dict[str, dict[str, Any]]:
     """‖∂loss/∂W‖_F of the layers' matrices, all heads together: {part: {matrix: [L]}}."""
-    gradient = jax.grad(lambda matrices: loss(updates.replace_weight_matrices(params, matrices)))
-    return updates.compute_matrix_norms(gradient(updates.get_weight_matrices(params)))
+    gradient = jax.grad(lambda matrices: loss(replace_weight_matrices(params, matrices)))
+    return compute_matrix_norms(gradient(get_weight_matrices(params)))

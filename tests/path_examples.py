@@ -101,6 +101,23 @@ def over_batch(measure, params, config, inputs, **static):
     return jax.device_get(jax.jit(jax.vmap(one))(given))
 
 
+def profile_in_memory(params, x, config, *, measures=("residual_ratio",), **inputs):
+    """The profile of a network's states, of its full trace: what `ProfilePass` streams."""
+    trace = rc.apply(params, x, config, **inputs)
+    return rc.profile(trace, measures=measures, mask=inputs.get("mask"))
+
+
+def heads_in_memory(params, x, config, **inputs):
+    """What `measure_heads` streams, of a full trace."""
+    weights, mask = rc.apply(params, x, config, **inputs).attention, inputs.get("mask")
+    return {
+        "entropy": rc.attention_entropy(weights, mask=mask),
+        "largest_weight": rc.measures.largest_weight(weights, mask=mask),
+        "largest_column": rc.measures.largest_column(weights, mask=mask),
+        "first_column": rc.measures.first_column(weights, mask=mask, key_mask=mask),
+    }
+
+
 def chain_effects(params, x, config, *, num_paths=5, **inputs):
     params, prepared = prepare_inputs(params, x, config, **inputs)
     return jax.jit(run_pass, static_argnums=0)(ChainPass(num_paths), params, prepared, config)

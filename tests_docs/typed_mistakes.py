@@ -3,7 +3,6 @@
 import numpy as np
 
 import rank_collapse as rc
-from rank_collapse.training import Recipe
 
 config = rc.TransformerConfig(depth=2, norm_placement="pre", mlp="gelu", norm="rms")
 rc.TransformerConfig(depth=2, norm_placment="pre")  # mistake
@@ -15,9 +14,8 @@ rc.design(config, "postt")  # mistake
 print(rc.design(config, "post").skip_gian)  # mistake
 
 x = np.zeros((4, 8))
-rc.residual_ratio(x, norm="frobenius", center="median")
+rc.residual_ratio(x, norm="frobenius")
 rc.residual_ratio(x, norm="nuclear")  # mistake
-rc.residual(x, center="meen")  # mistake
 rc.profile(x[None], measures=["token_cosine"], tokens="unit", exclude="spikes")
 rc.profile(x[None], measures="residual")  # mistake
 rc.profile(x[None], measures=("token_cosine", "residual"))  # mistake
@@ -31,4 +29,3 @@ rc.variant(config, "san")  # mistake
 print(rc.network.NormParams(x[0]).gain)
 print(rc.network.NormParams(x[0]).scale)  # mistake
 rc.EmbeddingConfig(vocab_size=3, positions="sinus")  # mistake
-Recipe(config, 2, batch_size=1, num_epochs=1, schedule="cosine")  # mistake

@@ -28,9 +28,10 @@ import jax
 import numpy as np
 
 from experiments.lab import devices, progress
+from experiments.lab.files import load_arrays
 from experiments.lab.flags import Flags, list_arguments, parse_flags
 from experiments.lab.folder import RunFolder
-from rank_collapse.runs.files import RunError, load_arrays
+from rank_collapse.runs.files import RunError
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import numpy as np
 from absl import flags
 
 from experiments.lab import cli
+from experiments.lab.texts import read_text, token_ids
 from rank_collapse.network import embedding
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.text import words
@@ -48,8 +49,8 @@ def read_tokens(options: flags.FlagValues) -> tuple[np.ndarray | None, dict[str,
         if options.num_tokens < 2:
             raise ValueError(f"num_tokens={options.num_tokens} is fewer than 2")
         return None, {}
-    content = words.read_text(options.text_file) if options.text_file else words.default_text()
-    ids, _ = words.token_ids(content, options.num_tokens)
+    content = read_text(options.text_file) if options.text_file else words.default_text()
+    ids, _ = token_ids(content, options.num_tokens)
     if len(ids) < options.num_tokens:
         print(f"the text has {len(ids)} tokens, fewer than num_tokens={options.num_tokens}")
     return ids, {"text_sha256": cli.content_hash(content.encode())}

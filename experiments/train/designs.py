@@ -15,14 +15,13 @@ from experiments.lab import cli, vocabulary
 from experiments.lab.executor import Executor
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
+from experiments.lab.seeds import seed_keys
+from experiments.tasks import Ensemble, Hyper, Model, Recipe, examples, sequences
+from experiments.tasks.recipe import run_config
+from experiments.tasks.training import batch_forward
 from experiments.train.training import Training, unflatten_results
+from experiments.train.weights import compute_matrix_norms, get_weight_matrices
 from rank_collapse.network.inputs import input_states
-from rank_collapse.network.measured import updates
-from rank_collapse.runs.seeds import seed_keys
-from rank_collapse.training import Ensemble, Hyper, Model, Recipe
-from rank_collapse.training.recipe import run_config
-from rank_collapse.training.tasks import examples, sequences
-from rank_collapse.training.training import batch_forward
 
 STEPS_PER_EPOCH = 25  # of which the training loss is the mean
 LOOKS = 4  # at the networks while they train, besides the one before
@@ -98,7 +97,7 @@ def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str,
             return examples.loss_metric(logits, held_out), logits
 
         (loss, logits), gradient = jax.value_and_grad(compute_loss, has_aux=True)(model)
-        norms = updates.compute_matrix_norms(updates.get_weight_matrices(gradient.network))
+        norms = compute_matrix_norms(get_weight_matrices(gradient.network))
         norms = norms["attention"] | norms["mlp"]
 
         def measure_states(inputs):

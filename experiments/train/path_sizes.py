@@ -19,7 +19,7 @@ from rank_collapse.network.passes import replay
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import scale_summands
 from rank_collapse.network.trace import Trace
-from rank_collapse.network.transformer import SublayerValues
+from rank_collapse.network.walk import SublayerValues
 from rank_collapse.paths.enumeration import check_paths
 
 

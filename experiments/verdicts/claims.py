@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.report.intervals import Interval, all_equal, mean_interval, wilson_interval
+from experiments.verdicts.intervals import wilson_interval
+from rank_collapse.report.intervals import Interval, all_equal, mean_interval
 
 HOLDS, IN_PART, SOME_FAIL, FAILS, OPEN = ANSWERS = (
     "holds",

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.report.intervals import Interval, mean_interval, share_interval, slope
+from experiments.verdicts.intervals import share_interval, slope
+from rank_collapse.report.intervals import Interval, mean_interval
 
 
 def finite_or_none(value: Any) -> float | None:

@@ -356,11 +356,11 @@ def write_outputs(
     """Prints or writes what was measured.
 
     Args:
-        given: The flags.
+        flags: Which of --json, --csv and --out there is.
         lines: What --json prints, an object a line; numbers may be arrays.
         rows: Of the table, its head first.
-        drawn: What else is written: its files, of --out.
-        said: Lines that are printed when all is written.
+        make_files: Makes what else is written, by path, of --out.
+        sentences: Lines that are printed when all is written.
     """
     if flags.json:
         for line in lines:
@@ -374,14 +374,8 @@ def write_outputs(
     out = Path(flags.out)
     table = {out.with_suffix(".csv"): written.getvalue().encode()}
     contents = make_files(out) | table
-    new_paths = [path for path in contents if not path.exists()]
-    try:
-        for path, content in contents.items():
-            files.write_atomically(path, content)
-    except files.RunError:  # such as of a full disk: no part of it without the others
-        for path in new_paths:
-            path.unlink(missing_ok=True)
-        raise
+    for path, content in contents.items():
+        files.write_atomically(path, content)
     paths = [str(path) for path in contents if path != out]
     print(*sentences, f"written to {', '.join([str(out), *paths[:-1]])} and {paths[-1]}", sep="\n")
 

@@ -2,7 +2,6 @@
 
 from .attention import (
     attention_entropy as attention_entropy,
-    attention_rows as attention_rows,
     first_column as first_column,
     largest_column as largest_column,
     largest_logit as largest_logit,
@@ -10,6 +9,7 @@ from .attention import (
     saturated_share as saturated_share,
     sink_rate as sink_rate,
 )
+from .fused_attention import attention_rows as attention_rows
 from .monitor import monitor as monitor
 from .norms import composite_norm as composite_norm, matrix_norm as matrix_norm
 from .profiles import Profile as Profile, profile as profile

@@ -36,7 +36,6 @@ def monitor(
     mask: Any = None,
     segments: Any = None,
     sink: float = 0.3,
-    axis_name: str | None = None,
     tokens: spikes.TokenKind = "raw",
     norm: Callable[[Any], Any] | None = None,
     exclude: spikes.Excluded | None = None,
@@ -68,9 +67,6 @@ def monitor(
         segments: Int [n] or [..., n] of packed rows: tokens of one number are a document, and an
             example is a document, see `documents.split_documents`.
         sink: Weight of the first key above which a head counts as a sink.
-        axis_name: Inside `jax.shard_map`, the mesh axis over which tokens are sharded, queries of
-            the attention with them: all are gathered and measured. Without it each shard's tokens
-            are measured by themselves.
         tokens: "raw", as they are; "unit", x_i/|x_i|; "read", what attention reads, N(x).
         norm: N of "read", a function of x.
         exclude, threshold: "spikes" leaves out tokens longer than `threshold` times the median.
@@ -79,15 +75,8 @@ def monitor(
         Scalars by name.
 
     Raises:
-        ValueError: Shapes that do not fit each other, fewer than two tokens, segments with
-            axis_name, or an axis_name of no `shard_map`.
+        ValueError: Shapes that do not fit each other, or fewer than two tokens.
     """
-    if axis_name is not None:
-        from rank_collapse.measures import on_jax
-
-        refuse_if(segments is not None, "segments= goes not with axis_name=")
-        x, attention = (on_jax.gather_axis(a, axis_name, -2) for a in (x, attention))
-        mask = on_jax.gather_axis(mask, axis_name, -1)
     x = as_floats(x)
     refuse_if(
         x.ndim < 2 or x.shape[-2] < 2,
@@ -115,7 +104,7 @@ def monitor(
         scalars = _measure_layer(arrays, sink)
     if left_out is not None:
         scalars["left_out"] = left_out.sum()
-    return scalars if axis_name is None else on_jax.take_first_shard(scalars, axis_name)
+    return scalars
 
 
 def _reshape_weights(x, p):

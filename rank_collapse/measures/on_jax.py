@@ -49,36 +49,6 @@ def compile_function(function: Callable[..., Any], static_argnums: tuple[int, ..
     return jax.jit(function, static_argnums=static_argnums)
 
 
-def gather_axis(x: Any, axis_name: str | None, axis: int) -> Any:
-    """Gather all of an array whose axis is sharded by `jax.shard_map`.
-
-    Args:
-        x: This shard's part; None stays None.
-        axis_name: Of the mesh.
-        axis: The sharded axis of x.
-
-    Raises:
-        ValueError: No such axis of a mesh.
-    """
-    if x is None:
-        return None
-    try:
-        return jax.lax.all_gather(jnp.asarray(x), axis_name, axis=axis, tiled=True)
-    except NameError:
-        raise ValueError(f"axis_name={axis_name!r} is not an axis of a shard_map here") from None
-
-
-def take_first_shard(tree: Any, axis_name: str) -> Any:
-    """Take the first shard's copy of values that are equal on all shards.
-
-    Args:
-        tree: The values.
-        axis_name: Of the mesh; the result does not vary along it.
-    """
-    is_first = jax.lax.axis_index(axis_name) == 0
-    return jax.tree.map(lambda a: jax.lax.psum(jnp.where(is_first, a, 0), axis_name), tree)
-
-
 def repeat_step(step: Callable[[Array], Array], v: Array, times: int, x: Array) -> Array:
     """Apply a step to v several times.
 

@@ -96,7 +96,6 @@ def profile(
     key_mask: Any = None,
     segments: Any = None,
     batch_axis: int | None = None,
-    axis_name: str | None = None,
     tokens: spikes.TokenKind = "raw",
     norm: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
     exclude: spikes.Excluded | None = None,
@@ -120,8 +119,6 @@ def profile(
         segments: Int [n], or [b, n] with a batch, of packed rows: tokens of one number are a
             document, and an example is a document, see `documents.split_documents`.
         batch_axis: Of an array with a batch: 1 for [l, b, ...], 0 for [b, l, ...].
-        axis_name: Inside `jax.shard_map`, the mesh axis over which tokens are sharded: all of them
-            are gathered and measured. Without it each shard's tokens are measured by themselves.
         tokens: "raw", as they are; "unit", x_i/|x_i|; "read", what attention reads, N(x).
         norm: N of "read": a function of one layer's tokens, or a sequence of one per state.
         exclude, threshold: "spikes" leaves out tokens longer than `threshold` times the median.
@@ -132,7 +129,7 @@ def profile(
 
     Raises:
         ValueError: An unknown measure, layers of different shapes, a batch whose axis is not
-            known, a mask that does not fit, or an axis_name of no `shard_map`.
+            known, or a mask that does not fit.
 
     Source: Dong et al. 2021, figure 2 for the residual ratio.
     """
@@ -153,19 +150,12 @@ def profile(
             f"key_mask is of attention, not of {subject}",
         ),
         (
-            segments is not None and (key_mask is not None or axis_name is not None),
-            "segments= goes with neither key_mask= nor axis_name=",
+            segments is not None and key_mask is not None,
+            "segments= goes not with key_mask=",
         ),
     )
     if segments is not None:
         hidden, mask, key_mask = _split_by_document(hidden, mask, segments, kind)
-    if axis_name is not None:
-        from rank_collapse.measures import on_jax
-
-        hidden, mask = (
-            on_jax.gather_axis(hidden, axis_name, -2),
-            on_jax.gather_axis(mask, axis_name, -1),
-        )
     read = None if tokens != "read" and norm is None else _apply_norms(norm, hidden)
 
     def measure_layer(*layer):
@@ -176,7 +166,6 @@ def profile(
 
     if is_jax_array(hidden):  # one program; others layer by layer, for less memory
         values = measure_layer(hidden, mask, read)
-        values = values if axis_name is None else on_jax.take_first_shard(values, axis_name)
     else:
         layers = [[None] * len(hidden) if a is None else a for a in (hidden, mask, read)]
         results = [measure_layer(*layer) for layer in zip(*layers, strict=True)]

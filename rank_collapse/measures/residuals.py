@@ -20,7 +20,6 @@ from rank_collapse.measures.arrays import (
     stop_gradient,
     where_it_lives,
 )
-from rank_collapse.measures.centers import Center, compute_center
 from rank_collapse.measures.norms import (
     Norm,
     as_tokens,
@@ -39,27 +38,24 @@ POWER_STEPS = 20
 
 
 @where_it_lives
-def residual(x: Any, *, center: Center = "mean", mask: Any = None) -> Float[Any, "*b n d"]:
-    """Compute res(X) = X − 1xᵀ, the tokens minus one common token x.
+def residual(x: Any, *, mask: Any = None) -> Float[Any, "*b n d"]:
+    """Compute res(X) = X − 1x̄ᵀ, the tokens minus their mean x̄, which minimises ‖.‖_F.
 
     Args:
         x: Tokens [..., n, d].
-        center: Which x: "mean" (the published curves; minimises the Frobenius norm), "median"
-            (columnwise; minimises ‖.‖_1) or "midrange" (minimises the largest |entry|).
         mask: Bool [n] or [..., n], True for tokens that exist; None for all.
 
     Returns:
         The residual [..., n, d], zero in masked rows.
 
     Raises:
-        ValueError: Unknown center; not a matrix, no token, not finite (where x is not traced), or
-            a wrong mask.
+        ValueError: Not a matrix, no token, not finite (where x is not traced), or a wrong mask.
 
     Source: Dong et al. 2021, section 2.
     """
     x, mask = as_tokens(x, mask)
     x, scale = scale_to_unit(x)
-    return scale[..., None, None] * compute_residual(x, mask, center)
+    return scale[..., None, None] * compute_residual(x, mask)
 
 
 def scale_tokens(x: Any, mask: Any) -> tuple[Any, Any]:
@@ -68,33 +64,29 @@ def scale_tokens(x: Any, mask: Any) -> tuple[Any, Any]:
     return scale_to_unit(x)[0], mask
 
 
-def compute_residual(x: Any, mask: Any, center: Center) -> Any:
+def compute_residual(x: Any, mask: Any) -> Any:
     """Compute `residual` of what `as_tokens` made."""
-    residuals = x - compute_center(x, mask, center)[..., None, :]
+    mean = safe_divide(exact_sum(x, -2), num_tokens(x, mask)[..., None])
+    residuals = x - mean[..., None, :]
     return residuals if mask is None else namespace(x).where(mask[..., None], residuals, 0)
 
 
 @where_it_lives
-def residual_ratio(
-    x: Any, *, center: Center = "mean", norm: Norm = "composite", mask: Any = None
-) -> Float[Any, "*b"]:
-    """Compute ‖res(X)‖ / ‖X‖, in [0, 1] for the norm's own minimiser; 0 where X = 0.
+def residual_ratio(x: Any, *, norm: Norm = "composite", mask: Any = None) -> Float[Any, "*b"]:
+    """Compute ‖res(X)‖ / ‖X‖, at most 1 in the Frobenius norm; 0 where X = 0.
 
     Args:
         x: Tokens [..., n, d].
-        center: See `residual`.
         norm: See `matrix_norm`; the published curves use "composite".
         mask: Bool [n] or [..., n], True for tokens that exist; None for all.
 
     Raises:
-        ValueError: Unknown center or norm; see also `residual`.
+        ValueError: Unknown norm; see also `residual`.
 
     Source: Dong et al. 2021, section 4.2 and figure 2.
     """
     x, mask = scale_tokens(x, mask)
-    return _norm_ratio(
-        compute_norm(compute_residual(x, mask, center), norm), compute_norm(x, norm), mask
-    )
+    return _norm_ratio(compute_norm(compute_residual(x, mask), norm), compute_norm(x, norm), mask)
 
 
 @where_it_lives
@@ -201,7 +193,7 @@ def effective_rank_share(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """
     x, mask = scale_tokens(x, mask)
     most = namespace(x).clip(num_tokens(x, mask) - 1, 0, x.shape[-1])
-    return nan_if_empty(safe_divide(_effective_rank(compute_residual(x, mask, "mean")), most), mask)
+    return nan_if_empty(safe_divide(_effective_rank(compute_residual(x, mask)), most), mask)
 
 
 @where_it_lives

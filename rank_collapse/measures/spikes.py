@@ -9,7 +9,6 @@ from typing import Any, Literal, get_args
 from jaxtyping import Float
 
 from rank_collapse.measures.arrays import as_floats, namespace, where_it_lives
-from rank_collapse.measures.centers import masked_median
 from rank_collapse.measures.norms import num_tokens, safe_divide, safe_sqrt, scale_to_unit
 from rank_collapse.measures.residuals import (
     compute_residual,
@@ -127,7 +126,7 @@ def residual_spike(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
         x, mask: As `spike_entry` takes them.
     """
     x, mask = scale_tokens(x, mask)
-    share = _largest_share(scale_to_unit(compute_residual(x, mask, "mean"))[0])
+    share = _largest_share(scale_to_unit(compute_residual(x, mask))[0])
     return namespace(x).where(num_tokens(x, mask) < 3, float("nan"), share)
 
 
@@ -172,3 +171,20 @@ def _token_lengths(x, mask):
     lengths = safe_sqrt(xp.sum(xp.square(x), axis=-1))
     last = lengths if mask is None else xp.where(mask, lengths, xp.inf)
     return lengths, masked_median(last[..., None], num_tokens(x, mask)[..., None])[..., 0, 0]
+
+
+def masked_median(x: Any, count: Any) -> Any:
+    """Compute the median along the axis before the last, which is kept.
+
+    Args:
+        x: Values [..., n, d]; those that do not exist are infinite.
+        count: How many exist, [..., 1].
+    """
+    xp = namespace(x)
+    rows, count = xp.sort(x, axis=-2), xp.astype(count, xp.arange(0).dtype)[..., None]
+    shape = (*x.shape[:-2], 1, x.shape[-1])
+    low, high = (
+        xp.take_along_axis(rows, xp.broadcast_to(i, shape), axis=-2)
+        for i in ((count - 1) // 2, count // 2)
+    )
+    return low / 2 + high / 2

@@ -26,13 +26,11 @@ from .encoder_decoder import (
     EncoderDecoderTrace as EncoderDecoderTrace,
 )
 from .layers import MLPParams as MLPParams, NormParams as NormParams
-from .measured.heads import attention_profile as attention_profile
 from .measured.influence import (
     layer_influence as layer_influence,
     layer_removal as layer_removal,
 )
 from .measured.monitored import monitored as monitored
-from .measured.states import network_profile as network_profile
 from .measured.updates import output_change as output_change
 from .parameters import (
     BlockParams as BlockParams,

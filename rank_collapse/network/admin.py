@@ -26,7 +26,8 @@ from rank_collapse.network.inputs import (
 )
 from rank_collapse.network.parameters import TransformerParams, complete_params
 from rank_collapse.network.residual import Gains, apply_gain, normalize_tokens
-from rank_collapse.network.transformer import Algebra, TokenAlgebra, walk_layer, walk_layers
+from rank_collapse.network.transformer import TokenAlgebra
+from rank_collapse.network.walk import Algebra, walk_layer, walk_layers
 
 _NAMES = {"attention": "attention", "cross": "cross-attention", "mlp": "MLP"}
 

@@ -23,13 +23,11 @@ from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.streams import start_streams
 from rank_collapse.network.trace import Trace
-from rank_collapse.network.transformer import (
+from rank_collapse.network.transformer import LayerValues, TokenAlgebra, compute_layer
+from rank_collapse.network.walk import (
     Layer,
-    LayerValues,
     SublayerValues,
-    TokenAlgebra,
     apply_final_norm,
-    compute_layer,
     walk_layer,
     walk_layers,
 )
@@ -58,12 +56,8 @@ class LayerPass:
     reads_layer_values: ClassVar[bool] = True  # False: it carries another state than tokens
     covers: ClassVar[Covers] = EVERYTHING
 
-    def for_streaming(self) -> "LayerPass":
-        """Return the pass to use where each layer's results come to the host at once."""
-        return self
-
     def on_host(self, results: Any) -> Any:
-        """Convert results of `for_streaming` [b, ...], of one layer or in the end, from NumPy."""
+        """Convert streamed results [b, ...], of one layer or in the end, from NumPy's arrays."""
         return results
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:

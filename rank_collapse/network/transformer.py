@@ -1,17 +1,11 @@
-"""The forward pass of the one network, and the walk that every other pass shares with it.
+"""The forward pass of the one network.
 
 `apply` checks and embeds one example, passes it through the layers and returns a `Trace`:
 
-    prepare_inputs     X^0 from token ids or vectors; masks, biases and positions
-    walk_layers        the loop over the layers, a `jax.lax.scan`
-    walk_layer         one layer: attention, cross-attention and MLP, each
-                       N(λ x + γ N'(branch(N(x)))) with skip λ, gain γ and norms N, N'
-    TokenAlgebra       what norm, sum, attention and MLP are for tokens [n, d]
-    apply_final_norm   the norm after the last layer
-
-Other passes have other states than tokens: sums of paths by length, a mean with a logarithmic
-residual, a kernel of tokens under random weights. An `Algebra` says how its state is normalised,
-added, attended to and sent through an MLP, and which networks that covers.
+    prepare_inputs      X^0 from token ids or vectors; masks, biases and positions
+    walk.walk_layers    the loop over the layers
+    TokenAlgebra        what norm, sum, attention and MLP are for tokens [n, d]
+    apply_final_norm    the norm after the last layer
 
 Everything is written for one example; `jax.vmap` adds axes of batches and seeds. Axis letters:
 l layers, h heads, s residual streams, n tokens, m memory tokens, d width.
@@ -19,22 +13,19 @@ l layers, h heads, s residual streams, n tokens, m memory tokens, d width.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse import struct
 from rank_collapse.network import attention as attn, edits, layers, streams
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.network.edits import EditPoints
 from rank_collapse.network.inputs import (
-    PreparedInputs,
     as_mask,
     batch_size,
     check_indices,
@@ -42,251 +33,18 @@ from rank_collapse.network.inputs import (
 )
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import (
-    LayerGains,
-    ResidualSpec,
     add_to_stream,
-    final_spec,
-    layer_gains,
     normalize_tokens,
-    residual_specs,
 )
 from rank_collapse.network.trace import LayerTrace, Trace
-
-# --- One layer, for any kind of state
-
-
-class Layer(struct.Struct):
-    """One layer of a network on one example."""
-
-    params: Any  # BlockParams
-    gains: Any  # LayerGains
-    index: Any  # traced: one program serves all layers
-    config: Any  # TransformerConfig
-    inputs: Any  # PreparedInputs of the network
-    extra: Any = None  # what else an algebra needs in this layer, such as frozen weights
-
-    @property
-    def context(self) -> attn.AttentionContext:
-        """Masks, biases and positions of this layer's self-attention."""
-        gains, config = self.gains, self.config
-        context = self.inputs.context.for_layer(gains.window, gains.rotated)
-        if config.normalise is config.mix is None:
-            return context
-        return context.replace(layer=self.index)
-
-    def count_sublayers_before(self, kind: str) -> Any:
-        """Count the sublayers of the network before this layer's `kind`; "final": its first."""
-        kinds = self.config.kinds
-        return self.index * len(kinds) + (kinds.index(kind) if kind in kinds else 0)
-
-    def connection(self, spec: ResidualSpec, x: Any) -> streams.Connection | None:
-        """Compute how a sublayer reads and writes streams [s, n, d]; None where there is one."""
-        num_before = self.count_sublayers_before(spec.kind)
-        return streams.compute_connection(spec.connection, x, self.config, num_before)
-
-    @property
-    def score_options(self) -> dict[str, Any]:
-        """The arguments of `attention.multi_head_attention` that define the scores."""
-        config = self.config
-        return {
-            "score": config.score,
-            "scale": config.scale_scores,
-            "norm_eps": config.norm_eps,
-            "temperature": self.gains.temperature,
-        }
-
-
-class SublayerValues(NamedTuple):
-    """Everything that one sublayer computed; under jit what nobody reads is not computed."""
-
-    spec: ResidualSpec
-    state: Any  # before the sublayer
-    branch_input: Any  # what the branch read, after its norm
-    branch_output: Any  # before N'
-    aux: Any  # what else the branch returned
-    norm_input: Any  # what N was applied to; None where there is no N
-    output_state: Any  # after the sublayer, and of attention after its edit
-
-
-class Algebra:
-    """How one kind of state passes the operations of a layer, of the networks that it covers."""
-
-    covers: ClassVar[Covers] = EVERYTHING
-
-    def merge_streams(self, layer: Layer, spec: ResidualSpec, state: Any) -> Any:
-        """Merge several streams into the one that a branch, or the final norm, reads."""
-        return state
-
-    def apply_norm(self, layer: Layer, spec: ResidualSpec, state: Any) -> Any:
-        """Normalise a state by the spec's norm, or a branch's output where `spec.after_branch`."""
-        raise NotImplementedError
-
-    def add_branch(self, layer: Layer, spec: ResidualSpec, state: Any, branch_output: Any) -> Any:
-        """Compute γ branch_output + λ state·[skip]."""
-        raise NotImplementedError
-
-    def edit_branch_input(self, layer: Layer, kind: str, branch_input: Any) -> Any:
-        """Apply the edit at "attention_input", "cross_input" or "mlp_input"."""
-        return branch_input
-
-    def apply_branch(self, layer: Layer, kind: str, branch_input: Any) -> tuple[Any, Any]:
-        """Compute (output, aux) of a sublayer's branch, by the method of its kind."""
-        return getattr(self, f"apply_{kind}")(layer, branch_input)
-
-    def apply_attention(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
-        """Compute (output, aux) of self-attention."""
-        raise NotImplementedError
-
-    def apply_cross(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
-        """Compute (output, aux) of the attention to the memory."""
-        raise NotImplementedError
-
-    def apply_mlp(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
-        """Compute (output, aux) of the MLP."""
-        raise NotImplementedError
-
-    def edit_state(self, layer: Layer, name: str, state: Any) -> Any:
-        """Apply the edit at "after_attention", "after_cross" or "residual"."""
-        return state
-
-
-def walk_layer(algebra: Algebra, layer: Layer, state: Any) -> tuple[Any, dict[str, SublayerValues]]:
-    """Pass a state through one layer: attention, cross-attention and MLP in turn.
-
-    Each sublayer is x ← N(λ x + γ N'(branch(N(x)))); its spec says which of the norms there are.
-
-    Args:
-        algebra: How states of this kind are normalised, added and passed through branches.
-        layer: The layer.
-        state: Before it.
-
-    Returns:
-        The state after the layer, and what each sublayer computed, by kind.
-    """
-    specs = residual_specs(layer.params, layer.config, layer.gains)
-    layer_input, sublayers = state, {}
-    for kind in layer.config.kinds:
-        spec = specs[kind]
-        stream = algebra.merge_streams(layer, spec, layer_input if spec.parallel else state)
-        branch_input = _normalize_branch_input(algebra, layer, spec, stream)
-        branch_input = algebra.edit_branch_input(layer, kind, branch_input)
-        branch_output, aux = algebra.apply_branch(layer, kind, branch_input)
-        summand = branch_output
-        if spec.norms_branch:
-            summand = algebra.apply_norm(layer, spec.at_branch, branch_output)
-        output_state = algebra.add_branch(layer, spec, state, summand)
-        norm_input = stream if spec.norms_input else None
-        if spec.norms_sum:
-            norm_input = output_state
-            output_state = algebra.apply_norm(layer, spec, output_state)
-        if kind != "mlp":
-            output_state = algebra.edit_state(layer, f"after_{kind}", output_state)
-        sublayers[kind] = SublayerValues(
-            spec, state, branch_input, branch_output, aux, norm_input, output_state
-        )
-        state = output_state
-    return algebra.edit_state(layer, "residual", state), sublayers
-
-
-def _normalize_branch_input(algebra, layer, spec, stream):
-    """Normalise what the branch reads, where the spec says so and this layer is not exempt.
-
-    Args:
-        algebra, layer: As in `walk_layer`.
-        spec: Of the sublayer.
-        stream: What the branch reads, as one stream.
-    """
-    if not spec.norms_input:
-        return stream
-    normed = algebra.apply_norm(layer, spec, stream)
-    if spec.unnormed is None:
-        return normed
-    if isinstance(spec.unnormed, np.bool_ | np.ndarray):  # on the host
-        return stream if spec.unnormed else normed
-    return jax.tree.map(lambda raw, a: jnp.where(spec.unnormed, raw, a), stream, normed)
-
-
-# --- All layers
-
-
-def walk_layers(
-    step: Callable[[Layer, Any], tuple[Any, Any]],
-    state: Any,
-    params: TransformerParams,
-    inputs: PreparedInputs,
-    config: TransformerConfig,
-    *,
-    extra: Any = None,
-    gains: LayerGains | None = None,
-) -> tuple[Any, Any]:
-    """Scan a step over the layers.
-
-    Args:
-        step: (layer, state) → (state, layer result), such as a call of `walk_layer`.
-        state: Before the first layer.
-        params, inputs: From `prepare_inputs`.
-        extra: `Layer.extra` of all layers, leaves [L, ...].
-        gains: Of all layers; `layer_gains` by default.
-
-    Returns:
-        The state after the last layer, and the layer results [L, ...].
-    """
-    gains = layer_gains(config, inputs.x.dtype, params) if gains is None else gains
-    indices = jnp.arange(config.depth)
-    # Shared parameters are gathered layer by layer, never copied as a stack.
-    rows = jnp.asarray(config.layer_map) if config.layer_map else params.layers
-
-    def body(state, scanned):
-        row, (index, own_gains, own_extra) = scanned
-        if config.layer_map:
-            row = jax.tree.map(lambda a: a[row], params.layers)
-        return step(Layer(row, own_gains, index, config, inputs, own_extra), state)
-
-    return jax.lax.scan(body, state, (rows, (indices, gains, extra)), unroll=config.unroll)
-
-
-def walk_network(
-    algebra: Algebra,
-    state: Any,
-    params: TransformerParams,
-    inputs: PreparedInputs,
-    config: TransformerConfig,
-) -> Any:
-    """Pass a state through all layers and the final norm, keeping nothing of the layers.
-
-    Args:
-        algebra: How states of this kind pass a layer.
-        state: Before the first layer.
-        params, inputs, config: As in `walk_layers`.
-    """
-
-    def step(layer, state):
-        return walk_layer(algebra, layer, state)[0], None
-
-    state, _ = walk_layers(step, state, params, inputs, config)
-    return apply_final_norm(algebra, state, params, inputs, config)
-
-
-def apply_final_norm(
-    algebra: Algebra,
-    state: Any,
-    params: TransformerParams,
-    inputs: PreparedInputs,
-    config: TransformerConfig,
-    extra: Any = None,
-) -> Any:
-    """Merge the streams after the last layer and normalise them, where the network does.
-
-    Args:
-        state: After the last layer.
-        extra: `Layer.extra` that the algebra's norm reads.
-    """
-    layer, spec = Layer(None, None, config.depth, config, inputs, extra), final_spec(params, config)
-    state = algebra.merge_streams(layer, spec, state)
-    return algebra.apply_norm(layer, spec, state) if config.final_norm else state
-
-
-# --- The forward pass: states are tokens
+from rank_collapse.network.walk import (
+    Algebra,
+    Layer,
+    SublayerValues,
+    apply_final_norm,
+    walk_layer,
+    walk_layers,
+)
 
 
 class BranchAux(NamedTuple):

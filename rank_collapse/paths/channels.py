@@ -17,7 +17,7 @@ from rank_collapse import struct
 from rank_collapse.network import streams
 from rank_collapse.network.covers import FORWARD
 from rank_collapse.network.residual import add_to_stream
-from rank_collapse.network.transformer import Algebra
+from rank_collapse.network.walk import Algebra
 from rank_collapse.paths.frozen import Frozen, attend_channels, carry_edit, frozen_connection
 
 

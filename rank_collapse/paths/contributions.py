@@ -9,7 +9,6 @@ the output. Cost: about L/2 + 1 uses of the value, output and MLP matrices, not 
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -22,16 +21,9 @@ from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, WalkResult
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.residual import LayerGains, layer_gains
 from rank_collapse.network.streams import start_streams
-from rank_collapse.network.transformer import (
-    Layer,
-    LayerValues,
-    apply_final_norm,
-    compute_layer,
-    walk_layer,
-    walk_layers,
-)
+from rank_collapse.network.transformer import LayerValues, compute_layer
+from rank_collapse.network.walk import Layer, apply_final_norm, walk_layer, walk_layers
 from rank_collapse.paths.channels import ByLength, Channels, pad_slots
 from rank_collapse.paths.frozen import freeze_final, freeze_layer
 
@@ -87,9 +79,6 @@ def path_contributions(
     *,
     count_mlps: bool = False,
     head_gain: Any = None,
-    attention_gain: Any = None,
-    cross_gain: Any = None,
-    mlp_gain: Any = None,
     **inputs: Any,
 ) -> PathContributions:
     """Sum all frozen paths of each length, exactly: Σ_k C_k + offset = output.
@@ -103,15 +92,14 @@ def path_contributions(
     seen all other paths. What a network of short paths alone would compute is `truncated`, and a
     single path with attention from its own state is `path_state`.
 
-    The gains here multiply branches and change nothing that is frozen: 0 leaves a branch out, and
-    the derivative with respect to one is the sum of all paths through that branch.
+    `head_gain` multiplies heads and changes nothing that is frozen: 0 leaves a head out, and the
+    derivative with respect to one is the sum of all paths through that head.
     Differentiable; memory O(L n d), or O(L² n d) with `count_mlps`.
 
     Args:
         params, x, config: As in `apply`.
         count_mlps: Also split by the number of MLP branches on the path.
         head_gain: [L, h] multiplies self-attention heads, their value biases included.
-        attention_gain, cross_gain, mlp_gain: [L] multiply branches, output bias included.
         **inputs: mask, bias, memory, memory_mask, segments, positions and edit of `apply`. What an
             edit makes of scores and weights is frozen with them; of a state, every length passes
             its derivative, and its constant part joins the offset: a branch set to 0 leaves all
@@ -131,35 +119,35 @@ def path_contributions(
             "jax.jit(path_contributions, static_argnames='count_mlps')"
         )
     params, prepared = prepare_inputs(params, x, config, covers=ByLength.covers, **inputs)
-    factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
-    factors["head"] = head_gain
-    return _contributions(params, prepared, config, factors, count_mlps)
+    if head_gain is not None:
+        head_gain = jnp.asarray(head_gain, prepared.x.dtype)
+        if head_gain.shape != (config.depth, config.num_heads):
+            shape = (config.depth, config.num_heads)
+            raise ValueError(f"head_gain of shape {head_gain.shape} is not {shape}")
+    return _contributions(params, prepared, config, head_gain, count_mlps)
 
 
 @functools.partial(jax.jit, static_argnames="count_mlps")
-def _contributions(params, prepared, config, factors, count_mlps):
+def _contributions(params, prepared, config, head_gain, count_mlps):
     """Carry the channels through the layers together with the forward pass.
 
     Args:
         params, prepared: From `prepare_inputs`.
         config: The network.
-        factors: As of `path_gains`.
-        count_mlps: As in `path_contributions`.
+        head_gain, count_mlps: As in `path_contributions`.
     """
     lengths = LengthPass(count_mlps=count_mlps)
-    gains = layer_gains(config, prepared.x.dtype, params)
 
     def step(layer, state):
         x, channels = state
         layer_values = compute_layer(layer, x)
-        channels = lengths.carry_channels(layer, layer_values, channels, *layer.extra)
+        channels = lengths.carry_channels(layer, layer_values, channels, layer.extra)
         return (layer_values.state, channels), None
 
     # Recomputing a layer in the backward pass keeps gradients in O(L² n d).
     step = jax.checkpoint(step, prevent_cse=False)
     state = start_streams(prepared.x, config), lengths.init_carry(prepared, config)
-    extra = path_gains(config, gains, factors)
-    state, _ = walk_layers(step, state, params, prepared, config, extra=extra, gains=gains)
+    state, _ = walk_layers(step, state, params, prepared, config, extra=head_gain)
     return lengths.build_result(WalkResult(params, *state, None, prepared, config))
 
 
@@ -195,7 +183,6 @@ class LengthPass(LayerPass):
         layer_values: LayerValues,
         channels: Channels,
         head_gain: Any = None,
-        gains: Any = None,
     ) -> Channels:
         """Carry channels through a layer, with the constants of what it computed.
 
@@ -204,13 +191,10 @@ class LengthPass(LayerPass):
             layer_values: What it computed in the forward pass.
             channels: Before the layer.
             head_gain: [h], multiplies the heads of self-attention; None for 1.
-            gains: Of the layer, with what multiplies its branches beyond the network's own gains.
         """
         constants = freeze_layer(layer, layer_values)
         if head_gain is not None:
             constants = constants.replace(head_gain=head_gain)
-        if gains is not None:
-            layer = layer.replace(gains=gains)
         live = jnp.arange(layer.config.depth + 1) <= layer.index
         layer, channels = layer.replace(extra=constants), channels.replace(live=live)
         channels, _ = walk_layer(ByLength(self.count_mlps), layer, channels)
@@ -227,37 +211,3 @@ class LengthPass(LayerPass):
         if from_memory is not None:
             sums = sums + from_memory
         return PathContributions(sums, channels.offset, from_memory, walked.output, self.count_mlps)
-
-
-def path_gains(
-    config: TransformerConfig, gains: LayerGains, factors: Mapping[str, Any]
-) -> tuple[Any, LayerGains]:
-    """Multiply the gains of branches by a caller's factors.
-
-    Args:
-        config: The network.
-        gains: Of all layers, from `layer_gains`.
-        factors: [L] of "attention", "cross" and "mlp", [L, h] of "head"; None for 1.
-
-    Returns:
-        The factors of heads [L, h] or None, and the gains times the others.
-
-    Raises:
-        ValueError: A factor of another shape, or of a branch that the network does not have.
-    """
-    head_gain, branch = None, gains.branch
-    for name, factor in factors.items():
-        if factor is None:
-            continue
-        factor = jnp.asarray(factor, gains.temperature.dtype)
-        shape = (config.depth, config.num_heads) if name == "head" else (config.depth,)
-        if factor.shape != shape:
-            raise ValueError(f"{name}_gain of shape {factor.shape} is not {shape}")
-        if name == "head":
-            head_gain = factor
-            continue
-        if name not in config.kinds:
-            raise ValueError(f"{name}_gain is given but the network has no such branch")
-        gain = getattr(branch, name)
-        branch = branch.replace(**{name: gain * factor.reshape(-1, *[1] * (gain.ndim - 1))})
-    return head_gain, gains.replace(branch=branch)

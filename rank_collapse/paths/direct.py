@@ -15,7 +15,7 @@ from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import apply_final_norm, walk_layer, walk_layers
+from rank_collapse.network.walk import apply_final_norm, walk_layer, walk_layers
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.frozen import Frozen, carry_edit, freeze
 
@@ -123,9 +123,7 @@ def _written_rows(params, prepared, config):
 
 
 @full_precision
-def logit_attribution(
-    contributions: Any, unembedding: Any, *, classes: int | tuple[int, int] | None = None
-) -> Any:
+def logit_attribution(contributions: Any, unembedding: Any) -> Any:
     """Compute each part's share of the logits x W + b: its product with W; b joins the offset.
 
     The final norm is frozen in the contributions already, so that the shares of a sum that equals
@@ -135,19 +133,17 @@ def logit_attribution(
     Args:
         contributions: `DirectContributions`, `PathContributions`, or an array [..., n, d].
         unembedding: (w [d, c], b [c]) as of `Classifier`, or w alone (GPT-2: the embedding's
-            transpose).
-        classes: A class a for its logit alone, (a, b) for the difference of two logits; None for
-            all. The axis of classes stays, then of size 1.
+            transpose). Of the difference of two logits, w[:, a] − w[:, b], [d, 1].
 
     Returns:
         The same structure with [..., n, c] instead of [..., n, d].
 
     Raises:
-        ValueError: An unembedding of another width, or a class that it has not.
+        ValueError: An unembedding of another width.
 
     Example:
         parts = rc.direct_contributions(params, ids, config)
-        shares = rc.logit_attribution(parts, unembedding, classes=(right, wrong))
+        shares = rc.logit_attribution(parts, w[:, [right]] - w[:, [wrong]])
         shares.heads[:, :, -1, 0]  # [L, h], of the difference of the last token's two logits
     """
     w, b = unembedding if isinstance(unembedding, tuple | list) else (unembedding, None)
@@ -159,8 +155,6 @@ def logit_attribution(
         raise ValueError(
             f"unembedding of shape {w.shape} is not [d, c] for contributions of d={widths}"
         )
-    if classes is not None:
-        w, b = (_select_classes(a, classes) for a in (w, b))
     logits = jax.tree.map(lambda a: jnp.einsum("...d,dc->...c", a, w), contributions)
     if isinstance(contributions, PathContributions | DirectContributions):
         for name in ("offset", "output"):
@@ -169,23 +163,3 @@ def logit_attribution(
                 bias = jnp.broadcast_to(b, without_bias.shape)
                 logits = logits.replace(**{name: without_bias + bias})
     return logits
-
-
-def _select_classes(a, classes):
-    """Select the logit of one class, or the difference of two: [..., c] to [..., 1].
-
-    Args:
-        a: Logits or columns of the unembedding.
-        classes: One class, or a pair.
-
-    Raises:
-        ValueError: A class that does not exist, or more than two.
-    """
-    pair = classes if isinstance(classes, tuple | list) else (classes,)
-    for index in pair:
-        if not 0 <= index < a.shape[-1]:
-            raise ValueError(f"class {index} is not in 0..{a.shape[-1] - 1}")
-    if len(pair) > 2:
-        raise ValueError(f"classes={classes!r} is not one class or two")
-    first = a[..., pair[0], None]
-    return first if len(pair) == 1 else first - a[..., pair[1], None]

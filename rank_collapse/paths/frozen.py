@@ -22,13 +22,8 @@ from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import ResidualSpec, add_to_stream, final_spec
 from rank_collapse.network.streams import Connection
-from rank_collapse.network.transformer import (
-    Algebra,
-    Layer,
-    LayerValues,
-    compute_layer,
-    walk_layers,
-)
+from rank_collapse.network.transformer import LayerValues, compute_layer
+from rank_collapse.network.walk import Algebra, Layer, walk_layers
 
 
 class FrozenLayer(struct.Struct):

@@ -18,9 +18,7 @@ from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.residual import layer_gains
-from rank_collapse.network.transformer import apply_final_norm, walk_layer, walk_layers
-from rank_collapse.paths.contributions import path_gains
+from rank_collapse.network.walk import apply_final_norm, walk_layer, walk_layers
 from rank_collapse.paths.frozen import Frozen, freeze
 
 
@@ -30,9 +28,6 @@ def head_contributions(
     x: Any,
     config: TransformerConfig,
     *,
-    attention_gain: Any = None,
-    cross_gain: Any = None,
-    mlp_gain: Any = None,
     chunk: int = 12,
     **inputs: Any,
 ) -> Float[Array, "l h n d"]:
@@ -43,7 +38,6 @@ def head_contributions(
 
     Args:
         params, x, config: As in `apply`.
-        attention_gain, cross_gain, mlp_gain: See `path_contributions`.
         chunk: Heads carried at once, which bounds the memory besides the result: chunk · n · d_ff.
         **inputs: mask, bias, memory, memory_mask, segments, positions and edit of `apply`.
 
@@ -53,12 +47,7 @@ def head_contributions(
     if chunk < 1:
         raise ValueError(f"chunk={chunk} is below 1")
     params, prepared = prepare_inputs(params, x, config, covers=COVERS, **inputs)
-    gains = layer_gains(config, prepared.x.dtype, params)
-    factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
-    _, gains = path_gains(config, gains, factors)
-    return _head_derivatives(
-        params, prepared, config, gains, min(chunk, config.depth * config.num_heads)
-    )
+    return _head_derivatives(params, prepared, config, min(chunk, config.depth * config.num_heads))
 
 
 # What an edit makes of a head's output is of all heads together.
@@ -68,13 +57,12 @@ COVERS = dataclasses.replace(EVERYTHING, name="head_contributions", edits=_EDITS
 
 
 @functools.partial(jax.jit, static_argnames="chunk")
-def _head_derivatives(params, prepared, config, gains, chunk):
+def _head_derivatives(params, prepared, config, chunk):
     """Differentiate the frozen output with respect to the gain of each head, at gains of 1.
 
     Args:
         params, prepared: From `prepare_inputs`.
         config: The network.
-        gains: Of all layers.
         chunk: As in `head_contributions`.
     """
     constants, final_constants = freeze(params, prepared, config)
@@ -86,7 +74,7 @@ def _head_derivatives(params, prepared, config, gains, chunk):
     def compute_output(head_gain):
         extra = constants.replace(head_gain=head_gain)
         start = prepared.x[None]
-        c, _ = walk_layers(step, start, params, prepared, config, extra=extra, gains=gains)
+        c, _ = walk_layers(step, start, params, prepared, config, extra=extra)
         return apply_final_norm(algebra, c, params, prepared, config, final_constants)[0]
 
     ones = jnp.ones((config.depth, config.num_heads), prepared.x.dtype)

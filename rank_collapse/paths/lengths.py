@@ -39,7 +39,6 @@ def branch_shares(
     config: TransformerConfig,
     *,
     mask: Any = None,
-    first_token: bool = True,
 ) -> BranchShares:
     """Compute the share of each branch in its sum, λ_l = E ‖a_l‖ / (‖x_l‖ + ‖a_l‖).
 
@@ -49,9 +48,8 @@ def branch_shares(
     Args:
         trace: One example's forward pass, from `apply`.
         params, config: The network of the trace.
-        mask: Bool [n], True for tokens that are not padding; None for all.
-        first_token: Whether position 0 counts; in language models its norm is often far above the
-            others, and its share far below.
+        mask: Bool [n], True for tokens that count; None for all. In language models the norm of
+            token 0 is often far above the others, and its share far below.
 
     Raises:
         ValueError: A network of several residual streams, or a mask of another length.
@@ -62,7 +60,6 @@ def branch_shares(
     is_counted = jnp.ones(num_tokens, bool) if mask is None else as_mask(mask)
     if is_counted.shape != (num_tokens,):
         raise ValueError(f"mask of shape {is_counted.shape} does not fit {num_tokens} tokens")
-    is_counted = is_counted & (first_token | (jnp.arange(num_tokens) > 0))
     shares = _measure_shares(params, trace, config, is_counted)
     return BranchShares(shares["attention"], shares.get("mlp"))
 

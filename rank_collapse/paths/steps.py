@@ -16,7 +16,8 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams, layer_params
 from rank_collapse.network.residual import LayerGains, apply_gain, layer_gains
-from rank_collapse.network.transformer import Layer, apply_final_norm, compute_layer, walk_layer
+from rank_collapse.network.transformer import compute_layer
+from rank_collapse.network.walk import Layer, apply_final_norm, walk_layer
 from rank_collapse.paths.enumeration import ALL_HEADS
 from rank_collapse.paths.frozen import Frozen, freeze
 

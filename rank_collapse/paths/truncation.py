@@ -19,7 +19,7 @@ from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, WalkResult
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import Layer, apply_final_norm, walk_layer, walk_network
+from rank_collapse.network.walk import Layer, apply_final_norm, walk_layer, walk_network
 from rank_collapse.paths.channels import ByLength, Channels, pad_slots
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.frozen import FrozenLayer, frozen_scale, mlp_gate

@@ -26,9 +26,7 @@ from rank_collapse.pretrained.opened import InMemory as InMemory, OpenCheckpoint
 from rank_collapse.pretrained.patches import image_patches as image_patches
 from rank_collapse.pretrained.published import (
     PUBLISHED as PUBLISHED,
-    Target as Target,
     published_curves as published_curves,
-    published_targets as published_targets,
 )
 from rank_collapse.pretrained.report import (
     CheckpointReport as CheckpointReport,

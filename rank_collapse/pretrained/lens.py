@@ -20,7 +20,8 @@ from rank_collapse import struct
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.passes import States, WalkResult
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import TokenAlgebra, apply_final_norm
+from rank_collapse.network.transformer import TokenAlgebra
+from rank_collapse.network.walk import apply_final_norm
 from rank_collapse.paths.channels import ByLength
 from rank_collapse.paths.frozen import Frozen, freeze_final
 from rank_collapse.pretrained.lazy import Unembedding

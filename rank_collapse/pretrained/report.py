@@ -40,7 +40,7 @@ class CheckpointReport:
     Attributes:
         states: {ablation: `Profile` [b, L + 1]} of the hidden states before the final norm.
         read: `Profile` [b, L + 1] of what attention reads, N(X^l); the last is the output.
-        attention: {measure: [b, L, h]}, of `rc.network.attention_profile`.
+        attention: {measure: [b, L, h]}, of `network.measured.heads.measure_heads`.
         path_size: ‖C_k‖_{1,∞} [b, L + 1] of the sum over all paths of length k.
         attention_share: λ [b, L], mean share of each attention branch in the stream.
         spikes: `rc.spikes` of each text.

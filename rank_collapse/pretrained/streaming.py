@@ -26,7 +26,7 @@ from rank_collapse.network.passes import LayerPass, States, WalkResult, step_pas
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import Gains, layer_gains
 from rank_collapse.network.surgery import ABLATIONS, READINGS, ablate, skips_left
-from rank_collapse.network.transformer import Layer
+from rank_collapse.network.walk import Layer
 from rank_collapse.pretrained.lazy import stored_values
 from rank_collapse.pretrained.opened import Source
 from rank_collapse.struct import refuse, refuse_if
@@ -203,7 +203,7 @@ def _split_groups(source, groups, total, chunk):
             where = f"first={group.first}, last={group.last}"
             raise ValueError(f"group {name!r} has none of {total} examples: {where}")
         size = min(chunk, last - group.first)
-        names, passes = zip(*((n, p.for_streaming()) for n, p in group.passes), strict=True)
+        names, passes = zip(*group.passes, strict=True)
         ablation, skips = _shared_program(group, source.config)
         for start in range(group.first, last, size):
             rows = np.minimum(np.arange(start, start + size), last - 1)

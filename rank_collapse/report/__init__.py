@@ -1,3 +1,3 @@
-"""Figures from plain arrays, intervals over seeds, alarms, and a page of HTML."""
+"""Figures from plain arrays, alarms, and a page of HTML."""
 
 from rank_collapse.report.page import Section as Section, render as render

@@ -1,4 +1,4 @@
-"""Means, shares and slopes of seeds, and how well a few seeds fix one.
+"""Student's interval of a mean over seeds.
 
 scipy is imported where it is used: it takes a second, which `--help` need not.
 """
@@ -6,10 +6,7 @@ scipy is imported where it is used: it takes a second, which `--help` need not.
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from statistics import NormalDist
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from rank_collapse.struct import refuse_if
 
@@ -31,7 +28,7 @@ def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
 
     Of paired differences, one of two treatments of the same seeds is ahead where the interval lies
     on one side of 0. It presumes draws that are near normal: of a statistic that is bounded or
-    takes few values use `share_interval`, or the share of draws in a range.
+    takes few values it may leave the range of these.
 
     Args:
         values: One per seed.
@@ -46,81 +43,14 @@ def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
 
     Source: Student 1908, "The probable error of a mean".
     """
-    values, upper = [float(v) for v in values], _upper_tail(level)
+    values, upper = [float(v) for v in values], upper_tail(level)
     n = len(values)
     if n < 2 or not all(map(math.isfinite, values)) or all_equal(values):
         return Interval()
     mean = math.fsum(values) / n
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
-    half = _student_quantile(n - 1, upper) * deviation / math.sqrt(n)
+    half = student_quantile(n - 1, upper) * deviation / math.sqrt(n)
     return Interval(mean - half, mean + half)
-
-
-def draws_needed(half: float, draws: int, distance: float, level: float = 0.95) -> int:
-    """Computes about how many draws narrow Student's interval t s/√n to less than a distance.
-
-    Args:
-        half: Half the width of the interval of `draws` draws.
-        draws: At least 2.
-        distance: Above 0, as between a mean and the end of a range.
-        level: Of the interval.
-
-    Raises:
-        ValueError: Fewer draws, or no distance.
-    """
-    refuse_if(draws < 2 or not distance > 0, f"draws={draws} or distance={distance} is too small")
-    upper = _upper_tail(level)
-    deviation, count = half * math.sqrt(draws) / _student_quantile(draws - 1, upper), 2
-    while _student_quantile(count - 1, upper) * deviation >= distance * math.sqrt(count):
-        count += 1 + count // 20  # about: steps of 5 %
-    return count
-
-
-def share_interval(values: Iterable[float | int], level: float = 0.95) -> Interval:
-    """Compute the interval of the mean of numbers in [0, 1], which does not leave [0, 1].
-
-    Wilson's with the sum as the count of draws that are all 0 or 1, or all equal: no draws in
-    [0, 1] vary more than those that are 0 or 1. Of others Student's, cut to [0, 1].
-
-    Args:
-        values: One per seed: accuracies, shares, 1 or 0.
-        level: As of `mean_interval`.
-
-    Raises:
-        ValueError: A number outside [0, 1] by more than float32's rounding.
-
-    Returns:
-        (0, 1) of no seeds.
-    """
-    numbers = [float(v) for v in values]
-    values = [min(max(v, 0.0), 1.0) for v in numbers]
-    for number, share in zip(numbers, values, strict=True):
-        refuse_if(not abs(number - share) < 1e-5, f"{number:g} is not in [0, 1], as a share is")
-    if not values:
-        return Interval(0.0, 1.0)
-    if all_equal(values) or {*values} <= {0.0, 1.0}:
-        return wilson_interval(math.fsum(values), len(values), level)
-    low, high = mean_interval(values, level)
-    return Interval(max(low, 0.0), min(high, 1.0))
-
-
-def wilson_interval(count: float | int, total: int, level: float = 0.95) -> Interval:
-    """Compute the score interval of a share from `count` of `total`.
-
-    (k + z²/2 ± z √(k(n − k)/n + z²/4)) / (n + z²), z the normal quantile of (1 + level)/2.
-
-    Args:
-        count, total: k and n.
-        level: Share of such intervals that hold the true share.
-
-    Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
-    """
-    _check_share(count, total, least=1)
-    z = _normal_quantile(_upper_tail(level))
-    middle = count + z**2 / 2
-    half = z * math.sqrt(count * (total - count) / total + z**2 / 4)
-    low, high = (middle - half) / (total + z**2), (middle + half) / (total + z**2)
-    return Interval(0.0 if count == 0 else low, 1.0 if count == total else high)
 
 
 def all_equal(values: Iterable[float]) -> bool:
@@ -129,46 +59,15 @@ def all_equal(values: Iterable[float]) -> bool:
     return not values or math.isclose(min(values), max(values), rel_tol=1e-12)
 
 
-def slope(x: Any, y: Any) -> np.ndarray:
-    """Compute the least-squares slope of each row of y [..., k] over x [k].
-
-    Σ (x − x̄) y / Σ (x − x̄)².
-
-    NaN where x has one point only, or a value of y is not finite.
-    """
-    x, y = np.asarray(x, float), np.asarray(y, float)
-    away = x - x.mean()
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(y @ away / (away @ away))
-
-
-def geometric_mean(values: Any) -> np.ndarray:
-    """Compute exp of the mean over seeds of ln values [s, ...]; NaN for a seed without one above
-    0.
-    """
-    values = np.asarray(values)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.exp(np.log(np.where(values > 0, values, np.nan)).mean(axis=0))
-
-
-def _upper_tail(level):
+def upper_tail(level: float) -> float:
+    """Compute the quantile (1 + level)/2 at which an interval of a level ends."""
     refuse_if(not 0 < level < 1, f"level={level} is not between 0 and 1")
     return (1 + level) / 2
 
 
 @lru_cache(maxsize=1024)
-def _student_quantile(freedom, share):
+def student_quantile(freedom: int, share: float) -> float:
+    """Compute a quantile of Student's distribution."""
     from scipy import special
 
     return float(special.stdtrit(freedom, share))
-
-
-@lru_cache(maxsize=1024)
-def _normal_quantile(share):
-    return NormalDist().inv_cdf(share)
-
-
-def _check_share(count, total, least=0):
-    refuse_if(
-        not 0 <= count <= total or total < least, f"count={count} of total={total} is not a share"
-    )

@@ -1,8 +1,7 @@
-"""Files of a run: written whole; metrics by step, seeds, saved states."""
+"""Files of a run: written whole; metrics by step, figures."""
 
 from rank_collapse.runs.files import (
     RunError as RunError,
-    describe_difference as describe_difference,
     make_folder as make_folder,
     write_atomically as write_atomically,
 )

@@ -42,9 +42,5 @@ def check_drawing(purpose: str, instead: str = "") -> None:
 
     Raises:
         MissingPackage: Without matplotlib.
-        ValueError: Of matplotlib, about its variable.
     """
-    try:
-        import_package("matplotlib", purpose, "report", instead)
-    except ValueError as error:
-        raise ValueError(f"MPLBACKEND: {error}") from None
+    import_package("matplotlib", purpose, "report", instead)

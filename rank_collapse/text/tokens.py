@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from rank_collapse.struct import refuse, refuse_if
-from rank_collapse.text.encoders import Encoder
+from rank_collapse.struct import refuse_if
 from rank_collapse.text.files import read_table, read_utf8
 
 TEXT_COLUMNS = ("sentence1", "sentence2", "sentence", "text")
@@ -119,94 +118,6 @@ def pad_sequences(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31
     ids = np.zeros(mask.shape, np.int32)
     ids[mask] = np.concatenate(sequences)
     return Tokens(ids, mask)
-
-
-def masked_copies(
-    ids: Int[np.ndarray, "b n"],
-    mask: Bool[np.ndarray, "b n"],
-    token: int,
-    copies: int,
-    share: float = 0.15,
-    seed: int = 0,
-) -> tuple[Int[np.ndarray, "c n"], Bool[np.ndarray, "c n"]]:
-    """Mask tokens in copies of each text; the copies mask different ones, as long as there are any.
-
-    Never the first or the last token of a text, which close it in most models.
-
-    Args:
-        ids, mask: Of `Tokens`.
-        token: The id that stands in a masked one's place.
-        copies: Of each text, one after the other: c = b · copies.
-        share: Of a text's tokens that each copy masks, at least one; 15 % as of BERT.
-
-    Source: Devlin et al. 2019, task 1, with the token in all of the places.
-    """
-    draw, chosen = np.random.default_rng(seed), np.zeros((len(ids), copies, ids.shape[1]), bool)
-    for text, count in zip(chosen, mask.sum(axis=1), strict=True):
-        places = draw.permutation(np.arange(1, count - 1))
-        size = max(1, round(share * len(places)))
-        for copy, is_masked in enumerate(text):
-            is_masked[np.take(places, np.arange(copy * size, (copy + 1) * size), mode="wrap")] = (
-                True
-            )
-    chosen = chosen.reshape(-1, ids.shape[1])
-    return np.where(chosen, token, np.repeat(ids, copies, axis=0)), chosen
-
-
-def join_texts(texts: Sequence[str], encoder: Encoder, min_tokens: int, limit: int) -> list[str]:
-    """Join consecutive texts until each has `min_tokens`; the remainder at the end is dropped.
-
-    Args:
-        texts: In order.
-        encoder: Counts the tokens.
-        min_tokens: Of each joined text.
-        limit: Number of joined texts at most.
-    """
-    joined, parts, length = [], [], 0
-    for text in texts:
-        parts.append(text)
-        length += len(encoder(text))
-        if length >= min_tokens and len(encoder(" ".join(parts))) >= min_tokens:
-            joined.append(" ".join(parts))
-            parts, length = [], 0
-        if len(joined) == limit:
-            break
-    refuse_if(not joined, f"all texts together have fewer than {min_tokens} tokens")
-    return joined
-
-
-def encode_texts(
-    texts: Sequence[str],
-    encoder: Encoder,
-    *,
-    max_tokens: int,
-    num_positions: int = 0,
-    vocab_size: int = 2**31,
-) -> Tokens:
-    """Encode texts as padded token ids, each cut to `max_tokens`, its last token kept.
-
-    Args:
-        texts: In order.
-        encoder: text → token ids.
-        max_tokens: Of each text.
-        num_positions: Positions that the model has; 0 for any number.
-        vocab_size: Above every id.
-
-    Raises:
-        ValueError: An empty text, or more tokens asked for than there are positions.
-    """
-    refuse(
-        (max_tokens < 1, f"max_tokens={max_tokens} is not positive"),
-        (
-            num_positions and max_tokens > num_positions,
-            f"max_tokens={max_tokens} is more than the {num_positions} positions",
-        ),
-    )
-    sequences = []
-    for i, text in enumerate(texts):
-        refuse_if(not text.strip(), f"text {i} is empty")
-        sequences.append(cut_text(encoder(text), max_tokens))
-    return pad_sequences(sequences, vocab_size=vocab_size)
 
 
 def cut_text(ids: Sequence[int], max_tokens: int) -> Sequence[int]:

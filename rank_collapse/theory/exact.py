@@ -22,7 +22,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import GATED
 from rank_collapse.network.residual import ResidualSpec, layer_gains
-from rank_collapse.network.transformer import Algebra, Layer, walk_layer
+from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.struct import refuse_if
 
 flint = import_package("flint", "rank_collapse.theory.exact_profile", "exact")

@@ -22,7 +22,7 @@ from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import GATED
 from rank_collapse.network.measured.updates import MATRICES
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import Algebra, apply_final_norm, walk_layer, walk_layers
+from rank_collapse.network.walk import Algebra, apply_final_norm, walk_layer, walk_layers
 from rank_collapse.theory import token_kernel
 from rank_collapse.theory.score_overlap import overlap_ratios
 

@@ -20,7 +20,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs, at_least_float32, prepare_inputs
 from rank_collapse.network.passes import LayerPass, WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import Algebra, Layer, walk_layer
+from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.log_attention import attention_parts
 from rank_collapse.theory.noise import Noise, make_copies, mask_uncertain

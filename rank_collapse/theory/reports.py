@@ -13,7 +13,7 @@ from rank_collapse.network.covers import Covers
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.passes import WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import Layer, walk_layers
+from rank_collapse.network.walk import Layer, walk_layers
 from rank_collapse.theory import bounds, mean_bounds
 from rank_collapse.theory.bounds import PublishedSides, Sides
 from rank_collapse.theory.log_attention import three_axes

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from rank_collapse.network import layers
 from rank_collapse.network.residual import apply_gain, normalize_tokens
-from rank_collapse.network.transformer import Algebra
+from rank_collapse.network.walk import Algebra
 from rank_collapse.theory.log_operations import LogState
 
 

@@ -19,7 +19,7 @@ from rank_collapse.network import attention as attn, covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import walk_layer, walk_layers
+from rank_collapse.network.walk import walk_layer, walk_layers
 from rank_collapse.theory import tangent
 from rank_collapse.theory.log_operations import LogState, around_mean
 
@@ -30,7 +30,6 @@ def transverse_exponents(
     config: TransformerConfig,
     *,
     count: int = 1,
-    burn_in: int = 0,
     **inputs: Any,
 ) -> Float[Array, "p"]:
     """Compute the largest Lyapunov exponents across the diagonal, log10 per layer, largest first.
@@ -38,16 +37,12 @@ def transverse_exponents(
     Args:
         params, x, config, **inputs: As in `transverse_growth`.
         count: How many exponents.
-        burn_in: Layers left out of the mean, in which the directions turn towards the growing ones.
 
     Raises:
-        ValueError: burn_in leaves no layer, or count directions do not exist; see also
-            `transverse_growth`.
+        ValueError: As `transverse_growth`, whose first layers turn the directions towards the
+            growing ones.
     """
-    if not 0 <= burn_in < config.depth:
-        raise ValueError(f"burn_in={burn_in} leaves none of depth={config.depth} layers")
-    growth = transverse_growth(params, x, config, count=count, **inputs)
-    return jnp.mean(growth[burn_in:], axis=0)
+    return jnp.mean(transverse_growth(params, x, config, count=count, **inputs), axis=0)
 
 
 @full_precision

@@ -223,20 +223,6 @@ def test_ids_that_are_given_are_not_cut_and_a_cut_is_said(tmp_path):
         tokens_of(GOLDEN, f"--ids={'5,' * longest}5")
 
 
-@pytest.mark.full
-def test_a_disk_that_fills_up_leaves_no_part(folder, tmp_path, monkeypatch, capsys):
-    written = checkpoint.files.write_atomically
-
-    def until_full(path, data):
-        if path.suffix == ".csv":
-            raise checkpoint.files.RunError(f"cannot write to {path}: No space left on device")
-        written(path, data)
-
-    monkeypatch.setattr(checkpoint.files, "write_atomically", until_full)
-    assert main([str(folder), "--ids=5,8,13", "--out", str(tmp_path / "x.html")]) == 2
-    assert str(tmp_path / "x.csv") in capsys.readouterr().err and not list(tmp_path.glob("x.*"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

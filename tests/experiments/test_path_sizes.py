@@ -10,7 +10,7 @@ import mpmath
 import numpy as np
 import pytest
 from comparison import near
-from path_examples import chain_effects, length_effects, over_batch
+from path_examples import chain_effects, length_effects, over_batch, profile_in_memory
 from refusals import is_refused
 
 import rank_collapse as rc
@@ -182,13 +182,13 @@ def batch():
 def test_profiles_of_padded_texts_are_those_of_the_texts_alone(batch):
     params, inputs = batch
     measures = ("residual_ratio", "token_cosine", "effective_rank")
-    found = over_batch(rc.network.network_profile, params, CONFIG, inputs, measures=measures)
+    found = over_batch(profile_in_memory, params, CONFIG, inputs, measures=measures)
     for i, n in enumerate(LENGTHS):
         hidden = rc.apply(params, inputs["x"][i, :n], CONFIG).hidden
         for measure in measures:
             expected = [float(getattr(rc, measure)(h)) for h in hidden]
             np.testing.assert_allclose(found[measure][i], expected, rtol=2e-5)
-    alone = rc.network.network_profile(params, inputs["x"][0], CONFIG)["residual_ratio"]
+    alone = profile_in_memory(params, inputs["x"][0], CONFIG)["residual_ratio"]
     np.testing.assert_allclose(found["residual_ratio"][0], alone, rtol=1e-5)
 
 

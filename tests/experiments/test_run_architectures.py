@@ -13,9 +13,9 @@ from trained_runs import answered, arrays, result_of
 import rank_collapse as rc
 from experiments import run_architectures
 from experiments.lab import cli
+from experiments.paper.architectures import targets
 from experiments.verdicts.claims import FAILS, HOLDS
 from rank_collapse.network import surgery
-from rank_collapse.pretrained import published
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
@@ -36,9 +36,7 @@ def test_residuals_are_the_librarys_of_each_text(tmp_path, ids):
     common = (f"--checkpoints={GOLDEN / 'llama-grouped'}", f"--token_ids={ids}")
     assert execute(*common, "--initialisation=false", f"--output_dir={out}") == 0
     config, params = rc.pretrained.load(GOLDEN / "llama-grouped")
-    want = rc.network.network_profile(params, np.array([8, 9, 10, 11, 12]), config)[
-        "residual_ratio"
-    ]
+    want = rc.profile(rc.apply(params, np.array([8, 9, 10, 11, 12]), config))["residual_ratio"]
     name = "llama-grouped/pretrained0/residuals/Transformer/published/residual_ratio"
     np.testing.assert_allclose(arrays(out)[name][1], want, rtol=1e-4)
     assert {f.name for f in (out / "figures").glob("*.png")} == {"residuals_llama-grouped.png"}
@@ -80,7 +78,7 @@ def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, i
     measured = found["bert"]["pretrained"]
     curves = {v: measured[v, "published"][0].mean(axis=0) for v in surgery.ABLATIONS}
     curves["SAN"][2] += 1e4
-    for module in (published, run_architectures):
+    for module in (targets, run_architectures):
         monkeypatch.setattr(module, "published_curves", lambda *_: {"pretrained": curves})
     shown, last = lines()
     assert last.measured == "1 of 12" and "one is a failure" in last.note

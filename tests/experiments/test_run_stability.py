@@ -12,6 +12,7 @@ import rank_collapse as rc
 from experiments import run_stability
 from experiments.note.stability import measure, results
 from experiments.note.stability.measure import Case, base_config, make_configs
+from experiments.train.weights import get_weight_matrices, replace_weight_matrices
 from rank_collapse.network.measured import updates
 
 TINY = [
@@ -101,7 +102,7 @@ def normalised(params, x, config):
 
 def test_the_change_of_an_update_is_the_librarys():
     config, params, other, x = small_network()
-    direction, before = updates.get_weight_matrices(other), normalised(params, x, config)
+    direction, before = get_weight_matrices(other), normalised(params, x, config)
     found = measure.output_changes(params, x, config, before, {"there": direction}, 1e-2)["there"]
     moved = measure.move_weights(params, direction, 1e-2)
     wanted = updates.output_change(params, moved, x, config)[-1]
@@ -119,10 +120,8 @@ def test_an_sgd_step_and_its_bound_are_those_of_a_step_taken():
     gradients, aside = measure.matrix_gradients(loss, params)
     assert aside == "aside"
     found = measure.sgd_change(params, x, config, gradients)
-    eta, own = 1e-3, updates.get_weight_matrices(params)
-    moved = updates.replace_weight_matrices(
-        params, jax.tree.map(lambda w, g: w - eta * g, own, gradients)
-    )
+    eta, own = 1e-3, get_weight_matrices(params)
+    moved = replace_weight_matrices(params, jax.tree.map(lambda w, g: w - eta * g, own, gradients))
     before, after = (normalised(p, x, config) for p in (params, moved))
     np.testing.assert_allclose(found, jnp.mean((after - before) ** 2) / eta**2, rtol=0.05)
     # a step of relative size e along each gradient lowers the loss by e Σ‖W‖‖∂W‖

@@ -12,7 +12,7 @@ from comparison import near
 from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse.measures import centers, norms, on_jax, residuals as rs
+from rank_collapse.measures import norms, on_jax, residuals as rs
 
 
 def tokens(n=7, d=5, seed=0):
@@ -26,11 +26,6 @@ NUMPY_NORMS = {
     "frobenius": lambda a: np.sqrt((a**2).sum()),
     "spectral": lambda a: np.sqrt(np.linalg.eigvalsh(a.T @ a).max()),
     "max": lambda a: np.abs(a).max(),
-}
-NUMPY_CENTERS = {
-    "mean": lambda a: a.mean(0),
-    "median": lambda a: np.median(a, axis=0),
-    "midrange": lambda a: (a.min(0) + a.max(0)) / 2,
 }
 
 
@@ -54,15 +49,11 @@ def plain_ranks(a):
 def test_equals_numpy(shape):
     x = tokens(*shape)
     assert set(NUMPY_NORMS) == set(norms.NORMS)
-    assert set(NUMPY_CENTERS) == set(centers.CENTERS)
     for norm, plain in NUMPY_NORMS.items():
         np.testing.assert_allclose(norms.matrix_norm(x, norm), plain(x), rtol=1e-5)
-        for center, at in NUMPY_CENTERS.items():
-            np.testing.assert_allclose(rc.residual(x, center=center), x - at(x), atol=1e-6)
-            want = plain(x - at(x)) / plain(x)
-            np.testing.assert_allclose(
-                rc.residual_ratio(x, center=center, norm=norm), want, rtol=1e-5
-            )
+        want = plain(x - x.mean(0)) / plain(x)
+        np.testing.assert_allclose(rc.residual_ratio(x, norm=norm), want, rtol=1e-5)
+    np.testing.assert_allclose(rc.residual(x), x - x.mean(0), atol=1e-6)
     for fn, want in plain_ranks(x).items():
         if want is not None:
             np.testing.assert_allclose(fn(x), want, rtol=1e-4, err_msg=fn.__name__)
@@ -94,7 +85,7 @@ def test_masked_rows_are_as_if_removed():
     spoiled = np.where(keep[:, None], x, 1e4)
     functions = [lambda a, m, f=f: f(a, mask=m) for f in plain_ranks(x)]
     functions += [lambda a, m, k=k: norms.matrix_norm(a, k, mask=m) for k in norms.NORMS]
-    functions += [lambda a, m, c=c: rc.residual_ratio(a, center=c, mask=m) for c in centers.CENTERS]
+    functions.append(lambda a, m: rc.residual_ratio(a, mask=m))
     masked = jax.jit(lambda a, m: [f(a, m) for f in functions])(spoiled, keep)
     plain = jax.jit(lambda a: [f(a, None) for f in functions])(x[keep])
     np.testing.assert_allclose(masked, plain, rtol=2e-4)
@@ -103,35 +94,31 @@ def test_masked_rows_are_as_if_removed():
     np.testing.assert_array_equal(rest[~keep], 0)
 
 
-def test_each_center_minimises_its_norm():
+def test_the_mean_minimises_the_frobenius_norm():
     x = tokens(9, 4, seed=5) ** 3
-    for center, norm in (("mean", "frobenius"), ("median", "one"), ("midrange", "max")):
-        least = norms.matrix_norm(rc.residual(x, center=center), norm)
-        rng = np.random.default_rng(0)
-        for size in (1e-2, 0.3):
-            moved = rc.residual(x, center=center) + size * rng.standard_normal((1, 4))
-            assert norms.matrix_norm(moved, norm) > least
+    least, rng = norms.matrix_norm(rc.residual(x), "frobenius"), np.random.default_rng(0)
+    for size in (1e-2, 0.3):
+        moved = rc.residual(x) + size * rng.standard_normal((1, 4))
+        assert norms.matrix_norm(moved, "frobenius") > least
 
 
 def test_shift_and_scale():
     x = tokens()
     shift = np.arange(5.0, dtype=np.float32)[None, :]
-    for center in centers.CENTERS:
-        size = rc.composite_norm(rc.residual(x, center=center))
-        moved = rc.composite_norm(rc.residual(3 * x + shift, center=center))
-        np.testing.assert_allclose(moved, 3 * size, rtol=1e-3)
-        for norm in ("frobenius", "composite"):
-            want = rc.residual_ratio(x, center=center, norm=norm)
-            for scale in (1e-30, 1e30):
-                got = rc.residual_ratio(x * np.float32(scale), center=center, norm=norm)
-                np.testing.assert_allclose(got, want, rtol=1e-3)
+    size = rc.composite_norm(rc.residual(x))
+    moved = rc.composite_norm(rc.residual(3 * x + shift))
+    np.testing.assert_allclose(moved, 3 * size, rtol=1e-3)
+    for norm in ("frobenius", "composite"):
+        want = rc.residual_ratio(x, norm=norm)
+        for scale in (1e-30, 1e30):
+            got = rc.residual_ratio(x * np.float32(scale), norm=norm)
+            np.testing.assert_allclose(got, want, rtol=1e-3)
 
 
 def test_edges():
     one = np.ones((4, 3), np.float32)
-    for center in centers.CENTERS:
-        np.testing.assert_allclose(rc.residual_ratio(one, center=center), 0, atol=1e-6)
-        np.testing.assert_array_equal(rc.residual_ratio(0 * one, center=center), 0)
+    np.testing.assert_allclose(rc.residual_ratio(one), 0, atol=1e-6)
+    np.testing.assert_array_equal(rc.residual_ratio(0 * one), 0)
     np.testing.assert_allclose(rs.token_cosine(one), 1, rtol=1e-6)
     np.testing.assert_allclose(rs.effective_rank(np.eye(4)), 4, rtol=1e-5)
     for rank in (rs.effective_rank, rs.stable_rank):
@@ -147,7 +134,6 @@ test_refusals_name_the_value = refused(
         (lambda: rc.residual(np.ones(3)), r"\(3,\)"),
         (lambda: rc.residual(np.ones((0, 4))), r"\(0, 4\)"),
         (lambda: rc.composite_norm(np.array([[1.0, np.nan]])), "1 values that are not finite"),
-        (lambda: rc.residual(np.ones((2, 2)), center="mode"), "center='mode'"),
         (lambda: rc.residual_ratio(np.ones((2, 2)), norm="two"), "norm='two'"),
         (lambda: rc.residual(np.ones((2, 2)), mask=np.ones(3, bool)), r"\(3,\)"),
         (lambda: rc.residual(np.ones((2, 2)), mask=np.zeros(2, bool)), "leaves no token"),
@@ -186,7 +172,7 @@ SHARED = """
 import jax, jax.numpy as jnp
 jax.config.update("jax_num_cpu_devices", 2)
 from rank_collapse.measures import residuals
-from rank_collapse.runs import seeds
+from experiments.lab import seeds
 def measure(x, _):
     def ranks(i):
         y = (jnp.tanh(x @ x.T + i) @ x)[:32, :32]

@@ -13,6 +13,8 @@ from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.measures.spikes import choose_tokens
+from rank_collapse.network.measured.states import ProfilePass
+from rank_collapse.pretrained import Group, InMemory, stream
 
 N, D, LENGTH = 64, 128, 11.3
 SPIKES = (0, 100, 1000)
@@ -131,16 +133,15 @@ def test_what_a_layer_reads_in_passes_and_of_traces():
             ]
             norms.append(lambda h: h)
         options = {"measures": ("residual_ratio", "spike_norm"), "tokens": "read"}
-        profile = rc.network.network_profile(
-            params, x, config, exclude="spikes", threshold=1.2, **options
-        )
-        want = rc.profile(hidden, norm=norms, exclude="spikes", threshold=1.2, **options)
-        assert int(np.sum(want.left_out)) > 0
+        source, passes = InMemory(params, config), (("read", ProfilePass(**options)),)
+        profile = stream(source, {"x": x[None]}, {"": Group(passes)})[""]["read"]
+        want = rc.profile(hidden, norm=norms, **options)
         assert profile.measures.keys() == want.measures.keys()
         for name, value in want.measures.items():
-            np.testing.assert_allclose(profile.measures[name], value, rtol=1e-5)
-        np.testing.assert_array_equal(profile.left_out, want.left_out)
-        np.testing.assert_array_equal(profile.spiked, want.spiked)
+            np.testing.assert_allclose(profile.measures[name][0], value, rtol=1e-5)
+        np.testing.assert_array_equal(profile.spiked[0], want.spiked)
+        some = rc.profile(hidden, norm=norms, exclude="spikes", threshold=1.2, **options)
+        assert int(np.sum(some.left_out)) > 0
     one = rc.monitor(hidden[0], tokens="unit", exclude="spikes", threshold=1.2)
     chosen = rc.profile(hidden[:1], tokens="unit", exclude="spikes", threshold=1.2)
     assert float(one["residual_ratio"]) == pytest.approx(float(chosen["residual_ratio"][0]))

@@ -12,7 +12,7 @@ from refusals import is_refused, refused
 import rank_collapse as rc
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.residual import layer_gains
-from rank_collapse.network.transformer import walk_layers
+from rank_collapse.network.walk import walk_layers
 
 L, H, N, D = 3, 2, 5, 8
 ALPHA = np.array([0.7, 1.1, 0.4])

@@ -7,16 +7,20 @@ import numpy as np
 import pytest
 from gradient_norms import gradient_norms
 from marks import full_but
-from path_examples import chain_effects
+from path_examples import chain_effects, heads_in_memory
 from refusals import refused
 
 import rank_collapse as rc
 from experiments.note.stability import dependency
 from experiments.note.stability.measure import move_weights
 from experiments.train.path_sizes import branch_sizes
+from experiments.train.weights import (
+    compute_matrix_norms,
+    get_weight_matrices,
+    replace_weight_matrices,
+)
 from rank_collapse.network.layers import apply_norm
 from rank_collapse.network.measured import updates
-from rank_collapse.network.measured.heads import attention_profile
 from rank_collapse.network.measured.influence import (
     find_settling_index,
     layer_influence,
@@ -222,12 +226,12 @@ def test_attention_that_is_uniform_and_attention_that_is_not(network):
     params, x, trace = network
     w_q = jnp.zeros_like(params.layers.attention.w_q)
     blind = draws.changed(params, attention={"w_q": w_q, "b_q": None})
-    head_measures = attention_profile(blind, x, CONFIG, mask=MASK)
+    head_measures = heads_in_memory(blind, x, CONFIG, mask=MASK)
     shares = [head_measures[name] for name in ("largest_weight", "largest_column", "first_column")]
     np.testing.assert_allclose(
         [np.exp(-head_measures["entropy"]), *shares], 1 / MASK.sum(), rtol=1e-5
     )
-    head_measures = attention_profile(params, x, CONFIG, mask=MASK)
+    head_measures = heads_in_memory(params, x, CONFIG, mask=MASK)
     weights = np.asarray(trace.attention)[:, :, np.asarray(MASK)]
     np.testing.assert_allclose(head_measures["first_column"], weights[..., 0].mean(-1), rtol=1e-5)
     np.testing.assert_allclose(head_measures["largest_column"], weights.mean(-2).max(-1), rtol=1e-5)
@@ -276,15 +280,15 @@ def test_updates_have_the_asked_size_and_gradients_their_norms():
     def loss(params):
         return jnp.sum(target * rc.apply(params, x, config).output)
 
-    matrices = updates.get_weight_matrices(params)
+    matrices = get_weight_matrices(params)
     assert {part: set(m) for part, m in matrices.items()} == {
         "attention": {"w_q", "w_k", "w_v", "w_o"},
         "mlp": {"w_in", "w_gate", "w_out"},
     }
-    down = jax.tree.map(jnp.negative, updates.get_weight_matrices(jax.grad(loss)(params)))
+    down = jax.tree.map(jnp.negative, get_weight_matrices(jax.grad(loss)(params)))
     new = move_weights(params, down, 1e-4)
-    moved = jax.tree.map(jnp.subtract, updates.get_weight_matrices(new), matrices)
-    size, length = updates.compute_matrix_norms(moved), updates.compute_matrix_norms(matrices)
+    moved = jax.tree.map(jnp.subtract, get_weight_matrices(new), matrices)
+    size, length = compute_matrix_norms(moved), compute_matrix_norms(matrices)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 1e-4 * b, rtol=0.01), size, length)
     # downhill by ε Σ ‖W‖ ‖∂W‖, to first order
     gradient = gradient_norms(loss, params)
@@ -292,7 +296,7 @@ def test_updates_have_the_asked_size_and_gradients_their_norms():
     np.testing.assert_allclose(loss(params) - loss(new), 1e-4 * fall, rtol=0.03)
     # a matrix alone: the norm of its gradient, entry by entry
     key_gradient = jax.grad(
-        lambda w: loss(updates.replace_weight_matrices(params, {"attention": {"w_k": w}}))
+        lambda w: loss(replace_weight_matrices(params, {"attention": {"w_k": w}}))
     )
     key_norms = key_gradient(params.layers.attention.w_k)
     np.testing.assert_allclose(
@@ -303,7 +307,7 @@ def test_updates_have_the_asked_size_and_gradients_their_norms():
 def test_output_change_is_between_normalised_states():
     params, x, config = placed(FIELDS[1])
     other = move_weights(
-        params, jax.tree.map(lambda w: jnp.cos(40 * w), updates.get_weight_matrices(params)), 0.1
+        params, jax.tree.map(lambda w: jnp.cos(40 * w), get_weight_matrices(params)), 0.1
     )
     change = updates.output_change(params, other, x, config)
     a, b = (rc.apply(p, x, config).hidden for p in (params, other))
@@ -319,7 +323,7 @@ def test_output_change_is_between_normalised_states():
 def test_padded_tokens_do_not_count_in_the_output_change():
     """With padding it is the change of the network on the tokens that exist alone."""
     params, x, config = placed(FIELDS[0])
-    matrices, tree = jax.tree.flatten(updates.get_weight_matrices(params))
+    matrices, tree = jax.tree.flatten(get_weight_matrices(params))
     rng = np.random.default_rng(3)
     directions = [jnp.asarray(rng.standard_normal(w.shape), w.dtype) for w in matrices]
     other = move_weights(params, jax.tree.unflatten(tree, directions), 0.1)

@@ -46,9 +46,11 @@ def test_it_is_what_the_paper_says_token_by_token(kind, by_token):
 def test_paths_of_each_length_have_as_many_factors(kind):
     """Σ_k t^k C_k + offset(t) is the frozen network with its attention times t; an edit too."""
     config, params, x = network(kind)
+    no_bias = jnp.zeros_like(params.layers.attention.b_o)  # which `head_gain` does not multiply
+    params = draws.changed(params, attention={"b_o": no_bias})
     contributions = rc.path_contributions(params, x, config, count_mlps=True)
     np.testing.assert_allclose(contributions.total, rc.apply(params, x, config).output, rtol=1e-9)
-    halved = rc.path_contributions(params, x, config, attention_gain=np.full(L, 0.5))
+    halved = rc.path_contributions(params, x, config, head_gain=np.full((L, config.num_heads), 0.5))
     expected = stream_oracle.output(params, x, config, 0.5)
     np.testing.assert_allclose(halved.total, expected, rtol=1e-9, atol=1e-9)
     factors = 0.5 ** np.arange(L + 1)[:, None, None]

@@ -170,22 +170,17 @@ def test_what_is_left_out_is_what_passed_through_it(x64):
     assert relative(full.total - dropped.total, through[1, 0]) < 1e-12
     without_bias = full.by_length.sum(axis=0) - dropped.by_length.sum(axis=0)
     assert relative(without_bias, expected) < 1e-12
-    none = compiled_contributions(params, x, SMALL, attention_gain=jnp.zeros(2))
+    none = compiled_contributions(params, x, SMALL, head_gain=jnp.zeros((2, HEADS)))
     assert relative(none.by_length[0], full.by_length[0]) < 1e-12
     assert not np.any(none.by_length[1:])
-    counted = compiled_contributions(params, x, SMALL, count_mlps=True)
-    no_mlp = compiled_contributions(params, x, SMALL, mlp_gain=jnp.zeros(2))
-    assert relative(no_mlp.by_length, counted.by_length[:, 0]) < 1e-12
 
 
 def test_gains_of_one_change_nothing_and_multiply_those_of_the_network(x64):
     config = SMALL.replace(branch_gain=jnp.array([0.6, -0.3]))
     params, x, _ = example(config)
     plain = compiled_contributions(params, x, config)
-    ones = compiled_contributions(params, x, config, attention_gain=jnp.ones(2))
+    ones = compiled_contributions(params, x, config, head_gain=jnp.ones((2, HEADS)))
     assert relative(ones.by_length, plain.by_length) < 1e-13
-    halved = compiled_contributions(params, x, config, attention_gain=0.5 * jnp.ones(2))
-    assert relative(halved.by_length[2], 0.25 * plain.by_length[2]) < 1e-13
     heads = compiled_contributions(params, x, config, head_gain=0.5 * jnp.ones((2, HEADS)))
     assert relative(heads.by_length[2], 0.25 * plain.by_length[2]) < 1e-13
 
@@ -229,8 +224,6 @@ def test_memory_does_not_grow_with_attention_matrices():
 test_bad_input_is_named = refused(
     [
         ({"head_gain": jnp.ones((3, HEADS))}, r"head_gain of shape \(3, 2\) is not \(2, 2\)"),
-        ({"mlp_gain": jnp.ones(5)}, r"mlp_gain of shape \(5,\) is not \(2,\)"),
-        ({"cross_gain": jnp.ones(2)}, "cross_gain is given but"),
         ({"mask": jnp.ones(9, bool)}, r"mask of shape \(9,\)"),
         ({"config": SMALL.replace(cross_attention=True)}, "needs a memory"),
         ({"x": jnp.ones((N, 5))}, "d_model=8"),

@@ -70,9 +70,10 @@ def test_parts_and_lengths_sum_to_the_logits(x64, name, edit):
     logits = output @ w + b[None]
     for parts in (direct, lengths):
         np.testing.assert_allclose(rc.logit_attribution(parts, (w, b)).total, logits, atol=1e-10)
-        attribution = rc.logit_attribution(parts, rc.paths.Classifier(w, b), classes=(2, 0))
+        pair = rc.paths.Classifier(w[:, [2]] - w[:, [0]], b[2:] - b[0])
+        attribution = rc.logit_attribution(parts, pair)
         np.testing.assert_allclose(attribution.total[:, 0], logits[:, 2] - logits[:, 0], atol=1e-10)
-    attribution = rc.logit_attribution(direct.heads, w, classes=1)
+    attribution = rc.logit_attribution(direct.heads, w[:, [1]])
     np.testing.assert_allclose(attribution[..., 0], direct.heads @ w[:, 1], atol=1e-12)
 
 
@@ -99,12 +100,6 @@ test_what_does_not_fit_is_named = refused(
             lambda p, x: rc.logit_attribution(jnp.zeros((2, 3, 4)), jnp.zeros((5, 2))),
             r"shape \(5, 2\) is not \[d, c\] .* d=\[4\]",
         ),
-        (
-            lambda p, x: rc.logit_attribution(
-                jnp.zeros((2, 3, 4)), jnp.zeros((4, 2)), classes=(0, 7)
-            ),
-            r"class 7 is not in 0\.\.1",
-        ),
         (lambda p, x: rc.head_contributions(p, x, SHORT, chunk=0), "chunk=0 is below 1"),
     ],
     lambda call: call(*example(SHORT)[:2]),
@@ -126,15 +121,14 @@ L, H, N, D = 5, 3, 4, 6
 
 @pytest.mark.full
 def test_any_chunk_of_heads_gives_the_derivative_of_each_head_s_gain(x64):
-    """With factors of other parts; every field of a configuration is in tests/test_algebras.py."""
+    """Every field of a configuration is in tests/test_algebras.py."""
     config = rc.transformer(L, H, D)
     params, x = draws.parameters(config), draws.tokens(N, D)
-    factors = {"attention_gain": jnp.linspace(0.5, 1.5, L)}
 
     def total(gain):
-        return rc.path_contributions(params, x, config, head_gain=gain, **factors).total
+        return rc.path_contributions(params, x, config, head_gain=gain).total
 
     want = jax.jit(jax.jacfwd(total))(jnp.ones((L, H)))
     for chunk in (1, 2, H):
-        contributions = rc.head_contributions(params, x, config, chunk=chunk, **factors)
+        contributions = rc.head_contributions(params, x, config, chunk=chunk)
         np.testing.assert_allclose(contributions, jnp.moveaxis(want, (0, 1), (2, 3)), atol=1e-12)

@@ -134,7 +134,7 @@ def test_branch_shares_are_ratios_of_norms_of_what_is_summed(name):
         added = np.linalg.norm(getattr(gains, sublayer) * branch, axis=-1)
         ratios = added / (skip_norm + added)
         np.testing.assert_allclose(getattr(shares, sublayer), ratios.mean(axis=-1), rtol=1e-5)
-        later = rc.branch_shares(trace, params, config, first_token=False)
+        later = rc.branch_shares(trace, params, config, mask=np.arange(5) > 0)
         np.testing.assert_allclose(getattr(later, sublayer), ratios[:, 1:].mean(-1), rtol=1e-5)
         masked = rc.branch_shares(trace, params, config, mask=np.arange(5) < 3)
         np.testing.assert_allclose(getattr(masked, sublayer), ratios[:, :3].mean(-1), rtol=1e-5)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from comparison import near
 from marks import full_but
-from path_examples import chain_effects, over_batch
+from path_examples import chain_effects, heads_in_memory, over_batch, profile_in_memory
 from refusals import is_refused, refused
 from safetensors.numpy import load_file, save_file
 
@@ -18,7 +18,7 @@ import rank_collapse as rc
 from experiments.paper.trained.chains import ChainPass
 from rank_collapse import pretrained
 from rank_collapse.network import surgery
-from rank_collapse.network.measured import heads, influence, states
+from rank_collapse.network.measured import influence
 from rank_collapse.network.measured.heads import measure_heads
 from rank_collapse.network.measured.influence import InfluencePass
 from rank_collapse.network.measured.states import ProfilePass
@@ -90,14 +90,14 @@ def test_streamed_is_what_the_network_in_memory_gives(name):
         return over_batch(measure, own[1], own[0], given, **static)
 
     expected = {
-        "profile": measured(states.network_profile, measures=MEASURES),
+        "profile": measured(profile_in_memory, measures=MEASURES),
         "lengths": measured(path_contributions),
         "chains": measured(chain_effects, num_paths=2),
-        "attention": measured(heads.attention_profile),
+        "attention": measured(heads_in_memory),
         "influence": measured(influence.layer_influence),
     }
     gaps = {what: worst(found["whole"][what], expected[what]) for what in expected}
-    alone = measured(states.network_profile, "SAN", 1, measures=MEASURES)
+    alone = measured(profile_in_memory, "SAN", 1, measures=MEASURES)
     gaps["SAN"] = worst(decided(found["SAN"]["profile"]), decided(alone))
     print(name, gaps)
     assert max(gaps.values()) < TOLERANCE, gaps
@@ -176,7 +176,7 @@ def test_texts_of_different_lengths_are_filled_up_and_masked():
     found = pretrained.stream(source, {"x": texts, "segments": segments}, {"": Group(passes)})
     for i, (text, own) in enumerate(zip(texts, segments, strict=True)):
         given = {"x": np.array([text]), "segments": np.array([own])}
-        alone = over_batch(states.network_profile, params, config, given, measures=MEASURES)
+        alone = over_batch(profile_in_memory, params, config, given, measures=MEASURES)
         of_text = jax.tree.map(lambda a, i=i: a[i : i + 1], found[""]["profile"])
         near(of_text, alone, rtol=1e-4)
     masked = {"x": texts, "mask": np.arange(5) < np.array([[5], [2], [2]])}
@@ -220,9 +220,7 @@ def test_an_ablation_is_the_one_published_for_the_family():
         for name, reading in variants:  # several of them share a program
             own_config, own = surgery.ablate(of_family, params, name, reading)
             with jax.disable_jit():  # few operations, which all variants share
-                alone = rc.network.network_profile(
-                    own, inputs["x"][0], own_config, measures=MEASURES
-                )
+                alone = profile_in_memory(own, inputs["x"][0], own_config, measures=MEASURES)
             expected = jax.tree.map(lambda a: a[None], alone)
             assert worst(found[f"{name}/{reading}"]["profile"], expected) < TOLERANCE
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from experiments.lab import plots
 from rank_collapse.measures.table import COLLAPSE
 from rank_collapse.report import figures
 from rank_collapse.report.alarms import Threshold, find_alarms
@@ -107,20 +108,19 @@ def test_the_first_alarms_are_those_of_a_loop_over_all_rows():
 
 
 def test_panels_lie_where_their_places_say():
-    _, axes, own = figures.place_grid([("b", 2), ("a", 2), ("b", 1)])
+    _, axes, own = plots.place_grid([("b", 2), ("a", 2), ("b", 1)])
     assert axes.shape == (2, 2)
     assert own == [axes[0, 0], axes[1, 0], axes[0, 1]]  # as they come first, not sorted
 
 
-def test_a_curve_for_each_label():
+def test_a_band_is_of_the_values_that_are_known():
     values = np.array([[1.0, 2.0, 4.0], [3.0, 4.0, np.nan]])
-    groups = {"left": {"x": values}, "right": {"x": values, "y": 2 * values}}
-    _, axes = figures.curves(groups, first=1, ylabel="size", style=lambda i, n: {"lw": 1 + i + n})
-    assert [ax.get_title() for ax in axes.flat] == ["left", "right"]
-    (line, other) = axes[0, 1].lines
+    _, axes = figures.figure()
+    figures.band(axes[0, 0], [1, 2, 3], 2 * values, "y", 1, lw=4)
+    (line,) = axes[0, 0].lines
     np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3])
-    np.testing.assert_array_equal(other.get_ydata(), [4, 6, 8])  # of those that are known
-    assert other.get_linewidth() == 4 and axes[0, 0].get_ylabel() == "size"
+    np.testing.assert_array_equal(line.get_ydata(), [4, 6, 8])
+    assert line.get_linewidth() == 4
 
 
 def test_a_band_of_logarithms_has_a_gap_where_a_seed_has_none():

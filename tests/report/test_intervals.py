@@ -7,13 +7,8 @@ import pytest
 from refusals import is_refused, refused
 from scipy import stats
 
-from rank_collapse.report.intervals import (
-    geometric_mean,
-    mean_interval,
-    share_interval,
-    slope,
-    wilson_interval,
-)
+from experiments.verdicts.intervals import geometric_mean, share_interval, slope, wilson_interval
+from rank_collapse.report.intervals import mean_interval
 
 
 def test_slopes_are_least_squares():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from refusals import each_is_refused, is_refused
 
+from experiments.lab.texts import encode_texts, join_texts, read_text, token_ids, tokenize
 from rank_collapse.text import files, tokens, words
 
 
@@ -42,7 +43,7 @@ def test_json(tmp_path):
 
 
 def test_words_and_punctuation_in_order():
-    assert words.tokenize('The cat\'s "hat", é_1!') == [
+    assert tokenize('The cat\'s "hat", é_1!') == [
         "the",
         "cat",
         "'",
@@ -57,29 +58,29 @@ def test_words_and_punctuation_in_order():
 
 
 def test_ids_are_ranks_of_first_appearance_and_a_longer_excerpt_begins_alike():
-    ids, vocabulary = words.token_ids("a b, a c", 10)
+    ids, vocabulary = token_ids("a b, a c", 10)
     assert ids.tolist() == [0, 1, 2, 0, 3] and vocabulary == ["a", "b", ",", "c"]
-    assert words.token_ids("a b, a c", 3)[0].tolist() == [0, 1, 2]
+    assert token_ids("a b, a c", 3)[0].tolist() == [0, 1, 2]
 
 
 def test_the_shipped_text_is_long_enough():
-    ids, vocabulary = words.token_ids(words.default_text(), 1000)
+    ids, vocabulary = token_ids(words.default_text(), 1000)
     assert len(ids) >= 256 and 100 < len(vocabulary) < len(ids)
 
 
 @pytest.mark.parametrize("content", ["", "word", "  \n"])
 def test_fewer_than_two_tokens_are_refused(content):
     each_is_refused(
-        (lambda: words.token_ids(content, 10), "fewer than 2"),
-        (lambda: words.token_ids("many words here", 1), "fewer than 2"),
+        (lambda: token_ids(content, 10), "fewer than 2"),
+        (lambda: token_ids("many words here", 1), "fewer than 2"),
     )
 
 
 def test_an_empty_text_is_refused(tmp_path):
     (tmp_path / "good").write_text("Some text.\n")
-    assert words.read_text(tmp_path / "good") == "Some text.\n"
+    assert read_text(tmp_path / "good") == "Some text.\n"
     (tmp_path / "empty").write_text(" \n")
-    is_refused("empty is empty", words.read_text, tmp_path / "empty")
+    is_refused("empty is empty", read_text, tmp_path / "empty")
 
 
 def test_windows():
@@ -139,21 +140,21 @@ def test_pad_and_ids(tmp_path):
 
 
 def test_encode_cuts_and_refuses():
-    batch = tokens.encode_texts(TEXTS, word_lengths, max_tokens=5)
+    batch = encode_texts(TEXTS, word_lengths, max_tokens=5)
     np.testing.assert_array_equal(batch.ids[1], [1, 1, 3, 3, 2])
     np.testing.assert_array_equal(batch.mask[2], [True] * 4 + [False])
     each_is_refused(
-        (lambda: tokens.encode_texts(["a", " "], word_lengths, max_tokens=5), "text 1 is empty"),
+        (lambda: encode_texts(["a", " "], word_lengths, max_tokens=5), "text 1 is empty"),
         (
-            lambda: tokens.encode_texts(TEXTS, word_lengths, max_tokens=9, num_positions=8),
+            lambda: encode_texts(TEXTS, word_lengths, max_tokens=9, num_positions=8),
             "max_tokens=9 is more than the 8 positions",
         ),
     )
 
 
 def test_join():
-    assert tokens.join_texts(["a b", "c d e", "f", "g h i j"], word_lengths, 6, 9) == [
+    assert join_texts(["a b", "c d e", "f", "g h i j"], word_lengths, 6, 9) == [
         "a b c d e",
         "f g h i j",
     ]
-    is_refused("fewer than 99 tokens", tokens.join_texts, TEXTS, word_lengths, 99, 9)
+    is_refused("fewer than 99 tokens", join_texts, TEXTS, word_lengths, 99, 9)

@@ -14,6 +14,7 @@ from refusals import each_is_refused
 import rank_collapse as rc
 from experiments.note.stability.measure import move_weights
 from experiments.note.stability.results import output_change_law
+from experiments.train.weights import get_weight_matrices, replace_weight_matrices
 from rank_collapse.network.layers import apply_norm
 from rank_collapse.network.measured import updates
 from rank_collapse.theory import expectation
@@ -83,9 +84,9 @@ def test_the_pass_is_the_law_for_tokens_alike():
         config = rc.san_skip(50, 2, 24, **fields)
         params = draws.parameters(config, bias_scale=0.0, gain_scale=0.0)
         # weights whose mean squares are 1/fan-in exactly
-        params = updates.replace_weight_matrices(
+        params = replace_weight_matrices(
             params,
-            jax.tree.map(lambda w: jnp.full_like(w, 24**-0.5), updates.get_weight_matrices(params)),
+            jax.tree.map(lambda w: jnp.full_like(w, 24**-0.5), get_weight_matrices(params)),
         )
         one = jnp.ones(50)
         law, shares = expectation.collapse_law(
@@ -139,7 +140,7 @@ def expected_gradient_norms(params, x, config, sizes):
     derivatives, trace = jax.grad(moved, has_aux=True)(sizes)  # the change is linear in the sizes
     squares = jax.tree.map(
         lambda w: jnp.mean(jnp.square(w), axis=tuple(range(1, w.ndim))),
-        updates.get_weight_matrices(params),
+        get_weight_matrices(params),
     )
     return jax.tree.map(lambda d, w: jnp.sqrt(jnp.maximum(d, 0) / w), derivatives, squares), trace
 
@@ -155,7 +156,7 @@ def network_and_theory(name):
         keys = jax.random.split(key, 3)
         x, target = jax.random.normal(keys[2], (2, 16, 64))
         params, other = (rc.init(k, config) for k in keys[:2])
-        return params, updates.get_weight_matrices(other), x, target
+        return params, get_weight_matrices(other), x, target
 
     def compare(drawn):
         params, direction, x, target = drawn

@@ -8,7 +8,8 @@ import pytest
 from scipy import stats
 
 from experiments.verdicts import statistics
-from rank_collapse.report.intervals import Interval, share_interval
+from experiments.verdicts.intervals import share_interval
+from rank_collapse.report.intervals import Interval
 
 VALUES = np.random.default_rng(0).normal(2.0, 1.0, 5)
 

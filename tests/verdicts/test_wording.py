@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from experiments.verdicts import claims, wording
-from rank_collapse.report.intervals import draws_needed, mean_interval
+from experiments.verdicts.intervals import draws_needed
+from rank_collapse.report.intervals import mean_interval
 
 
 def values_of(count, mean, deviation):

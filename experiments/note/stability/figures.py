@@ -18,8 +18,8 @@ from experiments.note.stability.results import (
     first_and_last,
     law_values,
 )
+from experiments.verdicts.intervals import geometric_mean
 from rank_collapse.report import figures
-from rank_collapse.report.intervals import geometric_mean
 from rank_collapse.report.wording import words
 
 DASHES = {"O(N)": ":", "O(log N)": "--", "O(1)": "-."}

@@ -18,9 +18,13 @@ from experiments.lab.executor import Executor
 from experiments.lab.flags import Flags, check_names
 from experiments.lab.folder import RunFolder
 from experiments.note.stability import dependency
+from experiments.train.weights import (
+    compute_matrix_norms,
+    get_weight_matrices,
+    replace_weight_matrices,
+)
 from rank_collapse.network import layers
 from rank_collapse.network.designs import count_branches
-from rank_collapse.network.measured import updates
 from rank_collapse.network.residual import Gains, Unprofiled, layer_gains
 from rank_collapse.theory import expectation
 
@@ -198,7 +202,7 @@ def draw(options: Flags, key: Any, config: rc.TransformerConfig) -> dict[str, An
         "x": draw_tokens(key_tokens[None])[0],
         "batch": draw_tokens(batch_keys),
         "target": jax.random.normal(key_target, shape),
-        "direction": updates.get_weight_matrices(direction),
+        "direction": get_weight_matrices(direction),
     }
 
 
@@ -267,9 +271,9 @@ def matrix_gradients(loss: Callable[[Any], tuple[Any, Any]], params: Any) -> tup
     """Computes ∂loss/∂W of every matrix; also returns what else loss(params) returns."""
 
     def loss_of_matrices(matrices):
-        return loss(updates.replace_weight_matrices(params, matrices))
+        return loss(replace_weight_matrices(params, matrices))
 
-    return jax.grad(loss_of_matrices, has_aux=True)(updates.get_weight_matrices(params))
+    return jax.grad(loss_of_matrices, has_aux=True)(get_weight_matrices(params))
 
 
 def normalised_output(trace: rc.Trace, config: rc.TransformerConfig) -> jax.Array:
@@ -312,8 +316,8 @@ def move_weights(params: Any, direction: Any, size: Any) -> Any:
         unit = u / jnp.where(norms[1] == 0, 1, norms[1])
         return w + jnp.asarray(size, w.dtype) * norms[0] * unit
 
-    matrices = jax.tree.map(move, updates.get_weight_matrices(params), direction)
-    return updates.replace_weight_matrices(params, matrices)
+    matrices = jax.tree.map(move, get_weight_matrices(params), direction)
+    return replace_weight_matrices(params, matrices)
 
 
 def sgd_change(params: Any, x: Any, config: Any, gradients: Any) -> jax.Array:
@@ -327,10 +331,10 @@ def sgd_change(params: Any, x: Any, config: Any, gradients: Any) -> jax.Array:
     """
 
     def compute_output(matrices):
-        new_params = updates.replace_weight_matrices(params, matrices)
+        new_params = replace_weight_matrices(params, matrices)
         return normalised_output(rc.apply(new_params, x, config), config)
 
-    matrices = updates.get_weight_matrices(params)
+    matrices = get_weight_matrices(params)
     tangent = jax.jvp(compute_output, (matrices,), (gradients,))[1]
     return jnp.mean(jnp.square(tangent))
 
@@ -341,7 +345,7 @@ def gradient_bound(params: Any, gradients: Any, target: Any, size: Any) -> jax.A
     A step of relative size e along every matrix's gradient changes the loss u·x̂ by e Σ‖W‖‖∂W‖,
     u the target [n, d].
     """
-    norms = map(updates.compute_matrix_norms, (updates.get_weight_matrices(params), gradients))
+    norms = map(compute_matrix_norms, (get_weight_matrices(params), gradients))
     total = jax.tree.reduce(jnp.add, jax.tree.map(lambda w, g: jnp.sum(w * g), *norms))
     return jnp.square(size * total) / (jnp.sum(jnp.square(target)) * target.size)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from experiments.note.stability.measure import Case
-from rank_collapse.report.intervals import slope
+from experiments.verdicts.intervals import slope
 
 UPDATES = ("random", "gradient")  # of equal relative size; "sgd" is of one rate
 LAWS = ("O(N)", "O(log N)", "O(1)")

@@ -15,6 +15,7 @@ from experiments.lab import cli
 from experiments.lab.flags import Flags, check_names
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
+from experiments.lab.texts import encode_texts, join_texts
 from rank_collapse import pretrained
 from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.surgery import list_ablations
@@ -115,9 +116,9 @@ def read_inputs(model: Model, options: Flags) -> dict[str, Any]:
         elif (encoder := encoders.load_tokenizer(model.source, model.settings)) is None:
             raise ValueError(f"{model.source} has none of {encoders.FILES}; pass --token_ids")
         if options.join:
-            texts = texts_of.join_texts(texts, encoder, options.max_tokens, options.num_texts)
+            texts = join_texts(texts, encoder, options.max_tokens, options.num_texts)
         few = texts[: options.num_texts]
-        tokens = texts_of.encode_texts(few, encoder, max_tokens=options.max_tokens, **limits)
+        tokens = encode_texts(few, encoder, max_tokens=options.max_tokens, **limits)
     if int(tokens.lengths.min()) < 2:
         raise ValueError(f"text {int(tokens.lengths.argmin())} has fewer than 2 tokens")
     return {"x": tokens.ids, "mask": tokens.mask}

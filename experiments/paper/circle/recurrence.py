@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.residual import lone_norm
-from rank_collapse.network.transformer import walk_network
+from rank_collapse.network.walk import walk_network
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.logdomain import LogScaled
 

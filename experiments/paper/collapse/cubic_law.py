@@ -22,12 +22,7 @@ from rank_collapse.network import covers, layers
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.passes import replay
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import (
-    Layer,
-    SublayerValues,
-    walk_layer,
-    walk_layers,
-)
+from rank_collapse.network.walk import Layer, SublayerValues, walk_layer, walk_layers
 from rank_collapse.theory import bounds, mean_bounds, tangent
 from rank_collapse.theory.log_operations import LogState, around_mean, log10_norm
 from rank_collapse.theory.logdomain import LogTrace, log_trace

@@ -17,7 +17,7 @@ from rank_collapse.measures.residuals import residual
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.passes import LayerPass, WalkResult
-from rank_collapse.network.transformer import Layer
+from rank_collapse.network.walk import Layer
 from rank_collapse.paths.sets import sample_path_sets
 
 

@@ -3,6 +3,7 @@
 Axis letters: b texts, c masked copies, l layers, h heads, n tokens, d width, k path lengths.
 """
 
+from experiments.lab.texts import masked_copies
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -73,7 +74,7 @@ def make_task(
         return Task(dict(inputs), *pretrained.targets_of(ids, mask), 1)
     if source.masked_head is None or mask_id is None:
         return None
-    masked, is_counted = tokens.masked_copies(ids, mask, mask_id, copies)
+    masked, is_counted = masked_copies(ids, mask, mask_id, copies)
     ids, mask = (np.repeat(a, copies, axis=0) for a in (ids, mask))
     return Task({"x": masked, "mask": mask}, ids, is_counted, copies)
 

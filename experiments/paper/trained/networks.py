@@ -1,5 +1,6 @@
 """Trained networks of a folder of checkpoints, and the texts that they read."""
 
+from experiments.lab.texts import encode_texts
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,7 +134,7 @@ def load_network(
             shipped = words.default_text()
             count = min(num_texts, max(1, len(shipped.split()) // max_tokens))
             texts = words.cut_windows(shipped, count, max_tokens)
-        batch = tokens.encode_texts(texts, encoder, max_tokens=max_tokens)
+        batch = encode_texts(texts, encoder, max_tokens=max_tokens)
     inputs = {"x": batch.ids, "mask": batch.mask}
     return Network(folder.name, source, inputs, mask_id, folder)
 

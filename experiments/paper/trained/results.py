@@ -13,7 +13,8 @@ from experiments.paper.trained.networks import Network
 from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row, cases_row
 from rank_collapse.pretrained.path_lengths import compute_length_laws
-from rank_collapse.report.intervals import Interval, mean_interval, share_interval
+from experiments.verdicts.intervals import share_interval
+from rank_collapse.report.intervals import Interval, mean_interval
 
 LOSS, RIGHT = 0.05, 0.02  # nats, share of tokens: within which short paths suffice
 LARGE, TIMES, SINK = 100, 1000, 0.3  # Sun et al. 2024; Gu et al. 2025

@@ -10,35 +10,18 @@ from rank_collapse.measures.attention import (
     largest_column,
     largest_weight,
 )
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import LayerMeasure, run_pass
-from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import Layer, LayerValues
+from rank_collapse.network.transformer import LayerValues
+from rank_collapse.network.walk import Layer
 
 
-@full_precision
-def attention_profile(
-    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
-) -> dict[str, Float[Array, "l h"]]:
-    """Measure every head's attention weights, means over the queries that exist.
+def measure_heads(layer: Layer, x: Any, layer_values: LayerValues) -> dict[str, Float[Array, "h"]]:
+    """Measure one layer's heads, means over the queries that exist; for `passes.LayerMeasure`.
 
     entropy          −Σ_j P_ij log P_ij in nats
     largest_weight   max_j P_ij
     largest_column   max_j mean_i P_ij, the key that gets most attention
     first_column     mean_i P_i1, the attention sink (Xiao et al. 2024); of the first token that
                      exists
-
-    Args:
-        params, x, config, **inputs: As in `rc.apply`; a mask [n] says which tokens exist.
-    """
-    params, prepared = prepare_inputs(params, x, config, **inputs)
-    return run_pass(LayerMeasure(measure_heads), params, prepared, config)
-
-
-def measure_heads(layer: Layer, x: Any, layer_values: LayerValues) -> dict[str, Float[Array, "h"]]:
-    """Measure one layer's heads, as a measure of `passes.LayerMeasure`.
 
     Args:
         layer: The layer.

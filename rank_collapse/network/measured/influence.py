@@ -17,7 +17,8 @@ from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, States, WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import scale_summands
-from rank_collapse.network.transformer import Layer, SublayerValues, compute_layer
+from rank_collapse.network.transformer import compute_layer
+from rank_collapse.network.walk import Layer, SublayerValues
 
 
 @full_precision

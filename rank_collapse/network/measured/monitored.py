@@ -12,7 +12,7 @@ from rank_collapse.network.covers import FORWARD, Covers
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, WalkResult, run_pass
-from rank_collapse.network.transformer import Layer
+from rank_collapse.network.walk import Layer
 
 
 def monitored(

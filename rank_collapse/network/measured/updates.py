@@ -1,4 +1,4 @@
-"""How updates of the weights change the output, layer by layer; their sizes by matrix."""
+"""How updates of the weights change the output, layer by layer."""
 
 from typing import Any
 
@@ -19,38 +19,6 @@ MATRICES = {
     "cross": ("w_q", "w_k", "w_v", "w_o"),
     "mlp": ("w_in", "w_gate", "w_out"),
 }
-
-
-def get_weight_matrices(params: TransformerParams) -> dict[str, dict[str, Array]]:
-    """Return the weight matrices of the layers, {part: {name: [L, ...]}}; heads are one matrix."""
-    matrices = {}
-    for part_name, names in MATRICES.items():
-        part = getattr(params.layers, part_name)
-        if part is not None:
-            weights = {name: getattr(part, name) for name in names}
-            matrices[part_name] = {name: w for name, w in weights.items() if w is not None}
-    return matrices
-
-
-def replace_weight_matrices(params: TransformerParams, matrices: Any) -> TransformerParams:
-    """Return parameters with these matrices, a tree as `get_weight_matrices` returns.
-
-    Args:
-        params: Of the network.
-        matrices: {part: {name: [L, ...]}}; parts and names that are absent stay.
-    """
-    layers = params.layers
-    parts = {part: getattr(layers, part).replace(**new) for part, new in matrices.items()}
-    return params.replace(layers=layers.replace(**parts))
-
-
-def compute_matrix_norms(
-    matrices: dict[str, dict[str, Array]],
-) -> dict[str, dict[str, Float[Array, "l"]]]:
-    """Compute Frobenius norms by layer of matrices as `get_weight_matrices` returns them."""
-    return jax.tree.map(
-        lambda w: jnp.sqrt(jnp.sum(jnp.square(w), axis=tuple(range(1, w.ndim)))), matrices
-    )
 
 
 @full_precision

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rank_collapse.runs.files import RunError, load_arrays, make_folder, write_arrays
+from experiments.lab.files import load_arrays, write_arrays
+from rank_collapse.runs.files import RunError, make_folder
 
 
 def save_state(folder: str | os.PathLike, step: int, state: Any) -> None:

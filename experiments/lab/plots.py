@@ -1,0 +1,87 @@
+"""Panels by two values, points with intervals, boxes: what figures of several experiments have."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rank_collapse.report.figures import MARKERS, Axes, color, figure
+from rank_collapse.report.intervals import Interval
+from rank_collapse.report.wording import words
+
+
+def place_grid(places: Sequence[tuple[Any, Any]], **options: Any):
+    """Makes `figure` with a row and a column for each first and each second value of the places.
+
+    Args:
+        places: (row value, column value) of each panel.
+        options: As of `figure`.
+
+    Returns:
+        The figure, its axes [rows, columns], and the axes of each place.
+    """
+    rows, columns = (list(dict.fromkeys(values)) for values in zip(*places, strict=True))
+    fig, axes = figure(len(rows), len(columns), **options)
+    return fig, axes, [axes[rows.index(row), columns.index(column)] for row, column in places]
+
+
+def outer_labels(axes: np.ndarray, xlabel: str | None = None, ylabel: str | None = None) -> None:
+    """Set labels of the bottom row and of the first column of axes [rows, columns]."""
+    for ax in axes[-1] if xlabel else ():
+        ax.set_xlabel(xlabel)
+    for ax in axes[:, 0] if ylabel else ():
+        ax.set_ylabel(ylabel)
+
+
+def draw_interval(
+    ax: Axes, x: float, mean: float, ends: Interval, label: str | None = None, index: int = 0
+) -> None:
+    """Plot a point with its interval, where that is finite.
+
+    Args:
+        ax: Axes to draw on.
+        x, mean: The point.
+        ends: Its interval.
+        label, index: As of `band`.
+    """
+    errors = [[max(mean - ends.low, 0.0)], [max(ends.high - mean, 0.0)]] if ends.is_finite else None
+    ax.errorbar(
+        [x],
+        [mean],
+        errors,
+        color=color(index),
+        marker=MARKERS[index % len(MARKERS)],
+        capsize=3,
+        linestyle="none",
+        label=words(label),
+    )
+
+
+def draw_boxes(ax: Axes, x: Any, values: Any) -> None:
+    """Plot a box at each x [k] of values [k, s]: median, quartiles and outliers.
+
+    The axis is to be logarithmic: 0 becomes the least that a float can be.
+    """
+    boxplot = ax.boxplot(
+        list(np.maximum(values, np.finfo(float).tiny)),
+        positions=x,
+        patch_artist=True,
+        flierprops={"marker": ".", "markersize": 2, "markeredgecolor": "#8A8A8A"},
+        medianprops={"color": "black"},
+    )
+    for box in boxplot["boxes"]:
+        box.set(facecolor=color(5), linewidth=0.8)
+
+
+def quartiles(
+    ax: Axes, x: Any, values: Any, label: str | None = None, index: int = 0, **options: Any
+) -> None:
+    """Plot the median of values [s, k] as a line and their quartiles as a band.
+
+    Args:
+        ax, x, values, label, index, options: As of `band`.
+    """
+    style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=0)
+    ax.plot(x, middle, label=words(label), **style)
+    ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)

@@ -1,0 +1,143 @@
+"""Texts of an experiment: their words numbered; joined to a length, encoded, tokens masked."""
+
+import os
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from rank_collapse.struct import refuse, refuse_if
+from rank_collapse.text.encoders import Encoder
+from rank_collapse.text.files import read_utf8
+from rank_collapse.text.tokens import Tokens, cut_text, pad_sequences
+
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def read_text(path: str | os.PathLike) -> str:
+    """Read the text of a UTF-8 file.
+
+    Raises:
+        ValueError: An empty file; see also `read_utf8`.
+    """
+    text = read_utf8(path)
+    if not text.strip():
+        raise ValueError(f"{path} is empty")
+    return text
+
+
+def tokenize(text: str) -> list[str]:
+    """Split text into lower-case words and single punctuation marks, in order."""
+    return WORD.findall(text.lower())
+
+
+def token_ids(text: str, num_tokens: int) -> tuple[np.ndarray, list[str]]:
+    """Number the first tokens of a text by the vocabulary of just these tokens.
+
+    A token's id is the rank of its first appearance, so a longer excerpt begins with the same ids.
+
+    Args:
+        text: Any.
+        num_tokens: At most.
+
+    Returns:
+        Int [n] ids and the vocabulary, ids[i] being the place of token i in it.
+
+    Raises:
+        ValueError: Fewer than 2 tokens: a residual needs at least two.
+    """
+    tokens = tokenize(text)[: max(num_tokens, 0)]
+    if len(tokens) < 2:
+        raise ValueError(f"{len(tokens)} tokens are fewer than 2, which a residual needs")
+    vocabulary = list(dict.fromkeys(tokens))
+    place = {token: i for i, token in enumerate(vocabulary)}
+    return np.array([place[token] for token in tokens], np.int32), vocabulary
+
+
+def masked_copies(
+    ids: Int[np.ndarray, "b n"],
+    mask: Bool[np.ndarray, "b n"],
+    token: int,
+    copies: int,
+    share: float = 0.15,
+    seed: int = 0,
+) -> tuple[Int[np.ndarray, "c n"], Bool[np.ndarray, "c n"]]:
+    """Mask tokens in copies of each text; the copies mask different ones, as long as there are any.
+
+    Never the first or the last token of a text, which close it in most models.
+
+    Args:
+        ids, mask: Of `Tokens`.
+        token: The id that stands in a masked one's place.
+        copies: Of each text, one after the other: c = b · copies.
+        share: Of a text's tokens that each copy masks, at least one; 15 % as of BERT.
+
+    Source: Devlin et al. 2019, task 1, with the token in all of the places.
+    """
+    draw, chosen = np.random.default_rng(seed), np.zeros((len(ids), copies, ids.shape[1]), bool)
+    for text, count in zip(chosen, mask.sum(axis=1), strict=True):
+        places = draw.permutation(np.arange(1, count - 1))
+        size = max(1, round(share * len(places)))
+        for copy, is_masked in enumerate(text):
+            is_masked[np.take(places, np.arange(copy * size, (copy + 1) * size), mode="wrap")] = (
+                True
+            )
+    chosen = chosen.reshape(-1, ids.shape[1])
+    return np.where(chosen, token, np.repeat(ids, copies, axis=0)), chosen
+
+
+def join_texts(texts: Sequence[str], encoder: Encoder, min_tokens: int, limit: int) -> list[str]:
+    """Join consecutive texts until each has `min_tokens`; the remainder at the end is dropped.
+
+    Args:
+        texts: In order.
+        encoder: Counts the tokens.
+        min_tokens: Of each joined text.
+        limit: Number of joined texts at most.
+    """
+    joined, parts, length = [], [], 0
+    for text in texts:
+        parts.append(text)
+        length += len(encoder(text))
+        if length >= min_tokens and len(encoder(" ".join(parts))) >= min_tokens:
+            joined.append(" ".join(parts))
+            parts, length = [], 0
+        if len(joined) == limit:
+            break
+    refuse_if(not joined, f"all texts together have fewer than {min_tokens} tokens")
+    return joined
+
+
+def encode_texts(
+    texts: Sequence[str],
+    encoder: Encoder,
+    *,
+    max_tokens: int,
+    num_positions: int = 0,
+    vocab_size: int = 2**31,
+) -> Tokens:
+    """Encode texts as padded token ids, each cut to `max_tokens`, its last token kept.
+
+    Args:
+        texts: In order.
+        encoder: text → token ids.
+        max_tokens: Of each text.
+        num_positions: Positions that the model has; 0 for any number.
+        vocab_size: Above every id.
+
+    Raises:
+        ValueError: An empty text, or more tokens asked for than there are positions.
+    """
+    refuse(
+        (max_tokens < 1, f"max_tokens={max_tokens} is not positive"),
+        (
+            num_positions and max_tokens > num_positions,
+            f"max_tokens={max_tokens} is more than the {num_positions} positions",
+        ),
+    )
+    sequences = []
+    for i, text in enumerate(texts):
+        refuse_if(not text.strip(), f"text {i} is empty")
+        sequences.append(cut_text(encoder(text), max_tokens))
+    return pad_sequences(sequences, vocab_size=vocab_size)

@@ -1,0 +1,73 @@
+"""Published residual curves beside measured ones of the same weights."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from rank_collapse.pretrained.published import PUBLISHED, published_curves
+
+READ_OFF = 1e-3  # to which the curves could be read off the figures
+ERROR = 0.05  # share of models with the published weights of which a value differs by chance
+
+
+class Target(NamedTuple):
+    """A published residual ratio beside the measured one."""
+
+    variant: str
+    layer: int
+    published: float
+    measured: float  # mean over texts
+    tolerance: float  # what other texts explain
+
+    @property
+    def differs(self) -> bool:
+        """Returns whether they lie beyond the tolerance, or nothing finite was measured."""
+        return not abs(self.measured - self.published) <= self.tolerance
+
+
+def published_targets(
+    settings: dict[str, Any], curves: Mapping[str, Float[np.ndarray, "b l"]]
+) -> list[Target]:
+    """Compare the published curves of pretrained weights with measured ones of the same weights.
+
+    The published texts are 32 of wiki_bio. They count as one more text of the kind measured here:
+    a value x̄ of b texts with standard deviation s may be t s √(1 + 1/b) from the published one, t
+    Student's quantile of b − 1 degrees of freedom at 1 − .05/(2m), and 0.001, to which the figures
+    were read off. The m values are compared jointly (Bonferroni): that one of them differs is a
+    failure, which chance alone makes in 5 % of models at most.
+
+    Args:
+        settings: From `rank_collapse.pretrained.settings_of`.
+        curves: {variant: residual ratio of each text by layer [b, L + 1]}, of the reading
+            "published" of `surgery.ABLATIONS`.
+
+    Raises:
+        ValueError: Fewer than two texts, or nothing was published for this family and size.
+    """
+    count, depth = next(iter(curves.values())).shape
+    published = published_curves(settings, depth - 1).get("pretrained")
+    if published is None:
+        raise ValueError(
+            f"no curve of {settings.get('model_type')} with {depth - 1} layers of this width was "
+            f"published; of {', '.join(PUBLISHED)} there are some"
+        )
+    if count < 2:
+        raise ValueError("one text has no spread: the tolerance of the published curves needs two")
+    # Here: it takes a second, which `--help` need not.
+    from scipy import special
+
+    t = special.stdtrit(count - 1, 1 - ERROR / (2 * depth * len(curves)))
+    return [
+        Target(
+            variant,
+            layer,
+            published[variant][layer],
+            float(values.mean()),
+            float(t * values.std(ddof=1) * math.sqrt(1 + 1 / count) + READ_OFF),
+        )
+        for variant, ratios in curves.items()
+        for layer, values in enumerate(np.asarray(ratios, np.float64).T)
+    ]

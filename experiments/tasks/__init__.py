@@ -1,0 +1,15 @@
+"""Networks trained on token-wise tasks: one seed, or whole ensembles in one call."""
+
+from experiments.tasks.ensemble import Ensemble as Ensemble, Trained as Trained
+from experiments.tasks.model_file import dump_models as dump_models, load_models as load_models
+from experiments.tasks.training import (
+    Hyper as Hyper,
+    Model as Model,
+    Recipe as Recipe,
+    TrainState as TrainState,
+    forward as forward,
+    init_model as init_model,
+    init_state as init_state,
+    train_epoch as train_epoch,
+    train_step as train_step,
+)

@@ -1,0 +1,118 @@
+"""Intervals of shares, slopes and means of logarithms over seeds; how many draws suffice."""
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from rank_collapse.report.intervals import (
+    Interval,
+    all_equal,
+    mean_interval,
+    student_quantile,
+    upper_tail,
+)
+from rank_collapse.struct import refuse_if
+
+
+def draws_needed(half: float, draws: int, distance: float, level: float = 0.95) -> int:
+    """Computes about how many draws narrow Student's interval t s/√n to less than a distance.
+
+    Args:
+        half: Half the width of the interval of `draws` draws.
+        draws: At least 2.
+        distance: Above 0, as between a mean and the end of a range.
+        level: Of the interval.
+
+    Raises:
+        ValueError: Fewer draws, or no distance.
+    """
+    refuse_if(draws < 2 or not distance > 0, f"draws={draws} or distance={distance} is too small")
+    upper = upper_tail(level)
+    deviation, count = half * math.sqrt(draws) / student_quantile(draws - 1, upper), 2
+    while student_quantile(count - 1, upper) * deviation >= distance * math.sqrt(count):
+        count += 1 + count // 20  # about: steps of 5 %
+    return count
+
+
+def share_interval(values: Iterable[float | int], level: float = 0.95) -> Interval:
+    """Compute the interval of the mean of numbers in [0, 1], which does not leave [0, 1].
+
+    Wilson's with the sum as the count of draws that are all 0 or 1, or all equal: no draws in
+    [0, 1] vary more than those that are 0 or 1. Of others Student's, cut to [0, 1].
+
+    Args:
+        values: One per seed: accuracies, shares, 1 or 0.
+        level: As of `mean_interval`.
+
+    Raises:
+        ValueError: A number outside [0, 1] by more than float32's rounding.
+
+    Returns:
+        (0, 1) of no seeds.
+    """
+    numbers = [float(v) for v in values]
+    values = [min(max(v, 0.0), 1.0) for v in numbers]
+    for number, share in zip(numbers, values, strict=True):
+        refuse_if(not abs(number - share) < 1e-5, f"{number:g} is not in [0, 1], as a share is")
+    if not values:
+        return Interval(0.0, 1.0)
+    if all_equal(values) or {*values} <= {0.0, 1.0}:
+        return wilson_interval(math.fsum(values), len(values), level)
+    low, high = mean_interval(values, level)
+    return Interval(max(low, 0.0), min(high, 1.0))
+
+
+def wilson_interval(count: float | int, total: int, level: float = 0.95) -> Interval:
+    """Compute the score interval of a share from `count` of `total`.
+
+    (k + z²/2 ± z √(k(n − k)/n + z²/4)) / (n + z²), z the normal quantile of (1 + level)/2.
+
+    Args:
+        count, total: k and n.
+        level: Share of such intervals that hold the true share.
+
+    Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
+    """
+    _check_share(count, total, least=1)
+    z = _normal_quantile(upper_tail(level))
+    middle = count + z**2 / 2
+    half = z * math.sqrt(count * (total - count) / total + z**2 / 4)
+    low, high = (middle - half) / (total + z**2), (middle + half) / (total + z**2)
+    return Interval(0.0 if count == 0 else low, 1.0 if count == total else high)
+
+
+def slope(x: Any, y: Any) -> np.ndarray:
+    """Compute the least-squares slope of each row of y [..., k] over x [k].
+
+    Σ (x − x̄) y / Σ (x − x̄)².
+
+    NaN where x has one point only, or a value of y is not finite.
+    """
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    away = x - x.mean()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(y @ away / (away @ away))
+
+
+def geometric_mean(values: Any) -> np.ndarray:
+    """Compute exp of the mean over seeds of ln values [s, ...]; NaN for a seed without one above
+    0.
+    """
+    values = np.asarray(values)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.exp(np.log(np.where(values > 0, values, np.nan)).mean(axis=0))
+
+
+@lru_cache(maxsize=1024)
+def _normal_quantile(share):
+    return NormalDist().inv_cdf(share)
+
+
+def _check_share(count, total, least=0):
+    refuse_if(
+        not 0 <= count <= total or total < least, f"count={count} of total={total} is not a share"
+    )

@@ -1,0 +1,189 @@
+"""Attention of some queries from queries and keys: fused attention never has the weights."""
+
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from rank_collapse.measures import documents
+from rank_collapse.measures.arrays import (
+    as_array,
+    as_bools,
+    as_floats,
+    match_framework,
+    namespace,
+    on_host,
+    where_it_lives,
+)
+from rank_collapse.measures.attention import (
+    attention_entropy,
+    first_column,
+    largest_weight,
+    sink_rate,
+)
+from rank_collapse.struct import refuse, refuse_if
+
+
+@where_it_lives
+def attention_rows(
+    q: Any,
+    k: Any,
+    *,
+    rows: Any = None,
+    layout: Literal["hnk", "nhk"] | None = None,
+    mask: Any = None,
+    segments: Any = None,
+    causal: bool = False,
+    positions: Any = None,
+    window: int | None = None,
+    scale: float | None = None,
+    sink: float = 0.3,
+) -> dict[str, Float[Any, "..."]]:
+    """Measure the weights softmax(scale · q_i·k_j) of some queries i, exact for these.
+
+    In O(r m k) operations and O(h r m) memory for r queries and m keys. Means over those of the
+    queries that exist and may attend to a key.
+
+    Args:
+        q: Queries [..., h, n, k] as they enter the product, after rotation and norms.
+        k: Keys [..., g, m, k]; g divides h, heads share keys in groups of neighbours.
+        rows: Int [r], which of the queries to measure; None for all.
+        layout: "nhk" for q [..., n, h, k] and k [..., m, g, k]; None for "hnk", as above, where
+            shapes do not suggest the other.
+        mask: Bool [m] or [b, m], the keys that exist, and where m = n the queries; None for all.
+        segments: Int [n] or [..., n] of packed rows, where m = n: tokens of one number are a
+            document and attend to it alone. An example is then a document, see
+            `documents.split_documents`.
+        causal: Whether query i attends to the keys j ≤ p_i alone.
+        positions: Int [n], p_i, the places of the queries among the keys; 0 to n − 1 where m = n.
+            With a cache, m > n, None takes the last n keys that the mask lets exist.
+        window: Only keys less than so many places from p_i; None for all.
+        scale: 1/√k by default.
+        sink: Weight of the first key that exists above which a head counts in sink_rate.
+
+    Returns:
+        "attention_entropy", "largest_weight" and "first_column" [..., h], "sink_rate" [...], of
+        `MEASURES`; [documents, h] and [documents] with segments.
+
+    Raises:
+        ValueError: Shapes that do not fit each other, rows that are not among the queries, as many
+            keys as queries and fewer than heads without a layout, or causal queries on a cache
+            whose places are not known.
+    """
+    q, k = match_framework(as_floats(q), as_floats(k))
+    refuse(
+        (layout not in (None, "hnk", "nhk"), f"layout={layout!r} is not 'hnk' or 'nhk'"),
+        (
+            layout is None and q.shape[-3] > q.shape[-2] == k.shape[-2],
+            f"q of shape {tuple(q.shape)} has more heads than tokens: say layout='hnk' for "
+            "[..., h, n, k] or 'nhk' for [..., n, h, k]",
+        ),
+    )
+    if layout == "nhk":
+        q, k = (namespace(a).moveaxis(a, -2, -3) for a in (q, k))
+    (*leading, h, n, d), (*leading_k, g, m, d_k) = q.shape, k.shape
+    refuse_if(
+        leading != leading_k or h % g or d_k != d,
+        f"q of shape {tuple(q.shape)} does not fit k of shape {tuple(k.shape)}",
+    )
+    exists = None if mask is None else match_framework(q, as_bools(mask))[1]
+    refuse_if(
+        exists is not None and tuple(exists.shape) not in ((m,), (*leading, m)),
+        f"mask of shape {np.shape(mask)} is not one of keys, ({m},) or {(*leading, m)}; which keys "
+        "a query may attend to say causal=, window= and segments=",
+    )
+    if segments is not None:
+        refuse_if(
+            m != n or rows is not None or positions is not None,
+            "segments= is of all tokens: without rows=, positions= and a cache",
+        )
+        q, k, exists = _split_by_document(q, k, segments, exists)
+        *leading, h, n, d = q.shape
+        m = n
+    rows = np.arange(n) if rows is None else as_array(rows)
+    if isinstance(rows, np.ndarray):
+        refuse_if(
+            not ((rows >= 0) & (rows < n)).all(), f"rows={rows} are not all among the {n} queries"
+        )
+    q, rows = match_framework(q, rows)
+    xp = namespace(q)
+    keys = match_framework(q, np.ones(m, bool))[1] if exists is None else exists
+    keys = xp.broadcast_to(keys[..., None, None, :], (*leading, 1, 1, m))
+    allowed = xp.broadcast_to(keys, (*leading, 1, len(rows), m))
+    if causal or window is not None:
+        place = xp.take(_query_positions(q, positions, n, m, exists), rows, axis=-1)
+        place = place.reshape((*place.shape[:-1], 1, len(rows), 1))
+        key = match_framework(q, np.arange(m))[1]
+        allowed = allowed & (key <= place) if causal else allowed
+        if window is not None:
+            allowed = allowed & (key > place - window) & (key < place + window)
+    counted = xp.any(allowed, axis=-1)
+    if m == n:
+        counted = counted & xp.take(keys[..., 0, :], rows, axis=-1)
+    p = _softmax_rows(q, k, rows, d**-0.5 if scale is None else scale, allowed)
+    counted = xp.broadcast_to(counted, p.shape[:-1])
+    keys = xp.broadcast_to(keys[..., 0, :], (*leading, h, m))
+    return {
+        "attention_entropy": attention_entropy(p, mask=counted),
+        "largest_weight": largest_weight(p, mask=counted),
+        "first_column": first_column(p, mask=counted, key_mask=keys),
+        "sink_rate": sink_rate(p, sink=sink, mask=counted, key_mask=keys),
+    }
+
+
+def _split_by_document(q, k, segments, exists):
+    """Split (queries, keys [documents, heads, tokens, width], which tokens exist)."""
+    xp, n = namespace(q), q.shape[-2]
+    q, k = (a.reshape((-1, *a.shape[-3:])) for a in (q, k))
+    shape = (len(q), n)
+    segments = segments if np.ndim(segments) == 1 else np.reshape(on_host(segments), shape)
+    exists = None if exists is None else xp.broadcast_to(exists, shape)
+    packed = documents.split_documents(segments, exists, shape)
+    return packed.split_heads(q), packed.split_heads(k), match_framework(q, packed.exists)[1]
+
+
+def _query_positions(q, positions, n, m, exists):
+    """Find where the queries stand among the keys, Int [n] or [..., n].
+
+    Args:
+        q: Decides the framework.
+        positions: The places, if they are known.
+        n, m: Numbers of queries and keys.
+        exists: Bool [..., m], the keys that exist; None for all.
+    """
+    xp = namespace(q)
+    if positions is not None:
+        refuse_if(
+            np.shape(positions)[-1:] != (n,),
+            f"positions of shape {np.shape(positions)} are not those of {n} queries",
+        )
+        return match_framework(q, as_array(positions))[1]
+    if m == n:
+        return match_framework(q, np.arange(n))[1]
+    refuse_if(
+        exists is None,
+        f"{n} queries of {m} keys: say positions=, the places of the queries among the keys, or "
+        "mask=, the keys that exist",
+    )
+    # The number of keys up to each; the last n that exist have the numbers count − n + 1 to count.
+    number = xp.cumulative_sum(xp.astype(exists, xp.int32), axis=-1)
+    wanted = number[..., -1:] - match_framework(q, np.arange(n - 1, -1, -1))[1]
+    return xp.argmax(xp.astype(number[..., None, :] == wanted[..., None], xp.int32), axis=-1)
+
+
+def _softmax_rows(q, k, rows, scale, allowed):
+    """Compute the weights [..., h, r, m] of some queries over their keys.
+
+    Args:
+        q, k: Queries [..., h, n, k] and keys [..., g, m, k].
+        rows: Int [r], the queries.
+        scale: Factor of the scores.
+        allowed: Bool [..., 1, r, m], the keys that each may attend to.
+    """
+    xp, (*leading, h, _, d), (g, m) = namespace(q), q.shape, k.shape[-3:-1]
+    chosen = scale * xp.take(q, rows, axis=-2)
+    chosen = chosen.reshape((*leading, g, -1, d))  # a group's heads one after the other
+    scores = (chosen @ xp.matrix_transpose(k)).reshape((*leading, h, len(rows), m))
+    scores = xp.where(allowed, scores, -xp.inf)
+    size = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
+    return size / xp.sum(size, axis=-1, keepdims=True)
