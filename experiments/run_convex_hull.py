@@ -28,9 +28,9 @@ from experiments.lab.experiment import Experiment, Shown
 from experiments.lab.flags import Flags
 from experiments.paper.paths.experiment import CLAIM, define_path_flags, run_paths
 from experiments.paper.paths.figures import FIGURES as FIGURES
-from experiments.tasks import examples
 from experiments.train import arguments
 from experiments.train.training import TrainedTask, train_and_eval
+from rank_collapse.training.tasks import examples
 
 SIDE = 10.0  # of the square the points are drawn from
 SHIFT = 3.3  # standard deviation of the shift shared by an example's points

@@ -32,9 +32,9 @@ from experiments.lab.experiment import Experiment, Shown
 from experiments.lab.flags import Flags, content_hash
 from experiments.paper.paths.experiment import CLAIM, define_path_flags, run_paths
 from experiments.paper.paths.figures import FIGURES as FIGURES
-from experiments.tasks import examples
 from experiments.train import arguments, pairs as texts
 from experiments.train.training import TrainedTask
+from rank_collapse.training.tasks import examples
 
 FLAGS = arguments.make_flags(
     "memorization",

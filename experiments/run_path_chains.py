@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import cli, labelled, plots, seeds, vocabulary
+from experiments.lab import cli, labelled, plots, vocabulary
 from experiments.lab.executor import SEEDS, Executor
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
@@ -31,6 +31,7 @@ from experiments.train import path_sizes
 from experiments.verdicts import Comparison, Row, statistics
 from rank_collapse.measures import residuals
 from rank_collapse.report import figures
+from rank_collapse.runs import seeds
 
 SAMPLES = (5, 20)  # sizes of the published sets of paths
 CHAINS = {"chain_mean": "against $1p^T$", "chain_rank_one": "against the best rank one"}

@@ -22,8 +22,6 @@ from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.note import transformer_grammar as grammar
-from experiments.tasks import examples, models, sequences
-from experiments.tasks.recipe import OPTIMIZERS, Recipe
 from experiments.train import arguments
 from experiments.train.training import (
     ALONE,
@@ -37,6 +35,9 @@ from experiments.verdicts import Comparison
 from experiments.verdicts.statistics import seed_rows
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import Interval
+from rank_collapse.training import models
+from rank_collapse.training.recipe import OPTIMIZERS, Recipe
+from rank_collapse.training.tasks import examples, sequences
 
 TASKS = (*sequences.TASKS, "translation")
 NUM_PROFILED = 32  # pairs whose residuals are averaged

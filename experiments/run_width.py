@@ -24,7 +24,6 @@ from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
-from experiments.tasks import Recipe, init_model
 from experiments.train import arguments
 from experiments.train.sorting import make_sorting_setup
 from experiments.train.training import (
@@ -39,6 +38,7 @@ from experiments.verdicts import Comparison
 from experiments.verdicts.claims import Row, mean_row
 from experiments.verdicts.statistics import seed_rows
 from rank_collapse.report import figures
+from rank_collapse.training import Recipe, init_model
 
 FLAGS = arguments.make_flags("width", shows="accuracy", no_repeat=False)
 vocabulary.define_numbers(

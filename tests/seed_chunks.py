@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.lab import seeds
+from rank_collapse.runs import seeds
 
 
 def mapped(fn, keys, shared, *, mesh=None, chunk=0, at_once=None):

@@ -63,8 +63,8 @@ def own_imports(path):
 
 
 def test_the_lab_knows_no_experiment_and_no_experiment_another():
-    """An experiment is a file or a folder of paper/ or note/: it may use lab/, tasks/, train/, what
-    is beside it, and inputs.py, which draws tokens."""
+    """An experiment is a file or a folder of paper/ or note/: it may use lab/, train/ and what is
+    beside it, and inputs.py, which draws tokens."""
     wrong = []
     for path in (p for p in SOURCES if p.parts[0] == "experiments"):
         for package, *rest in own_imports(path):
@@ -72,13 +72,12 @@ def test_the_lab_knows_no_experiment_and_no_experiment_another():
             allowed = {
                 "verdicts": False,
                 "lab": package == "verdicts",
-                "tasks": package == "lab",
-                "train": package in ("verdicts", "lab", "tasks"),
-                "paper": package in ("verdicts", "lab", "tasks", "train") or rest[:1] == ["inputs"],
-                "note": package in ("verdicts", "lab", "tasks", "train"),
+                "train": package in ("verdicts", "lab"),
+                "paper": package in ("verdicts", "lab", "train") or rest[:1] == ["inputs"],
+                "note": package in ("verdicts", "lab", "train"),
             }.get(place, True)
             beside = package == place and rest and rest[0].split("_")[0] == own[0].split("_")[0]
-            inside = package == place in ("verdicts", "lab", "tasks", "train")
+            inside = package == place in ("verdicts", "lab", "train")
             if not (allowed or beside or inside):
                 wrong.append(f"{path} imports {'.'.join([package, *rest])}")
     assert not wrong, "\n".join(wrong)

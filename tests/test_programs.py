@@ -20,10 +20,10 @@ from marks import full_but
 import rank_collapse as rc
 from experiments import run_convex_hull as convex_hull
 from experiments.note.stability import dependency
-from experiments.tasks import Hyper, Recipe, init_state, train_epoch
 from experiments.train import sorting
 from experiments.train.path_sizes import branch_sizes, predicted_sizes
 from rank_collapse.theory.expectation import collapse_law
+from rank_collapse.training import Hyper, Recipe, init_state, train_epoch
 
 SAN = rc.san_skip(2, 2, 4)
 PATHS = np.array([[0, 1], [2, 1]])

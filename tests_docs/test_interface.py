@@ -14,6 +14,8 @@ import rank_collapse as rc
 from rank_collapse.measures.table import MeasureName
 from rank_collapse.network.designs import DesignName
 from rank_collapse.network.variants import VariantName
+from rank_collapse.training.recipe import Loss
+from rank_collapse.training.tasks.examples import LOSSES
 
 HIDDEN = np.random.default_rng(0).normal(size=(3, 5, 4))
 CONFIG = rc.transformer(depth=1, num_heads=2, d_model=8)
@@ -73,6 +75,7 @@ def test_every_name_on_a_page_exists():
         (MeasureName, rc.MEASURES),
         (DesignName, rc.network.DESIGNS),
         (VariantName, rc.network.VARIANTS),
+        (Loss, LOSSES),
     ],
 )
 def test_choices_are_the_keys_of_their_table(choices, table):

@@ -3,6 +3,7 @@
 import numpy as np
 
 import rank_collapse as rc
+from rank_collapse.training import Recipe
 
 config = rc.TransformerConfig(depth=2, norm_placement="pre", mlp="gelu", norm="rms")
 rc.TransformerConfig(depth=2, norm_placment="pre")  # mistake
@@ -29,3 +30,4 @@ rc.variant(config, "san")  # mistake
 print(rc.network.NormParams(x[0]).gain)
 print(rc.network.NormParams(x[0]).scale)  # mistake
 rc.EmbeddingConfig(vocab_size=3, positions="sinus")  # mistake
+Recipe(config, 2, batch_size=1, num_epochs=1, schedule="cosine")  # mistake

@@ -7,7 +7,7 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.benchmarks.timing import Report, compare_cases, median_ratio
-from experiments.lab.seeds import seed_keys
+from rank_collapse.runs.seeds import seed_keys
 
 
 def time_collapse_sweep(

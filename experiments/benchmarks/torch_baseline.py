@@ -73,9 +73,9 @@ class Training:
     """Training of a recipe's network, timed a few steps at a time.
 
     Args:
-        recipe: `experiments.tasks.training.Recipe`.
-        examples: `experiments.tasks.Examples`.
-        hyper: `experiments.tasks.training.Hyper` of Python floats.
+        recipe: `rank_collapse.training.training.Recipe`.
+        examples: `rank_collapse.training.tasks.Examples`.
+        hyper: `rank_collapse.training.training.Hyper` of Python floats.
     """
 
     def __init__(self, recipe: Any, examples: Any, hyper: Any):

@@ -16,9 +16,9 @@ import numpy as np
 from experiments import run_convex_hull, run_memorization, run_sort, run_transformer
 from experiments.benchmarks.timing import Report, Timing, median_ratio
 from experiments.lab import cli
-from experiments.lab.seeds import seed_keys
-from experiments.tasks.ensemble import Ensemble
-from experiments.tasks.training import Hyper, num_batches
+from rank_collapse.runs.seeds import seed_keys
+from rank_collapse.training.ensemble import Ensemble
+from rank_collapse.training.training import Hyper, num_batches
 
 # {name: (binary, arguments beside the published sizes, its target speed against PyTorch)}.
 CASES = {

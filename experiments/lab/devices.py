@@ -10,7 +10,7 @@ import platformdirs
 from absl import flags
 from jax.sharding import Mesh
 
-from experiments.lab.seeds import seed_mesh
+from rank_collapse.runs.seeds import seed_mesh
 
 
 def count_cores() -> int:

@@ -21,10 +21,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.lab import devices, seeds
+from experiments.lab import devices
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
+from rank_collapse.runs import seeds
 from rank_collapse.runs.files import damaged_file_error
 
 SEEDS = "seeds"  # the part of a run's arrays that has one cell
@@ -220,7 +221,7 @@ class Mapped:
         draw: (key, floats) of one seed → what `fn` takes instead of the key: a program of its own,
             since random numbers are slow to optimise and drawn once.
         at_once: Seeds a device vmaps over; None for `seeds.group_size`.
-        level: As of `seeds.run_seeds`.
+        level: As of `runs.seeds.run_seeds`.
         progress: Gets how long compiling took; None for none.
     """
 

@@ -7,7 +7,7 @@
              checkpoints/   states of an unfinished computation, <step>.npz
              figures/       *.png and *.pdf
              models.safetensors
-                            trained weights, where asked for (`experiments.tasks.model_file`)
+                            trained weights, where asked for (`rank_collapse.training.model_file`)
              summary.json   the run's headline numbers; its presence means the run is complete
              metrics.jsonl  scalars of a watched training, a line for each step
                             (`rank_collapse.runs.metrics`)
@@ -41,22 +41,20 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lab import provenance, states
-from experiments.lab.files import (
-    delete_files,
-    describe_difference,
-    load_arrays,
-    lock_folder,
-    read_object,
-    write_arrays,
-)
-from rank_collapse.runs import metrics
+from experiments.lab import provenance
+from rank_collapse.runs import metrics, states
 from rank_collapse.runs.drawn import OPTIONS, draw_files
 from rank_collapse.runs.files import (
     RunError,
     damaged_file_error,
+    delete_files,
+    describe_difference,
+    load_arrays,
+    lock_folder,
     make_folder,
     name_write_errors,
+    read_object,
+    write_arrays,
     write_atomically,
 )
 

@@ -28,10 +28,9 @@ import jax
 import numpy as np
 
 from experiments.lab import devices, progress
-from experiments.lab.files import load_arrays
 from experiments.lab.flags import Flags, list_arguments, parse_flags
 from experiments.lab.folder import RunFolder
-from rank_collapse.runs.files import RunError
+from rank_collapse.runs.files import RunError, load_arrays
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from experiments.tasks.sequences import NUM_MARKS, SequencePairs, between_marks
 from rank_collapse import struct
+from rank_collapse.training.tasks.sequences import NUM_MARKS, SequencePairs, between_marks
 
 NOUNS, VERBS, ADJECTIVES = 12, 6, 6  # words of each kind
 PLURAL = NUM_MARKS

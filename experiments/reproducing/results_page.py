@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.lab import files
 from experiments.lab.experiment import list_experiments
 from experiments.lab.folder import table_bytes
 from experiments.reproducing import statements_page
@@ -32,7 +31,7 @@ from experiments.reproducing.sections import (
     run_command,
 )
 from rank_collapse import runs
-from rank_collapse.runs.files import damaged_file_error
+from rank_collapse.runs import files
 
 INTRO = (
     "What each experiment measured and what came out, from one run of the code. Each number below "
@@ -175,7 +174,7 @@ def describe_run(parent: Path, name: str) -> dict[str, Any]:
             "commit": environment["git"],
         }
     except (KeyError, TypeError, AttributeError) as error:
-        raise damaged_file_error(path, f"no entry {error}") from error
+        raise files.damaged_file_error(path, f"no entry {error}") from error
 
 
 def format_run(run: Mapping[str, Any], preset: str) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments import verdicts
-from experiments.lab import files
 from experiments.lab.experiment import (
     describe_experiment,
     figure_captions,
@@ -21,6 +20,7 @@ from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import statements_page
 from experiments.reproducing.processes import ProcessResult
 from rank_collapse import runs
+from rank_collapse.runs import files
 
 DOCS = Path(__file__).parents[2] / "docs"
 CAME_OUT = re.compile(r"^\*\*Result\.\*\* (.*)$", re.MULTILINE)

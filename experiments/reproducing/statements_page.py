@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.lab import files
 from experiments.lab.experiment import import_experiment, list_experiments, read_run
 from experiments.lab.folder import table_bytes
 from experiments.lab.statements import STATEMENTS
@@ -19,6 +18,7 @@ from experiments.verdicts.claims import ANSWERS, ERROR, Row, decide_answer, judg
 from experiments.verdicts.wording import refuting_text, verdict_counts
 from rank_collapse import runs
 from rank_collapse.report.page import format_number
+from rank_collapse.runs import files
 
 PAGE = Path(__file__).parents[2] / "docs" / "statements.md"
 ROWS = "results/statements.csv"  # relative to the page

@@ -8,7 +8,6 @@ from pathlib import Path
 from absl import flags
 
 from experiments import verdicts
-from experiments.lab import files
 from experiments.lab.devices import count_cores, has_accelerator
 from experiments.reproducing.processes import ProcessResult, run_commands
 from experiments.reproducing.sections import (
@@ -22,6 +21,7 @@ from experiments.reproducing.sections import (
 )
 from experiments.verdicts.page import UNFINISHED
 from rank_collapse import runs
+from rank_collapse.runs import files
 
 SIGNAL_CODES = 128  # above it an exit code is of a process that a signal ended
 SIZES = {

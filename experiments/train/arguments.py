@@ -10,7 +10,7 @@ from absl import flags
 import rank_collapse as rc
 from experiments.lab import cli, vocabulary
 from experiments.lab.flags import Flags
-from experiments.tasks import Hyper, Recipe
+from rank_collapse.training import Hyper, Recipe
 
 # How the work is divided: no influence on results.
 EXECUTION = (
@@ -92,7 +92,7 @@ def make_flags(
         "keep_models",
         False,
         "Write the trained weights of all seeds to the run folder: models.safetensors, or a "
-        "file for each network in models/; experiments.tasks.load_models reads them.",
+        "file for each network in models/; rank_collapse.training.load_models reads them.",
     )
     for name, default, text in (
         ("epochs_per_chunk", 0, "Epochs per jitted call (0: about a twentieth of the run)."),

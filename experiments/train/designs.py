@@ -15,13 +15,14 @@ from experiments.lab import cli, vocabulary
 from experiments.lab.executor import Executor
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
-from experiments.lab.seeds import seed_keys
-from experiments.tasks import Ensemble, Hyper, Model, Recipe, examples, sequences
-from experiments.tasks.recipe import run_config
-from experiments.tasks.training import batch_forward
 from experiments.train.training import Training, unflatten_results
 from experiments.train.weights import compute_matrix_norms, get_weight_matrices
 from rank_collapse.network.inputs import input_states
+from rank_collapse.runs.seeds import seed_keys
+from rank_collapse.training import Ensemble, Hyper, Model, Recipe
+from rank_collapse.training.recipe import run_config
+from rank_collapse.training.tasks import examples, sequences
+from rank_collapse.training.training import batch_forward
 
 STEPS_PER_EPOCH = 25  # of which the training loss is the mean
 LOOKS = 4  # at the networks while they train, besides the one before

@@ -13,20 +13,19 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from experiments.lab import seeds
 from experiments.lab.executor import Chunk, Executor
 from experiments.lab.flags import Flags, content_hash
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress, stop_requested
-from experiments.lab.states import flatten_state, unflatten_state
-from experiments.tasks import Ensemble, Hyper, Recipe, Trained, dump_models
-from experiments.tasks.examples import Examples
-from experiments.tasks.models import init_model
-from experiments.tasks.recipe import check_hyper, run_config
-from experiments.tasks.training import batch_forward
 from experiments.train import arguments
 from experiments.train.watched import layer_scalars
-from rank_collapse.runs import metrics
+from rank_collapse.runs import metrics, seeds
+from rank_collapse.runs.states import flatten_state, unflatten_state
+from rank_collapse.training import Ensemble, Hyper, Recipe, Trained, dump_models
+from rank_collapse.training.models import init_model
+from rank_collapse.training.recipe import check_hyper, run_config
+from rank_collapse.training.tasks.examples import Examples
+from rank_collapse.training.training import batch_forward
 
 CHECKPOINT_SECONDS = 20.0  # between two saved states at least
 ALONE = "results"  # the part of the arrays of a run that trains one network
@@ -385,7 +384,7 @@ def model_files(
 
 
 def dump_weights(setup: TrainedTask, weights: Mapping[str, np.ndarray]) -> bytes:
-    """Writes weights {name: [s, ...]} as `experiments.tasks.load_models` reads them."""
+    """Writes weights {name: [s, ...]} as `rank_collapse.training.load_models` reads them."""
     keys = jax.random.split(jax.random.key(0), len(next(iter(weights.values()))))
     like = jax.eval_shape(jax.vmap(lambda key: init_model(key, setup.recipe)), keys)
     config = run_config(setup.recipe, arguments.make_hyper(setup.options, setup.floats))

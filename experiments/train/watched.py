@@ -5,12 +5,12 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float
 
-from experiments.tasks.models import Model
 from rank_collapse.network import encoder_decoder
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig, EncoderDecoderParams
 from rank_collapse.network.inputs import input_states
 from rank_collapse.network.measured.monitored import monitored
+from rank_collapse.training.models import Model
 
 EXAMPLES = 8
 

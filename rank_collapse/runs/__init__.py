@@ -1,7 +1,8 @@
-"""Files of a run: written whole; metrics by step, figures."""
+"""Files of a run: written whole; metrics by step, seeds, saved states."""
 
 from rank_collapse.runs.files import (
     RunError as RunError,
+    describe_difference as describe_difference,
     make_folder as make_folder,
     write_atomically as write_atomically,
 )

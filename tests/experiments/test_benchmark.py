@@ -9,7 +9,7 @@ from experiments import benchmark
 from experiments.benchmarks import paths, profiles, training
 from experiments.benchmarks.timing import Report, Timing, median_ratio, time_cases
 from experiments.lab import cli
-from experiments.tasks.training import Hyper, init_model
+from rank_collapse.training.training import Hyper, init_model
 
 
 @pytest.fixture

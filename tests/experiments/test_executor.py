@@ -4,9 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.lab import cli, folder, seeds, vocabulary
+from experiments.lab import cli, folder, vocabulary
 from experiments.lab.executor import Executor, Mapped, name_leaves
 from experiments.lab.folder import RunFolder
+from rank_collapse.runs import seeds
 from rank_collapse.runs.files import RunError
 
 FLAGS = cli.make_flags("scaled", num_seeds=5, traced=("skip_gain",))

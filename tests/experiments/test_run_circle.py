@@ -11,10 +11,10 @@ from trained_runs import answered, arrays, finished, parsed, rows, seed_of
 from experiments import run_circle
 from experiments.lab.folder import RunFolder
 from experiments.paper.circle import walks
-from experiments.tasks import load_models
-from experiments.tasks.training import forward
 from rank_collapse import apply
 from rank_collapse.network.inputs import input_states
+from rank_collapse.training import load_models
+from rank_collapse.training.training import forward
 
 NAME = "circle_skip+mlp, d=8"
 ARGUMENTS = (

@@ -12,15 +12,15 @@ from trained_runs import arrays, finished, parsed, result_of, rows, run
 import rank_collapse as rc
 from experiments import run_trainability as binary
 from experiments.lab.folder import RunFolder
-from experiments.lab.seeds import seed_keys
 from experiments.lab.statements import STATEMENTS
-from experiments.tasks.examples import Examples
-from experiments.tasks.recipe import Hyper, Recipe, run_config
-from experiments.tasks.training import batch_forward, init_state
 from experiments.train import designs, training
 from experiments.train.training import Training
 from experiments.verdicts.claims import judge_rows
 from experiments.verdicts.intervals import wilson_interval
+from rank_collapse.runs.seeds import seed_keys
+from rank_collapse.training.recipe import Hyper, Recipe, run_config
+from rank_collapse.training.tasks.examples import Examples
+from rank_collapse.training.training import batch_forward, init_state
 
 SIZES = (
     "--num_seeds=2",

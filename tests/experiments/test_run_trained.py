@@ -21,16 +21,17 @@ from trained_runs import (
 
 from experiments import run_convex_hull, run_memorization, run_sort
 from experiments.lab.labelled import make_dataset
-from experiments.lab.seeds import seed_keys
 from experiments.paper.paths import figures, results
 from experiments.paper.paths.measure import BASELINES
 from experiments.paper.paths.results import accuracies
-from experiments.tasks import examples, init_state, load_models
-from experiments.tasks.training import batch_forward
 from experiments.train import arguments
 from experiments.train.watched import layer_scalars
 from experiments.verdicts.claims import FINDING
 from rank_collapse.runs import metrics
+from rank_collapse.runs.seeds import seed_keys
+from rank_collapse.training import init_state, load_models
+from rank_collapse.training.tasks import examples
+from rank_collapse.training.training import batch_forward
 
 # Enough to learn to sort three letters out of four.
 SORT = (

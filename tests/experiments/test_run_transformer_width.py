@@ -9,10 +9,10 @@ from trained_runs import SMALL, arrays, finished, parsed, result_of, rows, seed_
 import rank_collapse as rc
 from experiments import run_transformer as binary, run_width
 from experiments.lab.experiment import read_run
-from experiments.lab.seeds import seed_keys
-from experiments.tasks import load_models
-from experiments.tasks.models import decode_pairs, exact_share
 from rank_collapse.runs import metrics
+from rank_collapse.runs.seeds import seed_keys
+from rank_collapse.training import load_models
+from rank_collapse.training.models import decode_pairs, exact_share
 
 pytestmark = [pytest.mark.full, pytest.mark.full]
 

@@ -172,7 +172,7 @@ SHARED = """
 import jax, jax.numpy as jnp
 jax.config.update("jax_num_cpu_devices", 2)
 from rank_collapse.measures import residuals
-from experiments.lab import seeds
+from rank_collapse.runs import seeds
 def measure(x, _):
     def ranks(i):
         y = (jnp.tanh(x @ x.T + i) @ x)[:32, :32]

@@ -16,8 +16,8 @@ from experiments.paper.architectures.targets import published_targets
 from experiments.paper.circle import recurrence, walks as circle
 from experiments.paper.circle.walks import TOGETHER
 from experiments.run_circle import PUBLISHED_FELL, PUBLISHED_SEEDS
-from experiments.tasks.training import Model, forward
 from rank_collapse.pretrained import PUBLISHED, published_curves
+from rank_collapse.training.training import Model, forward
 
 pytestmark = pytest.mark.full
 

@@ -15,11 +15,9 @@ import pytest
 from matplotlib.figure import Figure
 from refusals import each_is_refused, is_refused
 
-from experiments.lab import files, states
-from experiments.lab.files import load_arrays, write_arrays
 from experiments.lab.folder import RunFolder, read_summary
-from rank_collapse.runs import metrics
-from rank_collapse.runs.files import RunError
+from rank_collapse.runs import files, metrics, states
+from rank_collapse.runs.files import RunError, load_arrays, write_arrays
 
 CONFIG = {"depth": 3}
 ARRAYS = {

@@ -17,9 +17,8 @@ from matplotlib.figure import Figure
 from refusals import each_is_refused, is_refused
 
 from experiments.lab import provenance
-from experiments.lab.files import describe_difference
 from experiments.lab.folder import LAYOUT, RunFolder, read_summary
-from rank_collapse.runs.files import RunError, make_folder
+from rank_collapse.runs.files import RunError, describe_difference, make_folder
 
 CONFIG = {"depth": 3, "scales": (0.5, 1.0), "name": "a"}
 

@@ -10,8 +10,8 @@ from comparison import near
 from refusals import each_is_refused, is_refused
 from seed_chunks import mapped
 
-from experiments.lab import seeds, states
 from rank_collapse.network.layers import NormParams
+from rank_collapse.runs import seeds, states
 
 needs_two = pytest.mark.skipif(len(jax.devices()) != 2, reason="JAX_NUM_CPU_DEVICES is not 2")
 

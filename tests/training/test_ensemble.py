@@ -9,19 +9,19 @@ import pytest
 from comparison import near
 from refusals import is_refused
 
-from experiments.lab import states
-from experiments.lab.seeds import seed_keys, seed_mesh
-from experiments.tasks.ensemble import Ensemble
-from experiments.tasks.training import (
+from experiments.train import sorting
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.runs import states
+from rank_collapse.runs.seeds import seed_keys, seed_mesh
+from rank_collapse.training.ensemble import Ensemble
+from rank_collapse.training.training import (
     Hyper,
     Recipe,
     batch_forward,
     init_state,
     train_epoch,
 )
-from experiments.train import sorting
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.embedding import EmbeddingConfig
 
 CONFIG = TransformerConfig(
     depth=1,
@@ -138,7 +138,7 @@ def test_a_sweep_compiles_once_and_a_diverged_run_is_kept_apart(
     two_devices, uninterrupted, monkeypatch
 ):
     traces = []
-    monkeypatch.setattr("experiments.tasks.ensemble.train_epoch", lambda *a: traces.append(1))
+    monkeypatch.setattr("rank_collapse.training.ensemble.train_epoch", lambda *a: traces.append(1))
     rates = np.array([0.01, np.inf, 0.003, 0.0, 0.01], np.float32)
     dropout = np.array([0.1, 0.1, 0.1, 0.1, 0.3], np.float32)
     swept = two_devices.train(seed_keys(2, 5), Hyper(learning_rate=rates, dropout=dropout))

@@ -7,9 +7,9 @@ import pytest
 from refusals import is_refused
 
 import rank_collapse as rc
-from experiments.lab.states import flatten_state
-from experiments.tasks.model_file import dump_models, load_models
-from experiments.tasks.training import Recipe, forward, init_model
+from rank_collapse.runs.states import flatten_state
+from rank_collapse.training.model_file import dump_models, load_models
+from rank_collapse.training.training import Recipe, forward, init_model
 
 
 def recipe(**fields):

@@ -9,20 +9,21 @@ import pytest
 from refusals import each_is_refused, refused
 
 import rank_collapse as rc
-from experiments.tasks import Ensemble, sequences
-from experiments.tasks.examples import Examples, cross_entropy
-from experiments.tasks.recipe import Hyper, Recipe, check_hyper
-from experiments.tasks.training import (
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.residual import init_gains
+from rank_collapse.paths.sets import Classifier
+from rank_collapse.training import Ensemble
+from rank_collapse.training.recipe import Hyper, Recipe, check_hyper
+from rank_collapse.training.tasks import sequences
+from rank_collapse.training.tasks.examples import Examples, cross_entropy
+from rank_collapse.training.training import (
     Model,
     TrainState,
     make_optimizer,
     schedule_factor,
     train_step,
 )
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.embedding import EmbeddingConfig
-from rank_collapse.network.residual import init_gains
-from rank_collapse.paths.sets import Classifier
 
 CONFIG = TransformerConfig(
     d_model=8, embedding=EmbeddingConfig(vocab_size=5, d_embed=8, norm=False)

@@ -8,10 +8,10 @@ import pytest
 
 import rank_collapse as rc
 from experiments.paper.paths import measure
-from experiments.tasks.examples import Examples, token_accuracy
-from experiments.tasks.training import Model
 from experiments.train.training import whole_metrics
 from rank_collapse.paths.sets import Classifier
+from rank_collapse.training.tasks.examples import Examples, token_accuracy
+from rank_collapse.training.training import Model
 
 L, H, D, N, B = 2, 2, 6, 5, 3
 LENGTHS = (5, 3, 4)

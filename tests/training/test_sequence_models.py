@@ -9,16 +9,17 @@ import optax
 import pytest
 from refusals import refused
 
-from experiments.lab.seeds import seed_keys, seed_mesh
-from experiments.tasks import Ensemble, Hyper, Recipe, dump_models, examples, load_models, sequences
-from experiments.tasks.models import decode_pairs, exact_share
-from experiments.tasks.training import batch_forward
 from experiments.train.training import whole_metrics
 from rank_collapse.network import encoder_decoder
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.decoding import Decoded
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.runs.seeds import seed_keys, seed_mesh
+from rank_collapse.training import Ensemble, Hyper, Recipe, dump_models, load_models
+from rank_collapse.training.models import decode_pairs, exact_share
+from rank_collapse.training.tasks import examples, sequences
+from rank_collapse.training.training import batch_forward
 
 pytestmark = pytest.mark.full
 

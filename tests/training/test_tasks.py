@@ -14,9 +14,9 @@ from experiments import run_convex_hull as convex_hull, run_memorization as memo
 from experiments.note import transformer_grammar as grammar
 from experiments.note.transformer_grammar import FIRST_WORD, PLURAL
 from experiments.paper.circle import walks as circle
-from experiments.tasks import examples, sequences
-from experiments.tasks.sequences import BEGIN, END, NUM_MARKS, PAD
 from experiments.train import sorting
+from rank_collapse.training.tasks import examples, sequences
+from rank_collapse.training.tasks.sequences import BEGIN, END, NUM_MARKS, PAD
 
 
 def rational_hull(points) -> np.ndarray:

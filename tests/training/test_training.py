@@ -11,8 +11,12 @@ from comparison import near
 from refusals import refused
 
 from experiments import run_memorization as memorization
-from experiments.tasks.examples import cross_entropy, pack_examples, packed_rows
-from experiments.tasks.training import (
+from experiments.train import sorting
+from rank_collapse.network import transformer
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.training.tasks.examples import cross_entropy, pack_examples, packed_rows
+from rank_collapse.training.training import (
     Hyper,
     Recipe,
     batch_forward,
@@ -22,10 +26,6 @@ from experiments.tasks.training import (
     train_epoch,
     train_step,
 )
-from experiments.train import sorting
-from rank_collapse.network import transformer
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.embedding import EmbeddingConfig
 
 
 def config(**fields):

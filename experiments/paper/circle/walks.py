@@ -16,10 +16,10 @@ from jaxtyping import Array, Float
 
 import rank_collapse as rc
 from experiments.paper.circle import recurrence
-from experiments.tasks import Recipe, forward
-from experiments.tasks.examples import Examples
 from experiments.train.training import TrainedTask, diverged_seeds, fine_seeds
 from rank_collapse.network.inputs import input_states
+from rank_collapse.training import Recipe, forward
+from rank_collapse.training.tasks.examples import Examples
 
 RADIUS = 0.3
 COLLAPSED_STEPS = 1000  # of equal tokens, to reach the fixed point near which a multiplier holds

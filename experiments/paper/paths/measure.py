@@ -16,14 +16,6 @@ from jaxtyping import Array, Float
 from experiments.lab import labelled
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
-from experiments.tasks.examples import (
-    Examples,
-    in_batches,
-    majority_baseline,
-    random_baseline,
-    token_mask,
-)
-from experiments.tasks.models import Model
 from experiments.train.training import ALONE, Metrics, TrainedTask, train_flat, whole_metrics
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.paths.contributions import path_contributions
@@ -31,6 +23,14 @@ from rank_collapse.paths.direct import logit_attribution
 from rank_collapse.paths.sets import classify_states, path_set_logits, sample_path_sets
 from rank_collapse.paths.sharing import coalition_values, covariance_shares, shapley_values
 from rank_collapse.paths.truncation import truncated
+from rank_collapse.training.models import Model
+from rank_collapse.training.tasks.examples import (
+    Examples,
+    in_batches,
+    majority_baseline,
+    random_baseline,
+    token_mask,
+)
 
 BASELINES = ("majority baseline", "random baseline")
 PUBLISHED_SIZE = 20  # paths in the larger of the published sets

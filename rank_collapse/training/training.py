@@ -1,7 +1,7 @@
 """Training a network on a task of tokens: one seed, as pure functions.
 
 What is static is a `Recipe`; what may be swept is a `Hyper` and is traced. Several seeds, learning
-rates or dropout rates are one more axis: see `experiments.tasks.ensemble`. What is trained,
+rates or dropout rates are one more axis: see `rank_collapse.training.ensemble`. What is trained,
 a network with a classifier or an encoder-decoder, and how it makes logits is in `models`.
 """
 
@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from experiments.tasks.examples import LOSSES, token_mask
-from experiments.tasks.models import (
+from rank_collapse import struct
+from rank_collapse.training.models import (
     Model as Model,
     batch_forward as batch_forward,
     forward as forward,
     init_model as init_model,
 )
-from experiments.tasks.recipe import Hyper as Hyper, Recipe as Recipe, run_config
-from rank_collapse import struct
+from rank_collapse.training.recipe import Hyper as Hyper, Recipe as Recipe, run_config
+from rank_collapse.training.tasks.examples import LOSSES, token_mask
 
 
 class TrainState(struct.Struct):

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from experiments.tasks.examples import Examples
 from rank_collapse import struct
+from rank_collapse.training.tasks.examples import Examples
 
 PAD, BEGIN, END = 0, 1, 2
 NUM_MARKS = 3  # a letter's token id is its number plus this

@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.lab.files import load_arrays, write_arrays
-from rank_collapse.runs.files import RunError, make_folder
+from rank_collapse.runs.files import RunError, load_arrays, make_folder, write_arrays
 
 
 def save_state(folder: str | os.PathLike, step: int, state: Any) -> None:

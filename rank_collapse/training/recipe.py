@@ -6,10 +6,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from experiments.tasks.examples import LOSSES
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.training.tasks.examples import LOSSES
 
 Loss = Literal["cross_entropy", "squared_error"]
 Schedule = Literal["constant", "milestones", "linear", "inverse_sqrt"]

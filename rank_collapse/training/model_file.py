@@ -18,15 +18,15 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from experiments.lab.states import flatten_state, unflatten_state
-from experiments.tasks.models import init_model
-from experiments.tasks.recipe import Recipe
 from rank_collapse.network.attention import Mixing
 from rank_collapse.network.config import SWEPT, TransformerConfig, flat
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.network.residual import Gains
 from rank_collapse.printed import format_one_line
+from rank_collapse.runs.states import flatten_state, unflatten_state
+from rank_collapse.training.models import init_model
+from rank_collapse.training.recipe import Recipe
 
 
 def dump_models(config: TransformerConfig | EncoderDecoderConfig, models: Any) -> bytes:

@@ -11,9 +11,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from experiments.tasks.examples import in_batches, part_mask, part_positions
-from experiments.tasks.recipe import Recipe
-from experiments.tasks.sequences import BEGIN, END, SequencePairs
 from rank_collapse import struct
 from rank_collapse.network import encoder_decoder, parameters, transformer
 from rank_collapse.network.config import TransformerConfig
@@ -22,6 +19,9 @@ from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig, EncoderDecoderParams
 from rank_collapse.network.inputs import input_states
 from rank_collapse.paths.sets import Classifier
+from rank_collapse.training.recipe import Recipe
+from rank_collapse.training.tasks.examples import in_batches, part_mask, part_positions
+from rank_collapse.training.tasks.sequences import BEGIN, END, SequencePairs
 
 
 class Model(struct.Struct):

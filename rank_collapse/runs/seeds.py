@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments.lab.states import is_key
+from rank_collapse.runs.states import is_key
 from rank_collapse.struct import refuse_if
 
 AXIS = "seeds"

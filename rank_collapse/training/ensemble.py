@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.lab import seeds
-from experiments.tasks.recipe import Hyper, Recipe, check_hyper
-from experiments.tasks.training import init_state, train_epoch
+from rank_collapse.runs import seeds
+from rank_collapse.training.recipe import Hyper, Recipe, check_hyper
+from rank_collapse.training.training import init_state, train_epoch
 
 
 @dataclasses.dataclass
