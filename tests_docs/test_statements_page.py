@@ -62,9 +62,6 @@ def test_rows_of_all_folders_are_judged_jointly():
     assert "rate" not in answers  # must hold: no answer
     page = render_page(table)
     assert "| **partly supported** 2/1/0 | **mlps slow**" in page and "order: 3 |" in page
-    assert statements_page.full_size_answers(answers) == {
-        "mlps slow": "docs/statements.md has: partly supported"
-    }
     assert "one run, of commit a1a1" in page and "from 1000 on" in page
 
 

@@ -139,20 +139,6 @@ def answer_rows(rows: TableRows) -> dict[str, str]:
     return answers
 
 
-def read_answers(page: Path = PAGE) -> dict[str, str]:
-    """Reads the answers of a page from its table, as `answer_rows` gives them."""
-    return answer_rows(read_table(page))
-
-
-def full_size_answers(answers: Mapping[str, str]) -> dict[str, str]:
-    """Writes {key: "docs/statements.md has: holds"} of the statements that were run."""
-    return {
-        key: f"docs/statements.md has: {answer}"
-        for key, answer in answers.items()
-        if answer != NOT_RUN
-    }
-
-
 def count_sentence(answers: Mapping[str, str]) -> str:
     """Writes "Of 28 statements: holds 20, … not run 2. At most 1.3 … by chance."."""
     counts = Counter(answers.values())

@@ -1,0 +1,204 @@
+"""Every experiment of a preset in workers, and the report, which is written anew as they end."""
+
+import contextlib
+import importlib
+import io
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import NamedTuple
+
+from absl import flags
+
+from experiments import verdicts
+from experiments.lab import cli, pool, progress
+from experiments.lab.devices import count_cores, has_accelerator
+from experiments.reproducing.sections import (
+    RunRecord,
+    answer_sections,
+    list_runs,
+    make_section,
+    run_command,
+    save_time,
+)
+from rank_collapse import runs
+from rank_collapse.runs import files
+
+SIGNAL_CODES = 128  # above it an exit code is of a process that a signal ended
+SIZES = {
+    "quick": "Sizes are those of the preset “quick”: small networks and few seeds, for minutes on "
+    "two cores. Results at full size stand with them.",
+    "paper": "Networks are as large as the published ones; tokens, seeds and epochs are fewer "
+    "where they would take more than an hour and a half on two cores.",
+}
+
+
+class ProcessResult(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        code: Its exit code.
+        output: All that it printed.
+        seconds: Its time.
+        cpu: Its time on the CPU, in seconds.
+    """
+
+    code: int
+    output: str
+    seconds: float
+    cpu: float = 0.0
+
+
+def run_binary(module: str, *arguments: str) -> ProcessResult:
+    """Runs a binary as `python -m module` would, in this process.
+
+    Args:
+        module: Of the binary.
+        *arguments: Of its flags.
+    """
+    binary = importlib.import_module(module)
+    start, cpu_start = time.monotonic(), time.process_time()
+    sys.modules["__main__"], sys.argv = binary, [str(binary.__file__), *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        code = cli.execute(binary.main, binary.FLAGS, arguments)
+    seconds, cpu = time.monotonic() - start, time.process_time() - cpu_start
+    return ProcessResult(code, output.getvalue(), seconds, cpu)
+
+
+def run_commands(
+    commands: Mapping[str, Sequence[str]], jobs: int
+) -> Iterator[tuple[str, ProcessResult]]:
+    """Runs commands in their order, some at a time.
+
+    Args:
+        commands: {name: (module, *arguments)}.
+        jobs: Commands at a time.
+
+    Yields:
+        (name, result) of each command as it ends; also of those that a signal ended.
+
+    Raises:
+        Stopped: A signal asked for it.
+    """
+    remaining, running = dict(commands), {}
+    try:
+        while remaining:
+            with pool.start_workers(jobs) as executor:
+                work = {name: (run_binary, *remaining[name]) for name in remaining}
+                running = {}
+                for name, future in pool.iterate_ended(executor, work, jobs, running):
+                    del remaining[name]
+                    num_ended = len(commands) - len(remaining)
+                    print(f"[{num_ended}/{len(commands)}] {name}", file=sys.stderr)
+                    try:
+                        yield name, future.result()
+                    except BrokenProcessPool:  # its process died: the others go on
+                        progress.raise_if_stopped()
+                        yield name, ProcessResult(1, "its process was ended (out of memory?)", 0.0)
+                        break
+    except progress.Stopped:
+        for future, name in running.items():
+            if future.done() and not future.cancelled() and future.exception() is None:
+                yield name, future.result()
+        raise
+
+
+def run_experiments(
+    names: Sequence[str],
+    options: flags.FlagValues,
+    parent: Path,
+    show: Callable[[list[verdicts.Section]], None],
+) -> list[verdicts.Section]:
+    """Runs each experiment in a folder of its name and reads it.
+
+    Args:
+        names: In the order of the report, in which they run.
+        options: The flags.
+        parent: Of the folders.
+        show: Called with the sections of those that have ended, before the first and after each.
+
+    Returns:
+        The sections.
+    """
+    arguments = {name: list_runs(name, options.preset) for name in names}
+    shared = ["--overwrite"] if options.overwrite else []
+    shared += [f"--num_devices={options.num_devices}"] if options.num_devices else []
+    commands = {
+        run: [f"experiments.{name}", *flags, f"--output_dir={parent / run}", *shared]
+        for name, named_runs in arguments.items()
+        for run, flags in named_runs.items()
+    }
+    resumable = () if options.overwrite else commands
+    begun = {run for run in resumable if (parent / run).exists()}
+    complete = {run for run in resumable if (parent / run / "summary.json").exists()}
+    jobs = options.jobs or default_jobs()
+    results: dict[str, ProcessResult] = {}
+    sections: dict[str, verdicts.Section] = {}
+
+    def make_record(name: str, run: str) -> RunRecord:
+        folder, result = parent / run, results[run]
+        details = f"{result.seconds:.1f} s this time; all numbers: {folder}/results.csv"
+        command, label = run_command(run, arguments[name][run], folder), run.partition("/")[2]
+        return RunRecord(folder, command, details, label, result.code, result.output)
+
+    show([])
+    for run, result in run_commands(commands, jobs):
+        results[run], name = result, run.partition("/")[0]
+        if run not in complete and result.seconds:
+            save_time(parent, run, result, min(jobs, len(commands)), run in begun)
+        was_stopped = result.code > SIGNAL_CODES  # to be resumed
+        if not was_stopped and results.keys() >= arguments[name].keys():
+            sections[name] = make_section(name, [make_record(name, r) for r in arguments[name]])
+            show([sections[name] for name in names if name in sections])
+    return [sections[name] for name in names if name in sections]
+
+
+def default_jobs() -> int:
+    """Returns how many experiments run side by side.
+
+    Two on two cores or more: compiling and much of an experiment take one. On an accelerator one
+    at a time, because the first process takes its memory.
+    """
+    return 2 if count_cores() > 1 and not has_accelerator() else 1
+
+
+def render_report(
+    sections: list[verdicts.Section], count: int, preset: str, started: float, parent: Path
+) -> str:
+    """Renders the report: all sections under one heading, with the machine that ran them.
+
+    Args:
+        sections: Of the experiments that have ended.
+        count: Of all.
+        preset: Their sizes.
+        started: When, by `time.monotonic`.
+        parent: Of the run folders.
+    """
+    ended = f"{len(sections)} of {count} experiments have ended"
+    return verdicts.render(
+        "Rank collapse: measured and published",
+        "What attention, skips, MLPs and norms do to the differences between tokens, measured "
+        "beside Dong, Cordonnier and Loukas, “Attention is not all you need: pure attention loses "
+        f"rank doubly exponentially with depth” (2021). {SIZES[preset]}"
+        + (f" {ended}; reload this page for more." if len(sections) < count else ""),
+        sections,
+        f"{ended}, after {time.monotonic() - started:.0f} s. {describe_machine(parent)}",
+        answer_sections(sections),
+    )
+
+
+def describe_machine(parent: Path) -> str:
+    """Says when and on which machine the newest run was made; "" where there is none."""
+    paths = sorted(parent.rglob("config.json"), key=lambda path: path.stat().st_mtime)
+    try:
+        environment = files.read_object(paths[-1])["environment"]
+        versions = ", ".join(f"{n} {version}" for n, version in environment["versions"].items())
+        return (
+            f"Made {environment['started']} on {environment['device']} "
+            f"({environment['num_devices']} devices), Python {environment['python']}, {versions}, "
+            f"git {environment['git'] or 'none'}."
+        )
+    except (runs.RunError, IndexError, KeyError, TypeError, AttributeError):
+        return ""
