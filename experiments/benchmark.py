@@ -18,8 +18,7 @@ from absl import flags
 
 from experiments.benchmarks import monitoring, paths, profiles, training
 from experiments.benchmarks.timing import print_report
-from experiments.lab import cli
-from experiments.lab.flags import check_names
+from experiments.lab import check_names, cli
 
 # Each is a function of the flags that gives a `timing.Report`.
 BENCHMARKS = {

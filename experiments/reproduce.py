@@ -22,9 +22,7 @@ import jax
 from absl import flags
 
 from experiments import verdicts
-from experiments.lab import cli
-from experiments.lab.experiment import describe_experiment, list_experiments
-from experiments.lab.flags import check_names
+from experiments.lab import check_names, cli, describe_experiment, list_experiments
 from experiments.reproducing.results_page import write_markdown
 from experiments.reproducing.running import render_report, run_experiments
 from experiments.reproducing.sections import PRESETS, answer_sections

@@ -23,11 +23,20 @@ import jax.numpy as jnp
 import xarray as xr
 
 import rank_collapse as rc
-from experiments.lab import cli, labelled, vocabulary
-from experiments.lab.executor import SEEDS, Executor, Mapped
-from experiments.lab.experiment import Experiment, Shown, open_run
-from experiments.lab.flags import Flags, check_names
-from experiments.lab.folder import RunFolder
+from experiments.lab import (
+    SEEDS,
+    Executor,
+    Experiment,
+    Flags,
+    Mapped,
+    RunFolder,
+    Shown,
+    check_names,
+    cli,
+    labelled,
+    open_run,
+    vocabulary,
+)
 from experiments.paper import inputs
 from experiments.paper.collapse.claims import compare_results, judge_claims, make_finding
 from experiments.paper.collapse.figures import FIGURES, TIGHTNESS

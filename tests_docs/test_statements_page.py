@@ -6,10 +6,10 @@ import io
 import pytest
 from two_processes import REPOSITORY
 
-from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import statements_page
 from experiments.reproducing.statements_page import answer_rows, judge_run_rows, render_page
 from experiments.verdicts import claims
+from experiments.verdicts.statements import STATEMENTS
 from rank_collapse.report.intervals import Interval
 from rank_collapse.runs import RunError
 

@@ -32,7 +32,6 @@ from experiments import verdicts
 from experiments.lab import devices, labelled, pool
 from experiments.lab.flags import Flags, command_line, make_config, read_flags, run_path
 from experiments.lab.folder import RunFolder, read_summary
-from experiments.lab.statements import STATEMENTS
 from rank_collapse.report import figures as drawing
 from rank_collapse.runs.files import damaged_file_error
 
@@ -223,7 +222,7 @@ class Run:
             points: From `measure`.
             table: Rows of results.csv.
             figures: By name, in the order of the report.
-            claims: Rows of the statements of `experiments.lab.statements`.
+            claims: Rows of the statements of `experiments.verdicts.statements`.
             compare: Measured values beside published ones, without verdicts.
             finding: The sentence and picture on the report's first screen.
             files: (results, setup, folder) → functions that make further files of the folder.
@@ -254,7 +253,7 @@ class Run:
         )
         for row in published.comparisons:
             print(verdicts.comparison_line(row))
-        for answer in verdicts.answer_statements(STATEMENTS, published.claims):
+        for answer in verdicts.answer_statements(verdicts.STATEMENTS, published.claims):
             print(verdicts.answer_lines(answer))
         for line in self.failures:
             print(line, file=sys.stderr)

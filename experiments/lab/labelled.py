@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from experiments.lab.statements import make_row
-from experiments.verdicts import Comparison
-from experiments.verdicts.claims import Row
+from experiments.verdicts import Comparison, Row, make_row
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import mean_interval
 from rank_collapse.report.wording import WORDS

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.lab.experiment import list_experiments
-from experiments.lab.folder import table_bytes
+from experiments.lab import list_experiments, table_bytes
 from experiments.reproducing import statements_page
 from experiments.reproducing.filling import (
     Texts,

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from absl import flags
 
 from experiments import verdicts
-from experiments.lab import cli, pool, progress
-from experiments.lab.devices import count_cores, has_accelerator
+from experiments.lab import cli, count_cores, has_accelerator, pool, progress
 from experiments.reproducing.sections import (
     RunRecord,
     answer_sections,

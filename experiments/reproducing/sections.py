@@ -16,7 +16,6 @@ from experiments.lab.experiment import (
     import_experiment,
     read_run,
 )
-from experiments.lab.statements import STATEMENTS
 from rank_collapse import runs
 from rank_collapse.runs import files
 
@@ -163,4 +162,4 @@ def read_times(parent: Path) -> dict[str, dict[str, float]]:
 
 def answer_sections(sections: Sequence[verdicts.Section]) -> list[verdicts.Answer]:
     """Answers all statements that have rows in any of the sections."""
-    return verdicts.answer_statements(STATEMENTS, [r for s in sections for r in s.claims])
+    return verdicts.answer_statements(verdicts.STATEMENTS, [r for s in sections for r in s.claims])

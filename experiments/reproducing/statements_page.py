@@ -11,11 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.lab.experiment import import_experiment, list_experiments, read_run
-from experiments.lab.folder import table_bytes
-from experiments.lab.statements import STATEMENTS
-from experiments.verdicts.claims import ANSWERS, ERROR, Row, decide_answer, judge_rows
-from experiments.verdicts.wording import refuting_text, verdict_counts
+from experiments.lab import import_experiment, list_experiments, read_run, table_bytes
+from experiments.verdicts import (
+    ANSWERS,
+    ERROR,
+    STATEMENTS,
+    Row,
+    decide_answer,
+    judge_rows,
+    refuting_text,
+    verdict_counts,
+)
 from rank_collapse import runs
 from rank_collapse.report.page import format_number
 from rank_collapse.runs import files

@@ -8,8 +8,7 @@ import numpy as np
 from absl import flags
 
 import rank_collapse as rc
-from experiments.lab import cli, vocabulary
-from experiments.lab.flags import Flags
+from experiments.lab import Flags, cli, vocabulary
 from rank_collapse.training import Hyper, Recipe
 
 # How the work is divided: no influence on results.

@@ -13,10 +13,15 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from experiments.lab.executor import Chunk, Executor
-from experiments.lab.flags import Flags, content_hash
-from experiments.lab.folder import RunFolder
-from experiments.lab.progress import Progress, stop_requested
+from experiments.lab import (
+    Chunk,
+    Executor,
+    Flags,
+    Progress,
+    RunFolder,
+    content_hash,
+    stop_requested,
+)
 from experiments.train import arguments
 from experiments.train.watched import layer_scalars
 from rank_collapse.runs import metrics, seeds

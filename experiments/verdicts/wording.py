@@ -6,19 +6,14 @@ from typing import Any
 
 from experiments.verdicts.claims import (
     ERROR,
-    FEWEST_DRAWS,
-    FEWEST_OF_SHARE,
-    UNDECIDED,
     VERDICTS,
     Answer,
     Judged,
-    Range,
     Row,
     Statement,
     count_answers,
 )
 from rank_collapse.measures.profiles import rounding_limit
-from rank_collapse.report.intervals import draws_needed
 from rank_collapse.report.page import format_number
 
 JOINTLY = (
@@ -84,38 +79,14 @@ def estimate_text(judged: Judged) -> str:
 
 def answer_lines(answer: Answer) -> str:
     """Writes "holds 2/0/0    Section 3.1: ..." and a line for each of its rows."""
-    s, level = answer.statement, 1 - ERROR / max(1, len(answer.rows))
+    s = answer.statement
     counts = verdict_counts([j.verdict for j in answer.rows]) if s.claimed else ""
     lines = [f"{f'{answer.answer} {counts}':14s} {s.source}: {s.text}"]
     for judged in answer.rows:
         verdict = judged.verdict if s.claimed else ""
-        parts = [f"    {verdict:10s} {judged.row.setting}: {estimate_text(judged)}"]
-        parts += [row_note(judged.row), draws_to_decide(judged, s.claimed, level)]
-        lines.append("; ".join(filter(None, parts)))
+        text = f"    {verdict:10s} {judged.row.setting}: {estimate_text(judged)}"
+        lines.append(f"{text}; {row_note(judged.row)}")
     return "\n".join(lines)
-
-
-def draws_to_decide(judged: Judged, claimed: Range | None, level: float) -> str:
-    """Says how many draws would decide a row, were their mean and spread the same.
-
-    Args:
-        judged: The row.
-        claimed: The range of its statement.
-        level: Of its interval.
-
-    Returns:
-        "about 9 would decide"; "" of a row that is decided or that is inconclusive.
-    """
-    row = judged.row
-    if judged.verdict != UNDECIDED or claimed is None or row.estimate is None:
-        return ""
-    low, high = row.interval(level)
-    distance = min(abs(row.estimate - end) for end in claimed if math.isfinite(end))
-    if math.isfinite(high - low) and high > low and row.draws > 1 and distance:
-        count = draws_needed((high - low) / 2, row.draws, distance, level)
-        return f"about {max(count, FEWEST_DRAWS):,} would decide"
-    fewest = FEWEST_DRAWS if low == high else FEWEST_OF_SHARE
-    return f"{fewest} or more would decide" if row.draws < fewest else ""
 
 
 def row_note(row: Row) -> str:

@@ -17,13 +17,14 @@ import pytest
 from PIL import Image
 
 from experiments import reproduce, run_architectures, run_path_counts
-from experiments.lab import cli, progress, statements
+from experiments.lab import cli, progress
 from experiments.lab.experiment import describe_experiment, figure_captions, list_experiments
-from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import results_page, running, sections
 from experiments.reproducing.filling import Texts
 from experiments.reproducing.running import ProcessResult
+from experiments.verdicts import statements
 from experiments.verdicts.claims import MORE_THAN_HALF
+from experiments.verdicts.statements import STATEMENTS
 from rank_collapse.runs import RunError
 
 

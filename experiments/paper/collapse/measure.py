@@ -9,9 +9,7 @@ import numpy as np
 import xarray as xr
 
 import rank_collapse as rc
-from experiments.lab import labelled
-from experiments.lab.executor import Chunk, Mapped
-from experiments.lab.progress import Progress
+from experiments.lab import Chunk, Mapped, Progress, labelled
 from experiments.paper.collapse import cubic_law
 from rank_collapse.measures import residuals
 from rank_collapse.runs import seeds
