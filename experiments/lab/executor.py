@@ -218,22 +218,22 @@ class Mapped:
     Args:
         fn: (key, floats) of one seed → pytree of arrays.
         mesh: Of the devices.
+        progress: Gets how long compiling took.
         draw: (key, floats) of one seed → what `fn` takes instead of the key: a program of its own,
             since random numbers are slow to optimise and drawn once.
         at_once: Seeds a device vmaps over; None for `seeds.group_size`.
         level: As of `runs.seeds.run_seeds`.
-        progress: Gets how long compiling took; None for none.
     """
 
     def __init__(
         self,
         fn: Callable[[Any, Any], Any],
         mesh: Mesh,
+        progress: Progress,
         *,
         draw: Callable[[Any, Any], Any] | None = None,
         at_once: int | None = None,
         level: int = 1,
-        progress: Progress | None = None,
     ):
         count = seeds.group_size(mesh) if at_once is None else at_once
         self._mesh, self._progress, self._compiled, self._size = mesh, progress, None, 0
@@ -275,8 +275,7 @@ class Mapped:
         def resize(a):
             return jax.ShapeDtypeStruct((size, *a.shape[1:]), a.dtype, sharding=sharding)
 
-        bar = self._progress
-        with bar.time_activity("compiling") if bar else contextlib.nullcontext():
+        with self._progress.time_activity("compiling"):
             self._compiled = self._call.lower(jax.tree.map(resize, like), None).compile()
 
 

@@ -257,7 +257,7 @@ class Run:
             print(verdicts.answer_lines(answer))
         for line in self.failures:
             print(line, file=sys.stderr)
-        print(f"{'written to' if self.folder.writable else 'read from'} {self.folder.path}")
+        print(f"written to {self.folder.path}")
         return published
 
 

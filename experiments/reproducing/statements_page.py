@@ -1,6 +1,6 @@
 """docs/statements.md and its table of rows: what the run folders of one run say of each statement.
 
-Answers follow from the verdicts in the table. Without folders the page is written anew from it.
+Answers follow from the verdicts in the table. Without folders `write_page` writes it anew from it.
 """
 
 import csv

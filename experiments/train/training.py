@@ -302,8 +302,7 @@ def make_training(
         recipe,
         setup.make_data,
         mesh=executor.mesh,
-        epochs_per_chunk=1 if is_watched else arguments.epochs_per_chunk(options),
-        at_once=options.seeds_at_once or None,
+        epochs_per_chunk=1 if is_watched else max(1, -(-options.n_epochs // 20)),
         watch=watch if is_watched else None,
     )
     return Training(

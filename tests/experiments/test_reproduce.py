@@ -198,16 +198,16 @@ def test_damaged_times_are_not_known(content, tmp_path):
     """All experiments ran, and then there was no report."""
     (tmp_path / "times.json").write_text(content)
     assert sections.read_times(tmp_path) == {}
-    sections.save_time(tmp_path, "run_sort", ProcessResult(0, "", 3.0, 5.0), 2)
-    took = {"seconds": 3.0, "cpu": 5.0, "jobs": 2, "at_least": 0}
+    sections.save_time(tmp_path, "run_sort", ProcessResult(0, "", 3.0), 2)
+    took = {"seconds": 3.0, "jobs": 2, "at_least": 0}
     assert sections.read_times(tmp_path) == {"run_sort": took}
 
 
 def test_the_time_of_an_interrupted_run_is_that_of_its_parts(tmp_path):
     """In workers that a signal ended, and after one that was killed: its time is not known."""
     for resumed in (False, True):
-        sections.save_time(tmp_path, "run_sort", ProcessResult(143, "", 3.0, 5.0), 1, resumed)
-    took = {"seconds": 6.0, "cpu": 10.0, "jobs": 1, "at_least": 0}
+        sections.save_time(tmp_path, "run_sort", ProcessResult(143, "", 3.0), 1, resumed)
+    took = {"seconds": 6.0, "jobs": 1, "at_least": 0}
     assert sections.read_times(tmp_path)["run_sort"] == took
     sections.save_time(tmp_path, "run_width", ProcessResult(0, "", 3.0), 1, resumed=True)
     assert sections.read_times(tmp_path)["run_width"]["at_least"] == 1
