@@ -7,6 +7,7 @@ import pytest
 from experiments.lab import cli, folder, vocabulary
 from experiments.lab.executor import Executor, Mapped, name_leaves
 from experiments.lab.folder import RunFolder
+from experiments.lab.progress import Progress
 from rank_collapse.runs import seeds
 from rank_collapse.runs.files import RunError
 
@@ -30,7 +31,7 @@ class Noted(Mapped):
     """`scaled`, with the chunks it was asked for."""
 
     def __init__(self, mesh, chunks, stop_at=None):
-        super().__init__(scaled, mesh)
+        super().__init__(scaled, mesh, Progress(0, ""))
         self.chunks, self.stop_at = chunks, stop_at
 
     def __call__(self, chunk):
