@@ -33,7 +33,6 @@ from experiments.lab import devices, labelled, pool
 from experiments.lab.flags import Flags, command_line, make_config, read_flags, run_path
 from experiments.lab.folder import RunFolder, read_summary
 from rank_collapse.report import figures as drawing
-from rank_collapse.runs.files import damaged_file_error
 
 Figures = Mapping[str, Callable[[Any, Any], Any]]  # (results, set-up) → figure, or None
 
@@ -363,10 +362,7 @@ def read_run(module: ModuleType, folder: Path) -> Shown:
     Raises:
         RunError: The run is not complete, or damaged.
     """
-    selection = read_summary(folder).get("shown", {})
-    if not isinstance(selection, Mapping):
-        raise damaged_file_error(folder / "summary.json", "an earlier version wrote it")
-    options = read_flags(module.FLAGS, folder, selection)
+    options = read_flags(module.FLAGS, folder, read_summary(folder).get("shown", {}))
     vars(options)["reading"] = True
     return module.main(options)
 

@@ -227,10 +227,7 @@ class RunFolder(contextlib.ExitStack):
             compute: Returns the named arrays, at least one.
         """
         if self.part(part) is None:
-            computed = compute()
-            if not computed:
-                raise ValueError(f"part {part!r} computed no arrays")
-            self.save_arrays({f"{part}/{name}": value for name, value in computed.items()})
+            self.save_arrays({f"{part}/{name}": value for name, value in compute().items()})
         return self.part(part)
 
     def keep_arrays(self, arrays: Mapping[str, Any]) -> None:

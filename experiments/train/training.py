@@ -216,7 +216,6 @@ def train_flat(
 
     Raises:
         ValueError: Every seed of a network diverged, or hyperparameters that mean nothing.
-        RunError: The run holds another number of seeds.
     """
     programs: dict[str, dict[str, TrainedTask]] = {}
     for part, setup in setups.items():
