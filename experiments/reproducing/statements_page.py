@@ -84,8 +84,6 @@ def read_run_rows(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
     Raises:
         RunError: It is no complete run.
     """
-    if not (folder / "config.json").exists():
-        raise runs.RunError(f"{folder} is no run folder: it has no config.json")
     saved = files.read_object(folder / "config.json")
     flags, words = saved["config"], saved["execution"]["command"].split()
     names = {import_experiment(n).FLAGS.experiment: n for n in list_experiments()}
