@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import io
+import math
 import os
 import re
 from concurrent import futures
@@ -23,7 +24,6 @@ from experiments.reproducing import results_page, running, sections
 from experiments.reproducing.filling import Texts
 from experiments.reproducing.running import ProcessResult
 from experiments.verdicts import statements
-from experiments.verdicts.claims import MORE_THAN_HALF
 from experiments.verdicts.statements import STATEMENTS
 from rank_collapse.runs import RunError
 
@@ -292,7 +292,7 @@ def test_every_statement_says_what_decides_it():
         assert own.claimed is None or not own.test, key
         if own.claimed is not None:
             assert own.claimed[0] < own.claimed[1], key
-        assert own.draw_range is None or own.claimed == MORE_THAN_HALF, key  # as the page says
+        assert own.draw_range is None or own.claimed == (0.5, math.inf), key  # as the page says
         assert own.claimed is None or len(own.text.split()) < 25, key
         assert f'"{key}"' in sources, key  # of an experiment
 
