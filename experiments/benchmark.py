@@ -2,7 +2,6 @@
 
     python -m experiments.benchmark                              (all of them)
     python -m experiments.benchmark --benchmark=exact_paths,recomputed_paths
-    python -m experiments.benchmark --baseline=torch             (training beside PyTorch)
 
 Each benchmark times its cases in turn, round after round, so that other work on the machine slows
 all of them equally. Ratios to the baseline are from the same rounds. Compilation is timed
@@ -18,8 +17,7 @@ from absl import flags
 
 from experiments.benchmarks import monitoring, paths, profiles, training
 from experiments.benchmarks.timing import print_report
-from experiments.lab import cli
-from experiments.lab.flags import check_names
+from experiments.lab import check_names, cli
 
 # Each is a function of the flags that gives a `timing.Report`.
 BENCHMARKS = {
@@ -35,7 +33,6 @@ FLAGS = cli.bare_flags()
 define = cli.definer(FLAGS)
 define("integer", "num_devices", 0, "Devices (0: all; on a CPU one per core).", lower_bound=0)
 define("list", "benchmark", list(BENCHMARKS), f"Benchmarks, out of {', '.join(BENCHMARKS)}.")
-define("enum", "baseline", "none", "Also time training in PyTorch.", training.BASELINES)
 define("integer", "rounds", 5, "Timed rounds.", lower_bound=1)
 
 

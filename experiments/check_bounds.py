@@ -22,14 +22,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.lab import cli, vocabulary
-from experiments.lab.executor import Executor
-from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
-from experiments.lab.flags import Flags, check_names
-from experiments.lab.folder import RunFolder
+from experiments.lab import (
+    Executor,
+    Experiment,
+    Flags,
+    RunFolder,
+    Shown,
+    check_names,
+    cli,
+    name_figures,
+    open_run,
+    vocabulary,
+)
 from experiments.paper.bounds.draws import CASES, FREE, Case, single_draw, two_heads
-from experiments.verdicts import Comparison
-from experiments.verdicts.claims import Row, cases_row
+from experiments.verdicts import Comparison, Row, cases_row
 from rank_collapse.report import figures
 
 BLOCK = 50  # draws that a device vmaps over

@@ -19,10 +19,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.lab import cli, pool, vocabulary
-from experiments.lab.experiment import Shown
-from experiments.lab.flags import ONE_VALUE, Flags, make_config, read_flags
-from experiments.lab.folder import RunFolder, read_config, read_summary
+from experiments.lab import (
+    ONE_VALUE,
+    Flags,
+    RunFolder,
+    Shown,
+    cli,
+    make_config,
+    pool,
+    read_config,
+    read_flags,
+    read_summary,
+    vocabulary,
+)
 from rank_collapse.runs.files import damaged_file_error
 
 FLAGS = cli.bare_flags(Flags("join"))

@@ -22,12 +22,10 @@ import jax
 from absl import flags
 
 from experiments import verdicts
-from experiments.lab import cli
-from experiments.lab.experiment import describe_experiment, list_experiments
-from experiments.lab.flags import check_names
+from experiments.lab import check_names, cli, describe_experiment, list_experiments
 from experiments.reproducing.results_page import write_markdown
-from experiments.reproducing.sections import PRESETS, answer_sections, list_untested
-from experiments.reproducing.unfinished import render_report, run_experiments
+from experiments.reproducing.running import render_report, run_experiments
+from experiments.reproducing.sections import PRESETS, answer_sections
 from rank_collapse import runs
 
 EXPERIMENTS = list_experiments()  # in the order of the report
@@ -73,7 +71,8 @@ def main(options: flags.FlagValues) -> int:
     started, path = time.monotonic(), folder / "report.html"
 
     def show(sections: list[verdicts.Section]) -> None:
-        text = render_report(sections, options.preset, started, folder / options.preset)
+        parent = folder / options.preset
+        text = render_report(sections, len(chosen), options.preset, started, parent)
         runs.write_atomically(path, text.encode())
 
     print(f"report, written anew whenever an experiment ends: {path}", flush=True)
@@ -81,9 +80,7 @@ def main(options: flags.FlagValues) -> int:
     answers = answer_sections(sections)
     for answer in answers:
         print(verdicts.answer_lines(answer))
-    for text in list_untested(answers, chosen):
-        print(f"{'not tested':14s} {text}")
-    failed = [s.name for s in sections if s.status != "done"]
+    failed = [s.name for s in sections if s.error]
     print(verdicts.count_line(answers))
     print(f"{len(sections) - len(failed)} of {len(sections)} experiments done: {path}")
     if options.markdown:

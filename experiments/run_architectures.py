@@ -20,10 +20,7 @@ from typing import Any
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import cli
-from experiments.lab.experiment import Experiment, Finding, Shown, name_figures, open_run
-from experiments.lab.flags import Flags
-from experiments.lab.statements import make_row
+from experiments.lab import Experiment, Finding, Flags, Shown, cli, name_figures, open_run
 from experiments.paper.architectures.models import (
     NAMES,
     Curves,
@@ -34,10 +31,15 @@ from experiments.paper.architectures.models import (
     measure,
 )
 from experiments.paper.architectures.targets import READ_OFF, Target, published_targets
-from experiments.verdicts import Comparison
-from experiments.verdicts.claims import ERROR, Row, curve_row
-from experiments.verdicts.statistics import power_law_wins
-from experiments.verdicts.wording import show_ratio
+from experiments.verdicts import (
+    ERROR,
+    Comparison,
+    Row,
+    curve_row,
+    make_row,
+    power_law_wins,
+    show_ratio,
+)
 from rank_collapse.measures.profiles import rounding_limit
 from rank_collapse.network.surgery import ABLATIONS, READINGS
 from rank_collapse.pretrained import PUBLISHED, published_curves

@@ -23,12 +23,19 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lab import cli, labelled, plots, vocabulary
-from experiments.lab.executor import Executor
-from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
-from experiments.lab.flags import Flags
-from experiments.lab.folder import RunFolder
-from experiments.lab.statements import make_row
+from experiments.lab import (
+    Executor,
+    Experiment,
+    Flags,
+    RunFolder,
+    Shown,
+    cli,
+    labelled,
+    name_figures,
+    open_run,
+    plots,
+    vocabulary,
+)
 from experiments.note.attention_forms.measure import FORMS, LAWS, MEASURES, make_measure
 from experiments.train import arguments
 from experiments.train.sorting import make_sorting_setup
@@ -39,8 +46,14 @@ from experiments.train.training import (
     model_files,
     train_tasks,
 )
-from experiments.verdicts import Comparison, Row
-from experiments.verdicts.statistics import clipped_log10, format_interval, mean_with_interval
+from experiments.verdicts import (
+    Comparison,
+    Row,
+    clipped_log10,
+    format_interval,
+    make_row,
+    mean_with_interval,
+)
 from rank_collapse.report import figures
 
 SOURCE, WIDTH = "Vaswani et al. 2017, section 3.2.1", r"width of queries and keys $d_k$"

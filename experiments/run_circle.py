@@ -32,18 +32,23 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from experiments.lab import cli, plots, vocabulary
-from experiments.lab.experiment import Experiment, Finding, Shown, name_figures, open_run
-from experiments.lab.flags import Flags
-from experiments.lab.folder import RunFolder
-from experiments.lab.statements import make_row
+from experiments.lab import (
+    Experiment,
+    Finding,
+    Flags,
+    RunFolder,
+    Shown,
+    cli,
+    name_figures,
+    open_run,
+    plots,
+    vocabulary,
+)
 from experiments.paper.circle import walks
 from experiments.train import arguments
 from experiments.train.training import TrainedTask, model_files, train_tasks
-from experiments.verdicts import Comparison
-from experiments.verdicts.claims import Row, mean_row
+from experiments.verdicts import Comparison, Row, fisher_exact, make_row, mean_row, seed_rows
 from experiments.verdicts.intervals import wilson_interval
-from experiments.verdicts.statistics import fisher_exact, seed_rows
 from rank_collapse.report import figures
 
 # What the published code trains: a skip around the attention in each of them.

@@ -23,11 +23,20 @@ import jax.numpy as jnp
 import xarray as xr
 
 import rank_collapse as rc
-from experiments.lab import cli, labelled, vocabulary
-from experiments.lab.executor import SEEDS, Executor, Mapped
-from experiments.lab.experiment import Experiment, Shown, open_run
-from experiments.lab.flags import Flags, check_names
-from experiments.lab.folder import RunFolder
+from experiments.lab import (
+    SEEDS,
+    Executor,
+    Experiment,
+    Flags,
+    Mapped,
+    RunFolder,
+    Shown,
+    check_names,
+    cli,
+    labelled,
+    open_run,
+    vocabulary,
+)
 from experiments.paper import inputs
 from experiments.paper.collapse.claims import compare_results, judge_claims, make_finding
 from experiments.paper.collapse.figures import FIGURES, TIGHTNESS
@@ -95,12 +104,11 @@ text = (
     "the MLPs' own skip: where they begin to slow the collapse."
 )
 vocabulary.define_numbers(FLAGS, "mlp_gain", [], text, kind=float)
-text = "Prove residuals that rounding decides in float64 too: ball arithmetic, a minute a seed."
-define("boolean", "certify", False, text)
 inputs.define_flags(define)
 define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(inputs.DTYPES))
 define("integer", "seed_chunk", 16, "Largest number of seeds in memory.", lower_bound=1)
-
+# Flags that folders of runs have in their config.json, and that are no longer there.
+EARLIER_FLAGS = {"certify": False}
 
 Configs = dict[str, rc.TransformerConfig]
 
@@ -236,8 +244,7 @@ def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
 
         def make_program():
             mapped = Mapped(single, executor.mesh, draw=draw_seed, progress=progress)
-            norm, certify = options.norm_placement, options.certify
-            return DecidedProgram(mapped, setup.networks, norm, certify, progress)
+            return DecidedProgram(mapped, setup.networks, options.norm_placement, progress)
 
         def make_cells(point):
             return {SEEDS: (point.weight_scale, point.skip_gain)}
@@ -276,7 +283,7 @@ def make_rows(results: xr.Dataset, setup: Networks) -> Iterator[dict[str, Any]]:
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, make_setup, inputs.identity) as run:
+    with open_run(options, make_setup, lambda setup: setup.source | EARLIER_FLAGS) as run:
         points = run.measure(measure, over=AXES)
         return run.publish(
             points,

@@ -23,9 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 import rank_collapse as rc
-from experiments.lab import cli
-from experiments.lab.experiment import Experiment, Shown
-from experiments.lab.flags import Flags
+from experiments.lab import Experiment, Flags, Shown, cli
 from experiments.paper.paths.experiment import CLAIM, define_path_flags, run_paths
 from experiments.paper.paths.figures import FIGURES as FIGURES
 from experiments.train import arguments

@@ -28,10 +28,18 @@ import numpy as np
 import xarray as xr
 
 import rank_collapse as rc
-from experiments.lab import cli, labelled, vocabulary
-from experiments.lab.executor import Executor
-from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
-from experiments.lab.flags import Flags, content_hash
+from experiments.lab import (
+    Executor,
+    Experiment,
+    Flags,
+    Shown,
+    cli,
+    content_hash,
+    labelled,
+    name_figures,
+    open_run,
+    vocabulary,
+)
 from experiments.train.byte_networks import Training, byte_model, text_bytes, train_network
 from experiments.verdicts import Comparison, Row
 from experiments.verdicts.intervals import slope

@@ -19,10 +19,17 @@ import numpy as np
 import xarray as xr
 
 import rank_collapse as rc
-from experiments.lab import cli, labelled, vocabulary
-from experiments.lab.executor import Executor
-from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
-from experiments.lab.flags import Flags
+from experiments.lab import (
+    Executor,
+    Experiment,
+    Flags,
+    Shown,
+    cli,
+    labelled,
+    name_figures,
+    open_run,
+    vocabulary,
+)
 from experiments.verdicts import Row
 from rank_collapse.report import figures
 

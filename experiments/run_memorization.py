@@ -27,9 +27,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 import rank_collapse as rc
-from experiments.lab import cli, vocabulary
-from experiments.lab.experiment import Experiment, Shown
-from experiments.lab.flags import Flags, content_hash
+from experiments.lab import Experiment, Flags, Shown, cli, content_hash, vocabulary
 from experiments.paper.paths.experiment import CLAIM, define_path_flags, run_paths
 from experiments.paper.paths.figures import FIGURES as FIGURES
 from experiments.train import arguments, pairs as texts

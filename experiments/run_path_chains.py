@@ -20,15 +20,23 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import cli, labelled, plots, vocabulary
-from experiments.lab.executor import SEEDS, Executor
-from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
-from experiments.lab.flags import Flags
-from experiments.lab.folder import RunFolder
-from experiments.lab.statements import make_row
+from experiments.lab import (
+    SEEDS,
+    Executor,
+    Experiment,
+    Flags,
+    RunFolder,
+    Shown,
+    cli,
+    labelled,
+    name_figures,
+    open_run,
+    plots,
+    vocabulary,
+)
 from experiments.paper import inputs
 from experiments.train import path_sizes
-from experiments.verdicts import Comparison, Row, statistics
+from experiments.verdicts import Comparison, Row, make_row, statistics
 from rank_collapse.measures import residuals
 from rank_collapse.report import figures
 from rank_collapse.runs import seeds

@@ -23,10 +23,17 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from experiments.lab import cli, plots, vocabulary
-from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
-from experiments.lab.flags import Flags
-from experiments.lab.folder import RunFolder
+from experiments.lab import (
+    Experiment,
+    Flags,
+    RunFolder,
+    Shown,
+    cli,
+    name_figures,
+    open_run,
+    plots,
+    vocabulary,
+)
 from experiments.verdicts import Comparison
 from rank_collapse.paths.enumeration import count_paths
 from rank_collapse.paths.lengths import path_length_law

@@ -24,9 +24,7 @@ import numpy as np
 import xarray as xr
 
 import rank_collapse as rc
-from experiments.lab import cli, labelled
-from experiments.lab.experiment import Experiment, Finding, Shown, name_figures, open_run
-from experiments.lab.flags import Flags
+from experiments.lab import Experiment, Finding, Flags, Shown, cli, labelled, name_figures, open_run
 from experiments.paper.trained.networks import (
     Network,
     identify_texts,

@@ -12,9 +12,7 @@ Two CPU cores: 59 seconds for 16 seeds. Expected: whole-model accuracy 0.995. Wh
 network: `experiments.paper.paths.measure`.
 """
 
-from experiments.lab import cli
-from experiments.lab.experiment import Experiment, Shown
-from experiments.lab.flags import Flags
+from experiments.lab import Experiment, Flags, Shown, cli
 from experiments.paper.paths.experiment import CLAIM, define_path_flags, run_paths
 from experiments.paper.paths.figures import FIGURES as FIGURES
 from experiments.train import arguments

@@ -20,15 +20,11 @@ from typing import Any
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import cli, vocabulary
-from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
-from experiments.lab.flags import Flags
+from experiments.lab import Experiment, Flags, Shown, cli, name_figures, open_run, vocabulary
 from experiments.note.stability import figures, results as summary
 from experiments.note.stability.measure import DESIGNS, LAW_OF, make_configs, measure_all
 from experiments.note.stability.results import ByCase
-from experiments.verdicts import Comparison
-from experiments.verdicts.claims import Row, mean_row
-from experiments.verdicts.statistics import finite_or_none
+from experiments.verdicts import Comparison, Row, finite_or_none, mean_row
 
 FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last", traced=("update_size",))
 define = cli.definer(FLAGS)

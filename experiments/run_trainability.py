@@ -24,16 +24,23 @@ from typing import Any
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import cli, plots, vocabulary
-from experiments.lab.experiment import Experiment, Finding, Shown, name_figures, open_run
-from experiments.lab.flags import Flags, check_names
-from experiments.lab.folder import RunFolder
-from experiments.lab.statements import make_row
+from experiments.lab import (
+    Experiment,
+    Finding,
+    Flags,
+    RunFolder,
+    Shown,
+    check_names,
+    cli,
+    name_figures,
+    open_run,
+    plots,
+    vocabulary,
+)
 from experiments.train import arguments, designs
 from experiments.train.designs import Cell, gradient_norms
-from experiments.verdicts import Comparison, Row
+from experiments.verdicts import Comparison, Row, make_row, seed_rows
 from experiments.verdicts.intervals import wilson_interval
-from experiments.verdicts.statistics import seed_rows
 from rank_collapse.report import figures
 from rank_collapse.report.wording import words
 

@@ -23,9 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.lab import cli
-from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
-from experiments.lab.flags import Flags, check_names
+from experiments.lab import Experiment, Flags, Shown, check_names, cli, name_figures, open_run
 from experiments.paper.trained import figures, measure as measures, results
 from experiments.paper.trained.networks import (
     UNTRAINED,

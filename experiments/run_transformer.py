@@ -17,10 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import cli, plots, vocabulary
-from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
-from experiments.lab.flags import Flags
-from experiments.lab.folder import RunFolder
+from experiments.lab import (
+    Experiment,
+    Flags,
+    RunFolder,
+    Shown,
+    cli,
+    name_figures,
+    open_run,
+    plots,
+    vocabulary,
+)
 from experiments.note import transformer_grammar as grammar
 from experiments.train import arguments
 from experiments.train.training import (
@@ -31,8 +38,7 @@ from experiments.train.training import (
     model_files,
     train_tasks,
 )
-from experiments.verdicts import Comparison
-from experiments.verdicts.statistics import seed_rows
+from experiments.verdicts import Comparison, seed_rows
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import Interval
 from rank_collapse.training import models

@@ -20,10 +20,16 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments.lab import cli, vocabulary
-from experiments.lab.experiment import Experiment, Shown, name_figures, open_run
-from experiments.lab.flags import Flags
-from experiments.lab.folder import RunFolder
+from experiments.lab import (
+    Experiment,
+    Flags,
+    RunFolder,
+    Shown,
+    cli,
+    name_figures,
+    open_run,
+    vocabulary,
+)
 from experiments.train import arguments
 from experiments.train.sorting import make_sorting_setup
 from experiments.train.training import (
@@ -34,9 +40,7 @@ from experiments.train.training import (
     model_files,
     train_tasks,
 )
-from experiments.verdicts import Comparison
-from experiments.verdicts.claims import Row, mean_row
-from experiments.verdicts.statistics import seed_rows
+from experiments.verdicts import Comparison, Row, mean_row, seed_rows
 from rank_collapse.report import figures
 from rank_collapse.training import Recipe, init_model
 

@@ -10,8 +10,8 @@ import pytest
 
 from experiments.lab import cli
 from experiments.lab.experiment import read_run
-from experiments.lab.statements import STATEMENTS
 from experiments.verdicts.claims import answer_statements
+from experiments.verdicts.statements import STATEMENTS
 
 SMALL = (
     "--depth=2",

@@ -17,7 +17,7 @@ DOCS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / name for name in ("README.md", "BUILD.md", "CONTRIBUTING.md")]
 PAGES += sorted(DOCS.rglob("*.md")) + sorted(DOCS.rglob("*.txt"))
 FENCED = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-POSITIONAL = {"join": "folders", "statements": "runs"}  # flags whose values may stand alone
+POSITIONAL = {"join": "folders"}  # flags whose values may stand alone
 PROGRAMS = ("python", "python3", "pytest", "rank-collapse", *reproduce.EXPERIMENTS)
 FOREIGN = {"cache-clear"}  # flags of pytest
 

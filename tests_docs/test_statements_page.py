@@ -6,12 +6,11 @@ import io
 import pytest
 from two_processes import REPOSITORY
 
-from experiments.lab.statements import STATEMENTS
 from experiments.reproducing import statements_page
 from experiments.reproducing.statements_page import answer_rows, judge_run_rows, render_page
 from experiments.verdicts import claims
+from experiments.verdicts.statements import STATEMENTS
 from rank_collapse.report.intervals import Interval
-from rank_collapse.runs import RunError
 
 DOCS = REPOSITORY / "docs"
 
@@ -62,15 +61,7 @@ def test_rows_of_all_folders_are_judged_jointly():
     assert "rate" not in answers  # must hold: no answer
     page = render_page(table)
     assert "| **partly supported** 2/1/0 | **mlps slow**" in page and "order: 3 |" in page
-    assert statements_page.full_size_answers(answers) == {
-        "mlps slow": "docs/statements.md has: partly supported"
-    }
     assert "one run, of commit a1a1" in page and "from 1000 on" in page
-
-
-def test_a_folder_that_is_no_run_is_named(tmp_path):
-    with pytest.raises(RunError, match=f"{tmp_path} is no run folder"):
-        statements_page.write_page(tmp_path, [tmp_path])
 
 
 def test_a_statement_without_the_rows_of_one_experiment_was_not_run():

@@ -1,1 +1,42 @@
 """The lab of all experiments: flags, run folders, chunks of seeds, processes, tables, figures."""
+
+from experiments.lab.devices import (
+    count_cores as count_cores,
+    has_accelerator as has_accelerator,
+)
+from experiments.lab.executor import (
+    SEEDS as SEEDS,
+    Chunk as Chunk,
+    Executor as Executor,
+    Mapped as Mapped,
+)
+from experiments.lab.experiment import (
+    Experiment as Experiment,
+    Finding as Finding,
+    Shown as Shown,
+    describe_experiment as describe_experiment,
+    figure_captions as figure_captions,
+    import_experiment as import_experiment,
+    list_experiments as list_experiments,
+    name_figures as name_figures,
+    open_run as open_run,
+    read_run as read_run,
+)
+from experiments.lab.flags import (
+    ONE_VALUE as ONE_VALUE,
+    Flags as Flags,
+    check_names as check_names,
+    content_hash as content_hash,
+    make_config as make_config,
+    read_flags as read_flags,
+)
+from experiments.lab.folder import (
+    RunFolder as RunFolder,
+    read_config as read_config,
+    read_summary as read_summary,
+    table_bytes as table_bytes,
+)
+from experiments.lab.progress import (
+    Progress as Progress,
+    stop_requested as stop_requested,
+)

@@ -26,7 +26,6 @@ from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from rank_collapse.runs import seeds
-from rank_collapse.runs.files import damaged_file_error
 
 SEEDS = "seeds"  # the part of a run's arrays that has one cell
 Cells = Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]]
@@ -118,7 +117,6 @@ class Executor(contextlib.ExitStack):
             {cell: {name: [s, ...]}}.
 
         Raises:
-            RunError: The run holds another number of seeds.
             ValueError: Invalid flags of this point.
         """
         options = self._options
@@ -149,20 +147,10 @@ class Executor(contextlib.ExitStack):
         return floats
 
     def _list_missing(self, cells, count):
-        """Lists the (cell, seed) pairs that the run does not have.
-
-        Raises:
-            RunError: The arrays of a cell have different numbers of seeds, or too many.
-        """
+        """Lists the (cell, seed) pairs that the run does not have."""
         missing = []
         for cell in cells:
-            arrays = self.run.part(cell) or {}
-            shapes = [np.shape(array) for array in arrays.values()] or [(0,)]
-            saved = shapes[0][0] if shapes[0] else -1  # a number has no seeds
-            if any(shape[:1] != (saved,) for shape in shapes) or saved > count:
-                raise damaged_file_error(
-                    self.run.path / "arrays.npz", f"{cell} is not of {count} seeds"
-                )
+            saved = max(map(len, (self.run.part(cell) or {}).values()), default=0)
             missing += [(cell, seed) for seed in range(saved, count)]
         return missing
 
@@ -218,22 +206,22 @@ class Mapped:
     Args:
         fn: (key, floats) of one seed → pytree of arrays.
         mesh: Of the devices.
+        progress: Gets how long compiling took.
         draw: (key, floats) of one seed → what `fn` takes instead of the key: a program of its own,
             since random numbers are slow to optimise and drawn once.
         at_once: Seeds a device vmaps over; None for `seeds.group_size`.
         level: As of `runs.seeds.run_seeds`.
-        progress: Gets how long compiling took; None for none.
     """
 
     def __init__(
         self,
         fn: Callable[[Any, Any], Any],
         mesh: Mesh,
+        progress: Progress,
         *,
         draw: Callable[[Any, Any], Any] | None = None,
         at_once: int | None = None,
         level: int = 1,
-        progress: Progress | None = None,
     ):
         count = seeds.group_size(mesh) if at_once is None else at_once
         self._mesh, self._progress, self._compiled, self._size = mesh, progress, None, 0
@@ -275,8 +263,7 @@ class Mapped:
         def resize(a):
             return jax.ShapeDtypeStruct((size, *a.shape[1:]), a.dtype, sharding=sharding)
 
-        bar = self._progress
-        with bar.time_activity("compiling") if bar else contextlib.nullcontext():
+        with self._progress.time_activity("compiling"):
             self._compiled = self._call.lower(jax.tree.map(resize, like), None).compile()
 
 

@@ -32,9 +32,7 @@ from experiments import verdicts
 from experiments.lab import devices, labelled, pool
 from experiments.lab.flags import Flags, command_line, make_config, read_flags, run_path
 from experiments.lab.folder import RunFolder, read_summary
-from experiments.lab.statements import STATEMENTS
 from rank_collapse.report import figures as drawing
-from rank_collapse.runs.files import damaged_file_error
 
 Figures = Mapping[str, Callable[[Any, Any], Any]]  # (results, set-up) → figure, or None
 
@@ -223,7 +221,7 @@ class Run:
             points: From `measure`.
             table: Rows of results.csv.
             figures: By name, in the order of the report.
-            claims: Rows of the statements of `experiments.lab.statements`.
+            claims: Rows of the statements of `experiments.verdicts.statements`.
             compare: Measured values beside published ones, without verdicts.
             finding: The sentence and picture on the report's first screen.
             files: (results, setup, folder) → functions that make further files of the folder.
@@ -254,11 +252,11 @@ class Run:
         )
         for row in published.comparisons:
             print(verdicts.comparison_line(row))
-        for answer in verdicts.answer_statements(STATEMENTS, published.claims):
+        for answer in verdicts.answer_statements(verdicts.STATEMENTS, published.claims):
             print(verdicts.answer_lines(answer))
         for line in self.failures:
             print(line, file=sys.stderr)
-        print(f"{'written to' if self.folder.writable else 'read from'} {self.folder.path}")
+        print(f"written to {self.folder.path}")
         return published
 
 
@@ -364,10 +362,7 @@ def read_run(module: ModuleType, folder: Path) -> Shown:
     Raises:
         RunError: The run is not complete, or damaged.
     """
-    selection = read_summary(folder).get("shown", {})
-    if not isinstance(selection, Mapping):
-        raise damaged_file_error(folder / "summary.json", "an earlier version wrote it")
-    options = read_flags(module.FLAGS, folder, selection)
+    options = read_flags(module.FLAGS, folder, read_summary(folder).get("shown", {}))
     vars(options)["reading"] = True
     return module.main(options)
 

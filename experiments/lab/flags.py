@@ -51,6 +51,7 @@ class Flags(flags.FlagValues):
         selecting: Flags that choose what of a folder is shown, which may differ between its runs.
 
     Attributes:
+        typed: The arguments that were parsed.
         axes: {flag: its values, as they were written}, those with several.
         point: {flag: its value} of one point of the axes.
         group: The points that differ from this one in `traced` alone, itself among them.
@@ -78,7 +79,7 @@ class Flags(flags.FlagValues):
             execution=frozenset({*EXECUTION, *execution, *selecting}),
             selecting=frozenset(selecting),
         )
-        vars(self).update(axes={}, point={}, group=[self], number=0)
+        vars(self).update(typed=(), axes={}, point={}, group=[self], number=0)
         vars(self).update(worker_group=None, reading=False, begin_with={})
 
     def points(self) -> "list[Flags]":
@@ -159,8 +160,9 @@ def parse_flags(
     """
     for name in flag_values:
         flag_values[name].unparse()
+    vars(flag_values).update(typed=arguments, worker_group=None, reading=False, begin_with={})
     arguments, axes = _split_axes(flag_values, arguments)
-    vars(flag_values).update(axes=axes, worker_group=None, reading=False, begin_with={})
+    vars(flag_values)["axes"] = axes
     unparsed = flag_values(["binary", *arguments])[1:]
     if positional and unparsed and not flag_values[positional].present:
         flag_values[positional].parse(unparsed if len(unparsed) > 1 else unparsed[0])
@@ -242,13 +244,6 @@ def help_text(main: Callable, flag_values: Flags) -> str:
     return "\n".join([purpose, "", "Flags:", *described])
 
 
-def list_arguments(options: Flags) -> list[str]:
-    """Writes the arguments that ask for the same results."""
-    names = [n for n in options if n not in EXECUTION | options.axes.keys()]
-    texts = [options[n].serialize() for n in names if options[n].name == n and options[n].present]
-    return [*filter(None, texts), *(f"--{n}={','.join(v)}" for n, v in options.axes.items())]
-
-
 def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -> Flags:
     """Reads the flags that a run folder was made with, as if all of them had been typed.
 
@@ -262,22 +257,16 @@ def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -
         RunError: A damaged config.json.
     """
     config = read_config(folder)
-    options = parse_flags(flag_values, [f"--output_dir={folder}"])
-    axes = config.get("axes", {})
+    arguments = [f"--output_dir={folder}"]
     try:
-        for name, value in (config | selection).items():
-            if name in options:
-                if value is not None:
-                    options[name].parse(value)
-                options[name].present = 1
-        for name, texts in axes.items():
-            are_texts = texts and all(isinstance(text, str) for text in texts)
-            if not options.takes_several(name) or not are_texts:
-                raise ValueError(f"{name}={texts} is no axis")
+        axes = config.get("axes", {})  # last and in their order, as parts of arrays are named
+        for name, value in (*(config | selection).items(), *axes.items()):
+            if name in flag_values and value not in (None, "", []):  # these are defaults alone
+                text = ",".join(map(str, value)) if isinstance(value, list) else value
+                arguments.append(f"--{name}={text}")
+        return parse_flags(flag_values, arguments)
     except (flags.Error, AttributeError, TypeError, ValueError) as error:
         raise damaged_file_error(folder / "config.json", error) from error
-    vars(options)["axes"] = axes
-    return options
 
 
 def make_config(options: Flags) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class RunFolder(contextlib.ExitStack):
     """One run's folder, locked for as long as the object is open. A context manager.
 
     Args:
-        path: The folder; made with its parents. That of a finished run may be read-only.
+        path: The folder; made with its parents.
         config: What determines the results (JSON values). A folder made with another one is
             refused.
         execution: What does not (number of devices, chunk size); recorded, never compared.
@@ -107,15 +107,13 @@ class RunFolder(contextlib.ExitStack):
         # {prefix: {name after it: array}} of every beginning of a name that ends at a "/".
         self._arrays: dict[str, dict[str, np.ndarray]] = collections.defaultdict(dict)
         self._last_write, self._pause, self._unwritten = time.monotonic(), PAUSE, False
-        finished = (self.path / "summary.json").exists() and not overwrite
-        self.writable = not (read_only or (finished and not os.access(path, os.W_OK)))
+        self.writable = not read_only
         try:
             if self.writable:
                 make_folder(self.path)
                 self.enter_context(lock_folder(self.path))
-                if self._is_of_a_run():
-                    results = (*FOLDERS, *CONTENTS[::-1]) if overwrite else ()  # the config last
-                    delete_files(self.path, (*self._list_unfinished(), *results))
+                if self._is_of_a_run() and overwrite:
+                    delete_files(self.path, (*FOLDERS, *CONTENTS[::-1]))  # the config last
             self.resumed = self._is_of_a_run()
             if self.resumed:
                 self._check_config(states.as_json(config))
@@ -229,10 +227,7 @@ class RunFolder(contextlib.ExitStack):
             compute: Returns the named arrays, at least one.
         """
         if self.part(part) is None:
-            computed = compute()
-            if not computed:
-                raise ValueError(f"part {part!r} computed no arrays")
-            self.save_arrays({f"{part}/{name}": value for name, value in computed.items()})
+            self.save_arrays({f"{part}/{name}": value for name, value in compute().items()})
         return self.part(part)
 
     def keep_arrays(self, arrays: Mapping[str, Any]) -> None:
@@ -323,11 +318,6 @@ class RunFolder(contextlib.ExitStack):
         if names:
             read_config(self.path)
         return bool(names)
-
-    def _list_unfinished(self):
-        """Lists the files that a killed process left under temporary names."""
-        patterns = [f".{name}.tmp" for name in CONTENTS] + [f"{n}/**/.*.tmp" for n in FOLDERS]
-        return [str(path.relative_to(self.path)) for p in patterns for path in self.path.glob(p)]
 
     def _check_config(self, config):
         """Refuses a folder of another config, or of another version."""

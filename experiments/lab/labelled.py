@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from experiments.lab.statements import make_row
-from experiments.verdicts import Comparison
-from experiments.verdicts.claims import Row
+from experiments.verdicts import Comparison, Row, make_row
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import mean_interval
 from rank_collapse.report.wording import WORDS
@@ -40,18 +38,15 @@ def make_dataset(
     for path, values in arrays.items():
         name, *keys = path.split("/")
         levels.setdefault(name, {})[tuple(keys)] = values
-    # {text of the coordinates: (coordinates, variables)}: to align variables one by one is slow.
-    groups: dict[str, tuple[dict[str, list], dict[str, tuple]]] = {}
+    variables = {}
     for name, parts in levels.items():
         keys = [list(dict.fromkeys(level)) for level in zip(*parts, strict=True)]
         stack = np.stack([parts[key] for key in itertools.product(*keys)], axis=1)
         values = stack.reshape(len(stack), *map(len, keys), *stack.shape[2:])
         dims = special.get(name, axes)[: values.ndim - 1]
         coordinates = {axis: _to_numbers(level) for axis, level in zip(dims, keys, strict=False)}
-        _, variables = groups.setdefault(str(coordinates), (coordinates, {}))
-        variables[name] = ("seed", *dims), values
-    datasets = [xr.Dataset(variables, coordinates) for coordinates, variables in groups.values()]
-    return xr.merge(datasets, join="outer", compat="no_conflicts")[[*levels]]
+        variables[name] = xr.DataArray(values, coordinates, ("seed", *dims))
+    return xr.Dataset(variables)
 
 
 def _to_numbers(texts):

@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 from experiments.lab import devices, progress
-from experiments.lab.flags import Flags, list_arguments, parse_flags
+from experiments.lab.flags import Flags, parse_flags
 from experiments.lab.folder import RunFolder
 from rank_collapse.runs.files import RunError, load_arrays
 
@@ -143,18 +143,17 @@ def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder
     jobs = min(1 + points[-1].number, options.jobs or limit)
     if jobs < 2 and options.scheduler is None:
         return
-    arguments = list_arguments(options)
-    arguments += [f"--num_devices={options.num_devices or max(1, devices.count_cores() // jobs)}"]
+    num_devices = options.num_devices or max(1, devices.count_cores() // jobs)
     module = module_name(options.experiment)
     with (
         progress.Progress(len(missing), "points", log=run.log) as bar,
         start_workers(min(jobs, len(missing)), options.scheduler) as pool,
     ):
         folders = {number: run.path.resolve() / "points" / str(number) for number in missing}
-        work = {}
-        for number in sorted(missing):
-            in_folder = [*arguments, f"--output_dir={folders[number]}"]
-            work[number] = (measure_points, module, in_folder, number)
+        work = {
+            number: (measure_points, module, options.typed, folders[number], num_devices, number)
+            for number in sorted(missing)
+        }
         most = len(missing) if options.scheduler else jobs  # a scheduler takes all, and cancels
         try:
             for number, future in iterate_ended(pool, work, most, {}):
@@ -180,12 +179,16 @@ def module_name(experiment: Any) -> str:
     raise ValueError(f"{experiment!r} is the name of no experiment")
 
 
-def measure_points(module: str, arguments: Sequence[str], number: int) -> dict[str, np.ndarray]:
+def measure_points(
+    module: str, arguments: Sequence[str], folder: Path, num_devices: int, number: int
+) -> dict[str, np.ndarray]:
     """Measures one group of points in a worker.
 
     Args:
         module: The experiment's.
-        arguments: Its flags, with the folder of this group.
+        arguments: Those of the run.
+        folder: Of this group.
+        num_devices: Of this worker.
         number: Of the group; if a point cannot be measured the parent says so.
 
     Returns:
@@ -193,6 +196,8 @@ def measure_points(module: str, arguments: Sequence[str], number: int) -> dict[s
     """
     experiment = importlib.import_module(module)
     options = parse_flags(copy.deepcopy(experiment.FLAGS), arguments)
+    options.output_dir, options.run_name, options.overwrite = str(folder), None, False
+    options.num_devices = num_devices
     vars(options)["worker_group"] = number
     with contextlib.ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():  # not so of a Dask worker
@@ -201,5 +206,5 @@ def measure_points(module: str, arguments: Sequence[str], number: int) -> dict[s
         stack.enter_context(jax.default_matmul_precision("highest"))
         stack.enter_context(contextlib.suppress(ValueError))
         experiment.main(options)
-    saved = Path(options.output_dir) / "arrays.npz"
+    saved = folder / "arrays.npz"
     return load_arrays(saved) if saved.exists() else {}

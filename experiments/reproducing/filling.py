@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.lab.folder import table_bytes
-from experiments.verdicts.claims import Row
-from experiments.verdicts.page import Comparison
+from experiments.verdicts import Comparison, Row
 
 TEXTS = Path(__file__).with_name("results.toml")
 PLACEHOLDER = re.compile(r"\{([^{}]+)\}")

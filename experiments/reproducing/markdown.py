@@ -57,8 +57,8 @@ def _render_section(section):
     captions = [_escape(caption) for _, caption in section.figures]
     figures = list(zip(captions, files, strict=True))
     paragraphs = [f"## {section.title}"]
-    if section.status != "done":
-        paragraphs.append(f"**{section.status}**")
+    if section.error:
+        paragraphs.append("**failed**")
     for caption, path in figures[:1]:
         paragraphs += [f"![{section.title}]({path})", f"*{caption}*"]
     paragraphs.append(f"**The paper.** {section.claim}")

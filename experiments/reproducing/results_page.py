@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.lab.experiment import list_experiments
-from experiments.lab.folder import table_bytes
+from experiments.lab import list_experiments, table_bytes
 from experiments.reproducing import statements_page
 from experiments.reproducing.filling import (
     Texts,
@@ -28,7 +27,6 @@ from experiments.reproducing.sections import (
     list_runs,
     make_section,
     read_times,
-    run_command,
 )
 from rank_collapse import runs
 from rank_collapse.runs import files
@@ -66,12 +64,11 @@ def write_markdown(parent: Path, preset: str, docs: Path) -> Path:
     table, sections, pages, missing_numbers = [], [], {}, []
     for name in names:
         records = []
-        for run, arguments in list_runs(name, preset).items():
-            path = parent / run
-            command = saved_command(path) or run_command(run, arguments, path)
-            row = {"run": run, **describe_run(parent, run), "command": command}
+        for run in list_runs(name, preset):
+            row = {"run": run, **describe_run(parent, run)}
             table.append(row)
-            records.append(RunRecord(path, command, format_run(row, preset), run.partition("/")[2]))
+            label = run.partition("/")[2]
+            records.append(RunRecord(parent / run, row["command"], format_run(row, preset), label))
         section = make_section(name, records)
         numbers = read_numbers(write_numbers(section.comparisons, section.claims))
         wanted = find_missing(texts[name].result + texts[name].table, numbers)
@@ -139,15 +136,8 @@ def is_complete(name: str, preset: str, parent: Path) -> bool:
     return all((parent / run / "summary.json").exists() for run in list_runs(name, preset))
 
 
-def saved_command(folder: Path) -> str | None:
-    """Reads the command that made a run, which may have had more seeds than its preset."""
-    execution = files.read_object(folder / "config.json").get("execution")
-    command = execution.get("command") if isinstance(execution, dict) else None
-    return command if isinstance(command, str) else None
-
-
 def describe_run(parent: Path, name: str) -> dict[str, Any]:
-    """Reads date, seed, time, machine, version and commit of a run.
+    """Reads date, seed, time, machine, version, commit and command of a run.
 
     Args:
         parent: Of the run folders.
@@ -172,6 +162,7 @@ def describe_run(parent: Path, name: str) -> dict[str, Any]:
             "machine": f"{environment['num_devices']} × {device}",
             "jax": environment["versions"]["jax"],
             "commit": environment["git"],
+            "command": saved["execution"]["command"],
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise files.damaged_file_error(path, f"no entry {error}") from error

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments import verdicts
 from experiments.lab.experiment import (
@@ -16,16 +16,13 @@ from experiments.lab.experiment import (
     import_experiment,
     read_run,
 )
-from experiments.lab.statements import STATEMENTS
-from experiments.reproducing import statements_page
-from experiments.reproducing.processes import ProcessResult
 from rank_collapse import runs
 from rank_collapse.runs import files
 
 DOCS = Path(__file__).parents[2] / "docs"
 CAME_OUT = re.compile(r"^\*\*Result\.\*\* (.*)$", re.MULTILINE)
 PRESETS = ("quick", "paper")
-TIME_NAMES = ("seconds", "cpu", "jobs", "at_least")
+TIME_NAMES = ("seconds", "jobs", "at_least")
 
 
 class RunRecord(NamedTuple):
@@ -73,13 +70,12 @@ def run_command(run: str, arguments: Sequence[str], folder: Path) -> str:
     return f"python -m experiments.{name} {shlex.join([*arguments, f'--output_dir={folder}'])}"
 
 
-def make_section(name: str, records: Sequence[RunRecord], status: str = "done") -> verdicts.Section:
+def make_section(name: str, records: Sequence[RunRecord]) -> verdicts.Section:
     """Makes one section of the report from the run folders of an experiment.
 
     Args:
         name: Of the experiment.
         records: Its runs.
-        status: "done", or of a section without runs "waiting"; "failed" where a run did.
     """
     experiment = describe_experiment(name)
     figures, claims, comparisons, errors = [], [], [], []
@@ -110,10 +106,9 @@ def make_section(name: str, records: Sequence[RunRecord], status: str = "done") 
         experiment.title,
         experiment.claim,
         "\n".join(record.command for record in records),
-        "failed" if errors else status,
         finding,
         picture,
-        read_result(name) if records else "",
+        read_result(name),
         figures,
         claims,
         comparisons,
@@ -129,15 +124,13 @@ def read_result(name: str) -> str:
     return paragraph[1].replace("](../", "](") if paragraph else ""  # links from one folder higher
 
 
-def save_time(
-    parent: Path, name: str, result: ProcessResult, jobs: int, resumed: bool = False
-) -> None:
+def save_time(parent: Path, name: str, result: Any, jobs: int, resumed: bool = False) -> None:
     """Saves how long a run took: the sum of its parts where it was interrupted.
 
     Args:
         parent: Of the run folders.
         name: The run, see `list_runs`.
-        result: Of its process.
+        result: `running.ProcessResult` of its process.
         jobs: How many ran side by side.
         resumed: Whether an earlier process began it, whose time is added.
     """
@@ -147,7 +140,6 @@ def save_time(
         earlier = dict.fromkeys(TIME_NAMES, 0.0)
     times[name] = {
         "seconds": round(earlier["seconds"] + result.seconds, 1),
-        "cpu": earlier["cpu"] + result.cpu,
         "jobs": max(jobs, earlier["jobs"]),
         "at_least": earlier["at_least"],
     }
@@ -169,23 +161,4 @@ def read_times(parent: Path) -> dict[str, dict[str, float]]:
 
 def answer_sections(sections: Sequence[verdicts.Section]) -> list[verdicts.Answer]:
     """Answers all statements that have rows in any of the sections."""
-    return verdicts.answer_statements(STATEMENTS, [r for s in sections for r in s.claims])
-
-
-def list_untested(answers: Sequence[verdicts.Answer], names: Sequence[str]) -> list[str]:
-    """Lists the papers' statements that experiments test and that have no answer here.
-
-    Args:
-        answers: To the others.
-        names: Of the experiments.
-
-    Returns:
-        Their texts, with the answers of docs/statements.md to those tested at full size.
-    """
-    tested = {answer.key for answer in answers}
-    full_size = statements_page.full_size_answers(statements_page.read_answers())
-    return [
-        f"{s.source}: {s.text}" + (f" ({full_size[key]})" if key in full_size else "")
-        for key, s in STATEMENTS.items()
-        if s.claimed is not None and key not in tested and {*s.experiments} & {*names}
-    ]
+    return verdicts.answer_statements(verdicts.STATEMENTS, [r for s in sections for r in s.claims])

@@ -1,6 +1,6 @@
 """docs/statements.md and its table of rows: what the run folders of one run say of each statement.
 
-Answers follow from the verdicts in the table. Without folders the page is written anew from it.
+Answers follow from the verdicts in the table. Without folders `write_page` writes it anew from it.
 """
 
 import csv
@@ -11,11 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.lab.experiment import import_experiment, list_experiments, read_run
-from experiments.lab.folder import table_bytes
-from experiments.lab.statements import STATEMENTS
-from experiments.verdicts.claims import ANSWERS, ERROR, Row, decide_answer, judge_rows
-from experiments.verdicts.wording import refuting_text, verdict_counts
+from experiments.lab import import_experiment, list_experiments, read_run, table_bytes
+from experiments.verdicts import (
+    ANSWERS,
+    ERROR,
+    STATEMENTS,
+    Row,
+    decide_answer,
+    judge_rows,
+    refuting_text,
+    verdict_counts,
+)
 from rank_collapse import runs
 from rank_collapse.report.page import format_number
 from rank_collapse.runs import files
@@ -78,8 +84,6 @@ def read_run_rows(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
     Raises:
         RunError: It is no complete run.
     """
-    if not (folder / "config.json").exists():
-        raise runs.RunError(f"{folder} is no run folder: it has no config.json")
     saved = files.read_object(folder / "config.json")
     flags, words = saved["config"], saved["execution"]["command"].split()
     names = {import_experiment(n).FLAGS.experiment: n for n in list_experiments()}
@@ -137,20 +141,6 @@ def answer_rows(rows: TableRows) -> dict[str, str]:
             verdicts = [row["verdict"] for row in tests]
             answers[key] = decide_answer(statement, verdicts) if is_complete else NOT_RUN
     return answers
-
-
-def read_answers(page: Path = PAGE) -> dict[str, str]:
-    """Reads the answers of a page from its table, as `answer_rows` gives them."""
-    return answer_rows(read_table(page))
-
-
-def full_size_answers(answers: Mapping[str, str]) -> dict[str, str]:
-    """Writes {key: "docs/statements.md has: holds"} of the statements that were run."""
-    return {
-        key: f"docs/statements.md has: {answer}"
-        for key, answer in answers.items()
-        if answer != NOT_RUN
-    }
 
 
 def count_sentence(answers: Mapping[str, str]) -> str:

@@ -8,18 +8,11 @@ import numpy as np
 from absl import flags
 
 import rank_collapse as rc
-from experiments.lab import cli, vocabulary
-from experiments.lab.flags import Flags
+from experiments.lab import Flags, cli, vocabulary
 from rank_collapse.training import Hyper, Recipe
 
 # How the work is divided: no influence on results.
-EXECUTION = (
-    "epochs_per_chunk",
-    "seeds_at_once",
-    "do_train",
-    "keep_models",
-    "monitor",
-)
+EXECUTION = ("do_train", "keep_models", "monitor")
 # {published name: ours}
 PUBLISHED_NAMES = {
     "width": "num_heads",
@@ -94,11 +87,6 @@ def make_flags(
         "Write the trained weights of all seeds to the run folder: models.safetensors, or a "
         "file for each network in models/; rank_collapse.training.load_models reads them.",
     )
-    for name, default, text in (
-        ("epochs_per_chunk", 0, "Epochs per jitted call (0: about a twentieth of the run)."),
-        ("seeds_at_once", 0, "Seeds a device vmaps over (0: one on a CPU, all elsewhere)."),
-    ):
-        define("integer", name, default, text, lower_bound=0)
     if monitor:
         define(
             "boolean",
@@ -145,8 +133,3 @@ def make_hyper(options: Flags, fields: Mapping[str, Any] | None = None) -> Hyper
     names = [field.name for field in dataclasses.fields(Hyper) if field.name in options]
     values = {name: np.float32(options[name].value) for name in names}
     return Hyper(**values | dict(fields or {}))
-
-
-def epochs_per_chunk(options: flags.FlagValues) -> int:
-    """Returns the epochs between two checkpoints: by default a twentieth of the run."""
-    return options.epochs_per_chunk or max(1, -(-options.n_epochs // 20))

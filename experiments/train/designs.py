@@ -11,10 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import cli, vocabulary
-from experiments.lab.executor import Executor
-from experiments.lab.flags import Flags
-from experiments.lab.folder import RunFolder
+from experiments.lab import Executor, Flags, RunFolder, cli, vocabulary
 from experiments.train.training import Training, unflatten_results
 from experiments.train.weights import compute_matrix_norms, get_weight_matrices
 from rank_collapse.network.inputs import input_states

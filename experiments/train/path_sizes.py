@@ -19,7 +19,6 @@ from rank_collapse.network.passes import replay
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import scale_summands
 from rank_collapse.network.trace import Trace
-from rank_collapse.network.walk import SublayerValues
 from rank_collapse.paths.enumeration import check_paths
 
 
@@ -156,22 +155,11 @@ def branch_sizes(
     """
 
     def measure(_, sublayers):
-        return measure_summand_sizes(sublayers["attention"], mask=mask)
+        values = sublayers["attention"]
+        stream, branch = scale_summands(values.spec, values.state, values.branch_output)
+        return composite_norm(stream, mask=mask), composite_norm(branch, mask=mask)
 
     return replay(measure, params, trace, config)
-
-
-def measure_summand_sizes(
-    values: SublayerValues, *, mask: Any = None
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Measure `branch_sizes` of one sublayer; the mask [n] says which tokens exist.
-
-    Args:
-        values: What the sublayer computed.
-        mask: Bool [n]; None for all tokens.
-    """
-    stream, branch = scale_summands(values.spec, values.state, values.branch_output)
-    return composite_norm(stream, mask=mask), composite_norm(branch, mask=mask)
 
 
 def skip_share(skip: Float[Array, "*s l"], branch: Float[Array, "*s l"]) -> Float[Array, "l"]:

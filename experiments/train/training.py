@@ -13,10 +13,15 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from experiments.lab.executor import Chunk, Executor
-from experiments.lab.flags import Flags, content_hash
-from experiments.lab.folder import RunFolder
-from experiments.lab.progress import Progress, stop_requested
+from experiments.lab import (
+    Chunk,
+    Executor,
+    Flags,
+    Progress,
+    RunFolder,
+    content_hash,
+    stop_requested,
+)
 from experiments.train import arguments
 from experiments.train.watched import layer_scalars
 from rank_collapse.runs import metrics, seeds
@@ -211,7 +216,6 @@ def train_flat(
 
     Raises:
         ValueError: Every seed of a network diverged, or hyperparameters that mean nothing.
-        RunError: The run holds another number of seeds.
     """
     programs: dict[str, dict[str, TrainedTask]] = {}
     for part, setup in setups.items():
@@ -297,8 +301,7 @@ def make_training(
         recipe,
         setup.make_data,
         mesh=executor.mesh,
-        epochs_per_chunk=1 if is_watched else arguments.epochs_per_chunk(options),
-        at_once=options.seeds_at_once or None,
+        epochs_per_chunk=1 if is_watched else max(1, -(-options.n_epochs // 20)),
         watch=watch if is_watched else None,
     )
     return Training(

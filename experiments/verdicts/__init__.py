@@ -1,10 +1,17 @@
 """Statements of papers and the answers that rows give them: in words, on a board and on a page."""
 
 from experiments.verdicts.claims import (
+    ANSWERS as ANSWERS,
+    ERROR as ERROR,
     Answer as Answer,
     Row as Row,
     Statement as Statement,
     answer_statements as answer_statements,
+    cases_row as cases_row,
+    curve_row as curve_row,
+    decide_answer as decide_answer,
+    judge_rows as judge_rows,
+    mean_row as mean_row,
 )
 from experiments.verdicts.page import (
     Comparison as Comparison,
@@ -12,7 +19,24 @@ from experiments.verdicts.page import (
     comparison_line as comparison_line,
     render as render,
 )
+from experiments.verdicts.statements import (
+    STATEMENTS as STATEMENTS,
+    make_row as make_row,
+)
+from experiments.verdicts.statistics import (
+    clipped_log10 as clipped_log10,
+    finite_or_none as finite_or_none,
+    fisher_exact as fisher_exact,
+    format_interval as format_interval,
+    mean_with_interval as mean_with_interval,
+    power_law_wins as power_law_wins,
+    seed_rows as seed_rows,
+    slope as slope,
+)
 from experiments.verdicts.wording import (
     answer_lines as answer_lines,
     count_line as count_line,
+    refuting_text as refuting_text,
+    show_ratio as show_ratio,
+    verdict_counts as verdict_counts,
 )

@@ -39,8 +39,6 @@ FEWEST_DRAWS = 3
 FEWEST_OF_SHARE = 5
 ERROR = 0.05  # the largest share of runs in which chance gives a statement a wrong verdict
 Range = tuple[float, float]
-ABOVE_ZERO = (0.0, math.inf)
-MORE_THAN_HALF = (0.5, math.inf)  # Of a share of draws
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,57 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.verdicts.board import render_board, render_statement
-from experiments.verdicts.claims import Answer, Row
-from experiments.verdicts.style import STYLE
-from experiments.verdicts.wording import count_text
+from experiments.verdicts.claims import Answer, Row, count_answers
+from experiments.verdicts.wording import (
+    JOINTLY,
+    count_line,
+    count_text,
+    estimate_text,
+    refuting_text,
+    row_note,
+    verdict_counts,
+)
 from rank_collapse import report
 from rank_collapse.report.page import embed_png, escape_html, format_number, wrap_wide
 
-UNFINISHED = ("waiting", "running")
+# How cards and statements are drawn, beside `rank_collapse.report.style`
+STYLE = """
+:root { --holds: #00664b; --part: #7d6200; --fails: #a33b00; --open: #5f5f5f }
+@media (prefers-color-scheme: dark) {
+  :root { --holds: #4fc79f; --part: #e0b93c; --fails: #ff9156; --open: #aaaaaa }
+}
+section > details.statement > summary { color: inherit }
+.source { color: var(--soft) }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(19em, 1fr)); gap: 1.6em;
+         margin: 1.4em 0 }
+.card { text-decoration: none } .card img { width: 100%; background: #fff; border-radius: 4px }
+.card p { margin: .4em 0 } .card .small::before { content: "→ " }
+.card:hover .small { text-decoration: underline }
+.answer { font-weight: 600; white-space: nowrap }
+.holds, .within { color: var(--holds) }
+.partly-supported, .not-in-all-settings { color: var(--part) }
+.does-not-hold, .outside, .failed { color: var(--fails) }
+.inconclusive, .undecided, .must-hold, .finding { color: var(--open) }
+.counts { display: flex; flex-wrap: wrap; gap: .2em 1.4em; font-size: 17px; margin: .8em 0 }
+.statement { border-bottom: 1px solid var(--line) }
+.statement > summary { display: grid; gap: .2em 1.2em; padding: .7em 0; align-items: start;
+                       grid-template-columns: 9em minmax(0, 1fr) minmax(0, 1fr); list-style: none }
+.statement > summary::-webkit-details-marker { display: none }
+.statement > summary .answer::before { content: "▸ " }
+.statement[open] > summary .answer::before { content: "▾ " }
+.statement > summary:hover { background: var(--fold) }
+.statement > div { background: var(--fold); padding: .4em 1em; margin-bottom: .8em }
+.statement p { margin: .5em 0 }
+@media (min-width: 800px) { .card.broad { grid-column: span 2 } }
+@media (max-width: 700px) {
+  .statement > summary { grid-template-columns: minmax(0, 1fr) }
+  .statement > div { padding: .4em .6em }
+}
+@media print {
+  :root { --holds: #00664b; --part: #7d6200; --fails: #a33b00; --open: #5f5f5f }
+  .statement > summary { break-inside: avoid }
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -33,7 +76,6 @@ class Section:
     title: str  # Heading
     claim: str  # What the paper says; "" where none does
     command: str  # How the numbers were made
-    status: str = "done"  # "done", "failed", or one of `UNFINISHED`
     finding: str = ""  # One sentence made of its numbers, which the page opens with
     picture: bytes = b""  # PNG beside that sentence
     came_out: str = ""  # What came out at full size, a paragraph of Markdown
@@ -50,7 +92,6 @@ def render(
     sections: Sequence[Section],
     footer: str = "",
     answers: Sequence[Answer] = (),
-    untested: Sequence[str] = (),
 ) -> str:
     """Renders the page as HTML without outside files.
 
@@ -60,11 +101,10 @@ def render(
         sections: The experiments.
         footer: Its last line.
         answers: To the statements that they test.
-        untested: Texts of the statements that they do not test.
     """
     parts = [_report_section(section, answers) for section in sections]
-    if answers or untested:
-        body = render_board(answers, untested)
+    if answers:
+        body = render_board(answers)
         parts.append(report.Section("statements", "All statements", "", body=body))
     return report.render(title, intro, parts, footer, opening=_render_cards(sections), style=STYLE)
 
@@ -84,11 +124,6 @@ def _report_section(section, answers):
         section: Of the experiment.
         answers: To all statements.
     """
-    unfinished = section.status in UNFINISHED
-    kind = "small" if unfinished else "failed"
-    status = f' <span class="{kind}">{escape_html(section.status)}</span>'
-    if unfinished:
-        return report.Section(section.name, section.title, "", status)
     paragraphs = {
         "": section.finding,
         "The paper: ": section.claim,
@@ -109,7 +144,7 @@ def _report_section(section, answers):
         section.name,
         section.title,
         section.command,
-        "" if section.status == "done" else status,
+        ' <span class="failed">failed</span>' if section.error else "",
         body + (f"<pre>{escape_html(section.error)}</pre>" if section.error else ""),
         section.figures,
         folded=folded,
@@ -143,3 +178,49 @@ def _render_cards(sections):
         cards += f"{embed_png(s.picture, s.finding)}<p>{escape_html(s.finding)}</p>"
         cards += f'<p class="small">{escape_html(s.title)}</p></a>'
     return f'<div class="cards">{cards}</div>' if cards else ""
+
+
+def render_board(answers: Sequence[Answer]) -> str:
+    """Renders all statements, folded under their counts.
+
+    Args:
+        answers: Their answers.
+    """
+    counts = {answer: count for answer, count in count_answers(answers).items() if count}
+    count_html = "".join(
+        f'<span class="answer {_css_class(name)}">{name}: {count}</span>'
+        for name, count in counts.items()
+    )
+    statements = "".join(map(render_statement, answers))
+    return (
+        f'<p class="counts">{count_html}</p>'
+        f"<p>{escape_html(count_line(answers))}</p>"
+        f"<details><summary>How they are judged</summary><p>{escape_html(JOINTLY)}</p></details>"
+        f"<details><summary>All statements</summary>{statements}</details>"
+    )
+
+
+def render_statement(answer: Answer) -> str:
+    """Renders one statement: its answer, text and quantity; settings with numbers unfold."""
+    statement, rows = answer.statement, ""
+    for j in answer.rows:
+        verdict = j.verdict if statement.claimed else ""
+        rows += f'<tr><td>{escape_html(j.row.setting)}</td><td class="number">'
+        rows += f"{escape_html(estimate_text(j))}</td><td>{escape_html(row_note(j.row))}</td>"
+        rows += f'<td class="{_css_class(j.verdict)}">{verdict}</td></tr>'
+    quantity, label = statement.statistic, answer.answer
+    if statement.claimed:
+        quantity += f"; refuted by: {refuting_text(statement)}"
+        label += f" {verdict_counts([j.verdict for j in answer.rows])}"
+    return (
+        f'<details class="statement"><summary>'
+        f'<span class="answer {_css_class(answer.answer)}">{escape_html(label)}</span>'
+        f"<span>{escape_html(statement.text)} "
+        f'<span class="source">{escape_html(statement.source)}</span></span>'
+        f'<span class="small">{escape_html(quantity)}</span></summary>'
+        f"{wrap_wide(f'<table>{rows}</table>')}</details>"
+    )
+
+
+def _css_class(words):
+    return escape_html(words).replace(" ", "-")

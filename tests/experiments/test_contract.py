@@ -24,10 +24,10 @@ from experiments import reproduce
 from experiments.lab import cli, experiment, folder, labelled, progress
 from experiments.lab.experiment import describe_experiment
 from experiments.lab.folder import RunFolder
-from experiments.lab.statements import STATEMENTS
-from experiments.reproducing import processes
+from experiments.reproducing import running
 from experiments.verdicts.claims import mean_row
 from experiments.verdicts.page import Comparison
+from experiments.verdicts.statements import STATEMENTS
 from rank_collapse.runs.drawn import draw_files
 from rank_collapse.runs.files import RunError
 
@@ -72,7 +72,7 @@ def check_resumed(name, here, there, elsewhere, monkeypatch):
     """A run that was stopped, and goes on, has found what one in another process has."""
     module, tiny = importlib.import_module(f"experiments.{name}"), arguments_of(name)
     command = f"experiments.{name}", *tiny, f"--output_dir={there}"
-    ended = elsewhere.submit(processes.run_binary, *command).result()
+    ended = elsewhere.submit(running.run_binary, *command).result()
     assert ended.code == 0, ended.printed
     with monkeypatch.context() as patch:
         stop_at_the_first_save(patch)

@@ -178,7 +178,7 @@ def test_a_flag_has_one_name_and_others_are_second_names(name):
     assert not any(values[n].flag_type().startswith("multi ") for n in values)
 
 
-@pytest.mark.parametrize("name", [*reproduce.EXPERIMENTS, "reproduce", "join", "statements"])
+@pytest.mark.parametrize("name", [*reproduce.EXPERIMENTS, "reproduce", "join"])
 def test_no_attribute_of_the_flags_hides_a_flag(name):
     values = flags_of(name)
     assert not {*vars(values)} & {*values}

@@ -92,10 +92,7 @@ DAMAGE = {
     "a wrong type": lambda c: c["config"].update(depth="x"),
     "a wrong size": lambda c: c["config"].update(depth=-1),
     "axes of a wrong type": lambda c: c["config"].update(axes=[1]),
-    "axes of no flag": lambda c: c["config"].update(axes={"x": ["1"]}),
     "an axis that is none": lambda c: c["config"].update(axes={"seed": ["1", "2"]}),
-    "an axis of nothing": lambda c: c["config"].update(axes={"skip_gain": []}),
-    "an axis of numbers": lambda c: c["config"].update(axes={"skip_gain": [1, 2]}),
 }
 
 

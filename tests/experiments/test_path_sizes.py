@@ -79,8 +79,7 @@ def test_a_small_gain_leaves_nearly_all_to_the_skip():
     """α beside the sizes of paths by length, which fall by about γ with every layer."""
     config = rc.san_skip(2, 2, 4).replace(branch_gain=0.01)
     params, x = draws.parameters(config, bias_scale=0.0), draws.normal(5, 4)
-    found = chain_effects(params, x, config)
-    alpha = pp.skip_share(found["skip"], found["branch"])
+    alpha = pp.skip_share(*pp.branch_sizes(params, rc.apply(params, x, config), config))
     sizes = length_effects(params, x, config)["size"]
     assert np.all(alpha > 0.98) and sizes[1] < 0.02 * config.depth
     plain = rc.apply(params, x, config.replace(branch_gain=1.0))
@@ -211,9 +210,10 @@ def plain_composite(a):
 def test_chain_effects(batch):
     params, inputs = batch
     found = over_batch(chain_effects, params, CONFIG, inputs, num_paths=4)
-    assert found["chain_residual"].shape == (3, 3, 4)
+    assert found.shape == (3, 3, 4)
     n = LENGTHS[1]
-    alone = chain_effects(params, inputs["x"][1, :n], CONFIG, num_paths=4)
+    x = jnp.asarray(inputs["x"])
+    alone = chain_effects(params, x[1, :n], CONFIG, num_paths=4)
     near(jax.tree.map(lambda a: a[1], found), alone, rtol=1e-4, atol=1e-6)
     # The first text is not padded: its chains, multiplied out.
     attention = np.asarray(rc.apply(params, inputs["x"][0], CONFIG).attention, np.float64)
@@ -223,10 +223,10 @@ def test_chain_effects(batch):
         for weights, head in zip(attention, paths[k, p], strict=True):
             product = (weights[head] if head < 2 else np.eye(6)) @ product
         u, s, v = np.linalg.svd(product)
-        size = plain_composite(product)
-        for name, rest in (
-            ("chain_residual", product - product.mean(axis=0)),
-            ("chain_rank_one", product - s[0] * np.outer(u[:, 0], v[0])),
+        to_mean, to_rank_one = pp.chained_residual(jnp.asarray(attention, x.dtype), paths[k, p])
+        for rest, ratios in (
+            (product - product.mean(axis=0), (found[0, k, p], to_mean)),
+            (product - s[0] * np.outer(u[:, 0], v[0]), (to_rank_one,)),
         ):
-            expected = plain_composite(rest) / size
-            np.testing.assert_allclose(found[name][0, k, p], expected, rtol=1e-4, err_msg=name)
+            expected = plain_composite(rest) / plain_composite(product)
+            np.testing.assert_allclose(ratios, expected, rtol=1e-4)

@@ -311,14 +311,12 @@ def test_the_gain_of_mlps_is_swept_in_one_program(tmp_path):
     assert (tmp_path / "figures" / "mlp_gain.png").exists()
 
 
-@pytest.mark.parametrize("certify", [False, True])
-def test_what_float32_cannot_decide_comes_from_float64_or_is_proved(certify):
+def test_what_float32_cannot_decide_comes_from_float64():
     """Of the seeds that are not known, but for those whose states overflow."""
-    config, lines = rc.san(2, 2, 8), []
+    config = rc.san(2, 2, 8)
     each = [(draws.tokens(4, 8, s), draws.parameters(config, s)) for s in range(3)]
     drawn = jax.tree.map(lambda *a: np.stack(a), *each)
-    dtype = np.float64 if certify else np.float32  # float64 itself leaves the rest to balls
-    profile = np.array([[1.0, 2.0, 3.0], [1.0, np.nan, np.nan], [1.0, np.nan, np.nan]], dtype)
+    profile = np.array([[1, 2, 3], [1, np.nan, np.nan], [1, np.nan, np.nan]], np.float32)
     ratio = np.array([[1, 1, 1], [1, 1, 1], [1, np.inf, np.nan]])
 
     class Measured:
@@ -328,8 +326,8 @@ def test_what_float32_cannot_decide_comes_from_float64_or_is_proved(certify):
         def laid_out(self, chunk):
             return drawn, chunk.floats
 
-    progress = SimpleNamespace(time_activity=lambda what: nullcontext(), say=lines.append)
-    program = measure.DecidedProgram(Measured(), {"san": config}, "none", certify, progress)
+    progress = SimpleNamespace(time_activity=lambda what: nullcontext())
+    program = measure.DecidedProgram(Measured(), {"san": config}, "none", progress)
     chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.ones(3)))
     found = program(chunk)["log10_residual"]["san"]
     x, params = jax.tree.map(lambda a: a[1], drawn)
@@ -337,8 +335,3 @@ def test_what_float32_cannot_decide_comes_from_float64_or_is_proved(certify):
     np.testing.assert_allclose(found[1], want, atol=1e-4)
     np.testing.assert_array_equal(found[[0, 2]], profile[[0, 2]])
     assert np.isnan(profile[1, 1])  # what was given stays as it was
-    assert lines == ["san (norm=none), seed 5: proved to layer 2 with 50 digits"] * certify
-    proved, line = measure.prove_profile(profile[1], params, x, config)
-    exact = rc.theory.exact_profile(params, x, config)
-    np.testing.assert_allclose(proved, exact.profile, rtol=1e-6)
-    assert line == f"proved to layer 2 with {exact.digits} digits"

@@ -12,11 +12,11 @@ from trained_runs import arrays, finished, parsed, result_of, rows, run
 import rank_collapse as rc
 from experiments import run_trainability as binary
 from experiments.lab.folder import RunFolder
-from experiments.lab.statements import STATEMENTS
 from experiments.train import designs, training
 from experiments.train.training import Training
 from experiments.verdicts.claims import judge_rows
 from experiments.verdicts.intervals import wilson_interval
+from experiments.verdicts.statements import STATEMENTS
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.recipe import Hyper, Recipe, run_config
 from rank_collapse.training.tasks.examples import Examples

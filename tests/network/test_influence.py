@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gradient_norms import gradient_norms
 from marks import full_but
-from path_examples import chain_effects, heads_in_memory
+from path_examples import heads_in_memory
 from refusals import refused
 
 import rank_collapse as rc
@@ -127,8 +127,6 @@ def test_ratios_and_sizes_are_of_what_the_states_gain(kind):
     # α is made of the same two sides, whole matrices of them
     expected = [jax.vmap(rc.composite_norm)(a["attention"]) for a in (streams, added)]
     np.testing.assert_allclose(branch_sizes(params, trace, config, mask=MASK), expected, rtol=1e-4)
-    sizes = chain_effects(params, x, config, mask=MASK)
-    np.testing.assert_allclose((sizes["skip"], sizes["branch"]), expected, rtol=1e-4)
 
 
 def test_removal_against_networks_without_the_layer(network):

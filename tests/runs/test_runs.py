@@ -168,9 +168,6 @@ def test_the_files_of_others_stay(overwrite, tmp_path):
     (tmp_path / "models").rmdir()
     (tmp_path / "figures").rmdir()
     RunFolder(tmp_path, CONFIG, overwrite=overwrite).close()
-    (tmp_path / ".arrays.npz.tmp").write_text("of a killed process")
-    RunFolder(tmp_path, CONFIG, overwrite=overwrite).close()
-    assert not (tmp_path / ".arrays.npz.tmp").exists()
     assert all((tmp_path / name).read_text() == "{}" for name in theirs[3:])
 
 
@@ -194,20 +191,6 @@ def test_what_overwrite_cannot_delete_is_not_taken_over(tmp_path, monkeypatch):
         overwrite=True,
         error=RunError,
     )
-
-
-def test_a_finished_run_that_is_read_only_is_shown_and_left_alone(tmp_path, monkeypatch):
-    """Root may write everywhere, so the answer of the system is simulated."""
-    with RunFolder(tmp_path, CONFIG) as run:
-        run.save_arrays({"a": 1})
-        run.finish({"mean": 1.0})
-    before = sorted(p.name for p in tmp_path.iterdir())
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with RunFolder(tmp_path, CONFIG) as run, RunFolder(tmp_path, CONFIG) as other:
-        assert not run.writable and run.arrays == other.arrays == {"a": 1}
-        run.log("x")
-        assert run.publish(rows=list, summary=dict) == {"mean": 1.0}
-    assert sorted(p.name for p in tmp_path.iterdir()) == before
 
 
 def test_checkpoints_resume_and_are_dropped_at_the_end(tmp_path):

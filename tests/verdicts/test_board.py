@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from experiments import verdicts
-from experiments.verdicts import board, claims
+from experiments.verdicts import claims, page
 
 HOSTILE = "\"><script>alert('1')</script><img src=x onerror=alert(2)>&amp;</style></svg>"
 WIDTHS = (400, 900, 1400)
@@ -26,10 +26,10 @@ def answer(claimed, values, **fields):
 class Seen(HTMLParser):
     """Every tag with its attributes, and all text."""
 
-    def __init__(self, page):
+    def __init__(self, text):
         super().__init__()
         self.tags, self.text, self.open = [], "", []
-        self.feed(page)
+        self.feed(text)
 
     def handle_starttag(self, tag, attributes):
         self.tags.append((tag, dict(attributes)))
@@ -54,7 +54,6 @@ def hostile_page():
         title=HOSTILE,
         claim=HOSTILE,
         command=HOSTILE,
-        status=HOSTILE,
         finding=HOSTILE,
         picture=b"png",
         came_out=HOSTILE,
@@ -65,7 +64,7 @@ def hostile_page():
         error=HOSTILE,
     )
     answers = verdicts.answer_statements(stated, rows)
-    return verdicts.render(HOSTILE, HOSTILE, [made], HOSTILE, answers, [HOSTILE])
+    return verdicts.render(HOSTILE, HOSTILE, [made], HOSTILE, answers)
 
 
 def test_hostile_names_stay_text():
@@ -83,8 +82,8 @@ def test_hostile_names_stay_text():
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium")
 def test_in_a_browser_nothing_is_cut_off_at_any_width(tmp_path):
     """The page in frames of three widths, all unfolded: no wider than the frame, no script runs."""
-    page = html.escape(hostile_page().replace("<details", "<details open"))
-    frames = "".join(f'<iframe width="{w}" height="900" srcdoc="{page}"></iframe>' for w in WIDTHS)
+    text = html.escape(hostile_page().replace("<details", "<details open"))
+    frames = "".join(f'<iframe width="{w}" height="900" srcdoc="{text}"></iframe>' for w in WIDTHS)
     script = """<script>window.alert = () => { document.title += " alert" }; onload = () => {
         for (const frame of document.querySelectorAll("iframe")) {
             const root = frame.contentDocument.documentElement;
@@ -100,7 +99,7 @@ def test_in_a_browser_nothing_is_cut_off_at_any_width(tmp_path):
 
 def test_a_statement_has_its_settings_with_intervals_and_verdicts():
     found = answer((2.5, 3.5), [[2.99, 3.0, 3.01], [4.99, 5.0, 5.01], [2.3, 2.6, 2.9], []])
-    rendered = board.render_statement(found)
+    rendered = page.render_statement(found)
     rows = re.findall(r"<tr>.*?</tr>", rendered)
     assert (
         len(rows) == 4
@@ -114,4 +113,4 @@ def test_a_statement_has_its_settings_with_intervals_and_verdicts():
 
 def test_a_finding_has_no_verdicts():
     found = answer(None, [[2.99, 3.0, 3.01]])
-    assert "undecided</td>" not in board.render_statement(found)
+    assert "undecided</td>" not in page.render_statement(found)

@@ -20,7 +20,8 @@ from experiments.verdicts.claims import (
     Statement,
 )
 
-ABOVE = claims.ABOVE_ZERO
+ABOVE = (0.0, math.inf)
+MORE_THAN_HALF = (0.5, math.inf)
 
 
 def verdict(row, claimed=ABOVE):
@@ -84,7 +85,7 @@ def test_the_share_of_draws_in_a_range():
     def share(values, each=(0.1, math.inf)):
         return claims.share_within_row("key", "here", values, each)
 
-    half = claims.MORE_THAN_HALF
+    half = MORE_THAN_HALF
     assert verdict(share([0.7] * 8), half) == "within"
     assert verdict(share([0.01] * 8), half) == "outside"
     assert verdict(share([0.1] * 8), half) == "outside"  # the range is open
@@ -202,7 +203,7 @@ def test_shares_whose_truth_is_one_half_are_wrong_in_at_most_a_twentieth(rows, d
     chance = sum(
         np.prod(weights[list(counts)])
         for counts in itertools.product(range(draws + 1), repeat=rows)
-        if wrong(claims.judge_rows([of_share[k] for k in counts], claims.MORE_THAN_HALF))
+        if wrong(claims.judge_rows([of_share[k] for k in counts], MORE_THAN_HALF))
     )
     assert chance <= 0.05 and (draws < claims.FEWEST_OF_SHARE) == (chance == 0)
 
@@ -214,7 +215,7 @@ def test_the_mean_of_few_bounded_draws_would_be_wrong_more_often():
     for _ in range(RUNS // 4):
         values = np.where(rng.random(8) < 0.88, 1.0, 0.1) - 1e-3 * rng.random(8)
         within["mean"] += verdict(mean(values), high) == "within"
-        found = verdict(claims.share_within_row("", "", values, high), claims.MORE_THAN_HALF)
+        found = verdict(claims.share_within_row("", "", values, high), MORE_THAN_HALF)
         within["share"] += found == "within"
         within["share wrong"] += found == "outside"
     assert within["mean"] > 0.3 * RUNS / 4 and within["share"] > 0.6 * RUNS / 4

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.verdicts import claims, wording
-from experiments.verdicts.intervals import draws_needed
-from rank_collapse.report.intervals import mean_interval
+from rank_collapse.report.intervals import draws_needed, mean_interval
 
 
 def values_of(count, mean, deviation):

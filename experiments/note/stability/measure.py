@@ -14,9 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab.executor import Executor
-from experiments.lab.flags import Flags, check_names
-from experiments.lab.folder import RunFolder
+from experiments.lab import Executor, Flags, RunFolder, check_names
 from experiments.note.stability import dependency
 from experiments.train.weights import (
     compute_matrix_norms,

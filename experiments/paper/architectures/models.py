@@ -11,10 +11,7 @@ import jax
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import cli
-from experiments.lab.flags import Flags, check_names
-from experiments.lab.folder import RunFolder
-from experiments.lab.progress import Progress
+from experiments.lab import Flags, Progress, RunFolder, check_names, cli
 from experiments.lab.texts import encode_texts, join_texts
 from rank_collapse import pretrained
 from rank_collapse.network.measured.states import ProfilePass

@@ -7,14 +7,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from experiments.lab import labelled
-from experiments.lab.experiment import Finding
+from experiments.lab import Finding, labelled
 from experiments.paper.collapse.cubic_law import measured_constant
 from experiments.paper.collapse.figures import TIGHTNESS, as_published, first, raised_constant
-from experiments.verdicts.claims import Row, cases_row
-from experiments.verdicts.page import Comparison
-from experiments.verdicts.statistics import power_law_wins
-from experiments.verdicts.wording import show_ratio
+from experiments.verdicts import Comparison, Row, cases_row, power_law_wins, show_ratio
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
 
 PUBLISHED_NAMES = {

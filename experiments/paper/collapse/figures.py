@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from experiments.lab import labelled
-from experiments.lab.experiment import name_figures
+from experiments.lab import labelled, name_figures
 from rank_collapse.report import figures
 
 # {measure: what it is the tightness of}

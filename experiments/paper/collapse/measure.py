@@ -9,9 +9,7 @@ import numpy as np
 import xarray as xr
 
 import rank_collapse as rc
-from experiments.lab import labelled
-from experiments.lab.executor import Chunk, Mapped
-from experiments.lab.progress import Progress
+from experiments.lab import Chunk, Mapped, Progress, labelled
 from experiments.paper.collapse import cubic_law
 from rank_collapse.measures import residuals
 from rank_collapse.runs import seeds
@@ -20,7 +18,7 @@ from rank_collapse.theory import bounds, logdomain
 # {measure: why it may have no number}
 REASONS = {
     "ratio": "the hidden states overflow",
-    "log10_residual": "rounding decides it (--certify proves more), or states overflow",
+    "log10_residual": "rounding decides it in float64 too, or states overflow",
 }
 
 
@@ -106,14 +104,12 @@ class DecidedProgram(NamedTuple):
         measured: What computes a chunk in the dtype of the flags.
         networks: {variant: its configuration}.
         norm: Their norm placement, for messages.
-        certify: Whether what float64 does not decide is proved in ball arithmetic.
         progress: Where messages go.
     """
 
     measured: Mapped
     networks: Mapping[str, rc.TransformerConfig]
     norm: str
-    certify: bool
     progress: Progress
 
     def count_bytes(self, chunk: Chunk, size: int) -> int:
@@ -135,25 +131,10 @@ class DecidedProgram(NamedTuple):
                 x, params = jax.tree.map(lambda a, i=row: a[i], draws)
                 network = config.replace(skip_gain=chunk.floats[1][row])
                 text = f"{variant} (norm={self.norm}), seed {chunk.seeds[row]}"
-                profile[row] = self.decide(text, profile[row], params, x, network)
+                with self.progress.time_activity(f"{text}: residuals in float64"):
+                    profile[row] = measure_in_float64(profile[row], params, x, network)
             results["log10_residual"][variant] = profile
         return results
-
-    def decide(self, text: str, profile: Any, *network: Any) -> np.ndarray:
-        """Replaces what a profile does not know by what float64, and balls, know.
-
-        Args:
-            text: Which network it is, for messages.
-            profile: log10 of its residual [L + 1].
-            *network: Parameters, tokens and configuration.
-        """
-        with self.progress.time_activity(f"{text}: residuals in float64"):
-            profile = measure_in_float64(profile, *network)
-        if self.certify and (np.isnan(profile) | (profile == np.inf)).any():
-            with self.progress.time_activity(f"{text}: residuals in ball arithmetic"):
-                profile, line = prove_profile(profile, *network)
-            self.progress.say(f"{text}: {line}")
-        return profile
 
 
 def find_undecided(profile: np.ndarray, ratio: np.ndarray) -> np.ndarray:
@@ -193,29 +174,6 @@ def measure_in_float64(
     narrow = np.where(profile == np.inf, np.nan, profile)
     is_better = np.isnan(wide).sum() <= np.isnan(narrow).sum()
     return wide.astype(profile.dtype) if is_better else narrow
-
-
-def prove_profile(
-    profile: np.ndarray,
-    params: rc.network.TransformerParams,
-    x: np.ndarray,
-    config: rc.TransformerConfig,
-    max_seconds: float = 60.0,
-) -> tuple[np.ndarray, str]:
-    """Proves the profile [L + 1] of one network by `rc.theory.exact_profile`.
-
-    Args:
-        profile: What is known of it.
-        params, x, config: The network and its tokens.
-        max_seconds: No further attempt is begun that would take longer.
-
-    Returns:
-        The profile, and a line that says what became of it.
-    """
-    exact = rc.theory.exact_profile(params, x, config, max_seconds=max_seconds)
-    is_proved = ~np.isnan(exact.profile)
-    line = f"proved to layer {is_proved.sum() - 1} with {exact.digits} digits"
-    return np.where(is_proved, exact.profile, profile).astype(profile.dtype), line
 
 
 def describe_gaps(results: xr.Dataset) -> Iterator[str]:

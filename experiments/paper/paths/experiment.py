@@ -5,9 +5,7 @@ from collections.abc import Callable
 
 from absl import flags
 
-from experiments.lab import cli
-from experiments.lab.experiment import Shown, open_run
-from experiments.lab.flags import Flags
+from experiments.lab import Flags, Shown, cli, open_run
 from experiments.paper.paths import results
 from experiments.paper.paths.figures import FIGURES
 from experiments.paper.paths.measure import measure, sampled_lengths

@@ -3,8 +3,7 @@
 import numpy as np
 import xarray as xr
 
-from experiments.lab import labelled
-from experiments.lab.experiment import name_figures
+from experiments.lab import labelled, name_figures
 from experiments.paper.paths.measure import BASELINES
 from experiments.paper.paths.results import accuracies, largest_sets
 from experiments.train.training import TrainedTask

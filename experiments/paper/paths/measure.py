@@ -13,9 +13,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float
 
-from experiments.lab import labelled
-from experiments.lab.flags import Flags
-from experiments.lab.folder import RunFolder
+from experiments.lab import Flags, RunFolder, labelled
 from experiments.train.training import ALONE, Metrics, TrainedTask, train_flat, whole_metrics
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.paths.contributions import path_contributions

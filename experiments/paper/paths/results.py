@@ -8,12 +8,10 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from experiments.lab import labelled
-from experiments.lab.experiment import Finding
+from experiments.lab import Finding, labelled
 from experiments.paper.paths.measure import BASELINES, PUBLISHED_SIZE, sampled_lengths
 from experiments.train.training import TrainedTask
-from experiments.verdicts import Comparison, Row
-from experiments.verdicts.statistics import format_interval, mean_with_interval, slope
+from experiments.verdicts import Comparison, Row, format_interval, mean_with_interval, slope
 
 # Whose attention, norms and gates: the whole model's ("frozen"), or the truncated network's own.
 SEMANTICS = dict.fromkeys(("offset", "exact", "up_to", "from", "shapley"), "frozen")

@@ -1,7 +1,6 @@
-"""Effects of the paths of each length on one example: contributions, chained attention.
+"""Chained attention of random paths by length, of one example.
 
-Axis letters: n tokens, d width, l layers;
-k is a path length, 0 .. L.
+Axis letters: n tokens, l layers, p paths.
 """
 
 import dataclasses
@@ -12,8 +11,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from experiments.train import path_sizes
-from rank_collapse.measures.norms import composite_norm
-from rank_collapse.measures.residuals import residual
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.passes import LayerPass, WalkResult
@@ -23,17 +20,11 @@ from rank_collapse.paths.sets import sample_path_sets
 
 @dataclasses.dataclass(frozen=True)
 class ChainPass(LayerPass):
-    """Measures chained attention of random paths by length, and the sizes of skips and branches.
+    """Measures ‖P_path − 1pᵀ‖/‖P_path‖ of the product of a path's attention, [L, p] by length.
 
-    Layer by layer; every path's product is carried. With N = ‖.‖_{1,∞} it gives
+    Layer by layer; every path's product is carried. The norm is ‖.‖_{1,∞}.
 
-        chain_residual  ‖P_path − 1pᵀ‖/‖P_path‖ of the product of the path's attention [L, p]
-        chain_rank_one  the same against the best rank one [L, p]
-        skip, branch    N(x) and N(SA(x)) of every layer as they are added, from which α comes [L]
-                        (`path_sizes.branch_sizes`, `skip_share`)
-        initial         N(res X^0), with which its law begins (`path_sizes.alpha_law`)
-
-    Source: chained attention and α in the published code of Dong et al. 2021.
+    Source: chained attention in the published code of Dong et al. 2021.
     """
 
     num_paths: int = 5  # Paths of each length 1 .. L, their layers and heads drawn uniformly
@@ -50,35 +41,20 @@ class ChainPass(LayerPass):
         return paths, jax.tree.map(lambda a: jnp.broadcast_to(a, (len(paths), *a.shape)), empty)
 
     def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
-        """Extends the products with the heads that the paths take here; measures N(x) and
-        N(SA(x)).
-        """
+        """Extends the products with the heads that the paths take here."""
         paths, products = carry
         weights, token_mask = layer_values.trace.attention, layer.inputs.existing_tokens
         products = jax.lax.map(
             lambda a: path_sizes.extend_chain(weights, *a, token_mask),
             (paths[:, layer.index], products),
         )
-        mask = layer.inputs.token_mask
-        return (paths, products), path_sizes.measure_summand_sizes(
-            layer_values.sublayers["attention"], mask=mask
-        )
+        return (paths, products), None
 
-    def build_result(self, walked: WalkResult) -> dict[str, Float[Array, "..."]]:
-        """Computes the measures by name from the products of all layers."""
-        mask, (skip, branch) = walked.prepared.token_mask, walked.layer_results
-        shape = walked.config.depth, self.num_paths
+    def build_result(self, walked: WalkResult) -> Float[Array, "l p"]:
+        """Computes the ratios from the products of all layers."""
         # One product after another: singular values of all together would hold them twice.
-        keep = walked.prepared.existing_tokens
+        token_mask = walked.prepared.existing_tokens
         ratios = jax.lax.map(
-            lambda chain: path_sizes.chain_residual_ratios(chain, keep), walked.carry[1]
+            lambda chain: path_sizes.chain_residual_ratios(chain, token_mask)[0], walked.carry[1]
         )
-        residuals, rank_one = (ratio.reshape(shape) for ratio in ratios)
-        initial = composite_norm(residual(walked.prepared.x, mask=mask), mask=mask)
-        return {
-            "chain_residual": residuals,
-            "chain_rank_one": rank_one,
-            "skip": skip,
-            "branch": branch,
-            "initial": initial,
-        }
+        return ratios.reshape(walked.config.depth, self.num_paths)

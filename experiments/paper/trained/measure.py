@@ -176,7 +176,7 @@ def measure_states(
     )
     arrays = pretrained.stream(source, inputs, {"whole": Group(passes)}, chunk=chunk)["whole"]
     spikes = {f"spikes/{name}": arrays["spikes"][name] for name in SPIKES}
-    chains = {"chains/residual": arrays["chains"]["chain_residual"]}
+    chains = {"chains/residual": arrays["chains"]}
     attention = {f"sinks/{name}": values for name, values in arrays["sinks"].items()}
     return spikes | attention | chains | {"spikes/largest": arrays["largest"]}
 

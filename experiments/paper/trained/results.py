@@ -7,11 +7,9 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.lab.experiment import Finding
-from experiments.lab.statements import make_row
+from experiments.verdicts import (Comparison, Row, cases_row, make_row)
 from experiments.paper.trained.measure import AS_PUBLISHED
 from experiments.paper.trained.networks import Network
-from experiments.verdicts import Comparison
-from experiments.verdicts.claims import Row, cases_row
 from rank_collapse.pretrained.path_lengths import compute_length_laws
 from experiments.verdicts.intervals import share_interval
 from rank_collapse.report.intervals import Interval, mean_interval

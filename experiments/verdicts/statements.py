@@ -2,7 +2,7 @@
 
 They stand in statements.toml. Each has one statistic, and an experiment's `claims` gives its rows,
 one a setting. Ranges are fixed before the run whose rows docs/statements.md shows. The page is
-written by `python -m experiments.statements`.
+written by `python -m experiments.reproduce --markdown`.
 """
 
 import tomllib

@@ -1,25 +1,27 @@
-"""Every experiment of a preset in workers, and the report, which is updated whenever one ends."""
+"""Every experiment of a preset in workers, and the report, which is written anew as they end."""
 
+import contextlib
+import importlib
+import io
+import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import NamedTuple
 
 from absl import flags
 
 from experiments import verdicts
-from experiments.lab.devices import count_cores, has_accelerator
-from experiments.reproducing.processes import ProcessResult, run_commands
+from experiments.lab import cli, count_cores, has_accelerator, pool, progress
 from experiments.reproducing.sections import (
     RunRecord,
     answer_sections,
     list_runs,
-    list_untested,
     make_section,
     run_command,
     save_time,
 )
-from experiments.verdicts.page import UNFINISHED
 from rank_collapse import runs
 from rank_collapse.runs import files
 
@@ -30,6 +32,73 @@ SIZES = {
     "paper": "Networks are as large as the published ones; tokens, seeds and epochs are fewer "
     "where they would take more than an hour and a half on two cores.",
 }
+
+
+class ProcessResult(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        code: Its exit code.
+        output: All that it printed.
+        seconds: Its time.
+    """
+
+    code: int
+    output: str
+    seconds: float
+
+
+def run_binary(module: str, *arguments: str) -> ProcessResult:
+    """Runs a binary as `python -m module` would, in this process.
+
+    Args:
+        module: Of the binary.
+        *arguments: Of its flags.
+    """
+    binary = importlib.import_module(module)
+    start = time.monotonic()
+    sys.modules["__main__"], sys.argv = binary, [str(binary.__file__), *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        code = cli.execute(binary.main, binary.FLAGS, arguments)
+    return ProcessResult(code, output.getvalue(), time.monotonic() - start)
+
+
+def run_commands(
+    commands: Mapping[str, Sequence[str]], jobs: int
+) -> Iterator[tuple[str, ProcessResult]]:
+    """Runs commands in their order, some at a time.
+
+    Args:
+        commands: {name: (module, *arguments)}.
+        jobs: Commands at a time.
+
+    Yields:
+        (name, result) of each command as it ends; also of those that a signal ended.
+
+    Raises:
+        Stopped: A signal asked for it.
+    """
+    remaining, running = dict(commands), {}
+    try:
+        while remaining:
+            with pool.start_workers(jobs) as executor:
+                work = {name: (run_binary, *remaining[name]) for name in remaining}
+                running = {}
+                for name, future in pool.iterate_ended(executor, work, jobs, running):
+                    del remaining[name]
+                    num_ended = len(commands) - len(remaining)
+                    print(f"[{num_ended}/{len(commands)}] {name}", file=sys.stderr)
+                    try:
+                        yield name, future.result()
+                    except BrokenProcessPool:  # its process died: the others go on
+                        progress.raise_if_stopped()
+                        yield name, ProcessResult(1, "its process was ended (out of memory?)", 0.0)
+                        break
+    except progress.Stopped:
+        for future, name in running.items():
+            if future.done() and not future.cancelled() and future.exception() is None:
+                yield name, future.result()
+        raise
 
 
 def run_experiments(
@@ -44,7 +113,7 @@ def run_experiments(
         names: In the order of the report, in which they run.
         options: The flags.
         parent: Of the folders.
-        show: Called with the sections before the first run, and whenever one ends.
+        show: Called with the sections of those that have ended, before the first and after each.
 
     Returns:
         The sections.
@@ -62,26 +131,7 @@ def run_experiments(
     complete = {run for run in resumable if (parent / run / "summary.json").exists()}
     jobs = options.jobs or default_jobs()
     results: dict[str, ProcessResult] = {}
-    sections = {name: make_section(name, (), "waiting") for name in names}
-
-    def show_all() -> None:
-        active = [run for run in commands if run not in results][:jobs]
-        running = {run.partition("/")[0] for run in active}
-        for name, section in sections.items():
-            if section.status in UNFINISHED:
-                status = "running" if name in running else "waiting"
-                sections[name] = replace(section, status=status)
-        show(list(sections.values()))
-
-    def on_end(run: str, result: ProcessResult) -> None:
-        results[run], name = result, run.partition("/")[0]
-        if run not in complete and result.seconds:
-            save_time(parent, run, result, min(jobs, len(commands)), run in begun)
-        if result.code > SIGNAL_CODES:  # to be resumed
-            return
-        if results.keys() >= arguments[name].keys():
-            sections[name] = make_section(name, [make_record(name, r) for r in arguments[name]])
-        show_all()
+    sections: dict[str, verdicts.Section] = {}
 
     def make_record(name: str, run: str) -> RunRecord:
         folder, result = parent / run, results[run]
@@ -89,9 +139,16 @@ def run_experiments(
         command, label = run_command(run, arguments[name][run], folder), run.partition("/")[2]
         return RunRecord(folder, command, details, label, result.code, result.output)
 
-    show_all()
-    run_commands(commands, jobs, on_end)
-    return list(sections.values())
+    show([])
+    for run, result in run_commands(commands, jobs):
+        results[run], name = result, run.partition("/")[0]
+        if run not in complete and result.seconds:
+            save_time(parent, run, result, min(jobs, len(commands)), run in begun)
+        was_stopped = result.code > SIGNAL_CODES  # to be resumed
+        if not was_stopped and results.keys() >= arguments[name].keys():
+            sections[name] = make_section(name, [make_record(name, r) for r in arguments[name]])
+            show([sections[name] for name in names if name in sections])
+    return [sections[name] for name in names if name in sections]
 
 
 def default_jobs() -> int:
@@ -104,29 +161,27 @@ def default_jobs() -> int:
 
 
 def render_report(
-    sections: list[verdicts.Section], preset: str, started: float, parent: Path
+    sections: list[verdicts.Section], count: int, preset: str, started: float, parent: Path
 ) -> str:
     """Renders the report: all sections under one heading, with the machine that ran them.
 
     Args:
-        sections: Of all experiments.
+        sections: Of the experiments that have ended.
+        count: Of all.
         preset: Their sizes.
         started: When, by `time.monotonic`.
         parent: Of the run folders.
     """
-    answers = answer_sections(sections)
-    ended = [s.name for s in sections if s.status not in UNFINISHED]
-    progress = f"{len(ended)} of {len(sections)} experiments have ended"
+    ended = f"{len(sections)} of {count} experiments have ended"
     return verdicts.render(
         "Rank collapse: measured and published",
         "What attention, skips, MLPs and norms do to the differences between tokens, measured "
         "beside Dong, Cordonnier and Loukas, “Attention is not all you need: pure attention loses "
         f"rank doubly exponentially with depth” (2021). {SIZES[preset]}"
-        + (f" {progress}; reload this page for more." if len(ended) < len(sections) else ""),
+        + (f" {ended}; reload this page for more." if len(sections) < count else ""),
         sections,
-        f"{progress}, after {time.monotonic() - started:.0f} s. {describe_machine(parent)}",
-        answers,
-        list_untested(answers, ended),
+        f"{ended}, after {time.monotonic() - started:.0f} s. {describe_machine(parent)}",
+        answer_sections(sections),
     )
 
 
