@@ -2,6 +2,7 @@
 
     python -m experiments.benchmark                              (all of them)
     python -m experiments.benchmark --benchmark=exact_paths,recomputed_paths
+    python -m experiments.benchmark --baseline=torch             (training beside PyTorch)
 
 Each benchmark times its cases in turn, round after round, so that other work on the machine slows
 all of them equally. Ratios to the baseline are from the same rounds. Compilation is timed
@@ -33,6 +34,7 @@ FLAGS = cli.bare_flags()
 define = cli.definer(FLAGS)
 define("integer", "num_devices", 0, "Devices (0: all; on a CPU one per core).", lower_bound=0)
 define("list", "benchmark", list(BENCHMARKS), f"Benchmarks, out of {', '.join(BENCHMARKS)}.")
+define("enum", "baseline", "none", "Also time training in PyTorch.", training.BASELINES)
 define("integer", "rounds", 5, "Timed rounds.", lower_bound=1)
 
 

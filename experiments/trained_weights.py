@@ -5,9 +5,8 @@
 
 Nothing is downloaded here: packages are looked up, the SHA-256 of their weights is compared, and
 what a checkpoint folder lacks is added (an entry of config.json, weights as safetensors, token
-ids). Three packages have weights of torch, which torch reads. Without --site packages of this
-Python. A package that is not there or cannot be read is skipped with a line. run_trained measures
-the folders.
+ids). torch is not needed. Without --site packages of this Python. A package that is not there or
+cannot be read is skipped with a line. run_trained measures the folders.
 """
 
 from pathlib import Path

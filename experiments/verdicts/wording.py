@@ -17,8 +17,8 @@ from experiments.verdicts.claims import (
     Statement,
     count_answers,
 )
+from experiments.verdicts.intervals import draws_needed
 from rank_collapse.measures.profiles import rounding_limit
-from rank_collapse.report.intervals import draws_needed
 from rank_collapse.report.page import format_number
 
 JOINTLY = (

@@ -1,5 +1,6 @@
 """The benchmarks at tiny size: what they time agrees, and a figure above its limit fails."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -8,17 +9,7 @@ from experiments import benchmark
 from experiments.benchmarks import paths, profiles, training
 from experiments.benchmarks.timing import Report, Timing, median_ratio, time_cases
 from experiments.lab import cli
-
-# Sizes that show nothing but that a case works.
-TINY = (
-    "--depth=1",
-    "--width=2",
-    "--hidden_dim=8",
-    "--n_train_data=8",
-    "--n_eval_data=4",
-    "--batch_sz=4",
-    "--n_epochs=2",
-)
+from rank_collapse.training.training import Hyper, init_model
 
 
 @pytest.fixture
@@ -56,9 +47,25 @@ def test_profile_benchmarks_compare_what_is_equal(options):
 @pytest.mark.full
 @pytest.mark.parametrize("name", training.CASES)
 def test_training_benchmarks_take_the_published_commands(options, name):
-    (ours,) = (found := training.time_training(name, options, 2, TINY)).timings
+    (ours,) = (found := training.time_training(name, options, 2, training.TINY)).timings
     assert ours.compile_seconds > 0 and len(ours.seconds) == 2
     assert value(found, "ms per seed") == 1e3 * min(ours.seconds)
+
+
+@pytest.mark.full
+def test_pytorch_trains_a_network_of_as_many_parameters_and_learns():
+    pytest.importorskip("torch")
+    from experiments.benchmarks import torch_baseline
+
+    for name in [name for name, (_, _, asked) in training.CASES.items() if asked]:
+        recipe, make_data, _ = training.make_case(name, training.TINY)
+        shapes = jax.eval_shape(lambda recipe=recipe: init_model(jax.random.key(0), recipe))
+        values = Hyper(learning_rate=1e-2, dropout=0.0)
+        own = torch_baseline.Training(recipe, make_data(jax.random.key(0))["train"], values)
+        ours = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+        assert sum(p.numel() for p in own.network.parameters()) == ours, name
+        losses = [own.seconds_per_step(5) and own.loss.item() for _ in range(5)]
+        assert losses[-1] < losses[0]
 
 
 def test_a_figure_above_its_limit_is_exit_1(monkeypatch, capsys):

@@ -5,6 +5,7 @@
 
 import hashlib
 import json
+import pickle
 import random
 import warnings
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from trained_runs import result_of, rows, run
 import rank_collapse as rc
 from experiments import run_trained, trained_weights
 from experiments.lab import cli
-from experiments.paper.trained import measure, networks, packages, results, texts
+from experiments.paper.trained import convert, measure, networks, packages, results, texts
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
 
@@ -214,6 +215,40 @@ def test_an_interrupt_leaves_the_folder_of_before(tmp_path):
         packages.make_folder(package, "new", tmp_path / "made")
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
     assert (tmp_path / "made" / "config.json").read_text() == "old"
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_tensors_of_torch_are_read_without_torch(zipped, tmp_path):
+    """Slices, transposed and shared storages; both of torch's formats."""
+    torch = pytest.importorskip("torch")
+    values = torch.randn(4, 6)
+    tensors = {"plain": values, "slice": values[1:3, ::2], "turned": values.T}
+    tensors |= {"number": torch.tensor(3), "half": torch.randn(5).half(), "none": values[:0]}
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(tensors, path, _use_new_zipfile_serialization=zipped)
+    arrays = convert.read_torch(path)
+    assert arrays.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(arrays[name], tensor.numpy(), strict=True)
+
+
+def test_no_pickled_code_is_executed(tmp_path):
+    path = tmp_path / "pytorch_model.bin"
+    for call in (print, np.zeros, json.loads):
+        for protocol in (0, 2, 4):
+            path.write_bytes(pickle.dumps({"weight": Calls(call)}, protocol))
+            with pytest.raises(pickle.UnpicklingError, match="is no tensor"):
+                convert.read_torch(path)
+
+
+class Calls:
+    """Pickled as a call of a function."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __reduce__(self):
+        return self.function, ("1",)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from experiments.verdicts import claims, wording
-from rank_collapse.report.intervals import draws_needed, mean_interval
+from experiments.verdicts.intervals import draws_needed
+from rank_collapse.report.intervals import mean_interval
 
 
 def values_of(count, mean, deviation):
@@ -25,7 +26,7 @@ def test_so_many_draws_have_an_interval_that_ends_before(draws, distance):
     assert fewer < 2 or mean_interval(values_of(fewer, 0, 1))[1] >= distance
 
 
-def answer(*rows, claimed=claims.ABOVE_ZERO):
+def answer(*rows, claimed=(0.0, math.inf)):
     statement = claims.Statement("a paper", "it is so", "a difference", claimed)
     return claims.answer_statement("key", statement, rows)
 
@@ -40,7 +41,7 @@ def test_an_undecided_row_says_how_many_draws_would_decide_it():
 
 def test_too_few_draws_say_the_least_that_decide():
     few = claims.share_row("key", "a network", 2, 2)
-    said = wording.answer_lines(answer(few, claimed=claims.MORE_THAN_HALF))
+    said = wording.answer_lines(answer(few, claimed=(0.5, math.inf)))
     assert said.endswith(f"{claims.FEWEST_OF_SHARE} or more would decide")
     cases = claims.cases_row("key", "a network", 0, 9, 2)
     said = wording.answer_lines(answer(cases, claimed=(-math.inf, 0.5)))

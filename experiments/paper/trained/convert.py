@@ -1,18 +1,115 @@
-"""Files of other programs as checkpoint folders: GGUF of llama.cpp, CTranslate2.
+"""Files of other programs as checkpoint folders: torch, GGUF of llama.cpp, CTranslate2.
 
 Their SHA-256 was compared before (`packages.find_weights`), so that what they hold is known.
 """
 
+import collections
+import io
 import json
 import os
+import pickle
 import struct
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rank_collapse.extras import import_package
+
+# Dtypes of torch by the class of their storage.
+_STORAGES = {
+    "FloatStorage": np.float32,
+    "DoubleStorage": np.float64,
+    "HalfStorage": np.float16,
+    "LongStorage": np.int64,
+    "IntStorage": np.int32,
+    "BoolStorage": np.bool_,
+    "ByteStorage": np.uint8,
+}
+
+
+class _Stored(NamedTuple):
+    """The numbers of one or several tensors."""
+
+    dtype: type
+    key: str
+    count: int
+
+
+class _Tensor(NamedTuple):
+    """Where a tensor's numbers are."""
+
+    storage: _Stored
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class _TensorUnpickler(pickle.Unpickler):
+    """Reads tensors and dictionaries; any other class is an error, so that no code is executed."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Returns what stands for one of torch's classes and functions."""
+        if (module, name) == ("collections", "OrderedDict"):
+            return collections.OrderedDict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return lambda *arguments: _Tensor(*arguments[:4])
+        if module == "torch" and name in _STORAGES:
+            return _STORAGES[name]
+        raise pickle.UnpicklingError(f"{module}.{name} is no tensor")
+
+    def persistent_load(self, entry: tuple[Any, ...]) -> _Stored:
+        """Returns the place of a storage: its dtype, key and number of values."""
+        _, dtype, key, _, count = entry[:5]
+        return _Stored(dtype, key, count)
+
+
+def read_torch(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """Reads a pytorch_model.bin, in torch's present or its old format, as {name: array}.
+
+    torch itself is not needed, and no pickled code is executed.
+
+    Raises:
+        pickle.UnpicklingError: A file with other classes than tensors.
+    """
+    with open(path, "rb") as file:
+        state, buffers = (_read_zip if zipfile.is_zipfile(path) else _read_old)(file)
+    return {name: _to_array(tensor, buffers) for name, tensor in state.items()}
+
+
+def _read_zip(file):
+    """Reads (the pickled dictionary, {key: bytes}) of the format of torch 1.6 and later."""
+    archive = zipfile.ZipFile(file)
+    (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+    state = _TensorUnpickler(io.BytesIO(archive.read(pickled))).load()
+    folder = pickled.removesuffix(".pkl")
+    keys = {tensor.storage.key for tensor in state.values()}
+    return state, {key: archive.read(f"{folder}/{key}") for key in keys}
+
+
+def _read_old(file):
+    """Reads the same of the format before: pickles, then every storage after its size."""
+    for _ in ("magic number", "version", "system"):
+        _TensorUnpickler(file).load()
+    state, keys = _TensorUnpickler(file).load(), _TensorUnpickler(file).load()
+    stored = {tensor.storage.key: tensor.storage for tensor in state.values()}
+    buffers = {}
+    for key in keys:
+        (count,) = struct.unpack("<q", file.read(8))
+        buffers[key] = file.read(count * np.dtype(stored[key].dtype).itemsize)
+    return state, buffers
+
+
+def _to_array(tensor, buffers):
+    """Copies a tensor's numbers; strides of torch count values and not bytes."""
+    dtype = np.dtype(tensor.storage.dtype)
+    buffer = buffers[tensor.storage.key]
+    strides = [step * dtype.itemsize for step in tensor.strides]
+    offset = tensor.offset * dtype.itemsize
+    return np.ndarray(tensor.shape, dtype, buffer, offset, strides).copy()
+
 
 # GGUF → names of transformers; of a layer, without its number.
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

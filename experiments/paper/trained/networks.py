@@ -1,6 +1,5 @@
 """Trained networks of a folder of checkpoints, and the texts that they read."""
 
-from experiments.lab.texts import encode_texts
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,8 +8,10 @@ import jax
 import numpy as np
 
 from experiments.lab import cli
+from experiments.lab.texts import encode_texts
 from experiments.paper.trained.packages import PACKAGES
 from rank_collapse import pretrained
+from rank_collapse.printed import format_one_line
 from rank_collapse.text import encoders, tokens, words
 
 _SMALL = {
@@ -39,14 +40,14 @@ class Network(NamedTuple):
 def load_networks(options: Any, num_texts: int) -> list[Network]:
     """Loads the networks that the flags ask for, those of the packages first.
 
-    Those of packages that are not in the folder are skipped with a line.
+    A network that cannot be read is skipped with a line.
 
     Args:
         options: Flags `folder`, `networks`, `text`, `last_texts` and `max_tokens`.
         num_texts: Of each network, at most.
 
     Raises:
-        FileNotFoundError, ValueError: No such folder, text or network, or one that cannot be read.
+        FileNotFoundError, ValueError: No such folder, text or network, or none that can be read.
     """
     folder = Path(options.folder)
     if not folder.is_dir():
@@ -56,20 +57,31 @@ def load_networks(options: Any, num_texts: int) -> list[Network]:
         raise FileNotFoundError(f"--text={options.text} does not exist")
     present = sorted(path.parent.name for path in folder.glob("*/config.json"))
     names = options.networks or [*PACKAGES, *(name for name in present if name not in PACKAGES)]
-    networks = []
+    networks, reasons = [], []
     for name in names:
-        if name in present:
-            sizes = num_texts, options.max_tokens
-            are_last = options.last_texts
-            networks.append(load_network(folder / name, options.text, *sizes, are_last=are_last))
-        elif name in PACKAGES:
-            requirement = PACKAGES[name].requirement
-            print(f"skipped: {name} is not in {folder}; its package is {requirement}")
-        else:
+        if name not in present and name not in PACKAGES:
             names_present = ", ".join(present)
             raise ValueError(f"--networks={name} is not in {folder}, which has {names_present}")
+        if name not in present:
+            requirement = PACKAGES[name].requirement
+            print(f"skipped: {name} is not in {folder}; its package is {requirement}")
+            continue
+        try:
+            networks.append(
+                load_network(
+                    folder / name,
+                    options.text,
+                    num_texts,
+                    options.max_tokens,
+                    are_last=options.last_texts,
+                )
+            )
+        except (ValueError, OSError, ModuleNotFoundError) as error:
+            reasons.append(format_one_line(error))
+            print(f"skipped: {name}: {reasons[-1]}")
     if not networks:
-        raise FileNotFoundError(f"{folder} holds none of the networks asked for")
+        reason = reasons[0] if reasons else "it is empty"
+        raise FileNotFoundError(f"{folder} holds no checkpoint folder that can be read: {reason}")
     return networks
 
 

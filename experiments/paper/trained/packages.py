@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.paper.trained import convert, texts
-from rank_collapse.pretrained.tensors import list_tensors
 from rank_collapse.text.files import read_json
 
 
@@ -79,7 +78,7 @@ def make_folder(package: Package, weights: Path, folder: Path) -> None:
 def copy_checkpoint(
     weights: Path, folder: Path, *, kind: str = "", vocabulary: str = "vocab.txt", **entries: Any
 ) -> None:
-    """Makes a folder of one that is nearly a checkpoint; weights of torch (by torch) as safetensors.
+    """Makes a folder of one that is nearly a checkpoint; weights of torch as safetensors.
 
     Args:
         weights: The file of weights.
@@ -92,8 +91,7 @@ def copy_checkpoint(
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     copied = [weights.parent / vocabulary, weights.parent / "tokenizer.json"]
     if weights.suffix == ".bin":
-        tensors = list_tensors(weights)
-        convert.write_tensors(folder, {name: entry.read(...) for name, entry in tensors.items()})
+        convert.write_tensors(folder, convert.read_torch(weights))
     else:
         copied.append(weights)
     for path in filter(Path.is_file, copied):
