@@ -150,5 +150,6 @@ class Progress(tqdm):
         """Says how long an activity took that is no step, such as compiling."""
         start = time.monotonic()
         yield
-        self.start_t += time.monotonic() - start
-        self.say(f"{activity} took {self.format_interval(time.monotonic() - start)}")
+        if not self.disable:
+            self.start_t += time.monotonic() - start
+            self.say(f"{activity} took {self.format_interval(time.monotonic() - start)}")
