@@ -136,6 +136,15 @@ def test_layers_with_a_window_have_a_rotary_base_of_their_own():
         assert of_layers(name, **{entry: 500.0}).local_theta == 500
         own = {"sliding_attention": {"rope_type": "default", "rope_theta": 700.0}}
         assert of_layers(name, rope_parameters=own, **{entry: 500.0}).local_theta == 700
+    assert of_layers("gemma3_text").rotary_theta == 1e6
+    assert of_layers("gemma3_text", rope_theta=300.0).rotary_theta == 300
+
+
+def test_gpt2_divides_scores_by_the_number_of_the_layer():
+    settings = {"model_type": "gpt2", "n_layer": 4, "n_head": 3, "n_embd": 24}
+    assert pretrained.config_of(settings).temperature == 1
+    divided = pretrained.config_of(settings | {"scale_attn_by_inverse_layer_idx": True})
+    assert divided.temperature.tolist() == [1, 2, 3, 4]
 
 
 def test_sliding_windows():
