@@ -304,6 +304,5 @@ def test_row_numbers_pass_complex_views_exactly():
     """Beyond 2^24, where float32 has even numbers alone."""
     numbers = torch.tensor([2**24 + 1, 2**24 + 3])
     for function in (torch.view_as_complex, torch.view_as_real):
-        given = numbers
-        numbers = torch_origins._move_follower(function, lambda given=given: ((given,), {}), 0)
+        numbers = torch_origins._move_followers(function, ((numbers,), {}), 0)
     assert numbers.tolist() == [2**24 + 1, 2**24 + 3]
