@@ -255,7 +255,7 @@ def test_a_layer_without_gradients_is_named():
     watched = watch(model, every=1)
     trained(model, 1)
     watched.close()
-    said = [line for line in watched.describe().splitlines() if "no parameter of query" in line]
+    said = [line for line in watched.describe().splitlines() if "no query gradient" in line]
     assert len(said) == 1 and "h.1.attn" in said[0]
     assert np.isnan(watched.rows[0]["query_gradient"]).tolist() == [i == 1 for i in range(L)]
 
