@@ -125,6 +125,7 @@ def test_a_figure_of_depth_has_values_at_their_layers():
     assert [line.get_xdata()[-1] for line in panels["loss"].get_lines()] == [3, 3]
     assert panels["loss"].get_xlabel() == "layer, or path length k"
     assert panels["logit lens"].get_xlabel() == "layer"
+    np.testing.assert_array_equal(DEPTH.by_layer()["error"], [np.nan, *ONE_TEXT[0, 1:]])
 
 
 def test_a_page_of_depth_counts_layers_and_heads(tmp_path, capsys, monkeypatch):
