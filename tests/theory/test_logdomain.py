@@ -212,11 +212,10 @@ def test_masked_tokens_are_as_if_removed(mask, replicas):
     padded = jax.jit(
         lambda m: rc.log_residual_profile(params, x, config, mask=m, replicas=replicas),
         compiler_options=QUICK,
-    )
+    )(jnp.asarray(KEEP))
     np.testing.assert_allclose(
-        padded(KEEP), jitted(config)(params, x[KEEP], config), rtol=1e-5, atol=1e-4
+        padded, jitted(config)(params, x[KEEP], config), rtol=1e-5, atol=1e-4
     )
-    np.testing.assert_array_equal(padded(np.arange(N) == 2), -np.inf)  # one token has no residual
 
 
 @pytest.mark.full
