@@ -4,7 +4,6 @@ import csv
 import json
 import shutil
 import sys
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -14,9 +13,8 @@ from marks import full_but
 
 import rank_collapse as rc
 from rank_collapse.command import check, checkpoint, inputs, main, parse_flags
-from rank_collapse.command.checkpoint import ALONE, READ, WHOLE, measure_checkpoint
+from rank_collapse.command.checkpoint import WHOLE, measure_checkpoint
 from rank_collapse.command.inputs import Opened, open_source, read_inputs
-from rank_collapse.measures.profiles import rounding_limit
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
 
@@ -74,6 +72,9 @@ def test_its_numbers_are_those_of_the_network(folder, tmp_path):
     trace = rc.apply(params, given.x[0], config)
     expected = rc.profile(trace.hidden)["residual_ratio"]
     np.testing.assert_allclose(found.states["Transformer"]["residual_ratio"][0], expected, 1e-4)
+    curve = check.residual_figure(done).axes[0].get_lines()[0]
+    np.testing.assert_allclose(curve.get_ydata(), expected, 1e-4)
+    np.testing.assert_array_equal(curve.get_xdata(), np.arange(config.depth + 1))
     after = found.read["residual_ratio"][0, -1]
     np.testing.assert_allclose(after, rc.residual_ratio(trace.output), rtol=1e-4)
     p = np.asarray(trace.attention, np.float64)  # [l, h, n, n]
@@ -87,24 +88,6 @@ def test_its_numbers_are_those_of_the_network(folder, tmp_path):
     bare = rc.surgery.ablate(config, params, "SAN")
     alone = rc.profile(rc.apply(bare[1], given.x[0], bare[0]).hidden)["residual_ratio"]
     np.testing.assert_allclose(found.states["SAN"]["residual_ratio"][0], alone, 1e-4, 1e-6)
-
-
-def test_curves_are_the_ratios_down_to_what_rounding_leaves():
-    limit = rounding_limit(np.float32)
-    ratios = {WHOLE: [0.5, 0.4, 0.3], READ: [0.5, 0.2, 0.1], ALONE: [0.5, 1e-3, 1e-30]}
-    networks = {}
-    for name, by_layer in ratios.items():
-        column = np.array([by_layer])
-        measures = {"residual_ratio": column, "spike_share": column, "residual_spike": column}
-        networks[name] = rc.Profile(measures, rounding=column < limit)
-    whole, read, alone = networks.values()
-    report = SimpleNamespace(states={"Transformer": whole, "SAN": alone}, read=read)
-    weights = SimpleNamespace(dtype=np.float32)
-    opened = SimpleNamespace(source=SimpleNamespace(weights=weights))
-    figure = check.residual_figure(checkpoint.Checked(opened, None, report))
-    curves = {line.get_label(): line.get_ydata() for line in figure.axes[0].get_lines()}
-    for name, by_layer in ratios.items():
-        np.testing.assert_allclose(curves[name], np.maximum(by_layer, limit / 100), rtol=1e-6)
 
 
 @pytest.mark.full
