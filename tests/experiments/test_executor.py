@@ -7,6 +7,7 @@ import pytest
 from experiments.lab import cli, folder, vocabulary
 from experiments.lab.executor import Executor, Mapped, name_leaves
 from experiments.lab.folder import RunFolder
+from experiments.lab.progress import Progress
 from rank_collapse.runs import seeds
 
 FLAGS = cli.make_flags("scaled", num_seeds=5, traced=("skip_gain",))
@@ -29,7 +30,7 @@ class Noted(Mapped):
     """`scaled`, with the chunks it was asked for."""
 
     def __init__(self, mesh, chunks, stop_at=None):
-        super().__init__(scaled, mesh)
+        super().__init__(scaled, mesh, Progress(0, ""))
         self.chunks, self.stop_at = chunks, stop_at
 
     def __call__(self, chunk):
