@@ -253,7 +253,8 @@ class Calls:
 
 @pytest.fixture(scope="module")
 def albert(tmp_path_factory):
-    """The folder of rxnmapper's ALBERT."""
+    """The folder of rxnmapper's ALBERT, whose weights torch reads."""
+    pytest.importorskip("torch")
     weights = packages.find_weights(packages.PACKAGES[ALBERT], None)
     if weights is None:
         pytest.skip("rxnmapper is not installed")
