@@ -9,11 +9,12 @@ import types
 
 import numpy as np
 import pytest
-from broken_watch import BROKEN, breaking
+from broken_watch import BROKEN, breaking, raises
 from watched_gpt2 import IDS, QUIET, L, gpt2, rows_of, torch, trained, transformers
 
 from rank_collapse.runs import metrics
 from rank_collapse.torch import Watch, watch
+from rank_collapse.watch import torch_passes
 from rank_collapse.watch.torch_passes import _Stance
 
 
@@ -237,6 +238,26 @@ def test_no_error_reaches_training(broken, monkeypatch, tmp_path):
     assert "no space left" in with_hooks.describe().lower()
     with_hooks.close()
     assert with_hooks.step == 4 and [row["loss"] for row in with_hooks.rows] == losses
+
+
+def test_a_step_after_one_that_failed_is_measured(monkeypatch):
+    see_call, attempts = torch_passes.Passes._see_call, iter([raises])
+    monkeypatch.setattr(
+        torch_passes.Passes, "_see_call", lambda *call: next(attempts, see_call)(*call)
+    )
+    failed, measured = rows_of(gpt2(**QUIET), every=1, steps=2)
+    assert failed.keys() == {"step", "loss"} and np.isfinite(measured["residual_ratio"]).all()
+
+
+def test_a_layer_without_gradients_is_named():
+    model = gpt2(**QUIET)
+    model.transformer.h[1].attn.requires_grad_(False)
+    watched = watch(model, every=1)
+    trained(model, 1)
+    watched.close()
+    said = [line for line in watched.describe().splitlines() if "no query gradient" in line]
+    assert len(said) == 1 and "h.1.attn" in said[0]
+    assert np.isnan(watched.rows[0]["query_gradient"]).tolist() == [i == 1 for i in range(L)]
 
 
 def test_the_steps_of_one_optimizer_count():

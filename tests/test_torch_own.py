@@ -14,6 +14,7 @@ from torch_models import torch
 
 from rank_collapse.runs import metrics
 from rank_collapse.torch import watch
+from rank_collapse.watch import torch_origins
 from rank_collapse.watch.torch_products import is_allowed as allowed
 
 F, D, H, N, B = torch.nn.functional, 16, 2, 7, 3
@@ -297,3 +298,11 @@ def test_weights_are_those_that_meet_the_values():
 @pytest.mark.parametrize("added", [torch.tensor([0.0, -torch.inf]), torch.tensor([0.0, -1e9])])
 def test_masks_of_all_kinds(mask, added):
     assert allowed(mask).tolist() == allowed(added).tolist() == [True, False]
+
+
+def test_row_numbers_pass_complex_views_exactly():
+    """Beyond 2^24, where float32 has even numbers alone."""
+    numbers = torch.tensor([2**24 + 1, 2**24 + 3])
+    for function in (torch.view_as_complex, torch.view_as_real):
+        numbers = torch_origins._move_followers(function, ((numbers,), {}), 0)
+    assert numbers.tolist() == [2**24 + 1, 2**24 + 3]

@@ -12,7 +12,7 @@ from conftest import REPOSITORY
 from marks import full_but
 
 import rank_collapse as rc
-from rank_collapse.command import checkpoint, inputs, main, parse_flags
+from rank_collapse.command import check, checkpoint, inputs, main, parse_flags
 from rank_collapse.command.checkpoint import WHOLE, measure_checkpoint
 from rank_collapse.command.inputs import Opened, open_source, read_inputs
 
@@ -72,6 +72,9 @@ def test_its_numbers_are_those_of_the_network(folder, tmp_path):
     trace = rc.apply(params, given.x[0], config)
     expected = rc.profile(trace.hidden)["residual_ratio"]
     np.testing.assert_allclose(found.states["Transformer"]["residual_ratio"][0], expected, 1e-4)
+    curve = check.residual_figure(done).axes[0].get_lines()[0]
+    np.testing.assert_allclose(curve.get_ydata(), expected, 1e-4)
+    np.testing.assert_array_equal(curve.get_xdata(), np.arange(config.depth + 1))
     after = found.read["residual_ratio"][0, -1]
     np.testing.assert_allclose(after, rc.residual_ratio(trace.output), rtol=1e-4)
     p = np.asarray(trace.attention, np.float64)  # [l, h, n, n]

@@ -11,7 +11,9 @@ from conftest import REPOSITORY
 from safetensors.numpy import load_file, save_file
 
 import rank_collapse as rc
-from rank_collapse.command import checkpoint, main
+from rank_collapse.command import checkpoint, depth, main
+from rank_collapse.pretrained.used_depth import DepthReport, DepthUsed, PathLength
+from rank_collapse.report.depth import PANELS
 from rank_collapse.runs import metrics
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
@@ -102,6 +104,37 @@ def test_files_of_several(run, tmp_path, capsys, monkeypatch):
     head, *rows = (tmp_path / "two.csv").read_text().splitlines()
     assert head == "source,network,measure,text,layer_or_length,value"
     assert {row.split(",")[0] for row in rows} == set(folders[::2])
+
+
+ONE_TEXT = np.random.default_rng(0).uniform(0.1, 0.9, (1, 4))  # of three layers, X^0 first
+BY_LAYER = {name: ONE_TEXT[:, 1:] for curves, *_ in PANELS.values() for name in curves}
+DEPTH = DepthReport(
+    BY_LAYER | {"later": np.eye(3)[None], "lens_kl": ONE_TEXT, "loss_up_to": ONE_TEXT},
+    {"of layers": DepthUsed(2, "a definition", "a paper")},
+    {"paths, loss": PathLength(1, "another", "a paper")},
+    {"norm": np.array([[0.5, 0.5, 0.0, 0.0]])},
+)
+
+
+def test_a_figure_of_depth_has_values_at_their_layers():
+    """The last of L + 1 numbers, and of L, is at layer L."""
+    panels = {ax.get_title(): ax for ax in DEPTH.figure().axes}
+    lens, error = (panels[t].get_lines()[0] for t in ("logit lens", "without the layer"))
+    assert lens.get_xdata().tolist() == [0, 1, 2, 3] and error.get_xdata().tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(error.get_ydata(), ONE_TEXT[0, 1:])
+    assert [line.get_xdata()[-1] for line in panels["loss"].get_lines()] == [3, 3]
+    assert panels["loss"].get_xlabel() == "layer, or path length k"
+    assert panels["logit lens"].get_xlabel() == "layer"
+    np.testing.assert_array_equal(DEPTH.by_layer()["error"], [np.nan, *ONE_TEXT[0, 1:]])
+
+
+def test_a_page_of_depth_counts_layers_and_heads(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(depth, "depth_report", lambda *_, **__: DEPTH)
+    monkeypatch.setattr(depth, "draw_files", lambda figure: {".png": b"a picture"})
+    out = tmp_path / "depth.html"
+    printed(capsys, "depth", str(GOLDEN.parent / "gpt2-head"), *IDS, "--out", str(out))
+    page = out.read_text("utf-8")
+    assert "2 layers" in page and "1 heads on a path" in page and "2 heads" not in page
 
 
 @pytest.mark.full

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import near
+from marks import full_but
 from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
@@ -359,8 +360,7 @@ test_what_has_no_layers_is_not_drawn = refused(
 )
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("measured", [False, True], ids=["profile", "monitor"])
+@pytest.mark.parametrize("measured", full_but(["profile", "monitor"], "profile"))
 def test_tokens_over_devices_are_gathered(measured):
     """Inside shard_map, with its default checks; without the axis's name each shard by itself."""
     spec, auto = jax.sharding.PartitionSpec, jax.sharding.AxisType.Auto
@@ -370,7 +370,7 @@ def test_tokens_over_devices_are_gathered(measured):
     weights = np.full((L, 2, 8, 8), 1 / 8, np.float32)
 
     def by_layer(x, keep, weights, **options):
-        if not measured:
+        if measured == "profile":
             return rc.profile(x, measures="token_cosine", mask=keep, **options).measures
         return rc.monitor(x, weights, mask=keep, **options)
 

@@ -108,7 +108,8 @@ def test_the_forward_pass_is_its_formulas(rotated, x64):
 
 
 def test_shared_units_have_a_gate_of_their_own(x64):
-    routing = layers.Routing(num_experts=2, per_token=1, kind="all", d_shared=3)
+    experts = {"num_experts": 2, "experts_per_token": 1, "router": "all", "d_shared": 3, "d_ff": 7}
+    routing = rc.TransformerConfig(**(FORM | experts)).routing
     rng = np.random.default_rng(0)
     x, router, shared = (rng.standard_normal(s) for s in ((4, 5), (5, 2), (5, 1)))
     params = layers.MLPParams(w_in=np.zeros((5, 7)), w_out=None, w_router=router, w_shared=shared)

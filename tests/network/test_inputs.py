@@ -170,7 +170,9 @@ MEASURES = {
     "shapley_values": lambda _, x: rc.shapley_values(x[:4], 2),
     "covariance_shares": lambda _, x: rc.paths.covariance_shares(x[None], x),
     "expected_pass": lambda p, x: expected_pass(p, x, CONFIG).shares,
-    "network_profile": lambda p, x: rc.network.network_profile(p, x, CONFIG)["residual_ratio"],
+    "network_profile": lambda p, x: rc.network.network_profile(
+        p, x, CONFIG, measures="residual_ratio"
+    )["residual_ratio"],
 }
 
 

@@ -13,6 +13,7 @@ from scipy import special
 import rank_collapse as rc
 from rank_collapse.network import dropout, layers
 from rank_collapse.network.embedding import init_embedding, sinusoidal_positions
+from rank_collapse.network.parameters import init_block
 
 
 def tokens(n=5, d=8, seed=3):
@@ -238,3 +239,11 @@ def test_no_two_tables_of_an_embedding_are_drawn_alike():
     tables.append(jnp.broadcast_to(params.class_token, (2, 8)))
     for one, other in itertools.combinations(tables, 2):
         assert np.all(np.any(np.asarray(one) != np.asarray(other), axis=1))
+
+
+def test_no_two_parameters_of_a_layer_are_drawn_alike():
+    """One head as wide as the tokens, so that matrices, and biases, have equally many entries."""
+    config = rc.TransformerConfig(1, 1, 6, d_ff=6, mlp="swiglu", cross_attention=True)
+    leaves = jax.tree.leaves(init_block(jax.random.key(0), config, 1.0, 1.0))
+    units = {tuple(np.round(np.ravel(a) / np.linalg.norm(a), 4)) for a in map(np.asarray, leaves)}
+    assert len(units) == len(leaves)

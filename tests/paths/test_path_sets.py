@@ -183,6 +183,15 @@ def test_a_recomputed_path_is_a_network_of_one_head():
     assert relative(state(jnp.array([1, 1, 1]), True), expected) > 0.1
 
 
+def test_an_mlp_beside_attention_is_on_the_path_of_the_skip():
+    """Of one layer without norms and biases, its MLP linear: the path is x + x W_in W_out."""
+    config = rc.transformer(1, 2, D, mlp="identity", parallel=True, norm_placement="none")
+    params, x = draws.parameters(config, bias_scale=0.0), draws.tokens(N, D)
+    (skip,) = rc.paths.path_set_states(params, x, config, jnp.array([[[2]]]), semantics="frozen")
+    w_in, w_out = params.layers.mlp.w_in[0], params.layers.mlp.w_out[0]
+    np.testing.assert_allclose(skip, x + x @ w_in @ w_out, atol=1e-5)
+
+
 @pytest.mark.full
 def test_batches_are_examples_one_by_one():
     config, params, x = network()

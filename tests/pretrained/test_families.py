@@ -1,5 +1,6 @@
 """The table of families: its settings against `transformers`, what is refused, what is null."""
 
+import math
 import warnings
 
 import pytest
@@ -104,6 +105,13 @@ def test_entries_are_those_of_transformers_and_absent_ones_its_defaults(name):
     shared = ours.keys() & expected.keys()
     assert len(shared) > 6
     assert {k: ours[k] for k in shared} == {k: expected[k] for k in shared}
+    if rotary := expected.get("rope_parameters"):
+        config = pretrained.config_of({"model_type": name})
+        whole, local = (rotary.get(f"{k}_attention", rotary) for k in ("full", "sliding"))
+        width = whole.get("partial_rotary_factor", 1.0) * config.qk_width
+        assert (config.rotary_width or config.qk_width) == width
+        assert config.rotary_theta == whole["rope_theta"]
+        assert (config.local_theta or config.rotary_theta) == local["rope_theta"]
 
 
 def test_null_means_the_default_and_parts_are_checked():
@@ -132,10 +140,26 @@ def test_layers_with_a_window_have_a_rotary_base_of_their_own():
         ("modernbert", "local_rope_theta"),
         ("gemma3_text", "rope_local_base_freq"),
     ):
-        assert of_layers(name).local_theta == 10000
         assert of_layers(name, **{entry: 500.0}).local_theta == 500
         own = {"sliding_attention": {"rope_type": "default", "rope_theta": 700.0}}
         assert of_layers(name, rope_parameters=own, **{entry: 500.0}).local_theta == 700
+    assert of_layers("gemma3_text", rope_theta=300.0).rotary_theta == 300
+
+
+def test_yarn_keeps_fast_waves_and_divides_slow_ones():
+    """Peng et al. 2023: those of more than 32 turns and of less than one in the first training."""
+    first = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    config = of_layers("llama", rope_scaling=first)
+    ((_, frequencies),) = config.rotary_tables
+    assert frequencies == pytest.approx([1, 0.1, 0.01 * (1 + 1 / 4) / 2, 0.001 / 4])
+    assert config.rotary_factor == pytest.approx(0.1 * math.log(4) + 1)
+
+
+def test_gpt2_divides_scores_by_the_number_of_the_layer():
+    settings = {"model_type": "gpt2", "n_layer": 4, "n_head": 3, "n_embd": 24}
+    assert pretrained.config_of(settings).temperature == 1
+    divided = pretrained.config_of(settings | {"scale_attn_by_inverse_layer_idx": True})
+    assert divided.temperature.tolist() == [1, 2, 3, 4]
 
 
 def test_sliding_windows():

@@ -167,7 +167,7 @@ def test_zero_residual_and_depth_beyond_float_range_give_minus_infinity():
     assert np.isfinite(got[:70]).all() and got[-1] == -np.inf and not np.isnan(got).any()
 
 
-KEEP = np.array([1, 1, 1, 0, 1, 0], bool)
+KEEP = np.array([0, 1, 1, 0, 1, 0], bool)
 COVERED = [c for c in CASES if c != "embedding" and not LogScaled.covers.refusal(config_of(c))]
 # MP_CASES has others.
 USUAL = ("pre-LN, skips",)
@@ -203,9 +203,11 @@ def test_equals_the_ordinary_pass_where_float64_still_sees_it(case):
         np.testing.assert_allclose(got[seen], want[seen], atol=1e-4)
 
 
-@pytest.mark.parametrize("replicas", [0, pytest.param(REPLICAS, marks=pytest.mark.full)])
-def test_masked_tokens_are_as_if_removed(replicas):
-    config = rc.TransformerConfig(depth=6, num_heads=H, d_model=D)
+@pytest.mark.parametrize(
+    ("mask", "replicas"), [("causal", 0), pytest.param("none", REPLICAS, marks=pytest.mark.full)]
+)
+def test_masked_tokens_are_as_if_removed(mask, replicas):
+    config = rc.TransformerConfig(depth=6, num_heads=H, d_model=D, mask=mask)
     params, x = network(config)
     padded = jax.jit(
         lambda m: rc.log_residual_profile(params, x, config, mask=m, replicas=replicas),

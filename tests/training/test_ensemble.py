@@ -1,6 +1,7 @@
 """Ensembles: seeds, devices and chunks that do not change results, divergence, resume."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -169,6 +170,21 @@ def test_floats_of_the_network_differ_between_runs_of_one_program(two_devices, u
     own = Ensemble(recipe, make_data, epochs_per_chunk=4).train(keys, Hyper(learning_rate=rate))
     np.testing.assert_allclose(swept.losses[1], own.losses[0], rtol=1e-4)
     assert abs(swept.losses[1] - swept.losses[0]).max() > 0.001
+
+
+class Count(NamedTuple):
+    model: jax.Array  # epochs done [s], in the place of a network
+
+
+def test_the_last_chunk_is_watched_where_chunks_do_not_divide_the_epochs():
+    made = ensemble(devices=1, epochs_per_chunk=3, watch=lambda count, *_: count)
+    made.begin = lambda keys, hyper, _: (Count(jnp.zeros(len(keys))), {})
+    made.chunk = lambda state, data, hyper, first: (
+        Count(jnp.minimum(state.model + 3, 4)),
+        jnp.zeros((len(state.model), 3)),
+    )
+    watched = made.train(seed_keys(0, 2), Hyper(learning_rate=0.01)).watched
+    np.testing.assert_array_equal(watched, [[0, 3, 4]] * 2)
 
 
 def test_values_for_another_number_of_runs_are_named(two_devices):

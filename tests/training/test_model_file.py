@@ -31,7 +31,7 @@ def models(chosen, seeds=3):
         | {"skip_gain": rc.Gains(attention=np.array([1.5, 2.5]), mlp=0.5)}
         | {"norm_gain": np.full((2, 6), 0.75)},
         {"mlp": "swiglu", "position": "rotary", "d_qk": 4, "d_v": 3, "windows": (1, 0)}
-        | {"rotary_tables": ((9, (1.0, 0.5)),)},
+        | {"rotary_tables": ((9, (1.0, 0.5)),), "mixing": rc.network.Mixing(0.5, 0.75, -0.25)},
     ],
 )
 def test_what_is_read_is_what_was_written(fields, tmp_path):

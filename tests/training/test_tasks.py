@@ -301,6 +301,15 @@ def test_targets_stand_between_marks_and_padding_behind_them(task):
     assert sequences.make_pairs(jax.random.key(1), 40, 6, 4, task).source_mask.all()
 
 
+def test_lengths_are_not_drawn_with_the_key_of_letters():
+    """Four lengths and four letters: of one key, lengths would be the first letters."""
+    whole, cut = (
+        sequences.make_pairs(jax.random.key(1), 40, 6, 4, "copy", min_len=least) for least in (6, 3)
+    )
+    letters, lengths = whole.source.ravel()[:40] - NUM_MARKS, cut.source_mask.sum(axis=1)
+    assert (letters == lengths - 3).mean() < 0.6
+
+
 test_bad_sizes_are_named = refused(
     [
         ({"seq_len": 0}, "seq_len=0 leaves no token beside its marks"),
