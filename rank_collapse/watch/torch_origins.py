@@ -12,8 +12,8 @@ import dataclasses
 import functools
 import math
 import string
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,13 +62,14 @@ class Map:
 
     Attributes:
         source: What it read.
-        parameters: ((parameter, axis of its outputs or −1), ...); None for a part of one.
+        parameters: ((parameter, axis of its outputs or −1, the first of them), ...); None for a
+            part of one.
         frames: Numbers of the modules that ran then.
         start, width: The number of its first feature, and how many there are.
     """
 
     source: Source
-    parameters: tuple[tuple[Any, int], ...]
+    parameters: tuple[tuple[Any, int, int], ...]
     frames: tuple[int, ...]
     start: int
     width: int
@@ -90,13 +91,6 @@ class Term:
     key: "Tag"
 
 
-class Scores(NamedTuple):
-    """Products of queries and keys, which are added, and whether a softmax came after them."""
-
-    terms: tuple[Term, ...] = ()
-    is_softmax: bool = False
-
-
 @dataclasses.dataclass(eq=False)
 class Tag:
     """What is said of one tensor.
@@ -105,7 +99,8 @@ class Tag:
         origins: The maps that made it, without those behind them, and roots: what no map made.
         past: Names of the attentions that it comes from, the first that ran first.
         parameters: If it comes from parameters alone, which.
-        scores: If it comes from products of queries and keys, those.
+        terms: The products of queries and keys whose sum it is, or comes from.
+        is_softmax: Whether a softmax came after them.
         followers: {name: a function that gives a tensor of the same shape}: numbers of "rows" and
             "features", −1 for no map's; "allowed", Bool, the keys of a query; "softmax".
         source: It, if a map read it.
@@ -114,7 +109,8 @@ class Tag:
     origins: frozenset[Any] = frozenset()
     past: tuple[str, ...] = ()
     parameters: tuple[Any, ...] = ()
-    scores: Scores | None = None
+    terms: tuple[Term, ...] = ()
+    is_softmax: bool = False
     followers: dict[str, Callable[[], Tensor]] = dataclasses.field(default_factory=dict)
     source: Source | None = None
 
@@ -134,11 +130,11 @@ class Origins:
     """The tags of one pass.
 
     Args:
-        running: A function that gives the numbers of the modules that run.
+        frames: Of the modules that run, each with its `number`.
     """
 
-    def __init__(self, running: Callable[[], tuple[int, ...]]):
-        self._running = running
+    def __init__(self, frames: Sequence[Any]):
+        self._frames = frames
         self._tags: Any = WeakIdKeyDictionary()
         self._recent: list[Tag] = []  # those of the layer that runs
         self._num_rows = self._num_features = 0
@@ -220,20 +216,24 @@ class Origins:
         if function not in PRODUCTS or any(is_weight):
             if is_weight == [True, False] and function in PRODUCTS:
                 product = product.swap()
-            if self.tag(product.first).scores is not None:
+            if self._is_score(product.first):
                 return False  # heads are mixed
             self._see_map(product, [a for a in inputs if a is not product.first], output)
             return True
         if product.letters[2][-2] not in product.letters[0]:
             product = product.swap()
-        query, key = self.tag(product.first), self.tag(product.second)
-        if query.scores is not None or key.scores is not None:
+        if any(self._is_score(factor) for factor in product[:2]):
             return False
+        query, key = self.tag(product.first), self.tag(product.second)
         sizes = dict(zip(product.letters[2], output.shape, strict=True))
-        scores = Scores((Term(product.letters, sizes, query, key),))
-        tag = Tag(query.origins | key.origins, join_pasts([query, key]), scores=scores)
+        terms = (Term(product.letters, sizes, query, key),)
+        tag = Tag(query.origins | key.origins, join_pasts([query, key]), terms=terms)
         self._record(output, tag)
         return True
+
+    def _is_score(self, tensor):
+        tag = self.tag(tensor)
+        return bool(tag.terms) or tag.is_softmax
 
     def _is_weight(self, tensor):
         return isinstance(tensor, nn.Parameter) or bool(self._tags.get(tensor, Tag()).parameters)
@@ -256,7 +256,8 @@ class Origins:
         self._num_features += width
         axis = weight.find(features[0]) if len(features) == 1 else -1
         shares = tuple(self._read_parameter(a, axis) for a in parameters)
-        linear_map = Map(source, shares, self._running(), start, width)
+        running = tuple(frame.number for frame in self._frames)
+        linear_map = Map(source, shares, running, start, width)
         tag = Tag(frozenset([linear_map]), source.tag.past)
 
         def number_entries(first, shape):
@@ -287,12 +288,22 @@ class Origins:
         return tag.source
 
     def _read_parameter(self, tensor, axis):
-        """Returns (parameter, axis of its outputs or −1) of a weight; (None, −1) of a part."""
+        """Returns (parameter, axis of its outputs or −1, the first of them); (None, −1, 0) of a part.
+
+        Args:
+            tensor: A parameter, or what is made of one.
+            axis: Of the outputs in it.
+        """
+        (parameter, *others) = (*self._tags.get(tensor, Tag()).parameters, None)
+        axis = 0 if tensor.ndim == 1 else axis
         if isinstance(tensor, nn.Parameter):
-            return tensor, 0 if tensor.ndim == 1 else axis
-        parameters = self._tags.get(tensor, Tag()).parameters
-        is_full = len(parameters) == 1 and parameters[0].numel() == tensor.numel()
-        return (parameters[0] if is_full else None), -1
+            return tensor, axis, 0
+        if len(others) == 1 and parameter.numel() == tensor.numel():
+            return parameter, -1, 0
+        is_slice = len(others) == 1 and tensor._base is parameter and tensor.is_contiguous()
+        if is_slice and tensor.shape[1:] == parameter.shape[1:] and axis == 0:
+            return parameter, axis, tensor.storage_offset() // tensor.stride(0)
+        return None, -1, 0
 
     def _derive_tags(self, function, arguments, inputs, outputs):
         """Records another function: its results come from where its arguments come from.
@@ -314,7 +325,7 @@ class Origins:
         names = dict.fromkeys(name for tag in tags for name in tag.followers)
         is_move = function in MOVES and (len(pairs) == 1 or function in JOINS)
         for i, output in enumerate(outputs):
-            tag = Tag(origins, past, scores=_merge_scores(pairs, output))
+            tag = Tag(origins, past, (), *_merge_terms(pairs, output))
             for name in names:
                 if is_move:
                     followers = pytree.tree_map(self._find_follower(name), arguments)
@@ -349,14 +360,14 @@ class Origins:
             x, result: Scores, and what it makes of them.
             dim: Over which it sums.
         """
-        scores, tag = self.tag(x).scores or Scores(), self.tag(result)
+        terms, tag = self.tag(x).terms, self.tag(result)
         is_over_keys = dim in (-1, x.ndim - 1)
         if function in SOFTMAX:
-            tag.scores, tag.followers = Scores(scores.terms, True), {}
-        if function in SOFTMAX and scores.terms and is_over_keys:
-            softmax = result.detach()
-            tag.followers["softmax"] = lambda: softmax
-        if scores.terms and (function in EXPONENTIALS or is_over_keys):
+            tag.terms, tag.is_softmax, tag.followers = terms, True, {}
+            if terms and is_over_keys:
+                softmax = result.detach()
+                tag.followers["softmax"] = lambda: softmax
+        if terms and (function in EXPONENTIALS or is_over_keys):
             allowed = is_allowed(x.detach())
             tag.followers["allowed"] = lambda: allowed
 
@@ -377,23 +388,22 @@ def _move_followers(function, arguments, i):
     return result.long() if function is torch.view_as_real else result
 
 
-def _merge_scores(pairs, output):
-    """Returns the scores that a result still has: it has their size, or their queries.
+def _merge_terms(pairs, output):
+    """Returns the terms that a result still has, and whether it comes from a softmax.
+
+    Of the arguments those count that have its size, or its queries.
 
     Args:
         pairs: (tag, tensor) of each argument.
         output: The result.
     """
-    scores = []
+    tags = []
     for tag, x in pairs:
-        if tag.scores is None or output.ndim < 2 or x.ndim < 2:
-            continue
-        if output.numel() == x.numel() or output.shape[-2] == x.shape[-2]:
-            scores.append(tag.scores)
-    if not scores:
-        return None
-    terms = dict.fromkeys(term for other in scores for term in other.terms)
-    return Scores(tuple(terms), any(other.is_softmax for other in scores))
+        is_matrix = min(output.ndim, x.ndim) > 1
+        if is_matrix and (output.numel() == x.numel() or output.shape[-2] == x.shape[-2]):
+            tags.append(tag)
+    terms = dict.fromkeys(term for tag in tags for term in tag.terms)
+    return tuple(terms), any(tag.is_softmax for tag in tags)
 
 
 def find_shared_sources(sources: list[Source], query: Tag, key: Tag) -> list[Source] | None:

@@ -3,19 +3,15 @@
 Axis letters: g examples and heads as one, b examples, h heads, n queries, r measured ones, m keys.
 """
 
-import inspect
 import math
-import types
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 ROWS = 64  # queries of each head whose weights are measured, evenly spaced
 HIDDEN = -700.0  # scores below it are of keys that a mask leaves out
 SUM = 0.02  # how far from 1 the sum of weights may be, rounded to bfloat16
-_SIGNATURE = inspect.signature(functional.multi_head_attention_forward)
 
 
 class Weights(NamedTuple):
@@ -82,31 +78,6 @@ def compute_dot_weights(
     hidden = (scores == -math.inf).all(dim=-1, keepdim=True)
     p = torch.softmax(scores, dim=-1).masked_fill(hidden, 0.0)
     return Weights(p.reshape(-1, len(rows), m), rows, allowed)
-
-
-def _project_packed(q, k, v, weight, bias=None):
-    """Projects by the whole matrix, so that each of its parts has a gradient of its own."""
-    fused = {id(x): functional.linear(x, weight, bias) for x in (q, k, v)}
-    return [fused[id(x)].chunk(3, dim=-1)[i].contiguous() for i, x in enumerate((q, k, v))]
-
-
-_HEADS = types.FunctionType(
-    functional.multi_head_attention_forward.__code__,
-    vars(functional)
-    | {"has_torch_function": lambda tensors: False, "_in_projection_packed": _project_packed},
-)
-
-
-def attend_openly(args: Any, kwargs: Any) -> Tensor:
-    """Computes `multi_head_attention_forward` without dropout, so that modes see what it calls.
-
-    Args:
-        args, kwargs: Of its call.
-    """
-    call = _SIGNATURE.bind(*args, **kwargs)
-    call.apply_defaults()
-    plain = {"training": False, "need_weights": False, "is_causal": False}
-    return _HEADS(**call.arguments | plain)[0]
 
 
 def read_weights(
@@ -200,8 +171,8 @@ def fits_mask(mask: Tensor, allowed: Tensor | None) -> bool:
     return not wrong.any() and bool((allowed.any(dim=-1) | ~mask).all()) and bool(mask.any())
 
 
-def number_documents(exists: Tensor, allowed: Tensor | None) -> Tensor | None:
-    """Counts the documents of packed rows, and gives each token the number of its own.
+def number_documents(exists: Tensor, allowed: Tensor | None, index: Tensor) -> Tensor:
+    """Numbers the documents of packed rows by their first tokens.
 
     A document begins where neither token i attends to i − 1 nor i − 1 to i, and none attends
     across.
@@ -209,13 +180,12 @@ def number_documents(exists: Tensor, allowed: Tensor | None) -> Tensor | None:
     Args:
         exists: Bool [b, n].
         allowed: Bool [b or 1, n, n], which token a token may attend to; None for all.
+        index: Int [b, n], numbers of the tokens.
 
     Returns:
-        Int [b, n], −1 for tokens that do not exist; None where each row is a document and all its
-        tokens exist.
+        Int [b, n], the number of the document of each token; −1 for tokens that do not exist.
     """
-    b, n = exists.shape
-    starts = torch.zeros_like(exists)
+    starts, place = torch.zeros_like(exists), torch.arange(exists.shape[1], device=exists.device)
     if allowed is not None:
         neighbours = allowed.diagonal(-1, 1, 2) | allowed.diagonal(1, 1, 2)
         starts[:, 1:] = ~neighbours & exists[:, 1:] & exists[:, :-1]
@@ -223,7 +193,5 @@ def number_documents(exists: Tensor, allowed: Tensor | None) -> Tensor | None:
         is_across = number[:, :, None] != number[:, None]
         across = allowed & is_across & exists[:, :, None] & exists[:, None]
         starts = starts & ~across.any()
-    if exists.all() and not starts.any():
-        return None
-    rows = torch.arange(b, device=exists.device)[:, None] * (n + 1)
-    return (rows + starts.cumsum(dim=1)).masked_fill(~exists, -1)
+    first = torch.where(starts, place, 0).cummax(dim=1).values
+    return index.gather(1, first).masked_fill(~exists, -1)

@@ -5,6 +5,7 @@ Axis letters: e examples, h heads, r measured queries, n tokens, m keys, d width
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,13 +27,12 @@ def compute_plainly() -> Iterator[None]:
         yield
 
 
-def measure_tokens(x: Tensor, documents: Tensor | None, kind: str) -> dict[str, Tensor]:
+def measure_tokens(x: Tensor, documents: Tensor, kind: str) -> dict[str, Tensor]:
     """Measures tokens by `monitor`, means over documents.
 
     Args:
         x: Tokens [e, n, d].
-        documents: Int [e, n], the document of each token, −1 for those that do not exist; None
-            where each row is one.
+        documents: Int [e, n], the document of each token, −1 for those that do not exist.
         kind: "unit" for tokens divided by their norms.
 
     Raises:
@@ -40,30 +40,28 @@ def measure_tokens(x: Tensor, documents: Tensor | None, kind: str) -> dict[str, 
     """
     if x.shape[0] == 0 or x.shape[1] < 2:
         raise LeftOut(f"{x.shape[0]} examples of {x.shape[1]} tokens")
-    exists = None if documents is None else documents >= 0
-    tokens = "unit" if kind == "unit" else "raw"
-    return monitor(x, mask=exists, segments=documents, tokens=tokens)
+    options: dict[str, Any] = {"tokens": "unit" if kind == "unit" else "raw"}
+    if not torch.equal(documents, documents[:, :1].clamp(min=0).expand_as(documents)):
+        options |= {"mask": documents >= 0, "segments": documents}
+    return monitor(x, **options)
 
 
-def measure_weights(
-    weights: Weights, shape: tuple[int, int], documents: Tensor | None
-) -> dict[str, Tensor]:
+def measure_weights(weights: Weights, documents: Tensor) -> dict[str, Tensor]:
     """Measures weights by document and head [k, h], of documents that have a measured query.
 
     Args:
         weights: In the order of examples, `p` [e · h, r, m].
-        shape: (e, h).
         documents: Int [e, n], as `measure_tokens` takes them.
 
     Raises:
         LeftOut: They are of no distribution.
     """
-    (e, h), rows = shape, weights.rows
-    p = weights.p.unflatten(0, (e, h))
+    e, rows = len(documents), weights.rows
+    p = weights.p.unflatten(0, (e, -1))
     r, m = p.shape[-2:]
     if not is_distribution(p):
         raise LeftOut("its weights are no distribution over keys")
-    numbers = rows.new_zeros(e, r) if documents is None else documents[:, rows]
+    numbers = documents[:, rows]
     packed = split_documents(numbers, (numbers >= 0) & (p.sum(dim=(1, 3)) != 0), (e, r))
     p, is_query = packed.split_heads(p), torch.as_tensor(packed.exists, device=p.device)
     keys = None

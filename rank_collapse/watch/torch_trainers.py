@@ -1,4 +1,4 @@
-"""Callbacks of the trainers of transformers and of Lightning."""
+"""The callback of the Trainer of transformers."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def make_transformers_callback(watched: Any) -> Any:
 
     class Callback(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
-            watched.follow(state.global_step, 1)
+            watched.step = state.global_step + 1
 
         def on_log(self, args, state, control, logs=None, **kwargs):
             """Adds the last row to the Trainer's history, and its means to what its loggers get."""
@@ -30,22 +30,3 @@ def make_transformers_callback(watched: Any) -> Any:
             watched.close()
 
     return Callback()
-
-
-def make_lightning_callback(watched: Any) -> Any:
-    """Makes the callback of `Watch.lightning`.
-
-    Args:
-        watched: The `Watch`.
-    """
-    from lightning.pytorch import Callback
-
-    class Watching(Callback):
-        def on_train_batch_start(self, trainer, module, batch, batch_idx):
-            if len(trainer.optimizers) == 1:  # of several it counts the steps of all
-                watched.follow(trainer.global_step, 0)
-
-        def on_fit_end(self, trainer, module):
-            watched.close()
-
-    return Watching()
