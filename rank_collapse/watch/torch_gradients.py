@@ -124,13 +124,3 @@ def _square_gradient(shares):
     if axis < 0 or places[-1] >= gradient.shape[axis]:
         raise LeftOut(UNKNOWN)
     return gradient.index_select(axis, places.to(gradient.device)).square().sum()
-
-
-def find_parameters(products: Sequence[dict[str, list[Share]]]) -> set[Any]:
-    """Finds weak references to the parameters of an attention.
-
-    Args:
-        products: Shares of each of its products.
-    """
-    shares = [share for product in products for part in product.values() for share in part]
-    return {share.parameter for share in shares if share.parameter is not None}

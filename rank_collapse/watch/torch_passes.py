@@ -5,12 +5,13 @@ torch. A model has no hook: it is copied, saved and compiled as one that is not 
 """
 
 import contextlib
+import functools
 import re
 import string
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from rank_collapse.watch.recorder import LeftOut, Notes
 from rank_collapse.watch.torch_functions import PRODUCTS, floats_in, read_product, tensors_in
 from rank_collapse.watch.torch_origins import Origins, Term
 from rank_collapse.watch.torch_runs import Frame, Runs, Select
-from rank_collapse.watch.torch_scalars import compute_plainly
 from rank_collapse.watch.torch_tokens import choose_term
 
 _HEADS = functional.multi_head_attention_forward
@@ -80,8 +80,9 @@ class Pass:
         )
         self.runs = Runs(select, tokens, mask is not None, notes)
         self.loss, self.reason = None, "none of its modules ran"
-        self._mode, self._finished = Mode(self._see_function), set()  # ids of modules
-        self._number, self._is_measured = 0, False
+        self._mode = Mode(functools.partial(self._measure, self._see_call))
+        self._finished: set[int] = set()  # ids of modules
+        self._number, self._is_measured, self._is_broken = 0, False, False
         self._frames: list[Frame] = []  # of the modules that run
         self._origins = Origins(self._frames)
 
@@ -119,6 +120,8 @@ class Pass:
         if self._is_measured:
             self._finished.add(id(module))
             self._measure(self._end_call, frame, output)
+            if is_outermost and self.loss is None:
+                self.loss = self._notes.attempt(None, "loss", read_loss, output)
         return output
 
     def _is_measurable(self):
@@ -132,17 +135,18 @@ class Pass:
         return False
 
     def _measure(self, measure, *args):
-        """Calls a method; its own exception ends the measuring of this step.
+        """Calls a method in a measured pass; its own exception ends the measuring of this step.
 
         Args:
             measure, *args: What is called.
         """
+        if not self._is_measured or self._is_broken or _is_traced():
+            return
         try:
             with compute_plainly():
                 measure(*args)
         except Exception as error:
-            self._is_measured = False
-            self._finished |= {id(frame.module) for frame in self._frames}
+            self._is_broken = True
             self._notes.leave_out(None, "everything", f"{type(error).__name__}: {error}")
 
     def _end_call(self, frame, output):
@@ -154,8 +158,6 @@ class Pass:
         """
         self.runs.end_call(frame)
         if not self._frames:
-            if self.loss is None:
-                self.loss = self._notes.attempt(None, "loss", read_loss, output)
             return
         tensors = [a for a in floats_in(output) if not a.is_complex()]
         if self.runs.list_inside(frame):
@@ -165,11 +167,6 @@ class Pass:
                 self._origins.begin(tensor, self._origins.tag(tensor).past)
         elif tensors and not self._origins.has(tensors[0]):  # by code that torch does not show
             self._origins.see_module(frame.module, (frame.args, frame.kwargs), tensors[0])
-
-    def _see_function(self, *call):
-        """Takes what the mode passes."""
-        if self._is_measured and not _is_traced():
-            self._measure(self._see_call, *call)
 
     def _see_call(self, function, args, kwargs, result):
         if function is functional.scaled_dot_product_attention:
@@ -226,6 +223,16 @@ class Pass:
             raise LeftOut("its weights are no distribution over keys")
         term = choose_term(tag.terms)
         self.runs.add_product(self._frames, self._origins, term, weights, value, result)
+
+
+@contextlib.contextmanager
+def compute_plainly() -> Iterator[None]:
+    """Computes without gradients, without `torch.autocast`, and unseen by modes of functions."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    kind = "cpu" if device is None else device.type
+    exact = torch.autocast("cpu", enabled=False), torch.autocast(kind, enabled=False)
+    with torch._C.DisableTorchFunction(), torch.no_grad(), exact[0], exact[1]:
+        yield
 
 
 def _is_traced():

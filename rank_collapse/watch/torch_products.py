@@ -1,6 +1,7 @@
-"""The weights of an attention that runs, by example and head, and which keys they may have.
+"""The weights of an attention that runs, which keys they may have, and the scalars of documents.
 
-Axis letters: g examples and heads as one, b examples, h heads, n queries, r measured ones, m keys.
+Axis letters: g examples and heads as one, b or e examples, h heads, n queries, r measured ones,
+m keys, d width.
 """
 
 import math
@@ -8,6 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from rank_collapse.measures.documents import split_documents
+from rank_collapse.measures.monitor import ATTENTION, monitor
+from rank_collapse.measures.table import MEASURES
+from rank_collapse.watch.recorder import LeftOut
 
 ROWS = 64  # queries of each head whose weights are measured, evenly spaced
 HIDDEN = -700.0  # scores below it are of keys that a mask leaves out
@@ -195,3 +201,60 @@ def number_documents(exists: Tensor, allowed: Tensor | None, index: Tensor) -> T
         starts = starts & ~across.any()
     first = torch.where(starts, place, 0).cummax(dim=1).values
     return index.gather(1, first).masked_fill(~exists, -1)
+
+
+def measure_tokens(x: Tensor, documents: Tensor, kind: str) -> dict[str, Tensor]:
+    """Measures tokens by `monitor`, means over documents.
+
+    Args:
+        x: Tokens [e, n, d].
+        documents: Int [e, n], the document of each token, −1 for those that do not exist.
+        kind: "unit" for tokens divided by their norms.
+
+    Raises:
+        LeftOut: No example, or fewer than two tokens.
+    """
+    if x.shape[0] == 0 or x.shape[1] < 2:
+        raise LeftOut(f"{x.shape[0]} examples of {x.shape[1]} tokens")
+    options: dict[str, Any] = {"tokens": "unit" if kind == "unit" else "raw"}
+    if not torch.equal(documents, documents[:, :1].clamp(min=0).expand_as(documents)):
+        options |= {"mask": documents >= 0, "segments": documents}
+    return monitor(x, **options)
+
+
+def measure_weights(weights: Weights, documents: Tensor) -> dict[str, Tensor]:
+    """Measures weights by document and head [k, h], of documents that have a measured query.
+
+    Args:
+        weights: In the order of examples, `p` [e · h, r, m].
+        documents: Int [e, n], as `measure_tokens` takes them.
+
+    Raises:
+        LeftOut: They are of no distribution.
+    """
+    e, rows = len(documents), weights.rows
+    p = weights.p.unflatten(0, (e, -1))
+    r, m = p.shape[-2:]
+    if not is_distribution(p):
+        raise LeftOut("its weights are no distribution over keys")
+    numbers = documents[:, rows]
+    packed = split_documents(numbers, (numbers >= 0) & (p.sum(dim=(1, 3)) != 0), (e, r))
+    p, is_query = packed.split_heads(p), torch.as_tensor(packed.exists, device=p.device)
+    keys = None
+    if weights.allowed is not None:
+        allowed = packed.split_tokens(weights.allowed[:, rows].expand(e, r, m))
+        keys = (allowed & is_query[..., None]).any(dim=1)
+    missing = (1 - p.sum(dim=-1, keepdim=True)).clamp(min=0) * is_query[:, None, :, None]
+    has_sink = bool((missing > SUM).any())
+    if has_sink:  # what goes to no key is one key more
+        p = torch.cat([p, missing], dim=-1)
+        keys = torch.ones(len(p), m, dtype=torch.bool, device=p.device) if keys is None else keys
+        keys = torch.nn.functional.pad(keys, (0, 1), value=False)
+    scalars = {}
+    for name in ATTENTION:
+        options = {"key_mask": keys} if name == "sink_rate" else {}
+        scalars[name] = MEASURES[name](p, mask=is_query, **options)
+    if has_sink:
+        counts = is_query.sum(dim=-1).clamp(min=1)[:, None]
+        scalars["missing_mass"] = missing[..., 0].sum(dim=-1) / counts
+    return scalars

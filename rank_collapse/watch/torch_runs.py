@@ -15,8 +15,7 @@ from rank_collapse.watch.recorder import LeftOut, Notes
 from rank_collapse.watch.torch_functions import floats_in
 from rank_collapse.watch.torch_gradients import choose_shares
 from rank_collapse.watch.torch_origins import Origins, Tag, Term, join_pasts
-from rank_collapse.watch.torch_products import Weights
-from rank_collapse.watch.torch_scalars import measure_tokens, measure_weights
+from rank_collapse.watch.torch_products import Weights, measure_tokens, measure_weights
 from rank_collapse.watch.torch_tokens import find_allowed_tokens, read_tokens
 
 Select = Callable[[str, nn.Module], bool]
@@ -107,11 +106,11 @@ class Run:
         key: What its products have in common.
         tokens: (index, documents) of its tokens, as `Piece` has them; None where products are of
             different tokens.
-        scalars: Of its tokens.
+        scalars: Of its tokens, and norms of gradients.
         pieces: Of the products of a call that has not ended.
         products: [(number of a frame, {name: by head [h]}), ...], of each product; of those of a
             call that are documents their means.
-        shares: What made queries, keys and values, of each product.
+        shares: What made queries, keys and values, of each product; of the first turn alone.
     """
 
     name: str
@@ -193,8 +192,9 @@ class Runs:
             return
         weights = products.sort_examples(weights, tokens.order, len(tokens.index))
         documents = self._find_documents(frames, tokens, weights.allowed, names)
-        tags = term.query, term.key, value
-        run.shares.append(choose_shares(tags, tokens.sources, owner.number))
+        if run.turn == 0:
+            tags = term.query, term.key, value
+            run.shares.append(choose_shares(tags, tokens.sources, owner.number))
         is_closed = tokens.keys is not None and torch.equal(tokens.keys, tokens.index)
         if not run.pieces and owner.number == run.frames[-1]:
             run.tokens = tokens.index, documents  # for attention to other tokens in this call

@@ -19,10 +19,15 @@ from torch.optim.optimizer import (
 from rank_collapse import struct
 from rank_collapse.measures.spikes import TOKENS
 from rank_collapse.watch.names import PARTS
-from rank_collapse.watch.recorder import LeftOut, Log, Notes, Recorder
-from rank_collapse.watch.torch_gradients import find_parameters, measure_gradient
+from rank_collapse.watch.recorder import (
+    LeftOut,
+    Log,
+    Notes,
+    Recorder,
+    make_transformers_callback,
+)
+from rank_collapse.watch.torch_gradients import measure_gradient
 from rank_collapse.watch.torch_passes import Pass, plain_name
-from rank_collapse.watch.torch_trainers import make_transformers_callback
 
 Layers = int | str | Sequence[int | str] | Callable[[str, nn.Module], bool] | None
 NUM_SKIPPED = 100  # steps of other optimizers, after which one that has not stepped is replaced
@@ -95,7 +100,7 @@ class Watch:
         self._layers: list[tuple[str, int]] = []  # (attention, which run of it) of each layer
         self._step, self._last_step, self._num_missed = 0, None, 0
         self._optimizer: Any = lambda: None  # a weak reference to the one that counts
-        self._num_skipped, self._gradients = 0, None
+        self._num_skipped, self._has_gradients = 0, False
         self._end = weakref.finalize(model, self.close)  # so it lives as long as the model
         self._end.atexit = False
         _Watches.change([self], [])
@@ -167,7 +172,7 @@ class Watch:
         is_scaled = getattr(optimizer, "grad_scale", None) is not None
         is_pending = self.measured and self.measured.runs.found
         if is_pending and not is_closure and not is_scaled and self._is_counted(optimizer):
-            self._gradients = self._measure_gradients()
+            self._measure_gradients()
 
     def after_step(self, optimizer, args, kwargs):
         """Writes the row of a step, and counts it.
@@ -203,26 +208,20 @@ class Watch:
         return is_counted
 
     def _measure_gradients(self):
-        """Measures {run: {part: norm}}, of those that share their parameters the first."""
-        gradients, measured = {}, set()
-        for run in self.measured.runs.found:
-            parameters = find_parameters(run.shares)
-            if parameters and parameters <= measured:
-                continue
-            measured |= parameters
-            gradients[run] = norms = {}
-            for part in PARTS:
+        """Measures the gradients of each run, before or after the optimizer's step."""
+        for run in self.measured.runs.found if not self._has_gradients else ():
+            for part in PARTS if run.shares else ():
                 shares = [share for product in run.shares for share in product[part]]
-                subject = f"{part} gradient"
-                norms[part] = self.notes.attempt(run.name, subject, measure_gradient, shares)
-        return gradients
+                norm = self.notes.attempt(run.name, f"{part} gradient", measure_gradient, shares)
+                run.scalars |= {} if norm is None else {f"{part}_gradient": norm}
+        self._has_gradients = True
 
     def _write(self):
         """Writes the row of the step, if it is due and something was measured."""
         if self.measured is not None:
             self._last_step = self._step
             self.notes.attempt(None, "row", self._add_row, self._step)
-            self.measured = self._gradients = None
+            self.measured, self._has_gradients = None, False
             _Watches.change([], [])
 
     def _add_row(self, step):
@@ -231,8 +230,8 @@ class Watch:
         Args:
             step: Of the row.
         """
-        gradients = self._measure_gradients() if self._gradients is None else self._gradients
-        scalars = self._collect(self.measured.runs.found, gradients)
+        self._measure_gradients()
+        scalars = self._collect(self.measured.runs.found)
         self._num_missed = 0 if scalars else self._num_missed + 1
         if scalars:
             self.notes.reasons.pop((None, "every step"), None)
@@ -249,12 +248,11 @@ class Watch:
         is_first = not has_ranks or distributed.get_rank() == 0  # of several processes it writes
         self._recorder.add(step, row, len(self._layers), is_first)
 
-    def _collect(self, runs, gradients):
+    def _collect(self, runs):
         """Computes {name: {number of a layer: scalar}}.
 
         Args:
             runs: Of the step.
-            gradients: {run: {part: norm}}.
         """
         scalars: dict[str, dict[int, Any]] = {}
         for run in runs:
@@ -264,14 +262,10 @@ class Watch:
             number = self._layers.index(layer)
             if self._numbers and number not in self._numbers:
                 continue
-            measured = dict(run.scalars)
-            if run.products:
-                measured |= self.notes.attempt(run.name, "weights", _combine_products, run) or {}
-            measured |= {f"{part}_gradient": v for part, v in gradients.get(run, {}).items()}
-            for name, scalar in measured.items():
+            weights = self.notes.attempt(run.name, "weights", _combine_products, run) or {}
+            for name, scalar in (run.scalars | weights).items():
                 column = f"cross.{name}" if run.is_cross else name
-                if scalar is not None:
-                    scalars.setdefault(column, {})[number] = scalar
+                scalars.setdefault(column, {})[number] = scalar
         return scalars
 
 
