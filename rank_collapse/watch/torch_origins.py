@@ -23,13 +23,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from rank_collapse.watch.torch_functions import (
     EXPONENTIALS,
     JOINS,
-    MAPS,
     MOVES,
     PRODUCTS,
     SOFTMAX,
     Product,
     floats_in,
-    read_product,
 )
 from rank_collapse.watch.torch_products import is_allowed
 
@@ -185,18 +183,20 @@ class Origins:
                 tag.source.matrix = None
         self._recent.clear()
 
-    def see_function(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def see_function(
+        self, function: Any, product: Product | None, args: Any, kwargs: Any, result: Any
+    ) -> None:
         """Records where the results of a function come from.
 
         Args:
             function: Of torch.
+            product: What it multiplies, as `read_product` reads it.
             args, kwargs, result: Of its call.
         """
         outputs = floats_in(args[0] if function is Tensor.__setitem__ else result)
         inputs = floats_in([args, kwargs])
         if not outputs or not inputs:
             return
-        product = read_product(function, args, kwargs) if function in MAPS else None
         if product is not None and self._see_product(function, product, inputs, outputs[0]):
             return
         self._derive_tags(function, (args, kwargs), inputs, outputs)

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from rank_collapse.watch import torch_products as products
 from rank_collapse.watch.recorder import LeftOut, Notes
-from rank_collapse.watch.torch_functions import PRODUCTS, floats_in, read_product, tensors_in
+from rank_collapse.watch.torch_functions import MAPS, PRODUCTS, floats_in, read_product, tensors_in
 from rank_collapse.watch.torch_origins import Origins, Term
 from rank_collapse.watch.torch_runs import Frame, Runs, Select
 from rank_collapse.watch.torch_tokens import choose_term
@@ -172,14 +172,14 @@ class Pass:
         if function is functional.scaled_dot_product_attention:
             self._measure_product(self._see_dot, args, kwargs, result)
             return
-        product = read_product(function, args, kwargs) if function in PRODUCTS else None
-        if product is not None:
+        product = read_product(function, args, kwargs) if function in MAPS else None
+        if product is not None and function in PRODUCTS:
             tags = [self._origins.tag(factor) for factor in product[:2]]
             is_plain = any(tag.terms for tag in tags) and not any(tag.parameters for tag in tags)
             if is_plain or any(tag.is_softmax for tag in tags):
                 self._measure_product(self._see_weighted, product, tags, result)
                 return
-        self._origins.see_function(function, args, kwargs, result)
+        self._origins.see_function(function, product, args, kwargs, result)
 
     def _measure_product(self, see, *args):
         """Measures a product that is not empty; its result comes from no map, whatever happens.
@@ -191,9 +191,7 @@ class Pass:
         if all(tensor.numel() for tensor in floats_in(args[-1])):
             self._notes.attempt(self._frames[-1].name, "weights", see, *args)
         for tensor in floats_in(args[-1]):
-            past = self._origins.tag(tensor).past
-            if not past:
-                self._origins.begin(tensor, past)
+            self._origins.tag(tensor)
 
     def _see_dot(self, args, kwargs, result):
         names = ("query", "key", "value")[len(args) :]

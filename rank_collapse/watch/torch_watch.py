@@ -98,7 +98,7 @@ class Watch:
         self._begin_pass = functools.partial(Pass, self._model, select, tokens, mask, self.notes)
         self.measured: Pass | None = None  # that of a step which is due
         self._layers: list[tuple[str, int]] = []  # (attention, which run of it) of each layer
-        self._step, self._last_step, self._num_missed = 0, None, 0
+        self._step, self._last_step = 0, None
         self._optimizer: Any = lambda: None  # a weak reference to the one that counts
         self._num_skipped, self._has_gradients = 0, False
         self._end = weakref.finalize(model, self.close)  # so it lives as long as the model
@@ -111,11 +111,6 @@ class Watch:
         self._end.detach()
         self.measured = None
         _Watches.change([], [self])
-
-    @property
-    def is_open(self) -> bool:
-        """Returns whether it measures."""
-        return self in _Watches.open
 
     @property
     def step(self) -> int:
@@ -158,7 +153,7 @@ class Watch:
         """Begins a step that is due, with the modules as they are now."""
         last = self._last_step
         is_due = last is None or self._step // self._every > last // self._every
-        if is_due and self.is_open and self._model() is not None and self.measured is None:
+        if is_due and self in _Watches.open and self._model() is not None and self.measured is None:
             self.measured = self._begin_pass()
             _Watches.change([], [])
 
@@ -220,7 +215,7 @@ class Watch:
         """Writes the row of the step, if it is due and something was measured."""
         if self.measured is not None:
             self._last_step = self._step
-            self.notes.attempt(None, "row", self._add_row, self._step)
+            self.notes.attempt(None, "layers", self._add_row, self._step)
             self.measured, self._has_gradients = None, False
             _Watches.change([], [])
 
@@ -229,24 +224,24 @@ class Watch:
 
         Args:
             step: Of the row.
+
+        Raises:
+            LeftOut: No layer was measured.
         """
         self._measure_gradients()
-        scalars = self._collect(self.measured.runs.found)
-        self._num_missed = 0 if scalars else self._num_missed + 1
-        if scalars:
-            self.notes.reasons.pop((None, "every step"), None)
-        elif self._num_missed > 1:
-            self.notes.leave_out(None, "every step", self.measured.reason)
-        if self.measured.loss is not None:
-            scalars["loss"] = {-1: self.measured.loss}
+        scalars, loss = self._collect(self.measured.runs.found), self.measured.loss
+        columns = scalars | ({} if loss is None else {"loss": {-1: loss}})
+        if columns:
+            tensors = [tensor for column in columns.values() for tensor in column.values()]
+            numbers = iter(torch.stack([a.float().to("cpu") for a in tensors]).tolist())
+            row = {name: {i: next(numbers) for i in column} for name, column in columns.items()}
+            has_ranks = distributed.is_available() and distributed.is_initialized()
+            is_first = (
+                not has_ranks or distributed.get_rank() == 0
+            )  # of several processes it writes
+            self._recorder.add(step, row, len(self._layers), is_first)
         if not scalars:
-            return
-        tensors = [tensor for column in scalars.values() for tensor in column.values()]
-        numbers = iter(torch.stack([a.float().to("cpu") for a in tensors]).tolist())
-        row = {name: {i: next(numbers) for i in column} for name, column in scalars.items()}
-        has_ranks = distributed.is_available() and distributed.is_initialized()
-        is_first = not has_ranks or distributed.get_rank() == 0  # of several processes it writes
-        self._recorder.add(step, row, len(self._layers), is_first)
+            raise LeftOut(self.measured.reason)
 
     def _collect(self, runs):
         """Computes {name: {number of a layer: scalar}}.
@@ -262,8 +257,10 @@ class Watch:
             number = self._layers.index(layer)
             if self._numbers and number not in self._numbers:
                 continue
-            weights = self.notes.attempt(run.name, "weights", _combine_products, run) or {}
-            for name, scalar in (run.scalars | weights).items():
+            if run.products:
+                combined = self.notes.attempt(run.name, "weights", _combine_products, run)
+                run.scalars |= combined or {}
+            for name, scalar in run.scalars.items():
                 column = f"cross.{name}" if run.is_cross else name
                 scalars.setdefault(column, {})[number] = scalar
         return scalars
