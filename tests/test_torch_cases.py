@@ -467,3 +467,25 @@ def test_threads_make_and_close_watches():
     for thread in threads:
         thread.join()
     assert not errors
+
+
+class Other(nn.Module):
+    """Attention of torch to other tokens, of which one matrix holds all three parts."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.cross = (nn.MultiheadAttention(D, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, x):
+        others = self.first(x, x, x)[0][:, :7]
+        return self.cross(x, others, others)[0]
+
+
+def test_gradients_of_attention_of_torch_to_other_tokens():
+    model = Other()
+    row = row_of(model, X)
+    gradients = [model.cross.in_proj_weight.grad, model.cross.in_proj_bias.grad[:, None]]
+    norms = [part.norm().item() for part in torch.cat(gradients, dim=1).chunk(3)]
+    names = [f"cross.{part}_gradient" for part in ("query", "key", "value")]
+    assert [row[name][1] for name in names] == pytest.approx(norms, 1e-4)

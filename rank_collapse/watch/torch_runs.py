@@ -135,24 +135,24 @@ class Runs:
         notes: Of what is left out.
 
     Attributes:
-        found: In order.
+        attentions: In order.
         mask: Of the watch's own, which tokens exist, or None.
     """
 
     def __init__(self, select: Select, tokens: str, has_mask: bool, notes: Notes):
         self._select, self._kind, self._has_mask, self._notes = select, tokens, has_mask, notes
         self._mask_streams: dict[str, str] = {}  # {mask of the call: the stream that has it}
-        self.found: list[Run] = []
+        self.attentions: list[Run] = []
         self.mask: Any = None
 
     def list_inside(self, frame: Frame) -> list[Run]:
         """Lists the attentions that ran inside a module."""
-        return [run for run in self.found if frame.number in run.frames]
+        return [run for run in self.attentions if frame.number in run.frames]
 
     def drop_inside(self, frame: Frame) -> None:
         """Drops the attentions that ran inside a module, which may be tried again."""
-        self.found = [run for run in self.found if frame.number not in run.frames]
-        for run in self.found:
+        self.attentions = [run for run in self.attentions if frame.number not in run.frames]
+        for run in self.attentions:
             run.pieces = [piece for piece in run.pieces if piece.frame < frame.number]
 
     def add_product(
@@ -209,7 +209,7 @@ class Runs:
         Args:
             frame: Of the call.
         """
-        for run in self.found:
+        for run in self.attentions:
             pieces = [piece for piece in run.pieces if piece.frame == frame.number]
             if pieces:
                 run.pieces = []
@@ -250,11 +250,11 @@ class Runs:
             past: Names of the attentions that these come from.
         """
         key = tokens.sources, tokens.is_cross, re.sub(r"\d+", "*", name), around[-2:-1]
-        turn = sum(run.name == name for run in self.found)
-        run = next((run for run in self.found if run.key == key), None)
+        turn = sum(run.name == name for run in self.attentions)
+        run = next((run for run in self.attentions if run.key == key), None)
         if run is None and (name in past or not turn):
             run = Run(name, tokens.is_cross, around, turn, key)
-            self.found.append(run)
+            self.attentions.append(run)
         return run
 
     def _find_documents(self, frames, tokens, allowed, names):
@@ -267,7 +267,7 @@ class Runs:
             names: Of the attentions that the tokens come from, and of this one.
         """
         shape, among = tokens.index.shape, find_allowed_tokens(tokens, allowed)
-        earlier = [run.tokens for run in self.found if run.name in names and not run.is_cross]
+        earlier = [run.tokens for run in self.attentions if run.name in names and not run.is_cross]
         if tokens.is_cross and earlier and earlier[-1] and earlier[-1][1].shape == shape:
             return earlier[-1][1]
         exists = None

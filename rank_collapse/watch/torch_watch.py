@@ -120,7 +120,7 @@ class Watch:
     @step.setter
     def step(self, value: int) -> None:
         if value != self._step:
-            if self.measured and self.measured.runs.found:
+            if self.measured and self.measured.runs.attentions:
                 self._write()
             self._step = int(value)
         self._prepare()
@@ -165,7 +165,7 @@ class Watch:
         """
         is_closure = any(map(callable, (*args[1:], *kwargs.values())))
         is_scaled = getattr(optimizer, "grad_scale", None) is not None
-        is_pending = self.measured and self.measured.runs.found
+        is_pending = self.measured and self.measured.runs.attentions
         if is_pending and not is_closure and not is_scaled and self._is_counted(optimizer):
             self._measure_gradients()
 
@@ -204,7 +204,7 @@ class Watch:
 
     def _measure_gradients(self):
         """Measures the gradients of each run, before or after the optimizer's step."""
-        for run in self.measured.runs.found if not self._has_gradients else ():
+        for run in self.measured.runs.attentions if not self._has_gradients else ():
             for part in PARTS if run.shares else ():
                 shares = [share for product in run.shares for share in product[part]]
                 norm = self.notes.attempt(run.name, f"{part} gradient", measure_gradient, shares)
@@ -229,17 +229,15 @@ class Watch:
             LeftOut: No layer was measured.
         """
         self._measure_gradients()
-        scalars, loss = self._collect(self.measured.runs.found), self.measured.loss
+        scalars, loss = self._collect(self.measured.runs.attentions), self.measured.loss
         columns = scalars | ({} if loss is None else {"loss": {-1: loss}})
         if columns:
             tensors = [tensor for column in columns.values() for tensor in column.values()]
             numbers = iter(torch.stack([a.float().to("cpu") for a in tensors]).tolist())
             row = {name: {i: next(numbers) for i in column} for name, column in columns.items()}
             has_ranks = distributed.is_available() and distributed.is_initialized()
-            is_first = (
-                not has_ranks or distributed.get_rank() == 0
-            )  # of several processes it writes
-            self._recorder.add(step, row, len(self._layers), is_first)
+            is_writing = not has_ranks or distributed.get_rank() == 0  # of several processes
+            self._recorder.add(step, row, len(self._layers), is_writing)
         if not scalars:
             raise LeftOut(self.measured.reason)
 
