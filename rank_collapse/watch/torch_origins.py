@@ -273,6 +273,7 @@ class Origins:
         self._num_entries += output.numel()
         tag = Tag(frozenset([linear_map]), source.tag.behind | {source}, source.tag.past)
 
+        @functools.cache
         def number_entries():
             numbers = torch.arange(linear_map.count, device=output.device).reshape(shape)
             order = [(axes + features).index(c) for c in result]

@@ -82,7 +82,7 @@ def _join_documents(pieces: Sequence[Piece]) -> list[Piece]:
     """
     places, order = torch.cat([piece.index.flatten() for piece in pieces]).sort()
     is_split = all(piece.is_closed for piece in pieces) and bool((places.diff() > 0).all())
-    if len(pieces) == 1 or not is_split:
+    if not is_split:
         return list(pieces)
     documents = torch.cat([piece.documents.flatten() for piece in pieces])[order]
     scalars, measured = {}, [piece.scalars for piece in pieces if piece.scalars]
@@ -222,7 +222,7 @@ class Runs:
             run: It.
             pieces: Of all products of the call.
         """
-        pieces = _join_documents(pieces)
+        pieces = _join_documents(pieces) if len(pieces) > 1 else pieces
         first, is_first = pieces[0], pieces[0].frame == run.frames[-1]
         if is_first:
             run.tokens = first.index, first.documents
