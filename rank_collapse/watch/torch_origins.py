@@ -447,7 +447,8 @@ def find_features(tag: Tag, linear_map: Map) -> Tensor | None:
     """
     if "entries" not in tag.followers:
         return None
-    entries = tag.followers["entries"]().flatten() - linear_map.start
-    features = torch.zeros(linear_map.width, dtype=torch.bool, device=entries.device)
-    features[entries[(entries >= 0) & (entries < linear_map.count)] % linear_map.width] = True
-    return features if features.any() else None
+    entries, width = tag.followers["entries"]() - linear_map.start, linear_map.width
+    is_inside = (entries >= 0) & (entries < linear_map.count)
+    features = torch.zeros(width + 1, dtype=torch.bool, device=entries.device)
+    features[torch.where(is_inside, entries % width, width)] = True
+    return features[:-1] if features[:-1].any() else None
