@@ -14,6 +14,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -112,33 +113,22 @@ def nnx_monitored(
     def wrap_method(method):
         @functools.wraps(method)
         def call_method(self, *args, **kwargs):
-            attend = getattr(self, "attention_fn", None)
-            with record.record_call(args, kwargs) as inside:
+            with record.record_call(args, kwargs) as inside, contextlib.ExitStack() as patches:
                 if isinstance(self, nnx.MultiHeadAttention):
-                    self.attention_fn = functools.partial(_attend, inside, attend)
-                try:
-                    out = method(self, *args, **kwargs)
-                finally:
-                    if attend is not None:
-                        self.attention_fn = attend
+                    attend = functools.partial(_attend, inside, self.attention_fn)
+                    patches.enter_context(mock.patch.object(self, "attention_fn", attend))
+                out = method(self, *args, **kwargs)
             if inside.scalars is not None:
                 self.sow(nnx.Intermediate, NAME, inside.scalars)
             return out
 
         return call_method
 
-    classes = {type(module) for _, module in nnx.iter_modules(model) if select(module)}
-    before = {kind: kind.__dict__.get("__call__") for kind in classes}
-    for kind in classes:
-        kind.__call__ = wrap_method(kind.__call__)
-    try:
+    with contextlib.ExitStack() as patches:
+        for kind in {type(module) for _, module in nnx.iter_modules(model) if select(module)}:
+            method = wrap_method(kind.__call__)
+            patches.enter_context(mock.patch.object(kind, "__call__", method))
         out, state = nnx.capture(model, nnx.Intermediate)(*inputs, **options)
-    finally:
-        for kind, method in before.items():
-            if method is None:
-                del kind.__call__
-            else:
-                kind.__call__ = method
     return out, _group_by_layer(nnx.to_pure_dict(state))
 
 

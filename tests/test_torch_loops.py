@@ -15,7 +15,7 @@ from watched_gpt2 import IDS, QUIET, L, gpt2, rows_of, torch, trained, transform
 from rank_collapse.runs import metrics
 from rank_collapse.torch import Watch, watch
 from rank_collapse.watch import torch_passes
-from rank_collapse.watch.torch_passes import _Stance
+from rank_collapse.watch.torch_watch import _Watches
 
 
 def test_a_forward_pass_inside_the_step_of_the_optimizer():
@@ -54,9 +54,7 @@ def with_lightning(model, folder, **how):
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     module = Module()
     watched = watch(module, **how)
-    trainer = lightning.Trainer(
-        max_steps=5, accelerator="cpu", callbacks=[watched.lightning()], **quiet
-    )
+    trainer = lightning.Trainer(max_steps=5, accelerator="cpu", **quiet)
     trainer.fit(module, torch.utils.data.DataLoader(IDS.repeat(2, 1), batch_size=4))
     return watched
 
@@ -84,8 +82,7 @@ def with_two_optimizers(model, folder, **how):
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     module = Module()
     watched = watch(module, **how)
-    callbacks = [watched.lightning()]
-    trainer = lightning.Trainer(max_steps=10, accelerator="cpu", callbacks=callbacks, **quiet)
+    trainer = lightning.Trainer(max_steps=10, accelerator="cpu", **quiet)
     trainer.fit(module, torch.utils.data.DataLoader(IDS.repeat(5, 1), batch_size=4))
     return watched
 
@@ -358,7 +355,7 @@ def test_a_pass_that_ctrl_c_ended_keeps_no_model():
     del model
     gc.collect()
     assert "a model that is gone" in watched.describe()
-    assert not torch.overrides._len_torch_function_stack() and not _Stance.num_measuring
+    assert not torch.overrides._len_torch_function_stack() and _Watches.stance is None
 
 
 @pytest.mark.parametrize("mode", ["eval", "no gradients", "another class"])

@@ -75,7 +75,7 @@ EXTRAS = {
 }
 ALL_EXTRAS = set().union(*(EXTRAS[extra] for extras in EXTRAS_OF.values() for extra in extras))
 
-WATCHED = {"torch", "transformers", "lightning", "equinox"}
+WATCHED = {"torch", "transformers", "equinox"}
 CONVERTED_TO = {"pandas", "xarray"}  # by methods of results, for who has them
 
 

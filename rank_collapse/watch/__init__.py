@@ -2,12 +2,12 @@
 
 `rank_collapse.torch.watch` is the public place for PyTorch. Its files, in the order to read them:
 
-- `torch_watch`: which steps are measured, and the row of each; `torch_trainers` for two libraries.
+- `torch_watch`: which steps are measured, and the row of each.
 - `torch_passes`: which modules and which functions of torch run in a measured step.
 - `torch_runs`: the attentions among them, each with the scalars of its tokens and of its weights.
 - `torch_tokens`: the tokens that the queries of an attention are made of.
 - `torch_origins`: the linear maps that made a tensor, and what they read; `torch_functions`.
-- `torch_products`: the weights of an attention, its masks, and the documents in packed rows.
-- `torch_scalars` and `torch_gradients`: the numbers.
+- `torch_products`: the weights of an attention, its masks, documents in packed rows, and scalars.
+- `torch_gradients`: norms of the gradients of queries, keys and values.
 - `recorder`: rows, alarms and logs; `names`: how projections are called, for JAX.
 """

@@ -9,26 +9,17 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from rank_collapse.measures.table import COLLAPSE
 from rank_collapse.report.alarms import Alarm, find_alarms
 from rank_collapse.runs import metrics
 
 WANDB_STEP = "watch/step"
-ATTEMPTS = 3  # steps in a row with a failure, after which a measure is not tried again
 _log = logging.getLogger("rank_collapse")
 
 
-@runtime_checkable
-class ScalarWriter(Protocol):
-    """A writer of scalars, such as TensorBoard's SummaryWriter."""
-
-    def add_scalar(self, name: str, value: float, step: int, /) -> Any:
-        """Writes a number."""
-
-
-Log = Callable[..., Any] | str | Path | ScalarWriter | None
+Log = Any  # a path, a function, a writer of scalars such as TensorBoard's, or None
 
 
 class LeftOut(ValueError):
@@ -45,58 +36,37 @@ class Notes:
     def __init__(self):
         self.reasons: dict[tuple[str | None, str], str] = {}
         self._said: set[str] = set()
-        self._failures: dict[tuple[str | None, str], set[int]] = {}  # steps of each, in a row
-        self._step = 0
-
-    def begin_step(self) -> None:
-        """Begins a step: all failures of one measure in it, such as of several heads, are one."""
-        self._step += 1
 
     def attempt(
-        self,
-        name: str | None,
-        subject: str,
-        measure: Callable[..., Any],
-        *args: Any,
-        attempts: float = ATTEMPTS,
+        self, name: str | None, subject: str, measure: Callable[..., Any], *args: Any
     ) -> Any:
         """Calls measure(*args); None where it fails, which becomes a reason.
-
-        After another error than `LeftOut`, such as one of memory, it is tried again, until it
-        failed in so many steps in a row.
 
         Args:
             name: Dotted name of the module, or None.
             subject: What is measured, for the message.
             measure, *args: What is called.
-            attempts: In how many steps in a row it may fail.
         """
-        key = name, subject
-        if len(self._failures.get(key, ())) >= attempts:
-            return None
         try:
             result = measure(*args)
-        except LeftOut as error:
-            self.leave_out(name, subject, str(error))
-            return None
         except Exception as error:
-            self._failures.setdefault(key, set()).add(self._step)
-            self.leave_out(name, subject, f"{type(error).__name__}: {error}")
+            kind = "" if isinstance(error, LeftOut) else f"{type(error).__name__}: "
+            self.leave_out(name, subject, f"{kind}{error}")
             return None
-        self._failures.pop(key, None)
-        self.reasons.pop(key, None)
+        self.reasons.pop((name, subject), None)
         return result
 
     def leave_out(self, name: str | None, subject: str, reason: str) -> None:
-        """Keeps a reason; the first time that it comes it is also a warning.
+        """Keeps a reason; the first of its kind, which is said before a colon, is also a warning.
 
         Args:
             name, subject: As `attempt` takes them.
             reason: Why it is not measured.
         """
         self.reasons[name, subject] = reason
-        if reason not in self._said:
-            self._said.add(reason)
+        kind = reason.partition(":")[0]  # texts of one error may differ, as those of no memory do
+        if kind not in self._said:
+            self._said.add(kind)
             self.warn(f"watch: no {subject}{f' of {name}' if name else ''}: {reason}")
 
     def warn(self, text: Any) -> None:
@@ -146,8 +116,7 @@ class Recorder:
                 self.alarms.append(alarm)
                 self._notes.warn(alarm)
         values = {name: value for name, value in row.items() if name != "step"}
-        arguments = None, "line of the log", self._write, step, values
-        self._notes.attempt(*arguments, attempts=math.inf)  # a disk may be full for a while
+        self._notes.attempt(None, "line of the log", self._write, step, values)
 
     def _write(self, step, values):
         log = self._log
@@ -185,3 +154,30 @@ def flatten_row(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield from ((f"{name}/layer_{i}", v) for i, v in enumerate(value) if not math.isnan(v))
         else:
             yield name, value
+
+
+def make_transformers_callback(watched: Any) -> Any:
+    """Makes the callback of `Watch.hf`.
+
+    Args:
+        watched: The `Watch`.
+    """
+    from transformers import TrainerCallback
+
+    class Callback(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            watched.step = state.global_step + 1
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            """Adds the last row to the Trainer's history, and its means to what its loggers get."""
+            row = (watched.rows or [{}])[-1]
+            by_layer = {name: values for name, values in row.items() if isinstance(values, list)}
+            state.log_history[-1].update(flatten_row(by_layer))
+            for name, values in by_layer.items():
+                numbers = [value for value in values if value == value]
+                logs |= {name: sum(numbers) / len(numbers)} if numbers else {}
+
+        def on_train_end(self, args, state, control, **kwargs):
+            watched.close()
+
+    return Callback()

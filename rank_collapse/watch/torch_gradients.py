@@ -20,11 +20,13 @@ class Share(NamedTuple):
     Attributes:
         parameter: A weak reference; None where it is not known which part counts.
         axis: Of the outputs; −1 if unknown.
-        features: Bool [width], which outputs count; None for all.
+        first: Its first output that the map has.
+        features: Bool [width], which outputs from there on count; None for all.
     """
 
     parameter: Any
     axis: int
+    first: int
     features: Tensor | None
 
 
@@ -42,19 +44,19 @@ def choose_shares(
         name: _find_maps(tag, sources, frame) for name, tag in zip(PARTS, tags, strict=True)
     }
     parameters = {
-        name: {parameter for linear_map in maps for parameter, _ in linear_map.parameters}
+        name: {parameter for linear_map in maps for parameter, _, _ in linear_map.parameters}
         for name, maps in maps_by_name.items()
     }
     shares: dict[str, list[Share]] = {name: [] for name in PARTS}
     for name, maps in maps_by_name.items():
         for linear_map, results in maps.items():
-            for parameter, axis in linear_map.parameters:
+            for parameter, axis, first in linear_map.parameters:
                 is_shared = sum(parameter in part for part in parameters.values()) > 1
                 parts = [find_features(tag, linear_map) for tag in results] if is_shared else []
                 is_known = parameter is not None and all(part is not None for part in parts)
                 features = torch.stack(parts).any(dim=0) if parts and is_known else None
                 reference = weakref.ref(parameter) if is_known else None
-                shares[name].append(Share(reference, axis, features))
+                shares[name].append(Share(reference, axis, first, features))
     return shares
 
 
@@ -114,24 +116,11 @@ def _square_gradient(shares):
     parameter = shares[0].parameter()
     if parameter is None or parameter.grad is None:
         return None
-    gradient = parameter.grad.float()
+    gradient, axis = parameter.grad.float(), shares[0].axis
     parts = [share.features for share in shares]
-    if all(part is not None for part in parts):
-        features = torch.stack(parts).any(dim=0)
-        if not features.all():
-            axis = shares[0].axis
-            if axis < 0 or gradient.shape[axis] != len(features):
-                raise LeftOut(UNKNOWN)
-            chosen = features.to(gradient.device).nonzero()[:, 0]
-            gradient = gradient.index_select(axis, chosen)
-    return gradient.square().sum()
-
-
-def find_parameters(products: Sequence[dict[str, list[Share]]]) -> set[Any]:
-    """Finds weak references to the parameters of an attention.
-
-    Args:
-        products: Shares of each of its products.
-    """
-    shares = [share for product in products for part in product.values() for share in part]
-    return {share.parameter for share in shares if share.parameter is not None}
+    if any(part is None or (axis < 0 and part.all()) for part in parts):
+        return gradient.square().sum()
+    places = torch.cat([share.first + share.features.nonzero()[:, 0] for share in shares]).unique()
+    if axis < 0 or places[-1] >= gradient.shape[axis]:
+        raise LeftOut(UNKNOWN)
+    return gradient.index_select(axis, places.to(gradient.device)).square().sum()

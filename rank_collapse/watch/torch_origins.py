@@ -2,8 +2,8 @@
 
 While a measured pass runs, each tensor has a `Tag`. It names the linear maps that made the tensor.
 Its followers are moved through the same views as the tensor, once somebody asks: the numbers of the
-rows that a map read and of the features that it gave, or the softmax behind weights. So no shape is
-guessed, and no tensor is changed.
+entries that a map gave, or the softmax behind weights. So no shape is guessed, and no tensor is
+changed.
 
 Axis letters: n queries, m keys, k width; others as in an equation of `einsum`.
 """
@@ -12,8 +12,8 @@ import dataclasses
 import functools
 import math
 import string
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,37 +23,30 @@ from torch.utils.weak import WeakIdKeyDictionary
 from rank_collapse.watch.torch_functions import (
     EXPONENTIALS,
     JOINS,
-    MAPS,
     MOVES,
     PRODUCTS,
     SOFTMAX,
     Product,
     floats_in,
-    read_product,
 )
 from rank_collapse.watch.torch_products import is_allowed
 
 
 @dataclasses.dataclass(eq=False)
 class Source:
-    """A tensor as linear maps read it: a matrix, whose rows have numbers of their own.
+    """A tensor as linear maps read it: a matrix.
 
     Attributes:
         tag: Of the tensor.
         order: Of its axes, those of rows first.
-        start, count: The first number, and how many rows there are.
+        count: How many rows there are.
         matrix: [count, d]; None after the layer that read it.
     """
 
     tag: "Tag"
     order: list[int]
-    start: int
     count: int
     matrix: Tensor | None = None
-
-    def contains(self, rows: Tensor) -> Tensor:
-        """Returns Bool of the shape of `rows`: which numbers are of its rows."""
-        return (rows >= self.start) & (rows < self.start + self.count)
 
 
 @dataclasses.dataclass(eq=False)
@@ -62,16 +55,26 @@ class Map:
 
     Attributes:
         source: What it read.
-        parameters: ((parameter, axis of its outputs or −1), ...); None for a part of one.
+        parameters: ((parameter, axis of its outputs or −1, the first of them), ...); None for a
+            part of one.
         frames: Numbers of the modules that ran then.
-        start, width: The number of its first feature, and how many there are.
+        start, count: The number of its first entry, and how many there are, row by row.
+        width: How many of them are of one row.
+        has_rows: Whether its rows are those of its source.
     """
 
     source: Source
-    parameters: tuple[tuple[Any, int], ...]
+    parameters: tuple[tuple[Any, int, int], ...]
     frames: tuple[int, ...]
     start: int
+    count: int
     width: int
+    has_rows: bool
+
+    def find_rows(self, entries: Tensor) -> Tensor:
+        """Finds the row of the source of each entry; −1 for those of other maps."""
+        is_inside = (entries >= self.start) & (entries < self.start + self.count) & self.has_rows
+        return torch.where(is_inside, (entries - self.start) // self.width, -1)
 
 
 @dataclasses.dataclass(eq=False)
@@ -90,39 +93,34 @@ class Term:
     key: "Tag"
 
 
-class Scores(NamedTuple):
-    """Products of queries and keys, which are added, and whether a softmax came after them."""
-
-    terms: tuple[Term, ...] = ()
-    is_softmax: bool = False
-
-
 @dataclasses.dataclass(eq=False)
 class Tag:
     """What is said of one tensor.
 
     Attributes:
-        origins: The maps that made it, without those behind them, and roots: what no map made.
+        maps: Those that made it, without those behind them.
+        behind: What all maps behind it read, and its roots: what no map made.
         past: Names of the attentions that it comes from, the first that ran first.
         parameters: If it comes from parameters alone, which.
-        scores: If it comes from products of queries and keys, those.
-        followers: {name: a function that gives a tensor of the same shape}: numbers of "rows" and
-            "features", −1 for no map's; "allowed", Bool, the keys of a query; "softmax".
+        terms: The products of queries and keys whose sum it is, or comes from.
+        is_softmax: Whether a softmax came after them.
+        followers: {name: a function that gives a tensor of the same shape}: numbers of "entries",
+            −1 for no map's; "allowed", Bool, the keys of a query; "softmax".
         source: It, if a map read it.
     """
 
-    origins: frozenset[Any] = frozenset()
+    maps: frozenset[Map] = frozenset()
+    behind: frozenset[Any] = frozenset()
     past: tuple[str, ...] = ()
     parameters: tuple[Any, ...] = ()
-    scores: Scores | None = None
+    terms: tuple[Term, ...] = ()
+    is_softmax: bool = False
     followers: dict[str, Callable[[], Tensor]] = dataclasses.field(default_factory=dict)
     source: Source | None = None
 
-    @property
-    def maps(self) -> list[Map]:
-        """Lists the linear maps among its origins, in order."""
-        maps = [origin for origin in self.origins if isinstance(origin, Map)]
-        return sorted(maps, key=lambda linear_map: linear_map.start)
+    def list_maps(self) -> list[Map]:
+        """Lists the maps that made it, in order."""
+        return sorted(self.maps, key=lambda linear_map: linear_map.start)
 
 
 def join_pasts(tags: Iterable[Tag]) -> tuple[str, ...]:
@@ -130,25 +128,34 @@ def join_pasts(tags: Iterable[Tag]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for tag in tags for name in tag.past))
 
 
+def _join_tags(tags, terms=(), is_softmax=False):
+    """Returns the tag of what comes from several tensors."""
+    maps, behind = (
+        frozenset().union(*(getattr(tag, name) for tag in tags)) for name in ("maps", "behind")
+    )
+    return Tag(maps, behind, join_pasts(tags), terms=terms, is_softmax=is_softmax)
+
+
 class Origins:
     """The tags of one pass.
 
     Args:
-        running: A function that gives the numbers of the modules that run.
+        frames: Of the modules that run, each with its `number`.
     """
 
-    def __init__(self, running: Callable[[], tuple[int, ...]]):
-        self._running = running
+    def __init__(self, frames: Sequence[Any]):
+        self._frames = frames
         self._tags: Any = WeakIdKeyDictionary()
         self._recent: list[Tag] = []  # those of the layer that runs
-        self._num_rows = self._num_features = 0
+        self._num_entries = 0
 
     def tag(self, tensor: Tensor) -> Tag:
         """Returns the tag of a tensor, made where it has none: of a parameter, or of a root."""
         if tensor not in self._tags:
-            is_parameter = isinstance(tensor, nn.Parameter)
-            roots = frozenset() if is_parameter else frozenset([object()])
-            self._record(tensor, Tag(roots, parameters=(tensor,) if is_parameter else ()))
+            if isinstance(tensor, nn.Parameter):
+                self._record(tensor, Tag(parameters=(tensor,)))
+            else:
+                self.begin(tensor, ())
         return self._tags[tensor]
 
     def _record(self, tensor, tag):
@@ -162,7 +169,7 @@ class Origins:
             tensor: It.
             past: Names of the attentions that it comes from.
         """
-        self._record(tensor, Tag(frozenset([object()]), past))
+        self._record(tensor, Tag(behind=frozenset([object()]), past=past))
 
     def has(self, tensor: Tensor) -> bool:
         """Returns whether a tensor has a tag."""
@@ -176,18 +183,20 @@ class Origins:
                 tag.source.matrix = None
         self._recent.clear()
 
-    def see_function(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def see_function(
+        self, function: Any, product: Product | None, args: Any, kwargs: Any, result: Any
+    ) -> None:
         """Records where the results of a function come from.
 
         Args:
             function: Of torch.
+            product: What it multiplies, as `read_product` reads it.
             args, kwargs, result: Of its call.
         """
         outputs = floats_in(args[0] if function is Tensor.__setitem__ else result)
         inputs = floats_in([args, kwargs])
         if not outputs or not inputs:
             return
-        product = read_product(function, args, kwargs) if function in MAPS else None
         if product is not None and self._see_product(function, product, inputs, outputs[0]):
             return
         self._derive_tags(function, (args, kwargs), inputs, outputs)
@@ -220,20 +229,23 @@ class Origins:
         if function not in PRODUCTS or any(is_weight):
             if is_weight == [True, False] and function in PRODUCTS:
                 product = product.swap()
-            if self.tag(product.first).scores is not None:
+            if self._is_score(product.first):
                 return False  # heads are mixed
             self._see_map(product, [a for a in inputs if a is not product.first], output)
             return True
         if product.letters[2][-2] not in product.letters[0]:
             product = product.swap()
-        query, key = self.tag(product.first), self.tag(product.second)
-        if query.scores is not None or key.scores is not None:
+        if any(self._is_score(factor) for factor in product[:2]):
             return False
+        query, key = self.tag(product.first), self.tag(product.second)
         sizes = dict(zip(product.letters[2], output.shape, strict=True))
-        scores = Scores((Term(product.letters, sizes, query, key),))
-        tag = Tag(query.origins | key.origins, join_pasts([query, key]), scores=scores)
-        self._record(output, tag)
+        terms = (Term(product.letters, sizes, query, key),)
+        self._record(output, _join_tags([query, key], terms))
         return True
+
+    def _is_score(self, tensor):
+        tag = self.tag(tensor)
+        return bool(tag.terms) or tag.is_softmax
 
     def _is_weight(self, tensor):
         return isinstance(tensor, nn.Parameter) or bool(self._tags.get(tensor, Tag()).parameters)
@@ -251,23 +263,23 @@ class Origins:
         features = [c for c in result if c not in read]
         source = self._read_source(x, [read.index(c) for c in axes])
         sizes = dict(zip(result, output.shape, strict=True))
-        rows_shape, features_shape = ([sizes[c] for c in part] for part in (axes, features))
-        start, width = self._num_features, math.prod(features_shape)
-        self._num_features += width
+        shape = [sizes[c] for c in axes + features]
+        has_rows = [x.shape[read.index(c)] for c in axes] == shape[: len(axes)]
         axis = weight.find(features[0]) if len(features) == 1 else -1
         shares = tuple(self._read_parameter(a, axis) for a in parameters)
-        linear_map = Map(source, shares, self._running(), start, width)
-        tag = Tag(frozenset([linear_map]), source.tag.past)
+        running = tuple(frame.number for frame in self._frames)
+        entries = self._num_entries, output.numel(), math.prod(shape[len(axes) :]), has_rows
+        linear_map = Map(source, shares, running, *entries)
+        self._num_entries += output.numel()
+        tag = Tag(frozenset([linear_map]), source.tag.behind | {source}, source.tag.past)
 
-        def number_entries(first, shape):
-            numbers = torch.arange(first, first + math.prod(shape), device=output.device)
-            numbers = numbers.reshape(shape).expand(rows_shape + features_shape)
-            return numbers.permute([(axes + features).index(c) for c in result])
+        @functools.cache
+        def number_entries():
+            numbers = torch.arange(linear_map.count, device=output.device).reshape(shape)
+            order = [(axes + features).index(c) for c in result]
+            return (numbers + linear_map.start).permute(order)
 
-        tag.followers["features"] = functools.partial(number_entries, start, features_shape)
-        if [x.shape[read.index(c)] for c in axes] == rows_shape:
-            column = rows_shape + [1] * len(features)
-            tag.followers["rows"] = functools.partial(number_entries, source.start, column)
+        tag.followers["entries"] = number_entries
         self._record(output, tag)
 
     def _read_source(self, x, axes):
@@ -280,19 +292,31 @@ class Origins:
         tag, order = self.tag(x), axes + [i for i in range(x.ndim) if i not in axes]
         count = math.prod(x.shape[i] for i in axes)
         if tag.source is None or tag.source.order != order:
-            tag.source = Source(tag, order, self._num_rows, count)
-            self._num_rows += count
+            tag.source = Source(tag, order, count)
         tag.source.matrix = x.detach().permute(order).reshape(count, x.numel() // max(count, 1))
         self._recent.append(tag)
         return tag.source
 
     def _read_parameter(self, tensor, axis):
-        """Returns (parameter, axis of its outputs or −1) of a weight; (None, −1) of a part."""
+        """Reads which parameter a weight is, or is made of.
+
+        Args:
+            tensor: The weight.
+            axis: Of the outputs in it.
+
+        Returns:
+            (the parameter, axis of the outputs or −1, the first of them); (None, −1, 0) if unknown.
+        """
+        (parameter, *others) = (*self._tags.get(tensor, Tag()).parameters, None)
+        axis = 0 if tensor.ndim == 1 else axis
         if isinstance(tensor, nn.Parameter):
-            return tensor, 0 if tensor.ndim == 1 else axis
-        parameters = self._tags.get(tensor, Tag()).parameters
-        is_full = len(parameters) == 1 and parameters[0].numel() == tensor.numel()
-        return (parameters[0] if is_full else None), -1
+            return tensor, axis, 0
+        if len(others) == 1 and parameter.numel() == tensor.numel():
+            return parameter, -1, 0
+        is_slice = len(others) == 1 and tensor._base is parameter and tensor.is_contiguous()
+        if is_slice and tensor.shape[1:] == parameter.shape[1:] and axis == 0:
+            return parameter, axis, tensor.storage_offset() // tensor.stride(0)
+        return None, -1, 0
 
     def _derive_tags(self, function, arguments, inputs, outputs):
         """Records another function: its results come from where its arguments come from.
@@ -309,12 +333,10 @@ class Origins:
                 self._record(output, Tag(parameters=parameters))
             return
         pairs = pairs or [(self.tag(a), a) for a in inputs if not self._is_weight(a)]
-        tags = [tag for tag, _ in pairs]
-        origins, past = frozenset().union(*(tag.origins for tag in tags)), join_pasts(tags)
-        names = dict.fromkeys(name for tag in tags for name in tag.followers)
+        names = dict.fromkeys(name for tag, _ in pairs for name in tag.followers)
         is_move = function in MOVES and (len(pairs) == 1 or function in JOINS)
         for i, output in enumerate(outputs):
-            tag = Tag(origins, past, scores=_merge_scores(pairs, output))
+            tag = _join_tags([tag for tag, _ in pairs], *_merge_terms(pairs, output))
             for name in names:
                 if is_move:
                     followers = pytree.tree_map(self._find_follower(name), arguments)
@@ -349,14 +371,14 @@ class Origins:
             x, result: Scores, and what it makes of them.
             dim: Over which it sums.
         """
-        scores, tag = self.tag(x).scores or Scores(), self.tag(result)
+        terms, tag = self.tag(x).terms, self.tag(result)
         is_over_keys = dim in (-1, x.ndim - 1)
         if function in SOFTMAX:
-            tag.scores, tag.followers = Scores(scores.terms, True), {}
-        if function in SOFTMAX and scores.terms and is_over_keys:
-            softmax = result.detach()
-            tag.followers["softmax"] = lambda: softmax
-        if scores.terms and (function in EXPONENTIALS or is_over_keys):
+            tag.terms, tag.is_softmax, tag.followers = terms, True, {}
+            if terms and is_over_keys:
+                softmax = result.detach()
+                tag.followers["softmax"] = lambda: softmax
+        if terms and (function in EXPONENTIALS or is_over_keys):
             allowed = is_allowed(x.detach())
             tag.followers["allowed"] = lambda: allowed
 
@@ -377,56 +399,43 @@ def _move_followers(function, arguments, i):
     return result.long() if function is torch.view_as_real else result
 
 
-def _merge_scores(pairs, output):
-    """Returns the scores that a result still has: it has their size, or their queries.
+def _merge_terms(pairs, output):
+    """Returns the terms that a result still has, and whether it comes from a softmax.
+
+    Of the arguments those count that have its size, or its queries.
 
     Args:
         pairs: (tag, tensor) of each argument.
         output: The result.
     """
-    scores = []
+    tags = []
     for tag, x in pairs:
-        if tag.scores is None or output.ndim < 2 or x.ndim < 2:
-            continue
-        if output.numel() == x.numel() or output.shape[-2] == x.shape[-2]:
-            scores.append(tag.scores)
-    if not scores:
-        return None
-    terms = dict.fromkeys(term for other in scores for term in other.terms)
-    return Scores(tuple(terms), any(other.is_softmax for other in scores))
+        is_matrix = min(output.ndim, x.ndim) > 1
+        if is_matrix and (output.numel() == x.numel() or output.shape[-2] == x.shape[-2]):
+            tags.append(tag)
+    terms = dict.fromkeys(term for tag in tags for term in tag.terms)
+    return tuple(terms), any(tag.is_softmax for tag in tags)
 
 
-def find_shared_sources(sources: list[Source], query: Tag, key: Tag) -> list[Source] | None:
+def find_shared_sources(maps: Sequence[Map], query: Tag, key: Tag) -> list[Source] | None:
     """Finds what queries and keys are both made of.
 
     Args:
-        sources: What the linear maps read that gave the queries.
+        maps: Linear maps that gave the queries.
         query, key: Tags of both.
 
     Returns:
         What stands behind the fewest maps; [] if both have the same roots by ways of their own,
         such as two norms; None if keys are of other tokens.
     """
-    (_, query_roots), (key_sources, key_roots) = _find_all_sources(query), _find_all_sources(key)
-    while sources:
-        shared = [source for source in sources if source in key_sources]
+    while maps:
+        sources = list(dict.fromkeys(linear_map.source for linear_map in maps))
+        shared = [source for source in sources if source in key.behind]
         if shared:
             return shared
-        behind = [linear_map.source for source in sources for linear_map in source.tag.maps]
-        sources = list(dict.fromkeys(behind))
-    return [] if query_roots == key_roots else None
-
-
-def _find_all_sources(tag):
-    """Finds (what all maps behind a tensor read, its roots)."""
-    sources, roots, pending = set(), set(), [tag]
-    while pending:
-        behind = pending.pop()
-        found = {linear_map.source for linear_map in behind.maps} - sources
-        roots |= behind.origins - set(behind.maps)
-        sources |= found
-        pending += [source.tag for source in found]
-    return sources, roots
+        maps = [earlier for source in sources for earlier in source.tag.list_maps()]
+    roots = [{a for a in tag.behind if not isinstance(a, Source)} for tag in (query, key)]
+    return [] if roots[0] == roots[1] else None
 
 
 def find_features(tag: Tag, linear_map: Map) -> Tensor | None:
@@ -436,9 +445,10 @@ def find_features(tag: Tag, linear_map: Map) -> Tensor | None:
         tag: Of the tensor.
         linear_map: The map.
     """
-    if "features" not in tag.followers:
+    if "entries" not in tag.followers:
         return None
-    numbers = tag.followers["features"]().flatten() - linear_map.start
-    features = torch.zeros(linear_map.width, dtype=torch.bool, device=numbers.device)
-    features[numbers[(numbers >= 0) & (numbers < linear_map.width)]] = True
-    return features if features.any() else None
+    entries, width = tag.followers["entries"]() - linear_map.start, linear_map.width
+    is_inside = (entries >= 0) & (entries < linear_map.count)
+    features = torch.zeros(width + 1, dtype=torch.bool, device=entries.device)
+    features[torch.where(is_inside, entries % width, width)] = True
+    return features[:-1] if features[:-1].any() else None

@@ -1,21 +1,23 @@
-"""The weights of an attention that runs, by example and head, and which keys they may have.
+"""The weights of an attention that runs, which keys they may have, and the scalars of documents.
 
-Axis letters: g examples and heads as one, b examples, h heads, n queries, r measured ones, m keys.
+Axis letters: g examples and heads as one, b or e examples, h heads, n queries, r measured ones,
+m keys, d width.
 """
 
-import inspect
 import math
-import types
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+
+from rank_collapse.measures.documents import split_documents
+from rank_collapse.measures.monitor import ATTENTION, monitor
+from rank_collapse.measures.table import MEASURES
+from rank_collapse.watch.recorder import LeftOut
 
 ROWS = 64  # queries of each head whose weights are measured, evenly spaced
 HIDDEN = -700.0  # scores below it are of keys that a mask leaves out
 SUM = 0.02  # how far from 1 the sum of weights may be, rounded to bfloat16
-_SIGNATURE = inspect.signature(functional.multi_head_attention_forward)
 
 
 class Weights(NamedTuple):
@@ -82,31 +84,6 @@ def compute_dot_weights(
     hidden = (scores == -math.inf).all(dim=-1, keepdim=True)
     p = torch.softmax(scores, dim=-1).masked_fill(hidden, 0.0)
     return Weights(p.reshape(-1, len(rows), m), rows, allowed)
-
-
-def _project_packed(q, k, v, weight, bias=None):
-    """Projects by the whole matrix, so that each of its parts has a gradient of its own."""
-    fused = {id(x): functional.linear(x, weight, bias) for x in (q, k, v)}
-    return [fused[id(x)].chunk(3, dim=-1)[i].contiguous() for i, x in enumerate((q, k, v))]
-
-
-_HEADS = types.FunctionType(
-    functional.multi_head_attention_forward.__code__,
-    vars(functional)
-    | {"has_torch_function": lambda tensors: False, "_in_projection_packed": _project_packed},
-)
-
-
-def attend_openly(args: Any, kwargs: Any) -> Tensor:
-    """Computes `multi_head_attention_forward` without dropout, so that modes see what it calls.
-
-    Args:
-        args, kwargs: Of its call.
-    """
-    call = _SIGNATURE.bind(*args, **kwargs)
-    call.apply_defaults()
-    plain = {"training": False, "need_weights": False, "is_causal": False}
-    return _HEADS(**call.arguments | plain)[0]
 
 
 def read_weights(
@@ -200,8 +177,8 @@ def fits_mask(mask: Tensor, allowed: Tensor | None) -> bool:
     return not wrong.any() and bool((allowed.any(dim=-1) | ~mask).all()) and bool(mask.any())
 
 
-def number_documents(exists: Tensor, allowed: Tensor | None) -> Tensor | None:
-    """Counts the documents of packed rows, and gives each token the number of its own.
+def number_documents(exists: Tensor, allowed: Tensor | None, index: Tensor) -> Tensor:
+    """Numbers the documents of packed rows by their first tokens.
 
     A document begins where neither token i attends to i − 1 nor i − 1 to i, and none attends
     across.
@@ -209,13 +186,12 @@ def number_documents(exists: Tensor, allowed: Tensor | None) -> Tensor | None:
     Args:
         exists: Bool [b, n].
         allowed: Bool [b or 1, n, n], which token a token may attend to; None for all.
+        index: Int [b, n], numbers of the tokens.
 
     Returns:
-        Int [b, n], −1 for tokens that do not exist; None where each row is a document and all its
-        tokens exist.
+        Int [b, n], the number of the document of each token; −1 for tokens that do not exist.
     """
-    b, n = exists.shape
-    starts = torch.zeros_like(exists)
+    starts, place = torch.zeros_like(exists), torch.arange(exists.shape[1], device=exists.device)
     if allowed is not None:
         neighbours = allowed.diagonal(-1, 1, 2) | allowed.diagonal(1, 1, 2)
         starts[:, 1:] = ~neighbours & exists[:, 1:] & exists[:, :-1]
@@ -223,7 +199,62 @@ def number_documents(exists: Tensor, allowed: Tensor | None) -> Tensor | None:
         is_across = number[:, :, None] != number[:, None]
         across = allowed & is_across & exists[:, :, None] & exists[:, None]
         starts = starts & ~across.any()
-    if exists.all() and not starts.any():
-        return None
-    rows = torch.arange(b, device=exists.device)[:, None] * (n + 1)
-    return (rows + starts.cumsum(dim=1)).masked_fill(~exists, -1)
+    first = torch.where(starts, place, 0).cummax(dim=1).values
+    return index.gather(1, first).masked_fill(~exists, -1)
+
+
+def measure_tokens(x: Tensor, documents: Tensor, kind: str) -> dict[str, Tensor]:
+    """Measures tokens by `monitor`, means over documents.
+
+    Args:
+        x: Tokens [e, n, d].
+        documents: Int [e, n], the document of each token, −1 for those that do not exist.
+        kind: "unit" for tokens divided by their norms.
+
+    Raises:
+        LeftOut: No example, or fewer than two tokens.
+    """
+    if x.shape[0] == 0 or x.shape[1] < 2:
+        raise LeftOut(f"{x.shape[0]} examples of {x.shape[1]} tokens")
+    options: dict[str, Any] = {"tokens": "unit" if kind == "unit" else "raw"}
+    if not torch.equal(documents, documents[:, :1].clamp(min=0).expand_as(documents)):
+        options |= {"mask": documents >= 0, "segments": documents}
+    return monitor(x, **options)
+
+
+def measure_weights(weights: Weights, documents: Tensor) -> dict[str, Tensor]:
+    """Measures weights by document and head [k, h], of documents that have a measured query.
+
+    Args:
+        weights: In the order of examples, `p` [e · h, r, m].
+        documents: Int [e, n], as `measure_tokens` takes them.
+
+    Raises:
+        LeftOut: They are of no distribution.
+    """
+    e, rows = len(documents), weights.rows
+    p = weights.p.unflatten(0, (e, -1))
+    r, m = p.shape[-2:]
+    if not is_distribution(p):
+        raise LeftOut("its weights are no distribution over keys")
+    numbers = documents[:, rows]
+    packed = split_documents(numbers, (numbers >= 0) & (p.sum(dim=(1, 3)) != 0), (e, r))
+    p, is_query = packed.split_heads(p), torch.as_tensor(packed.exists, device=p.device)
+    keys = None
+    if weights.allowed is not None:
+        allowed = packed.split_tokens(weights.allowed[:, rows].expand(e, r, m))
+        keys = (allowed & is_query[..., None]).any(dim=1)
+    missing = (1 - p.sum(dim=-1, keepdim=True)).clamp(min=0) * is_query[:, None, :, None]
+    has_sink = bool((missing > SUM).any())
+    if has_sink:  # what goes to no key is one key more
+        p = torch.cat([p, missing], dim=-1)
+        keys = torch.ones(len(p), m, dtype=torch.bool, device=p.device) if keys is None else keys
+        keys = torch.nn.functional.pad(keys, (0, 1), value=False)
+    scalars = {}
+    for name in ATTENTION:
+        options = {"key_mask": keys} if name == "sink_rate" else {}
+        scalars[name] = MEASURES[name](p, mask=is_query, **options)
+    if has_sink:
+        counts = is_query.sum(dim=-1).clamp(min=1)[:, None]
+        scalars["missing_mass"] = missing[..., 0].sum(dim=-1) / counts
+    return scalars

@@ -5,7 +5,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,7 @@ from rank_collapse.watch.recorder import LeftOut, Notes
 from rank_collapse.watch.torch_functions import floats_in
 from rank_collapse.watch.torch_gradients import choose_shares
 from rank_collapse.watch.torch_origins import Origins, Tag, Term, join_pasts
-from rank_collapse.watch.torch_products import Weights
-from rank_collapse.watch.torch_scalars import measure_tokens, measure_weights
+from rank_collapse.watch.torch_products import Weights, measure_tokens, measure_weights
 from rank_collapse.watch.torch_tokens import find_allowed_tokens, read_tokens
 
 Select = Callable[[str, nn.Module], bool]
@@ -24,21 +23,13 @@ Select = Callable[[str, nn.Module], bool]
 
 @dataclasses.dataclass(eq=False)
 class Frame:
-    """A module that runs now, its number among all that ran, and its call.
-
-    It is held weakly: after Ctrl-C in a pass its frames stay.
-    """
+    """A module that runs now, its number among all that ran, and its call."""
 
     number: int
-    reference: Callable[[], nn.Module]
+    module: nn.Module
     name: str
     args: Any
     kwargs: Any
-
-    @property
-    def module(self) -> nn.Module:
-        """Returns the module."""
-        return self.reference()
 
     @functools.cached_property
     def masks(self) -> list[tuple[str, Tensor]]:
@@ -60,54 +51,47 @@ def _name_masks(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
             yield str(name), argument
 
 
-@dataclasses.dataclass(eq=False)
-class Piece:
+class Piece(NamedTuple):
     """What one product gives to a run, until the call of its module ends.
 
     Attributes:
         frame: Number of the call.
-        index, documents: Of its tokens, as `Tokens` and `number_documents` give them.
+        index: Of its tokens, as `Tokens` has it.
+        documents: Of its tokens, as `number_documents` gives them.
         is_closed: Whether its keys are the tokens of its queries, and no others.
         num_keys: m.
-        states: Its tokens [e, n, d]; None where they are not measured.
-        scalars: {name: by document and head [k, h]} of its weights; empty if these are left out.
+        matrix: What was read, as `Tokens` has it.
+        scalars: {name: by document and head [k, h]} of its weights.
     """
 
     frame: int
     index: Tensor
-    documents: Tensor | None
+    documents: Tensor
     is_closed: bool
     num_keys: int
-    states: Tensor | None = None
-    scalars: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    matrix: Tensor
+    scalars: dict[str, Tensor]
 
 
-def _are_documents(pieces: Sequence[Piece]) -> bool:
-    """Returns whether no token of a piece attends to one of another, and no token is in two."""
-    places = torch.cat([piece.index.flatten() for piece in pieces])
-    return all(piece.is_closed for piece in pieces) and len(places.unique()) == len(places)
+def _join_documents(pieces: Sequence[Piece]) -> list[Piece]:
+    """Joins products for one document each, whose tokens become one row [1, n] in their order.
 
-
-def _join_documents(pieces: Sequence[Piece]) -> Piece:
-    """Joins the pieces of several documents: their tokens are one row [1, n], in order."""
-    numbers, count = [], 0
-    for piece in pieces:
-        documents = piece.documents
-        if documents is None:
-            rows = torch.arange(len(piece.index), device=piece.index.device)
-            documents = rows[:, None].expand_as(piece.index)
-        numbers.append(torch.where(documents < 0, -1, documents + count).flatten())
-        count += int(documents.max()) + 1
-    index, order = torch.cat([piece.index.flatten() for piece in pieces]).sort()
-    documents, num_keys = torch.cat(numbers)[order][None], max(p.num_keys for p in pieces)
-    joined = Piece(pieces[0].frame, index[None], documents, True, num_keys)
-    if pieces[0].states is not None:
-        joined.states = torch.cat([piece.states.flatten(0, 1) for piece in pieces])[order][None]
-    measured = [piece.scalars for piece in pieces if piece.scalars]
-    for name in dict.fromkeys(name for scalars in measured for name in scalars):
+    Args:
+        pieces: Of one call. They stay as they are where a token of one attends to one of another,
+            or is in two.
+    """
+    places, order = torch.cat([piece.index.flatten() for piece in pieces]).sort()
+    is_split = all(piece.is_closed for piece in pieces) and bool((places.diff() > 0).all())
+    if not is_split:
+        return list(pieces)
+    documents = torch.cat([piece.documents.flatten() for piece in pieces])[order]
+    scalars, measured = {}, [piece.scalars for piece in pieces if piece.scalars]
+    for name in dict.fromkeys(name for columns in measured for name in columns):
         columns = [a.get(name, torch.zeros_like(a["attention_entropy"])) for a in measured]
-        joined.scalars[name] = torch.cat(columns)  # the mass that no key has is 0 where it is none
-    return joined
+        scalars[name] = torch.cat(columns)  # the mass that no key has is 0 where it is none
+    num_keys = max(piece.num_keys for piece in pieces)
+    parts = {"index": places[None], "documents": documents[None], "num_keys": num_keys}
+    return [pieces[0]._replace(**parts, scalars=scalars)]
 
 
 @dataclasses.dataclass(eq=False)
@@ -120,13 +104,13 @@ class Run:
         frames: Numbers of the modules around it, and its own.
         turn: How often its module had run before.
         key: What its products have in common.
-        index, documents: Of its tokens, as `Tokens` and `number_documents` give them; no index
-            where products are of different tokens.
-        scalars: Of its tokens.
+        tokens: (index, documents) of its tokens, as `Piece` has them; None where products are of
+            different tokens.
+        scalars: Of its tokens, and norms of gradients.
         pieces: Of the products of a call that has not ended.
         products: [(number of a frame, {name: by head [h]}), ...], of each product; of those of a
             call that are documents their means.
-        shares: What made queries, keys and values, of each product.
+        shares: What made queries, keys and values, of each product; of the first turn alone.
     """
 
     name: str
@@ -134,8 +118,7 @@ class Run:
     frames: tuple[int, ...]
     turn: int
     key: Any
-    index: Tensor | None = None
-    documents: Tensor | None = None
+    tokens: tuple[Tensor, Tensor] | None = None
     scalars: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     pieces: list[Piece] = dataclasses.field(default_factory=list)
     products: list[tuple[int, dict[str, Tensor]]] = dataclasses.field(default_factory=list)
@@ -152,24 +135,24 @@ class Runs:
         notes: Of what is left out.
 
     Attributes:
-        found: In order.
+        attentions: In order.
         mask: Of the watch's own, which tokens exist, or None.
     """
 
     def __init__(self, select: Select, tokens: str, has_mask: bool, notes: Notes):
         self._select, self._kind, self._has_mask, self._notes = select, tokens, has_mask, notes
         self._mask_streams: dict[str, str] = {}  # {mask of the call: the stream that has it}
-        self.found: list[Run] = []
+        self.attentions: list[Run] = []
         self.mask: Any = None
 
     def list_inside(self, frame: Frame) -> list[Run]:
         """Lists the attentions that ran inside a module."""
-        return [run for run in self.found if frame.number in run.frames]
+        return [run for run in self.attentions if frame.number in run.frames]
 
     def drop_inside(self, frame: Frame) -> None:
         """Drops the attentions that ran inside a module, which may be tried again."""
-        self.found = [run for run in self.found if frame.number not in run.frames]
-        for run in self.found:
+        self.attentions = [run for run in self.attentions if frame.number not in run.frames]
+        for run in self.attentions:
             run.pieces = [piece for piece in run.pieces if piece.frame < frame.number]
 
     def add_product(
@@ -209,20 +192,16 @@ class Runs:
             return
         weights = products.sort_examples(weights, tokens.order, len(tokens.index))
         documents = self._find_documents(frames, tokens, weights.allowed, names)
-        tags = term.query, term.key, value
-        run.shares.append(choose_shares(tags, tokens.sources, owner.number))
+        if run.turn == 0:
+            tags = term.query, term.key, value
+            run.shares.append(choose_shares(tags, tokens.sources, owner.number))
         is_closed = tokens.keys is not None and torch.equal(tokens.keys, tokens.index)
-        num_keys = weights.p.shape[-1]
-        piece = Piece(owner.number, tokens.index, documents, is_closed, num_keys)
-        is_first = owner.number == run.frames[-1]
-        is_new = not run.pieces or not torch.equal(run.pieces[0].index, tokens.index)
-        if self._kind == "read" and is_first and is_new and not run.is_cross:
-            piece.states = tokens.matrix[tokens.index]
-        if is_first and not run.pieces:
-            run.documents = documents  # which attention to other tokens in this call takes
-        run.pieces.append(piece)
-        shape = len(tokens.index), len(weights.p) // len(tokens.index)
-        piece.scalars = measure_weights(weights, shape, documents)
+        if not run.pieces and owner.number == run.frames[-1]:
+            run.tokens = tokens.index, documents  # for attention to other tokens in this call
+        of_tokens = tokens.index, documents, is_closed, weights.p.shape[-1], tokens.matrix
+        scalars: dict[str, Tensor] = {}
+        run.pieces.append(Piece(owner.number, *of_tokens, scalars))
+        scalars |= measure_weights(weights, documents)
 
     def end_call(self, frame: Frame) -> None:
         """Measures the tokens of a module's call that ends, and keeps the scalars of its products.
@@ -230,7 +209,7 @@ class Runs:
         Args:
             frame: Of the call.
         """
-        for run in self.found:
+        for run in self.attentions:
             pieces = [piece for piece in run.pieces if piece.frame == frame.number]
             if pieces:
                 run.pieces = []
@@ -243,16 +222,15 @@ class Runs:
             run: It.
             pieces: Of all products of the call.
         """
-        if len(pieces) > 1 and _are_documents(pieces):
-            pieces = [_join_documents(pieces)]
-        first = pieces[0]
-        if first.frame == run.frames[-1]:
-            run.index, run.documents = first.index, first.documents
-        if run.index is None or not all(torch.equal(run.index, piece.index) for piece in pieces):
-            run.index, run.scalars = None, {}
+        pieces = _join_documents(pieces) if len(pieces) > 1 else pieces
+        first, is_first = pieces[0], pieces[0].frame == run.frames[-1]
+        if is_first:
+            run.tokens = first.index, first.documents
+        if not run.tokens or not all(torch.equal(run.tokens[0], piece.index) for piece in pieces):
+            run.tokens, run.scalars = None, {}
             self._notes.leave_out(run.name, "tokens", "its products are of different tokens")
-        elif first.states is not None:
-            measured = first.states, first.documents, "read"
+        elif is_first and self._kind == "read" and not run.is_cross:
+            measured = first.matrix[first.index], first.documents, "read"
             run.scalars = self._notes.attempt(run.name, "tokens", measure_tokens, *measured) or {}
         for piece in pieces:
             if piece.num_keys < 2:
@@ -272,11 +250,11 @@ class Runs:
             past: Names of the attentions that these come from.
         """
         key = tokens.sources, tokens.is_cross, re.sub(r"\d+", "*", name), around[-2:-1]
-        turn = sum(run.name == name for run in self.found)
-        run = next((run for run in self.found if run.key == key), None)
+        turn = sum(run.name == name for run in self.attentions)
+        run = next((run for run in self.attentions if run.key == key), None)
         if run is None and (name in past or not turn):
             run = Run(name, tokens.is_cross, around, turn, key)
-            self.found.append(run)
+            self.attentions.append(run)
         return run
 
     def _find_documents(self, frames, tokens, allowed, names):
@@ -288,19 +266,21 @@ class Runs:
             allowed: Bool [e or 1, n, m], which key a query may attend to; None for all.
             names: Of the attentions that the tokens come from, and of this one.
         """
-        shape = tokens.index.shape
-        if tokens.is_cross:
-            earlier = [run for run in self.found if run.name in names and not run.is_cross]
-            documents = earlier[-1].documents if earlier else None
-            return documents if documents is None or documents.shape == shape else None
-        among = find_allowed_tokens(tokens, allowed)
-        fits = functools.partial(products.fits_mask, allowed=among)
-        if among is None and allowed is not None:  # of which keys are tokens nothing is known
-            fits = torch.any
-        exists = self._find_mask(frames, shape, fits, names[0])
+        shape, among = tokens.index.shape, find_allowed_tokens(tokens, allowed)
+        earlier = [run.tokens for run in self.attentions if run.name in names and not run.is_cross]
+        if tokens.is_cross and earlier and earlier[-1] and earlier[-1][1].shape == shape:
+            return earlier[-1][1]
+        exists = None
+        if not tokens.is_cross:
+            fits = functools.partial(products.fits_mask, allowed=among)
+            if among is None and allowed is not None:  # of which keys are tokens nothing is known
+                fits = torch.any
+            exists = self._find_mask(frames, shape, fits, names[0])
         if exists is None and among is not None:
             exists = products.find_tokens(among)
-        return None if exists is None else products.number_documents(exists.expand(shape), among)
+        if exists is None:
+            exists = torch.ones(shape, dtype=torch.bool, device=tokens.index.device)
+        return products.number_documents(exists.expand(shape), among, tokens.index)
 
     def _find_mask(self, frames, shape, fits, stream):
         """Finds Bool [e, n] of the watched call, or of one inside it; None if none fits.
@@ -334,7 +314,7 @@ class Runs:
             output: What it put out.
         """
         runs = [run for run in self.list_inside(frame) if not run.is_cross]
-        if self._kind == "read" or len(runs) != 1 or runs[0].index is None:
+        if self._kind == "read" or len(runs) != 1 or runs[0].tokens is None:
             return
         scalars = self._notes.attempt(runs[0].name, "tokens", self._measure_states, runs[0], output)
         runs[0].scalars = scalars or {}
@@ -342,7 +322,7 @@ class Runs:
     def _measure_states(self, run, output):
         """Measures the output of a layer, whose tokens stand as those that its attention reads."""
         states = [a.detach() for a in floats_in(output) if a.ndim > 1 and not a.is_complex()]
-        index = run.index
+        index, documents = run.tokens
         if not states or states[0][..., 0].numel() != index.numel():
             shapes = [tuple(a.shape) for a in states[:1]]
             raise LeftOut(f"a result of shapes {shapes} has other tokens than it reads")
@@ -351,7 +331,7 @@ class Runs:
             raise LeftOut("with as many examples as tokens it is not known which axis is which")
         if x.shape[:2] != index.shape:
             x = x.reshape(-1, x.shape[-1])[index]
-        return measure_tokens(x, run.documents, self._kind)
+        return measure_tokens(x, documents, self._kind)
 
 
 def _find_owner(frames, term):

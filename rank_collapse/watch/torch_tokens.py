@@ -36,8 +36,7 @@ class Tokens(NamedTuple):
 def choose_term(terms: Sequence[Term]) -> Term:
     """Chooses the first product with keys of the same tokens, or the first."""
     for term in terms:
-        sources = [linear_map.source for linear_map in term.query.maps]
-        if find_shared_sources(sources, term.query, term.key) is not None:
+        if find_shared_sources(term.query.list_maps(), term.query, term.key) is not None:
             return term
     return terms[0]
 
@@ -53,12 +52,12 @@ def read_tokens(term: Term, count: int) -> Tokens:
         LeftOut: It cannot be said which tokens queries are of.
     """
     first, second, result = term.letters
-    queries = _read_rows(term.query, first, result[:-1], term.sizes)
+    queries = _read_entries(term.query, first, result[:-1], term.sizes)
     if queries is None:
         raise LeftOut("which linear map made its queries is not known")
-    used = _list_sources(term.query, queries)
+    used = _list_maps(term.query, queries)
     shared = find_shared_sources(used, term.query, term.key)
-    sources = shared or used
+    sources = shared or list(dict.fromkeys(linear_map.source for linear_map in used))
     if any(source.matrix is None for source in sources):
         raise LeftOut("what made its queries ran in another layer")
     if len({source.matrix.shape[1] for source in sources}) != 1:
@@ -73,16 +72,16 @@ def read_tokens(term: Term, count: int) -> Tokens:
     heads, index = len(rows) // e, rows[order][:: len(rows) // e]
     if len(rows) % e or not torch.equal(rows[order], index.repeat_interleave(heads, 0)):
         raise LeftOut("its heads have different tokens")
-    keys = _read_rows(term.key, second, result[:-2] + result[-1], term.sizes)
+    keys = _read_entries(term.key, second, result[:-2] + result[-1], term.sizes)
     if keys is not None:
-        keys = _find_places(keys, _list_sources(term.key, keys), sources)
+        keys = _find_places(keys, _list_maps(term.key, keys), sources)
     keys = None if keys is None or shared is None else keys[order][::heads]
     matrix = torch.cat([source.matrix for source in sources])
     return Tokens(matrix, index, keys, order, shared is None, tuple(sources))
 
 
-def _read_rows(tag, letters, wanted, sizes):
-    """Reads the numbers of the rows that a factor of a product of queries and keys is made of.
+def _read_entries(tag, letters, wanted, sizes):
+    """Reads the numbers of the entries that a factor of a product of queries and keys is made of.
 
     Args:
         tag: Of the factor.
@@ -94,33 +93,32 @@ def _read_rows(tag, letters, wanted, sizes):
         Numbers [wanted, 2] of the first and of the last feature, −1 for what no map made; None if
         unknown.
     """
-    if "rows" not in tag.followers or not tag.maps:
+    if "entries" not in tag.followers or not tag.maps:
         return None
     axes = [c for c in wanted if c in letters]
     summed = [c for c in letters if c not in wanted]
-    numbers = tag.followers["rows"]().permute([letters.index(c) for c in axes + summed])
+    numbers = tag.followers["entries"]().permute([letters.index(c) for c in axes + summed])
     numbers = numbers.flatten(len(axes)) if summed else numbers[..., None]
     size = dict(zip(axes, numbers.shape, strict=False))
     numbers = numbers[..., [0, -1]].reshape([size.get(c, 1) for c in wanted] + [2])
     return numbers.expand([sizes[c] for c in wanted] + [2])
 
 
-def _list_sources(tag, rows):
-    """Lists what the maps of a tensor read, as far as the tensor has rows of it."""
-    sources = dict.fromkeys(linear_map.source for linear_map in tag.maps)
-    return [source for source in sources if source.contains(rows).any()]
+def _list_maps(tag, entries):
+    """Lists the maps of a tensor that gave it one of these entries."""
+    return [m for m in tag.list_maps() if (m.find_rows(entries) >= 0).any()]
 
 
-def _find_places(rows, used, sources):
-    """Finds where rows stand in several sources, which are put one after the other.
+def _find_places(entries, used, sources):
+    """Finds which rows of several sources entries are of; these are put one after the other.
 
     Args:
-        rows: Numbers of the first and of the last feature [..., n, 2].
-        used: The sources that have these numbers.
+        entries: Of the first and of the last feature [..., n, 2].
+        used: The maps that gave them.
         sources: Those that are put one after the other.
 
     Returns:
-        Places [g, n], −1 for none; None if one of those used is none of them.
+        Places [g, n], −1 for none; None if one of those used reads none of them.
 
     Raises:
         LeftOut: A row of weights is of several tokens, as in attention among features.
@@ -128,13 +126,15 @@ def _find_places(rows, used, sources):
     offsets, total = {}, 0
     for source in sources:
         offsets[source], total = total, total + source.count
-    places = torch.full_like(rows, -1)
-    for source in used:
+    places = torch.full_like(entries, -1)
+    for linear_map in used:
+        source = linear_map.source
         if len(sources) == 1 and source.count == total:  # one map after the other
             offsets.setdefault(source, 0)
         if source not in offsets:
             return None
-        places = torch.where(source.contains(rows), rows - source.start + offsets[source], places)
+        rows = linear_map.find_rows(entries)
+        places = torch.where(rows < 0, places, rows + offsets[source])
     first, last = places.unbind(dim=-1)
     if ((first != last) & (first >= 0) & (last >= 0)).any():
         raise LeftOut("its softmax is over something else than the keys of tokens")

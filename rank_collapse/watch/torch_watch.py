@@ -1,5 +1,6 @@
 """`watch` and `Watch` of PyTorch: which steps are measured, and the row of each."""
 
+import functools
 import itertools
 import math
 import threading
@@ -17,11 +18,16 @@ from torch.optim.optimizer import (
 
 from rank_collapse import struct
 from rank_collapse.measures.spikes import TOKENS
-from rank_collapse.watch import torch_trainers
 from rank_collapse.watch.names import PARTS
-from rank_collapse.watch.recorder import LeftOut, Log, Notes, Recorder
-from rank_collapse.watch.torch_gradients import find_parameters, measure_gradient
-from rank_collapse.watch.torch_passes import Passes, plain_name
+from rank_collapse.watch.recorder import (
+    LeftOut,
+    Log,
+    Notes,
+    Recorder,
+    make_transformers_callback,
+)
+from rank_collapse.watch.torch_gradients import measure_gradient
+from rank_collapse.watch.torch_passes import Pass, plain_name
 
 Layers = int | str | Sequence[int | str] | Callable[[str, nn.Module], bool] | None
 NUM_SKIPPED = 100  # steps of other optimizers, after which one that has not stepped is replaced
@@ -59,8 +65,7 @@ def watch(
             mask among the arguments, else what attention itself leaves out.
 
     Returns:
-        What watches: `rows`, `alarms`, `describe()`, `close()`, and callbacks `hf()` and
-        `lightning()`.
+        What watches: `rows`, `alarms`, `describe()`, `close()`, and the callback `hf()`.
 
     Raises:
         ValueError: An argument that is not as above, or a model under FSDP or tensor parallelism.
@@ -90,11 +95,12 @@ class Watch:
         select, self._numbers = _read_layers(model, layers)
         self._recorder = Recorder(log, self.notes)
         self.rows, self.alarms = self._recorder.rows, self._recorder.alarms
-        self._passes = Passes(model, select, tokens, mask, self.notes)
+        self._begin_pass = functools.partial(Pass, self._model, select, tokens, mask, self.notes)
+        self.measured: Pass | None = None  # that of a step which is due
         self._layers: list[tuple[str, int]] = []  # (attention, which run of it) of each layer
-        self._step, self._first, self._last_step, self._num_missed = 0, 0, None, 0
+        self._step, self._last_step = 0, None
         self._optimizer: Any = lambda: None  # a weak reference to the one that counts
-        self._num_skipped, self._gradients = 0, None
+        self._num_skipped, self._has_gradients = 0, False
         self._end = weakref.finalize(model, self.close)  # so it lives as long as the model
         self._end.atexit = False
         _Watches.change([self], [])
@@ -102,14 +108,9 @@ class Watch:
 
     def close(self) -> None:
         """Ends the watch."""
-        _Watches.change([], [self])
         self._end.detach()
-        self._passes.detach()
-
-    @property
-    def is_open(self) -> bool:
-        """Returns whether it measures."""
-        return self in _Watches.open
+        self.measured = None
+        _Watches.change([], [self])
 
     @property
     def step(self) -> int:
@@ -119,19 +120,10 @@ class Watch:
     @step.setter
     def step(self, value: int) -> None:
         if value != self._step:
-            if self._passes.runs:
+            if self.measured and self.measured.runs.attentions:
                 self._write()
             self._step = int(value)
         self._prepare()
-
-    def follow(self, step: int, first: int) -> None:
-        """Takes a trainer's step.
-
-        Args:
-            step: In its count.
-            first: The first step of that count, 0 or 1.
-        """
-        self._first, self.step = first, step
 
     def describe(self) -> str:
         """Lists what was last measured in each layer, and what is left out and why."""
@@ -155,20 +147,15 @@ class Watch:
 
     def hf(self) -> Any:
         """Returns a `transformers.TrainerCallback`: the Trainer's steps and log; it closes."""
-        return torch_trainers.make_transformers_callback(self)
-
-    def lightning(self) -> Any:
-        """Returns a `lightning.pytorch.Callback` that takes the trainer's steps, and closes."""
-        return torch_trainers.make_lightning_callback(self)
+        return make_transformers_callback(self)
 
     def _prepare(self):
-        """Starts to see the modules of a step that is due, as they are now."""
-        step, last = self._step + self._first, self._last_step
-        is_due = last is None or step // self._every > last // self._every
-        if is_due and self.is_open and self._model() is not None and not self._passes.is_attached:
-            self.notes.begin_step()
-            self._passes.restart()
-            self._passes.attach()
+        """Begins a step that is due, with the modules as they are now."""
+        last = self._last_step
+        is_due = last is None or self._step // self._every > last // self._every
+        if is_due and self in _Watches.open and self._model() is not None and self.measured is None:
+            self.measured = self._begin_pass()
+            _Watches.change([], [])
 
     def before_step(self, optimizer, args, kwargs):
         """Takes the gradients, which some optimizers change; not where a closure makes them.
@@ -178,9 +165,9 @@ class Watch:
         """
         is_closure = any(map(callable, (*args[1:], *kwargs.values())))
         is_scaled = getattr(optimizer, "grad_scale", None) is not None
-        is_pending = self._passes.is_attached and self._passes.runs
+        is_pending = self.measured and self.measured.runs.attentions
         if is_pending and not is_closure and not is_scaled and self._is_counted(optimizer):
-            self._gradients = self._measure_gradients()
+            self._measure_gradients()
 
     def after_step(self, optimizer, args, kwargs):
         """Writes the row of a step, and counts it.
@@ -216,60 +203,49 @@ class Watch:
         return is_counted
 
     def _measure_gradients(self):
-        """Measures {run: {part: norm}}, of those that share their parameters the first."""
-        gradients, measured = {}, set()
-        for run in self._passes.runs:
-            parameters = find_parameters(run.shares)
-            if parameters and parameters <= measured:
-                continue
-            measured |= parameters
-            gradients[run] = norms = {}
-            for part in PARTS:
+        """Measures the gradients of each run, before or after the optimizer's step."""
+        for run in self.measured.runs.attentions if not self._has_gradients else ():
+            for part in PARTS if run.shares else ():
                 shares = [share for product in run.shares for share in product[part]]
-                subject = f"{part} gradient"
-                norms[part] = self.notes.attempt(run.name, subject, measure_gradient, shares)
-        return gradients
+                norm = self.notes.attempt(run.name, f"{part} gradient", measure_gradient, shares)
+                run.scalars |= {} if norm is None else {f"{part}_gradient": norm}
+        self._has_gradients = True
 
     def _write(self):
         """Writes the row of the step, if it is due and something was measured."""
-        if not self._passes.is_attached:
-            return
-        self._passes.detach()
-        self._last_step = self._step + self._first
-        self.notes.attempt(None, "row", self._add_row, self._last_step)
-        self._passes.restart()
-        self._gradients = None
+        if self.measured is not None:
+            self._last_step = self._step
+            self.notes.attempt(None, "layers", self._add_row, self._step)
+            self.measured, self._has_gradients = None, False
+            _Watches.change([], [])
 
     def _add_row(self, step):
         """Collects the scalars of a step, and records them.
 
         Args:
             step: Of the row.
-        """
-        gradients = self._measure_gradients() if self._gradients is None else self._gradients
-        scalars = self._collect(self._passes.runs, gradients)
-        self._num_missed = 0 if scalars else self._num_missed + 1
-        if scalars:
-            self.notes.reasons.pop((None, "every step"), None)
-        elif self._num_missed > 1:
-            self.notes.leave_out(None, "every step", self._passes.reason)
-        if self._passes.loss is not None:
-            scalars["loss"] = {-1: self._passes.loss}
-        if not scalars:
-            return
-        tensors = [tensor for column in scalars.values() for tensor in column.values()]
-        numbers = iter(torch.stack([a.float().to("cpu") for a in tensors]).tolist())
-        row = {name: {i: next(numbers) for i in column} for name, column in scalars.items()}
-        has_ranks = distributed.is_available() and distributed.is_initialized()
-        is_first = not has_ranks or distributed.get_rank() == 0  # of several processes it writes
-        self._recorder.add(step, row, len(self._layers), is_first)
 
-    def _collect(self, runs, gradients):
+        Raises:
+            LeftOut: No layer was measured.
+        """
+        self._measure_gradients()
+        scalars, loss = self._collect(self.measured.runs.attentions), self.measured.loss
+        columns = scalars | ({} if loss is None else {"loss": {-1: loss}})
+        if columns:
+            tensors = [tensor for column in columns.values() for tensor in column.values()]
+            numbers = iter(torch.stack([a.float().to("cpu") for a in tensors]).tolist())
+            row = {name: {i: next(numbers) for i in column} for name, column in columns.items()}
+            has_ranks = distributed.is_available() and distributed.is_initialized()
+            is_writing = not has_ranks or distributed.get_rank() == 0  # of several processes
+            self._recorder.add(step, row, len(self._layers), is_writing)
+        if not scalars:
+            raise LeftOut(self.measured.reason)
+
+    def _collect(self, runs):
         """Computes {name: {number of a layer: scalar}}.
 
         Args:
             runs: Of the step.
-            gradients: {run: {part: norm}}.
         """
         scalars: dict[str, dict[int, Any]] = {}
         for run in runs:
@@ -279,14 +255,12 @@ class Watch:
             number = self._layers.index(layer)
             if self._numbers and number not in self._numbers:
                 continue
-            measured = dict(run.scalars)
             if run.products:
-                measured |= self.notes.attempt(run.name, "weights", _combine_products, run) or {}
-            measured |= {f"{part}_gradient": v for part, v in gradients.get(run, {}).items()}
-            for name, scalar in measured.items():
+                combined = self.notes.attempt(run.name, "weights", _combine_products, run)
+                run.scalars |= combined or {}
+            for name, scalar in run.scalars.items():
                 column = f"cross.{name}" if run.is_cross else name
-                if scalar is not None:
-                    scalars.setdefault(column, {})[number] = scalar
+                scalars.setdefault(column, {})[number] = scalar
         return scalars
 
 
@@ -371,21 +345,37 @@ def _combine_products(run):
 
 
 class _Watches:
-    """The open watches, for the two hooks of optimizers, which stay.
+    """The open watches, for optimizers and for the calls of modules.
 
-    They are replaced as one tuple, since optimizers of other threads read it.
+    They are replaced as one tuple, since other threads read it.
     """
 
-    lock, open = threading.RLock(), ()
+    lock, open, stance = threading.RLock(), (), None
 
     @classmethod
     def change(cls, opened, closed):
+        """Opens and closes watches; while one measures, compiled code runs as it is written.
+
+        Args:
+            opened, closed: Watches.
+        """
         with cls.lock:
             cls.open = tuple(w for w in (*cls.open, *opened) if w not in closed)
+            is_measuring = any(watched.measured for watched in cls.open)
+            if is_measuring and cls.stance is None:
+                cls.stance = torch.compiler.set_stance("force_eager")
+                nn.Module.__call__ = _call_module
+            elif not is_measuring and cls.stance is not None:
+                nn.Module.__call__ = _CALL
+                cls.stance = cls.stance.__exit__(None, None, None)
 
     @classmethod
-    def call(cls, method, args):
-        """Calls a method of each, whose errors stay here."""
+    def see_step(cls, method, args):
+        """Calls a method of each, whose errors stay here.
+
+        Args:
+            method, *args: What is called.
+        """
         for watched in () if torch.compiler.is_compiling() else cls.open:
             try:
                 method(watched, *args)
@@ -393,5 +383,15 @@ class _Watches:
                 watched.notes.leave_out(None, "steps", f"{type(error).__name__}: {error}")
 
 
-register_optimizer_step_pre_hook(lambda *args: _Watches.call(Watch.before_step, args))
-register_optimizer_step_post_hook(lambda *args: _Watches.call(Watch.after_step, args))
+_CALL = nn.Module.__call__
+
+
+def _call_module(module, *args, **kwargs):
+    call = _CALL
+    for measured in [watched.measured for watched in _Watches.open]:
+        call = call if measured is None else functools.partial(measured.call, call)
+    return call(module, *args, **kwargs)
+
+
+register_optimizer_step_pre_hook(lambda *args: _Watches.see_step(Watch.before_step, args))
+register_optimizer_step_post_hook(lambda *args: _Watches.see_step(Watch.after_step, args))
