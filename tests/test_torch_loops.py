@@ -238,9 +238,9 @@ def test_no_error_reaches_training(broken, monkeypatch, tmp_path):
 
 
 def test_a_step_after_one_that_failed_is_measured(monkeypatch):
-    see_call, attempts = torch_passes.Passes._see_call, iter([raises])
+    see_call, attempts = torch_passes.Pass._see_call, iter([raises])
     monkeypatch.setattr(
-        torch_passes.Passes, "_see_call", lambda *call: next(attempts, see_call)(*call)
+        torch_passes.Pass, "_see_call", lambda *call: next(attempts, see_call)(*call)
     )
     failed, measured = rows_of(gpt2(**QUIET), every=1, steps=2)
     assert failed.keys() == {"step", "loss"} and np.isfinite(measured["residual_ratio"]).all()
