@@ -16,7 +16,6 @@ from rank_collapse.runs import metrics
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
 IDS = ("--ids=5,8,13,7", "--ids=7,6,1")
-RANDOM = np.random.default_rng(0)
 
 NUMBER = {"type": ["number", "null"]}
 LAYERS = {"type": "object", "additionalProperties": {"type": "array", "items": NUMBER}}

@@ -27,13 +27,10 @@ CALLS |= {
         INPUTS["scores"],
     ),
 }
-QUICK = ("residual_ratio", "monitor")
-CASES = [("eager", name) for name in QUICK]
-CASES += [
-    pytest.param(backend, name, marks=pytest.mark.full)
-    for backend in ("eager", "inductor")
-    for name in CALLS
-]
+CASES = [("eager", "monitor")]
+CASES += [pytest.param("eager", name, marks=pytest.mark.full) for name in CALLS]
+OF_INDUCTOR = ("residual_ratio", "stable_rank", "monitor", "profile", "attention_rows")
+CASES += [pytest.param("inductor", name, marks=pytest.mark.full) for name in OF_INDUCTOR]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports

@@ -127,34 +127,32 @@ def test_ratios_and_sizes_are_of_what_the_states_gain(kind):
     np.testing.assert_allclose((sizes["skip"], sizes["branch"]), expected, rtol=1e-4)
 
 
-def test_removal_against_networks_without_the_layer(network):
+@pytest.mark.parametrize("size", [1, 2, L])
+def test_removal_against_networks_without_the_layers(network, size):
     params, x, trace = network
-    removal = layer_removal(params, x, CONFIG, mask=MASK)
+    removal = layer_removal(params, x, CONFIG, size=size, mask=MASK)
     keep = np.asarray(MASK)
-    change = np.diff(np.asarray(trace.hidden), axis=0)[:, keep]
-    later, most = np.zeros((2, L, L))
-    for s in range(L):
-        shorter = rc.apply(*(lambda p, c: (p, x, c))(*without(params, CONFIG, s)), mask=MASK)
-        np.testing.assert_allclose(removal["outputs"][s], shorter.output, atol=2e-6)
-        moved = np.diff(np.asarray(shorter.hidden), axis=0)[:, keep]
-        gap = np.linalg.norm(moved[s:] - change[s + 1 :], axis=(1, 2))
-        later[s, s + 1 :] = gap / np.linalg.norm(change[s + 1 :], axis=(1, 2))
-        most[s, s + 1 :] = largest(moved[s:], change[s + 1 :])
-        full_output, shorter_output = (
-            np.asarray(trace.output)[keep],
-            np.asarray(shorter.output)[keep],
-        )
-        dots = (
-            (full_output * shorter_output).sum(-1)
-            / np.linalg.norm(full_output, axis=-1)
-            / np.linalg.norm(shorter_output, axis=-1)
-        )
-        np.testing.assert_allclose(removal["cosine"][s], dots.mean(), atol=1e-6)
-        error = np.linalg.norm(full_output - shorter_output) / np.linalg.norm(full_output)
+    change, whole = np.diff(np.asarray(trace.hidden), axis=0)[:, keep], np.asarray(trace.output)
+    later, most = np.zeros((2, L - size + 1, L))
+    for s in range(L - size + 1):
+        shorter = apply_norm(params.final_norm, x, CONFIG.norm, CONFIG.norm_eps)
+        if size < L:
+            fewer, config = without(params, CONFIG, s, size)
+            trace = rc.apply(fewer, x, config, mask=MASK)
+            shorter, moved = trace.output, np.diff(np.asarray(trace.hidden), axis=0)[s:, keep]
+            gap = np.linalg.norm(moved - change[s + size :], axis=(1, 2))
+            later[s, s + size :] = gap / np.linalg.norm(change[s + size :], axis=(1, 2))
+            most[s, s + size :] = largest(moved, change[s + size :])
+        np.testing.assert_allclose(removal["outputs"][s], shorter, atol=2e-6)
+        ends = whole[keep], np.asarray(shorter)[keep]
+        lengths = np.prod([np.linalg.norm(a, axis=-1) for a in ends], axis=0)
+        cosine = (np.prod(ends, axis=0).sum(-1) / lengths).mean()
+        np.testing.assert_allclose(removal["cosine"][s], cosine, atol=1e-6)
+        error = np.linalg.norm(ends[0] - ends[1]) / np.linalg.norm(ends[0])
         np.testing.assert_allclose(removal["error"][s], error, rtol=1e-5)
     np.testing.assert_allclose(removal["later"], later, atol=1e-5)
     np.testing.assert_allclose(removal["later_most"], most, atol=1e-5)
-    assert later[0, 1] > 0.01
+    assert size == L or later[0, size] > 0.01
 
 
 def largest(moved, change):
@@ -181,25 +179,6 @@ def test_a_spared_token_keeps_the_layers_that_are_removed(network, size):
         moved = np.diff(np.asarray(shorter.hidden), axis=0)[:, 2:]
         expected = largest(moved, change[s + size :])
         np.testing.assert_allclose(removal["later_most"][s, s + size :], expected, rtol=1e-4)
-
-
-@pytest.mark.parametrize("size", [2, L])
-def test_removal_of_blocks_against_shorter_networks(network, size):
-    params, x, trace = network
-    removal = layer_removal(params, x, CONFIG, size=size, mask=MASK)
-    assert removal["later"].shape == (L - size + 1, L)
-    for s in range(L - size + 1):
-        shorter = apply_norm(params.final_norm, x, CONFIG.norm, CONFIG.norm_eps)
-        if size < L:
-            fewer, config = without(params, CONFIG, s, size)
-            shorter = rc.apply(fewer, x, config, mask=MASK).output
-        np.testing.assert_allclose(removal["outputs"][s], shorter, atol=2e-6)
-        full_output, shorter_output = (
-            np.asarray(a)[np.asarray(MASK)] for a in (trace.output, shorter)
-        )
-        error = np.linalg.norm(full_output - shorter_output) / np.linalg.norm(full_output)
-        np.testing.assert_allclose(removal["error"][s], error, rtol=1e-5)
-    assert not removal["later"][0, :size].any()
 
 
 test_a_block_that_is_no_block = refused(

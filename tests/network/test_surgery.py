@@ -188,18 +188,19 @@ def cut_torch(model, variant, reading):
                 block.layer[-1] = identity()
 
 
-CASES = [(name, v, "published") for name in ("bert", "albert", "xlnet") for v in surgery.ABLATIONS]
+CASES = [(n, v, "published") for n in ("bert", "albert", "xlnet") for v in surgery.ABLATIONS[:3]]
 CASES += [("bert", "SAN+MLP", "text"), ("albert", "SAN", "text"), ("albert", "SAN+skip", "text")]
 CASES += [("distilbert", "SAN", "published"), ("distilbert", "SAN+MLP", "text")]
 CASES += [("t5", v, "published") for v in surgery.ABLATIONS[:3]]
+USUAL = (("bert", "SAN+MLP", "text"), ("albert", "SAN", "published"), ("t5", "SAN", "published"))
 
 
 @needs_torch
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize(("name", "variant", "reading"), CASES)
-def test_surgery_on_transformers(name, variant, reading, tmp_path):
-    case = architectures.CASES[name]
-    model = architectures.build(case)
+@pytest.mark.parametrize("case", full_but(CASES, *USUAL), ids=" ".join)
+def test_surgery_on_transformers(case, tmp_path):
+    name, variant, reading = case
+    model = architectures.build(architectures.CASES[name])
     architectures.save(model, tmp_path)
     arguments = architectures.inputs(model)
     config, params = pretrained.load(tmp_path)
@@ -212,9 +213,8 @@ def test_surgery_on_transformers(name, variant, reading, tmp_path):
     expected = {k: expected[k] for k in cut_arrays}
     worst = largest_difference(cut_arrays, expected, arguments)
     assert max(worst.values()) < 1e-5, worst
-    if variant != "Transformer":
-        full_states = hidden_states(traces(config, params, arguments), config)
-        assert float(jnp.max(jnp.abs(full_states - cut_arrays["hidden"]))) > 1e-2
+    full_states = hidden_states(traces(config, params, arguments), config)
+    assert float(jnp.max(jnp.abs(full_states - cut_arrays["hidden"]))) > 1e-2
 
 
 def test_variants_that_differ():

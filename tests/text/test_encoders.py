@@ -174,12 +174,6 @@ def test_the_size_is_kept_or_refused():
     )
 
 
-def test_case_is_kept_where_asked():
-    encoder = encoders.trained_tokenizer(["The the"], 100)
-    first, upper, lower, last = encoder("The the")
-    assert (first, last) == (2, 3) and upper != lower
-
-
 pytest.importorskip("tokenizers")
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##c", "A")
 

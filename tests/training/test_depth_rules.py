@@ -176,13 +176,6 @@ test_mistakes_are_named = refused(
 )
 
 
-def test_a_variance_of_one_over_fan_in_has_the_factor_of_the_width_already():
-    config = NETWORK.replace(init="lecun")
-    rule, key = rc.depth_rule("mup", BASE), jax.random.key(0)
-    own, plain = (f(key, config).layers.mlp.w_in for f in (rule.init, rc.init))
-    assert np.array_equal(own, plain)
-
-
 @pytest.mark.parametrize(("name", "power"), [("mup", 0.0), ("half", -0.5), ("completep", -1.0)])
 def test_the_first_states_follow_the_law_of_independent_branches(name, power):
     """Var x_L = 2σ² + L m_L^(2·power) · 4dσ² E gelu(√d σ z)², of blocks with their MLPs alone:
@@ -240,7 +233,7 @@ def test_the_distance_from_linear_is_of_first_order_in_the_step():
             np.testing.assert_allclose(whole[layer], found, rtol=1e-4)
 
 
-@pytest.mark.parametrize("width", [8, 32, 64, 96, 256])
+@pytest.mark.parametrize("width", [8, 96])
 def test_scores_of_a_head_are_divided_by_its_width(width):
     """√k of dot products, times the temperature, by the rule that scales with width: k in all."""
     config = byte_model(2, width)
