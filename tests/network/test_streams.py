@@ -134,22 +134,16 @@ def test_products_of_the_start_of_mhc_fall_to_the_mean_as_the_closed_form_says(s
     np.testing.assert_allclose(apart[1] / apart[0], rate, rtol=1e-12)
 
 
-def alike_streams(states):
-    """The mean cosine of two streams of a token, by layer."""
-    return np.asarray(rc.token_cosine(jnp.moveaxis(states, 1, 2))).mean(axis=1)
-
-
-def test_streams_are_kept_apart_and_measured_by_layer():
+def test_streams_are_kept_apart():
     config, params, x = network("manifold", num_streams=3)
     trace = rc.apply(params, x, config, keep=("residual",))
     states = trace.kept["residual"]
     assert states.shape == (L, 3, N, D)
     np.testing.assert_allclose(states.mean(axis=1), trace.hidden[1:], rtol=1e-10)
-    alike = alike_streams(states)
-    assert alike.shape == (L,) and np.all(alike < 1 - 1e-6)
+    assert np.all(np.ptp(states, axis=1).max(axis=(1, 2)) > 1e-3)
     start = rc.init(jax.random.key(0), config)  # streams that start alike stay so
     states = rc.apply(start, x, config, keep=("residual",)).kept["residual"]
-    np.testing.assert_allclose(alike_streams(states), 1, rtol=1e-6)
+    assert np.max(np.ptp(states, axis=1)) < 1e-12
     third = rc.apply(
         params, x, config, edit={"residual": lambda a, l: jnp.where(l == 0, a[::-1], a)}
     )

@@ -18,10 +18,6 @@ from rank_collapse.runs import files, metrics, states
 from rank_collapse.runs.files import RunError, load_arrays
 
 CONFIG = {"depth": 3}
-ARRAYS = {
-    f"part/{name}": np.random.default_rng(i).normal(size=(5, 7)).astype(np.float32)
-    for i, name in enumerate("abcd")
-}
 
 
 def damaged(content, chance):
