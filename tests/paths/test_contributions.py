@@ -245,7 +245,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", full_if(CASES, "parallel experts"))
+@pytest.mark.parametrize("case", full_if(CASES, "parallel experts", "post"))
 def test_all_lengths_are_the_whole_network(case, x64):
     config = config_of(**CASES[case])
     params, x, _ = example(config)
