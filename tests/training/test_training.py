@@ -266,38 +266,6 @@ def test_packed_sequences_train_as_padded_ones():
     near(after[0][0].optimizer, after[1][0].optimizer, atol=1e-5)
 
 
-@pytest.mark.full
-def test_a_compact_vocabulary_trains_as_the_full_one():
-    tokens = jnp.asarray(np.random.default_rng(0).choice([2, 7, 11, 19], (6, 4)))
-    mask = jnp.ones(tokens.shape, bool)
-    compact, used = memorization.compact_vocabulary(np.asarray(tokens))
-    values = hyper(learning_rate=0.01)
-
-    def of_rows(rows):
-        embedding = EmbeddingConfig(vocab_size=rows, d_embed=8, projection="before_norm")
-        return recipe(config=config(embedding=embedding), shuffle=True, clip_norm=1.0)
-
-    def run(rows, ids, table=None):
-        chosen = of_rows(rows)
-        state = init_state(jax.random.key(0), values, chosen)
-        if table is not None:
-            embedding = state.model.network.embedding.replace(tokens=table)
-            params = state.model.network.replace(embedding=embedding)
-            state = state.replace(model=state.model.replace(network=params))
-        examples = memorization.make_examples(jax.random.key(3), ids, mask)
-        for epoch in range(3):
-            state, loss = train_epoch(state, examples, jnp.int32(epoch), values, chosen)
-        return state.model.network.embedding.tokens, loss
-
-    begin = init_state(jax.random.key(0), values, of_rows(20)).model.network.embedding.tokens
-    full, full_loss = run(20, tokens)
-    small, small_loss = run(len(used), jnp.asarray(compact), begin[used])
-    np.testing.assert_allclose(small_loss, full_loss, rtol=1e-5)
-    np.testing.assert_allclose(small, full[used], atol=1e-6)
-    unused = np.setdiff1d(np.arange(20), used)
-    np.testing.assert_array_equal(full[unused], begin[unused])
-
-
 test_bad_recipes_are_named = refused(
     [
         ({"batch_size": 0}, "batch_size=0"),
