@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from marks import full_but
 from refusals import refused
 
 import rank_collapse as rc
@@ -62,7 +63,7 @@ def steps_of(optimizer, params, gradients):
 
 
 @pytest.mark.parametrize("name", TABLE)
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("x64", full_but([False, True], True))
 def test_the_factors_are_those_of_the_table(name, x64):
     """Of the initial values, of the gains, and of two steps of Adam, computed leaf by leaf."""
     with jax.enable_x64(True) if x64 else contextlib.nullcontext():
