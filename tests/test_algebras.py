@@ -9,6 +9,7 @@ import functools
 import sys
 from typing import Any, NamedTuple
 
+import draws
 import jax
 import jax.numpy as jnp
 import mp_oracle
@@ -194,23 +195,17 @@ def expected_tokens(params, x, config, extra, trace):
     wide = config.replace(d_model=48, d_qk=None, d_v=None, d_ff=96, rotary_width=turned)
     x = jax.random.normal(jax.random.key(0), (len(x), 48))
     extra = {k: jnp.tile(v, (1, 6)) if k == "memory" else v for k, v in extra.items()}
-    params, rng = rc.init(jax.random.key(1), wide), np.random.default_rng(2)
+    params = rc.init(jax.random.key(1), wide)
     predicted = expectation.expected_pass(params, x, wide, **extra).hidden.variance.mean(axis=1)
-
-    def redraw(leaf):
-        """By NumPy, which compiles nothing: normal weights of its mean square; constants stay."""
-        if np.ptp(leaf) == 0:
-            return jnp.broadcast_to(leaf, (400, *leaf.shape))
-        return jnp.asarray(rng.normal(size=(400, *leaf.shape)) * np.sqrt(np.mean(leaf**2)))
 
     @jax.jit
     @jax.vmap
     def measured(params):
         return jnp.mean(jnp.square(rc.apply(params, x, wide, **extra).hidden), axis=(1, 2))
 
-    draws = measured(jax.tree.map(redraw, params))
-    error = 5 * draws.std(axis=0) / np.sqrt(len(draws)) + 0.1 * predicted
-    assert np.all(np.abs(draws.mean(axis=0) - predicted) < error)
+    squares = measured(draws.redrawn(params, 400))
+    error = 5 * squares.std(axis=0) / np.sqrt(len(squares)) + 0.1 * predicted
+    assert np.all(np.abs(squares.mean(axis=0) - predicted) < error)
 
 
 class Pass(NamedTuple):

@@ -70,6 +70,7 @@ def test_json_and_csv_of_every_command_agree(run, capsys):
     lines = printed(capsys, "check", *folders[::2], *IDS, "--json").splitlines()
     first, last = map(json.loads, lines)
     valid(first, CHECK), valid(last, CHECK)
+    assert first["one_token"] == last["one_token"] == {}
     assert [first["source"], last["source"]] == folders[::2]
     ratio, entropy = "residual ratio, whole network", "attention entropy, nats"
     assert first["layers"][entropy][0] is None and None not in first["layers"][ratio]

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import mp_oracle
 import numpy as np
 import pytest
+from marks import full_but
 from refusals import is_refused, refused
 
 import rank_collapse as rc
@@ -46,19 +47,24 @@ def build(name, **extra):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_forward_matches_numpy(name):
+def test_forward_matches_numpy(name, x64):
+    config, params, x, memory = build(name)
+    trace = rc.apply(params, x, config, memory=memory)
+    assert trace.hidden.dtype == jnp.float64
+    states, output = mp_oracle.states(params, x, config, memory)
+    np.testing.assert_allclose(trace.hidden, states, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(trace.output, output, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", full_but(VARIANTS, "san", "shared layers", "decoder sandwich"))
+def test_single_precision_matches_numpy(name):
     config, params, x, memory = build(name)
     trace = jax.jit(rc.apply)(params, x, config, memory=memory)
+    assert trace.hidden.dtype == jnp.float32
     states, output = mp_oracle.states(params, x, config, memory)
     scale = np.abs(states).max()
     np.testing.assert_allclose(trace.hidden, states, rtol=1e-4, atol=2e-5 * scale)
     np.testing.assert_allclose(trace.output, output, rtol=1e-4, atol=2e-5 * scale)
-    with jax.enable_x64(True):
-        config, params, x, memory = build(name)
-        trace = rc.apply(params, x, config, memory=memory)
-        assert trace.hidden.dtype == jnp.float64
-        states, _ = mp_oracle.states(params, x, config, memory)
-        np.testing.assert_allclose(trace.hidden, states, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.full

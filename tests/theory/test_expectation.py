@@ -149,13 +149,6 @@ def network_and_theory(name):
     config = rc.transformer(6, 2, 64, d_ff=128, temperature=1.5, **CASES[name])
     size = 1e-2
 
-    def draw(key):
-        """Weights, a direction (weights of another draw are Gaussian too), tokens and a target."""
-        keys = jax.random.split(key, 3)
-        x, target = jax.random.normal(keys[2], (2, 16, 64))
-        params, other = (rc.init(k, config) for k in keys[:2])
-        return params, updates.get_weight_matrices(other), x, target
-
     def compare(drawn):
         params, direction, x, target = drawn
         hidden = rc.apply(params, x, config).hidden
@@ -178,7 +171,9 @@ def network_and_theory(name):
             "gradients": gradients,
         }
 
-    drawn = jax.jit(jax.vmap(draw))(SEEDS)
+    start = rc.init(jax.random.key(0), config)
+    params, other = (draws.redrawn(start, 8, seed) for seed in (1, 2))  # weights, and a direction
+    drawn = params, updates.get_weight_matrices(other), *draws.normal(2, 8, 16, 64)
     return jax.device_get(jax.jit(lambda d: jax.lax.map(compare, d))(drawn))
 
 
