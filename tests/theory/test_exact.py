@@ -26,7 +26,19 @@ def check_inside(found, want):
 
 
 # At the usual scale; all of them at a larger one.
-USUAL = ("attention alone", "gelu MLP", "post-RMS, skips", "gains")
+USUAL = (
+    "attention alone",
+    "swiglu MLP",
+    "post-RMS, skips",
+    "sandwich, bare first layer",
+    "gains",
+    "a token that sees nothing",
+    "windows, part rotated",
+    "relative bias",
+    "relative key",
+    "normalised together, rotary",
+    "additive, rotary, normalised, capped",
+)
 
 
 @pytest.mark.parametrize(
