@@ -94,7 +94,6 @@ def of_residual(x):
     return rc.composite_norm(rc.residual(x))
 
 
-@pytest.mark.parametrize("at", [1.0, 0.0], ids=["collapsed", "zero"])
 @pytest.mark.parametrize(
     "measure",
     [
@@ -107,11 +106,13 @@ def of_residual(x):
     ],
     ids=lambda f: f.__name__,
 )
-def test_gradients_at_collapsed_states_are_finite(measure, at):
+def test_gradients_at_collapsed_states_are_finite(measure):
+    """Of equal tokens and of zeros."""
     both = jax.jit(lambda x: (jax.grad(measure)(x), jax.grad(of_residual)(x)))
-    gradient, rest = both(jnp.full((4, 3), at))
-    assert np.isfinite(gradient).all()
-    np.testing.assert_array_equal(rest, 0)
+    for at in (1.0, 0.0):
+        gradient, rest = both(jnp.full((4, 3), at))
+        assert np.isfinite(gradient).all()
+        np.testing.assert_array_equal(rest, 0)
 
 
 @pytest.mark.parametrize("norm", ["frobenius", "composite"])

@@ -112,7 +112,7 @@ def test_layers_that_are_passed_again_count_as_loops():
     np.testing.assert_allclose([scaled.attention, scaled.mlp[3]], [2 / SQRT, 1 / SQRT])
 
 
-@pytest.mark.parametrize("name", [*TABLE, "looped"])
+@pytest.mark.parametrize("name", full_but([*TABLE, "looped"], "completep", "looped"))
 def test_at_the_base_every_rule_is_the_plain_network(name):
     rule, key = rc.depth_rule(name, NETWORK), jax.random.key(3)
     plain, own = by_name(rc.init(key, NETWORK)), by_name(rule.init(key, NETWORK))
@@ -177,11 +177,14 @@ test_mistakes_are_named = refused(
 )
 
 
-@pytest.mark.parametrize(("name", "power"), [("mup", 0.0), ("half", -0.5), ("completep", -1.0)])
-def test_the_first_states_follow_the_law_of_independent_branches(name, power):
+POWERS = {"mup": 0.0, "half": -0.5, "completep": -1.0}
+
+
+@pytest.mark.parametrize("name", full_but(POWERS, "half"))
+def test_the_first_states_follow_the_law_of_independent_branches(name):
     """Var x_L = 2σ² + L m_L^(2·power) · 4dσ² E gelu(√d σ z)², of blocks with their MLPs alone:
     |x_L| ~ √L as in standard parametrisation, constant, and down to that of the embedding."""
-    depth, d, sigma = 32, 64, 0.02
+    depth, d, sigma, power = 32, 64, 0.02, POWERS[name]
     config = byte_model(depth, d, 32)
     rule, key = rc.depth_rule(name, byte_model(2, d, 32)), jax.random.key(0)
     params = rule.init(key, config)
