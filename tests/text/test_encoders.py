@@ -82,14 +82,6 @@ def test_sentencepiece(tmp_path):
     is_refused("not a sentencepiece model", ids, "t5")
 
 
-def test_trained_tokenizer():
-    encoder = encoders.trained_tokenizer(TEXTS, 100)
-    first, second = encoder("the cat"), encoder("the dog")
-    assert first[0] == second[0] and first[-1] == second[-1]
-    assert first[1] == second[1] and first[2] != second[2]
-    assert max(first + second) < 100
-
-
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
