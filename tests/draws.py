@@ -31,6 +31,20 @@ def parameters(config, seed=0, weight_scale=1.0, bias_scale=0.3, gain_scale=0.1)
     return jax.tree.map_with_path(draw, shapes)
 
 
+def redrawn(params, count, seed=2):
+    """So many networks of one initialisation, [count, ...] each: normal weights whose mean square
+    is that of `params`, and the constants of these."""
+    rng = np.random.default_rng(seed)
+
+    def draw(leaf):
+        if np.ptp(leaf) == 0:
+            return jnp.broadcast_to(leaf, (count, *leaf.shape))
+        z = rng.standard_normal((count, *leaf.shape))
+        return jnp.asarray(z * np.sqrt(np.mean(np.square(leaf))), leaf.dtype)
+
+    return jax.tree.map(draw, params)
+
+
 def normal(*shape, seed=1):
     """Standard normal numbers."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), float)

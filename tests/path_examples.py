@@ -7,12 +7,8 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.paper.trained.chains import ChainPass
-from experiments.train.path_sizes import measured_sizes
-from rank_collapse.measures.residuals import residual_ratio
 from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.measured.influence import mean_cosine, zero_padding
 from rank_collapse.network.passes import run_pass
-from rank_collapse.paths.contributions import PathContributions
 
 N, D, DEPTH, HEADS = 5, 8, 3, 2
 
@@ -37,57 +33,6 @@ def example(config, seed=0, n=N):
         extra["memory"] = draws.tokens(n - 1, config.d_model, seed + 2, shift=0.0)
         extra["memory_mask"] = jnp.arange(n - 1) < n - 2
     return draws.parameters(config, seed), x, extra
-
-
-def sizes_of(found: PathContributions, *, mask=None):
-    """The exact contribution of the paths of each length to the output, of all lengths at once.
-
-    With C_k the sum of all paths of length k and Y the output (frozen attention, norms, gates),
-    arrays [L + 1]; offset_size and error are scalars:
-
-    size            ‖C_k‖_F / ‖Y‖_F, which is also how far the output moves without length k
-    residual_size   ‖res C_k‖_F / ‖res Y‖_F, the same of the differences of tokens
-    residual_ratio  ‖res C_k‖_{1,∞} / ‖C_k‖_{1,∞}: how near to rank one length k is by itself
-    cosine_without  mean over tokens of cos(Y_i, Y_i − C_{k,i})
-    cosine_up_to    mean over tokens of cos(Y_i, Σ_{j≤k} C_{j,i} + offset_i)
-    error_up_to     ‖Y − Σ_{j≤k} C_j − offset‖_F / ‖Y‖_F
-    log10_size, log10_residual   log10 of ‖C_k‖_{1,∞} and ‖res C_k‖_{1,∞}, to set beside α's law
-    offset_size     ‖offset‖_F / ‖Y‖_F, what biases add whatever the tokens
-    error           ‖Y − Σ_k C_k − offset‖_F / ‖Y‖_F, rounding
-
-    Args:
-        mask: Bool [n], the tokens that exist; others count nowhere.
-
-    Source: the path decomposition of Dong et al. 2021 (Theorem 2.1), with every path summed.
-    """
-    keep = jnp.ones(len(found.output), bool) if mask is None else mask
-    every = (found.by_attention_length, found.output, found.up_to(), found.all_but())
-    parts, output, up_to, without = (zero_padding(a, keep) for a in every)
-    size = jnp.linalg.norm(output)
-
-    def rest(a):
-        return zero_padding(a - (jnp.sum(a, axis=-2, keepdims=True) / jnp.sum(keep)), keep)
-
-    def frobenius(a):
-        return jnp.sqrt(jnp.sum(jnp.square(a), axis=(-2, -1)))
-
-    log_size, log_residual = measured_sizes(parts, mask=keep)
-    return {
-        "log10_size": log_size,
-        "log10_residual": log_residual,
-        "size": frobenius(parts) / size,
-        "residual_size": frobenius(rest(parts)) / frobenius(rest(output)),
-        "residual_ratio": jax.vmap(lambda a: residual_ratio(a, mask=keep))(parts),
-        "cosine_without": mean_cosine(without, output, keep),
-        "cosine_up_to": mean_cosine(up_to, output, keep),
-        "error_up_to": frobenius(up_to - output[None]) / size,
-        "offset_size": jnp.linalg.norm(zero_padding(found.offset, keep)) / size,
-        "error": frobenius(zero_padding(found.total, keep) - output) / size,
-    }
-
-
-def length_effects(params, x, config, *, mask=None):
-    return sizes_of(rc.path_contributions(params, x, config, mask=mask), mask=mask)
 
 
 def over_batch(measure, params, config, inputs, **static):

@@ -9,6 +9,7 @@ import functools
 import sys
 from typing import Any, NamedTuple
 
+import draws
 import jax
 import jax.numpy as jnp
 import mp_oracle
@@ -38,12 +39,15 @@ from rank_collapse.theory import bounds, exact, expectation, transverse
 from rank_collapse.theory.logdomain import LogPass, LogScaled
 from rank_collapse.theory.reports import BoundPass
 
+LEARNED = "learned_skip_gain, learned_branch_gain, learned_per_feature"
+TOGETHER = {"learned gains, windows": CASES[LEARNED] | CASES["windows, local_theta"]}
+
 
 @functools.cache
 def network(case):
     """(parameters, tokens, config, other inputs) in float64."""
     with jax.enable_x64(True):
-        config = config_of(depth=2, **CASES[case])
+        config = config_of(depth=2, **(CASES | TOGETHER)[case])
         params, x, extra = example(config)
         return params, x, config, extra
 
@@ -196,13 +200,12 @@ def expected_tokens(params, x, config, extra, trace):
 
     @jax.jit
     @jax.vmap
-    def measured(key):
-        drawn_params = rc.init(key, wide)
-        return jnp.mean(jnp.square(rc.apply(drawn_params, x, wide, **extra).hidden), axis=(1, 2))
+    def measured(params):
+        return jnp.mean(jnp.square(rc.apply(params, x, wide, **extra).hidden), axis=(1, 2))
 
-    draws = measured(jax.random.split(jax.random.key(2), 400))
-    error = 5 * draws.std(axis=0) / np.sqrt(len(draws)) + 0.1 * predicted
-    assert np.all(np.abs(draws.mean(axis=0) - predicted) < error)
+    squares = measured(draws.redrawn(params, 400))
+    error = 5 * squares.std(axis=0) / np.sqrt(len(squares)) + 0.1 * predicted
+    assert np.all(np.abs(squares.mean(axis=0) - predicted) < error)
 
 
 class Pass(NamedTuple):
@@ -287,8 +290,7 @@ STREAMED = {
 BY_LAYER = (
     "mlp_skip, norm_placement post",
     "norm_placement sandwich, first_norm",
-    "learned_skip_gain, learned_branch_gain, learned_per_feature",
-    "windows, local_theta",
+    "learned gains, windows",
     "connection hyper",
     "cross_attention",
 )

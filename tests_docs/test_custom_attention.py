@@ -51,15 +51,6 @@ def test_all_paths_sum_to_the_output(mix):
     np.testing.assert_allclose(total, output, rtol=1e-4, atol=1e-5)
 
 
-def test_a_recurrence_is_its_mixing_matrix():
-    keep = ("v", "head_output")
-    trace = rc.apply(PARAMS, X, CONFIG.replace(mix=selective), keep=keep)
-    heads = jnp.einsum(
-        "lhnm,lhmv,lhvd->lhnd", trace.attention, trace.kept["v"], PARAMS.layers.attention.w_o
-    )
-    np.testing.assert_allclose(heads, trace.kept["head_output"], rtol=1e-4, atol=1e-5)
-
-
 def test_the_two_gelus_differ_by_what_the_page_says():
     z = jnp.linspace(-4, 4, 801)
     gap = jnp.abs(jax.nn.gelu(z) - jax.nn.gelu(z, approximate=False)).max()

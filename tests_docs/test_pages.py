@@ -55,11 +55,6 @@ def count_numbers(text):
     return len(NUMBER.findall(prose)), len(prose.split())
 
 
-def test_numbers_of_prose_are_counted():
-    text = "Rate 3.0 of −4e-5 in 12 layers\n| 7 |\n```\n8\n```\n`9` [a](b_10.md), Qwen2, BERT-0\n"
-    assert count_numbers(text) == (3, 10)
-
-
 def test_the_readme_is_short():
     text = README.read_text("utf-8")
     assert len(text.splitlines()) <= MOST_LINES

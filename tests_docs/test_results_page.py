@@ -36,10 +36,6 @@ def list_literals(text):
     return [number.rstrip(".,") for number in NUMBER.findall(plain)]
 
 
-def test_literals_are_found():
-    assert list_literals("At 0.5, {a 7|.2f} of 12 layers `--x=3`, 1e-4.") == ["0.5", "12", "1e-4"]
-
-
 @pytest.mark.parametrize("name", list_experiments())
 def test_a_number_is_a_placeholder_or_a_setting(name):
     texts = TEXTS[name]

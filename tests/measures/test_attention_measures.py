@@ -57,24 +57,6 @@ def test_the_places_of_queries_on_a_static_cache():
     is_refused("mask", rc.attention_rows, q, k, mask=np.ones((2, 8)))
 
 
-def test_largest_weights_against_loops():
-    p = np.random.default_rng(0).dirichlet(0.1 * np.ones(6), (2, 3, 4))
-    found = np.asarray(rc.measures.saturated_share(p, 0.7))
-    largest = np.asarray(rc.measures.largest_weight(p))
-    counts = np.zeros((2, 3))
-    for i in range(2):
-        for j in range(3):
-            tops = [max(row) for row in p[i, j]]
-            assert largest[i, j] == pytest.approx(sum(tops) / 4, rel=1e-12)
-            counts[i, j] = sum(top > 0.7 for top in tops) / 4
-    np.testing.assert_array_equal(found, counts)
-    assert 0 < counts.mean() < 1
-    swept = jax.vmap(lambda t: rc.measures.saturated_share(jnp.asarray(p), t))(
-        jnp.array([0.7, 1.0])
-    )
-    np.testing.assert_array_equal(swept, [counts, 0 * counts])
-
-
 def test_closed_forms_of_sinks():
     uniform, own, sunk = np.full((4, 4), 0.25), np.eye(4), np.eye(4)[[0] * 4]
     p = np.stack([uniform, own, sunk])
@@ -111,21 +93,6 @@ def test_the_first_key_is_no_guess_from_the_number_of_queries():
     assert float(rc.sink_rate(wide, mask=queries, key_mask=[False, True, True, True])) == 1
     x = np.random.default_rng(0).normal(size=(3, 2))
     assert float(rc.monitor(x, p, mask=queries)["sink_rate"]) == 0  # tokens, thus keys too
-
-
-def test_padding_on_the_left_is_not_the_sink():
-    """Three tokens after two of padding: the first key that exists is key 2."""
-    mask = np.array([0, 0, 1, 1, 1])
-    scores = np.where(mask, np.random.default_rng(0).normal(size=(4, 5, 5)), -np.inf)
-    p = np.asarray(jax.nn.softmax(jnp.asarray(scores), axis=-1))
-    expected = (p[:, 2:, 2].mean(-1) > 0.3).mean()
-    assert 0 < expected < 1
-    for found in (
-        rc.sink_rate(p, mask=mask),
-        rc.sink_rate(p, mask=mask, key_mask=mask),
-        jax.jit(lambda p: rc.sink_rate(p, mask=mask))(p),
-    ):
-        assert float(found) == expected
 
 
 def test_the_largest_logit_of_each_head_is_of_pairs_that_exist():

@@ -37,7 +37,9 @@ def framework(name):
 
 
 FRAMEWORKS = pytest.mark.parametrize("convert", ["numpy", "jax", "torch"])
-CASES = pytest.mark.parametrize(("mask", "documents"), [(None, WHOLE), (MASK, PADDED)])
+CASES = pytest.mark.parametrize(
+    ("mask", "documents"), [pytest.param(None, WHOLE, marks=pytest.mark.full), (MASK, PADDED)]
+)
 
 
 @FRAMEWORKS

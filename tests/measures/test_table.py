@@ -59,8 +59,14 @@ def of_table(inputs, names=tuple(rc.MEASURES)):
     }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("framework", ["numpy", "jax", "torch"])
+@pytest.mark.parametrize(
+    ("framework", "dtype"),
+    [("numpy", "float64"), ("jax", "float32"), ("torch", "float64")]
+    + [
+        pytest.param(*case, marks=pytest.mark.full)
+        for case in (("numpy", "float32"), ("jax", "float64"), ("torch", "float32"))
+    ],
+)
 def test_results_are_of_the_frameworks_of_their_arguments(framework, dtype):
     """And equal to 1e-6, as are gradients in float64."""
     inputs, want = {n: x.astype(dtype) for n, x in INPUTS.items()}, of_table(INPUTS)

@@ -71,8 +71,9 @@ def run(setting, program, *arguments):
     )
 
 
-@pytest.mark.parametrize("setting", ["finder", "none"])
-@pytest.mark.parametrize("program", [NUMPY, TORCH], ids=["numpy", "torch"])
+@pytest.mark.parametrize(
+    ("program", "setting"), [(NUMPY, "none"), (TORCH, "finder")], ids=["numpy", "torch"]
+)
 def test_measures_are_those_with_jax(program, setting):
     """Each to the last digit of float64, as computed here."""
     if program is TORCH:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from typing import get_args
 
 import draws
 import jax
@@ -11,11 +10,10 @@ import mp_oracle
 import numpy as np
 import pytest
 import stream_oracle
-from path_oracle import enumerate_paths
 from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse.network.designs import DesignName, count_branches
+from rank_collapse.network.designs import count_branches
 from rank_collapse.network.residual import init_gains, layer_gains, scale_norm
 
 L, H, N, D = 3, 2, 5, 8
@@ -143,6 +141,8 @@ def test_gains_that_are_trained_start_as_published():
     starts = init_gains(network(learned_skip_gain=rc.Gains(attention=2.0, mlp=3.0)))
     skips = [starts[f"{kind}_gains"].skip for kind in ("attention", "mlp")]
     np.testing.assert_array_equal(skips, [[2, 2, 2], [3, 3, 3]])
+    shared = network(layer_map=(0, 1, 0), learned_branch_gain=np.array([3.0, 5.0, 7.0]))
+    np.testing.assert_array_equal(init_gains(shared)["mlp_gains"].branch, [3, 5])
 
 
 def test_layer_norms_are_scaled_by_their_layer():
@@ -154,39 +154,18 @@ def test_layer_norms_are_scaled_by_their_layer():
     assert norm.bias is None
 
 
-@pytest.mark.full
-def test_deepscalelm_keeps_the_published_moments():
-    """Tokens of variance 1 stay so, and their correlation is the paper's, layer by layer."""
-    depth, n, d, r = 8, 256, 128, 0.221
-    config = rc.design(rc.transformer(depth, 4, d, mlp="relu"), "deepscalelm")
+def test_deepscalelm_keeps_tokens_of_variance_1_by_the_published_correlation():
+    """That of tokens of ReLU networks, layer by layer, from one of .221."""
+    depth, r = 8, 0.221
+    config = rc.design(rc.transformer(depth, 4, 128, mlp="relu"), "deepscalelm")
     square = 2 / depth
     assert np.isclose(config.skip_gain**2, 1 - square)
-    correlations = [r]
+    gains = []
     for _ in range(depth):
+        gains.append(np.sqrt(square / r))
         r = (1 - square) * r + square
         r = (1 - square) * r + square * (r + (np.sqrt(1 - r * r) - r * np.arccos(r)) / np.pi)
-        correlations.append(r)
-    np.testing.assert_allclose(
-        config.branch_gain.attention, np.sqrt(square / np.array(correlations[:-1]))
-    )
-
-    @jax.jit
-    def moments(key):
-        keys = jax.random.split(key, 3)
-        common, separate = jax.random.normal(keys[0], (1, d)), jax.random.normal(keys[1], (n, d))
-        x = np.sqrt(correlations[0]) * common + np.sqrt(1 - correlations[0]) * separate
-        hidden = rc.apply(rc.init(keys[2], config), x, config).hidden
-        return jnp.mean(hidden**2, axis=(1, 2)), rc.token_cosine(hidden)
-
-    measured_moments = [moments(jax.random.key(seed)) for seed in range(12)]
-    for measured, expected in zip(
-        zip(*measured_moments, strict=True), (np.ones(depth + 1), correlations), strict=True
-    ):
-        mean, error = np.mean(measured, axis=0), np.std(measured, axis=0) / np.sqrt(11)
-        # beside four standard errors: attention over n tokens of random scores keeps e(1 − r)/(n r)
-        # more of the variance than over infinitely many
-        excess = np.e * (1 - correlations[0]) / (n * correlations[0]) * square * depth / 2
-        assert np.all(np.abs(mean - expected) < 4 * error + excess)
+    np.testing.assert_allclose(config.branch_gain.attention, gains)
 
 
 def written_out(params, x, config):
@@ -212,25 +191,6 @@ def test_a_design_is_its_equations(name):
     assert np.abs(expected).max() < 50
     output = jax.jit(rc.apply)(params, x, config).output
     np.testing.assert_allclose(output, expected, rtol=2e-5, atol=2e-5)
-
-
-def test_theorem_2_1_has_learned_gains_term_by_term():
-    config = rc.design(network(mlp="none"), "skipinit").replace(depth=2)
-    params, x = draw(config)
-    paths = enumerate_paths(2, config.num_heads)[None]
-    (summed,) = rc.paths.path_set_states(params, x, config, paths, semantics="frozen")
-    offset = jax.jit(rc.apply)(params, x, config).output - summed
-    np.testing.assert_allclose(offset, np.broadcast_to(offset[0], (N, D)), atol=1e-5)  # biases
-
-
-def test_layers_that_share_parameters_share_learned_gains():
-    shared = network(layer_map=(0, 1, 0), learned_branch_gain=np.array([3.0, 5.0, 7.0]))
-    start = init_gains(shared)["mlp_gains"].branch
-    np.testing.assert_array_equal(start, [3, 5])
-    params, _ = draw(shared)
-    gains = layer_gains(shared, jnp.float32, params).branch
-    learned = params.layers.mlp_gains.branch
-    np.testing.assert_array_equal(gains.mlp, learned[np.array([0, 1, 0])])
 
 
 LEARNED = network(learned_branch_gain=0.5)
@@ -290,7 +250,3 @@ def test_swept_gains_do_not_compile_anew():
     np.testing.assert_allclose(outputs[1:3], outputs[3:5], rtol=1e-5, atol=1e-5)
     for a, b in itertools.combinations([outputs[k] for k in (0, 1, 2, 5)], 2):
         assert np.abs(a - b).max() > 0.05
-
-
-def test_a_type_checker_knows_every_design():
-    assert tuple(rc.network.DESIGNS) == get_args(DesignName)

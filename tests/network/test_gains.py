@@ -151,27 +151,17 @@ def test_encoder_decoders_are_profiled_half_by_half():
         omegas, expected = (getattr(c.skip_gain, kind) for c in (config.encoder, encoder_alone))
         np.testing.assert_allclose(omegas, expected, rtol=1e-6)
 
-    @jax.jit
-    @jax.vmap
-    def run(x, mask):
-        return module.apply(params, x, x[:4], config, source_mask=mask)
-
-    # ω_2 and ω_3 of the decoder by definition, with ω_1 = 1; all multiply what is learned.
-    trace = run(ids, mask)
-    first, decoder_layers = (
-        jax.tree.map(lambda a: a[:, 0], trace.decoder.layers),
-        params.decoder.layers,
+    memory = rc.network.apply_batch(params.encoder, ids, config.encoder, mask=mask).output
+    decoder_alone = rc.network.admin_profile(
+        module.decoder_params(params, config),
+        ids[:, :4],
+        config.decoder.replace(skip_gain=both.decoder.skip_gain),
+        memory=memory,
+        memory_mask=mask,
     )
-    skip_variance = np.var(
-        trace.decoder.hidden[:, 0] * decoder_layers.attention_gains.skip[0][None, None]
-    )
-    second = np.sqrt(skip_variance + np.var(first.attention_branch))
-    np.testing.assert_allclose(config.decoder.skip_gain.cross[0], second, rtol=1e-5)
-    skip_variance = np.var(
-        second * first.after_attention * decoder_layers.cross_gains.skip[0][None, None]
-    )
-    third = np.sqrt(skip_variance + np.var(first.cross_branch))
-    np.testing.assert_allclose(config.decoder.skip_gain.mlp[0], third, rtol=1e-5)
+    for kind in ("attention", "cross", "mlp"):
+        omegas, expected = (getattr(c.skip_gain, kind) for c in (config.decoder, decoder_alone))
+        np.testing.assert_allclose(omegas, expected, rtol=1e-5)
 
 
 def test_bad_batches_and_networks_are_refused_in_one_line():

@@ -15,8 +15,6 @@ from rank_collapse.network import layers
 N, D = 6, 12
 VARIANTS = {
     "san": (rc.san, {}),
-    "san post-LN": (rc.san, {"norm_placement": "post"}),
-    "san causal": (rc.san, {"mask": "causal"}),
     "san_mlp": (rc.san_mlp, {}),
     "san_mlp with its skip": (rc.san_mlp, {"mlp_skip": True, "norm_placement": "post"}),
     "san_skip": (rc.san_skip, {"skip_gain": 0.7, "branch_gain": 1.3}),
@@ -28,12 +26,11 @@ VARIANTS = {
     ),
     "transformer local": (rc.transformer, {"mask": "local", "window": 1, "temperature": 0.5}),
     "shared layers": (rc.transformer, {"layer_map": (0, 1, 0)}),
-    "decoder": (rc.transformer, {"cross_attention": True, "mask": "causal"}),
-    "sandwich": (rc.transformer, {"norm_placement": "sandwich", "branch_gain": 0.8}),
     "norms of branches": (rc.transformer, {"norm_placement": "branch", "norm": "rms"}),
     "decoder sandwich": (
         rc.transformer,
-        {"cross_attention": True, "norm_placement": "sandwich", "qk_norm": "head"},
+        {"cross_attention": True, "norm_placement": "sandwich", "qk_norm": "head"}
+        | {"branch_gain": 0.8, "mask": "causal"},
     ),
     "normalised together": (rc.san_skip, {"qk_norm": "width", "norm_eps": 0.1}),
     "decoder pre-LN": (rc.transformer, {"cross_attention": True, "norm_placement": "pre"}),
@@ -50,36 +47,24 @@ def build(name, **extra):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_forward_matches_numpy(name):
+def test_forward_matches_numpy(name, x64):
+    config, params, x, memory = build(name)
+    trace = rc.apply(params, x, config, memory=memory)
+    assert trace.hidden.dtype == jnp.float64
+    states, output = mp_oracle.states(params, x, config, memory)
+    np.testing.assert_allclose(trace.hidden, states, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(trace.output, output, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", full_but(VARIANTS, "san", "shared layers", "decoder sandwich"))
+def test_single_precision_matches_numpy(name):
     config, params, x, memory = build(name)
     trace = jax.jit(rc.apply)(params, x, config, memory=memory)
+    assert trace.hidden.dtype == jnp.float32
     states, output = mp_oracle.states(params, x, config, memory)
     scale = np.abs(states).max()
     np.testing.assert_allclose(trace.hidden, states, rtol=1e-4, atol=2e-5 * scale)
     np.testing.assert_allclose(trace.output, output, rtol=1e-4, atol=2e-5 * scale)
-    with jax.enable_x64(True):
-        config, params, x, memory = build(name)
-        trace = rc.apply(params, x, config, memory=memory)
-        assert trace.hidden.dtype == jnp.float64
-        states, _ = mp_oracle.states(params, x, config, memory)
-        np.testing.assert_allclose(trace.hidden, states, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "name", full_but(VARIANTS, "san", "san_skip", "transformer local", "decoder sandwich")
-)
-def test_jit_vmap_and_grad(name):
-    config, params, x, memory = build(name)
-
-    def loss(params, x):
-        return jnp.sum(jnp.sin(rc.apply(params, x, config, memory=memory).output))
-
-    single_loss = loss(params, x)
-    batch = jax.jit(jax.vmap(loss, (None, 0)))(params, jnp.stack([2 * x, x]))
-    np.testing.assert_allclose(batch[1], single_loss, rtol=1e-4, atol=1e-4)
-    gradients = jax.tree.leaves(jax.jit(jax.grad(loss))(params, x))
-    assert all(np.isfinite(g).all() for g in gradients)
 
 
 @pytest.mark.full
@@ -105,16 +90,6 @@ def test_trace_holds_what_was_computed():
     np.testing.assert_allclose(trace.hidden[2], layers.apply_norm(layer.mlp_norm, total), atol=2e-5)
 
 
-def test_gains_may_differ_by_layer_and_zero_skip_is_no_skip(x64):
-    config, params, x, _ = build("san_skip", branch_gain=1.0)
-    none = rc.apply(params, x, config.replace(attention_skip=False)).hidden
-    zero = rc.apply(params, x, config.replace(skip_gain=0.0)).hidden
-    np.testing.assert_allclose(zero, none, rtol=1e-12)
-    mixed = rc.apply(params, x, config.replace(skip_gain=jnp.array([0.0, 1.0, 0.0]))).hidden
-    np.testing.assert_allclose(mixed[1], none[1], rtol=1e-12)
-    assert np.abs(mixed[2] - none[2]).max() > 0.1
-
-
 def test_deeper_networks_begin_with_the_same_layers_and_a_scale_of_weights_is_traced():
     short, long = (
         jax.jit(lambda key, scale, n=depth: rc.init(key, rc.transformer(n, 3, D), scale).layers)
@@ -126,28 +101,11 @@ def test_deeper_networks_begin_with_the_same_layers_and_a_scale_of_weights_is_tr
     )
 
 
-def test_permuting_tokens_permutes_states_and_unrolling_changes_nothing(x64):
+def test_unrolling_changes_nothing(x64):
     config, params, x, _ = build("transformer")
-    order = jnp.array([3, 0, 5, 1, 4, 2])
     plain = rc.apply(params, x, config).hidden
-    moved = rc.apply(params, x[order], config).hidden
-    np.testing.assert_allclose(moved, plain[:, order], rtol=1e-10)
     unrolled = rc.apply(params, x, config.replace(unroll=3)).hidden
     np.testing.assert_allclose(unrolled, plain, rtol=1e-12)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("mask", ["causal", "local", "padding"])
-def test_masked_tokens_have_no_gradient(mask):
-    config, params, x, _ = build("transformer", mask="none" if mask == "padding" else mask)
-    config = config.replace(depth=2, window=1)
-    params = params.replace(layers=jax.tree.map(lambda a: a[:2], params.layers))
-    valid = jnp.arange(N) != 4 if mask == "padding" else None
-    jacobian = jax.jacobian(lambda x: rc.apply(params, x, config, mask=valid).output)(x)
-    influence = np.abs(jacobian).max(axis=(1, 3)) > 0
-    i, j = np.indices((N, N))
-    expected = {"causal": j <= i, "local": abs(i - j) <= 2, "padding": (j != 4) | (i == j)}[mask]
-    np.testing.assert_array_equal(influence, expected)
 
 
 def test_explicit_masks_join_the_config_and_a_bias_of_scores_reaches_every_layer():

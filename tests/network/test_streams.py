@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import stream_oracle
+from marks import full_but
 from refusals import refused
 
 import rank_collapse as rc
@@ -30,7 +31,7 @@ def in_float64():
         yield
 
 
-@pytest.mark.parametrize("by_token", [True, False])
+@pytest.mark.parametrize("by_token", full_but([True, False], True))
 @pytest.mark.parametrize("kind", NAMES)
 def test_it_is_what_the_paper_says_token_by_token(kind, by_token):
     config, params, x = network(kind, connection_by_token=by_token)
@@ -42,7 +43,7 @@ def test_it_is_what_the_paper_says_token_by_token(kind, by_token):
     )
 
 
-@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize("kind", full_but(NAMES, "hyper", "attention"))
 def test_paths_of_each_length_have_as_many_factors(kind):
     """Σ_k t^k C_k + offset(t) is the frozen network with its attention times t; an edit too."""
     config, params, x = network(kind)
@@ -82,13 +83,6 @@ def test_gradients_are_slopes(kind):
     slope = sum(jnp.vdot(a, b) for a, b in zip(*map(jax.tree.leaves, (slopes, along)), strict=True))
     high, low = (loss(*jax.tree.map(lambda a, b, s=s: a + s * b, at, along)) for s in (step, -step))
     assert abs(slope - (high - low) / (2 * step)) < 1e-7 * max(1, abs(slope))
-
-
-@pytest.mark.parametrize("kind", NAMES)
-def test_no_token_depends_on_later_ones(kind):
-    config, params, x = network(kind)
-    short = rc.apply(params, x[:3], config).output
-    np.testing.assert_allclose(rc.apply(params, x, config).output[:3], short, rtol=1e-10)
 
 
 def test_hyper_connections_start_as_the_network_of_one_stream():
@@ -142,29 +136,16 @@ def test_products_of_the_start_of_mhc_fall_to_the_mean_as_the_closed_form_says(s
     np.testing.assert_allclose(apart[1] / apart[0], rate, rtol=1e-12)
 
 
-def test_any_mixing_is_doubly_stochastic():
-    """Columns to 1e-3 after 20 steps, as in the paper, rows to rounding."""
-    m = streams.sinkhorn(draws.normal(4, 4, 9))
-    np.testing.assert_allclose(m.sum(axis=1), 1, atol=1e-14)
-    np.testing.assert_allclose(m.sum(axis=0), 1, atol=1e-3)
-
-
-def alike_streams(states):
-    """The mean cosine of two streams of a token, by layer."""
-    return np.asarray(rc.token_cosine(jnp.moveaxis(states, 1, 2))).mean(axis=1)
-
-
-def test_streams_are_kept_apart_and_measured_by_layer():
+def test_streams_are_kept_apart():
     config, params, x = network("manifold", num_streams=3)
     trace = rc.apply(params, x, config, keep=("residual",))
     states = trace.kept["residual"]
     assert states.shape == (L, 3, N, D)
     np.testing.assert_allclose(states.mean(axis=1), trace.hidden[1:], rtol=1e-10)
-    alike = alike_streams(states)
-    assert alike.shape == (L,) and np.all(alike < 1 - 1e-6)
+    assert np.all(np.ptp(states, axis=1).max(axis=(1, 2)) > 1e-3)
     start = rc.init(jax.random.key(0), config)  # streams that start alike stay so
     states = rc.apply(start, x, config, keep=("residual",)).kept["residual"]
-    np.testing.assert_allclose(alike_streams(states), 1, rtol=1e-6)
+    assert np.max(np.ptp(states, axis=1)) < 1e-12
     third = rc.apply(
         params, x, config, edit={"residual": lambda a, l: jnp.where(l == 0, a[::-1], a)}
     )

@@ -78,11 +78,7 @@ def test_every_configuration_equals_a_walk_over_every_path(x64):
     Without jit: the same few operations serve all configurations. Single fields are walked in
     tests/test_algebras.py.
     """
-    walk([*GRID[::26], *GRID[13::26], *list(SPECIAL.values())[:-1]])
-
-
-def walk(cases):
-    worst = 0.0
+    worst, cases = 0.0, [*GRID[::26], *list(SPECIAL.values())[:-1]]
     with jax.disable_jit():
         for i, config in enumerate(cases):
             params, x, extra = example(config)
@@ -108,7 +104,7 @@ def walk(cases):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("config", [*GRID[::40], SPECIAL["deep"]])
+@pytest.mark.parametrize("config", [*GRID[::70], SPECIAL["deep"]])
 def test_single_precision_sums_to_the_output(config):
     params, x, extra = example(config)
     mask = jnp.arange(N) < N - 1
@@ -140,7 +136,7 @@ def small_example():
 
 
 @pytest.mark.full
-def test_lengths_up_to_k_and_all_but_k_and_permuted_tokens():
+def test_lengths_up_to_k_and_all_but_k():
     params, x = small_example()
     for count in (False, True):
         ours = compiled_contributions(params, x, SMALL, count_mlps=count)
@@ -149,9 +145,6 @@ def test_lengths_up_to_k_and_all_but_k_and_permuted_tokens():
         np.testing.assert_allclose(up_to[1], c[0] + c[1] + ours.offset, atol=1e-5)
         np.testing.assert_allclose(up_to[-1], ours.output, atol=1e-5)
         np.testing.assert_allclose(all_but[1], c[0] + c[2] + ours.offset, atol=1e-5)
-    order = jnp.array([3, 0, 4, 1, 2])
-    moved = compiled_contributions(params, x[order], SMALL, count_mlps=True).by_length
-    assert relative(moved, ours.by_length[:, :, order]) < 1e-5
 
 
 @pytest.mark.full
@@ -245,7 +238,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", full_if(CASES, "parallel experts"))
+@pytest.mark.parametrize("case", full_if(CASES, "parallel experts", "post"))
 def test_all_lengths_are_the_whole_network(case, x64):
     config = config_of(**CASES[case])
     params, x, _ = example(config)
@@ -328,18 +321,6 @@ def test_every_length_against_a_slow_walk(longest, x64):
         assert relative(truncation.by_length[k], wanted[k]) < 1e-10
     assert relative(truncation.offset, wanted["offset"]) < 1e-10
     assert relative(truncation.output, sum(wanted.values())) < 1e-10
-
-
-def test_no_path_longer_than_0_sees_no_other_token(x64):
-    """Heads then pass on what they get of biases and of the offset, which is the same for all."""
-    config = config_of(norm_placement="none", attention_skip=True)
-    params, x, _ = example(config)
-
-    def token(x):
-        return rc.truncated(params, x, config, 0).output[0]
-
-    sight = jax.jacobian(token)(x)  # [d, n, d]
-    assert float(jnp.abs(sight[:, 1:]).max()) < 1e-12 and float(jnp.abs(sight[:, 0]).max()) > 0.1
 
 
 def test_paths_from_the_memory_pass_the_final_norm_by_themselves(x64):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import full_but
 from refusals import refused
 
 import rank_collapse as rc
@@ -20,7 +21,7 @@ def looped(loops=LOOPS, **fields):
     return rc.transformer(ROWS * loops, 2, 8, layer_map=(0, 1) * loops, d_ff=7, **fields)
 
 
-@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize("placement", full_but(["pre", "post"], "pre"))
 def test_every_loop_is_the_network_of_so_many(placement):
     with jax.enable_x64(True):
         config = looped(norm_placement=placement)

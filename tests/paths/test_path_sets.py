@@ -192,27 +192,6 @@ def test_an_mlp_beside_attention_is_on_the_path_of_the_skip():
     np.testing.assert_allclose(skip, x + x @ w_in @ w_out, atol=1e-5)
 
 
-@pytest.mark.full
-def test_batches_are_examples_one_by_one():
-    config, params, x = network()
-    classifier = rc.paths.Classifier(jnp.eye(D)[:, :3], jnp.arange(3.0))
-    paths = rc.paths.sample_path_sets(jax.random.key(0), [1, 3], 2, 3, 3, 2)
-    inputs, mask = jnp.stack([x, 2 * x, -x]), jnp.arange(N)[None] < jnp.array([4, 3, 2])[:, None]
-
-    def logits(item):
-        return rc.paths.path_set_logits(params, classifier, item[0], config, paths, mask=item[1])
-
-    @jax.jit
-    def each_way(*arguments):
-        one = logits(jax.tree.map(lambda a: a[1], arguments))
-        return one, jax.vmap(logits)(arguments), jax.lax.map(logits, arguments, batch_size=2)
-
-    one, *batches = each_way(inputs, mask)
-    for batch in batches:
-        assert batch.shape == (3, 2, 2, N, 3)
-        assert relative(batch[1], one) < 1e-5
-
-
 def test_logits_ignore_scale_and_common_shift_unless_asked():
     classifier = (jnp.eye(D), jnp.zeros(D))
     x = draws.normal(N, D)
@@ -220,42 +199,6 @@ def test_logits_ignore_scale_and_common_shift_unless_asked():
         classify_states(classifier, x), classify_states(classifier, 7 * x + 3), atol=1e-5
     )
     np.testing.assert_array_equal(classify_states(classifier, x, normalize=False), x)
-
-
-@pytest.mark.full
-def test_path_state_has_gradients():
-    config, params, x = network()
-    for semantics in SEMANTICS:
-        gradient = jax.jit(
-            jax.grad(
-                lambda x, s=semantics: jnp.sin(
-                    rc.paths.path_state(params, x, config, jnp.array([0, 2, 1]), semantics=s)
-                ).sum()
-            )
-        )(x)
-        assert np.isfinite(gradient).all() and np.abs(gradient).max() > 1e-3
-
-
-@pytest.mark.full
-def test_sums_estimated_from_sampled_paths_are_unbiased():
-    """Over many sets: |P_k| times the mean of sampled terms, its mean and its variance."""
-    config, params, x = network(mlp="none")
-    all_paths = jnp.asarray(enumerate_paths(3, 2, length=2))
-    exact = jax.jit(lambda p: rc.path_contributions(p, x, config).by_length[2])(params)
-    terms = jax.jit(
-        lambda p: rc.paths.path_set_states(params, x, config, p[:, None], semantics="frozen")
-    )(all_paths)
-    assert relative(terms.sum(axis=0), exact) < 1e-5
-    sets, size = 400, 20
-    paths = rc.paths.sample_path_sets(jax.random.key(5), [2], sets, size, 3, 2)[0]
-    index = (paths[:, :, None] == all_paths[None, None]).all(axis=-1).argmax(axis=-1)
-    estimates = 12 * np.asarray(terms)[index].mean(axis=1)
-    variance = 12**2 * np.var(terms, axis=0) / size
-    # Averages over entries, which are correlated: as uncertain as one entry's at most.
-    bias = np.mean((estimates.mean(axis=0) - exact) / np.sqrt(variance / sets))
-    assert abs(bias) < 4
-    spread = np.mean(np.mean(np.square(estimates - exact[None]), axis=0) / variance)
-    assert abs(spread - 1) < 4 * np.sqrt(2 / sets)
 
 
 test_bad_input_is_named = refused(
@@ -290,7 +233,8 @@ test_bad_input_is_named = refused(
 )
 
 
-@pytest.mark.parametrize("semantics", full_but(["frozen", "recomputed"], "recomputed"))
+@pytest.mark.full
+@pytest.mark.parametrize("semantics", SEMANTICS)
 def test_reverse_gradients_are_those_of_single_paths(x64, semantics):
     config, params, x = network()
     paths = np.array([[0, 1, 2], [0, 0, 1], [0, 1, 1]])
@@ -305,3 +249,25 @@ def test_reverse_gradients_are_those_of_single_paths(x64, semantics):
         jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x) for f in (of_sets, one_by_one)
     )
     np.testing.assert_allclose(set_gradient, want, atol=1e-10)
+
+
+@pytest.mark.full
+def test_sums_estimated_from_sampled_paths_are_unbiased():
+    """Over many sets: |P_k| times the mean of sampled terms, its mean and its variance."""
+    config, params, x = network(mlp="none")
+    all_paths = jnp.asarray(enumerate_paths(3, 2, length=2))
+    exact = jax.jit(lambda p: rc.path_contributions(p, x, config).by_length[2])(params)
+    terms = jax.jit(
+        lambda p: rc.paths.path_set_states(params, x, config, p[:, None], semantics="frozen")
+    )(all_paths)
+    assert relative(terms.sum(axis=0), exact) < 1e-5
+    sets, size = 400, 20
+    paths = rc.paths.sample_path_sets(jax.random.key(5), [2], sets, size, 3, 2)[0]
+    index = (paths[:, :, None] == all_paths[None, None]).all(axis=-1).argmax(axis=-1)
+    estimates = 12 * np.asarray(terms)[index].mean(axis=1)
+    variance = 12**2 * np.var(terms, axis=0) / size
+    # Averages over entries, which are correlated: as uncertain as one entry's at most.
+    bias = np.mean((estimates.mean(axis=0) - exact) / np.sqrt(variance / sets))
+    assert abs(bias) < 4
+    spread = np.mean(np.mean(np.square(estimates - exact[None]), axis=0) / variance)
+    assert abs(spread - 1) < 4 * np.sqrt(2 / sets)

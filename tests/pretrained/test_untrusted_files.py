@@ -4,16 +4,13 @@ import importlib.util
 import json
 import pickle
 import zipfile
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from rank_collapse.pretrained.checkpoint import open_weights
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 with_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
 )
@@ -40,26 +37,6 @@ def test_pickled_code_is_refused_and_not_executed(tmp_path, monkeypatch, functio
     assert not (tmp_path / "executed").exists()
 
 
-@with_torch
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_a_damaged_torch_file_is_read_or_a_value_error(tmp_path_factory, data):
-    path = tmp_path_factory.mktemp("damaged") / "pytorch_model.bin"
-    name = data.draw(st.sampled_from(["bert-legacy", "bert-untied"]))
-    raw = bytearray((GOLDEN / name / path.name).read_bytes())
-    # Most damage lies in the pickles, at the file's beginning, or in the directory at its end.
-    places = st.one_of(st.integers(0, 3000), st.integers(len(raw) - 3000, len(raw) - 1))
-    for place in data.draw(st.lists(places, min_size=1, max_size=4)):
-        raw[place] = data.draw(st.integers(0, 255))
-    path.write_bytes(raw)
-    try:
-        weights = open_weights(path.parent)
-        for tensor in weights.names:
-            weights.read(tensor)
-    except ValueError as error:
-        assert "\n" not in str(error)
-
-
 def write_safetensors(path, header, data=b"\0" * 32):
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
@@ -67,23 +44,6 @@ def write_safetensors(path, header, data=b"\0" * 32):
 
 def entry(begin, end, shape, dtype="F32"):
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        {"a": entry(-16, 0, [4])},
-        {"a": entry(24, 40, [4])},
-        {"a": entry(0, 12, [4])},
-        {"a": entry(0, 16, [4]), "b": entry(12, 28, [4])},
-        {"a": entry(0, 32, [2**62, 2])},
-    ],
-)
-def test_a_header_that_lies_is_refused(tmp_path, header):
-    path = tmp_path / "model.safetensors"
-    write_safetensors(path, header)
-    with pytest.raises(ValueError, match=path.name):
-        open_weights(tmp_path)
 
 
 @pytest.mark.parametrize("shard", ["../x", ""])

@@ -1,11 +1,7 @@
 """Functions text → token ids: of folders, of vocabularies trained here; pairs of sentences."""
 
-import contextlib
 import hashlib
-import io
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -86,14 +82,6 @@ def test_sentencepiece(tmp_path):
     is_refused("not a sentencepiece model", ids, "t5")
 
 
-def test_trained_tokenizer():
-    encoder = encoders.trained_tokenizer(TEXTS, 100)
-    first, second = encoder("the cat"), encoder("the dog")
-    assert first[0] == second[0] and first[-1] == second[-1]
-    assert first[1] == second[1] and first[2] != second[2]
-    assert max(first + second) < 100
-
-
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -135,22 +123,11 @@ def test_a_token_beyond_every_integer_is_one_line():
     is_refused("token id 4294967295 of text 0", tokens.pad_sequences, [[2**32 - 1]])
 
 
-pytest.importorskip("tokenizers")
-IDS = """
-from experiments.train import pairs
-from rank_collapse.text import encoders, words
-encoder = encoders.trained_tokenizer([words.default_text()], 30000)
-given = pairs.read_pairs("shipped", "", 20)
-tokenizer, _ = pairs.load_tokenizer("absent", given)
-print(encoder(words.default_text()), pairs.encode_pairs(tokenizer, given, 128).ids.tolist())
-"""
-
-
 def test_every_process_makes_the_same_vocabulary():
-    other = subprocess.run([sys.executable, "-c", IDS], capture_output=True, text=True, check=True)
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(IDS, {})
-    assert len(other.stdout) > 5000 and other.stdout == printed.getvalue()
+    """Ids of an earlier process; update with the algorithm."""
+    encode = encoders.trained_tokenizer([default_text()], 30000)
+    ids = np.array(encode(default_text()), np.int64)
+    assert hashlib.sha256(ids.tobytes()).hexdigest()[:16] == "4d6243f227047a14"
 
 
 def test_the_texts_words_are_whole_tokens():
@@ -174,13 +151,6 @@ def test_the_size_is_kept_or_refused():
     )
 
 
-def test_case_is_kept_where_asked():
-    encoder = encoders.trained_tokenizer(["The the"], 100)
-    first, upper, lower, last = encoder("The the")
-    assert (first, last) == (2, 3) and upper != lower
-
-
-pytest.importorskip("tokenizers")
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##c", "A")
 
 

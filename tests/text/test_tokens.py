@@ -63,11 +63,6 @@ def test_ids_are_ranks_of_first_appearance_and_a_longer_excerpt_begins_alike():
     assert token_ids("a b, a c", 3)[0].tolist() == [0, 1, 2]
 
 
-def test_the_shipped_text_is_long_enough():
-    ids, vocabulary = token_ids(words.default_text(), 1000)
-    assert len(ids) >= 256 and 100 < len(vocabulary) < len(ids)
-
-
 @pytest.mark.parametrize("content", ["", "word", "  \n"])
 def test_fewer_than_two_tokens_are_refused(content):
     each_is_refused(

@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 from refusals import refused
-from small_residuals import CASES, KEEP, SKIPS, D, H, network
+from small_residuals import CASES, SKIPS, network
 
 import rank_collapse as rc
 from rank_collapse.theory import exact
@@ -25,16 +25,35 @@ def check_inside(found, want):
             assert abs(mpmath.mpf(value) - true) <= radius
 
 
-@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.full)])
-@pytest.mark.parametrize("case", CASES)
+# At the usual scale; all of them at a larger one.
+USUAL = (
+    "attention alone",
+    "swiglu MLP",
+    "post-RMS, skips",
+    "sandwich, bare first layer",
+    "gains",
+    "a token that sees nothing",
+    "windows, part rotated",
+    "relative bias",
+    "relative key",
+    "normalised together, rotary",
+    "additive, rotary, normalised, capped",
+)
+
+
+@pytest.mark.parametrize(
+    ("case", "large"),
+    [(c, False) for c in USUAL] + [pytest.param(c, True, marks=pytest.mark.full) for c in CASES],
+)
 def test_the_plain_network_in_many_digits_lies_inside_the_balls(case, large):
     # At a scale of 3 these have residuals below 1e-700.
     tiny = case.endswith(" MLP") or case == "learned gains"
     scale = (1.5 if tiny else 3.0) if large else 1.0
     params, x, config, inputs = network(case, scale)
     found = exact.exact_profile(params, x, config, **inputs)
-    with mpmath.workdps(700):
-        check_inside(found, mp_oracle.profile(params, x, config, 700, **inputs))
+    digits = 700 if large else 300
+    with mpmath.workdps(digits):
+        check_inside(found, mp_oracle.profile(params, x, config, digits, **inputs))
 
 
 KINDS = (
@@ -61,9 +80,6 @@ def test_large_weights_are_proved_but_in_three_of_48_networks(shape):
         found = exact.exact_profile(params, x, config, max_digits=3200)
         if np.isnan(found.profile).any():
             lost.add(s)
-        elif config.mlp == "none" and found.digits <= 100:
-            with mpmath.workdps(200):
-                check_inside(found, mp_oracle.profile(params, x, config, 200))
     assert lost == NOT_PROVED[shape]
 
 
@@ -87,22 +103,6 @@ def test_digits_are_doubled_until_the_balls_are_narrow():
     known = ~np.isnan(few.profile)
     assert (np.abs(more.profile - few.profile) <= more.radius + few.radius)[known].all()
     assert exact.exact_profile(params, x, config, digits=10, max_seconds=0.0).digits == 10
-
-
-def test_masked_tokens_have_no_part_in_the_residual():
-    config = rc.transformer(2, H, D)
-    params = draws.parameters(config)
-    x = draws.tokens(5, D).at[jnp.array([0, 4])].set(1e6)
-    padded = exact.exact_profile(params, x, config, mask=KEEP)
-    removed = exact.exact_profile(params, x[KEEP], config)
-    assert (np.abs(padded.profile - removed.profile) <= padded.radius + removed.radius).all()
-
-
-def test_the_rate_of_eight_layers():
-    config = rc.san(8, 2, 8)
-    found = exact.exact_profile(draws.parameters(config), draws.tokens(5, 8), config)
-    assert found.profile[-1] < -100
-    np.testing.assert_allclose(rc.local_rate(found.profile)[-1], 3, atol=0.05)
 
 
 SAN = rc.san(2, 2, 4)

@@ -126,33 +126,12 @@ def test_distances_lost_within_clusters_give_nan_not_a_wrong_number():
         np.testing.assert_allclose(ours(*wide(params, x), config), want, atol=1e-3)
 
 
-@pytest.mark.full
-def test_ten_tokens_of_width_16_fall_like_3_to_the_depth():
-    config = rc.san(5, 4, 16)
-    params, x = network(config, bias_scale=0.0, n=10)
-    got = jitted(config)(params, x, config)
-    close(got, mp_profile(params, x, config, 700))
-    rate = np.asarray(rc.local_rate(got))
-    assert rate.shape == (4,) and abs(rate[-1] - 3) < abs(rate[-2] - 3)
-    np.testing.assert_allclose(rc.local_rate(2.3 * got + 5), rate, rtol=1e-4)  # base and unit
-
-
 def test_the_local_rate_of_laws_in_closed_form():
     layers = np.arange(7.0)
     for unit in (-40, 0.5, 2):  # logarithms that pass 0 among them
         np.testing.assert_allclose(rc.local_rate(unit - 0.2 * 3**layers), 3, rtol=1e-4)
         np.testing.assert_allclose(rc.local_rate(unit - 0.7 * layers), 1, rtol=1e-4)
     assert np.isnan(rc.local_rate(np.zeros(4))).all()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("depth", [pytest.param(12, marks=pytest.mark.full), 32])
-def test_twelve_and_thirty_two_layers_are_finite(depth):
-    config = rc.san(depth, 4, 32)
-    params, x = network(config, n=16)
-    got = np.asarray(jitted(config)(params, x, config))
-    assert np.isfinite(got).all()
-    np.testing.assert_allclose(rc.local_rate(got)[-1], 3, atol=1e-3)
 
 
 @pytest.mark.full

@@ -95,14 +95,6 @@ def test_a_seed_alone_is_the_same_seed_among_others(two_devices, uninterrupted):
     same(alone.state, uninterrupted.state, (0,), (3,))
 
 
-@pytest.mark.full
-def test_devices_chunks_and_vectorisation_change_nothing(uninterrupted):
-    made = ensemble(devices=1, epochs_per_chunk=3, at_once=3)
-    other = made.train(seed_keys(2, 5), Hyper(learning_rate=0.01))
-    np.testing.assert_allclose(other.losses, uninterrupted.losses, rtol=1e-4)
-    same(other.state, uninterrupted.state)
-
-
 def test_interrupted_and_resumed_is_uninterrupted(two_devices, uninterrupted, tmp_path):
     class Interrupted(Exception):
         pass
@@ -195,3 +187,11 @@ def test_values_for_another_number_of_runs_are_named(two_devices):
         seed_keys(0, 3),
         Hyper(network={"skip_gain": np.ones((2, 1))}),
     )
+
+
+@pytest.mark.full
+def test_devices_chunks_and_vectorisation_change_nothing(uninterrupted):
+    made = ensemble(devices=1, epochs_per_chunk=3, at_once=3)
+    other = made.train(seed_keys(2, 5), Hyper(learning_rate=0.01))
+    np.testing.assert_allclose(other.losses, uninterrupted.losses, rtol=1e-4)
+    same(other.state, uninterrupted.state)

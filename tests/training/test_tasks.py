@@ -39,14 +39,6 @@ def rational_hull(points) -> np.ndarray:
 hull = jax.jit(jax.vmap(convex_hull.hull_labels))
 
 
-def test_hull_of_generic_points_is_scipys():
-    points = np.random.default_rng(0).integers(0, 2**14, (100, 10, 2))
-    expected = np.zeros((100, 10), int)
-    for row, x in zip(expected, points, strict=True):
-        row[ConvexHull(x).vertices] = 1
-    np.testing.assert_array_equal(hull(jnp.asarray(points)), expected)
-
-
 def test_hull_with_ties_lines_and_repeats_is_exact():
     points = np.random.default_rng(1).integers(0, 4, (150, 9, 2))
     expected = np.array([rational_hull(x) for x in points])
