@@ -173,7 +173,7 @@ def test_intervals_are_joint_by_holms_procedure():
     assert many[0].interval == pytest.approx(mean(weak).interval(0.995))
 
 
-RUNS = 800
+RUNS = 1000
 
 
 def wrong(found):
