@@ -31,7 +31,6 @@ def test_float64_values_and_equal_ones_are_compared_as_asked():
 
 
 FLOAT64 = {  # files whose `pytest.approx` below its own 1e-6 is of float64 or of Python's numbers
-    "test_attention_measures.py",
     "test_contributions.py",
     "test_run_paths.py",
     "test_score_variance.py",
