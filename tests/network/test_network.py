@@ -183,3 +183,18 @@ def test_grouped_keys_are_normalised_as_if_each_head_had_its_own():
         for fields in (few | {"b_k": None, "b_v": None}, repeated)
     ]
     np.testing.assert_allclose(*outputs, rtol=1e-6)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_jit_vmap_and_grad(name):
+    config, params, x, memory = build(name)
+
+    def loss(params, x):
+        return jnp.sum(jnp.sin(rc.apply(params, x, config, memory=memory).output))
+
+    single_loss = loss(params, x)
+    batch = jax.jit(jax.vmap(loss, (None, 0)))(params, jnp.stack([2 * x, x]))
+    np.testing.assert_allclose(batch[1], single_loss, rtol=1e-4, atol=1e-4)
+    gradients = jax.tree.leaves(jax.jit(jax.grad(loss))(params, x))
+    assert all(np.isfinite(g).all() for g in gradients)

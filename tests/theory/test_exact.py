@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 from refusals import refused
-from small_residuals import CASES, SKIPS, network
+from small_residuals import CASES, KEEP, SKIPS, D, H, network
 
 import rank_collapse as rc
 from rank_collapse.theory import exact
@@ -80,6 +80,9 @@ def test_large_weights_are_proved_but_in_three_of_48_networks(shape):
         found = exact.exact_profile(params, x, config, max_digits=3200)
         if np.isnan(found.profile).any():
             lost.add(s)
+        elif config.mlp == "none" and found.digits <= 100:
+            with mpmath.workdps(200):
+                check_inside(found, mp_oracle.profile(params, x, config, 200))
     assert lost == NOT_PROVED[shape]
 
 
@@ -125,3 +128,19 @@ test_refusals_name_the_value = refused(
         (lambda: call(max_digits=40), "digits=50 is not between 10 and max_digits=40"),
     ]
 )
+
+
+def test_masked_tokens_have_no_part_in_the_residual():
+    config = rc.transformer(2, H, D)
+    params = draws.parameters(config)
+    x = draws.tokens(5, D).at[jnp.array([0, 4])].set(1e6)
+    padded = exact.exact_profile(params, x, config, mask=KEEP)
+    removed = exact.exact_profile(params, x[KEEP], config)
+    assert (np.abs(padded.profile - removed.profile) <= padded.radius + removed.radius).all()
+
+
+def test_the_rate_of_eight_layers():
+    config = rc.san(8, 2, 8)
+    found = exact.exact_profile(draws.parameters(config), draws.tokens(5, 8), config)
+    assert found.profile[-1] < -100
+    np.testing.assert_allclose(rc.local_rate(found.profile)[-1], 3, atol=0.05)

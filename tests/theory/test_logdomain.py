@@ -210,3 +210,24 @@ def test_float64_gives_more_digits_and_bfloat16_gives_float32():
     got = jitted(config)(params, x, config)
     params, x = jax.tree.map(lambda a: a.astype(jnp.float32), (params, x))
     close(got, np.asarray(jitted(config)(params, x, config)))
+
+
+@pytest.mark.full
+def test_ten_tokens_of_width_16_fall_like_3_to_the_depth():
+    config = rc.san(5, 4, 16)
+    params, x = network(config, bias_scale=0.0, n=10)
+    got = jitted(config)(params, x, config)
+    close(got, mp_profile(params, x, config, 700))
+    rate = np.asarray(rc.local_rate(got))
+    assert rate.shape == (4,) and abs(rate[-1] - 3) < abs(rate[-2] - 3)
+    np.testing.assert_allclose(rc.local_rate(2.3 * got + 5), rate, rtol=1e-4)  # base and unit
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("depth", [pytest.param(12, marks=pytest.mark.full), 32])
+def test_twelve_and_thirty_two_layers_are_finite(depth):
+    config = rc.san(depth, 4, 32)
+    params, x = network(config, n=16)
+    got = np.asarray(jitted(config)(params, x, config))
+    assert np.isfinite(got).all()
+    np.testing.assert_allclose(rc.local_rate(got)[-1], 3, atol=1e-3)
