@@ -11,7 +11,7 @@ import string
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -143,7 +143,7 @@ class Pass:
         if not self._is_measured or self._is_broken or _is_traced():
             return
         try:
-            with compute_plainly():
+            with torch._C.DisableTorchFunction(), torch.no_grad():
                 measure(*args)
         except Exception as error:
             self._is_broken = True
@@ -221,16 +221,6 @@ class Pass:
             raise LeftOut("its weights are no distribution over keys")
         term = choose_term(tag.terms)
         self.runs.add_product(self._frames, self._origins, term, weights, value, result)
-
-
-@contextlib.contextmanager
-def compute_plainly() -> Iterator[None]:
-    """Computes without gradients, without `torch.autocast`, and unseen by modes of functions."""
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    kind = "cpu" if device is None else device.type
-    exact = torch.autocast("cpu", enabled=False), torch.autocast(kind, enabled=False)
-    with torch._C.DisableTorchFunction(), torch.no_grad(), exact[0], exact[1]:
-        yield
 
 
 def _is_traced():

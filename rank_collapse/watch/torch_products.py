@@ -4,7 +4,9 @@ Axis letters: g examples and heads as one, b or e examples, h heads, n queries, 
 m keys, d width.
 """
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +36,15 @@ class Weights(NamedTuple):
     allowed: Tensor | None
 
 
+@contextlib.contextmanager
+def leave_autocast() -> Iterator[None]:
+    """Computes without `torch.autocast`."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    kind = "cpu" if device is None else device.type
+    with torch.autocast("cpu", enabled=False), torch.autocast(kind, enabled=False):
+        yield
+
+
 def choose_rows(n: int, device: Any) -> Tensor:
     """Chooses which of n queries are measured."""
     return torch.linspace(0, n - 1, min(n, ROWS), device=device).long()
@@ -46,6 +57,7 @@ def is_allowed(mask: Tensor) -> Tensor:
     return mask > HIDDEN if mask.is_floating_point() else mask != 0
 
 
+@leave_autocast()
 def compute_dot_weights(
     query: Tensor,
     key: Tensor,
@@ -203,6 +215,7 @@ def number_documents(exists: Tensor, allowed: Tensor | None, index: Tensor) -> T
     return index.gather(1, first).masked_fill(~exists, -1)
 
 
+@leave_autocast()
 def measure_tokens(x: Tensor, documents: Tensor, kind: str) -> dict[str, Tensor]:
     """Measures tokens by `monitor`, means over documents.
 
@@ -222,6 +235,7 @@ def measure_tokens(x: Tensor, documents: Tensor, kind: str) -> dict[str, Tensor]
     return monitor(x, **options)
 
 
+@leave_autocast()
 def measure_weights(weights: Weights, documents: Tensor) -> dict[str, Tensor]:
     """Measures weights by document and head [k, h], of documents that have a measured query.
 

@@ -226,7 +226,7 @@ class Watch:
             step: Of the row.
 
         Raises:
-            LeftOut: No layer was measured.
+            LeftOut: No layer was measured, and no other reason is known.
         """
         self._measure_gradients()
         scalars, loss = self._collect(self.measured.runs.attentions), self.measured.loss
@@ -238,7 +238,7 @@ class Watch:
             has_ranks = distributed.is_available() and distributed.is_initialized()
             is_writing = not has_ranks or distributed.get_rank() == 0  # of several processes
             self._recorder.add(step, row, len(self._layers), is_writing)
-        if not scalars:
+        if not scalars and not self.notes.reasons.keys() - {(None, "layers")}:
             raise LeftOut(self.measured.reason)
 
     def _collect(self, runs):
