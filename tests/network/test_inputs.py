@@ -156,7 +156,7 @@ MEASURES = {
     "shapley_values": lambda _, x: rc.shapley_values(x[:4], 2),
     "covariance_shares": lambda _, x: rc.paths.covariance_shares(x[None], x),
     "expected_pass": lambda p, x: expected_pass(p, x, CONFIG).shares,
-    "profile": lambda _, x: rc.profile(x[None])["residual_ratio"],
+    "profile": lambda _, x: rc.profile(x[None], measures="participation_ratio").measures,
 }
 
 
