@@ -3,7 +3,6 @@
 Axis letters: b texts, c masked copies, l layers, h heads, n tokens, d width, k path lengths.
 """
 
-from experiments.lab.texts import masked_copies
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.lab.texts import masked_copies
 from experiments.paper.trained.chains import ChainPass
 from experiments.train.path_sizes import measured_sizes
 from rank_collapse import pretrained
@@ -24,7 +24,6 @@ from rank_collapse.network.surgery import list_ablations
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.truncation import TruncatedPass
 from rank_collapse.pretrained import AblationSpec, Group
-from rank_collapse.text import tokens
 from rank_collapse.theory import bounds
 from rank_collapse.theory.logdomain import LogPass
 from rank_collapse.theory.reports import BoundPass
