@@ -1,5 +1,6 @@
 """Functions text -> token ids, by a checkpoint folder's tokenizer files or made from the texts."""
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,11 +19,27 @@ from rank_collapse.text.vocabulary import (
 Encoder = Callable[[str], list[int]]
 
 
+@dataclasses.dataclass(frozen=True)
+class VocabularyEncoder:
+    """An `Encoder` of a vocabulary that is known.
+
+    Attributes:
+        ids: text → token ids.
+        unknown: The id of what the vocabulary does not have; None where it has none.
+    """
+
+    ids: Encoder
+    unknown: int | None = None
+
+    def __call__(self, text: str) -> list[int]:
+        return self.ids(text)
+
+
 SENTENCEPIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 FILES = f"tokenizer.json, vocab.json with merges.txt, vocab.txt, {', '.join(SENTENCEPIECE_FILES)}"
 
 
-def load_tokenizer(folder: str | os.PathLike, settings: dict[str, Any]) -> Encoder | None:
+def load_tokenizer(folder: str | os.PathLike, settings: dict[str, Any]) -> VocabularyEncoder | None:
     """Load a tokenizer by the files in a folder: text → token ids, special tokens included.
 
     None where there are no such files. They are looked for in the order of `FILES`: tokenizer.json,
@@ -64,7 +81,12 @@ def trained_tokenizer(texts: Sequence[str], vocab_size: int) -> Encoder:
 
 
 def _encode_with(path, tokenizer):
-    return lambda text: call_tokenizers(f"{path} encodes no text", tokenizer.encode, text).ids
+    names = [getattr(getattr(tokenizer, "model", None), "unk_token", None), "[UNK]", "<unk>"]
+    unknown = [tokenizer.token_to_id(name) for name in names if name]
+    return VocabularyEncoder(
+        lambda text: call_tokenizers(f"{path} encodes no text", tokenizer.encode, text).ids,
+        next((i for i in unknown if i is not None), None),
+    )
 
 
 def _byte_level(folder, settings):
@@ -73,7 +95,7 @@ def _byte_level(folder, settings):
     ids = _encode_with(folder / "vocab.json", tokenizer)
     if settings["model_type"] == "gpt2" or None in (first, last):
         return ids
-    return lambda text: [first, *ids(text), last]
+    return VocabularyEncoder(lambda text: [first, *ids(text), last], ids.unknown)
 
 
 def _read_sentencepiece(path, settings):
@@ -102,4 +124,7 @@ def _read_sentencepiece(path, settings):
         "mistral": (ids("<s>"), []),
     }.get(kind, ([], []))
     lower = kind == "albert" and bool(options.get("do_lower_case", True))
-    return lambda text: [*before, *model.encode(text.lower() if lower else text), *after]
+    return VocabularyEncoder(
+        lambda text: [*before, *model.encode(text.lower() if lower else text), *after],
+        model.unk_id(),
+    )

@@ -140,7 +140,6 @@ def test_a_folder_without_tokenizer_files_is_measured_all_the_same(folder, tmp_p
     assert len(np.unique(found.x)) > 0.9 * known.vocab_size and found.kind == "random"
 
 
-@pytest.mark.full
 def test_unknown_tokens_are_counted_and_warned_of(folder, tmp_path, capsys):
     text = tmp_path / "text.txt"
     for content, share, warned in (("a b c d e f g ?", "10%", False), ("a ? ! %", "50%", True)):
