@@ -343,6 +343,38 @@ def test_a_log_that_fails_for_a_while_goes_on():
     watched.close()
 
 
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_who_else_replaces_the_call_of_modules_is_called(is_inside, monkeypatch):
+    """Before a watch begins, or while one measures; after it what they put there is there."""
+    model, seen = gpt2(**QUIET), []
+    expected = rows_of(gpt2(**QUIET), every=1, steps=3)
+
+    def replace():
+        usual = torch.nn.Module.__call__
+
+        def call(module, *args, **kwargs):
+            seen.append(module)
+            return usual(module, *args, **kwargs)
+
+        monkeypatch.setattr(torch.nn.Module, "__call__", call)
+        return call
+
+    call = None if is_inside else replace()
+    watched = watch(model, every=1)
+    call = call or replace()
+    trained(model, 3)
+    watched.close()
+    assert torch.nn.Module.__call__ is call and seen.count(model) == 3
+    np.testing.assert_equal(watched.rows, expected)
+    trained(model, 1)
+    assert seen.count(model) == 4
+    again = watch(model, every=1)
+    trained(model, 1)
+    again.close()
+    assert torch.nn.Module.__call__ is call and seen.count(model) == 5
+    assert np.isfinite(again.rows[0]["residual_ratio"]).all()
+
+
 def test_a_pass_that_ctrl_c_ended_keeps_no_model():
     def interrupt(*_):
         raise KeyboardInterrupt

@@ -347,10 +347,12 @@ def _combine_products(run):
 class _Watches:
     """The open watches, for optimizers and for the calls of modules.
 
-    They are replaced as one tuple, since other threads read it.
+    They are replaced as one tuple, since other threads read it. `call` is how modules are called
+    beside the watches, by torch or by whoever has replaced that before.
     """
 
     lock, open, stance = threading.RLock(), (), None
+    call, is_installed = nn.Module.__call__, False
 
     @classmethod
     def change(cls, opened, closed):
@@ -364,9 +366,12 @@ class _Watches:
             is_measuring = any(watched.measured for watched in cls.open)
             if is_measuring and cls.stance is None:
                 cls.stance = torch.compiler.set_stance("force_eager")
-                nn.Module.__call__ = _call_module
+                if not cls.is_installed:
+                    cls.call, nn.Module.__call__ = nn.Module.__call__, _call_module
+                    cls.is_installed = True
             elif not is_measuring and cls.stance is not None:
-                nn.Module.__call__ = _CALL
+                if nn.Module.__call__ is _call_module:  # else somebody's that calls it
+                    nn.Module.__call__, cls.is_installed = cls.call, False
                 cls.stance = cls.stance.__exit__(None, None, None)
 
     @classmethod
@@ -383,11 +388,8 @@ class _Watches:
                 watched.notes.leave_out(None, "steps", f"{type(error).__name__}: {error}")
 
 
-_CALL = nn.Module.__call__
-
-
 def _call_module(module, *args, **kwargs):
-    call = _CALL
+    call = _Watches.call
     for measured in [watched.measured for watched in _Watches.open]:
         call = call if measured is None else functools.partial(measured.call, call)
     return call(module, *args, **kwargs)
