@@ -26,6 +26,7 @@ from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from rank_collapse.runs import seeds
+from rank_collapse.runs.files import damaged_file_error
 
 SEEDS = "seeds"  # the part of a run's arrays that has one cell
 Cells = Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]]
@@ -117,6 +118,7 @@ class Executor(contextlib.ExitStack):
             {cell: {name: [s, ...]}}.
 
         Raises:
+            RunError: The run holds another number of seeds.
             ValueError: Invalid flags of this point.
         """
         options = self._options
@@ -147,10 +149,20 @@ class Executor(contextlib.ExitStack):
         return floats
 
     def _list_missing(self, cells, count):
-        """Lists the (cell, seed) pairs that the run does not have."""
+        """Lists the (cell, seed) pairs that the run does not have.
+
+        Raises:
+            RunError: The arrays of a cell have different numbers of seeds, or too many.
+        """
         missing = []
         for cell in cells:
-            saved = max(map(len, (self.run.part(cell) or {}).values()), default=0)
+            arrays = self.run.part(cell) or {}
+            shapes = [np.shape(array) for array in arrays.values()] or [(0,)]
+            saved = shapes[0][0] if shapes[0] else -1  # a number has no seeds
+            if any(shape[:1] != (saved,) for shape in shapes) or saved > count:
+                raise damaged_file_error(
+                    self.run.path / "arrays.npz", f"{cell} is not of {count} seeds"
+                )
             missing += [(cell, seed) for seed in range(saved, count)]
         return missing
 

@@ -33,6 +33,7 @@ from experiments.lab import devices, labelled, pool
 from experiments.lab.flags import Flags, command_line, make_config, read_flags, run_path
 from experiments.lab.folder import RunFolder, read_summary
 from rank_collapse.report import figures as drawing
+from rank_collapse.runs.files import damaged_file_error
 
 Figures = Mapping[str, Callable[[Any, Any], Any]]  # (results, set-up) → figure, or None
 
@@ -362,7 +363,10 @@ def read_run(module: ModuleType, folder: Path) -> Shown:
     Raises:
         RunError: The run is not complete, or damaged.
     """
-    options = read_flags(module.FLAGS, folder, read_summary(folder).get("shown", {}))
+    selection = read_summary(folder).get("shown", {})
+    if not isinstance(selection, Mapping):
+        raise damaged_file_error(folder / "summary.json", f"shown={selection} names no flags")
+    options = read_flags(module.FLAGS, folder, selection)
     vars(options)["reading"] = True
     return module.main(options)
 

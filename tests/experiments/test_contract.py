@@ -29,6 +29,7 @@ from experiments.verdicts.claims import mean_row
 from experiments.verdicts.page import Comparison
 from experiments.verdicts.statements import STATEMENTS
 from rank_collapse.runs.drawn import draw_files
+from rank_collapse.runs.files import RunError
 
 
 def as_here(devices):
@@ -238,6 +239,9 @@ def test_a_folder_is_read_as_it_was_last_asked(tmp_path):
     for factor in (3, 5):
         assert doubled.run(tmp_path, f"--factor={factor}") == 0
     assert experiment.read_run(doubled, tmp_path).points[0].setup == 5
+    (tmp_path / "summary.json").write_text('{"shown": ["first"]}')
+    with pytest.raises(RunError, match=r"summary\.json.*names no flags"):
+        experiment.read_run(doubled, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

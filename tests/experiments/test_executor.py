@@ -9,6 +9,7 @@ from experiments.lab.executor import Executor, Mapped, name_leaves
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from rank_collapse.runs import seeds
+from rank_collapse.runs.files import RunError
 
 FLAGS = cli.make_flags("scaled", num_seeds=5, traced=("skip_gain",))
 vocabulary.define(FLAGS, skip_gain=1.0)
@@ -113,3 +114,11 @@ def test_traced_axes_are_cells_of_one_list_and_a_point_without_cells_is_left_out
 def test_nested_results_are_named_by_their_paths():
     part = name_leaves({"a": np.zeros((2, 3)), "b": {"c": np.zeros((2, 3))}})
     assert list(part) == ["a", "b/c"]
+
+
+@pytest.mark.parametrize("bits", [np.zeros((1, 2)), np.zeros((6, 2)), np.array(0.0)])
+def test_cut_arrays_and_more_seeds_than_asked_for_are_refused(bits, tmp_path):
+    with RunFolder(tmp_path, {}) as run:
+        run.save_arrays({"low/of/bits": bits, "low/of/scaled": np.zeros((6, 2))})
+    with pytest.raises(RunError, match="low is not of 5 seeds"):
+        found_in(tmp_path, options_of())
