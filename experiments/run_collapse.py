@@ -100,15 +100,13 @@ vocabulary.define_alias(FLAGS, norm="norm_placement")
 define("enum", "mlp", "gelu", "MLP of san_mlp and transformer.", MLP_KINDS[1:])
 define("boolean", "san_mlp_skip", False, "Keep the MLP's own skip in san_mlp, as published.")
 text = (
-    "Gains of the MLPs at which san_mlp is measured too, without norms as it is, post-norm with "
-    "the MLPs' own skip: where they begin to slow the collapse."
+    "Gains of the MLPs at which san_mlp is measured too, without norms: where they begin to slow "
+    "the collapse. With 1 among them, post-norm with the MLPs' own skip too, as published."
 )
 vocabulary.define_numbers(FLAGS, "mlp_gain", [], text, kind=float)
 inputs.define_flags(define)
 define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(inputs.DTYPES))
 define("integer", "seed_chunk", 16, "Largest number of seeds in memory.", lower_bound=1)
-# Flags that folders of runs have in their config.json, and that are no longer there.
-EARLIER_FLAGS = {"certify": False}
 
 Configs = dict[str, rc.TransformerConfig]
 
@@ -203,9 +201,7 @@ def measure_seed(
         gains = [
             (floats[1] * c.attention_skip, floats[1] * c.mlp_skip, 1.0) for c in group.values()
         ]
-        # Post-norm undoes the gain of MLPs without a skip of their own; there they keep theirs, as
-        # in the published curves. Pre-norm is left out.
-        swept = setup.gains if "san_mlp" in group and norm != "pre" else []
+        swept = choose_gains(setup.gains, norm) if "san_mlp" in group else []
         gains += [(0.0, float(group["san_mlp"].mlp_skip or norm != "none"), g) for g in swept]
         network = next(iter(group.values())).replace(attention_skip=True, mlp_skip=True)
 
@@ -224,6 +220,21 @@ def measure_seed(
             curves = zip(swept, logs.profile[len(group) :], strict=True)
             results["swept"] = {f"{gain:g}": curve for gain, curve in curves}
     return results
+
+
+def choose_gains(gains: list[float], norm: str) -> list[float]:
+    """Chooses the gains of MLPs at which san_mlp is measured too.
+
+    Post-norm undoes the gain of MLPs without a skip of their own. There they are measured as
+    published, with their skip and a gain of 1, where that is asked for. Pre-norm is left out.
+
+    Args:
+        gains: Those that are asked for.
+        norm: Where norms are.
+    """
+    if norm == "none":
+        return gains
+    return [gain for gain in gains if gain == 1 and norm != "pre"]
 
 
 def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
@@ -283,7 +294,7 @@ def make_rows(results: xr.Dataset, setup: Networks) -> Iterator[dict[str, Any]]:
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, make_setup, lambda setup: setup.source | EARLIER_FLAGS) as run:
+    with open_run(options, make_setup, lambda setup: setup.source) as run:
         points = run.measure(measure, over=AXES)
         return run.publish(
             points,

@@ -45,13 +45,6 @@ vocabulary.define(
     seed_chunk=0,
 )
 define("float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix, above 0.", lower_bound=0.0)
-# Flags that folders of runs have in their config.json, and that are no longer there.
-EARLIER_FLAGS = {
-    "training": False,
-    "train_designs": ["post", "pre", "admin", "deepnorm"],
-    "train_depth": 12,
-    "train_steps": 300,
-}
 
 
 def compare_results(results: ByCase, configs: Any) -> Iterator[Comparison]:
@@ -164,7 +157,7 @@ FIGURES = name_figures(
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, make_configs, lambda configs: EARLIER_FLAGS) as run:
+    with open_run(options, make_configs) as run:
         points = run.measure(measure_all)
         return run.publish(
             points,

@@ -16,7 +16,7 @@
 
 Every file but metrics and log.txt is written to a temporary name and renamed, so a file is either
 complete or absent. The checksums of arrays.npz show damage. Files made of the arrays are made
-again where they are missing.
+again where they are missing, and results.csv where it is not what they say.
 
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
@@ -168,8 +168,10 @@ class RunFolder(contextlib.ExitStack):
             figure = None if all(map(self.has_file, paths.values())) else draw()
             for suffix, content in ({} if figure is None else draw_files(figure)).items():
                 self._write(paths[suffix], content)
-        makers = {"results.csv": lambda: table_bytes(rows()), **(files or {})}
-        for name, make in makers.items():
+        table = table_bytes(rows())
+        if not self.has_file("results.csv") or (self.path / "results.csv").read_bytes() != table:
+            self._write("results.csv", table)
+        for name, make in (files or {}).items():
             if not self.has_file(name):
                 self._write(name, make())
         if self.summary is None:

@@ -157,6 +157,7 @@ def describe_run(parent: Path, name: str) -> dict[str, Any]:
             "date": environment["started"][:10],
             "seed": saved["config"].get("seed"),
             "seconds": times.get("seconds"),
+            "cpu_seconds": times.get("cpu_seconds"),
             "at_least": bool(times.get("at_least", True)),
             "jobs": times.get("jobs"),
             "machine": f"{environment['num_devices']} × {device}",

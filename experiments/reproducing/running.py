@@ -41,11 +41,13 @@ class ProcessResult(NamedTuple):
         code: Its exit code.
         output: All that it printed.
         seconds: Its time.
+        cpu_seconds: Its time on all cores, of this process alone.
     """
 
     code: int
     output: str
     seconds: float
+    cpu_seconds: float
 
 
 def run_binary(module: str, *arguments: str) -> ProcessResult:
@@ -56,11 +58,12 @@ def run_binary(module: str, *arguments: str) -> ProcessResult:
         *arguments: Of its flags.
     """
     binary = importlib.import_module(module)
-    start = time.monotonic()
+    start, start_of_cpu = time.monotonic(), time.process_time()
     sys.modules["__main__"], sys.argv = binary, [str(binary.__file__), *arguments]
     with contextlib.redirect_stdout(io.StringIO()) as output:
         code = cli.execute(binary.main, binary.FLAGS, arguments)
-    return ProcessResult(code, output.getvalue(), time.monotonic() - start)
+    seconds, cpu_seconds = time.monotonic() - start, time.process_time() - start_of_cpu
+    return ProcessResult(code, output.getvalue(), seconds, cpu_seconds)
 
 
 def run_commands(
@@ -92,7 +95,10 @@ def run_commands(
                         yield name, future.result()
                     except BrokenProcessPool:  # its process died: the others go on
                         progress.raise_if_stopped()
-                        yield name, ProcessResult(1, "its process was ended (out of memory?)", 0.0)
+                        yield (
+                            name,
+                            ProcessResult(1, "its process was ended (out of memory?)", 0.0, 0.0),
+                        )
                         break
     except progress.Stopped:
         for future, name in running.items():

@@ -22,7 +22,7 @@ from rank_collapse.runs import files
 DOCS = Path(__file__).parents[2] / "docs"
 CAME_OUT = re.compile(r"^\*\*Result\.\*\* (.*)$", re.MULTILINE)
 PRESETS = ("quick", "paper")
-TIME_NAMES = ("seconds", "jobs", "at_least")
+TIME_NAMES = ("seconds", "cpu_seconds", "jobs", "at_least")
 
 
 class RunRecord(NamedTuple):
@@ -140,6 +140,7 @@ def save_time(parent: Path, name: str, result: Any, jobs: int, resumed: bool = F
         earlier = dict.fromkeys(TIME_NAMES, 0.0)
     times[name] = {
         "seconds": round(earlier["seconds"] + result.seconds, 1),
+        "cpu_seconds": round(earlier["cpu_seconds"] + result.cpu_seconds, 1),
         "jobs": max(jobs, earlier["jobs"]),
         "at_least": earlier["at_least"],
     }

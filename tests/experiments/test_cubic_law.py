@@ -73,6 +73,10 @@ def test_small_residuals_fall_as_the_closed_recursion_has_it(fields, x64):
     assert float(profile[-1]) < -300
     np.testing.assert_allclose(cubic[0], profile[0], atol=1e-9)
     np.testing.assert_allclose(jnp.diff(cubic)[0], jnp.diff(profile)[0], atol=1e-3)
+    if config.mlp != "none":
+        with pytest.raises(ValueError, match="MLPs are not certified"):
+            closed_constant(params, x, config, mask=keep)
+        return
     measured = cubic_law.measured_constant(profile)
     closed = closed_constant(params, x, config, mask=keep)
     np.testing.assert_allclose(closed.log10_lambda, measured.log10_lambda, atol=2e-4)
@@ -123,12 +127,9 @@ def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
 @pytest.mark.parametrize(
     "placement", full_but(["none", "pre", "post", "sandwich", "branch"], "post")
 )
-@pytest.mark.parametrize("kind", full_but(["gelu", "swiglu"], "gelu"))
-def test_no_layer_grows_more_than_its_bound(placement, kind, x64):
+def test_no_layer_grows_more_than_its_bound(placement, x64):
     """Tokens of very different lengths; the largest distance after the layer over the bound."""
-    config = rc.san_mlp(
-        1, 2, 6, mlp=kind, d_ff=7, norm_placement=placement, mlp_skip=True, branch_gain=0.7
-    )
+    config = rc.san(1, 2, 6, norm_placement=placement, branch_gain=0.7)
 
     def single(key):
         keys = jax.random.split(key, 4)

@@ -88,9 +88,9 @@ def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypa
     def failing(commands, jobs):
         assert list(commands) == ["run_path_counts", "run_path_chains"]  # in the report's order
         shown.append(path.read_text())
-        yield "run_path_counts", ProcessResult(2, "half way\nerror: no luck\n", 1.0)
+        yield "run_path_counts", ProcessResult(2, "half way\nerror: no luck\n", 1.0, 1.0)
         shown.append(path.read_text())
-        yield "run_path_chains", ProcessResult(2, "", 1.0)
+        yield "run_path_chains", ProcessResult(2, "", 1.0, 1.0)
 
     monkeypatch.setattr(running, "run_commands", failing)
     arguments = ["--only=run_path_counts,run_path_chains", f"--output_dir={tmp_path}", "--jobs=1"]
@@ -120,7 +120,7 @@ def test_results_as_markdown_are_of_one_preset(tmp_path, monkeypatch):
         assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, arguments) == 0
         (folder / "figures" / "path_counts.png").write_bytes(image.getvalue())
     paper, quick, docs = tmp_path / "run/paper", tmp_path / "run/quick", tmp_path / "docs"
-    sections.save_time(paper, "run_path_counts", ProcessResult(0, "", 12.34), 1)
+    sections.save_time(paper, "run_path_counts", ProcessResult(0, "", 12.34, 12.34), 1)
     with pytest.raises(ValueError, match="no table has: run_path_counts: many: of H=4"):
         results_page.write_markdown(paper, "paper", docs)
     assert not docs.exists()
@@ -198,18 +198,18 @@ def test_damaged_times_are_not_known(content, tmp_path):
     """All experiments ran, and then there was no report."""
     (tmp_path / "times.json").write_text(content)
     assert sections.read_times(tmp_path) == {}
-    sections.save_time(tmp_path, "run_sort", ProcessResult(0, "", 3.0), 2)
-    took = {"seconds": 3.0, "jobs": 2, "at_least": 0}
+    sections.save_time(tmp_path, "run_sort", ProcessResult(0, "", 3.0, 3.0), 2)
+    took = {"seconds": 3.0, "cpu_seconds": 3.0, "jobs": 2, "at_least": 0}
     assert sections.read_times(tmp_path) == {"run_sort": took}
 
 
 def test_the_time_of_an_interrupted_run_is_that_of_its_parts(tmp_path):
     """In workers that a signal ended, and after one that was killed: its time is not known."""
     for resumed in (False, True):
-        sections.save_time(tmp_path, "run_sort", ProcessResult(143, "", 3.0), 1, resumed)
-    took = {"seconds": 6.0, "jobs": 1, "at_least": 0}
+        sections.save_time(tmp_path, "run_sort", ProcessResult(143, "", 3.0, 3.0), 1, resumed)
+    took = {"seconds": 6.0, "cpu_seconds": 6.0, "jobs": 1, "at_least": 0}
     assert sections.read_times(tmp_path)["run_sort"] == took
-    sections.save_time(tmp_path, "run_width", ProcessResult(0, "", 3.0), 1, resumed=True)
+    sections.save_time(tmp_path, "run_width", ProcessResult(0, "", 3.0, 3.0), 1, resumed=True)
     assert sections.read_times(tmp_path)["run_width"]["at_least"] == 1
 
 
@@ -225,7 +225,7 @@ def test_what_a_signal_ends_is_counted(monkeypatch):
         raise progress.Stopped(143)
 
     monkeypatch.setattr(running.pool, "iterate_ended", iterate)
-    monkeypatch.setattr(running, "run_binary", lambda name: ProcessResult(143, name, 1.0))
+    monkeypatch.setattr(running, "run_binary", lambda name: ProcessResult(143, name, 1.0, 1.0))
     monkeypatch.setattr(running.pool, "start_workers", futures.ThreadPoolExecutor)
     commands = {"a": ("run_a",), "b": ("run_b",)}
     with pytest.raises(progress.Stopped):
@@ -241,7 +241,7 @@ def test_nothing_begins_after_a_signal(monkeypatch):
     def run_binary(name):
         begun.append(name)
         progress._signals_received.append(15)
-        return ProcessResult(143, name, 1.0)
+        return ProcessResult(143, name, 1.0, 1.0)
 
     monkeypatch.setattr(progress, "_signals_received", [])
     monkeypatch.setattr(running, "run_binary", run_binary)

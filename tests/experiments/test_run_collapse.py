@@ -293,20 +293,26 @@ def test_where_mlps_begin_to_slow_the_collapse():
     beyond = np.where(gains == 4.0, np.nan, raised)  # where the residual is no number
     np.testing.assert_array_equal(collapse_claims.crossing(gains, beyond), found)
     curves = {f"{g:g}": np.full((3, 2), -3.0 + g) for g in gains}
-    ((_, own),) = at(san={"log10_residual": np.full((3, 2), -1.5)}, swept=curves).items()
-    own = own.assign_coords(layer=[0, 1])
+    points = at(san={"log10_residual": np.full((3, 2), -1.5)}, swept=curves)
+    own = join_datasets(points, run_collapse.AXES).assign_coords(layer=[0, 1])
+    own = own.isel(weight_scale=0, skip_gain=0)
     np.testing.assert_array_equal(own.mlp_gain, gains)
-    np.testing.assert_allclose(raised_constant(own), [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
+    np.testing.assert_allclose(raised_constant(own)[0], [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
 
 
 @pytest.mark.full
 def test_the_gain_of_mlps_is_swept_in_one_program(tmp_path):
-    arguments = [*SIZE, "--variants=san,san_mlp", "--mlp_gain=1,8", "--norm=none"]
+    """With norms at a gain of 1 alone, of which the figure has nothing."""
+    arguments = [*SIZE, "--variants=san,san_mlp", "--mlp_gain=1,8", "--norm=none,post"]
     assert run(run_collapse, arguments, tmp_path) == 0
     saved = arrays(tmp_path)
-    plain, swept = saved["seeds/log10_residual/san_mlp"], saved["seeds/swept/1"]
+    assert {name for name in saved if "post/seeds/swept" in name} == {
+        "norm_placement=post/seeds/swept/1"
+    }
+    cell = "norm_placement=none/seeds"
+    plain, swept = saved[f"{cell}/log10_residual/san_mlp"], saved[f"{cell}/swept/1"]
     np.testing.assert_allclose(swept, plain, rtol=1e-4, atol=1e-4)  # the same network
-    more = saved["seeds/swept/8"]
+    more = saved[f"{cell}/swept/8"]
     assert (more[:, -1] > swept[:, -1] + 1).all()
     assert (tmp_path / "figures" / "mlp_gain.png").exists()
 

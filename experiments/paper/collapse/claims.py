@@ -110,7 +110,7 @@ def gain_claims(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]:
         results: With the residual at each gain of the MLPs, "swept".
         distinct: Norm placements that are different networks without skips.
     """
-    raised = raised_constant(results).dropna("norm_placement", how="all")
+    raised = raised_constant(results)
     gains = labelled.apply_along(partial(crossing, raised.mlp_gain.values), raised, "mlp_gain")
     yield from labelled.statement_rows("mlp gain", gains)
     if 1 not in results.mlp_gain:

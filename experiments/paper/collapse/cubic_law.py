@@ -1,11 +1,10 @@
 """The 3^L law of the residual: its constant, its closed form, and from which layer on it holds.
 
 The constant is what ‖res(X^L)‖^{1/3^L} tends to. The layer from which on the residual falls by the
-law is certified by the diameter bound of `mean_bounds`, extended through norms and gated MLPs with
-what they see in the pass that is measured: the standard deviations of its tokens, and its hidden
-units.
+law is certified by the diameter bound of `mean_bounds`, extended through norms with the standard
+deviations of the tokens that they see in the pass that is measured.
 
-Axis letters: n tokens, d width, f hidden units, h heads, l layers.
+Axis letters: n tokens, d width, h heads, l layers.
 """
 
 import math
@@ -83,8 +82,10 @@ def closed_profile(
         where no layer is certified.
 
     Raises:
-        ValueError: As `cubic_profile`; also a network that has no residual in logarithms.
+        ValueError: As `cubic_profile`; also a network that has no residual in logarithms, or MLPs.
     """
+    if config.mlp != "none":
+        raise ValueError("layers with MLPs are not certified")
     params, prepared = _prepared(params, x, config, inputs)
     log = log_trace(params, x, config, **inputs) if log is None else log
     trace = rc.apply(params, x, config, **inputs)
@@ -193,7 +194,7 @@ class LayerGrowth(struct.Struct):
 
     before: Any  # From X^l to the input of its attention: its norm, where it comes before
     cubic: Any  # log c, with which diam(SA(X)) ≤ c diam³
-    after: Any  # From SA(X) to X^{l+1}: gains, norms and the MLP
+    after: Any  # From SA(X) to X^{l+1}: gains and norms
 
 
 def log10_growth(
@@ -214,7 +215,7 @@ def log10_growth(
         max|gain|/min_i σ_i of every norm, since |LN x − LN y| ≤ max|gain| |x − y|/√(σ_x σ_y),
 
     σ² = variance + eps of the tokens that it sees in the pass (RMSNorm: mean square + eps), |γ| of
-    gains, and λ + |γ| Lipschitz constant of the MLP sublayer.
+    gains.
 
     Args:
         params, config: The network, of those that `COVERS` has.
@@ -255,43 +256,7 @@ def layer_growth(
     params, config = layer.params, layer.config
     scores, values = mean_bounds.attention_norms(params.attention, layer.gains.temperature, config)
     before, inner, outer = _around(passages["attention"], keep)
-    growth = inner + outer
-    if "mlp" in passages:
-        passage = passages["mlp"]
-        norm_before, inner, outer = _around(passage, keep)
-        lipschitz = mlp_lipschitz(params.mlp, passage.branch_input, config.mlp, keep)
-        inner = inner + norm_before + jnp.log(lipschitz)
-        if passage.spec.skip:
-            inner = jnp.logaddexp(inner, jnp.log(jnp.max(jnp.abs(passage.spec.skip_gain))))
-        growth = growth + inner + outer
-    return LayerGrowth(before, jax.nn.logsumexp(scores + values), growth)
-
-
-def mlp_lipschitz(
-    params: layers.MLPParams, x: Float[Array, "n d"], kind: str, keep: Bool[Array, "n"]
-) -> Float[Array, ""]:
-    """Computes λ with |MLP(x_i) − MLP(x_k)|₂ ≤ λ |x_i − x_k|₂ for these tokens.
-
-    sup|φ'| ‖W_in‖₂ ‖W_out‖₂, for all tokens; of gated MLPs, which multiply u = φ(x W_gate + b) by z
-    = x W_in + b', (sup|φ'| ‖W_gate‖₂ max|z| + ‖W_in‖₂ max|u|) ‖W_out‖₂ over these ones: u_i z_i −
-    u_k z_k = (u_i − u_k) z_i + u_k (z_i − z_k).
-
-    Args:
-        params: Of the MLP.
-        x: Its input.
-        kind: Its activation.
-        keep: Bool [n], True for tokens that are not padding.
-    """
-    if kind not in layers.GATED:
-        return bounds.lipschitz_constants(params, kind, (mean_bounds.spectral_norm,))[0]
-    z = x @ params.w_in + params.b_in[None, :]
-    u = layers.get_activation(kind).fn(x @ params.w_gate + params.b_gate[None, :])
-    largest = [jnp.max(jnp.where(keep[:, None], jnp.abs(a), 0)) for a in (z, u)]
-    slope = bounds.largest_slope(layers.GATED[kind], x.dtype) * mean_bounds.spectral_norm(
-        params.w_gate
-    )
-    size = slope * largest[0] + mean_bounds.spectral_norm(params.w_in) * largest[1]
-    return size * mean_bounds.spectral_norm(params.w_out)
+    return LayerGrowth(before, jax.nn.logsumexp(scores + values), inner + outer)
 
 
 def _around(passage, keep):

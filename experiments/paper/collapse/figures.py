@@ -45,7 +45,10 @@ def by_variant(values: xr.DataArray, **options: Any):
 
 
 def raised_constant(results: xr.Dataset) -> xr.DataArray:
-    """Computes by how much each gain of the MLPs raises Λ = log10‖R_L‖/3^L of pure attention."""
+    """Computes by how much each gain of the MLPs raises Λ = log10‖R_L‖/3^L of pure attention,
+    without norms: with them the run has no other gain than 1.
+    """
+    results = results.sel(norm_placement=[n for n in results.norm_placement.values if n == "none"])
     san = results.log10_residual.sel(variant="san", drop=True)
     return ((results.swept - san) / 3.0 ** san.layer[-1]).isel(layer=-1, drop=True)
 
@@ -188,10 +191,12 @@ def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
 
 def mlp_gain_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     """By how much MLPs raise the constant Λ above pure attention's, against their gain: above 0
-    they slow the collapse (post-norm: with a skip of their own)."""
+    they slow the collapse."""
     if "swept" not in results:
         return None
-    raised = raised_constant(first(results)).dropna("norm_placement", how="all")
+    raised = raised_constant(first(results))
+    if not raised.size:
+        return None
     fig, axes = labelled.plot_facets(
         raised, "mlp_gain", col="norm_placement", width=3.4, height=2.8, sharey=True
     )

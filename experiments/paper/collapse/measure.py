@@ -57,7 +57,7 @@ def measure_laws(
         log: The pass in logarithms.
     """
     profiles = {"log10_residual": log.profile}
-    if cubic_law.COVERS.refusal(config) is None:
+    if config.mlp == "none" and cubic_law.COVERS.refusal(config) is None:
         profiles["log10_cubic"] = cubic_law.closed_profile(params, x, config, log=log)[0]
     if bounds.not_covered(config):
         return profiles
