@@ -1,4 +1,5 @@
-"""A strict suite: annotations checked, rank promotion refused, several CPU devices.
+"""A strict suite: rank promotion refused, several CPU devices, annotations checked by all runs but
+the usual one (an eighth of its time).
 
 Nearly all of its time is compilation: see `compiling`. Tests that must see what users run take the
 fixture `optimized`.
@@ -9,9 +10,9 @@ import os
 import signal
 from pathlib import Path
 
+import compiling
 import numpy as np
 import pytest
-from compiling import pytest_configure  # noqa: F401
 from jaxtyping import install_import_hook
 from tolerance import assert_allclose
 from untouched import REPOSITORY, root_stays_as_it_is  # noqa: F401
@@ -30,7 +31,12 @@ jax.config.update("jax_num_cpu_devices", int(os.environ.get("JAX_NUM_CPU_DEVICES
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.devices()  # starts JAX, so that no binary run inside a test changes the number of devices
 
-install_import_hook("rank_collapse", "type_checks.checked")
+
+def pytest_configure(config):
+    """Keeps compiled programs; checks annotations where full tests run too."""
+    compiling.pytest_configure(config)
+    if config.option.markexpr != "not full":
+        install_import_hook("rank_collapse", "type_checks.checked")
 
 
 def pytest_collection_finish():
