@@ -157,14 +157,12 @@ def test_decoding_ends_with_the_first_end_mark():
 
     params = draw_params(model_config, 5)
     sources = jnp.stack([SOURCES, SOURCES[::-1]])
-    free_tokens = decode(sources, jnp.array([-1, -1])).tokens
-    ends = free_tokens[:, 2]
+    free = decode(sources, jnp.array([-1, -1])).tokens
+    ends = free[:, 2]
     decoding = decode(sources, ends)
     for i, end in enumerate(ends.tolist()):
-        first = free_tokens[i].tolist().index(end)
-        assert decoding.tokens[i].tolist() == free_tokens[i, : first + 1].tolist() + [end] * (
-            5 - first
-        )
+        first = free[i].tolist().index(end)
+        assert decoding.tokens[i].tolist() == free[i, : first + 1].tolist() + [end] * (5 - first)
         assert decoding.exists[i].tolist() == [True] * (first + 1) + [False] * (5 - first)
     assert (~decoding.exists).any()
 
