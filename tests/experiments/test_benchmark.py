@@ -17,39 +17,39 @@ def options():
     return cli.parse_flags(benchmark.FLAGS, ["--rounds=2"])
 
 
-def value(found, words):
-    return next(v for name, (v, _) in found.figures.items() if words in name)
+def find_figure(report, words):
+    return next(v for name, (v, _) in report.figures.items() if words in name)
 
 
 @pytest.mark.full
 def test_path_benchmarks_compare_what_is_equal(options):
     config = rc.transformer(depth=2, num_heads=2, d_model=8)
-    found = paths.time_exact_paths(options, config, num_tokens=4)
-    assert all(len(t.seconds) == 2 and t.compile_seconds > 0 for t in found.timings)
-    assert 0 <= value(found, "Frobenius") < 1e-5
-    found = paths.time_head_contributions(options, config, num_tokens=4)
-    assert found.timings[0].output.shape == (2, 2, 4, 8)
-    found = paths.time_recomputed_paths(options, depth=2, num_sequences=3)
-    assert value(found, "difference") < 1e-5
+    report = paths.time_exact_paths(options, config, num_tokens=4)
+    assert all(len(t.seconds) == 2 and t.compile_seconds > 0 for t in report.timings)
+    assert 0 <= find_figure(report, "Frobenius") < 1e-5
+    report = paths.time_head_contributions(options, config, num_tokens=4)
+    assert report.timings[0].output.shape == (2, 2, 4, 8)
+    report = paths.time_recomputed_paths(options, depth=2, num_sequences=3)
+    assert find_figure(report, "difference") < 1e-5
 
 
 @pytest.mark.full
 def test_profile_benchmarks_compare_what_is_equal(options):
-    found = profiles.time_collapse_sweep(options, num_seeds=3, depth=2, num_tokens=4, d_model=8)
-    assert value(found, "difference") < 1e-5
-    single, vmapped, _ = found.timings
-    for one, of_all in zip(single.output[2], vmapped.output, strict=True):
-        np.testing.assert_allclose(one, of_all[2], atol=1e-5)
-    found = profiles.time_log_profile(options, depth=2, num_tokens=4, d_model=8)
-    assert value(found, "difference") < 1e-2
+    report = profiles.time_collapse_sweep(options, num_seeds=3, depth=2, num_tokens=4, d_model=8)
+    assert find_figure(report, "difference") < 1e-5
+    single, vmapped, _ = report.timings
+    for single_output, vmapped_output in zip(single.output[2], vmapped.output, strict=True):
+        np.testing.assert_allclose(single_output, vmapped_output[2], atol=1e-5)
+    report = profiles.time_log_profile(options, depth=2, num_tokens=4, d_model=8)
+    assert find_figure(report, "difference") < 1e-2
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", training.CASES)
 def test_training_benchmarks_take_the_published_commands(options, name):
-    (ours,) = (found := training.time_training(name, options, 2, training.TINY)).timings
+    (ours,) = (report := training.time_training(name, options, 2, training.TINY)).timings
     assert ours.compile_seconds > 0 and len(ours.seconds) == 2
-    assert value(found, "ms per seed") == 1e3 * min(ours.seconds)
+    assert find_figure(report, "ms per seed") == 1e3 * min(ours.seconds)
 
 
 @pytest.mark.full
@@ -57,22 +57,24 @@ def test_pytorch_trains_a_network_of_as_many_parameters_and_learns():
     pytest.importorskip("torch")
     from experiments.benchmarks import torch_baseline
 
-    for name in [name for name, (_, _, asked) in training.CASES.items() if asked]:
+    for name in [name for name, (_, _, target) in training.CASES.items() if target]:
         recipe, make_data, _ = training.make_case(name, training.TINY)
         shapes = jax.eval_shape(lambda recipe=recipe: init_model(jax.random.key(0), recipe))
         values = Hyper(learning_rate=1e-2, dropout=0.0)
-        own = torch_baseline.Training(recipe, make_data(jax.random.key(0))["train"], values)
+        baseline = torch_baseline.Training(recipe, make_data(jax.random.key(0))["train"], values)
         ours = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-        assert sum(p.numel() for p in own.network.parameters()) == ours, name
-        losses = [own.seconds_per_step(5) and own.loss.item() for _ in range(5)]
+        assert sum(p.numel() for p in baseline.network.parameters()) == ours, name
+        losses = [baseline.seconds_per_step(5) and baseline.loss.item() for _ in range(5)]
         assert losses[-1] < losses[0]
 
 
 def test_a_figure_above_its_limit_is_exit_1(monkeypatch, capsys):
-    def found(limit):
+    def make_benchmark(limit):
         return lambda options: Report([Timing("a", 0.0, [1.0])], {"size": (2.0, limit)})
 
-    monkeypatch.setattr(benchmark, "BENCHMARKS", {"low": found(1.0), "high": found(3.0)})
+    monkeypatch.setattr(
+        benchmark, "BENCHMARKS", {"low": make_benchmark(1.0), "high": make_benchmark(3.0)}
+    )
     execute = lambda *a: cli.execute(benchmark.main, benchmark.FLAGS, a)  # noqa: E731
     assert execute("--benchmark=high") == 0
     assert execute("--benchmark=high,low") == 1

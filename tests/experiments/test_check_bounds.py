@@ -21,25 +21,25 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
     monkeypatch.setattr(check_bounds, "CASES", CASES)
     names = ",".join(case.name for case in CASES)
     assert run(check_bounds, [*ARGUMENTS, f"--cases={names}"], tmp_path) == 0
-    own = check_bounds
-    results, setup = result_of(own, tmp_path)
-    found = check_bounds.count_violations(results["draws"].values())
-    heads = found["head_cases"], found["head_refused"]
-    assert (found["draws"], sum(heads)) == (400, 2 * 200 * (3 + 1))
+    experiment = check_bounds
+    results, setup = result_of(experiment, tmp_path)
+    counts = check_bounds.count_violations(results["draws"].values())
+    heads = counts["head_cases"], counts["head_refused"]
+    assert (counts["draws"], sum(heads)) == (400, 2 * 200 * (3 + 1))
     assert heads[0] > 100 and heads[1] > 0
-    assert not any(found[f"{name}_violations"] for name in ("lemma", *check_bounds.LEAST))
-    assert 0 < found["gamma_min"] < found["gamma_max"] and found["head_min"] > 0
+    assert not any(counts[f"{name}_violations"] for name in ("lemma", *check_bounds.LEAST))
+    assert 0 < counts["gamma_min"] < counts["gamma_max"] and counts["head_min"] > 0
     # the check can fail: without the condition the lemma does not hold
-    assert found["lemma_violations_elsewhere"] > 0
+    assert counts["lemma_violations_elsewhere"] > 0
     # bounds without a condition: given on every draw of the first case, refused under the mask
     names = ("mean_head", "mean_layer", "diameter", "layer", "stack")
-    assert [found[f"{name}_cases"] for name in names] == [2 * 200 * 3, 400, 400, 400, 200]
-    assert found["mean_head_refused"] == 2 * 200 and found["diameter_refused"] == 400
-    assert found["mean_head_min"] > 0
-    medians = [found[f"{w}_admissible_median"] for w in ("mean_head", "head")]
+    assert [counts[f"{name}_cases"] for name in names] == [2 * 200 * 3, 400, 400, 400, 200]
+    assert counts["mean_head_refused"] == 2 * 200 and counts["diameter_refused"] == 400
+    assert counts["mean_head_min"] > 0
+    medians = [counts[f"{w}_admissible_median"] for w in ("mean_head", "head")]
     assert medians[0] < medians[1]
 
-    def counts(broken=None):
+    def estimate_claims(broken=None):
         """With one violation of a bound among the draws of the first case."""
         draws = dict(results["draws"])
         if broken:
@@ -47,18 +47,18 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
             values, ok = draws[CASES[0]][name].copy(), draws[CASES[0]][f"{broken}_ok"]
             values[np.unravel_index(ok.argmax(), ok.shape)] = -1
             draws[CASES[0]] = draws[CASES[0]] | {name: values}
-        return [row.estimate for row in own.judge_claims(results | {"draws": draws}, setup)]
+        return [row.estimate for row in experiment.judge_claims(results | {"draws": draws}, setup)]
 
     # the construction of two heads is above the published bound and changes no count
-    built = [one["over_published"] for one in results["built"]]
+    built = [construction["over_published"] for construction in results["built"]]
     assert built[0] < 1 < built[1]
-    assert counts() == [0, 0, 0, 0]
-    assert counts("head") == [0, 1, 0, 0]
-    assert counts("published_layer") == [0, 0, 1, 0]
-    assert counts("published_stack") == [0, 0, 0, 1]
-    measured = [row.measured for row in own.compare_results(results, setup)]
+    assert estimate_claims() == [0, 0, 0, 0]
+    assert estimate_claims("head") == [0, 1, 0, 0]
+    assert estimate_claims("published_layer") == [0, 0, 1, 0]
+    assert estimate_claims("published_stack") == [0, 0, 0, 1]
+    measured = [row.measured for row in experiment.compare_results(results, setup)]
     assert measured[:9] == [0] * len(FREE) + built
-    assert measured[9:11] == [found["head_min"], found["head_max"]]
+    assert measured[9:11] == [counts["head_min"], counts["head_max"]]
     table = rows(tmp_path)
     assert [r["mask"] for r in table] == ["none", "causal"]
     assert sum(int(r["head_cases"]) for r in table) == heads[0]
@@ -82,11 +82,11 @@ def test_counts_are_of_what_the_condition_covers():
         "cubic_diameter_layer_tightness": [1.0],
         "diameter_tightness": [-1e-15],
     }
-    found = check_bounds.count_violations(
+    counts = check_bounds.count_violations(
         [{name: np.array(values)[None] for name, values in flat.items()}]
     )
     assert (
-        found.items()
+        counts.items()
         >= {
             "layer_cases": 1,
             "layer_refused": 1,
@@ -118,8 +118,8 @@ def test_counts_are_of_what_the_condition_covers():
 
 @pytest.mark.parametrize("width", [2, pytest.param(200, marks=pytest.mark.full)])
 def test_the_construction_is_that_of_its_dense_network(width, x64):
-    """As a network with matrices [d, d], in whose place `two_heads` has one feature; and around the
-    center of least ‖.‖_{1,∞}, which is certified, the residual is no smaller."""
+    """`two_heads` has one feature in place of matrices [d, d]. The residual is no smaller around
+    the certified center of least ‖.‖_{1,∞}."""
     x, w_q, w_o = np.zeros((2, width)), np.zeros((2, width, 1)), np.ones((2, 1, width))
     x[:, 0] = 1, -1
     w_q[:, 0] = 1
@@ -132,25 +132,25 @@ def test_the_construction_is_that_of_its_dense_network(width, x64):
     report = jax.jit(rc.bound_report)(params, x, config)
     np.testing.assert_allclose(10**report.log10_spread, SPREAD, rtol=1e-12)
     published, sums = report.published_layer, report.layer
-    found = two_heads(width)
+    ratios = two_heads(width)
     for name, lhs, rhs in (
         ("over_published", published.log10_lhs, published.log10_rhs),
         ("over_first", published.log10_lhs, published.log10_rhs_first),
         ("over_sums", sums.log10_lhs, sums.log10_rhs),
     ):
-        np.testing.assert_allclose(found[name], 10 ** (lhs[0] - rhs[0]), rtol=1e-11)
+        np.testing.assert_allclose(ratios[name], 10 ** (lhs[0] - rhs[0]), rtol=1e-11)
 
 
 @pytest.mark.parametrize("width", [4096, 16384, 40000, 200000])
 def test_the_construction_in_closed_form(width):
-    found, d = two_heads(width), mpmath.mpf(width)
+    ratios, d = two_heads(width), mpmath.mpf(width)
     with mpmath.workdps(30):
         moved = mpmath.tanh(mpmath.mpf(SPREAD) / 2) / (mpmath.mpf(SPREAD) / 2)
         closed = moved * (d**0.25 + d**-0.25)
         over = {"over_published": closed / (8 * mpmath.sqrt(2)), "over_first": closed / 16}
-    assert {n: found[n] > 1 for n in over} == {
+    assert {n: ratios[n] > 1 for n in over} == {
         "over_published": width > 15928,
         "over_first": width > 64731,
     }
     for name, value in over.items():
-        np.testing.assert_allclose(found[name], float(value), rtol=1e-13)
+        np.testing.assert_allclose(ratios[name], float(value), rtol=1e-13)

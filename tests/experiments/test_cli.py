@@ -42,10 +42,10 @@ def run(body, *arguments):
     ],
 )
 def test_flags_of_an_earlier_call_are_forgotten(calls, read, values):
-    found = []
+    readings = []
     for arguments in calls:
-        assert run(lambda o: found.append(read(o)), *arguments.split()) == 0
-    assert found == values
+        assert run(lambda o: readings.append(read(o)), *arguments.split()) == 0
+    assert readings == values
 
 
 def test_help_shows_purpose_and_flags_without_running(capsys):
@@ -134,13 +134,13 @@ def test_a_bug_is_not_taken_for_a_users_mistake():
 
 
 def test_ctrl_c_is_one_line_and_exit_130(capsys):
-    def interrupted(_):
+    def interrupt(_):
         raise KeyboardInterrupt
 
-    assert run(interrupted) == 130
+    assert run(interrupt) == 130
     assert capsys.readouterr().err == "\ninterrupted: the same command again resumes\n"
     # A command that keeps nothing promises nothing.
-    assert cli.execute(interrupted, cli.bare_flags(), []) == 130
+    assert cli.execute(interrupt, cli.bare_flags(), []) == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
 
 
@@ -221,12 +221,12 @@ def test_a_reader_that_goes_away_is_not_success():
 
 def test_a_platform_that_is_not_there_is_one_line():
     code = "from experiments.lab import cli; F = cli.make_flags('x'); cli.run(lambda o: 0, F)"
-    found = python("-c", code, JAX_PLATFORMS="cuda")
+    completed = python("-c", code, JAX_PLATFORMS="cuda")
     assert (
-        found.returncode == 2
-        and "error: JAX finds no device of JAX_PLATFORMS='cuda': " in found.stderr
+        completed.returncode == 2
+        and "error: JAX finds no device of JAX_PLATFORMS='cuda': " in completed.stderr
     )
-    assert "Traceback" not in found.stderr
+    assert "Traceback" not in completed.stderr
 
 
 def test_plain_progress_is_lines_with_values_and_remaining_time(capsys):
@@ -253,8 +253,8 @@ def test_a_terminal_gets_a_bar_that_is_redrawn(monkeypatch):
     with Progress(2, "train") as progress:
         progress.advance(1, loss=1.0)
         progress.advance(1, loss=0.5)
-    shown = sys.stderr.getvalue()
-    assert shown.count("\r") > 1 and shown.count("\n") == 1 and "loss=0.5" in shown
+    output = sys.stderr.getvalue()
+    assert output.count("\r") > 1 and output.count("\n") == 1 and "loss=0.5" in output
 
 
 def test_a_package_that_is_missing_is_one_line(monkeypatch, capsys):
@@ -274,8 +274,8 @@ def test_nothing_slow_is_imported_before_the_flags_are_read():
     code += "from experiments import benchmark, reproduce; "
     code += "slow = {'matplotlib', 'scipy', 'optax', 'flax', 'distributed', 'PIL', 'torch'}; "
     code += "print(sorted(slow & {*sys.modules}))"
-    found = python("-c", code)
-    assert found.stdout == "[]\n", found.stderr
+    completed = python("-c", code)
+    assert completed.stdout == "[]\n", completed.stderr
 
 
 def test_a_mistake_names_the_flags_that_were_typed(capsys, tmp_path):
@@ -286,9 +286,9 @@ def test_a_mistake_names_the_flags_that_were_typed(capsys, tmp_path):
 
 
 def test_an_interrupt_says_what_to_type(capsys):
-    def interrupted(options):
+    def interrupt(options):
         raise KeyboardInterrupt
 
-    for arguments, said in (([], "again"), (["--overwrite_output_dir"], "without --overwrite")):
-        assert cli.execute(interrupted, run_memorization.FLAGS, arguments) == 130
-        assert f"the same command {said}" in capsys.readouterr().err
+    for arguments, advice in (([], "again"), (["--overwrite_output_dir"], "without --overwrite")):
+        assert cli.execute(interrupt, run_memorization.FLAGS, arguments) == 130
+        assert f"the same command {advice}" in capsys.readouterr().err

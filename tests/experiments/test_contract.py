@@ -1,8 +1,8 @@
 """What every experiment keeps to, at its tiny size: the contract of a run.
 
-It is computed and shown again without computing. Some are also computed in a process of their own,
-and here stopped where they first save something and resumed: both find the same to the bit. Then
-a run itself, of an experiment of two numbers.
+A run is computed, and shown again without computing. Some are also computed in another process,
+while the run here is stopped at its first save and resumed: both agree to the bit. The last tests
+are of a run itself, with an experiment of a few numbers.
 """
 
 import importlib
@@ -32,10 +32,10 @@ from rank_collapse.runs.drawn import draw_files
 from rank_collapse.runs.files import RunError
 
 
-def as_here(devices):
-    """A process that computes on as many devices, and writes figures as `conftest` has it.
+def configure_process(devices):
+    """Makes a process compute on so many devices, and write figures as `conftest` has it.
 
-    The loop of a device over one seed is compiled away, and its body is then rounded otherwise.
+    A device of one seed has no loop over seeds, and XLA then rounds otherwise.
     """
     jax.config.update("jax_num_cpu_devices", devices)
     jax.devices()
@@ -43,47 +43,47 @@ def as_here(devices):
 
 
 @pytest.fixture(scope="module")
-def elsewhere():
+def other_process():
     """A process of its own."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, as_here, (jax.device_count(),)) as pool:
+    with ProcessPoolExecutor(1, spawn, configure_process, (jax.device_count(),)) as pool:
         yield pool
 
 
 def stop_at_the_first_save(patch):
     save = RunFolder.save_arrays
 
-    def stopping(run, arrays):
+    def save_and_stop(run, arrays):
         save(run, arrays)
         raise progress.Stopped(143)
 
-    patch.setattr(RunFolder, "save_arrays", stopping)
+    patch.setattr(RunFolder, "save_arrays", save_and_stop)
 
 
 TWICE = ("run_sort", "run_collapse", "run_architectures", "run_attention_forms")
-FEWER = {"run_stability": ["--designs=post"]}  # programs to compile than at the tiny size
+FEWER = {"run_stability": ["--designs=post"]}  # compiles fewer programs than the tiny size
 
 
-def arguments_of(name):
+def list_arguments(name):
     return [*describe_experiment(name).presets["tiny"], *FEWER.get(name, [])]
 
 
-def check_resumed(name, here, there, elsewhere, monkeypatch):
-    """A run that was stopped, and goes on, has found what one in another process has."""
-    module, tiny = importlib.import_module(f"experiments.{name}"), arguments_of(name)
-    command = f"experiments.{name}", *tiny, f"--output_dir={there}"
-    ended = elsewhere.submit(running.run_binary, *command).result()
+def check_resumed(name, resumed_folder, complete_folder, other_process, monkeypatch):
+    """A run that is stopped and resumed has the results of one in another process."""
+    module, tiny = importlib.import_module(f"experiments.{name}"), list_arguments(name)
+    command = f"experiments.{name}", *tiny, f"--output_dir={complete_folder}"
+    ended = other_process.submit(running.run_binary, *command).result()
     assert ended.code == 0, ended.printed
     with monkeypatch.context() as patch:
         stop_at_the_first_save(patch)
-        code = run(module, tiny, here)
-    saved = (there / "arrays.npz").exists()
+        code = run(module, tiny, resumed_folder)
+    saved = (complete_folder / "arrays.npz").exists()
     assert code == (143 if saved else 0)
-    assert (here / "summary.json").exists() is not saved
-    assert run(module, tiny, here) == 0
+    assert (resumed_folder / "summary.json").exists() is not saved
+    assert run(module, tiny, resumed_folder) == 0
     if saved:
-        same_arrays(there, here)
-    assert contents(there) == contents(here)
+        same_arrays(complete_folder, resumed_folder)
+    assert contents(complete_folder) == contents(resumed_folder)
 
 
 # One that trains, and those that take few seconds.
@@ -93,26 +93,26 @@ SHORT = ("run_sort", "run_path_counts", "run_path_chains", "run_sinks", "check_b
 @pytest.mark.parametrize("name", full_but(reproduce.EXPERIMENTS, *SHORT))
 def test_an_experiment_keeps_to_the_contract(name, request, tmp_path, monkeypatch, capsys):
     module = importlib.import_module(f"experiments.{name}")
-    here, tiny = tmp_path / "here", arguments_of(name)
+    run_folder, tiny = tmp_path / "here", list_arguments(name)
     captions = experiment.figure_captions(module.FIGURES)
     if name in TWICE:
-        elsewhere = request.getfixturevalue("elsewhere")
-        check_resumed(name, here, tmp_path / "there", elsewhere, monkeypatch)
+        other_process = request.getfixturevalue("other_process")
+        check_resumed(name, run_folder, tmp_path / "there", other_process, monkeypatch)
     else:
-        assert run(module, tiny, here) == 0
-    check_columns(rows(here))
+        assert run(module, tiny, run_folder) == 0
+    check_columns(rows(run_folder))
 
     monkeypatch.setattr(RunFolder, "save_arrays", lambda *_: pytest.fail("computed again"))
-    check_second_run(lambda: run(module, tiny, here), here, capsys)
-    assert list((here / "figures").iterdir()) and all(captions.values())
+    check_second_run(lambda: run(module, tiny, run_folder), run_folder, capsys)
+    assert list((run_folder / "figures").iterdir()) and all(captions.values())
 
-    shown = experiment.read_run(module, here)
-    for row in shown.claims:
+    report = experiment.read_run(module, run_folder)
+    for row in report.claims:
         assert name in STATEMENTS[row.key].experiments, row
         ends = row.interval(0.95)
         if ends.is_finite and row.estimate is not None:
             assert ends[0] <= row.estimate <= ends[1], row
-    assert shown.claims or shown.comparisons
+    assert report.claims or report.comparisons
 
 
 @pytest.mark.full
@@ -125,7 +125,7 @@ def test_figures_are_drawn_as_users_see_them(name, tmp_path, monkeypatch):
 
 
 class Doubled:
-    """An experiment that multiplies its seeds by a factor; `computed` has those of each time."""
+    """An experiment that multiplies its seeds by a factor; `computed` lists the factors used."""
 
     __doc__ = "What it is about.\n\n    python -m experiments.run_doubled"
 
@@ -138,7 +138,7 @@ class Doubled:
     def note(self, part):
         self.dtypes[part] = jnp.ones(()).dtype
 
-    def setup_of(self, options):
+    def make_setup(self, options):
         self.note("setup")
         if options.factor == 13:
             raise ValueError("no factor of 13")
@@ -154,29 +154,29 @@ class Doubled:
 
         return run.cached("all", compute)
 
-    def table(self, found, factor):
+    def table(self, results, factor):
         self.note("table")
-        return [{"value": float(v)} for v in found["values"]]
+        return [{"value": float(v)} for v in results["values"]]
 
-    def claims(self, found, factor):
+    def claims(self, results, factor):
         self.note("claims")
-        return [mean_row("chains", "seeds", found["values"])]
+        return [mean_row("chains", "seeds", results["values"])]
 
     @staticmethod
-    def compare(found, factor):
-        return [Comparison("first", found["values"][0], 1, "a note")]
+    def compare(results, factor):
+        return [Comparison("first", results["values"][0], 1, "a note")]
 
     @staticmethod
-    def shown_figure(found, factor):
+    def shown_figure(results, factor):
         """A caption."""
         return Figure()
 
     @staticmethod
-    def none_figure(found, factor):
+    def none_figure(results, factor):
         """Nothing to draw."""
 
     def main(self, options):
-        with experiment.open_run(options, self.setup_of, self.extra) as run:
+        with experiment.open_run(options, self.make_setup, self.extra) as run:
             points = run.measure(self.measure)
             return run.publish(
                 points,
@@ -184,7 +184,7 @@ class Doubled:
                 figures=self.FIGURES,
                 claims=self.claims,
                 compare=self.compare,
-                files=lambda found, factor, run: {"report.html": lambda: b"<p>"},
+                files=lambda results, factor, run: {"report.html": lambda: b"<p>"},
             )
 
     def run(self, folder, *arguments):
@@ -254,9 +254,9 @@ def test_setup_measures_and_tables_compute_in_the_arithmetic_of_the_flag(tmp_pat
 
 def test_a_variable_that_lacks_a_name_has_nan_there():
     arrays = {"loss/b": np.ones(2), "ratio/a": np.zeros(2), "ratio/b": np.full(2, 3.0)}
-    found = labelled.make_dataset(arrays, ("variant",))
-    assert list(found) == ["loss", "ratio"] and found.loss.dims == ("seed", "variant")
-    by_variant = {name: found.sel(variant=name) for name in "ab"}
+    dataset = labelled.make_dataset(arrays, ("variant",))
+    assert list(dataset) == ["loss", "ratio"] and dataset.loss.dims == ("seed", "variant")
+    by_variant = {name: dataset.sel(variant=name) for name in "ab"}
     assert by_variant["a"].loss.isnull().all() and (by_variant["b"].loss == 1).all()
     assert (by_variant["a"].ratio == 0).all() and (by_variant["b"].ratio == 3).all()
 

@@ -22,15 +22,15 @@ def closed_constant(*network, **inputs):
 
 def test_measured_constant_is_the_sum_of_kappas(x64):
     profile = np.array([0.5, -0.1, -1.0, -3.2, -9.5])
-    found = cubic_law.measured_constant(profile)
+    constant = cubic_law.measured_constant(profile)
     kappa = profile[1:] - 3 * profile[:-1]
     total = profile[0] + sum(k / 3 ** (l + 1) for l, k in enumerate(kappa))
-    np.testing.assert_allclose(found.log10_lambda, total, rtol=1e-5)
-    np.testing.assert_allclose(found.log10_c_eff, 2 * (total - 0.5), rtol=1e-5)
+    np.testing.assert_allclose(constant.log10_lambda, total, rtol=1e-5)
+    np.testing.assert_allclose(constant.log10_c_eff, 2 * (total - 0.5), rtol=1e-5)
     # layers that left float range are left out, in each profile its own
     pair = np.stack([profile, [0.5, -0.1, -1.0, -np.inf, -np.inf]])
-    found = cubic_law.measured_constant(pair)
-    np.testing.assert_allclose(found.log10_lambda, [total, -1 / 9], rtol=1e-5)
+    constant = cubic_law.measured_constant(pair)
+    np.testing.assert_allclose(constant.log10_lambda, [total, -1 / 9], rtol=1e-5)
     assert np.isnan(cubic_law.measured_constant(np.full(3, np.nan)).log10_lambda)
 
 
@@ -47,8 +47,8 @@ def test_two_tokens_by_hand(x64):
         log10_r.append(math.log10(0.6) + 3 * log10_r[-1])
     np.testing.assert_allclose(profile, np.array(log10_r) + math.log10(2) / 2, rtol=1e-9)
     # ‖R‖ = √2 r: c_eff = 0.6/2 in that norm, up to the layers left out, κ/3^L of them
-    found = closed_constant(params, jnp.array([[3.1], [2.9]]), config)
-    assert abs(float(found.log10_c_eff) - math.log10(0.3)) <= abs(math.log10(0.3)) / 3**6 * 1.001
+    constant = closed_constant(params, jnp.array([[3.1], [2.9]]), config)
+    assert abs(float(constant.log10_c_eff) - math.log10(0.3)) <= abs(math.log10(0.3)) / 3**6 * 1.001
 
 
 FIELDS = (
@@ -82,7 +82,7 @@ def test_small_residuals_fall_as_the_closed_recursion_has_it(fields, x64):
     np.testing.assert_allclose(closed.log10_lambda, measured.log10_lambda, atol=2e-4)
 
 
-def from_the_start(params, x, config):
+def measure_from_start(params, x, config):
     return cubic_law.measured_constant(cubic_law.cubic_profile(params, x, config))
 
 
@@ -90,14 +90,14 @@ def from_the_start(params, x, config):
 def test_float32_is_float64_in_deep_layers_and_the_mean_token_does_not_matter():
     config = rc.san(14, 2, 8)
     params, x = draws.parameters(config, bias_scale=0.0), draws.normal(6, 8)
-    single, certified = from_the_start(params, x, config), closed_constant(params, x, config)
+    single, certified = measure_from_start(params, x, config), closed_constant(params, x, config)
     with jax.enable_x64(True):
         params, x = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))
         double, shifted, scaled = jax.device_get(
-            [from_the_start(params, tokens, config) for tokens in (x, x + 2.0, 10 * x)]
+            [measure_from_start(params, tokens, config) for tokens in (x, x + 2.0, 10 * x)]
         )
-        wanted = jax.device_get(closed_constant(params, x, config))
-    np.testing.assert_allclose(certified.log10_lambda, wanted.log10_lambda, rtol=1e-4)
+        expected = jax.device_get(closed_constant(params, x, config))
+    np.testing.assert_allclose(certified.log10_lambda, expected.log10_lambda, rtol=1e-4)
     np.testing.assert_allclose(single.log10_lambda, double.log10_lambda, rtol=1e-5)
     np.testing.assert_allclose(shifted.log10_lambda, double.log10_lambda, rtol=1e-9)
     np.testing.assert_allclose(scaled.log10_lambda, double.log10_lambda + 1, rtol=1e-9)
@@ -105,21 +105,21 @@ def test_float32_is_float64_in_deep_layers_and_the_mean_token_does_not_matter():
 
 
 def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
-    """Pre-norm at scale 1: from layer 0 on its sign is wrong in every seed, as it once was here."""
+    """Pre-norm at scale 1, where the constant from layer 0 on has the wrong sign in every seed."""
     config = rc.san(8, 4, 64, norm_placement="pre")
     params = rc.init(jax.random.key(3), config)
     x = jax.random.normal(jax.random.key(7), (32, 64))
     profile = rc.log_residual_profile(params, x, config)
     closed, start, growth = cubic_law.closed_profile(params, x, config)
-    found = cubic_law.measured_constant(closed)
+    constant = cubic_law.measured_constant(closed)
     assert float(cubic_law.measured_constant(profile).log10_lambda) < -0.05
-    assert float(from_the_start(params, x, config).log10_lambda) > 0.1
-    np.testing.assert_allclose(found.log10_lambda, profile[-1] / 3**8, rtol=1e-3)
+    assert float(measure_from_start(params, x, config).log10_lambda) > 0.1
+    np.testing.assert_allclose(constant.log10_lambda, profile[-1] / 3**8, rtol=1e-3)
     assert 0 < int(start) < 8
     np.testing.assert_array_equal(growth < 0, np.arange(8) >= start)
     # no layer of large scores: tokens stay apart, and there is nothing that could be certified
-    sharp = jax.tree.map(lambda a: 4 * a, params)
-    closed, start, growth = cubic_law.closed_profile(sharp, x, config)
+    sharp_params = jax.tree.map(lambda a: 4 * a, params)
+    closed, start, growth = cubic_law.closed_profile(sharp_params, x, config)
     assert np.isnan(closed).all() and start == 8 and np.nanmin(growth) > 0
 
 
@@ -128,10 +128,10 @@ def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
     "placement", full_but(["none", "pre", "post", "sandwich", "branch"], "post")
 )
 def test_no_layer_grows_more_than_its_bound(placement, x64):
-    """Tokens of very different lengths; the largest distance after the layer over the bound."""
+    """The bound is above the distance after the layer, for tokens of very different lengths."""
     config = rc.san(1, 2, 6, norm_placement=placement, branch_gain=0.7)
 
-    def single(key):
+    def compute_margin(key):
         keys = jax.random.split(key, 4)
         params = rc.init(keys[0], config, 10 ** jax.random.uniform(keys[1], minval=-1), 0.3)
         x = jax.random.normal(keys[2], (4, 6)) * jnp.exp(jax.random.normal(keys[3], (4, 1)))
@@ -144,7 +144,7 @@ def test_no_layer_grows_more_than_its_bound(placement, x64):
     def log_diameter(a):
         return jnp.log(jnp.max(jnp.sum((a[:, None] - a[None]) ** 2, axis=-1))) / 2
 
-    margin = jax.jit(jax.vmap(single))(jax.random.split(jax.random.key(0), 400))
+    margin = jax.jit(jax.vmap(compute_margin))(jax.random.split(jax.random.key(0), 400))
     assert float(margin.min()) > -1e-12  # infinite where sharp scores make all outputs equal
     assert np.isfinite(margin).mean() > 0.99
 
@@ -154,8 +154,8 @@ def test_the_factor_of_a_norm_is_met_by_tokens_of_one_length(x64):
     spec = lone_norm(None, "layer", 0.01)
     for lengths, least, most in (([1.3, 1.3], 1 - 1e-12, 1 + 1e-12), ([1.0, 3.0], 0.7, 0.95)):
         x = jnp.array(lengths)[:, None] * jnp.array([[1.0, -1, 0], [0, 1, -1]])
-        alone = (jnp.array([True, False]), jnp.array([False, True]))
-        logs = [cubic_law._norm_factor(spec, x, keep) for keep in alone]
+        masks = (jnp.array([True, False]), jnp.array([False, True]))
+        logs = [cubic_law._norm_factor(spec, x, keep) for keep in masks]
         normed = normalize_tokens(spec, x)
         ratio = jnp.linalg.norm(normed[0] - normed[1]) / jnp.linalg.norm(x[0] - x[1])
         assert least <= float(ratio / jnp.exp((logs[0] + logs[1]) / 2)) <= most

@@ -17,21 +17,21 @@ CELLS = {"low": 0.5, "high": 2.0}
 KEYS = seeds.seed_keys(0, 5)
 
 
-def scaled(key, factor):
+def scale_bits(key, factor):
     """Of whole numbers and powers of two, so that no arithmetic rounds."""
     bits = jax.random.bits(key, (2,))
     return {"of": {"bits": bits, "scaled": factor * (bits % 1024).astype(float)}}
 
 
-def options_of(*arguments, devices=2):
+def parse_options(*arguments, devices=2):
     return cli.parse_flags(FLAGS, [f"--num_devices={devices}", *arguments])
 
 
 class Noted(Mapped):
-    """`scaled`, with the chunks it was asked for."""
+    """`scale_bits`, which records the chunks it was asked for."""
 
     def __init__(self, mesh, chunks, stop_at=None):
-        super().__init__(scaled, mesh, Progress(0, ""))
+        super().__init__(scale_bits, mesh, Progress(0, ""))
         self.chunks, self.stop_at = chunks, stop_at
 
     def __call__(self, chunk):
@@ -41,74 +41,74 @@ class Noted(Mapped):
         return super().__call__(chunk)
 
 
-def found_in(path, options, stop_at=None, cells=CELLS, **about):
-    """(what there is of all seeds of all cells, the chunks that were computed)."""
+def run_cells(path, options, stop_at=None, cells=CELLS, **about):
+    """Returns the results of all seeds of all cells, and the chunks that were computed."""
     chunks = []
     with RunFolder(path, {}) as run, Executor(options, run) as executor:
-        found = executor.map(lambda: Noted(executor.mesh, chunks, stop_at), cells, **about)
-    return found, chunks
+        results = executor.map(lambda: Noted(executor.mesh, chunks, stop_at), cells, **about)
+    return results, chunks
 
 
-def check(found, times=1):
+def check(results, times=1):
     """Each seed of each cell is what the function gives of it alone."""
-    assert list(found) == list(CELLS)
+    assert list(results) == list(CELLS)
     for cell, factor in CELLS.items():
         for seed in range(5):
-            for name, value in scaled(KEYS[seed], times * factor)["of"].items():
-                np.testing.assert_array_equal(found[cell][f"of/{name}"][seed], value)
+            for name, value in scale_bits(KEYS[seed], times * factor)["of"].items():
+                np.testing.assert_array_equal(results[cell][f"of/{name}"][seed], value)
 
 
 def test_all_cells_are_one_list_of_seeds_and_what_is_there_is_read(tmp_path):
-    """Where nothing is left no program is made."""
-    whole = [[(cell, seed) for cell in CELLS for seed in range(5)]]
-    for expected in (whole, []):
-        found, chunks = found_in(tmp_path, options_of())
-        check(found)
+    """No program is made where no seed is left to compute."""
+    all_seeds = [[(cell, seed) for cell in CELLS for seed in range(5)]]
+    for expected in (all_seeds, []):
+        results, chunks = run_cells(tmp_path, parse_options())
+        check(results)
         assert chunks == expected
 
 
 def test_a_run_resumes_where_it_was_with_chunks_of_another_size(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        found_in(tmp_path, options_of(), stop_at=2, most=2)
+        run_cells(tmp_path, parse_options(), stop_at=2, most=2)
     with RunFolder(tmp_path, {}) as run:
         assert len(run.part("low")["of/bits"]) == 4 and run.part("high") is None
-    found, chunks = found_in(tmp_path, options_of(devices=1), most=4)
-    check(found)
-    left = [("low", 4), *(("high", seed) for seed in range(5))]
-    assert chunks == [left[:4], left[4:]]
+    results, chunks = run_cells(tmp_path, parse_options(devices=1), most=4)
+    check(results)
+    remaining = [("low", 4), *(("high", seed) for seed in range(5))]
+    assert chunks == [remaining[:4], remaining[4:]]
 
 
 @pytest.mark.parametrize(("pause", "writes"), [(1000.0, 1), (-1.0, 5)])
 def test_small_chunks_are_written_together(pause, writes, tmp_path, monkeypatch):
-    """And one by one where the last time is long ago, with those that are left at the end."""
+    """Where the last write is long ago, each chunk is written by itself; else all at the end."""
     written, save = [], RunFolder.save_arrays
 
-    def noted(run, arrays):
+    def record_write(run, arrays):
         written.append(run.path)
         save(run, arrays)
 
     monkeypatch.setattr(folder, "PAUSE", pause)
     monkeypatch.setattr(folder, "SHARE", 1e9)
-    monkeypatch.setattr(RunFolder, "save_arrays", noted)
-    found, chunks = found_in(tmp_path, options_of(), most=2)
-    check(found)
+    monkeypatch.setattr(RunFolder, "save_arrays", record_write)
+    results, chunks = run_cells(tmp_path, parse_options(), most=2)
+    check(results)
     assert len(chunks) == 5 and len(written) == writes
 
 
 def test_traced_axes_are_cells_of_one_list_and_a_point_without_cells_is_left_out(tmp_path):
-    points = options_of("--skip_gain=0,1,2").points()
+    points = parse_options("--skip_gain=0,1,2").points()
 
-    def cells_of(options):
+    def make_cells(options):
         if options.skip_gain == 1:
             raise ValueError("no gain of one")
         return {name: (options.skip_gain + 1) * factor for name, factor in CELLS.items()}
 
     for member in (points[2], points[0]):
-        found, chunks = found_in(tmp_path, member, cells=cells_of)
-        check(found, times=member.skip_gain + 1)
+        results, chunks = run_cells(tmp_path, member, cells=make_cells)
+        check(results, times=member.skip_gain + 1)
         assert [len(chunk) for chunk in chunks] == [20] * (member is points[2])
     with pytest.raises(ValueError, match="no gain of one"):
-        found_in(tmp_path, points[1], cells=cells_of)
+        run_cells(tmp_path, points[1], cells=make_cells)
 
 
 def test_nested_results_are_named_by_their_paths():
@@ -121,4 +121,4 @@ def test_cut_arrays_and_more_seeds_than_asked_for_are_refused(bits, tmp_path):
     with RunFolder(tmp_path, {}) as run:
         run.save_arrays({"low/of/bits": bits, "low/of/scaled": np.zeros((6, 2))})
     with pytest.raises(RunError, match="low is not of 5 seeds"):
-        found_in(tmp_path, options_of())
+        run_cells(tmp_path, parse_options())

@@ -124,25 +124,25 @@ MISTAKES = {
         "--checkpoints={golden}/vit-wide": "vit-wide is a vit, which reads no tokens",
     },
 }
-# Where the tiny size itself is another answer to the question.
+# Experiments whose flags of the tiny size would hide the mistake.
 BARE = ("run_architectures", "run_memorization", "run_path_counts")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("given")
+    path = tmp_path_factory.mktemp("given")
     for name, content in FILES.items():
-        (made / name).parent.mkdir(exist_ok=True)
-        (made / name).write_bytes(content)
-    np.save(made / "small.npy", np.zeros((2, 3, 3, 3)))
-    np.save(made / "nan.npy", np.full((2, 6, 4, 8), np.nan))
-    np.savez(made / "small.npz", small=np.zeros(2))
-    return made
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_bytes(content)
+    np.save(path / "small.npy", np.zeros((2, 3, 3, 3)))
+    np.save(path / "nan.npy", np.full((2, 6, 4, 8), np.nan))
+    np.savez(path / "small.npz", small=np.zeros(2))
+    return path
 
 
 @pytest.mark.parametrize(
     ("name", "flags", "message"),
-    [(name, *mistake) for name, own in MISTAKES.items() for mistake in own.items()],
+    [(name, *mistake) for name, mistakes in MISTAKES.items() for mistake in mistakes.items()],
 )
 def test_a_mistake_is_one_line(name, flags, message, folder, tmp_path, capsys):
     tiny = () if name in BARE else describe_experiment(name).presets["tiny"]
@@ -152,7 +152,7 @@ def test_a_mistake_is_one_line(name, flags, message, folder, tmp_path, capsys):
     check_mistake(module, [*tiny, *flags], message, tmp_path, capsys, early=early)
 
 
-# Names of the published code, and older ones of ours: second names of the vocabulary's.
+# Second names of flags: those of the published code, and older ones of ours.
 SECOND = {"width", "hidden_dim", "seq_len", "batch_sz", "norm", "max_seq_length"}
 
 TYPES = {
@@ -164,32 +164,32 @@ TYPES = {
 }
 
 
-def flags_of(name):
+def import_flags(name):
     return importlib.import_module(f"experiments.{name}").FLAGS
 
 
 @pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
 def test_a_flag_has_one_name_and_others_are_second_names(name):
-    values = flags_of(name)
+    values = import_flags(name)
     assert not SECOND & {values[n].name for n in values}
-    for known, (kind, *_) in vocabulary.VOCABULARY.items():
-        if known in values and values[known].flag_type() != "numbers":
-            assert values[known].flag_type() in (TYPES[kind], "comma separated list of strings")
+    for flag_name, (kind, *_) in vocabulary.VOCABULARY.items():
+        if flag_name in values and values[flag_name].flag_type() != "numbers":
+            assert values[flag_name].flag_type() in (TYPES[kind], "comma separated list of strings")
     assert not any(values[n].flag_type().startswith("multi ") for n in values)
 
 
 @pytest.mark.parametrize("name", [*reproduce.EXPERIMENTS, "reproduce", "join"])
 def test_no_attribute_of_the_flags_hides_a_flag(name):
-    values = flags_of(name)
+    values = import_flags(name)
     assert not {*vars(values)} & {*values}
 
 
 @pytest.mark.parametrize(
-    ("given", "depths"),
+    ("arguments", "depths"),
     [("--depths=3,1", [3, 1]), ("--depths=3 --depths=1", [1]), ("", [6, 12, 18, 36])],
 )
-def test_lists_are_written_with_commas(given, depths):
-    assert cli.parse_flags(TRAINABILITY, given.split()).depths == depths
+def test_lists_are_written_with_commas(arguments, depths):
+    assert cli.parse_flags(TRAINABILITY, arguments.split()).depths == depths
 
 
 @pytest.mark.parametrize("module", [run_sort, run_convex_hull, run_memorization])
@@ -200,8 +200,8 @@ def test_a_published_command_asks_for_what_ours_does(module):
     names = {n: module.FLAGS[n].name for n in module.FLAGS}
     ours = [f"--{names[a[2:]]}" if names.get(a[2:]) else a for a in arguments]
     configs, runs = [], []
-    for given in (arguments, ours):
-        options = cli.parse_flags(module.FLAGS, given)
+    for command_line in (arguments, ours):
+        options = cli.parse_flags(module.FLAGS, command_line)
         configs.append(make_config(options))
         runs.append(default_run_name(options))
     assert arguments != ours and configs[0] == configs[1] and runs[0] == runs[1]

@@ -15,7 +15,7 @@ GAINS = "--skip_gain=0.5,1"
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def complete_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     assert run(path_chains, [*TINY, GAINS], folder) == 0
     return folder
@@ -29,10 +29,10 @@ def point(tmp_path_factory):
     return folder
 
 
-def test_workers_measure_what_one_process_does(whole, tmp_path):
+def test_workers_measure_what_one_process_does(complete_run, tmp_path):
     assert run(path_chains, [*TINY, GAINS, "--jobs=2"], tmp_path) == 0
-    same_arrays(whole, tmp_path)
-    assert (tmp_path / "results.csv").read_bytes() == (whole / "results.csv").read_bytes()
+    same_arrays(complete_run, tmp_path)
+    assert (tmp_path / "results.csv").read_bytes() == (complete_run / "results.csv").read_bytes()
     assert not (tmp_path / "points").exists()
     assert {name.split("/")[0] for name in arrays(tmp_path)} == {"skip_gain=0.5", "skip_gain=1.0"}
 
@@ -44,17 +44,17 @@ def test_workers_measure_what_one_process_does(whole, tmp_path):
         (["--skip_gain=0.5"], ["--skip_gain=1"]),
     ],
 )
-def test_folders_of_seeds_or_of_points_join_to_the_whole(parts, whole, tmp_path):
+def test_folders_of_seeds_or_of_points_join_to_the_whole(parts, complete_run, tmp_path):
     folders = [str(tmp_path / name) for name in "ab"]
-    for folder, own in zip(folders, parts, strict=True):
-        assert run(path_chains, [*TINY, *own], folder) == 0
+    for folder, flags in zip(folders, parts, strict=True):
+        assert run(path_chains, [*TINY, *flags], folder) == 0
     joined = tmp_path / "joined"
-    assert joins(tmp_path, *folders) == 0
-    same_arrays(whole, joined)
-    assert (joined / "results.csv").read_bytes() == (whole / "results.csv").read_bytes()
+    assert join_folders(tmp_path, *folders) == 0
+    same_arrays(complete_run, joined)
+    assert (joined / "results.csv").read_bytes() == (complete_run / "results.csv").read_bytes()
 
 
-def joins(tmp_path, *folders):
+def join_folders(tmp_path, *folders):
     """The exit code of `join`."""
     arguments = [*map(str, folders), f"--output_dir={tmp_path / 'joined'}"]
     return cli.execute(join.main, join.FLAGS, arguments, positional="folders")
@@ -79,7 +79,7 @@ def test_what_is_no_whole_is_refused(changes, named, point, tmp_path, capsys):
     for folder, change in zip(folders, changes, strict=True):
         shutil.copytree(point, folder)
         rewrite(folder / "config.json", lambda c, change=change: c["config"].update(change))
-    assert joins(tmp_path, *folders) == 2
+    assert join_folders(tmp_path, *folders) == 2
     assert named in capsys.readouterr().err
 
 
@@ -98,66 +98,66 @@ DAMAGE = {
 
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_folder_of_another_kind_is_one_line(damage, place, whole, tmp_path, capsys):
+def test_a_folder_of_another_kind_is_one_line(damage, place, complete_run, tmp_path, capsys):
     folders = [tmp_path / name for name in "ab"]
     for folder in folders:
-        shutil.copytree(whole, folder)
+        shutil.copytree(complete_run, folder)
     rewrite(folders[place] / "config.json", DAMAGE[damage])
-    assert joins(tmp_path, *folders) == 2
+    assert join_folders(tmp_path, *folders) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
     assert not (tmp_path / "joined").exists()
 
 
 @pytest.mark.parametrize("name", ["arrays.npz", "config.json", "summary.json"])
-def test_a_folder_without_a_file_is_one_line(name, whole, tmp_path, capsys):
-    shutil.copytree(whole, tmp_path / "a")
+def test_a_folder_without_a_file_is_one_line(name, complete_run, tmp_path, capsys):
+    shutil.copytree(complete_run, tmp_path / "a")
     (tmp_path / "a" / name).unlink()
-    assert joins(tmp_path, whole, tmp_path / "a") == 2
+    assert join_folders(tmp_path, complete_run, tmp_path / "a") == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_an_array_that_one_folder_lacks_is_named(whole, tmp_path, capsys):
+def test_an_array_that_one_folder_lacks_is_named(complete_run, tmp_path, capsys):
     later = tmp_path / "b"
-    shutil.copytree(whole, later)
+    shutil.copytree(complete_run, later)
     rewrite(later / "config.json", lambda c: c["config"].update(first_seed=2))
     saved = arrays(later)
-    lost = next(name for name in saved if name.endswith("skip_size"))
-    saved.pop(lost)
+    missing_name = next(name for name in saved if name.endswith("skip_size"))
+    saved.pop(missing_name)
     np.savez(later / "arrays.npz", **saved)
-    assert joins(tmp_path, whole, later) == 2
+    assert join_folders(tmp_path, complete_run, later) == 2
     assert "skip_size" in capsys.readouterr().err
 
 
-def test_the_whole_is_no_part(whole, tmp_path, capsys):
+def test_the_whole_is_no_part(complete_run, tmp_path, capsys):
     part = tmp_path / "joined"
-    shutil.copytree(whole, part)
-    assert joins(tmp_path, whole, part, "--overwrite") == 2
+    shutil.copytree(complete_run, part)
+    assert join_folders(tmp_path, complete_run, part, "--overwrite") == 2
     assert "is one of the folders" in capsys.readouterr().err
-    assert arrays(part).keys() == arrays(whole).keys()
+    assert arrays(part).keys() == arrays(complete_run).keys()
 
 
-def test_one_folder_twice_is_refused(whole, tmp_path, capsys):
-    assert joins(tmp_path, whole, whole) == 2
-    assert str(whole) in capsys.readouterr().err
+def test_one_folder_twice_is_refused(complete_run, tmp_path, capsys):
+    assert join_folders(tmp_path, complete_run, complete_run) == 2
+    assert str(complete_run) in capsys.readouterr().err
 
 
-def test_what_is_left_is_measured_as_all_would_be(whole, tmp_path, monkeypatch):
-    """By a worker, though one point is left: with other devices XLA may round otherwise."""
-    folder, submit, asked = tmp_path / "a", pool.submit_work, []
-    shutil.copytree(whole, folder)
+def test_what_is_left_is_measured_as_all_would_be(complete_run, tmp_path, monkeypatch):
+    """A worker measures even a single point: with other devices XLA may round otherwise."""
+    folder, submit, submitted = tmp_path / "a", pool.submit_work, []
+    shutil.copytree(complete_run, folder)
     (folder / "summary.json").unlink()
-    kept = {n: a for n, a in arrays(folder).items() if n.startswith("skip_gain=0.5/")}
-    np.savez(folder / "arrays.npz", **kept)
+    saved = {n: a for n, a in arrays(folder).items() if n.startswith("skip_gain=0.5/")}
+    np.savez(folder / "arrays.npz", **saved)
 
-    def noted(executor, work, *arguments):
-        asked.append(arguments[1])
+    def record_work(executor, work, *arguments):
+        submitted.append(arguments[1])
         return submit(executor, work, *arguments)
 
-    monkeypatch.setattr(pool, "submit_work", noted)
+    monkeypatch.setattr(pool, "submit_work", record_work)
     assert run(path_chains, [*TINY, GAINS, "--jobs=2"], folder) == 0
-    assert len(asked) == 1 and "--num_devices=1" in asked[0]
-    same_arrays(whole, folder)
+    assert len(submitted) == 1 and "--num_devices=1" in submitted[0]
+    same_arrays(complete_run, folder)
 
 
 def test_points_of_workers_are_gone_when_the_run_is_complete(point, tmp_path):

@@ -40,8 +40,8 @@ def test_one_alpha_gives_the_published_formula(alpha):
     ]
     ours = pp.predicted_sizes(alpha, depth, heads, initial, c)
     np.testing.assert_allclose(ours, np.log10(expected), atol=1e-5)
-    each = pp.predicted_sizes(jnp.full(depth, alpha), depth, heads, initial, c)
-    np.testing.assert_allclose(each, ours, atol=1e-5)
+    by_layer = pp.predicted_sizes(jnp.full(depth, alpha), depth, heads, initial, c)
+    np.testing.assert_allclose(by_layer, ours, atol=1e-5)
 
 
 def test_predictions_stay_in_range_at_any_depth():
@@ -99,13 +99,13 @@ def test_chains_of_uniform_attention_are_rank_one_and_skips_are_not():
 
 
 def test_chains_that_vanish():
-    """Sinks that take nearly all, of the same share in every row: p is tiny, its square no number
-    of float32. And attention to nothing.
+    """Sinks that take nearly all, the same share in every row: the square of p underflows in
+    float32. The second attention is zero.
     """
     sinks = jnp.full((6, 1, 4, 4), 0.25e-5, jnp.float32)
     for attention in (sinks, 0 * sinks):
-        found = pp.chained_residual(attention, np.zeros(6, int))
-        np.testing.assert_allclose(found, 0, atol=1e-6)
+        ratios = pp.chained_residual(attention, np.zeros(6, int))
+        np.testing.assert_allclose(ratios, 0, atol=1e-6)
 
 
 def exact_ratios(attention, path, keep):
@@ -116,25 +116,25 @@ def exact_ratios(attention, path, keep):
         for heads, choice in zip(attention, path, strict=True):
             if choice < len(heads):
                 product = mpmath.matrix(heads[choice].tolist()) * product
-        there = np.array(product.tolist(), object)[keep]
-        v = there.sum(axis=0)
+        rows = np.array(product.tolist(), object)[keep]
+        v = rows.sum(axis=0)
         for _ in range(60):
-            v = there.T @ (there @ v)
+            v = rows.T @ (rows @ v)
             v = v / mpmath.sqrt((v**2).sum())
 
         def size(a):
             a = np.vectorize(abs)(a)
             return mpmath.sqrt(a.sum(axis=0).max() * a.sum(axis=1).max())
 
-        rests = there - there.mean(axis=0), there - np.outer(there @ v, v)
-        return [float(size(rest) / size(there)) for rest in rests]
+        residuals = rows - rows.mean(axis=0), rows - np.outer(rows @ v, v)
+        return [float(size(residual) / size(rows)) for residual in residuals]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.7])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_products_of_any_length_keep_their_digits(dtype, share):
-    """Rows that sum to 1 lose a factor with every matrix. Of rows of another sum, as with a sink,
-    the products stay away from 1pᵀ, and come near another matrix of rank one.
+    """If rows sum to 1, the ratios lose a factor with every matrix. If not, as with a sink,
+    products stay away from 1pᵀ and approach another matrix of rank one.
     """
     rng, keep = np.random.default_rng(0), np.arange(6) < 5
     scores = np.where(keep, rng.normal(size=(24, 2, 6, 6)) * 0.3, -np.inf)
@@ -161,10 +161,10 @@ def test_products_of_any_length_keep_their_digits(dtype, share):
 
 def test_measured_sizes_are_norms_of_each_length():
     c = draws.normal(3, 5, 4) + 2
-    norm, rest = pp.measured_sizes(c)
+    norm, residual = pp.measured_sizes(c)
     assert float(norm[1]) == pytest.approx(float(jnp.log10(rc.composite_norm(c[1]))), abs=1e-5)
     expected = jnp.log10(rc.composite_norm(rc.residual(c[1])))
-    assert float(rest[1]) == pytest.approx(float(expected), abs=1e-5)
+    assert float(residual[1]) == pytest.approx(float(expected), abs=1e-5)
 
 
 CONFIG = rc.transformer(3, 2, 8, d_ff=12)
@@ -182,14 +182,14 @@ def batch():
 def test_profiles_of_padded_texts_are_those_of_the_texts_alone(batch):
     params, inputs = batch
     measures = ("residual_ratio", "token_cosine", "effective_rank")
-    found = over_batch(profile_in_memory, params, CONFIG, inputs, measures=measures)
+    profiles = over_batch(profile_in_memory, params, CONFIG, inputs, measures=measures)
     for i, n in enumerate(LENGTHS):
         hidden = rc.apply(params, inputs["x"][i, :n], CONFIG).hidden
         for measure in measures:
             expected = [float(getattr(rc, measure)(h)) for h in hidden]
-            np.testing.assert_allclose(found[measure][i], expected, rtol=2e-5)
-    alone = profile_in_memory(params, inputs["x"][0], CONFIG)["residual_ratio"]
-    np.testing.assert_allclose(found["residual_ratio"][0], alone, rtol=1e-5)
+            np.testing.assert_allclose(profiles[measure][i], expected, rtol=2e-5)
+    unpadded = profile_in_memory(params, inputs["x"][0], CONFIG)["residual_ratio"]
+    np.testing.assert_allclose(profiles["residual_ratio"][0], unpadded, rtol=1e-5)
 
 
 def plain_composite(a):
@@ -199,12 +199,12 @@ def plain_composite(a):
 @pytest.mark.full
 def test_chain_effects(batch):
     params, inputs = batch
-    found = over_batch(chain_effects, params, CONFIG, inputs, num_paths=4)
-    assert found.shape == (3, 3, 4)
+    effects = over_batch(chain_effects, params, CONFIG, inputs, num_paths=4)
+    assert effects.shape == (3, 3, 4)
     n = LENGTHS[1]
     x = jnp.asarray(inputs["x"])
-    alone = chain_effects(params, x[1, :n], CONFIG, num_paths=4)
-    near(jax.tree.map(lambda a: a[1], found), alone, rtol=1e-4, atol=1e-6)
+    unpadded = chain_effects(params, x[1, :n], CONFIG, num_paths=4)
+    near(jax.tree.map(lambda a: a[1], effects), unpadded, rtol=1e-4, atol=1e-6)
     # The first text is not padded: its chains, multiplied out.
     attention = np.asarray(rc.apply(params, inputs["x"][0], CONFIG).attention, np.float64)
     paths = rc.paths.sample_path_sets(jax.random.key(0), range(1, 4), 1, 4, 3, 2)[:, 0]
@@ -214,9 +214,9 @@ def test_chain_effects(batch):
             product = (weights[head] if head < 2 else np.eye(6)) @ product
         u, s, v = np.linalg.svd(product)
         to_mean, to_rank_one = pp.chained_residual(jnp.asarray(attention, x.dtype), paths[k, p])
-        for rest, ratios in (
-            (product - product.mean(axis=0), (found[0, k, p], to_mean)),
+        for residual, ratios in (
+            (product - product.mean(axis=0), (effects[0, k, p], to_mean)),
             (product - s[0] * np.outer(u[:, 0], v[0]), (to_rank_one,)),
         ):
-            expected = plain_composite(rest) / plain_composite(product)
+            expected = plain_composite(residual) / plain_composite(product)
             np.testing.assert_allclose(ratios, expected, rtol=1e-4)

@@ -30,11 +30,18 @@ from rank_collapse.runs import RunError
 
 def test_every_experiment_is_found_and_its_presets_are_accepted():
     for name in reproduce.EXPERIMENTS:
-        module, own = importlib.import_module(f"experiments.{name}"), describe_experiment(name)
-        assert set(own.presets) >= set(sections.PRESETS)
-        assert figure_captions(module.FIGURES) and own.brief and "experiments." in module.__doc__
-        for preset in own.presets:
-            for arguments in own.runs(preset).values():
+        module, experiment = (
+            importlib.import_module(f"experiments.{name}"),
+            describe_experiment(name),
+        )
+        assert set(experiment.presets) >= set(sections.PRESETS)
+        assert (
+            figure_captions(module.FIGURES)
+            and experiment.brief
+            and "experiments." in module.__doc__
+        )
+        for preset in experiment.presets:
+            for arguments in experiment.runs(preset).values():
                 cli.parse_flags(module.FLAGS, list(arguments))
     assert reproduce.EXPERIMENTS[:2] == ["run_trained", "run_sinks"]
     assert "check_profiles" not in reproduce.EXPERIMENTS
@@ -51,9 +58,9 @@ def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.chdir(tmp_path)
     small = "--models=albert-base-v2 --num_texts=2 --max_tokens=8"
-    own = run_architectures.EXPERIMENT
-    own = dataclasses.replace(own, presets={"quick": small})
-    monkeypatch.setattr("experiments.run_architectures.EXPERIMENT", own)
+    experiment = run_architectures.EXPERIMENT
+    experiment = dataclasses.replace(experiment, presets={"quick": small})
+    monkeypatch.setattr("experiments.run_architectures.EXPERIMENT", experiment)
     arguments = ["--only=run_path_counts,run_architectures"]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 0
     page = (tmp_path / "results/reproduce/report.html").read_text()
@@ -61,10 +68,12 @@ def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch
     assert page.count("base64,") == 5  # figures in their sections, and among the findings
     assert str(tmp_path) not in page
     folder = tmp_path / "results/reproduce/quick"
-    made = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.suffix in (".csv", ".npz")}
-    assert len(made) == 3
+    write_times = {
+        p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.suffix in (".csv", ".npz")
+    }
+    assert len(write_times) == 3
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 0
-    assert {path: path.stat().st_mtime_ns for path in made} == made
+    assert {path: path.stat().st_mtime_ns for path in write_times} == write_times
 
 
 def test_how_many_run_side_by_side(monkeypatch):
@@ -82,23 +91,23 @@ def test_how_many_run_side_by_side(monkeypatch):
 
 
 def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypatch, capfd):
-    """And how many have ended, whenever one has."""
-    shown, path = [], tmp_path / "report.html"
+    """The report counts the experiments that have ended, each time that one ends."""
+    pages, path = [], tmp_path / "report.html"
 
-    def failing(commands, jobs):
+    def fail_commands(commands, jobs):
         assert list(commands) == ["run_path_counts", "run_path_chains"]  # in the report's order
-        shown.append(path.read_text())
+        pages.append(path.read_text())
         yield "run_path_counts", ProcessResult(2, "half way\nerror: no luck\n", 1.0, 1.0)
-        shown.append(path.read_text())
+        pages.append(path.read_text())
         yield "run_path_chains", ProcessResult(2, "", 1.0, 1.0)
 
-    monkeypatch.setattr(running, "run_commands", failing)
+    monkeypatch.setattr(running, "run_commands", fail_commands)
     arguments = ["--only=run_path_counts,run_path_chains", f"--output_dir={tmp_path}", "--jobs=1"]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 1
-    states = [dict(re.findall(r'<h2 id="(run_\w+)">[^<]*<span[^>]*>(\w+)<', p)) for p in shown]
+    states = [dict(re.findall(r'<h2 id="(run_\w+)">[^<]*<span[^>]*>(\w+)<', p)) for p in pages]
     assert states == [{}, {"run_path_counts": "failed"}]
-    assert "0 of 2 experiments" in shown[0] and "1 of 2 experiments" in shown[1]
-    assert "error: no luck" in shown[1]
+    assert "0 of 2 experiments" in pages[0] and "1 of 2 experiments" in pages[1]
+    assert "error: no luck" in pages[1]
     assert "exit code 2" in path.read_text() and "half way" in path.read_text()
     printed = capfd.readouterr()
     assert "failed: run_path_counts" in printed.err
@@ -125,8 +134,8 @@ def test_results_as_markdown_are_of_one_preset(tmp_path, monkeypatch):
         results_page.write_markdown(paper, "paper", docs)
     assert not docs.exists()
     mean = "{H=2, L=3 (H=2, L=3): mean path length|.1f}"
-    found = Texts(f"{mean} of 3.", f"| {mean} |")
-    monkeypatch.setattr(results_page, "read_texts", lambda: {"run_path_counts": found})
+    texts = Texts(f"{mean} of 3.", f"| {mean} |")
+    monkeypatch.setattr(results_page, "read_texts", lambda: {"run_path_counts": texts})
     page = docs / "experiments" / "run_path_counts.md"
     page.parent.mkdir(parents=True)
     page.write_text("**Result.** old\n\n<!-- filled -->\nold\n<!-- end -->\nrest\n")
@@ -144,8 +153,8 @@ def test_results_as_markdown_are_of_one_preset(tmp_path, monkeypatch):
     figures = ("run_path_counts_0.png", "run_path_counts_1.png")
     assert named == {f"results/{n}" for n in (*figures, table.name, "runs.csv")}
     assert not (docs / "results" / "run_path_counts_7.png").exists()
-    with Image.open(docs / "results" / figures[0]) as drawn:
-        assert drawn.mode == "P" and drawn.size == (64, 64)
+    with Image.open(docs / "results" / figures[0]) as figure:
+        assert figure.mode == "P" and figure.size == (64, 64)
     (run,) = csv.DictReader(io.StringIO((docs / "results" / "runs.csv").read_text()))
     assert run["run"] == "run_path_counts" and run["seconds"] == "12.3"
     assert f"commit {run['commit'] or 'unknown'}." in text
@@ -155,42 +164,42 @@ def test_results_as_markdown_are_of_one_preset(tmp_path, monkeypatch):
 
 
 def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, capsys):
-    """Its folders lie side by side; at a preset it is done where all of them are."""
+    """Its folders lie side by side. At a preset it is done when all of its runs are."""
     several = {"few": "--heads=2 --layers=3", "many": "--heads=4 --layers=3"}
-    own = dataclasses.replace(
+    experiment = dataclasses.replace(
         run_path_counts.EXPERIMENT, presets=dict.fromkeys(sections.PRESETS, several)
     )
-    monkeypatch.setattr("experiments.run_path_counts.EXPERIMENT", own)
+    monkeypatch.setattr("experiments.run_path_counts.EXPERIMENT", experiment)
     for preset in sections.PRESETS:
         for run, arguments in several.items():
             folder = tmp_path / preset / "run_path_counts" / run
-            given = [*arguments.split(), f"--output_dir={folder}"]
-            assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, given) == 0
+            command_line = [*arguments.split(), f"--output_dir={folder}"]
+            assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, command_line) == 0
     capsys.readouterr()
-    few = {
+    texts = {
         "run_path_counts": Texts("{many: H=4, L=3 (H=4, L=3): mean path length|.1f} of 3 layers.")
     }
-    monkeypatch.setattr(results_page, "read_texts", lambda: few)
+    monkeypatch.setattr(results_page, "read_texts", lambda: texts)
     for preset in sections.PRESETS:
         parent, docs = tmp_path / preset, tmp_path / "docs"
         text = results_page.write_markdown(parent, preset, docs).read_text()
         assert "**Result.** 2.4 of 3 layers." in text
-        assert text.count(f"## {own.title}\n") == 1 and text.count("png)") == 4
+        assert text.count(f"## {experiment.title}\n") == 1 and text.count("png)") == 4
         numbers = (tmp_path / "docs" / "results" / "run_path_counts.csv").read_text()
         assert "H=2, L=3" in numbers and "H=4, L=3" in numbers
         assert "*few: " in text and "- [many: " in text
         assert text.count(f"; sizes “{preset}”") == len(several)
     (tmp_path / "paper/run_path_counts/many/summary.json").unlink()
     text = results_page.write_markdown(tmp_path / "paper", "paper", tmp_path / "docs").read_text()
-    assert "run_path_counts" in text and f"## {own.title}\n" not in text
+    assert "run_path_counts" in text and f"## {experiment.title}\n" not in text
     (tmp_path / "quick/run_path_counts/few/summary.json").write_text("[]")
-    made = [
+    records = [
         sections.RunRecord(tmp_path / "quick/run_path_counts" / run, "python", "", run)
         for run in several
     ]
-    found = sections.make_section("run_path_counts", made)
-    assert found.error.startswith("few: ")
-    assert found.figures[0][1].startswith("many: ") and "H=4" in found.comparisons[1].quantity
+    section = sections.make_section("run_path_counts", records)
+    assert section.error.startswith("few: ")
+    assert section.figures[0][1].startswith("many: ") and "H=4" in section.comparisons[1].quantity
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"run_sort": 3}', '{"run_sort": {"seconds": "x"}}'])
@@ -199,16 +208,16 @@ def test_damaged_times_are_not_known(content, tmp_path):
     (tmp_path / "times.json").write_text(content)
     assert sections.read_times(tmp_path) == {}
     sections.save_time(tmp_path, "run_sort", ProcessResult(0, "", 3.0, 3.0), 2)
-    took = {"seconds": 3.0, "cpu_seconds": 3.0, "jobs": 2, "at_least": 0}
-    assert sections.read_times(tmp_path) == {"run_sort": took}
+    times = {"seconds": 3.0, "cpu_seconds": 3.0, "jobs": 2, "at_least": 0}
+    assert sections.read_times(tmp_path) == {"run_sort": times}
 
 
 def test_the_time_of_an_interrupted_run_is_that_of_its_parts(tmp_path):
-    """In workers that a signal ended, and after one that was killed: its time is not known."""
+    """Times of workers that a signal ended add up; the time of a killed worker is not known."""
     for resumed in (False, True):
         sections.save_time(tmp_path, "run_sort", ProcessResult(143, "", 3.0, 3.0), 1, resumed)
-    took = {"seconds": 6.0, "cpu_seconds": 6.0, "jobs": 1, "at_least": 0}
-    assert sections.read_times(tmp_path)["run_sort"] == took
+    times = {"seconds": 6.0, "cpu_seconds": 6.0, "jobs": 1, "at_least": 0}
+    assert sections.read_times(tmp_path)["run_sort"] == times
     sections.save_time(tmp_path, "run_width", ProcessResult(0, "", 3.0, 3.0), 1, resumed=True)
     assert sections.read_times(tmp_path)["run_width"]["at_least"] == 1
 
@@ -264,7 +273,7 @@ A_FILE = "cannot write to {0}/file: File exists"
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("flags", "message"),
     [
         ("--output_dir={0}/file", A_FILE),
         ("--markdown --docs={0}/file", A_FILE),
@@ -274,10 +283,10 @@ A_FILE = "cannot write to {0}/file: File exists"
         ("--run_name=..", "--run_name='..' is not a folder name"),
     ],
 )
-def test_what_is_refused_before_anything_runs(given, message, tmp_path, monkeypatch, capsys):
+def test_what_is_refused_before_anything_runs(flags, message, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(running, "run_commands", lambda *a: pytest.fail("started"))
     (tmp_path / "file").write_text("")
-    arguments = [f"--output_dir={tmp_path}/out", *given.format(tmp_path).split()]
+    arguments = [f"--output_dir={tmp_path}/out", *flags.format(tmp_path).split()]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 2
     error = capsys.readouterr().err
     assert message.format(tmp_path) in error and error.count("\n") == 1
@@ -286,18 +295,24 @@ def test_what_is_refused_before_anything_runs(given, message, tmp_path, monkeypa
 def test_every_statement_says_what_decides_it():
     paths = Path(statements.__file__).parents[1].rglob("*.py")
     sources = "".join(path.read_text("utf-8") for path in paths)
-    for key, own in STATEMENTS.items():
-        assert own.source and own.text.endswith(".") and own.statistic and own.experiments, key
-        assert set(own.experiments) <= set(list_experiments()), key
-        assert own.claimed is None or not own.test, key
-        if own.claimed is not None:
-            assert own.claimed[0] < own.claimed[1], key
-        assert own.draw_range is None or own.claimed == (0.5, math.inf), key  # as the page says
-        assert own.claimed is None or len(own.text.split()) < 25, key
+    for key, statement in STATEMENTS.items():
+        assert (
+            statement.source
+            and statement.text.endswith(".")
+            and statement.statistic
+            and statement.experiments
+        ), key
+        assert set(statement.experiments) <= set(list_experiments()), key
+        assert statement.claimed is None or not statement.test, key
+        if statement.claimed is not None:
+            assert statement.claimed[0] < statement.claimed[1], key
+        # as the page says
+        assert statement.draw_range is None or statement.claimed == (0.5, math.inf), key
+        assert statement.claimed is None or len(statement.text.split()) < 25, key
         assert f'"{key}"' in sources, key  # of an experiment
 
 
-@pytest.mark.parametrize("key", [key for key, own in STATEMENTS.items() if own.test])
+@pytest.mark.parametrize("key", [key for key, statement in STATEMENTS.items() if statement.test])
 def test_what_must_hold_names_a_test_of_this_repository(key):
     path, _, name = STATEMENTS[key].test.partition("::")
     source = (Path(__file__).parents[2] / path).read_text("utf-8")
@@ -306,4 +321,4 @@ def test_what_must_hold_names_a_test_of_this_repository(key):
 
 
 def test_few_statements_are_counted():
-    assert sum(own.claimed is not None for own in STATEMENTS.values()) <= 28
+    assert sum(statement.claimed is not None for statement in STATEMENTS.values()) <= 28

@@ -36,14 +36,14 @@ def test_residuals_are_the_librarys_of_each_text(tmp_path, ids):
     common = (f"--checkpoints={GOLDEN / 'llama-grouped'}", f"--token_ids={ids}")
     assert execute(*common, "--initialisation=false", f"--output_dir={out}") == 0
     config, params = rc.pretrained.load(GOLDEN / "llama-grouped")
-    want = rc.profile(rc.apply(params, np.array([8, 9, 10, 11, 12]), config))["residual_ratio"]
+    expected = rc.profile(rc.apply(params, np.array([8, 9, 10, 11, 12]), config))["residual_ratio"]
     name = "llama-grouped/pretrained0/residuals/Transformer/published/residual_ratio"
-    np.testing.assert_allclose(arrays(out)[name][1], want, rtol=1e-4)
+    np.testing.assert_allclose(arrays(out)[name][1], expected, rtol=1e-4)
     assert {f.name for f in (out / "figures").glob("*.png")} == {"residuals_llama-grouped.png"}
 
 
 def test_other_weights_in_the_same_folder_are_refused(tmp_path, ids, capsys):
-    """As long as the run holds the old ones' numbers; a folder that is moved is the same."""
+    """As long as the run holds numbers of the old weights. A folder that is moved is the same."""
     folder = Path(shutil.copytree(GOLDEN / "bert", tmp_path / "bert"))
     common = (f"--checkpoints={folder}", f"--token_ids={ids}", f"--output_dir={tmp_path / 'run'}")
     arguments = (*common, "--initialisation=false")
@@ -66,24 +66,26 @@ def test_other_weights_in_the_same_folder_are_refused(tmp_path, ids, capsys):
 def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, ids, monkeypatch):
     arguments = (f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}")
     assert execute(*arguments, "--initialisation=false", f"--output_dir={tmp_path}") == 0
-    found, models = result_of(run_architectures, tmp_path)
+    results, models = result_of(run_architectures, tmp_path)
 
-    def lines():
-        rows = list(run_architectures.compare_results(found, models))
+    def compare_layers():
+        rows = list(run_architectures.compare_results(results, models))
         return [row for row in rows if ", layer " in row.quantity], rows[-1]
 
-    assert run_architectures.judge_claims(found, models) == []
-    _, last = lines()
+    assert run_architectures.judge_claims(results, models) == []
+    _, last = compare_layers()
     assert last.measured == "not compared" and last.note
-    measured = found["bert"]["pretrained"]
+    measured = results["bert"]["pretrained"]
     curves = {v: measured[v, "published"][0].mean(axis=0) for v in surgery.ABLATIONS}
     curves["SAN"][2] += 1e4
     for module in (targets, run_architectures):
         monkeypatch.setattr(module, "published_curves", lambda *_: {"pretrained": curves})
-    shown, last = lines()
+    layer_rows, last = compare_layers()
     assert last.measured == "1 of 12" and "one is a failure" in last.note
-    off = [row.quantity for row in shown if row.note.startswith("differs; other texts explain ± ")]
-    assert off == ["bert, pretrained, SAN: residual ratio, layer 2"]
+    different = [
+        row.quantity for row in layer_rows if row.note.startswith("differs; other texts explain ± ")
+    ]
+    assert different == ["bert, pretrained, SAN: residual ratio, layer 2"]
 
 
 def test_what_rounding_left_of_attention_alone_is_a_bound():
@@ -107,7 +109,7 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch)
         config=SimpleNamespace(depth=4),
     )
 
-    def answers(published, seeds=40, first=0.6):
+    def judge_curves(published, seeds=40, first=0.6):
         rng = np.random.default_rng(0)
         san = 1e-7 + 1e-8 * rng.random((seeds, 5))
         san[:, 0] = 0.6 + 0.01 * rng.random(seeds)  # nearly all of which is lost
@@ -116,13 +118,13 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch)
         monkeypatch.setattr(run_architectures, "published_curves", lambda *_: {"init": curves})
         ours = {("SAN", "published"): san[:, None], ("SAN+skip", "published"): skip[:, None]}
         rows = run_architectures.judge_claims({"bert": {"init": ours}}, [model])
-        found = answered(rows)[1]
-        assert [found[key] for key in ("skips stop", "collapse")] == [HOLDS] * 2
-        return found.get("curves")
+        answers = answered(rows)[1]
+        assert [answers[key] for key in ("skips stop", "collapse")] == [HOLDS] * 2
+        return answers.get("curves")
 
     near, far = np.linspace(0.61, 0.41, 5).tolist(), [0.6, 0.55, 0.5, 0.45, 0.1]
-    assert answers(near) == HOLDS
-    assert answers(near, first=0.9) == HOLDS  # of other texts than ours
-    assert answers(far) == FAILS  # both variants as one curve
-    assert answers(far, seeds=19) == FAILS
-    assert answers(far, seeds=18) is None  # p = 1/19: nothing could be refused
+    assert judge_curves(near) == HOLDS
+    assert judge_curves(near, first=0.9) == HOLDS  # of other texts than ours
+    assert judge_curves(far) == FAILS  # both variants as one curve
+    assert judge_curves(far, seeds=19) == FAILS
+    assert judge_curves(far, seeds=18) is None  # p = 1/19: nothing could be refused

@@ -19,17 +19,20 @@ folder = finished(forms, *forms.EXPERIMENT.presets["tiny"])
 
 
 def test_table_and_comparisons_are_of_every_form_and_seed(folder):
-    def mean_of(name, form):
-        own = [float(r[name]) for r in rows(folder) if r["form"] == form and r[name]]
-        assert len(own) == 2  # seeds
-        return np.mean(own)
+    def compute_mean(name, form):
+        values = [float(r[name]) for r in rows(folder) if r["form"] == form and r[name]]
+        assert len(values) == 2  # seeds
+        return np.mean(values)
 
-    assert mean_of("variance_law", "dot") == 2
+    assert compute_mean("variance_law", "dot") == 2
     first, *accuracies = read_run(forms, folder).comparisons
-    assert first.measured.startswith(f"{mean_of('variance', 'dot'):.1f} (") and first.published == 2
+    assert (
+        first.measured.startswith(f"{compute_mean('variance', 'dot'):.1f} (")
+        and first.published == 2
+    )
     for line, form in zip(accuracies, ("scaled_dot", "additive", "additive_matched"), strict=True):
-        own, dot = (mean_of("accuracy", name) for name in (form, "dot"))
-        assert line.measured.partition(" (")[0] == f"{own - dot:.3f}"
+        accuracy, dot_accuracy = (compute_mean("accuracy", name) for name in (form, "dot"))
+        assert line.measured.partition(" (")[0] == f"{accuracy - dot_accuracy:.3f}"
 
 
 def test_gradients_are_those_of_the_definition_written_out(x64):
@@ -41,27 +44,34 @@ def test_gradients_are_those_of_the_definition_written_out(x64):
     pairs = np.tanh(q[:, None] + k[None])
     a = goal @ (k @ np.asarray(params.w_v[0], float)).T
     for name, form in measured.FORMS.items():
-        found, factor = measures[name], 1 / form.options(5)["temperature"]
+        form_measures, factor = measures[name], 1 / form.options(5)["temperature"]
         additive = form.score == "additive"
         scores = factor * (pairs @ v if additive else q @ k.T)
         e = np.exp(scores)
         p = e / e.sum(axis=1, keepdims=True)
-        of_scores = p * (a - (p * a).sum(axis=1, keepdims=True))
-        each = (1 - pairs**2) * v if additive else np.broadcast_to(k[None], pairs.shape)
-        of_queries = factor * np.einsum("ij,ija->ia", of_scores, each)
-        for of, gradient in (("score_gradient", of_scores), ("query_gradient", of_queries)):
+        score_gradient = p * (a - (p * a).sum(axis=1, keepdims=True))
+        score_jacobian = (1 - pairs**2) * v if additive else np.broadcast_to(k[None], pairs.shape)
+        query_gradient = factor * np.einsum("ij,ija->ia", score_gradient, score_jacobian)
+        for quantity, gradient in (
+            ("score_gradient", score_gradient),
+            ("query_gradient", query_gradient),
+        ):
             norms = np.linalg.norm(gradient, axis=1)
-            assert float(found[of]) == pytest.approx(np.sqrt((norms**2).mean()), rel=1e-4)
-            assert float(found[f"median_{of}"]) == pytest.approx(np.median(norms), rel=1e-4)
+            assert float(form_measures[quantity]) == pytest.approx(
+                np.sqrt((norms**2).mean()), rel=1e-4
+            )
+            assert float(form_measures[f"median_{quantity}"]) == pytest.approx(
+                np.median(norms), rel=1e-4
+            )
         within = scores.var(axis=1).mean()
-        assert float(found["variance"]) == pytest.approx(scores.var(), rel=1e-4)
-        assert float(found["variance_within_rows"]) == pytest.approx(within, rel=1e-4)
-        assert float(found["saturated"]) == np.mean(p.max(axis=1) > 0.5)
+        assert float(form_measures["variance"]) == pytest.approx(scores.var(), rel=1e-4)
+        assert float(form_measures["variance_within_rows"]) == pytest.approx(within, rel=1e-4)
+        assert float(form_measures["saturated"]) == np.mean(p.max(axis=1) > 0.5)
 
 
 def test_queries_keys_and_goals_are_drawn_with_the_variances_said():
     q, k, goal, params = measured.draw(jax.random.key(0), 200, 300)
-    for drawn, variance in (
+    for array, variance in (
         (q, 1),
         (k, 1),
         (goal, 1 / 200),
@@ -69,33 +79,33 @@ def test_queries_keys_and_goals_are_drawn_with_the_variances_said():
         (params.v_score, 1 / 200),
         (k @ params.w_v[0], 1),
     ):
-        tolerance = 5 * np.sqrt(2 / min(drawn.size, 40000))
-        assert float(jnp.var(drawn)) == pytest.approx(variance, rel=tolerance)
+        tolerance = 5 * np.sqrt(2 / min(array.size, 40000))
+        assert float(jnp.var(array)) == pytest.approx(variance, rel=tolerance)
     assert abs(np.corrcoef(q.ravel(), k.ravel())[0, 1]) < 0.02
     # matched additive scores vary within a row as dot products do, on average over draws of v
     for name in ("dot", "additive_matched"):
-        within = [np.var(scores_of(name, seed), axis=1).mean() for seed in range(32)]
+        within = [np.var(compute_scores(name, seed), axis=1).mean() for seed in range(32)]
         error = np.std(within, ddof=1) / 32**0.5
         assert abs(np.mean(within) - 200 * 59 / 60) < 4 * error < 0.15 * 200
 
 
-def scores_of(name, seed):
+def compute_scores(name, seed):
     q, k, _, params = measured.draw(jax.random.key(seed), 200, 60)
     return attention_scores(params, q, k, **measured.FORMS[name].options(200))[0]
 
 
-def made_of(small, large, control=0.0):
-    """Results whose additive networks are ahead by so much, seed by seed, at two widths.
+def make_results(small, large, control=0.0):
+    """Makes results whose additive networks are ahead by so much, seed by seed, at two widths.
 
-    At the larger one those with scores of the size of dot products are ahead by the control.
+    At the larger width, networks with scores of the size of dot products are ahead by `control`.
     """
     base, zero = np.full((len(small), 2), 0.5), np.zeros(len(small))
-    more = {
+    leads = {
         "additive": np.stack([small, large], axis=1),
         "additive_matched": np.stack([zero, zero + control], axis=1),
     }
     trained = {
-        form: {"d_k": np.array([4, 256]), "accuracy": base + more.get(form, 0)}
+        form: {"d_k": np.array([4, 256]), "accuracy": base + leads.get(form, 0)}
         for form in measured.FORMS
     }
     random = {
@@ -120,10 +130,10 @@ def made_of(small, large, control=0.0):
     ],
 )
 def test_rows_can_come_out_otherwise(control, wanted):
-    """At equal scales of the scores, whatever additive attention as drawn does."""
-    found = made_of([0.01] * len(control), [0.4] * len(control), np.array(control))
+    """The control at equal scales of the scores decides, whatever `small` and `large` are."""
+    results = make_results([0.01] * len(control), [0.4] * len(control), np.array(control))
     few = len(control) < 3
-    claims = list(forms.judge_claims(*found))
+    claims = list(forms.judge_claims(*results))
     assert verdicts(claims) == {
         "additive": wanted,
         "additive small": "undecided" if few else "within",
@@ -133,6 +143,6 @@ def test_rows_can_come_out_otherwise(control, wanted):
     # of forms whose rows are the same nothing saturates more, and no gradient is smaller
     estimates = {row.key: row.estimate for row in claims}
     assert estimates["saturation"] == 0 and estimates["small gradients"] > -2
-    rows = {c.quantity: c for c in forms.compare_results(*found)}
+    rows = {c.quantity: c for c in forms.compare_results(*results)}
     assert rows["variance of dot products at d_k = 1024"].published == 1024
     assert rows["accuracy at d_k = 4, additive less dot products"].published == "alike"

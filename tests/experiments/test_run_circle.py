@@ -47,7 +47,7 @@ def test_a_row_for_every_seed(folder):
 
 @pytest.mark.full
 def test_kept_models_continue_as_the_arrays_say(folder):
-    """With a skip around the recurrence: inputs are sums of outputs, and outputs are drawn."""
+    """With a skip around the recurrence inputs are sums of outputs. The arrays hold outputs."""
     (path,) = (folder / "models").iterdir()
     assert path.name == "circle-skip+mlp-d=8.safetensors"
     config, models = load_models(path)
@@ -55,19 +55,19 @@ def test_kept_models_continue_as_the_arrays_say(folder):
     walk = walks.make_examples(40)
     saved = {name.removeprefix(f"{NAME}/"): a for name, a in arrays(folder).items()}
     # 19 steps in one batch of 30: nothing before it.
-    forward_of = jax.jit(functools.partial(forward, config=config))
-    weights_of = jax.jit(functools.partial(apply, config=config))
+    run_forward = jax.jit(functools.partial(forward, config=config))
+    run_network = jax.jit(functools.partial(apply, config=config))
     for seed, row in enumerate(rows(folder)):
         model = seed_of(models, seed)
-        inputs = drawn = walk.inputs[0]
-        for found in saved["trajectory"][seed]:
-            np.testing.assert_allclose(found, drawn, atol=1e-5)
-            last, drawn = inputs, forward_of(model, inputs)
-            inputs = inputs + drawn
-        after = np.stack([forward_of(model, x) for x in walk.inputs])
+        inputs = outputs = walk.inputs[0]
+        for points in saved["trajectory"][seed]:
+            np.testing.assert_allclose(points, outputs, atol=1e-5)
+            last, outputs = inputs, run_forward(model, inputs)
+            inputs = inputs + outputs
+        after = np.stack([run_forward(model, x) for x in walk.inputs])
         error = np.sqrt(np.mean((after - walk.labels) ** 2) / 2)
         assert float(row["step_error"]) == pytest.approx(error, rel=1e-4)
-        weights = weights_of(model.network, input_states(model.network, last, config)).attention
+        weights = run_network(model.network, input_states(model.network, last, config)).attention
         gaps = weights[0, :, 0, 0] - weights[0, :, 1, 0]
         np.testing.assert_allclose(saved["head_gap"][seed][-1, 0], gaps, atol=1e-6)
         distance = 10.0 ** saved["log10_distance"][seed]
@@ -89,7 +89,7 @@ def test_published_commands_train_the_published_network(arguments, variant, mlp)
     assert name == f"{variant}, d=8"
     recipe, config = setup.recipe, setup.recipe.config
     assert config.attention_skip and recipe.output_dropout
-    assert gain_of(setup) == setup.floats["output_dropout"] == 1
+    assert get_skip_gain(setup) == setup.floats["output_dropout"] == 1
     assert (config.mlp, config.norm_placement, config.d_model, config.ff_width) == (
         mlp,
         "post",
@@ -100,13 +100,13 @@ def test_published_commands_train_the_published_network(arguments, variant, mlp)
     sums = walks.is_fed_with_sums(variant)
     assert sums == ("--circle_skip" in arguments)
     difference = np.asarray(data["train"].inputs - data["walk"].inputs)
-    wanted = data["walk"].inputs[:-30] if sums else 0
-    np.testing.assert_allclose(difference[30:], wanted, atol=1e-7)
+    expected = data["walk"].inputs[:-30] if sums else 0
+    np.testing.assert_allclose(difference[30:], expected, atol=1e-7)
     assert not difference[:30].any()
 
 
-def gain_of(setup):
-    """Of the skip around the attention."""
+def get_skip_gain(setup):
+    """Returns the gain of the skip around the attention."""
     return setup.floats["network"]["skip_gain"].attention
 
 
@@ -116,20 +116,20 @@ def test_a_program_of_several_variants_gives_what_each_alone_gives(tmp_path):
     options = parsed(run_circle, *ARGUMENTS[2:], "--compare=pure", "--widths=4")
     cases = run_circle.make_cases(options)
     programs = [case.program for case in cases.values()]
-    assert [programs.index(own) for own in programs] == [0, 0, 0, 3]
+    assert [programs.index(program) for program in programs] == [0, 0, 0, 3]
     name = "attention, d=4"
     recipe = cases[name].recipe
     config = recipe.config.replace(attention_skip=False)
     recipe = dataclasses.replace(recipe, config=config, output_dropout=False)
-    alone = {name: dataclasses.replace(cases[name], recipe=recipe, floats={}, program="")}
-    found = []
-    for where, own in {"shared": cases, "alone": alone}.items():
+    separate_cases = {name: dataclasses.replace(cases[name], recipe=recipe, floats={}, program="")}
+    results = []
+    for where, setups in {"shared": cases, "alone": separate_cases}.items():
         with RunFolder(tmp_path / where, {}) as folder:
-            found.append(run_circle.measure(options, own, folder)[name])
-    shared, alone = found
-    assert jax.tree.structure(shared) == jax.tree.structure(alone)
+            results.append(run_circle.measure(options, setups, folder)[name])
+    shared, separate = results
+    assert jax.tree.structure(shared) == jax.tree.structure(separate)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
-    jax.tree.map(close, shared, alone)
+    jax.tree.map(close, shared, separate)
 
 
 @pytest.mark.parametrize(
@@ -145,17 +145,17 @@ def test_a_program_of_several_variants_gives_what_each_alone_gives(tmp_path):
 def test_compare_is_every_variant_at_every_width(argument, variants):
     widths = [32] if argument == "--num_seeds=1" else [8, 4]
     options = parsed(run_circle, argument, "--widths=8,4")
-    made = run_circle.make_cases(options)
-    assert list(made) == [f"{variant}, d={width}" for width in widths for variant in variants]
-    for name, setup in made.items():
+    cases = run_circle.make_cases(options)
+    assert list(cases) == [f"{variant}, d={width}" for width in widths for variant in variants]
+    for name, setup in cases.items():
         variant, config = name.split(",")[0], setup.recipe.config
-        assert gain_of(setup) == (variant in run_circle.PUBLISHED or "+skip" in variant)
+        assert get_skip_gain(setup) == (variant in run_circle.PUBLISHED or "+skip" in variant)
         if variant in run_circle.THEORY:
             assert (config.mlp != "none") == ("+mlp" in variant)
 
 
 def case(distances, logs=None):
-    """Results of seeds at rest across the diagonal, with a multiplier of 0.5."""
+    """Makes results of seeds at rest across the diagonal, with a multiplier of 0.5."""
     distance = np.asarray(distances, np.float32)
     seeds = len(distance)
     return {
@@ -169,86 +169,88 @@ def case(distances, logs=None):
     }
 
 
-def made_of(counts, seeds=64):
-    """Results in which `counts` of the seeds of each case have halved their distance away."""
+def make_results(counts, seeds=64):
+    """Makes results in which `counts` seeds of each case halve their distance at every step."""
     fallen, apart = 0.6 * 0.5 ** np.arange(60), np.full(60, 0.6)
     return {n: case([fallen] * count + [apart] * (seeds - count)) for n, count in counts.items()}
 
 
-def verdicts(found):
-    return answered(run_circle.judge_claims(found, {}))[0]
+def verdicts(results):
+    return answered(run_circle.judge_claims(results, {}))[0]
 
 
-def compared(found):
-    """{what: (measured, published, note)} of the case at width 32."""
-    lines = run_circle.compare_results(found, {})
+def list_comparisons(results):
+    """Returns {quantity: (measured, published, note)} of the case at width 32."""
+    lines = run_circle.compare_results(results, {})
     return {c.quantity.partition(": ")[2]: (c.measured, c.published, c.note) for c in lines}
 
 
 def test_speed_and_law_of_those_that_fell():
-    """One seed that diverged is not counted, and seven of which three fell with τ of one sign."""
-    results = made_of({"attention, d=32": 5}, 12)
-    (own,) = results.values()
-    own["head_gap"][[0, 1, 2, 10, 11]] = 0.1
-    own["diverged_at"][11] = 2
+    """A seed that diverged is not counted. τ begins with one sign in four others; three fell."""
+    results = make_results({"attention, d=32": 5}, 12)
+    (case_results,) = results.values()
+    case_results["head_gap"][[0, 1, 2, 10, 11]] = 0.1
+    case_results["diverged_at"][11] = 2
     row, *_ = run_circle.make_rows(results, {})
     assert row["multiplier"] == pytest.approx(0.5)
-    found = compared(results)
-    assert found["seeds that fell together"] == ("5 of 11", None, "")
-    order, published, _ = found["order p of d' ~ d^p, median"]
+    comparisons = list_comparisons(results)
+    assert comparisons["seeds that fell together"] == ("5 of 11", None, "")
+    order, published, _ = comparisons["order p of d' ~ d^p, median"]
     assert order == pytest.approx(1, abs=1e-4) and published == "theory: 3"
     assert (row["measured_steps"], row["predicted_steps"]) == (14, pytest.approx(13.3, abs=0.02))
-    share, _, note = found["fell, of those whose heads' τ begin with opposite signs"]
+    share, _, note = comparisons["fell, of those whose heads' τ begin with opposite signs"]
     assert share == "2 of 7" and note == "of the same sign 3 of 4; Fisher's exact p = 0.24"
 
 
 def test_statements_of_the_paper_can_come_out_otherwise():
-    def found(base, kept):
-        """As published and without the skip around the attention; the first `kept` fall with it."""
+    def judge_counts(base, modified):
+        """Judges cases in which `base` seeds fall, and `modified` with a skip or an MLP."""
         cases = {
-            "attention+skip": kept,
-            "attention+mlp": kept,
-            "mlp": kept,
-            "circle_skip": kept,
+            "attention+skip": modified,
+            "attention+mlp": modified,
+            "mlp": modified,
+            "circle_skip": modified,
             "base": base,
             "attention": base,
         }
-        seen = verdicts(made_of({f"{name}, d=32": count for name, count in cases.items()}))
-        settings = {key: [n for k, n in seen if k == key] for key, _ in seen if "rate" not in key}
+        answers = verdicts(make_results({f"{name}, d=32": count for name, count in cases.items()}))
+        settings = {
+            key: [n for k, n in answers if k == key] for key, _ in answers if "rate" not in key
+        }
         assert settings == {
             "circle": ["base, d=32", "attention, d=32"],
             "circle skip": ["attention+skip, d=32", "circle_skip, d=32"],
             "circle mlp": ["attention+mlp, d=32", "mlp, d=32"],
         }
-        return [[seen[key, name] for name in names] for key, names in settings.items()]
+        return [[answers[key, name] for name in names] for key, names in settings.items()]
 
-    assert found(60, 2) == [["within"] * 2] * 3
-    assert found(10, 40) == [["outside"] * 2] * 3  # those that fall without it fall with it
-    assert found(32, 16) == [["undecided"] * 2] * 3
-    two = verdicts(made_of({"base, d=32": 2}, 2))
+    assert judge_counts(60, 2) == [["within"] * 2] * 3
+    assert judge_counts(10, 40) == [["outside"] * 2] * 3  # those that fall without it fall with it
+    assert judge_counts(32, 16) == [["undecided"] * 2] * 3
+    two = verdicts(make_results({"base, d=32": 2}, 2))
     assert two["circle", "base, d=32"] == "undecided"  # two seeds say nothing
 
 
 def test_who_is_kept_apart_is_said_seed_by_seed():
     """Four fall without it and two only with it; one that diverged has no number."""
     fallen, apart = 0.6 * 0.5 ** np.arange(60), np.full(60, 0.6)
-    without = case([fallen] * 5 + [apart] * 3)
-    own = case([fallen] + [apart] * 4 + [fallen] * 2 + [apart])
-    own["diverged_at"][4] = 3
-    at_end = walks.log10_at_end(own)[3:6].astype(np.float32)  # as accurate as its input
+    without_mlp = case([fallen] * 5 + [apart] * 3)
+    with_mlp = case([fallen] + [apart] * 4 + [fallen] * 2 + [apart])
+    with_mlp["diverged_at"][4] = 3
+    at_end = walks.log10_at_end(with_mlp)[3:6].astype(np.float32)  # as accurate as its input
     np.testing.assert_allclose(at_end, [np.log10(0.6), np.nan, -6])
-    found = run_circle.judge_claims({"base, d=4": without, "mlp, d=4": own}, {})
-    row = next(r for r in found if r.key == "circle mlp")
+    claims = run_circle.judge_claims({"base, d=4": without_mlp, "mlp, d=4": with_mlp}, {})
+    row = next(r for r in claims if r.key == "circle mlp")
     assert (row.estimate, row.draws) == (0.75, 4)
     assert "those of 7 seeds that fall without; 2 fall only with" in row.note
 
 
 def test_an_order_other_than_the_theorys_is_said_to_be():
-    def order_of(logs):
-        found = {"attention, d=32": case(10.0 ** np.maximum(logs, -30), logs)}
-        (row,) = (row for row in run_circle.judge_claims(found, {}) if row.key == "rate")
+    def estimate_order(logs):
+        results = {"attention, d=32": case(10.0 ** np.maximum(logs, -30), logs)}
+        (row,) = (row for row in run_circle.judge_claims(results, {}) if row.key == "rate")
         return row.estimate
 
     steps, orders = np.arange(60), np.array([[1.0], [1.1], [1.2]])
-    assert order_of(-(orders**steps) * (1 + 0.3 * steps)) < 1.5
-    assert order_of(-((2 + orders) ** steps)) == pytest.approx(3.1, abs=0.2)
+    assert estimate_order(-(orders**steps) * (1 + 0.3 * steps)) < 1.5
+    assert estimate_order(-((2 + orders) ** steps)) == pytest.approx(3.1, abs=0.2)

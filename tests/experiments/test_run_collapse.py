@@ -38,12 +38,14 @@ def test_the_run_measures_what_the_library_gives_one_by_one(base):
     for variant, config in run_collapse.make_configs(options, "none", options.variants).items():
         params = rc.init(key_params, config)
         hidden = rc.apply(params, x, config).hidden
-        found = {n: saved[f"seeds/{n}/{variant}"][2] for n in ("ratio", *run_collapse.COLUMNS[1:3])}
+        measures = {
+            n: saved[f"seeds/{n}/{variant}"][2] for n in ("ratio", *run_collapse.COLUMNS[1:3])
+        }
         ratio = [residuals.residual_ratio(h) for h in hidden]
-        np.testing.assert_allclose(found["ratio"], ratio, rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(measures["ratio"], ratio, rtol=1e-3, atol=1e-6)
         profile = logdomain.log_residual_profile(params, x, config)
-        np.testing.assert_allclose(found["log10_residual"], profile, atol=1e-3)
-        np.testing.assert_allclose(found["plain_log10_residual"][:2], profile[:2], atol=1e-3)
+        np.testing.assert_allclose(measures["log10_residual"], profile, atol=1e-3)
+        np.testing.assert_allclose(measures["plain_log10_residual"][:2], profile[:2], atol=1e-3)
 
 
 @pytest.mark.full
@@ -51,46 +53,46 @@ def test_rows_figures_and_statements_are_of_the_arrays(base):
     table, saved = rows(base), arrays(base)
     for column in ("log10_bound", "tightness_mean"):
         assert all((r[column] != "") == (r["variant"] == "san") for r in table)
-    found, setup = result_of(run_collapse, base)
-    compared = {c.quantity: c for c in run_collapse.compare_results(found, setup)}
-    assert "attention alone: residual ratio after 3 layers" in compared
-    ended = found.assign(ratio=found.ratio * 0 + np.float32(6e-8))
-    first, *_ = run_collapse.compare_results(ended, setup)
+    results, setup = result_of(run_collapse, base)
+    comparisons = {c.quantity: c for c in run_collapse.compare_results(results, setup)}
+    assert "attention alone: residual ratio after 3 layers" in comparisons
+    rounded = results.assign(ratio=results.ratio * 0 + np.float32(6e-8))
+    first, *_ = run_collapse.compare_results(rounded, setup)
     assert first.measured == "below 1e-06 (rounding)"
-    free = [c.measured for q, c in compared.items() if "needs no condition" in q]
+    free = [c.measured for q, c in comparisons.items() if "needs no condition" in q]
     assert free and not any(free)
-    given = {row.key: row for row in run_collapse.judge_claims(found, setup)}
-    assert given["rate"].draws == 3
-    assert given["heads bound"].estimate == 0 and "cases" in given["heads bound"].note
-    assert given["skips"].estimate > 1
+    claims = {row.key: row for row in run_collapse.judge_claims(results, setup)}
+    assert claims["rate"].draws == 3
+    assert claims["heads bound"].estimate == 0 and "cases" in claims["heads bound"].note
+    assert claims["skips"].estimate > 1
     ratio = saved["seeds/ratio/san_skip"]
-    left = ratio[:, -1] / ratio[:, 0]
-    assert given["skips stop"].estimate == np.mean(left > 0.1)
+    remaining = ratio[:, -1] / ratio[:, 0]
+    assert claims["skips stop"].estimate == np.mean(remaining > 0.1)
 
 
 @pytest.fixture
-def compiled():
+def compilations():
     """The programs that XLA compiles."""
-    found, event = [], "/jax/core/compile/backend_compile_duration"
+    events, event = [], "/jax/core/compile/backend_compile_duration"
     jax.monitoring.register_event_duration_secs_listener(
-        lambda name, *_, **__: found.append(name) if name == event else None
+        lambda name, *_, **__: events.append(name) if name == event else None
     )
-    yield found
+    yield events
     jax.monitoring.clear_event_listeners()
 
 
 @pytest.mark.full
-def test_a_sweep_compiles_as_often_as_one_value(base, tmp_path, compiled):
+def test_a_sweep_compiles_as_often_as_one_value(base, tmp_path, compilations):
     assert run(run_collapse, TWO, tmp_path / "one") == 0
-    one, swept = len(compiled), ("--weight_scale=1,0.5,2", "--skip_gain=1,0")
+    single_count, swept = len(compilations), ("--weight_scale=1,0.5,2", "--skip_gain=1,0")
     assert run(run_collapse, [*TWO, *swept], tmp_path) == 0
-    assert 0 < len(compiled) - one <= one
-    expected, found = arrays(base), arrays(tmp_path)
+    assert 0 < len(compilations) - single_count <= single_count
+    expected, results = arrays(base), arrays(tmp_path)
     for name, values in expected.items():
-        own = found[f"weight_scale=1.0/skip_gain=1.0/{name}"]
-        np.testing.assert_allclose(own, values, rtol=1e-5, err_msg=name)
-    without_skip = found["weight_scale=0.5/skip_gain=0.0/seeds/ratio/san_skip"]
-    san = found["weight_scale=0.5/skip_gain=1.0/seeds/ratio/san"]
+        point_values = results[f"weight_scale=1.0/skip_gain=1.0/{name}"]
+        np.testing.assert_allclose(point_values, values, rtol=1e-5, err_msg=name)
+    without_skip = results["weight_scale=0.5/skip_gain=0.0/seeds/ratio/san_skip"]
+    san = results["weight_scale=0.5/skip_gain=1.0/seeds/ratio/san"]
     np.testing.assert_allclose(without_skip, san, rtol=1e-3, atol=1e-6)
     assert (tmp_path / "figures" / "sweep_weight_scale.png").exists()
     assert (tmp_path / "figures" / "sweep_skip_gain.png").exists()
@@ -120,25 +122,27 @@ def test_another_text_is_another_config(base, tmp_path, capsys):
 
 def test_rates_are_only_given_where_they_mean_something():
     profile = xr.DataArray([2.0, 0.5, -2.0, -6.0, -18.0, -54.0, -np.inf], dims="layer")
-    wanted = [np.nan, np.nan, np.nan, 4 / 2.5, 3.0, 3.0, np.nan]
-    np.testing.assert_allclose(measure.local_rates(profile), wanted)
+    expected = [np.nan, np.nan, np.nan, 4 / 2.5, 3.0, 3.0, np.nan]
+    np.testing.assert_allclose(measure.local_rates(profile), expected)
 
 
 def test_a_layer_above_a_bound_is_counted_but_for_rounding():
-    found = {"log10_residual": [[1.0, 0.0, -5e6]], "bound": [[1.0, -1e-4, -5e6 - 20]]}
-    for bound, count in ((found["bound"], 0), ([[0.0, 9.0, -6e6]], 2)):
-        own = xr.Dataset({n: (("seed", "layer"), a) for n, a in (found | {"bound": bound}).items()})
-        assert collapse_claims.count_above(own, "bound") == count
+    measures = {"log10_residual": [[1.0, 0.0, -5e6]], "bound": [[1.0, -1e-4, -5e6 - 20]]}
+    for bound, count in ((measures["bound"], 0), ([[0.0, 9.0, -6e6]], 2)):
+        dataset = xr.Dataset(
+            {n: (("seed", "layer"), a) for n, a in (measures | {"bound": bound}).items()}
+        )
+        assert collapse_claims.count_above(dataset, "bound") == count
 
 
-def variant_of(log10_ratio, rate=3.0, left=None):
-    """Measures of one variant by seed at three layers: its ratio at the last one, and the rate or
-    what is left of the first one's ratio."""
+def make_variant(log10_ratio, rate=3.0, remaining=None):
+    """Makes measures of a variant by seed at three layers, from its ratio at the last one and the
+    rate, or the remaining share of its first ratio."""
     last = np.asarray(log10_ratio, float)
-    if left is None:  # steps of a tenth of the last logarithm, and of rate times that
+    if remaining is None:  # steps of a tenth of the last logarithm, and of rate times that
         first, middle = (last - share * last / 10 for share in (rate + 1, rate))
     else:
-        first = last - np.log10(left)
+        first = last - np.log10(remaining)
         middle = (first + last) / 2
     profile = np.stack([first, middle, last], axis=1)
     size = np.zeros_like(profile)
@@ -150,27 +154,29 @@ def variant_of(log10_ratio, rate=3.0, left=None):
     }
 
 
-def at(norm="none", weight_scale=1.0, skip_gain=1.0, swept=None, **variants):
-    """A point of the axes: measures of each variant, and the residual by gain of the MLPs."""
-    found = {f"{m}/{v}": a for v, own in variants.items() for m, a in own.items()}
-    found |= {f"swept/{gain}": curve for gain, curve in (swept or {}).items()}
-    own = make_dataset(found, ("variant", "layer"), swept=("mlp_gain", "layer"))
-    own["local_rate"] = measure.local_rates(own.log10_residual)
-    return {(norm, weight_scale, skip_gain): own}
+def make_point(norm="none", weight_scale=1.0, skip_gain=1.0, swept=None, **variants):
+    """Makes a point of the axes: measures of each variant, the residual by gain of the MLPs."""
+    variables = {f"{m}/{v}": a for v, measures in variants.items() for m, a in measures.items()}
+    variables |= {f"swept/{gain}": curve for gain, curve in (swept or {}).items()}
+    dataset = make_dataset(variables, ("variant", "layer"), swept=("mlp_gain", "layer"))
+    dataset["local_rate"] = measure.local_rates(dataset.log10_residual)
+    return {(norm, weight_scale, skip_gain): dataset}
 
 
-def claims_of(points):
+def judge_points(points):
     return run_collapse.judge_claims(join_datasets(points, run_collapse.AXES), None)
 
 
-def compare_of(points):
+def compare_points(points):
     return run_collapse.compare_results(join_datasets(points, run_collapse.AXES), None)
 
 
 def test_every_variant_has_a_published_curve_to_stand_beside():
-    every = {v: variant_of([-2.0]) for v in run_collapse.VARIANTS}
-    shown = compare_of(at("post", **every) | at("post", 2.0, **every))
-    ratios = [c.published for c in shown if "ratio" in c.quantity]
+    variants = {v: make_variant([-2.0]) for v in run_collapse.VARIANTS}
+    comparisons = compare_points(
+        make_point("post", **variants) | make_point("post", 2.0, **variants)
+    )
+    ratios = [c.published for c in comparisons if "ratio" in c.quantity]
     curves = collapse_claims.published_curves(collapse_claims.PUBLISHED["bert-base-cased"], 12)[
         "init"
     ]
@@ -178,28 +184,30 @@ def test_every_variant_has_a_published_curve_to_stand_beside():
 
 
 def test_every_scale_of_the_weights_is_a_setting_with_the_first_gain_of_the_skips():
-    small, large = ({"san": variant_of([-9.0, -9.1, -9.2], rate)} for rate in (3.0, 1.0))
+    small, large = ({"san": make_variant([-9.0, -9.1, -9.2], rate)} for rate in (3.0, 1.0))
     points = {}
     for gain in (1.0, 0.5):
-        points |= at(skip_gain=gain, **small) | at(weight_scale=2.0, skip_gain=gain, **large)
+        points |= make_point(skip_gain=gain, **small) | make_point(
+            weight_scale=2.0, skip_gain=gain, **large
+        )
         small = large
-    found = {row.setting: row.estimate for row in claims_of(points) if row.key == "rate"}
-    assert found == {"weight scale 1": pytest.approx(3), "weight scale 2": pytest.approx(1)}
+    rates = {row.setting: row.estimate for row in judge_points(points) if row.key == "rate"}
+    assert rates == {"weight scale 1": pytest.approx(3), "weight scale 2": pytest.approx(1)}
 
 
 @pytest.mark.parametrize(
-    ("rate", "skip", "left", "expected"),
+    ("rate", "skip", "remaining", "expected"),
     [(3.0, -1.0, 0.2, "within"), (1.5, -9000.0, 0.05, "outside")],
 )
-def test_statements_of_the_paper_can_come_out_otherwise(rate, skip, left, expected):
-    around = np.linspace(-1, 1, 8)
+def test_statements_of_the_paper_can_come_out_otherwise(rate, skip, remaining, expected):
+    offsets = np.linspace(-1, 1, 8)
     spread = rate + np.linspace(-0.01, 0.01, 8)
-    skips = variant_of(around + skip, left=left)
-    parts = {"san": variant_of(10 * around - 800, spread), "san_skip": skips}
-    rows = list(claims_of(at(**parts, san_mlp=skips, transformer=skips)))
-    found = verdicts(rows)
-    assert {found[key] for key in ("skips stop", "mlps stop", "mlps slow")} == {expected}
-    rows += [row for row in claims_of(at("post", **parts)) if row.key == "norm"]
+    skips = make_variant(offsets + skip, remaining=remaining)
+    parts = {"san": make_variant(10 * offsets - 800, spread), "san_skip": skips}
+    rows = list(judge_points(make_point(**parts, san_mlp=skips, transformer=skips)))
+    answers = verdicts(rows)
+    assert {answers[key] for key in ("skips stop", "mlps stop", "mlps slow")} == {expected}
+    rows += [row for row in judge_points(make_point("post", **parts)) if row.key == "norm"]
     measured = {row.key: row.estimate for row in rows}
     assert measured["rate"] == pytest.approx(rate) and measured["norm"] == pytest.approx(rate)
     assert (measured["skips"] > 0) == (expected == "within")
@@ -214,17 +222,17 @@ def test_the_published_bound_of_a_layer_has_one_gamma_and_one_beta_for_all_heads
     report = rc.bound_report(params, jax.random.normal(jax.random.key(1), (5, 6)), config)
     c = 4 * 2 / np.sqrt(3) * report.gamma.max(1) * report.beta.max(1) * report.lipschitz
     assert np.any(report.gamma.argmax(1) != report.beta.argmax(1))
-    found = measure.bound_profiles(report)["log10_published_bound"][1:]
-    np.testing.assert_allclose(found, np.log10(c) + 3 * report.log10_input, rtol=1e-5)
+    log10_bound = measure.bound_profiles(report)["log10_published_bound"][1:]
+    np.testing.assert_allclose(log10_bound, np.log10(c) + 3 * report.log10_input, rtol=1e-5)
 
 
 def test_without_skips_post_and_pre_norm_are_one_row():
     """One network up to an outer norm; with skips they are two."""
-    variants = {v: variant_of([-9.0, -8.0, -7.0]) for v in run_collapse.VARIANTS}
-    norms = {norm: at(norm, **variants) for norm in ("none", "post", "pre")}
+    variants = {v: make_variant([-9.0, -8.0, -7.0]) for v in run_collapse.VARIANTS}
+    norms = {norm: make_point(norm, **variants) for norm in ("none", "post", "pre")}
 
-    def rows_of(key, points):
-        texts = [row.setting for row in claims_of(points) if row.key == key]
+    def list_norms(key, points):
+        texts = [row.setting for row in judge_points(points) if row.key == key]
         return [
             norm
             for norm in norms
@@ -232,77 +240,77 @@ def test_without_skips_post_and_pre_norm_are_one_row():
             if labelled.describe_point({"norm_placement": norm}) in text
         ]
 
-    every = norms["none"] | norms["post"] | norms["pre"]
+    all_points = norms["none"] | norms["post"] | norms["pre"]
     for key in ("mlp rate", "skips", "mlps slow"):
-        assert rows_of(key, every) == ["none", "post"], key
-    assert rows_of("norm", every) == ["post"]
-    assert rows_of("skips stop", every) == ["none", "post", "pre"]
-    assert rows_of("norm", norms["none"] | norms["pre"]) == ["pre"]  # where it is the only one
+        assert list_norms(key, all_points) == ["none", "post"], key
+    assert list_norms("norm", all_points) == ["post"]
+    assert list_norms("skips stop", all_points) == ["none", "post", "pre"]
+    assert list_norms("norm", norms["none"] | norms["pre"]) == ["pre"]  # where it is the only one
     x = jax.random.normal(jax.random.key(0), (5, 8))
     post = rc.san(3, 2, 8, norm_placement="post", norm="layer")
     params = rc.init(jax.random.key(1), post)
     pre = rc.apply(params, x, post.replace(norm_placement="pre")).hidden
 
-    def normed(x):
+    def normalize(x):
         x = x - x.mean(axis=-1, keepdims=True)
         return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + post.norm_eps)
 
-    after = rc.apply(params, normed(x), post).hidden
-    np.testing.assert_allclose(after, jax.vmap(normed)(pre), rtol=1e-4, atol=1e-5)
+    after = rc.apply(params, normalize(x), post).hidden
+    np.testing.assert_allclose(after, jax.vmap(normalize)(pre), rtol=1e-4, atol=1e-5)
 
 
 def test_the_published_form_and_skips_with_mlps_have_rows():
-    variants = {v: variant_of([-9.0, -8.0], left=0.2) for v in run_collapse.VARIANTS}
+    variants = {v: make_variant([-9.0, -8.0], remaining=0.2) for v in run_collapse.VARIANTS}
     variants["san"]["log10_residual"] = np.array([[0.0, -1.0, -3.0], [0.0, -1.0, -4.0]])
     curves = {"1": np.array([[0.0, -0.2, -0.5], [0.0, -1.0, -2.0]]), "2": np.zeros((2, 3))}
-    given = list(claims_of(at("post", swept=curves, **variants)))
-    stop = {row.setting.split(",")[0]: row for row in given if row.key == "mlps stop"}
+    claims = list(judge_points(make_point("post", swept=curves, **variants)))
+    stop = {row.setting.split(",")[0]: row for row in claims if row.key == "mlps stop"}
     text = "MLPs with their own skip"
     assert [*stop] == ["skips and MLPs", "MLPs alone", text]
     assert stop[text].estimate == 0.5
-    slow = [r.estimate for r in given if r.key == "mlps slow" and r.setting.startswith(text)]
+    slow = [r.estimate for r in claims if r.key == "mlps slow" and r.setting.startswith(text)]
     assert slow == pytest.approx([2.25])
-    plain = claims_of(at("none", swept=curves, **variants))
+    plain = judge_points(make_point("none", swept=curves, **variants))
     assert not any("published" in row.setting for row in plain)
 
 
 def test_layers_above_a_bound_are_counted_where_the_condition_holds():
-    """Of the published form, under the lemma's condition; the form with sums over heads is a check
-    in the table."""
+    """The published form is counted under the lemma's condition. The form with sums over heads is
+    a check in the table."""
     for seeds, broken, covered, count in ((3, 0, 1.0, 0), (3, 1, 1.0, 2), (3, 1, 0.0, None)):
-        san = variant_of(np.full(seeds, -8.0))
+        san = make_variant(np.full(seeds, -8.0))
         bounded = dict.fromkeys(run_collapse.TIGHTNESS, np.ones((seeds, 3)))
         bounded["log10_published_bound"] = np.full((seeds, 3), 9.0)
         bounded["log10_published_bound"][:broken] = -9.0
         bounded |= {"log10_layer_bound": np.zeros((seeds, 3))}
         bounded["admissible"] = np.full((seeds, 3), covered)
         bounded["log10_bound"] = np.full((seeds, 3), -9.0)
-        points = at(san=san | bounded)
-        (row,) = (row for row in claims_of(points) if row.key == "heads bound")
+        points = make_point(san=san | bounded)
+        (row,) = (row for row in judge_points(points) if row.key == "heads bound")
         assert row.estimate == count
-        (check,) = (c for c in compare_of(points) if "sums over heads" in c.quantity)
+        (check,) = (c for c in compare_points(points) if "sums over heads" in c.quantity)
         assert check.measured == 2 * seeds * covered  # of two layers
 
 
 def test_where_mlps_begin_to_slow_the_collapse():
     gains = np.array([0.5, 1.0, 2.0, 4.0])
     raised = np.array([[-0.2, -0.1, 0.1, 0.2], [-0.2, 0.1, 0.2, 0.3], [0.1, 0.2, 0.3, 0.4]])
-    found = collapse_claims.crossing(gains, raised)
-    np.testing.assert_allclose(found[:2], [2**0.5, 2 ** (-1 / 3)])
-    assert np.isnan(found[2])
+    crossings = collapse_claims.crossing(gains, raised)
+    np.testing.assert_allclose(crossings[:2], [2**0.5, 2 ** (-1 / 3)])
+    assert np.isnan(crossings[2])
     beyond = np.where(gains == 4.0, np.nan, raised)  # where the residual is no number
-    np.testing.assert_array_equal(collapse_claims.crossing(gains, beyond), found)
+    np.testing.assert_array_equal(collapse_claims.crossing(gains, beyond), crossings)
     curves = {f"{g:g}": np.full((3, 2), -3.0 + g) for g in gains}
-    points = at(san={"log10_residual": np.full((3, 2), -1.5)}, swept=curves)
-    own = join_datasets(points, run_collapse.AXES).assign_coords(layer=[0, 1])
-    own = own.isel(weight_scale=0, skip_gain=0)
-    np.testing.assert_array_equal(own.mlp_gain, gains)
-    np.testing.assert_allclose(raised_constant(own)[0], [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
+    points = make_point(san={"log10_residual": np.full((3, 2), -1.5)}, swept=curves)
+    dataset = join_datasets(points, run_collapse.AXES).assign_coords(layer=[0, 1])
+    dataset = dataset.isel(weight_scale=0, skip_gain=0)
+    np.testing.assert_array_equal(dataset.mlp_gain, gains)
+    np.testing.assert_allclose(raised_constant(dataset)[0], [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
 
 
 @pytest.mark.full
 def test_the_gain_of_mlps_is_swept_in_one_program(tmp_path):
-    """With norms at a gain of 1 alone, of which the figure has nothing."""
+    """With norms the only gain is 1, which the figure leaves out."""
     arguments = [*SIZE, "--variants=san,san_mlp", "--mlp_gain=1,8", "--norm=none,post"]
     assert run(run_collapse, arguments, tmp_path) == 0
     saved = arrays(tmp_path)
@@ -312,16 +320,16 @@ def test_the_gain_of_mlps_is_swept_in_one_program(tmp_path):
     cell = "norm_placement=none/seeds"
     plain, swept = saved[f"{cell}/log10_residual/san_mlp"], saved[f"{cell}/swept/1"]
     np.testing.assert_allclose(swept, plain, rtol=1e-4, atol=1e-4)  # the same network
-    more = saved[f"{cell}/swept/8"]
-    assert (more[:, -1] > swept[:, -1] + 1).all()
+    larger_gain = saved[f"{cell}/swept/8"]
+    assert (larger_gain[:, -1] > swept[:, -1] + 1).all()
     assert (tmp_path / "figures" / "mlp_gain.png").exists()
 
 
 def test_what_float32_cannot_decide_comes_from_float64():
-    """Of the seeds that are not known, but for those whose states overflow."""
+    """Seeds without a number are computed again, except those whose states overflow."""
     config = rc.san(2, 2, 8)
-    each = [(draws.tokens(4, 8, s), draws.parameters(config, s)) for s in range(3)]
-    drawn = jax.tree.map(lambda *a: np.stack(a), *each)
+    seed_draws = [(draws.tokens(4, 8, s), draws.parameters(config, s)) for s in range(3)]
+    stacked = jax.tree.map(lambda *a: np.stack(a), *seed_draws)
     profile = np.array([[1, 2, 3], [1, np.nan, np.nan], [1, np.nan, np.nan]], np.float32)
     ratio = np.array([[1, 1, 1], [1, 1, 1], [1, np.inf, np.nan]])
 
@@ -330,14 +338,14 @@ def test_what_float32_cannot_decide_comes_from_float64():
             return {"log10_residual": {"san": profile}, "ratio": {"san": ratio}}
 
         def laid_out(self, chunk):
-            return drawn, chunk.floats
+            return stacked, chunk.floats
 
-    progress = SimpleNamespace(time_activity=lambda what: nullcontext())
+    progress = SimpleNamespace(time_activity=lambda activity: nullcontext())
     program = measure.DecidedProgram(Measured(), {"san": config}, "none", progress)
     chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.ones(3)))
-    found = program(chunk)["log10_residual"]["san"]
-    x, params = jax.tree.map(lambda a: a[1], drawn)
-    want = rc.log_residual_profile(params, x, config, replicas=0)
-    np.testing.assert_allclose(found[1], want, atol=1e-4)
-    np.testing.assert_array_equal(found[[0, 2]], profile[[0, 2]])
+    profiles = program(chunk)["log10_residual"]["san"]
+    x, params = jax.tree.map(lambda a: a[1], stacked)
+    expected = rc.log_residual_profile(params, x, config, replicas=0)
+    np.testing.assert_allclose(profiles[1], expected, atol=1e-4)
+    np.testing.assert_array_equal(profiles[[0, 2]], profile[[0, 2]])
     assert np.isnan(profile[1, 1])  # what was given stays as it was

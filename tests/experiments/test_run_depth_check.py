@@ -34,10 +34,10 @@ def make_results():
 def test_tokens_are_asked_at_every_learning_rate():
     rows = list(run_depth_check.judge_claims(make_results(), SETUP))
     for key, rule in (("depth tokens", "mup"), ("depth tokens completep", "completep")):
-        own = [row for row in rows if row.key == key]
+        rule_rows = [row for row in rows if row.key == key]
         settings = [f"a text, learning rate {rate:g}" for rate in RATES]
-        assert [row.setting for row in own] == settings
-        assert [row.estimate for row in own] == pytest.approx(SLOPES[rule], abs=0.02)
+        assert [row.setting for row in rule_rows] == settings
+        assert [row.estimate for row in rule_rows] == pytest.approx(SLOPES[rule], abs=0.02)
     cure = [row.estimate for row in rows if row.key == "depth cure"]
     assert cure == pytest.approx(np.subtract(SLOPES["completep"], SLOPES["mup"]), abs=0.02)
 
@@ -45,11 +45,11 @@ def test_tokens_are_asked_at_every_learning_rate():
 def test_the_published_figure_is_compared_at_one_rate():
     rows = list(run_depth_check.judge_claims(make_results(), SETUP))
     assert sum(row.key == "depth growth" for row in rows) == 4  # two rules, two steps
-    compared = list(run_depth_check.compare_results(make_results(), SETUP))
-    powers = {c.quantity: c.measured for c in compared if "power of the depth" in c.quantity}
+    comparisons = list(run_depth_check.compare_results(make_results(), SETUP))
+    powers = {c.quantity: c.measured for c in comparisons if "power of the depth" in c.quantity}
     assert len(powers) == 6
-    (found,) = (v for q, v in powers.items() if "completep" in q.lower() and "0.003" in q)
-    assert found == pytest.approx(-0.5, abs=0.02)
+    (power,) = (v for q, v in powers.items() if "completep" in q.lower() and "0.003" in q)
+    assert power == pytest.approx(-0.5, abs=0.02)
     assert run_depth_check.quantities_figure(make_results(), SETUP) is not None
 
 

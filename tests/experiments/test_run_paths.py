@@ -13,26 +13,26 @@ from experiments.run_path_counts import ARCHITECTURES, binomial, path_table
 
 @pytest.mark.full
 def test_writes_rows_figures_and_a_summary(tmp_path):
-    own, folder = run_path_chains, tmp_path / "run"
-    assert run(run_path_chains, own.EXPERIMENT.presets["tiny"], folder) == 0
-    found, setup = result_of(own, folder)
-    assert found["sum_error"].max() < 1e-12 and not single_columns(folder)
-    assert all(0 < alpha < 1 for alpha in found["alpha_of_layer"][1:])
-    first, last = np.median(found["chain_mean"], axis=(0, 2))
+    experiment, folder = run_path_chains, tmp_path / "run"
+    assert run(run_path_chains, experiment.EXPERIMENT.presets["tiny"], folder) == 0
+    results, setup = result_of(experiment, folder)
+    assert results["sum_error"].max() < 1e-12 and not single_columns(folder)
+    assert all(0 < alpha < 1 for alpha in results["alpha_of_layer"][1:])
+    first, last = np.median(results["chain_mean"], axis=(0, 2))
     assert last < first
     assert [(r["seed"], r["length"], r["paths"]) for r in rows(folder)] == [
         (s, k, p) for s in "01" for k, p in zip("012", "144", strict=True)
     ]
-    shown = read_run(own, folder)
-    check, *_ = shown.comparisons
-    assert check.measured == found["sum_error"].max() and check.published == 0
-    assert [(c.key, c.draws) for c in shown.claims] == [("chains", 2), ("short at first", 2)]
+    report = read_run(experiment, folder)
+    check, *_ = report.comparisons
+    assert check.measured == results["sum_error"].max() and check.published == 0
+    assert [(c.key, c.draws) for c in report.claims] == [("chains", 2), ("short at first", 2)]
     for slope, length in ((0.1, 2), (-0.1, 0)):
-        other = found | {
+        changed = results | {
             "chain_slope": slope * np.linspace(1, 1.2, 6),
             "log10_residual": np.tile(np.eye(3)[length], (6, 1)),
         }
-        chains, at_first = own.judge_claims(other, setup)
+        chains, at_first = experiment.judge_claims(changed, setup)
         assert chains.estimate == pytest.approx(1.1 * slope)
         assert at_first.estimate == length - 1
 

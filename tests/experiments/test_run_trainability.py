@@ -46,11 +46,13 @@ folder = finished(binary, *ARGUMENTS)
 
 @pytest.mark.full
 def test_every_cell_and_seed_is_in_the_table(folder):
-    own, table = binary, rows(folder)
-    results, wanted = result_of(own, folder)
-    assert list(results) == wanted and len(wanted) == 4 and len(table) == 8
+    experiment, table = binary, rows(folder)
+    results, cells = result_of(experiment, folder)
+    assert list(results) == cells and len(cells) == 4 and len(table) == 8
     limit = designs.guess_limit(8 * 4, 3)
-    for i, (cell, row) in enumerate(zip(wanted, own.compare_results(results, wanted), strict=True)):
+    for i, (cell, row) in enumerate(
+        zip(cells, experiment.compare_results(results, cells), strict=True)
+    ):
         seeds = table[2 * i : 2 * i + 2]
         assert {row["design"] for row in seeds} == {cell.design}
         accuracies = [float(row["accuracy"]) for row in seeds]
@@ -73,14 +75,14 @@ def test_designs_and_warm_up_reach_the_training(folder):
 
 @pytest.mark.full
 def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
-    """Fewer cells are read and shown alone, also to who only reads; other ones are trained."""
+    """Fewer cells are read without training, and the table has only these. Others are trained."""
     path = tmp_path / "copy"
     shutil.copytree(folder, path)
     monkeypatch.setattr(Training, "train", None)
     fewer = [*SIZES, "--depths=2", "--designs=depth_scaled", "--warmup=5"]
     assert run(binary, fewer, path) == 0
-    shown, _ = result_of(binary, path)
-    assert [(cell.design, cell.warmup) for cell in shown] == [("depth_scaled", 5)]
+    results, _ = result_of(binary, path)
+    assert [(cell.design, cell.warmup) for cell in results] == [("depth_scaled", 5)]
     assert len(rows(path)) == 2
     with pytest.raises(TypeError):  # what would have been trained
         run(binary, [*fewer, "--designs=pre"], path)
@@ -92,20 +94,20 @@ def test_an_interrupted_chunk_goes_on_behind_its_last_look(folder, tmp_path, mon
     arguments = [*SIZES, "--depths=2", "--designs=depth_scaled", "--warmup=5"]
     save = RunFolder.save_checkpoint
 
-    def interrupted(run, epoch, state, of):
-        save(run, epoch, state, of)
+    def save_and_interrupt(run, epoch, state, name):
+        save(run, epoch, state, name)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(training, "stop_requested", lambda: True)  # to end: what there is, is saved
-        patched.setattr(RunFolder, "save_checkpoint", interrupted)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "stop_requested", lambda: True)  # to end: what there is, is saved
+        patch.setattr(RunFolder, "save_checkpoint", save_and_interrupt)
         assert run(binary, arguments, tmp_path) == 130
     assert run(binary, arguments, tmp_path) == 0
     assert "resumed after epoch 1" in (tmp_path / "log.txt").read_text()
-    whole, found = arrays(folder), arrays(tmp_path)
-    assert {len(found[name][0]) for name in found if name.endswith("accuracy")} == {3}
-    for name in found:
-        np.testing.assert_allclose(found[name], whole[name], 1e-5, 1e-7, err_msg=name)
+    expected, resumed = arrays(folder), arrays(tmp_path)
+    assert {len(resumed[name][0]) for name in resumed if name.endswith("accuracy")} == {3}
+    for name in resumed:
+        np.testing.assert_allclose(resumed[name], expected[name], 1e-5, 1e-7, err_msg=name)
 
 
 @pytest.mark.full
@@ -134,8 +136,10 @@ def test_measured_before_training_as_by_hand(folder, x64):
     stored = {k: saved[f"{cell.name}/{k}"][1, 0] for k in ("loss", "gradients")}
     assert stored["loss"] == pytest.approx(float(loss(model)), rel=1e-4)
     parts = {"attention": designs.GRADIENTS[:4], "mlp": designs.GRADIENTS[4:]}
-    own = [getattr(getattr(gradient.network.layers, p), n) for p, ns in parts.items() for n in ns]
-    norms = [[jnp.linalg.norm(g[layer]) for layer in range(2)] for g in own]
+    gradients = [
+        getattr(getattr(gradient.network.layers, p), n) for p, ns in parts.items() for n in ns
+    ]
+    norms = [[jnp.linalg.norm(g[layer]) for layer in range(2)] for g in gradients]
     np.testing.assert_allclose(stored["gradients"], norms, rtol=1e-3)
 
 
@@ -156,14 +160,14 @@ def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
     for seed in range(2):
         model = init_state(jax.random.key(seed), hyper, recipe).model
         data = designs.make_data(options, 4, jax.random.key(seed))
-        found = designs.admin_gains(recipe, model, data, hyper).network
-        assert found["branch_gain"] == 2.0 and float(found["skip_gain"].attention[0]) == 1
-        own = config.replace(branch_gain=2.0, skip_gain=1.0)
-        traces = jax.vmap(lambda x, m=model, c=own: rc.apply(m.network, x, c))(
+        gains = designs.admin_gains(recipe, model, data, hyper).network
+        assert gains["branch_gain"] == 2.0 and float(gains["skip_gain"].attention[0]) == 1
+        gain_config = config.replace(branch_gain=2.0, skip_gain=1.0)
+        traces = jax.vmap(lambda x, m=model, c=gain_config: rc.apply(m.network, x, c))(
             data["train"].inputs[:4]
         )
         variance = np.var(traces.hidden[:, 0]) + np.var(2.0 * traces.attention_branch)
-        omegas.append(float(found["skip_gain"].mlp[0]))
+        omegas.append(float(gains["skip_gain"].mlp[0]))
         assert omegas[-1] == pytest.approx(np.sqrt(variance), rel=1e-5)
     assert omegas[0] != omegas[1]
 
@@ -174,15 +178,15 @@ def test_a_guess_stays_below_the_limit():
 
 
 def test_who_fails():
-    found = {
+    results = {
         "losses": np.array([[2.0, np.nan], [2.0, 2.0], [2.0, 0.1], [2.0, 1.0]]),
         "accuracy": np.array([[0.1, 0.9], [0.9, 0.12], [0.1, 0.13], [0.1, np.nan]]),
     }
-    np.testing.assert_array_equal(designs.has_failed(found, 0.12), [True, True, False, True])
+    np.testing.assert_array_equal(designs.has_failed(results, 0.12), [True, True, False, True])
 
 
-def cell_of(design, depth, accuracy, warmup=0, seeds=8):
-    """{cell: results} of one cell, with the accuracy of its seeds about a mean."""
+def make_cell(design, depth, accuracy, warmup=0, seeds=8):
+    """Makes {cell: results} of one cell, with the accuracy of its seeds about a mean."""
     states = np.full((seeds, 2, depth + 1), 0.1)
     return {
         designs.Cell(depth, design, 1e-3, warmup, 32): {
@@ -196,8 +200,8 @@ def cell_of(design, depth, accuracy, warmup=0, seeds=8):
     }
 
 
-def claims(found):
-    return list(binary.judge_claims(found, []))
+def judge(results):
+    return list(binary.judge_claims(results, []))
 
 
 @pytest.mark.parametrize(
@@ -215,21 +219,21 @@ def claims(found):
     ],
 )
 def test_verdicts_against_the_published_table(design, depth, accuracy, key, verdict):
-    """Of what Pre-LN has after the same steps, .6 here; which itself has not trained."""
-    pre, own = cell_of("pre", depth, 0.6), cell_of(design, depth, accuracy)
-    rows = [row for row in claims(pre | own) if row.setting.startswith(design)]
+    """Relative to Pre-LN after the same steps, .6 here. Pre-LN itself counts as not trained."""
+    pre, design_cell = make_cell("pre", depth, 0.6), make_cell(design, depth, accuracy)
+    rows = [row for row in judge(pre | design_cell) if row.setting.startswith(design)]
     assert [row.key for row in rows] == [key] * (key is not None)
     if rows:
-        (found,) = judge_rows(rows, STATEMENTS[key].claimed)
-        assert found.verdict == verdict and found.row.draws == 8
-        assert claims(own) == []  # nothing to compare with
-        (of_pre,) = judge_rows(claims(pre), STATEMENTS["others train"].claimed)
-        assert of_pre.verdict == "outside"
+        (judged,) = judge_rows(rows, STATEMENTS[key].claimed)
+        assert judged.verdict == verdict and judged.row.draws == 8
+        assert judge(design_cell) == []  # nothing to compare with
+        (judged_pre,) = judge_rows(judge(pre), STATEMENTS["others train"].claimed)
+        assert judged_pre.verdict == "outside"
         # as published, with warm-up, where there is one
-        warm = cell_of("pre", depth, 0.6, 100) | cell_of(design, depth, accuracy, 100)
-        settings = [row.setting for row in claims(pre | own | warm)]
+        warm = make_cell("pre", depth, 0.6, 100) | make_cell(design, depth, accuracy, 100)
+        settings = [row.setting for row in judge(pre | design_cell | warm)]
         assert settings and all("warm-up 100" in setting for setting in settings)
-    *_, row = binary.compare_results(pre | own, [])
+    *_, row = binary.compare_results(pre | design_cell, [])
     assert (row.published is not None) == bool(key)
     assert row.published == "failed" or key != "post behind"
 

@@ -50,24 +50,24 @@ MEASURED = (*SORT, "--no_sub_path", "--path_len", "0")
 folder = finished(run_sort, *MEASURED, "--keep_models", "--monitor")
 
 
-def accuracy_of(folder, evaluation, metric="accuracy"):
-    """Mean over seeds of an evaluation of results.csv that has no path length."""
-    found = [float(r[metric]) for r in rows(folder) if r["evaluation"] == evaluation]
-    assert len(found) == 2
-    return np.mean(found)
+def read_accuracy(folder, evaluation, metric="accuracy"):
+    """Reads the mean over seeds of an evaluation of results.csv that has no path length."""
+    values = [float(r[metric]) for r in rows(folder) if r["evaluation"] == evaluation]
+    assert len(values) == 2
+    return np.mean(values)
 
 
 @pytest.mark.full
 def test_sort_writes_everything(folder):
-    found, _ = result_of(run_sort, folder)
-    assert found.path_length.values.tolist() == [0, 1, 2]
-    assert found.num_paths.values.tolist() == [2, 5, 20]
+    dataset, _ = result_of(run_sort, folder)
+    assert dataset.path_length.values.tolist() == [0, 1, 2]
+    assert dataset.num_paths.values.tolist() == [2, 5, 20]
     # All paths up to the depth are the whole model.
-    own = found.sel(metric="accuracy")
+    accuracy = dataset.sel(metric="accuracy")
     for name, at in (("up_to", -1), ("from", 0), ("truncated", -1)):
-        np.testing.assert_allclose(own[name].isel(path_length=at), own.whole, rtol=1e-6)
-    added = own.shapley.sum("path_length")
-    np.testing.assert_allclose(added, own.whole - own.offset, rtol=1e-5)
+        np.testing.assert_allclose(accuracy[name].isel(path_length=at), accuracy.whole, rtol=1e-6)
+    shapley_sum = accuracy.shapley.sum("path_length")
+    np.testing.assert_allclose(shapley_sum, accuracy.whole - accuracy.offset, rtol=1e-5)
     # Per seed: whole, whole_train, 2 baselines, offset, 3 sizes x 3 lengths x 2 repeats, 5 x 3.
     assert len(rows(folder)) == 2 * (5 + 18 + 15)
     semantics = {r["evaluation"]: r["semantics"] for r in rows(folder)}
@@ -80,7 +80,7 @@ def test_sort_writes_everything(folder):
 def test_sort_learns(folder):
     losses = arrays(folder)["results/losses"]
     assert losses.shape == (2, 12) and (losses[:, -1] < 0.7 * losses[:, 0]).all()
-    assert accuracy_of(folder, "whole") > accuracy_of(folder, "majority baseline") + 0.2
+    assert read_accuracy(folder, "whole") > read_accuracy(folder, "majority baseline") + 0.2
 
 
 @pytest.mark.full
@@ -97,9 +97,9 @@ def test_kept_models_give_the_accuracies_of_the_table(folder):
         return {part: examples.token_accuracy(x, data[part]) for part, x in logits.items()}
 
     for seed, key in enumerate(seed_keys(options.seed, 2)):
-        found = accuracies(seed_of(models, seed), key)
-        assert table["whole", str(seed)] == pytest.approx(float(found["eval"]))
-        assert table["whole_train", str(seed)] == pytest.approx(float(found["train"]))
+        model_accuracies = accuracies(seed_of(models, seed), key)
+        assert table["whole", str(seed)] == pytest.approx(float(model_accuracies["eval"]))
+        assert table["whole_train", str(seed)] == pytest.approx(float(model_accuracies["train"]))
 
 
 @pytest.mark.full
@@ -133,16 +133,16 @@ def test_files_asked_for_later_are_refused(flag, folder, tmp_path, capsys):
 
 @pytest.mark.full
 def test_a_seed_that_diverged_is_kept_apart(folder):
-    found, setup = result_of(run_sort, folder)
-    found = found.assign(fine=("seed", [True, False]))
-    assert {row.draws for row in results.judge_claims("sorting", found, setup)} <= {0, 1}
-    whole, *_ = results.compare_results(found, setup)
-    accuracy = float(found.whole.sel(metric="accuracy", seed=0))
-    assert whole.measured == f"{accuracy:.3f}"
-    table = results.make_rows(found, setup)
+    dataset, setup = result_of(run_sort, folder)
+    dataset = dataset.assign(fine=("seed", [True, False]))
+    assert {row.draws for row in results.judge_claims("sorting", dataset, setup)} <= {0, 1}
+    comparison, *_ = results.compare_results(dataset, setup)
+    accuracy = float(dataset.whole.sel(metric="accuracy", seed=0))
+    assert comparison.measured == f"{accuracy:.3f}"
+    table = results.make_rows(dataset, setup)
     assert {(r["seed"], r["diverged"]) for r in table} == {(0, 0), (1, 1)}
     for draw in figures.FIGURES.values():
-        draw(found, setup)
+        draw(dataset, setup)
 
 
 HULL = "--seq_len=8 --hidden_dim=16 --ffn2 --do_mlp --n_train_data=1000 --n_epochs=20 "
@@ -156,51 +156,51 @@ LABELS += "--num_train_epochs=60 --batch_sz=2 --learning_rate=1e-2"
     ("module", "arguments", "metric", "guess"),
     [
         (run_convex_hull, HULL, "auc", lambda folder: 0.55),
-        (run_memorization, LABELS, "accuracy", lambda f: accuracy_of(f, "majority baseline")),
+        (run_memorization, LABELS, "accuracy", lambda f: read_accuracy(f, "majority baseline")),
     ],
 )
 def test_other_tasks_are_learned_better_than_by_guessing(
     module, arguments, metric, guess, tmp_path
 ):
     assert run(module, [*SMALL, *arguments.split()], tmp_path) == 0
-    assert accuracy_of(tmp_path, "whole", metric) > guess(tmp_path) + 0.1
+    assert read_accuracy(tmp_path, "whole", metric) > guess(tmp_path) + 0.1
 
 
 SETUP = run_sort.make_setup(parsed(run_sort, "--depth=3"))
 
 
-def measured(truncated, whole, baseline, tokens, sets=None):
-    """What `accuracies` reads, of curves [s, L + 1] of networks that did not diverge."""
+def make_measurements(truncated, whole_accuracy, baseline, tokens, sets=None):
+    """Makes what `accuracies` reads from curves [s, L + 1] of networks that did not diverge."""
     ones = np.ones(len(truncated))
-    found = {
+    variables = {
         f"{name}/accuracy": np.asarray(values)
         for name, values in {
             "truncated": truncated,
-            "whole": whole * ones,
+            "whole": whole_accuracy * ones,
             "offset": 0.7 * ones,
             BASELINES[0]: baseline * ones,
             BASELINES[1]: 0.4 * ones,
         }.items()
     }
-    own = make_dataset(found, ("metric", "path_length"))
-    own = own.assign_coords(path_length=np.arange(own.sizes["path_length"]))
+    dataset = make_dataset(variables, ("metric", "path_length"))
+    dataset = dataset.assign_coords(path_length=np.arange(dataset.sizes["path_length"]))
     if sets is not None:
         places = ("seed", "num_paths", "metric", "path_length", "repeat")
-        own["sampled"] = xr.DataArray(sets, {"num_paths": [20], "metric": ["accuracy"]}, places)
-    return own.assign(tokens=("seed", tokens * ones), fine=("seed", ones > 0))
+        dataset["sampled"] = xr.DataArray(sets, {"num_paths": [20], "metric": ["accuracy"]}, places)
+    return dataset.assign(tokens=("seed", tokens * ones), fine=("seed", ones > 0))
 
 
-def made_of(carried=1.0, sets=(0.3, 0.9, 0.4, 0.2), seeds=8, below=0):
-    """Of a network of depth 3, in which even growth has its accuracy at a length of 1.5.
+def make_results(carried=1.0, sets=(0.3, 0.9, 0.4, 0.2), seeds=8, below=0):
+    """Makes results of a network of depth 3, in which even growth is a mean length of 1.5.
 
-    Σ_k k (a_k − a_{k−1})/(a_3 − baseline) = carried where a_0 = a_1 = a_2 are that third of the
-    way from the whole model's .95 down to the baseline's .6, whose standard error is .01.
+    Σ_k k (a_k − a_{k−1})/(a_3 − baseline) = carried: a_0 = a_1 = a_2 are carried/3 of the way from
+    the whole model's .95 down to the baseline's .6. The baseline's standard error is .01.
     """
     wobble = 0.01 * np.arange(seeds)[:, None]
     curves = np.insert(np.repeat(0.95 - 0.35 * (carried + wobble) / 3, 3, axis=1), 3, 0.95, axis=1)
     curves[:below, 1] = 0.57
     sampled = (wobble + sets)[:, None, None, :, None]
-    return measured(curves, whole=0.95, baseline=0.6, tokens=2400, sets=sampled)
+    return make_measurements(curves, whole_accuracy=0.95, baseline=0.6, tokens=2400, sets=sampled)
 
 
 @pytest.mark.parametrize(
@@ -221,34 +221,34 @@ def made_of(carried=1.0, sets=(0.3, 0.9, 0.4, 0.2), seeds=8, below=0):
     ],
 )
 def test_verdicts(fields, suffice, one, falls):
-    rows = list(results.judge_claims("sorting", made_of(**fields), SETUP))
-    answers, found = answered(rows)[1], verdicts(rows)
+    rows = list(results.judge_claims("sorting", make_results(**fields), SETUP))
+    answers, judged = answered(rows)[1], verdicts(rows)
     assert [key for key, answer in answers.items() if answer == FINDING] == ["biases", "all of it"]
-    assert [found[key] for key in ("short suffice", "one short", "falls")] == [suffice, one, falls]
+    assert [judged[key] for key in ("short suffice", "one short", "falls")] == [suffice, one, falls]
 
 
 def test_no_seed_is_left_out_but_of_findings_on_what_was_learned():
-    found = made_of(seeds=5)
-    found.whole.values[1] = 0.6
-    rows = list(results.judge_claims("sorting", found, SETUP))
+    dataset = make_results(seeds=5)
+    dataset.whole.values[1] = 0.6
+    rows = list(results.judge_claims("sorting", dataset, SETUP))
     assert "1 of 5 draws have no number" in rows[0].note  # which may be on either side
     draws = {row.key: row.draws for row in rows}
     assert draws == {"short suffice": 4, "one short": 5, "falls": 5, "biases": 4, "all of it": 4}
     biases = next(
-        row for row in results.judge_claims("sorting", made_of(), SETUP) if row.key == "biases"
+        row for row in results.judge_claims("sorting", make_results(), SETUP) if row.key == "biases"
     )
     assert biases.estimate == pytest.approx((0.7 - 0.6) / (0.95 - 0.6))
 
 
 def test_what_is_shown_beside_published_values():
-    found = {c.quantity: c for c in results.compare_results(made_of(), SETUP)}
-    whole = found["token accuracy of the whole model"]
-    assert whole.measured.startswith("0.950") and whole.published == 0.98
+    comparisons = {c.quantity: c for c in results.compare_results(make_results(), SETUP)}
+    whole_model = comparisons["token accuracy of the whole model"]
+    assert whole_model.measured.startswith("0.950") and whole_model.published == 0.98
     text = "path length {}: without longer paths, self-consistent"
-    truncated = [found[text.format(k)].measured for k in range(4)]  # .95 − .35 · 1.035/3
+    truncated = [comparisons[text.format(k)].measured for k in range(4)]  # .95 − .35 · 1.035/3
     assert truncated == pytest.approx([0.829, 0.829, 0.829, 0.950], abs=5e-4)
-    assert found["frozen biases alone, without a path"].measured.startswith("0.700")
-    (best,) = (c.measured for q, c in found.items() if "best length" in q)
+    assert comparisons["frozen biases alone, without a path"].measured.startswith("0.700")
+    (best,) = (c.measured for q, c in comparisons.items() if "best length" in q)
     assert best == 1
 
 
@@ -261,11 +261,13 @@ def test_the_length_at_which_the_accuracy_comes():
         ((0.6, 0.4, 0.8, 0.9), np.nan, 3, True),
         ((0.6, 0.46, 0.8, 0.9), 2.1, 3, False),  # ± 0.025
     )
-    curves, *wanted = zip(*cases, strict=True)
-    found = accuracies(measured(curves, whole=0.9, baseline=0.5, tokens=400.0))
-    for name, values in zip(("carried", "enough", "fell_below"), wanted, strict=True):
-        np.testing.assert_allclose(found[name], values)
-    guessing = measured([(0.5, 0.5, 0.5, 0.52)] * 2, whole=0.52, baseline=0.5, tokens=400.0)
-    found = accuracies(guessing.assign(fine=("seed", [False, True])))
-    assert not found.learned.any() and len(found.learned) == 1  # the other diverged
-    assert np.isnan([found.carried, found.enough]).all()
+    curves, *expected = zip(*cases, strict=True)
+    measures = accuracies(make_measurements(curves, whole_accuracy=0.9, baseline=0.5, tokens=400.0))
+    for name, values in zip(("carried", "enough", "fell_below"), expected, strict=True):
+        np.testing.assert_allclose(measures[name], values)
+    guessing = make_measurements(
+        [(0.5, 0.5, 0.5, 0.52)] * 2, whole_accuracy=0.52, baseline=0.5, tokens=400.0
+    )
+    measures = accuracies(guessing.assign(fine=("seed", [False, True])))
+    assert not measures.learned.any() and len(measures.learned) == 1  # the other diverged
+    assert np.isnan([measures.carried, measures.enough]).all()

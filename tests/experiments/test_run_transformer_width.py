@@ -75,10 +75,10 @@ def test_what_is_watched_is_of_both_halves(folder):
 
 def test_attention_maps_are_distributions_over_what_exists(folder):
     saved = arrays(folder)
-    found = {name.split("/")[-1]: a for name, a in saved.items() if "/attention/" in name}
+    attention = {name.split("/")[-1]: a for name, a in saved.items() if "/attention/" in name}
     source = next(a for name, a in saved.items() if name.endswith("shown/source"))
-    assert set(found) == {"encoder", "decoder", "cross"}
-    for name, maps in found.items():
+    assert set(attention) == {"encoder", "decoder", "cross"}
+    for name, maps in attention.items():
         np.testing.assert_allclose(maps.sum(axis=-1), 1, rtol=1e-5)
         if name == "decoder":
             assert (np.triu(maps, 1) == 0).all()
@@ -87,7 +87,7 @@ def test_attention_maps_are_distributions_over_what_exists(folder):
                 assert (maps[seed][..., tokens == 0] == 0).all()
 
 
-OF_WIDTHS = (
+WIDTH_ARGUMENTS = (
     *SIZES,
     "--depth=2",
     "--depths=1,4",
@@ -99,32 +99,34 @@ OF_WIDTHS = (
 )
 
 
-by_depth = finished(run_width, *OF_WIDTHS, "--keep_models", "--monitor")
+by_depth = finished(run_width, *WIDTH_ARGUMENTS, "--keep_models", "--monitor")
 
 
-def parameters(depth, width):
-    """Of the sorting network by hand: letters, positions, projection and norm of the embedding,
-    four matrices with biases and a norm per layer, the classifier."""
+def count_parameters(depth, width):
+    """Counts those of the sorting network: letters, positions, projection and norm of the
+    embedding, four matrices with biases and a norm per layer, the classifier."""
     embedding = 4 * width + 3 * width + (width + 1) * width + 2 * width
     layer = 4 * (width + 1) * width + 2 * width
     return embedding + depth * layer + (width + 1) * 4
 
 
 def test_every_depth_has_the_width_nearest_in_parameters(by_depth):
-    target = parameters(2, 8)
+    target = count_parameters(2, 8)
     for depth in (1, 4):
-        found = run_width.describe_shape(result_of(run_width, by_depth)[1][f"depth {depth}"])
+        shape = run_width.describe_shape(result_of(run_width, by_depth)[1][f"depth {depth}"])
         widths = range(2, 40, 2)  # a multiple of the heads; at depth 4 the next above is nearest
-        best = min(widths, key=lambda w, d=depth: abs(parameters(d, w) - target))
-        assert (found["hidden_dim"], found["parameters"]) == (best, parameters(depth, best))
+        best = min(widths, key=lambda w, d=depth: abs(count_parameters(d, w) - target))
+        assert (shape["hidden_dim"], shape["parameters"]) == (best, count_parameters(depth, best))
         models = safetensors.numpy.load_file(by_depth / "models" / f"depth-{depth}.safetensors")
-        assert sum(stacked[0].size for stacked in models.values()) == found["parameters"]
+        assert sum(stacked[0].size for stacked in models.values()) == shape["parameters"]
 
 
 def test_what_is_watched_has_a_file_for_each_depth(by_depth):
-    found = {path.name: metrics.read(path) for path in (by_depth / metrics.FOLDER).iterdir()}
-    assert found.keys() == {"depth-1.jsonl", "depth-4.jsonl"}
-    for name, lines in found.items():
+    lines_by_file = {
+        path.name: metrics.read(path) for path in (by_depth / metrics.FOLDER).iterdir()
+    }
+    assert lines_by_file.keys() == {"depth-1.jsonl", "depth-4.jsonl"}
+    for name, lines in lines_by_file.items():
         steps = [(line["seed"], line["step"]) for line in lines]
         assert steps == [(seed, epoch) for seed in (0, 1) for epoch in range(3)]
         depth = int(name[6:7])
@@ -134,11 +136,11 @@ def test_what_is_watched_has_a_file_for_each_depth(by_depth):
 
 def test_widths_shown_are_of_the_table(by_depth):
     """Each depth, and the deepest beside the shallowest."""
-    shown, table = read_run(run_width, by_depth), rows(by_depth)
+    report, table = read_run(run_width, by_depth), rows(by_depth)
     means = {d: np.mean([float(r["accuracy"]) for r in table if r["depth"] == d]) for d in "14"}
     assert len(table) == 4 and {r["diverged"] for r in table} == {"0"}
-    assert [line.measured for line in shown.comparisons] == pytest.approx([*means.values()])
-    assert ["depth 1," in line.quantity for line in shown.comparisons] == [True, False]
-    (row,) = shown.claims
+    assert [line.measured for line in report.comparisons] == pytest.approx([*means.values()])
+    assert ["depth 1," in line.quantity for line in report.comparisons] == [True, False]
+    (row,) = report.claims
     assert row.setting == "4 layers and 1" and row.draws == 2
     assert row.estimate == pytest.approx(means["4"] - means["1"])

@@ -22,10 +22,10 @@ def test_additive_against_sums_on_a_fine_grid():
         root = mpmath.sqrt(2)
         exact = 2 * mpmath.quad(lambda z: mpmath.tanh(root * z) ** 2 * mpmath.npdf(z), [0, 4, 12])
     assert total == pytest.approx(float(exact), rel=1e-12)
-    found = score_variance(7, "additive")
-    assert found.total == pytest.approx(total, rel=1e-6)
-    assert found.within_rows == pytest.approx(total - between, rel=1e-6)
-    assert score_variance(7, "additive", temperature=0.5).total == 4 * found.total
+    variance = score_variance(7, "additive")
+    assert variance.total == pytest.approx(total, rel=1e-6)
+    assert variance.within_rows == pytest.approx(total - between, rel=1e-6)
+    assert score_variance(7, "additive", temperature=0.5).total == 4 * variance.total
 
 
 @pytest.mark.full
@@ -46,16 +46,18 @@ def test_scores_of_many_draws_have_the_variance_of_the_law(d_k, options):
     q = jax.random.normal(keys[0], (draws, 8, d_k))
     k = jax.random.normal(keys[1], (draws, 24, d_k))
     v = jax.random.normal(keys[2], (draws, 1, d_k)) / jnp.sqrt(d_k)
-    same = jnp.eye(d_k)[None]
+    identity = jnp.eye(d_k)[None]
 
-    def scores(q, k, v):
-        params = rc.network.AttentionParams(w_q=same, w_k=same, w_v=same, w_o=same, v_score=v)
+    def compute_scores(q, k, v):
+        params = rc.network.AttentionParams(
+            w_q=identity, w_k=identity, w_v=identity, w_o=identity, v_score=v
+        )
         return attention_scores(params, q, k, **options)[0]
 
-    found = np.asarray(jax.jit(jax.vmap(scores))(q, k, v), float)
-    total = (found**2).mean(axis=(1, 2))  # of mean 0
-    within = found.var(axis=2, ddof=1).mean(axis=1)
-    for values, wanted in zip((total, within), score_variance(d_k, **options), strict=True):
+    scores = np.asarray(jax.jit(jax.vmap(compute_scores))(q, k, v), float)
+    total = (scores**2).mean(axis=(1, 2))  # of mean 0
+    within = scores.var(axis=2, ddof=1).mean(axis=1)
+    for values, expected in zip((total, within), score_variance(d_k, **options), strict=True):
         error = values.std() / np.sqrt(draws)
-        assert error < 0.06 * wanted
-        assert abs(values.mean() - wanted) < 4 * error
+        assert error < 0.06 * expected
+        assert abs(values.mean() - expected) < 4 * error

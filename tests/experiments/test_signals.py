@@ -23,16 +23,16 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 @pytest.mark.parametrize("number", CODES)
 @pytest.mark.parametrize("place", ["a chunk", "the last chunk"])
 def test_the_first_signal_is_read_where_a_chunk_ends(place, number, capfd):
-    """Anything else goes on, also a call of JAX, whose compiler an exception would free."""
-    before, order = signal.getsignal(number), []
+    """Until then all else goes on, also a call of JAX: an exception would free its compiler."""
+    handler, order = signal.getsignal(number), []
 
-    def traced(x):
+    def raise_in_trace(x):
         signal.raise_signal(number)
         order.append("traced")
         return x
 
     def main(_):
-        jax.jit(traced)(1.0)
+        jax.jit(raise_in_trace)(1.0)
         with Progress(2, "train") as bar:
             bar.advance(1 if place == "a chunk" else 2)
         pytest.fail("went on")
@@ -42,11 +42,11 @@ def test_the_first_signal_is_read_where_a_chunk_ends(place, number, capfd):
     err = capfd.readouterr().err
     assert "\nstopping after this chunk; again to stop at once\n" in err
     assert err.endswith("\ninterrupted: the same command again resumes\n")
-    assert signal.getsignal(number) is before and not progress.stop_requested()
+    assert signal.getsignal(number) is handler and not progress.stop_requested()
 
 
 def test_a_signal_ends_a_run_whose_terminal_is_gone():
-    """Of a lost connection come SIGHUP, and errors of all that is printed."""
+    """A lost connection sends SIGHUP, and makes all printing fail."""
     code = """
 import os, signal
 from experiments.lab import cli, progress
@@ -74,8 +74,8 @@ with progress.handle_signals():
     signal.raise_signal(signal.SIGTERM)
     time.sleep(60)
 """
-    found = python("-c", code)
-    assert (found.returncode, found.stdout) == (143, "once\n")
+    completed = python("-c", code)
+    assert (completed.returncode, completed.stdout) == (143, "once\n")
 
 
 def test_a_signal_while_a_binary_is_imported_shows_no_traceback(tmp_path):
@@ -114,8 +114,8 @@ def test_the_second_signal_ends_a_computation_that_never_returns_to_python():
             run.kill()
 
 
-def children_of(pid):
-    """Processes that a process has started, which are not multiprocessing's own."""
+def list_children(pid):
+    """Lists the workers that a process has started, without multiprocessing's own processes."""
     numbers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     commands = {n: Path(f"/proc/{n}/cmdline").read_text() for n in numbers}
     return [n for n, command in commands.items() if "spawn_main" in command]
@@ -139,7 +139,7 @@ def test_ctrl_c_while_workers_start_or_compile_ends_the_run(work, delay, tmp_pat
     command = [sys.executable, *PARALLEL[work], f"--output_dir={tmp_path}"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, start_new_session=True, **pipes) as process:
-        while not children_of(process.pid):
+        while not list_children(process.pid):
             assert process.poll() is None
             time.sleep(0.05)
         time.sleep(delay)

@@ -30,22 +30,24 @@ ALBERT = "albert-reactions"
 def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
     tiny = [*run_trained.EXPERIMENT.presets["tiny"], "--networks=llama"]
     assert run(run_trained, tiny, tmp_path) == 0
-    found, opened = result_of(run_trained, tmp_path)
+    measures, opened = result_of(run_trained, tmp_path)
     for network in opened:  # the causal one; the other is that of test_contract
-        own, depth = found[network.label], network.source.config.depth
-        assert own["paths/lengths"][0][-1] == depth
+        arrays, depth = measures[network.label], network.source.config.depth
+        assert arrays["paths/lengths"][0][-1] == depth
         for name in ("loss", "right"):
             for kind in ("frozen", "recomputed"):
-                whole = own[f"paths/{name}_{kind}"][:, -1]
-                np.testing.assert_allclose(whole, own[f"paths/{name}"], rtol=1e-4)
+                longest = arrays[f"paths/{name}_{kind}"][:, -1]
+                np.testing.assert_allclose(longest, arrays[f"paths/{name}"], rtol=1e-4)
         # What is seen in floating point agrees with what is kept in logarithms, layer 1
         source, inputs = network.source, network.inputs
         group = pretrained.Group(
             (("states", measure.LogNorm()), ("ratio", measure.ProfilePass())),
             pretrained.AblationSpec("SAN", "text"),
         )
-        seen = pretrained.stream(source, inputs, {"": group})[""]["ratio"]["residual_ratio"]
-        np.testing.assert_allclose(own["log10_ratio/alone"][:, 1], np.log10(seen[:, 1]), atol=1e-4)
+        ratios = pretrained.stream(source, inputs, {"": group})[""]["ratio"]["residual_ratio"]
+        np.testing.assert_allclose(
+            arrays["log10_ratio/alone"][:, 1], np.log10(ratios[:, 1]), atol=1e-4
+        )
     table = rows(tmp_path)
     assert {row["network"] for row in table} == {"llama"}
     assert all(float(r["low"]) <= float(r["mean"]) <= float(r["high"]) for r in table if r["low"])
@@ -57,18 +59,20 @@ def test_an_albert_is_judged_in_both_readings_each_with_its_own_skips(tmp_path):
     options = cli.parse_flags(run_trained.FLAGS, flags)
     opened = run_trained.open_networks(options)
     arrays = {n.label: measure.measure_residuals(n.source, n.inputs, 3) for n in opened}
-    found = []
+    claims = []
     for network in opened:
-        own = arrays[network.label]
-        found += results.judge_ablations(network.label, own, network.source.config.mask == "causal")
-    settings = {row.setting for row in found if row.key == "trained skips stop"}
+        residuals = arrays[network.label]
+        claims += results.judge_ablations(
+            network.label, residuals, network.source.config.mask == "causal"
+        )
+    settings = {row.setting for row in claims if row.key == "trained skips stop"}
     assert settings == {"albert, as the text has it", "albert, as published", "llama"}
     source, inputs = opened[0].source, opened[0].inputs
     for name, reading in (("skips", "text"), ("skips, as published", "published")):
         ablation = pretrained.AblationSpec("SAN+skip", reading)
         group = pretrained.Group((("ratio", measure.ProfilePass()),), ablation)
-        seen = pretrained.stream(source, inputs, {"": group})[""]["ratio"]["residual_ratio"]
-        np.testing.assert_allclose(10 ** arrays["albert"][f"log10_ratio/{name}"], seen, rtol=1e-5)
+        ratios = pretrained.stream(source, inputs, {"": group})[""]["ratio"]["residual_ratio"]
+        np.testing.assert_allclose(10 ** arrays["albert"][f"log10_ratio/{name}"], ratios, rtol=1e-5)
     assert "log10_ratio/skips, as published" not in arrays["llama"]
 
 
@@ -76,8 +80,8 @@ def test_texts_are_disjoint_pieces_or_the_last_of_a_file(tmp_path, monkeypatch):
     """Every word of the texts has a number of its own, so that overlaps show."""
     numbers = [str(i) for i in range(1, 1001)]
     monkeypatch.setattr(networks.words, "default_text", lambda: " ".join(numbers))
-    own = {"load_tokenizer": lambda *_: lambda text: [int(word) for word in text.split()]}
-    monkeypatch.setattr(networks.encoders, "load_tokenizer", own["load_tokenizer"])
+    replacement = {"load_tokenizer": lambda *_: lambda text: [int(word) for word in text.split()]}
+    monkeypatch.setattr(networks.encoders, "load_tokenizer", replacement["load_tokenizer"])
     monkeypatch.setattr(
         networks.pretrained, "open_checkpoint", lambda _: SimpleNamespace(settings={})
     )
@@ -104,10 +108,10 @@ def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
     """The first layer against numpy, where P̃ is one row: the softmax of the mean token's scores."""
     settings = run_trained.UNTRAINED["albert"] | {"initializer_range": 0.5}
     ids, key = np.arange(1, 7), jax.random.key(0)
-    found = measure.measure_bounds(pretrained.open_random(settings, key), ids[None], 1)
+    bounds = measure.measure_bounds(pretrained.open_random(settings, key), ids[None], 1)
     config, params = pretrained.random_like(settings, key)
     x = np.asarray(rc.apply(params, ids, config).hidden[0], np.float64)
-    own, mean = (
+    attention, mean_token = (
         jax.tree.map(np.asarray, rc.network.layer_params(params, config, 0).attention),
         x.mean(axis=0),
     )
@@ -116,12 +120,15 @@ def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
         return np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
 
     for head in range(config.num_heads):
-        w_q, w_k = own.w_q[head], own.w_k[head] / np.sqrt(own.w_k.shape[-1])
-        weights, common = softmax(x @ w_q @ (x @ w_k).T), softmax(mean @ w_q @ ((x - mean) @ w_k).T)
-        deviation = (x - mean) @ w_q @ ((x - mean) @ w_k).T
+        w_q, w_k = attention.w_q[head], attention.w_k[head] / np.sqrt(attention.w_k.shape[-1])
+        weights, common = (
+            softmax(x @ w_q @ (x @ w_k).T),
+            softmax(mean_token @ w_q @ ((x - mean_token) @ w_k).T),
+        )
+        deviation = (x - mean_token) @ w_q @ ((x - mean_token) @ w_k).T
         spread = np.ptp(deviation, axis=1, keepdims=True)
         excess = np.maximum((1 - spread) * common - weights, weights - (1 + 2 * spread) * common)
-        measured = found["bounds/whole/lemma"][0, 0, head] + measure.ROUNDING
+        measured = bounds["bounds/whole/lemma"][0, 0, head] + measure.ROUNDING
         np.testing.assert_allclose(measured, excess.max(), atol=1e-5)
         assert spread.max() > 0.1
 
@@ -265,27 +272,30 @@ def albert(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_a_trained_albert_in_transformers_and_its_numbers(albert):
-    """Its states, tokens and rate; a golden number is of texts of seed 1 (`texts.write_ids`)."""
+    """Its rate of collapse is 3; its accuracy and loss are those of transformers."""
     network = networks.load_network(albert, None, num_texts=2, max_tokens=32)
     source, inputs = network.source, network.inputs
     task = measure.make_task(source, inputs, network.mask_id, 1)
-    found = measure.measure_paths(source, task, [12], 4)
-    alone = measure.measure_residuals(source, inputs, 2)["log10_residual/alone"]
-    assert np.abs(results.final_rate(alone) - 3).max() < 0.05
+    measures = measure.measure_paths(source, task, [12], 4)
+    log10_residual = measure.measure_residuals(source, inputs, 2)["log10_residual/alone"]
+    assert np.abs(results.final_rate(log10_residual) - 3).max() < 0.05
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch = pytest.importorskip("torch")
         transformers = pytest.importorskip("transformers")
         model = transformers.AlbertForMaskedLM.from_pretrained(albert, attn_implementation="eager")
-    given = {"input_ids": task.inputs["x"], "attention_mask": task.inputs["mask"].astype(int)}
+    torch_inputs = {
+        "input_ids": task.inputs["x"],
+        "attention_mask": task.inputs["mask"].astype(int),
+    }
     with torch.no_grad():
         logits = model.eval()(
-            **{n: torch.from_numpy(np.asarray(a)) for n, a in given.items()}
+            **{n: torch.from_numpy(np.asarray(a)) for n, a in torch_inputs.items()}
         ).logits
     right = logits.argmax(dim=-1).numpy() == task.targets
     shares = [row[chosen].mean() for row, chosen in zip(right, task.chosen, strict=True)]
-    np.testing.assert_allclose(found["paths/right"], shares, rtol=1e-6)
+    np.testing.assert_allclose(measures["paths/right"], shares, rtol=1e-6)
     log_p = torch.log_softmax(logits.double(), dim=-1).numpy()
     nats = -np.take_along_axis(log_p, task.targets[..., None], axis=-1)[..., 0]
     loss = [row[chosen].mean() for row, chosen in zip(nats, task.chosen, strict=True)]
-    np.testing.assert_allclose(found["paths/loss"], loss, rtol=1e-4)
+    np.testing.assert_allclose(measures["paths/loss"], loss, rtol=1e-4)

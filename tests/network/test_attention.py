@@ -92,8 +92,8 @@ def test_softmax_of_bfloat16_is_computed_in_float32():
     np.testing.assert_allclose(weights.astype(jnp.float32), expected, rtol=2**-8)
 
 
-def published_bucket(distance, num_buckets, max_distance, bidirectional):
-    """T5's rule for one key-minus-query distance, in words: half exact, half logarithmic."""
+def compute_published_bucket(distance, num_buckets, max_distance, bidirectional):
+    """Computes T5's bucket of one distance, key minus query: half exact, half logarithmic."""
     bucket = 0
     if bidirectional:
         num_buckets //= 2
@@ -110,10 +110,10 @@ def published_bucket(distance, num_buckets, max_distance, bidirectional):
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_relative_buckets(bidirectional):
-    got = np.asarray(positions.relative_buckets(70, 90, 32, 61, bidirectional))
+    buckets = np.asarray(positions.relative_buckets(70, 90, 32, 61, bidirectional))
     for i in range(0, 70, 3):
         for j in range(0, 90, 3):
-            assert got[i, j] == published_bucket(j - i, 32, 61, bidirectional)
+            assert buckets[i, j] == compute_published_bucket(j - i, 32, 61, bidirectional)
 
 
 def test_relative_key_scores_match_loops():
@@ -153,14 +153,20 @@ def test_derivatives_of_attention_are_those_of_plain_products(x64, monkeypatch):
     args = (params, x)
     tangent = jax.tree.map(jnp.cos, args)
 
-    def derivatives():
+    def compute_derivatives():
         gradient = jax.grad(loss, argnums=(0, 1))
-        of_gradient = jax.jvp(gradient, args, tangent)
-        return of_gradient, jax.jvp(loss, args, tangent), jax.jacrev(jax.grad(loss, 1), 1)(*args)
+        gradient_tangent = jax.jvp(gradient, args, tangent)
+        return (
+            gradient_tangent,
+            jax.jvp(loss, args, tangent),
+            jax.jacrev(jax.grad(loss, 1), 1)(*args),
+        )
 
-    ours = derivatives()
+    derivatives = compute_derivatives()
     monkeypatch.setattr(attn, "matrix_product", jnp.matmul)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(derivatives()), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(derivatives), jax.tree.leaves(compute_derivatives()), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
@@ -172,7 +178,7 @@ def test_equal_scores_under_a_mask_are_shared_by_the_allowed_keys():
 
 
 def test_llama_3_keeps_fast_waves_and_divides_slow_ones(x64):
-    """Of 64 positions the wave 1 turns 10 times, 0.01 a tenth, and 0.1 once: between 0.5 and 2."""
+    """Over 64 positions 1 turns ten times, 0.1 once, 0.01 a tenth: 0.1 is between the limits."""
     _, sines = positions.rotary_angles(jnp.array([1]), 6, 1000.0, (8.0, 0.5, 2.0, 64.0))
     turns = 64 * 0.1 / (2 * np.pi)
     share = (turns - 0.5) / (2 - 0.5)

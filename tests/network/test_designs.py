@@ -38,7 +38,7 @@ def test_branches_are_counted_from_the_config():
 
 # The published formulas of α and β (Wang et al. 2022, table of figure 2) at 12 and 24 layers, and
 # at 6 + 6, 18 + 18 and 6 + 3, to six places.
-ALONE = {12: (2.213364, 0.319472), 24: (2.632148, 0.268642)}
+ONE_STACK = {12: (2.213364, 0.319472), 24: (2.632148, 0.268642)}
 PAIRS = {
     (6, 6): (1.417938, 0.496989, 2.059767, 0.343295),
     (18, 18): (1.998746, 0.352571, 2.710806, 0.260847),
@@ -46,12 +46,12 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("depth", ALONE)
+@pytest.mark.parametrize("depth", ONE_STACK)
 @pytest.mark.parametrize("mask", ["none", "causal"])
 def test_deepnorm_of_one_stack_is_as_published(depth, mask):
     config = rc.design(network(depth, mask=mask), "deepnorm")
     gains = config.skip_gain, config.init_gain
-    np.testing.assert_allclose(gains, ALONE[depth], rtol=0, atol=5.1e-7)
+    np.testing.assert_allclose(gains, ONE_STACK[depth], rtol=0, atol=5.1e-7)
     assert (config.norm_placement, config.init, config.mask) == ("post", "xavier", mask)
 
 
@@ -118,28 +118,28 @@ def test_the_initial_gain_is_that_of_values_outputs_and_mlps():
 
 
 def test_gains_that_are_trained_start_as_published():
-    def starts(name, depth=16):
+    def init_design(name, depth=16):
         config = rc.design(network(depth), name)
         return config, init_gains(config)["mlp_gains"]
 
-    config, learned = starts("rezero")
+    config, learned = init_design("rezero")
     assert config.norm_placement == "none" and learned.skip is None
-    for learned_gains in (learned, starts("skipinit")[1]):
+    for learned_gains in (learned, init_design("skipinit")[1]):
         np.testing.assert_array_equal(learned_gains.branch, np.zeros(16))
     for depth, start in ((18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6)):
-        learned_gains = starts("layerscale", depth)[1].branch
+        learned_gains = init_design("layerscale", depth)[1].branch
         np.testing.assert_allclose(learned_gains, np.full((depth, D), start), rtol=1e-6)
-    config, learned = starts("admin_const")
+    config, learned = init_design("admin_const")
     np.testing.assert_allclose(config.skip_gain * learned.skip, np.full((16, D), np.sqrt(32)))
     for name, gain, value in (
         ("admin_const", "skip_gain", np.sqrt(6)),
         ("layerscale", "branch_gain", 0.1),
         ("rezero", "branch_gain", 0.0),
     ):
-        held = rc.design(network(), name, learned=False)
-        assert getattr(held, gain) == value and not init_gains(held)
-    starts = init_gains(network(learned_skip_gain=rc.Gains(attention=2.0, mlp=3.0)))
-    skips = [starts[f"{kind}_gains"].skip for kind in ("attention", "mlp")]
+        fixed_config = rc.design(network(), name, learned=False)
+        assert getattr(fixed_config, gain) == value and not init_gains(fixed_config)
+    gains = init_gains(network(learned_skip_gain=rc.Gains(attention=2.0, mlp=3.0)))
+    skips = [gains[f"{kind}_gains"].skip for kind in ("attention", "mlp")]
     np.testing.assert_array_equal(skips, [[2, 2, 2], [3, 3, 3]])
     shared = network(layer_map=(0, 1, 0), learned_branch_gain=np.array([3.0, 5.0, 7.0]))
     np.testing.assert_array_equal(init_gains(shared)["mlp_gains"].branch, [3, 5])
@@ -155,7 +155,7 @@ def test_layer_norms_are_scaled_by_their_layer():
 
 
 def test_deepscalelm_keeps_tokens_of_variance_1_by_the_published_correlation():
-    """That of tokens of ReLU networks, layer by layer, from one of .221."""
+    """The correlation of tokens of a ReLU network, layer by layer, from .221 at the start."""
     depth, r = 8, 0.221
     config = rc.design(rc.transformer(depth, 4, 128, mlp="relu"), "deepscalelm")
     square = 2 / depth
@@ -168,15 +168,15 @@ def test_deepscalelm_keeps_tokens_of_variance_1_by_the_published_correlation():
     np.testing.assert_allclose(config.branch_gain.attention, gains)
 
 
-def written_out(params, x, config):
-    """The output by the equations, sublayer by sublayer in float64."""
+def compute_reference(params, x, config):
+    """Computes the output by the equations, sublayer by sublayer in float64."""
     if config.connection != "skip":
         return stream_oracle.output(params, x, config)
     return mp_oracle.states(params, x, config)[1]
 
 
 def draw(config):
-    """Parameters away from where they start, and tokens."""
+    """Draws parameters away from where they start, and tokens."""
     return draws.parameters(config, gain_scale=0.3), draws.tokens(N, D)
 
 
@@ -187,7 +187,7 @@ def test_a_design_is_its_equations(name):
     if name == "admin":
         config = config.replace(skip_gain=1.7)  # as after profiling
     params, x = draw(config)
-    expected = written_out(params, x, config)
+    expected = compute_reference(params, x, config)
     assert np.abs(expected).max() < 50
     output = jax.jit(rc.apply)(params, x, config).output
     np.testing.assert_allclose(output, expected, rtol=2e-5, atol=2e-5)

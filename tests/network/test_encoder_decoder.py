@@ -33,16 +33,16 @@ def config(encoder=(), decoder=(), *, shared=(), embedding=(), **fields):
         "norm_placement": "post",
         "embedding": EmbeddingConfig(**(table | dict(embedding))),
     } | dict(shared)
-    looking = {"cross_attention": True, "mask": "causal"}
+    decoder_fields = {"cross_attention": True, "mask": "causal"}
     return rc.network.EncoderDecoderConfig(
         rc.TransformerConfig(**(half | dict(encoder))),
-        rc.TransformerConfig(**(half | looking | dict(decoder))),
+        rc.TransformerConfig(**(half | decoder_fields | dict(decoder))),
         **fields,
     )
 
 
-def drawn(model_config, seed=0):
-    """Parameters by numpy, which compiles nothing, large enough that tokens matter."""
+def draw_params(model_config, seed=0):
+    """Draws parameters with numpy, which compiles nothing, large enough that tokens matter."""
     shapes = jax.eval_shape(lambda: encoder_decoder.init(jax.random.key(0), model_config))
     rng = np.random.default_rng(seed)
     return jax.tree.map_with_path(
@@ -57,13 +57,13 @@ apply = jax.jit(encoder_decoder.apply)
 
 
 @jax.jit
-def each_of_torchs(params, sources, targets, model_config):
-    def one(source, target):
+def apply_batch(params, sources, targets, model_config):
+    def apply_pair(source, target):
         return encoder_decoder.apply(
             params, source, target, model_config, source_mask=source > 0, target_mask=target > 0
         )
 
-    return jax.vmap(one)(sources, targets)
+    return jax.vmap(apply_pair)(sources, targets)
 
 
 SOURCES = jnp.array([3, 4, 5, 6, 7, 0, 0])
@@ -81,7 +81,7 @@ def test_equal_to_torchs_transformer_with_the_same_weights(placement, source):
     else:
         expected = dict(np.load(GOLDEN / torch_transformer.golden_name(placement)))
     params, model_config = torch_transformer.ours(expected), torch_transformer.config(placement)
-    trace = each_of_torchs(params, SOURCE, TARGET, model_config)
+    trace = apply_batch(params, SOURCE, TARGET, model_config)
     for our_output, name, exists in (
         (trace.encoder.output, "memory", SOURCE > 0),
         (trace.decoder.output, "output", TARGET > 0),
@@ -129,18 +129,20 @@ def test_teacher_forcing_agrees_with_decoding(kind):
 
     @jax.jit
     @jax.vmap
-    def three(params):
+    def decode_and_force(params):
         options = {"begin": BEGIN, "end": END, "max_len": 6, "source_mask": EXISTS}
-        one = rc.network.greedy_decode(params, SOURCES, model_config, **options)
-        read = encoder_decoder.shift_target(one.tokens, BEGIN)
-        trace = apply(params, SOURCES, read, model_config, source_mask=EXISTS)
-        return one, trace.logits
+        decoding = rc.network.greedy_decode(params, SOURCES, model_config, **options)
+        decoder_input = encoder_decoder.shift_target(decoding.tokens, BEGIN)
+        trace = apply(params, SOURCES, decoder_input, model_config, source_mask=EXISTS)
+        return decoding, trace.logits
 
-    networks = [drawn(model_config, seed) for seed in range(8)]
-    one, forced = three(jax.tree.map(lambda *a: jnp.stack(a), *networks))
-    np.testing.assert_allclose(one.logits, forced, atol=1e-5)
+    networks = [draw_params(model_config, seed) for seed in range(8)]
+    decoding, forced_logits = decode_and_force(jax.tree.map(lambda *a: jnp.stack(a), *networks))
+    np.testing.assert_allclose(decoding.logits, forced_logits, atol=1e-5)
     # Equal tokens alone would not show a place that is off by one; a tied output repeats itself.
-    assert model_config.tied_output or max(len(set(tokens)) for tokens in one.tokens.tolist()) > 2
+    assert (
+        model_config.tied_output or max(len(set(tokens)) for tokens in decoding.tokens.tolist()) > 2
+    )
 
 
 def test_decoding_ends_with_the_first_end_mark():
@@ -148,31 +150,31 @@ def test_decoding_ends_with_the_first_end_mark():
 
     @jax.jit
     @jax.vmap
-    def written(source, end):
+    def decode(source, end):
         return rc.network.greedy_decode(
             params, source, model_config, begin=BEGIN, end=end, max_len=6
         )
 
-    params = drawn(model_config, 5)
+    params = draw_params(model_config, 5)
     sources = jnp.stack([SOURCES, SOURCES[::-1]])
-    free = written(sources, jnp.array([-1, -1])).tokens
+    free = decode(sources, jnp.array([-1, -1])).tokens
     ends = free[:, 2]
-    ended = written(sources, ends)
+    decoding = decode(sources, ends)
     for i, end in enumerate(ends.tolist()):
         first = free[i].tolist().index(end)
-        assert ended.tokens[i].tolist() == free[i, : first + 1].tolist() + [end] * (5 - first)
-        assert ended.exists[i].tolist() == [True] * (first + 1) + [False] * (5 - first)
-    assert (~ended.exists).any()
+        assert decoding.tokens[i].tolist() == free[i, : first + 1].tolist() + [end] * (5 - first)
+        assert decoding.exists[i].tolist() == [True] * (first + 1) + [False] * (5 - first)
+    assert (~decoding.exists).any()
 
 
 @pytest.mark.full
 def test_tied_weights_are_one_array_that_all_uses_train():
     model_config = config(shared_embedding=True, tied_output=True)
-    params = drawn(model_config)
+    params = draw_params(model_config)
     assert params.w_output is None and params.decoder.embedding.tokens is None
     table = params.encoder.embedding.tokens
     # With three tables of their own, the same values: the gradient is the sum of all three.
-    apart = config()
+    untied_config = config()
     untied = params.replace(
         decoder=encoder_decoder.decoder_params(params, model_config), w_output=table.T
     )
@@ -181,18 +183,27 @@ def test_tied_weights_are_one_array_that_all_uses_train():
         logits = apply(p, SOURCES, TARGETS, c).logits
         return jnp.sum(jax.nn.log_softmax(logits) * jnp.arange(9.0)[None, :])
 
-    gradient = jax.jit(jax.value_and_grad(loss))
-    (one, tied), (other, split) = gradient(params, model_config), gradient(untied, apart)
-    np.testing.assert_allclose(one, other, rtol=1e-5)
-    parts = split.encoder.embedding.tokens, split.decoder.embedding.tokens, split.w_output.T
+    loss_and_gradient = jax.jit(jax.value_and_grad(loss))
+    (tied_loss, tied_gradient), (untied_loss, untied_gradient) = (
+        loss_and_gradient(params, model_config),
+        loss_and_gradient(untied, untied_config),
+    )
+    np.testing.assert_allclose(tied_loss, untied_loss, rtol=1e-5)
+    parts = (
+        untied_gradient.encoder.embedding.tokens,
+        untied_gradient.decoder.embedding.tokens,
+        untied_gradient.w_output.T,
+    )
     assert all(np.abs(part).max() > 1e-3 for part in parts)
-    np.testing.assert_allclose(tied.encoder.embedding.tokens, sum(parts), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        tied_gradient.encoder.embedding.tokens, sum(parts), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.full
 def test_dropout_falls_on_both_halves_and_is_none_without_a_key():
     model_config = config()
-    params, key = drawn(model_config), jax.random.key(3)
+    params, key = draw_params(model_config), jax.random.key(3)
     plain, zero, half_dropped = (
         apply(params, SOURCES, TARGETS, model_config, **options)
         for options in (
@@ -231,23 +242,23 @@ test_halves_that_do_not_fit_are_named = refused(
 
 
 FEW = {"embedding": {"positions": "learned", "num_positions": 8}}
-MADE, TIED = config(**FEW), config(**FEW, tied_output=True)
+UNTIED, TIED = config(**FEW), config(**FEW, tied_output=True)
 MARKS = {"begin": BEGIN, "end": END}
 test_bad_inputs_are_named = refused(
     [
-        (lambda p: rc.apply(p.decoder, TARGETS, MADE.decoder), "needs a memory"),
+        (lambda p: rc.apply(p.decoder, TARGETS, UNTIED.decoder), "needs a memory"),
         (
             lambda p: encoder_decoder.apply(
-                p, SOURCES, TARGETS, MADE, source_mask=jnp.ones((7, 7), bool)
+                p, SOURCES, TARGETS, UNTIED, source_mask=jnp.ones((7, 7), bool)
             ),
             r"source_mask of shape \(7, 7\) is not \[m\]",
         ),
         (
-            lambda p: rc.network.greedy_decode(p, SOURCES, MADE, **MARKS, max_len=0),
+            lambda p: rc.network.greedy_decode(p, SOURCES, UNTIED, **MARKS, max_len=0),
             "max_len=0 leaves no token",
         ),
         (
-            lambda p: rc.network.greedy_decode(p, SOURCES, MADE, **MARKS, max_len=9),
+            lambda p: rc.network.greedy_decode(p, SOURCES, UNTIED, **MARKS, max_len=9),
             "9 tokens are more than num_positions=8",
         ),
         (
@@ -255,21 +266,25 @@ test_bad_inputs_are_named = refused(
             r"params\.w_output is there, tied_output=True",
         ),
         (
-            lambda p: encoder_decoder.apply(p, jnp.stack([SOURCES] * 2), TARGETS, MADE),
+            lambda p: encoder_decoder.apply(p, jnp.stack([SOURCES] * 2), TARGETS, UNTIED),
             r"x of shape \(2, 7\) is more than one example",
         ),
     ],
-    lambda call: call(drawn(MADE)),
+    lambda call: call(draw_params(UNTIED)),
 )
 
 
 def test_path_sums_of_the_decoder_are_its_output():
     model_config = config(shared_embedding=True)
-    params = drawn(model_config)
+    params = draw_params(model_config)
     trace = apply(params, SOURCES, TARGETS, model_config, source_mask=EXISTS)
-    of_decoder = encoder_decoder.decoder_params(params, model_config)
+    decoder_params = encoder_decoder.decoder_params(params, model_config)
     parts = rc.path_contributions(
-        of_decoder, TARGETS, model_config.decoder, memory=trace.encoder.output, memory_mask=EXISTS
+        decoder_params,
+        TARGETS,
+        model_config.decoder,
+        memory=trace.encoder.output,
+        memory_mask=EXISTS,
     )
     by_length, offset = parts
     total = by_length.sum(axis=0) + offset

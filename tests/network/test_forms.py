@@ -1,6 +1,6 @@
 """Windows by layer, capped scores, part rotation, parallel branches, experts: against plain numpy.
 
-What the frozen passes make of them is in tests/paths, what models are made of them in
+Their frozen passes are tested in tests/paths, the models that have these forms in
 tests/pretrained/test_family_forms.py.
 """
 
@@ -44,12 +44,12 @@ FORM = {
 }
 
 
-def normed(norm, x):
+def apply_rms_norm(norm, x):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12) * norm.gain
 
 
-def turned(x, theta, factor):
-    """The first four features of each token rotated by its position, and `factor` times as long."""
+def rotate(x, theta, factor):
+    """Rotates the first four features of each token by its position, times `factor`."""
     out = x.copy()
     for i, j in np.ndindex(len(x), 2):
         angle = i * theta ** (-2 * j / 4)
@@ -59,12 +59,12 @@ def turned(x, theta, factor):
     return out
 
 
-def weights_of(p, x, window, head, rotated):
-    """Attention weights of one head, one pair of tokens at a time."""
+def compute_weights(p, x, window, head, rotated):
+    """Computes attention weights of one head, one pair of tokens at a time."""
     base_and_factor = (3.0, 1.0) if window else (50.0, 1.2)
     q, k = x @ p.w_q[head] + p.b_q[head], x @ p.w_k[head] + p.b_k[head]
     if rotated:
-        q, k = turned(q, *base_and_factor), turned(k, *base_and_factor)
+        q, k = rotate(q, *base_and_factor), rotate(k, *base_and_factor)
     scores = np.full((N, N), -np.inf)
     for i, j in np.ndindex(N, N):
         if j <= i and (not window or i - j <= window):
@@ -72,8 +72,8 @@ def weights_of(p, x, window, head, rotated):
     return softmax(scores, axis=-1)
 
 
-def experts_of(m, x):
-    """Each token's two likeliest experts, by their shares of the two, one after another."""
+def apply_experts(m, x):
+    """Adds up the two likeliest experts of each token, weighted by their shares of the two."""
     out = np.zeros_like(x)
     for i, token in enumerate(x):
         logits = token @ m.w_router
@@ -94,17 +94,17 @@ def test_the_forward_pass_is_its_formulas(rotated, x64):
     x = np.asarray(x)
     for l in range(DEPTH):
         p = jax.tree.map(lambda a, l=l: a[l], params.layers)
-        attention_input = normed(p.attention_norm, x) if l else x
+        attention_input = apply_rms_norm(p.attention_norm, x) if l else x
         part = p.attention.b_o.copy()
         for h in range(H):
             has = not rotated or rotated[l]
-            weights = weights_of(p.attention, attention_input, FORM["windows"][l], h, has)
+            weights = compute_weights(p.attention, attention_input, FORM["windows"][l], h, has)
             np.testing.assert_allclose(trace.attention[l, h], weights, atol=1e-12)
             values = attention_input @ p.attention.w_v[h] + p.attention.b_v[h]
             part = part + weights @ values @ p.attention.w_o[h]
-        x = x + part + experts_of(p.mlp, normed(p.mlp_norm, x))
+        x = x + part + apply_experts(p.mlp, apply_rms_norm(p.mlp_norm, x))
         np.testing.assert_allclose(trace.hidden[l + 1], x, atol=1e-12)
-    np.testing.assert_allclose(trace.output, normed(params.final_norm, x), atol=1e-12)
+    np.testing.assert_allclose(trace.output, apply_rms_norm(params.final_norm, x), atol=1e-12)
 
 
 def test_shared_units_have_a_gate_of_their_own(x64):
@@ -117,10 +117,10 @@ def test_shared_units_have_a_gate_of_their_own(x64):
     p = softmax(x @ router, axis=-1)
     for i in range(4):
         best = int(p[i].argmax())
-        want = np.zeros(7)
-        want[2 * best : 2 * best + 2] = p[i, best]
-        want[4:] = 1 / (1 + np.exp(-(x[i] @ shared)))
-        np.testing.assert_allclose(shares[i], want, atol=1e-12)
+        expected = np.zeros(7)
+        expected[2 * best : 2 * best + 2] = p[i, best]
+        expected[4:] = 1 / (1 + np.exp(-(x[i] @ shared)))
+        np.testing.assert_allclose(shares[i], expected, atol=1e-12)
 
 
 def test_rotary_frequencies():
@@ -128,9 +128,9 @@ def test_rotary_frequencies():
     plain = positions.rotary_angles(index, 6, 50.0)
     same = positions.rotary_angles(index, 6, 50.0, (4.0, 8.0))  # dynamic: 7 of 8 tokens
     np.testing.assert_array_equal(plain, same)
-    grown = positions.rotary_angles(index, 6, 50.0, (4.0, 5.0))
+    dynamic_angles = positions.rotary_angles(index, 6, 50.0, (4.0, 5.0))
     base = 50.0 * (4 * 7 / 5 - 3) ** (6 / 4)
-    np.testing.assert_allclose(grown, positions.rotary_angles(index, 6, base), rtol=1e-5)
+    np.testing.assert_allclose(dynamic_angles, positions.rotary_angles(index, 6, base), rtol=1e-5)
     tables = ((6, (3.0, 2.0, 1.0)), (7, (0.3, 0.2, 0.1)), (9, (0.0, 0.0, 0.0)))
     cos, _ = positions.rotary_angles(index, 6, tables=tables)
     np.testing.assert_allclose(cos[3, :3], np.cos([0.9, 0.6, 0.3]), rtol=1e-6)

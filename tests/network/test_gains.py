@@ -19,7 +19,7 @@ ALPHA = np.array([0.7, 1.1, 0.4])
 FEATURES = np.linspace(0.5, 1.5, L * D).reshape(L, D)
 
 
-def gained_network(**fields):
+def make_network(**fields):
     config = rc.transformer(L, H, D, mlp="tanh", d_ff=7, **fields)
     return config, draws.parameters(config), draws.tokens(N, D)
 
@@ -30,7 +30,7 @@ def test_gains_are_as_written_out(x64, placement, kind):
     values = {"number": 0.7, "layers": ALPHA, "features": FEATURES}
     value = values.get(kind, rc.Gains(attention=FEATURES, mlp=ALPHA))
     ones = jax.tree.map(lambda a: a * 0 + 1, value)  # of one structure: one program
-    config, params, x = gained_network(norm_placement=placement)
+    config, params, x = make_network(norm_placement=placement)
     for gains in ((value, ones), (ones, value)):
         with_gain = config.replace(skip_gain=gains[0], branch_gain=gains[1])
         trace = jax.jit(rc.apply)(params, x, with_gain)
@@ -51,7 +51,7 @@ test_a_gain_of_another_shape_is_refused = refused(
         ({"skip_gain": np.ones(D)}, r"skip_gain of shape \(8,\) is not .* use jax.vmap"),
         ({"temperature": FEATURES}, r"temperature of shape \(3, 8\)"),
     ],
-    lambda fields: layer_gains(gained_network(**fields)[0], jnp.float32),
+    lambda fields: layer_gains(make_network(**fields)[0], jnp.float32),
 )
 
 
@@ -80,14 +80,14 @@ def draw(config):
     return params, x, {"memory": memory} if config.cross_attention else {}
 
 
-def by_definition(params, x, config, mask=None, **inputs):
-    """ω one after the other: a forward pass each, Var by numpy of what its trace holds."""
+def compute_omegas(params, x, config, mask=None, **inputs):
+    """Computes each ω by one forward pass, with variances by numpy of what its trace holds."""
     kinds = [k for k in ("attention", "cross", "mlp") if k != "cross" or config.cross_attention]
     omega = {kind: np.ones(L) for kind in ("attention", "cross", "mlp")}
     exists = np.ones((B, N), bool) if mask is None else mask
     run = jax.jit(
         lambda gains: jax.vmap(
-            lambda x, more: rc.apply(params, x, config.replace(skip_gain=gains), **more)
+            lambda x, extra: rc.apply(params, x, config.replace(skip_gain=gains), **extra)
         )(x, inputs | ({} if mask is None else {"mask": mask}))
     )
     r = 1.0
@@ -115,7 +115,7 @@ def test_the_profile_is_as_defined(kind):
     if mask is not None:
         x = jnp.where(mask[..., None], x, 50.0)  # tokens that do not exist do not count
     skip_gain = rc.network.admin_profile(params, x, config, mask=mask, **inputs).skip_gain
-    for name, expected in by_definition(params, x, config, mask, **inputs).items():
+    for name, expected in compute_omegas(params, x, config, mask, **inputs).items():
         np.testing.assert_allclose(getattr(skip_gain, name), expected, rtol=1e-5)
     assert skip_gain.attention[0] == 1 and skip_gain.mlp[1] > skip_gain.mlp[0]
 
@@ -167,7 +167,7 @@ def test_encoder_decoders_are_profiled_half_by_half():
 def test_bad_batches_and_networks_are_refused_in_one_line():
     config = network()
     params, x, _ = draw(config)
-    nothing = jax.tree.map(jnp.zeros_like, params)
+    zero_params = jax.tree.map(jnp.zeros_like, params)
     embedded = network(embedding=rc.EmbeddingConfig(vocab_size=7, d_embed=D))
     infinite = params.layers.mlp.w_out.at[1, 0, 0].set(jnp.inf)
     broken_mlp = draws.changed(params, mlp={"w_out": infinite})
@@ -177,7 +177,11 @@ def test_bad_batches_and_networks_are_refused_in_one_line():
         ((broken_mlp, x, config), MASK, "not finite in the MLP sublayer of layer 1"),
         ((broken_attention, x, config), MASK, "not finite in the attention sublayer of layer 0"),
         ((params, x.at[1, 2, 3].set(jnp.nan), config), MASK, "not finite in the attention subl"),
-        ((nothing, 0 * x, config), MASK, "ω = 0 is not positive: nothing varies in the attention"),
+        (
+            (zero_params, 0 * x, config),
+            MASK,
+            "ω = 0 is not positive: nothing varies in the attention",
+        ),
         ((params, x, config.replace(norm_placement="pre")), MASK, "'post', not 'pre'"),
         ((params, x, config.replace(mlp_skip=False)), MASK, "skips, but mlp_skip=False"),
         ((params, x[0], config), None, r"x of shape \(5, 8\) is not token ids"),

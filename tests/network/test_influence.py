@@ -64,7 +64,7 @@ def test_a_token_that_is_zero_is_at_right_angles_to_others_and_at_none_to_itself
     np.testing.assert_allclose(influence_measures["angle"], [[0, angle], [angle, 0]], atol=1e-6)
 
 
-def without(params, config, s, size=1):
+def remove_layers(params, config, s, size=1):
     remaining_layers = np.delete(np.arange(L), slice(s, s + size))
     fewer = params.replace(layers=jax.tree.map(lambda a: a[remaining_layers], params.layers))
     return fewer, config.replace(depth=L - size)
@@ -101,7 +101,7 @@ GAINS = {
 
 @pytest.mark.parametrize("kind", full_but(GAINS, "sandwich"))
 def test_ratios_and_sizes_are_of_what_the_states_gain(kind):
-    """The difference of the actual states, of a sandwich, gains, LayerScale: what is added."""
+    """Branches are differences of the states, also under sandwich norms, gains and LayerScale."""
     config = CONFIG.replace(**GAINS[kind])
     params = draws.parameters(config, 0, 2.0, 0.1)
     noise = np.random.default_rng(0)
@@ -115,16 +115,16 @@ def test_ratios_and_sizes_are_of_what_the_states_gain(kind):
     if kind == "gains":
         streams = {"attention": 1.5 * trace.hidden[:-1], "mlp": 0.7 * after}
     states = {"attention": after, "mlp": trace.hidden[1:]}
-    added = {name: np.asarray(states[name] - streams[name])[:, keep] for name in states}
+    branches = {name: np.asarray(states[name] - streams[name])[:, keep] for name in states}
     streams = {name: np.asarray(a)[:, keep] for name, a in streams.items()}
     influence = layer_influence(params, x, config, mask=MASK)
-    for name in added:
-        expected = np.linalg.norm(added[name], axis=-1) / np.linalg.norm(streams[name], axis=-1)
+    for name in branches:
+        expected = np.linalg.norm(branches[name], axis=-1) / np.linalg.norm(streams[name], axis=-1)
         np.testing.assert_allclose(influence[f"{name}_ratio"], expected.mean(-1), rtol=1e-4)
     share = rc.branch_shares(trace, params, config, mask=MASK).attention
     np.testing.assert_allclose(influence["attention_share"], share, rtol=1e-4)
     # α is made of the same two sides, whole matrices of them
-    expected = [jax.vmap(rc.composite_norm)(a["attention"]) for a in (streams, added)]
+    expected = [jax.vmap(rc.composite_norm)(a["attention"]) for a in (streams, branches)]
     np.testing.assert_allclose(branch_sizes(params, trace, config, mask=MASK), expected, rtol=1e-4)
 
 
@@ -133,19 +133,19 @@ def test_removal_against_networks_without_the_layers(network, size):
     params, x, trace = network
     removal = layer_removal(params, x, CONFIG, size=size, mask=MASK)
     keep = np.asarray(MASK)
-    change, whole = np.diff(np.asarray(trace.hidden), axis=0)[:, keep], np.asarray(trace.output)
+    change, output = np.diff(np.asarray(trace.hidden), axis=0)[:, keep], np.asarray(trace.output)
     later, most = np.zeros((2, L - size + 1, L))
     for s in range(L - size + 1):
         shorter = apply_norm(params.final_norm, x, CONFIG.norm, CONFIG.norm_eps)
         if size < L:
-            fewer, config = without(params, CONFIG, s, size)
+            fewer, config = remove_layers(params, CONFIG, s, size)
             trace = rc.apply(fewer, x, config, mask=MASK)
             shorter, moved = trace.output, np.diff(np.asarray(trace.hidden), axis=0)[s:, keep]
             gap = np.linalg.norm(moved - change[s + size :], axis=(1, 2))
             later[s, s + size :] = gap / np.linalg.norm(change[s + size :], axis=(1, 2))
-            most[s, s + size :] = largest(moved, change[s + size :])
+            most[s, s + size :] = compute_largest_change(moved, change[s + size :])
         np.testing.assert_allclose(removal["outputs"][s], shorter, atol=2e-6)
-        ends = whole[keep], np.asarray(shorter)[keep]
+        ends = output[keep], np.asarray(shorter)[keep]
         lengths = np.prod([np.linalg.norm(a, axis=-1) for a in ends], axis=0)
         cosine = (np.prod(ends, axis=0).sum(-1) / lengths).mean()
         np.testing.assert_allclose(removal["cosine"][s], cosine, atol=1e-6)
@@ -156,8 +156,8 @@ def test_removal_against_networks_without_the_layers(network, size):
     assert size == L or later[0, size] > 0.01
 
 
-def largest(moved, change):
-    """Over tokens, of ‖moved − change‖/‖change‖."""
+def compute_largest_change(moved, change):
+    """Computes the largest ‖moved − change‖/‖change‖ over tokens."""
     return (np.linalg.norm(moved - change, axis=-1) / np.linalg.norm(change, axis=-1)).max(-1)
 
 
@@ -178,7 +178,7 @@ def test_a_spared_token_keeps_the_layers_that_are_removed(network, size):
         shorter = rc.apply(later_layers, state, CONFIG.replace(depth=L - s - size), mask=mask)
         np.testing.assert_allclose(removal["outputs"][s], shorter.output, atol=2e-6)
         moved = np.diff(np.asarray(shorter.hidden), axis=0)[:, 2:]
-        expected = largest(moved, change[s + size :])
+        expected = compute_largest_change(moved, change[s + size :])
         np.testing.assert_allclose(removal["later_most"][s, s + size :], expected, rtol=1e-4)
 
 
@@ -201,8 +201,8 @@ def test_settled_is_where_it_stays_enough():
 def test_attention_that_is_uniform_and_attention_that_is_not(network):
     params, x, trace = network
     w_q = jnp.zeros_like(params.layers.attention.w_q)
-    blind = draws.changed(params, attention={"w_q": w_q, "b_q": None})
-    head_measures = heads_in_memory(blind, x, CONFIG, mask=MASK)
+    uniform_params = draws.changed(params, attention={"w_q": w_q, "b_q": None})
+    head_measures = heads_in_memory(uniform_params, x, CONFIG, mask=MASK)
     shares = [head_measures[name] for name in ("largest_weight", "largest_column", "first_column")]
     np.testing.assert_allclose(
         [np.exp(-head_measures["entropy"]), *shares], 1 / MASK.sum(), rtol=1e-5
@@ -219,14 +219,14 @@ FIELDS = (
 )
 
 
-def placed(fields):
+def make_network(fields):
     config = rc.transformer(3, 2, 8, d_ff=12, **fields)
     return draws.parameters(config), draws.tokens(5, 8), config
 
 
 @pytest.mark.parametrize("fields", FIELDS)
 def test_shares_by_hand(fields, x64):
-    params, x, config = placed(fields)
+    params, x, config = make_network(fields)
     trace = rc.apply(params, x, config)
     shares = dependency.branch_shares(params, trace, config)
     assert shares.shape == (6,)
@@ -250,7 +250,7 @@ def test_dependency_of_known_shares():
 
 
 def test_updates_have_the_asked_size_and_gradients_their_norms():
-    params, x, config = placed(FIELDS[1])
+    params, x, config = make_network(FIELDS[1])
     target = draws.tokens(5, 8, seed=2)
 
     def loss(params):
@@ -276,9 +276,9 @@ def test_updates_have_the_asked_size_and_gradients_their_norms():
 
 @pytest.mark.parametrize("keep", [None, np.array([True, True, False, True, False])])
 def test_output_change_is_between_normalised_states_of_tokens_that_exist(keep):
-    params, x, config = placed(FIELDS[1])
-    turned = jax.tree.map(lambda w: jnp.cos(40 * w), get_weight_matrices(params))
-    other = move_weights(params, turned, 0.1)
+    params, x, config = make_network(FIELDS[1])
+    direction = jax.tree.map(lambda w: jnp.cos(40 * w), get_weight_matrices(params))
+    other = move_weights(params, direction, 0.1)
     change = updates.output_change(params, other, x, config, mask=keep)
     exists = slice(None) if keep is None else keep
 
@@ -286,6 +286,6 @@ def test_output_change_is_between_normalised_states_of_tokens_that_exist(keep):
         h = np.asarray(rc.apply(params, x, config, mask=keep).hidden, np.float64)[:, exists]
         return (h - h.mean(-1, keepdims=True)) / h.std(-1, keepdims=True)
 
-    wanted = ((unit(params) - unit(other)) ** 2).mean(axis=(1, 2))
-    np.testing.assert_allclose(change, wanted, rtol=1e-3)
+    expected = ((unit(params) - unit(other)) ** 2).mean(axis=(1, 2))
+    np.testing.assert_allclose(change, expected, rtol=1e-3)
     assert change[0] == 0 and np.all(change[1:] > 1e-4)

@@ -55,7 +55,7 @@ def test_what_contradicts():
         (without, {}, "mlp_norm.gain is missing"),
         (grouped, {}, r"w_k is of shape"),
         (
-            stored_in_groups(draws.parameters(rc.san(2, 4, D)), 2)[0],
+            group_heads(draws.parameters(rc.san(2, 4, D)), 2)[0],
             {"mlp": "none", "num_heads": 3, "d_qk": 2, "d_v": 2},
             "num_heads=3",
         ),
@@ -66,12 +66,12 @@ def test_what_contradicts():
     rc.apply(params, X, config.replace(norm_placement="none", attention_skip=False))
 
 
-def stored_in_groups(params, groups):
-    """(as a checkpoint stores it, without biases; the same network with every head's own keys)."""
+def group_heads(params, groups):
+    """Groups keys and values as a checkpoint stores them; also returns them repeated by head."""
     a = params.layers.attention
     few = {"w_k": a.w_k[:, :groups], "w_v": a.w_v[:, :groups]}
-    of_heads = np.arange(4) // (4 // groups)
-    full = {name: w[:, of_heads] for name, w in few.items()}
+    group_of_head = np.arange(4) // (4 // groups)
+    full = {name: w[:, group_of_head] for name, w in few.items()}
     few |= dict.fromkeys(("b_q", "b_k", "b_v", "b_o"))
     return [draws.changed(params, attention=fields) for fields in (few, full)]
 
@@ -81,9 +81,9 @@ def stored_in_groups(params, groups):
 )
 def test_grouped_keys_and_values_are_read_as_they_are_stored(name):
     config, params = san()
-    stored, full = stored_in_groups(params, 2)
-    grouped_result, want = (PASSES[name](p, X, config) for p in (stored, full))
-    near(grouped_result, want, rtol=1e-6)
+    stored, full = group_heads(params, 2)
+    grouped_result, expected = (PASSES[name](p, X, config) for p in (stored, full))
+    near(grouped_result, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["apply", "path_contributions", "log_residual_profile"])
@@ -104,10 +104,10 @@ def test_additive_masks_are_refused_and_other_forms_agree(name):
             r"mask of shape \(5, 4\) does not fit 5 tokens",
         ),
     )
-    want = PASSES[name](params, X, config, mask=jnp.asarray(causal))
+    expected = PASSES[name](params, X, config, mask=jnp.asarray(causal))
     for form in (causal, causal.astype(int), causal.astype(int).tolist(), causal.tolist()):
         result = PASSES[name](params, X, config, mask=form)
-        jax.tree.map(np.testing.assert_array_equal, result, want)
+        jax.tree.map(np.testing.assert_array_equal, result, expected)
 
 
 TEXT = {"embedding": rc.EmbeddingConfig(vocab_size=11, d_embed=D)}
@@ -118,7 +118,7 @@ test_inputs_of_no_use_and_token_ids_outside_the_vocabulary_are_refused = refused
         ({}, {"x": X, "memory": X}, "cross_attention=False"),
         ({}, {"x": X, "dropout_rate": 0.1}, r"dropout_rate=0.1 needs a dropout_key"),
     ],
-    lambda fields, given: rc.apply(san(**fields)[1], config=san(**fields)[0], **given),
+    lambda fields, inputs: rc.apply(san(**fields)[1], config=san(**fields)[0], **inputs),
 )
 
 
@@ -127,7 +127,7 @@ def test_calls_outside_jit_compile_once(monkeypatch):
     traces, forward = [], rc.network.transformer.compute_layer
     monkeypatch.setattr(
         "rank_collapse.network.transformer.compute_layer",
-        lambda *given, **options: traces.append(1) or forward(*given, **options),
+        lambda *arguments, **options: traces.append(1) or forward(*arguments, **options),
     )
     for gain in (1.0, 0.5, 0.25):
         rc.apply(params, 2.0 * X[:, :], config.replace(skip_gain=gain, d_ff=77))
@@ -160,15 +160,15 @@ MEASURES = {
 }
 
 
-def products(jaxpr):
-    """Precisions of all matrix products, those inside loops, branches and calls too."""
+def list_precisions(jaxpr):
+    """Lists the precisions of all matrix products, also inside loops, branches and calls."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
             yield equation.params["precision"]
         for value in jax.tree.leaves(equation.params, is_leaf=lambda v: hasattr(v, "eqns")):
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
-                yield from products(inner)
+                yield from list_precisions(inner)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def products(jaxpr):
 def test_every_product_of_a_measure_has_full_precision(name):
     params, x = draws.parameters(CONFIG), draws.normal(N, D)
     with jax.default_matmul_precision("bfloat16"):
-        precisions = set(products(jax.make_jaxpr(MEASURES[name])(params, x).jaxpr))
+        precisions = set(list_precisions(jax.make_jaxpr(MEASURES[name])(params, x).jaxpr))
     highest = (jax.lax.Precision.HIGHEST,) * 2
     if name == "apply":  # the caller's choice, as in training
         assert precisions and highest not in precisions
@@ -186,7 +186,7 @@ def test_every_product_of_a_measure_has_full_precision(name):
 
 
 def test_parameters_of_numpy_in_float64_are_computed_in_float32():
-    """Without a word: biases that are not there are zeros of the precision of the others."""
+    """There is no warning. Missing biases are zeros in the precision of the other parameters."""
     config = rc.transformer(2, 2, 4)
     params, x = rc.init(jax.random.key(0), config), draws.normal(3, 4)
     attention = params.layers.attention.replace(b_q=None, b_k=None, b_v=None, b_o=None)

@@ -72,7 +72,7 @@ TABLES = {"vocab_size": 3, "d_embed": 4, "positions": "learned", "num_positions"
 FEW = rc.EmbeddingConfig(**TABLES)
 
 
-def embedded(x):
+def embed(x):
     return rc.network.embed(init_embedding(jax.random.key(0), FEW, 4), x, FEW)
 
 
@@ -83,8 +83,8 @@ test_errors_name_the_value = refused(
         (lambda: rc.EmbeddingConfig(vocab_size=3, d_input=2), "vocab_size=3 and d_input=2"),
         (lambda: rc.EmbeddingConfig(vocab_size=3, projection="twice"), "projection='twice'"),
         (lambda: init_embedding(jax.random.key(0), FEW, 5), "d_embed=4 is not d_model=5"),
-        (lambda: embedded(jnp.array([0, 1, 2])), "3 tokens are more than num_positions=2"),
-        (lambda: embedded(jnp.zeros((2, 4))), r"shape \(2, 4\)"),
+        (lambda: embed(jnp.array([0, 1, 2])), "3 tokens are more than num_positions=2"),
+        (lambda: embed(jnp.zeros((2, 4))), r"shape \(2, 4\)"),
     ]
 )
 
@@ -133,8 +133,8 @@ def test_vectors_with_a_hidden_layer_and_class_token(x64):
 KEYS, SHAPE = 1500, (30, 48)
 
 
-def dropped(rate):
-    """Decisions [keys, entries] as 0 and 1."""
+def draw_decisions(rate):
+    """Draws dropout decisions [keys, entries] as 0 and 1."""
     keys = jax.random.split(jax.random.key(0), KEYS)
     out = jax.jit(jax.vmap(lambda k, r: dropout.dropout(k, jnp.ones(SHAPE), r), (0, None)))
     return np.asarray(out(keys, rate) == 0).reshape(KEYS, -1).astype(float)
@@ -142,7 +142,7 @@ def dropped(rate):
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_rate_and_independence_within_statistics(rate):
-    centred = dropped(rate) - rate
+    centred = draw_decisions(rate) - rate
     variance = rate * (1 - rate)
     assert abs(centred.mean()) < 4 * np.sqrt(variance / centred.size)
     # Correlations of neighbours, of rows of the array, and of consecutive keys.

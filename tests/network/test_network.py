@@ -121,10 +121,10 @@ def test_dropout_needs_a_key_and_keeps_the_mean():
     config, params, x, _ = build("san", depth=1)
     clean = rc.apply(params, x, config).output
 
-    def dropped(key):
+    def apply_with_dropout(key):
         return rc.apply(params, x, config, dropout_key=key, dropout_rate=0.2).output
 
-    outputs = jax.jit(jax.vmap(dropped))(jax.random.split(jax.random.key(9), 4000))
+    outputs = jax.jit(jax.vmap(apply_with_dropout))(jax.random.split(jax.random.key(9), 4000))
     error = np.abs(outputs.mean(0) - clean)
     assert (error < 5 * outputs.std(0) / np.sqrt(4000) + 1e-6).all()
     assert outputs.std() > 0.1

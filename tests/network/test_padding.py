@@ -35,7 +35,7 @@ def pad(a, axes=(0,)):
     return np.pad(a, [(0, LONGER - N) if i in axes else (0, 0) for i in range(a.ndim)])
 
 
-def padded_inputs(inputs, axes):
+def pad_inputs(inputs, axes):
     mask = inputs.get("mask", np.ones(N, bool))
     padded = {name: pad(a, axes[name]) if name in axes else a for name, a in inputs.items()}
     return padded | {"mask": pad(mask)}, mask
@@ -47,7 +47,7 @@ def test_sums_over_paths_are_those_without_padding(case, x64):
     config = CONFIG.replace(**fields)
     params = draws.parameters(config, 1)
     x = np.arange(N) % 9 if case == "ids" else np.random.default_rng(N).normal(size=(N, D))
-    padded, mask = padded_inputs(inputs, axes)
+    padded, mask = pad_inputs(inputs, axes)
     expected = rc.path_contributions(params, x, config, **inputs)
     contributions = rc.path_contributions(params, pad(x), config, **padded)
     for a, b in zip(jax.tree.leaves(contributions), jax.tree.leaves(expected), strict=True):
@@ -60,7 +60,7 @@ def test_sums_over_paths_are_those_without_padding(case, x64):
 def test_bounds_are_those_without_padding(case, x64):
     config = rc.san(2, 2, D)
     params, x = draws.parameters(config, 1), np.random.default_rng(N).normal(size=(N, D))
-    padded, mask = padded_inputs(CASES[case][1], {})
+    padded, mask = pad_inputs(CASES[case][1], {})
     expected = rc.bound_report(params, x, config, mask=mask)
     report = rc.bound_report(params, pad(x), config, **padded)
     spread = report.log10_spread[..., :N][..., mask]

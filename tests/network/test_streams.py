@@ -45,7 +45,7 @@ def test_it_is_what_the_paper_says_token_by_token(kind, by_token):
 
 @pytest.mark.parametrize("kind", full_but(NAMES, "hyper", "attention"))
 def test_paths_of_each_length_have_as_many_factors(kind):
-    """Σ_k t^k C_k + offset(t) is the frozen network with its attention times t; an edit too."""
+    """Σ_k t^k C_k + offset(t) is the frozen network with its attention times t, edited or not."""
     config, params, x = network(kind)
     no_bias = jnp.zeros_like(params.layers.attention.b_o)  # which `head_gain` does not multiply
     params = draws.changed(params, attention={"b_o": no_bias})
@@ -73,23 +73,29 @@ def test_gradients_are_slopes(kind):
     def loss(params, x):
         return jnp.log(jnp.sum(jnp.square(rc.apply(params, x, config).output[2:] + x[2:])))
 
-    at, step = (params, x), 1e-5
-    along = jax.tree.map(lambda a: jnp.cos(jnp.arange(a.size, dtype=a.dtype)).reshape(a.shape), at)
-    slopes = jax.jit(jax.grad(loss, argnums=(0, 1)))(*at)
+    point, step = (params, x), 1e-5
+    direction = jax.tree.map(
+        lambda a: jnp.cos(jnp.arange(a.size, dtype=a.dtype)).reshape(a.shape), point
+    )
+    slopes = jax.jit(jax.grad(loss, argnums=(0, 1)))(*point)
     by_connection = jax.tree.leaves(
         [getattr(slopes[0].layers, f"{k}_connection") for k in ("attention", "mlp")]
     )
     assert all(np.any(a != 0) for a in by_connection)
-    slope = sum(jnp.vdot(a, b) for a, b in zip(*map(jax.tree.leaves, (slopes, along)), strict=True))
-    high, low = (loss(*jax.tree.map(lambda a, b, s=s: a + s * b, at, along)) for s in (step, -step))
+    slope = sum(
+        jnp.vdot(a, b) for a, b in zip(*map(jax.tree.leaves, (slopes, direction)), strict=True)
+    )
+    high, low = (
+        loss(*jax.tree.map(lambda a, b, s=s: a + s * b, point, direction)) for s in (step, -step)
+    )
     assert abs(slope - (high - low) / (2 * step)) < 1e-7 * max(1, abs(slope))
 
 
 def test_hyper_connections_start_as_the_network_of_one_stream():
     config, _, x = network("hyper")
-    params, one = rc.init(jax.random.key(0), config), config.replace(connection="skip")
-    plain = rc.init(jax.random.key(0), one)
-    trace, expected = rc.apply(params, x, config), rc.apply(plain, x, one)
+    params, plain_config = rc.init(jax.random.key(0), config), config.replace(connection="skip")
+    plain_params = rc.init(jax.random.key(0), plain_config)
+    trace, expected = rc.apply(params, x, config), rc.apply(plain_params, x, plain_config)
     np.testing.assert_allclose(trace.hidden, expected.hidden, rtol=1e-12)
     np.testing.assert_allclose(trace.layers.after_attention, expected.layers.after_attention)
     np.testing.assert_allclose(trace.output, expected.output, rtol=1e-12)
@@ -116,8 +122,8 @@ def test_attention_residuals_start_as_the_mean_of_what_is_there():
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_products_of_the_start_of_mhc_fall_to_the_mean_as_the_closed_form_says(size):
-    """R = Sinkhorn(exp I) has e/(e + s − 1) on its diagonal; streams of no branch forget each other
-    by (e − 1)/(e + s − 1) a sublayer, to their mean."""
+    """The diagonal of R = Sinkhorn(exp I) is e/(e + s − 1). Without branches, the distances of
+    streams from their mean shrink by (e − 1)/(e + s − 1) per sublayer."""
     rate, mean = (np.e - 1) / (np.e + size - 1), np.full((size, size), 1 / size)
     r = np.asarray(streams.sinkhorn(jnp.eye(size)))
     np.testing.assert_allclose(np.diag(r), np.e / (np.e + size - 1), rtol=1e-14)
@@ -132,8 +138,8 @@ def test_products_of_the_start_of_mhc_fall_to_the_mean_as_the_closed_form_says(s
     after, _ = streams.join_streams(
         streams.compute_connection(connection, state, config, 0), state, x
     )
-    apart = [np.linalg.norm(a - a.mean(axis=0, keepdims=True)) for a in (state, after)]
-    np.testing.assert_allclose(apart[1] / apart[0], rate, rtol=1e-12)
+    distances = [np.linalg.norm(a - a.mean(axis=0, keepdims=True)) for a in (state, after)]
+    np.testing.assert_allclose(distances[1] / distances[0], rate, rtol=1e-12)
 
 
 def test_streams_are_kept_apart():
@@ -146,10 +152,10 @@ def test_streams_are_kept_apart():
     start = rc.init(jax.random.key(0), config)  # streams that start alike stay so
     states = rc.apply(start, x, config, keep=("residual",)).kept["residual"]
     assert np.max(np.ptp(states, axis=1)) < 1e-12
-    third = rc.apply(
+    edited = rc.apply(
         params, x, config, edit={"residual": lambda a, l: jnp.where(l == 0, a[::-1], a)}
     )
-    assert np.max(np.abs(third.output - trace.output)) > 1e-3
+    assert np.max(np.abs(edited.output - trace.output)) > 1e-3
 
 
 TWICE = {"residual": lambda a, l: 2 * a}

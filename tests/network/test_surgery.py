@@ -87,17 +87,17 @@ def test_decoders_by_hand(name, x64):
     params = jax.tree.unflatten(tree, leaves)
     memory = draws.normal(4, 12) if config.cross_attention else None
     ids = jnp.array([3, 17, 5, 9, 30, 5])
-    ends = []
+    outputs = []
     for (variant, reading), fields in CUTS.items():
         cut, weights = surgery.ablate(config, params, variant, reading)
         trace = rc.apply(weights, ids, cut, memory=memory)
         start = np.asarray(trace.hidden[0])
         full_params = complete_params(params, config)  # biases that there are not as zeros
-        by_hand, _ = mp_oracle.states(full_params, start, config.replace(**fields), memory)
-        np.testing.assert_allclose(trace.hidden, by_hand, rtol=0, atol=1e-10)
-        ends.append(by_hand[-1])
+        expected, _ = mp_oracle.states(full_params, start, config.replace(**fields), memory)
+        np.testing.assert_allclose(trace.hidden, expected, rtol=0, atol=1e-10)
+        outputs.append(expected[-1])
     # The variants differ, so that no one of them passes for another.
-    assert min(np.abs(a - b).max() for a, b in itertools.combinations(ends, 2)) > 0.1
+    assert min(np.abs(a - b).max() for a, b in itertools.combinations(outputs, 2)) > 0.1
 
 
 GATED = rc.transformer(1, 2, 12, mlp="swiglu")

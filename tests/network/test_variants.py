@@ -22,7 +22,7 @@ from rank_collapse.network.covers import EVERYTHING
 
 
 def largest_error(case):
-    """Of mixing matrices and states over their size, against NumPy."""
+    """Computes the largest relative error of mixing matrices and states, against NumPy."""
     name, values, head = CASES[case]
     config, params, x = network(name, **values)
     trace, a = rc.apply(params, x, config), jax.tree.map(np.asarray, params.layers.attention)
@@ -76,41 +76,41 @@ test_what_is_refused = refused(
 )
 
 
-def applied(config):
+def run_network(config):
     assert EVERYTHING.refusal(config) is None
     return rc.apply(draws.parameters(config), jnp.asarray(DRAWN), config)
 
 
-def edited_at(place):
+def run_with_edit(place):
     config = rc.transformer(1, H, D)
     return rc.apply(draws.parameters(config), jnp.asarray(DRAWN), config, edit={place: abs})
 
 
 test_what_is_of_another_shape_or_at_no_place_is_refused = refused(
     [
-        (lambda: applied(rc.san(1, H, D, normalise=lambda s, context: s[0])), "normalise gave"),
+        (lambda: run_network(rc.san(1, H, D, normalise=lambda s, context: s[0])), "normalise gave"),
         (
-            lambda: applied(rc.san_skip(2, H, D, mix=lambda q, k, v, context: v)),
+            lambda: run_network(rc.san_skip(2, H, D, mix=lambda q, k, v, context: v)),
             r"mix gave \(\(.*\), None\), which are not the shapes",
         ),
-        (lambda: edited_at("cross_input"), "'cross_input' is not one of the places"),
+        (lambda: run_with_edit("cross_input"), "'cross_input' is not one of the places"),
     ]
 )
 
 
 def test_mix_may_return_its_matrix_alone():
-    """It is M: the values are mixed by it, in sums of paths too; softmax is then the softmax."""
+    """The matrix M mixes the values, also in sums of paths. With softmax it is plain attention."""
 
     def weights(q, k, v, context):
         return jax.nn.softmax(q @ k.swapaxes(1, 2) / jnp.sqrt(q.shape[-1]))
 
     plain, x = rc.san_skip(2, H, D), jnp.asarray(DRAWN)
     custom, params = plain.replace(mix=weights), draws.parameters(plain)
-    want, custom_trace = (rc.apply(params, x, config) for config in (plain, custom))
-    np.testing.assert_allclose(custom_trace.attention, want.attention, rtol=1e-5)
-    np.testing.assert_allclose(custom_trace.output, want.output, rtol=1e-5, atol=1e-6)
+    expected, custom_trace = (rc.apply(params, x, config) for config in (plain, custom))
+    np.testing.assert_allclose(custom_trace.attention, expected.attention, rtol=1e-5)
+    np.testing.assert_allclose(custom_trace.output, expected.output, rtol=1e-5, atol=1e-6)
     sums = rc.path_contributions(params, x, custom)
-    np.testing.assert_allclose(sums.total, want.output, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(sums.total, expected.output, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["retention", "linear"])

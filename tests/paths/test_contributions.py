@@ -185,8 +185,8 @@ def test_gradient_equals_finite_differences(x64):
 
     @jax.jit
     def measure(t):
-        moved = jax.tree.map(lambda a, e: a + t * e, params, direction)
-        return jnp.sin(compiled_contributions(moved, x, SMALL).by_length[1]).sum()
+        shifted_params = jax.tree.map(lambda a, e: a + t * e, params, direction)
+        return jnp.sin(compiled_contributions(shifted_params, x, SMALL).by_length[1]).sum()
 
     h = 1e-5  # a stencil of fourth order: the direction is long and the function far from linear
     slope = (8 * (measure(h) - measure(-h)) - (measure(2 * h) - measure(-2 * h))) / (12 * h)
@@ -250,17 +250,16 @@ def test_all_lengths_are_the_whole_network(case, x64):
     assert truncations.output.shape == (DEPTH + 1, *x.shape)
     for k in range(DEPTH):  # nothing is longer, and what was cut off changes the rest
         assert not truncations.by_length[k, k + 1 :].any() and truncations.by_length[k, k].any()
-        # Without norms and MLPs length 0 asks for no attention, and the last layer's attention
-        # comes from all the paths there are so far.
-        # So it does where the last MLP reads what the last attention reads.
+        # Without norms and MLPs, length 0 needs no attention, and at the longest length but one
+        # the last attention reads a complete state. In parallel layers the last MLP does too.
         frozen = {"plain": (0, DEPTH - 1), "parallel experts": (DEPTH - 1,)}.get(case, ())
         assert (relative(truncations.output[k], contributions.up_to()[k]) < 1e-12) == (k in frozen)
-    one = rc.truncated(params, x, config, 1, mask=mask)
-    assert relative(one.output, truncations.output[1]) < 1e-12
+    single = rc.truncated(params, x, config, 1, mask=mask)
+    assert relative(single.output, truncations.output[1]) < 1e-12
 
 
-def by_hand(params, x, config, longest):
-    """Post-norm layers with skips, relu MLPs and biases: tokens as {length: part}, in numpy."""
+def compute_by_hand(params, x, config, longest):
+    """Walks post-norm layers with skips, ReLU MLPs and biases in numpy, for {length: part}."""
 
     def norm(gain, bias, parts):
         total = sum(parts.values())
@@ -268,7 +267,7 @@ def by_hand(params, x, config, longest):
         out = {k: (c - c.mean(axis=-1, keepdims=True)) / sigma * gain for k, c in parts.items()}
         return out | {"offset": out["offset"] + bias}
 
-    def added(a, b):
+    def add_parts(a, b):
         return {k: a.get(k, 0) + b.get(k, 0) for k in a | b}
 
     parts = {0: np.asarray(x), "offset": np.zeros_like(x)}
@@ -287,15 +286,15 @@ def by_hand(params, x, config, longest):
                     part = {length + 1: weights @ c @ a.w_v[h] @ a.w_o[h]}
                 else:
                     continue
-                branch = added(branch, part)
-        parts = norm(p.attention_norm.gain, p.attention_norm.bias, added(parts, branch))
+                branch = add_parts(branch, part)
+        parts = norm(p.attention_norm.gain, p.attention_norm.bias, add_parts(parts, branch))
         m, total = p.mlp, sum(parts.values())
         gate = (total @ m.w_in + m.b_in > 0).astype(float)
         hidden = {
             k: gate * (c @ m.w_in + (m.b_in if k == "offset" else 0)) for k, c in parts.items()
         }
         out = {k: z @ m.w_out + (m.b_out if k == "offset" else 0) for k, z in hidden.items()}
-        parts = norm(p.mlp_norm.gain, p.mlp_norm.bias, added(parts, out))
+        parts = norm(p.mlp_norm.gain, p.mlp_norm.bias, add_parts(parts, out))
     return parts
 
 
@@ -313,14 +312,14 @@ def test_every_length_against_a_slow_walk(longest, x64):
     skips = {"attention_skip": True, "mlp_skip": True}
     config = config_of(norm_placement="post", mlp="relu", norm_eps=0.0, **skips)
     params, x, _ = example(config)
-    truncation, wanted = (
+    truncation, expected = (
         rc.truncated(params, x, config, longest),
-        by_hand(params, x, config, longest),
+        compute_by_hand(params, x, config, longest),
     )
     for k in range(longest + 1):
-        assert relative(truncation.by_length[k], wanted[k]) < 1e-10
-    assert relative(truncation.offset, wanted["offset"]) < 1e-10
-    assert relative(truncation.output, sum(wanted.values())) < 1e-10
+        assert relative(truncation.by_length[k], expected[k]) < 1e-10
+    assert relative(truncation.offset, expected["offset"]) < 1e-10
+    assert relative(truncation.output, sum(expected.values())) < 1e-10
 
 
 def test_paths_from_the_memory_pass_the_final_norm_by_themselves(x64):
@@ -331,13 +330,13 @@ def test_paths_from_the_memory_pass_the_final_norm_by_themselves(x64):
     trace = rc.apply(params, x, config, **extra)
     sums, from_memory, offset = Oracle(params, trace, config, extra["memory"]).sums()
     ours = path_contributions(params, x, config, count_mlps=True, **extra)
-    for found, expected in (
+    for computed, expected in (
         (ours.by_length, sums),
         (ours.from_memory, from_memory),
         (ours.offset, offset),
         (ours.total, trace.output),
     ):
-        np.testing.assert_allclose(found, expected, atol=1e-10)
+        np.testing.assert_allclose(computed, expected, atol=1e-10)
 
 
 def test_the_shape_of_the_result_is_not_traced():

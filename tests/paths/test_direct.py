@@ -43,19 +43,19 @@ NETWORKS = {
 }
 
 
-def scaled(value, layer):
-    """An edit that is neither linear nor the same everywhere."""
+def square_middle_layer(value, layer):
+    """Edits a value by a function that is neither linear nor the same in every layer."""
     return jnp.where(layer == 1, value * value - 0.3, value)
 
 
-SCALED = dict.fromkeys(("attention_branch", "residual", "mlp_branch"), scaled)
+EDIT = dict.fromkeys(("attention_branch", "residual", "mlp_branch"), square_middle_layer)
 
 
 @pytest.mark.parametrize(
     ("name", "edit"),
     [
         ("sandwich of RMSNorms", None),
-        ("decoder", SCALED),
+        ("decoder", EDIT),
         pytest.param("parallel experts", None, marks=pytest.mark.full),
     ],
 )
@@ -128,7 +128,9 @@ def test_any_chunk_of_heads_gives_the_derivative_of_each_head_s_gain(x64):
     def total(gain):
         return rc.path_contributions(params, x, config, head_gain=gain).total
 
-    want = jax.jit(jax.jacfwd(total))(jnp.ones((L, H)))
+    expected = jax.jit(jax.jacfwd(total))(jnp.ones((L, H)))
     for chunk in (1, 2, H):
         contributions = rc.head_contributions(params, x, config, chunk=chunk)
-        np.testing.assert_allclose(contributions, jnp.moveaxis(want, (0, 1), (2, 3)), atol=1e-12)
+        np.testing.assert_allclose(
+            contributions, jnp.moveaxis(expected, (0, 1), (2, 3)), atol=1e-12
+        )

@@ -26,12 +26,12 @@ ABLATED = {  # the place, the layer, and the parameters that make it 0
 }
 
 
-def in_layer(place, change):
-    """An edit of one layer."""
+def edit_layer(place, change):
+    """Makes an edit of one layer."""
     return lambda value, layer: jnp.where(layer == place, change(value), value)
 
 
-ABLATION = {name: in_layer(l, lambda value: 0 * value) for name, (l, *_) in ABLATED.items()}
+ABLATION = {name: edit_layer(l, lambda value: 0 * value) for name, (l, *_) in ABLATED.items()}
 
 
 def test_an_ablation_is_that_of_the_parameters(x64):
@@ -45,17 +45,17 @@ def test_an_ablation_is_that_of_the_parameters(x64):
         )
         layers = layers.replace(**{part: part_params})
     changed = params.replace(layers=layers)
-    trace, want = rc.apply(params, x, config, edit=ABLATION), rc.apply(changed, x, config)
-    np.testing.assert_allclose(trace.hidden, want.hidden, atol=1e-12)
+    trace, expected = rc.apply(params, x, config, edit=ABLATION), rc.apply(changed, x, config)
+    np.testing.assert_allclose(trace.hidden, expected.hidden, atol=1e-12)
     assert not np.allclose(trace.output, rc.apply(params, x, config).output)
     contributions = rc.path_contributions(params, x, config, edit=ABLATION)
-    want = rc.path_contributions(changed, x, config)
-    np.testing.assert_allclose(contributions.by_length, want.by_length, atol=1e-12)
-    np.testing.assert_allclose(contributions.offset, want.offset, atol=1e-12)
+    expected = rc.path_contributions(changed, x, config)
+    np.testing.assert_allclose(contributions.by_length, expected.by_length, atol=1e-12)
+    np.testing.assert_allclose(contributions.offset, expected.offset, atol=1e-12)
 
 
-def bent(name):
-    """Of any place, in its own way."""
+def make_edit(name):
+    """Makes an edit that differs by place and layer."""
     size = {"weights": 0.5, "cross_weights": 0.25, "scores": 2.0}.get(name, 0.1)
     return lambda value, layer: value + size * jnp.sin(value + len(name) + layer)
 
@@ -71,15 +71,15 @@ def test_sums_of_paths_hold_with_any_edit(x64):
         final_norm=True,
     )
     params, x, extra = example(config)
-    edit = {name: bent(name) for name in edit_point_shapes(config)}
+    edit = {name: make_edit(name) for name in edit_point_shapes(config)}
     assert len(edit) == 22
-    want = rc.apply(params, x, config, edit=edit, **extra).output
-    assert np.abs(want - rc.apply(params, x, config, **extra).output).max() > 0.1
+    expected = rc.apply(params, x, config, edit=edit, **extra).output
+    assert np.abs(expected - rc.apply(params, x, config, **extra).output).max() > 0.1
     contributions = rc.path_contributions(params, x, config, edit=edit, **extra)
-    np.testing.assert_allclose(contributions.output, want, atol=1e-10)
-    np.testing.assert_allclose(contributions.total, want, atol=1e-10)
+    np.testing.assert_allclose(contributions.output, expected, atol=1e-10)
+    np.testing.assert_allclose(contributions.total, expected, atol=1e-10)
     direct = rc.direct_contributions(params, x, config, edit=edit, **extra)
-    np.testing.assert_allclose(direct.total, want, atol=1e-10)
+    np.testing.assert_allclose(direct.total, expected, atol=1e-10)
     is_refused(
         "head_contributions does not cover an edit of 'head_out",
         rc.head_contributions,
@@ -94,9 +94,9 @@ def test_sums_of_paths_hold_with_any_edit(x64):
     def total(gain):
         return rc.path_contributions(params, x, config, head_gain=gain, edit=edit, **extra).total
 
-    want = jnp.moveaxis(jax.jit(jax.jacfwd(total))(jnp.ones((DEPTH, HEADS))), (0, 1), (2, 3))
+    expected = jnp.moveaxis(jax.jit(jax.jacfwd(total))(jnp.ones((DEPTH, HEADS))), (0, 1), (2, 3))
     contributions = rc.head_contributions(params, x, config, edit=edit, **extra)
-    np.testing.assert_allclose(contributions, want, atol=1e-10)
+    np.testing.assert_allclose(contributions, expected, atol=1e-10)
 
 
 @pytest.mark.full
@@ -104,24 +104,24 @@ def test_what_an_edit_refers_to_is_traced_and_never_stale(x64, caplog):
     params, x, _ = example(CONFIG)
     factor = 1.0
 
-    def patched(states):
-        return rc.apply(params, x, CONFIG, edit={"residual": in_layer(LAYER, lambda _: states)})
+    def patch_residual(states):
+        return rc.apply(params, x, CONFIG, edit={"residual": edit_layer(LAYER, lambda _: states)})
 
-    runs = [rc.apply(params, moved, CONFIG) for moved in (x[::-1] * 2, x + 1)]
-    outputs = [patched(runs[0].hidden[LAYER + 1]).output]
+    runs = [rc.apply(params, tokens, CONFIG) for tokens in (x[::-1] * 2, x + 1)]
+    outputs = [patch_residual(runs[0].hidden[LAYER + 1]).output]
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        outputs.append(patched(runs[1].hidden[LAYER + 1]).output)
+        outputs.append(patch_residual(runs[1].hidden[LAYER + 1]).output)
     assert not [m for m in caplog.messages if "_apply" in m]
     np.testing.assert_allclose(outputs, [run.output for run in runs])
     edit = {"mlp_branch": lambda value, layer: factor * value}
     before = rc.apply(params, x, CONFIG, edit=edit).output
     factor = 0.0
     after = rc.apply(params, x, CONFIG, edit=edit).output
-    without = rc.apply(params, x, CONFIG, edit={"mlp_branch": lambda v, l: 0 * v}).output
-    np.testing.assert_allclose(after, without)
+    ablated_output = rc.apply(params, x, CONFIG, edit={"mlp_branch": lambda v, l: 0 * v}).output
+    np.testing.assert_allclose(after, ablated_output)
     assert np.abs(after - before).max() > 0.1
     # Nothing of the text before the patch is left on paths: all of it is the offset.
-    edit = {"residual": in_layer(LAYER, lambda _: runs[0].hidden[LAYER + 1])}
+    edit = {"residual": edit_layer(LAYER, lambda _: runs[0].hidden[LAYER + 1])}
     contributions = rc.path_contributions(params, x, CONFIG, edit=edit)
     np.testing.assert_allclose(contributions.offset, contributions.output, atol=1e-12)
     np.testing.assert_allclose(contributions.by_length, 0, atol=1e-12)
@@ -166,10 +166,13 @@ def test_what_is_kept_is_what_a_layer_computes(x64):
 
 def test_what_is_refused():
     params, x, _ = example(CONFIG)
-    bend = {"residual": bent("residual")}
+    bend = {"residual": make_edit("residual")}
     for edit, message in (
-        ({"atention": bent("")}, r"'atention' is not one of the places \('q', 'k', 'v', 'scores'"),
-        ({"cross_q": bent("")}, "'cross_q' is not one of the places"),
+        (
+            {"atention": make_edit("")},
+            r"'atention' is not one of the places \('q', 'k', 'v', 'scores'",
+        ),
+        ({"cross_q": make_edit("")}, "'cross_q' is not one of the places"),
         (
             {"scores": lambda value, layer: None},
             r"'scores' gave NoneType for a value of shape \(2,",
@@ -192,7 +195,7 @@ def test_what_is_refused():
         (lambda: rc.apply(params, x, CONFIG, keep=("heads",)), "'heads' is not one of the places"),
         (
             lambda: rc.network.multi_head_attention(
-                params.layers.attention, x, x, edit={"hidden": bent("")}
+                params.layers.attention, x, x, edit={"hidden": make_edit("")}
             ),
             "'hidden' is not one of the places",
         ),

@@ -113,8 +113,8 @@ def test_branch_shares_are_ratios_of_norms_of_what_is_summed(name):
             deviation = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + config.norm_eps)
             branch = centred / deviation * norm.gain[:, None] + norm.bias[:, None]
         skip_norm = np.linalg.norm(config.skip_gain * np.asarray(stream), axis=-1)
-        added = np.linalg.norm(getattr(gains, sublayer) * branch, axis=-1)
-        ratios = added / (skip_norm + added)
+        branch_norm = np.linalg.norm(getattr(gains, sublayer) * branch, axis=-1)
+        ratios = branch_norm / (skip_norm + branch_norm)
         np.testing.assert_allclose(getattr(shares, sublayer), ratios.mean(axis=-1), rtol=1e-5)
         later = rc.branch_shares(trace, params, config, mask=np.arange(5) > 0)
         np.testing.assert_allclose(getattr(later, sublayer), ratios[:, 1:].mean(-1), rtol=1e-5)

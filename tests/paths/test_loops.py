@@ -16,7 +16,7 @@ from rank_collapse.theory.transverse import transverse_growth
 ROWS, LOOPS = 2, 3
 
 
-def looped(loops=LOOPS, **fields):
+def make_config(loops=LOOPS, **fields):
     fields = {"norm_placement": "pre", "mask": "causal", "branch_gain": 0.5} | fields
     return rc.transformer(ROWS * loops, 2, 8, layer_map=(0, 1) * loops, d_ff=7, **fields)
 
@@ -24,12 +24,12 @@ def looped(loops=LOOPS, **fields):
 @pytest.mark.parametrize("placement", full_but(["pre", "post"], "pre"))
 def test_every_loop_is_the_network_of_so_many(placement):
     with jax.enable_x64(True):
-        config = looped(norm_placement=placement)
+        config = make_config(norm_placement=placement)
         params, x = draws.parameters(config), draws.tokens(5, 8)
         report = rc.loop_report(params, x, config)
         states = [x]
         for loops in range(1, LOOPS + 1):
-            fewer = looped(loops, norm_placement=placement)
+            fewer = make_config(loops, norm_placement=placement)
             states.append(rc.apply(params, x, fewer).output)
             sums = rc.path_contributions(params, x, fewer).by_length
             sizes = np.linalg.norm(sums, axis=(1, 2))
@@ -38,38 +38,38 @@ def test_every_loop_is_the_network_of_so_many(placement):
             assert np.all(path_sizes[len(sizes) :] == 0)
         np.testing.assert_allclose(report.rms, [np.sqrt(np.mean(a**2)) for a in states])
         np.testing.assert_allclose(report.token_cosine, [rc.token_cosine(a) for a in states])
-        moved = [np.linalg.norm(b - a) / np.linalg.norm(a) for a, b in pairwise(states)]
-        np.testing.assert_allclose(report.fixed_point, moved)
+        changes = [np.linalg.norm(b - a) / np.linalg.norm(a) for a, b in pairwise(states)]
+        np.testing.assert_allclose(report.fixed_point, changes)
         growth = transverse_growth(params, x, config)[:, 0]
         np.testing.assert_allclose(report.transverse, growth.reshape(LOOPS, ROWS).sum(1))
 
 
 def test_padded_tokens_are_left_out():
-    """Tokens without a place among the others: as the network of those that exist."""
-    config, mask = looped(mask="none"), np.arange(7) < 4
+    """Padded tokens change nothing: the report is that of the tokens that exist."""
+    config, mask = make_config(mask="none"), np.arange(7) < 4
     params, x = draws.parameters(config), draws.tokens(7, 8)
     padded = rc.loop_report(params, x, config, mask=mask)
     unpadded = rc.loop_report(params, x[:4], config)
     for name, value in padded._asdict().items():
-        wanted = getattr(unpadded, name)
-        np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-5, err_msg=name)
+        expected = getattr(unpadded, name)
+        np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_tied_weights_add_up_where_untied_ones_do_not():
     """16 loops with a gain of 1/√N: tied states grow, untied and those with 1/N stay."""
     n, key = 16, jax.random.key(0)
 
-    def grown(gain, layer_map=()):
+    def get_rms(gain, layer_map=()):
         config = rc.san_skip(n, 4, 64, norm_placement="pre", branch_gain=gain, layer_map=layer_map)
         x = jax.random.normal(jax.random.fold_in(key, 1), (32, 64))
         states = rc.apply(rc.init(key, config), x, config).hidden
         return float(jnp.sqrt(jnp.mean(states[-1] ** 2)))
 
     tied = (0,) * n
-    assert grown(n**-0.5, tied) > 1.5 > 1.2 > max(grown(n**-0.5), grown(1 / n, tied))
+    assert get_rms(n**-0.5, tied) > 1.5 > 1.2 > max(get_rms(n**-0.5), get_rms(1 / n, tied))
 
 
-NETWORK = looped().replace(layer_map=(0, 0, 1, 1, 0, 1))
+NETWORK = make_config().replace(layer_map=(0, 0, 1, 1, 0, 1))
 test_mistakes_are_named = refused(
     [
         (

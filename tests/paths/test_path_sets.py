@@ -66,8 +66,8 @@ def test_sampled_paths_have_their_length_and_are_uniform():
 
 
 def test_lengths_and_heads_have_draws_of_their_own():
-    """The layer that length 1 takes and the one that length 2 skips: all 9 pairs alike, by chi
-    squared with 8 degrees of freedom (99.9 percentile)."""
+    """The layer that length 1 takes and the one that length 2 skips are independent: all 9 pairs
+    are equally frequent, by chi squared with 8 degrees of freedom (99.9 percentile)."""
     key = jax.random.key(1)
     one, two = np.asarray(rc.paths.sample_path_sets(key, [1, 2], 1, 3600, 3, 2)[:, 0])
     counts = np.bincount(3 * (one < 2).argmax(axis=1) + (two == 2).argmax(axis=1), minlength=9)
@@ -131,8 +131,8 @@ def test_frozen_paths_sum_to_the_exact_contributions(name, x64):
     assert relative(states[-1], exact[3]) < 1e-12
 
 
-def recomputed_by_hand(params, x, path, mask, bias):
-    """One recomputed path of attention sublayers with skips, no norms, gains 0.8 and 1."""
+def recompute_by_hand(params, x, path, mask, bias):
+    """Computes a recomputed path of attention with skips and no norms, of gains 0.8 and 1."""
     for l, h in enumerate(path):
         if h == 2:
             continue
@@ -161,7 +161,7 @@ def test_each_head_has_its_own_mask_and_bias(semantics, x64):
         heads = [["skip" if h == 2 else h for h in path] for path in paths]
         expected = [oracle.walk(oracle.trace.hidden[0], 0, path, [None] * 3) for path in heads]
     else:
-        expected = [recomputed_by_hand(params, np.asarray(x), path, mask, bias) for path in paths]
+        expected = [recompute_by_hand(params, np.asarray(x), path, mask, bias) for path in paths]
     assert relative(states, expected) < 1e-12
 
 
@@ -239,16 +239,16 @@ def test_reverse_gradients_are_those_of_single_paths(x64, semantics):
     config, params, x = network()
     paths = np.array([[0, 1, 2], [0, 0, 1], [0, 1, 1]])
 
-    def of_sets(x):
+    def sum_set(x):
         return rc.paths.path_set_states(params, x, config, paths[None], semantics=semantics)[0]
 
-    def one_by_one(x):
+    def sum_single_paths(x):
         return sum(rc.paths.path_state(params, x, config, p, semantics=semantics) for p in paths)
 
-    set_gradient, want = (
-        jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x) for f in (of_sets, one_by_one)
+    set_gradient, expected_gradient = (
+        jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x) for f in (sum_set, sum_single_paths)
     )
-    np.testing.assert_allclose(set_gradient, want, atol=1e-10)
+    np.testing.assert_allclose(set_gradient, expected_gradient, atol=1e-10)
 
 
 @pytest.mark.full

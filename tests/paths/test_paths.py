@@ -117,7 +117,7 @@ def reference(request, x64):
     return data, meta, loaded
 
 
-def largest(ours, theirs):
+def compare_logits(ours, theirs):
     assert ours.shape == theirs.shape
     assert ours.dtype == theirs.dtype == np.float64
     return float(np.max(np.abs(np.asarray(ours) - theirs)))
@@ -134,11 +134,13 @@ def test_every_case_equals_the_published_code(reference, as_users, request):
     inputs = jnp.asarray(data["input"])
 
     @jax.jit
-    def whole(params, inputs):
+    def compute_logits(params, inputs):
         states = jax.vmap(lambda x: apply(params, x, config).output)(inputs)
         return classify_states(classifier, states, normalize=False)
 
-    differences = {"logits/full": largest(whole(params, inputs), data["logits/full"])}
+    differences = {
+        "logits/full": compare_logits(compute_logits(params, inputs), data["logits/full"])
+    }
 
     @partial(jax.jit, static_argnums=1)
     def evaluate(sets, no_sub_path):
@@ -148,16 +150,16 @@ def test_every_case_equals_the_published_code(reference, as_users, request):
 
         return jax.vmap(single)(inputs)
 
-    def logits(paths, no_sub_path):
+    def compute_path_logits(paths, no_sub_path):
         return evaluate(jnp.asarray(paths)[None], no_sub_path)[:, 0]
 
     all_heads = np.full((1, config.depth), -1)
     name = "allheads_nosub/logits"
     if name in data.files:
-        differences[name] = largest(logits(all_heads, True), data[name])
+        differences[name] = compare_logits(compute_path_logits(all_heads, True), data[name])
     for case in meta["cases"]:
         key = case["key"]
-        ours = logits(data[f"{key}/paths"], case["no_sub_path"])
-        differences[key] = largest(ours, data[f"{key}/logits"])
+        ours = compute_path_logits(data[f"{key}/paths"], case["no_sub_path"])
+        differences[key] = compare_logits(ours, data[f"{key}/logits"])
     print(f"\n{meta['name']}: largest difference {max(differences.values()):.2e}")
     assert max(differences.values()) < 1e-9, differences

@@ -15,8 +15,8 @@ from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import PathContributions
 
 
-def over_orders(value, num_parts):
-    """The mean change when a part joins, over every order in which the parts may join."""
+def average_over_orders(value, num_parts):
+    """Computes the mean change when a part joins, over every order in which parts may join."""
     totals, orders = np.zeros(num_parts), list(permutations(range(num_parts)))
     for order in orders:
         present = np.zeros(num_parts)
@@ -37,13 +37,13 @@ def test_shapley_values_are_means_over_all_orders(x64):
         return jnp.mean(jnp.max(z, axis=-1) ** 2) + 3 * present[0] * present[2]
 
     shapley = rc.shapley_values(rc.paths.coalition_values(value, 4), 4)
-    np.testing.assert_allclose(shapley, over_orders(value, 4), rtol=1e-12)
+    np.testing.assert_allclose(shapley, average_over_orders(value, 4), rtol=1e-12)
     everything, nothing = (value(f(4)) for f in (jnp.ones, jnp.zeros))
     assert float(shapley.sum()) == pytest.approx(float(everything - nothing), rel=1e-12)
 
 
 def test_shapley_axioms_and_pytrees():
-    """A part that changes nothing has 0, parts that are alike share alike, sizes of 1 and 7."""
+    """A part that changes nothing has 0, and equal parts have equal shares, of 1 and 7 parts."""
 
     def value(present):
         return {"a": present[0] * present[2] * 6, "b": jnp.stack([present.sum(), present[1]])}
@@ -65,11 +65,11 @@ def test_covariance_shares_of_tokens_that_exist(x64):
     shares = rc.paths.covariance_shares(parts, total, mask)
     keep = np.asarray(mask).ravel()
     z = np.asarray(total).reshape(-1, 2)[keep]
-    wanted = [
+    expected = [
         sum(np.cov(p[:, c], z[:, c])[0, 1] for c in range(2)) / z.var(axis=0, ddof=1).sum()
         for p in np.asarray(parts).reshape(3, -1, 2)[:, keep]
     ]
-    np.testing.assert_allclose(shares, wanted, rtol=1e-12)
+    np.testing.assert_allclose(shares, expected, rtol=1e-12)
     assert float(shares.sum()) == pytest.approx(1, rel=1e-12)
     cancelling = jnp.stack([3 * total, -2 * total])
     np.testing.assert_allclose(rc.paths.covariance_shares(cancelling, total), [3, -2], rtol=1e-12)
@@ -78,7 +78,7 @@ def test_covariance_shares_of_tokens_that_exist(x64):
 K, TOKENS, D, VOCAB = 4, 5, 6, 11
 
 
-def drawn():
+def draw_contributions():
     contributions = PathContributions(
         by_length=draws.normal(K, TOKENS, D, seed=5), offset=draws.normal(TOKENS, D, seed=2)
     )
@@ -86,7 +86,7 @@ def drawn():
     return contributions, draws.normal(VOCAB, D, seed=4), targets
 
 
-def by_hand(contributions, words, targets, keep, bias=0.0, cap=None):
+def compute_by_hand(contributions, words, targets, keep, bias=0.0, cap=None):
     parts, offset, words = (
         np.asarray(a, float) for a in (contributions.by_length, contributions.offset, words)
     )
@@ -103,13 +103,13 @@ def by_hand(contributions, words, targets, keep, bias=0.0, cap=None):
 
 
 def test_by_length_against_softmax_in_numpy():
-    contributions, words, targets = drawn()
+    contributions, words, targets = draw_contributions()
     keep = np.arange(TOKENS) < TOKENS - 1
     sums = next_token.list_sums_by_length(contributions)
     partial = next_token.empty_next_token(len(sums[1]), TOKENS)
     partial = next_token.add_words(partial, words, 0, *sums, targets)
     effects = next_token.measure_next_token_by_length(partial, jnp.asarray(keep))
-    loss, same = by_hand(contributions, words, targets, keep)
+    loss, same = compute_by_hand(contributions, words, targets, keep)
     ours = [effects["loss"][None], effects["loss_up_to"], effects["loss_without"]]
     assert relative(jnp.concatenate(ours), loss) < 1e-5
     assert np.allclose(jnp.concatenate([effects["same_up_to"], effects["same_without"]]), same[1:])
@@ -117,7 +117,7 @@ def test_by_length_against_softmax_in_numpy():
 
 
 def test_pieces_of_the_vocabulary_with_bias_and_cap():
-    contributions, words, targets = drawn()
+    contributions, words, targets = draw_contributions()
     bias, cap, size = np.linspace(-1, 1, VOCAB).astype(np.float32), 2.0, 4
     parts, sums = next_token.list_sums_by_length(contributions)
     partial = next_token.empty_next_token(len(sums), TOKENS)
@@ -138,5 +138,5 @@ def test_pieces_of_the_vocabulary_with_bias_and_cap():
         )
     keep = np.ones(TOKENS, bool)
     loss, same = next_token.measure_agreement(partial, jnp.asarray(keep))
-    expected = by_hand(contributions, words, targets, keep, bias, cap)
+    expected = compute_by_hand(contributions, words, targets, keep, bias, cap)
     assert relative(loss, expected[0]) < 1e-5 and np.allclose(same, expected[1])
