@@ -149,8 +149,7 @@ def test_no_traceback_before_the_computation(name, monkeypatch, capsys):
     monkeypatch.setattr(experiment, "run_folder", raise_reached)
     monkeypatch.setattr(reproduce, "run_experiments", raise_reached)
     monkeypatch.setattr(benchmark, "BENCHMARKS", dict.fromkeys(benchmark.BENCHMARKS, raise_reached))
-    counts = try_many(name, 8, INTEGERS, (), capsys)
-    assert counts.keys() <= {"computes", "exit 2", "exit 0", "exit 1"}
+    try_many(name, 8, INTEGERS, (), capsys)
 
 
 # One that trains, and one of each kind of measurement. If a number of cases is set: all but

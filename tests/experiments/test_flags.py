@@ -25,7 +25,6 @@ FILES = {
     "blank": b"\n",
     "latin": "naïve caf\xe9".encode("latin-1"),
     "ids": b"3 4 5 6 7 3 4\n8 9 10 11 12\n",
-    "long": b"3 " * 30,
     "far": b"3 4\n5 99\n",
     "columns/train.tsv": b"a\tb\n1\t2\n",
     "rows/train.tsv": b"index\tsentence1\tsentence2\n",
@@ -130,13 +129,10 @@ BARE = ("run_architectures", "run_memorization", "run_path_counts")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("given")
+    path = tmp_path_factory.mktemp("files")
     for name, content in FILES.items():
         (path / name).parent.mkdir(exist_ok=True)
         (path / name).write_bytes(content)
-    np.save(path / "small.npy", np.zeros((2, 3, 3, 3)))
-    np.save(path / "nan.npy", np.full((2, 6, 4, 8), np.nan))
-    np.savez(path / "small.npz", small=np.zeros(2))
     return path
 
 

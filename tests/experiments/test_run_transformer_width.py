@@ -14,7 +14,7 @@ from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import load_models
 from rank_collapse.training.models import decode_pairs, exact_share
 
-pytestmark = [pytest.mark.full, pytest.mark.full]
+pytestmark = pytest.mark.full
 
 SIZES = [a for a in SMALL if "n_repeat" not in a and "n_paths" not in a and "depth" not in a]
 ARGUMENTS = (

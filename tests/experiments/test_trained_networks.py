@@ -80,8 +80,11 @@ def test_texts_are_disjoint_pieces_or_the_last_of_a_file(tmp_path, monkeypatch):
     """Every word of the texts has a number of its own, so that overlaps show."""
     numbers = [str(i) for i in range(1, 1001)]
     monkeypatch.setattr(networks.words, "default_text", lambda: " ".join(numbers))
-    replacement = {"load_tokenizer": lambda *_: lambda text: [int(word) for word in text.split()]}
-    monkeypatch.setattr(networks.encoders, "load_tokenizer", replacement["load_tokenizer"])
+    monkeypatch.setattr(
+        networks.encoders,
+        "load_tokenizer",
+        lambda *_: lambda text: [int(word) for word in text.split()],
+    )
     monkeypatch.setattr(
         networks.pretrained, "open_checkpoint", lambda _: SimpleNamespace(settings={})
     )

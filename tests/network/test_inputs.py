@@ -134,7 +134,6 @@ def test_calls_outside_jit_compile_once(monkeypatch):
     assert len(traces) == 1
 
 
-N, D = 5, 8
 CONFIG = rc.transformer(2, 2, D, d_ff=9)
 SAN = rc.san(2, 2, D)
 PATHS = np.zeros((1, 2, 2), int)
