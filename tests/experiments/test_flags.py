@@ -7,7 +7,6 @@ import importlib
 import re
 import shlex
 
-import numpy as np
 import pytest
 from conftest import REPOSITORY
 from trained_runs import check_mistake
