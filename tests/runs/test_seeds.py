@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from comparison import near
 from refusals import each_is_refused, is_refused
-from seed_chunks import mapped
+from seed_chunks import map_seeds
 
 from rank_collapse.network.layers import NormParams
 from rank_collapse.runs import seeds, states
@@ -39,7 +39,7 @@ def test_devices_and_chunks_give_the_results_of_a_loop(chunk, at_once):
     expected = [single(key, 0.25) for key in keys]
     for devices in (jax.devices()[:1], jax.devices()):
         mesh = seeds.seed_mesh(devices)
-        out = mapped(single, keys, 0.25, mesh=mesh, chunk=chunk, at_once=at_once)
+        out = map_seeds(single, keys, 0.25, mesh=mesh, chunk=chunk, at_once=at_once)
         assert out["sums"].shape == (5, 4)
         near(out, jax.tree.map(lambda *a: jnp.stack(a), *expected), rtol=1e-5, atol=1e-6)
 
