@@ -61,11 +61,11 @@ def save(model: Any, folder: Path, file_format: str = "safetensors") -> None:
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
-def inputs(model: Any, seed: int = 1, n: int = 9, left: bool = False) -> dict[str, np.ndarray]:
+def inputs(model: Any, seed: int = 1, n: int = 9, pad_left: bool = False) -> dict[str, np.ndarray]:
     """Draws two texts (or images), one of them padded, as the model's keyword arguments.
 
     Args:
-        left: A third text, padded on the left.
+        pad_left: Whether there is a third text, padded on the left.
     """
     rng = np.random.default_rng(seed)
     config = model.config
@@ -86,7 +86,7 @@ def inputs(model: Any, seed: int = 1, n: int = 9, left: bool = False) -> dict[st
         return ids, mask
 
     ids, mask = text(n, max(n - 3, 1))
-    if left:
+    if pad_left:
         ids, mask = (np.concatenate([a, a[1:, ::-1]]) for a in (ids, mask))
     out = {"input_ids": ids, "attention_mask": mask}
     if has_decoder_part(model):
