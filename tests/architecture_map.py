@@ -9,8 +9,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("rank_collapse", "experiments")
-# Of rank_collapse, from the bottom up. Packages of the second level do not use each other; above,
-# one may use those named before it on its level.
+# The levels of rank_collapse, the lowest first. Packages of the second level do not import each
+# other. Above it a package may import those that are named before it on its level.
 LEVELS = (
     ("struct", "extras", "printed"),  # what everything is made of
     ("measures", "text", "runs"),
@@ -23,8 +23,8 @@ LEVELS = (
 
 def files(package: str) -> list[Path]:
     """Every file of a package, relative to the repository."""
-    found = [p for p in (REPOSITORY / package).rglob("*") if p.is_file()]
-    return sorted(p.relative_to(REPOSITORY) for p in found if "__pycache__" not in p.parts)
+    paths = [p for p in (REPOSITORY / package).rglob("*") if p.is_file()]
+    return sorted(p.relative_to(REPOSITORY) for p in paths if "__pycache__" not in p.parts)
 
 
 def levels() -> list[tuple[str, str]]:
@@ -35,8 +35,8 @@ def levels() -> list[tuple[str, str]]:
 
 def packages() -> list[tuple[str, str]]:
     """(package, what it is for)."""
-    found = [p for package in PACKAGES for p in files(package) if p.name == "__init__.py"]
-    return [(f"`{p.parent}`", first_line(p)) for p in found]
+    init_files = [p for package in PACKAGES for p in files(package) if p.name == "__init__.py"]
+    return [(f"`{p.parent}`", first_line(p)) for p in init_files]
 
 
 def first_line(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Small random checkpoints of every family, made and run by `transformers`: tests' other side.
+"""Makes and runs small random checkpoints of every family by `transformers`, to compare with.
 
 Imported only where torch and transformers are installed.
 """
@@ -29,7 +29,7 @@ transformers.utils.logging.disable_progress_bar()
 
 
 def build(case: Case, seed: int = 0) -> Any:
-    """The model, its weights disturbed so that no bias is zero and no gain is one."""
+    """Builds the model and disturbs its weights: no bias stays zero, and no gain one."""
     torch.manual_seed(seed)
     model_class = getattr(transformers, case.model)
     config = model_class.config_class(**case.config)
@@ -41,16 +41,16 @@ def build(case: Case, seed: int = 0) -> Any:
     return model
 
 
-def save(model: Any, folder: Path, how: str = "safetensors") -> None:
-    """The model as a checkpoint folder of one of the formats."""
-    if how in ("safetensors", "sharded"):
-        size = {"max_shard_size": "12KB"} if how == "sharded" else {}
+def save(model: Any, folder: Path, file_format: str = "safetensors") -> None:
+    """Saves the model as a checkpoint folder in one of the formats of `Case.saved`."""
+    if file_format in ("safetensors", "sharded"):
+        size = {"max_shard_size": "12KB"} if file_format == "sharded" else {}
         model.save_pretrained(folder, **size)
         return
     model.config.save_pretrained(folder)
     state = model.state_dict()
-    modern = how != "legacy"
-    if how != "sharded-bin":
+    modern = file_format != "legacy"
+    if file_format != "sharded-bin":
         torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=modern)
         return
     names, weight_map = list(state), {}
@@ -61,11 +61,11 @@ def save(model: Any, folder: Path, how: str = "safetensors") -> None:
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
-def inputs(model: Any, seed: int = 1, n: int = 9, left: bool = False) -> dict[str, np.ndarray]:
-    """Two texts (or images), one of them padded, as the model's keyword arguments.
+def inputs(model: Any, seed: int = 1, n: int = 9, pad_left: bool = False) -> dict[str, np.ndarray]:
+    """Draws two texts (or images), one of them padded, as the model's keyword arguments.
 
     Args:
-        left: A third text, padded on the left.
+        pad_left: Whether there is a third text, padded on the left.
     """
     rng = np.random.default_rng(seed)
     config = model.config
@@ -86,7 +86,7 @@ def inputs(model: Any, seed: int = 1, n: int = 9, left: bool = False) -> dict[st
         return ids, mask
 
     ids, mask = text(n, max(n - 3, 1))
-    if left:
+    if pad_left:
         ids, mask = (np.concatenate([a, a[1:, ::-1]]) for a in (ids, mask))
     out = {"input_ids": ids, "attention_mask": mask}
     if has_decoder_part(model):
@@ -110,21 +110,24 @@ def run(model: Any, arguments: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Hidden states [b, L+1, n, d] and attentions [b, L, h, n, n], by part for T5."""
     if getattr(model.config, "attn_type", "bi") == "uni" and len(arguments["input_ids"]) > 1:
         # The causal mask of XLNet in transformers admits one text at a time.
-        each = [run(model, {k: v[i : i + 1] for k, v in arguments.items()}) for i in range(2)]
-        return {name: np.concatenate([e[name] for e in each]) for name in each[0]}
+        outputs = [run(model, {k: v[i : i + 1] for k, v in arguments.items()}) for i in range(2)]
+        return {name: np.concatenate([output[name] for output in outputs]) for name in outputs[0]}
     tensors = {k: torch.from_numpy(v) for k, v in arguments.items()}
     with torch.no_grad():
         out = base(model)(**tensors, output_hidden_states=True, output_attentions=True)
 
-    def stacked(layers):
+    def stack_layers(layers):
         return torch.stack(tuple(layers), dim=1).numpy()
 
     if not has_decoder_part(model):
-        return {"hidden": stacked(out.hidden_states), "attention": stacked(out.attentions)}
+        return {
+            "hidden": stack_layers(out.hidden_states),
+            "attention": stack_layers(out.attentions),
+        }
     return {
-        "hidden": stacked(out.encoder_hidden_states),
-        "attention": stacked(out.encoder_attentions),
-        "decoder_hidden": stacked(out.decoder_hidden_states),
-        "decoder_attention": stacked(out.decoder_attentions),
-        "cross_attention": stacked(out.cross_attentions),
+        "hidden": stack_layers(out.encoder_hidden_states),
+        "attention": stack_layers(out.encoder_attentions),
+        "decoder_hidden": stack_layers(out.decoder_hidden_states),
+        "decoder_attention": stack_layers(out.decoder_attentions),
+        "cross_attention": stack_layers(out.cross_attentions),
     }

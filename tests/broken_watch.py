@@ -14,8 +14,8 @@ def raises(*_, **__):
     raise OSError("no space left on device")
 
 
-def breaking(broken, monkeypatch, folder):
-    """Breaks one of `BROKEN`; returns `log=` of a watch."""
+def break_part(broken, monkeypatch, folder):
+    """Breaks one of `BROKEN`; returns the argument `log` for the watch."""
     if broken == "measures":
         for name in table.MEASURES:
             monkeypatch.setitem(table.MEASURES, name, raises)

@@ -1,4 +1,4 @@
-"""Our side of the comparison with `transformers`: the same arrays from a checkpoint folder."""
+"""Our arrays of a checkpoint folder, to compare with those of `transformers`."""
 
 import jax
 import numpy as np
@@ -22,56 +22,60 @@ def example_inputs(config, arguments):
 def traces(config, params, arguments, part="encoder", memory=None):
     """The batch's traces, vmapped, for the arguments that `transformers` takes."""
     x, mask = example_inputs(config, arguments)
-    given = {"x": x, "mask": mask}
+    batch = {"x": x, "mask": mask}
     if part == "decoder":
-        own = {name: arguments[f"decoder_{name}"] for name in ("input_ids", "attention_mask")}
-        given = dict(zip(("x", "mask"), example_inputs(config, own), strict=True))
-        given |= {"memory": memory, "memory_mask": mask}
-    return over_batch(rc.apply, params, config, given)
+        decoder_arguments = {
+            name: arguments[f"decoder_{name}"] for name in ("input_ids", "attention_mask")
+        }
+        batch = dict(zip(("x", "mask"), example_inputs(config, decoder_arguments), strict=True))
+        batch |= {"memory": memory, "memory_mask": mask}
+    return over_batch(rc.apply, params, config, batch)
 
 
 def hidden_states(trace, config):
-    """Hidden states as `transformers` reports them: of images the last one before the norm."""
+    """Returns hidden states as `transformers` does: for images the last is before the norm."""
     images = config.embedding.d_input and not config.embedding.convolutions
     return np.array(trace.hidden if images else trace.hidden_states)
 
 
 def ours(folder, arguments):
-    """The arrays of `architectures.run`, from the folder alone."""
+    """Computes the arrays of `architectures.run` from the folder."""
     config, params = pretrained.load(folder)
     trace = traces(config, params, arguments)
-    found = {"hidden": hidden_states(trace, config), "attention": np.asarray(trace.attention)}
+    states = {"hidden": hidden_states(trace, config), "attention": np.asarray(trace.attention)}
     if "decoder_input_ids" in arguments:
         config, params = pretrained.load(folder, part="decoder")
         trace = traces(config, params, arguments, "decoder", trace.output)
-        found["decoder_hidden"] = hidden_states(trace, config)
-        found["decoder_attention"] = np.asarray(trace.attention)
-        found["cross_attention"] = np.asarray(trace.layers.cross_attention)
-    return found
+        states["decoder_hidden"] = hidden_states(trace, config)
+        states["decoder_attention"] = np.asarray(trace.attention)
+        states["cross_attention"] = np.asarray(trace.layers.cross_attention)
+    return states
 
 
-def largest_difference(found, expected, arguments):
+def largest_difference(actual, expected, arguments):
     """max |a − b| / max |b| of each array, over the tokens that exist, layer by layer."""
     worst = {}
-    for name, want in expected.items():
-        have = found[name]
-        assert have.shape == want.shape, (name, have.shape, want.shape)
+    for name, reference in expected.items():
+        values = actual[name]
+        assert values.shape == reference.shape, (name, values.shape, reference.shape)
         decoder = name.startswith(("decoder", "cross"))
         mask = arguments.get("decoder_attention_mask" if decoder else "attention_mask")
         if mask is None:
-            mask = np.ones((want.shape[0], want.shape[-2]), int)
-        kept = mask.astype(bool)
+            mask = np.ones((reference.shape[0], reference.shape[-2]), int)
+        token_mask = mask.astype(bool)
         # Query tokens are the last axis but one of hidden states and attentions alike.
-        shape = (kept.shape[0],) + (1,) * (want.ndim - 3) + (kept.shape[1], 1)
-        kept = kept.reshape(shape)
-        axes = (0, *range(2, want.ndim))
-        gap = np.max(np.abs(np.where(kept, have - want, 0.0)), axis=axes)
-        worst[name] = float(np.max(gap / np.max(np.abs(np.where(kept, want, 0.0)), axis=axes)))
+        shape = (token_mask.shape[0],) + (1,) * (reference.ndim - 3) + (token_mask.shape[1], 1)
+        token_mask = token_mask.reshape(shape)
+        axes = (0, *range(2, reference.ndim))
+        gap = np.max(np.abs(np.where(token_mask, values - reference, 0.0)), axis=axes)
+        worst[name] = float(
+            np.max(gap / np.max(np.abs(np.where(token_mask, reference, 0.0)), axis=axes))
+        )
     return worst
 
 
-def near(found, want, **tolerances):
-    """Asserts that all arrays of two trees are close; of dictionaries, all that are wanted."""
-    if isinstance(want, dict):
-        found, want = {name: found[name] for name in want}, {**want}
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerances), found, want)
+def near(actual, expected, **tolerances):
+    """Asserts that all arrays of two trees are close; of a dictionary, the expected entries."""
+    if isinstance(expected, dict):
+        actual, expected = {name: actual[name] for name in expected}, {**expected}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerances), actual, expected)

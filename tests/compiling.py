@@ -1,9 +1,10 @@
-"""How the tests compile: small loops by XLA's older generator, three times as fast, in one module.
+"""Compiles the tests' programs fast: with XLA's older generator of small loops, in one module.
 
-A program split into 32 modules, to be compiled by as many cores, takes a sixth longer on one.
-To be imported before JAX starts. What was compiled is kept in pytest's cache for the next run.
-The options belong to the jaxlib that the tests were timed with; another one refuses to start with
-an option that it does not know, so there they are left out.
+The older generator is three times as fast. A program that is split into 32 modules, for as many
+cores, takes a sixth longer on one core. This file is imported before JAX starts. Compiled programs
+stay in pytest's cache for the next run.
+The options belong to jaxlib 0.10, which the tests were timed with. They are left out for others:
+a jaxlib refuses to start with an option that it does not know.
 """
 
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 
 _KNOWN = metadata.version("jaxlib").startswith("0.10.")
 _QUICK = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
-# `compiler_options` of what users' programs are
+# `compiler_options` that compile a program as users' programs are
 AS_USERS = {"xla_cpu_use_fusion_emitters": True} if _KNOWN else {}
 
 if _KNOWN:  # this process and its children
@@ -24,7 +25,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jax  # noqa: E402
 
-# Said again, in case that a plugin of pytest has imported JAX before.
+# Set once more, in case a plugin of pytest has imported JAX already.
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] != "0":
     jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -34,14 +35,14 @@ MOST_BYTES = 10**9  # of programs kept between runs; one whole run has about a f
 
 def pytest_configure(config):
     """Names the folder of compiled programs, in the first process: workers inherit it."""
-    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or kept_programs(config)
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or find_program_folder(config)
     if folder:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
         jax.config.update("jax_compilation_cache_dir", folder)
 
 
-def kept_programs(config) -> str | None:
-    """The folder in pytest's cache; none where nothing can be kept."""
+def find_program_folder(config) -> str | None:
+    """Returns the folder in pytest's cache, or None where nothing can be written."""
     cache = getattr(config, "cache", None)  # none with -p no:cacheprovider
     if cache is None:
         return None
@@ -53,9 +54,9 @@ def kept_programs(config) -> str | None:
     return str(folder) if os.access(folder, os.W_OK) else None
 
 
-def keep_newest(folder: Path, most: int) -> None:
-    """Deletes the programs compiled first, until the others are `most` bytes or fewer."""
+def keep_newest(folder: Path, max_bytes: int) -> None:
+    """Deletes the oldest programs until the others are `max_bytes` or fewer."""
     for path in sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime, reverse=True):
-        most -= path.stat().st_size
-        if most < 0:
+        max_bytes -= path.stat().st_size
+        if max_bytes < 0:
             path.unlink()

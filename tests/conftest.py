@@ -40,7 +40,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """What is imported stays: the collector, a tenth of the time, need not go over it again."""
+    """Freezes what is imported: the garbage collector, a tenth of the time, then skips it."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -48,7 +48,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def figures_as_data():
-    """Figures of runs are written as a digest of what they show: see there."""
+    """Writes figures of runs as digests of what they show: see figures_as_data.py."""
     from figures_as_data import as_data
 
     from experiments.lab import folder
@@ -59,9 +59,10 @@ def figures_as_data():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def programs_of_one_module():
-    """Compiled programs are dropped after each module: one process would grow to gigabytes, and to
-    more maps of memory than Linux allows. What is needed again comes from the cache on disk.
+def drop_programs():
+    """Drops compiled programs after each module; those needed again come from the cache on disk.
+
+    Otherwise one process would grow to gigabytes, and to more memory maps than Linux allows.
     """
     yield
     jax.clear_caches()
@@ -69,7 +70,7 @@ def programs_of_one_module():
 
 @pytest.fixture(scope="module")
 def optimized():
-    """Programs compiled as users compile them, for the tests of one module."""
+    """Compiles programs as users do, for the tests of one module."""
     usual = jax.config.read("jax_disable_most_optimizations")
 
     def disable(value):

@@ -18,23 +18,23 @@ def dictionary() -> dict[str, str]:
     return {column: row["kind"] for row in rows for column in row["columns"].split()}
 
 
-def kind_of(column: str) -> str:
-    """The kind of a column; an exact name goes before a pattern.
+def get_kind(column: str) -> str:
+    """Returns the kind of a column; an exact name goes before a pattern.
 
     Raises:
-        LookupError: The page does not have it.
+        LookupError: The table does not have the column.
     """
-    known = dictionary()
-    for name, kind in known.items():
-        if name == column or (column not in known and fnmatchcase(column, name)):
+    kinds = dictionary()
+    for name, kind in kinds.items():
+        if name == column or (column not in kinds and fnmatchcase(column, name)):
             return kind
     raise LookupError(f"{TABLE.name} has no column {column!r}")
 
 
 def check_columns(table: Sequence[Mapping[str, str]]) -> None:
-    """Every column is described, and has numbers alone where it is one of numbers."""
+    """Checks that every column is described, and that its values are of the described kind."""
     for column in table[0]:
-        kind, values = kind_of(column), {row[column] for row in table} - {""}
+        kind, values = get_kind(column), {row[column] for row in table} - {""}
         if kind == "number":
             for value in values:
                 float(value)  # raises for text

@@ -8,7 +8,7 @@ import rank_collapse as rc
 
 
 def parameters(config, seed=0, weight_scale=1.0, bias_scale=0.3, gain_scale=0.1):
-    """Parameters of a network without symmetry, in the shapes that `rank_collapse.init` gives.
+    """Draws parameters without symmetry, in the shapes that `rank_collapse.init` gives.
 
     Matrices are normal(0, weight_scale²/fan-in), biases normal(0, bias_scale²), gains of norms and
     learned gains normal(1, gain_scale²), connections of streams normal(0, ¼).
@@ -16,8 +16,8 @@ def parameters(config, seed=0, weight_scale=1.0, bias_scale=0.3, gain_scale=0.1)
     rng = np.random.default_rng(seed)
     shapes = jax.eval_shape(lambda key: rc.init(key, config), jax.random.key(0))
 
-    def draw(path, like):
-        z, name = rng.standard_normal(like.shape), path[-1].name
+    def draw(path, leaf):
+        z, name = rng.standard_normal(leaf.shape), path[-1].name
         if name in ("gain", "q_norm", "k_norm", "skip", "branch"):
             z = 1 + gain_scale * z
         elif name in ("read", "write", "carry", "gates"):
@@ -25,15 +25,17 @@ def parameters(config, seed=0, weight_scale=1.0, bias_scale=0.3, gain_scale=0.1)
         elif name == "bias" or name.startswith("b_"):
             z = bias_scale * z
         else:
-            z = weight_scale * z / np.sqrt(like.shape[-2])
-        return jnp.asarray(z, like.dtype)
+            z = weight_scale * z / np.sqrt(leaf.shape[-2])
+        return jnp.asarray(z, leaf.dtype)
 
     return jax.tree.map_with_path(draw, shapes)
 
 
 def redrawn(params, count, seed=2):
-    """So many networks of one initialisation, [count, ...] each: normal weights whose mean square
-    is that of `params`, and the constants of these."""
+    """Draws `count` networks of the initialisation of `params`, with leaves [count, ...].
+
+    Weights are normal, with the mean square of those of `params`. Constant leaves stay.
+    """
     rng = np.random.default_rng(seed)
 
     def draw(leaf):
@@ -46,17 +48,17 @@ def redrawn(params, count, seed=2):
 
 
 def normal(*shape, seed=1):
-    """Standard normal numbers."""
+    """Draws standard normal numbers."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), float)
 
 
 def tokens(n, d, seed=1, shift=0.3):
-    """Inputs [n, d], normal around a common token."""
+    """Draws inputs [n, d], normal around a common token."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal((n, d)) + shift, float)
 
 
 def changed(params, **parts):
-    """The parameters with other fields of parts of the layers, as in attention={"w_q": ...}."""
+    """Replaces fields in parts of the layers, as in changed(params, attention={"w_q": ...})."""
     layers = params.layers
-    own = {name: getattr(layers, name).replace(**fields) for name, fields in parts.items()}
-    return params.replace(layers=layers.replace(**own))
+    edited_parts = {name: getattr(layers, name).replace(**fields) for name, fields in parts.items()}
+    return params.replace(layers=layers.replace(**edited_parts))

@@ -14,8 +14,8 @@ class EntryPoint(NamedTuple):
     """A function of one seed.
 
     Attributes:
-        fn: Of arrays alone; pure.
-        draw: Key → its arguments.
+        fn: A pure function of arrays.
+        draw: Draws its arguments from a key.
     """
 
     fn: Callable[..., Any]
@@ -23,12 +23,12 @@ class EntryPoint(NamedTuple):
 
     @property
     def shapes(self) -> tuple:
-        """Of its arguments, in the default types that are switched on."""
+        """Shapes of the arguments of `fn`, in the default types that are switched on."""
         return jax.eval_shape(self.draw, jax.random.key(0))
 
 
-def of_network(fn: Callable, config: rc.TransformerConfig, num_tokens: int) -> EntryPoint:
-    """Of fn(params, x, config), x of `num_tokens` tokens."""
+def make_network_point(fn: Callable, config: rc.TransformerConfig, num_tokens: int) -> EntryPoint:
+    """Makes the entry point of fn(params, x, config), with x of `num_tokens` tokens."""
 
     def draw(key):
         x = jax.random.normal(jax.random.fold_in(key, 1), (num_tokens, config.d_model))
@@ -37,25 +37,28 @@ def of_network(fn: Callable, config: rc.TransformerConfig, num_tokens: int) -> E
     return EntryPoint(lambda params, x: fn(params, x, config), draw)
 
 
-def of_tokens(fn: Callable, num_tokens: int, d_model: int) -> EntryPoint:
-    """Of fn(x), x [n, d]."""
+def make_tokens_point(fn: Callable, num_tokens: int, d_model: int) -> EntryPoint:
+    """Makes the entry point of fn(x), with x [n, d]."""
     return EntryPoint(fn, lambda key: (jax.random.normal(key, (num_tokens, d_model)),))
 
 
 def output_change(params: Any, x: Any, config: rc.TransformerConfig) -> Any:
-    """Of weights one percent larger."""
+    """Computes the change of the output when weights grow by one percent."""
     return rc.network.output_change(params, jax.tree.map(lambda a: a * 1.01, params), x, config)
 
 
 def admin_profile(params: Any, x: Any, config: rc.TransformerConfig) -> Any:
-    """Of one example, in float32."""
+    """Computes the profile of one example, in float32."""
     return jax.tree.map(jnp.float32, rc.network.admin_profile(params, x[None], config))
 
 
 def entry_points(
     depth: int, num_heads: int, d_model: int, num_tokens: int, d_ff: int
 ) -> dict[str, EntryPoint]:
-    """All by name: of a post-norm Transformer, of pure attention where theory is of that."""
+    """Makes all entry points, by name.
+
+    They are of a post-norm Transformer, or of pure attention where the theory is about that.
+    """
     post = rc.transformer(depth, num_heads, d_model, d_ff=d_ff)
     san = rc.san(depth, num_heads, d_model)
     paths = jnp.arange(2 * depth).reshape(2, depth) % (num_heads + 1)
@@ -91,9 +94,9 @@ def entry_points(
         lambda key: (jax.nn.softmax(jax.random.normal(key, shape)),),
     )
     return (
-        {name: of_network(fn, post, num_tokens) for name, fn in networks.items()}
-        | {name: of_network(fn, san, num_tokens) for name, fn in pure.items()}
-        | {name: of_tokens(fn, num_tokens, d_model) for name, fn in tokens.items()}
+        {name: make_network_point(fn, post, num_tokens) for name, fn in networks.items()}
+        | {name: make_network_point(fn, san, num_tokens) for name, fn in pure.items()}
+        | {name: make_tokens_point(fn, num_tokens, d_model) for name, fn in tokens.items()}
         | {"attention": attention}
-        | {"transverse_exponents": of_network(rc.transverse_exponents, skips, num_tokens)}
+        | {"transverse_exponents": make_network_point(rc.transverse_exponents, skips, num_tokens)}
     )

@@ -1,4 +1,4 @@
-"""Every field of a configuration away from its default, alone or with those that it needs."""
+"""Configurations that set every field away from its default, with the fields that it needs."""
 
 from typing import Any
 
@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import rank_collapse as rc
 
 
-def shaped(q, k, v, context):
-    """An attention of one's own, far from a softmax, whose output is made by another route."""
+def mix_by_tanh(q, k, v, context):
+    """A user's attention, far from a softmax; its output is gate · (M v), not (gate · M) v."""
     m = jnp.tanh(jnp.einsum("hnk,hmk->hnm", q, k)) / 3 + jnp.eye(q.shape[1])[None]
     m = m if context.mask is None else m * context.mask
     gate = jax.nn.sigmoid(q.sum(axis=-1, keepdims=True))
     return gate * m, gate * jnp.einsum("hnm,hmv->hnv", m, v)
 
 
-def halved(scores, context):
-    """Weights of one's own: rows that sum to less than one, of each head another."""
+def normalise_by_sigmoid(scores, context):
+    """A user's weights: their rows sum to less than one, and differ from head to head."""
     share = context.broadcast_to_heads(jnp.array([[0.5, 0.8], [0.6, 0.9]]), len(scores))
     return share * jax.nn.sigmoid(scores)
 
@@ -67,8 +67,8 @@ CASES: dict[str, dict[str, Any]] = {
     "qk_norm width": POST | {"qk_norm": "width"},
     "score_cap": {"score_cap": 0.5},
     "mixing": POST | {"mixing": rc.network.Mixing(0.4, 0.7, -0.2)},
-    "mix": POST | {"mix": shaped},
-    "normalise": POST | {"normalise": halved},
+    "mix": POST | {"mix": mix_by_tanh},
+    "normalise": POST | {"normalise": normalise_by_sigmoid},
     "norm_placement both": SKIPS | {"norm_placement": "both"},
     "mlp of one's own": POST | {"mlp": bump, "norm": l1_norm},
     "connection hyper": PRE | {"connection": "hyper", "num_streams": 3},

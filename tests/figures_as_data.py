@@ -1,9 +1,9 @@
-"""Figures of runs inside tests: laid out once for every kind, and kept as a digest of their data.
+"""Figures of runs in tests: each kind is laid out once, and files are digests of the data.
 
-Drawing is most of a tiny run's time, and says the same again of the same axes with other numbers.
-So the first figure of a kind (titles, labels, legends, kinds of artists) is laid out, where its
-texts are set, and every figure's files are the digest of all that it shows: equal figures are equal
-files, and others not. As users see them, all are drawn by a test of the full suite.
+Drawing is most of a tiny run's time, and says nothing new about equal axes with other numbers.
+So only the first figure of a kind (titles, labels, legends, kinds of artists) is laid out, which
+sets its texts. The files of every figure are the digest of all that it shows: equal figures have
+equal files, and others do not. A test of the full suite draws all figures as users see them.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from rank_collapse.runs.drawn import OPTIONS
 
 
 def _words(figure: Any) -> list[str]:
-    """What the figure says, and the kinds of artists that it has."""
+    """Lists the figure's texts and the kinds of its artists."""
     words = [type(figure).__name__, figure.get_suptitle()]
     for ax in figure.axes:
         words += [ax.get_title(), ax.get_xlabel(), ax.get_ylabel(), ax.get_xscale()]
@@ -26,7 +26,7 @@ def _words(figure: Any) -> list[str]:
 
 
 def _numbers(figure: Any) -> Any:
-    """Every array that the figure shows."""
+    """Yields every array that the figure shows."""
     for ax in figure.axes:
         yield from (ax.get_xlim(), ax.get_ylim())
         for line in ax.lines:
@@ -43,13 +43,13 @@ def _numbers(figure: Any) -> Any:
 
 
 def digest(figure: Any) -> bytes:
-    """SHA-256 of all that a figure shows."""
-    sums = hashlib.sha256("\n".join(_words(figure)).encode())
+    """Computes the SHA-256 of all that a figure shows."""
+    checksum = hashlib.sha256("\n".join(_words(figure)).encode())
     for ax in figure.axes:
-        sums.update("\n".join(t.get_text() for t in ax.texts).encode())
+        checksum.update("\n".join(t.get_text() for t in ax.texts).encode())
     for values in _numbers(figure):
-        sums.update(np.ma.filled(np.ma.asarray(values, float), np.nan).tobytes())
-    return sums.digest()
+        checksum.update(np.ma.filled(np.ma.asarray(values, float), np.nan).tobytes())
+    return checksum.digest()
 
 
 LAID_OUT = set()

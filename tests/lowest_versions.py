@@ -12,23 +12,23 @@ PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 OF_THE_SITE = "docs"  # built with the versions of requirements-docs.txt
 
 
-def lowest() -> dict[str, str]:
+def find_lowest_versions() -> dict[str, str]:
     """Versions by package, of the dependencies and of all extras but the site's."""
     project = tomllib.loads(PYPROJECT.read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     groups = [project["dependencies"], *(e for name, e in extras.items() if name != OF_THE_SITE)]
-    found: dict[str, str] = {}
+    lowest: dict[str, str] = {}
     for requirement in (r for group in groups for r in group if ">=" in r):
         name, version = requirement.split(">=")
-        found[name] = max(found.get(name, "0"), version, key=as_numbers)
-    return found
+        lowest[name] = max(lowest.get(name, "0"), version, key=parse_version)
+    return lowest
 
 
-def as_numbers(version: str) -> list[int]:
+def parse_version(version: str) -> list[int]:
     return [int(part) for part in version.split(".")]
 
 
 if __name__ == "__main__":
-    versions = lowest()
+    versions = find_lowest_versions()
     for name in sys.argv[1:] or sorted(versions):
         print(f"{name}=={versions[name]}")

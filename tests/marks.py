@@ -5,14 +5,14 @@ from collections.abc import Iterable
 import pytest
 
 
-def full_but(cases: Iterable[str], *kept: str) -> list:
-    """The cases as parameters, all but `kept` of the full suite alone."""
+def full_but(cases: Iterable[str], *quick: str) -> list:
+    """Returns the cases as parameters: `quick` always run, the others in the full suite."""
     cases = list(cases)
-    assert set(kept) <= set(cases), set(kept) - set(cases)
-    return [c if c in kept else pytest.param(c, marks=pytest.mark.full) for c in cases]
+    assert set(quick) <= set(cases), set(quick) - set(cases)
+    return [case if case in quick else pytest.param(case, marks=pytest.mark.full) for case in cases]
 
 
 def full_if(cases: Iterable[str], *full: str) -> list:
-    """The cases as parameters, those of `full` of the full suite alone."""
+    """Returns the cases as parameters: those of `full` run only in the full suite."""
     cases = list(cases)
-    return full_but(cases, *(c for c in cases if c not in full))
+    return full_but(cases, *(case for case in cases if case not in full))

@@ -1,8 +1,8 @@
 """Hidden states of a network by its equations, head by head: slow and obvious.
 
-In float64, or in numbers of mpmath with as many digits as are wanted (arrays of objects): whatever
-the state has. `states` has masks, angles and gains of its own. `profile` shares with the passes
-under test the arrays of `make_context` and of `layer_gains`, which are data to both.
+The numbers are those of the state: float64, or mpmath's numbers with any count of digits (arrays
+of objects). `states` makes its own masks, angles and gains. `profile` takes those of `make_context`
+and `layer_gains`, as the passes under test do.
 """
 
 from types import SimpleNamespace
@@ -22,15 +22,15 @@ NOTHING = SimpleNamespace(mask=None, rotary=None, cap=None, bias=None)  # of cro
 
 
 def exact(a):
-    """Floats as mpmath's numbers; anything else as it is."""
+    """Converts floats to mpmath's numbers; other values stay as they are."""
     a = np.asarray(a)
     if not np.issubdtype(a.dtype, np.floating) and a.dtype.kind != "V":  # bfloat16 is of kind V
         return a
     return np.array(np.frompyfunc(mpmath.mpf, 1, 1)(a.astype(np.float64)), object)
 
 
-def of(name, a):
-    """A function of every entry."""
+def apply(name, a):
+    """Applies a function of NumPy or mpmath to every entry."""
     a = np.asarray(a)
     if a.dtype != object:
         return getattr(FLOATS, name)(a)
@@ -38,27 +38,27 @@ def of(name, a):
 
 
 def profile(params, x, config, digits, **inputs):
-    """log10 ‖res(X^l)‖_{1,∞} for l = 0..L in `digits` decimal digits, as mpmath's numbers."""
+    """Computes log10 ‖res(X^l)‖_{1,∞} for l = 0..L, as mpmath's numbers of `digits` digits."""
     with mpmath.workdps(digits):
         hidden, keep = exact_states(params, x, config, **inputs)
         return [log10_residual(state, keep) for state in hidden]
 
 
 def exact_states(params, x, config, **inputs):
-    """(X^0 .. X^L, which tokens exist) in the digits of mpmath's context."""
+    """Computes (X^0 .. X^L, which tokens exist [n]) in the digits of mpmath's context."""
     params, prepared = prepare_inputs(params, x, config, **inputs)
     gains = layer_gains(config, prepared.x.dtype, params)
     stack, gains, prepared = jax.tree.map(exact, (params.layers, gains, prepared))
     keep = np.ones(len(prepared.x), bool) if prepared.token_mask is None else prepared.token_mask
     hidden = [prepared.x]
     for l, row in enumerate(config.layer_map or range(config.depth)):
-        p, own = row_of(stack, row), row_of(gains, l)
-        hidden.append(layer(p, hidden[-1], config, prepared.context, own))
+        layer_params, gains_at_layer = row_of(stack, row), row_of(gains, l)
+        hidden.append(layer(layer_params, hidden[-1], config, prepared.context, gains_at_layer))
     return hidden, keep
 
 
 def states(params, x, config, memory=None):
-    """(X^0 .. X^L, the output) in float64, every head with its own keys and all biases there."""
+    """Computes (X^0 .. X^L, the output) in float64; every head has its own keys and all biases."""
     params, x, memory = jax.tree.map(lambda a: np.asarray(a, np.float64), (params, x, memory))
     i, j = np.indices((len(x), len(x)))
     allowed = {"none": i == i, "causal": j <= i, "local": abs(i - j) <= config.window}[config.mask]
@@ -72,7 +72,7 @@ def states(params, x, config, memory=None):
     hidden = [x]
     for l, row in enumerate(config.layer_map or range(config.depth)):
         p = row_of(params.layers, row)
-        hidden.append(layer(p, hidden[-1], config, context, gains_of(config, p, l), memory))
+        hidden.append(layer(p, hidden[-1], config, context, compute_gains(config, p, l), memory))
     last = norm(params.final_norm, hidden[-1], config) if config.final_norm else hidden[-1]
     return np.array(hidden), last
 
@@ -81,51 +81,51 @@ def row_of(tree, index):
     return jax.tree.map(lambda a: a[index], tree)
 
 
-def gains_of(config, p, l):
-    """Of one layer, with what is learned of them."""
+def compute_gains(config, p, l):
+    """Computes the gains of layer l, the learned ones included."""
 
-    def of_kinds(which):
-        gain, found = getattr(config, f"{which}_gain"), SimpleNamespace()
+    def collect_kinds(name):
+        gain, by_kind = getattr(config, f"{name}_gain"), SimpleNamespace()
         for kind in KINDS:
-            own = np.asarray(1.0 if gain is None else getattr(gain, kind, gain), np.float64)
-            learned = getattr(getattr(p, f"{kind}_gains"), which, None)
-            own = own[l] if own.ndim else own  # [L], [L, d] or a number
-            setattr(found, kind, own if learned is None else own * learned)
-        return found
+            value = np.asarray(1.0 if gain is None else getattr(gain, kind, gain), np.float64)
+            learned = getattr(getattr(p, f"{kind}_gains"), name, None)
+            value = value[l] if value.ndim else value  # [L], [L, d] or a number
+            setattr(by_kind, kind, value if learned is None else value * learned)
+        return by_kind
 
     temperature = getattr(config.temperature, "attention", config.temperature)
     temperature = np.broadcast_to(temperature, config.depth)[l]
-    named = {which: of_kinds(which) for which in ("skip", "branch", "norm")}
+    named = {name: collect_kinds(name) for name in ("skip", "branch", "norm")}
     return SimpleNamespace(
         **named, temperature=temperature, mixing=None, window=None, unnormed=None
     )
 
 
 def layer(p, x, config, context, gains, memory=None):
-    """N(λ x + γ N'(branch(N(x)))) of each kind in turn."""
+    """Applies x ↦ N(λ x + γ N'(branch(N(x)))) for each kind of branch in turn."""
     placement, start = config.norm_placement, x
     branches = {
         "attention": lambda a: attention(p.attention, a, a, config, context, gains),
         "cross": lambda a: attention(p.cross, a, memory, config, NOTHING, gains),
         "mlp": lambda a: mlp(p.mlp, a, config),
     }
-    there = {"attention": True, "cross": memory is not None, "mlp": config.mlp != "none"}
-    for kind in (kind for kind in KINDS if there[kind]):
-        of_norm = 1 if gains.norm is None else getattr(gains.norm, kind)
-        beside = kind == "mlp" and config.parallel
-        seen = start if beside else x
+    exists = {"attention": True, "cross": memory is not None, "mlp": config.mlp != "none"}
+    for kind in (kind for kind in KINDS if exists[kind]):
+        norm_gain = 1 if gains.norm is None else getattr(gains.norm, kind)
+        is_parallel = kind == "mlp" and config.parallel
+        branch_input = start if is_parallel else x
         bare = kind == "attention" and gains.unnormed is not None and gains.unnormed
         if placement in ("pre", "sandwich") and not bare:
-            seen = norm(getattr(p, f"{kind}_norm"), seen, config) * of_norm
-        part = branches[kind](seen)
+            branch_input = norm(getattr(p, f"{kind}_norm"), branch_input, config) * norm_gain
+        branch_output = branches[kind](branch_input)
         if placement in ("sandwich", "branch", "both"):
-            part = norm(getattr(p, f"{kind}_branch_norm"), part, config)
-        part = part * getattr(gains.branch, kind)
-        if getattr(config, f"{kind}_skip") or beside:
-            part = part + x * getattr(gains.skip, kind)
-        x = part
+            branch_output = norm(getattr(p, f"{kind}_branch_norm"), branch_output, config)
+        branch_output = branch_output * getattr(gains.branch, kind)
+        if getattr(config, f"{kind}_skip") or is_parallel:
+            branch_output = branch_output + x * getattr(gains.skip, kind)
+        x = branch_output
         if placement in ("post", "both"):
-            x = norm(getattr(p, f"{kind}_norm"), part, config) * of_norm
+            x = norm(getattr(p, f"{kind}_norm"), branch_output, config) * norm_gain
     return x
 
 
@@ -135,11 +135,11 @@ def norm(p, x, config):
 
 def unit_norm(x, kind, eps):
     x = x - x.mean(axis=1, keepdims=True) if kind == "layer" else x
-    return x / of("sqrt", (x**2).mean(axis=1, keepdims=True) + eps)
+    return x / apply("sqrt", (x**2).mean(axis=1, keepdims=True) + eps)
 
 
 def attention(p, x, y, config, context, gains):
-    """Σ_h softmax(q kᵀ/√k) v W_o of queries of x and keys and values of y."""
+    """Computes Σ_h softmax(q kᵀ/√k) v W_o, with queries of x, and keys and values of y."""
     heads = range(config.num_heads)
     mask, rotary = np.ones((len(heads), len(x), len(y)), bool), context.rotary
     mask = mask if context.mask is None else mask & context.mask
@@ -158,7 +158,7 @@ def attention(p, x, y, config, context, gains):
         if rotary is not None:
             q, k = rotated(q, *rotary), rotated(k, *rotary)
         s = scores(p, h, x @ p.w_q[h], q, k, config, context) / gains.temperature
-        s = s if context.cap is None else of("tanh", s / context.cap) * context.cap
+        s = s if context.cap is None else apply("tanh", s / context.cap) * context.cap
         s = s if context.bias is None else s + context.bias[h]
         m = softmax(s, mask[h])
         if gains.mixing is not None:
@@ -171,7 +171,7 @@ def attention(p, x, y, config, context, gains):
 
 
 def head_norm(gain, heads, eps):
-    """Queries or keys of every head, over the root mean square of each or of all heads."""
+    """Divides queries or keys by the root mean square of each head, or of all heads together."""
     if gain is None:
         return heads
     if gain.ndim == 1:
@@ -182,15 +182,15 @@ def head_norm(gain, heads, eps):
 
 def scores(p, h, content, q, k, config, context):
     if config.score == "additive":
-        return (of("tanh", q[:, None] + k[None]) * p.v_score[h]).sum(axis=-1)
+        return (apply("tanh", q[:, None] + k[None]) * p.v_score[h]).sum(axis=-1)
     s = q @ k.T
     if p.relative is not None:
         s = s + relative(p.relative, h, content, context)
-    return s / of("sqrt", np.asarray(q.shape[1], s.dtype)) if config.scale_scores else s
+    return s / apply("sqrt", np.asarray(q.shape[1], s.dtype)) if config.scale_scores else s
 
 
 def relative(p, h, content, context):
-    """By distance, and by whether two tokens are of one segment."""
+    """Computes scores by distance, and by whether two tokens share a segment."""
     i, j = np.indices((len(content), len(content)))
     s = ((content + p.b_r[h]) @ (context.relative @ p.w_r[h]).T)[i, len(i) - 1 - (i - j)]
     if context.segments is None:
@@ -206,11 +206,11 @@ def rotated(q, cos, sin):
 
 
 def softmax(s, allowed):
-    """By row; a token that sees nothing sees everything alike."""
+    """Computes the softmax of each row; a token that may see nothing sees all tokens equally."""
     nothing = ~allowed.any(axis=1, keepdims=True)
     s, allowed = np.where(nothing, 0 * s, s), allowed | nothing
     top = np.where(allowed, s, -np.inf).max(axis=1, keepdims=True)
-    e = np.where(allowed, of("exp", np.where(allowed, s - top, 0 * s)), 0)
+    e = np.where(allowed, apply("exp", np.where(allowed, s - top, 0 * s)), 0)
     return e / e.sum(axis=1, keepdims=True)
 
 
@@ -221,39 +221,41 @@ def mlp(p, x, config):
 
 
 def shares(p, x, config):
-    """What each hidden unit of a mixture of experts is multiplied by, token by token."""
+    """Computes the factor of each hidden unit of a mixture of experts, token by token."""
     logits = x @ p.w_router
     order = np.argsort(-logits.astype(float), axis=1)[:, : config.experts_per_token]
     chosen = (order[:, :, None] == np.arange(logits.shape[1])).any(axis=1)
-    every = chosen if config.router == "chosen" else np.ones_like(chosen)
+    competing = chosen if config.router == "chosen" else np.ones_like(chosen)
     units = (config.ff_width - config.d_shared) // config.num_experts
-    out = np.repeat(softmax(logits, every) * chosen.astype(int), units, axis=1)
+    out = np.repeat(softmax(logits, competing) * chosen.astype(int), units, axis=1)
     if not config.d_shared:
         return out
     return np.hstack([out, np.repeat(sigmoid(x @ p.w_shared), config.d_shared, axis=1)])
 
 
 def sigmoid(z):
-    return 1 / (1 + of("exp", -z))
+    return 1 / (1 + apply("exp", -z))
 
 
 def activation(name):
     def tanh_argument(z):
         pi = +mpmath.pi if np.asarray(z).dtype == object else np.pi
-        return 2 * of("sqrt", 2 / pi) * (z + 0.044715 * z**3)
+        return 2 * apply("sqrt", 2 / pi) * (z + 0.044715 * z**3)
 
     return {
         "identity": lambda z: z,
         "relu": lambda z: np.maximum(z, 0),
-        "gelu": lambda z: z * of("erfc", -z / of("sqrt", np.asarray(2, np.asarray(z).dtype))) / 2,
+        "gelu": lambda z: (
+            z * apply("erfc", -z / apply("sqrt", np.asarray(2, np.asarray(z).dtype))) / 2
+        ),
         "gelu_tanh": lambda z: z * sigmoid(tanh_argument(z)),
         "quick_gelu": lambda z: z * sigmoid(1.702 * z),
         "silu": lambda z: z * sigmoid(z),
-        "tanh": lambda z: of("tanh", z),
+        "tanh": lambda z: apply("tanh", z),
     }[name]
 
 
 def log10_residual(state, keep):
-    rest = abs(state[keep] - state[keep].mean(axis=0))
-    size = rest.sum(axis=1).max() * rest.sum(axis=0).max()
+    residual = abs(state[keep] - state[keep].mean(axis=0))
+    size = residual.sum(axis=1).max() * residual.sum(axis=0).max()
     return mpmath.log10(size) / 2 if size else -mpmath.inf

@@ -25,7 +25,7 @@ def config_of(**fields):
 
 
 def example(config, seed=0, n=N):
-    """Parameters without symmetry, an input, and what else the configuration needs."""
+    """Draws (parameters without symmetry, tokens, other inputs that the configuration needs)."""
 
     x = draws.tokens(n, config.d_model, seed + 1)
     extra = {}
@@ -36,24 +36,24 @@ def example(config, seed=0, n=N):
 
 
 def over_batch(measure, params, config, inputs, **static):
-    """measure(params, x, config, ...) of every example of a batch [b, ...], in one program."""
+    """Computes measure(params, x, config, ...) for each example of a batch [b, ...] at once."""
 
-    def one(own):
-        own = dict(own)
-        return measure(params, own.pop("x"), config, **own, **static)
+    def measure_example(example_inputs):
+        example_inputs = dict(example_inputs)
+        return measure(params, example_inputs.pop("x"), config, **example_inputs, **static)
 
-    given = {name: jnp.asarray(a) for name, a in inputs.items() if a is not None}
-    return jax.device_get(jax.jit(jax.vmap(one))(given))
+    arrays = {name: jnp.asarray(a) for name, a in inputs.items() if a is not None}
+    return jax.device_get(jax.jit(jax.vmap(measure_example))(arrays))
 
 
 def profile_in_memory(params, x, config, *, measures=("residual_ratio",), **inputs):
-    """The profile of a network's states, of its full trace: what `ProfilePass` streams."""
+    """Computes the profile of a network's states from its trace, as `ProfilePass` streams it."""
     trace = rc.apply(params, x, config, **inputs)
     return rc.profile(trace, measures=measures, mask=inputs.get("mask"))
 
 
 def heads_in_memory(params, x, config, **inputs):
-    """What `measure_heads` streams, of a full trace."""
+    """Computes what `measure_heads` streams from a full trace."""
     weights, mask = rc.apply(params, x, config, **inputs).attention, inputs.get("mask")
     return {
         "entropy": rc.attention_entropy(weights, mask=mask),

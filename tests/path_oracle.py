@@ -16,7 +16,7 @@ GATED = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu"}
 
 
 def enumerate_paths(depth, num_heads, *, skips=True, length=None):
-    """All paths [p, L], or those of one length, in lexicographic order; H stands for a skip."""
+    """Lists all paths [p, L], or those of one length, in lexicographic order; H is a skip."""
     paths = np.array(list(product(range(num_heads + skips), repeat=depth)), np.int32)
     return paths if length is None else paths[(paths != num_heads).sum(axis=1) == length]
 
@@ -67,9 +67,10 @@ class Oracle:
     def sublayer(
         self, l, norms, state, branch_value, skip, branch, c, bias, take, start=None, bare=False
     ):
-        """take: "branch", "skip" or "both". state: what the forward pass had there.
+        """Carries the part c of the state through one sublayer, with frozen norms.
 
-        start: the branch input, where it is not c. bare: it is not normed.
+        take: "branch", "skip" or "both". state: the input of the sublayer in the forward pass.
+        start: the branch input, where it is not c. bare: the branch input is not normed.
         """
         placement, lam, gamma = self.config.norm_placement, self.gains[0][l], self.gains[1][l]
         norm, branch_norm = norms
@@ -150,17 +151,17 @@ class Oracle:
         state = t.after_cross[l] if self.config.cross_attention else t.after_attention[l]
         if self.config.parallel:
             state = self.trace.hidden[l]
-        seen = state
+        mlp_input = state
         if self.config.norm_placement in ("pre", "sandwich"):
-            seen = self.norm(p.mlp_norm, state, state, True)
+            mlp_input = self.norm(p.mlp_norm, state, state, True)
         kind, m = self.config.mlp, p.mlp
         if kind in GATED:
-            z = seen @ m.w_gate + m.b_gate
+            z = mlp_input @ m.w_gate + m.b_gate
             gate = z * _gate(GATED[kind], z)
         else:
-            gate = _gate(kind, seen @ m.w_in + m.b_in)
+            gate = _gate(kind, mlp_input @ m.w_in + m.b_in)
         if self.config.num_experts:
-            gate = gate * mp_oracle.shares(m, seen, self.config)
+            gate = gate * mp_oracle.shares(m, mlp_input, self.config)
 
         def branch(y, bias):
             z = y @ m.w_in + (m.b_in if bias else 0)
@@ -185,16 +186,19 @@ class Oracle:
         return self.norm(self.params.final_norm, self.trace.hidden[-1], c, bias)
 
     def walk(self, c, first, heads, mlps, entered=False):
-        """A state from layer `first` on; entered: it begins after that layer's cross-attention."""
+        """Carries a state from layer `first` to the output.
+
+        entered: the state begins after the cross-attention of layer `first`.
+        """
         for l in range(first, self.config.depth):
-            # What a head writes a parallel MLP does not see: its branch is on the skip's path.
-            seen = c if heads[l] == "skip" else np.zeros_like(c)
+            # A parallel MLP does not see what a head writes: its branch is on the skip's path.
+            mlp_start = c if heads[l] == "skip" else np.zeros_like(c)
             if not (entered and l == first):
                 c = self.attention(l, c, heads[l])
                 if self.config.cross_attention:
                     c = self.cross(l, c)
             if self.config.mlp != "none":
-                c = self.mlp(l, c, mlps[l], start=seen if self.config.parallel else None)
+                c = self.mlp(l, c, mlps[l], start=mlp_start if self.config.parallel else None)
         return self.final(c)
 
     def terms(self):
@@ -212,24 +216,27 @@ class Oracle:
             return
         for origin, head in product(range(depth), range(self.config.num_heads)):
             start = self.cross(origin, None, take="branch", head=head)
-            rest = depth - origin
-            for path in product(heads, repeat=rest - 1):
-                for mlps in product(mlp_choices, repeat=rest):
+            num_layers = depth - origin
+            for path in product(heads, repeat=num_layers - 1):
+                for mlps in product(mlp_choices, repeat=num_layers):
                     length = 1 + sum(h != "skip" for h in path)
                     count = sum(m == "branch" for m in mlps)
                     padded = ([None] * (origin + 1) + list(path), [None] * origin + list(mlps))
                     yield length, count, True, self.walk(start, origin, *padded, entered=True)
 
     def paths_through(self, layer, head):
-        """(path, state) of every path that takes one head of one layer, MLPs passed whole."""
+        """Yields (path, state) of every path through one head of one layer.
+
+        Each MLP takes both its branch and its skip.
+        """
         choices = [*range(self.config.num_heads), *(["skip"] * self.config.attention_skip)]
         for path in product(choices, repeat=self.config.depth):
             if path[layer] == head:
-                whole = ["both"] * self.config.depth
-                yield path, self.walk(self.trace.hidden[0], 0, path, whole)
+                mlp_choices = ["both"] * self.config.depth
+                yield path, self.walk(self.trace.hidden[0], 0, path, mlp_choices)
 
     def sums(self):
-        """(by length and count, the part from the memory, offset)."""
+        """Sums states to (by length and MLP count, the part from the memory, the offset)."""
         depth, (n, d) = self.config.depth, self.trace.hidden.shape[1:]
         grid = np.zeros((2, depth + 1, depth + 1, n, d))
         for length, count, from_memory, state in self.terms():

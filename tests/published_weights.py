@@ -13,7 +13,7 @@ import rank_collapse as rc
 
 
 def load_reference(tensors, num_heads, norm_eps=1e-12):
-    """The network of a state dictionary; num_heads is called width there."""
+    """Reads the network of a state dictionary; the published code calls num_heads its width."""
     state = {name: jnp.asarray(value) for name, value in tensors.items()}
     prefix = "bert.encoder.layer."
     depth = len({n.removeprefix(prefix).split(".")[0] for n in state if n.startswith(prefix)})
@@ -67,15 +67,15 @@ def _norm(state, name):
 
 
 def _block(state, prefix, h):
-    own, out = f"{prefix}attention.self.", f"{prefix}attention.output."
-    d = state[f"{own}value"].shape[1]
+    self_prefix, output_prefix = f"{prefix}attention.self.", f"{prefix}attention.output."
+    d = state[f"{self_prefix}value"].shape[1]
     maps = {"q": ("query.weight", "query.bias"), "k": ("key.weight", "key.bias")}
     maps["v"] = ("value", "value_bias")
-    fields = {"b_o": state[f"{out}dense_bias"]}
-    fields["w_o"] = state[f"{out}dense"].reshape(d, h, -1).transpose(1, 2, 0)
+    fields = {"b_o": state[f"{output_prefix}dense_bias"]}
+    fields["w_o"] = state[f"{output_prefix}dense"].reshape(d, h, -1).transpose(1, 2, 0)
     for letter, (w, b) in maps.items():
-        fields[f"w_{letter}"] = state[own + w].reshape(h, -1, d).transpose(0, 2, 1)
-        fields[f"b_{letter}"] = state[own + b].reshape(h, -1)
+        fields[f"w_{letter}"] = state[self_prefix + w].reshape(h, -1, d).transpose(0, 2, 1)
+        fields[f"b_{letter}"] = state[self_prefix + b].reshape(h, -1)
     mlp = mlp_norm = None
     if f"{prefix}intermediate.dense.weight" in state:
         into, back = f"{prefix}intermediate.dense.", f"{prefix}output.dense."
@@ -88,27 +88,30 @@ def _block(state, prefix, h):
         mlp_norm = _norm(state, f"{prefix}output.LayerNorm")
     return rc.network.BlockParams(
         attention=rc.network.AttentionParams(**fields),
-        attention_norm=_norm(state, f"{out}LayerNorm"),
+        attention_norm=_norm(state, f"{output_prefix}LayerNorm"),
         mlp=mlp,
         mlp_norm=mlp_norm,
     )
 
 
 def _embedding(state, norm_eps):
-    """Of vectors (the circle) or of tokens, which a linear map makes as wide as the network."""
+    """Reads the embedding of vectors (the circle), or of tokens.
+
+    A linear map makes tokens as wide as the network.
+    """
     tables = "bert.embeddings."
     if f"{tables}word_embeddings.weight" not in state:
-        w, hidden = state["bert.embed_ffn.weight"], "bert.embed_ffn2.weight" in state
+        w, has_hidden_layer = state["bert.embed_ffn.weight"], "bert.embed_ffn2.weight" in state
         config = rc.EmbeddingConfig(
-            d_input=w.shape[1], d_embed=w.shape[0], hidden_layer=hidden, norm_eps=norm_eps
+            d_input=w.shape[1], d_embed=w.shape[0], hidden_layer=has_hidden_layer, norm_eps=norm_eps
         )
-        more = {}
-        if hidden:
-            more["w_hidden"] = state["bert.embed_ffn2.weight"].T
-            more["b_hidden"] = state["bert.embed_ffn2.bias"]
+        hidden_layer = {}
+        if has_hidden_layer:
+            hidden_layer["w_hidden"] = state["bert.embed_ffn2.weight"].T
+            hidden_layer["b_hidden"] = state["bert.embed_ffn2.bias"]
         norm = _norm(state, "bert.embed_LN")
         return config, rc.network.EmbeddingParams(
-            w_in=w.T, b_in=state["bert.embed_ffn.bias"], norm=norm, **more
+            w_in=w.T, b_in=state["bert.embed_ffn.bias"], norm=norm, **hidden_layer
         )
     tokens = state[f"{tables}word_embeddings.weight"]
     positions = state.get(f"{tables}position_embeddings.weight")

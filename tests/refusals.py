@@ -1,4 +1,4 @@
-"""Calls that end in an error, each with one line that names what is wrong."""
+"""Checks that a call ends in an error of one line that names what is wrong."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def each_is_refused(*cases, error=ValueError):
-    """Every (call, what the error's message has in it)."""
+    """Checks for each (call, pattern) that the call raises the error with that message."""
     for call, message in cases:
         with pytest.raises(error, match=message) as caught:
             call()
@@ -14,12 +14,12 @@ def each_is_refused(*cases, error=ValueError):
 
 
 def is_refused(message, call, *arguments, error=ValueError, **options):
-    """call(*arguments, **options)."""
+    """Checks that call(*arguments, **options) raises the error with this message."""
     each_is_refused((partial(call, *arguments, **options), message), error=error)
 
 
 def refused(cases, by=lambda call: call(), error=ValueError):
-    """The test that by(*case) ends in such an error, for every (*case, what its message has)."""
+    """Returns the test that by(*arguments) is refused, for every case (*arguments, pattern)."""
 
     @pytest.mark.parametrize("case", cases, ids=lambda case: case[-1])
     def test(case):

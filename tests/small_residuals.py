@@ -21,7 +21,7 @@ EACH = {
     "mlp": np.linspace(0.25, 2, 6, dtype=np.float32)[None],
 }
 
-# fields, inputs: every field that is covered stands in one of them, away from its default
+# (fields, inputs): every covered field has another value than its default in one of them
 CASES = {
     "attention alone": ({}, {}),
     "one layer of other widths": ({"depth": 1, "d_qk": 3, "d_v": 5, "scale_scores": False}, {}),

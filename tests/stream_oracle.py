@@ -20,7 +20,7 @@ def layer_norm(a, eps):
 
 
 def connection(p, streams, config, count):
-    """p, q [s] and R [s, s] of one token, whose streams are [s, d], of which `count` exist."""
+    """Computes p, q [s] and R [s, s] of one token; of its streams [s, d] `count` exist."""
     s, eps = len(streams), config.norm_eps
     if config.connection == "attention":
         keys = [a / np.sqrt(np.mean(a**2) + eps) for a in streams[:count]]
@@ -46,7 +46,7 @@ def connection(p, streams, config, count):
 
 
 def attention(p, x, frozen, causal):
-    """Of tokens x with the weights that others give."""
+    """Computes the attention to values of x, with the weights that the tokens `frozen` have."""
     out = np.tile(p.b_o, (len(x), 1))
     for h in range(len(p.w_q)):
         q, k = (frozen @ getattr(p, f"w_{n}")[h] + getattr(p, f"b_{n}")[h] for n in "qk")
@@ -64,7 +64,7 @@ def mlp(p, x, frozen, kind):
 
 
 def output(params, x, config, gain=1.0):
-    """Of a pre-norm network with LayerNorms and attention that is causal or sees everything.
+    """Computes the output of a pre-norm network with LayerNorms, with a causal mask or none.
 
     A gain multiplies the branches of attention of a copy whose weights, gates, norms and
     connections are those of the network itself.
@@ -79,8 +79,8 @@ def output(params, x, config, gain=1.0):
         streams[:, :, i] = x
     count = 0
 
-    def normed(p, x):
-        """Both, by the statistics of the first."""
+    def normalise(p, x):
+        """Normalises the network's and the copy's tokens by the network's statistics."""
         sizes = np.sqrt(x[0].var(axis=-1, keepdims=True) + config.norm_eps)
         return (x - x.mean(axis=-1, keepdims=True)) / sizes * p.gain + p.bias
 
@@ -88,20 +88,25 @@ def output(params, x, config, gain=1.0):
         layer = jax.tree.map(lambda a, l=l: a[l], params.layers)
         for kind in config.kinds:
             count += 1
-            own = getattr(layer, f"{kind}_connection")
-            found = [connection(own, streams[0, t], config, count) for t in range(n)]
-            read = np.stack([p @ streams[:, t] for t, (p, _, _) in enumerate(found)], axis=1)
-            seen, p = normed(getattr(layer, f"{kind}_norm"), read), getattr(layer, kind)
+            connection_params = getattr(layer, f"{kind}_connection")
+            connections = [
+                connection(connection_params, streams[0, t], config, count) for t in range(n)
+            ]
+            read = np.stack([p @ streams[:, t] for t, (p, _, _) in enumerate(connections)], axis=1)
+            normalised, p = normalise(getattr(layer, f"{kind}_norm"), read), getattr(layer, kind)
             for copy, factor in enumerate((1, gain)):
                 if kind == "attention":
-                    part = attention(p, seen[copy], seen[0], config.mask == "causal") * factor
+                    part = (
+                        attention(p, normalised[copy], normalised[0], config.mask == "causal")
+                        * factor
+                    )
                 else:
-                    part = mlp(p, seen[copy], seen[0], config.mlp)
-                for t, (_, q, carry) in enumerate(found):
+                    part = mlp(p, normalised[copy], normalised[0], config.mlp)
+                for t, (_, q, carry) in enumerate(connections):
                     streams[copy, t] = carry @ streams[copy, t] + np.outer(q, part[t])
     last = streams.mean(axis=2)
     if config.connection == "attention":
         final = params.final_connection
         reads = [connection(final, a, config, count + 1)[0] for a in streams[0]]
         last = np.stack([p @ streams[:, t] for t, p in enumerate(reads)], axis=1)
-    return normed(params.final_norm, last)[1]
+    return normalise(params.final_norm, last)[1]

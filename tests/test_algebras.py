@@ -1,7 +1,7 @@
 """Every field of a configuration × every pass: compared with an oracle, or refused by name.
 
 `CASES` (field_cases.py) sets each field away from its default; `PASSES` has the oracle of each
-pass. A field that is new fails `test_every_field_is_in_a_case` until it is in a case.
+pass. `test_every_field_is_in_a_case` fails for a new field until a case has it.
 `PYTHONPATH=. python tests/test_algebras.py` prints the table.
 """
 
@@ -45,7 +45,7 @@ TOGETHER = {"learned gains, windows": CASES[LEARNED] | CASES["windows, local_the
 
 @functools.cache
 def network(case):
-    """(parameters, tokens, config, other inputs) in float64."""
+    """Draws (parameters, tokens, config, other inputs) in float64."""
     with jax.enable_x64(True):
         config = config_of(depth=2, **(CASES | TOGETHER)[case])
         params, x, extra = example(config)
@@ -53,7 +53,7 @@ def network(case):
 
 
 @functools.cache
-def trace_of(case):
+def compute_trace(case):
     params, x, config, extra = network(case)
     with jax.enable_x64(True):
         return rc.apply(params, x, config, **extra)
@@ -76,18 +76,18 @@ def close(actual, expected, tolerance=1e-9):
 
 
 def log10_residuals(trace):
-    """Of ordinary states in float64."""
+    """Computes log10 of the residuals of ordinary states in float64."""
     return np.log10([float(composite_norm(residual(x))) for x in trace.hidden])
 
 
-def forward(params, x, config, extra, trace):
-    """Against the network written out with lists of mpmath's numbers."""
+def compare_forward(params, x, config, extra, trace):
+    """Compares with the network written out in mpmath's numbers."""
     if config.connection != "skip":
         return close(trace.output, stream_oracle.output(params, x, config), 1e-12)
     has_functions = config.mix is not None or config.normalise is not None or callable(config.mlp)
     has_functions = has_functions or callable(config.norm) or config.rotary_layers
     if config.cross_attention or config.mixing is not None or has_functions:
-        # Sums over single paths, in NumPy, from weights that tests of attention compare.
+        # Sums over single paths in NumPy. Their weights are compared by the tests of attention.
         total = Oracle(params, trace, config, **_memory(extra)).sums()
         return close(trace.output, total[0].sum(axis=(0, 1)) + total[2])
     with mpmath.workdps(20):
@@ -99,8 +99,8 @@ def _memory(extra):
     return {"memory": extra["memory"]} if extra else {}
 
 
-def by_length(params, x, config, extra, trace):
-    """Against every path by itself, by attention and MLPs; the others against the output."""
+def compare_lengths(params, x, config, extra, trace):
+    """Compares with sums over single paths where the oracle has them, or with the output."""
     contributions = rc.path_contributions(params, x, config, count_mlps=True, **extra)
     close(contributions.total, trace.output)
     simple = isinstance(config.skip_gain, float) and config.norm_gain is None
@@ -114,8 +114,8 @@ def by_length(params, x, config, extra, trace):
             close(contributions.from_memory, from_memory)
 
 
-def heads(params, x, config, extra, trace):
-    """Against the derivative of the sums by the gain of one head."""
+def compare_heads(params, x, config, extra, trace):
+    """Compares with the derivative of the sums by the gain of one head."""
 
     def output(gain):
         return rc.path_contributions(params, x, config, head_gain=gain, **extra).total
@@ -127,41 +127,41 @@ def heads(params, x, config, extra, trace):
         close(contributions[l, 1], slope)
 
 
-def direct(params, x, config, extra, trace):
-    """Parts sum to the output."""
+def compare_direct(params, x, config, extra, trace):
+    """Checks that the parts sum to the output."""
     close(rc.direct_contributions(params, x, config, **extra).total, trace.output)
 
 
-def frozen_paths(params, x, config, extra, trace):
-    """All paths and the offset are the output."""
+def compare_frozen_paths(params, x, config, extra, trace):
+    """Checks that all paths and the offset sum to the output."""
     paths = enumerate_paths(config.depth, config.num_heads)[None]
     path_sum = rc.paths.path_set_states(params, x, config, paths, semantics="frozen")[0]
     close(path_sum + rc.path_contributions(params, x, config).offset, trace.output)
 
 
-def recomputed_paths(params, x, config, extra, trace):
-    """The path of all heads is the network."""
+def compare_recomputed_paths(params, x, config, extra, trace):
+    """Checks that the path through all heads is the network."""
     state = rc.paths.path_state(params, x, config, np.full(config.depth, -1))
     close(state, trace.hidden[-1])
 
 
-def truncated(params, x, config, extra, trace):
-    """Nothing is cut off at K = L; at K = 0 no channel but the first is left."""
+def compare_truncation(params, x, config, extra, trace):
+    """Checks that K = L cuts nothing off, and that K = 0 leaves the first channel alone."""
     truncation = rc.truncated(params, x, config, jnp.array([0, config.depth]))
     close(truncation.output[1], trace.output)
     assert not np.any(np.asarray(truncation.by_length[0, 1:]))
 
 
-def logarithms(params, x, config, extra, trace):
+def compare_logarithms(params, x, config, extra, trace):
     close(rc.log_residual_profile(params, x, config), log10_residuals(trace), 1e-8)
 
 
-def balls(params, x, config, extra, trace):
+def compare_balls(params, x, config, extra, trace):
     close(rc.theory.exact_profile(params, x, config).profile, log10_residuals(trace), 1e-8)
 
 
-def bound(params, x, config, extra, trace):
-    """The measured residual, under every bound that holds."""
+def compare_bounds(params, x, config, extra, trace):
+    """Checks that the measured residual is right, and below every bound that holds."""
     report = rc.bound_report(params, x, config)
     close(report.log10_residual, log10_residuals(trace), 1e-8)
     for sides in (report.layer, report.mean_layer, report.diameter_layer):
@@ -169,8 +169,8 @@ def bound(params, x, config, extra, trace):
         assert np.all(below | np.isnan(sides.log10_rhs))
 
 
-def tangent(params, x, config, extra, trace):
-    """Against the derivative of the forward pass at equal tokens."""
+def compare_tangent(params, x, config, extra, trace):
+    """Compares with the derivative of the forward pass at equal tokens."""
     mean = jnp.broadcast_to(x.mean(axis=0), x.shape)
     difference = residual(x)
     _, pushed = jax.jvp(lambda x: rc.apply(params, x, config).hidden[-1], (mean,), (difference,))
@@ -182,17 +182,19 @@ def tangent(params, x, config, extra, trace):
         assert growth == -np.inf
 
 
-def cubic(params, x, config, extra, trace):
-    """Against the whole network at a residual of 1e-5, up to its square."""
+def compare_cubic_law(params, x, config, extra, trace):
+    """Compares with the whole network at a residual of 1e-5, up to its square."""
     x = jnp.broadcast_to(x.mean(axis=0), x.shape) + 1e-5 * residual(x)
     profile = cubic_law.cubic_profile(params, x, config)
     close(profile, rc.log_residual_profile(params, x, config), 1e-4)
 
 
-def expected_tokens(params, x, config, extra, trace):
-    """Of 400 drawn networks: the mean square of tokens, within 5 standard errors and 10 %."""
-    turned = 4 if config.rotary_tables else None  # two pairs, of which the table has frequencies
-    wide = config.replace(d_model=48, d_qk=None, d_v=None, d_ff=96, rotary_width=turned)
+def compare_expectation(params, x, config, extra, trace):
+    """Compares with the mean square of 400 networks' tokens, to 5 standard errors and 10 %."""
+    rotary_width = (
+        4 if config.rotary_tables else None
+    )  # two pairs, of which the table has frequencies
+    wide = config.replace(d_model=48, d_qk=None, d_v=None, d_ff=96, rotary_width=rotary_width)
     x = jax.random.normal(jax.random.key(0), (len(x), 48))
     extra = {k: jnp.tile(v, (1, 6)) if k == "memory" else v for k, v in extra.items()}
     params = rc.init(jax.random.key(1), wide)
@@ -200,16 +202,16 @@ def expected_tokens(params, x, config, extra, trace):
 
     @jax.jit
     @jax.vmap
-    def measured(params):
+    def compute_mean_squares(params):
         return jnp.mean(jnp.square(rc.apply(params, x, wide, **extra).hidden), axis=(1, 2))
 
-    squares = measured(draws.redrawn(params, 400))
+    squares = compute_mean_squares(draws.redrawn(params, 400))
     error = 5 * squares.std(axis=0) / np.sqrt(len(squares)) + 0.1 * predicted
     assert np.all(np.abs(squares.mean(axis=0) - predicted) < error)
 
 
 class Pass(NamedTuple):
-    """What a pass covers, how it is compared, and a call that is to refuse the rest."""
+    """What a pass covers, its comparison with an oracle, and a call that refuses the rest."""
 
     covers: Any
     compare: Any
@@ -217,31 +219,35 @@ class Pass(NamedTuple):
 
 
 PASSES = {
-    "forward": Pass(FORWARD, forward, rc.apply),
-    "sums by length": Pass(LengthPass.covers, by_length, rc.path_contributions),
-    "heads": Pass(EVERYTHING, heads, rc.head_contributions),
-    "direct": Pass(EVERYTHING, direct, rc.direct_contributions),
+    "forward": Pass(FORWARD, compare_forward, rc.apply),
+    "sums by length": Pass(LengthPass.covers, compare_lengths, rc.path_contributions),
+    "heads": Pass(EVERYTHING, compare_heads, rc.head_contributions),
+    "direct": Pass(EVERYTHING, compare_direct, rc.direct_contributions),
     "frozen paths": Pass(
         PATHS["frozen"],
-        frozen_paths,
+        compare_frozen_paths,
         lambda p, x, c, **i: rc.paths.path_state(
             p, x, c, np.zeros(2, int), semantics="frozen", **i
         ),
     ),
     "recomputed paths": Pass(
         PATHS["recomputed"],
-        recomputed_paths,
+        compare_recomputed_paths,
         lambda p, x, c, **i: rc.paths.path_state(p, x, c, np.zeros(2, int), **i),
     ),
-    "truncation": Pass(Truncated.covers, truncated, lambda p, x, c, **i: rc.truncated(p, x, c, 1)),
-    "logarithms": Pass(LogScaled.covers, logarithms, rc.log_residual_profile),
-    "balls": Pass(exact.Balls.covers, balls, lambda p, x, c, **i: rc.theory.exact_profile(p, x, c)),
-    "bounds": Pass(bounds.COVERS, bound, lambda p, x, c, **i: rc.bound_report(p, x, c)),
-    "tangent": Pass(transverse.LinearAttention.covers, tangent, rc.transverse_exponents),
-    "cubic law": Pass(cubic_law.COVERS, cubic, cubic_law.cubic_profile),
-    "expectation": Pass(expectation.COVERS, expected_tokens, expectation.expected_pass),
+    "truncation": Pass(
+        Truncated.covers, compare_truncation, lambda p, x, c, **i: rc.truncated(p, x, c, 1)
+    ),
+    "logarithms": Pass(LogScaled.covers, compare_logarithms, rc.log_residual_profile),
+    "balls": Pass(
+        exact.Balls.covers, compare_balls, lambda p, x, c, **i: rc.theory.exact_profile(p, x, c)
+    ),
+    "bounds": Pass(bounds.COVERS, compare_bounds, lambda p, x, c, **i: rc.bound_report(p, x, c)),
+    "tangent": Pass(transverse.LinearAttention.covers, compare_tangent, rc.transverse_exponents),
+    "cubic law": Pass(cubic_law.COVERS, compare_cubic_law, cubic_law.cubic_profile),
+    "expectation": Pass(expectation.COVERS, compare_expectation, expectation.expected_pass),
 }
-# The others are of the full suite.
+# The other cases run in the full suite.
 USUAL = (
     "mlp_skip, norm_placement post",
     "scale_scores, temperature",
@@ -271,7 +277,7 @@ def test_what_is_covered_is_right(name, case):
     params, x, config, extra = network(case)
     if covers.refusal(config) is None:
         with jax.enable_x64(True):
-            compare(params, x, config, extra, trace_of(case))
+            compare(params, x, config, extra, compute_trace(case))
 
 
 STREAMED = {
@@ -286,7 +292,7 @@ STREAMED = {
 }
 
 
-# Where the number of a layer decides, or what stands outside of the layers.
+# Cases that depend on the number of a layer, or on what is outside of the layers.
 BY_LAYER = (
     "mlp_skip, norm_placement post",
     "norm_placement sandwich, first_norm",
@@ -299,7 +305,7 @@ BY_LAYER = (
 @pytest.mark.full
 @pytest.mark.parametrize("case", BY_LAYER)
 def test_a_network_read_layer_by_layer_is_the_one_in_memory(case):
-    """The other source of the walk: every pass that covers the network."""
+    """Streams every pass that covers the network, and compares with the passes in memory."""
     params, x, config, extra = network(case)
     with jax.enable_x64(True):
         passes = [(n, p) for n, p in STREAMED.items() if p.covers.refusal(config) is None]
@@ -307,20 +313,22 @@ def test_a_network_read_layer_by_layer_is_the_one_in_memory(case):
         source, groups = pretrained.InMemory(params, config), {"": pretrained.Group(tuple(passes))}
         streamed_results = pretrained.stream(source, inputs, groups)[""]
         complete, prepared = prepare_inputs(params, x, config, **extra)
-        for name, one in passes:
-            expected = jax.jit(run_pass, static_argnums=(0,))(one, complete, prepared, config)
+        for name, network_pass in passes:
+            expected = jax.jit(run_pass, static_argnums=(0,))(
+                network_pass, complete, prepared, config
+            )
             for a, b in zip(
                 jax.tree.leaves(streamed_results[name]), jax.tree.leaves(expected), strict=True
             ):
                 np.testing.assert_allclose(a[0], b, rtol=1e-9, atol=1e-12, err_msg=name)
         refused = [p for p in STREAMED.values() if p.covers.refusal(config) is not None]
-        for one in refused[:1]:
+        for network_pass in refused[:1]:
             with pytest.raises(ValueError, match="does not cover"):
-                pretrained.stream(source, inputs, {"": pretrained.Group((("", one),))})
+                pretrained.stream(source, inputs, {"": pretrained.Group((("", network_pass),))})
 
 
 def table() -> str:
-    """Fields × passes: + compared with an oracle, − refused."""
+    """Writes the table of fields × passes: + is compared with an oracle, − is refused."""
     rows = ["| fields | " + " | ".join(PASSES) + " |", "|---" * (len(PASSES) + 1) + "|"]
     for case, fields in CASES.items():
         config = config_of(depth=2, **fields)

@@ -1,11 +1,11 @@
 """A canary for the compiler: small products over many rows, at sizes where a jaxlib was wrong.
 
 jaxlib 0.10.2 computes jit(vmap(lambda r: sum((W @ r)**2))) wrongly on a CPU for W [3, 3] and 32769
-to about 43000 rows (float64: from 16385): every row past the first 2^15 (2^14). It takes a shared
-matrix on the left of each row, at most 3 wide (7 in float64), and the sum straight after the
-product. Nothing here is written so: rows stand on the left (x @ W), and larger widths are right.
-These tests compute what the library does at such sizes against the same function on few rows at a
-time, which the other tests compare with numpy.
+to about 43000 rows (float64: from 16385). Every row past the first 2^15 (2^14) is wrong. The bug
+needs a shared matrix on the left of each row, at most 3 wide (7 in float64), and a sum straight
+after the product. The library puts rows on the left (x @ W), and larger widths are right.
+These tests run functions of the library at such sizes, and compare with few rows at a time. The
+other tests compare few rows with numpy.
 """
 
 import functools
@@ -21,7 +21,7 @@ import rank_collapse as rc
 from rank_collapse.measures import residuals
 from rank_collapse.network import attention
 
-# What users run is what may be wrong.
+# The bug may be in programs that are compiled as users compile them.
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("optimized")]
 
 ROWS = {"float32": 33000, "float64": 16500}
@@ -35,9 +35,9 @@ def draw(dtype, *shape):
     return np.random.default_rng(0).normal(size=shape).astype(dtype)
 
 
-def close(found, expected, dtype):
-    assert found.dtype == dtype and found.shape == expected.shape
-    error = np.abs(np.asarray(found, np.float64) - expected).max(initial=0)
+def close(actual, expected, dtype):
+    assert actual.dtype == dtype and actual.shape == expected.shape
+    error = np.abs(np.asarray(actual, np.float64) - expected).max(initial=0)
     assert error < TOLERANCE[dtype] * np.abs(expected).max()
 
 
@@ -60,7 +60,7 @@ LIBRARY = {
 @pytest.mark.parametrize("dtype", full_but(DTYPES, "float32"))
 @pytest.mark.parametrize("name", full_if(LIBRARY, "hidden states"))  # sums of paths have them
 def test_many_small_networks_are_few_small_networks(name, dtype):
-    """Sequences of 3 tokens of width 3, so that all tokens together are the rows."""
+    """The rows are all tokens together, of sequences of 3 tokens of width 3."""
     size = 500
     with jax.enable_x64(dtype == "float64"):
         x = jnp.asarray(draw(dtype, ROWS[dtype] // 3, 3, 3))

@@ -16,16 +16,16 @@ N, D, H = 5, 12, 3
 X = draws.tokens(N, D)
 
 
-def filled(tree):
-    """The same tree with no two values alike, so that a transposition shows."""
+def fill_leaves(tree):
+    """Fills the tree with different values, so that a transposition shows."""
     leaves, treedef = jax.tree.flatten(tree)
     keys = jax.random.split(jax.random.key(3), len(leaves))
-    drawn = [0.3 * jax.random.normal(k, a.shape) for k, a in zip(keys, leaves, strict=True)]
-    return jax.tree.unflatten(treedef, drawn)
+    values = [0.3 * jax.random.normal(k, a.shape) for k, a in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(treedef, values)
 
 
 class Scanned(nn.Module):
-    """A layer as nn.scan wants it, with outputs that are not a plain array."""
+    """A layer for nn.scan, whose output is a tuple of arrays."""
 
     @nn.compact
     def __call__(self, x, _):
@@ -33,7 +33,7 @@ class Scanned(nn.Module):
         return x, (x, nn.softmax(x @ x.T))
 
 
-def scanned(axis):
+def make_scan(axis):
     axes = {"params": axis, "intermediates": 0}
     return nn.scan(Scanned, variable_axes=axes, split_rngs={"params": True}, length=3)()
 
@@ -41,7 +41,7 @@ def scanned(axis):
 @pytest.mark.parametrize(("use_bias", "y"), [(True, X), (False, X), (True, draws.tokens(7, 8))])
 def test_linen_attention_there_and_back(use_bias, y):
     module = nn.MultiHeadDotProductAttention(num_heads=H, use_bias=use_bias)
-    variables = filled(module.init(jax.random.key(1), X, y))
+    variables = fill_leaves(module.init(jax.random.key(1), X, y))
     ours = adapters.attention_from_linen(variables)
     output, _ = rc.network.multi_head_attention(ours, X, y)
     np.testing.assert_allclose(output, module.apply(variables, X, y), atol=2e-6)
@@ -63,7 +63,7 @@ def test_nnx_attention_there_and_back(use_bias):
 
     module, other = make(0), make(1)
     state = nnx.state(module, nnx.Param)
-    nnx.update(module, filled(state))
+    nnx.update(module, fill_leaves(state))
     ours = adapters.attention_from_nnx(module)
     output, _ = rc.network.multi_head_attention(ours, X, X)
     np.testing.assert_allclose(output, module(X), atol=2e-6)
@@ -73,8 +73,8 @@ def test_nnx_attention_there_and_back(use_bias):
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_parameters_of_scanned_blocks(axis):
-    stack = scanned(axis)
-    variables = filled(stack.init(jax.random.key(1), X, None))
+    stack = make_scan(axis)
+    variables = fill_leaves(stack.init(jax.random.key(1), X, None))
     theirs = variables["params"]["attention"]
     ours = adapters.attention_from_linen(theirs, layer_axis=axis)
     config = rc.san_skip(3, H, D)
@@ -95,7 +95,7 @@ def test_parameters_of_nnx_blocks_made_together():
         return nnx.MultiHeadAttention(H, D, decode=False, rngs=nnx.Rngs(key))
 
     modules = make(jax.random.split(jax.random.key(0), 3))
-    nnx.update(modules, filled(nnx.state(modules, nnx.Param)))
+    nnx.update(modules, fill_leaves(nnx.state(modules, nnx.Param)))
     ours = adapters.attention_from_nnx(modules, layer_axis=0)
     x = jax.random.normal(jax.random.key(1), (N, D))
     definition, state = nnx.split(modules)
@@ -113,11 +113,11 @@ def test_what_flax_cannot_hold_is_refused():
         return rc.network.layer_params(params, config, 0).attention
 
     wider = nnx.MultiHeadAttention(num_heads=H, in_features=24, decode=False, rngs=nnx.Rngs(0))
-    to, of = adapters.attention_to_linen, adapters.attention_from_linen
+    to_linen, from_linen = adapters.attention_to_linen, adapters.attention_from_linen
     each_is_refused(
-        (lambda: to(heads(d_qk=2, d_v=4)), "d_qk=2 is not d_v=4"),
-        (lambda: to(heads(), use_bias=False), "b_q is not zero"),
-        (lambda: of({"Dense_0": {}}), "not those of multi-head attention"),
+        (lambda: to_linen(heads(d_qk=2, d_v=4)), "d_qk=2 is not d_v=4"),
+        (lambda: to_linen(heads(), use_bias=False), "b_q is not zero"),
+        (lambda: from_linen({"Dense_0": {}}), "not those of multi-head attention"),
         (lambda: adapters.attention_to_nnx(heads(), wider), "other shapes"),
     )
 
@@ -139,8 +139,8 @@ class Model(nn.Module):
 def test_outputs_of_a_linen_model():
     x = jax.random.normal(jax.random.key(0), (2, N, D))
     variables = Model().init(jax.random.key(1), x)
-    found = adapters.linen_intermediates(Model(), variables, x)
-    blocks = {name: h for name, h in found.items() if re.search(r"^block_\d+/__call__", name)}
+    outputs = adapters.linen_intermediates(Model(), variables, x)
+    blocks = {name: h for name, h in outputs.items() if re.search(r"^block_\d+/__call__", name)}
     assert list(blocks) == [f"block_{i}/__call__" for i in range(12)]
     mask = jnp.array([[True] * N, [True] * 3 + [False] * 2])
     last = blocks["block_11/__call__"]
@@ -149,8 +149,8 @@ def test_outputs_of_a_linen_model():
         [residual_ratio(last[0]), residual_ratio(last[1, :3])],
         rtol=1e-5,
     )
-    only = lambda module, method: isinstance(module, Block) and method == "__call__"  # noqa: E731
-    chosen = adapters.linen_intermediates(Model(), variables, x[0], select=only)
+    is_block_call = lambda module, method: isinstance(module, Block) and method == "__call__"  # noqa: E731
+    chosen = adapters.linen_intermediates(Model(), variables, x[0], select=is_block_call)
     assert list(chosen) == [f"block_{i}/__call__" for i in range(12)]
 
 
@@ -174,19 +174,19 @@ class NNXModel(nnx.Module):
 
 def test_outputs_of_an_nnx_model():
     model = NNXModel(nnx.Rngs(0))
-    x, found = X, adapters.nnx_intermediates(model, X)
-    states = [h for name, h in found.items() if re.search(r"^blocks/\d+/__call__", name)]
+    x, outputs = X, adapters.nnx_intermediates(model, X)
+    states = [h for name, h in outputs.items() if re.search(r"^blocks/\d+/__call__", name)]
     assert len(states) == 3
-    for i, own in enumerate(states):
+    for i, state in enumerate(states):
         x = model.blocks[i](x)
-        np.testing.assert_allclose(own, x, rtol=1e-5)
+        np.testing.assert_allclose(state, x, rtol=1e-5)
 
 
 def test_nested_outputs_are_found_by_name():
-    stack = scanned(0)
+    stack = make_scan(0)
     variables = stack.init(jax.random.key(1), X, None)
     last, (hidden, weights) = stack.apply(variables, X, None)
-    found = adapters.linen_intermediates(stack, variables, X, None)
+    outputs = adapters.linen_intermediates(stack, variables, X, None)
     nested = {"layer": {"__call__": ((last, (hidden, weights)),)}}
     named = adapters.named_arrays(nested)
     assert {k: v.shape for k, v in named.items()} == {
@@ -194,4 +194,4 @@ def test_nested_outputs_are_found_by_name():
         "layer/__call__#1.0": (3, N, D),
         "layer/__call__#1.1": (3, N, N),
     }
-    assert any(v.shape == (3, N, D) for v in found.values())
+    assert any(v.shape == (3, N, D) for v in outputs.values())

@@ -18,16 +18,16 @@ CAUSAL = nn.make_causal_mask(jnp.ones((B, N)))
 
 
 class CausalAttention(nn.Module):
-    """Has the name of an attention as well; what is inside is measured."""
+    """A module that is named like an attention; the attention inside of it is measured."""
 
     @nn.compact
     def __call__(self, x):
-        own = nn.MultiHeadDotProductAttention(H, dropout_rate=0.5, name="inner")
-        return own(x, mask=CAUSAL, deterministic=False)
+        attention = nn.MultiHeadDotProductAttention(H, dropout_rate=0.5, name="inner")
+        return attention(x, mask=CAUSAL, deterministic=False)
 
 
 class Block(nn.Module):
-    """An attention of one's own around Flax's, then an MLP; its output for a scan, too."""
+    """A user's attention around Flax's, then an MLP; its output also suits a scan."""
 
     @nn.compact
     def __call__(self, x, _=None):
@@ -51,20 +51,20 @@ class Stack(nn.Module):
 RNGS = {"params": jax.random.key(1), "dropout": jax.random.key(2)}
 
 
-def of_arrays(reads, weights, **options):
-    """rc.monitor of each layer."""
-    found = [rc.monitor(x, p, **options) for x, p in zip(reads, weights, strict=True)]
-    return jax.tree.map(lambda *values: jnp.stack(values), *found)
+def monitor_layers(reads, weights, **options):
+    """Computes rc.monitor of each layer, and stacks the scalars."""
+    scalars = [rc.monitor(x, p, **options) for x, p in zip(reads, weights, strict=True)]
+    return jax.tree.map(lambda *values: jnp.stack(values), *scalars)
 
 
-def same(found, expected):
-    assert found.keys() == expected.keys()
+def check_scalars(actual, expected):
+    assert actual.keys() == expected.keys()
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(actual[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def weights_of(attention, read, mask):
-    """Of Flax's parameters of one attention, by hand."""
+def compute_weights(attention, read, mask):
+    """Computes attention weights [b, h, n, n] from Flax's parameters, by hand."""
     q, k = (
         jnp.einsum("bnd,dhk->bnhk", read, attention[name]["kernel"])
         + attention[name]["bias"][None, None]
@@ -83,19 +83,19 @@ def test_linen_in_jit_and_remat(remat):
     layers = [f"{prefix}_{i}" for i in range(L)]
     reads = [state["intermediates"][layer]["read"][0] for layer in layers]
     parameters = [variables["params"][layer]["CausalAttention_0"]["inner"] for layer in layers]
-    weights = [weights_of(p, x, CAUSAL) for p, x in zip(parameters, reads, strict=True)]
+    weights = [compute_weights(p, x, CAUSAL) for p, x in zip(parameters, reads, strict=True)]
 
     @jax.jit
-    def measured(variables):
+    def monitor_model(variables):
         measure = functools.partial(rc.monitor, mask=MASK)
         return jax_watch.linen_monitored(model, variables, X, rngs=RNGS, measure=measure)
 
-    watched, scalars = measured(variables)
+    watched, scalars = monitor_model(variables)
     np.testing.assert_allclose(watched, out, rtol=1e-5, atol=1e-6)
-    same(scalars, of_arrays(reads, weights, mask=MASK))
+    check_scalars(scalars, monitor_layers(reads, weights, mask=MASK))
     gradients = [
         jax.grad(lambda v, f=f: jnp.sum(f(v) ** 2))(variables)
-        for f in (lambda v: measured(v)[0], lambda v: model.apply(v, X, rngs=RNGS))
+        for f in (lambda v: monitor_model(v)[0], lambda v: model.apply(v, X, rngs=RNGS))
     ]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *gradients)
 
@@ -110,13 +110,13 @@ def test_linen_scan_and_collections_of_ones_own():
     reads = state["intermediates"]["read"][0]
     stacked = variables["params"]["CausalAttention_0"]["inner"]
     parameters = [jax.tree.map(lambda a, i=i: a[i], stacked) for i in range(L)]
-    weights = [weights_of(p, x, CAUSAL) for p, x in zip(parameters, reads, strict=True)]
-    ((watched, _), rest), scalars = jax_watch.linen_monitored(
+    weights = [compute_weights(p, x, CAUSAL) for p, x in zip(parameters, reads, strict=True)]
+    ((watched, _), collections), scalars = jax_watch.linen_monitored(
         model, variables, X, None, rngs=RNGS, mutable=["batch_stats"]
     )
     np.testing.assert_allclose(watched, out, rtol=1e-6, atol=1e-6)
-    assert "intermediates" not in rest
-    same(scalars, of_arrays(reads, weights))
+    assert "intermediates" not in collections
+    check_scalars(scalars, monitor_layers(reads, weights))
     none = nn.scan(Block, variable_axes={"params": 0}, split_rngs=split, length=L)()
     with pytest.raises(ValueError, match='"intermediates": 0'):
         jax_watch.linen_monitored(none, variables, X, None, rngs=RNGS)
@@ -147,19 +147,19 @@ def test_nnx(jit):
     states, reads, weights = [X], [], []
     for layer in other.layers:
         reads.append(layer.norm(states[-1]))
-        own = nnx.to_pure_dict(nnx.state(layer.attention, nnx.Param))
-        weights.append(weights_of(own, reads[-1], CAUSAL))
+        parameters = nnx.to_pure_dict(nnx.state(layer.attention, nnx.Param))
+        weights.append(compute_weights(parameters, reads[-1], CAUSAL))
         states.append(layer(states[-1]))
 
-    def measured(model):
+    def monitor_model(model):
         return jax_watch.nnx_monitored(model, X)
 
     before = nnx.MultiHeadAttention.__call__
-    out, scalars = (nnx.jit(measured) if jit else measured)(model)
+    out, scalars = (nnx.jit(monitor_model) if jit else monitor_model)(model)
     assert nnx.MultiHeadAttention.__call__ is before
     assert model.layers[0].attention.attention_fn is other.layers[0].attention.attention_fn
     np.testing.assert_allclose(out, states[-1], rtol=1e-6, atol=1e-6)
-    same(scalars, of_arrays(reads, weights))
+    check_scalars(scalars, monitor_layers(reads, weights))
     with pytest.raises(ValueError, match="no attention was measured"):
         jax_watch.nnx_monitored(model, X, select=lambda _: False)
 
@@ -179,22 +179,22 @@ def test_equinox_blocks_in_jit_and_vmap():
     model = Network([eqx.nn.MultiheadAttention(H, D, key=key) for key in keys])
 
     @eqx.filter_jit
-    def measured(model, batch):
-        def of_one(x):
+    def monitor_batch(model, batch):
+        def monitor_example(x):
             unit = functools.partial(rc.monitor, tokens="unit")
             return jax_watch.equinox_monitored(model, x, blocks=lambda m: m.layers, measure=unit)
 
-        return jax.vmap(of_one)(batch)
+        return jax.vmap(monitor_example)(batch)
 
-    out, scalars = measured(model, X)
+    out, scalars = monitor_batch(model, X)
     for example in range(B):
         x, reads = X[example], []
         for layer in model.layers:
             reads.append(x)
             x = x + layer(x, x, x)
         np.testing.assert_allclose(out[example], x, rtol=1e-5, atol=1e-6)
-        own = {name: values[example] for name, values in scalars.items()}
-        same(own, of_arrays(reads, [None] * L, tokens="unit"))
+        example_scalars = {name: values[example] for name, values in scalars.items()}
+        check_scalars(example_scalars, monitor_layers(reads, [None] * L, tokens="unit"))
 
 
 def test_stacked_layers_of_equinox_are_refused_with_what_to_do():

@@ -1,8 +1,8 @@
-"""Another call with equal shapes compiles nothing, outside of jit and with other floats inside.
+"""A second call with equal shapes compiles nothing, outside of jit and with other floats inside.
 
-And every entry point, vmapped over seeds, lowers for GPUs and TPUs on a machine that has neither:
-one trace and one lowering for three platforms. No LAPACK routine and no other custom call of a CPU
-may be left in it, no call back into Python, and no float64.
+Every entry point, vmapped over seeds, also lowers for GPUs and TPUs on a machine that has neither:
+one trace and one lowering for three platforms. The program may hold no LAPACK routine, no other
+custom call of a CPU, no call back into Python, and no float64.
 """
 
 import logging
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from entry_points import entry_points, of_tokens
+from entry_points import entry_points, make_tokens_point
 from jax import export
 from marks import full_but
 
@@ -30,7 +30,7 @@ PATHS = np.array([[0, 1], [2, 1]])
 READ_OUT = (np.ones((4, 2), np.float32), np.zeros(2, np.float32))
 
 
-def of_trace(measure):
+def make_trace_call(measure):
     def call(seed):
         params, config = draws.parameters(SAN, seed), SAN.replace(skip_gain=1.0 + seed)
         return measure(params, rc.apply(params, draws.tokens(3, 4, seed), config), config)
@@ -39,8 +39,8 @@ def of_trace(measure):
 
 
 CALLS = {
-    "branch_shares": of_trace(dependency.branch_shares),
-    "branch_sizes": of_trace(branch_sizes),
+    "branch_shares": make_trace_call(dependency.branch_shares),
+    "branch_sizes": make_trace_call(branch_sizes),
     "dependency": lambda seed: dependency.dependency(np.array([0.5, 0.1 * seed], np.float32)),
     "predicted_sizes": lambda seed: predicted_sizes(0.3 + 0.1 * seed, 3, 2),
     "collapse_law": lambda seed: collapse_law(0.1 * seed, 4, jnp.ones(3) + seed, jnp.ones(3)),
@@ -64,7 +64,7 @@ def test_a_second_call_compiles_nothing(name, caplog):
     assert any(m.startswith("Compiling") for m in caplog.messages)  # it would have been seen
 
 
-SWEPT = {  # of a network whose gains and temperature are swept
+SWEPT = {  # measures of a network whose gains and temperature are swept
     "apply": lambda p, x, c: rc.apply(p, x, c).output,
     "path_contributions": lambda p, x, c: (
         rc.path_contributions(p, x, c, head_gain=jnp.full((3, 2), c.temperature)).by_length
@@ -84,17 +84,17 @@ def test_swept_floats_are_one_program_and_vmap_changes_no_number(name):
     seeds = [draws.parameters(config, seed) for seed in range(3)]
 
     @jax.jit
-    def measured(params, gain):
+    def measure(params, gain):
         traces.append(1)
         swept = {"skip_gain": gain, "branch_gain": 1 - gain / 2, "temperature": 1 + gain}
         return SWEPT[name](params, x, config.replace(**swept))
 
-    alone = np.stack([measured(seeds[1], gain) for gain in GAINS])
-    assert len(traces) == 1 and len(np.unique(alone, axis=0)) == 3
-    by_gain = jax.vmap(measured, (None, 0))(seeds[1], GAINS)
-    np.testing.assert_allclose(by_gain, alone, rtol=1e-4, atol=1e-4)
-    by_seed = jax.vmap(measured, (0, None))(jax.tree.map(lambda *a: jnp.stack(a), *seeds), GAINS[1])
-    np.testing.assert_allclose(by_seed[1], alone[1], rtol=1e-4, atol=1e-4)
+    single_runs = np.stack([measure(seeds[1], gain) for gain in GAINS])
+    assert len(traces) == 1 and len(np.unique(single_runs, axis=0)) == 3
+    by_gain = jax.vmap(measure, (None, 0))(seeds[1], GAINS)
+    np.testing.assert_allclose(by_gain, single_runs, rtol=1e-4, atol=1e-4)
+    by_seed = jax.vmap(measure, (0, None))(jax.tree.map(lambda *a: jnp.stack(a), *seeds), GAINS[1])
+    np.testing.assert_allclose(by_seed[1], single_runs[1], rtol=1e-4, atol=1e-4)
 
 
 PLATFORMS = ("cuda", "rocm", "tpu")
@@ -105,7 +105,7 @@ POINTS = rc.EmbeddingConfig(d_input=2, d_embed=WIDTH)
 
 
 def training(make_examples, num_outputs, embedding):
-    """An epoch of one seed, data and model drawn inside, as ensembles have it."""
+    """Makes one seed's epoch of training, which draws its data and model, as ensembles do."""
     config = POST.replace(embedding=embedding)
     recipe = Recipe(config, num_outputs, batch_size=2, num_epochs=2, shuffle=True)
 
@@ -127,22 +127,22 @@ PROGRAMS = {
 }
 
 
-def of_matrix(fn):
-    point = of_tokens(fn, TOKENS, WIDTH)
+def make_matrix_program(fn):
+    point = make_tokens_point(fn, TOKENS, WIDTH)
     return point.fn, jax.tree.map(lambda a: a.update(dtype=jnp.float32), point.shapes)
 
 
-# Factorisations and top-k, as compilers for these platforms have them.
+# Names of factorisations and of top-k in programs for these platforms.
 KNOWN = re.compile(r"(cu|hip)(solver|blas)\w*_ffi|Eigh|Qr|ProductOfElementaryHouseholderReflectors")
 
 
-def lowered(fn, shapes, platforms):
+def lower(fn, shapes, platforms):
     seeds = jax.tree.map(lambda a: jax.ShapeDtypeStruct((SEEDS, *a.shape), a.dtype), shapes)
     return export.export(jax.jit(jax.vmap(fn)), platforms=platforms)(*seeds).mlir_module()
 
 
-def foreign(module):
-    """What must not stand in a program for an accelerator: other custom calls, float64 arithmetic.
+def find_foreign(module):
+    """Finds what a program for an accelerator must not have: a CPU's custom calls, float64.
 
     JAX's own factorisations for TPUs hold float64 constants that are converted at once.
     """
@@ -154,21 +154,21 @@ def foreign(module):
 
 @pytest.mark.parametrize("name", full_but(PROGRAMS, "apply", "bound_report", "train sort"))
 def test_it_lowers_for_every_platform(name):
-    """With float64 switched on, float32 stays float32; training draws in JAX's default type."""
+    """With float64 on, float32 stays float32; training draws in JAX's default type."""
     with jax.enable_x64(not name.startswith("train")):
-        assert not foreign(lowered(*PROGRAMS[name], PLATFORMS))
+        assert not find_foreign(lower(*PROGRAMS[name], PLATFORMS))
 
 
 def test_what_belongs_to_a_cpu_is_found():
-    routines = foreign(lowered(*of_matrix(rc.effective_rank), ["cpu"]))
+    routines = find_foreign(lower(*make_matrix_program(rc.effective_rank), ["cpu"]))
     assert any(name.startswith("lapack_") for name in routines)
 
 
 def test_float64_is_found(x64):
-    wide = lowered(*of_matrix(lambda x: x.astype(jnp.float64).sum()), PLATFORMS)
-    assert any(f"{WIDTH}xf64" in line for line in foreign(wide))
+    wide = lower(*make_matrix_program(lambda x: x.astype(jnp.float64).sum()), PLATFORMS)
+    assert any(f"{WIDTH}xf64" in line for line in find_foreign(wide))
 
 
 def test_a_call_back_into_python_does_not_lower_for_a_device_that_is_not_there():
     with pytest.raises(ValueError, match=r"callback|platform"):
-        lowered(*of_matrix(lambda x: jax.debug.callback(print, x) or x), ["cuda"])
+        lower(*make_matrix_program(lambda x: jax.debug.callback(print, x) or x), ["cuda"])

@@ -1,7 +1,7 @@
-"""What tests of runs stand on: figures as digests, and the check of columns.
+"""Tests of what the tests of runs use: digests of figures, and the check of columns.
 
-A digest says another thing of another figure, and the same again; a results.csv keeps to
-experiments/lab/columns.csv, and reads as numbers.
+Equal figures have equal digests, and others do not. The check reads a results.csv as
+experiments/lab/columns.csv describes it.
 """
 
 import csv
@@ -19,11 +19,11 @@ from rank_collapse.runs.drawn import draw_files
 
 
 def figure(method, *arguments):
-    shown, ax = plt.subplots()
+    fig, ax = plt.subplots()
     getattr(ax, method)(*arguments)
     ax.set(xlim=(0, 1), ylim=(0, 1))
-    plt.close(shown)
-    return shown
+    plt.close(fig)
+    return fig
 
 
 PAIRS = [([0.0, 1.0], [1.0, value]) for value in (1.0, 2.0)]
@@ -65,14 +65,16 @@ def test_columns_of_numbers_read_as_numbers():
     text = table_bytes(SOME).decode()
     table = list(csv.DictReader(io.StringIO(text)))
     check_columns(table)
-    for row, given in zip(table, SOME, strict=True):
+    for row, original in zip(table, SOME, strict=True):
         assert row.keys() == {"seed", "evaluation", "path_length", "num_paths", "loss"}
         for name, value in row.items():
-            want = given.get(name, "")
-            if want == "" or isinstance(want, str):
-                assert value == want
+            expected = original.get(name, "")
+            if expected == "" or isinstance(expected, str):
+                assert value == expected
             else:
-                assert float(value) == want or (math.isnan(want) and math.isnan(float(value)))
+                assert float(value) == expected or (
+                    math.isnan(expected) and math.isnan(float(value))
+                )
 
 
 def test_a_word_among_numbers_is_refused():

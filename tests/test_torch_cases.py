@@ -1,4 +1,4 @@
-"""`watch` where tokens, keys or layers are not the usual ones, of several watches, in threads."""
+"""`watch` with unusual tokens, keys or layers, with several watches, and in threads."""
 
 import copy
 import gc
@@ -19,7 +19,7 @@ D, N = 16, 10
 X = torch.randn(2, N, D, generator=torch.Generator().manual_seed(0))
 
 
-def row_of(model, *inputs, **options):
+def measure_row(model, *inputs, **options):
     watched = watch(model, 1, **options)
     model(*inputs).square().mean().backward()
     torch.optim.SGD(model.parameters(), 0.0).step()
@@ -54,7 +54,7 @@ class Layers(nn.Module):
 
 
 class Sink(Attention):
-    """A learned sink beside the keys, or one more in the denominator."""
+    """A learned sink as one more key, or a one that is added to the softmax's denominator."""
 
     def __init__(self, learned):
         super().__init__()
@@ -72,7 +72,7 @@ class Sink(Attention):
 @pytest.mark.parametrize("learned", [True, False])
 def test_what_goes_to_a_sink_is_one_key_more(learned):
     model = Sink(learned)
-    row = row_of(model, X)
+    row = measure_row(model, X)
     scores = (model.a(X) @ model.b(X).mT / 4).detach()
     p = F.pad(scores, (0, 1)).softmax(-1)
     assert row["attention_entropy"][0] == pytest.approx(-(p * p.log()).sum(-1).mean().item(), 1e-4)
@@ -100,7 +100,7 @@ def test_attention_of_torch_with_keys_that_are_no_tokens(options, is_float):
         def forward(self, x):
             return self.attention(x, x, x, **masks, need_weights=False)[0]
 
-    row = row_of(Model(), X)
+    row = measure_row(Model(), X)
     p = model(X, X, X, **masks, average_attn_weights=False)[1].detach()
     entropy = -(p * p.clamp(min=1e-30).log()).sum(-1).mean(1)
     expected = np.mean([entropy[0].mean().item(), entropy[1, :4].mean().item()])
@@ -127,7 +127,7 @@ class Latent(nn.Module):
 
 def test_gradients_of_latent_attention():
     model = Latent()
-    row = row_of(model, X)
+    row = measure_row(model, X)
     rows = torch.arange(32).reshape(2, 16)
     parts = {
         "query": [(model.q_a, slice(None)), (model.q_b, slice(None))],
@@ -155,12 +155,12 @@ class Masked(nn.Module):
 def test_padding_that_attends_to_padding_does_not_count():
     mask = torch.arange(N)[None] < torch.tensor([N, 4])[:, None]
     for options in ({}, {"mask": lambda args, kwargs: args[1]}):
-        row = row_of(Masked(), X, mask, **options)
+        row = measure_row(Masked(), X, mask, **options)
         assert row["residual_ratio"][0] == pytest.approx(ratio(X[0], X[1, :4]), 1e-4)
 
 
 class Fewer(nn.Module):
-    """Keys are fewer than tokens, as in Segformer; or joint with a text, as in SD3."""
+    """Has fewer keys than tokens, as Segformer; `Joint` adds those of a text, as SD3."""
 
     def __init__(self):
         super().__init__()
@@ -184,7 +184,7 @@ class Joint(nn.Module):
 
 @pytest.mark.parametrize("kind", [Fewer, Joint])
 def test_tokens_are_what_made_the_queries(kind):
-    row = row_of(kind(), X)
+    row = measure_row(kind(), X)
     assert row["residual_ratio"] == pytest.approx([ratio(*X)], 1e-4)
     assert np.isfinite(row["attention_entropy"]).all() and "cross.attention_entropy" not in row
 
@@ -199,7 +199,7 @@ PIECES = (
 
 
 class Pieces(nn.Module):
-    """A product for each document of [n, d], or for each chunk of the queries."""
+    """Computes a product for each document of [n, d], or for each chunk of the queries."""
 
     def __init__(self, keys, is_fused=True):
         super().__init__()
@@ -208,10 +208,10 @@ class Pieces(nn.Module):
         self.keys, self.maps = keys, nn.ModuleList(nn.Linear(D, size) for size in sizes)
 
     def project(self, x):
-        """Queries, keys and values [h, n, k]."""
-        every = [linear_map(x) for linear_map in self.maps]
-        every = every if len(every) == 3 else every[0].chunk(3, -1)
-        return [a.unflatten(-1, (2, -1)).transpose(0, 1) for a in every]
+        """Computes queries, keys and values [h, n, k]."""
+        projections = [linear_map(x) for linear_map in self.maps]
+        projections = projections if len(projections) == 3 else projections[0].chunk(3, -1)
+        return [a.unflatten(-1, (2, -1)).transpose(0, 1) for a in projections]
 
     def forward(self, x):
         q, k, v = (a[None] for a in self.project(x.flatten(0, 1)))
@@ -223,8 +223,8 @@ class Pieces(nn.Module):
         return torch.cat(products, dim=2)[0].transpose(0, 1).reshape(x.shape)
 
 
-def gradients_of(model):
-    """Norms of the gradients of queries, keys and values of `Pieces`."""
+def compute_gradient_norms(model):
+    """Computes the gradient norms of the queries, keys and values of `Pieces`."""
     gradients = [torch.cat([f.weight.grad, f.bias.grad[:, None]], dim=1) for f in model.maps]
     return [part.norm().item() for part in torch.cat(gradients).chunk(3)]
 
@@ -232,9 +232,9 @@ def gradients_of(model):
 @pytest.mark.parametrize("is_fused", [True, False])
 @pytest.mark.parametrize("tokens", ["read", "raw", "unit"])
 def test_a_product_for_each_document(tokens, is_fused):
-    """One has a single token, and one none."""
+    """One document has a single token, and one has none."""
     model = nn.Sequential(Pieces("own", is_fused), nn.Linear(D, D))
-    row = row_of(model, X, tokens=tokens)
+    row = measure_row(model, X, tokens=tokens)
     x, documents = X.flatten(0, 1), [piece for piece in PIECES if piece.stop > piece.start]
     q, k, _ = (a.detach() for a in model[0].project(x))
     entropies = []
@@ -250,7 +250,7 @@ def test_a_product_for_each_document(tokens, is_fused):
     for name, value in rc.monitor(states.numpy(), segments=np.array(numbers), tokens=kind).items():
         assert row[name] == pytest.approx([float(value)], 1e-4), name
     norms = [row[f"{part}_gradient"][0] for part in ("query", "key", "value")]
-    assert norms == pytest.approx(gradients_of(model[0]), 1e-4)
+    assert norms == pytest.approx(compute_gradient_norms(model[0]), 1e-4)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -273,8 +273,8 @@ def test_the_images_of_qwen2_vl_are_documents(implementation):
         q, k = qwen.apply_rotary_pos_emb_vision(q, k, *kwargs["position_embeddings"])
         scores = (q.transpose(0, 1) @ k.permute(1, 2, 0) / math.sqrt(D // 2)).detach()
         weights = [scores[:, a:b, a:b].softmax(-1) for a, b in itertools.pairwise(ends)]
-        each = [-(p * p.log()).sum(-1).mean() for p in weights]
-        entropies.append(np.mean(each))
+        image_entropies = [-(p * p.log()).sum(-1).mean() for p in weights]
+        entropies.append(np.mean(image_entropies))
 
     copied = copy.deepcopy(model)
     for block in copied.blocks:
@@ -293,7 +293,7 @@ def test_the_images_of_qwen2_vl_are_documents(implementation):
 @pytest.mark.parametrize("tokens", ["read", "raw"])
 @pytest.mark.parametrize("keys", ["all", "causal"])
 def test_chunks_of_queries_are_left_out(keys, tokens):
-    """Of causal ones the first has the keys of its own tokens alone, as a document has."""
+    """The first causal chunk has the keys of its own tokens alone, as a document has."""
     model = nn.Sequential(Pieces(keys), nn.Linear(D, D))
     watched = watch(model, 1, tokens=tokens)
     model(X).square().mean().backward()
@@ -303,7 +303,7 @@ def test_chunks_of_queries_are_left_out(keys, tokens):
     (row,) = watched.rows
     assert not any("ratio" in name or "entropy" in name for name in row)
     norms = [row[f"{part}_gradient"][0] for part in ("query", "key", "value")]
-    assert norms == pytest.approx(gradients_of(model[0]), 1e-4)
+    assert norms == pytest.approx(compute_gradient_norms(model[0]), 1e-4)
 
 
 class Swapped(Attention):
@@ -317,7 +317,7 @@ class Swapped(Attention):
 
 def test_products_in_the_other_order():
     model = Swapped()
-    row = row_of(model, X)
+    row = measure_row(model, X)
     scores = (X @ model.a.weight.T) @ model.b(X).mT / 4
     p = scores.detach().softmax(-1)
     assert row["residual_ratio"] == pytest.approx([ratio(*X)], 1e-4)
@@ -383,13 +383,13 @@ def test_attention_among_features_is_left_out():
     [(0, [0]), ([0, 2], [0, 2]), ("h.1", [1]), (lambda name, module: name.endswith("2"), [2])],
 )
 def test_layers_are_chosen_by_number_name_or_function(layers, numbers):
-    every = row_of(Layers(3), X)["residual_ratio"]
-    chosen = row_of(Layers(3), X, layers=layers)["residual_ratio"]
-    assert [v for v in chosen if v == v] == [every[i] for i in numbers]
+    ratios = measure_row(Layers(3), X)["residual_ratio"]
+    chosen = measure_row(Layers(3), X, layers=layers)["residual_ratio"]
+    assert [v for v in chosen if v == v] == [ratios[i] for i in numbers]
 
 
 def test_watches_beside_each_other():
-    """Three of one model measure its weights; one outlives it."""
+    """Three watches of one model measure its weights; one of them outlives the model."""
     model = Layers()
     watches = [watch(model, 1, tokens=kind) for kind in ("read", "raw", "unit")]
     model(X).sum().backward()
@@ -424,7 +424,7 @@ class Loop(nn.Module):
 
 
 def test_a_failure_is_tried_again(monkeypatch, caplog):
-    """It is said once, whatever its text is."""
+    """The warning comes once, whatever its text is."""
     choose_rows = torch_products.choose_rows
     is_broken = (True, True, False, True, True, True, True, False)
 
@@ -478,13 +478,13 @@ class Other(nn.Module):
         self.first, self.cross = (nn.MultiheadAttention(D, 2, batch_first=True) for _ in range(2))
 
     def forward(self, x):
-        others = self.first(x, x, x)[0][:, :7]
-        return self.cross(x, others, others)[0]
+        other_tokens = self.first(x, x, x)[0][:, :7]
+        return self.cross(x, other_tokens, other_tokens)[0]
 
 
 def test_gradients_of_attention_of_torch_to_other_tokens():
     model = Other()
-    row = row_of(model, X)
+    row = measure_row(model, X)
     gradients = [model.cross.in_proj_weight.grad, model.cross.in_proj_bias.grad[:, None]]
     norms = [part.norm().item() for part in torch.cat(gradients, dim=1).chunk(3)]
     names = [f"cross.{part}_gradient" for part in ("query", "key", "value")]

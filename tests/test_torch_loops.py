@@ -9,8 +9,8 @@ import types
 
 import numpy as np
 import pytest
-from broken_watch import BROKEN, breaking, raises
-from watched_gpt2 import IDS, QUIET, L, gpt2, rows_of, torch, trained, transformers
+from broken_watch import BROKEN, break_part, raises
+from watched_gpt2 import IDS, QUIET, L, gpt2, measure_rows, torch, train_gpt2, transformers
 
 from rank_collapse.runs import metrics
 from rank_collapse.torch import Watch, watch
@@ -37,7 +37,7 @@ def test_a_forward_pass_inside_the_step_of_the_optimizer():
     assert [row["loss"] for row in watched.rows] == [loss.item() for loss in losses[::2]]
 
 
-def with_lightning(model, folder, **how):
+def with_lightning(model, folder, **options):
     lightning = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):
@@ -53,14 +53,14 @@ def with_lightning(model, folder, **how):
 
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     module = Module()
-    watched = watch(module, **how)
+    watched = watch(module, **options)
     trainer = lightning.Trainer(max_steps=5, accelerator="cpu", **quiet)
     trainer.fit(module, torch.utils.data.DataLoader(IDS.repeat(2, 1), batch_size=4))
     return watched
 
 
-def with_two_optimizers(model, folder, **how):
-    """Lightning counts the steps of both; the watch those of the first."""
+def with_two_optimizers(model, folder, **options):
+    """Lightning counts the steps of both optimizers, and the watch those of the first."""
     lightning = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):
@@ -81,13 +81,13 @@ def with_two_optimizers(model, folder, **how):
 
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     module = Module()
-    watched = watch(module, **how)
+    watched = watch(module, **options)
     trainer = lightning.Trainer(max_steps=10, accelerator="cpu", **quiet)
     trainer.fit(module, torch.utils.data.DataLoader(IDS.repeat(5, 1), batch_size=4))
     return watched
 
 
-def with_hugging_face(model, folder, **how):
+def with_hugging_face(model, folder, **options):
     pytest.importorskip("accelerate")
     arguments = transformers.TrainingArguments(
         folder / "out",
@@ -100,15 +100,15 @@ def with_hugging_face(model, folder, **how):
         use_cpu=True,
     )
     examples = [{"input_ids": row, "labels": row} for row in IDS]
-    watched = watch(model, **how)
+    watched = watch(model, **options)
     trainer = transformers.Trainer(
         model, arguments, train_dataset=examples, callbacks=[watched.hf()]
     )
     trainer.train()
     logged = {entry["step"]: entry for entry in trainer.state.log_history[:-1]}
     for row in watched.rows[1:]:
-        own = {f"residual_ratio/layer_{i}": v for i, v in enumerate(row["residual_ratio"])}
-        assert own.items() <= logged[row["step"]].items()
+        scalars = {f"residual_ratio/layer_{i}": v for i, v in enumerate(row["residual_ratio"])}
+        assert scalars.items() <= logged[row["step"]].items()
     return watched
 
 
@@ -159,7 +159,7 @@ def test_evaluation_and_other_optimizers_are_not_counted():
     with torch.no_grad():
         model.eval()(input_ids=IDS)
     assert watched.step == 0 and not watched.rows
-    trained(model.train(), 1)
+    train_gpt2(model.train(), 1)
     watched.close()
     assert watched.step == 1 and len(watched.rows) == 1
 
@@ -197,15 +197,15 @@ def test_one_of_two_lists_by_its_name():
     assert len(watched.rows[0]["residual_ratio"]) == 2
 
 
-def of_rank(rank, folder, watching):
-    """One of two processes with half of the texts each; the measured rows go to a file."""
+def run_rank(rank, folder, watching):
+    """Runs one of two processes, with half of the texts; measured rows go to a file."""
     where = f"file://{folder}/meet"
     limit = datetime.timedelta(minutes=2)  # for the other, if it fails
     torch.distributed.init_process_group("gloo", where, limit, rank=rank, world_size=2)
     model = torch.nn.parallel.DistributedDataParallel(gpt2(**QUIET))
     if rank < watching:
         watched = watch(model, every=1, log=f"{folder}/metrics.jsonl")
-    trained(model, 2, ids=IDS[2 * rank : 2 * rank + 2])
+    train_gpt2(model, 2, ids=IDS[2 * rank : 2 * rank + 2])
     torch.distributed.barrier()
     if rank < watching:
         watched.close()
@@ -214,23 +214,23 @@ def of_rank(rank, folder, watching):
 
 @pytest.mark.parametrize("watching", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_of_two_processes_the_first_writes(tmp_path, watching):
-    """What it measures of its own texts, with the gradients of all."""
-    given = str(tmp_path), watching
-    first = torch.multiprocessing.spawn(of_rank, given, nprocs=1, join=False)
-    of_rank(1, *given)
+    """It writes what it measures of its own texts; gradients are those of all texts."""
+    arguments = str(tmp_path), watching
+    first = torch.multiprocessing.spawn(run_rank, arguments, nprocs=1, join=False)
+    run_rank(1, *arguments)
     first.join()
     rows = metrics.read(tmp_path / "metrics.jsonl")
-    half = rows_of(gpt2(**QUIET), every=1, steps=2, ids=IDS[:2])
+    half = measure_rows(gpt2(**QUIET), every=1, steps=2, ids=IDS[:2])
     assert len(rows) == 2 and rows[0]["residual_ratio"].tolist() == half[0]["residual_ratio"]
 
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_no_error_reaches_training(broken, monkeypatch, tmp_path):
-    """Nor changes it: with every measure broken, or nothing that can be written."""
+    """Training stays the same when every measure breaks, or nothing can be written."""
     plain, watched = gpt2(), gpt2()
-    losses, log = trained(plain), breaking(broken, monkeypatch, tmp_path)
+    losses, log = train_gpt2(plain), break_part(broken, monkeypatch, tmp_path)
     with_hooks = watch(watched, every=1, log=log)
-    assert trained(watched) == losses
+    assert train_gpt2(watched) == losses
     assert all(map(torch.equal, plain.parameters(), watched.parameters()))
     assert "no space left" in with_hooks.describe().lower()
     with_hooks.close()
@@ -242,7 +242,7 @@ def test_a_step_after_one_that_failed_is_measured(monkeypatch):
     monkeypatch.setattr(
         torch_passes.Pass, "_see_call", lambda *call: next(attempts, see_call)(*call)
     )
-    failed, measured = rows_of(gpt2(**QUIET), every=1, steps=2)
+    failed, measured = measure_rows(gpt2(**QUIET), every=1, steps=2)
     assert failed.keys() == {"step", "loss"} and np.isfinite(measured["residual_ratio"]).all()
 
 
@@ -250,18 +250,18 @@ def test_a_layer_without_gradients_is_named():
     model = gpt2(**QUIET)
     model.transformer.h[1].attn.requires_grad_(False)
     watched = watch(model, every=1)
-    trained(model, 1)
+    train_gpt2(model, 1)
     watched.close()
-    said = [line for line in watched.describe().splitlines() if "no query gradient" in line]
-    assert len(said) == 1 and "h.1.attn" in said[0]
+    reasons = [line for line in watched.describe().splitlines() if "no query gradient" in line]
+    assert len(reasons) == 1 and "h.1.attn" in reasons[0]
     assert np.isnan(watched.rows[0]["query_gradient"]).tolist() == [i == 1 for i in range(L)]
 
 
 def test_the_steps_of_one_optimizer_count():
     model = gpt2(**QUIET)
     watched, ids = watch(model, every=2), {"input_ids": IDS, "labels": IDS}
-    own = [[p for p in model.parameters() if (p.ndim > 1) == big] for big in (True, False)]
-    optimizers = [torch.optim.SGD(parameters, 0.1) for parameters in own]
+    groups = [[p for p in model.parameters() if (p.ndim > 1) == big] for big in (True, False)]
+    optimizers = [torch.optim.SGD(parameters, 0.1) for parameters in groups]
     skipped = model(**ids).loss
     skipped.backward()
     model.zero_grad()  # as where a GradScaler found an overflow
@@ -277,7 +277,7 @@ def test_the_steps_of_one_optimizer_count():
             assert watched.rows[0]["loss"] in (loss.item(), skipped.item())
     assert watched.step == 3 and [row["step"] for row in watched.rows] == [0, 2]
     del optimizers, optimizer
-    trained(model, 1)
+    train_gpt2(model, 1)
     assert watched.step == 4
     watched.close()
 
@@ -298,7 +298,7 @@ def test_steps_that_torch_does_not_see_are_said():
 
 
 def test_wandb_has_steps_of_its_own(monkeypatch):
-    """So that it drops no row that comes beside those of a trainer."""
+    """Otherwise wandb would drop rows that come between those of a trainer."""
     wandb, lines = types.ModuleType("wandb"), []
 
     def log(row, step=None):
@@ -308,7 +308,7 @@ def test_wandb_has_steps_of_its_own(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     model = gpt2(**QUIET)
     watched = watch(model, every=1, log=log)
-    trained(model, 2)
+    train_gpt2(model, 2)
     watched.close()
     assert [(row["watch/step"], step) for row, step in lines] == [(0, None), (1, None)]
 
@@ -318,7 +318,7 @@ def test_a_writer_gets_every_number_of_a_row():
     writer = types.SimpleNamespace(add_scalar=lambda *line: lines.append(line))
     model = gpt2(**QUIET)
     watched = watch(model, every=1, log=writer)
-    trained(model, 1)
+    train_gpt2(model, 1)
     watched.close()
     (row,) = watched.rows
     expected = []
@@ -338,22 +338,22 @@ def test_a_log_that_fails_for_a_while_goes_on():
 
     model, steps = gpt2(**QUIET), []
     watched = watch(model, every=1, log=log)
-    trained(model, 6)
+    train_gpt2(model, 6)
     assert steps == [0, 1, 2, 3, 4, 5] and "no space" not in watched.describe()
     watched.close()
 
 
 @pytest.mark.parametrize("is_inside", [False, True])
 def test_who_else_replaces_the_call_of_modules_is_called(is_inside, monkeypatch):
-    """Before a watch begins, or while one measures; after it what they put there is there."""
-    model, seen = gpt2(**QUIET), []
-    expected = rows_of(gpt2(**QUIET), every=1, steps=3)
+    """The call is replaced before a watch begins, or while it measures; it is kept after it."""
+    model, called = gpt2(**QUIET), []
+    expected = measure_rows(gpt2(**QUIET), every=1, steps=3)
 
     def replace():
         usual = torch.nn.Module.__call__
 
         def call(module, *args, **kwargs):
-            seen.append(module)
+            called.append(module)
             return usual(module, *args, **kwargs)
 
         monkeypatch.setattr(torch.nn.Module, "__call__", call)
@@ -362,16 +362,16 @@ def test_who_else_replaces_the_call_of_modules_is_called(is_inside, monkeypatch)
     call = None if is_inside else replace()
     watched = watch(model, every=1)
     call = call or replace()
-    trained(model, 3)
+    train_gpt2(model, 3)
     watched.close()
-    assert torch.nn.Module.__call__ is call and seen.count(model) == 3
+    assert torch.nn.Module.__call__ is call and called.count(model) == 3
     np.testing.assert_equal(watched.rows, expected)
-    trained(model, 1)
-    assert seen.count(model) == 4
+    train_gpt2(model, 1)
+    assert called.count(model) == 4
     again = watch(model, every=1)
-    trained(model, 1)
+    train_gpt2(model, 1)
     again.close()
-    assert torch.nn.Module.__call__ is call and seen.count(model) == 5
+    assert torch.nn.Module.__call__ is call and called.count(model) == 5
     assert np.isfinite(again.rows[0]["residual_ratio"]).all()
 
 

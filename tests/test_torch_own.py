@@ -1,4 +1,4 @@
-"""`watch` on blocks of one's own: every packing of the projections, every way to the product."""
+"""`watch` on users' blocks: with every packing of projections, and every form of the product."""
 
 import copy
 import gc
@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from test_torch_kinds import entropy_of, ratio_of
+from test_torch_kinds import compute_entropy, compute_ratio
 from torch_models import torch
 
 from rank_collapse.runs import metrics
@@ -20,12 +20,12 @@ from rank_collapse.watch.torch_products import is_allowed as allowed
 F, D, H, N, B = torch.nn.functional, 16, 2, 7, 3
 LENGTHS = torch.tensor([N, 5, 3])
 X = 2 * torch.randn(B, N, D, generator=torch.Generator().manual_seed(0))
-SHOWN = {
+EXISTS = {
     "all": torch.ones(B, N, dtype=torch.bool),
     "right": torch.arange(N) < LENGTHS[:, None],
     "left": torch.arange(N) >= N - LENGTHS[:, None],
 }
-# packing: which rows of one matrix [3 D, D] are of queries, keys and values
+# {packing: the rows of one matrix [3 D, D] that make queries, keys and values}
 SIDE = torch.arange(3 * D).reshape(3, D)
 TURNS = torch.arange(3 * D).reshape(H, 3, D // H).transpose(0, 1).reshape(3, D)
 PACKINGS = {"qkv": SIDE, "query_key_value": TURNS, "three": SIDE, "torch": SIDE}
@@ -46,15 +46,15 @@ class Attention(torch.nn.Module):
 
     def forward(self, x, mask):
         if self.packing == "three":
-            every = [part(x) for part in (self.q_proj, self.k_proj, self.v_proj)]
+            projections = [part(x) for part in (self.q_proj, self.k_proj, self.v_proj)]
         else:
             fused = getattr(self, self.packing)(x)
-            every = [fused[..., rows] for rows in PACKINGS[self.packing]]
-        q, k, v = (a.unflatten(-1, (H, -1)).transpose(1, 2) for a in every)
+            projections = [fused[..., rows] for rows in PACKINGS[self.packing]]
+        q, k, v = (a.unflatten(-1, (H, -1)).transpose(1, 2) for a in projections)
         bias = torch.where(mask, 0.0, -1e9)
         if self.product.startswith("dot"):
-            own = mask if self.product == "dot, bool" else bias
-            y = F.scaled_dot_product_attention(q, k, v, own, dropout_p=self.dropout)
+            attention_mask = mask if self.product == "dot, bool" else bias
+            y = F.scaled_dot_product_attention(q, k, v, attention_mask, dropout_p=self.dropout)
         else:
             p = F.dropout((q @ k.mT * (D // H) ** -0.5 + bias).softmax(dim=-1), self.dropout)
             if self.product == "bmm":
@@ -76,17 +76,17 @@ class Block(torch.nn.Module):
             self.attn = Attention(packing, product)
         self.weights, self.fails = product == "weights", False
 
-    def forward(self, x, shown, causal):
+    def forward(self, x, exists, causal):
         y = self.attn_norm(x)
         if isinstance(self.attn, Attention):
-            own = shown[:, None, None] & torch.ones(N, N, dtype=torch.bool)
-            x = x + self.attn(y, own.tril() if causal else own)
+            attention_mask = exists[:, None, None] & torch.ones(N, N, dtype=torch.bool)
+            x = x + self.attn(y, attention_mask.tril() if causal else attention_mask)
             self.fails, failed = False, self.fails
             if failed:
                 raise RuntimeError("out of memory")
             return x
         lower = torch.ones(N, N, dtype=torch.bool).triu(1) if causal else None
-        return x + self.attn(y, y, y, ~shown, self.weights, lower)[0]
+        return x + self.attn(y, y, y, ~exists, self.weights, lower)[0]
 
 
 class Own(torch.nn.Module):
@@ -98,13 +98,13 @@ class Own(torch.nn.Module):
             if p.ndim > 1:
                 p.data *= 4
 
-    def forward(self, x, shown=SHOWN["all"], causal=False):
+    def forward(self, x, exists=EXISTS["all"], causal=False):
         for block in self.blocks:
-            x = block(x, shown, causal)
+            x = block(x, exists, causal)
         return x, x.square().mean()
 
 
-def stepped(model, *inputs, steps=1):
+def train(model, *inputs, steps=1):
     torch.manual_seed(1)
     optimizer, losses = torch.optim.SGD(model.parameters(), 0.01), []
     for _ in range(steps):
@@ -115,18 +115,18 @@ def stepped(model, *inputs, steps=1):
     return [loss.item() for loss in losses]
 
 
-def matrices(attention, what):
-    """(weights or their gradients of queries, of keys, of values), and those of the biases."""
+def select_projections(attention, transform):
+    """Returns transform(weight) and transform(bias) of queries, of keys, and of values."""
     if isinstance(attention, torch.nn.MultiheadAttention):
         fused = [attention.in_proj_weight, attention.in_proj_bias]
     elif attention.packing == "three":
         parts = [attention.q_proj, attention.k_proj, attention.v_proj]
-        return [(what(part.weight), what(part.bias)) for part in parts]
+        return [(transform(part.weight), transform(part.bias)) for part in parts]
     else:
         fused = [getattr(attention, attention.packing).weight]
         fused += [getattr(attention, attention.packing).bias]
     packing = getattr(attention, "packing", "torch")
-    return [tuple(what(p)[rows] for p in fused) for rows in PACKINGS[packing]]
+    return [tuple(transform(p)[rows] for p in fused) for rows in PACKINGS[packing]]
 
 
 BLOCKS = (
@@ -143,8 +143,11 @@ BLOCKS = (
 
 
 def block_cases():
-    """Every block with every mask; quick are all masks of three blocks, and one of the others."""
-    for block, padding, causal in itertools.product(BLOCKS, SHOWN, (False, True)):
+    """Yields every block with every mask.
+
+    The quick suite has all masks of three blocks, and one mask of each other block.
+    """
+    for block, padding, causal in itertools.product(BLOCKS, EXISTS, (False, True)):
         is_quick = block in (BLOCKS[1], BLOCKS[2], BLOCKS[7]) or (padding, causal) == ("left", True)
         marks = () if is_quick else pytest.mark.full
         yield pytest.param(*block, padding, causal, marks=marks)
@@ -152,27 +155,34 @@ def block_cases():
 
 @pytest.mark.parametrize("packing, product, padding, causal", list(block_cases()))
 def test_scalars_of_own_blocks(packing, product, padding, causal):
-    model, shown = Own(packing, product), SHOWN[padding]
-    plain = stepped(copy.deepcopy(model), X, shown, causal)
+    model, exists = Own(packing, product), EXISTS[padding]
+    plain = train(copy.deepcopy(model), X, exists, causal)
     fresh, watched = copy.deepcopy(model), watch(model, 1)
-    np.testing.assert_equal(stepped(model, X, shown, causal), plain)
+    np.testing.assert_equal(train(model, X, exists, causal), plain)
     watched.close()
-    (row,), mask = watched.rows, shown.numpy()
+    (row,), mask = watched.rows, exists.numpy()
     np.testing.assert_equal(row["loss"], plain[0])
     first = fresh.blocks[0]
     x = first.attn_norm(X)
-    (q, k, _) = (F.linear(x, *own) for own in matrices(first.attn, lambda p: p.detach()))
+    (q, k, _) = (
+        F.linear(x, *projection)
+        for projection in select_projections(first.attn, lambda p: p.detach())
+    )
     q, k = (a.unflatten(-1, (H, -1)).transpose(1, 2) for a in (q, k))
-    there = shown[:, None, None] & torch.ones(N, N, dtype=torch.bool)
-    there = there.tril() if causal else there
-    p = (q @ k.mT * (D // H) ** -0.5).masked_fill(~there, -1e9).softmax(dim=-1)
-    assert row["residual_ratio"][0] == pytest.approx(ratio_of(x.detach().numpy(), mask), rel=1e-4)
-    entropy = entropy_of(p.detach().numpy(), mask)
+    attention_mask = exists[:, None, None] & torch.ones(N, N, dtype=torch.bool)
+    attention_mask = attention_mask.tril() if causal else attention_mask
+    p = (q @ k.mT * (D // H) ** -0.5).masked_fill(~attention_mask, -1e9).softmax(dim=-1)
+    assert row["residual_ratio"][0] == pytest.approx(
+        compute_ratio(x.detach().numpy(), mask), rel=1e-4
+    )
+    entropy = compute_entropy(p.detach().numpy(), mask)
     assert row["attention_entropy"][0] == pytest.approx(entropy, rel=1e-4)
-    for part, own in zip(
-        ("query", "key", "value"), matrices(model.blocks[0].attn, lambda p: p.grad), strict=True
+    for part, gradients in zip(
+        ("query", "key", "value"),
+        select_projections(model.blocks[0].attn, lambda p: p.grad),
+        strict=True,
     ):
-        norm = np.sqrt(sum(g.square().sum().item() for g in own))
+        norm = np.sqrt(sum(g.square().sum().item() for g in gradients))
         np.testing.assert_allclose(row[f"{part}_gradient"][0], norm, rtol=1e-4)
 
 
@@ -189,15 +199,15 @@ class Runs(Own):
         states = [x]
         for i in self.order:
             try:
-                states.append(self.blocks[i](states[-1], SHOWN["all"], False))
+                states.append(self.blocks[i](states[-1], EXISTS["all"], False))
             except RuntimeError:
-                states.append(self.blocks[i](states[-1], SHOWN["all"], False))
+                states.append(self.blocks[i](states[-1], EXISTS["all"], False))
         return {"states": states, "loss": states[-1].square().mean()}, states[-1].square().mean()
 
 
 @pytest.mark.parametrize("tokens", ["read", "raw"])
 @pytest.mark.parametrize(
-    "order, depth, fails, there",
+    "order, depth, fails, numbers",
     [
         ((0, 2), 3, None, [0, 1]),  # one dropped: numbers are those of what ran
         ((0, 0, 0), 1, None, [0, 1, 2]),  # a loop
@@ -205,7 +215,7 @@ class Runs(Own):
         ((0, 1, 2), 3, 1, [0, 1, 2]),  # one fails, and is run again
     ],
 )
-def test_layers_have_their_own_numbers(order, depth, fails, there, tokens):
+def test_layers_have_their_own_numbers(order, depth, fails, numbers, tokens):
     model, lines = Runs(order, depth, fails), []
     for module in model.modules():
         if hasattr(module, "dropout"):
@@ -214,13 +224,13 @@ def test_layers_have_their_own_numbers(order, depth, fails, there, tokens):
     if tokens == "read":
         pairs = zip(order, states, strict=False)
         states = [None, *(model.blocks[i].attn_norm(x) for i, x in pairs)]
-    expected = [ratio_of(x.detach().numpy(), SHOWN["all"].numpy()) for x in states[1:]]
+    expected = [compute_ratio(x.detach().numpy(), EXISTS["all"].numpy()) for x in states[1:]]
     watched = watch(model, 1, lambda row, step: lines.append(row), tokens)
-    stepped(model, X)
+    train(model, X)
     watched.close()
-    found = {i: v for i, v in enumerate(watched.rows[0]["residual_ratio"]) if np.isfinite(v)}
-    assert found == pytest.approx(dict(zip(there, expected, strict=True)), rel=1e-4)
-    assert {f"residual_ratio/layer_{i}": v for i, v in found.items()}.items() <= lines[0].items()
+    ratios = {i: v for i, v in enumerate(watched.rows[0]["residual_ratio"]) if np.isfinite(v)}
+    assert ratios == pytest.approx(dict(zip(numbers, expected, strict=True)), rel=1e-4)
+    assert {f"residual_ratio/layer_{i}": v for i, v in ratios.items()}.items() <= lines[0].items()
 
 
 def test_a_layer_keeps_the_number_of_its_first_run(tmp_path):
@@ -242,7 +252,7 @@ def test_a_layer_keeps_the_number_of_its_first_run(tmp_path):
         optimizer.step()
         expected = np.full(len(numbers), np.nan)
         for number, x in reads.items():
-            expected[number] = ratio_of(x.detach().numpy(), SHOWN["all"].numpy())
+            expected[number] = compute_ratio(x.detach().numpy(), EXISTS["all"].numpy())
         for row in (watched.rows[step], metrics.read(tmp_path / "metrics.jsonl")[step]):
             np.testing.assert_allclose(row["residual_ratio"], expected, rtol=1e-4)
             assert np.isfinite(row["attention_entropy"]).tolist() == np.isfinite(expected).tolist()
@@ -259,7 +269,7 @@ def test_a_watched_model_is_copied_and_saved_as_another():
     assert pickle.loads(pickle.dumps(model)).state_dict().keys() == plain.state_dict().keys()
     torch.save(model, io.BytesIO())
     torch.optim.swa_utils.AveragedModel(model)
-    stepped(other, X)
+    train(other, X)
     assert watched.step == 0 and not watched.rows
     model(X)[1].backward()
     dead = [weakref.ref(model.blocks[0].attn), weakref.ref(watched)]
@@ -269,7 +279,7 @@ def test_a_watched_model_is_copied_and_saved_as_another():
 
 
 def test_weights_are_those_that_meet_the_values():
-    """Also where heads are mixed after the softmax; differences of weights are none."""
+    """Heads may be mixed after the softmax; a difference of weights is no distribution."""
 
     class Mixed(Attention):
         def forward(self, x, mask):
@@ -287,7 +297,7 @@ def test_weights_are_those_that_meet_the_values():
     model.blocks[1].attn = Mixed("qkv", "softmax")
     model.blocks[2].attn = Differential("qkv", "softmax")
     watched = watch(model, 1)
-    stepped(model, X)
+    train(model, X)
     (row,) = watched.rows
     assert np.isfinite(row["attention_entropy"]).tolist() == [True, True, False]
     assert np.isfinite(row["residual_ratio"]).all()
@@ -301,7 +311,7 @@ def test_masks_of_all_kinds(mask, added):
 
 
 def test_row_numbers_pass_complex_views_exactly():
-    """Beyond 2^24, where float32 has even numbers alone."""
+    """The numbers are beyond 2^24, where float32 has only even ones."""
     numbers = torch.tensor([2**24 + 1, 2**24 + 3])
     for function in (torch.view_as_complex, torch.view_as_real):
         numbers = torch_origins._move_followers(function, ((numbers,), {}), 0)

@@ -1,14 +1,14 @@
-"""`watch` on a table of model codes, their masks and their products: right, or left out.
+"""`watch` on a table of model codes, with their masks and their products.
 
-Codes differ in the names of projections, in what holds layers and in how tokens are laid out. What
-is expected comes from formulas here, on the same parameters.
+Codes differ in the names of projections, in what holds layers and in how tokens are laid out. The
+expected scalars come from formulas here, on the same parameters.
 """
 
 import itertools
 
 import numpy as np
 import pytest
-from test_torch_kinds import ratio_of
+from test_torch_kinds import compute_ratio
 from torch_models import torch
 
 from rank_collapse.torch import watch
@@ -39,12 +39,12 @@ EXISTS = {
 DOCUMENTS = torch.tensor([[0] * 4 + [1] * 6, [0] * 10, [0] * 2 + [1] * 3 + [2] * 5])
 
 
-def allowed_of(masking):
-    """Bool [b, n, n]: which token attends to which."""
-    every = torch.ones(B, N, N, dtype=torch.bool)
+def make_allowed(masking):
+    """Makes the mask [b, n, n] of which token attends to which."""
+    all_pairs = torch.ones(B, N, N, dtype=torch.bool)
     if masking == "packed":
         return DOCUMENTS[:, :, None] == DOCUMENTS[:, None]
-    return every & EXISTS[masking][:, None]
+    return all_pairs & EXISTS[masking][:, None]
 
 
 class Attention(nn.Module):
@@ -55,8 +55,8 @@ class Attention(nn.Module):
             setattr(self, name, nn.Linear(D, D * 3 // len(names)))
 
     def project(self, x):
-        every = [getattr(self, name)(x) for name in self.names]
-        return every if len(every) == 3 else every[0].chunk(3, -1)
+        projections = [getattr(self, name)(x) for name in self.names]
+        return projections if len(projections) == 3 else projections[0].chunk(3, -1)
 
     def forward(self, x, allowed):
         q, k, v = self.project(x)
@@ -169,12 +169,12 @@ class Own(nn.Module):
         return x.square().mean()
 
 
-def attentions_of(model):
+def list_attentions(model):
     return [module for module in model.modules() if isinstance(module, Attention)]
 
 
-def expected_of(model, x, allowed, exists, documents):
-    """(residual ratio, entropy) of each layer by formulas, from what its attentions read."""
+def compute_expected(model, x, allowed, exists, documents):
+    """Computes (residual ratio, entropy, least entropy) of each layer by formulas."""
     reads, rows, hooks = {}, [], []
 
     def keep(attention, is_norm):
@@ -193,7 +193,7 @@ def expected_of(model, x, allowed, exists, documents):
     for hook in hooks:
         hook.remove()
     layers = {}
-    for attention in attentions_of(model):
+    for attention in list_attentions(model):
         layers.setdefault(id(reads[attention]), []).append(attention)
     for attentions in layers.values():
         y = reads[attentions[0]]
@@ -210,16 +210,16 @@ def expected_of(model, x, allowed, exists, documents):
                  for d in documents[b].unique()
                  for keep in [(documents[b] == d) & exists[b]]]  # fmt: skip
         ratio = np.mean(
-            [ratio_of(t[None].detach().numpy(), np.ones((1, len(t)), bool)) for t, _ in parts]
+            [compute_ratio(t[None].detach().numpy(), np.ones((1, len(t)), bool)) for t, _ in parts]
         )
-        each = [-(p * p.clamp(min=1e-30).log()).sum(-1).mean(-1) for _, p in parts]
-        heads = torch.stack(each).mean(dim=0)
+        entropies = [-(p * p.clamp(min=1e-30).log()).sum(-1).mean(-1) for _, p in parts]
+        heads = torch.stack(entropies).mean(dim=0)
         rows.append((ratio, heads.mean().item(), heads.min().item()))
     return rows
 
 
 def codes():
-    """(name, build(product)) of every code."""
+    """Yields (name, container, kind of attention, names of projections, layout) of every code."""
     for names in SPELLINGS:
         yield names[0], "list", Attention, names, "plain"
     for container in ("attributes", "dictionary", "with None", "chunks", "checkpointed"):
@@ -240,14 +240,14 @@ def codes():
                 yield f"{kind.__name__}, {container}, {names[0]}", container, kind, names, "plain"
 
 
-CODES = {name: rest for name, *rest in codes()}
+CODES = {name: fields for name, *fields in codes()}
 QUICK = {"c_q", "dictionary, first", "Inline, tokens first, list", "Heads, list, q_proj"}
 
 
 def cases():
-    """Every code with every mask; all products for each kind and layout.
+    """Yields every code with every mask; each kind and layout with every product.
 
-    Names and containers cannot change what a product is, so their codes take the products in turn.
+    Names and containers cannot change a product, so their codes take the products in turn.
     """
     for number, name in enumerate(CODES):
         is_layout = name.endswith(("plain, list", "first, list", "examples, list"))
@@ -262,12 +262,12 @@ def cases():
 @pytest.mark.parametrize("name, masking, product", list(cases()))
 def test_every_code_is_measured(name, masking, product):
     container, kind, names, layout = CODES[name]
-    allowed, exists = allowed_of(masking), EXISTS[masking]
+    allowed, exists = make_allowed(masking), EXISTS[masking]
     model = Own(container, lambda: kind(names, product, layout))
     x = torch.randn(B, N, D, generator=torch.Generator().manual_seed(1))
     x = x.transpose(0, 1).contiguous() if layout == "tokens first" else x
     documents = DOCUMENTS if masking == "packed" else torch.zeros(B, N, dtype=torch.long)
-    expected = expected_of(model, x, allowed, exists, documents)
+    expected = compute_expected(model, x, allowed, exists, documents)
     watched = watch(model, 1)
     model(x, allowed).backward()
     torch.optim.SGD(model.parameters(), 0.1).step()

@@ -16,9 +16,9 @@ from watched_gpt2 import (
     V,
     close,
     gpt2,
-    rows_of,
+    measure_rows,
     torch,
-    trained,
+    train_gpt2,
 )
 
 import rank_collapse as rc
@@ -27,8 +27,8 @@ from rank_collapse.watch.torch_products import ROWS, compute_dot_weights
 from rank_collapse.watch.torch_watch import _combine_products
 
 
-def by_hand(model, **inputs):
-    """What each layer's attention reads and its weights, of a model that keeps its weights."""
+def run_by_hand(model, **inputs):
+    """Returns what each layer's attention reads, and its weights, by eager attention."""
     model = copy.deepcopy(model)
     model.config._attn_implementation = "eager"
     reads = []
@@ -44,15 +44,15 @@ def by_hand(model, **inputs):
 
 def test_training_is_the_same_to_the_bit_with_dropout():
     plain, watched = gpt2(), gpt2()
-    losses = trained(plain)
+    losses = train_gpt2(plain)
     with_hooks = watch(watched, every=2)
-    assert trained(watched) == losses
+    assert train_gpt2(watched) == losses
     assert all(map(torch.equal, plain.parameters(), watched.parameters()))
     assert [row["step"] for row in with_hooks.rows] == [0, 2]
     assert [row["loss"] for row in with_hooks.rows] == losses[::2]
     with_hooks.close()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in watched.modules())
-    trained(watched)
+    train_gpt2(watched)
     assert len(with_hooks.rows) == 2
 
 
@@ -60,10 +60,10 @@ def test_training_is_the_same_to_the_bit_with_dropout():
 def test_scalars_are_those_of_the_monitor_on_the_same_arrays(padded):
     model = gpt2(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
     mask = torch.arange(12)[None] < torch.tensor([12, 9, 12, 5])[:, None]
-    given = {"attention_mask": mask.long()} if padded else {}
-    reads, weights = by_hand(model, input_ids=IDS, **given)
+    padding = {"attention_mask": mask.long()} if padded else {}
+    reads, weights = run_by_hand(model, input_ids=IDS, **padding)
     watched = watch(model, every=1)
-    loss = model(input_ids=IDS, labels=IDS, **given).loss
+    loss = model(input_ids=IDS, labels=IDS, **padding).loss
     loss.backward()
     maps = model.transformer.h[1].attn.c_attn
     gradients = torch.cat([maps.weight.grad, maps.bias.grad[None]]).chunk(3, dim=1)
@@ -71,9 +71,9 @@ def test_scalars_are_those_of_the_monitor_on_the_same_arrays(padded):
     torch.optim.SGD(model.parameters(), 0.1).step()
     watched.close()
     (row,) = watched.rows
-    shown = {"mask": mask.numpy()} if padded else {}
+    monitor_mask = {"mask": mask.numpy()} if padded else {}
     for layer in range(L):
-        expected = rc.monitor(reads[layer].numpy(), weights[layer].numpy(), **shown)
+        expected = rc.monitor(reads[layer].numpy(), weights[layer].numpy(), **monitor_mask)
         for name, value in expected.items():
             np.testing.assert_allclose(row[name][layer], value, rtol=1e-5, atol=1e-6, err_msg=name)
     for part, norm in zip(("query", "key", "value"), norms, strict=True):
@@ -84,9 +84,9 @@ def test_scalars_are_those_of_the_monitor_on_the_same_arrays(padded):
 def test_of_long_texts_some_queries_are_measured():
     model = gpt2(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
     ids = torch.arange(2 * 2 * ROWS).reshape(2, -1) * 7 % V
-    _, weights = by_hand(model, input_ids=ids)
+    _, weights = run_by_hand(model, input_ids=ids)
     watched = watch(model, every=1)
-    trained(model, 1, ids=ids)
+    train_gpt2(model, 1, ids=ids)
     watched.close()
     rows = np.linspace(0, 2 * ROWS - 1, ROWS).astype(int)
     expected = [rc.attention_entropy(w.numpy()[:, :, rows]).mean() for w in weights]
@@ -124,28 +124,32 @@ def test_blocks_of_torch(batch_first, tokens):
         )
         states.append(layer(states[-1]))
     measured = states[:-1] if tokens == "read" else states[1:]  # post-norm: attention reads X
-    (step, row), (kept,) = rows[0], watched.rows
-    assert step == 0 and kept["loss"] == row["loss"]
-    assert all(np.isnan(own[1]) for name, own in kept.items() if name not in ("step", "loss"))
+    (step, row), (watched_row,) = rows[0], watched.rows
+    assert step == 0 and watched_row["loss"] == row["loss"]
+    assert all(
+        np.isnan(values[1]) for name, values in watched_row.items() if name not in ("step", "loss")
+    )
     for layer in (0, 2):
-        of = {"tokens": "unit"} if tokens == "unit" else {}
-        expected = rc.monitor(measured[layer].detach().numpy(), **of)
+        options = {"tokens": "unit"} if tokens == "unit" else {}
+        expected = rc.monitor(measured[layer].detach().numpy(), **options)
         for name, value in expected.items():
-            np.testing.assert_allclose(kept[name][layer], value, rtol=1e-4, atol=1e-6, err_msg=name)
-            assert row[f"{name}/layer_{layer}"] == kept[name][layer]
+            np.testing.assert_allclose(
+                watched_row[name][layer], value, rtol=1e-4, atol=1e-6, err_msg=name
+            )
+            assert row[f"{name}/layer_{layer}"] == watched_row[name][layer]
         entropy = rc.attention_entropy(weights[layer].detach().numpy()).mean()
-        np.testing.assert_allclose(kept["attention_entropy"][layer], entropy, rtol=1e-4)
+        np.testing.assert_allclose(watched_row["attention_entropy"][layer], entropy, rtol=1e-4)
 
 
 def test_checkpointing_and_accumulation_give_the_same_numbers():
-    rows = rows_of(gpt2(**QUIET))
+    rows = measure_rows(gpt2(**QUIET))
     checkpointed = gpt2(**QUIET)
     for block in checkpointed.transformer.h:
         block.forward = functools.partial(
             torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False
         )
-    close(rows, rows_of(checkpointed))
-    close(rows, rows_of(gpt2(**QUIET), accumulated=2))
+    close(rows, measure_rows(checkpointed))
+    close(rows, measure_rows(gpt2(**QUIET), accumulated=2))
 
 
 COMPILER = shutil.which("c++") or shutil.which("g++")
@@ -180,12 +184,12 @@ def test_compilation_gives_the_same_numbers(backend, fullgraph):
 
 
 def test_mixed_precision():
-    """The numbers are those of the same arrays in float32, and training is the same to the bit."""
+    """Scalars are those of the same arrays in float32, and training is the same to the bit."""
     plain, watched = gpt2(), gpt2()
     with torch.autocast("cpu", torch.bfloat16):
-        losses = trained(plain)
+        losses = train_gpt2(plain)
         with_hooks = watch(watched, every=1)
-        assert trained(watched) == losses
+        assert train_gpt2(watched) == losses
     with_hooks.close()
     assert all(map(torch.equal, plain.parameters(), watched.parameters()))
     model, reads, projected = gpt2(**QUIET), [], []
@@ -231,14 +235,14 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 @pytest.mark.full
 def test_no_weights_of_attention_are_held():
-    """The peak of a watched run is above the plain one by less than one layer's weights are."""
+    """Watching raises the peak memory by less than half of one layer's weights."""
     plain, watched = (
         int(
             subprocess.run(
-                [sys.executable, "-c", PEAK, how], capture_output=True, check=True
+                [sys.executable, "-c", PEAK, mode], capture_output=True, check=True
             ).stdout
         )
-        for how in ("plain", "watched")
+        for mode in ("plain", "watched")
     )
     assert watched - plain < 8 * 2048 * 2048 * 4 / 2
 
@@ -266,14 +270,14 @@ def test_a_vision_model_of_timm():
 def test_the_gradient_of_shared_parameters_is_that_of_their_first_run():
     model = gpt2(**QUIET)
     model.transformer.h = torch.nn.ModuleList([model.transformer.h[0]] * L)
-    (row,) = rows_of(model)[:1]
+    (row,) = measure_rows(model)[:1]
     for part in ("query", "key", "value"):
         is_measured = np.isfinite(row[f"{part}_gradient"])
         np.testing.assert_array_equal(is_measured, np.arange(L) == 0)
 
 
 def test_what_one_product_of_a_run_has_alone_is_kept():
-    """Such as the mass that no key has, of a head with a sink in a module of its own."""
+    """An example is the missing mass of a head whose sink is in a separate module."""
     entropy = {"attention_entropy": torch.tensor([1.0, 2.0])}
     sink = {"attention_entropy": torch.tensor([3.0, 6.0]), "missing_mass": torch.tensor([0.1, 0.3])}
     run = types.SimpleNamespace(products=[(0, entropy), (1, sink)])
@@ -286,8 +290,8 @@ def test_what_one_product_of_a_run_has_alone_is_kept():
 def test_causal_weights_of_fewer_queries_than_keys_are_those_of_torch():
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(2, n, 4, generator=generator) for n in (3, 5))
-    own = compute_dot_weights(q, k, k, is_causal=True)
+    dot_weights = compute_dot_weights(q, k, k, is_causal=True)
     product = torch.nn.functional.scaled_dot_product_attention(
         q, k, torch.eye(5).expand(2, 5, 5), is_causal=True
     )
-    torch.testing.assert_close(own.p, product)
+    torch.testing.assert_close(dot_weights.p, product)

@@ -19,8 +19,8 @@ def assert_allclose(
 
     Values that have to be equal to the bit are compared with rtol=0 and atol=0.
     """
-    found = (np.asarray(a).dtype for a in (actual, desired))
-    least = FLOAT32 if np.dtype(np.float32) in found else 0
+    dtypes = (np.asarray(a).dtype for a in (actual, desired))
+    least = FLOAT32 if np.dtype(np.float32) in dtypes else 0
     if rtol is None:
         rtol = max(1e-7, least)
     elif rtol or atol:

@@ -47,12 +47,12 @@ class Case:
         kind: The `model_type` of transformers.
         model: Its class.
         where: The dotted name of a layer's attention, with {} for its number.
-        sizes: Beside or instead of `SIZES`.
+        sizes: Added to `SIZES`, or in place of its entries.
         layers: As `watch` takes it.
         attentions: The field of the output that has the weights.
         implementations: Of the attention.
         padding: Which masks it takes.
-        inputs: Of a mask.
+        inputs: Makes the model's inputs from a mask.
         left_out: Part of the reason why weights are not measured.
     """
 
@@ -192,12 +192,12 @@ CASES = (
 )  # fmt: skip
 
 
-def built(case: Case, implementation: str, **sizes):
-    """A model of a case in training mode, the same at every call."""
+def build(case: Case, implementation: str, **sizes):
+    """Builds the model of a case in training mode, the same at every call."""
     torch.manual_seed(0)
-    given = {**SIZES, **case.sizes, **sizes}
-    given = {name: value for name, value in given.items() if value is not ...}
-    config = transformers.AutoConfig.for_model(case.kind, **given)
+    fields = {**SIZES, **case.sizes, **sizes}
+    fields = {name: value for name, value in fields.items() if value is not ...}
+    config = transformers.AutoConfig.for_model(case.kind, **fields)
     model = getattr(transformers, case.model)._from_config(
         config, attn_implementation=implementation
     )
@@ -208,10 +208,10 @@ def built(case: Case, implementation: str, **sizes):
     return model.train()
 
 
-def inputs_of(case, padding):
+def make_inputs(case, padding):
     return (case.inputs or texts)(MASKS[padding])
 
 
-def loss_of(output):
+def measure_loss(output):
     first = next(a for a in output.to_tuple() if torch.is_tensor(a) and a.is_floating_point())
     return first.square().mean()

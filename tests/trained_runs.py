@@ -1,4 +1,4 @@
-"""How tests run a binary, and read what it left."""
+"""Runs binaries in tests, and reads the files that they leave."""
 
 import csv
 import json
@@ -25,7 +25,7 @@ SMALL = (
 
 
 def run(module, arguments, folder):
-    """The exit code of a binary."""
+    """Runs a binary; returns its exit code."""
     return cli.execute(module.main, module.FLAGS, [*arguments, f"--output_dir={folder}"])
 
 
@@ -42,7 +42,7 @@ def finished(module, *arguments):
 
 
 def result_of(module, folder):
-    """(results, set-up) of a folder without axes, or whose axes are all of its results'."""
+    """Reads (results, set-up) of a run with one point: no axes, or only axes of its results."""
     (point,) = read_run(module, folder).points
     return point.results, point.setup
 
@@ -77,18 +77,18 @@ def rows(folder):
 
 
 def single_columns(folder):
-    """Columns of results.csv whose fractions are all numbers of float32."""
-    found = []
+    """Lists the columns of results.csv whose fractions are all numbers of float32."""
+    columns = []
     for name in rows(folder)[0]:
         values = np.array([number(row[name]) for row in rows(folder)])
         values = values[np.isfinite(values) & (values != np.round(values))]
         if len(values) and np.all(values == values.astype(np.float32)):
-            found.append(name)
-    return found
+            columns.append(name)
+    return columns
 
 
 def number(text):
-    """NaN of a word."""
+    """Reads a number; a word is NaN."""
     try:
         return float(text)
     except ValueError:
@@ -101,7 +101,7 @@ def seed_of(tree, index):
 
 
 def contents(folder):
-    """{name: bytes} of everything that a person reads."""
+    """Reads {name: bytes} of all files that are made for readers."""
     names = ["results.csv", "summary.json", *(f"figures/{p.name}" for p in figures(folder))]
     return {name: (folder / name).read_bytes() for name in names}
 
@@ -118,23 +118,26 @@ def check_mistake(module, arguments, message, folder, capsys, *, early=True):
     assert not (folder / "refused").exists() or not early
 
 
-def same_arrays(folder, other, rtol=0):
-    """Two runs found the same but for times: bit for bit, or up to rounding."""
-    with np.load(folder / "arrays.npz") as wanted, np.load(other / "arrays.npz") as found:
-        assert set(wanted.files) == set(found.files) and wanted.files
-        for name in wanted.files:
+def same_arrays(folder, other_folder, rtol=0):
+    """Checks that two runs have the same arrays but for times: bit for bit, or up to `rtol`."""
+    with (
+        np.load(folder / "arrays.npz") as expected,
+        np.load(other_folder / "arrays.npz") as other_arrays,
+    ):
+        assert set(expected.files) == set(other_arrays.files) and expected.files
+        for name in expected.files:
             if "seconds" not in name:
-                np.testing.assert_allclose(found[name], wanted[name], rtol, err_msg=name)
-                assert found[name].dtype == wanted[name].dtype, name
+                np.testing.assert_allclose(other_arrays[name], expected[name], rtol, err_msg=name)
+                assert other_arrays[name].dtype == expected[name].dtype, name
 
 
 SHOWN = ("results.csv", "summary.json", "report.html", "figures/*")
 
 
 def check_second_run(again, folder, capsys):
-    """Runs a command again on its finished folder: as it is, then without what it shows.
+    """Runs a command again on its finished folder: as it is, then with half of its files deleted.
 
-    Every other file at a time, so that a figure lacks its PDF once and its PNG once.
+    Every second file is deleted, so that a figure lacks its PDF once and its PNG once.
     The caller makes sure that computing fails.
 
     Args:
@@ -142,17 +145,19 @@ def check_second_run(again, folder, capsys):
         folder: The run's folder.
         capsys: pytest's; what is printed must be the same each time.
     """
-    shown = sorted(path for pattern in SHOWN for path in folder.glob(pattern))
-    assert {"summary.json", "results.csv"} <= {path.name for path in shown}
-    made = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in shown}
+    outputs = sorted(path for pattern in SHOWN for path in folder.glob(pattern))
+    assert {"summary.json", "results.csv"} <= {path.name for path in outputs}
+    originals = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in outputs}
     capsys.readouterr()
     assert again() == 0
     printed = capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in shown} == {p: m[0] for p, m in made.items()}
-    for deleted in (shown[::2], shown[1::2]):
+    assert {path: path.stat().st_mtime_ns for path in outputs} == {
+        p: m[0] for p, m in originals.items()
+    }
+    for deleted in (outputs[::2], outputs[1::2]):
         for path in deleted:
             path.unlink()
         assert again() == 0
         assert capsys.readouterr().out == printed
         for path in deleted:
-            assert path.read_bytes() == made[path][1], f"{path.name} came back as another"
+            assert path.read_bytes() == originals[path][1], f"{path.name} came back as another"

@@ -1,4 +1,4 @@
-"""A process of a test that runs Python."""
+"""Runs Python in a process of its own, for tests."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ PATH = os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "tests")))
 
 
 def python(*arguments, folder=REPOSITORY, **variables):
-    """What `python <arguments>` did that finds the repository and its tests."""
+    """Runs `python <arguments>` with the repository and its tests on the path."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,

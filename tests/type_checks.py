@@ -10,18 +10,18 @@ from beartype import beartype
 
 
 def checked(fn: Any) -> Any:
-    """fn, with its annotations checked; of a `Literal` the type of its values."""
-    own = getattr(fn, "__annotations__", {})
-    if any(_plain(hint) is not hint for hint in own.values()):
-        fn.__annotations__ = {name: _plain(hint) for name, hint in own.items()}
+    """Wraps fn so that annotations are checked; of a `Literal` only the type of its values is."""
+    annotations = getattr(fn, "__annotations__", {})
+    if any(_replace_literals(hint) is not hint for hint in annotations.values()):
+        fn.__annotations__ = {name: _replace_literals(hint) for name, hint in annotations.items()}
     return beartype(fn)
 
 
-def _plain(hint):
+def _replace_literals(hint):
     args, origin = get_args(hint), get_origin(hint)
     if origin is Literal:
         return Union[tuple({type(value) for value in args})]  # noqa: UP007
-    plain = tuple(_plain(a) for a in args)
+    plain = tuple(_replace_literals(a) for a in args)
     if all(new is old for new, old in zip(plain, args, strict=True)):
         return hint
     return Union[plain] if origin in (Union, UnionType) else origin[plain]  # noqa: UP007

@@ -28,7 +28,7 @@ def row_retention(s, l, h):
     return p / max(abs(p.sum()), 1)
 
 
-def mixed(alpha, beta, gamma):
+def make_mixed_row(alpha, beta, gamma):
     def row(s, l, h):
         last = np.eye(len(s))[-1]
         return alpha * last + beta * softmax(s) + gamma * np.ones(len(s)) / len(s)
@@ -37,7 +37,7 @@ def mixed(alpha, beta, gamma):
 
 
 def from_rows(row):
-    """A head (q, k, v, l, h) → (M, out) of rows of weights."""
+    """Makes a head (q, k, v, l, h) → (M, out) from a function of one row of weights."""
 
     def head(q, k, v, l, h):
         m = np.zeros((N, N))
@@ -55,7 +55,7 @@ def head_linear(q, k, v, l, h):
     return m, m @ v
 
 
-# What one row of weights is of its scores s to the keys 0 .. i, in layer l and head h.
+# One row of weights as a function of its scores s to the keys 0 .. i, in layer l and head h.
 ROWS = {
     "softmax": row_softmax,
     "retention": row_retention,
@@ -65,9 +65,9 @@ ROWS = {
 # {case: (variant, values, the head)}
 CASES = {
     "softmax": ("softmax", {}, from_rows(ROWS["softmax"])),
-    "centred": ("centred", {}, from_rows(mixed(0, 1, -1))),
-    "shaped": ("shaped", {"beta": 0.4, "gamma": 0.2}, from_rows(mixed(1, 0.4, -0.2))),
-    "attn_scale": ("attn_scale", {"excess": 0.5}, from_rows(mixed(0, 1.5, -0.5))),
+    "centred": ("centred", {}, from_rows(make_mixed_row(0, 1, -1))),
+    "shaped": ("shaped", {"beta": 0.4, "gamma": 0.2}, from_rows(make_mixed_row(1, 0.4, -0.2))),
+    "attn_scale": ("attn_scale", {"excess": 0.5}, from_rows(make_mixed_row(0, 1.5, -0.5))),
     "sigmoid": ("sigmoid", {}, from_rows(ROWS["sigmoid"])),
     "sinks": ("sinks", {"sink": SINK}, from_rows(ROWS["sinks"])),
     "retention": ("retention", {"decay": DECAY}, from_rows(ROWS["retention"])),
@@ -77,13 +77,13 @@ DRAWN = np.random.default_rng(1).normal(size=(N, D))
 
 
 def network(name, **values):
-    """(config, parameters, tokens) of two layers of attention alone, in float64."""
+    """Makes (config, parameters, tokens) of two layers of pure attention, in float64."""
     config = rc.variant(rc.san(L, H, D, mask="causal"), name, **values)
     return config, rc.init(jax.random.key(2), config, 1.3, 0.4), jnp.asarray(DRAWN)
 
 
 @pytest.fixture(autouse=True)
 def eager():
-    """Eagerly: a program of each variant would take a second to compile."""
+    """Runs eagerly: a program of each variant would take a second to compile."""
     with jax.enable_x64(True), jax.disable_jit():
         yield

@@ -22,8 +22,8 @@ def gpt2(**fields):
     return transformers.GPT2LMHeadModel(config).train()
 
 
-def trained(model, steps=4, accumulated=1, ids=IDS):
-    """The losses of some steps of Adam."""
+def train_gpt2(model, steps=4, accumulated=1, ids=IDS):
+    """Trains for some steps of Adam; returns the losses."""
     torch.manual_seed(1)
     optimizer, losses = torch.optim.Adam(model.parameters(), 1e-3), []
     for _ in range(steps):
@@ -36,16 +36,16 @@ def trained(model, steps=4, accumulated=1, ids=IDS):
     return losses
 
 
-def rows_of(model, every=2, **how):
+def measure_rows(model, every=2, **options):
     watched = watch(model, every)
-    trained(model, **how)
+    train_gpt2(model, **options)
     watched.close()
     return watched.rows
 
 
-def close(rows, others, rtol=1e-5):
-    assert len(rows) == len(others) == 2
-    for row, other in zip(rows, others, strict=True):
+def close(rows, other_rows, rtol=1e-5):
+    assert len(rows) == len(other_rows) == 2
+    for row, other in zip(rows, other_rows, strict=True):
         assert row.keys() == other.keys()
         for name in row:
             np.testing.assert_allclose(other[name], row[name], rtol, 1e-6, err_msg=name)

@@ -1,4 +1,4 @@
-"""`rank-collapse check`: a page about checkpoints, in the library alone."""
+"""`rank-collapse check`: a page about checkpoints, from the library without experiments."""
 
 import csv
 import json
@@ -21,22 +21,22 @@ GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
 
 @pytest.fixture
 def folder(tmp_path, request):
-    """A checkpoint, BERT's if no other is asked for, with a tokenizer whose words are letters."""
-    made = tmp_path / "a <b>"
-    shutil.copytree(GOLDEN.parent / getattr(request, "param", "bert"), made)
-    known = json.loads((made / "config.json").read_text())["vocab_size"]
+    """Makes a checkpoint, by default BERT's, with a tokenizer whose words are letters."""
+    path = tmp_path / "a <b>"
+    shutil.copytree(GOLDEN.parent / getattr(request, "param", "bert"), path)
+    vocab_size = json.loads((path / "config.json").read_text())["vocab_size"]
     letters = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
-    (made / "vocab.txt").write_text("\n".join(letters[:known]))
-    return made
+    (path / "vocab.txt").write_text("\n".join(letters[:vocab_size]))
+    return path
 
 
-def of_folders(kept):
+def parametrize_folder(quick):
     return pytest.mark.parametrize(
-        "folder", full_but(["bert", "llama-grouped"], kept), indirect=True
+        "folder", full_but(["bert", "llama-grouped"], quick), indirect=True
     )
 
 
-@of_folders("bert")
+@parametrize_folder("bert")
 def test_one_page_about_one_checkpoint(folder, tmp_path, capsys):
     out, text = tmp_path / "page.html", tmp_path / "text.txt"
     text.write_text("a b c d e f\n\nb a a c\n")
@@ -53,41 +53,45 @@ def test_one_page_about_one_checkpoint(folder, tmp_path, capsys):
     assert "http" not in page and "<script" not in page
     rows = list(csv.DictReader(written[1].read_text().splitlines()))
     depth = max(int(row["layer_or_length"]) for row in rows)
-    of = {"network": "attention alone", "measure": "residual_ratio", "layer_or_length": str(depth)}
-    ratios = [float(row["value"]) for row in rows if of.items() <= row.items()]
+    criteria = {
+        "network": "attention alone",
+        "measure": "residual_ratio",
+        "layer_or_length": str(depth),
+    }
+    ratios = [float(row["value"]) for row in rows if criteria.items() <= row.items()]
     numbers = numbers["numbers"]
     assert len(ratios) == 2 and numbers["layers"] == depth
     last = numbers[checkpoint.LAST_ALONE]
     assert last == pytest.approx(np.mean(ratios), rel=1e-5)
 
 
-@of_folders("llama-grouped")
+@parametrize_folder("llama-grouped")
 def test_its_numbers_are_those_of_the_network(folder, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("a b c d e f")
-    given = tokens_of(folder, "--text", str(text), "--max_tokens", "8")
-    done = measure_checkpoint(open_source(str(folder)), given)
-    found = done.report
+    tokens = read_tokens(folder, "--text", str(text), "--max_tokens", "8")
+    measured = measure_checkpoint(open_source(str(folder)), tokens)
+    report = measured.report
     config, params = rc.pretrained.load(folder)
-    trace = rc.apply(params, given.x[0], config)
+    trace = rc.apply(params, tokens.x[0], config)
     expected = rc.profile(trace.hidden)["residual_ratio"]
-    np.testing.assert_allclose(found.states["Transformer"]["residual_ratio"][0], expected, 1e-4)
-    curve = check.residual_figure(done).axes[0].get_lines()[0]
+    np.testing.assert_allclose(report.states["Transformer"]["residual_ratio"][0], expected, 1e-4)
+    curve = check.residual_figure(measured).axes[0].get_lines()[0]
     np.testing.assert_allclose(curve.get_ydata(), expected, 1e-4)
     np.testing.assert_array_equal(curve.get_xdata(), np.arange(config.depth + 1))
-    after = found.read["residual_ratio"][0, -1]
+    after = report.read["residual_ratio"][0, -1]
     np.testing.assert_allclose(after, rc.residual_ratio(trace.output), rtol=1e-4)
     p = np.asarray(trace.attention, np.float64)  # [l, h, n, n]
     entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1).mean(axis=(1, 2))
-    np.testing.assert_allclose(done.mean_attention("entropy")[0], entropy, rtol=1e-5)
+    np.testing.assert_allclose(measured.mean_attention("entropy")[0], entropy, rtol=1e-5)
     sinks = p[..., 0].mean(axis=(1, 2))
-    np.testing.assert_allclose(done.mean_attention("first_column")[0], sinks, rtol=1e-5)
-    by_length = rc.path_contributions(params, given.x[0], config).by_length
+    np.testing.assert_allclose(measured.mean_attention("first_column")[0], sinks, rtol=1e-5)
+    by_length = rc.path_contributions(params, tokens.x[0], config).by_length
     sizes = [rc.composite_norm(c) for c in by_length]
-    np.testing.assert_allclose(found.path_size[0], sizes, rtol=1e-3, atol=1e-5)
-    bare = rc.surgery.ablate(config, params, "SAN")
-    alone = rc.profile(rc.apply(bare[1], given.x[0], bare[0]).hidden)["residual_ratio"]
-    np.testing.assert_allclose(found.states["SAN"]["residual_ratio"][0], alone, 1e-4, 1e-6)
+    np.testing.assert_allclose(report.path_size[0], sizes, rtol=1e-3, atol=1e-5)
+    san = rc.surgery.ablate(config, params, "SAN")
+    san_ratios = rc.profile(rc.apply(san[1], tokens.x[0], san[0]).hidden)["residual_ratio"]
+    np.testing.assert_allclose(report.states["SAN"]["residual_ratio"][0], san_ratios, 1e-4, 1e-6)
 
 
 @pytest.mark.full
@@ -103,49 +107,58 @@ def test_a_token_that_holds_the_residual_is_named(tmp_path):
     out = tmp_path / "page.html"
     texts = ("--ids=5,8,13,7,21,34,55,2", "--ids=3,1,4,9,15,16,7,25", "--ids=3,1,4,9,15,16,25,8")
     assert main([str(tmp_path / "gpt2"), *texts, "--out", str(out)]) == 0
-    said = json.loads(out.with_suffix(".json").read_text())["one_token"]
+    one_token = json.loads(out.with_suffix(".json").read_text())["one_token"]
     row = "Layers whose residual ratio is of one token, whole network"
     where = "0, 1, 2; largest entry at position 3, 6, in 2 of 3 texts"
-    assert said == {row: where} and f"{row}: {where}." in out.read_text("utf-8")
+    assert one_token == {row: where} and f"{row}: {where}." in out.read_text("utf-8")
     rows = list(csv.DictReader(out.with_suffix(".csv").read_text().splitlines()))
     flags = [r for r in rows if r["measure"] == "spiked" and float(r["value"])]
     named = {(r["network"], r["text"]) for r in flags if r["network"] != "attention alone"}
     assert named == {(WHOLE, "0"), (WHOLE, "1")}
 
 
-def tokens_of(folder, *arguments):
+def read_tokens(folder, *arguments):
     return read_inputs(parse_flags([str(folder), *arguments]), open_source(str(folder)))
 
 
 @pytest.mark.full
 def test_a_folder_without_tokenizer_files_is_measured_all_the_same(folder, tmp_path, capsys):
-    """As `save_pretrained` writes it: given ids, another folder's tokenizer, or random ids."""
-    given = tokens_of(GOLDEN, "--ids=5,8,13", "--ids", "7 6")
-    assert given.x.tolist() == [[5, 8, 13], [7, 6, 0]] and given.mask.sum() == 5
+    """The folder is as `save_pretrained` writes it.
+
+    Tokens are ids from the user, those of another folder's tokenizer, or random ids.
+    """
+    tokens = read_tokens(GOLDEN, "--ids=5,8,13", "--ids", "7 6")
+    assert tokens.x.tolist() == [[5, 8, 13], [7, 6, 0]] and tokens.mask.sum() == 5
     (tmp_path / "ids.txt").write_text("5 8 13\n7, 6\n")
-    same = tokens_of(GOLDEN, "--token_ids", str(tmp_path / "ids.txt"))
-    assert same.x.tolist() == given.x.tolist() and same.kind == given.kind == "ids"
+    file_tokens = read_tokens(GOLDEN, "--token_ids", str(tmp_path / "ids.txt"))
+    assert file_tokens.x.tolist() == tokens.x.tolist() and file_tokens.kind == tokens.kind == "ids"
     text = tmp_path / "text.txt"
     text.write_text("a b c d e f")
-    more = ("--text", str(text), "--max_tokens", "8")
-    own = tokens_of(folder, *more)
-    others = tokens_of(GOLDEN, *more, "--tokenizer", str(folder))
-    np.testing.assert_array_equal(own.x, others.x)
+    flags = ("--text", str(text), "--max_tokens", "8")
+    folder_tokens = read_tokens(folder, *flags)
+    tokenizer_tokens = read_tokens(GOLDEN, *flags, "--tokenizer", str(folder))
+    np.testing.assert_array_equal(folder_tokens.x, tokenizer_tokens.x)
     out = tmp_path / "page.html"
     assert main([str(GOLDEN), "--max_tokens=5", "--num_texts=3", "--out", str(out)]) == 0
     assert f"Random token ids, since {GOLDEN} has none of" in capsys.readouterr().out
-    found = tokens_of(GOLDEN, "--max_tokens=500", "--num_texts=100")
-    known = open_source(str(GOLDEN)).source.config.embedding
-    assert found.x.shape == (100, known.num_positions) and found.x.max() < known.vocab_size
-    assert len(np.unique(found.x)) > 0.9 * known.vocab_size and found.kind == "random"
+    random_tokens = read_tokens(GOLDEN, "--max_tokens=500", "--num_texts=100")
+    embedding = open_source(str(GOLDEN)).source.config.embedding
+    assert (
+        random_tokens.x.shape == (100, embedding.num_positions)
+        and random_tokens.x.max() < embedding.vocab_size
+    )
+    assert (
+        len(np.unique(random_tokens.x)) > 0.9 * embedding.vocab_size
+        and random_tokens.kind == "random"
+    )
 
 
 def test_unknown_tokens_are_counted_and_warned_of(folder, tmp_path, capsys):
     text = tmp_path / "text.txt"
     for content, share, warned in (("a b c d e f g ?", "10%", False), ("a ? ! %", "50%", True)):
         text.write_text(content)
-        given = tokens_of(folder, "--text", str(text))  # framed by [CLS] and [SEP]
-        assert share in given.description and f"“{content[:7]}" in given.description
+        tokens = read_tokens(folder, "--text", str(text))  # framed by [CLS] and [SEP]
+        assert share in tokens.description and f"“{content[:7]}" in tokens.description
         assert capsys.readouterr().err.startswith("warning: 50%") == warned
 
 
@@ -157,33 +170,39 @@ WHISPER |= {"encoder_attention_heads": 2, "encoder_ffn_dim": 24, "max_source_pos
 @pytest.mark.parametrize("kind", ["images", "features"])
 def test_images_and_features_are_read_or_drawn(kind, tmp_path):
     if kind == "images":
-        one = open_source(str(GOLDEN.parent / "vit-wide"))
-        sides = one.source.settings["image_size"]
+        opened = open_source(str(GOLDEN.parent / "vit-wide"))
+        sides = opened.source.settings["image_size"]
         sides = [sides] * 2 if isinstance(sides, int) else sides
-        shape = (2, one.source.settings["num_channels"], *sides)
+        shape = (2, opened.source.settings["num_channels"], *sides)
     else:
         source = rc.pretrained.open_random(WHISPER, jax.random.key(0))
-        one, shape = Opened("whisper", source, None), (2, 6, 20)  # as feature extractors give it
+        opened, shape = Opened("whisper", source, None), (2, 6, 20)  # as feature extractors give it
     array = np.random.default_rng(1).standard_normal(shape, np.float32)
     np.save(tmp_path / "x.npy", array)
     flags = ("x", "--num_texts=1")
-    drawn = read_inputs(parse_flags(["check", *flags]), one)
-    given = read_inputs(parse_flags(["check", *flags, "--inputs", str(tmp_path / "x.npy")]), one)
-    assert given.x.shape == drawn.x.shape and "Drawn" in drawn.description and len(given.x) == 1
+    random_inputs = read_inputs(parse_flags(["check", *flags]), opened)
+    file_inputs = read_inputs(
+        parse_flags(["check", *flags, "--inputs", str(tmp_path / "x.npy")]), opened
+    )
+    assert (
+        file_inputs.x.shape == random_inputs.x.shape
+        and "Drawn" in random_inputs.description
+        and len(file_inputs.x) == 1
+    )
     if kind == "features":
-        np.testing.assert_array_equal(given.x[0], array[0].T)
-    found = measure_checkpoint(one, given).networks[WHOLE]["residual_ratio"]
+        np.testing.assert_array_equal(file_inputs.x[0], array[0].T)
+    ratios = measure_checkpoint(opened, file_inputs).networks[WHOLE]["residual_ratio"]
     config, params = rc.pretrained.random_like(WHISPER, jax.random.key(0))
     if kind == "images":
-        config, params = rc.pretrained.load(one.folder)
-    expected = rc.profile(rc.apply(params, given.x[0], config).hidden)["residual_ratio"]
-    np.testing.assert_allclose(found[0], expected, rtol=1e-4)
+        config, params = rc.pretrained.load(opened.folder)
+    expected = rc.profile(rc.apply(params, file_inputs.x[0], config).hidden)["residual_ratio"]
+    np.testing.assert_allclose(ratios[0], expected, rtol=1e-4)
 
 
 @pytest.mark.full
 def test_ratios_that_are_rounding_are_bounds(folder):
-    """A network whose attention makes all tokens equal: its number is an upper bound."""
-    done = measure_checkpoint(open_source(str(folder)), tokens_of(folder, "--ids=5,8,13,7"))
+    """Attention makes all tokens equal, up to rounding: the ratio is an upper bound."""
+    done = measure_checkpoint(open_source(str(folder)), read_tokens(folder, "--ids=5,8,13,7"))
     assert not done.describe(["check"])["upper_bounds"]
     profile = done.report.states["SAN"]
     profile["residual_ratio"][:, -1] = 1e-7
@@ -197,7 +216,7 @@ def test_ratios_that_are_rounding_are_bounds(folder):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_equal_weights_are_what_entropies_are_compared_with(causal):
-    """Rows of attention with a softmax of zeros, of texts of 3 and 5 tokens."""
+    """Equal weights are the softmax of zeros, here for texts of 3 and 5 tokens."""
     entropies, columns = [], []
     for n in (3, 5):
         weights = np.tri(n) if causal else np.ones((n, n))
@@ -205,25 +224,25 @@ def test_equal_weights_are_what_entropies_are_compared_with(causal):
         logs = np.log(np.where(weights > 0, weights, 1))
         entropies.append(-(weights * logs).sum(axis=1).mean())
         columns.append(weights[:, 0].mean())
-    found = checkpoint.uniform_attention(np.array([3, 5]), causal)
-    np.testing.assert_allclose(found, (np.mean(entropies), np.mean(columns)))
+    uniform = checkpoint.uniform_attention(np.array([3, 5]), causal)
+    np.testing.assert_allclose(uniform, (np.mean(entropies), np.mean(columns)))
 
 
 def test_ids_that_are_given_are_not_cut_and_a_cut_is_said(tmp_path):
     (tmp_path / "ids.txt").write_text("\n".join(["5 8 13 7 6 1"] * 6))
     flags = ("--token_ids", str(tmp_path / "ids.txt"))
-    whole = tokens_of(GOLDEN, *flags)
-    assert whole.x.shape == (6, 6) and "cut" not in whole.description
-    part = tokens_of(GOLDEN, *flags, "--max_tokens=4", "--num_texts=2")
-    assert part.x.tolist() == [[5, 8, 13, 7]] * 2
-    assert "first 2 of 6 texts" in part.description and "2 of 2 cut to 4 tokens" in part.description
+    uncut = read_tokens(GOLDEN, *flags)
+    assert uncut.x.shape == (6, 6) and "cut" not in uncut.description
+    cut = read_tokens(GOLDEN, *flags, "--max_tokens=4", "--num_texts=2")
+    assert cut.x.tolist() == [[5, 8, 13, 7]] * 2
+    assert "first 2 of 6 texts" in cut.description and "2 of 2 cut to 4 tokens" in cut.description
     longest = open_source(str(GOLDEN)).source.config.embedding.num_positions
     with pytest.raises(ValueError, match=f"{longest + 1} tokens"):
-        tokens_of(GOLDEN, f"--ids={'5,' * longest}5")
+        read_tokens(GOLDEN, f"--ids={'5,' * longest}5")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["no/such/folder"], "no/such/folder"),
         ([str(GOLDEN), "--inputs=x.npy"], "--inputs=x.npy"),
@@ -245,10 +264,10 @@ def test_ids_that_are_given_are_not_cut_and_a_cut_is_said(tmp_path):
         (["bert-base-cased", "--out", "."], "--out ."),
     ],
 )
-def test_what_cannot_be_read_is_one_line_and_exit_code_2(arguments, said, capsys):
+def test_what_cannot_be_read_is_one_line_and_exit_code_2(arguments, message, capsys):
     assert main(arguments) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith("error: ") and printed.count("\n") == 1 and said in printed
+    assert printed.startswith("error: ") and printed.count("\n") == 1 and message in printed
 
 
 def test_output_that_is_closed_is_an_error(monkeypatch, capsys):
@@ -258,10 +277,10 @@ def test_output_that_is_closed_is_an_error(monkeypatch, capsys):
 
 
 def test_an_interrupt_is_one_line(monkeypatch, capsys):
-    def interrupted(given):
+    def interrupt(source):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(inputs, "open_source", interrupted)
+    monkeypatch.setattr(inputs, "open_source", interrupt)
     assert main(["bert-base-cased"]) == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
 

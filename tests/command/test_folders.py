@@ -1,4 +1,4 @@
-"""Folders of other programs: what they are, and commands that convert them."""
+"""Folders of other programs are named, with the command that converts them."""
 
 import json
 import shutil
@@ -47,14 +47,14 @@ def test_the_checkpoint_in_a_folder_is_named(tmp_path, capsys):
 
 
 def test_a_checkpoint_that_a_trainer_saved_at_the_top_is_read(tmp_path):
-    """Its last weights stand beside the folders of its steps."""
+    """The last weights lie next to the folders of the steps."""
     shutil.copytree(GOLDEN, tmp_path / "run")
     shutil.copytree(GOLDEN, tmp_path / "run" / "checkpoint-10")
     check_folder(tmp_path / "run")
 
 
 def nanogpt(config, weights, ids):
-    """The logits of nanoGPT's model.py, in NumPy."""
+    """Computes the logits of nanoGPT's model.py in NumPy."""
     from scipy.special import erf
 
     def norm(x, name):
@@ -87,25 +87,25 @@ def test_the_command_for_nanogpt_keeps_its_logits(tmp_path):
     pytest.importorskip("transformers")
     config = {"n_layer": 2, "n_head": 2, "n_embd": 8, "block_size": 12, "vocab_size": 30}
     config |= {"bias": True, "dropout": 0.0}
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     sizes = {"ln_1": (8,), "attn.c_attn": (24, 8), "attn.c_proj": (8, 8), "ln_2": (8,)}
     sizes |= {"mlp.c_fc": (32, 8), "mlp.c_proj": (8, 32)}
     shapes = {f"transformer.h.{i}.{name}": s for i in range(2) for name, s in sizes.items()}
     shapes["transformer.ln_f"] = (8,)
-    weights = {f"{name}.weight": draw.normal(size=s) for name, s in shapes.items()}
-    weights |= {f"{n}.bias": draw.normal(size=s[:1]) for n, s in shapes.items()}
-    weights["transformer.wpe.weight"] = draw.normal(size=(12, 8))
-    weights["transformer.wte.weight"] = weights["lm_head.weight"] = draw.normal(size=(30, 8))
+    weights = {f"{name}.weight": rng.normal(size=s) for name, s in shapes.items()}
+    weights |= {f"{n}.bias": rng.normal(size=s[:1]) for n, s in shapes.items()}
+    weights["transformer.wpe.weight"] = rng.normal(size=(12, 8))
+    weights["transformer.wte.weight"] = weights["lm_head.weight"] = rng.normal(size=(30, 8))
     state = {"_orig_mod." + name: torch.from_numpy(a).float() for name, a in weights.items()}
     torch.save({"model": state, "model_args": config, "iter_num": 3}, tmp_path / "ckpt.pt")
     with pytest.raises(ValueError, match="nanoGPT") as raised:
         check_folder(tmp_path / "ckpt.pt")
     _, command = str(raised.value).split("convert it: python ")
     subprocess.run(f"{sys.executable} {command}", shell=True, check=True)
-    ids = draw.integers(30, size=9)
+    ids = rng.integers(30, size=9)
     source = rc.pretrained.open_checkpoint(tmp_path / "converted")
-    found, params = rc.pretrained.load(tmp_path / "converted")
-    output = np.asarray(rc.apply(params, ids, found).output, np.float64)
+    loaded_config, params = rc.pretrained.load(tmp_path / "converted")
+    output = np.asarray(rc.apply(params, ids, loaded_config).output, np.float64)
     logits = output @ weights["lm_head.weight"].T
     assert source.is_causal_lm
     np.testing.assert_allclose(logits, nanogpt(config, weights, ids), rtol=1e-3, atol=1e-4)

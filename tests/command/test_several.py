@@ -1,4 +1,4 @@
-"""`rank-collapse` as a whole, its JSON, and its commands on several checkpoints and on depth."""
+"""The JSON of `rank-collapse`, its mistakes, several checkpoints, and the command on depth."""
 
 import json
 import os
@@ -39,22 +39,26 @@ TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null": 
 TYPES |= {"number": int | float, "integer": int}
 
 
-def valid(value, schema):
-    """What JSON Schema says of these few words; every property is required."""
+def check_schema(value, schema):
+    """Checks a value by the few words of JSON Schema used here; every property is required."""
     kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
     assert any(isinstance(value, TYPES[kind]) for kind in kinds), (value, kinds)
-    own, more = schema.get("properties", {}), schema.get("additionalProperties")
+    properties, additional = schema.get("properties", {}), schema.get("additionalProperties")
     if isinstance(value, dict):
-        assert own.keys() == value.keys() if more is None else own.keys() <= value.keys()
+        assert (
+            properties.keys() == value.keys()
+            if additional is None
+            else properties.keys() <= value.keys()
+        )
         for name, part in value.items():
-            valid(part, own.get(name, more))
+            check_schema(part, properties.get(name, additional))
     for part in value if isinstance(value, list) else ():
-        valid(part, schema["items"])
+        check_schema(part, schema["items"])
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Checkpoints at three steps, of which the first two are equal."""
+    """Makes checkpoints at three steps; the first two are equal."""
     for step in (0, 10, 200):
         shutil.copytree(GOLDEN, tmp_path / "run" / f"checkpoint-{step}")
     file = tmp_path / "run" / "checkpoint-200" / "model.safetensors"
@@ -62,22 +66,22 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def printed(capsys, *arguments):
+def run_command(capsys, *arguments):
     assert main(arguments) == 0
     return capsys.readouterr().out
 
 
 def test_json_and_csv_of_every_command_agree(run, capsys):
     folders = [str(run / f"checkpoint-{step}") for step in (0, 10, 200)]
-    lines = printed(capsys, "check", *folders[::2], *IDS, "--json").splitlines()
+    lines = run_command(capsys, "check", *folders[::2], *IDS, "--json").splitlines()
     first, last = map(json.loads, lines)
-    valid(first, CHECK), valid(last, CHECK)
+    check_schema(first, CHECK), check_schema(last, CHECK)
     assert first["one_token"] == last["one_token"] == {}
     assert [first["source"], last["source"]] == folders[::2]
     ratio, entropy = "residual ratio, whole network", "attention entropy, nats"
     assert first["layers"][entropy][0] is None and None not in first["layers"][ratio]
 
-    rows = printed(capsys, "check", *folders[::2], *IDS, "--csv").splitlines()
+    rows = run_command(capsys, "check", *folders[::2], *IDS, "--csv").splitlines()
     assert rows[0] == "source,network,measure,text,layer_or_length,value"
     assert {row.split(",")[0] for row in rows[1:]} == set(folders[::2])
 
@@ -90,13 +94,13 @@ def test_files_of_several(run, tmp_path, capsys, monkeypatch):
 
     def once(one, inputs):
         if not measured:
-            measured[0] = of_library(one, inputs)
+            measured[0] = original(one, inputs)
         return measured[0]._replace(opened=one)
 
-    of_library = checkpoint.measure_checkpoint
+    original = checkpoint.measure_checkpoint
     monkeypatch.setattr(checkpoint, "measure_checkpoint", once)
     folders = [str(run / f"checkpoint-{step}") for step in (0, 10, 200)]
-    printed(capsys, "check", *folders[::2], *IDS, "--out=two.html")
+    run_command(capsys, "check", *folders[::2], *IDS, "--out=two.html")
     page = (tmp_path / "two.html").read_text("utf-8")
     assert page.count("data:image/png;base64,") == 6 and page.count("<table") >= 2
     about = json.loads((tmp_path / "two.json").read_text())
@@ -117,7 +121,7 @@ DEPTH = DepthReport(
 
 
 def test_a_figure_of_depth_has_values_at_their_layers():
-    """The last of L + 1 numbers, and of L, is at layer L."""
+    """A curve of L + 1 numbers begins at layer 0 and one of L at layer 1; both end at L."""
     panels = {ax.get_title(): ax for ax in DEPTH.figure().axes}
     lens, error = (panels[t].get_lines()[0] for t in ("logit lens", "without the layer"))
     assert lens.get_xdata().tolist() == [0, 1, 2, 3] and error.get_xdata().tolist() == [1, 2, 3]
@@ -132,7 +136,7 @@ def test_a_page_of_depth_counts_layers_and_heads(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(depth, "depth_report", lambda *_, **__: DEPTH)
     monkeypatch.setattr(depth, "draw_files", lambda figure: {".png": b"a picture"})
     out = tmp_path / "depth.html"
-    printed(capsys, "depth", str(GOLDEN.parent / "gpt2-head"), *IDS, "--out", str(out))
+    run_command(capsys, "depth", str(GOLDEN.parent / "gpt2-head"), *IDS, "--out", str(out))
     page = out.read_text("utf-8")
     assert "2 layers" in page and "1 heads on a path" in page and "2 heads" not in page
 
@@ -140,20 +144,22 @@ def test_a_page_of_depth_counts_layers_and_heads(tmp_path, capsys, monkeypatch):
 @pytest.mark.full
 def test_depth_writes_what_the_report_has(tmp_path, capsys):
     folder, out = GOLDEN.parent / "gpt2-head", tmp_path / "depth.html"
-    printed(capsys, "depth", str(folder), *IDS, "--out", str(out))
+    run_command(capsys, "depth", str(folder), *IDS, "--out", str(out))
     source = rc.pretrained.open_checkpoint(folder)
     report = rc.depth_report(source, [[5, 8, 13, 7], [7, 6, 1]])
-    found = json.loads(out.with_suffix(".json").read_text())
-    for own in ("used", "lengths"):
-        assert found[own] == {name: one._asdict() for name, one in getattr(report, own).items()}
+    written = json.loads(out.with_suffix(".json").read_text())
+    for field in ("used", "lengths"):
+        assert written[field] == {
+            name: one._asdict() for name, one in getattr(report, field).items()
+        }
     for name, values in report.by_layer().items():
-        np.testing.assert_allclose(np.array(found["layers"][name], float), values, rtol=1e-5)
+        np.testing.assert_allclose(np.array(written["layers"][name], float), values, rtol=1e-5)
     assert "data:image/png" in out.read_text("utf-8")
     assert len(out.with_suffix(".csv").read_text().splitlines()) == report.depth + 2
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["check"], "required: FOLDER_OR_NAME"),
         (["watch"], "required: FILE_OR_FOLDER"),
@@ -161,42 +167,42 @@ def test_depth_writes_what_the_report_has(tmp_path, capsys):
         ([str(GOLDEN), "--num_texts=many"], "invalid int value: 'many'"),
     ],
 )
-def test_mistakes_in_flags_are_one_line(arguments, said, capsys):
+def test_mistakes_in_flags_are_one_line(arguments, message, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     err = capsys.readouterr().err
     assert ended.value.code == 2
-    assert err.startswith("error: ") and err.count("\n") == 1 and said in err
+    assert err.startswith("error: ") and err.count("\n") == 1 and message in err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["check", str(GOLDEN), "no/such"], "no/such"),
         (["check", str(GOLDEN), "--out=x.svg"], "x.svg"),
         (["check", "hf:no/such@main", "--json"], "hf download no/such --revision main"),
     ],
 )
-def test_what_cannot_be_read_is_one_line(arguments, said, capsys, monkeypatch):
+def test_what_cannot_be_read_is_one_line(arguments, message, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True, raising=False)
     assert main(arguments) == 2
     err = capsys.readouterr().err
-    assert err.startswith("error: ") and err.count("\n") == 1 and said in err
+    assert err.startswith("error: ") and err.count("\n") == 1 and message in err
 
 
 def test_a_model_of_the_hub(run, capsys, monkeypatch):
-    asked = []
+    requests = []
 
     def snapshot(name, revision, allow_patterns):
-        asked.append((name, revision))
+        requests.append((name, revision))
         return str(run / f"checkpoint-{revision.removeprefix('step')}")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     names = ("hf:who/what@step0", "hf:who/what@step200")
-    found = printed(capsys, "check", *names, *IDS, "--json").splitlines()
-    assert [json.loads(line)["source"] for line in found] == [*names]
-    assert asked == [("who/what", "step0"), ("who/what", "step200")]
+    lines = run_command(capsys, "check", *names, *IDS, "--json").splitlines()
+    assert [json.loads(line)["source"] for line in lines] == [*names]
+    assert requests == [("who/what", "step0"), ("who/what", "step200")]
 
 
 def test_a_reader_that_leaves_ends_it_silently(tmp_path, monkeypatch, capsys):

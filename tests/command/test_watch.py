@@ -14,17 +14,17 @@ from rank_collapse.runs import drawn, metrics
 
 @pytest.fixture(autouse=True)
 def pictures_as_data(monkeypatch):
-    """As of runs, but where the picture itself is the subject."""
+    """Writes digests for pictures; tests of the picture itself draw it."""
     monkeypatch.setattr(watch, "draw_files", folder.draw_files)
 
 
-def watched(*arguments):
+def run_watch(*arguments):
     return main(["watch", *arguments])
 
 
-def said(capsys, *arguments, code=0):
-    """What is printed before it ends with this code."""
-    assert watched(*arguments) == code
+def read_output(capsys, *arguments, code=0):
+    """Runs the command, checks its exit code, and reads what it prints."""
+    assert run_watch(*arguments) == code
     return capsys.readouterr()
 
 
@@ -36,37 +36,37 @@ def write(folder, *ratios):
 def test_a_threshold_that_is_passed_is_said_once_and_exits_with_3(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(watch, "draw_files", drawn.draw_files)
     write(tmp_path, 0.5, 1e-3, 1e-4)
-    out = said(capsys, str(tmp_path), code=watch.PASSED).out
+    out = read_output(capsys, str(tmp_path), code=watch.PASSED).out
     assert out.count("rank collapse") == 1 and "step 1: residual_ratio 0.001 below 0.01" in out
     assert (tmp_path / "figures" / "metrics.png").stat().st_size > 1000
-    assert watched(str(tmp_path / metrics.NAME), "--below=residual_ratio=1e-5") == 0
+    assert run_watch(str(tmp_path / metrics.NAME), "--below=residual_ratio=1e-5") == 0
 
 
 def test_each_network_of_several_has_its_picture_and_its_alarms(tmp_path, capsys):
     for network, ratio in (("deep", 1e-5), ("flat", 0.5)):
         path = tmp_path / metrics.FOLDER / f"{network}.jsonl"
         metrics.append(path, 3, {"residual_ratio": [0.9, ratio]}, seed=0)
-    out = said(capsys, str(tmp_path), code=watch.PASSED).out
+    out = read_output(capsys, str(tmp_path), code=watch.PASSED).out
     assert out.startswith("deep: step 3: residual_ratio 1e-05") and "1 thresholds" in out
-    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert drawn == {"metrics-deep.png", "metrics-flat.png"}
+    pictures = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert pictures == {"metrics-deep.png", "metrics-flat.png"}
     assert (
-        str(tmp_path / "figures" / "metrics-flat.png") in said(capsys, str(path)).out
+        str(tmp_path / "figures" / "metrics-flat.png") in read_output(capsys, str(path)).out
     )  # the file alone, in the same run
 
 
 def test_steps_alone_are_no_metric(tmp_path, capsys):
     (tmp_path / metrics.NAME).write_text('{"step": 1}\n')
-    assert "no metric yet" in said(capsys, str(tmp_path)).out
+    assert "no metric yet" in read_output(capsys, str(tmp_path)).out
 
 
 def test_a_threshold_on_a_metric_that_never_came_is_a_mistake(tmp_path, capsys):
     write(tmp_path, 0.5)
     metrics.append(tmp_path / metrics.NAME, 9, {"decoder.loss": 1.0})
-    assert watched(str(tmp_path), "--below=resid=0.9", "--above=loss=9") == 2
-    wanted = "no metric 'resid' for its threshold; the run has decoder.loss, residual_ratio"
-    assert wanted in capsys.readouterr().err
-    assert watched(str(tmp_path), "--above=loss=9") == 0  # of a part of the network
+    assert run_watch(str(tmp_path), "--below=resid=0.9", "--above=loss=9") == 2
+    message = "no metric 'resid' for its threshold; the run has decoder.loss, residual_ratio"
+    assert message in capsys.readouterr().err
+    assert run_watch(str(tmp_path), "--above=loss=9") == 0  # of a part of the network
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_threshold_on_a_metric_that_never_came_is_a_mistake(tmp_path, capsys):
 )
 def test_mistakes_are_named_in_a_line(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    err = said(capsys, *arguments, code=2).err
+    err = read_output(capsys, *arguments, code=2).err
     assert message in err and err.count("\n") == 1
 
 
@@ -90,23 +90,23 @@ def test_mistakes_are_named_in_a_line(arguments, message, capsys, tmp_path, monk
 def test_of_very_many_metrics_some_dozens_are_drawn_and_it_says_so(tmp_path, capsys):
     for step in range(3):
         metrics.append(tmp_path / metrics.NAME, step, {f"m{i}": i + step for i in range(300)})
-    assert "metrics.png shows 36 of 300 metrics" in said(capsys, str(tmp_path)).err
+    assert "metrics.png shows 36 of 300 metrics" in read_output(capsys, str(tmp_path)).err
 
 
 def test_a_metric_of_any_name_is_drawn(tmp_path, monkeypatch):
-    """Formulas and control characters: matplotlib refused the one and warned of the other."""
+    """The names have formulas, which matplotlib refused, and control characters."""
     monkeypatch.setattr(watch, "draw_files", drawn.draw_files)
     metrics.append(tmp_path / metrics.NAME, 1, {"$\\frac{$": 1.0, "\x1b[31m": 2.0, "m" * 10**5: 1})
-    assert watched(str(tmp_path)) == 0
+    assert run_watch(str(tmp_path)) == 0
     assert (tmp_path / "figures" / "metrics.png").stat().st_size > 1000
 
 
 @pytest.mark.full
 def test_what_a_trainer_writes_is_watched(tmp_path, capsys):
-    """The newest of its states; layers by their names."""
+    """The newest state is read; the names of metrics have the layers."""
     for step in (2, 4):
         history = [
-            {"step": s, "loss": 3.0 / s, "epoch": 0.1, **of_layers(0.9, 0.1 / s)}
+            {"step": s, "loss": 3.0 / s, "epoch": 0.1, **make_layer_scalars(0.9, 0.1 / s)}
             for s in range(1, step + 1)
         ]
         history += [{"step": step, "eval_loss": 3.0}] * (step == 4)
@@ -116,31 +116,31 @@ def test_what_a_trainer_writes_is_watched(tmp_path, capsys):
         state = {"log_history": history, "global_step": step, "max_steps": 4}
         saved.write_text(json.dumps(state))
         os.utime(saved, (step, step))
-    out = said(
+    out = read_output(
         capsys, str(tmp_path), "--below=residual_ratio=0.04", code=watch.PASSED
     ).out  # ends with it
     assert "step 3: residual_ratio 0.0333 below 0.04 at layer 1" in out
     assert "step 4: loss nan is not finite" in out and "2 thresholds passed" in out
     assert (tmp_path / "figures" / "metrics.png").exists()
-    assert "epoch" not in said(capsys, str(saved), code=watch.PASSED).out  # the file itself
+    assert "epoch" not in read_output(capsys, str(saved), code=watch.PASSED).out  # the file itself
     (tmp_path / "trainer_state.json").write_text('{"log_history": 3}')
-    assert said(capsys, str(tmp_path), code=2).err.startswith(
+    assert read_output(capsys, str(tmp_path), code=2).err.startswith(
         f"error: {tmp_path / 'trainer_state.json'} cannot be read"
     )
 
 
 def test_layers_of_a_trainer_are_one_curve_in_their_order(tmp_path):
-    """Twelve layers, of which the eleventh has no number, as `metrics.jsonl` has them."""
+    """Twelve layers become one curve, as in `metrics.jsonl`; the eleventh has no number."""
     entry = {f"residual_ratio/layer_{i}": float(i) for i in range(12) if i != 10}
     entry |= {f"decoder/entropy/layer_{i}": 1.0 for i in range(2)} | {"step": 1, "loss": 2.0}
     (tmp_path / watch.STATE).write_text(json.dumps({"log_history": [entry]}))
     (row,) = watch.trainer_rows(tmp_path / watch.STATE)
     assert row.keys() == {"step", "loss", "residual_ratio", "decoder.entropy"}
-    wanted = [*range(10), np.nan, 11]
-    np.testing.assert_array_equal(row["residual_ratio"], wanted)
+    expected = [*range(10), np.nan, 11]
+    np.testing.assert_array_equal(row["residual_ratio"], expected)
 
 
-def of_layers(*ratios):
+def make_layer_scalars(*ratios):
     return {f"residual_ratio/layer_{i}": ratio for i, ratio in enumerate(ratios)}
 
 
@@ -151,13 +151,13 @@ MALFORMED += ['{"log_history": [{"step": 1e999, "loss": 1}]}', "\xff"]
 @pytest.mark.parametrize("content", MALFORMED, ids=range(len(MALFORMED)))
 def test_a_malformed_state_is_one_line(content, tmp_path, capsys):
     (tmp_path / watch.STATE).write_bytes(content.encode("latin-1"))
-    err = said(capsys, str(tmp_path), code=2).err
+    err = read_output(capsys, str(tmp_path), code=2).err
     assert err.startswith(f"error: {tmp_path / watch.STATE} ") and err.count("\n") == 1
 
 
 def test_without_matplotlib_thresholds_are_still_passed(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     write(tmp_path, 1e-6)
-    out, _ = said(capsys, str(tmp_path), code=watch.PASSED)
+    out, _ = read_output(capsys, str(tmp_path), code=watch.PASSED)
     assert "1 thresholds passed; no picture: " in out
     assert not (tmp_path / "figures").exists()

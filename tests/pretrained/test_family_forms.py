@@ -46,7 +46,7 @@ def test_states_attentions_and_logits(name, tmp_path):
     architectures.save(model, tmp_path, case.saved)
     if case.saved == "sharded":
         assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    arguments = architectures.inputs(model, left=True)
+    arguments = architectures.inputs(model, pad_left=True)
     config, params = pretrained.load(tmp_path)
     x, mask = example_inputs(config, arguments)
     trace = jax.jit(jax.vmap(lambda x, m: rc.apply(params, x, config, mask=m)))(x, mask)

@@ -1,4 +1,4 @@
-"""Which thresholds a run passes, its picture, and panels, curves and bands of any."""
+"""The thresholds that a run passes, its picture, and panels, curves and bands of figures."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -33,8 +33,8 @@ def test_nothing_there_passes_nothing():
     assert find_alarms([], [Threshold("loss", 1.0)]) == []
     assert find_alarms([{"step": 1, "loss": np.nan}], [Threshold("loss", 1.0)]) == []
     for bound, count in ((1.0, 1), (np.inf, 0)):  # infinity is a value
-        found = find_alarms([{"step": 1, "loss": np.inf}], [Threshold("loss", bound, above=True)])
-        assert len(found) == count
+        alarms = find_alarms([{"step": 1, "loss": np.inf}], [Threshold("loss", bound, above=True)])
+        assert len(alarms) == count
     assert (
         find_alarms([{"step": 1, "residual_ratio": np.array([0.5])}], COLLAPSE) == []
     )  # there is no loss
@@ -42,11 +42,11 @@ def test_nothing_there_passes_nothing():
 
 def test_a_part_of_a_network_has_the_thresholds_of_the_whole_or_its_own():
     rows = [{"step": 1, "encoder.residual_ratio": 1e-3, "decoder.residual_ratio": 1e-3}]
-    found = find_alarms(rows, COLLAPSE)
-    assert [a.metric for a in found] == ["encoder.residual_ratio", "decoder.residual_ratio"]
-    assert str(found[1]).startswith("step 1: decoder.residual_ratio 0.001 below 0.01")
-    own = [Threshold("residual_ratio", 0.01), Threshold("encoder.residual_ratio", 1e-5)]
-    assert [a.metric for a in find_alarms(rows, own)] == ["decoder.residual_ratio"]
+    alarms = find_alarms(rows, COLLAPSE)
+    assert [a.metric for a in alarms] == ["encoder.residual_ratio", "decoder.residual_ratio"]
+    assert str(alarms[1]).startswith("step 1: decoder.residual_ratio 0.001 below 0.01")
+    thresholds = [Threshold("residual_ratio", 0.01), Threshold("encoder.residual_ratio", 1e-5)]
+    assert [a.metric for a in find_alarms(rows, thresholds)] == ["decoder.residual_ratio"]
 
 
 def test_by_step_leaves_gaps_where_a_seed_has_none():
@@ -58,14 +58,14 @@ def test_by_step_leaves_gaps_where_a_seed_has_none():
 
 def test_the_figure_has_a_panel_each_with_its_threshold():
     fig = metrics_figure(ROWS, [Threshold("residual_ratio", 0.01)])
-    shown = [ax for ax in fig.axes if ax.get_visible()]
-    assert [ax.get_title() for ax in shown] == ["loss", "residual ratio", "token cosine"]
-    ratio = shown[1]
+    panels = [ax for ax in fig.axes if ax.get_visible()]
+    assert [ax.get_title() for ax in panels] == ["loss", "residual ratio", "token cosine"]
+    ratio = panels[1]
     assert ratio.get_yscale() == "log" and len(ratio.lines) == 3 + 1
 
 
 def test_the_first_alarms_are_those_of_a_loop_over_all_rows():
-    """Row by row, threshold by threshold, as the definition says: on values of every kind."""
+    """The loop goes row by row and threshold by threshold, on values of every kind."""
     rng = np.random.default_rng(0)
     odd = np.array([np.nan, np.inf, -np.inf, 0.0, 1.0, 2.0, 3.0])
     rows = [
@@ -94,15 +94,15 @@ def test_the_first_alarms_are_those_of_a_loop_over_all_rows():
             value = worst(np.atleast_1d(row[threshold.name]), threshold)
             if value is not None:
                 expected.setdefault((threshold, row["seed"]), (row["step"], value))
-    found = {(a.threshold, a.seed): (a.step, a.value) for a in find_alarms(rows, thresholds)}
-    assert found.keys() == expected.keys() and len(found) > 50
-    np.testing.assert_array_equal([found[k] for k in expected], list(expected.values()))
+    alarms = {(a.threshold, a.seed): (a.step, a.value) for a in find_alarms(rows, thresholds)}
+    assert alarms.keys() == expected.keys() and len(alarms) > 50
+    np.testing.assert_array_equal([alarms[k] for k in expected], list(expected.values()))
 
 
 def test_panels_lie_where_their_places_say():
-    _, axes, own = plots.place_grid([("b", 2), ("a", 2), ("b", 1)])
+    _, axes, panels = plots.place_grid([("b", 2), ("a", 2), ("b", 1)])
     assert axes.shape == (2, 2)
-    assert own == [axes[0, 0], axes[1, 0], axes[0, 1]]  # as they come first, not sorted
+    assert panels == [axes[0, 0], axes[1, 0], axes[0, 1]]  # as they come first, not sorted
 
 
 def test_a_band_is_of_the_values_that_are_known():

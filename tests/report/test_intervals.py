@@ -1,4 +1,4 @@
-"""Intervals and slopes: beside tables, numpy and scipy."""
+"""Intervals and slopes are compared with tables, numpy and scipy."""
 
 import math
 
@@ -20,8 +20,8 @@ def test_slopes_are_least_squares():
 
 
 def test_a_geometric_mean_needs_values_above_zero():
-    found = geometric_mean([[1.0, 2.0], [4.0, 0.0]])
-    assert found[0] == pytest.approx(stats.gmean([1.0, 4.0])) and np.isnan(found[1])
+    means = geometric_mean([[1.0, 2.0], [4.0, 0.0]])
+    assert means[0] == pytest.approx(stats.gmean([1.0, 4.0])) and np.isnan(means[1])
 
 
 # Fisher and Yates 1963, table III: t with P(|T| > t) = 1 − level
@@ -48,7 +48,7 @@ def test_mean_interval(freedom, level):
 def test_edges():
     nothing = (-math.inf, math.inf)
     assert mean_interval([2.0]) == mean_interval([]) == nothing
-    # draws that are equal, but for rounding, do not say how much others differ
+    # draws that are equal up to rounding do not say how much other draws differ
     assert mean_interval([1.0, 1.0, 1.0]) == mean_interval([0.3, 0.1 + 0.2]) == nothing
     is_refused(r"level=95.0 is not between", mean_interval, [0.0, 1.0], 95.0)
 
@@ -56,8 +56,8 @@ def test_edges():
 @pytest.mark.parametrize("count, total", [(0, 8), (1, 8), (8, 8), (13, 64), (1, 1)])
 @pytest.mark.parametrize("level", [0.95, 0.99])
 def test_wilson_interval(count, total, level):
-    wanted = stats.binomtest(count, total).proportion_ci(level, method="wilson")
-    assert wilson_interval(count, total, level) == pytest.approx(tuple(wanted), abs=1e-12)
+    expected = stats.binomtest(count, total).proportion_ci(level, method="wilson")
+    assert wilson_interval(count, total, level) == pytest.approx(tuple(expected), abs=1e-12)
 
 
 def test_intervals_of_shares_stay_between_0_and_1():
@@ -68,7 +68,7 @@ def test_intervals_of_shares_stay_between_0_and_1():
     assert share_interval(low) == (0.0, pytest.approx(mean_interval(low)[1]))
     inside = [0.4, 0.5, 0.6]
     assert share_interval(inside, 0.9) == mean_interval(inside, 0.9)
-    # of seeds that do or do not, and of equal ones, the share itself
+    # values of 0 and 1, or all equal: the interval is Wilson's
     assert share_interval([1, 0, 1, 1]) == wilson_interval(3, 4)
     assert share_interval([1.0, 1.0, 1.0]) == (pytest.approx(0.4385, abs=1e-4), 1.0)
     low, high = share_interval([0.5, 0.5, 0.5, 0.5])

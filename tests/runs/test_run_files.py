@@ -1,4 +1,4 @@
-"""Files of a run: damage is one line that names the file; metrics.jsonl."""
+"""Files of a run: damage is an error of one line that names the file; metrics.jsonl."""
 
 import errno
 import itertools
@@ -20,8 +20,8 @@ from rank_collapse.runs.files import RunError, load_arrays
 CONFIG = {"depth": 3}
 
 
-def damaged(content, chance):
-    """The bytes with some of them changed, a piece cut out, or the end missing."""
+def damage(content, chance):
+    """Changes some of the bytes, cuts a piece out, or cuts off the end."""
     content, kind = bytearray(content), chance.random()
     if kind < 0.6:
         for _ in range(chance.randint(1, 3)):
@@ -79,22 +79,22 @@ def test_a_damaged_checkpoint_is_refused_or_the_same(tmp_path):
     path, chance = states.state_path(tmp_path, 3), random.Random(1)
     content, refused = path.read_bytes(), 0
     for _ in range(100):
-        path.write_bytes(damaged(content, chance))
+        path.write_bytes(damage(content, chance))
         try:
-            found = states.restore_state(tmp_path, 3, STATE)
+            state = states.restore_state(tmp_path, 3, STATE)
         except ValueError as error:
             refused += 1
             assert str(error).startswith("checkpoint 3 ") and "\n" not in str(error)
         else:
-            np.testing.assert_array_equal(found["w"], STATE["w"])
-            assert found["n"] == 7
+            np.testing.assert_array_equal(state["w"], STATE["w"])
+            assert state["n"] == 7
     assert refused > 90
 
 
 # numpy 2.0 closes an archive that could not be written once more.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_full_disk_is_one_line_and_the_state_before_stays(tmp_path, capfd):
-    """A limit on the size of files stands for it: the same errors out of the same libraries."""
+    """A limit on the size of files replaces a full disk: libraries raise the same errors."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with RunFolder(tmp_path, CONFIG) as run:
         run.save_checkpoint(1, STATE)
@@ -145,7 +145,7 @@ def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
 
 @pytest.fixture
 def path(tmp_path):
-    """Of a file of metrics."""
+    """The path of a file of metrics."""
     return tmp_path / "m.jsonl"
 
 
@@ -177,15 +177,15 @@ def test_lines_that_are_written_again_are_dropped_before(tmp_path):
     with open(path, "ab") as file:
         file.write(b'{"step": 9, "lo')
     metrics.drop(path, iter([0, 2]), 1)
-    left = [(row["seed"], row["step"]) for row in metrics.read(path)]
-    assert left == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1)]
-    assert path.read_bytes().count(b"\n") == len(left)
+    places = [(row["seed"], row["step"]) for row in metrics.read(path)]
+    assert places == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1)]
+    assert path.read_bytes().count(b"\n") == len(places)
 
 
 def test_a_line_cut_off_by_a_kill_is_left_out_and_does_not_spoil_the_next(path):
     metrics.append(path, 1, {"loss": 1.0})
-    whole = path.read_bytes()
-    path.write_bytes(whole + b'{"step": 2, "lo')
+    first_line = path.read_bytes()
+    path.write_bytes(first_line + b'{"step": 2, "lo')
     assert len(metrics.read(path)) == 1
     metrics.append(path, 3, {"loss": 3.0})
     assert [row["step"] for row in metrics.read(path)] == [1, 3]
@@ -215,7 +215,7 @@ def test_other_files_are_refused_in_a_line(path, tmp_path, content, message):
     "value", ["[{}]", '{"b": 1}', '"begun"', '["2"]', "true", "1" + 400 * "0"], ids=str
 )
 def test_what_is_no_metric_is_left_out(path, value):
-    """A value, and a line without a step; 1.0 is a step."""
+    """Left out are the value, and a line without a step; 1.0 is a step."""
     path.write_text(f'{{"_step": 0}}\n{{"step": 1.0, "a": {value}, "loss": 2}}\n')
     assert metrics.read(path) == [{"step": 1, "loss": 2.0}]
 
@@ -224,8 +224,8 @@ def test_values_of_other_shapes_are_refused(path):
     append = partial(metrics.append, path, 1)
     is_refused("'loss' of shape", append, {"loss": np.zeros((2, 2))})
     for wrong in ("hi", {"a": 1}, [1, [2, 3]]):
-        shown = re.escape(f"'note'={wrong!r} is not a metric")
-        is_refused(shown, append, {"loss": 1.0, "note": wrong})
+        message = re.escape(f"'note'={wrong!r} is not a metric")
+        is_refused(message, append, {"loss": 1.0, "note": wrong})
     assert not path.exists()
 
 

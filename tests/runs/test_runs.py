@@ -76,12 +76,12 @@ def test_a_folder_that_another_version_made_is_refused(tmp_path, layout):
 
 
 def test_what_is_shown_follows_what_is_asked_for(tmp_path):
-    """Made anew where other parts are asked for, and not otherwise; a deleted figure comes back."""
-    made = []
+    """Files are made again only for other parts; a deleted figure comes back."""
+    drawings = []
 
     def publish(*parts):
         def figure():
-            made.append(parts)
+            drawings.append(parts)
             return Figure()
 
         with RunFolder(tmp_path, CONFIG) as run:
@@ -95,12 +95,12 @@ def test_what_is_shown_follows_what_is_asked_for(tmp_path):
     assert publish("a") == publish("a") == {"count": 1, "shown": ["a"]}
     assert publish("a", "b")["count"] == 2 and publish("a", "b")["count"] == 2
     assert (tmp_path / "results.csv").read_text() == "part\na\nb\n"
-    assert made == [("a",), ("a", "b")]
+    assert drawings == [("a",), ("a", "b")]
     (tmp_path / "figures" / "f.png").unlink()
     for content in ("", "part\na\n"):  # as a power failure leaves it; cut by hand
         (tmp_path / "results.csv").write_text(content)
         publish("a", "b")
-        assert made == [("a",), ("a", "b"), ("a", "b")]
+        assert drawings == [("a",), ("a", "b"), ("a", "b")]
         assert (tmp_path / "results.csv").read_text() == "part\na\nb\n"
 
 
@@ -133,7 +133,7 @@ def test_execution_does_not_take_part_in_the_comparison(tmp_path):
 
 
 def test_whoever_comes_second_is_told_who_holds_the_folder(tmp_path):
-    """A lock is of an open file: a second one in this process is refused as another process is."""
+    """A lock belongs to an open file, so this process is refused like another one."""
     with RunFolder(tmp_path, CONFIG):
         is_refused(f"pid {os.getpid()} on", RunFolder, tmp_path, CONFIG, error=RunError)
     RunFolder(tmp_path, CONFIG).close()
@@ -214,8 +214,8 @@ def test_checkpoints_resume_and_are_dropped_at_the_end(tmp_path):
         assert not (tmp_path / "checkpoints").exists()
 
 
-def git_revision_of(folder):
-    """`provenance.git_revision` of a copy of its module in a folder."""
+def read_git_revision(folder):
+    """Calls `provenance.git_revision` of the copy of its module in a folder."""
     spec = importlib.util.spec_from_file_location("copied", folder / "provenance.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -231,22 +231,22 @@ def test_the_git_revision_is_that_of_the_checkout_with_its_changes_or_none(tmp_p
         command = ["git", "-C", str(tmp_path), *author, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    assert git_revision_of(tmp_path) is None
+    assert read_git_revision(tmp_path) is None
     git("init")
-    assert git_revision_of(tmp_path) is None  # a checkout around it, but not its own
+    assert read_git_revision(tmp_path) is None  # a checkout around it, but not its own
     git("add", copied.name)
     git("commit", "--message=first", "--no-verify")
-    assert git_revision_of(tmp_path) == git("rev-parse", "HEAD")
+    assert read_git_revision(tmp_path) == git("rev-parse", "HEAD")
     copied.write_text(copied.read_text() + "\n")
-    assert git_revision_of(tmp_path) == git("rev-parse", "HEAD") + "-dirty"
+    assert read_git_revision(tmp_path) == git("rev-parse", "HEAD") + "-dirty"
 
 
-# A run killed at any of its files and run again leaves what an undisturbed one leaves.
+# A run that is killed at any of its files and run again leaves the files of an undisturbed run.
 
 
-# A run of a stub for training, as the trained experiments have it: a state that goes on from its
-# checkpoints, then a part, then what is published. Forked, so that one process imports for all;
-# a child kills itself, as kill -9 does, with its n-th file still under its temporary name.
+# The stub replaces training: a state that goes on from its checkpoints, then a cached part, then
+# what is published. Processes are forked, so that one imports for all. A child kills itself, as
+# kill -9 does, while its n-th file still has its temporary name.
 CODE = """
 import os, signal, sys
 import numpy as np
@@ -298,8 +298,8 @@ print(nth)
 """
 
 
-def content(folder):
-    """{name: bytes} of all that a run leaves, without the times in its log and environment."""
+def read_content(folder):
+    """Reads {name: bytes} of a run's files, without the times in its log and environment."""
     files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*")}
     files = {name: data for name, data in files.items() if name not in (".lock", "config.json")}
     with np.load(folder / "arrays.npz") as saved:
@@ -309,14 +309,14 @@ def content(folder):
 @pytest.mark.full
 def test_a_run_killed_at_any_of_its_files_goes_on(tmp_path):
     command = [sys.executable, "-c", CODE, str(tmp_path)]
-    found = subprocess.run(command, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr[-2000:]
-    last = int(found.stdout)  # this one had fewer files than were to be written
-    # config.json, four checkpoints, arrays.npz, results.csv, models/a.npz, summary.json: each once.
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-2000:]
+    last = int(process.stdout)  # the first run not killed: it writes fewer files than its number
+    # config.json, 4 checkpoints, arrays.npz, results.csv, models/a.npz, summary.json: 9 files
     assert last > 9
-    whole = content(tmp_path / str(last))
+    expected = read_content(tmp_path / str(last))
     names = {"arrays.npz", "results.csv", "models/a.npz", "summary.json"}
-    assert whole.keys() == names
+    assert expected.keys() == names
     for nth in range(1, last):
-        assert content(tmp_path / str(nth)) == whole
+        assert read_content(tmp_path / str(nth)) == expected
         assert Path(tmp_path / str(nth) / "config.json").exists()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from comparison import near
 from refusals import each_is_refused, is_refused
-from seed_chunks import mapped
+from seed_chunks import map_seeds
 
 from rank_collapse.network.layers import NormParams
 from rank_collapse.runs import seeds, states
@@ -28,8 +28,8 @@ def test_more_seeds_do_not_change_earlier_ones():
     keys = jax.random.key_data(seeds.seed_keys(5, 4))
     np.testing.assert_array_equal(keys[:2], jax.random.key_data(seeds.seed_keys(5, 2)))
     np.testing.assert_array_equal(keys[2:], jax.random.key_data(seeds.seed_keys(5, 2, first=2)))
-    own = jax.random.key_data(jax.random.fold_in(jax.random.key(5), 3))
-    np.testing.assert_array_equal(keys[3], own)
+    expected = jax.random.key_data(jax.random.fold_in(jax.random.key(5), 3))
+    np.testing.assert_array_equal(keys[3], expected)
 
 
 @needs_two
@@ -39,7 +39,7 @@ def test_devices_and_chunks_give_the_results_of_a_loop(chunk, at_once):
     expected = [single(key, 0.25) for key in keys]
     for devices in (jax.devices()[:1], jax.devices()):
         mesh = seeds.seed_mesh(devices)
-        out = mapped(single, keys, 0.25, mesh=mesh, chunk=chunk, at_once=at_once)
+        out = map_seeds(single, keys, 0.25, mesh=mesh, chunk=chunk, at_once=at_once)
         assert out["sums"].shape == (5, 4)
         near(out, jax.tree.map(lambda *a: jnp.stack(a), *expected), rtol=1e-5, atol=1e-6)
 
@@ -51,14 +51,14 @@ def test_both_devices_work():
 
 
 def test_a_swept_value_does_not_recompile():
-    shifts = []  # one for each time that it is traced
+    shifts = []  # one for each trace
     counted = lambda key, shift: shifts.append(shift) or single(key, shift)  # noqa: E731
     call, keys = seeds.run_seeds(counted, seeds.seed_mesh()), seeds.seed_keys(0, 2)
     call(keys, 0.0)
-    traced = len(shifts)
+    num_traces = len(shifts)
     for shift in (0.5, 2.0):
         call(keys, shift)
-    assert len(shifts) == traced > 0
+    assert len(shifts) == num_traces > 0
 
 
 @needs_two

@@ -1,4 +1,4 @@
-"""Functions text → token ids: of folders, of vocabularies trained here; pairs of sentences."""
+"""Encoders of texts as token ids, from folders or trained here, and pairs of sentences."""
 
 import hashlib
 import json
@@ -15,8 +15,8 @@ pytest.importorskip("tokenizers")
 TEXTS = ["The cat sat on the mat.", "A dog ran after the cat, and the cat ran too.", "Birds sing."]
 
 
-def trained_on(folder):
-    """A WordPiece vocabulary of the texts, in a folder; its tokenizer."""
+def train_tokenizer(folder):
+    """Trains a WordPiece vocabulary of the texts, and saves it; returns its tokenizer."""
     from tokenizers import BertWordPieceTokenizer, models
 
     tokenizer = BertWordPieceTokenizer(lowercase=True)
@@ -26,7 +26,7 @@ def trained_on(folder):
 
 
 def test_tokenizer_files_agree(tmp_path):
-    tokenizer = trained_on(tmp_path)
+    tokenizer = train_tokenizer(tmp_path)
     settings = {"model_type": "bert"}
     wordpiece = encoders.load_tokenizer(tmp_path, settings)
     expected = tokenizer.encode(TEXTS[0]).ids
@@ -100,7 +100,7 @@ def test_sentencepiece(tmp_path):
     ],
 )
 def test_a_damaged_tokenizer_is_one_line(name, change, message, tmp_path):
-    trained_on(tmp_path).save(str(tmp_path / "tokenizer.json"))
+    train_tokenizer(tmp_path).save(str(tmp_path / "tokenizer.json"))
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(content | {name: change}))
     with pytest.raises(ValueError, match=rf"tokenizer\.json .*{message}") as caught:
@@ -124,7 +124,7 @@ def test_a_token_beyond_every_integer_is_one_line():
 
 
 def test_every_process_makes_the_same_vocabulary():
-    """Ids of an earlier process; update with the algorithm."""
+    """The digest is of an earlier process; update it with the algorithm."""
     encode = encoders.trained_tokenizer([default_text()], 30000)
     ids = np.array(encode(default_text()), np.int64)
     assert hashlib.sha256(ids.tobytes()).hexdigest()[:16] == "4d6243f227047a14"
@@ -133,8 +133,8 @@ def test_every_process_makes_the_same_vocabulary():
 def test_the_texts_words_are_whole_tokens():
     text = default_text()
     tokenizer = vocabulary.train_wordpiece([text], 30000, lowercase=True)
-    found = tokenizer.encode(text).tokens
-    assert found == [t for t in found if not t.startswith("##") and t != "[UNK]"]
+    pieces = tokenizer.encode(text).tokens
+    assert pieces == [t for t in pieces if not t.startswith("##") and t != "[UNK]"]
     assert tokenizer.encode("The qqq").tokens[0] == "the"
     assert [tokenizer.token_to_id(t) for t in vocabulary.SPECIAL] == [0, 1, 2, 3, 4]
 
@@ -175,30 +175,33 @@ def test_reading(tmp_path):
 
 def test_a_folders_vocabulary(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY))
-    given = [("A ac", "b"), ("b", "c")]
-    tokenizer, origin = pairs.load_tokenizer(str(tmp_path), given)
+    sentences = [("A ac", "b"), ("b", "c")]
+    tokenizer, origin = pairs.load_tokenizer(str(tmp_path), sentences)
     assert origin == "tokenizer from vocab.txt"
-    ids, mask = pairs.encode_pairs(tokenizer, given, 128)
+    ids, mask = pairs.encode_pairs(tokenizer, sentences, 128)
     np.testing.assert_array_equal(ids, [[2, 5, 5, 8, 3, 6, 3], [2, 6, 3, 7, 3, 0, 0]])
     np.testing.assert_array_equal(mask, ids > 0)
-    cut, _ = pairs.encode_pairs(tokenizer, given, 5)  # the longer sentence loses its end
+    cut, _ = pairs.encode_pairs(tokenizer, sentences, 5)  # the longer sentence loses its end
     np.testing.assert_array_equal(cut[0], [2, 5, 3, 6, 3])
-    tokenizer, _ = pairs.load_tokenizer(str(tmp_path / "vocab.txt"), given)
-    np.testing.assert_array_equal(pairs.encode_pairs(tokenizer, given, 128).ids, ids)
+    tokenizer, _ = pairs.load_tokenizer(str(tmp_path / "vocab.txt"), sentences)
+    np.testing.assert_array_equal(pairs.encode_pairs(tokenizer, sentences, 128).ids, ids)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
-    tokenizer, _ = pairs.load_tokenizer(str(tmp_path), given)
-    assert pairs.encode_pairs(tokenizer, given, 128).ids[0, 1] == VOCABULARY.index("A")
+    tokenizer, _ = pairs.load_tokenizer(str(tmp_path), sentences)
+    assert pairs.encode_pairs(tokenizer, sentences, 128).ids[0, 1] == VOCABULARY.index("A")
     (tmp_path / "vocab.txt").unlink()
     is_refused(
-        r"holds neither tokenizer\.json nor vocab\.txt", pairs.load_tokenizer, str(tmp_path), given
+        r"holds neither tokenizer\.json nor vocab\.txt",
+        pairs.load_tokenizer,
+        str(tmp_path),
+        sentences,
     )
 
 
 def test_rte_has_the_ids_it_always_had(shared_data):
-    """Ids of the first commit whose vocabulary was deterministic; update with its algorithm."""
-    given = pairs.read_pairs("RTE", str(shared_data / "RTE"), 500)
-    tokenizer, _ = pairs.load_tokenizer("bert-base-uncased", given)
-    ids, mask = pairs.encode_pairs(tokenizer, given, 128)
+    """The digest is of the first deterministic vocabulary; update it with the algorithm."""
+    sentences = pairs.read_pairs("RTE", str(shared_data / "RTE"), 500)
+    tokenizer, _ = pairs.load_tokenizer("bert-base-uncased", sentences)
+    ids, mask = pairs.encode_pairs(tokenizer, sentences, 128)
     assert tokenizer.get_vocab_size() == 10476 and ids.shape == (500, 128)
     digest = hashlib.sha256(ids.tobytes() + mask.tobytes()).hexdigest()
     assert digest.startswith("c8bf5b3779ed9507")

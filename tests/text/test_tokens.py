@@ -1,4 +1,4 @@
-"""Files, words and batches of token ids: what is read, cut, padded, and refused in one line."""
+"""Texts are read, cut and padded to batches of token ids, or refused in one line."""
 
 import numpy as np
 import pytest

@@ -16,15 +16,15 @@ WIDTHS = (400, 900, 1400)
 FORBIDDEN = {"script", "iframe", "object", "embed", "link", "base", "form"}
 
 
-def answer(claimed, values, **fields):
-    stated = verdicts.Statement("source", "text", "statistic", claimed, **fields)
+def compute_answer(claimed, values, **fields):
+    statement = verdicts.Statement("source", "text", "statistic", claimed, **fields)
     rows = [claims.mean_row("key", f"setting {i}", v) for i, v in enumerate(values)]
-    (found,) = verdicts.answer_statements({"key": stated}, rows)
-    return found
+    (answer,) = verdicts.answer_statements({"key": statement}, rows)
+    return answer
 
 
 class Seen(HTMLParser):
-    """Every tag with its attributes, and all text."""
+    """Collects every tag with its attributes, and all text."""
 
     def __init__(self, text):
         super().__init__()
@@ -46,10 +46,10 @@ class Seen(HTMLParser):
         self.text += data
 
 
-def hostile_page():
-    stated = {HOSTILE: verdicts.Statement(HOSTILE, HOSTILE, HOSTILE, (0.0, 1.0))}
+def render_hostile_page():
+    statements = {HOSTILE: verdicts.Statement(HOSTILE, HOSTILE, HOSTILE, (0.0, 1.0))}
     rows = [claims.mean_row(HOSTILE, HOSTILE, [0.1, 0.2, 0.3], note=HOSTILE)]
-    made = verdicts.Section(
+    section = verdicts.Section(
         name=HOSTILE,
         title=HOSTILE,
         claim=HOSTILE,
@@ -63,26 +63,26 @@ def hostile_page():
         details=HOSTILE,
         error=HOSTILE,
     )
-    answers = verdicts.answer_statements(stated, rows)
-    return verdicts.render(HOSTILE, HOSTILE, [made], HOSTILE, answers)
+    answers = verdicts.answer_statements(statements, rows)
+    return verdicts.render(HOSTILE, HOSTILE, [section], HOSTILE, answers)
 
 
 def test_hostile_names_stay_text():
-    seen = Seen(hostile_page())
-    assert not {tag for tag, _ in seen.tags} & FORBIDDEN and not seen.open
-    names = {name for _, attributes in seen.tags for name in attributes}
+    parser = Seen(render_hostile_page())
+    assert not {tag for tag, _ in parser.tags} & FORBIDDEN and not parser.open
+    names = {name for _, attributes in parser.tags for name in attributes}
     assert not any(name.startswith("on") for name in names)
-    sources = [a["src"] for tag, a in seen.tags if tag == "img"]
+    sources = [a["src"] for tag, a in parser.tags if tag == "img"]
     assert len(sources) == 3 and all(s.startswith("data:image/png;base64,") for s in sources)
-    assert "http" not in hostile_page()
-    assert seen.text.count("alert('1')") > 15
+    assert "http" not in render_hostile_page()
+    assert parser.text.count("alert('1')") > 15
 
 
 @pytest.mark.full
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium")
 def test_in_a_browser_nothing_is_cut_off_at_any_width(tmp_path):
-    """The page in frames of three widths, all unfolded: no wider than the frame, no script runs."""
-    text = html.escape(hostile_page().replace("<details", "<details open"))
+    """The unfolded page is no wider than frames of three widths, and runs no script."""
+    text = html.escape(render_hostile_page().replace("<details", "<details open"))
     frames = "".join(f'<iframe width="{w}" height="900" srcdoc="{text}"></iframe>' for w in WIDTHS)
     script = """<script>window.alert = () => { document.title += " alert" }; onload = () => {
         for (const frame of document.querySelectorAll("iframe")) {
@@ -98,8 +98,8 @@ def test_in_a_browser_nothing_is_cut_off_at_any_width(tmp_path):
 
 
 def test_a_statement_has_its_settings_with_intervals_and_verdicts():
-    found = answer((2.5, 3.5), [[2.99, 3.0, 3.01], [4.99, 5.0, 5.01], [2.3, 2.6, 2.9], []])
-    rendered = page.render_statement(found)
+    answer = compute_answer((2.5, 3.5), [[2.99, 3.0, 3.01], [4.99, 5.0, 5.01], [2.3, 2.6, 2.9], []])
+    rendered = page.render_statement(answer)
     rows = re.findall(r"<tr>.*?</tr>", rendered)
     assert (
         len(rows) == 4
@@ -112,5 +112,5 @@ def test_a_statement_has_its_settings_with_intervals_and_verdicts():
 
 
 def test_a_finding_has_no_verdicts():
-    found = answer(None, [[2.99, 3.0, 3.01]])
-    assert "undecided</td>" not in page.render_statement(found)
+    answer = compute_answer(None, [[2.99, 3.0, 3.01]])
+    assert "undecided</td>" not in page.render_statement(answer)

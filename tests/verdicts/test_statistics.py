@@ -16,8 +16,8 @@ VALUES = np.random.default_rng(0).normal(2.0, 1.0, 5)
 
 def test_a_mean_has_its_interval_where_seeds_tell_it():
     mean, ends = statistics.mean_with_interval(VALUES)
-    wanted = stats.t.interval(0.95, 4, VALUES.mean(), stats.sem(VALUES))
-    assert (mean, *ends) == pytest.approx((VALUES.mean(), *wanted), rel=1e-9)
+    expected = stats.t.interval(0.95, 4, VALUES.mean(), stats.sem(VALUES))
+    assert (mean, *ends) == pytest.approx((VALUES.mean(), *expected), rel=1e-9)
     shares = [1.0, 1.0, 0.4]
     assert statistics.mean_with_interval(shares)[1].high > 1
     assert statistics.mean_with_interval(shares, share=True)[1] == share_interval(shares)
@@ -28,8 +28,8 @@ def test_a_mean_has_its_interval_where_seeds_tell_it():
 
 
 def test_what_is_no_number_is_none_in_json():
-    found = [*map(statistics.finite_or_none, np.array([1.5, np.nan, -np.inf], np.float32))]
-    assert json.dumps(found, allow_nan=False) == "[1.5, null, null]"
+    values = [*map(statistics.finite_or_none, np.array([1.5, np.nan, -np.inf], np.float32))]
+    assert json.dumps(values, allow_nan=False) == "[1.5, null, null]"
 
 
 def test_a_row_for_each_seed():
@@ -45,25 +45,25 @@ def test_a_row_for_each_seed():
     [(1, 8, 13, 64), (0, 8, 30, 64), (3, 8, 3, 8), (8, 8, 0, 8), (0, 8, 0, 64), (0, 0, 3, 4)],
 )
 def test_fisher_exact(counts):
-    """Of all tables with these sums, the share of those that are no more likely."""
+    """The p-value is the share of tables with these sums that are no more likely."""
     k, n, k2, n2 = counts
     hits = k + k2
     ways = {
         i: math.comb(n, i) * math.comb(n2, hits - i)
         for i in range(max(0, hits - n2), min(n, hits) + 1)
     }
-    wanted = sum(w for w in ways.values() if w <= ways[k]) / sum(ways.values())
-    assert statistics.fisher_exact(*counts) == pytest.approx(wanted, rel=1e-10)
+    expected = sum(w for w in ways.values() if w <= ways[k]) / sum(ways.values())
+    assert statistics.fisher_exact(*counts) == pytest.approx(expected, rel=1e-10)
 
 
 def test_a_power_of_the_layer_is_told_from_an_exponential():
-    """Beside polynomial fits of both laws, on curves that are neither."""
+    """Compared with polynomial fits of both laws, also on a curve of neither law."""
     layers = np.arange(7)
     exponential, power = 0.3**layers, np.maximum(layers, 0.5) ** -2.0
     assert statistics.power_law_wins(exponential) < 0 < statistics.power_law_wins(power)
     curve = np.random.default_rng(2).uniform(0.1, 1, 7)
     logs = np.log(curve[1:])
     squares = [np.polyfit(x, logs, 1, full=True)[1][0] for x in (layers[1:], np.log(layers[1:]))]
-    wanted = math.log(squares[0] / squares[1])
-    assert statistics.power_law_wins(curve) == pytest.approx(wanted)
+    expected = math.log(squares[0] / squares[1])
+    assert statistics.power_law_wins(curve) == pytest.approx(expected)
     assert np.isnan(statistics.power_law_wins([[1.0, 0.5, 0.2], [1.0, 0.5, 0.0]])).all()

@@ -1,4 +1,4 @@
-"""The coordinate check: known powers are found, noise decides nothing, frameworks do not matter."""
+"""The coordinate check finds known powers, in any framework; noise alone decides nothing."""
 
 import numpy as np
 import pytest
@@ -11,19 +11,19 @@ DEPTHS, WIDTHS = (2, 4, 8, 16), (4, 16)
 
 
 def network(powers, noise=0.0, like=np.asarray):
-    """build(depth, seed) of a "network" whose quantities are known powers of depth and width."""
+    """Makes build(depth, seed) of a "network" with known powers of depth and width."""
 
     def build(depth, seed, width=4):
         rng = np.random.default_rng((seed, depth, width))
-        step, base = iter(range(100)), np.random.default_rng(0).normal(size=(3, 5, 4))
+        counter, base = iter(range(100)), np.random.default_rng(0).normal(size=(3, 5, 4))
 
         def size(name):
             over_depth, over_width = powers[name]
             return depth**over_depth * (width / 4) ** over_width * np.exp(noise * rng.normal())
 
-        def one():
-            now = next(step)
-            hidden = size("stream") * base + size("change") * now  # all entries move alike
+        def run_step():
+            step_number = next(counter)
+            hidden = size("stream") * base + size("change") * step_number  # all entries move alike
             before = hidden * (1 - size("branch"))
             return {
                 "hidden": like(hidden),
@@ -33,7 +33,7 @@ def network(powers, noise=0.0, like=np.asarray):
                 "loss": 3.0,
             }
 
-        return one
+        return run_step
 
     return build
 
@@ -47,29 +47,31 @@ KNOWN |= {"change": (0.25, 0.0), "query_gradient": (-2.0, 0.0)}
 def test_known_powers_are_found(framework):
     build = network(KNOWN, like=pytest.importorskip(framework).asarray)
     check = rc.coord_check(build, DEPTHS, steps=1)
-    found = {one.quantity: one for one in check.slopes()}
+    slopes = {slope.quantity: slope for slope in check.slopes()}
     for name in ("stream", "logits", "branch", "query_gradient"):
-        assert found[name].slope == pytest.approx(KNOWN[name][0], abs=1e-5)
-    assert found["residual_ratio"].slope == pytest.approx(0, abs=1e-5)
-    assert "change" not in found  # a first step has none
+        assert slopes[name].slope == pytest.approx(KNOWN[name][0], abs=1e-5)
+    assert slopes["residual_ratio"].slope == pytest.approx(0, abs=1e-5)
+    assert "change" not in slopes  # a first step has none
 
 
 def test_slopes_have_intervals_over_seeds():
     check = rc.coord_check(network(KNOWN, noise=0.01), DEPTHS, WIDTHS, steps=2, seeds=4)
-    found = {(one.quantity, one.over): one for one in check.slopes(0)}
-    drawn = (one for one in found.values() if one.quantity in ("stream", "logits", "branch"))
-    assert all(one.low < one.slope < one.high for one in drawn)
-    assert found["stream", "depth"].slope == pytest.approx(0.5, abs=0.02)
-    assert found["logits", "width"].slope == pytest.approx(-0.5, abs=0.02)
-    assert found["stream", "depth"].ratio == pytest.approx(8**0.5, rel=0.05)
+    by_quantity = {(slope.quantity, slope.over): slope for slope in check.slopes(0)}
+    noisy = (
+        slope for slope in by_quantity.values() if slope.quantity in ("stream", "logits", "branch")
+    )
+    assert all(slope.low < slope.slope < slope.high for slope in noisy)
+    assert by_quantity["stream", "depth"].slope == pytest.approx(0.5, abs=0.02)
+    assert by_quantity["logits", "width"].slope == pytest.approx(-0.5, abs=0.02)
+    assert by_quantity["stream", "depth"].ratio == pytest.approx(8**0.5, rel=0.05)
     # Student's interval of the slopes that numpy fits to each seed
     logs = np.log(check.values["stream"][..., 0]).mean(axis=0)
     slopes = np.polyfit(np.log(DEPTHS), logs, 1)[0]
     half = stats.t.ppf(0.975, 3) * slopes.std(ddof=1) / 2
-    ends = found["stream", "depth"][3:5]
+    ends = by_quantity["stream", "depth"][3:5]
     np.testing.assert_allclose(ends, [slopes.mean() - half, slopes.mean() + half], rtol=1e-9)
-    (one, *_) = rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=1).slopes()
-    assert (one.low, one.high) == (-np.inf, np.inf)
+    (slope, *_) = rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=1).slopes()
+    assert (slope.low, slope.high) == (-np.inf, np.inf)
 
 
 def test_a_bump_that_no_slope_shows_is_the_largest_ratio():
@@ -126,9 +128,9 @@ def test_the_table_and_the_figure_have_every_quantity():
     assert "width" not in rc.coord_check(network(KNOWN), DEPTHS, steps=1).columns()
     lines = str(check).splitlines()
     assert len(lines) == 2 + len(check.slopes())
-    shown = check.figure().axes
-    assert len(shown) == len(check.values)
-    lines = {ax.get_ylabel(): len(ax.get_lines()) for ax in shown}
+    panels = check.figure().axes
+    assert len(panels) == len(check.values)
+    lines = {ax.get_ylabel(): len(ax.get_lines()) for ax in panels}
     assert lines["mean |x_L|"] == 2 * len(WIDTHS)  # steps and widths
     assert lines["mean |Δx_L| of a step"] == len(WIDTHS)  # a first step has none
 
