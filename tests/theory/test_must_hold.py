@@ -34,9 +34,9 @@ def test_the_rate_is_3(config, seed):
 
 def test_skips_leave_more_of_the_residual():
     for seed in range(SEEDS):
-        without = final_profile(rc.san(DEPTH, HEADS, WIDTH), seed)
-        kept = final_profile(rc.san_skip(DEPTH, HEADS, WIDTH), seed)
-        assert kept[-1] > without[-1] + 10
+        without_skips = final_profile(rc.san(DEPTH, HEADS, WIDTH), seed)
+        with_skips = final_profile(rc.san_skip(DEPTH, HEADS, WIDTH), seed)
+        assert with_skips[-1] > without_skips[-1] + 10
 
 
 def test_short_paths_have_the_largest_residual():
