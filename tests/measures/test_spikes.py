@@ -73,7 +73,7 @@ def test_the_residual_ratio_says_nothing_of_the_others():
 def test_flags_are_set_where_one_token_decides(spike, way):
     """Equal and independent tokens differ by more than a factor of 3 wherever no flag is set."""
     equal, independent = (measure_tokens(spike, kind, way) for kind in (True, False))
-    # of unit tokens, too, the one that points elsewhere decides where the others are equal
+    # among equal unit tokens, too, the one that points elsewhere decides
     flagged = bool(spike) and way != "exclude"
     assert bool(equal.spiked[0]) == flagged
     assert bool(independent.spiked[0]) == (flagged and way == "raw")
@@ -116,7 +116,7 @@ def test_closed_forms_of_spikes():
 
 @pytest.mark.full
 def test_what_a_layer_reads_in_passes_and_of_traces():
-    """N with the layer's own gain, and the output after the last; post-norm reads the stream."""
+    """Pre-norm layers read N with their own gain; the last state and post-norm layers have no N."""
     for placement in ("pre", "post"):
         config = rc.transformer(2, 2, 4, norm_placement=placement, norm="rms")
         params, x = draws.parameters(config), draws.normal(N // 8, 4) * 3

@@ -191,7 +191,7 @@ def compile_measures():
 
 @pytest.mark.parametrize("size", [3.3e38, 1e38, 1e30, 1e-30])
 def test_no_size_of_tokens_over_or_underflows(size):
-    """In float32, against float64; gradients are those of ordinary tokens over the size."""
+    """In float32, against float64; gradients are those of ordinary tokens divided by the size."""
     x = X[0] / np.abs(X[0]).max()
     large = (x.astype(np.float64) * size).astype(np.float32)
     measure, compiled, slopes = compile_measures()
@@ -238,7 +238,7 @@ def test_another_number_of_tokens_compiles_nothing(caplog):
 
 
 def test_many_tokens_are_added_up_without_losing_digits():
-    """Added one by one in float32 the mean of 50,000 tokens would be off by more than they are."""
+    """Added one by one in float32, 50,000 tokens would give a mean further off than they differ."""
     x = (1.3 + 1e-5 * np.random.default_rng(2).standard_normal((50_000, 3))).astype(np.float32)
     # the mean itself is rounded by up to 1.2e-7, the tokens differ from it by 1e-5
     wanted = rc.residual_ratio(x.astype(np.float64))

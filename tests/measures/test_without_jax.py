@@ -75,7 +75,7 @@ def run_without_jax(setting, program, *arguments):
     ("program", "setting"), [(NUMPY, "none"), (TORCH, "finder")], ids=["numpy", "torch"]
 )
 def test_measures_are_those_with_jax(program, setting):
-    """Each to the last digit of float64, as computed here."""
+    """Each agrees to 1e-9 with the value computed here."""
     if program is TORCH:
         pytest.importorskip("torch")
     done = run_without_jax(setting, program)

@@ -149,7 +149,7 @@ def test_older_entries_of_rotary_positions():
 
 @pytest.mark.parametrize("name", full_but(architectures.FORMS, "gemma2", "mixtral"))
 def test_layers_one_by_one_are_those_of_the_stack(name, tmp_path):
-    """As `stream` reads them, from a file in bfloat16 too: vectors that are changed in float32."""
+    """As `stream` reads them; from a file in bfloat16, too, vectors are changed in float32."""
     model = architectures.build(architectures.FORMS[name]).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
     _, params = pretrained.load(tmp_path)

@@ -208,7 +208,7 @@ def test_the_one_scale_pass_keeps_the_digits_of_saturated_features():
 
 
 def test_features_below_float_range_are_refused():
-    """All features of SiLU so far below 0 that float32 has 0: not a residual of 0."""
+    """SiLU is so far below 0 that float32 has 0 for all features, but the residual is not 0."""
     config = rc.TransformerConfig(2, 2, D, mlp="silu", d_ff=D)
     params = draws.parameters(config, bias_scale=0.0)
     params = draws.changed(params, mlp={"b_in": params.layers.mlp.b_in - 300})

@@ -110,12 +110,12 @@ def distances(k):
 )
 @pytest.mark.parametrize(("rho", "b"), [pytest.param(0.0, 1.0, marks=pytest.mark.full), (0.5, 4.0)])
 def test_tokens_of_equal_length_at_any_temperature(n, draws, rho, b, x64):
-    """The exact law within 4 standard errors, where the second order is 7 to 60 % off."""
+    """The exact law is within 4 standard errors; the second order is 7 to 60 % off."""
     k = (1 - rho) * np.eye(n) + rho
     weights = np.full((n, n), 1 / n)
     kernel, error = sample_attention(k, k, weights, b, draws)
     variance, distance = compute_attention(k, k, weights, b)
-    # errors of a row are shared by all of its pairs: no smaller for their mean
+    # all pairs of a row share its error, which their mean has too
     assert abs(variance.mean() - np.diag(kernel).mean()) < 4 * np.diag(error).max()
     pairs = ~np.eye(n, dtype=bool)
     assert abs(distance[pairs].mean() - distances(kernel)[pairs].mean()) < 4 * error.max()
@@ -136,7 +136,7 @@ def test_tokens_of_equal_length_at_any_temperature(n, draws, rho, b, x64):
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_tokens_of_unequal_length_within_the_named_range_and_beyond(n, longest, b, named, causal):
-    """One layer's residual is .85 to 1.21 of that of drawn scores, or nothing is said of it."""
+    """One layer's residual is .85 to 1.21 times that of drawn scores, or NaN."""
     lengths = np.geomspace(1 / longest, longest, n)
     k = np.eye(n) * np.outer(lengths, lengths)
     weights = np.tril(np.ones((n, n))) if causal else np.ones((n, n))
@@ -192,7 +192,7 @@ def integrate_over_plane(kind, cov):
 
 @pytest.mark.parametrize(("kind", "error"), [("gelu", 1e-7), ("tanh", 1e-5), ("relu", 2e-3)])
 def test_activations_against_quadrature_over_the_plane(kind, error, x64):
-    """ReLU's kink limits the quadrature, not the arc-cosine kernel; tanh the expansion."""
+    """Errors: of ReLU in the quadrature, at its kink; of tanh in the expansion of the kernel."""
     cov = np.array([[1.3, -0.5], [-0.5, 0.8]])
     z = token_kernel.from_covariance(jnp.asarray(cov), jnp.zeros((2, 2)))
     kernel, slope = token_kernel.activation_kernel(kind, z)
@@ -268,7 +268,7 @@ def test_overlaps_of_rows_by_another_quadrature(n, variance, c, error):
 
 
 def test_overlaps_of_rows_that_are_drawn():
-    """Of negative correlation and of variances beyond those of the quadrature above."""
+    """Negative correlations, and variances beyond those of the quadrature above."""
     rng, count = np.random.default_rng(0), 100_000
     for n, variance, c in ((8, 9.0, -0.5), (5, 100.0, 0.2)):
         z = rng.standard_normal((2, count, n))
