@@ -14,6 +14,6 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
+def run_in_temporary_folder(tmp_path, monkeypatch):
     """Examples write where they are started."""
     monkeypatch.chdir(tmp_path)

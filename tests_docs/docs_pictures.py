@@ -14,20 +14,20 @@ SWEEP = re.compile(r"<!-- test: sweep -->\n```python\n(.*?)```", re.DOTALL)
 SEEN = 1e-7  # float32 shows no smaller residual
 
 
-def residual_ratios(ax, curves):
-    """{label: residual ratio by layer} as curves."""
+def draw_ratios(ax, curves):
+    """Draws {label: residual ratio by layer} as curves."""
     for index, (label, curve) in enumerate(curves.items()):
         curve = np.asarray(curve)
-        shown = np.where(curve > SEEN, curve, np.nan)
-        figures.band(ax, np.arange(len(curve)), shown[None], label, index)
+        visible = np.where(curve > SEEN, curve, np.nan)
+        figures.band(ax, np.arange(len(curve)), visible[None], label, index)
     ax.set(yscale="log", xlabel="layer", ylabel="‖res(X)‖₁,∞ / ‖X‖₁,∞")
     ax.legend()
     figures.integer_ticks(ax)
 
 
 @figures.styled
-def collapse():
-    """log10 of the residual by layer of four variants, each named at its end; float32 dotted."""
+def draw_collapse():
+    """Draws log10 of the residual by layer of four variants; float32 is dotted."""
     fig, axes = figures.figure(width=4.6, height=3.4)
     ax, x = axes[0, 0], jax.random.normal(jax.random.key(1), (32, 64))
     for index, (name, network, shift) in enumerate(
@@ -63,17 +63,17 @@ def collapse():
 
 
 @figures.styled
-def skip_gain(gains, curves):
-    """Residual ratio by layer, a curve for each gain of the skip."""
+def draw_skip_gain(gains, curves):
+    """Draws the residual ratio by layer, a curve for each gain of the skip."""
     fig, axes = figures.figure(width=6.5, height=3.2)
     names = (f"skip gain {gain:g}" for gain in gains)
-    residual_ratios(axes[0, 0], dict(zip(names, curves, strict=True)))
+    draw_ratios(axes[0, 0], dict(zip(names, curves, strict=True)))
     return fig
 
 
 @figures.styled
-def residual():
-    """Six tokens with their mean, and the residual ratio by layer with skips and without."""
+def draw_residual():
+    """Draws six tokens with their mean, and residual ratios by layer with skips and without."""
     fig, axes = figures.figure(columns=2, width=3.8, height=3.0)
     tokens, ax = np.random.default_rng(3).normal((2, 1), size=(6, 2)), axes[0, 0]
     mean = tokens.mean(axis=0)
@@ -89,13 +89,13 @@ def residual():
         config = network(depth=8, num_heads=4, d_model=64)
         trace = rc.apply(rc.init(jax.random.key(0), config), x, config)
         curves[name] = rc.profile(trace.hidden)["residual_ratio"]
-    residual_ratios(axes[0, 1], curves)
+    draw_ratios(axes[0, 1], curves)
     return fig
 
 
 @figures.styled
-def paths():
-    """How far sums of short paths are from the whole output, frozen and truncated."""
+def draw_paths():
+    """Draws how far sums of short paths are from the whole output, frozen and truncated."""
     config = rc.transformer(depth=6, num_heads=2, d_model=32)
     params = rc.init(jax.random.key(0), config)
     x = jax.random.normal(jax.random.key(1), (16, 32))
@@ -108,8 +108,8 @@ def paths():
         "frozen paths up to K": frozen.up_to(),
         "network truncated at K": cut.by_length.sum(axis=1) + cut.offset,
     }
-    for index, (name, found) in enumerate(ends.items()):
-        error = np.asarray([np.linalg.norm(f - frozen.total) for f in found])
+    for index, (name, outputs) in enumerate(ends.items()):
+        error = np.asarray([np.linalg.norm(f - frozen.total) for f in outputs])
         error = error / np.linalg.norm(frozen.total)
         figures.band(ax, lengths, np.where(error > 1e-6, error, np.nan)[None], name, index)
     ax.set(yscale="log", xlabel="K", ylabel="distance to the output, relative")
@@ -122,11 +122,11 @@ if __name__ == "__main__":
     scope = {}
     page = (REPOSITORY / "docs" / "networks.md").read_text("utf-8")
     exec(SWEEP.search(page)[1], scope)
-    drawn = {
-        "skip_gain": skip_gain(scope["gains"], scope["curves"]),
-        "rank_collapse": collapse(),
-        "concept_residual": residual(),
-        "concept_paths": paths(),
+    pictures = {
+        "skip_gain": draw_skip_gain(scope["gains"], scope["curves"]),
+        "rank_collapse": draw_collapse(),
+        "concept_residual": draw_residual(),
+        "concept_paths": draw_paths(),
     }
-    for name, fig in drawn.items():
+    for name, fig in pictures.items():
         fig.savefig(REPOSITORY / "docs" / f"{name}.png", dpi=150, bbox_inches="tight")

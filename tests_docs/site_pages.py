@@ -52,12 +52,12 @@ def measures() -> str:
 
 def experiments() -> str:
     """A row for each experiment, in the order of the report."""
-    own = [(name, describe_experiment(name)) for name in list_experiments()]
+    entries = [(name, describe_experiment(name)) for name in list_experiments()]
     return table(
         ("experiment", "what it shows", "command"),
         [
             (f"[{e.title}]({name}.md)", e.brief, f"`python -m experiments.{name}`")
-            for name, e in own
+            for name, e in entries
         ],
     )
 
@@ -96,20 +96,20 @@ def load_exports(package: str) -> list[str]:
     return names
 
 
-def public(page: str) -> list[str]:
+def list_public(page: str) -> list[str]:
     """Lists the objects of one page of the API, by their full names."""
     package = f"rank_collapse.{page}"
     places = (f"{package}.", *ALSO.get(page, ()))
     names = {name for name in load_exports("rank_collapse") if name.startswith(places)}
     names.update(load_exports(package))
     modules = {f"rank_collapse.{module}" for module in WHOLE.get(page, ())}
-    alone = {name for name in names if name.rpartition(".")[0] not in modules}
-    return sorted(alone | modules)
+    outside = {name for name in names if name.rpartition(".")[0] not in modules}
+    return sorted(outside | modules)
 
 
 def api(page: str) -> Callable[[], str]:
     """The blocks that mkdocstrings replaces by docstrings."""
-    return lambda: "".join(f"::: {name}\n" for name in public(page))
+    return lambda: "".join(f"::: {name}\n" for name in list_public(page))
 
 
 def repository() -> str:
@@ -125,8 +125,8 @@ def colab(notebook: Path, address: str) -> str:
     return f"https://colab.research.google.com/github/{place}/blob/main/{inside}"
 
 
-def with_badge(notebook: Path, address: str) -> str:
-    """A notebook with a Colab badge as its first cell; without an address it has none."""
+def add_badge(notebook: Path, address: str) -> str:
+    """Puts a Colab badge into a notebook's first cell; without an address there is none."""
     content = json.loads(notebook.read_text("utf-8"))
     cells = [cell for cell in content["cells"] if cell["id"] != "colab"]
     if address:
@@ -160,16 +160,16 @@ MADE = {
 } | {f"api_{page}": api(page) for page in API}
 
 
-def made(text: str) -> str:
-    """A page with its blocks made again."""
-    return BLOCK.sub(lambda found: found[1] + found[2] + MADE[found[1]](), text)
+def renew_blocks(text: str) -> str:
+    """Renews the blocks of a page that the code makes."""
+    return BLOCK.sub(lambda match: match[1] + match[2] + MADE[match[1]](), text)
 
 
 if __name__ == "__main__":
     for path in DOCS.glob("*.ipynb"):
         if "--write" in sys.argv[1:]:
-            path.write_text(with_badge(path, repository()), "utf-8")
-    pages = {path: made(path.read_text("utf-8")) for path in DOCS.rglob("*.md")}
+            path.write_text(add_badge(path, repository()), "utf-8")
+    pages = {path: renew_blocks(path.read_text("utf-8")) for path in DOCS.rglob("*.md")}
     pages[statements_page.PAGE] = statements_page.render_page(statements_page.read_table())
     for path, text in pages.items():
         if path.read_text("utf-8") != text:

@@ -53,12 +53,12 @@ def check_pytest(arguments):
     """Collects the tests of a command, unless it names none, as the usual run and CI do."""
     if any((REPOSITORY / a.partition("::")[0]).exists() for a in arguments):
         if arguments not in COLLECTED:
-            found = python("-m", "pytest", "--collect-only", "-n", "0", *arguments)
-            COLLECTED[arguments] = found.returncode
+            process = python("-m", "pytest", "--collect-only", "-n", "0", *arguments)
+            COLLECTED[arguments] = process.returncode
         assert COLLECTED[arguments] == 0, f"pytest {shlex.join(arguments)} collects nothing"
     else:
-        named = [a for a in arguments if a.startswith("tests")]
-        assert not named, f"{named} does not exist"
+        paths = [a for a in arguments if a.startswith("tests")]
+        assert not paths, f"{paths} does not exist"
 
 
 def check_experiment(name, arguments):

@@ -19,7 +19,7 @@ def linear_attention(q, k, v, context):
     return m / m.sum(axis=-1, keepdims=True), None
 
 
-def selective(q, k, v, context):
+def selective_attention(q, k, v, context):
     """A selective state space (Gu and Dao 2023): M_ij = (C_i·B_j) a_{j+1} ⋯ a_i."""
     log_decay = jax.nn.log_sigmoid(k.sum(axis=-1))  # [h, n]
     decay, total = jnp.exp(log_decay), jnp.cumsum(log_decay, axis=1)
@@ -36,14 +36,14 @@ def selective(q, k, v, context):
     return m, jax.lax.scan(step, start, tokens)[1].swapaxes(0, 1)
 
 
-def gated(q, k, v, context):
+def gated_attention(q, k, v, context):
     """A gate, computed from the queries, multiplies the output of a softmax head."""
     scores = jnp.where(context.mask, q @ k.swapaxes(1, 2) / jnp.sqrt(q.shape[-1]), -jnp.inf)
     p = jax.nn.softmax(scores)
     return p, jax.nn.sigmoid(q.sum(axis=-1, keepdims=True)) * (p @ v)
 
 
-@pytest.mark.parametrize("mix", [linear_attention, selective, gated])
+@pytest.mark.parametrize("mix", [linear_attention, selective_attention, gated_attention])
 def test_all_paths_sum_to_the_output(mix):
     config = CONFIG.replace(mix=mix)
     output = rc.apply(PARAMS, X, config).output

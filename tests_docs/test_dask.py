@@ -50,14 +50,14 @@ def start():
 
 def test_a_grid_on_two_workers_is_that_of_one_process(tmp_path, start):
     scheduler = start(SCHEDULER, *LOCAL, "--port=0")
-    address = next(found[0] for line in scheduler.stderr if (found := ADDRESS.search(line)))
+    address = next(match[0] for line in scheduler.stderr if (match := ADDRESS.search(line)))
     for _ in range(2):
         worker = start(WORKER.replace("tcp://HOST:8786", address), *LOCAL)
         assert any("Registered to" in line for line in worker.stderr)
     *words, on_dask = shlex.split(RUN.replace("tcp://HOST:8786", address))
     assert words == ["python", "-m", "experiments.run_sort", "--depth=2,4,8"]
-    for name, how in (("dask", on_dask), ("one", "--jobs=1")):
-        assert run(run_sort, [*TINY, how], tmp_path / name) == 0
+    for name, flag in (("dask", on_dask), ("one", "--jobs=1")):
+        assert run(run_sort, [*TINY, flag], tmp_path / name) == 0
     one, dask = (np.load(tmp_path / name / "arrays.npz") for name in ("one", "dask"))
     assert set(one.files) == set(dask.files)
     for name in (name for name in one.files if "/seconds/" not in name):

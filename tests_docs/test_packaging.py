@@ -24,17 +24,17 @@ IMPORTED_AS = {
 }
 
 
-def imports(path):
-    """Top-level names that a module imports, wherever in it, by `extras.import_package` too."""
+def list_imports(path):
+    """Lists the packages that a module imports, by `extras.import_package` too."""
     calls = (node for node in tree(path) if isinstance(node, ast.Call))
     required = (c.args[0].value for c in calls if getattr(c.func, "id", "") == "import_package")
     return [name.partition(".")[0] for name in (*architecture_map.imports(path), *required)]
 
 
-def names(requirements):
-    """The modules of a list of requirements such as "jax>=0.10"."""
-    found = [re.match(r"[\w-]+", requirement)[0] for requirement in requirements]
-    return {IMPORTED_AS.get(name, name) for name in found}
+def read_names(requirements):
+    """Reads the modules of a list of requirements such as "jax>=0.10"."""
+    packages = [re.match(r"[\w-]+", requirement)[0] for requirement in requirements]
+    return {IMPORTED_AS.get(name, name) for name in packages}
 
 
 def test_one_package_is_installed():
@@ -49,8 +49,8 @@ def test_one_package_is_installed():
 def test_its_data_are_installed_with_it():
     patterns = PYPROJECT["tool"]["setuptools"]["package-data"]["rank_collapse"]
     root = REPOSITORY / "rank_collapse"
-    others = [p.relative_to(root) for p in root.rglob("*") if p.is_file() and p.suffix != ".py"]
-    data = [str(p) for p in others if "__pycache__" not in p.parts]
+    files = [p.relative_to(root) for p in root.rglob("*") if p.is_file() and p.suffix != ".py"]
+    data = [str(p) for p in files if "__pycache__" not in p.parts]
     assert {"py.typed", "data/english.txt", "__init__.pyi", "paths/__init__.pyi"} <= set(data)
     assert [d for d in data if not any(fnmatch(d, x) for x in patterns)] == []
 
@@ -68,9 +68,9 @@ EXTRAS_OF = {
     "report": ("report",),
     "runs": ("report",),
 }
-CORE = names(PYPROJECT["project"]["dependencies"])
+CORE = read_names(PYPROJECT["project"]["dependencies"])
 EXTRAS = {
-    extra: names(r for r in requirements if not r.startswith("rank-collapse"))
+    extra: read_names(r for r in requirements if not r.startswith("rank-collapse"))
     for extra, requirements in PYPROJECT["project"]["optional-dependencies"].items()
 }
 ALL_EXTRAS = set().union(*(EXTRAS[extra] for extras in EXTRAS_OF.values() for extra in extras))
@@ -79,33 +79,33 @@ WATCHED = {"torch", "transformers", "equinox"}
 CONVERTED_TO = {"pandas", "xarray"}  # by methods of results, for who has them
 
 
-def part(path):
+def get_part(path):
     return path.relative_to(REPOSITORY / "rank_collapse").parts[0].removesuffix(".py")
 
 
-def foreign(names):
+def drop_standard(names):
     return set(names) - set(sys.stdlib_module_names) - {"rank_collapse"}
 
 
 def test_what_it_imports_is_what_it_requires():
-    found = foreign(name for path in MODULES for name in imports(path))
+    imported = drop_standard(name for path in MODULES for name in list_imports(path))
     # torch reads .bin files where it is installed; who watches a model has what made it.
-    assert found == (CORE | ALL_EXTRAS | WATCHED | CONVERTED_TO) - {"PIL"}  # of experiments
+    assert imported == (CORE | ALL_EXTRAS | WATCHED | CONVERTED_TO) - {"PIL"}  # of experiments
     for path in MODULES:
-        extras = set().union(*(EXTRAS[extra] for extra in EXTRAS_OF.get(part(path), ())))
-        extras |= WATCHED if part(path) in ("watch", "torch", "jax_watch") else set()
+        extras = set().union(*(EXTRAS[extra] for extra in EXTRAS_OF.get(get_part(path), ())))
+        extras |= WATCHED if get_part(path) in ("watch", "torch", "jax_watch") else set()
         extras |= {"torch"} if path.name == "tensors.py" else set()
         allowed = CORE | CONVERTED_TO | extras | {"scipy"}  # which JAX requires
-        assert foreign(imports(path)) <= allowed, path
-    experiments = [n for p in (REPOSITORY / "experiments").rglob("*.py") for n in imports(p)]
+        assert drop_standard(list_imports(path)) <= allowed, path
+    experiments = [n for p in (REPOSITORY / "experiments").rglob("*.py") for n in list_imports(p)]
     # PyTorch is asked for by a flag of the benchmark.
     allowed = CORE | ALL_EXTRAS | EXTRAS["experiments"] | EXTRAS["cluster"] | EXTRAS["gguf"]
-    assert foreign(experiments) - {"experiments", "torch"} <= allowed
+    assert drop_standard(experiments) - {"experiments", "torch"} <= allowed
 
 
 def test_the_requirements_have_every_extra():
     pinned = (REPOSITORY / "requirements.txt").read_text("utf-8").splitlines()
-    assert names(r for r in pinned if r[:1].isalpha()) >= CORE.union(
+    assert read_names(r for r in pinned if r[:1].isalpha()) >= CORE.union(
         ALL_EXTRAS, EXTRAS["experiments"], EXTRAS["cluster"], EXTRAS["gguf"]
     ) - {"ml_dtypes"}
 
@@ -128,9 +128,9 @@ print(sorted(absent & {name.partition(".")[0] for name, m in sys.modules.items()
 
 
 def test_the_core_does_without_the_extras():
-    """As in an environment with the wheel's own dependencies only, whose others are hidden here.
+    """Only the wheel's own dependencies are visible: the packages of extras are hidden.
 
-    But scipy, without which JAX does not start.
+    Except scipy, without which JAX does not start.
     """
     done = python("-c", CHILD, ",".join(sorted(ALL_EXTRAS - {"scipy"})))
     assert done.returncode == 0, done.stderr
@@ -142,7 +142,7 @@ def test_the_core_does_without_the_extras():
 def test_what_is_said_to_be_installed_is_the_extra():
     """By the packages: neither a clone nor a wheel is found by the extra's name alone."""
     for extra, packages in PACKAGES.items():
-        assert names(packages.split()) == EXTRAS[extra], extra
+        assert read_names(packages.split()) == EXTRAS[extra], extra
 
 
 def test_every_extra_that_is_asked_for_exists():
@@ -152,7 +152,7 @@ def test_every_extra_that_is_asked_for_exists():
 
 
 def test_the_import_is_light():
-    """Neither torch nor what draws."""
+    """It loads no framework beside JAX and nothing that draws."""
     code = "import sys, rank_collapse; print(*{name.partition('.')[0] for name in sys.modules})"
     done = python("-c", code)
     heavy = {"torch", "tensorflow", "flax", "equinox", "transformers", "matplotlib", "optax"}

@@ -31,12 +31,12 @@ ELSEWHERE = {
 }
 TEXTS = {page.name: page.read_text("utf-8") for page in PAGES}
 BLOCK = re.compile(r"(?:<!-- test: ([\w ]+) -->\n)?```python\n(.*?)```", re.DOTALL)
-BLOCKS = [(page, *found) for page, text in TEXTS.items() for found in BLOCK.findall(text)]
+BLOCKS = [(page, *groups) for page, text in TEXTS.items() for groups in BLOCK.findall(text)]
 
 
 @functools.cache
-def ran(block):
-    """The names that an example defines."""
+def run_block(block):
+    """Runs an example; returns the names that it defines."""
     for name in re.findall(r"^import (\w+)", block, re.MULTILINE):
         pytest.importorskip(name)
     scope = {}
@@ -50,7 +50,7 @@ def ran(block):
     ids=lambda b: b.strip().splitlines()[-1][:40],
 )
 def test_an_example_runs(block):
-    ran(block)
+    run_block(block)
 
 
 def test_every_block_of_python_is_run_somewhere():
@@ -60,7 +60,7 @@ def test_every_block_of_python_is_run_somewhere():
 
 def test_the_readme_prints_what_it_says():
     (block,) = BLOCK.findall(TEXTS["README.md"])
-    scope = ran(block[1])
+    scope = run_block(block[1])
     for name in ("full", "collapsed"):
         (printed,) = re.findall(
             rf"^print\(rc.profile\({name}\..*\)  # (.*)$", block[1], re.MULTILINE
@@ -73,31 +73,31 @@ def test_the_readme_prints_what_it_says():
 
 
 def test_the_network_of_the_page_falls_at_the_cubic_rate():
-    scope = named("network")
+    scope = run_marked_block("network")
     assert abs(rc.local_rate(scope["profile"])[-1] - 3) < 1e-3
     total = scope["by_length"].sum(axis=0) + scope["offset"]
     np.testing.assert_allclose(total, scope["trace"].output, rtol=1e-4, atol=1e-5)
 
 
 def test_a_checkpoint_of_the_page_collapses_without_skips():
-    scope = named("checkpoint")
+    scope = run_marked_block("checkpoint")
     last = [float(residual_ratio(scope[name].output)) for name in ("trace", "collapsed")]
     assert last[1] < last[0] / 2
 
 
-def named(name):
+def run_marked_block(name):
     (block,) = {block for _, mark, block in BLOCKS if mark == name}
-    return ran(block)
+    return run_block(block)
 
 
 def test_admin_keeps_apart_what_post_ln_makes_equal():
-    scope = named("designs")
+    scope = run_marked_block("designs")
     cosines = [float(rc.token_cosine(scope[name].output)) for name in ("trace", "collapsed")]
     np.testing.assert_allclose(cosines, [0.81, 0.9999], atol=5e-3)
 
 
 def test_the_sweep_is_that_of_single_networks():
-    scope = named("sweep")
+    scope = run_marked_block("sweep")
     params, x, config = (scope[n] for n in ("params", "x", "config"))
     half = rc.apply(params, x, config.replace(skip_gain=0.5))
     assert scope["curves"].shape == (5, 13)
@@ -109,7 +109,7 @@ def test_the_sweep_is_that_of_single_networks():
 
 def test_the_network_by_hand_is_the_plain_one():
     """The page's weights through a forward pass of numpy, head by head, as Llama computes."""
-    scope = named("by hand")
+    scope = run_marked_block("by hand")
     x = np.asarray(scope["trace"].hidden[0], np.float64)
     n, k, share = len(x), scope["k"], scope["h"] // scope["g"]
     angle = np.tile(np.arange(n)[:, None] * 10000.0 ** (-np.arange(0, k, 2) / k), 2)
@@ -127,7 +127,7 @@ def test_the_network_by_hand_is_the_plain_one():
 
 
 def test_the_encoder_decoder_is_its_halves():
-    scope = named("encoder decoder")
+    scope = run_marked_block("encoder decoder")
     trace, lengths = scope["trace"], scope["lengths"]
     assert trace.logits.shape == (5, 13) and trace.decoder.cross_attention.shape == (2, 4, 5, 4)
     assert scope["target"].tolist() == [1, 5, 4, 8, 3] and scope["written"].shape == (5,)
@@ -141,8 +141,8 @@ def test_links_exist():
         text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)]+)\)", text):
             path = target.partition("#")[0]
-            found = "://" in target or not path or (page.parent / path).exists()
-            assert found, f"{page.name} links to {target}"
+            exists = "://" in target or not path or (page.parent / path).exists()
+            assert exists, f"{page.name} links to {target}"
 
 
 # Of docs/monitoring*.md: each runs as it stands, in a folder of its own.
@@ -155,7 +155,7 @@ RECIPES = dict(re.findall(r"<!-- test: (\w+) -->\n```python\n(.*?)```", RECIPE_T
 def run(tmp_path, monkeypatch):
     """run(recipe) → the names it defines."""
     monkeypatch.chdir(tmp_path)
-    return lambda name: ran(RECIPES[name])
+    return lambda name: run_block(RECIPES[name])
 
 
 def test_every_recipe_is_run():
@@ -192,32 +192,32 @@ def test_a_watched_model_of_torch(run):
 
 
 def run_notebook(name):
-    """The names that a notebook of docs/ defines."""
+    """Runs a notebook of docs/; returns the names that it defines."""
     cells = json.loads((DOCS / f"{name}.ipynb").read_bytes())["cells"]
-    return ran("\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code"))
+    return run_block("\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code"))
 
 
 def test_post_ln_has_no_gradient_of_queries_and_stays_at_a_guess():
     scope = run_notebook("deep_post_ln")
     ratio = {name: g["queries"][-1] / g["values"][-1] for name, g in scope["gradients"].items()}
     assert ratio["post"] < ratio["pre"] / 100 and ratio["post"] < ratio["deepnorm"] / 100
-    losses = {name: float(found[1][-1]) for name, found in scope["after"].items()}
+    losses = {name: float(outcome[1][-1]) for name, outcome in scope["after"].items()}
     assert losses["deepnorm"] < losses["post"] and losses["post"] > 2.2
 
 
 def test_lengths_of_a_trained_model_are_worth_its_accuracy():
     scope = run_notebook("what_carries_the_output")
     assert scope["losses"][-1] < scope["losses"][0] / 2
-    whole, none = scope["frozen"][-1], scope["values"][0]
-    np.testing.assert_allclose(scope["shares"].sum(), whole - none, atol=1e-5)
-    np.testing.assert_allclose(scope["truncated"][-1], whole, atol=0.01)
+    full, none = scope["frozen"][-1], scope["values"][0]
+    np.testing.assert_allclose(scope["shares"].sum(), full - none, atol=1e-5)
+    np.testing.assert_allclose(scope["truncated"][-1], full, atol=0.01)
 
 
 def test_cures_keep_more_than_post_norm():
     scope = run_notebook("cures")
-    kept = {name: values.mean() for name, values in scope["found"].items()}
-    assert min(kept[name] for name in scope["designs"]) == kept["post"] < -1
-    assert kept["deepnorm"] > -0.05 and kept["retention"] > -0.1
+    means = {name: values.mean() for name, values in scope["found"].items()}
+    assert min(means[name] for name in scope["designs"]) == means["post"] < -1
+    assert means["deepnorm"] > -0.05 and means["retention"] > -0.1
 
 
 def test_a_model_layer_by_layer_in_a_notebook():

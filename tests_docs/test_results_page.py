@@ -76,5 +76,5 @@ def test_the_commit_of_the_run_is_in_the_repository(commit):
     if answer.stdout.strip() != "false":
         pytest.skip("a clone without history")
     assert re.fullmatch(r"[0-9a-f]{40}", commit), "the tree of the run had changes"
-    found = subprocess.run([*git, "cat-file", "-e", f"{commit}^{{commit}}"], check=False)
-    assert found.returncode == 0
+    process = subprocess.run([*git, "cat-file", "-e", f"{commit}^{{commit}}"], check=False)
+    assert process.returncode == 0

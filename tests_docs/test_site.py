@@ -7,7 +7,7 @@ import re
 
 import pytest
 import site_pages
-from site_pages import API, DOCS, WHOLE, made, public, repository, with_badge
+from site_pages import API, DOCS, WHOLE, add_badge, list_public, renew_blocks, repository
 from two_processes import REPOSITORY
 
 import rank_collapse as rc
@@ -23,13 +23,13 @@ NAV = (REPOSITORY / "mkdocs.yml").read_text("utf-8")
 @pytest.mark.parametrize("path", [p for p in PAGES if "<!-- made:" in p.read_text("utf-8")])
 def test_made_parts_are_current(path):
     text = path.read_text("utf-8")
-    assert made(text) == text, "tests_docs/site_pages.py --write renews it"
+    assert renew_blocks(text) == text, "tests_docs/site_pages.py --write renews it"
 
 
 def test_a_made_part_follows_the_code(monkeypatch):
     page = "a\n<!-- made: measures -->\nold\n<!-- end -->\nb\n"
     monkeypatch.setattr(site_pages, "MEASURES", {"residual_ratio": rc.MEASURES["residual_ratio"]})
-    lines = made(page).splitlines()
+    lines = renew_blocks(page).splitlines()
     assert lines[:2] == ["a", "<!-- made: measures -->"] and lines[-2:] == ["<!-- end -->", "b"]
     assert len(lines) == 7 and lines[4].startswith("| `residual_ratio` | tokens | ‖res(X)‖/‖X‖")
 
@@ -40,14 +40,14 @@ ADDRESS = "https://github.com/owner/rank-collapse"
 @pytest.mark.parametrize("notebook", sorted(DOCS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_opens_in_colab_when_there_is_an_address(notebook):
     text = notebook.read_text("utf-8")
-    assert with_badge(notebook, repository()) == text, "tests_docs/site_pages.py --write renews it"
-    first, *others = json.loads(with_badge(notebook, ADDRESS))["cells"]
+    assert add_badge(notebook, repository()) == text, "tests_docs/site_pages.py --write renews it"
+    first, *cells = json.loads(add_badge(notebook, ADDRESS))["cells"]
     (path,) = re.findall(
         r"colab.research.google.com/github/owner/rank-collapse/blob/main/([^)]+)",
         first["source"][0],
     )
     assert REPOSITORY / path == notebook
-    assert others == [c for c in json.loads(text)["cells"] if c["id"] != "colab"]
+    assert cells == [c for c in json.loads(text)["cells"] if c["id"] != "colab"]
 
 
 def test_every_experiment_has_a_page():
@@ -62,46 +62,46 @@ def test_every_experiment_has_a_page():
         assert all((DOCS / link).exists() for link in links), "links in it begin with ../"
 
 
-def without_command(text):
-    """Sections with a table of numbers, but without the command that made them.
+def find_without_command(text):
+    """Finds sections with a table of numbers, but without the command that made them.
 
     Tables between "filled" and "end" are written by the command on results.md.
     """
     text = re.sub(r"<!-- filled -->.*?<!-- end -->", "", text, flags=re.DOTALL)
-    found = []
+    titles = []
     for section in re.split(r"^#+ ", text, flags=re.MULTILINE):
         rows = re.findall(r"^\|.*\d.*\|.*\d.*\|.*\d.*\|$", section, re.MULTILINE)
         if len(rows) > 1 and not re.search(r"python -m|no command repeats it", section):
-            found.append(section.partition("\n")[0])
-    return found
+            titles.append(section.partition("\n")[0])
+    return titles
 
 
 def test_tables_of_measured_numbers_have_their_command():
     rows = "| 1 | 2 | 3 |\n| 4 | 5 | 6 |\n"
-    assert without_command(f"## A\n{rows}## B\n`python -m experiments.b`\n{rows}") == ["A"]
+    assert find_without_command(f"## A\n{rows}## B\n`python -m experiments.b`\n{rows}") == ["A"]
     pages = [*(DOCS / "experiments").glob("*.md"), *(DOCS / f"{n}.md" for n in MEASURED)]
-    assert [name for page in pages for name in without_command(page.read_text("utf-8"))] == []
+    assert [name for page in pages for name in find_without_command(page.read_text("utf-8"))] == []
 
 
 def test_every_page_is_in_the_contents():
-    named = set(re.findall(r"[\w/]+\.md", NAV))
-    assert named == {str(p.relative_to(DOCS)) for p in PAGES}
+    listed = set(re.findall(r"[\w/]+\.md", NAV))
+    assert listed == {str(p.relative_to(DOCS)) for p in PAGES}
 
 
 def test_every_public_name_is_in_the_api():
-    shown = {name for page in API for name in public(page)}
+    documented = {name for page in API for name in list_public(page)}
     names = {name for name in rc.__all__ if not inspect.ismodule(getattr(rc, name))}
-    assert names - {full.rpartition(".")[2] for full in shown} == set()
-    assert "rank_collapse.network.surgery" in shown
+    assert names - {full.rpartition(".")[2] for full in documented} == set()
+    assert "rank_collapse.network.surgery" in documented
 
 
-def examples_of(page):
-    """The blocks of one page."""
+def read_examples(page):
+    """Reads the examples of one page."""
     return EXAMPLE.findall((DOCS / f"{page}.md").read_text("utf-8"))
 
 
-def defined(module):
-    """The public functions and classes of one file of the library."""
+def list_definitions(module):
+    """Lists the public functions and classes of one file of the library."""
     path = REPOSITORY / "rank_collapse" / f"{module.replace('.', '/')}.py"
     nodes = ast.parse(path.read_text("utf-8")).body
     names = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
@@ -110,13 +110,13 @@ def defined(module):
 
 @pytest.mark.parametrize("page", API)
 def test_every_public_name_has_an_example(page):
-    nodes = [node for block in examples_of(f"api/{page}") for node in ast.walk(ast.parse(block))]
+    nodes = [node for block in read_examples(f"api/{page}") for node in ast.walk(ast.parse(block))]
     used = {n.id for n in nodes if isinstance(n, ast.Name)}
     used |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
-    names = {full.rpartition(".")[2] for full in public(page)}
+    names = {full.rpartition(".")[2] for full in list_public(page)}
     for module in WHOLE.get(page, ()):
         names -= {module.rpartition(".")[2]}
-        names |= defined(module)
+        names |= list_definitions(module)
     assert names - used == set()
 
 
@@ -124,7 +124,7 @@ def test_every_public_name_has_an_example(page):
 def test_examples_run(page, tmp_path, monkeypatch):
     """From the first block of a page to its last; those of packages that are absent are skipped."""
     monkeypatch.chdir(tmp_path)
-    scope, blocks = {}, examples_of(page)
+    scope, blocks = {}, read_examples(page)
     for block in blocks:
         for name in re.findall(r"^(?:import|from) (\w+)", block, re.MULTILINE):
             pytest.importorskip(name)

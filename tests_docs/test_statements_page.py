@@ -15,7 +15,7 @@ from rank_collapse.report.intervals import Interval
 DOCS = REPOSITORY / "docs"
 
 
-def rows(name):
+def read_rows(name):
     return list(csv.DictReader(io.StringIO((DOCS / "results" / name).read_text("utf-8"))))
 
 
@@ -35,23 +35,23 @@ def test_the_page_is_short():
 
 
 def test_verdicts_follow_from_intervals_and_ranges():
-    found = [row for row in rows("statements.csv") if row["verdict"]]
-    for row in found:
+    rows = [row for row in read_rows("statements.csv") if row["verdict"]]
+    for row in rows:
         ends = [float(row[name] or "nan") for name in ("low", "high")]
         claimed = STATEMENTS[row["statement"]].claimed
         assert claims.compare_ranges(Interval(*ends), claimed) == row["verdict"], row
 
 
-def run_of(experiment, commit="a1" * 20, seed=1000):
+def make_run(experiment, commit="a1" * 20, seed=1000):
     return {"experiment": experiment, "first_seed": seed, "commit": commit, "command": "python"}
 
 
 def test_rows_of_all_folders_are_judged_jointly():
     three, one = [3.0, 3.01, 2.99, 3.0], [-1.0, -1.1, -0.9, -1.0]
-    found = [(claims.mean_row("mlps slow", name, three), run_of("run_collapse")) for name in "ab"]
-    found.append((claims.mean_row("mlps slow", "c", one), run_of("run_collapse")))
-    found.append((claims.mean_row("rate", "d", three), run_of("run_circle")))
-    table = list(judge_run_rows(found))
+    rows = [(claims.mean_row("mlps slow", name, three), make_run("run_collapse")) for name in "ab"]
+    rows.append((claims.mean_row("mlps slow", "c", one), make_run("run_collapse")))
+    rows.append((claims.mean_row("rate", "d", three), make_run("run_circle")))
+    table = list(judge_run_rows(rows))
     assert [row["setting"] for row in table] == ["a", "b", "c", "d"]
     level = claims.mean_row("mlps slow", "a", three).interval(1 - claims.ERROR / 3)  # of three rows
     assert (table[0]["low"], table[0]["high"]) == level
@@ -66,7 +66,7 @@ def test_rows_of_all_folders_are_judged_jointly():
 
 def test_a_statement_without_the_rows_of_one_experiment_was_not_run():
     row = claims.share_within_row("skips stop", "a", [1.0] * 9, (0.1, 2.0))
-    runs = [run_of("run_collapse"), run_of("run_architectures")]
+    runs = [make_run("run_collapse"), make_run("run_architectures")]
     for count, answer in ((1, "not run"), (2, "holds")):
         table = judge_run_rows([(row, run) for run in runs[:count]])
         assert answer_rows(list(table))["skips stop"] == answer
@@ -75,12 +75,12 @@ def test_a_statement_without_the_rows_of_one_experiment_was_not_run():
 @pytest.mark.parametrize("commit", ["a1" * 20 + "-dirty", ""])
 def test_rows_of_changed_or_unknown_code_are_not_called_one_run(commit):
     row = claims.mean_row("mlps slow", "a", [1.0, 1.1, 0.9])
-    table = judge_run_rows([(row, run_of("run_collapse", commit))])
+    table = judge_run_rows([(row, make_run("run_collapse", commit))])
     assert "still to come" in render_page(list(table))
 
 
-@pytest.mark.parametrize("other", [run_of("run_circle", "b2"), run_of("run_circle", seed=0)])
+@pytest.mark.parametrize("other", [make_run("run_circle", "b2"), make_run("run_circle", seed=0)])
 def test_rows_of_other_commits_or_used_seeds_are_not_called_one_run(other):
     row = claims.mean_row("mlps slow", "a", [1.0, 1.1, 0.9])
-    found = judge_run_rows([(row, run_of("run_collapse")), (row, other)])
-    assert "still to come" in render_page(list(found))
+    table = judge_run_rows([(row, make_run("run_collapse")), (row, other)])
+    assert "still to come" in render_page(list(table))

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def diagnostics(folder, text):
-    """What pyright says of a file."""
+def run_pyright(folder, text):
+    """Runs pyright on a file; returns its diagnostics."""
     (folder / "use.py").write_text(text)
     settings = {"extraPaths": [str(REPOSITORY)], "pythonPath": sys.executable}
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
@@ -31,7 +31,7 @@ def test_nothing_of_the_public_api_is_unknown(tmp_path):
     use = (HERE / "typed_use.py").read_text("utf-8")
     names = [f"rc.{name}" for name in rc.__all__]
     names += [f"rc.{p}.{name}" for p in PACKAGES for name in getattr(rc, p).__all__]
-    reports = diagnostics(tmp_path, use + "".join(f"reveal_type({name})\n" for name in names))
+    reports = run_pyright(tmp_path, use + "".join(f"reveal_type({name})\n" for name in names))
     errors = [d["message"] for d in reports if d["severity"] == "error"]
     assert not errors, "\n".join(errors)
     revealed = [d["message"] for d in reports if d["severity"] == "information"]
@@ -41,5 +41,5 @@ def test_nothing_of_the_public_api_is_unknown(tmp_path):
 
 def test_wrong_names_and_choices_are_found(tmp_path):
     text = (HERE / "typed_mistakes.py").read_text("utf-8")
-    lines = {d["range"]["start"]["line"] for d in diagnostics(tmp_path, text)}
+    lines = {d["range"]["start"]["line"] for d in run_pyright(tmp_path, text)}
     assert lines == {i for i, line in enumerate(text.splitlines()) if "# mistake" in line}

@@ -19,11 +19,11 @@ mean: jax.Array = trace.hidden.mean() + trace.attention.sum() + trace.layers.hid
 branch: jax.Array | None = trace.mlp_branch
 
 
-def halved(value: jax.Array, layer: jax.Array) -> jax.Array:
+def halve(value: jax.Array, layer: jax.Array) -> jax.Array:
     return 0.5 * value
 
 
-batch = rc.network.apply_batch(params, np.zeros((2, 4, 8), np.float32), config, edit={"q": halved})
+batch = rc.network.apply_batch(params, np.zeros((2, 4, 8), np.float32), config, edit={"q": halve})
 ratio: jax.Array = rc.residual_ratio(trace.output, mask=np.ones(4, bool))
 profile = rc.profile(batch, measures=("residual_ratio", "token_cosine"))
 first: jax.Array = profile["residual_ratio"]

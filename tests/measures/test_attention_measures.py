@@ -14,7 +14,7 @@ import rank_collapse as rc
 
 
 def test_closed_forms_of_rows():
-    """Uniform ones, ones at one key, and of three of the one and one of the other."""
+    """Uniform rows, rows at one key, and three of the first beside one of the second."""
     both = np.stack([np.full((3, 5), 0.2), np.eye(3, 5)])
     for measure, uniform, one_hot in (
         (rc.attention_entropy, np.log(5), 0),
@@ -22,8 +22,8 @@ def test_closed_forms_of_rows():
         (rc.measures.saturated_share, 0, 1),
     ):
         np.testing.assert_allclose(measure(both), [uniform, one_hot], rtol=1e-6)
-        found = measure(np.concatenate(both), mask=[1, 1, 1, 1, 0, 0])
-        np.testing.assert_allclose(found, 0.75 * uniform + 0.25 * one_hot, rtol=1e-6)
+        value = measure(np.concatenate(both), mask=[1, 1, 1, 1, 0, 0])
+        np.testing.assert_allclose(value, 0.75 * uniform + 0.25 * one_hot, rtol=1e-6)
     p = np.random.default_rng(0).dirichlet(np.ones(6), (2, 3, 4))
     np.testing.assert_allclose(rc.attention_entropy(p), (-p * np.log(p)).sum(-1).mean(-1))
 
@@ -33,11 +33,11 @@ def test_a_weight_at_the_threshold_is_not_above_it():
 
 
 def test_a_sink_beside_the_keys_is_one_key_more():
-    """Softmax with further scores, whose weights are left out: the same entropy."""
+    """Softmax over one more score, whose weight is left out, has the same entropy."""
     p = np.random.default_rng(0).dirichlet(np.ones(6), (2, 3, 4))
     for convert in (np.asarray, jnp.asarray, pytest.importorskip("torch").tensor):
-        found = rc.attention_entropy(convert(p[..., :5].astype(np.float32)), missing_key=True)
-        np.testing.assert_allclose(found, rc.attention_entropy(p), rtol=1e-5)
+        entropy = rc.attention_entropy(convert(p[..., :5].astype(np.float32)), missing_key=True)
+        np.testing.assert_allclose(entropy, rc.attention_entropy(p), rtol=1e-5)
     is_refused("off 1", rc.attention_entropy, p[..., :5])
     is_refused("off 1", rc.attention_entropy, 1.5 * p, missing_key=True)
 
@@ -58,8 +58,8 @@ def test_the_places_of_queries_on_a_static_cache():
 
 
 def test_closed_forms_of_sinks():
-    uniform, own, sunk = np.full((4, 4), 0.25), np.eye(4), np.eye(4)[[0] * 4]
-    p = np.stack([uniform, own, sunk])
+    uniform, diagonal, sunk = np.full((4, 4), 0.25), np.eye(4), np.eye(4)[[0] * 4]
+    p = np.stack([uniform, diagonal, sunk])
     np.testing.assert_allclose(rc.measures.largest_column(p), [0.25, 0.25, 1])
     np.testing.assert_allclose(rc.measures.first_column(p), [0.25, 0.25, 1])
     assert float(rc.sink_rate(p)) == pytest.approx(1 / 3)
@@ -74,8 +74,8 @@ def test_batches_and_masks():
     mask = np.array([False, True, True, True, False])
     largest = p[:, :, 1:4].mean(-2).max(-1)
     np.testing.assert_allclose(rc.measures.largest_column(p, mask=mask), largest, rtol=1e-12)
-    found = rc.measures.first_column(p, mask=mask, key_mask=mask)
-    np.testing.assert_allclose(found, p[:, :, 1:4, 1].mean(-1), rtol=1e-12)
+    first = rc.measures.first_column(p, mask=mask, key_mask=mask)
+    np.testing.assert_allclose(first, p[:, :, 1:4, 1].mean(-1), rtol=1e-12)
     expected = (p[..., 0].mean(-1) > 0.2).mean(-1)
     np.testing.assert_allclose(rc.sink_rate(p, sink=0.2), expected, rtol=1e-6)
 
@@ -105,8 +105,8 @@ def test_the_largest_logit_of_each_head_is_of_pairs_that_exist():
     ):
         expected = [[max(h[pairs]) for h in layer] for layer in s]
         np.testing.assert_array_equal(rc.measures.largest_logit(s, mask=mask), expected)
-        found = jax.jit(lambda s, mask=mask: rc.measures.largest_logit(s, mask=mask))(s)
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        largest = jax.jit(lambda s, mask=mask: rc.measures.largest_logit(s, mask=mask))(s)
+        np.testing.assert_allclose(largest, expected, rtol=1e-6)
 
 
 WEIGHTS = [name for name, measure in rc.MEASURES.items() if measure.needs == "attention"]
@@ -121,8 +121,8 @@ def test_what_is_not_weights_is_refused_and_nan_stays(name):
         (p[0, 0], {}, r"shape \(4,\) is not \[..., n, m\]"),
         (p, {"mask": [True, False]}, r"mask of shape \(2,\) does not fit 3 queries"),
     )
-    for given, options, message in wrong:
-        is_refused(message, measure, given, **options)
+    for values, options, message in wrong:
+        is_refused(message, measure, values, **options)
     padded = np.concatenate([p, 0 * p[:, :1]], axis=1)  # a row that does not exist
     np.testing.assert_allclose(measure(padded, mask=[1, 1, 1, 0]), measure(p), rtol=1e-6)
     assert np.isfinite(jax.jit(measure)(p - 0.5)).all()  # no value is known
@@ -137,8 +137,8 @@ BATCH = np.random.default_rng(3).dirichlet(0.3 * np.ones(M), (L, B, H, N)).astyp
 KEEP = np.array([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]])
 
 
-def one_by_one(measure):
-    """[l, b, ...], of the rows that exist alone."""
+def measure_one_by_one(measure):
+    """Measures [l, b, ...] one example at a time, without the rows that do not exist."""
     rows = [[BATCH[l, b][:, KEEP[b] == 1] for b in range(B)] for l in range(L)]
     return np.array([[measure(p) for p in layer] for layer in rows])
 
@@ -148,79 +148,81 @@ def one_by_one(measure):
 def test_a_mask_for_each_example(name, framework):
     """[b, n] of integers, floats and booleans; of all layers, of one, of one head."""
     measure = rc.MEASURES[name]
-    as_given = {"jax": jnp.asarray}.get(framework, np.asarray)
+    convert = {"jax": jnp.asarray}.get(framework, np.asarray)
     if framework == "torch":
-        as_given = pytest.importorskip("torch").tensor
+        convert = pytest.importorskip("torch").tensor
     traced = lambda p, mask: jax.jit(lambda p: measure(p, mask=mask))(p)  # noqa: E731
     fn = traced if framework == "jit" else measure
-    want = one_by_one(measure)
+    want = measure_one_by_one(measure)
     for mask in (KEEP, KEEP.astype(np.float64), np.broadcast_to(KEEP == 1, (L, B, N)).copy()):
-        found = fn(as_given(BATCH), mask=as_given(mask))
-        np.testing.assert_allclose(found, want, rtol=1e-5)
-    found = fn(as_given(BATCH[1]), mask=as_given(KEEP.astype(np.float32)))
-    np.testing.assert_allclose(found, want[1], rtol=1e-5)
+        values = fn(convert(BATCH), mask=convert(mask))
+        np.testing.assert_allclose(values, want, rtol=1e-5)
+    values = fn(convert(BATCH[1]), mask=convert(KEEP.astype(np.float32)))
+    np.testing.assert_allclose(values, want[1], rtol=1e-5)
     if name != "sink_rate":
-        found = fn(as_given(BATCH[1, :, 2]), mask=as_given(KEEP))
-        np.testing.assert_allclose(found, want[1, :, 2], rtol=1e-5)
+        values = fn(convert(BATCH[1, :, 2]), mask=convert(KEEP))
+        np.testing.assert_allclose(values, want[1, :, 2], rtol=1e-5)
     is_refused(
         r"mask of shape \(3, 5\) does not fit 5 queries of",
         fn,
-        as_given(BATCH),
-        mask=as_given(np.ones((L, N), int)),
+        convert(BATCH),
+        mask=convert(np.ones((L, N), int)),
     )
 
 
 def test_the_first_key_of_each_example():
     """Padding on the left, and masks of keys: against one example after the other."""
-    left = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
-    p = BATCH[0, ..., :N] * left[:, None, None]
+    mask = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    p = BATCH[0, ..., :N] * mask[:, None, None]
     p = p / p.sum(axis=-1, keepdims=True)
-    for options in ({}, {"key_mask": left}):
+    for options in ({}, {"key_mask": mask}):
         want = [
             rc.measures.first_column(one, mask=rows, **dict.fromkeys(options, rows))
-            for one, rows in zip(p, left, strict=True)
+            for one, rows in zip(p, mask, strict=True)
         ]
         np.testing.assert_allclose(
-            rc.measures.first_column(p, mask=left, **options), want, rtol=1e-6
+            rc.measures.first_column(p, mask=mask, **options), want, rtol=1e-6
         )
     assert np.abs(np.asarray(want)[0] - p[0, :, 2:, 2].mean(axis=-1)).max() < 1e-6
 
 
 def test_a_profile_of_attention():
     """Means over heads, from weights of any form and from traces of both kinds of batches."""
-    want = {name: one_by_one(rc.MEASURES[name]) for name in WEIGHTS}
+    want = {name: measure_one_by_one(rc.MEASURES[name]) for name in WEIGHTS}
     want = {name: a.mean(axis=-1) if a.ndim == 3 else a for name, a in want.items()}
-    for given, options in (
+    for arrays, options in (
         ([*BATCH], {}),
         (BATCH, {"batch_axis": 1}),
         (BATCH.swapaxes(0, 1), {"batch_axis": 0}),
     ):
-        found = rc.profile(given, measures=WEIGHTS, mask=KEEP * 1.0, **options)
-        assert list(found.measures) == WEIGHTS and found.rounding is None
-        near(found, want, rtol=1e-5)
-    alone = rc.profile(BATCH[:, 0], measures="sink_rate", mask=KEEP[0])["sink_rate"]
-    np.testing.assert_allclose(alone, want["sink_rate"][:, 0])
+        profile = rc.profile(arrays, measures=WEIGHTS, mask=KEEP * 1.0, **options)
+        assert list(profile.measures) == WEIGHTS and profile.rounding is None
+        near(profile, want, rtol=1e-5)
+    single = rc.profile(BATCH[:, 0], measures="sink_rate", mask=KEEP[0])["sink_rate"]
+    np.testing.assert_allclose(single, want["sink_rate"][:, 0])
     config = rc.san(B - 1, 2, 4)  # as many states as examples
     params, x = draws.parameters(config), jnp.asarray(BATCH[0, :, 0, :, :4])
     for trace in (
         rc.network.apply_batch(params, x, config),
         jax.vmap(lambda x: rc.apply(params, x, config))(x),
     ):
-        found = rc.profile(trace, measures=["attention_entropy"], mask=KEEP)["attention_entropy"]
+        means = rc.profile(trace, measures=["attention_entropy"], mask=KEEP)["attention_entropy"]
         singles = [rc.apply(params, one, config).attention for one in x]
-        own = [rc.attention_entropy(p, mask=k).mean(-1) for p, k in zip(singles, KEEP, strict=True)]
-        np.testing.assert_allclose(found, np.array(own).T, rtol=1e-5)
+        expected = [
+            rc.attention_entropy(p, mask=k).mean(-1) for p, k in zip(singles, KEEP, strict=True)
+        ]
+        np.testing.assert_allclose(means, np.array(expected).T, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_row_with_a_nan_is_no_distribution(name):
-    """At a key that no sink looks at; rows that do not exist do not count."""
+    """The NaN is at a key that no sink looks at; rows that do not exist do not count."""
     p = BATCH[0, 0].copy()
     p[1, 2, 4] = np.nan
     of_head = [1] if name != "sink_rate" else ...
     for fn in (rc.MEASURES[name], jax.jit(rc.MEASURES[name])):
-        found = np.atleast_1d(fn(p))
-        assert np.isnan(found[of_head]).all() and np.isnan(found).sum() == 1
+        values = np.atleast_1d(fn(p))
+        assert np.isnan(values[of_head]).all() and np.isnan(values).sum() == 1
         assert np.isfinite(rc.MEASURES[name](p, mask=np.arange(N) != 2)).all()
 
 
@@ -275,28 +277,28 @@ Q, KEYS = RNG.normal(size=(B, H, QUERIES, K)), RNG.normal(size=(B, G, NUM_KEYS, 
 LEFT = np.arange(NUM_KEYS) >= np.array([[0], [3]])  # padding on the left
 
 
-def weights(q, k, mask=None, causal=False, window=None):
-    """Full weights [b, h, n, m], query by query; zeros where no key may be attended to."""
+def compute_weights(q, k, mask=None, causal=False, window=None):
+    """Computes full weights [b, h, n, m] by query; zeros where no key may be attended to."""
     n, m = q.shape[-2], k.shape[-2]
     p = np.zeros((B, H, n, m))
     for b, h, i in np.ndindex(B, H, n):
         place = i + m - n
-        seen = [
+        keys = [
             j
             for j in range(m)
             if (mask is None or np.broadcast_to(mask, (B, m))[b, j])
             and (not causal or j <= place)
             and (window is None or abs(place - j) < window)
         ]
-        if seen:
-            e = np.exp([q[b, h, i] @ k[b, h // (H // G), j] / np.sqrt(K) for j in seen])
-            p[b, h, i, seen] = e / e.sum()
+        if keys:
+            e = np.exp([q[b, h, i] @ k[b, h // (H // G), j] / np.sqrt(K) for j in keys])
+            p[b, h, i, keys] = e / e.sum()
     return p
 
 
-def options_of(given):
-    """Without the places of the queries, which `weights` takes to be the last."""
-    return {name: value for name, value in given.items() if name != "positions"}
+def drop_positions(options):
+    """Drops the places of the queries, which `compute_weights` takes to be the last."""
+    return {name: value for name, value in options.items() if name != "positions"}
 
 
 @pytest.mark.parametrize("framework", ["numpy", "jax", "torch"])
@@ -321,20 +323,22 @@ def test_rows_are_those_of_full_weights(framework, options):
         (KEYS[:, :, :QUERIES], None),
         (KEYS[:, :, :QUERIES], [4, 2]),
     ):
-        given = dict(options)
-        if "mask" in given:
-            given["mask"] = given["mask"][..., -keys.shape[-2] :]
+        arguments = dict(options)
+        if "mask" in arguments:
+            arguments["mask"] = arguments["mask"][..., -keys.shape[-2] :]
         if keys.shape[-2] > QUERIES:
-            given["positions"] = np.arange(2, NUM_KEYS)
-        p = weights(Q, keys, **options_of(given))[:, :, slice(None) if rows is None else rows]
-        mask = np.broadcast_to(given.get("mask", True), (B, keys.shape[-2]))
+            arguments["positions"] = np.arange(2, NUM_KEYS)
+        p = compute_weights(Q, keys, **drop_positions(arguments))[
+            :, :, slice(None) if rows is None else rows
+        ]
+        mask = np.broadcast_to(arguments.get("mask", True), (B, keys.shape[-2]))
         counted = p.sum(axis=-1) > 0
         if keys.shape[-2] == QUERIES:
             counted &= mask[:, None, slice(None) if rows is None else rows]
-        found = rc.attention_rows(
-            kind(Q.astype(dtype)), kind(keys.astype(dtype)), rows=rows, **given
+        measures = rc.attention_rows(
+            kind(Q.astype(dtype)), kind(keys.astype(dtype)), rows=rows, **arguments
         )
-        for name, value in found.items():
+        for name, value in measures.items():
             extra = {"key_mask": mask} if name in ("first_column", "sink_rate") else {}
             want = rc.MEASURES[name](p, mask=counted, **extra)
             np.testing.assert_allclose(value, want, rtol=2e-5 if framework == "jax" else 1e-12)

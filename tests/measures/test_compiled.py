@@ -44,13 +44,13 @@ def test_a_measure_under_compile(backend, name):
         return doubled.sum(), measure(doubled, mask=MASK)
 
     compiled, plain = torch.compile(step, backend=backend)(x), step(x)
-    for found, want in zip(leaves(compiled), leaves(plain), strict=True):
-        np.testing.assert_allclose(found, want, rtol=2e-5, atol=1e-6)
+    for value, want in zip(list_leaves(compiled), list_leaves(plain), strict=True):
+        np.testing.assert_allclose(value, want, rtol=2e-5, atol=1e-6)
 
 
-def leaves(tree):
+def list_leaves(tree):
     if isinstance(tree, dict):
         tree = list(tree.values())
     if isinstance(tree, tuple | list):
-        return [leaf for part in tree for leaf in leaves(part)]
+        return [leaf for part in tree for leaf in list_leaves(part)]
     return [] if tree is None else [np.asarray(tree)]

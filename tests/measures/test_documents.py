@@ -1,4 +1,4 @@
-"""Packed rows: an example is a document, in all three frameworks, against one after the other."""
+"""Packed rows, where an example is a document: all frameworks against one document at a time."""
 
 import functools
 
@@ -22,16 +22,16 @@ PADDED = [(0, [0, 1, 2]), (0, [3, 4, 6]), (1, [0, 1]), (1, [2, 3, 4]), (1, [5])]
 Q, K = RNG.normal(size=(B, H, N, 5)), RNG.normal(size=(B, 1, N, 5))
 
 
-def block_weights(seed, documents):
-    """Weights [b, h, n, n] that stay inside the documents; rows of other tokens are 0."""
+def draw_block_weights(seed, documents):
+    """Draws weights [b, h, n, n] inside the documents; rows of other tokens are 0."""
     p = np.zeros((B, H, N, N))
     for row, places in documents:
-        drawn = np.random.default_rng(seed).dirichlet(np.ones(len(places)), (H, len(places)))
-        p[np.ix_([row], range(H), places, places)] = drawn
+        block = np.random.default_rng(seed).dirichlet(np.ones(len(places)), (H, len(places)))
+        p[np.ix_([row], range(H), places, places)] = block
     return p
 
 
-def framework(name):
+def get_converter(name):
     convert = {"numpy": np.asarray, "jax": jnp.asarray}.get(name)
     return convert or pytest.importorskip("torch").tensor
 
@@ -45,68 +45,70 @@ CASES = pytest.mark.parametrize(
 @FRAMEWORKS
 @CASES
 def test_a_profile_has_a_column_for_each_document(convert, mask, documents):
-    convert = framework(convert)
+    convert = get_converter(convert)
     names = ("residual_ratio", "token_cosine", "effective_rank", "spike_norm")
     options = {} if mask is None else {"mask": convert(mask)}
     x = X.astype(np.float32)
-    found = rc.profile(
+    profiles = rc.profile(
         convert(x), measures=names, batch_axis=1, segments=convert(SEGMENTS), **options
     )
     for column, (row, places) in enumerate(documents):
-        alone = rc.profile(x[:, row, places], measures=names) if len(places) > 1 else None
+        expected = rc.profile(x[:, row, places], measures=names) if len(places) > 1 else None
         for name in names:
-            if alone is None and name in ("residual_ratio", "token_cosine"):
-                assert np.isnan(np.asarray(found[name])[:, column]).all()
-            elif alone is not None:
-                own = np.asarray(found[name])[:, column]
-                np.testing.assert_allclose(own, alone[name], rtol=2e-5, err_msg=name)
-    p = np.stack([block_weights(seed, documents) for seed in range(2)])
+            if expected is None and name in ("residual_ratio", "token_cosine"):
+                assert np.isnan(np.asarray(profiles[name])[:, column]).all()
+            elif expected is not None:
+                values = np.asarray(profiles[name])[:, column]
+                np.testing.assert_allclose(values, expected[name], rtol=2e-5, err_msg=name)
+    p = np.stack([draw_block_weights(seed, documents) for seed in range(2)])
     names = ("attention_entropy", "largest_column", "sink_rate")
-    found = rc.profile(
+    profiles = rc.profile(
         convert(p), measures=names, batch_axis=1, segments=convert(SEGMENTS), **options
     )
     for column, (row, places) in enumerate(documents):
         block = p[:, row][:, :, places][..., places]
-        alone = rc.profile(block, measures=names)
+        expected = rc.profile(block, measures=names)
         for name in names:
-            own = np.asarray(found[name])[:, column]
-            np.testing.assert_allclose(own, alone[name], rtol=2e-5, atol=1e-7, err_msg=name)
+            values = np.asarray(profiles[name])[:, column]
+            np.testing.assert_allclose(values, expected[name], rtol=2e-5, atol=1e-7, err_msg=name)
 
 
 @FRAMEWORKS
 @CASES
 def test_a_monitor_has_means_over_documents(convert, mask, documents):
-    convert = framework(convert)
-    p = block_weights(3, documents)
+    convert = get_converter(convert)
+    p = draw_block_weights(3, documents)
     options = {} if mask is None else {"mask": convert(mask)}
-    found = rc.monitor(convert(X[0]), convert(p), segments=convert(SEGMENTS), **options)
-    each = [
+    scalars = rc.monitor(convert(X[0]), convert(p), segments=convert(SEGMENTS), **options)
+    singles = [
         rc.monitor(X[0, row, places], p[row][:, places][..., places])
         for row, places in documents
         if len(places) > 1
     ]
     for name in ("residual_ratio", "token_cosine"):
-        want = np.mean([one[name] for one in each])
-        np.testing.assert_allclose(found[name], want, rtol=2e-5, err_msg=name)
+        want = np.mean([single[name] for single in singles])
+        np.testing.assert_allclose(scalars[name], want, rtol=2e-5, err_msg=name)
     if mask is None:
         for name in ("participation_ratio", "attention_entropy", "largest_column", "sink_rate"):
-            want = np.mean([one[name] for one in each])
-            np.testing.assert_allclose(found[name], want, rtol=2e-5, err_msg=name)
+            want = np.mean([single[name] for single in singles])
+            np.testing.assert_allclose(scalars[name], want, rtol=2e-5, err_msg=name)
     pooled = np.array([X[0, row, places].mean(axis=0) for row, places in documents])
-    np.testing.assert_allclose(found["batch_residual_ratio"], rc.residual_ratio(pooled), rtol=2e-5)
+    np.testing.assert_allclose(
+        scalars["batch_residual_ratio"], rc.residual_ratio(pooled), rtol=2e-5
+    )
 
 
 @FRAMEWORKS
 @CASES
 @pytest.mark.parametrize("causal", [False, True])
 def test_rows_of_attention_stay_in_their_documents(convert, mask, documents, causal):
-    convert = framework(convert)
+    convert = get_converter(convert)
     options = {} if mask is None else {"mask": convert(mask)}
-    given = convert(Q), convert(K)
-    found = rc.attention_rows(*given, segments=convert(SEGMENTS), causal=causal, **options)
+    arrays = convert(Q), convert(K)
+    values = rc.attention_rows(*arrays, segments=convert(SEGMENTS), causal=causal, **options)
     for column, (row, places) in enumerate(documents):
-        alone = rc.attention_rows(Q[row][:, places], K[row][:, places], causal=causal, layout="hnk")
-        near({n: np.asarray(a)[column] for n, a in found.items()}, alone, rtol=2e-5, atol=1e-7)
+        want = rc.attention_rows(Q[row][:, places], K[row][:, places], causal=causal, layout="hnk")
+        near({n: np.asarray(a)[column] for n, a in values.items()}, want, rtol=2e-5, atol=1e-7)
 
 
 def test_one_row_and_constant_segments_in_jit():
@@ -114,9 +116,9 @@ def test_one_row_and_constant_segments_in_jit():
     segments = SEGMENTS[0]
     traced = jax.jit(lambda x: rc.monitor(x, segments=segments))
     near(traced(X[0, 0]), rc.monitor(X[0, 0], segments=segments), rtol=2e-5)
-    found = rc.profile(X[:, 0], segments=segments)["residual_ratio"]
-    assert found.shape == (3, 2)
-    np.testing.assert_allclose(found[:, 0], rc.profile(X[:, 0, :3])["residual_ratio"])
+    ratios = rc.profile(X[:, 0], segments=segments)["residual_ratio"]
+    assert ratios.shape == (3, 2)
+    np.testing.assert_allclose(ratios[:, 0], rc.profile(X[:, 0, :3])["residual_ratio"])
 
 
 profile = functools.partial(rc.profile, X, batch_axis=1)

@@ -17,47 +17,47 @@ from rank_collapse.watch.names import PARTS
 N, D, H = 6, 10, 3
 
 
-def random(*shape, seed=0):
+def draw_normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def weights(*leading, seed=1):
-    return np.asarray(jax.nn.softmax(2 * random(*leading, H, N, N, seed=seed), axis=-1))
+def draw_weights(*leading, seed=1):
+    return np.asarray(jax.nn.softmax(2 * draw_normal(*leading, H, N, N, seed=seed), axis=-1))
 
 
 def test_agrees_with_the_measures_of_the_table():
-    x, p = random(N, D), weights()
-    found = rc.monitor(x, p)
-    assert found.pop("spiked") == 0
+    x, p = draw_normal(N, D), draw_weights()
+    scalars = rc.monitor(x, p)
+    assert scalars.pop("spiked") == 0
     entropies = rc.attention_entropy(p)
-    assert found.pop("attention_entropy_least") == entropies.min()
-    assert found.pop("attention_entropy_largest") == entropies.max()
-    for name, value in found.items():
-        given = x if rc.MEASURES[name].needs == "tokens" else p
-        want = np.mean(rc.MEASURES[name](given))
+    assert scalars.pop("attention_entropy_least") == entropies.min()
+    assert scalars.pop("attention_entropy_largest") == entropies.max()
+    for name, value in scalars.items():
+        array = x if rc.MEASURES[name].needs == "tokens" else p
+        want = np.mean(rc.MEASURES[name](array))
         assert float(value) == pytest.approx(float(want), rel=1e-5), name
-    assert found["sink_rate"] < rc.monitor(x, p, sink=1e-3)["sink_rate"] == 1
+    assert scalars["sink_rate"] < rc.monitor(x, p, sink=1e-3)["sink_rate"] == 1
 
 
 def test_the_bound_of_the_stable_rank_is_that_of_twenty_power_steps():
-    """As written out in float64; and the true one where the second singular value is far below."""
-    x = random(N, D)
+    """It is that of float64 by hand, and the true rank where σ_2 is far below σ_1."""
+    x = draw_normal(N, D)
     v = np.random.default_rng(0).standard_normal(N)
     gram = x.astype(np.float64) @ x.T.astype(np.float64)
     for _ in range(20):
         v = gram @ v / np.linalg.norm(gram @ v)
-    found = float(rc.monitor(x)["stable_rank_bound"])
-    assert found == pytest.approx(np.trace(gram) / (v @ gram @ v), rel=1e-5)
-    assert found > float(rc.stable_rank(x))  # σ_1 is approached from below
-    gap = x + 3 * random(1, D, seed=4)
+    bound = float(rc.monitor(x)["stable_rank_bound"])
+    assert bound == pytest.approx(np.trace(gram) / (v @ gram @ v), rel=1e-5)
+    assert bound > float(rc.stable_rank(x))  # σ_1 is approached from below
+    gap = x + 3 * draw_normal(1, D, seed=4)
     assert np.divide(*np.linalg.svd(gap, compute_uv=False)[:2]) > 2  # 4^-20 is left of the second
-    found = float(rc.monitor(gap)["stable_rank_bound"])
-    assert found == pytest.approx(float(rc.stable_rank(gap)), 1e-5)
+    bound = float(rc.monitor(gap)["stable_rank_bound"])
+    assert bound == pytest.approx(float(rc.stable_rank(gap)), 1e-5)
 
 
 def test_a_mask_is_as_if_tokens_were_not_there():
     keep = np.array([0, 1, 1, 0, 1, 1], bool)
-    x, p = random(N, D), weights() * keep
+    x, p = draw_normal(N, D), draw_weights() * keep
     p = p / p.sum(-1, keepdims=True)
     x[~keep] = 1e9
     masked = rc.monitor(x, p, mask=keep)
@@ -66,38 +66,38 @@ def test_a_mask_is_as_if_tokens_were_not_there():
 
 
 def test_batches_are_means_of_examples_under_any_transformation():
-    x, p = random(2, 4, N, D), weights(2, 4)
+    x, p = draw_normal(2, 4, N, D), draw_weights(2, 4)
     mask = np.arange(N) < np.array([3, 6, 5, 4, 6, 2, 6, 6]).reshape(2, 4, 1)
-    found = rc.monitor(x, p, mask=mask)
+    scalars = rc.monitor(x, p, mask=mask)
     singles = [rc.monitor(x[i, j], p[i, j], mask=mask[i, j]) for i in range(2) for j in range(4)]
-    each = jax.vmap(lambda x, p, m: rc.monitor(x, p, mask=m))(x[0], p[0], mask[0])
+    by_example = jax.vmap(lambda x, p, m: rc.monitor(x, p, mask=m))(x[0], p[0], mask[0])
 
     @jax.jit
-    def scanned(x):
+    def scan_layers(x):
         body = jax.checkpoint(lambda carry, x: (carry, rc.monitor(x)))
         return jax.lax.scan(body, 0.0, x)[1]
 
-    layers = scanned(x[1])
+    layers = scan_layers(x[1])
     of_heads = [
-        [rc.attention_entropy(x, mask=m) for x, m in zip(*own, strict=True)]
-        for own in zip(p, mask, strict=True)
+        [rc.attention_entropy(x, mask=m) for x, m in zip(*batch, strict=True)]
+        for batch in zip(p, mask, strict=True)
     ]
     of_heads = np.mean(of_heads, axis=(0, 1))
-    assert found.pop("attention_entropy_least") == pytest.approx(of_heads.min(), rel=1e-5)
-    assert found.pop("attention_entropy_largest") == pytest.approx(of_heads.max(), rel=1e-5)
+    assert scalars.pop("attention_entropy_least") == pytest.approx(of_heads.min(), rel=1e-5)
+    assert scalars.pop("attention_entropy_largest") == pytest.approx(of_heads.max(), rel=1e-5)
     pooled = np.where(mask[..., None], x, 0).sum(axis=-2) / mask.sum(axis=-1, keepdims=True)
     pooled = pooled.reshape(-1, D)
     for name in ("residual_ratio", "effective_rank"):
         want = getattr(rc, name)(pooled)
-        np.testing.assert_allclose(found.pop(f"batch_{name}"), want, rtol=1e-5)
-    for name, value in found.items():
+        np.testing.assert_allclose(scalars.pop(f"batch_{name}"), want, rtol=1e-5)
+    for name, value in scalars.items():
         np.testing.assert_allclose(value, np.mean([s[name] for s in singles]), rtol=1e-5)
-        np.testing.assert_allclose(each[name], [s[name] for s in singles[:4]], rtol=1e-5)
+        np.testing.assert_allclose(by_example[name], [s[name] for s in singles[:4]], rtol=1e-5)
     np.testing.assert_allclose(layers["token_cosine"][2], rc.token_cosine(x[1, 2]), rtol=1e-5)
 
 
 def test_low_precision_is_measured_in_float32_and_what_is_not_finite_is_nan():
-    low = jnp.asarray(random(N, D), jnp.bfloat16)
+    low = jnp.asarray(draw_normal(N, D), jnp.bfloat16)
     for name, value in rc.monitor(low).items():
         assert value.dtype == jnp.float32
         np.testing.assert_allclose(value, rc.monitor(low.astype(jnp.float32))[name], rtol=1e-6)
@@ -108,12 +108,13 @@ def test_low_precision_is_measured_in_float32_and_what_is_not_finite_is_nan():
 @pytest.mark.parametrize("keep", [None, np.arange(N) < 4])
 def test_inside_the_layers_as_on_a_trace(keep):
     config = rc.transformer(3, 2, D, norm_placement="pre", final_norm=True, mlp="gelu")
-    params, x = draws.parameters(config), random(N, D)
+    params, x = draws.parameters(config), draw_normal(N, D)
     trace = rc.apply(params, x, config, mask=keep)
     output, scalars = rc.monitored(params, x, config, mask=keep)
     np.testing.assert_allclose(output, trace.output, rtol=1e-6, atol=1e-6)
     by_layer = [
-        rc.monitor(*of, mask=keep) for of in zip(trace.hidden[1:], trace.attention, strict=True)
+        rc.monitor(*layer, mask=keep)
+        for layer in zip(trace.hidden[1:], trace.attention, strict=True)
     ]
     near(scalars, jax.tree.map(lambda *a: np.stack(a), *by_layer), rtol=1e-5)
     states = rc.monitored(params, x, config, attention=False, mask=keep)[1]
@@ -123,16 +124,16 @@ def test_inside_the_layers_as_on_a_trace(keep):
 @pytest.mark.full
 def test_what_is_monitored_does_not_change_the_gradient():
     config = rc.transformer(2, 2, D, mlp="relu")
-    params, x = draws.parameters(config), random(N, D)
+    params, x = draws.parameters(config), draw_normal(N, D)
     square = lambda output: jnp.sum(jnp.square(output))  # noqa: E731
 
     def loss(params):
         output, scalars = rc.monitored(params, x, config)
         return square(output) + sum(jnp.sum(v) for v in scalars.values()), scalars
 
-    found, scalars = jax.grad(loss, has_aux=True)(params)
+    gradient, scalars = jax.grad(loss, has_aux=True)(params)
     plain = jax.grad(lambda p: square(rc.apply(p, x, config).output))(params)
-    near(found, plain, rtol=1e-5, atol=1e-6)
+    near(gradient, plain, rtol=1e-5, atol=1e-6)
     assert {v.shape for v in scalars.values()} == {(2,)}
 
 
@@ -151,7 +152,7 @@ test_shapes_that_do_not_fit_are_refused = refused(
 def test_gradients_of_boxed_and_plain_trees_are_the_same():
     """A box's path ends in ".value", which is no value projection."""
     attention = {
-        name: {"kernel": random(4, 2, 3, seed=i), "bias": random(2, 3, seed=9 + i)}
+        name: {"kernel": draw_normal(4, 2, 3, seed=i), "bias": draw_normal(2, 3, seed=9 + i)}
         for i, name in enumerate(("query", "key", "value", "out"))
     }
     want = {
@@ -161,29 +162,29 @@ def test_gradients_of_boxed_and_plain_trees_are_the_same():
     nnx_state = nnx.State(jax.tree.map(nnx.Param, attention))
     boxed = jax.tree.map(lambda a: nn.Partitioned(a, ("x",) * a.ndim), attention)
     for tree in (attention, nnx_state, boxed):
-        found = rc.monitor_gradients(tree)
-        assert found.keys() == want.keys()
-        near(found, want, rtol=1e-6)
+        norms = rc.monitor_gradients(tree)
+        assert norms.keys() == want.keys()
+        near(norms, want, rtol=1e-6)
 
 
 @pytest.mark.parametrize("layers", [(), (3,)])
 def test_gradients_of_fused_matrices_are_split_as_the_caller_says(layers):
-    q, kv = random(*layers, 7, 8), random(*layers, 7, 8, seed=1)
+    q, kv = draw_normal(*layers, 7, 8), draw_normal(*layers, 7, 8, seed=1)
     k, v = np.split(kv, 2, axis=-1)
     tree = {"h.attn.c_attn.weight": np.concatenate([q, kv], axis=-1), "h.mlp.weight": q}
     options = {"layer_axis": 0 if layers else None}
-    for shares, own in (
+    for shares, axis in (
         ({"query": 8, "key": 4, "value": 4}, {}),
         ({"query": 2, "key": 1, "value": 1}, {"axis": -1}),
         ({"query": 2, "key": 1, "value": 1}, {"axis": 1 + len(layers)}),
     ):
-        found = rc.monitor_gradients(tree, parts={"c_attn": shares}, **options, **own)
-        for part, of in (("query", q), ("key", k), ("value", v)):
-            want = np.sqrt((of**2).sum(axis=(-2, -1)))
-            np.testing.assert_allclose(found[f"{part}_gradient"], want, rtol=1e-6)
+        norms = rc.monitor_gradients(tree, parts={"c_attn": shares}, **options, **axis)
+        for part, gradient in (("query", q), ("key", k), ("value", v)):
+            want = np.sqrt((gradient**2).sum(axis=(-2, -1)))
+            np.testing.assert_allclose(norms[f"{part}_gradient"], want, rtol=1e-6)
     bias = {"in_proj_bias": np.concatenate([q[..., 0, :]] * 3, axis=-1)}
-    found = rc.monitor_gradients(bias, parts={"in_proj_bias": tuple(PARTS)}, **options)
-    np.testing.assert_allclose(found["key_gradient"], found["query_gradient"])
+    norms = rc.monitor_gradients(bias, parts={"in_proj_bias": tuple(PARTS)}, **options)
+    np.testing.assert_allclose(norms["key_gradient"], norms["query_gradient"])
     for wrong in (("query", "keys"), ("query", "key", "value"), {"query": 5, "key": 2}, "keys"):
         call = partial(rc.monitor_gradients, tree, parts={"c_attn": wrong}, axis=-1, **options)
         is_refused(r"c_attn.weight of shape .* does not hold", call)

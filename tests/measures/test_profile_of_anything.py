@@ -16,7 +16,7 @@ HIDDEN = np.random.default_rng(0).normal(size=(L, B, N, D)).astype(np.float32)
 KEEP = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 
 
-def one_by_one(measure, keep=None):
+def measure_one_by_one(measure, keep=None):
     return [
         [measure(HIDDEN[l, b] if keep is None else HIDDEN[l, b][keep[b] == 1]) for b in range(B)]
         for l in range(L)
@@ -24,32 +24,32 @@ def one_by_one(measure, keep=None):
 
 
 def test_batches_layers_lists_and_masks():
-    want = one_by_one(rc.token_cosine)
+    want = measure_one_by_one(rc.token_cosine)
     arrays = (HIDDEN, jnp.asarray(HIDDEN), HIDDEN.swapaxes(0, 1))
-    given = [(hidden, {"batch_axis": axis}) for hidden, axis in zip(arrays, (1, 1, 0), strict=True)]
-    given += [(list(HIDDEN), {}), (tuple(jnp.asarray(HIDDEN)), {})]
-    for hidden, axis in given:
-        found = rc.profile(hidden, measures="token_cosine", **axis)
-        assert list(found.measures) == ["token_cosine"]
-        np.testing.assert_allclose(found["token_cosine"], want, rtol=1e-5)
-    alone = rc.profile(HIDDEN[:, 0], measures=["residual_ratio", "effective_rank"])
+    cases = [(hidden, {"batch_axis": axis}) for hidden, axis in zip(arrays, (1, 1, 0), strict=True)]
+    cases += [(list(HIDDEN), {}), (tuple(jnp.asarray(HIDDEN)), {})]
+    for hidden, axis in cases:
+        profile = rc.profile(hidden, measures="token_cosine", **axis)
+        assert list(profile.measures) == ["token_cosine"]
+        np.testing.assert_allclose(profile["token_cosine"], want, rtol=1e-5)
+    single = rc.profile(HIDDEN[:, 0], measures=["residual_ratio", "effective_rank"])
     np.testing.assert_allclose(
-        alone["effective_rank"][1], rc.effective_rank(HIDDEN[1, 0]), rtol=1e-5
+        single["effective_rank"][1], rc.effective_rank(HIDDEN[1, 0]), rtol=1e-5
     )
     assert rc.profile(HIDDEN[:, 0], measures=()).measures == {}  # no measure is not the default
     masked = rc.profile(list(HIDDEN), mask=KEEP)["residual_ratio"]
-    np.testing.assert_allclose(masked, one_by_one(rc.residual_ratio, KEEP), rtol=1e-5)
+    np.testing.assert_allclose(masked, measure_one_by_one(rc.residual_ratio, KEEP), rtol=1e-5)
     low = rc.profile([*jnp.asarray(HIDDEN, jnp.bfloat16)])["residual_ratio"]
-    np.testing.assert_allclose(low, one_by_one(rc.residual_ratio), rtol=3e-2)
+    np.testing.assert_allclose(low, measure_one_by_one(rc.residual_ratio), rtol=3e-2)
 
 
 def test_hidden_states_of_transformers():
     torch = pytest.importorskip("torch")
     hidden = tuple(torch.tensor(h, requires_grad=True) for h in HIDDEN)
-    found = rc.profile(hidden)
-    ratios = found["residual_ratio"].detach()
-    np.testing.assert_allclose(ratios, one_by_one(rc.residual_ratio), rtol=1e-6)
-    (line,) = rc.plot(found).axes[0].get_lines()
+    profile = rc.profile(hidden)
+    ratios = profile["residual_ratio"].detach()
+    np.testing.assert_allclose(ratios, measure_one_by_one(rc.residual_ratio), rtol=1e-6)
+    (line,) = rc.plot(profile).axes[0].get_lines()
     np.testing.assert_allclose(line.get_ydata(), ratios.mean(axis=1), rtol=1e-6)
 
 
@@ -91,7 +91,7 @@ def test_no_size_of_float64_over_or_underflows():
             np.testing.assert_allclose(measure(noise * scale), measure(noise))
 
 
-def of_residual(x):
+def residual_norm(x):
     return rc.composite_norm(rc.residual(x))
 
 
@@ -109,11 +109,11 @@ def of_residual(x):
 )
 def test_gradients_at_collapsed_states_are_finite(measure):
     """Of equal tokens and of zeros."""
-    both = jax.jit(lambda x: (jax.grad(measure)(x), jax.grad(of_residual)(x)))
+    both = jax.jit(lambda x: (jax.grad(measure)(x), jax.grad(residual_norm)(x)))
     for at in (1.0, 0.0):
-        gradient, rest = both(jnp.full((4, 3), at))
+        gradient, of_residual = both(jnp.full((4, 3), at))
         assert np.isfinite(gradient).all()
-        np.testing.assert_array_equal(rest, 0)
+        np.testing.assert_array_equal(of_residual, 0)
 
 
 @pytest.mark.parametrize("norm", ["frobenius", "composite"])
@@ -122,8 +122,8 @@ def test_the_gradient_of_the_rank_one_ratio_is_that_of_differences(x64, norm):
     x = HIDDEN[0, 0].astype(np.float64)
     direction = HIDDEN[1, 0].astype(np.float64)
     ratio = jax.jit(lambda t: rc.rank_one_ratio(x + t * direction, norm=norm))
-    found = jax.grad(ratio)(0.0)
-    np.testing.assert_allclose(found, (ratio(1e-5) - ratio(-1e-5)) / 2e-5, rtol=1e-6)
+    derivative = jax.grad(ratio)(0.0)
+    np.testing.assert_allclose(derivative, (ratio(1e-5) - ratio(-1e-5)) / 2e-5, rtol=1e-6)
     one = jnp.asarray(np.outer(x[:, 0], x[1]))
     assert np.isfinite(jax.grad(rc.rank_one_ratio)(one)).all()
 
@@ -133,8 +133,8 @@ def test_leading_axes_are_a_batch():
     x = HIDDEN.copy()
     for measure in (rc.residual_ratio, rc.token_cosine, rc.stable_rank, rc.rank_one_ratio):
         for fn in (measure, jax.jit(measure)):
-            found = fn(x, mask=np.broadcast_to(KEEP, (L, B, N)) == 1)
-            np.testing.assert_allclose(found, one_by_one(measure, KEEP), rtol=1e-5)
+            values = fn(x, mask=np.broadcast_to(KEEP, (L, B, N)) == 1)
+            np.testing.assert_allclose(values, measure_one_by_one(measure, KEEP), rtol=1e-5)
             one_mask = [measure(h[0], mask=KEEP[1]) for h in x]
             np.testing.assert_allclose(fn(x[:, 0], mask=KEEP[1]), one_mask, rtol=1e-5)
     assert rc.residual(x).shape == x.shape
@@ -168,7 +168,7 @@ test_bad_input_is_named = refused(
 )
 
 
-def network():
+def make_network():
     config = rc.transformer(B - 1, 2, D, embedding=rc.EmbeddingConfig(vocab_size=9, d_embed=D))
     config = config.replace(norm_placement="pre", final_norm=True)
     ids = np.random.default_rng(2).integers(0, 9, (B, N))
@@ -178,8 +178,8 @@ def network():
 @pytest.mark.full
 @pytest.mark.parametrize("jitted", [False, True])
 def test_a_trace_of_a_batch_knows_its_axes(jitted):
-    """With as many examples as states, b = L + 1, where shapes say nothing."""
-    params, ids, config = network()
+    """There are as many examples as states, b = L + 1, so that shapes say nothing."""
+    params, ids, config = make_network()
     singles = [rc.apply(params, i, config, mask=k) for i, k in zip(ids, KEEP == 1, strict=True)]
     want = np.array(
         [rc.profile(t, mask=k)["residual_ratio"] for t, k in zip(singles, KEEP, strict=True)]
@@ -190,8 +190,8 @@ def test_a_trace_of_a_batch_knows_its_axes(jitted):
     for fn, axis in ((run, 0), (by_vmap, 1)):
         trace = (jax.jit(fn) if jitted else fn)(ids, KEEP == 1)
         assert trace.layer_axis == axis
-        found = rc.profile(trace, mask=KEEP)["residual_ratio"]
-        np.testing.assert_allclose(found, want, rtol=1e-5)
+        ratios = rc.profile(trace, mask=KEEP)["residual_ratio"]
+        np.testing.assert_allclose(ratios, want, rtol=1e-5)
         states = np.moveaxis(trace.hidden_states, axis, 0)
         np.testing.assert_array_equal(states[-1], trace.output)
         np.testing.assert_array_equal(states[:-1], np.moveaxis(trace.hidden, axis, 0)[:-1])
@@ -201,13 +201,13 @@ def test_a_trace_of_a_batch_knows_its_axes(jitted):
 
 
 def test_a_batch_is_dropped_example_by_example_and_its_mistakes_are_named():
-    params, ids, config = network()
+    params, ids, config = make_network()
     twice = np.stack([ids[0], ids[0]])
     a, b = rc.network.apply_batch(
         params, twice, config, dropout_key=jax.random.key(1), dropout_rate=0.5
     ).output
     assert np.abs(a - b).max() > 1e-3
-    for given, message in (
+    for inputs, message in (
         ({"x": ids + 3}, "token id [0-9]+ is not below vocab_size=9"),
         ({"x": ids, "mask": KEEP[:1]}, "inputs have different lengths"),
         ({"x": ids, "mask": 2 * KEEP}, "values other than 0 and 1"),
@@ -216,7 +216,7 @@ def test_a_batch_is_dropped_example_by_example_and_its_mistakes_are_named():
         ({"x": ids, "positions": 0 * ids}, "positions are given, but this network does not"),
         ({"x": ids, "dropout_rate": 2.0}, r"dropout_rate=2.0 is not in \[0, 1\]"),
     ):
-        is_refused(message, rc.network.apply_batch, params, config=config, **given)
+        is_refused(message, rc.network.apply_batch, params, config=config, **inputs)
     is_refused(
         r"use config.replace\(mask='causal'\)", rc.apply, params, ids[0], config, mask="causal"
     )
@@ -228,14 +228,14 @@ def test_a_profile_as_tables_and_figure():
     double[2] = double[2, :, :1] + 1e-9 * double[2]  # below the last digit of float32
     double[1] = double[1, :, :1] + 1e-3 * double[1]  # below that of bfloat16
     hidden = double.astype(np.float32)
-    found = rc.profile([*hidden], measures=("token_cosine", "residual_ratio"))
-    np.testing.assert_array_equal(found.rounding, [[False] * B, [False] * B, [True] * B])
+    profile = rc.profile([*hidden], measures=("token_cosine", "residual_ratio"))
+    np.testing.assert_array_equal(profile.rounding, [[False] * B, [False] * B, [True] * B])
     low = rc.profile([*jnp.asarray(hidden, jnp.bfloat16)])
     np.testing.assert_array_equal(low.rounding[:, 0], [False, True, True])
     assert not np.any(rc.profile(double[:, 0]).rounding)
     both = ("residual_ratio", "token_cosine")
     traced = jax.jit(lambda h: rc.profile(h, measures=both, batch_axis=1))(hidden)
-    np.testing.assert_array_equal(traced.rounding, found.rounding)
+    np.testing.assert_array_equal(traced.rounding, profile.rounding)
     lists = [np.asarray(layer).tolist() for layer in double[:, 0]]
     assert rc.profile(lists).rounding.shape == (len(lists),)
     examples = [np.asarray(a) for a in np.swapaxes(double, 0, 1)]
@@ -245,45 +245,45 @@ def test_a_profile_as_tables_and_figure():
     assert cosine.rounding is None and list(cosine.measures) == ["token_cosine"]
     assert len(rc.plot(cosine).axes[0].patches) == 0
 
-    axes = rc.plot(found).axes
+    axes = rc.plot(profile).axes
     assert [ax.get_ylabel() for ax in axes] == ["token cosine", "residual ratio"]
     line = axes[1].get_lines()[0]
-    np.testing.assert_allclose(line.get_ydata(), found["residual_ratio"].mean(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(line.get_ydata(), profile["residual_ratio"].mean(axis=1), rtol=1e-6)
     assert axes[1].get_yscale() == "log" and len(axes[1].patches) == 1  # the layer of rounding
     pytest.importorskip("pandas"), pytest.importorskip("xarray")
-    table = found.to_pandas()
+    table = profile.to_pandas()
     assert list(table.index.names) == ["layer", "example"]
     assert table.loc[(2, 1), "rounding"] and not table.loc[(1, 0), "rounding"]
-    np.testing.assert_array_equal(table["token_cosine"].unstack(), found["token_cosine"])
-    alone = rc.profile(hidden[:, 0]).to_pandas()
-    assert alone.index.name == "layer" and list(alone) == ["residual_ratio", "rounding", "spiked"]
+    np.testing.assert_array_equal(table["token_cosine"].unstack(), profile["token_cosine"])
+    single = rc.profile(hidden[:, 0]).to_pandas()
+    assert single.index.name == "layer" and list(single) == ["residual_ratio", "rounding", "spiked"]
     assert list(cosine.to_pandas()) == ["token_cosine"]
-    data = found.to_xarray()
+    data = profile.to_xarray()
     assert data["residual_ratio"].dims == ("layer", "example")
-    np.testing.assert_array_equal(data["token_cosine"].sel(layer=1), found["token_cosine"][1])
-    deeper = jax.tree.map(lambda a: a[None], found)
+    np.testing.assert_array_equal(data["token_cosine"].sel(layer=1), profile["token_cosine"][1])
+    deeper = jax.tree.map(lambda a: a[None], profile)
     each_is_refused((deeper.to_pandas, r"a profile of shape \(1, 3, 2\) is not \[l\] or"))
 
 
 def test_layers_are_the_first_axis_of_a_profile():
-    """vmap over examples, with the axis of examples second, is the batch's; it is a pytree."""
+    """vmap over examples, with their axis second, gives the batch's profile, a pytree."""
     by_example, batch = HIDDEN.swapaxes(0, 1), rc.profile(HIDDEN, batch_axis=1)
     several = [
         jax.vmap(rc.profile, out_axes=1)(by_example),
         jax.tree.map(lambda *a: jnp.stack(a, axis=1), *map(rc.profile, by_example)),
     ]
-    for found in several:
-        assert isinstance(found, rc.Profile)
-        near(found._asdict(), batch._asdict(), rtol=1e-6)
-        drawn = rc.plot(found).axes[0].get_lines()[0].get_ydata()
-        np.testing.assert_allclose(drawn, batch["residual_ratio"].mean(axis=1), rtol=1e-6)
+    for profile in several:
+        assert isinstance(profile, rc.Profile)
+        near(profile._asdict(), batch._asdict(), rtol=1e-6)
+        curve = rc.plot(profile).axes[0].get_lines()[0].get_ydata()
+        np.testing.assert_allclose(curve, batch["residual_ratio"].mean(axis=1), rtol=1e-6)
 
 
 def test_profiles_are_drawn_over_each_other():
     p, q = (rc.profile(HIDDEN[:, b], measures=("residual_ratio", "token_cosine")) for b in (0, 1))
     q = q._replace(measures={"residual_ratio": q["residual_ratio"]})
-    for given, labels in (([p, q], ["0", "1"]), ({"a": p, "b": q}, ["a", "b"])):
-        ratio, cosine = rc.plot(given).axes
+    for profiles, labels in (([p, q], ["0", "1"]), ({"a": p, "b": q}, ["a", "b"])):
+        ratio, cosine = rc.plot(profiles).axes
         for line, one in zip(ratio.get_lines(), (p, q), strict=True):
             np.testing.assert_allclose(line.get_ydata(), one["residual_ratio"], rtol=1e-6)
         assert [text.get_text() for text in ratio.get_legend().get_texts()] == labels
@@ -311,20 +311,20 @@ def test_tokens_over_devices_are_gathered(measured):
     keep = np.arange(8) != 5
     weights = np.full((L, 2, 8, 8), 1 / 8, np.float32)
 
-    def by_layer(x, keep, weights, **options):
+    def measure_layers(x, keep, weights, **options):
         if measured == "profile":
             return rc.profile(x, measures="token_cosine", mask=keep, **options).measures
         return rc.monitor(x, weights, mask=keep, **options)
 
     def gather_and_measure(x, keep, weights):
         x, weights = (jax.lax.all_gather(a, "tokens", axis=-2, tiled=True) for a in (x, weights))
-        return by_layer(x, jax.lax.all_gather(keep, "tokens", tiled=True), weights)
+        return measure_layers(x, jax.lax.all_gather(keep, "tokens", tiled=True), weights)
 
     rows = (spec(None, "tokens"), spec("tokens"), spec(None, None, "tokens"))
     run = jax.shard_map(
         gather_and_measure, mesh=mesh, in_specs=rows, out_specs=spec(), check_vma=False
     )
-    near(jax.jit(run)(x, keep, weights), by_layer(x, keep, weights), rtol=1e-5)
+    near(jax.jit(run)(x, keep, weights), measure_layers(x, keep, weights), rtol=1e-5)
 
 
 def test_gradients_in_torch_are_those_of_jax():
@@ -333,10 +333,10 @@ def test_gradients_in_torch_are_those_of_jax():
     x, mask = HIDDEN[0].copy(), np.broadcast_to(KEEP, (B, N)) == 1
     x[0, 1] = 0
     for measure in (rc.rank_one_ratio, rc.residual_ratio, rc.effective_rank, rc.stable_rank):
-        own = torch.tensor(x, requires_grad=True)
-        measure(own, mask=mask).sum().backward()
+        tensor = torch.tensor(x, requires_grad=True)
+        measure(tensor, mask=mask).sum().backward()
         wanted = jax.grad(lambda x: measure(x, mask=mask).sum())(jnp.asarray(x))  # noqa: B023
         size = float(abs(wanted).max())
-        found, smooth = own.grad.numpy(), (x != 0).any(axis=-1)
-        np.testing.assert_allclose(found[smooth], wanted[smooth], rtol=1e-4, atol=1e-5 * size)
-        assert np.isfinite(found).all()
+        gradient, smooth = tensor.grad.numpy(), (x != 0).any(axis=-1)
+        np.testing.assert_allclose(gradient[smooth], wanted[smooth], rtol=1e-4, atol=1e-5 * size)
+        assert np.isfinite(gradient).all()

@@ -30,7 +30,7 @@ NUMPY_NORMS = {
 }
 
 
-def plain_ranks(a):
+def compute_ranks(a):
     s = np.sqrt(np.maximum(np.linalg.eigvalsh(a @ a.T if len(a) < a.shape[1] else a.T @ a), 0))
     p, q = s / s.sum(), s**2 / (s**2).sum()
     c = np.linalg.svd(a - a.mean(axis=0), compute_uv=False)[: min(len(a) - 1, a.shape[1])]
@@ -55,7 +55,7 @@ def test_equals_numpy(shape):
         want = plain(x - x.mean(0)) / plain(x)
         np.testing.assert_allclose(rc.residual_ratio(x, norm=norm), want, rtol=1e-5)
     np.testing.assert_allclose(rc.residual(x), x - x.mean(0), atol=1e-6)
-    for fn, want in plain_ranks(x).items():
+    for fn, want in compute_ranks(x).items():
         if want is not None:
             np.testing.assert_allclose(fn(x), want, rtol=1e-4, err_msg=fn.__name__)
     s = np.linalg.svd(x, compute_uv=False)
@@ -71,15 +71,15 @@ def test_masked_rows_are_as_if_removed():
     x = tokens(8, 5) + np.float32([-4, -2, 0, 2, 4])  # no zero lies between features of one sign
     keep = np.array([1, 0, 1, 1, 0, 1, 1, 0], bool)
     spoiled = np.where(keep[:, None], x, 1e4)
-    functions = [lambda a, m, f=f: f(a, mask=m) for f in plain_ranks(x)]
+    functions = [lambda a, m, f=f: f(a, mask=m) for f in compute_ranks(x)]
     functions += [lambda a, m, k=k: norms.matrix_norm(a, k, mask=m) for k in norms.NORMS]
     functions.append(lambda a, m: rc.residual_ratio(a, mask=m))
     masked = jax.jit(lambda a, m: [f(a, m) for f in functions])(spoiled, keep)
     plain = jax.jit(lambda a: [f(a, None) for f in functions])(x[keep])
     np.testing.assert_allclose(masked, plain, rtol=2e-4)
-    rest = rc.residual(spoiled, mask=keep)
-    np.testing.assert_allclose(rest[keep], rc.residual(x[keep]), atol=1e-6)
-    np.testing.assert_array_equal(rest[~keep], 0)
+    residual = rc.residual(spoiled, mask=keep)
+    np.testing.assert_allclose(residual[keep], rc.residual(x[keep]), atol=1e-6)
+    np.testing.assert_array_equal(residual[~keep], 0)
 
 
 def test_the_mean_minimises_the_frobenius_norm():
@@ -130,8 +130,8 @@ def test_participation_ratio():
     expected = squares.sum() ** 2 / (squares**2).sum()
     np.testing.assert_allclose(rc.participation_ratio(x), expected, rtol=1e-12)
     padded = np.concatenate([x, np.full((2, 4), 9.0)])
-    found = rc.participation_ratio(padded, mask=np.arange(9) < 7)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    ratio = rc.participation_ratio(padded, mask=np.arange(9) < 7)
+    np.testing.assert_allclose(ratio, expected, rtol=1e-12)
     assert float(rc.participation_ratio(np.eye(3, 5))) == pytest.approx(3)
     assert float(rc.participation_ratio(np.zeros((3, 5)))) == 0
 
@@ -154,10 +154,10 @@ def test_values_and_derivatives_under_vmap_are_those_of_one_matrix(name, dtype):
             return lambda a: jnp.max(jnp.abs(jax.tree.leaves(fn(a))[0]))
 
         for f, g in ((plain, ours), (jax.grad(largest(plain)), jax.grad(largest(ours)))):
-            found = jax.jit(jax.vmap(jax.vmap(g)))(x)
+            results = jax.jit(jax.vmap(jax.vmap(g)))(x)
             for index in np.ndindex(2, 3):
-                one = jax.tree.map(lambda a, i=index: a[i], found)
-                near(one, f(x[index]), rtol=1e-4, atol=1e-5)
+                result = jax.tree.map(lambda a, i=index: a[i], results)
+                near(result, f(x[index]), rtol=1e-4, atol=1e-5)
         outside = jax.grad(lambda a: jnp.sum(jax.vmap(largest(ours))(a)))(x[0])
         np.testing.assert_allclose(
             outside, jax.vmap(jax.grad(largest(plain)))(x[0]), rtol=1e-4, atol=1e-5

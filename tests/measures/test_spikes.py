@@ -51,7 +51,7 @@ def test_padding_does_not_count_for_the_median_of_spikes():
 
 
 @functools.cache
-def measured(spike, equal, way):
+def measure_tokens(spike, equal, way):
     return rc.profile(tokens(spike, equal)[None], measures=COLLAPSE, **WAYS[way])
 
 
@@ -60,8 +60,8 @@ def test_the_residual_ratio_says_nothing_of_the_others():
     for equal in (True, False):
         far = rc.residual_ratio(tokens(1e7, equal))
         assert float(far) == pytest.approx(np.sqrt(2) * (N - 1) / N, rel=1e-3)
-        found = measured(1000, equal, "raw")
-        assert found["residual_ratio"][0] > 1 and 1 < found["participation_ratio"][0] < 1.03
+        profile = measure_tokens(1000, equal, "raw")
+        assert profile["residual_ratio"][0] > 1 and 1 < profile["participation_ratio"][0] < 1.03
         unit, _, _ = choose_tokens(tokens(1000, equal), tokens="unit")
         cosine = (1 + (N - 1) * rc.token_cosine(tokens(1000, equal))) / N
         share = rc.residual_ratio(unit, norm="frobenius") ** 2
@@ -72,18 +72,18 @@ def test_the_residual_ratio_says_nothing_of_the_others():
 @pytest.mark.parametrize("spike", SPIKES)
 def test_flags_are_set_where_one_token_decides(spike, way):
     """Equal and independent tokens differ by more than a factor of 3 wherever no flag is set."""
-    equal, independent = (measured(spike, kind, way) for kind in (True, False))
-    # of unit tokens, too, the one that points elsewhere decides where the others are equal
+    equal, independent = (measure_tokens(spike, kind, way) for kind in (True, False))
+    # among equal unit tokens, too, the one that points elsewhere decides
     flagged = bool(spike) and way != "exclude"
     assert bool(equal.spiked[0]) == flagged
     assert bool(independent.spiked[0]) == (flagged and way == "raw")
     if not (flagged and way == "raw"):
         for name in set(COLLAPSE) - {"effective_rank_share", "residual_spike"}:
-            low, high = sorted(abs(float(found[name][0])) for found in (equal, independent))
+            low, high = sorted(abs(float(profile[name][0])) for profile in (equal, independent))
             assert high > 3 * low, name
     if way == "exclude":
         assert int(equal.left_out[0]) == int(independent.left_out[0]) == (spike > 0)
-        of_others = measured(0, True, "raw")
+        of_others = measure_tokens(0, True, "raw")
         np.testing.assert_allclose(equal["stable_rank"], of_others["stable_rank"], rtol=1e-12)
 
 
@@ -91,16 +91,16 @@ def test_closed_forms_of_spikes():
     """One entry of 30 among ones in 4 tokens of 3 features."""
     x = np.ones((2, 4, 3))
     x[1, 2, 1] = -30
-    found = {name: rc.MEASURES[name](x)[1] for name in rc.MEASURES if name.startswith("spike_")}
-    long, all_of = 902, 911
+    values = {name: rc.MEASURES[name](x)[1] for name in rc.MEASURES if name.startswith("spike_")}
+    spike, total = 902, 911
     want = {
         "spike_entry": 30,
-        "spike_norm": np.sqrt(long / 3),
-        "spike_share": long / all_of,
+        "spike_norm": np.sqrt(spike / 3),
+        "spike_share": spike / total,
         "spike_token": 2,
         "spike_feature": 1,
     }
-    assert found == pytest.approx(want, rel=1e-12)
+    assert values == pytest.approx(want, rel=1e-12)
     # of tokens a, a, a, a + r the residual is −r/4 three times and 3r/4
     assert float(rc.measures.residual_spike(x)[1]) == pytest.approx(9 / 12, rel=1e-12)
     mask = [True, True, False, True]
@@ -110,13 +110,13 @@ def test_closed_forms_of_spikes():
         == float(rc.measures.spike_norm(x, mask=mask)[1])
         == 1
     )
-    none = [rc.MEASURES[name](x, mask=np.zeros(4, bool)) for name in found]
+    none = [rc.MEASURES[name](x, mask=np.zeros(4, bool)) for name in values]
     assert np.isnan(none).all() and np.isnan(rc.measures.residual_spike(x[:, :2])).all()
 
 
 @pytest.mark.full
 def test_what_a_layer_reads_in_passes_and_of_traces():
-    """N with the layer's own gain, and the output after the last; post-norm reads the stream."""
+    """Pre-norm layers read N with their own gain; the last state and post-norm layers have no N."""
     for placement in ("pre", "post"):
         config = rc.transformer(2, 2, 4, norm_placement=placement, norm="rms")
         params, x = draws.parameters(config), draws.normal(N // 8, 4) * 3
@@ -140,8 +140,8 @@ def test_what_a_layer_reads_in_passes_and_of_traces():
         for name, value in want.measures.items():
             np.testing.assert_allclose(profile.measures[name][0], value, rtol=1e-5)
         np.testing.assert_array_equal(profile.spiked[0], want.spiked)
-        some = rc.profile(hidden, norm=norms, exclude="spikes", threshold=1.2, **options)
-        assert int(np.sum(some.left_out)) > 0
+        without_spikes = rc.profile(hidden, norm=norms, exclude="spikes", threshold=1.2, **options)
+        assert int(np.sum(without_spikes.left_out)) > 0
     one = rc.monitor(hidden[0], tokens="unit", exclude="spikes", threshold=1.2)
     chosen = rc.profile(hidden[:1], tokens="unit", exclude="spikes", threshold=1.2)
     assert float(one["residual_ratio"]) == pytest.approx(float(chosen["residual_ratio"][0]))
@@ -169,9 +169,9 @@ def main():
         row = []
         for way in WAYS:
             for spike in SPIKES:
-                both = [measured(spike, kind, way) for kind in (True, False)]
-                flags = "".join("*" if bool(found.spiked[0]) else " " for found in both)
-                a, b = (float(found[name][0]) for found in both)
+                both = [measure_tokens(spike, kind, way) for kind in (True, False)]
+                flags = "".join("*" if bool(profile.spiked[0]) else " " for profile in both)
+                a, b = (float(profile[name][0]) for profile in both)
                 row.append(f"{a:9.4f} {b:9.4f} {flags}")
         print(f"{name:22}" + "".join(f"{cell:>22}" for cell in row))
 
@@ -185,5 +185,5 @@ def test_two_tokens_are_as_far_from_their_mean():
     x = np.random.default_rng(0).normal(size=(3, 4))
     assert np.isnan(rc.measures.residual_spike(x[:2]))
     assert np.isnan(rc.measures.residual_spike(x, mask=[True, True, False]))
-    rest = ((x - x.mean(axis=0)) ** 2).sum(axis=1)
-    np.testing.assert_allclose(rc.measures.residual_spike(x), rest.max() / rest.sum())
+    squares = ((x - x.mean(axis=0)) ** 2).sum(axis=1)
+    np.testing.assert_allclose(rc.measures.residual_spike(x), squares.max() / squares.sum())

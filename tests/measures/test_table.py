@@ -50,8 +50,8 @@ def test_every_row_says_what_it_is():
 MASKED = ("tokens", "attention")  # of which tokens may be missing
 
 
-def of_table(inputs, names=tuple(rc.MEASURES)):
-    """{name: the measure of its kind of input}."""
+def compute_table(inputs, names=tuple(rc.MEASURES)):
+    """Computes {name: the measure of its kind of input}."""
     measures = {name: rc.MEASURES[name] for name in names}
     return {
         name: m(inputs[m.needs], mask=KEEP if m.needs in MASKED else None)
@@ -68,79 +68,79 @@ def of_table(inputs, names=tuple(rc.MEASURES)):
     ],
 )
 def test_results_are_of_the_frameworks_of_their_arguments(framework, dtype):
-    """And equal to 1e-6, as are gradients in float64."""
-    inputs, want = {n: x.astype(dtype) for n, x in INPUTS.items()}, of_table(INPUTS)
+    """They are equal to 1e-6, as are gradients in float64."""
+    inputs, want = {n: x.astype(dtype) for n, x in INPUTS.items()}, compute_table(INPUTS)
     with jax.enable_x64(dtype == "float64"):
         if framework == "numpy":
-            found, kind = of_table(inputs), np.ndarray | np.generic
+            values, kind = compute_table(inputs), np.ndarray | np.generic
         elif framework == "jax":
-            given = jax.tree.map(jnp.asarray, inputs)
-            found, kind = jax.jit(of_table)(given), jax.Array
-            assert isinstance(rc.residual_ratio(given["tokens"]), kind)
+            arrays = jax.tree.map(jnp.asarray, inputs)
+            values, kind = jax.jit(compute_table)(arrays), jax.Array
+            assert isinstance(rc.residual_ratio(arrays["tokens"]), kind)
         else:
             torch = pytest.importorskip("torch")
-            given = {n: torch.tensor(x, requires_grad=True) for n, x in inputs.items()}
-            found, kind = of_table(given), torch.Tensor
+            arrays = {n: torch.tensor(x, requires_grad=True) for n, x in inputs.items()}
+            values, kind = compute_table(arrays), torch.Tensor
             if dtype == "float64":
-                same_gradients(inputs, given, found)
-            found = {n: v.detach() if isinstance(v, kind) else v for n, v in found.items()}
-    for name, value in found.items():
+                check_gradients(inputs, arrays, values)
+            values = {n: v.detach() if isinstance(v, kind) else v for n, v in values.items()}
+    for name, value in values.items():
         assert isinstance(value, kind) and str(value.dtype).endswith(dtype), name
         np.testing.assert_allclose(value, want[name], rtol=1e-6, atol=1e-6, err_msg=name)
 
 
-def same_gradients(inputs, given, found):
-    """Those of torch are JAX's, of every measure that has one."""
+def check_gradients(inputs, arrays, values):
+    """Asserts that torch has the gradients of JAX, for every measure that has one."""
     import torch
 
-    names = [n for n, v in found.items() if isinstance(v, torch.Tensor) and v.requires_grad]
+    names = [n for n, v in values.items() if isinstance(v, torch.Tensor) and v.requires_grad]
 
-    def gradients(inputs):
-        def of(name):
+    def compute_gradients(inputs):
+        def make_gradient(name):
             kind = rc.MEASURES[name].needs
-            return jax.grad(lambda x: jnp.sum(of_table(inputs | {kind: x}, [name])[name]))
+            return jax.grad(lambda x: jnp.sum(compute_table(inputs | {kind: x}, [name])[name]))
 
-        return {name: of(name)(inputs[rc.MEASURES[name].needs]) for name in names}
+        return {name: make_gradient(name)(inputs[rc.MEASURES[name].needs]) for name in names}
 
-    for name, own in jax.jit(gradients)(inputs).items():
-        x = given[rc.MEASURES[name].needs]
-        grad = torch.autograd.grad(found[name].sum(), x, retain_graph=True)[0]
-        np.testing.assert_allclose(grad, own, rtol=1e-6, atol=1e-9, err_msg=name)
+    for name, expected in jax.jit(compute_gradients)(inputs).items():
+        x = arrays[rc.MEASURES[name].needs]
+        grad = torch.autograd.grad(values[name].sum(), x, retain_graph=True)[0]
+        np.testing.assert_allclose(grad, expected, rtol=1e-6, atol=1e-9, err_msg=name)
 
 
 def test_torch_is_measured_under_autocast_in_full_precision():
     torch = pytest.importorskip("torch")
     x = torch.tensor(X)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = rc.monitor(x, mask=ROWS)
-    near(jax.tree.map(np.asarray, found), rc.monitor(X, mask=ROWS), rtol=1e-6)
+        scalars = rc.monitor(x, mask=ROWS)
+    near(jax.tree.map(np.asarray, scalars), rc.monitor(X, mask=ROWS), rtol=1e-6)
 
 
 def test_by_numpy_as_by_jax_and_nan_where_there_is_nothing():
     """Each measure alone, in jit, in a profile of concrete and of traced states."""
 
-    def each(x, mask):
+    def measure_each(x, mask):
         return {name: rc.MEASURES[name](x, mask=mask) for name in OF_TOKENS}
 
-    single = [n for n in OF_TOKENS if n != "token_cosine"]  # which one token has not
+    single = [n for n in OF_TOKENS if n != "token_cosine"]  # one token has no cosine
     of_one = {n: rc.MEASURES[n](X[1, :1]) for n in single} | {"token_cosine": np.nan}
     expected = {n: [rc.MEASURES[n](X[0, :4]), of_one[n], np.nan] for n in OF_TOKENS}
-    for fn in (each, jax.jit(each)):
-        found = [fn(x, row) for x, row in zip(X, ROWS, strict=True)]
+    for fn in (measure_each, jax.jit(measure_each)):
+        results = [fn(x, row) for x, row in zip(X, ROWS, strict=True)]
         for name, want in expected.items():
-            own = [float(f[name]) for f in found]
-            np.testing.assert_allclose(own, want, rtol=2e-5, atol=1e-6, err_msg=name)
+            values = [float(f[name]) for f in results]
+            np.testing.assert_allclose(values, want, rtol=2e-5, atol=1e-6, err_msg=name)
 
-    def profile(hidden, mask):
+    def make_profile(hidden, mask):
         return rc.profile(hidden, measures=OF_TOKENS, mask=mask, batch_axis=1)
 
     broken = X[None].copy()
     broken[0, 0, 1, 2] = np.nan
-    for fn in (profile, jax.jit(profile)):
-        found, of_broken = fn(X[None], ROWS), fn(broken, ROWS)
+    for fn in (make_profile, jax.jit(make_profile)):
+        results, of_broken = fn(X[None], ROWS), fn(broken, ROWS)
         for name, want in expected.items():
             want = [want[0], np.nan if name in NEEDS_TWO_TOKENS else want[1], want[2]]
-            np.testing.assert_allclose(found[name][0], want, rtol=2e-5, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(results[name][0], want, rtol=2e-5, atol=1e-6, err_msg=name)
             assert np.isnan(of_broken[name][0, 0]), name
 
 
@@ -149,15 +149,17 @@ def test_monitor_leaves_out_what_is_not_there(traced):
     attention = np.asarray(jax.nn.softmax(jnp.asarray(X @ X.swapaxes(-1, -2)))[:, None])
     fn = lambda x, p, m: rc.monitor(x, p, mask=m)  # noqa: E731
     fn = jax.jit(fn) if traced else fn
-    found = fn(X, attention, ROWS)
+    scalars = fn(X, attention, ROWS)
     both = [rc.monitor(X[i], attention[i], mask=ROWS[i]) for i in range(2)]
     pooled = np.stack([X[0, :4].mean(axis=0), X[1, 0]])
     batch = rc.residual_ratio(pooled), rc.effective_rank(pooled)
-    near((found.pop("batch_residual_ratio"), found.pop("batch_effective_rank")), batch, rtol=2e-5)
-    for name, value in found.items():
-        own = both[:1] if name == "token_cosine" else both
+    near(
+        (scalars.pop("batch_residual_ratio"), scalars.pop("batch_effective_rank")), batch, rtol=2e-5
+    )
+    for name, value in scalars.items():
+        examples = both[:1] if name == "token_cosine" else both
         np.testing.assert_allclose(
-            value, np.nanmean([b[name] for b in own]), rtol=2e-5, err_msg=name
+            value, np.nanmean([b[name] for b in examples]), rtol=2e-5, err_msg=name
         )
     assert np.isnan(both[1]["token_cosine"])
     none = fn(X, attention, 0 * ROWS)
@@ -172,35 +174,35 @@ def test_precision_is_that_of_the_widest():
     x = 1000 + 1e-6 * np.random.default_rng(1).standard_normal((N, D))
     want = float(rc.residual_ratio(x))
     assert 0 < want < 1e-8
-    found = rc.monitor(x)["residual_ratio"]
-    assert found.dtype == np.float64 and float(found) == pytest.approx(want, rel=1e-6)
+    ratio = rc.monitor(x)["residual_ratio"]
+    assert ratio.dtype == np.float64 and float(ratio) == pytest.approx(want, rel=1e-6)
     for hidden in ([X[0], x], [x, X[0]], (x, X[0])):
-        found = np.asarray(rc.profile(hidden)["residual_ratio"])
-        assert found.dtype == np.float64 and found.min() == pytest.approx(want, rel=1e-6)
+        ratio = np.asarray(rc.profile(hidden)["residual_ratio"])
+        assert ratio.dtype == np.float64 and ratio.min() == pytest.approx(want, rel=1e-6)
 
 
 @functools.cache  # one program for all sizes
-def of_tokens_and_slopes():
-    def measured(x):
+def compile_measures():
+    def measure(x):
         return {name: rc.MEASURES[name](x) for name in OF_TOKENS}
 
-    return measured, jax.jit(measured), jax.jit(jax.jacrev(measured))
+    return measure, jax.jit(measure), jax.jit(jax.jacrev(measure))
 
 
 @pytest.mark.parametrize("size", [3.3e38, 1e38, 1e30, 1e-30])
 def test_no_size_of_tokens_over_or_underflows(size):
-    """In float32, against float64; gradients are those of ordinary tokens over the size."""
+    """In float32, against float64; gradients are those of ordinary tokens divided by the size."""
     x = X[0] / np.abs(X[0]).max()
     large = (x.astype(np.float64) * size).astype(np.float32)
-    measured, compiled, slopes = of_tokens_and_slopes()
-    want = measured(large.astype(np.float64))
-    for fn in (measured, compiled):
+    measure, compiled, slopes = compile_measures()
+    want = measure(large.astype(np.float64))
+    for fn in (measure, compiled):
         near(fn(large), want, rtol=1e-6)
-    ordinary, own = slopes(x), slopes(large)
+    ordinary, gradients = slopes(x), slopes(large)
     for name in OF_TOKENS:
-        assert np.isfinite(own[name]).all(), name
+        assert np.isfinite(gradients[name]).all(), name
         if size < 1e31:  # else they are below the least number that XLA computes with
-            scaled = own[name] * size
+            scaled = gradients[name] * size
             np.testing.assert_allclose(scaled, ordinary[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
@@ -208,35 +210,35 @@ def test_tokens_of_all_sizes_beside_each_other():
     """Cosines see no size: one token near the largest number, one near the least."""
     sizes = np.array([3e38, 1, 1e-30, 1e10, 1e-20, 5])[:, None]
     rows = X[0] / np.abs(X[0]).max(axis=1, keepdims=True)
-    given = (rows.astype(np.float64) * sizes).astype(np.float32)
-    want = rc.token_cosine(given.astype(np.float64))
+    tokens = (rows.astype(np.float64) * sizes).astype(np.float32)
+    want = rc.token_cosine(tokens.astype(np.float64))
     for fn in (rc.token_cosine, jax.jit(rc.token_cosine)):
-        np.testing.assert_allclose(fn(given), want, rtol=1e-6)
-    rest = rc.residual(given)
-    np.testing.assert_allclose(rest, rc.residual(given.astype(np.float64)), rtol=1e-6)
+        np.testing.assert_allclose(fn(tokens), want, rtol=1e-6)
+    residual = rc.residual(tokens)
+    np.testing.assert_allclose(residual, rc.residual(tokens.astype(np.float64)), rtol=1e-6)
 
 
 def test_another_number_of_tokens_compiles_nothing(caplog):
     p = np.full((2, 9, 9), 1 / 9, np.float32)
 
-    def measured(n):
+    def measure(n):
         x = X[0, :1].repeat(n, 0) + np.arange(n, dtype=np.float32)[:, None]
-        for given in (x, jax.device_put(x)):
-            rc.monitor(given, p[:, :n, :n] * 9 / n, mask=np.ones(n, int))
-            rc.profile([given, given], measures=OF_TOKENS, mask=np.ones(n, bool))
+        for tokens in (x, jax.device_put(x)):
+            rc.monitor(tokens, p[:, :n, :n] * 9 / n, mask=np.ones(n, int))
+            rc.profile([tokens, tokens], measures=OF_TOKENS, mask=np.ones(n, bool))
             rc.profile([p[:, :n, :n] * 9 / n], measures=OF_ATTENTION, mask=np.ones(n))
-            rc.residual_ratio(given, norm="spectral")
+            rc.residual_ratio(tokens, norm="spectral")
 
-    measured(5)
+    measure(5)
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        measured(7)
+        measure(7)
         assert not [m for m in caplog.messages if m.startswith("Compiling")]
         jax.jit(lambda a: a + 7)(0.0)
     assert any(m.startswith("Compiling") for m in caplog.messages)
 
 
 def test_many_tokens_are_added_up_without_losing_digits():
-    """Added one by one in float32 the mean of 50,000 tokens would be off by more than they are."""
+    """Added one by one in float32, 50,000 tokens would give a mean further off than they differ."""
     x = (1.3 + 1e-5 * np.random.default_rng(2).standard_normal((50_000, 3))).astype(np.float32)
     # the mean itself is rounded by up to 1.2e-7, the tokens differ from it by 1e-5
     wanted = rc.residual_ratio(x.astype(np.float64))
@@ -249,13 +251,13 @@ def test_a_batch_over_devices_is_measured_as_on_one(kind):
     """With shard_map's default checks, and under an explicit mesh that nobody has set."""
     explicit = jax.sharding.AxisType.Explicit if kind == "explicit" else jax.sharding.AxisType.Auto
     mesh = jax.make_mesh((2,), ("b",), axis_types=(explicit,))
-    rows, given, batch = jax.sharding.PartitionSpec("b"), X[:2], jax.vmap(rc.monitor)
+    rows, tokens, batch = jax.sharding.PartitionSpec("b"), X[:2], jax.vmap(rc.monitor)
     if kind == "shard_map":
         batch = jax.shard_map(batch, mesh=mesh, in_specs=rows, out_specs=rows)
     else:
-        given = jax.device_put(given, jax.sharding.NamedSharding(mesh, rows))
+        tokens = jax.device_put(tokens, jax.sharding.NamedSharding(mesh, rows))
     expected = jax.tree.map(lambda *a: np.stack(a), *map(rc.monitor, X[:2]))
-    near(jax.jit(batch)(given), expected, rtol=2e-5)
+    near(jax.jit(batch)(tokens), expected, rtol=2e-5)
 
 
 def test_a_cpu_decomposes_one_matrix_at_a_time():

@@ -44,11 +44,11 @@ class ByHand:
 
         def keep(block, args, kwargs, output, index):
             x = args[0] if args else kwargs["hidden_states"]
-            whole = output[0] if isinstance(output, tuple) else output
+            hidden = output[0] if isinstance(output, tuple) else output
             if index == without:
-                whole = x
-            states.append(whole) if states else states.extend([x, whole])
-            return (whole, *output[1:]) if isinstance(output, tuple) else whole
+                hidden = x
+            states.append(hidden) if states else states.extend([x, hidden])
+            return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
         for index, block in enumerate(self.blocks):
             hook = lambda *a, i=index: keep(*a, i)  # noqa: E731
@@ -70,7 +70,7 @@ class ByHand:
 
 
 @pytest.fixture(scope="module", params=full_but(MODELS, "Llama"))
-def measured(request, tmp_path_factory):
+def depth_case(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     by_hand = ByHand(request.param, folder)
     ids = np.random.default_rng(0).integers(3, V, (2, 9))
@@ -79,8 +79,8 @@ def measured(request, tmp_path_factory):
         yield report, by_hand, torch.tensor(ids), folder
 
 
-def test_the_lens_and_what_is_lost_without_a_layer(measured):
-    report, by_hand, ids, _ = measured
+def test_the_lens_and_what_is_lost_without_a_layer(depth_case):
+    report, by_hand, ids, _ = depth_case
     states = by_hand.states(ids)
     logits = by_hand.logits(states)
     torch.testing.assert_close(logits[:, -1], by_hand.logits_of_model)
@@ -104,12 +104,12 @@ def test_the_lens_and_what_is_lost_without_a_layer(measured):
         np.testing.assert_allclose(report.measures["later"][:, s, s + 1 :], later[:, s + 1 :], 1e-4)
     cosine = torch.cosine_similarity(states.diff(dim=1), states[:, :-1], dim=-1).mean(-1)
     np.testing.assert_allclose(report.measures["layer_cosine"], cosine, atol=1e-5)
-    whole = by_hand.loss(logits[:, -1], ids)
-    np.testing.assert_allclose(report.measures["loss_up_to"][:, -1], whole, atol=1e-5)
+    full_loss = by_hand.loss(logits[:, -1], ids)
+    np.testing.assert_allclose(report.measures["loss_up_to"][:, -1], full_loss, atol=1e-5)
 
 
-def test_tokens_are_measured_raw_and_as_the_next_layer_reads_them(measured):
-    report, by_hand, ids, _ = measured
+def test_tokens_are_measured_raw_and_as_the_next_layer_reads_them(depth_case):
+    report, by_hand, ids, _ = depth_case
     states = by_hand.states(ids)
     norms = [b.ln_1 if hasattr(b, "ln_1") else b.input_layernorm for b in by_hand.blocks]
     reads = [norm(x) for norm, x in zip([*norms, by_hand.norm], states.unbind(1), strict=True)]
@@ -121,9 +121,9 @@ def test_tokens_are_measured_raw_and_as_the_next_layer_reads_them(measured):
     np.testing.assert_allclose(report.measures["spike_share"], share, rtol=1e-4)
 
 
-def test_a_frozen_lens_divides_by_the_last_state(measured):
-    """By the statistics of the last state: X^l − X^L are then linear parts of the logits."""
-    report, by_hand, ids, _ = measured
+def test_a_frozen_lens_divides_by_the_last_state(depth_case):
+    """By the statistics of the last state, so that X^l − X^L is a linear part of the logits."""
+    report, by_hand, ids, _ = depth_case
     states = by_hand.states(ids)
     centred = states - (states.mean(-1, keepdim=True) if hasattr(by_hand.norm, "bias") else 0)
     last = centred[:, -1:]
@@ -141,9 +141,9 @@ def test_a_frozen_lens_divides_by_the_last_state(measured):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("measured", full_but(MODELS, "Gemma2"), indirect=True)
-def test_a_network_in_memory_gives_the_same(measured):
-    report, _, ids, folder = measured
+@pytest.mark.parametrize("depth_case", full_but(MODELS, "Gemma2"), indirect=True)
+def test_a_network_in_memory_gives_the_same(depth_case):
+    report, _, ids, folder = depth_case
     config, params = rc.pretrained.load(folder)
     head = rc.pretrained.open_checkpoint(folder).unembedding
     other = rc.depth_report(params, ids.numpy(), config, unembedding=head)
@@ -187,16 +187,16 @@ def test_each_definition_on_layers_of_which_the_second_half_does_nothing():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("measured", full_but(MODELS, "Gemma2"), indirect=True)
-def test_texts_of_different_lengths_are_measured_as_each_alone(measured):
-    report, _, ids, folder = measured
+@pytest.mark.parametrize("depth_case", full_but(MODELS, "Gemma2"), indirect=True)
+def test_texts_of_different_lengths_are_measured_as_each_alone(depth_case):
+    report, _, ids, folder = depth_case
     source, short = rc.pretrained.open_checkpoint(folder), ids[1, :6].tolist()
     both = rc.depth_report(source, [ids[0].tolist(), short])
     first, second = (jax.tree.map(lambda a, i=i: a[i], both.measures) for i in (0, 1))
-    alone = rc.depth_report(source, short).measures
-    near(second, {name: values[0] for name, values in alone.items()}, atol=2e-5)
-    own = {name: report.measures[name][0] for name in ("lens_kl", "loss_without", "loss_up_to")}
-    near(first, own, atol=2e-5)
+    single = rc.depth_report(source, short).measures
+    near(second, {name: values[0] for name, values in single.items()}, atol=2e-5)
+    want = {name: report.measures[name][0] for name in ("lens_kl", "loss_without", "loss_up_to")}
+    near(first, want, atol=2e-5)
     config = rc.transformer(2, 2, 8)
     each_is_refused(
         (lambda: rc.depth_report(source, [short, [5]]), "text 1 has fewer than 2 tokens"),

@@ -55,7 +55,7 @@ UNREAD = (
     "output_router",
 )
 OF_OTHERS = {"whisper": ("decoder_", "vocab_size", "max_target"), "cohere2": ("head_dim",)}
-# What files of earlier versions call it.
+# Entries that only files of earlier versions have.
 EARLIER = {
     "position_embedding_type",
     "rope_theta",
@@ -94,10 +94,10 @@ def test_entries_are_those_of_transformers_and_absent_ones_its_defaults(name):
         warnings.simplefilter("ignore")
         transformers = pytest.importorskip("transformers")
         expected = transformers.AutoConfig.for_model(name).to_dict()
-        every = transformers.PreTrainedConfig().to_dict().keys()
+        common = transformers.PreTrainedConfig().to_dict().keys()
     read = pretrained.FAMILIES[name].entries.keys()
     words = UNREAD + OF_OTHERS.get(name, ())
-    unread = {e for e in expected.keys() - every - read if not any(w in e for w in words)}
+    unread = {e for e in expected.keys() - common - read if not any(w in e for w in words)}
     assert not unread and not read - expected.keys() - EARLIER
     # None stands for what follows from other entries.
     schema = pretrained.FAMILIES[name].schema
@@ -107,10 +107,10 @@ def test_entries_are_those_of_transformers_and_absent_ones_its_defaults(name):
     assert {k: ours[k] for k in shared} == {k: expected[k] for k in shared}
     if rotary := expected.get("rope_parameters"):
         config = pretrained.config_of({"model_type": name})
-        whole, local = (rotary.get(f"{k}_attention", rotary) for k in ("full", "sliding"))
-        width = whole.get("partial_rotary_factor", 1.0) * config.qk_width
+        full, local = (rotary.get(f"{k}_attention", rotary) for k in ("full", "sliding"))
+        width = full.get("partial_rotary_factor", 1.0) * config.qk_width
         assert (config.rotary_width or config.qk_width) == width
-        assert config.rotary_theta == whole["rope_theta"]
+        assert config.rotary_theta == full["rope_theta"]
         assert (config.local_theta or config.rotary_theta) == local["rope_theta"]
 
 
@@ -129,10 +129,10 @@ def test_roberta_keeps_rows_of_its_positions_for_padding(name, positions):
     assert config.embedding.num_positions == positions
 
 
-def of_layers(name, **entries):
-    """The configuration of four layers."""
-    given = {"model_type": name, "num_hidden_layers": 4, "num_key_value_heads": 3} | SMALL
-    return pretrained.config_of(given | entries)
+def make_config(name, **entries):
+    """Makes the configuration of four layers."""
+    defaults = {"model_type": name, "num_hidden_layers": 4, "num_key_value_heads": 3} | SMALL
+    return pretrained.config_of(defaults | entries)
 
 
 def test_layers_with_a_window_have_a_rotary_base_of_their_own():
@@ -140,16 +140,16 @@ def test_layers_with_a_window_have_a_rotary_base_of_their_own():
         ("modernbert", "local_rope_theta"),
         ("gemma3_text", "rope_local_base_freq"),
     ):
-        assert of_layers(name, **{entry: 500.0}).local_theta == 500
-        own = {"sliding_attention": {"rope_type": "default", "rope_theta": 700.0}}
-        assert of_layers(name, rope_parameters=own, **{entry: 500.0}).local_theta == 700
-    assert of_layers("gemma3_text", rope_theta=300.0).rotary_theta == 300
+        assert make_config(name, **{entry: 500.0}).local_theta == 500
+        rotary = {"sliding_attention": {"rope_type": "default", "rope_theta": 700.0}}
+        assert make_config(name, rope_parameters=rotary, **{entry: 500.0}).local_theta == 700
+    assert make_config("gemma3_text", rope_theta=300.0).rotary_theta == 300
 
 
 def test_yarn_keeps_fast_waves_and_divides_slow_ones():
-    """Peng et al. 2023: those of more than 32 turns and of less than one in the first training."""
+    """Fast: over 32 turns in the first training; slow: under one (Peng et al. 2023)."""
     first = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
-    config = of_layers("llama", rope_scaling=first)
+    config = make_config("llama", rope_scaling=first)
     ((_, frequencies),) = config.rotary_tables
     assert frequencies == pytest.approx([1, 0.1, 0.01 * (1 + 1 / 4) / 2, 0.001 / 4])
     assert config.rotary_factor == pytest.approx(0.1 * math.log(4) + 1)
@@ -166,7 +166,7 @@ def test_sliding_windows():
     """Entries of `windows` are distances, one less than what the models count; 0 for none."""
 
     def windows(name, **entries):
-        return of_layers(name, **{"sliding_window": 7} | entries).windows
+        return make_config(name, **{"sliding_window": 7} | entries).windows
 
     assert windows("mistral") == (6,) * 4 and windows("mistral", sliding_window=None) == ()
     assert windows("qwen2") == () and windows("qwen2", use_sliding_window=True) == ()
@@ -185,20 +185,20 @@ def test_sliding_windows():
 
 
 def test_layers_without_positions():
-    def rotated(name, **entries):
-        return of_layers(name, **entries).rotary_layers
+    def rotary(name, **entries):
+        return make_config(name, **entries).rotary_layers
 
-    assert rotated("smollm3") == rotated("cohere2") == (True, True, True, False)
-    assert rotated("smollm3", no_rope_layers=[0, 1, 1, 0, 1]) == (False, True, True, False)
-    assert rotated("cohere2", layer_types=["full_attention"] * 4) == (False,) * 4
-    assert rotated("llama") == ()
+    assert rotary("smollm3") == rotary("cohere2") == (True, True, True, False)
+    assert rotary("smollm3", no_rope_layers=[0, 1, 1, 0, 1]) == (False, True, True, False)
+    assert rotary("cohere2", layer_types=["full_attention"] * 4) == (False,) * 4
+    assert rotary("llama") == ()
 
 
 def test_null_is_a_value_where_it_means_without():
-    given = {"model_type": "gemma2", "hidden_size": 24, "num_key_value_heads": 8}
-    assert pretrained.config_of(given).score_cap == 50.0
-    assert pretrained.config_of(given | {"attn_logit_softcapping": None}).score_cap == 0.0
-    assert pretrained.config_of(given | {"sliding_window": None}).windows == ()
+    settings = {"model_type": "gemma2", "hidden_size": 24, "num_key_value_heads": 8}
+    assert pretrained.config_of(settings).score_cap == 50.0
+    assert pretrained.config_of(settings | {"attn_logit_softcapping": None}).score_cap == 0.0
+    assert pretrained.config_of(settings | {"sliding_window": None}).windows == ()
 
 
 REFUSED = {

@@ -50,20 +50,20 @@ def test_states_attentions_and_logits(name, tmp_path):
     config, params = pretrained.load(tmp_path)
     x, mask = example_inputs(config, arguments)
     trace = jax.jit(jax.vmap(lambda x, m: rc.apply(params, x, config, mask=m)))(x, mask)
-    found = {"hidden": hidden_states(trace, config), "attention": np.asarray(trace.attention)}
+    results = {"hidden": hidden_states(trace, config), "attention": np.asarray(trace.attention)}
     expected = architectures.run(model, arguments)
     if case.model.endswith("CausalLM"):
         tensors = {k: torch.from_numpy(v) for k, v in arguments.items()}
         with torch.no_grad():
             logits = model(**tensors).logits.numpy()
-        found["logits"] = logits_of(model, trace)[:, None]
+        results["logits"] = compute_logits(model, trace)[:, None]
         expected["logits"] = logits[:, None]
-    worst = largest_difference(found, expected, arguments)
+    worst = largest_difference(results, expected, arguments)
     assert max(worst.values()) < TOLERANCE, worst
 
 
-def logits_of(model, trace):
-    """Next-token logits of our output, by the head that the checkpoint has."""
+def compute_logits(model, trace):
+    """Computes next-token logits of our output, by the head that the checkpoint has."""
     head = pretrained.open_checkpoint(model).unembedding
     table = np.concatenate([rows for _, rows in head.table.chunks(16)])
     logits = np.asarray(trace.output) @ table.T
@@ -98,14 +98,14 @@ def test_a_model_in_memory_that_is_damaged():
     is_refused(r"BertModel: tensor .* not finite", pretrained.load, model)
 
 
-def renamed(state, *pairs):
-    """A state_dict with parts of names replaced."""
-    out = {}
+def rename_parts(state, *pairs):
+    """Makes a state_dict with parts of names replaced: `pairs` of (new, old)."""
+    renamed = {}
     for name, value in state.items():
         for new, old in pairs:
             name = name.replace(new, old)
-        out[name] = value
-    return out
+        renamed[name] = value
+    return renamed
 
 
 def test_older_names_of_dinov2(tmp_path):
@@ -115,7 +115,7 @@ def test_older_names_of_dinov2(tmp_path):
     letters = zip("qkv", ("query", "key", "value"), strict=True)
     pairs = [(f"attention.{a}_proj", f"attention.attention.{b}") for a, b in letters]
     pairs += [("attention.o_proj", "attention.output.dense"), ("down_proj", "weights_out")]
-    state = renamed(model.state_dict(), *pairs)
+    state = rename_parts(model.state_dict(), *pairs)
     for name in [n for n in state if "gate_proj" in n]:
         joint = torch.cat([state.pop(name), state.pop(name.replace("gate", "up"))])
         state[name.replace("gate_proj", "weights_in")] = joint
@@ -149,7 +149,7 @@ def test_older_entries_of_rotary_positions():
 
 @pytest.mark.parametrize("name", full_but(architectures.FORMS, "gemma2", "mixtral"))
 def test_layers_one_by_one_are_those_of_the_stack(name, tmp_path):
-    """As `stream` reads them, from a file in bfloat16 too: vectors that are changed in float32."""
+    """As `stream` reads them; from a file in bfloat16, too, vectors are changed in float32."""
     model = architectures.build(architectures.FORMS[name]).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
     _, params = pretrained.load(tmp_path)
@@ -159,12 +159,12 @@ def test_layers_one_by_one_are_those_of_the_stack(name, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, opened.layer(index), row)
     if architectures.FORMS[name].model.endswith("CausalLM"):
         head = np.concatenate([rows for _, rows in opened.unembedding.table.chunks(16)])
-        own = model.get_output_embeddings().weight.detach().float().numpy()
-        np.testing.assert_array_equal(head.astype(np.float32), own)
+        expected = model.get_output_embeddings().weight.detach().float().numpy()
+        np.testing.assert_array_equal(head.astype(np.float32), expected)
         assert opened.unembedding.softcap == getattr(model.config, "final_logit_softcapping", None)
         if name in ("gptj", "phi"):
-            own = model.lm_head.bias.detach().float().numpy()
-            np.testing.assert_array_equal(np.float32(opened.unembedding.bias), own)
+            expected = model.lm_head.bias.detach().float().numpy()
+            np.testing.assert_array_equal(np.float32(opened.unembedding.bias), expected)
 
 
 def test_the_language_model_beside_an_image_tower(tmp_path):

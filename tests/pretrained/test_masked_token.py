@@ -31,11 +31,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 def test_losses_and_tokens_are_those_of_transformers(name, tmp_path):
     model = architectures.build(HEADS[name])
     architectures.save(model, tmp_path)
-    given = architectures.inputs(model)
-    ids, mask = given["input_ids"], given["attention_mask"].astype(bool)
+    arguments = architectures.inputs(model)
+    ids, mask = arguments["input_ids"], arguments["attention_mask"].astype(bool)
     chosen = mask & (np.arange(ids.shape[1]) % 3 == 1)
     with torch.no_grad():
-        logits = model(**{n: torch.from_numpy(a) for n, a in given.items()}).logits
+        logits = model(**{n: torch.from_numpy(a) for n, a in arguments.items()}).logits
     log_p = torch.log_softmax(logits.double(), dim=-1).numpy()
     # A target that the head itself would name, so that the share of right ones is not 0
     targets = np.where(np.arange(ids.shape[1]) % 2 == 0, log_p.argmax(axis=-1), ids)
@@ -50,9 +50,9 @@ def test_losses_and_tokens_are_those_of_transformers(name, tmp_path):
         ("short", TruncatedPass(0)),
     )
     groups = {"": pretrained.Group(passes)}
-    found = pretrained.stream(source, {"x": ids, "mask": mask}, groups)[""]
+    outputs = pretrained.stream(source, {"x": ids, "mask": mask}, groups)[""]
     head = source.masked_head
-    states = head.read(np.stack([found["output"], found["longest"]], axis=1))
+    states = head.read(np.stack([outputs["output"], outputs["longest"]], axis=1))
     loss, share = pretrained.token_losses(head.unembedding, states, targets, chosen)
     for b in range(2):
         of_text = nats[b][chosen[b]].mean(), right[b][chosen[b]].mean()
@@ -60,15 +60,15 @@ def test_losses_and_tokens_are_those_of_transformers(name, tmp_path):
             np.testing.assert_allclose((loss[b, s], share[b, s]), of_text, rtol=2e-5)
     assert 0 < right[chosen].mean() < 1
     config, params = pretrained.load(tmp_path)
-    for k, streamed in (0, found["short"]), (depth, found["longest"]):
-        one = jax.jit(lambda x, m, k=k: truncated_at(params, x, config, k, m))
+    for k, streamed in (0, outputs["short"]), (depth, outputs["longest"]):
+        truncate = jax.jit(lambda x, m, k=k: run_truncated(params, x, config, k, m))
         np.testing.assert_allclose(
-            streamed[1][mask[1]], one(ids[1], mask[1])[mask[1]], rtol=1e-4, atol=1e-5
+            streamed[1][mask[1]], truncate(ids[1], mask[1])[mask[1]], rtol=1e-4, atol=1e-5
         )
 
 
-def truncated_at(params, x, config, k, mask):
-    """The function in memory, which keeps channels of all lengths and empties those beyond k."""
+def run_truncated(params, x, config, k, mask):
+    """Runs the function in memory: it has channels of all lengths and empties those beyond k."""
     return rc.truncated(params, x, config, k, mask=mask).output
 
 

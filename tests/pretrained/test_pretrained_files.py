@@ -61,7 +61,7 @@ def read_layers(folder, **options):
 
 
 def unreadable(folder, *words, error=ValueError, **options):
-    """By `load`, and of an open checkpoint layer by layer."""
+    """Asserts that `load` refuses a folder, and that reading it layer by layer does."""
     words = "".join(f"(?=.*{re.escape(word)})" for word in words)
     calls = [partial(call, folder, **options) for call in (pretrained.load, read_layers)]
     each_is_refused(*((call, words) for call in calls), error=error)
@@ -94,19 +94,19 @@ def test_what_is_no_checkpoint_of_ours_is_said_to_be(folder, tmp_path):
 
 
 def test_a_head_alone_is_the_table_of_tied_embeddings(tmp_path):
-    made = shutil.copytree(GOLDEN / "qwen2", tmp_path / "qwen2")
-    change_config(made, tie_word_embeddings=True)
-    wanted = pretrained.load(made)
-    path = made / "model.safetensors"
+    copy = shutil.copytree(GOLDEN / "qwen2", tmp_path / "qwen2")
+    change_config(copy, tie_word_embeddings=True)
+    wanted = pretrained.load(copy)
+    path = copy / "model.safetensors"
     tensors = load_file(path)
     tensors.pop("lm_head.weight", None)
     table = next(name for name in tensors if name.endswith("embed_tokens.weight"))
     save_file({"lm_head.weight": tensors.pop(table)} | tensors, path)
-    found = pretrained.load(made)
-    assert found[0] == wanted[0]
-    jax.tree.map(np.testing.assert_array_equal, found[1], wanted[1])
-    change_config(made, tie_word_embeddings=False)
-    unreadable(made, "embed_tokens.weight")
+    loaded = pretrained.load(copy)
+    assert loaded[0] == wanted[0]
+    jax.tree.map(np.testing.assert_array_equal, loaded[1], wanted[1])
+    change_config(copy, tie_word_embeddings=False)
+    unreadable(copy, "embed_tokens.weight")
 
 
 def test_config_that_is_no_json_or_unknown(folder):
@@ -227,7 +227,7 @@ def test_weights_of_whole_numbers_are_said_to_be_quantised(folder):
     ("package", "words"), [("torch", "save_file"), ("safetensors", "pip install safetensors")]
 )
 def test_files_whose_package_is_not_installed(monkeypatch, tmp_path, package, words):
-    """Of a .bin file it is said how to convert it, and what is said does it."""
+    """The message on a .bin file says how to convert it, and that command does it."""
     name = {"torch": "bert-untied", "safetensors": "bert"}[package]
     folder = Path(shutil.copytree(GOLDEN / name, tmp_path / name))
     with monkeypatch.context() as patched:
@@ -255,11 +255,11 @@ def test_formats_hold_the_same_numbers(tmp_path):
             tmp_path / "pytorch_model.bin",
             _use_new_zipfile_serialization=modern,
         )
-        found = open_weights(tmp_path)
-        np.testing.assert_array_equal(found.read("a"), w.T.numpy())
-        np.testing.assert_array_equal(found.read("b"), w[1:, ::2].numpy())
-        np.testing.assert_array_equal(found.read("c").astype(np.float32), w.numpy())
-        assert found.read("d").shape == () and float(found.read("d")) == 2.5
+        weights = open_weights(tmp_path)
+        np.testing.assert_array_equal(weights.read("a"), w.T.numpy())
+        np.testing.assert_array_equal(weights.read("b"), w[1:, ::2].numpy())
+        np.testing.assert_array_equal(weights.read("c").astype(np.float32), w.numpy())
+        assert weights.read("d").shape == () and float(weights.read("d")) == 2.5
 
 
 def test_random_like_bert():
@@ -317,7 +317,7 @@ PYTHIA = "EleutherAI/pythia-70m@step1"
 INSTEAD = "hf download EleutherAI/pythia-70m --revision step1 --local-dir pythia-70m"
 
 
-def hub_of(monkeypatch, download):
+def fake_hub(monkeypatch, download):
     module = types.ModuleType("huggingface_hub")
     module.snapshot_download = download
     monkeypatch.setitem(sys.modules, "huggingface_hub", module)
@@ -332,22 +332,22 @@ def test_names_on_the_hub_without_the_package_and_without_internet(monkeypatch):
     def download(*_, **__):
         raise ConnectionError("no route\nto host")
 
-    hub_of(monkeypatch, download)
+    fake_hub(monkeypatch, download)
     offline = f"no route to host; give a folder.*{INSTEAD}"
     is_refused(offline, pretrained.settings_of, f"hf:{PYTHIA}", error=FileNotFoundError)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin", "README.md"])
 def test_weights_in_the_safer_format_where_there_are_some(monkeypatch, tmp_path, file):
-    asked = []
+    requests = []
 
     def download(name, *, revision, allow_patterns):
-        asked.append((name, revision, allow_patterns))
+        requests.append((name, revision, allow_patterns))
         if any(fnmatch(file, pattern) for pattern in allow_patterns):
             (tmp_path / file).touch()
         return str(tmp_path)
 
-    hub_of(monkeypatch, download)
+    fake_hub(monkeypatch, download)
     if file == "README.md":
         is_refused(
             r"hf:gpt2: there are none of model\.safe",
@@ -357,8 +357,8 @@ def test_weights_in_the_safer_format_where_there_are_some(monkeypatch, tmp_path,
         )
     else:
         assert hub_folder("hf:gpt2") == tmp_path
-    assert all(a[:2] == ("gpt2", None) and "config.json" in a[2] for a in asked)
-    assert len(asked) == (1 if file == "model.safetensors" else 2)
+    assert all(a[:2] == ("gpt2", None) and "config.json" in a[2] for a in requests)
+    assert len(requests) == (1 if file == "model.safetensors" else 2)
 
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

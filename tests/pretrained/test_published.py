@@ -27,13 +27,13 @@ FILES = sorted(FOLDER.glob("*.npz"))
 
 
 @functools.cache
-def arrays_of(path):
+def read_arrays(path):
     with np.load(path) as file:
         return {name: file[name] for name in file.files}
 
 
 @functools.partial(jax.jit, static_argnames=("config", "num_steps", "skip"))
-def rolled_out(params, classifier, start, config, num_steps, skip):
+def roll_out_network(params, classifier, start, config, num_steps, skip):
     def step(points):
         return forward(Model(params, classifier), points, config)
 
@@ -46,14 +46,14 @@ def rolled_out(params, classifier, start, config, num_steps, skip):
 def runs(request):
     if request.param is None:
         pytest.skip(f"no .npz in {FOLDER}")
-    return load_circle(arrays_of(request.param))
+    return load_circle(read_arrays(request.param))
 
 
 def test_published_weights_go_where_the_published_code_went(runs):
     compared = 0
     for name, run in runs.items():
         assert run.config.attention_skip and run.skip == name.startswith("skip")
-        path, across, moved = rolled_out(
+        path, across, moved = roll_out_network(
             run.params, run.classifier, run.trajectory[0], run.config, len(run.trajectory), run.skip
         )
         far = np.abs(np.asarray(path - run.trajectory)).max(axis=(1, 2))
@@ -83,25 +83,25 @@ def test_counts_of_the_published_code(shared_data):
 BERT = PUBLISHED["bert-base-cased"]
 
 
-def curves(shift=0.0, texts=6):
-    """Of texts that differ from the published curves by .02, at layer 3 of SAN+skip by more."""
+def make_curves(shift=0.0, texts=6):
+    """Makes curves of texts: .02 off the published ones, at layer 3 of SAN+skip `shift` more."""
     noise = 0.02 * np.random.default_rng(0).normal(size=(4, texts, 13))
     published = published_curves(BERT, 12)["pretrained"]
-    found = {v: np.array(own) + noise[i] for i, (v, own) in enumerate(published.items())}
-    found["SAN+skip"][:, 3] += shift
-    return found
+    curves = {v: np.array(curve) + noise[i] for i, (v, curve) in enumerate(published.items())}
+    curves["SAN+skip"][:, 3] += shift
+    return curves
 
 
 def test_what_differs_by_more_than_other_texts_explain_is_a_failure():
-    near, far = (published_targets(BERT, curves(shift)) for shift in (0.0, 0.5))
+    near, far = (published_targets(BERT, make_curves(shift)) for shift in (0.0, 0.5))
     assert len(near) == 52 and not any(t.differs for t in near)
     assert [(t.variant, t.layer) for t in far if t.differs] == [("SAN+skip", 3)]
     (target,) = (t for t in far if t.differs)
-    values = curves(0.5)["SAN+skip"][:, 3]
+    values = make_curves(0.5)["SAN+skip"][:, 3]
     low, high = stats.t.interval(1 - 0.05 / 52, 5, scale=stats.sem(values) * np.sqrt(7))
     assert target.tolerance == pytest.approx((high - low) / 2 + 1e-3)
     assert target.measured == pytest.approx(values.mean())
-    broken = curves()
+    broken = make_curves()
     broken["SAN"][0, 1] = np.nan
     assert [(t.variant, t.layer) for t in published_targets(BERT, broken) if t.differs] == [
         ("SAN", 1)
@@ -109,10 +109,10 @@ def test_what_differs_by_more_than_other_texts_explain_is_a_failure():
 
 
 def test_a_folder_of_another_shape_gets_one_line():
-    for settings, given, words in (
-        (BERT | {"hidden_size": 32}, curves(), "bert .*12 layers"),
-        ({"model_type": "gpt2"}, curves(), "gpt2 .*12 layers"),
-        (BERT, {v: a[:, :5] for v, a in curves().items()}, "bert .*4 layers"),
-        (BERT, curves(texts=1), "one text"),
+    for settings, curves, words in (
+        (BERT | {"hidden_size": 32}, make_curves(), "bert .*12 layers"),
+        ({"model_type": "gpt2"}, make_curves(), "gpt2 .*12 layers"),
+        (BERT, {v: a[:, :5] for v, a in make_curves().items()}, "bert .*4 layers"),
+        (BERT, make_curves(texts=1), "one text"),
     ):
-        is_refused(words, published_targets, settings, given)
+        is_refused(words, published_targets, settings, curves)

@@ -45,11 +45,11 @@ def batch(config, n=7):
     return {"x": ids, "mask": mask}
 
 
-def worst(found, expected):
-    """Largest difference of two trees beside the largest entry of each array."""
-    jax.tree.map(lambda a, b: None, found, expected)
+def largest_gap(values, expected):
+    """Computes the largest difference of two trees, relative to the largest entry of an array."""
+    jax.tree.map(lambda a, b: None, values, expected)
 
-    def gap(a, b):
+    def compute_gap(a, b):
         a, b = (np.asarray(c, np.float64) for c in (a, b))
         assert a.shape == b.shape
         same = (a == b) | (np.isnan(a) & np.isnan(b))
@@ -57,11 +57,11 @@ def worst(found, expected):
             np.abs(b[np.isfinite(b)]), initial=1e-30
         )
 
-    return max(jax.tree.leaves(jax.tree.map(gap, found, expected)), default=0.0)
+    return max(jax.tree.leaves(jax.tree.map(compute_gap, values, expected)), default=0.0)
 
 
-def decided(profile):
-    """Measures and flags; which token holds a residual of mere rounding is chance."""
+def drop_chance(profile):
+    """Drops the spikes in residuals of mere rounding, where they are chance."""
     measures = {name: profile[name] for name in MEASURES}
     return measures, profile.rounding, profile.spiked & ~profile.rounding
 
@@ -71,7 +71,7 @@ def test_streamed_is_what_the_network_in_memory_gives(name):
     config, params = pretrained.load(GOLDEN / name)
     inputs = batch(config)
     source = pretrained.open_checkpoint(GOLDEN / name)
-    every = (
+    passes = (
         ("profile", ProfilePass(MEASURES)),
         ("lengths", LengthPass()),
         ("chains", ChainPass(2)),
@@ -79,26 +79,26 @@ def test_streamed_is_what_the_network_in_memory_gives(name):
         ("influence", InfluencePass()),
     )
     groups = {
-        "whole": Group(every),
+        "whole": Group(passes),
         "SAN": Group((("profile", ProfilePass(MEASURES)),), SAN, last=1),
     }
-    found = pretrained.stream(source, inputs, groups, chunk=2)
+    streamed = pretrained.stream(source, inputs, groups, chunk=2)
 
-    def measured(measure, cut="Transformer", count=None, **static):
-        own = surgery.ablate(config, params, cut)
-        given = {k: v[:count] for k, v in inputs.items()}
-        return over_batch(measure, own[1], own[0], given, **static)
+    def measure_in_memory(measure, cut="Transformer", count=None, **static):
+        ablated = surgery.ablate(config, params, cut)
+        arguments = {k: v[:count] for k, v in inputs.items()}
+        return over_batch(measure, ablated[1], ablated[0], arguments, **static)
 
     expected = {
-        "profile": measured(profile_in_memory, measures=MEASURES),
-        "lengths": measured(path_contributions),
-        "chains": measured(chain_effects, num_paths=2),
-        "attention": measured(heads_in_memory),
-        "influence": measured(influence.layer_influence),
+        "profile": measure_in_memory(profile_in_memory, measures=MEASURES),
+        "lengths": measure_in_memory(path_contributions),
+        "chains": measure_in_memory(chain_effects, num_paths=2),
+        "attention": measure_in_memory(heads_in_memory),
+        "influence": measure_in_memory(influence.layer_influence),
     }
-    gaps = {what: worst(found["whole"][what], expected[what]) for what in expected}
-    alone = measured(profile_in_memory, "SAN", 1, measures=MEASURES)
-    gaps["SAN"] = worst(decided(found["SAN"]["profile"]), decided(alone))
+    gaps = {key: largest_gap(streamed["whole"][key], expected[key]) for key in expected}
+    san = measure_in_memory(profile_in_memory, "SAN", 1, measures=MEASURES)
+    gaps["SAN"] = largest_gap(drop_chance(streamed["SAN"]["profile"]), drop_chance(san))
     print(name, gaps)
     assert max(gaps.values()) < TOLERANCE, gaps
 
@@ -109,18 +109,18 @@ def test_bounds_are_refused_where_rows_differ_as_in_memory(kind):
     """Each text has its own [n, n] mask or bias, of which the config says nothing."""
     config, params = pretrained.load(GOLDEN / "bert")
     source, n = pretrained.open_checkpoint(GOLDEN / "bert"), 5
-    given = np.tril(np.ones((n, n), bool)) if kind == "mask" else np.ones((1, n, n), np.float32)
-    inputs = {"x": batch(config, n)["x"][:1], kind: given[None]}
+    array = np.tril(np.ones((n, n), bool)) if kind == "mask" else np.ones((1, n, n), np.float32)
+    inputs = {"x": batch(config, n)["x"][:1], kind: array[None]}
     group = {"SAN": Group((("bounds", BoundPass()),), SAN)}
-    found = pretrained.stream(source, inputs, group)["SAN"]["bounds"]
+    report = pretrained.stream(source, inputs, group)["SAN"]["bounds"]
     config, params = surgery.ablate(config, params, "SAN")
-    expected = bound_report(params, inputs["x"][0], config, **{kind: given})
-    assert found.not_covered == expected.not_covered and "rows" in found.not_covered[0]
+    expected = bound_report(params, inputs["x"][0], config, **{kind: array})
+    assert report.not_covered == expected.not_covered and "rows" in report.not_covered[0]
     for name in ("mean_head", "mean_layer", "diameter_layer", "diameter"):
-        assert np.isnan(getattr(found, name).log10_rhs).all(), name
+        assert np.isnan(getattr(report, name).log10_rhs).all(), name
     padded = {"x": inputs["x"], "mask": np.arange(n)[None] < n - 1}
     covered = pretrained.stream(source, padded, group)["SAN"]["bounds"]
-    assert not any(why.startswith("rows") for why in covered.not_covered)
+    assert not any(reason.startswith("rows") for reason in covered.not_covered)
     assert np.isfinite(covered.mean_layer.log10_rhs).all()
 
 
@@ -129,20 +129,20 @@ def test_next_tokens_of_a_language_model():
     config, _ = pretrained.load(folder)
     source, inputs = pretrained.open_checkpoint(folder), batch(config)
     passes = ("sums", LengthPass()), ("states", States())
-    found = pretrained.stream(source, inputs, {"all": Group(passes)})["all"]
+    streamed = pretrained.stream(source, inputs, {"all": Group(passes)})["all"]
     targets, keep = targets_of(inputs["x"], inputs["mask"])
     assert not keep[:, -1].any() and keep[0, :-1].all() and keep[1].sum() == 4
-    whole = source.unembedding.table.read(0, config.embedding.vocab_size)
+    table = source.unembedding.table.read(0, config.embedding.vocab_size)
 
-    def loss(output, i):
-        logits = output @ jnp.asarray(whole).T
-        each = jax.nn.logsumexp(logits, axis=-1) - logits[jnp.arange(7), targets[i]]
-        return jnp.sum(jnp.where(keep[i], each, 0)) / keep[i].sum()
+    def compute_loss(output, i):
+        logits = output @ jnp.asarray(table).T
+        losses = jax.nn.logsumexp(logits, axis=-1) - logits[jnp.arange(7), targets[i]]
+        return jnp.sum(jnp.where(keep[i], losses, 0)) / keep[i].sum()
 
-    output = jnp.asarray(found["sums"].output)
-    known = next_tokens(source.unembedding, output[:, None], jnp.eye(1), targets)
-    ours, _ = jax.vmap(next_token.measure_agreement)(known, jnp.asarray(keep))
-    expected = [loss(output[i], i) for i in range(3)]
+    output = jnp.asarray(streamed["sums"].output)
+    predictions = next_tokens(source.unembedding, output[:, None], jnp.eye(1), targets)
+    ours, _ = jax.vmap(next_token.measure_agreement)(predictions, jnp.asarray(keep))
+    expected = [compute_loss(output[i], i) for i in range(3)]
     np.testing.assert_allclose(ours[:, 0], expected, rtol=1e-5)
 
 
@@ -155,34 +155,34 @@ def test_a_head_with_a_scale_and_a_bias():
     targets, _ = targets_of(rng.integers(9, size=(1, 6)))
     scaled = pretrained.Unembedding(0.3 * table, 0.3 * bias)
     head = pretrained.Unembedding(table, bias, scale=0.3)
-    found, expected = (
+    predictions, expected = (
         next_tokens(one, output[:, None], jnp.eye(1), targets) for one in (head, scaled)
     )
-    assert worst(found, expected) < 1e-6
+    assert largest_gap(predictions, expected) < 1e-6
 
 
-def some_groups(source):
-    """The same passes wherever they will do: they compile once."""
+def make_groups(source):
+    """Makes one group of two passes."""
     return {"all": Group((("lengths", LengthPass()), ("chains", ChainPass(2))))}
 
 
 @pytest.mark.full
 def test_texts_of_different_lengths_are_filled_up_and_masked():
-    """Each as it is alone; a mask of the caller's own stays."""
+    """Each text is measured as it is alone; the caller's mask stays."""
     config, params = pretrained.load(GOLDEN / "bert")
     source, passes = pretrained.InMemory(params, config), (("profile", ProfilePass(MEASURES)),)
     texts = [[5, 8, 13, 21, 3], np.array([7, 2]), (9, 4, 4)]
     segments = [[0] * len(text[:-1]) + [1] for text in texts]
-    found = pretrained.stream(source, {"x": texts, "segments": segments}, {"": Group(passes)})
-    for i, (text, own) in enumerate(zip(texts, segments, strict=True)):
-        given = {"x": np.array([text]), "segments": np.array([own])}
-        alone = over_batch(profile_in_memory, params, config, given, measures=MEASURES)
-        of_text = jax.tree.map(lambda a, i=i: a[i : i + 1], found[""]["profile"])
-        near(of_text, alone, rtol=1e-4)
+    streamed = pretrained.stream(source, {"x": texts, "segments": segments}, {"": Group(passes)})
+    for i, (text, segment) in enumerate(zip(texts, segments, strict=True)):
+        inputs = {"x": np.array([text]), "segments": np.array([segment])}
+        expected = over_batch(profile_in_memory, params, config, inputs, measures=MEASURES)
+        of_text = jax.tree.map(lambda a, i=i: a[i : i + 1], streamed[""]["profile"])
+        near(of_text, expected, rtol=1e-4)
     masked = {"x": texts, "mask": np.arange(5) < np.array([[5], [2], [2]])}
-    found = pretrained.stream(source, masked, {"": Group(passes)})[""]["profile"]
+    streamed = pretrained.stream(source, masked, {"": Group(passes)})[""]["profile"]
     shorter = pretrained.stream(source, {"x": [*texts[:2], texts[2][:2]]}, {"": Group(passes)})
-    near(found, shorter[""]["profile"], rtol=1e-4)
+    near(streamed, shorter[""]["profile"], rtol=1e-4)
 
 
 @pytest.mark.full
@@ -196,7 +196,7 @@ def test_one_program_serves_all_layers(monkeypatch):
 
     monkeypatch.setattr(streaming, "assemble_layer", count_assembly)
     jax.clear_caches()  # of other tests
-    groups = some_groups(source)
+    groups = make_groups(source)
     pretrained.stream(
         source, batch(source.config), groups, chunk=2, done=lambda _: counts.append(len(traced))
     )
@@ -215,14 +215,14 @@ def test_an_ablation_is_the_one_published_for_the_family():
     for family in ("bert", "albert"):
         of_family = config.replace(family=family, skip_gain=0.7)
         variants = surgery.list_ablations(family)
-        groups = {"/".join(own): Group(profile, AblationSpec(*own)) for own in variants}
-        found = pretrained.stream(InMemory(params, of_family), inputs, groups)
+        groups = {"/".join(variant): Group(profile, AblationSpec(*variant)) for variant in variants}
+        streamed = pretrained.stream(InMemory(params, of_family), inputs, groups)
         for name, reading in variants:  # several of them share a program
-            own_config, own = surgery.ablate(of_family, params, name, reading)
+            cut_config, cut = surgery.ablate(of_family, params, name, reading)
             with jax.disable_jit():  # few operations, which all variants share
-                alone = profile_in_memory(own, inputs["x"][0], own_config, measures=MEASURES)
-            expected = jax.tree.map(lambda a: a[None], alone)
-            assert worst(found[f"{name}/{reading}"]["profile"], expected) < TOLERANCE
+                single = profile_in_memory(cut, inputs["x"][0], cut_config, measures=MEASURES)
+            expected = jax.tree.map(lambda a: a[None], single)
+            assert largest_gap(streamed[f"{name}/{reading}"]["profile"], expected) < TOLERANCE
 
 
 # What a stream refuses: weights, files, texts and groups that mean nothing, each in one line.
@@ -233,25 +233,25 @@ STATES = {"whole": Group((("states", States()),))}
 PROFILE = (("profile", ProfilePass(("residual_ratio",))),)
 
 
-def copied(tmp_path, name="llama-grouped"):
+def copy_checkpoint(tmp_path, name="llama-grouped"):
     return Path(shutil.copytree(GOLDEN / name, tmp_path / name))
 
 
-def rewritten(folder, name, change):
-    """The one tensor's bytes changed in place."""
+def rewrite_tensor(folder, name, change):
+    """Rewrites one tensor of a folder's files."""
     path = open_weights(folder).entries[name].path
     tensors = load_file(path)
     save_file(tensors | {name: change(tensors[name])}, path)
 
 
 def test_values_that_are_not_finite_are_named_when_their_layer_comes(tmp_path):
-    folder, done = copied(tmp_path), []
+    folder, done = copy_checkpoint(tmp_path), []
 
     def spoil(a):
         a[1, 2] = np.nan
         return a
 
-    rewritten(folder, "model.layers.1.mlp.up_proj.weight", spoil)
+    rewrite_tensor(folder, "model.layers.1.mlp.up_proj.weight", spoil)
     source = pretrained.open_checkpoint(folder)
     is_refused(
         r"layers\.1\.mlp\.up_proj\.weight.*not finite",
@@ -273,9 +273,9 @@ def test_values_that_are_not_finite_are_named_when_their_layer_comes(tmp_path):
 )
 def test_weights_that_make_the_states_mean_nothing_are_said(names, value, message, tmp_path):
     """Weights of 1e37 gave NaN in every measure and exit code 0, zeros failed at the end."""
-    folder = copied(tmp_path)
+    folder = copy_checkpoint(tmp_path)
     for name in [name for name in open_weights(folder).names if names in name]:
-        rewritten(folder, name, lambda a: np.full_like(a, value))
+        rewrite_tensor(folder, name, lambda a: np.full_like(a, value))
     source = pretrained.open_checkpoint(folder)
     is_refused(message, pretrained.stream, source, INPUTS, STATES)
 
@@ -294,13 +294,13 @@ test_tokens_beyond_the_positions_or_the_vocabulary = refused(
 def test_inputs_and_groups_that_do_not_fit():
     source = pretrained.open_checkpoint(GOLDEN / "gpt2-head")
 
-    def refused(words, rows=3, *, chunk=8, **group):
+    def check_refused(words, rows=3, *, chunk=8, **group):
         inputs = {"x": np.full((3, 4), 5), "mask": np.ones((rows, 4), bool)}
         groups = {"all": Group(PROFILE), "some": Group(PROFILE, **group)}
         is_refused(words, pretrained.stream, source, inputs, groups, chunk=chunk)
 
-    refused("different lengths.*'x': 3, 'mask': 4", rows=4)
-    refused("different lengths.*'x': 3, 'mask': 2", rows=2)
-    refused("chunk=0 is not 1 or more", chunk=0)
-    refused("group 'some' has none of 3 examples: first=3, last=None", first=3)
-    refused("group 'some' has none of 3 examples: first=2, last=2", first=2, last=2)
+    check_refused("different lengths.*'x': 3, 'mask': 4", rows=4)
+    check_refused("different lengths.*'x': 3, 'mask': 2", rows=2)
+    check_refused("chunk=0 is not 1 or more", chunk=0)
+    check_refused("group 'some' has none of 3 examples: first=3, last=None", first=3)
+    check_refused("group 'some' has none of 3 examples: first=2, last=2", first=2, last=2)

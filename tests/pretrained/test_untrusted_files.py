@@ -42,7 +42,7 @@ def write_safetensors(path, header, data=b"\0" * 32):
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
-def entry(begin, end, shape, dtype="F32"):
+def make_entry(begin, end, shape, dtype="F32"):
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
@@ -50,13 +50,13 @@ def entry(begin, end, shape, dtype="F32"):
 def test_an_index_names_files_of_its_folder(tmp_path, shard):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": shard, "b": "b.safetensors"}}))
-    write_safetensors(tmp_path / "b.safetensors", {"b": entry(0, 32, [8])})
+    write_safetensors(tmp_path / "b.safetensors", {"b": make_entry(0, 32, [8])})
     with pytest.raises((ValueError, FileNotFoundError)):
         open_weights(tmp_path)
 
 
 def test_a_dtype_that_numpy_lacks_is_named(tmp_path):
-    write_safetensors(tmp_path / "model.safetensors", {"a": entry(0, 32, [32], "F8_E4M3")})
+    write_safetensors(tmp_path / "model.safetensors", {"a": make_entry(0, 32, [32], "F8_E4M3")})
     with pytest.raises(ValueError, match="F8_E4M3"):
         open_weights(tmp_path)
 
@@ -79,7 +79,7 @@ DTYPES = {
 def test_every_dtype_is_read(tmp_path, kind):
     raw = np.arange(32, dtype=np.uint8) % 2
     want = raw.view(DTYPES[kind]).reshape(2, -1)
-    header = {"a": entry(0, 32, want.shape, kind)}
+    header = {"a": make_entry(0, 32, want.shape, kind)}
     write_safetensors(tmp_path / "model.safetensors", header, raw.tobytes())
     weights = open_weights(tmp_path)
     assert weights.entries["a"].dtype == weights.read("a").dtype == want.dtype

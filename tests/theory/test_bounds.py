@@ -16,7 +16,7 @@ from rank_collapse.network import layers
 from rank_collapse.theory import bounds
 
 
-def reported(params, x, config, mask=None):
+def make_report(params, x, config, mask=None):
     return jax.jit(rc.bound_report)(params, x, config, mask=mask)
 
 
@@ -30,7 +30,7 @@ def test_of_one_head_both_forms_are_the_heads_bound_and_of_several_2_sqrt_2_abov
     for heads in (1, 3):
         config = rc.san(3, heads, 6, d_qk=4, d_v=2)
         params, x = draws.parameters(config, 0, 0.7, 0.5), 0.2 * draws.tokens(5, 6, shift=0.0)
-        report = reported(params, x, config)
+        report = make_report(params, x, config)
         if heads == 1:
             for sides in (report.layer, report.published_layer):
                 np.testing.assert_allclose(sides.log10_rhs, report.head.log10_rhs[:, 0], rtol=1e-9)
@@ -46,16 +46,16 @@ def test_of_one_head_both_forms_are_the_heads_bound_and_of_several_2_sqrt_2_abov
 
 
 def test_scores_that_are_not_divided_are_those_of_smaller_queries(x64):
-    """Without 1/√k, of W_Q/√k: the same network, and the same bounds but for γ's own scale."""
+    """W_Q/√k without 1/√k is the same network, with the same bounds; only γ has another scale."""
     config = rc.san(1, 2, 6, d_qk=4)
     params, x = draws.parameters(config, 0, 0.7, 0.5), 0.2 * draws.tokens(5, 6)
     smaller = {name: getattr(params.layers.attention, name) / 2 for name in ("w_q", "b_q")}
     undivided = config.replace(scale_scores=False)
-    found = reported(draws.changed(params, attention=smaller), x, undivided)
-    wanted = reported(params, x, config)
+    report = make_report(draws.changed(params, attention=smaller), x, undivided)
+    expected = make_report(params, x, config)
     for name in ("log10_spread", "log10_c"):
-        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-9)
-    np.testing.assert_allclose(found.head.log10_rhs, wanted.head.log10_rhs, rtol=1e-9)
+        np.testing.assert_allclose(getattr(report, name), getattr(expected, name), rtol=1e-9)
+    np.testing.assert_allclose(report.head.log10_rhs, expected.head.log10_rhs, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -71,23 +71,23 @@ def test_lipschitz_constant_bounds_every_residual(kind, x64):
         rng = np.random.default_rng(seed)
         center = rng.standard_normal((1, 6))
         x = center + 10 ** rng.uniform(-3, 1) * rng.standard_normal((rng.integers(1, 5), 6))
-        rest = layers.apply_mlp(params, jnp.asarray(x), kind)
-        rest = rest - layers.apply_mlp(params, jnp.asarray(center), kind)
+        residual = layers.apply_mlp(params, jnp.asarray(x), kind)
+        residual = residual - layers.apply_mlp(params, jnp.asarray(center), kind)
         for norm, constant in ((bounds.norm_1, one), (bounds.norm_inf, inf)):
-            share = float(norm(rest) / (constant * norm(x - center)))
+            share = float(norm(residual) / (constant * norm(x - center)))
             assert share <= 1 + 1e-9
             tightest = max(tightest, share)
     assert tightest > 0.05
     slope = float(one / (bounds.norm_1(params.w_in) * bounds.norm_1(params.w_out)))
-    known = {"gelu": 1.128904, "gelu_tanh": 1.129, "silu": 1.099839}.get(kind, 1.0)
-    np.testing.assert_allclose(slope, known, rtol=1e-4)
+    expected_slope = {"gelu": 1.128904, "gelu_tanh": 1.129, "silu": 1.099839}.get(kind, 1.0)
+    np.testing.assert_allclose(slope, expected_slope, rtol=1e-4)
 
 
 @pytest.mark.full
 def test_corollary_multiplies_beta_by_the_lipschitz_constant():
     config = rc.san_mlp(3, 2, 8)
     params, x = draws.parameters(config, 0, 0.3, 0.0), 0.3 * draws.normal(5, 8)
-    report = reported(params, x, config)
+    report = make_report(params, x, config)
     worst = jnp.max(report.beta * report.lipschitz[:, None])
     np.testing.assert_allclose(report.stack_beta, worst, rtol=1e-5)
     want = bounds.log10_theorem(
@@ -97,14 +97,14 @@ def test_corollary_multiplies_beta_by_the_lipschitz_constant():
     # λ and a branch gain multiply the c of each layer too
     c = report.layer.log10_rhs - 3 * report.log10_input + jnp.log10(report.lipschitz)
     np.testing.assert_allclose(report.log10_c, c, rtol=1e-5)
-    tripled = reported(params, x, config.replace(branch_gain=3.0))
+    tripled = make_report(params, x, config.replace(branch_gain=3.0))
     gain = tripled.log10_c[0] - report.log10_c[0]
     ratio = jnp.log10(3 * tripled.lipschitz[0] / report.lipschitz[0])
     np.testing.assert_allclose(gain, ratio, rtol=1e-4)
     assert report.not_covered == () and bool(report.stack_admissible)
     assert float(report.stack.tightness) > 0
     gated = config.replace(mlp="swiglu")
-    report = reported(draws.parameters(gated), x, gated)
+    report = make_report(draws.parameters(gated), x, gated)
     assert np.isposinf(report.stack.log10_rhs) and "gated" in report.not_covered[0]
 
 
@@ -113,10 +113,10 @@ def test_masks_skips_and_norms_are_named():
     config, x = rc.san(2, 2, 8), draws.tokens(6, 8)
     causal = config.replace(mask="causal", attention_skip=True, norm_placement="post")
     params = draws.parameters(causal, 0, 0.5, 0.3)
-    report = reported(params, x, causal)
+    report = make_report(params, x, causal)
     branches = rc.apply(params, x, causal).attention_branch
-    left = [np.log10(rc.composite_norm(rc.residual(b))) for b in branches]
-    np.testing.assert_allclose(report.layer.log10_lhs, left, atol=1e-4)
+    log10_norms = [np.log10(rc.composite_norm(rc.residual(b))) for b in branches]
+    np.testing.assert_allclose(report.layer.log10_lhs, log10_norms, atol=1e-4)
     assert np.isfinite(report.layer.tightness).all()
 
 
@@ -124,81 +124,83 @@ L, H, D, K = 2, 3, 6, 4
 TEMPERATURE = 1.7
 
 
-def composite(a):
+def composite_norm(a):
     """‖A‖_{1,∞} = √(largest column sum · largest row sum) of absolute values."""
     return math.sqrt(np.abs(a).sum(0).max() * np.abs(a).sum(1).max())
 
 
-OF_HEADS = ("beta", "gamma", "log10_spread", "head_tightness", "head_rhs")
+PER_HEAD = ("beta", "gamma", "log10_spread", "head_tightness", "head_rhs")
 
 
-def effects_of(found):
-    """Fields of a report as plain arrays by name, log10_spread as its maximum over tokens."""
+def collect_effects(report):
+    """Collects fields of a report by name; of log10_spread the maximum over tokens."""
     names = ("beta", "gamma", "admissible", "log10_input")
-    return {name: getattr(found, name) for name in names} | {
-        "log10_spread": jnp.max(found.log10_spread, axis=-1),
-        "head_tightness": found.head.tightness,
-        "layer_tightness": found.layer.tightness,
-        "layer_log10_lhs": found.layer.log10_lhs,
-        "layer_log10_rhs": found.layer.log10_rhs,
-        "stack_log10_lhs": found.stack.log10_lhs,
-        "stack_log10_rhs": found.stack.log10_rhs,
+    return {name: getattr(report, name) for name in names} | {
+        "log10_spread": jnp.max(report.log10_spread, axis=-1),
+        "head_tightness": report.head.tightness,
+        "layer_tightness": report.layer.tightness,
+        "layer_log10_lhs": report.layer.log10_lhs,
+        "layer_log10_rhs": report.layer.log10_rhs,
+        "stack_log10_lhs": report.stack.log10_lhs,
+        "stack_log10_rhs": report.stack.log10_rhs,
     }
 
 
-def written_out(params, x):
-    """The values of `effects_of` for the tokens x alone, layer by layer and head by head."""
-    found = {name: [] for name in (*OF_HEADS, "log10_input", "layer_log10_lhs", "layer_log10_rhs")}
-    start = math.log10(composite(x - x.mean(0)))
+def compute_by_hand(params, x):
+    """Computes what `collect_effects` has for the tokens x, by layer and by head."""
+    effects = {
+        name: [] for name in (*PER_HEAD, "log10_input", "layer_log10_lhs", "layer_log10_rhs")
+    }
+    start = math.log10(composite_norm(x - x.mean(0)))
     for l in range(L):
         p = jax.tree.map(lambda a, l=l: np.asarray(a[l], np.float64), params.layers.attention)
         r = x - x.mean(0)
-        size = math.log10(composite(r))
-        heads = {name: [] for name in OF_HEADS}
+        size = math.log10(composite_norm(r))
+        heads = {name: [] for name in PER_HEAD}
         out = columns = rows = 0
         for h in range(H):
             w_qk, w = p.w_q[h] @ p.w_k[h].T / TEMPERATURE, p.w_v[h] @ p.w_o[h]
             e = r @ w_qk @ r.T / math.sqrt(K)
             spread = np.array([max(a - b for a, b in itertools.product(row, row)) for row in e])
             one = np.abs(w_qk).sum(0).max()
-            beta = one * composite(w)
-            gamma = math.sqrt(K * spread.sum() * spread.max()) / (2 * one * composite(r) ** 2)
+            beta = one * composite_norm(w)
+            gamma = math.sqrt(K * spread.sum() * spread.max()) / (2 * one * composite_norm(r) ** 2)
             q, k = x @ p.w_q[h] + p.b_q[h], x @ p.w_k[h] + p.b_k[h]
             weights = np.exp(q @ k.T / math.sqrt(K) / TEMPERATURE)
             branch = weights / weights.sum(1, keepdims=True) @ x @ w
-            right = math.log10(4 * gamma * beta / math.sqrt(K)) + 3 * size
-            left = math.log10(composite(branch - branch.mean(0)))
-            values = (beta, gamma, math.log10(spread.max()), right - left, right)
-            for name, value in zip(OF_HEADS, values, strict=True):
+            log10_rhs = math.log10(4 * gamma * beta / math.sqrt(K)) + 3 * size
+            log10_lhs = math.log10(composite_norm(branch - branch.mean(0)))
+            values = (beta, gamma, math.log10(spread.max()), log10_rhs - log10_lhs, log10_rhs)
+            for name, value in zip(PER_HEAD, values, strict=True):
                 heads[name].append(value)
             columns += spread.sum() * np.abs(w).sum(0).max()
             rows += spread.max() * np.abs(w).sum(1).max()
             out = out + branch
         for name, values in heads.items():
-            found[name].append(values)
-        found["log10_input"].append(size)
-        found["layer_log10_lhs"].append(math.log10(composite(out - out.mean(0))))
-        found["layer_log10_rhs"].append(math.log10(2 * math.sqrt(columns * rows)) + size)
+            effects[name].append(values)
+        effects["log10_input"].append(size)
+        effects["layer_log10_lhs"].append(math.log10(composite_norm(out - out.mean(0))))
+        effects["layer_log10_rhs"].append(math.log10(2 * math.sqrt(columns * rows)) + size)
         x = out + (p.b_v[:, None, :] @ p.w_o).sum((0, 1)) + p.b_o
-    found = {name: np.array(values) for name, values in found.items()}
-    c = np.max(found["layer_log10_rhs"] - 3 * found["log10_input"])
+    effects = {name: np.array(values) for name, values in effects.items()}
+    c = np.max(effects["layer_log10_rhs"] - 3 * effects["log10_input"])
     # theorem 2.3 has one γ and one β: each is the largest, of whichever head
-    gamma, beta = found["gamma"].max(), found["beta"].max()
-    published = 4 * H / math.sqrt(K) * found["gamma"].max(1) * found["beta"].max(1)
-    return found | {
-        "published": np.log10(published) + 3 * found["log10_input"],
+    gamma, beta = effects["gamma"].max(), effects["beta"].max()
+    published = 4 * H / math.sqrt(K) * effects["gamma"].max(1) * effects["beta"].max(1)
+    return effects | {
+        "published": np.log10(published) + 3 * effects["log10_input"],
         "published_stack": (3**L - 1) / 2 * math.log10(4 * H / math.sqrt(K) * gamma * beta)
         + 3**L * start,
-        "admissible": found["log10_spread"] <= math.log10(1.2564312086261697),
-        "layer_tightness": found["layer_log10_rhs"] - found["layer_log10_lhs"],
-        "stack_log10_lhs": math.log10(composite(x - x.mean(0))),
+        "admissible": effects["log10_spread"] <= math.log10(1.2564312086261697),
+        "layer_tightness": effects["layer_log10_rhs"] - effects["layer_log10_lhs"],
+        "stack_log10_lhs": math.log10(composite_norm(x - x.mean(0))),
         "stack_log10_rhs": (3**L - 1) / 2 * c + 3**L * start,
     }
 
 
 @pytest.mark.full
 def test_bound_effects_are_the_formulas_of_layers_with_unequal_heads(x64):
-    """Of the tokens that a mask leaves."""
+    """A mask leaves four of five tokens."""
     config = rc.san(L, H, D, d_qk=K, d_v=2, temperature=TEMPERATURE)
     mask = jnp.array([True, True, False, True, True])
 
@@ -208,22 +210,22 @@ def test_bound_effects_are_the_formulas_of_layers_with_unequal_heads(x64):
         params = draws.changed(params, attention={"w_v": w_v})
         return params, jax.random.normal(jax.random.fold_in(key, 1), (5, D)) + 1
 
-    drawn = jax.vmap(draw)(jax.random.split(jax.random.key(0), 6))
-    reports = jax.jit(jax.vmap(lambda p, x: rc.bound_report(p, x, config, mask=mask)))(*drawn)
-    # The condition holds here and not there, and γ* is the largest of a head whose β is not.
+    networks = jax.vmap(draw)(jax.random.split(jax.random.key(0), 6))
+    reports = jax.jit(jax.vmap(lambda p, x: rc.bound_report(p, x, config, mask=mask)))(*networks)
+    # Both cases occur: the condition holds or not; one head has the largest γ* and β or not.
     assert len(np.unique(reports.admissible)) == 2
     assert len(np.unique(reports.gamma.argmax(2) == reports.beta.argmax(2))) == 2
     for i in range(6):
-        params, x, report = jax.tree.map(lambda a, i=i: a[i], (*drawn, reports))
+        params, x, report = jax.tree.map(lambda a, i=i: a[i], (*networks, reports))
         sides = {
             "published": report.published_layer.log10_rhs,
             "head_rhs": report.head.log10_rhs,
             "published_stack": report.published_stack.log10_rhs,
         }
-        found = effects_of(report) | sides
-        expected = written_out(params, np.asarray(x)[np.asarray(mask)])
-        assert found.keys() == expected.keys()
-        near(found, expected, rtol=1e-8)
+        effects = collect_effects(report) | sides
+        expected = compute_by_hand(params, np.asarray(x)[np.asarray(mask)])
+        assert effects.keys() == expected.keys()
+        near(effects, expected, rtol=1e-8)
         first = report.head.log10_rhs - report.head.log10_rhs_first  # γ enters linearly
         np.testing.assert_allclose(first, np.log10(expected["gamma"]), rtol=1e-8)
 
@@ -250,6 +252,6 @@ SKIP = {"attention_skip": True}
 )
 def test_each_part_that_the_theorems_lack_is_named(fields, inputs, reasons):
     config = rc.TransformerConfig(1, 2, 8, **fields)
-    said = bounds.not_covered(config, **inputs)
-    assert len(said) == len(reasons)
-    assert all(reason in sentence for reason, sentence in zip(reasons, said, strict=True))
+    sentences = bounds.not_covered(config, **inputs)
+    assert len(sentences) == len(reasons)
+    assert all(reason in sentence for reason, sentence in zip(reasons, sentences, strict=True))

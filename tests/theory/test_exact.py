@@ -14,10 +14,10 @@ import rank_collapse as rc
 from rank_collapse.theory import exact
 
 
-def check_inside(found, want):
-    """Numbers of many digits inside the balls, all of which are narrow."""
-    assert not np.isnan(found.profile).any()
-    for value, radius, true in zip(found.profile, found.radius, want, strict=True):
+def check_inside(balls, want):
+    """Asserts that all balls are narrow and hold the numbers of many digits."""
+    assert not np.isnan(balls.profile).any()
+    for value, radius, true in zip(balls.profile, balls.radius, want, strict=True):
         if value == -np.inf or true == -mpmath.inf:
             assert value == float(true)
         else:
@@ -25,7 +25,7 @@ def check_inside(found, want):
             assert abs(mpmath.mpf(value) - true) <= radius
 
 
-# At the usual scale; all of them at a larger one.
+# These run at the usual scale, and all cases at a larger one.
 USUAL = (
     "attention alone",
     "swiglu MLP",
@@ -50,10 +50,10 @@ def test_the_plain_network_in_many_digits_lies_inside_the_balls(case, large):
     tiny = case.endswith(" MLP") or case == "learned gains"
     scale = (1.5 if tiny else 3.0) if large else 1.0
     params, x, config, inputs = network(case, scale)
-    found = exact.exact_profile(params, x, config, **inputs)
+    balls = exact.exact_profile(params, x, config, **inputs)
     digits = 700 if large else 300
     with mpmath.workdps(digits):
-        check_inside(found, mp_oracle.profile(params, x, config, digits, **inputs))
+        check_inside(balls, mp_oracle.profile(params, x, config, digits, **inputs))
 
 
 KINDS = (
@@ -77,12 +77,12 @@ def test_large_weights_are_proved_but_in_three_of_48_networks(shape):
         key = jax.random.key(s)
         x = jax.random.normal(jax.random.fold_in(key, 1), (n, 16)) + 0.3
         params = rc.init(key, config, scale, 0.1)
-        found = exact.exact_profile(params, x, config, max_digits=3200)
-        if np.isnan(found.profile).any():
+        balls = exact.exact_profile(params, x, config, max_digits=3200)
+        if np.isnan(balls.profile).any():
             lost.add(s)
-        elif config.mlp == "none" and found.digits <= 100:
+        elif config.mlp == "none" and balls.digits <= 100:
             with mpmath.workdps(200):
-                check_inside(found, mp_oracle.profile(params, x, config, 200))
+                check_inside(balls, mp_oracle.profile(params, x, config, 200))
     assert lost == NOT_PROVED[shape]
 
 
@@ -92,19 +92,19 @@ def test_gelu_at_large_weights(scale, norm_placement):
     """Tokens in different tails of Φ: their change is known to the digits of the tokens."""
     config = rc.transformer(3, 2, 8, mlp="gelu", norm_placement=norm_placement)
     params, x = draws.parameters(config, 0, scale, 0.1), draws.tokens(5, 8)
-    found = exact.exact_profile(params, x, config)
-    check_inside(found, mp_oracle.profile(params, x, config, 200))
+    balls = exact.exact_profile(params, x, config)
+    check_inside(balls, mp_oracle.profile(params, x, config, 200))
 
 
 def test_digits_are_doubled_until_the_balls_are_narrow():
     params, x, config, _ = network("attention alone")
-    few = exact.exact_profile(params, x, config, digits=10, max_digits=10)
-    assert few.digits == 10 and np.isnan(few.profile[-1])
-    assert np.isnan(few.radius[np.isnan(few.profile)]).all()
-    more = exact.exact_profile(params, x, config, digits=10)
-    assert more.digits in (20, 40, 80)
-    known = ~np.isnan(few.profile)
-    assert (np.abs(more.profile - few.profile) <= more.radius + few.radius)[known].all()
+    coarse = exact.exact_profile(params, x, config, digits=10, max_digits=10)
+    assert coarse.digits == 10 and np.isnan(coarse.profile[-1])
+    assert np.isnan(coarse.radius[np.isnan(coarse.profile)]).all()
+    fine = exact.exact_profile(params, x, config, digits=10)
+    assert fine.digits in (20, 40, 80)
+    has_value = ~np.isnan(coarse.profile)
+    assert (np.abs(fine.profile - coarse.profile) <= fine.radius + coarse.radius)[has_value].all()
     assert exact.exact_profile(params, x, config, digits=10, max_seconds=0.0).digits == 10
 
 
@@ -141,6 +141,6 @@ def test_masked_tokens_have_no_part_in_the_residual():
 
 def test_the_rate_of_eight_layers():
     config = rc.san(8, 2, 8)
-    found = exact.exact_profile(draws.parameters(config), draws.tokens(5, 8), config)
-    assert found.profile[-1] < -100
-    np.testing.assert_allclose(rc.local_rate(found.profile)[-1], 3, atol=0.05)
+    balls = exact.exact_profile(draws.parameters(config), draws.tokens(5, 8), config)
+    assert balls.profile[-1] < -100
+    np.testing.assert_allclose(rc.local_rate(balls.profile)[-1], 3, atol=0.05)

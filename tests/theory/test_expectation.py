@@ -30,8 +30,8 @@ TABLE = {
 }
 
 
-def gains_of_the_table(depth=64):
-    """(skip, branch) [designs, L]; DeepNorm's β once, not for V and for O."""
+def make_table_gains(depth=64):
+    """Makes (skip, branch), each [designs, L]; DeepNorm's β enters once, not by W_V and by W_O."""
     l, one = np.arange(1, depth + 1), np.ones(depth)
     skips = (one, np.sqrt(l), one * (2 * depth) ** 0.25, one)
     branches = (one, one, one * (8 * depth) ** -0.25, one / np.sqrt(depth))
@@ -41,37 +41,37 @@ def gains_of_the_table(depth=64):
 @pytest.mark.full
 def test_the_table_of_the_law(optimized):
     config = rc.san_skip(64, 4, 128, norm_placement="post", temperature=1e6)
-    skip, branch = gains_of_the_table()
+    skip, branch = make_table_gains()
 
     @jax.jit
-    def measured(keys, gains):
-        def one(key, gains):
+    def measure_departures(keys, gains):
+        def run_network(key, gains):
             key_params, key_tokens = jax.random.split(key)
             x = jax.random.normal(key_tokens, (32, 128))
             params = rc.init(key_params, config)
-            here = config.replace(skip_gain=gains[0], branch_gain=gains[1])
-            hidden = rc.apply(params, x, here).hidden[jnp.array([4, 16, 64])]
+            config_with_gains = config.replace(skip_gain=gains[0], branch_gain=gains[1])
+            hidden = rc.apply(params, x, config_with_gains).hidden[jnp.array([4, 16, 64])]
             return 1 - jax.vmap(rc.token_cosine)(hidden)
 
-        return jax.vmap(lambda g: jax.vmap(lambda k: one(k, g))(keys))(gains)
+        return jax.vmap(lambda g: jax.vmap(lambda k: run_network(k, g))(keys))(gains)
 
-    found = np.asarray(measured(SEEDS, (skip, branch)))
-    for name, s, b, values in zip(TABLE, skip, branch, found, strict=True):
+    departures = np.asarray(measure_departures(SEEDS, (skip, branch)))
+    for name, s, b, values in zip(TABLE, skip, branch, departures, strict=True):
         law, shares = expectation.collapse_law(0.0, 32, s, b)
         law = np.exp(law)[[4, 16, 64]]
-        for (was, predicted), here, expected in zip(TABLE[name], values.T, law, strict=True):
-            error = here.std(ddof=1) / np.sqrt(len(here))
-            assert abs(here.mean() - was) < 4 * error + 5e-4, name
+        for (value, predicted), samples, expected in zip(TABLE[name], values.T, law, strict=True):
+            error = samples.std(ddof=1) / np.sqrt(len(samples))
+            assert abs(samples.mean() - value) < 4 * error + 5e-4, name
             digits = 0.05 if predicted < 1e-3 else 5e-4 / predicted
             assert abs(expected / predicted - 1) < digits * 1.01, name
-            # 1/d of the whole is what the law leaves out; float32 knows a cosine to about 1e-6
-            assert abs(here.mean() - expected) < 4 * error + expected / 128 + 1e-6, name
+            # the law leaves out a share of 1/d; float32 has a cosine to about 1e-6
+            assert abs(samples.mean() - expected) < 4 * error + expected / 128 + 1e-6, name
         np.testing.assert_allclose(jnp.prod(1 - shares), law[-1], rtol=2e-3)
 
 
 def test_the_pass_is_the_law_for_tokens_alike():
-    """Orthogonal tokens of equal length, equal weights: the closed form, down to 1e-15; and with
-    scores of variance 1 and 4, by the exact law in both."""
+    """Orthogonal tokens of equal length with equal weights follow the closed form down to 1e-15.
+    With scores of variance 1 and 4 they follow the exact law."""
     x = jnp.eye(6, 24) * np.sqrt(24)
     for placement, skip, temperature in (
         ("post", 1.3, 1e6),
@@ -91,9 +91,9 @@ def test_the_pass_is_the_law_for_tokens_alike():
         law, shares = expectation.collapse_law(
             0.0, 6, skip * one, one, norm_placement=placement, score_variance=temperature**-2
         )
-        found = expectation.expected_pass(params, x, config)
-        np.testing.assert_allclose(found.log_one_minus_cosine, law, rtol=1e-3, atol=1e-5)
-        np.testing.assert_allclose(found.shares, shares, rtol=1e-4)
+        trace = expectation.expected_pass(params, x, config)
+        np.testing.assert_allclose(trace.log_one_minus_cosine, law, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(trace.shares, shares, rtol=1e-4)
         assert placement == "pre" or float(law[-1]) < -20
 
 
@@ -124,7 +124,7 @@ CASES = {
 NAMES = full_but(CASES, "post")
 
 
-def expected_gradient_norms(params, x, config, sizes):
+def compute_gradient_norms(params, x, config, sizes):
     """Gives √E‖∂loss/∂W‖_F² of every matrix by layer, of loss = Σ_i u_i·output_i for independent u.
 
     A random update of squared relative size e moves it by E(δloss)² = e mean(W²) ‖∂loss‖_F².
@@ -132,11 +132,11 @@ def expected_gradient_norms(params, x, config, sizes):
     W_O and the MLP. W_Q and W_K, which answer to first order in that variance alone: .74 to .91.
     """
 
-    def moved(sizes):
+    def change(sizes):
         trace = expectation.expected_pass(params, x, config, sizes=sizes)
         return config.d_model * jnp.trace(trace.output.change), trace
 
-    derivatives, trace = jax.grad(moved, has_aux=True)(sizes)  # the change is linear in the sizes
+    derivatives, trace = jax.grad(change, has_aux=True)(sizes)  # the change is linear in the sizes
     squares = jax.tree.map(
         lambda w: jnp.mean(jnp.square(w), axis=tuple(range(1, w.ndim))),
         get_weight_matrices(params),
@@ -145,13 +145,13 @@ def expected_gradient_norms(params, x, config, sizes):
 
 
 @functools.cache
-def network_and_theory(name):
+def measure_and_predict(name):
     """({quantity: [seed, ...]} measured, the same expected) at L = 6, n = 16, d = 64."""
     config = rc.transformer(6, 2, 64, d_ff=128, temperature=1.5, **CASES[name])
     size = 1e-2
 
-    def compare(drawn):
-        params, direction, x, target = drawn
+    def compare(inputs):
+        params, direction, x, target = inputs
         hidden = rc.apply(params, x, config).hidden
 
         def loss(params):
@@ -159,55 +159,55 @@ def network_and_theory(name):
 
         other = move_weights(params, direction, size)
         sizes = expectation.update_sizes(config, size)
-        gradients, found = expected_gradient_norms(params, x, config, sizes)
+        gradients, trace = compute_gradient_norms(params, x, config, sizes)
         return {
             "log collapse": jnp.log(1 - jax.vmap(rc.token_cosine)(hidden)),
             "ratio": jax.vmap(lambda h: rc.residual_ratio(h, norm="frobenius"))(hidden),
             "change": updates.output_change(params, other, x, config),
             "gradients": gradient_norms(loss, params),
         }, {
-            "log collapse": found.log_one_minus_cosine,
-            "ratio": found.residual_ratio,
-            "change": found.output_change,
+            "log collapse": trace.log_one_minus_cosine,
+            "ratio": trace.residual_ratio,
+            "change": trace.output_change,
             "gradients": gradients,
         }
 
     start = rc.init(jax.random.key(0), config)
     params, other = (draws.redrawn(start, 8, seed) for seed in (1, 2))  # weights, and a direction
-    drawn = params, get_weight_matrices(other), *draws.normal(2, 8, 16, 64)
-    return jax.device_get(jax.jit(lambda d: jax.lax.map(compare, d))(drawn))
+    inputs = params, get_weight_matrices(other), *draws.normal(2, 8, 16, 64)
+    return jax.device_get(jax.jit(lambda d: jax.lax.map(compare, d))(inputs))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_collapse_and_output_change_of_networks(name):
-    """Means over 8 seeds; what the limit leaves out is of the order L n/d = 1 of fluctuations that
-    are themselves 1/√(n d), and of the scores' third order, together some percent."""
-    measured, expected = network_and_theory(name)
+    """Means over 8 seeds. The limit leaves out L n/d = 1 times the fluctuations of 1/√(n d), and
+    the third order of the scores: together some percent."""
+    measured, expected = measure_and_predict(name)
     for quantity, margin in (("log collapse", 0.12), ("ratio", 0.06), ("change", 0.12)):
-        here, there = measured[quantity][:, 1:], expected[quantity][:, 1:]
+        values, predictions = measured[quantity][:, 1:], expected[quantity][:, 1:]
         if quantity == "change":
-            here, there = np.log(here), np.log(there)
-        error = here.std(axis=0, ddof=1) / np.sqrt(len(here))
-        off = np.abs(here.mean(axis=0) - there.mean(axis=0))
-        assert np.all(off < 4 * error + margin), (quantity, off, error)
-    # and it is not 0 that is compared with 0
+            values, predictions = np.log(values), np.log(predictions)
+        error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+        difference = np.abs(values.mean(axis=0) - predictions.mean(axis=0))
+        assert np.all(difference < 4 * error + margin), (quantity, difference, error)
+    # the compared values are not 0
     assert measured["log collapse"].mean(axis=0)[-1] < -0.3
     assert measured["change"].mean(axis=0)[-1] > 2 * measured["change"].mean(axis=0)[1] > 1e-4
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradient_norms_of_networks(name):
-    """Means of logarithms over 8 seeds within 4 standard errors (.02 to .2) at scores of variance
-    .44; larger scores are off as the docstring of `expected_gradient_norms` has it."""
-    measured, expected = (found["gradients"] for found in network_and_theory(name))
+    """Means of logarithms over 8 seeds are within 4 standard errors (.02 to .2) at scores of
+    variance .44. `compute_gradient_norms` says how far larger scores are off."""
+    measured, expected = (results["gradients"] for results in measure_and_predict(name))
     assert measured.keys() == expected.keys() == {"attention", "mlp"}
     for part, matrices in measured.items():
         assert matrices.keys() == expected[part].keys()
         for matrix, norms in matrices.items():
             log = np.log(norms)
             error = log.std(axis=0, ddof=1) / np.sqrt(len(log))
-            off = np.abs(log.mean(axis=0) - np.log(expected[part][matrix]).mean(axis=0))
-            assert np.all(off < 4 * error), (part, matrix, off, error)
+            difference = np.abs(log.mean(axis=0) - np.log(expected[part][matrix]).mean(axis=0))
+            assert np.all(difference < 4 * error), (part, matrix, difference, error)
             assert error.max() < 0.25
 
 
@@ -222,14 +222,14 @@ def test_updates_add_up_and_causal_tokens_have_an_m_each():
     np.testing.assert_allclose(change[1].output_change, 4 * change[0].output_change, rtol=1e-4)
     assert not np.any(expectation.expected_pass(params, x, config).output_change)
     one = config.replace(depth=1, mlp="none", norm_placement="none", attention_skip=False)
-    alone = params.replace(layers=jax.tree.map(lambda a: a[:1], params.layers))
-    seen = expectation.expected_pass(alone, jnp.eye(5, 12) * np.sqrt(12), one).hidden.variance[1]
-    np.testing.assert_allclose(seen * np.arange(1, 6), seen[0], rtol=1e-5)  # m = 1/i
+    first = params.replace(layers=jax.tree.map(lambda a: a[:1], params.layers))
+    m = expectation.expected_pass(first, jnp.eye(5, 12) * np.sqrt(12), one).hidden.variance[1]
+    np.testing.assert_allclose(m * np.arange(1, 6), m[0], rtol=1e-5)  # m = 1/i
 
 
 @pytest.mark.full
 def test_the_bound_of_masks_holds_of_the_expected_pass():
-    """Uniform weights on what the mask allows, values of unit gain: the largest distance."""
+    """The largest distance of tokens, with uniform weights inside the mask and unit gains."""
     n, d, depth = 9, 16, 6
     i, j = np.mgrid[:n, :n]
     config = rc.san(depth, 1, d)
@@ -239,8 +239,8 @@ def test_the_bound_of_masks_holds_of_the_expected_pass():
     equal = {name: jnp.full_like(getattr(attention, name), size) for name, size in sizes.items()}
     params = draws.changed(params, attention=equal)
     x = jnp.asarray(np.random.default_rng(13).normal(size=(n, d)))
-    found = expectation.expected_pass(params, x, config, mask=jnp.asarray(abs(i - j) <= 2)).hidden
-    largest = np.sqrt(np.max(np.asarray(found.distance), axis=(1, 2)))
+    hidden = expectation.expected_pass(params, x, config, mask=jnp.asarray(abs(i - j) <= 2)).hidden
+    largest = np.sqrt(np.max(np.asarray(hidden.distance), axis=(1, 2)))
     # One token reaches all in two steps (Wu et al. 2024, theorem 1): (1 − ε²)^⌊t/2⌋.
     bounds = (1 - 5.0**-2) ** (np.arange(depth + 1) // 2)
     assert np.all(largest / largest[0] <= bounds + 1e-6)
@@ -252,17 +252,17 @@ def test_wrong_arguments_are_named():
     additive, config = rc.san_skip(1, 2, 8, score="additive"), rc.san_skip(1, 2, 8)
     long = jnp.eye(3, 8) * jnp.array([[2.0], [5.0], [8.0]])
 
-    def expected(config, x, **options):
+    def make_call(config, x, **options):
         return lambda: expectation.expected_pass(draws.parameters(config), x, config, **options)
 
     each_is_refused(
-        (expected(branch, jnp.ones((3, 8))), "norm_placement='branch'"),
-        (expected(additive, jnp.ones((3, 8))), "score='additive'"),
+        (make_call(branch, jnp.ones((3, 8))), "norm_placement='branch'"),
+        (make_call(additive, jnp.ones((3, 8))), "score='additive'"),
         (
-            expected(config, jnp.ones((3, 8)), edit={"residual": lambda v, l: v}),
+            make_call(config, jnp.ones((3, 8)), edit={"residual": lambda v, l: v}),
             "does not cover an edit",
         ),
-        (expected(config, long), "variances of scores in layer 0 are above 36 or differ"),
+        (make_call(config, long), "variances of scores in layer 0 are above 36 or differ"),
         (
             lambda: expectation.collapse_law(
                 0.0, 8, jnp.ones(2), jnp.ones(2), norm_placement="none"

@@ -33,29 +33,29 @@ def network(config, weight_scale=1.0, bias_scale=0.1, n=N, seed=0):
 
 
 @functools.cache
-def plain():
-    """`jitted` without other inputs: one function, so that equal shapes are traced once."""
+def compile_plain_profile():
+    """Compiles the profile without other inputs once, so that equal shapes are traced once."""
     return jax.jit(
         lambda p, x, c: rc.log_residual_profile(p, x, c, replicas=0), compiler_options=QUICK
     )
 
 
-def jitted(config, **inputs):
-    # compiled to slower code, and without noisy copies (test_pair_profiles.py has those): these
-    # tests compile a hundred small programs
+def compile_profile(config, **inputs):
+    # compiled to slower code, and without noisy copies (test_noise.py has those): these tests
+    # compile a hundred small programs
     if not inputs:
-        return plain()
+        return compile_plain_profile()
     return jax.jit(
         lambda p, x, c: rc.log_residual_profile(p, x, c, replicas=0, **inputs),
         compiler_options=QUICK,
     )
 
 
-def wide(*arrays):
+def to_float64(*arrays):
     return jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), arrays)
 
 
-def close(got, want):
+def assert_close(got, want):
     """1e-3 in log10, or 1e-6 relative: what the log scale promises in float32."""
     assert got.dtype == jnp.float32
     np.testing.assert_array_less(np.abs(np.asarray(got) - want), np.maximum(1e-3, 1e-6 * -want))
@@ -84,31 +84,31 @@ def test_equals_thousands_of_digits(case):
     params, x = network(config, **scales)
     want = mp_profile(params, x, config, digits)
     assert want.min() > -0.8 * digits  # the oracle itself has digits left
-    close(jitted(config)(params, x, config), want)
+    assert_close(compile_profile(config)(params, x, config), want)
 
 
 def test_saturated_attention_is_below_float_range_and_right():
     """All weight on one key: the residual is e^(-score gap), which no softmax output holds.
 
-    A gap of 1200 nats is a difference of sums of float32 numbers: the result is as good as those
-    allow, that is, within what other roundings of the same weights give.
+    A gap of 1200 nats is a difference of sums of float32 numbers. The result is as good as these:
+    it lies within the spread that other roundings of the weights give.
     """
     config = rc.TransformerConfig(depth=4, num_heads=2, d_model=D)
     params, x = network(config, weight_scale=2.5, seed=20)
     want = mp_profile(params, x, config, 1500)
     assert want[-1] < want[-2] - 500  # in one layer
-    ours = jitted(config)
-    found = ours(params, x, config)
+    ours = compile_profile(config)
+    profile = ours(params, x, config)
     with jax.enable_x64(True):
-        np.testing.assert_allclose(ours(*wide(params, x), config), want, rtol=1e-10)
-        others = [ours(*wide(rounded(params, seed), x), config) for seed in range(8)]
-    spread = np.abs(np.asarray(others) - want).max(axis=0)
+        np.testing.assert_allclose(ours(*to_float64(params, x), config), want, rtol=1e-10)
+        profiles = [ours(*to_float64(perturb_params(params, seed), x), config) for seed in range(8)]
+    spread = np.abs(np.asarray(profiles) - want).max(axis=0)
     assert spread[-1] < 1e-3 * -want[-1]
-    np.testing.assert_array_less(np.abs(found - want), 3 * spread + 1e-5)
+    np.testing.assert_array_less(np.abs(profile - want), 3 * spread + 1e-5)
 
 
-def rounded(params, seed):
-    """The parameters moved by about half a unit in the last place of float32."""
+def perturb_params(params, seed):
+    """Moves the parameters by about half a unit in the last place of float32."""
     rng, half = np.random.default_rng(seed), 2.0**-24
     return jax.tree.map(lambda a: np.float64(a) * (1 + half * rng.standard_normal(a.shape)), params)
 
@@ -118,12 +118,12 @@ def test_distances_lost_within_clusters_give_nan_not_a_wrong_number():
     config = rc.TransformerConfig(depth=4, num_heads=2, d_model=D)
     params, x = network(config, weight_scale=2.2, seed=23)
     want = mp_profile(params, x, config, 100)
-    ours = jitted(config)
+    ours = compile_profile(config)
     got = np.asarray(ours(params, x, config))
     np.testing.assert_allclose(got[:-1], want[:-1], atol=1e-3)
     assert np.isnan(got[-1])
     with jax.enable_x64(True):  # whose 16 digits are enough
-        np.testing.assert_allclose(ours(*wide(params, x), config), want, atol=1e-3)
+        np.testing.assert_allclose(ours(*to_float64(params, x), config), want, atol=1e-3)
 
 
 def test_the_local_rate_of_laws_in_closed_form():
@@ -138,30 +138,30 @@ def test_the_local_rate_of_laws_in_closed_form():
 def test_zero_residual_and_depth_beyond_float_range_give_minus_infinity():
     config = rc.san(5, 4, 32)
     params, _ = network(config, n=16)
-    got = jitted(config)(params, jnp.ones((16, 32)), config)
+    got = compile_profile(config)(params, jnp.ones((16, 32)), config)
     np.testing.assert_array_equal(got, -np.inf)
     config = rc.san(90, 2, 8, layer_map=(0,) * 90)
     params, x = network(config)
-    got = np.asarray(jitted(config)(params, x, config))
+    got = np.asarray(compile_profile(config)(params, x, config))
     assert np.isfinite(got[:70]).all() and got[-1] == -np.inf and not np.isnan(got).any()
 
 
 KEEP = np.array([0, 1, 1, 0, 1, 0], bool)
 COVERED = [c for c in CASES if c != "embedding" and not LogScaled.covers.refusal(config_of(c))]
-# MP_CASES has others.
+# The other cases are in MP_CASES.
 USUAL = ("pre-LN, skips",)
 
 
-def ordinary(config, **inputs):
-    """log10 of the residuals of the ordinary pass, and where they are above its rounding."""
+def compile_ordinary_profile(config, **inputs):
+    """Compiles log10 of the ordinary pass's residuals, and where they are above its rounding."""
     mask = inputs.get("mask")
     mask = mask if mask is not None and mask.ndim == 1 else None
 
     def profile(params, x, config):
         hidden = rc.apply(params, x, config, **inputs).hidden
         size = jax.vmap(lambda h: rc.composite_norm(rc.residual(h, mask=mask)))(hidden)
-        whole = jax.vmap(lambda h: rc.composite_norm(h, mask=mask))(hidden)
-        return jnp.log10(size), size > 1e-11 * whole
+        total = jax.vmap(lambda h: rc.composite_norm(h, mask=mask))(hidden)
+        return jnp.log10(size), size > 1e-11 * total
 
     return jax.jit(profile, compiler_options=QUICK)
 
@@ -170,16 +170,16 @@ def ordinary(config, **inputs):
 def test_equals_the_ordinary_pass_where_float64_still_sees_it(case):
     """Float32 at the usual scale; float64 also where attention is saturated (larger weights)."""
     params, x, config, inputs = small_network(case)
-    reference, ours = ordinary(config, **inputs), jitted(config, **inputs)
+    reference, ours = compile_ordinary_profile(config, **inputs), compile_profile(config, **inputs)
     narrow = np.asarray(ours(params, x, config))
     with jax.enable_x64(True):
-        want, seen = reference(*wide(params, x), config)
-        assert seen.sum() >= 2
-        np.testing.assert_allclose(narrow[seen], want[seen], atol=1e-4)
-        large, x = wide(jax.tree.map(lambda a: 2 * a, params), x)
-        want, seen = reference(large, x, config)
+        want, resolved = reference(*to_float64(params, x), config)
+        assert resolved.sum() >= 2
+        np.testing.assert_allclose(narrow[resolved], want[resolved], atol=1e-4)
+        large, x = to_float64(jax.tree.map(lambda a: 2 * a, params), x)
+        want, resolved = reference(large, x, config)
         got = ours(large, x, config)
-        np.testing.assert_allclose(got[seen], want[seen], atol=1e-4)
+        np.testing.assert_allclose(got[resolved], want[resolved], atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_masked_tokens_are_as_if_removed(mask, replicas):
         compiler_options=QUICK,
     )(jnp.asarray(KEEP))
     np.testing.assert_allclose(
-        padded, jitted(config)(params, x[KEEP], config), rtol=1e-5, atol=1e-4
+        padded, compile_profile(config)(params, x[KEEP], config), rtol=1e-5, atol=1e-4
     )
 
 
@@ -204,20 +204,20 @@ def test_float64_gives_more_digits_and_bfloat16_gives_float32():
     want = mp_profile(params, x, config, 500)
     with jax.enable_x64(True):
         params64, x64 = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))
-        got = jitted(config)(params64, x64, config)
+        got = compile_profile(config)(params64, x64, config)
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
     params, x = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (params, x))
-    got = jitted(config)(params, x, config)
+    got = compile_profile(config)(params, x, config)
     params, x = jax.tree.map(lambda a: a.astype(jnp.float32), (params, x))
-    close(got, np.asarray(jitted(config)(params, x, config)))
+    assert_close(got, np.asarray(compile_profile(config)(params, x, config)))
 
 
 @pytest.mark.full
 def test_ten_tokens_of_width_16_fall_like_3_to_the_depth():
     config = rc.san(5, 4, 16)
     params, x = network(config, bias_scale=0.0, n=10)
-    got = jitted(config)(params, x, config)
-    close(got, mp_profile(params, x, config, 700))
+    got = compile_profile(config)(params, x, config)
+    assert_close(got, mp_profile(params, x, config, 700))
     rate = np.asarray(rc.local_rate(got))
     assert rate.shape == (4,) and abs(rate[-1] - 3) < abs(rate[-2] - 3)
     np.testing.assert_allclose(rc.local_rate(2.3 * got + 5), rate, rtol=1e-4)  # base and unit
@@ -228,6 +228,6 @@ def test_ten_tokens_of_width_16_fall_like_3_to_the_depth():
 def test_twelve_and_thirty_two_layers_are_finite(depth):
     config = rc.san(depth, 4, 32)
     params, x = network(config, n=16)
-    got = np.asarray(jitted(config)(params, x, config))
+    got = np.asarray(compile_profile(config)(params, x, config))
     assert np.isfinite(got).all()
     np.testing.assert_allclose(rc.local_rate(got)[-1], 3, atol=1e-3)

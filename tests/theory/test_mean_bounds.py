@@ -15,8 +15,8 @@ from rank_collapse.theory import mean_bounds
 SIDES = ("mean_head", "mean_layer", "diameter_layer", "diameter")
 
 
-def single(key, config):
-    """One network with weights, biases and tokens of random size, and its report."""
+def draw_network(key, config):
+    """Draws one network with weights, biases and tokens of random size, and makes its report."""
     keys = jax.random.split(key, 5)
     sizes = [10 ** jax.random.uniform(k, (), minval=-1.5, maxval=0.6) for k in keys[:2]]
     params = rc.init(keys[2], config, sizes[0], 0.3)
@@ -26,12 +26,12 @@ def single(key, config):
 
 
 @pytest.fixture(scope="module")
-def drawn():
+def networks():
     """300 networks of two layers with MLPs."""
     with jax.enable_x64(True):
         config = rc.san_mlp(2, 2, 6, mlp="tanh", d_ff=7)
         keys = jax.random.split(jax.random.key(0), 300)
-        return config, jax.jit(jax.vmap(lambda k: single(k, config)))(keys)
+        return config, jax.jit(jax.vmap(lambda k: draw_network(k, config)))(keys)
 
 
 def test_two_tokens_by_hand(x64):
@@ -58,8 +58,8 @@ def test_two_tokens_by_hand(x64):
     np.testing.assert_allclose(report.mean_layer.log10_rhs[0], math.log10(bound), rtol=1e-12)
 
 
-def test_report_equals_the_written_out_formulas(drawn):
-    config, (params, x, report) = drawn
+def test_report_equals_the_written_out_formulas(networks):
+    config, (params, x, report) = networks
     for seed in range(4):
         p = jax.tree.map(lambda a, s=seed: np.asarray(a[s, 0]), params.layers.attention)
         tokens = np.asarray(x[seed])
@@ -82,9 +82,9 @@ def test_report_equals_the_written_out_formulas(drawn):
             np.testing.assert_allclose(report.mean_head.log10_rhs[seed, 0, h], math.log10(head))
         layer = math.sqrt(columns * rows * one(r) * inf(r))
         np.testing.assert_allclose(report.mean_layer.log10_rhs[seed, 0], math.log10(layer))
-        found = report.diameter_layer
-        np.testing.assert_allclose(found.log10_rhs[seed, 0], math.log10(tanh))
-        np.testing.assert_allclose(found.log10_rhs_cubic[seed, 0], math.log10(cubic))
+        sides = report.diameter_layer
+        np.testing.assert_allclose(sides.log10_rhs[seed, 0], math.log10(tanh))
+        np.testing.assert_allclose(sides.log10_rhs_cubic[seed, 0], math.log10(cubic))
         np.testing.assert_allclose(report.diameter.log10_lhs[seed, 0], math.log10(delta))
         m = jax.tree.map(lambda a, s=seed: np.asarray(a[s, 0]), params.layers.mlp)
         slope = np.linalg.norm(m.w_in, 2) * np.linalg.norm(m.w_out, 2)  # |tanh'| ≤ 1
@@ -93,8 +93,8 @@ def test_report_equals_the_written_out_formulas(drawn):
         )
 
 
-def test_no_draw_is_above_any_of_them_inside_the_condition_or_not(drawn, x64):
-    _, (_, _, report) = drawn
+def test_no_draw_is_above_any_of_them_inside_the_condition_or_not(networks, x64):
+    _, (_, _, report) = networks
     assert 0.2 < float(jnp.mean(report.admissible)) < 0.9
     for name in SIDES:
         sides = getattr(report, name)
@@ -115,10 +115,10 @@ def test_the_bound_of_a_stack_with_skips_written_out(x64):
     start = 1.7
     constants = mean_bounds.MeanConstants(None, None, *map(jnp.log, (scores, values, mlp)))
     gains = LayerGains(rc.Gains(attention=skip), rc.Gains(attention=branch), 1.0)
-    found = mean_bounds.diameter_sides(
+    sides = mean_bounds.diameter_sides(
         constants, jnp.full(3, math.log10(start)), gains, rc.san_skip(2, 2, 6)
     )
-    for limit, ours in ((np.tanh, found.log10_rhs), (np.asarray, found.log10_rhs_cubic)):
+    for limit, ours in ((np.tanh, sides.log10_rhs), (np.asarray, sides.log10_rhs_cubic)):
         wanted = [start]
         for s, w, keep, gain, m in zip(scores, values, skip, abs(branch), mlp, strict=True):
             heads = np.sum(limit(s * wanted[-1] ** 2) * w)
@@ -127,22 +127,22 @@ def test_the_bound_of_a_stack_with_skips_written_out(x64):
 
 
 @pytest.mark.full
-def test_what_happens_is_that_of_the_forward_pass(drawn, x64):
-    config, (params, x, report) = drawn
+def test_what_happens_is_that_of_the_forward_pass(networks, x64):
+    config, (params, x, report) = networks
     trace = jax.vmap(lambda p, x: rc.apply(p, x, config))(params, x)
 
     def diameter(a):
         return np.sqrt(np.max(np.sum((a[..., :, None, :] - a[..., None, :, :]) ** 2, -1), (-1, -2)))
 
-    seen = slice(0, 40)  # of those that double precision shows
+    subset = slice(0, 40)
     for tokens, log10_lhs in (
         (trace.hidden, report.diameter.log10_lhs),
         (trace.attention_branch, report.diameter_layer.log10_lhs),
     ):
-        plain, log = diameter(np.asarray(tokens[seen])), np.asarray(log10_lhs[seen])
-        shown = log > -6
-        assert shown.mean() > 0.5
-        np.testing.assert_allclose(np.log10(plain[shown]), log[shown], atol=1e-6)
+        plain, log = diameter(np.asarray(tokens[subset])), np.asarray(log10_lhs[subset])
+        resolved = log > -6
+        assert resolved.mean() > 0.5
+        np.testing.assert_allclose(np.log10(plain[resolved]), log[resolved], atol=1e-6)
 
 
 @pytest.mark.full
@@ -157,8 +157,8 @@ def test_deep_layers_in_float32_are_those_of_float64():
     assert float(report.diameter.log10_lhs[-1]) < -1e5
     assert report.shrinks and report.stack.log10_lhs < report.stack.log10_rhs < -1e5
     for name in ("layer", *SIDES[:3]):
-        found, wanted = (getattr(r, name).tightness for r in (report, precise))
-        np.testing.assert_allclose(found, wanted, atol=2e-2, err_msg=name)
+        tightness, wanted = (getattr(r, name).tightness for r in (report, precise))
+        np.testing.assert_allclose(tightness, wanted, atol=2e-2, err_msg=name)
         # the first layer's bound knows of R alone, not of the mean token
         same = getattr(shifted, name).log10_rhs[0]
         np.testing.assert_allclose(same, getattr(precise, name).log10_rhs[0], rtol=1e-9)
@@ -193,8 +193,8 @@ def test_norms_of_products_without_the_product():
     rng = np.random.default_rng(0)
     for shape in ((7, 3), (3, 7), (5, 5)):
         a, b = rng.standard_normal((2, *shape)).astype(np.float32)
-        found = mean_bounds.product_norm(jnp.asarray(a), jnp.asarray(b))
-        np.testing.assert_allclose(found, np.linalg.norm(a @ b.T, 2), rtol=1e-5)
+        norm = mean_bounds.product_norm(jnp.asarray(a), jnp.asarray(b))
+        np.testing.assert_allclose(norm, np.linalg.norm(a @ b.T, 2), rtol=1e-5)
         tiny = mean_bounds.spectral_norm(jnp.asarray(a * np.float32(1e-30)))
         np.testing.assert_allclose(tiny, 1e-30 * np.linalg.norm(a, 2), rtol=1e-5)
     assert float(mean_bounds.spectral_norm(jnp.zeros((2, 3)))) == 0

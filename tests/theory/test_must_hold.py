@@ -34,9 +34,9 @@ def test_the_rate_is_3(config, seed):
 
 def test_skips_leave_more_of_the_residual():
     for seed in range(SEEDS):
-        without = final_profile(rc.san(DEPTH, HEADS, WIDTH), seed)
-        kept = final_profile(rc.san_skip(DEPTH, HEADS, WIDTH), seed)
-        assert kept[-1] > without[-1] + 10
+        without_skips = final_profile(rc.san(DEPTH, HEADS, WIDTH), seed)
+        with_skips = final_profile(rc.san_skip(DEPTH, HEADS, WIDTH), seed)
+        assert with_skips[-1] > without_skips[-1] + 10
 
 
 def test_short_paths_have_the_largest_residual():
@@ -49,7 +49,7 @@ def test_short_paths_have_the_largest_residual():
 
 
 def test_unscaled_products_saturate_and_lose_their_gradients():
-    """Of 64 keys of d_k = 1024, the scores of scaled products have variance 1, of others d_k."""
+    """With d_k = 1024 scaled products have scores of variance 1, unscaled ones of variance d_k."""
     d_k, num_keys = 1024, 64
     q, k = jax.random.normal(jax.random.key(0), (2, num_keys, d_k))
     goal = jax.random.normal(jax.random.key(1), (num_keys, num_keys))

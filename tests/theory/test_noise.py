@@ -69,57 +69,61 @@ CASES = {
 }
 
 
-def drawn(case):
-    """Parameters, tokens and configs of a case, one draw per weight scale, and its inputs."""
+def draw_case(case):
+    """Draws parameters, tokens and configs of a case, one per weight scale; also its inputs."""
     fields, inputs, scales, gains = CASES[case]
     config = rc.TransformerConfig(depth=DEPTH, num_heads=H, d_model=D, **fields)
     keys = jax.random.split(jax.random.key(len(case)), len(scales))
 
-    def single(key, scale, gain):
+    def draw_network(key, scale, gain):
         x = jax.random.normal(jax.random.fold_in(key, 1), (N, D)) + 0.3
         return rc.init(key, config, scale, 0.1), x, config.replace(skip_gain=gain)
 
     scales = jnp.asarray(scales, jnp.float32)
     gains = jnp.resize(jnp.asarray(gains, jnp.float32), len(scales))
-    compiled = jax.jit(jax.vmap(single), compiler_options=QUICK)
+    compiled = jax.jit(jax.vmap(draw_network), compiler_options=QUICK)
     return *jax.tree.map(np.asarray, compiled(keys, scales, gains)), inputs
 
 
-def proofs(params, x, config, **inputs):
-    each = [jax.tree.map(lambda a, s=s: a[s], (params, x, config)) for s in range(len(x))]
-    found = np.stack([rc.theory.exact_profile(*one, **inputs).profile for one in each])
-    assert not np.isnan(found).any()
-    return found
+def prove_profiles(params, x, config, **inputs):
+    cases = [jax.tree.map(lambda a, s=s: a[s], (params, x, config)) for s in range(len(x))]
+    profiles = np.stack([rc.theory.exact_profile(*case, **inputs).profile for case in cases])
+    assert not np.isnan(profiles).any()
+    return profiles
 
 
 def tolerance(want):
     return np.maximum(noise.ABSOLUTE, noise.RELATIVE * np.abs(want))
 
 
-def right_or_refused(got, want):
-    """Asserts that no number is wrong; returns which are given."""
-    seen = ~np.isnan(got)
-    assert (np.abs(got - want)[seen & (got != want)] < tolerance(want)[seen & (got != want)]).all()
-    return seen
+def check_right_or_nan(got, want):
+    """Asserts that no number is wrong; returns which values are not NaN."""
+    valid = ~np.isnan(got)
+    assert (
+        np.abs(got - want)[valid & (got != want)] < tolerance(want)[valid & (got != want)]
+    ).all()
+    return valid
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_right_or_refused_at_any_weights(case):
-    params, x, config, inputs = drawn(case)
-    one_scale = jax.vmap(lambda p, x, c: rc.log_residual_profile(p, x, c, **inputs))
-    got = np.asarray(jax.jit(one_scale, compiler_options=QUICK)(params, x, config))
-    seen = right_or_refused(got, proofs(params, x, config, **inputs))
-    assert got.dtype == np.float32 and seen.mean() > 0.6
+    params, x, config, inputs = draw_case(case)
+    compute_profile = jax.vmap(lambda p, x, c: rc.log_residual_profile(p, x, c, **inputs))
+    got = np.asarray(jax.jit(compute_profile, compiler_options=QUICK)(params, x, config))
+    valid = check_right_or_nan(got, prove_profiles(params, x, config, **inputs))
+    assert got.dtype == np.float32 and valid.mean() > 0.6
 
 
 @functools.cache
-def hard():
-    """Five of 150 draws of one head at weight scales from 0.3 to 6: two easy ones, and the three
-    that one scale without noisy copies gets wrong without noticing."""
+def make_hard_cases():
+    """Makes five of 150 draws of one head at weight scales from 0.3 to 6.
+
+    Two are easy; the other three one scale gets wrong without noticing, if it has no noisy copies.
+    """
     config = rc.TransformerConfig(depth=6, num_heads=1, d_model=D)
 
-    def single(key):
+    def draw_network(key):
         key_scale, _, _, key_params, key_tokens = jax.random.split(key, 5)
         low, high = np.log10((0.3, 6.0))
         scale = 10 ** jax.random.uniform(key_scale, minval=low, maxval=high)
@@ -127,30 +131,30 @@ def hard():
         return rc.init(key_params, config, scale, 0.1), x
 
     keys = jax.random.split(jax.random.key(21), 150)[np.array([16, 24, 38, 82, 142])]
-    compiled = jax.jit(jax.vmap(single), compiler_options=QUICK)
+    compiled = jax.jit(jax.vmap(draw_network), compiler_options=QUICK)
     params, x = jax.tree.map(np.asarray, compiled(keys))
-    each = [jax.tree.map(lambda a, s=s: a[s], (params, x)) for s in range(5)]
+    cases = [jax.tree.map(lambda a, s=s: a[s], (params, x)) for s in range(5)]
     return (
         params,
         x,
         config,
-        np.stack([rc.theory.exact_profile(*one, config).profile for one in each]),
+        np.stack([rc.theory.exact_profile(*case, config).profile for case in cases]),
     )
 
 
 @pytest.mark.full
 def test_one_scale_refuses_what_its_noisy_copies_contradict():
-    params, x, config, want = hard()
+    params, x, config, want = make_hard_cases()
 
-    def one_scale(replicas):
+    def compute_profiles(replicas):
         single = functools.partial(rc.log_residual_profile, config=config, replicas=replicas)
         return np.asarray(jax.jit(jax.vmap(single), compiler_options=QUICK)(params, x))
 
-    silent = one_scale(0)
+    silent = compute_profiles(0)
     wrong = (np.abs(silent - want) > tolerance(want)).any(axis=1)
     assert wrong[2:].any() and not wrong[:2].any()
-    got = one_scale(2)
-    right_or_refused(got, want)
+    got = compute_profiles(2)
+    check_right_or_nan(got, want)
     assert np.isnan(got[wrong, -1]).all()
     assert not np.isnan(got[:2]).any() and not np.isnan(got[:, :3]).any()
 
@@ -198,13 +202,13 @@ def test_the_one_scale_pass_keeps_the_digits_of_saturated_features():
                     (mpmath.mpf(float(a)), mpmath.mpf(float(b)) * float(eps)) for a, b in points
                 ]
                 want = np.float64([(phi(a + s) - phi(a)) / float(eps) for a, s in ends])
-            seen = np.abs(want) > 1e-34  # above what float32 holds
-            assert seen.mean() > 0.4
-            np.testing.assert_allclose(np.asarray(got)[seen], want[seen], rtol=1e-3)
+            in_range = np.abs(want) > 1e-34  # above what float32 holds
+            assert in_range.mean() > 0.4
+            np.testing.assert_allclose(np.asarray(got)[in_range], want[in_range], rtol=1e-3)
 
 
 def test_features_below_float_range_are_refused():
-    """All features of SiLU so far below 0 that float32 has 0: not a residual of 0."""
+    """SiLU is so far below 0 that float32 has 0 for all features, but the residual is not 0."""
     config = rc.TransformerConfig(2, 2, D, mlp="silu", d_ff=D)
     params = draws.parameters(config, bias_scale=0.0)
     params = draws.changed(params, mlp={"b_in": params.layers.mlp.b_in - 300})

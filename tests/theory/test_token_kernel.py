@@ -18,13 +18,13 @@ from rank_collapse.theory.token_kernel import TokenKernel
 NONE = dict.fromkeys(("w_q", "w_k", "w_v", "w_o", "w_in", "w_gate", "w_out"), 0.0)
 
 
-def some_tokens():
+def make_tokens():
     x = tokens(5, 8, shift=0.0)
     return x.at[1].set(x[0] + 0.1 * x[2]) + 0.7
 
 
 def test_the_kernel_of_tokens_and_back():
-    x = some_tokens()
+    x = make_tokens()
     state = token_kernel.measure_kernel(x)
     np.testing.assert_allclose(state.covariance, x @ x.T / 8, atol=1e-5)
     back = token_kernel.from_covariance(state.covariance, state.change)
@@ -37,13 +37,13 @@ def test_the_kernel_of_tokens_and_back():
 def test_attention_of_given_weights_is_exact_at_any_width():
     """E over W_V and W_O, of Gaussian entries, at d = 8: means of 4000 draws within 5 errors."""
     config = rc.TransformerConfig(1, 2, 8, mask="causal")
-    x, bias = some_tokens(), 0.4 * draws.normal(8)
+    x, bias = make_tokens(), 0.4 * draws.normal(8)
     params = parameters(config, 1, bias_scale=0.0).layers.attention
     params = jax.tree.map(lambda a: a[0], params).replace(b_o=bias)
     weights = jax.nn.softmax(draws.normal(2, 5, 5))
     fixed = {"weights": lambda *_: weights}
 
-    def drawn(key):
+    def draw_kernel(key):
         keys = jax.random.split(key)
         new = {
             n: jax.random.normal(k, getattr(params, n).shape) * jnp.sqrt(0.3)
@@ -52,7 +52,7 @@ def test_attention_of_given_weights_is_exact_at_any_width():
         out = rc.network.multi_head_attention(params.replace(**new), x, x, edit=fixed)[0]
         return out @ out.T / 8
 
-    found = jax.jit(jax.vmap(drawn))(jax.random.split(jax.random.key(3), 4000))
+    kernels = jax.jit(jax.vmap(draw_kernel))(jax.random.split(jax.random.key(3), 4000))
     # mean squares as the recursion reads them: exactly 0.3
     exact = params.replace(
         w_v=jnp.full_like(params.w_v, 0.3**0.5), w_o=jnp.full_like(params.w_o, 0.3**0.5)
@@ -61,30 +61,30 @@ def test_attention_of_given_weights_is_exact_at_any_width():
     state = token_kernel.measure_kernel(x)
     # no scores: the weights are those given
     out = token_kernel.attention_kernel(no_values, state, state, weights, config, 1e9, NONE)
-    error = found.std(axis=0) / np.sqrt(len(found))
-    assert np.all(np.abs(out.covariance - found.mean(axis=0)) < 5 * error + 1e-4)
+    error = kernels.std(axis=0) / np.sqrt(len(kernels))
+    assert np.all(np.abs(out.covariance - kernels.mean(axis=0)) < 5 * error + 1e-4)
 
 
-def drawn_attention(keys, queries, weights, b, draws, seed=0):
-    """(E P K Pᵀ, its standard error) over Gaussian scores of Cov b Q_ik K_jm, weights > 0 seen."""
+def sample_attention(keys, queries, weights, b, draws, seed=0):
+    """Samples (E P K Pᵀ, its error) over Gaussian scores of Cov b Q_ik K_jm where weights > 0."""
     rng, groups = np.random.default_rng(seed), 40
     roots = [np.linalg.cholesky(k + 1e-10 * np.eye(len(k))) for k in (queries, keys)]
     means = []
     for _ in range(groups):
         z = rng.standard_normal((draws // groups, *weights.shape))
         score = np.sqrt(b) * roots[0] @ z @ roots[1].T
-        found = 0
+        kernel = 0
         for sign in (1, -1):
             p = np.where(weights > 0, np.exp(sign * score), 0)
             p /= p.sum(axis=-1, keepdims=True)
-            found = found + np.mean(p @ keys @ p.transpose(0, 2, 1), axis=0) / 2
-        means.append(found)
+            kernel = kernel + np.mean(p @ keys @ p.transpose(0, 2, 1), axis=0) / 2
+        means.append(kernel)
     return np.mean(means, axis=0), np.std(means, axis=0, ddof=1) / np.sqrt(groups)
 
 
 @jax.jit
-def expected_attention(keys, queries, weights, b):
-    """The same by `token_kernel.attention`: W_V W_O of gain 1, W_Q and W_K of b together."""
+def compute_attention(keys, queries, weights, b):
+    """Computes the same by `attention_kernel`: W_V W_O of gain 1, W_Q and W_K of b together."""
     config, d = rc.TransformerConfig(1, 1, 8), 8
     params = jax.tree.map(lambda a: a[0], parameters(config, bias_scale=0.0).layers.attention)
     sizes = {"w_q": b**0.25, "w_k": b**0.25, "w_v": 1.0, "w_o": 1.0}
@@ -110,17 +110,17 @@ def distances(k):
 )
 @pytest.mark.parametrize(("rho", "b"), [pytest.param(0.0, 1.0, marks=pytest.mark.full), (0.5, 4.0)])
 def test_tokens_of_equal_length_at_any_temperature(n, draws, rho, b, x64):
-    """The exact law within 4 standard errors, where the second order is 7 to 60 % off."""
+    """The exact law is within 4 standard errors; the second order is 7 to 60 % off."""
     k = (1 - rho) * np.eye(n) + rho
     weights = np.full((n, n), 1 / n)
-    found, error = drawn_attention(k, k, weights, b, draws)
-    variance, distance = expected_attention(k, k, weights, b)
-    # errors of a row are shared by all of its pairs: no smaller for their mean
-    assert abs(variance.mean() - np.diag(found).mean()) < 4 * np.diag(error).max()
-    off = ~np.eye(n, dtype=bool)
-    assert abs(distance[off].mean() - distances(found)[off].mean()) < 4 * error.max()
+    kernel, error = sample_attention(k, k, weights, b, draws)
+    variance, distance = compute_attention(k, k, weights, b)
+    # all pairs of a row share its error, which their mean has too
+    assert abs(variance.mean() - np.diag(kernel).mean()) < 4 * np.diag(error).max()
+    pairs = ~np.eye(n, dtype=bool)
+    assert abs(distance[pairs].mean() - distances(kernel)[pairs].mean()) < 4 * error.max()
     second = rho + (1 - rho) / n * (1 + b * (1 - rho) * (1 - 1 / n))
-    assert abs(second / np.diag(found).mean() - 1) > 0.005
+    assert abs(second / np.diag(kernel).mean() - 1) > 0.005
 
 
 @pytest.mark.full
@@ -136,47 +136,47 @@ def test_tokens_of_equal_length_at_any_temperature(n, draws, rho, b, x64):
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_tokens_of_unequal_length_within_the_named_range_and_beyond(n, longest, b, named, causal):
-    """One layer's residual is .85 to 1.21 of that of drawn scores, or nothing is said of it."""
+    """One layer's residual is .85 to 1.21 times that of drawn scores, or NaN."""
     lengths = np.geomspace(1 / longest, longest, n)
     k = np.eye(n) * np.outer(lengths, lengths)
     weights = np.tril(np.ones((n, n))) if causal else np.ones((n, n))
     weights = weights / weights.sum(axis=1, keepdims=True)
-    _, distance = expected_attention(k, k, weights, b)
+    _, distance = compute_attention(k, k, weights, b)
     assert np.isnan(distance).any() != named
     if named:
-        found, _ = drawn_attention(k, k, weights, b, 4000)
-        assert 0.85 < np.sqrt(distance.mean() / distances(found).mean()) < 1.21
+        kernel, _ = sample_attention(k, k, weights, b, 4000)
+        assert 0.85 < np.sqrt(distance.mean() / distances(kernel).mean()) < 1.21
 
 
 CAUSAL = np.tril(np.ones((7, 7)))
 
 
 @pytest.mark.parametrize(
-    ("name", "seen", "lengths", "keys"),
+    ("name", "allowed", "lengths", "keys"),
     [
         ("causal", CAUSAL, 1.0, 7),
         ("lengths", np.ones((7, 7)), np.linspace(0.5, 1.5, 7), 7),
         ("cross", np.ones((7, 5)), np.linspace(0.5, 1.5, 7), 5),
     ],
 )
-def test_scores_to_second_order_where_tokens_differ(name, seen, lengths, keys, x64):
-    """b = 0.05: the scores' part within 8 standard errors and the third order, 4 % of it. Without
-    the drift of the weights "lengths" and "cross" miss more; in "causal" keys are nearly alike."""
+def test_scores_to_second_order_where_tokens_differ(name, allowed, lengths, keys, x64):
+    """At b = 0.05 the scores' part is within 8 standard errors and 4 %, their third order. Without
+    the drift of the weights "lengths" and "cross" miss more; keys of "causal" are nearly alike."""
     x = 0.6 * np.eye(7, 40) + np.cumsum(np.eye(7, 40), axis=0) / np.arange(1, 8)[:, None]
     x = x / np.linalg.norm(x, axis=1, keepdims=True) * np.broadcast_to(lengths, 7)[:, None]
     k = x @ x.T
-    weights, b = seen / seen.sum(axis=1, keepdims=True), 0.05
-    found, error = drawn_attention(k[:keys, :keys], k, weights, b, 80000)
+    weights, b = allowed / allowed.sum(axis=1, keepdims=True), 0.05
+    kernel, error = sample_attention(k[:keys, :keys], k, weights, b, 80000)
     uniform = weights @ k[:keys, :keys] @ weights.T
-    variance, distance = expected_attention(k[:keys, :keys], k, weights, b)
-    for ours, of in ((variance, np.diag), (distance, distances)):
-        part = np.abs(of(found) - of(uniform))
+    variance, distance = compute_attention(k[:keys, :keys], k, weights, b)
+    for ours, extract in ((variance, np.diag), (distance, distances)):
+        part = np.abs(extract(kernel) - extract(uniform))
         margin = 4 * 2 * error.max() + 0.04 * part.max()
-        assert np.all(np.abs(ours - of(found)) < margin)
+        assert np.all(np.abs(ours - extract(kernel)) < margin)
         assert margin < 0.12 * part.max()
 
 
-def plane(kind, cov):
+def integrate_over_plane(kind, cov):
     """½E(φ(z_1) − φ(z_2))² and E φ'(z_1)φ'(z_2) over the plane, by 200 × 200 nodes."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(200)
     weights = weights / weights.sum()
@@ -192,12 +192,12 @@ def plane(kind, cov):
 
 @pytest.mark.parametrize(("kind", "error"), [("gelu", 1e-7), ("tanh", 1e-5), ("relu", 2e-3)])
 def test_activations_against_quadrature_over_the_plane(kind, error, x64):
-    """ReLU's kink limits the quadrature, not the arc-cosine kernel; tanh the expansion."""
+    """Errors: of ReLU in the quadrature, at its kink; of tanh in the expansion of the kernel."""
     cov = np.array([[1.3, -0.5], [-0.5, 0.8]])
     z = token_kernel.from_covariance(jnp.asarray(cov), jnp.zeros((2, 2)))
-    found, slope = token_kernel.activation_kernel(kind, z)
-    distance, expected_slope = plane(kind, cov)
-    np.testing.assert_allclose(found.distance[0, 1], distance, atol=error)
+    kernel, slope = token_kernel.activation_kernel(kind, z)
+    distance, expected_slope = integrate_over_plane(kind, cov)
+    np.testing.assert_allclose(kernel.distance[0, 1], distance, atol=error)
     np.testing.assert_allclose(slope[0, 1], expected_slope, atol=3 * error)
 
 
@@ -205,8 +205,8 @@ def test_activations_against_quadrature_over_the_plane(kind, error, x64):
 def test_distances_of_nearly_equal_tokens_keep_their_digits(kind):
     """½E(φ(z_1) − φ(z_2))² → E φ'² · distance, in float32 at distances of 1e-25."""
     z = TokenKernel(jnp.ones(2), jnp.array([[0, 1e-25], [1e-25, 0]]), jnp.zeros((2, 2)))
-    found, slope = token_kernel.activation_kernel(kind, z)
-    np.testing.assert_allclose(found.distance[0, 1] / 1e-25, slope[0, 1], rtol=2e-4)
+    kernel, slope = token_kernel.activation_kernel(kind, z)
+    np.testing.assert_allclose(kernel.distance[0, 1] / 1e-25, slope[0, 1], rtol=2e-4)
 
 
 @pytest.mark.parametrize("theta", [0.02, 0.2, 0.29, 0.31, 2.5])
@@ -214,9 +214,9 @@ def test_relu_by_its_closed_form(theta):
     """E φ(z_1)φ(z_2) = (sin θ + (π − θ) cos θ)/2π at ρ = cos θ (Cho and Saul 2009), in float64."""
     far = 1 - np.cos(theta)
     z = TokenKernel(jnp.ones(2), jnp.array([[0, far], [far, 0]], jnp.float32), jnp.zeros((2, 2)))
-    found, _ = token_kernel.activation_kernel("relu", z)
+    kernel, _ = token_kernel.activation_kernel("relu", z)
     closed = 0.5 - (np.sin(theta) + (np.pi - theta) * np.cos(theta)) / (2 * np.pi)
-    np.testing.assert_allclose(found.distance[0, 1], closed, rtol=2e-5)
+    np.testing.assert_allclose(kernel.distance[0, 1], closed, rtol=2e-5)
 
 
 @pytest.mark.full
@@ -227,24 +227,24 @@ def test_an_mlp_against_a_wide_one(kind):
     rows = jnp.array([[1.0, 0.0], [0.8, 0.6], [-1.5, 0.5]])
     x = rows @ draws.normal(2, 200)
     params = jax.tree.map(lambda a: a[0], draws.parameters(config, bias_scale=0.0).layers.mlp)
-    seen = token_kernel.measure_kernel(x)
-    found = layers.apply_mlp(params, x, kind)
-    out = token_kernel.mlp_kernel(params, seen, kind, NONE)
-    size = jnp.sqrt(jnp.outer(out.variance, out.variance))
-    error = np.abs(out.covariance - found @ found.T / 200) / size
+    state = token_kernel.measure_kernel(x)
+    outputs = layers.apply_mlp(params, x, kind)
+    expected = token_kernel.mlp_kernel(params, state, kind, NONE)
+    size = jnp.sqrt(jnp.outer(expected.variance, expected.variance))
+    error = np.abs(expected.covariance - outputs @ outputs.T / 200) / size
     assert np.max(error) < 5 / np.sqrt(200)
 
 
-def exact_overlap(n, variance, c):
-    """E Σ_j P_ij P_kj: both scores of a key as what they share and what they do not, by the
-    trapezoidal rule, as are ln t and ln t'."""
+def compute_overlap(n, variance, c):
+    """Computes E Σ_j P_ij P_kj by the trapezoidal rule: over what both scores of a key share, over
+    what each has separately, and over ln t and ln t'."""
     grid = np.linspace(-8.5, 8.5, 121)
     density = np.exp(-(grid**2) / 2) / np.exp(-(grid**2) / 2).sum()
     x, step = np.linspace(-30, 22, 151, retstep=True)
-    shared, alone = (np.sqrt(variance * a) * grid for a in (c, 1 - c))
+    shared, separate = (np.sqrt(variance * a) * grid for a in (c, 1 - c))
     once, none = np.empty((2, len(x), len(grid)))
     for i, s in enumerate(shared):
-        tw = np.exp(np.minimum(x[:, None] + s + alone[None, :], 700))
+        tw = np.exp(np.minimum(x[:, None] + s + separate[None, :], 700))
         once[:, i], none[:, i] = (tw * np.exp(-tw)) @ density, np.exp(-tw) @ density
     both = (none * density) @ none.T
     return n * step**2 * np.sum((once * density) @ once.T * both ** (n - 1))
@@ -262,13 +262,13 @@ def exact_overlap(n, variance, c):
 )
 def test_overlaps_of_rows_by_another_quadrature(n, variance, c, error):
     unit = variance * (1 - 1 / n) / n
-    alike, apart = (exact_overlap(n, variance, a) for a in (1 - 1e-12, c))
+    alike, apart = (compute_overlap(n, variance, a) for a in (1 - 1e-12, c))
     wanted = (alike - 1 / n) / unit, (alike - apart) / ((1 - c) * unit)
     np.testing.assert_allclose(overlap_ratios(n, variance, c), wanted, rtol=2 * error)
 
 
 def test_overlaps_of_rows_that_are_drawn():
-    """Of negative correlation and of variances beyond those of the quadrature above."""
+    """Negative correlations, and variances beyond those of the quadrature above."""
     rng, count = np.random.default_rng(0), 100_000
     for n, variance, c in ((8, 9.0, -0.5), (5, 100.0, 0.2)):
         z = rng.standard_normal((2, count, n))

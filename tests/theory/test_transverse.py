@@ -48,7 +48,7 @@ CASES = (
         "branch_gain": 0.6,
         "mixing": rc.network.Mixing(0.3, 0.8, -0.5),
     },
-    # the last also has what the slow cases have by itself
+    # the last also has all that the slow cases have
 )
 
 
@@ -57,18 +57,18 @@ def test_growth_is_the_networks_own_derivative(fields, x64):
     params, x, config = network(3, **fields)
     mean = jnp.mean(x, axis=0, keepdims=True)
 
-    def across(x):
+    def compute_residuals(x):
         hidden = rc.apply(params, x, config).hidden
         return hidden - jnp.mean(hidden, axis=1, keepdims=True)
 
-    _, change = jax.jvp(across, (jnp.repeat(mean, 5, axis=0),), (x - mean,))
+    _, change = jax.jvp(compute_residuals, (jnp.repeat(mean, 5, axis=0),), (x - mean,))
     size = np.log10(np.linalg.norm(np.asarray(change), axis=(1, 2)))
-    found = transverse_growth(params, x, config, count=2)
-    np.testing.assert_allclose(found[:, 0], np.diff(size), atol=1e-9)
+    growth = transverse_growth(params, x, config, count=2)
+    np.testing.assert_allclose(growth[:, 0], np.diff(size), atol=1e-9)
 
 
 def test_the_spectrum_of_one_mask_and_one_matrix(x64):
-    """The same layer over and over: exponents are log|λ_i(Q) μ_j(W)|, less the pair of Q = 1."""
+    """Of one layer over and over, exponents are log|λ_i(Q) μ_j(W)|, without λ(Q) = 1."""
     params, x, config = network(300, mask="causal", layer_map=(0,) * 300)
     rng = np.random.default_rng(0)
     base = np.linalg.qr(rng.standard_normal((6, 6)))[0]
@@ -82,8 +82,8 @@ def test_the_spectrum_of_one_mask_and_one_matrix(x64):
     np.testing.assert_allclose(sorted(np.linalg.eigvals(q).real)[-2], 0.5)
     values = np.outer(sorted(np.linalg.eigvals(q).real)[:-1], np.linalg.eigvalsh(w)).ravel()
     wanted = np.log10(sorted(values)[::-1][:3])
-    found = transverse_growth(params, x, config, count=3)[200:].mean(axis=0)
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    exponents = transverse_growth(params, x, config, count=3)[200:].mean(axis=0)
+    np.testing.assert_allclose(exponents, wanted, atol=1e-6)
 
 
 @pytest.mark.full
@@ -95,9 +95,9 @@ def test_profiles_fall_at_the_exponent(fields, x64):
     x = jnp.mean(x, axis=0, keepdims=True) + 1e-5 * x
     profile = rc.log_residual_profile(params, x, config)
     rate = float(profile[-1] - profile[0]) / depth
-    found = float(rc.transverse_exponents(params, x, config)[0])
-    assert found < -0.02
-    assert abs(found - rate) < np.log10(30) / depth
+    exponent = float(rc.transverse_exponents(params, x, config)[0])
+    assert exponent < -0.02
+    assert abs(exponent - rate) < np.log10(30) / depth
 
 
 @pytest.mark.full
@@ -129,8 +129,8 @@ def test_the_cubic_regime_and_a_skip_alone():
     with_skip = config.replace(attention_skip=True, skip_gain=0.0)
     assert np.isneginf(rc.transverse_exponents(params, x, with_skip))
     with_skip = with_skip.replace(skip_gain=0.25)
-    found = rc.transverse_exponents(params, x, with_skip, count=2)
-    np.testing.assert_allclose(found, np.log10(0.25), rtol=1e-5)
+    exponents = rc.transverse_exponents(params, x, with_skip, count=2)
+    np.testing.assert_allclose(exponents, np.log10(0.25), rtol=1e-5)
 
 
 @pytest.mark.full
@@ -138,8 +138,8 @@ def test_a_mask_of_tokens_is_as_if_the_others_were_not_there():
     params, x, config = network(4, position="relative_bias")
     keep = jnp.array([True, True, True, True, False])
     padded = transverse_growth(params, x, config, mask=keep)
-    alone = transverse_growth(params, x[:4], config)
-    np.testing.assert_allclose(padded, alone, atol=1e-4)
+    removed = transverse_growth(params, x[:4], config)
+    np.testing.assert_allclose(padded, removed, atol=1e-4)
 
 
 test_wrong_arguments_are_named = refused(

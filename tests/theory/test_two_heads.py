@@ -7,17 +7,17 @@ import pytest
 import rank_collapse as rc
 
 
-def column(a):
+def norm_1(a):
     return np.abs(a).sum(axis=0).max()
 
 
-def composite(a):
+def composite_norm(a):
     """‖a‖_{1,∞}."""
-    return np.sqrt(column(a) * np.abs(a).sum(axis=1).max())
+    return np.sqrt(norm_1(a) * np.abs(a).sum(axis=1).max())
 
 
-def built(num_tokens, width, spread=1e-3):
-    """Tokens [n, d] and two heads (W_Q, b_Q, W_K [d, 3], W [d, d]) of equal γ* and equal β.
+def build_layer(num_tokens, width, spread=1e-3):
+    """Builds tokens [n, d] and two heads (W_Q, b_Q, W_K [d, 3], W [d, d]) of equal γ* and β.
 
     The values are in feature 0 of two tokens, where a bias of the queries (through feature 3) puts
     all attention. Head 1 moves every row, by feature 1, and writes one feature; head 2 moves two
@@ -37,20 +37,20 @@ def built(num_tokens, width, spread=1e-3):
     writes = np.zeros((2, width, width))
     writes[0, 0, 0] = 1
     writes[1, 0] = 1
-    least, sizes = zip(*(gamma(x, w_q, keys) for w_q in queries), strict=True)
-    queries[np.argmax(least), 4, 2] = min(sizes) * max(least) / min(least)
-    betas = [column(q @ keys.T) * composite(w) for q, w in zip(queries, writes, strict=True)]
+    gammas, sizes = zip(*(compute_gamma(x, w_q, keys) for w_q in queries), strict=True)
+    queries[np.argmax(gammas), 4, 2] = min(sizes) * max(gammas) / min(gammas)
+    betas = [norm_1(q @ keys.T) * composite_norm(w) for q, w in zip(queries, writes, strict=True)]
     writes[1] *= betas[0] / betas[1]
     return x, queries, bias, keys, writes
 
 
-def gamma(x, w_q, w_k):
+def compute_gamma(x, w_q, w_k):
     """The least γ that the lemma admits, and ‖W_QK‖_1."""
     e = x @ w_q @ (x @ w_k).T / np.sqrt(3)
     spread = e.max(axis=1) - e.min(axis=1)
     assert spread.max() <= 1.256  # the lemma's condition
-    size = column(w_q @ w_k.T)
-    return np.sqrt(3 * spread.sum() * spread.max()) / (2 * size * composite(x) ** 2), size
+    size = norm_1(w_q @ w_k.T)
+    return np.sqrt(3 * spread.sum() * spread.max()) / (2 * size * composite_norm(x) ** 2), size
 
 
 @pytest.mark.full
@@ -59,23 +59,23 @@ def gamma(x, w_q, w_k):
     [(170, 170, 0.977), (180, 180, 1.005), (40, 1024, 1.065), (512, 512, 1.686)],
 )
 def test_two_heads_of_many_tokens_are_above_the_published_bound(num_tokens, width, over, x64):
-    x, queries, bias, keys, writes = built(num_tokens, width)
-    output, least, betas = 0, [], []
+    x, queries, bias, keys, writes = build_layer(num_tokens, width)
+    output, gammas, betas = 0, [], []
     for w_q, w in zip(queries, writes, strict=True):
         scores = (x @ w_q + bias) @ (x @ keys).T / np.sqrt(3)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         output = output + weights / weights.sum(axis=1, keepdims=True) @ x @ w
-        own, size = gamma(x, w_q, keys)
-        least.append(own)
-        betas.append(size * composite(w))
-    for values in (least, betas):
+        gamma, size = compute_gamma(x, w_q, keys)
+        gammas.append(gamma)
+        betas.append(size * composite_norm(w))
+    for values in (gammas, betas):
         np.testing.assert_allclose(values[0], values[1], rtol=1e-12)
     # lower bounds of ‖.‖_1 and ‖.‖_∞ over all common tokens: the minimal residual is no smaller
-    median = column(output - np.median(output, axis=0))
+    median = norm_1(output - np.median(output, axis=0))
     apart = max(np.abs(a - b).sum() for a in output[:4] for b in output[:4]) / 2
-    bound = 4 * max(least) * max(betas) * 2 / np.sqrt(3) * composite(x) ** 3
-    found = composite(output - output.mean(axis=0)) / bound
-    assert round(found, 3) == over and np.sqrt(median * apart) / bound > found - 1e-4
+    bound = 4 * max(gammas) * max(betas) * 2 / np.sqrt(3) * composite_norm(x) ** 3
+    ratio = composite_norm(output - output.mean(axis=0)) / bound
+    assert round(ratio, 3) == over and np.sqrt(median * apart) / bound > ratio - 1e-4
 
     heads = rc.network.AttentionParams(
         w_q=queries,
@@ -89,5 +89,5 @@ def test_two_heads_of_many_tokens_are_above_the_published_bound(num_tokens, widt
     )
     config = rc.san(1, 2, width, d_qk=3, d_v=1)
     report = jax.jit(rc.bound_report)(params, x, config)
-    np.testing.assert_allclose(10**-report.published_layer.tightness, found, rtol=1e-9)
+    np.testing.assert_allclose(10**-report.published_layer.tightness, ratio, rtol=1e-9)
     assert 10 ** -report.layer.tightness[0] < 1  # the bound of sums holds

@@ -39,7 +39,7 @@ TABLE = {
     },
 }
 GAIN = {"sp": 1, "mup": 1, "half": 1 / SQRT, "completep": 1 / 8}
-# What is of which group, by hand.
+# The members of each group, by hand.
 MEMBERS = {
     "embedding": ("embedding.tokens", "embedding.positions"),
     "matrix": ("layers.attention.w_q", "layers.attention.w_o", "layers.mlp.w_in"),
@@ -48,37 +48,37 @@ MEMBERS = {
 }
 
 
-def by_name(tree):
+def name_leaves(tree):
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(p, simple=True, separator="."): np.asarray(a) for p, a in leaves}
 
 
-def steps_of(optimizer, params, gradients):
-    """Each leaf's updates over steps."""
-    state, found = optimizer.init(params), []
+def run_steps(optimizer, params, gradients):
+    """Runs an optimizer: the updates of each step, {leaf: array}."""
+    state, steps = optimizer.init(params), []
     for gradient in gradients:
         updates, state = optimizer.update(gradient, state, params)
-        found.append(by_name(updates))
-    return found
+        steps.append(name_leaves(updates))
+    return steps
 
 
 @pytest.mark.parametrize("name", TABLE)
 @pytest.mark.parametrize("x64", full_but([False, True], True))
 def test_the_factors_are_those_of_the_table(name, x64):
-    """Of the initial values, of the gains, and of two steps of Adam, computed leaf by leaf."""
+    """Factors of initial values, of gains, and of two steps of Adam, computed leaf by leaf."""
     with jax.enable_x64(True) if x64 else contextlib.nullcontext():
         rule = rc.depth_rule(name, BASE)
-        plain, own = rc.init(jax.random.key(0), NETWORK), rule.init(jax.random.key(0), NETWORK)
+        plain, scaled = rc.init(jax.random.key(0), NETWORK), rule.init(jax.random.key(0), NETWORK)
         params = draws.parameters(NETWORK)
         gradients = [jax.tree.map(lambda a, s=s: 1e-6 * (a + s), params) for s in (0.1, -0.3)]
-        updates = steps_of(rule.adamw(1e-2, NETWORK, weight_decay=0.1), params, gradients)
+        updates = run_steps(rule.adamw(1e-2, NETWORK, weight_decay=0.1), params, gradients)
         rounding = 50 * jnp.finfo(params.layers.mlp.w_in.dtype).eps
-        plain, own, values = map(by_name, (plain, own, params))
-        gradients = [by_name(g) for g in gradients]
+        plain, scaled, values = map(name_leaves, (plain, scaled, params))
+        gradients = [name_leaves(g) for g in gradients]
         for group, members in MEMBERS.items():
             deviation, rate, decay, eps = TABLE[name].get(group, (1, 1, 0, 1))
             for leaf in members:
-                np.testing.assert_allclose(own[leaf], deviation * plain[leaf], rtol=rounding)
+                np.testing.assert_allclose(scaled[leaf], deviation * plain[leaf], rtol=rounding)
                 m = v = 0.0
                 for step, (gradient, update) in enumerate(zip(gradients, updates, strict=True), 1):
                     g = np.asarray(gradient[leaf], np.float64)
@@ -97,9 +97,9 @@ def test_the_factors_are_those_of_the_table(name, x64):
 
 
 def test_the_eps_of_blocks_is_scaled():
-    found = rc.depth_rule("completep", BASE).factors(NETWORK)
+    factors = rc.depth_rule("completep", BASE).factors(NETWORK)
     order = ("embedding", "final", "matrix", "vector")
-    np.testing.assert_allclose([found[group].eps for group in order], (1, 1, 1 / 32, 1 / 32))
+    np.testing.assert_allclose([factors[group].eps for group in order], (1, 1, 1 / 32, 1 / 32))
 
 
 def test_layers_that_are_passed_again_count_as_loops():
@@ -115,8 +115,8 @@ def test_layers_that_are_passed_again_count_as_loops():
 @pytest.mark.parametrize("name", full_but([*TABLE, "looped"], "completep", "looped"))
 def test_at_the_base_every_rule_is_the_plain_network(name):
     rule, key = rc.depth_rule(name, NETWORK), jax.random.key(3)
-    plain, own = by_name(rc.init(key, NETWORK)), by_name(rule.init(key, NETWORK))
-    assert all(np.array_equal(plain[leaf], own[leaf]) for leaf in plain)
+    plain, scaled = name_leaves(rc.init(key, NETWORK)), name_leaves(rule.init(key, NETWORK))
+    assert all(np.array_equal(plain[leaf], scaled[leaf]) for leaf in plain)
     network = rule.network(NETWORK)
     assert (network.branch_gain, network.temperature) == (1.0, NETWORK.temperature)
     params = draws.parameters(NETWORK)
@@ -126,7 +126,7 @@ def test_at_the_base_every_rule_is_the_plain_network(name):
     optimizer = optax.adamw(1e-2, 0.9, 0.95, 1e-8, weight_decay=0.1, mask=decayed)
     gradients = [jax.tree.map(jnp.sin, params)]
     (one,), (other,) = (
-        steps_of(o, params, gradients) for o in (rule.adamw(1e-2, NETWORK), optimizer)
+        run_steps(o, params, gradients) for o in (rule.adamw(1e-2, NETWORK), optimizer)
     )
     assert all(np.array_equal(one[leaf], other[leaf]) for leaf in one)
 
@@ -134,8 +134,8 @@ def test_at_the_base_every_rule_is_the_plain_network(name):
 def test_a_schedule_is_multiplied_by_the_factor_of_each_group():
     rule, params = rc.depth_rule("half", BASE), draws.parameters(NETWORK)
     gradients = [jax.tree.map(jnp.cos, params)] * 2
-    scheduled = steps_of(rule.adamw(lambda t: 1e-2 / (t + 1), NETWORK), params, gradients)
-    fixed = steps_of(rule.adamw(1e-2, NETWORK), params, gradients)
+    scheduled = run_steps(rule.adamw(lambda t: 1e-2 / (t + 1), NETWORK), params, gradients)
+    fixed = run_steps(rule.adamw(1e-2, NETWORK), params, gradients)
     for leaf in ("layers.mlp.w_in", "final_norm.gain"):
         np.testing.assert_allclose(scheduled[1][leaf], fixed[1][leaf] / 2, rtol=1e-5)
 
@@ -161,8 +161,8 @@ def test_groups_of_torch():
     ]
     for g in groups:
         deviation, rate, decay, eps = TABLE["completep"].get(g["name"], (1, 1, 0, 1))
-        found = g["init"], g["lr"], g["weight_decay"], g["eps"]
-        np.testing.assert_allclose(found, (deviation, 1e-2 * rate, 0.1 * decay, 1e-8 * eps))
+        values = g["init"], g["lr"], g["weight_decay"], g["eps"]
+        np.testing.assert_allclose(values, (deviation, 1e-2 * rate, 0.1 * decay, 1e-8 * eps))
 
 
 test_mistakes_are_named = refused(
@@ -182,8 +182,10 @@ POWERS = {"mup": 0.0, "half": -0.5, "completep": -1.0}
 
 @pytest.mark.parametrize("name", full_but(POWERS, "half"))
 def test_the_first_states_follow_the_law_of_independent_branches(name):
-    """Var x_L = 2σ² + L m_L^(2·power) · 4dσ² E gelu(√d σ z)², of blocks with their MLPs alone:
-    |x_L| ~ √L as in standard parametrisation, constant, and down to that of the embedding."""
+    """Var x_L = 2σ² + L m_L^(2·power) · 4dσ² E gelu(√d σ z)², of blocks with MLPs alone.
+
+    By the power, |x_L| grows as √L, is constant, or falls to that of the embedding.
+    """
     depth, d, sigma, power = 32, 64, 0.02, POWERS[name]
     config = byte_model(depth, d, 32)
     rule, key = rc.depth_rule(name, byte_model(2, d, 32)), jax.random.key(0)
@@ -203,38 +205,38 @@ def test_the_first_states_follow_the_law_of_independent_branches(name):
 
 @pytest.mark.full
 def test_the_distance_from_linear_is_of_first_order_in_the_step():
-    """It halves with the step, is 0 of a block linear in what moved, and is that of finite
+    """It halves with the step, is 0 for a block linear in the moved weights, and equals finite
     differences."""
     with jax.enable_x64(True):
         config = rc.transformer(3, 2, 8, norm_placement="pre", mlp="gelu")
         params, x = draws.parameters(config), draws.tokens(5, 8)
         direction = draws.parameters(config, seed=1)
 
-        def distance(size, part=None):
+        def compute_distance(size, part=None):
             moved = jax.tree.map(lambda a, b: a + size * b, params, direction)
             if part is not None:
                 attention = params.layers.attention.replace(w_o=moved.layers.attention.w_o)
                 moved = params.replace(layers=params.layers.replace(attention=attention))
             return linearisation_distance(params, moved, x, part or config)
 
-        whole, half = distance(1e-3), distance(5e-4)
-        np.testing.assert_allclose(whole / half, 2, rtol=0.02)
-        alone = config.replace(mlp="none", mlp_skip=False)
-        assert np.all(distance(1.0, alone) < 1e-12)
+        full, half = compute_distance(1e-3), compute_distance(5e-4)
+        np.testing.assert_allclose(full / half, 2, rtol=0.02)
+        attention_only = config.replace(mlp="none", mlp_skip=False)
+        assert np.all(compute_distance(1.0, attention_only) < 1e-12)
         trace = rc.apply(params, x, config)
         for layer in range(3):
             one = config.replace(depth=1)
 
-            def block(size, layer=layer, one=one):
+            def run_block(size, layer=layer, one=one):
                 layers = jax.tree.map(
                     lambda a, b: (a + size * b)[layer : layer + 1], params.layers, direction.layers
                 )
                 return rc.apply(params.replace(layers=layers), trace.hidden[layer], one).hidden[1]
 
-            first = (block(1e-5) - block(-1e-5)) / 2e-5 * 1e-3
-            rest = block(1e-3) - block(0.0) - first
-            found = np.linalg.norm(rest) / np.linalg.norm(first)
-            np.testing.assert_allclose(whole[layer], found, rtol=1e-4)
+            first = (run_block(1e-5) - run_block(-1e-5)) / 2e-5 * 1e-3
+            remainder = run_block(1e-3) - run_block(0.0) - first
+            ratio = np.linalg.norm(remainder) / np.linalg.norm(first)
+            np.testing.assert_allclose(full[layer], ratio, rtol=1e-4)
 
 
 @pytest.mark.parametrize("width", [8, 96])

@@ -42,23 +42,23 @@ def make_data(key):
     return {"train": sorting.make_examples(key, 10, 4, 5)}
 
 
-def ensemble(devices=2, **options):
+def make_ensemble(devices=2, **options):
     options = {"epochs_per_chunk": 2} | options
     return Ensemble(RECIPE, make_data, mesh=seed_mesh(jax.devices()[:devices]), **options)
 
 
 @pytest.fixture(scope="module")
 def two_devices():
-    return ensemble()
+    return make_ensemble()
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(two_devices):
+def reference_run(two_devices):
     return two_devices.train(seed_keys(2, 5), Hyper(learning_rate=0.01))
 
 
-def outputs(state, seeds):
-    """Logits of fixed sequences, seed by seed.
+def compute_outputs(state, seeds):
+    """Computes logits of fixed sequences, seed by seed.
 
     Not the weights: the gradient of the key bias is zero but for rounding, which Adam blows up.
     """
@@ -67,35 +67,35 @@ def outputs(state, seeds):
     return np.asarray(jax.vmap(lambda m: batch_forward(m, inputs, CONFIG))(model))
 
 
-def same(a, b, seeds=(0, 1, 2, 3, 4), others=None):
-    ours = outputs(a, list(seeds))
-    np.testing.assert_allclose(ours, outputs(b, list(others or seeds)), atol=2e-4)
+def assert_same(a, b, seeds=(0, 1, 2, 3, 4), other_seeds=None):
+    ours = compute_outputs(a, list(seeds))
+    np.testing.assert_allclose(ours, compute_outputs(b, list(other_seeds or seeds)), atol=2e-4)
     assert ours.std() > 0.1  # not the logits of an untrained network
 
 
-def test_seeds_differ_and_learn(uninterrupted):
-    assert uninterrupted.losses.shape == (5, 4) and np.isfinite(uninterrupted.losses).all()
-    assert len(np.unique(uninterrupted.losses[:, 0])) == 5
-    assert (uninterrupted.losses[:, -1] < uninterrupted.losses[:, 0]).all()
-    assert uninterrupted.diverged_at.tolist() == [-1] * 5 and uninterrupted.watched is None
+def test_seeds_differ_and_learn(reference_run):
+    assert reference_run.losses.shape == (5, 4) and np.isfinite(reference_run.losses).all()
+    assert len(np.unique(reference_run.losses[:, 0])) == 5
+    assert (reference_run.losses[:, -1] < reference_run.losses[:, 0]).all()
+    assert reference_run.diverged_at.tolist() == [-1] * 5 and reference_run.watched is None
 
 
-def test_a_seed_is_one_network_trained_on_data_of_a_key_of_its_own(uninterrupted):
+def test_a_seed_is_one_network_trained_on_data_of_a_key_of_its_own(reference_run):
     hyper = Hyper(learning_rate=jnp.float32(0.01))
     key_data, key_state = jax.random.split(seed_keys(2, 5)[1])
     data, state = make_data(key_data), init_state(key_state, hyper, RECIPE)
     _, loss = jax.jit(lambda s, d: train_epoch(s, d, 0, hyper, RECIPE))(state, data["train"])
-    np.testing.assert_allclose(loss, uninterrupted.losses[1, 0], rtol=1e-4)
+    np.testing.assert_allclose(loss, reference_run.losses[1, 0], rtol=1e-4)
 
 
 @pytest.mark.full
-def test_a_seed_alone_is_the_same_seed_among_others(two_devices, uninterrupted):
-    alone = two_devices.train(seed_keys(2, 1, first=3), Hyper(learning_rate=0.01))
-    np.testing.assert_allclose(alone.losses[0], uninterrupted.losses[3], rtol=1e-5)
-    same(alone.state, uninterrupted.state, (0,), (3,))
+def test_a_seed_alone_is_the_same_seed_among_others(two_devices, reference_run):
+    single = two_devices.train(seed_keys(2, 1, first=3), Hyper(learning_rate=0.01))
+    np.testing.assert_allclose(single.losses[0], reference_run.losses[3], rtol=1e-5)
+    assert_same(single.state, reference_run.state, (0,), (3,))
 
 
-def test_interrupted_and_resumed_is_uninterrupted(two_devices, uninterrupted, tmp_path):
+def test_interrupted_and_resumed_is_uninterrupted(two_devices, reference_run, tmp_path):
     class Interrupted(Exception):
         pass
 
@@ -107,28 +107,28 @@ def test_interrupted_and_resumed_is_uninterrupted(two_devices, uninterrupted, tm
     with pytest.raises(Interrupted):
         two_devices.train(keys, hyper, on_chunk=interrupt)
     assert states.list_steps(tmp_path) == [2]
-    seen = []
+    epochs = []
     resumed = two_devices.train(
         keys,
         hyper,
         resume=lambda like: (2, states.restore_state(tmp_path, 2, like)),
-        on_chunk=lambda epoch, snapshot, losses: seen.append(epoch),
+        on_chunk=lambda epoch, snapshot, losses: epochs.append(epoch),
     )
-    assert seen == [4]
-    np.testing.assert_array_equal(resumed.losses, uninterrupted.losses)
-    same(resumed.state, uninterrupted.state)
+    assert epochs == [4]
+    np.testing.assert_array_equal(resumed.losses, reference_run.losses)
+    assert_same(resumed.state, reference_run.state)
     # Five seeds are padded to six on two devices; one device and no padding go on from there.
-    elsewhere = ensemble(devices=1).train(
+    elsewhere = make_ensemble(devices=1).train(
         keys, hyper, resume=lambda like: (2, states.restore_state(tmp_path, 2, like))
     )
-    np.testing.assert_allclose(elsewhere.losses, uninterrupted.losses, rtol=1e-4)
-    np.testing.assert_array_equal(elsewhere.losses[:, :2], uninterrupted.losses[:, :2])
-    same(elsewhere.state, uninterrupted.state)
+    np.testing.assert_allclose(elsewhere.losses, reference_run.losses, rtol=1e-4)
+    np.testing.assert_array_equal(elsewhere.losses[:, :2], reference_run.losses[:, :2])
+    assert_same(elsewhere.state, reference_run.state)
 
 
 @pytest.mark.full
 def test_a_sweep_compiles_once_and_a_diverged_run_is_kept_apart(
-    two_devices, uninterrupted, monkeypatch
+    two_devices, reference_run, monkeypatch
 ):
     traces = []
     monkeypatch.setattr("rank_collapse.training.ensemble.train_epoch", lambda *a: traces.append(1))
@@ -137,9 +137,9 @@ def test_a_sweep_compiles_once_and_a_diverged_run_is_kept_apart(
     swept = two_devices.train(seed_keys(2, 5), Hyper(learning_rate=rates, dropout=dropout))
     assert not traces
     assert swept.diverged_at.tolist() == [-1, 0, -1, -1, -1]
-    np.testing.assert_allclose(swept.losses[0], uninterrupted.losses[0], rtol=1e-5)
-    assert not np.allclose(swept.losses[2], uninterrupted.losses[2], rtol=1e-4)
-    assert not np.allclose(swept.losses[4], uninterrupted.losses[4], rtol=1e-4)
+    np.testing.assert_allclose(swept.losses[0], reference_run.losses[0], rtol=1e-5)
+    assert not np.allclose(swept.losses[2], reference_run.losses[2], rtol=1e-4)
+    assert not np.allclose(swept.losses[4], reference_run.losses[4], rtol=1e-4)
     begun, _ = two_devices.begin(
         *two_devices.lay_out((seed_keys(2, 5), jax.tree.map(lambda a: jnp.full(5, a), Hyper()))),
         None,
@@ -149,18 +149,18 @@ def test_a_sweep_compiles_once_and_a_diverged_run_is_kept_apart(
 
 
 @pytest.mark.full
-def test_floats_of_the_network_differ_between_runs_of_one_program(two_devices, uninterrupted):
+def test_floats_of_the_network_differ_between_runs_of_one_program(two_devices, reference_run):
     """Gains by layer and temperatures by run are those of a recipe that has them."""
     keys, rate = seed_keys(2, 1), 0.01
     floats = {"skip_gain": np.array([[1.0], [0.5]]), "temperature": np.array([1.0, 3.0])}
     swept = two_devices.train(
         jnp.concatenate([keys, keys]), Hyper(learning_rate=rate, network=floats)
     )
-    np.testing.assert_allclose(swept.losses[0], uninterrupted.losses[0], rtol=1e-4)
+    np.testing.assert_allclose(swept.losses[0], reference_run.losses[0], rtol=1e-4)
     config = CONFIG.replace(skip_gain=0.5, temperature=3.0)
     recipe = dataclasses.replace(RECIPE, config=config)
-    own = Ensemble(recipe, make_data, epochs_per_chunk=4).train(keys, Hyper(learning_rate=rate))
-    np.testing.assert_allclose(swept.losses[1], own.losses[0], rtol=1e-4)
+    single = Ensemble(recipe, make_data, epochs_per_chunk=4).train(keys, Hyper(learning_rate=rate))
+    np.testing.assert_allclose(swept.losses[1], single.losses[0], rtol=1e-4)
     assert abs(swept.losses[1] - swept.losses[0]).max() > 0.001
 
 
@@ -169,18 +169,18 @@ class Count(NamedTuple):
 
 
 def test_the_last_chunk_is_watched_where_chunks_do_not_divide_the_epochs():
-    made = ensemble(devices=1, epochs_per_chunk=3, watch=lambda count, *_: count)
-    made.begin = lambda keys, hyper, _: (Count(jnp.zeros(len(keys))), {})
-    made.chunk = lambda state, data, hyper, first: (
+    ensemble = make_ensemble(devices=1, epochs_per_chunk=3, watch=lambda count, *_: count)
+    ensemble.begin = lambda keys, hyper, _: (Count(jnp.zeros(len(keys))), {})
+    ensemble.chunk = lambda state, data, hyper, first: (
         Count(jnp.minimum(state.model + 3, 4)),
         jnp.zeros((len(state.model), 3)),
     )
-    watched = made.train(seed_keys(0, 2), Hyper(learning_rate=0.01)).watched
+    watched = ensemble.train(seed_keys(0, 2), Hyper(learning_rate=0.01)).watched
     np.testing.assert_array_equal(watched, [[0, 3, 4]] * 2)
 
 
 def test_values_for_another_number_of_runs_are_named(two_devices):
-    is_refused("epochs_per_chunk=0", ensemble, epochs_per_chunk=0)
+    is_refused("epochs_per_chunk=0", make_ensemble, epochs_per_chunk=0)
     is_refused(
         r"hyper.network.skip_gain of shape \(2, 1\) .* 3 runs",
         two_devices.train,
@@ -190,8 +190,8 @@ def test_values_for_another_number_of_runs_are_named(two_devices):
 
 
 @pytest.mark.full
-def test_devices_chunks_and_vectorisation_change_nothing(uninterrupted):
-    made = ensemble(devices=1, epochs_per_chunk=3, at_once=3)
-    other = made.train(seed_keys(2, 5), Hyper(learning_rate=0.01))
-    np.testing.assert_allclose(other.losses, uninterrupted.losses, rtol=1e-4)
-    same(other.state, uninterrupted.state)
+def test_devices_chunks_and_vectorisation_change_nothing(reference_run):
+    ensemble = make_ensemble(devices=1, epochs_per_chunk=3, at_once=3)
+    other = ensemble.train(seed_keys(2, 5), Hyper(learning_rate=0.01))
+    np.testing.assert_allclose(other.losses, reference_run.losses, rtol=1e-4)
+    assert_same(other.state, reference_run.state)

@@ -12,13 +12,13 @@ from rank_collapse.training.model_file import dump_models, load_models
 from rank_collapse.training.training import Recipe, forward, init_model
 
 
-def recipe(**fields):
+def make_recipe(**fields):
     embedding = rc.EmbeddingConfig(vocab_size=5, d_embed=6, projection="before_norm")
     return Recipe(rc.transformer(2, 2, 6, embedding=embedding, **fields), 3, 1, 0)
 
 
-def models(chosen, seeds=3):
-    return jax.vmap(lambda k: init_model(k, chosen))(jax.random.split(jax.random.key(0), seeds))
+def make_models(recipe, seeds=3):
+    return jax.vmap(lambda k: init_model(k, recipe))(jax.random.split(jax.random.key(0), seeds))
 
 
 @pytest.mark.parametrize(
@@ -35,32 +35,32 @@ def models(chosen, seeds=3):
     ],
 )
 def test_what_is_read_is_what_was_written(fields, tmp_path):
-    chosen = recipe(**fields)
-    own = models(chosen)
-    (tmp_path / "models.safetensors").write_bytes(dump_models(chosen.config, own))
+    recipe = make_recipe(**fields)
+    models = make_models(recipe)
+    (tmp_path / "models.safetensors").write_bytes(dump_models(recipe.config, models))
     config, read = load_models(tmp_path / "models.safetensors")
-    jax.tree.map(np.testing.assert_array_equal, (read, config), (own, chosen.config))
+    jax.tree.map(np.testing.assert_array_equal, (read, config), (models, recipe.config))
     second = jax.tree.map(lambda a: a[1], read)
     x = jnp.array([0, 3, 1])
-    expected = forward(jax.tree.map(lambda a: a[1], own), x, chosen.config)
+    expected = forward(jax.tree.map(lambda a: a[1], models), x, recipe.config)
     np.testing.assert_allclose(forward(second, x, config), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("variant", "field"), [("linear", "mix"), ("sinks", "normalise")])
 def test_functions_are_not_written(variant, field):
     with pytest.raises(ValueError, match=f"holds no function: {field}="):  # a line for each array
-        dump_models(rc.variant(recipe().config, variant), {})
+        dump_models(rc.variant(make_recipe().config, variant), {})
 
 
 def test_torch_reads_the_weights_by_name(tmp_path):
     load_file = pytest.importorskip("safetensors.torch").load_file
-    own = models(recipe())
+    models = make_models(make_recipe())
     path = tmp_path / "models.safetensors"
-    path.write_bytes(dump_models(recipe().config, own))
+    path.write_bytes(dump_models(make_recipe().config, models))
     tensors = load_file(path)
-    assert set(tensors) == set(flatten_state(own))
+    assert set(tensors) == set(flatten_state(models))
     theirs = tensors["network.layers.attention.w_q"].numpy()
-    np.testing.assert_array_equal(theirs, own.network.layers.attention.w_q)
+    np.testing.assert_array_equal(theirs, models.network.layers.attention.w_q)
 
 
 def test_other_files_are_refused_in_one_line(tmp_path):
@@ -69,7 +69,9 @@ def test_other_files_are_refused_in_one_line(tmp_path):
     text = tmp_path / "text.npz"
     text.write_text("nothing")
     deeper = tmp_path / "deeper.npz"
-    deeper.write_bytes(dump_models(recipe().config.replace(depth=3), models(recipe())))
+    deeper.write_bytes(
+        dump_models(make_recipe().config.replace(depth=3), make_models(make_recipe()))
+    )
     for path, message in (
         (other, "not a file of trained models"),
         (text, "not a file of trained models"),

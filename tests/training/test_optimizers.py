@@ -30,32 +30,32 @@ CONFIG = TransformerConfig(
 )
 
 
-def recipe(**fields):
+def make_recipe(**fields):
     return Recipe(CONFIG, num_outputs=5, batch_size=4, num_epochs=2, **fields)
 
 
-def factors(made, warmup, steps=12):
-    return np.array([schedule_factor(made, s // 4, s, 4, warmup) for s in range(steps)])
+def compute_factors(recipe, warmup, steps=12):
+    return np.array([schedule_factor(recipe, s // 4, s, 4, warmup) for s in range(steps)])
 
 
 def test_inverse_sqrt_is_its_closed_form():
     s = np.arange(1, 13)
-    found = factors(recipe(schedule="inverse_sqrt"), jnp.float32(4))
-    np.testing.assert_allclose(found, np.minimum(s / 4, np.sqrt(4 / s)), rtol=1e-6)
+    factors = compute_factors(make_recipe(schedule="inverse_sqrt"), jnp.float32(4))
+    np.testing.assert_allclose(factors, np.minimum(s / 4, np.sqrt(4 / s)), rtol=1e-6)
     # Vaswani et al. 2017, equation 3, up to the factor d^-½ warmup^-½
-    np.testing.assert_allclose(found / 2, np.minimum(s**-0.5, s * 4**-1.5), rtol=1e-6)
-    without = factors(recipe(schedule="inverse_sqrt"), 0.0)
+    np.testing.assert_allclose(factors / 2, np.minimum(s**-0.5, s * 4**-1.5), rtol=1e-6)
+    without = compute_factors(make_recipe(schedule="inverse_sqrt"), 0.0)
     np.testing.assert_allclose(without, 1 / np.sqrt(s), rtol=1e-6)
 
 
 def test_warm_up_multiplies_every_schedule_and_none_is_none():
     s = np.arange(1, 13)
     for fields in ({}, {"schedule": "milestones", "milestones": (1, 2)}, {"schedule": "linear"}):
-        plain = factors(recipe(**fields), 0.0)
-        np.testing.assert_array_equal(plain, factors(recipe(**fields), jnp.float32(1)))
-        warmed = factors(recipe(**fields), jnp.float32(5))
+        plain = compute_factors(make_recipe(**fields), 0.0)
+        np.testing.assert_array_equal(plain, compute_factors(make_recipe(**fields), jnp.float32(1)))
+        warmed = compute_factors(make_recipe(**fields), jnp.float32(5))
         np.testing.assert_allclose(warmed, plain * np.minimum(s / 5, 1), rtol=1e-6)
-    assert (factors(recipe(), jnp.float32(0)) == 1).all()
+    assert (compute_factors(make_recipe(), jnp.float32(0)) == 1).all()
 
 
 def torch_steps(name, gradients, **options):
@@ -74,16 +74,16 @@ def torch_steps(name, gradients, **options):
 @pytest.mark.parametrize("name, b2", [("Adam", 0.999), ("RAdam", 0.999), ("RAdam", 0.9)])
 def test_optimizers_step_as_those_of_torch(name, b2):
     gradients = np.random.default_rng(0).normal(size=(40, 6)) + 0.5
-    made = make_optimizer(Hyper(), recipe(optimizer=name.lower(), b2=b2))
+    optimizer = make_optimizer(Hyper(), make_recipe(optimizer=name.lower(), b2=b2))
     params = jnp.zeros(6)
-    state, found = made.init(params), []
-    update = jax.jit(made.update)
+    state, steps = optimizer.init(params), []
+    update = jax.jit(optimizer.update)
     for g in gradients:
         change, state = update(jnp.asarray(g, jnp.float32), state, params)
         params = params - 0.01 * change
-        found.append(params)
+        steps.append(params)
     expected = torch_steps(name, gradients, betas=(0.9, b2))
-    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-5)
+    np.testing.assert_allclose(steps, expected, rtol=2e-3, atol=1e-5)
 
 
 def test_label_smoothing_is_the_cross_entropy_of_smoothed_labels():
@@ -93,8 +93,8 @@ def test_label_smoothing_is_the_cross_entropy_of_smoothed_labels():
     weights = jnp.asarray(rng.integers(0, 2, (3, 4)), bool)
     smooth = optax.smooth_labels(jax.nn.one_hot(labels, 5), 0.1)
     expected = (optax.softmax_cross_entropy(logits, smooth) * weights).sum() / weights.sum()
-    found = cross_entropy(logits, labels, weights, jnp.float32(0.1))
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    loss = cross_entropy(logits, labels, weights, jnp.float32(0.1))
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
     none, zero = (cross_entropy(logits, labels, weights, s) for s in (0.0, jnp.float32(0)))
     plain = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     assert none == zero == jnp.sum(jnp.where(weights, plain, 0)) / weights.sum()
@@ -103,13 +103,13 @@ def test_label_smoothing_is_the_cross_entropy_of_smoothed_labels():
 @pytest.mark.full
 def test_an_ensemble_sweeps_warm_up_and_smoothing():
     batch = sequences.make_examples(jax.random.key(0), 4, 6, 5)
-    made = Ensemble(recipe(unroll=1), lambda _: {"train": batch}, epochs_per_chunk=2)
+    ensemble = Ensemble(make_recipe(unroll=1), lambda _: {"train": batch}, epochs_per_chunk=2)
     warmup, smoothing = np.array([0.0, 1.0, 1e9, 0.0]), np.array([0.0, 0.0, 0.0, 0.3])
     swept = Hyper(learning_rate=0.1, dropout=0.0, warmup=warmup, label_smoothing=smoothing)
-    found = made.train(jnp.stack([jax.random.key(1)] * 4), swept).losses
-    np.testing.assert_array_equal(found[0], found[1])
-    assert abs(found[2, 1] - found[2, 0]) < 1e-5 < abs(found[0, 1] - found[0, 0])
-    assert abs(found[3, 0] - found[0, 0]) > 1e-5
+    losses = ensemble.train(jnp.stack([jax.random.key(1)] * 4), swept).losses
+    np.testing.assert_array_equal(losses[0], losses[1])
+    assert abs(losses[2, 1] - losses[2, 0]) < 1e-5 < abs(losses[0, 1] - losses[0, 0])
+    assert abs(losses[3, 0] - losses[0, 0]) > 1e-5
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,11 @@ def test_an_ensemble_sweeps_warm_up_and_smoothing():
 )
 def test_floats_that_mean_nothing_are_named(values, fields, message):
     each_is_refused(
-        (lambda: check_hyper(Hyper(**values), recipe(**fields)), message),
-        (lambda: Ensemble(recipe(**fields), dict).train(jnp.zeros(1), Hyper(**values)), message),
+        (lambda: check_hyper(Hyper(**values), make_recipe(**fields)), message),
+        (
+            lambda: Ensemble(make_recipe(**fields), dict).train(jnp.zeros(1), Hyper(**values)),
+            message,
+        ),
     )
 
 
@@ -134,7 +137,7 @@ test_bad_optimizers_are_named = refused(
         ({"b2": 1.0}, r"b2=1.0 is not in \[0, 1\)"),
         ({"eps": 0.0}, "eps=0.0 is not positive"),
     ],
-    lambda fields: recipe(**fields),
+    lambda fields: make_recipe(**fields),
 )
 
 
@@ -143,24 +146,24 @@ EMBEDDING = rc.EmbeddingConfig(vocab_size=5, d_embed=6)
 
 def test_a_step_moves_them():
     config = rc.design(rc.transformer(2, 2, 6, embedding=EMBEDDING, d_ff=5), "admin_log")
-    chosen = Recipe(config.replace(learned_branch_gain=0.5), 3, 4, 1, unroll=1)
+    recipe = Recipe(config.replace(learned_branch_gain=0.5), 3, 4, 1, unroll=1)
     hyper = jax.tree.map(jnp.float32, Hyper(dropout=0.0))
-    network = draws.parameters(chosen.config)
-    network = network.replace(layers=network.layers.replace(**init_gains(chosen.config)))
+    network = draws.parameters(recipe.config)
+    network = network.replace(layers=network.layers.replace(**init_gains(recipe.config)))
     model = Model(network=network, classifier=Classifier(jnp.eye(6)[:, :3], jnp.zeros(3)))
-    state = TrainState(model, make_optimizer(hyper, chosen).init(model), jax.random.key(0))
+    state = TrainState(model, make_optimizer(hyper, recipe).init(model), jax.random.key(0))
     ids = jnp.arange(12).reshape(4, 3) % 5
     batch = Examples(inputs=ids, labels=ids % 3)
 
     @jax.jit
     def step(state):
-        return train_step(state, batch, jnp.ones(4, bool), 0, jnp.ones(()), hyper, chosen)[0]
+        return train_step(state, batch, jnp.ones(4, bool), 0, jnp.ones(()), hyper, recipe)[0]
 
     before, after = (jax.tree.map(lambda a: a[None], s) for s in (state, step(state)))
     for kind in ("attention", "mlp"):
-        for which, start in (("skip", 1.0), ("branch", 0.5)):
+        for gain, start in (("skip", 1.0), ("branch", 0.5)):
             old, new = (
-                np.asarray(getattr(getattr(s.model.network.layers, f"{kind}_gains"), which))
+                np.asarray(getattr(getattr(s.model.network.layers, f"{kind}_gains"), gain))
                 for s in (before, after)
             )
             assert old.shape == (1, 2, 6) and np.all(old == start)

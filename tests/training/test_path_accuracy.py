@@ -35,35 +35,35 @@ def test_sums_of_lengths_have_one_offset_and_one_classifier(data):
     labels = jax.random.randint(jax.random.key(4), (B, N), 0, 4)
     examples = Examples(examples.inputs, labels, examples.mask)
     metrics = {"accuracy": token_accuracy, "logits": lambda z, e: jnp.mean(jnp.sin(z))}
-    found = measure.length_sums(model, examples, CONFIG, metrics, batch_size=2)
+    results = measure.length_sums(model, examples, CONFIG, metrics, batch_size=2)
     parts = jax.vmap(lambda x, m: rc.path_contributions(model.network, x, CONFIG, mask=m))(
         examples.inputs, examples.mask
     )
     c, offset = np.asarray(parts.by_length), np.asarray(parts.offset)
 
-    def value(kept):
-        return np.mean(np.sin((c[:, kept].sum(axis=1) + offset) @ w + b))
+    def compute_value(chosen):
+        return np.mean(np.sin((c[:, chosen].sum(axis=1) + offset) @ w + b))
 
-    every = list(range(L + 1))
+    lengths = list(range(L + 1))
     sums = {
-        "exact": [[k] for k in every],
-        "up_to": [every[: k + 1] for k in every],
-        "from": [every[k:] for k in every],
+        "exact": [[k] for k in lengths],
+        "up_to": [lengths[: k + 1] for k in lengths],
+        "from": [lengths[k:] for k in lengths],
     }
     for name, sets in sums.items():
-        wanted = [value(kept) for kept in sets]
+        wanted = [compute_value(chosen) for chosen in sets]
         assert len(set(wanted)) == L + 1
-        np.testing.assert_allclose(found[name]["logits"], wanted, rtol=1e-9, err_msg=name)
-    np.testing.assert_allclose(found["offset"]["logits"], value([]), rtol=1e-9)
+        np.testing.assert_allclose(results[name]["logits"], wanted, rtol=1e-9, err_msg=name)
+    np.testing.assert_allclose(results["offset"]["logits"], compute_value([]), rtol=1e-9)
     for metric in metrics:
-        gained = found["up_to"][metric][-1] - found["offset"][metric]
-        assert float(found["shapley"][metric].sum()) == pytest.approx(float(gained), abs=1e-6)
+        gained = results["up_to"][metric][-1] - results["offset"][metric]
+        assert float(results["shapley"][metric].sum()) == pytest.approx(float(gained), abs=1e-6)
     exists = np.asarray(examples.mask)[:, None, :, None]
     states = np.concatenate([c, offset[:, None]], axis=1) * exists
     sizes = [np.linalg.norm(states[:, k]) for k in range(L + 2)]
     wanted = sum(sizes) / np.linalg.norm(states.sum(axis=1))
-    np.testing.assert_allclose(found["cancellation"], wanted, rtol=1e-9)
-    whole = whole_metrics(model, examples, CONFIG, metrics)
-    kept = np.asarray(found["truncated"]["logits"])
-    np.testing.assert_allclose(kept[-1], whole["logits"], rtol=1e-9)
-    assert len(set(kept.tolist())) == L + 1
+    np.testing.assert_allclose(results["cancellation"], wanted, rtol=1e-9)
+    network_metrics = whole_metrics(model, examples, CONFIG, metrics)
+    truncated = np.asarray(results["truncated"]["logits"])
+    np.testing.assert_allclose(truncated[-1], network_metrics["logits"], rtol=1e-9)
+    assert len(set(truncated.tolist())) == L + 1

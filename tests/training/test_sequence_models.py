@@ -64,55 +64,55 @@ def ensemble():
 
 
 @pytest.fixture(scope="module")
-def trained(ensemble):
+def training_run(ensemble):
     return ensemble.train(seed_keys(0, 2), HYPER)
 
 
-def one(tree, seed=0):
+def take_seed(tree, seed=0):
     return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[seed]), tree)
 
 
-def test_losses_fall_and_curves_are_the_metrics_of_the_held_out_pairs(trained):
-    assert (trained.losses[:, -1] < trained.losses[:, 0] - 0.2).all()
-    model, held_out = one(trained.state.model), one(trained.data)["eval"]
+def test_losses_fall_and_curves_are_the_metrics_of_the_held_out_pairs(training_run):
+    assert (training_run.losses[:, -1] < training_run.losses[:, 0] - 0.2).all()
+    model, held_out = take_seed(training_run.state.model), take_seed(training_run.data)["eval"]
     held_out = jax.tree.map(jnp.asarray, held_out)
     logits = np.array(jax.jit(lambda m: batch_forward(m, held_out, CONFIG))(model), float)
     labels, mask = np.asarray(held_out.labels), np.asarray(held_out.mask)
     right = (logits.argmax(-1) == labels)[mask].mean()
-    np.testing.assert_allclose(trained.watched["accuracy"][0, -1], right, rtol=1e-5)
+    np.testing.assert_allclose(training_run.watched["accuracy"][0, -1], right, rtol=1e-5)
     losses = optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits), labels)
     np.testing.assert_allclose(
-        trained.watched["loss"][0, -1], np.asarray(losses)[mask].mean(), rtol=1e-4
+        training_run.watched["loss"][0, -1], np.asarray(losses)[mask].mean(), rtol=1e-4
     )
     source, exists, target = held_out.source[5], held_out.source_mask[5], held_out.inputs[5]
-    alone = encoder_decoder.apply(model, source, target, CONFIG, source_mask=exists)
-    np.testing.assert_allclose(logits[5][mask[5]], alone.logits[mask[5]], atol=1e-5)
+    single = encoder_decoder.apply(model, source, target, CONFIG, source_mask=exists)
+    np.testing.assert_allclose(logits[5][mask[5]], single.logits[mask[5]], atol=1e-5)
 
 
 @pytest.mark.full
-def test_an_interrupted_ensemble_goes_on_with_what_is_watched(ensemble, trained):
-    kept, seen = [], []
+def test_an_interrupted_ensemble_goes_on_with_what_is_watched(ensemble, training_run):
+    snapshots, watched = [], []
     ensemble.train(
         seed_keys(0, 2),
         HYPER,
-        on_chunk=lambda epoch, snapshot, _: kept.append((epoch, snapshot())),
-        on_watched=lambda epoch, values, losses: seen.append((epoch, values, losses)),
+        on_chunk=lambda epoch, snapshot, _: snapshots.append((epoch, snapshot())),
+        on_watched=lambda epoch, values, losses: watched.append((epoch, values, losses)),
     )
-    assert kept[0][0] == 2
+    assert snapshots[0][0] == 2
     resumed = ensemble.train(
         seed_keys(0, 2),
         HYPER,
-        resume=lambda like: kept[0],
-        on_watched=lambda epoch, values, _: seen.append((epoch, values, None)),
+        resume=lambda like: snapshots[0],
+        on_watched=lambda epoch, values, _: watched.append((epoch, values, None)),
     )
-    assert [epoch for epoch, *_ in seen] == [0, 2, 4, 4]
-    np.testing.assert_array_equal(resumed.losses, trained.losses)
-    np.testing.assert_array_equal(seen[1][2], trained.losses[:, :2])
-    for name, looks in trained.watched.items():
-        np.testing.assert_array_equal(resumed.watched[name], looks)
-        found = np.stack([values[name] for _, values, _ in seen[:3]], axis=1)
-        np.testing.assert_array_equal(looks, found)
-        assert np.isfinite(looks).all() and len(np.unique(looks)) > 2
+    assert [epoch for epoch, *_ in watched] == [0, 2, 4, 4]
+    np.testing.assert_array_equal(resumed.losses, training_run.losses)
+    np.testing.assert_array_equal(watched[1][2], training_run.losses[:, :2])
+    for name, expected in training_run.watched.items():
+        np.testing.assert_array_equal(resumed.watched[name], expected)
+        curve = np.stack([values[name] for _, values, _ in watched[:3]], axis=1)
+        np.testing.assert_array_equal(expected, curve)
+        assert np.isfinite(expected).all() and len(np.unique(expected)) > 2
 
 
 def test_exact_sequences_count_the_end_mark_and_no_padding():
@@ -129,13 +129,15 @@ def test_exact_sequences_count_the_end_mark_and_no_padding():
         np.testing.assert_allclose(share, 2 / 3, rtol=1e-6)
 
 
-def test_weights_are_read_back_with_their_config_and_write_the_same(trained, tmp_path):
-    (tmp_path / "models.safetensors").write_bytes(dump_models(CONFIG, trained.state.model))
+def test_weights_are_read_back_with_their_config_and_write_the_same(training_run, tmp_path):
+    (tmp_path / "models.safetensors").write_bytes(dump_models(CONFIG, training_run.state.model))
     config, models = load_models(tmp_path / "models.safetensors")
     assert config == CONFIG
-    pairs = one(trained.data)["eval"]
+    pairs = take_seed(training_run.data)["eval"]
     decode = jax.jit(lambda m: decode_pairs(m, pairs, CONFIG).tokens)
-    np.testing.assert_array_equal(decode(one(models)), decode(one(trained.state.model)))
+    np.testing.assert_array_equal(
+        decode(take_seed(models)), decode(take_seed(training_run.state.model))
+    )
 
 
 test_recipes_that_do_not_fit_are_named = refused(

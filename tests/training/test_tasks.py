@@ -20,7 +20,7 @@ from rank_collapse.training.tasks.sequences import BEGIN, END, NUM_MARKS, PAD
 
 
 def rational_hull(points) -> np.ndarray:
-    """On the boundary or not, in rational arithmetic: all points on one side of a line."""
+    """Labels points on the boundary, in rational arithmetic: all points on one side of a line."""
     points = [(Fraction(float(x)), Fraction(float(y))) for x, y in points]
 
     def cross(p, q, r):
@@ -104,14 +104,14 @@ def test_roll_out_feeds_back_the_output_or_its_sum():
 
 def test_batch_before_is_added_in_the_order_of_training():
     walk = circle.make_examples(22)  # 10 examples in batches of 4, 4 and 2
-    found = circle.add_batch_before(walk, 4)
+    with_before = circle.add_batch_before(walk, 4)
     x, before = np.asarray(walk.inputs), np.zeros((4, 2, 2))
     for begin in range(0, 10, 4):
         batch = x[begin : begin + 4]
         wanted = batch + before[: len(batch)]
-        np.testing.assert_array_equal(found.inputs[begin : begin + 4], wanted)
+        np.testing.assert_array_equal(with_before.inputs[begin : begin + 4], wanted)
         before = batch
-    np.testing.assert_array_equal(found.labels, walk.labels)
+    np.testing.assert_array_equal(with_before.labels, walk.labels)
 
 
 def test_head_gap_by_hand():
@@ -135,10 +135,10 @@ def test_packed_rows_hold_every_token_once_and_whole(lengths):
     assert sorted(taken) == [(t, p) for t, n in enumerate(lengths) for p in range(n)]
     for row, within in zip(parts, places, strict=True):
         assert len(set(row[row >= 0])) == np.sum(within[row >= 0] == 0)  # no sequence is split
-        own = jnp.asarray(row)
-        np.testing.assert_array_equal(examples.part_positions(own)[row >= 0], within[row >= 0])
+        ids = jnp.asarray(row)
+        np.testing.assert_array_equal(examples.part_positions(ids)[row >= 0], within[row >= 0])
         expected = (row[:, None] == row[None, :]) & (row[None, :] >= 0)
-        np.testing.assert_array_equal(examples.part_mask(own), expected)
+        np.testing.assert_array_equal(examples.part_mask(ids), expected)
     free = 7 - (parts >= 0).sum(axis=1)
     assert np.sum(free >= 4) <= 1  # two half-empty rows would have been one
 
@@ -210,8 +210,8 @@ def test_baselines_are_measured():
 # The made-up translation against a translator that reads the source as a grammar book says.
 
 
-def translated(sentence, lexicon):
-    """Token ids of the translation, word by word."""
+def translate(sentence, lexicon):
+    """Translates a sentence word by word into token ids."""
     nouns, verbs = grammar.NOUNS, grammar.VERBS
     noun_of, verb_of, adjective_of, gender_of = (
         np.asarray(a).tolist()
@@ -219,7 +219,7 @@ def translated(sentence, lexicon):
     )
     words = list(sentence)
 
-    def phrase():
+    def read_phrase():
         adjective = None
         if words[0] - FIRST_WORD >= nouns + verbs:
             adjective = words.pop(0) - FIRST_WORD - nouns - verbs
@@ -234,10 +234,10 @@ def translated(sentence, lexicon):
             out.append(FIRST_WORD + word)
         return out, plural
 
-    subject, plural = phrase()
+    subject, plural = read_phrase()
     verb = words.pop(0) - FIRST_WORD - nouns
     assert 0 <= verb < verbs
-    object_, _ = phrase()
+    object_, _ = read_phrase()
     assert not words
     return [BEGIN, FIRST_WORD + 2 * (nouns + verb_of[verb]) + plural, *subject, *object_, END]
 
@@ -255,7 +255,7 @@ def test_every_target_is_the_translation_of_its_source():
     ):
         sentence = [w for w, e in zip(source, exists, strict=True) if e]
         assert exists == sorted(exists, reverse=True)
-        assert [w for w, e in zip(target, written, strict=True) if e] == translated(
+        assert [w for w, e in zip(target, written, strict=True) if e] == translate(
             sentence, lexicon
         )
         lengths.add(len(sentence))
@@ -295,10 +295,10 @@ def test_targets_stand_between_marks_and_padding_behind_them(task):
 
 def test_lengths_are_not_drawn_with_the_key_of_letters():
     """Four lengths and four letters: of one key, lengths would be the first letters."""
-    whole, cut = (
+    full, cut = (
         sequences.make_pairs(jax.random.key(1), 40, 6, 4, "copy", min_len=least) for least in (6, 3)
     )
-    letters, lengths = whole.source.ravel()[:40] - NUM_MARKS, cut.source_mask.sum(axis=1)
+    letters, lengths = full.source.ravel()[:40] - NUM_MARKS, cut.source_mask.sum(axis=1)
     assert (letters == lengths - 3).mean() < 0.6
 
 

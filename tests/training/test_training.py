@@ -95,9 +95,10 @@ class NumpyAdam:
     ],
 )
 def test_epochs_are_adam_steps_on_batches_in_order_with_a_short_last_one(fields, decay, x64):
-    """In float64, and from weights that are not 0: Adam divides a gradient by its own size, and the
-    keys' bias has one that is zero but for rounding, in float32 as large as Adam's epsilon. With
-    decay a bias of 0 would grow from it by 0.01 · 0.1/1e-8 a step, in any precision.
+    """In float64, and from weights that are not 0: Adam divides a gradient by its size.
+
+    The gradient of the keys' bias is zero but for rounding, in float32 as large as Adam's epsilon.
+    With decay a bias of 0 would grow from it by 0.01 · 0.1/1e-8 a step, in any precision.
     """
     chosen, examples = recipe(**fields), data(10)
     values = hyper(learning_rate=0.01, weight_decay=decay, dropout=0.0)
@@ -148,8 +149,8 @@ def test_schedules_at_their_borders():
     factors = [float(schedule_factor(steps, e, 0, 1)) for e in (0, 14, 15, 29, 30, 99)]
     np.testing.assert_allclose(factors, [1, 1, 0.91, 0.91, 0.91**2, 0.91**2], rtol=1e-6)
     linear = recipe(schedule="linear", num_epochs=2)
-    found = np.array([schedule_factor(linear, 0, s, 5) for s in (0, 5, 9)])
-    np.testing.assert_array_equal(found, np.float32([1.0, 0.5, 1 - 9 / 10]))
+    linear_factors = np.array([schedule_factor(linear, 0, s, 5) for s in (0, 5, 9)])
+    np.testing.assert_array_equal(linear_factors, np.float32([1.0, 0.5, 1 - 9 / 10]))
 
 
 def test_the_network_that_trains_is_the_one_network():
@@ -168,8 +169,8 @@ def test_vectors_as_wide_as_the_network_are_embedded_once():
     x = draws.normal(4, 8)
     output = transformer.apply(model.network, x, chosen.config).output
     w, b = model.classifier
-    found = forward(model, x, chosen.config)
-    np.testing.assert_allclose(found, output @ w + b[None, :], rtol=1e-5, atol=1e-6)
+    logits = forward(model, x, chosen.config)
+    np.testing.assert_allclose(logits, output @ w + b[None, :], rtol=1e-5, atol=1e-6)
 
 
 def test_floats_of_the_network_reach_its_initial_weights():
@@ -196,10 +197,10 @@ def test_no_dropout_is_a_dropout_of_nothing():
 
 
 def test_every_step_has_a_dropout_of_its_own():
-    made, run = recipe(), hyper(learning_rate=0.01, dropout=0.5)
-    state, batch = init_state(jax.random.key(0), run, made), data(4)
+    chosen, run = recipe(), hyper(learning_rate=0.01, dropout=0.5)
+    state, batch = init_state(jax.random.key(0), run, chosen), data(4)
     one_step = jax.jit(
-        lambda step: train_step(state, batch, jnp.ones(4, bool), step, 1.0, run, made)[1]
+        lambda step: train_step(state, batch, jnp.ones(4, bool), step, 1.0, run, chosen)[1]
     )
     first, second, again = (float(one_step(step)) for step in (0, 1, 0))
     assert first == again and abs(first - second) > 1e-3
@@ -208,36 +209,36 @@ def test_every_step_has_a_dropout_of_its_own():
 @pytest.mark.full
 def test_dropout_of_the_output_falls_on_what_the_classifier_reads():
     """A classifier of ones on the diagonal shows the output: each entry is 0 or 1/(1 − p)."""
-    made = recipe(num_outputs=8)
-    model = init_state(jax.random.key(0), hyper(), made).model
+    chosen = recipe(num_outputs=8)
+    model = init_state(jax.random.key(0), hyper(), chosen).model
     model = model.replace(classifier=(jnp.eye(8), jnp.zeros(8)))
     batch = data()
     key, rate = jax.random.key(5), jnp.float32(0.25)
 
-    def states(output_dropout):
-        found = batch_forward(
+    def compute_states(output_dropout):
+        output = batch_forward(
             model,
             batch,
-            made.config,
+            chosen.config,
             dropout_key=key,
             dropout_rate=rate,
             output_dropout=output_dropout,
         )
-        return np.asarray(found)
+        return np.asarray(output)
 
-    before, after = states(False), states(True)
-    kept = after != 0
-    np.testing.assert_allclose(after[kept], before[kept] / 0.75, rtol=1e-6)
-    share = 1 - kept.mean()
-    assert abs(share - 0.25) < 4 * np.sqrt(0.25 * 0.75 / kept.size)
+    before, after = compute_states(False), compute_states(True)
+    nonzero = after != 0
+    np.testing.assert_allclose(after[nonzero], before[nonzero] / 0.75, rtol=1e-6)
+    share = 1 - nonzero.mean()
+    assert abs(share - 0.25) < 4 * np.sqrt(0.25 * 0.75 / nonzero.size)
     state = init_state(jax.random.key(0), hyper(), recipe())
 
-    def dropouts(made):
-        """Random words that a training step hashes."""
-        step = jax.make_jaxpr(lambda s: train_epoch(s, batch, 0, hyper(), made))(state)
+    def count(chosen):
+        """Counts the random words that a training step hashes."""
+        step = jax.make_jaxpr(lambda s: train_epoch(s, batch, 0, hyper(), chosen))(state)
         return str(step).count("shift_right_logical")
 
-    assert dropouts(recipe(output_dropout=True)) > dropouts(recipe())  # the recipe passes it on
+    assert count(recipe(output_dropout=True)) > count(recipe())  # the recipe passes it on
 
 
 @pytest.mark.full
