@@ -176,10 +176,6 @@ def main():
         print(f"{name:22}" + "".join(f"{cell:>22}" for cell in row))
 
 
-if __name__ == "__main__":
-    main()
-
-
 def test_two_tokens_are_as_far_from_their_mean():
     """One of two is no spike: NaN, while three have a largest share."""
     x = np.random.default_rng(0).normal(size=(3, 4))
@@ -187,3 +183,7 @@ def test_two_tokens_are_as_far_from_their_mean():
     assert np.isnan(rc.measures.residual_spike(x, mask=[True, True, False]))
     squares = ((x - x.mean(axis=0)) ** 2).sum(axis=1)
     np.testing.assert_allclose(rc.measures.residual_spike(x), squares.max() / squares.sum())
+
+
+if __name__ == "__main__":
+    main()

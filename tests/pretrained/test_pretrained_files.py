@@ -361,7 +361,6 @@ def test_weights_in_the_safer_format_where_there_are_some(monkeypatch, tmp_path,
     assert len(requests) == (1 if file == "model.safetensors" else 2)
 
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FOLDERS = sorted(f.name for f in GOLDEN.iterdir() if f.is_dir())
 
 

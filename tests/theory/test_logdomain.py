@@ -224,7 +224,7 @@ def test_ten_tokens_of_width_16_fall_like_3_to_the_depth():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("depth", [pytest.param(12, marks=pytest.mark.full), 32])
+@pytest.mark.parametrize("depth", [12, 32])
 def test_twelve_and_thirty_two_layers_are_finite(depth):
     config = rc.san(depth, 4, 32)
     params, x = network(config, n=16)

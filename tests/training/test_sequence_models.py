@@ -89,7 +89,6 @@ def test_losses_fall_and_curves_are_the_metrics_of_the_held_out_pairs(training_r
     np.testing.assert_allclose(logits[5][mask[5]], single.logits[mask[5]], atol=1e-5)
 
 
-@pytest.mark.full
 def test_an_interrupted_ensemble_goes_on_with_what_is_watched(ensemble, training_run):
     snapshots, watched = [], []
     ensemble.train(
