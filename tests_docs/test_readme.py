@@ -215,14 +215,14 @@ def test_lengths_of_a_trained_model_are_worth_its_accuracy():
 
 def test_cures_keep_more_than_post_norm():
     scope = run_notebook("cures")
-    means = {name: values.mean() for name, values in scope["found"].items()}
+    means = {name: values.mean() for name, values in scope["residuals"].items()}
     assert min(means[name] for name in scope["designs"]) == means["post"] < -1
     assert means["deepnorm"] > -0.05 and means["retention"] > -0.1
 
 
 def test_a_model_layer_by_layer_in_a_notebook():
     scope = run_notebook("larger_than_memory")
-    assert scope["seen"] == list(range(1, 9))
+    assert scope["layers_done"] == list(range(1, 9))
 
 
 def test_a_model_of_ones_own_is_measured():
