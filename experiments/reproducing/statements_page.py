@@ -155,7 +155,7 @@ def count_sentence(answers: Mapping[str, str]) -> str:
 
 
 def describe_origin(rows: TableRows) -> str:
-    """Says which run the rows are of, and whether its seeds had never been used.
+    """Says which run the rows are of, and whether its seeds were fresh for its statistics.
 
     Args:
         rows: Of the table.
@@ -165,8 +165,8 @@ def describe_origin(rows: TableRows) -> str:
     is_one_run = len(commits) == 1 and CLEAN_COMMIT.fullmatch(commits[0])
     if is_one_run and seeds and min(seeds) >= UNUSED_SEEDS:
         return (
-            f"All statistics and ranges were fixed before one run, of commit {commits[0][:8]}, "
-            f"whose seeds, from {min(seeds)} on, and texts had never been used."
+            f"All statistics and ranges were fixed before these seeds, from {min(seeds)} on, and "
+            f"texts were first used. All rows are of one run, of commit {commits[0][:8]}."
         )
     names = ", ".join(commit[:8] for commit in commits) or "none"
     return f"The run on unused seeds is still to come; these rows are of commits: {names}."
