@@ -372,15 +372,13 @@ class Origins:
             dim: Over which it sums.
         """
         terms, tag = self.tag(x).terms, self.tag(result)
-        is_over_keys = dim in (-1, x.ndim - 1)
         if function in SOFTMAX:
             tag.terms, tag.is_softmax, tag.followers = terms, True, {}
-            if terms and is_over_keys:
-                softmax = result.detach()
-                tag.followers["softmax"] = lambda: softmax
-        if terms and (function in EXPONENTIALS or is_over_keys):
-            allowed = is_allowed(x.detach())
+        if terms and dim in (-1, x.ndim - 1):  # over keys
+            allowed, softmax = is_allowed(x.detach()), result.detach()
             tag.followers["allowed"] = lambda: allowed
+            if function in SOFTMAX:
+                tag.followers["softmax"] = lambda: softmax
 
 
 def _move_followers(function, arguments, i):
@@ -408,11 +406,8 @@ def _merge_terms(pairs, output):
         pairs: (tag, tensor) of each argument.
         output: The result.
     """
-    tags = []
-    for tag, x in pairs:
-        is_matrix = min(output.ndim, x.ndim) > 1
-        if is_matrix and (output.numel() == x.numel() or output.shape[-2] == x.shape[-2]):
-            tags.append(tag)
+    size, matrices = output.numel(), [pair for pair in pairs if min(output.ndim, pair[1].ndim) > 1]
+    tags = [t for t, x in matrices if x.numel() == size or x.shape[-2] == output.shape[-2]]
     terms = dict.fromkeys(term for tag in tags for term in tag.terms)
     return tuple(terms), any(tag.is_softmax for tag in tags)
 
