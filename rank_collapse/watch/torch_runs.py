@@ -272,10 +272,9 @@ class Runs:
             if among is None:  # of which keys are tokens nothing is known
                 fits = torch.all if allowed.all() else torch.any
             exists = self._find_mask(frames, shape, fits, names[0])
-        if exists is None and among is not None:
-            exists = products.find_tokens(among)
         if exists is None:
-            exists = torch.ones(shape, dtype=torch.bool, device=tokens.index.device)
+            every = torch.ones(shape, dtype=torch.bool, device=tokens.index.device)
+            exists = every if among is None else products.find_tokens(among)
         return products.number_documents(exists.expand(shape), among, tokens.index)
 
     def _find_mask(self, frames, shape, fits, stream):
