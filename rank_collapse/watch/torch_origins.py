@@ -229,23 +229,18 @@ class Origins:
         if function not in PRODUCTS or any(is_weight):
             if is_weight == [True, False] and function in PRODUCTS:
                 product = product.swap()
-            if self._is_score(product.first):
+            tag = self.tag(product.first)
+            if tag.terms or tag.is_softmax:
                 return False  # heads are mixed
             self._see_map(product, [a for a in inputs if a is not product.first], output)
             return True
         if product.letters[2][-2] not in product.letters[0]:
             product = product.swap()
-        if any(self._is_score(factor) for factor in product[:2]):
-            return False
         query, key = self.tag(product.first), self.tag(product.second)
         sizes = dict(zip(product.letters[2], output.shape, strict=True))
         terms = (Term(product.letters, sizes, query, key),)
         self._record(output, _join_tags([query, key], terms))
         return True
-
-    def _is_score(self, tensor):
-        tag = self.tag(tensor)
-        return bool(tag.terms) or tag.is_softmax
 
     def _is_weight(self, tensor):
         return isinstance(tensor, nn.Parameter) or bool(self._tags.get(tensor, Tag()).parameters)

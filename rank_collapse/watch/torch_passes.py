@@ -176,10 +176,9 @@ class Pass(TorchFunctionMode):
             see: The method that measures it.
             *args: Its arguments, last the result of the product.
         """
-        if all(tensor.numel() for tensor in floats_in(args[-1])):
+        if args[-1].numel():
             self._notes.attempt(self._frames[-1].name, "weights", see, *args)
-        for tensor in floats_in(args[-1]):
-            self._origins.tag(tensor)
+        self._origins.tag(args[-1])
 
     def _see_dot(self, args, kwargs, result):
         names = ("query", "key", "value")[len(args) :]

@@ -203,6 +203,7 @@ def number_documents(exists: Tensor, allowed: Tensor | None, index: Tensor) -> T
     if allowed is not None:
         neighbours = allowed.diagonal(-1, 1, 2) | allowed.diagonal(1, 1, 2)
         starts[:, 1:] = ~neighbours & exists[:, 1:] & exists[:, :-1]
+    if starts.any():
         number = starts.cumsum(dim=1)
         is_across = number[:, :, None] != number[:, None]
         across = allowed & is_across & exists[:, :, None] & exists[:, None]

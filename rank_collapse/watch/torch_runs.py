@@ -157,7 +157,7 @@ class Runs:
         term: Term,
         weights: Weights,
         value: Tag,
-        result: Any,
+        result: Tensor,
     ) -> None:
         """Measures a product, as one of the innermost module with parameters that made its queries.
 
@@ -175,8 +175,7 @@ class Runs:
         tokens, owner = read_tokens(term, len(weights.p)), _find_owner(frames, term)
         past = join_pasts(source.tag for source in tokens.sources)
         names = tuple(dict.fromkeys([*past, owner.name]))
-        for tensor in floats_in(result)[:1]:
-            origins.begin(tensor, names)
+        origins.begin(result, names)
         if not self._select(owner.name, owner.module):
             return
         around = tuple(frame.number for frame in frames[: frames.index(owner) + 1])

@@ -281,8 +281,7 @@ class Watch:
             if self._numbers and number not in self._numbers:
                 continue
             if run.products:
-                combined = self.notes.attempt(run.name, "weights", _combine_products, run)
-                run.scalars |= combined or {}
+                run.scalars |= self.notes.attempt(run.name, "weights", _combine_products, run) or {}
             for name, scalar in run.scalars.items():
                 column = f"cross.{name}" if run.is_cross else name
                 scalars.setdefault(column, {})[number] = scalar
