@@ -259,7 +259,9 @@ def measure_weights(weights: Weights, documents: Tensor) -> dict[str, Tensor]:
         p = torch.cat([p, missing], dim=-1)
         keys = torch.nn.functional.pad(keys, (0, 1), value=False)
     options = {"sink_rate": {"key_mask": keys}}
-    scalars = {n: MEASURES[n](p, mask=is_query, **options.get(n, {})) for n in ATTENTION}
+    scalars = {
+        name: MEASURES[name](p, mask=is_query, **options.get(name, {})) for name in ATTENTION
+    }
     if has_sink:
         counts = is_query.sum(dim=-1).clamp(min=1)[:, None]
         scalars["missing_mass"] = missing[..., 0].sum(dim=-1) / counts

@@ -28,7 +28,6 @@ from rank_collapse.watch.recorder import (
 from rank_collapse.watch.torch_gradients import measure_gradient
 from rank_collapse.watch.torch_passes import Pass, plain_name
 
-Layers = int | str | Sequence[int | str] | Callable[[str, nn.Module], bool] | None
 NUM_SKIPPED = 100  # steps of other optimizers, after which one that has not stepped is replaced
 
 
@@ -37,7 +36,7 @@ def watch(
     every: int = 100,
     log: Any = None,
     tokens: str = "read",
-    layers: Layers = None,
+    layers: int | str | Sequence[int | str] | Callable[[str, nn.Module], bool] | None = None,
     mask: Callable[[Any, Any], Tensor] | None = None,
 ) -> "Watch":
     """Measures a model at every so many steps of its optimizer, until `close` or the model's end.
