@@ -12,6 +12,7 @@ and remat, since they are sown as "intermediates"; no weights and no states are 
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -22,7 +23,6 @@ from jaxtyping import Array, Float
 
 from rank_collapse.flax_adapters import named_arrays
 from rank_collapse.measures.monitor import monitor
-from rank_collapse.watch.names import ATTENTION_CLASS
 
 NAME = "rank_collapse"  # of what is sown
 WEIGHTS = "attention_weights"  # as Flax names them
@@ -32,7 +32,7 @@ Scalars = dict[str, Float[Array, "l"]]
 
 def is_attention(module: Any) -> bool:
     """Return whether the name of a module's class has "attention" or "attn" in it."""
-    return bool(ATTENTION_CLASS.search(type(module).__name__))
+    return bool(re.search("attention|attn", type(module).__name__, re.IGNORECASE))
 
 
 def linen_monitored(

@@ -47,7 +47,9 @@ def monitor_gradients(
             more than one axis.
     """
     table = {name: part for part, names in PARTS.items() for name in names} | dict(parts or {})
-    boxed = jax.tree_util.tree_leaves_with_path(gradients, is_leaf=_is_box)
+    boxed = jax.tree_util.tree_leaves_with_path(  # a box of Flax has a path that ends in "value"
+        gradients, is_leaf=lambda node: hasattr(node, "add_axis")
+    )
     dotted = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
     leaves = [(dotted(path), a) for path, node in boxed for a in jax.tree.leaves(node)]
     squares: dict[str, Any] = {}
@@ -72,11 +74,6 @@ def monitor_gradients(
             f"no leaf is named after queries, keys or values: {examples}, ...; parts= may name them"
         )
     return {f"{part}_gradient": jnp.sqrt(squares[part]) for part in PARTS if part in squares}
-
-
-def _is_box(node):
-    """Return whether Flax keeps one array in a node, whose path would end in "value"."""
-    return hasattr(node, "add_axis") and hasattr(node, "remove_axis")
 
 
 def _split_leaf(path, leaf, held, layer_axis, axis):

@@ -19,9 +19,6 @@ WANDB_STEP = "watch/step"
 _log = logging.getLogger("rank_collapse")
 
 
-Log = Any  # a path, a function, a writer of scalars such as TensorBoard's, or None
-
-
 class LeftOut(ValueError):
     """What is not measured here; the text says why."""
 
@@ -154,30 +151,3 @@ def flatten_row(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield from ((f"{name}/layer_{i}", v) for i, v in enumerate(value) if not math.isnan(v))
         else:
             yield name, value
-
-
-def make_transformers_callback(watched: Any) -> Any:
-    """Makes the callback of `Watch.hf`.
-
-    Args:
-        watched: The `Watch`.
-    """
-    from transformers import TrainerCallback
-
-    class Callback(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            watched.step = state.global_step + 1
-
-        def on_log(self, args, state, control, logs=None, **kwargs):
-            """Adds the last row to the Trainer's history, and its means to what its loggers get."""
-            row = (watched.rows or [{}])[-1]
-            by_layer = {name: values for name, values in row.items() if isinstance(values, list)}
-            state.log_history[-1].update(flatten_row(by_layer))
-            for name, values in by_layer.items():
-                numbers = [value for value in values if value == value]
-                logs |= {name: sum(numbers) / len(numbers)} if numbers else {}
-
-        def on_train_end(self, args, state, control, **kwargs):
-            watched.close()
-
-    return Callback()

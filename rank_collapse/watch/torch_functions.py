@@ -22,14 +22,13 @@ MAPS = PRODUCTS | CONVOLUTIONS | {functional.linear} | _find_functions("addmm")
 SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
 EXPONENTIALS = {torch.exp, Tensor.exp}
 JOINS = _find_functions("cat", "concat", "stack", "hstack", "vstack")
-MOVES = JOINS | _find_functions(
+MOVES = JOINS | {Tensor.T.__get__, Tensor.mT.__get__} | _find_functions(
     "view", "reshape", "transpose", "permute", "contiguous", "flatten", "unflatten", "squeeze",
     "unsqueeze", "expand", "chunk", "split", "split_with_sizes", "tensor_split", "unbind",
     "__getitem__", "narrow", "select", "movedim", "swapaxes", "swapdims", "repeat", "tile",
     "repeat_interleave", "broadcast_to", "roll", "flip", "index_select", "expand_as", "view_as",
     "moveaxis", "view_as_complex", "view_as_real",
 )  # fmt: skip
-MOVES |= {Tensor.T.__get__, Tensor.mT.__get__}
 
 
 def tensors_in(values: Any) -> list[Tensor]:

@@ -1,6 +1,5 @@
 """Norms of the gradients of what makes queries, keys and values of tokens."""
 
-import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ class Share(NamedTuple):
     """A parameter, or a part of it.
 
     Attributes:
-        parameter: A weak reference; None where it is not known which part counts.
+        parameter: None where it is not known which part counts.
         axis: Of the outputs; −1 if unknown.
         first: Its first output that the map has.
         features: Bool [width], which outputs from there on count; None for all.
@@ -55,8 +54,7 @@ def choose_shares(
                 parts = [find_features(tag, linear_map) for tag in results] if is_shared else []
                 is_known = parameter is not None and all(part is not None for part in parts)
                 features = torch.stack(parts).any(dim=0) if parts and is_known else None
-                reference = weakref.ref(parameter) if is_known else None
-                shares[name].append(Share(reference, axis, first, features))
+                shares[name].append(Share(parameter if is_known else None, axis, first, features))
     return shares
 
 
@@ -71,12 +69,11 @@ def _find_maps(tag, sources, frame):
     pending = [(tag, linear_map) for linear_map in tag.maps]
     while pending:
         result, linear_map = pending.pop()
-        if frame not in linear_map.frames:
-            continue
-        if linear_map not in maps and linear_map.source not in sources:
-            behind = linear_map.source.tag
-            pending += [(behind, earlier) for earlier in behind.maps]
-        maps.setdefault(linear_map, []).append(result)
+        if frame in linear_map.frames:
+            if linear_map not in maps and linear_map.source not in sources:
+                behind = linear_map.source.tag
+                pending += [(behind, earlier) for earlier in behind.maps]
+            maps.setdefault(linear_map, []).append(result)
     return maps
 
 
@@ -89,33 +86,28 @@ def measure_gradient(shares: Sequence[Share]) -> Tensor:
     Raises:
         LeftOut: It is not known which part of a parameter counts, or no parameter has a gradient.
     """
+    if any(share.parameter is None for share in shares):
+        raise LeftOut(UNKNOWN)
     shares_by_parameter: dict[Any, list[Share]] = {}
     for share in shares:
-        shares_by_parameter.setdefault(share.parameter, []).append(share)
-    squares = [_square_gradient(same) for same in shares_by_parameter.values()]
-    squares = [square for square in squares if square is not None]
-    if not squares:
+        if share.parameter.grad is not None:
+            shares_by_parameter.setdefault(share.parameter, []).append(share)
+    if not shares_by_parameter:
         raise LeftOut("no parameter of it has one")
+    squares = [_square_gradient(*same) for same in shares_by_parameter.items()]
     return torch.stack(squares).sum().sqrt()
 
 
-def _square_gradient(shares):
+def _square_gradient(parameter, shares):
     """Computes Σ g² of a parameter, or of the parts of it that any share has.
 
     Args:
-        shares: Of one parameter.
-
-    Returns:
-        The sum; None where the parameter has no gradient.
+        parameter: It.
+        shares: Of it.
 
     Raises:
         LeftOut: It is not known which part counts.
     """
-    if shares[0].parameter is None:
-        raise LeftOut(UNKNOWN)
-    parameter = shares[0].parameter()
-    if parameter is None or parameter.grad is None:
-        return None
     gradient, axis = parameter.grad.float(), shares[0].axis
     parts = [share.features for share in shares]
     if any(part is None or (axis < 0 and part.all()) for part in parts):

@@ -229,23 +229,18 @@ class Origins:
         if function not in PRODUCTS or any(is_weight):
             if is_weight == [True, False] and function in PRODUCTS:
                 product = product.swap()
-            if self._is_score(product.first):
+            tag = self.tag(product.first)
+            if tag.terms or tag.is_softmax:
                 return False  # heads are mixed
             self._see_map(product, [a for a in inputs if a is not product.first], output)
             return True
         if product.letters[2][-2] not in product.letters[0]:
             product = product.swap()
-        if any(self._is_score(factor) for factor in product[:2]):
-            return False
         query, key = self.tag(product.first), self.tag(product.second)
         sizes = dict(zip(product.letters[2], output.shape, strict=True))
         terms = (Term(product.letters, sizes, query, key),)
         self._record(output, _join_tags([query, key], terms))
         return True
-
-    def _is_score(self, tensor):
-        tag = self.tag(tensor)
-        return bool(tag.terms) or tag.is_softmax
 
     def _is_weight(self, tensor):
         return isinstance(tensor, nn.Parameter) or bool(self._tags.get(tensor, Tag()).parameters)
@@ -372,15 +367,13 @@ class Origins:
             dim: Over which it sums.
         """
         terms, tag = self.tag(x).terms, self.tag(result)
-        is_over_keys = dim in (-1, x.ndim - 1)
         if function in SOFTMAX:
             tag.terms, tag.is_softmax, tag.followers = terms, True, {}
-            if terms and is_over_keys:
-                softmax = result.detach()
-                tag.followers["softmax"] = lambda: softmax
-        if terms and (function in EXPONENTIALS or is_over_keys):
-            allowed = is_allowed(x.detach())
+        if terms and dim in (-1, x.ndim - 1):  # over keys
+            allowed, softmax = is_allowed(x.detach()), result.detach()
             tag.followers["allowed"] = lambda: allowed
+            if function in SOFTMAX:
+                tag.followers["softmax"] = lambda: softmax
 
 
 def _move_followers(function, arguments, i):
@@ -408,11 +401,8 @@ def _merge_terms(pairs, output):
         pairs: (tag, tensor) of each argument.
         output: The result.
     """
-    tags = []
-    for tag, x in pairs:
-        is_matrix = min(output.ndim, x.ndim) > 1
-        if is_matrix and (output.numel() == x.numel() or output.shape[-2] == x.shape[-2]):
-            tags.append(tag)
+    size, matrices = output.numel(), [pair for pair in pairs if min(output.ndim, pair[1].ndim) > 1]
+    tags = [t for t, x in matrices if x.numel() == size or x.shape[-2] == output.shape[-2]]
     terms = dict.fromkeys(term for tag in tags for term in tag.terms)
     return tuple(terms), any(tag.is_softmax for tag in tags)
 

@@ -1,11 +1,10 @@
 """What runs in a measured step: which modules, and which products of weights and values in them.
 
-In measured steps alone `torch_watch` calls modules by `Pass.call`, and a mode sees the functions of
+In measured steps alone `torch_watch` calls modules by `Pass.call`, which sees the functions of
 torch. A model has no hook: it is copied, saved and compiled as one that is not watched.
 """
 
 import contextlib
-import functools
 import re
 import string
 import threading
@@ -33,25 +32,8 @@ _SHOWN_HEADS = types.FunctionType(  # the same code, which does not hide what it
 _SHOWN_HEADS.__kwdefaults__, _SHOWN_HEADS.__defaults__ = _HEADS.__kwdefaults__, _HEADS.__defaults__
 
 
-class Mode(TorchFunctionMode):
-    """Passes what runs to `see(function, arguments, keywords, result)`, and changes nothing."""
-
-    def __init__(self, see: Any):
-        super().__init__()
-        self._see = see
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is _HEADS:
-            with self:
-                return _SHOWN_HEADS(*args, **(kwargs or {}))
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor | tuple | list) or func is Tensor.__setitem__:
-            self._see(func, args, kwargs or {}, result)
-        return result
-
-
-class Pass:
-    """The forward pass of one step that is measured; others of the step are not.
+class Pass(TorchFunctionMode):
+    """The forward pass of one step that is measured, as a mode; others of the step are not.
 
     Args:
         model: A weak reference to what is watched.
@@ -74,13 +56,13 @@ class Pass:
         mask: Callable[[Any, Any], Tensor] | None,
         notes: Notes,
     ):
+        super().__init__()
         self._model, self._mask, self._notes = model, mask, notes
         self._names: Any = weakref.WeakKeyDictionary(
             {module: plain_name(name) for name, module in model().named_modules()}
         )
         self.runs = Runs(select, tokens, mask is not None, notes)
         self.loss, self.reason = None, "none of its modules ran"
-        self._mode = Mode(functools.partial(self._measure, self._see_call))
         self._finished: set[int] = set()  # ids of modules
         self._number, self._is_measured, self._is_broken = 0, False, False
         self._frames: list[Frame] = []  # of the modules that run
@@ -99,16 +81,13 @@ class Pass:
         is_outermost, self._number = not self._frames, self._number + 1
         frame = Frame(self._number, module, self._names[module], args, kwargs)
         self._frames.append(frame)
-        mode = contextlib.nullcontext()
         if is_outermost:
             self._thread = threading.get_ident()
             self._is_measured = id(module) not in self._finished and self._is_measurable()
-            if self._is_measured:
-                mode = self._mode
-                if self._mask is not None:
-                    self.runs.mask = self._notes.attempt(None, "mask", self._mask, args, kwargs)
+            if self._is_measured and self._mask is not None:
+                self.runs.mask = self._notes.attempt(None, "mask", self._mask, args, kwargs)
         try:
-            with mode:
+            with self if is_outermost and self._is_measured else contextlib.nullcontext():
                 output = call(module, *args, **kwargs)
         except BaseException:
             self.runs.drop_inside(frame)
@@ -123,6 +102,15 @@ class Pass:
             if is_outermost and self.loss is None:
                 self.loss = self._notes.attempt(None, "loss", read_loss, output)
         return output
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is _HEADS:
+            with self:
+                return _SHOWN_HEADS(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor | tuple | list) or func is Tensor.__setitem__:
+            self._measure(self._see_call, func, args, kwargs or {}, result)
+        return result
 
     def _is_measurable(self):
         if self._model() is None or not self._model().training:
@@ -188,10 +176,9 @@ class Pass:
             see: The method that measures it.
             *args: Its arguments, last the result of the product.
         """
-        if all(tensor.numel() for tensor in floats_in(args[-1])):
+        if args[-1].numel():
             self._notes.attempt(self._frames[-1].name, "weights", see, *args)
-        for tensor in floats_in(args[-1]):
-            self._origins.tag(tensor)
+        self._origins.tag(args[-1])
 
     def _see_dot(self, args, kwargs, result):
         names = ("query", "key", "value")[len(args) :]

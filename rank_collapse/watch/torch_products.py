@@ -28,12 +28,12 @@ class Weights(NamedTuple):
     Attributes:
         p: Weights of some queries, [g, r, m].
         rows: Which, [r].
-        allowed: Bool [g, n, m], [b, n, m] or [1, n, m], the keys of each query; None for all.
+        allowed: Bool [g, n, m], [b, n, m] or [1, n, m], the keys of each query.
     """
 
     p: Tensor
     rows: Tensor
-    allowed: Tensor | None
+    allowed: Tensor
 
 
 @contextlib.contextmanager
@@ -52,8 +52,6 @@ def choose_rows(n: int, device: Any) -> Tensor:
 
 def is_allowed(mask: Tensor) -> Tensor:
     """Returns a mask as Bool; it may be of whole numbers 0 and 1, or of floats added to scores."""
-    if mask.dtype == torch.bool:
-        return mask
     return mask > HIDDEN if mask.is_floating_point() else mask != 0
 
 
@@ -79,7 +77,7 @@ def compute_dot_weights(
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = scale * query[..., rows, :].float() @ key.float().mT
-    allowed = None
+    allowed = torch.ones(1, 1, 1, dtype=torch.bool, device=query.device).expand(1, n, m)
     if is_causal:
         attn_mask = torch.ones(n, m, dtype=torch.bool, device=query.device).tril()
     if attn_mask is not None:
@@ -133,10 +131,10 @@ def sort_examples(weights: Weights, order: Tensor, num_examples: int) -> Weights
         num_examples: e.
 
     Returns:
-        Weights with `allowed` [e or 1, n, m], the keys of any head; None for all.
+        Weights with `allowed` [e or 1, n, m], the keys of any head.
     """
     allowed, g = weights.allowed, len(weights.p)
-    if allowed is not None and len(allowed) > 1:
+    if len(allowed) > 1:
         allowed = allowed.repeat_interleave(g // len(allowed), dim=0)[order]
         allowed = allowed.unflatten(0, (num_examples, -1)).any(dim=1)
     return weights._replace(p=weights.p[order], allowed=allowed)
@@ -174,17 +172,15 @@ def find_tokens(allowed: Tensor) -> Tensor:
     return is_key & is_query & ~(is_lonely & sees_ahead)
 
 
-def fits_mask(mask: Tensor, allowed: Tensor | None) -> bool:
+def fits_mask(mask: Tensor, allowed: Tensor) -> bool:
     """Returns whether a mask can be that of the tokens which exist.
 
     No token of it attends to one outside, and each attends to some token.
 
     Args:
         mask: Bool [b, n].
-        allowed: Bool [b or 1, n, n], which token a token may attend to; None for all.
+        allowed: Bool [b or 1, n, n], which token a token may attend to.
     """
-    if allowed is None:
-        return bool(mask.all())
     wrong = allowed & mask[:, :, None] & ~mask[:, None]
     return not wrong.any() and bool((allowed.any(dim=-1) | ~mask).all()) and bool(mask.any())
 
@@ -197,7 +193,7 @@ def number_documents(exists: Tensor, allowed: Tensor | None, index: Tensor) -> T
 
     Args:
         exists: Bool [b, n].
-        allowed: Bool [b or 1, n, n], which token a token may attend to; None for all.
+        allowed: Bool [b or 1, n, n], which token a token may attend to; None if unknown.
         index: Int [b, n], numbers of the tokens.
 
     Returns:
@@ -207,6 +203,7 @@ def number_documents(exists: Tensor, allowed: Tensor | None, index: Tensor) -> T
     if allowed is not None:
         neighbours = allowed.diagonal(-1, 1, 2) | allowed.diagonal(1, 1, 2)
         starts[:, 1:] = ~neighbours & exists[:, 1:] & exists[:, :-1]
+    if starts.any():
         number = starts.cumsum(dim=1)
         is_across = number[:, :, None] != number[:, None]
         across = allowed & is_across & exists[:, :, None] & exists[:, None]
@@ -254,20 +251,17 @@ def measure_weights(weights: Weights, documents: Tensor) -> dict[str, Tensor]:
     numbers = documents[:, rows]
     packed = split_documents(numbers, (numbers >= 0) & (p.sum(dim=(1, 3)) != 0), (e, r))
     p, is_query = packed.split_heads(p), torch.as_tensor(packed.exists, device=p.device)
-    keys = None
-    if weights.allowed is not None:
-        allowed = packed.split_tokens(weights.allowed[:, rows].expand(e, r, m))
-        keys = (allowed & is_query[..., None]).any(dim=1)
+    allowed = packed.split_tokens(weights.allowed[:, rows].expand(e, r, m))
+    keys = (allowed & is_query[..., None]).any(dim=1)
     missing = (1 - p.sum(dim=-1, keepdim=True)).clamp(min=0) * is_query[:, None, :, None]
     has_sink = bool((missing > SUM).any())
     if has_sink:  # what goes to no key is one key more
         p = torch.cat([p, missing], dim=-1)
-        keys = torch.ones(len(p), m, dtype=torch.bool, device=p.device) if keys is None else keys
         keys = torch.nn.functional.pad(keys, (0, 1), value=False)
-    scalars = {}
-    for name in ATTENTION:
-        options = {"key_mask": keys} if name == "sink_rate" else {}
-        scalars[name] = MEASURES[name](p, mask=is_query, **options)
+    options = {"sink_rate": {"key_mask": keys}}
+    scalars = {
+        name: MEASURES[name](p, mask=is_query, **options.get(name, {})) for name in ATTENTION
+    }
     if has_sink:
         counts = is_query.sum(dim=-1).clamp(min=1)[:, None]
         scalars["missing_mass"] = missing[..., 0].sum(dim=-1) / counts

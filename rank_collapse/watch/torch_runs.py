@@ -16,7 +16,7 @@ from rank_collapse.watch.torch_functions import floats_in
 from rank_collapse.watch.torch_gradients import choose_shares
 from rank_collapse.watch.torch_origins import Origins, Tag, Term, join_pasts
 from rank_collapse.watch.torch_products import Weights, measure_tokens, measure_weights
-from rank_collapse.watch.torch_tokens import find_allowed_tokens, read_tokens
+from rank_collapse.watch.torch_tokens import Tokens, find_allowed_tokens, read_tokens
 
 Select = Callable[[str, nn.Module], bool]
 
@@ -56,20 +56,16 @@ class Piece(NamedTuple):
 
     Attributes:
         frame: Number of the call.
-        index: Of its tokens, as `Tokens` has it.
+        tokens: Of its queries.
         documents: Of its tokens, as `number_documents` gives them.
-        is_closed: Whether its keys are the tokens of its queries, and no others.
         num_keys: m.
-        matrix: What was read, as `Tokens` has it.
         scalars: {name: by document and head [k, h]} of its weights.
     """
 
     frame: int
-    index: Tensor
+    tokens: Tokens
     documents: Tensor
-    is_closed: bool
     num_keys: int
-    matrix: Tensor
     scalars: dict[str, Tensor]
 
 
@@ -80,18 +76,17 @@ def _join_documents(pieces: Sequence[Piece]) -> list[Piece]:
         pieces: Of one call. They stay as they are where a token of one attends to one of another,
             or is in two.
     """
-    places, order = torch.cat([piece.index.flatten() for piece in pieces]).sort()
-    is_split = all(piece.is_closed for piece in pieces) and bool((places.diff() > 0).all())
-    if not is_split:
+    every = [piece.tokens for piece in pieces]
+    places, order = torch.cat([tokens.index.flatten() for tokens in every]).sort()
+    if not all(tokens.has_own_keys() for tokens in every) or not (places.diff() > 0).all():
         return list(pieces)
     documents = torch.cat([piece.documents.flatten() for piece in pieces])[order]
     scalars, measured = {}, [piece.scalars for piece in pieces if piece.scalars]
     for name in dict.fromkeys(name for columns in measured for name in columns):
         columns = [a.get(name, torch.zeros_like(a["attention_entropy"])) for a in measured]
         scalars[name] = torch.cat(columns)  # the mass that no key has is 0 where it is none
-    num_keys = max(piece.num_keys for piece in pieces)
-    parts = {"index": places[None], "documents": documents[None], "num_keys": num_keys}
-    return [pieces[0]._replace(**parts, scalars=scalars)]
+    tokens, num_keys = every[0]._replace(index=places[None]), max(p.num_keys for p in pieces)
+    return [Piece(pieces[0].frame, tokens, documents[None], num_keys, scalars)]
 
 
 @dataclasses.dataclass(eq=False)
@@ -162,7 +157,7 @@ class Runs:
         term: Term,
         weights: Weights,
         value: Tag,
-        result: Any,
+        result: Tensor,
     ) -> None:
         """Measures a product, as one of the innermost module with parameters that made its queries.
 
@@ -180,28 +175,26 @@ class Runs:
         tokens, owner = read_tokens(term, len(weights.p)), _find_owner(frames, term)
         past = join_pasts(source.tag for source in tokens.sources)
         names = tuple(dict.fromkeys([*past, owner.name]))
-        for tensor in floats_in(result)[:1]:
-            origins.begin(tensor, names)
+        origins.begin(result, names)
         if not self._select(owner.name, owner.module):
             return
         around = tuple(frame.number for frame in frames[: frames.index(owner) + 1])
         run = self._find_run(owner.name, around, tokens, past)
         if run is None:
-            reason = "of calls on different tokens the first is measured"
-            self._notes.leave_out(owner.name, "later calls", reason)
+            self._notes.leave_out(
+                owner.name, "later calls", "of calls on different tokens the first is measured"
+            )
             return
         weights = products.sort_examples(weights, tokens.order, len(tokens.index))
         documents = self._find_documents(frames, tokens, weights.allowed, names)
         if run.turn == 0:
             tags = term.query, term.key, value
             run.shares.append(choose_shares(tags, tokens.sources, owner.number))
-        is_closed = tokens.keys is not None and torch.equal(tokens.keys, tokens.index)
         if not run.pieces and owner.number == run.frames[-1]:
             run.tokens = tokens.index, documents  # for attention to other tokens in this call
-        of_tokens = tokens.index, documents, is_closed, weights.p.shape[-1], tokens.matrix
-        scalars: dict[str, Tensor] = {}
-        run.pieces.append(Piece(owner.number, *of_tokens, scalars))
-        scalars |= measure_weights(weights, documents)
+        piece = Piece(owner.number, tokens, documents, weights.p.shape[-1], {})
+        run.pieces.append(piece)
+        piece.scalars.update(measure_weights(weights, documents))
 
     def end_call(self, frame: Frame) -> None:
         """Measures the tokens of a module's call that ends, and keeps the scalars of its products.
@@ -225,16 +218,18 @@ class Runs:
         pieces = _join_documents(pieces) if len(pieces) > 1 else pieces
         first, is_first = pieces[0], pieces[0].frame == run.frames[-1]
         if is_first:
-            run.tokens = first.index, first.documents
-        if not run.tokens or not all(torch.equal(run.tokens[0], piece.index) for piece in pieces):
+            run.tokens = first.tokens.index, first.documents
+        indices = [piece.tokens.index for piece in pieces]
+        if not run.tokens or not all(torch.equal(run.tokens[0], index) for index in indices):
             run.tokens, run.scalars = None, {}
             self._notes.leave_out(run.name, "tokens", "its products are of different tokens")
         elif is_first and self._kind == "read" and not run.is_cross:
-            measured = first.matrix[first.index], first.documents, "read"
-            run.scalars = self._notes.attempt(run.name, "tokens", measure_tokens, *measured) or {}
+            x = first.tokens.matrix[first.tokens.index]
+            measured = measure_tokens, x, first.documents, "read"
+            run.scalars = self._notes.attempt(run.name, "tokens", *measured) or {}
         for piece in pieces:
             if piece.num_keys < 2:
-                reason = f"{len(piece.index)} examples of {piece.num_keys} keys"
+                reason = f"{len(piece.tokens.index)} examples of {piece.num_keys} keys"
                 self._notes.leave_out(run.name, "weights", reason)
             elif piece.scalars:
                 by_head = {name: values.mean(dim=0) for name, values in piece.scalars.items()}
@@ -263,7 +258,7 @@ class Runs:
         Args:
             frames: The modules that run.
             tokens: Of the queries.
-            allowed: Bool [e or 1, n, m], which key a query may attend to; None for all.
+            allowed: Bool [e or 1, n, m], which key a query may attend to.
             names: Of the attentions that the tokens come from, and of this one.
         """
         shape, among = tokens.index.shape, find_allowed_tokens(tokens, allowed)
@@ -273,13 +268,12 @@ class Runs:
         exists = None
         if not tokens.is_cross:
             fits = functools.partial(products.fits_mask, allowed=among)
-            if among is None and allowed is not None:  # of which keys are tokens nothing is known
-                fits = torch.any
+            if among is None:  # of which keys are tokens nothing is known
+                fits = torch.all if allowed.all() else torch.any
             exists = self._find_mask(frames, shape, fits, names[0])
-        if exists is None and among is not None:
-            exists = products.find_tokens(among)
         if exists is None:
-            exists = torch.ones(shape, dtype=torch.bool, device=tokens.index.device)
+            every = torch.ones(shape, dtype=torch.bool, device=tokens.index.device)
+            exists = every if among is None else products.find_tokens(among)
         return products.number_documents(exists.expand(shape), among, tokens.index)
 
     def _find_mask(self, frames, shape, fits, stream):

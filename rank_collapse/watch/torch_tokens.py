@@ -32,6 +32,10 @@ class Tokens(NamedTuple):
     is_cross: bool
     sources: tuple[Source, ...]
 
+    def has_own_keys(self) -> bool:
+        """Returns whether keys are the tokens of the queries, and no others."""
+        return self.keys is not None and torch.equal(self.keys, self.index)
+
 
 def choose_term(terms: Sequence[Term]) -> Term:
     """Chooses the first product with keys of the same tokens, or the first."""
@@ -141,16 +145,16 @@ def _find_places(entries, used, sources):
     return places.amax(dim=-1).reshape(-1, places.shape[-2])
 
 
-def find_allowed_tokens(tokens: Tokens, allowed: Tensor | None) -> Tensor | None:
-    """Finds Bool [e or 1, n, n], which token a token may attend to; None if all or unknown.
+def find_allowed_tokens(tokens: Tokens, allowed: Tensor) -> Tensor | None:
+    """Finds Bool [e or 1, n, n], which token a token may attend to; None if unknown.
 
     Args:
         tokens: Of the queries.
         allowed: Bool [e or 1, n, m], which key a query may attend to.
     """
-    if allowed is None or tokens.is_cross or tokens.keys is None:
+    if tokens.is_cross or tokens.keys is None:
         return None
-    if torch.equal(tokens.keys, tokens.index):
+    if tokens.has_own_keys():
         return allowed
     match = tokens.keys[:, None] == tokens.index[:, :, None]
     if not match.any(dim=-1).all():

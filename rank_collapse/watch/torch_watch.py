@@ -21,24 +21,22 @@ from rank_collapse.measures.spikes import TOKENS
 from rank_collapse.watch.names import PARTS
 from rank_collapse.watch.recorder import (
     LeftOut,
-    Log,
     Notes,
     Recorder,
-    make_transformers_callback,
+    flatten_row,
 )
 from rank_collapse.watch.torch_gradients import measure_gradient
 from rank_collapse.watch.torch_passes import Pass, plain_name
 
-Layers = int | str | Sequence[int | str] | Callable[[str, nn.Module], bool] | None
 NUM_SKIPPED = 100  # steps of other optimizers, after which one that has not stepped is replaced
 
 
 def watch(
     model: nn.Module,
     every: int = 100,
-    log: Log = None,
+    log: Any = None,
     tokens: str = "read",
-    layers: Layers = None,
+    layers: int | str | Sequence[int | str] | Callable[[str, nn.Module], bool] | None = None,
     mask: Callable[[Any, Any], Tensor] | None = None,
 ) -> "Watch":
     """Measures a model at every so many steps of its optimizer, until `close` or the model's end.
@@ -136,8 +134,11 @@ class Watch:
         for name in texts.keys() - {name for name, _ in self._layers}:
             lines += [f"  {f'{name}: ' if name else ''}{text}" for text in texts[name]]
         for number, (name, turn) in enumerate(self._layers):
-            columns = {metric: column for metric, column in row.items() if isinstance(column, list)}
-            names = [metric for metric in columns if not math.isnan(columns[metric][number])]
+            names = [
+                metric
+                for metric, column in row.items()
+                if isinstance(column, list) and not math.isnan(column[number])
+            ]
             title = name + (f", run {turn + 1}" if turn else "")
             omitted = f" ({'; '.join(texts[name])})" if name in texts else ""
             lines.append(f"  {number} {title}: {', '.join(names) or 'not measured'}{omitted}")
@@ -147,7 +148,29 @@ class Watch:
 
     def hf(self) -> Any:
         """Returns a `transformers.TrainerCallback`: the Trainer's steps and log; it closes."""
-        return make_transformers_callback(self)
+        from transformers import TrainerCallback
+
+        watched = self
+
+        class Callback(TrainerCallback):
+            def on_step_begin(self, args, state, control, **kwargs):
+                watched.step = state.global_step + 1
+
+            def on_log(self, args, state, control, logs=None, **kwargs):
+                """Adds the last row to the history, and its means to what the loggers get."""
+                row = (watched.rows or [{}])[-1]
+                by_layer = {
+                    name: values for name, values in row.items() if isinstance(values, list)
+                }
+                state.log_history[-1].update(flatten_row(by_layer))
+                for name, values in by_layer.items():
+                    numbers = [value for value in values if value == value]
+                    logs |= {name: sum(numbers) / len(numbers)} if numbers else {}
+
+            def on_train_end(self, args, state, control, **kwargs):
+                watched.close()
+
+        return Callback()
 
     def _prepare(self):
         """Begins a step that is due, with the modules as they are now."""
@@ -180,8 +203,9 @@ class Watch:
         self._write()
         callers = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
         if any(name.endswith("_dynamo/eval_frame.py") for name in itertools.islice(callers, 20)):
-            reason = "optimizer.step is compiled: set Watch.step before each"
-            self.notes.leave_out(None, "steps", reason)
+            self.notes.leave_out(
+                None, "steps", "optimizer.step is compiled: set Watch.step before each"
+            )
         self._step += 1
         self._prepare()
 
@@ -256,8 +280,7 @@ class Watch:
             if self._numbers and number not in self._numbers:
                 continue
             if run.products:
-                combined = self.notes.attempt(run.name, "weights", _combine_products, run)
-                run.scalars |= combined or {}
+                run.scalars |= self.notes.attempt(run.name, "weights", _combine_products, run) or {}
             for name, scalar in run.scalars.items():
                 column = f"cross.{name}" if run.is_cross else name
                 scalars.setdefault(column, {})[number] = scalar
