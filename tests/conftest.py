@@ -1,5 +1,5 @@
-"""A strict suite: rank promotion refused, several CPU devices; with `-m full` annotations are checked
-too, which takes an eighth longer.
+"""A strict suite: rank promotion refused, several CPU devices. With `-m full` annotations are
+checked too, which takes an eighth longer.
 
 Nearly all of its time is compilation: see `compiling`. Tests that must see what users run take the
 fixture `optimized`.
