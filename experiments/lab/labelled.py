@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from experiments.verdicts import Comparison, Row, make_row
+from experiments.verdicts import Comparison, Row, finite_or_none, make_row
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import mean_interval
 from rank_collapse.report.wording import WORDS
@@ -154,6 +154,7 @@ def compare_means(
         published = other
         if isinstance(other, xr.DataArray):
             published = other.sel({n: v for n, v in point.items() if n in other.dims}).item()
+            published = finite_or_none(published)
         ends = mean_interval(draws.values.tolist()) if interval else None
         note = f"95 % {ends.low:.3g} to {ends.high:.3g}" if ends else note
         mean = show(draws.mean().item())

@@ -349,3 +349,17 @@ def test_what_float32_cannot_decide_comes_from_float64():
     np.testing.assert_allclose(profiles[1], expected, atol=1e-4)
     np.testing.assert_array_equal(profiles[[0, 2]], profile[[0, 2]])
     assert np.isnan(profile[1, 1])  # what was given stays as it was
+
+
+@pytest.mark.full
+def test_the_constant_of_the_law_is_that_of_networks_without_skips(base, tmp_path):
+    """Its closed form is that of attention alone; figures need no attention alone."""
+    results, setup = result_of(run_collapse, base)
+    comparisons = list(run_collapse.compare_results(results, setup))
+    laws = {c.quantity: c for c in comparisons if "3^L law" in c.quantity}
+    assert len(laws) == 2
+    assert all("law of attention alone" in quantity for quantity in laws)
+    assert all(np.isfinite([c.measured, c.published]).all() for c in laws.values())
+    assert run(run_collapse, [*SIZE, "--variants=san_mlp", "--mlp_gain=1,2"], tmp_path) == 0
+    assert (tmp_path / "figures" / "log_residual.png").exists()
+    assert not (tmp_path / "figures" / "mlp_gain.png").exists()

@@ -86,18 +86,30 @@ def log_residual_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
     start = (results.log10_residual - results.log10_size).isel(layer=0, drop=True)
     lost = start - (results.log10_residual - results.log10_size)
     fig, axes = by_variant(lost, ylabel=label, width=3.6, height=3.4, draw=figures.log_band)
-    panels = labelled.iterate_points(results.sel(variant="san"), "seed", "layer", "mlp_gain")
-    for ax, (point, panel) in zip(axes[0], panels, strict=True):
-        san_point = {"variant": "san"} | point
-        plain = start.sel(san_point) - panel.plain_log10_residual + panel.log10_size
-        ax.plot(plain.where(plain > 0).mean("seed"), color=figures.color(0), linestyle=":")
-        mean = lost.sel(san_point).mean("seed", dtype=float)
-        fast = np.flatnonzero(mean.values > 3)
-        if len(fast) > 1 and mean[-1] > 2.5 * mean[-2]:
-            layers = np.arange(fast[0], len(mean))
-            ax.plot(layers, float(mean[-1]) * 3.0 ** (layers - layers[-1]), "k--", lw=1, zorder=5)
+    if "san" in results.variant:
+        panels = labelled.iterate_points(results.sel(variant="san"), "seed", "layer", "mlp_gain")
+        for ax, (point, panel) in zip(axes[0], panels, strict=True):
+            san_point = {"variant": "san"} | point
+            plain = start.sel(san_point) - panel.plain_log10_residual + panel.log10_size
+            ax.plot(plain.where(plain > 0).mean("seed"), color=figures.color(0), linestyle=":")
+            draw_cubic_line(ax, lost.sel(san_point).mean("seed", dtype=float).values)
+    for ax in axes[0]:
         ax.set(yscale="log", ylim=(0.01, None))
     return fig
+
+
+def draw_cubic_line(ax: Any, lost: np.ndarray) -> None:
+    """Draws a line that triples with each layer through the last point of a curve, from where this
+    is above 3 powers of ten; nothing where the curve does not triple.
+
+    Args:
+        ax: Axes of the figure.
+        lost: Powers of ten by layer [L + 1].
+    """
+    above = np.flatnonzero(lost > 3)
+    if len(above) > 1 and lost[-1] > 2.5 * lost[-2]:
+        layers = np.arange(above[0], len(lost))
+        ax.plot(layers, lost[-1] * 3.0 ** (layers - layers[-1]), "k--", lw=1, zorder=5)
 
 
 def local_rate_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
@@ -192,7 +204,7 @@ def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
 def mlp_gain_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     """By how much MLPs raise the constant Λ above pure attention's, against their gain: above 0
     they slow the collapse."""
-    if "swept" not in results:
+    if "swept" not in results or "san" not in results.variant:
         return None
     raised = raised_constant(first(results))
     if not raised.size:
