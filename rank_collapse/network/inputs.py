@@ -16,7 +16,7 @@ from rank_collapse import struct
 from rank_collapse.measures.arrays import as_bools
 from rank_collapse.measures.on_jax import as_jax
 from rank_collapse.network import attention as attn
-from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.edits import trace_edits
 from rank_collapse.network.embedding import check_per_token, embed, sinusoidal_positions
@@ -88,6 +88,7 @@ def prepare_inputs(
             parameters that contradict the config, inputs of the wrong shape or kind, a memory that
             is missing or of no use.
     """
+    check_config(config)
     if covers is not None:
         covers.check(config)
     if config.cross_attention and memory is None:

@@ -147,6 +147,16 @@ def apply_to_tokens(config, inputs):
     return rc.apply(draws.parameters(config, 1), x, config, **inputs)
 
 
+test_arguments_in_another_order_are_named = refused(
+    [
+        (lambda: rc.apply(san()[1], san()[0], X), "config is a .*rray"),
+        (lambda: rc.surgery.ablate(*san()[::-1], "SAN"), "config is a TransformerParams"),
+        (lambda: rc.design(san()[1], "pre"), "config is a TransformerParams"),
+        (lambda: rc.variant(san()[1], "sinks"), "config is a TransformerParams"),
+    ]
+)
+
+
 def test_a_bias_of_all_heads_is_that_of_each():
     config, params = san()
     bias = draws.normal(N, N)
