@@ -215,7 +215,8 @@ def input_states(
                 raise ValueError(f"{name} of dtype {index.dtype} are not integers")
         check_indices({"x": x, "segments": segments, "positions": positions}, config)
         return embed(params.embedding, x, config.embedding, segments=segments, positions=positions)
-    if is_ids or x.ndim != 2 or x.shape[1] != config.d_model:
+    is_real = not jnp.issubdtype(x.dtype, jnp.complexfloating)
+    if is_ids or not is_real or x.ndim != 2 or x.shape[1] != config.d_model:
         raise ValueError(
             f"x of shape {x.shape} and dtype {x.dtype} is not [n, d_model={config.d_model}]"
             + ("" if config.embedding is not None else " (the config has no embedding)")

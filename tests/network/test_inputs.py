@@ -117,6 +117,8 @@ test_inputs_of_no_use_and_token_ids_outside_the_vocabulary_are_refused = refused
         (TEXT, {"x": jnp.array([-1, 2])}, "token id -1 is not below vocab_size=11"),
         ({}, {"x": X, "memory": X}, "cross_attention=False"),
         ({}, {"x": X, "dropout_rate": 0.1}, r"dropout_rate=0.1 needs a dropout_key"),
+        ({}, {"x": X, "dropout_key": 3, "dropout_rate": 0.1}, "dropout_key of shape"),
+        ({}, {"x": X + 1j}, r"x of shape \(5, 8\) and dtype complex64"),
     ],
     lambda fields, inputs: rc.apply(san(**fields)[1], config=san(**fields)[0], **inputs),
 )
