@@ -192,6 +192,8 @@ def depth_report(
     over paths, theorem 2.1 of Dong et al. 2021.
     """
     source, unembedding = _open_source(params, config, unembedding)
+    if not len(ids):
+        raise ValueError("ids have no text")
     one_text = np.ndim(ids[0]) == 0
     batch = as_batch({"x": [ids] if one_text else ids, "mask": mask})
     ids, mask = batch["x"], batch.get("mask")
