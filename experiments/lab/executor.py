@@ -126,7 +126,8 @@ class Executor(contextlib.ExitStack):
         if keys is None:
             keys = seeds.fold_seeds(options.seed, options.first_seed + np.arange(count))
         own_cells = self._cell_floats(cells, [options])
-        if self._list_missing(own_cells, count):
+        if missing := self._list_missing(own_cells, count):
+            self.run.check_writable(missing[0][0])
             floats = self._cell_floats(cells, options.group)
             missing = self._list_missing(floats, count)
             self.progress.skip(len(floats) * count - len(missing))

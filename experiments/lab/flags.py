@@ -35,8 +35,8 @@ EXECUTION = {
     "debug",
 }
 LARGEST = 3.4e38  # number of float32
-# Flags of the seeds, which are an axis of every result.
-ONE_VALUE = {"seed", "first_seed", "num_seeds"}
+# Flags of the seeds, which are an axis of every result, and of the arithmetic of the whole run.
+ONE_VALUE = {"seed", "first_seed", "num_seeds", "dtype"}
 
 
 class Flags(flags.FlagValues):

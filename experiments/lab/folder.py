@@ -229,8 +229,21 @@ class RunFolder(contextlib.ExitStack):
             compute: Returns the named arrays, at least one.
         """
         if self.part(part) is None:
+            self.check_writable(part)
             self.save_arrays({f"{part}/{name}": value for name, value in compute().items()})
         return self.part(part)
+
+    def check_writable(self, part: str) -> None:
+        """Checks that a part that is missing may be computed.
+
+        Args:
+            part: Name of the part.
+
+        Raises:
+            RunError: The folder is only read.
+        """
+        if not self.writable:
+            raise damaged_file_error(self.path / "arrays.npz", f"it lacks seeds of {part!r}")
 
     def keep_arrays(self, arrays: Mapping[str, Any]) -> None:
         """Adds named arrays, and writes the file only if its last write is long enough ago.
@@ -366,9 +379,10 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         RunError: A damaged config.json.
     """
-    config = read_object(path / "config.json").get("config")
-    if not isinstance(config, dict):
-        raise damaged_file_error(path / "config.json", "it has no config")
+    content = read_object(path / "config.json")
+    config = content.get("config")
+    if not isinstance(config, dict) or "execution" not in content:  # of another program
+        raise damaged_file_error(path / "config.json", "it has no config of a run")
     return config
 
 

@@ -44,6 +44,7 @@ MISTAKES = {
         "--text_file={tmp}/one": "1 tokens are fewer than 2",
         "--inputs=gaussian --num_tokens=1": "num_tokens=1 is fewer than 2",
         "--weight_scale=nan": "finite",
+        "--dtype=float32,float64": "dtype",  # of the whole run
         "--weight_scale=1,x": "could not convert string to float: 'x'",
         "--skip_gain=": "skip_gain",
         "--seed_chunk=0": "seed_chunk=0",
@@ -85,6 +86,7 @@ MISTAKES = {
     "run_circle": {"--num_labels=3": "3", "--compare=everything": "everything", "--monitor": ""},
     "run_path_chains": {
         "--num_paths=0": "num_paths=0",
+        "--dtype=float32,float64": "dtype",
         "--num_heads=3": "num_heads=3 does not divide d_model=4",
         "--skip_gain=nan": "skip_gain=nan",
         "--depth=0": "depth=0",

@@ -8,7 +8,8 @@ import pytest
 from trained_runs import arrays, run, same_arrays
 
 from experiments import join, run_path_chains as path_chains
-from experiments.lab import cli, pool
+from experiments.lab import cli, pool, read_run
+from rank_collapse.runs.files import RunError
 
 TINY = [*path_chains.EXPERIMENT.presets["tiny"], "--num_devices=1", "--jobs=1"]
 GAINS = "--skip_gain=0.5,1"
@@ -107,6 +108,13 @@ def test_a_folder_of_another_kind_is_one_line(damage, place, complete_run, tmp_p
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
     assert not (tmp_path / "joined").exists()
+
+
+def test_a_finished_folder_without_arrays_is_not_measured_again_where_it_is_read(point, tmp_path):
+    shutil.copytree(point, tmp_path / "a")
+    (tmp_path / "a" / "arrays.npz").unlink()
+    with pytest.raises(RunError, match="lacks seeds of 'seeds'"):
+        read_run(path_chains, tmp_path / "a")
 
 
 @pytest.mark.parametrize("name", ["arrays.npz", "config.json", "summary.json"])

@@ -10,7 +10,8 @@ from scipy import stats
 from trained_runs import arrays, finished, parsed, result_of, rows, run
 
 import rank_collapse as rc
-from experiments import run_trainability as binary
+from experiments import join, run_trainability as binary
+from experiments.lab import cli
 from experiments.lab.folder import RunFolder
 from experiments.train import designs, training
 from experiments.train.training import Training
@@ -42,6 +43,19 @@ ARGUMENTS = (
 
 
 folder = finished(binary, *ARGUMENTS)
+
+
+def test_seeds_of_two_folders_join_to_those_of_one(tmp_path):
+    arguments = [*SIZES, "--n_steps=1", "--depths=1", "--designs=post", "--warmup=0"]
+    for name, seeds in (("whole", ()), ("a", (0, 1)), ("b", (1, 1))):
+        flags = [f"--{f}={v}" for f, v in zip(("first_seed", "num_seeds"), seeds, strict=False)]
+        assert run(binary, [*arguments, *flags], tmp_path / name) == 0
+    joined = [str(tmp_path / "a"), str(tmp_path / "b"), f"--output_dir={tmp_path / 'joined'}"]
+    assert cli.execute(join.main, join.FLAGS, joined, positional="folders") == 0
+    expected, both = arrays(tmp_path / "whole"), arrays(tmp_path / "joined")
+    assert both.keys() == expected.keys()
+    for name in both:
+        np.testing.assert_allclose(both[name], expected[name], 1e-4, 1e-6, err_msg=name)
 
 
 @pytest.mark.full

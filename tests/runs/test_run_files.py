@@ -70,6 +70,20 @@ def test_a_config_of_another_type_within_is_refused(tmp_path):
     cannot_open(tmp_path, "has no config")
 
 
+def test_a_config_of_another_program_is_not_that_of_a_run(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"config": {"rate": 1}}))
+    (tmp_path / "models").mkdir()
+    message = "has no config of a run"
+    is_refused(message, RunFolder, tmp_path, CONFIG, overwrite=True, error=RunError)
+    assert (tmp_path / "models").exists()
+
+
+def test_nothing_is_computed_where_a_folder_is_only_read(tmp_path):
+    RunFolder(tmp_path, CONFIG).close()
+    run = RunFolder(tmp_path, CONFIG, read_only=True)
+    is_refused(r"arrays\.npz .*lacks seeds of 'a'", run.cached, "a", dict, error=RunError)
+
+
 STATE = {"w": np.random.default_rng(0).normal(size=(40, 10)).astype(np.float32), "n": np.int32(7)}
 
 
