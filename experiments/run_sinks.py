@@ -51,7 +51,8 @@ define("boolean", "last_texts", False, "The last texts of the file in place of t
 define("integer", "num_texts", 16, "Texts of each network.", lower_bound=2)
 define("integer", "max_tokens", 64, "Tokens of each text; shorter texts are left out.")
 define("integer", "seed", 0, "Of weights at random, and of random keys.", lower_bound=0)
-define("float", "start", LATE, "Share of the layers that are left as they are.", lower_bound=0.0)
+text = "Share of the layers that are left as they are."
+define("float", "start", LATE, text, lower_bound=0.0, upper_bound=1.0)
 define("enum", "how", "hidden", "Weights renormalised, or their mass lost.", ["hidden", "dropped"])
 define("enum", "key", "first", "Which key later tokens cannot attend to.", ["first", "random"])
 
