@@ -207,7 +207,7 @@ def _init_mlp(key, config, scale, bias_scale):
     if config.mlp in layers.GATED:
         gate["w_gate"] = _draw_weights(keys[4], (d, f), (d, f), config, scale)
         gate["b_gate"] = _draw_biases(keys[5], (f,), bias_scale)
-    if config.num_experts:  # from keys of their own: without experts the other draws are the same
+    if config.num_experts:  # from separate keys: the other draws are those without experts
         shapes = {"w_router": (d, config.num_experts)}
         if config.d_shared:
             shapes["w_shared"] = (d, 1)
