@@ -143,11 +143,7 @@ class Checked(NamedTuple):
     def headline_numbers(self) -> dict[str, float | int | None]:
         """Returns the headline numbers, means over texts; those in `upper_bounds` are bounds."""
         config, report = self.opened.source.config, self.report
-        means = {
-            f"{text}, mean": float(self.mean_attention(m).mean())
-            for m, text in OF_ATTENTION.items()
-        }
-        numbers = {
+        return {
             "layers": config.depth,
             "heads": config.num_heads,
             "width": config.d_model,
@@ -156,8 +152,11 @@ class Checked(NamedTuple):
             LAST_ALONE: self.mean_ratio(ALONE, -1),
             FIRST_LAYER: report.collapsed_at("SAN"),
             "mean path length, by size": mean_lengths(self.length_laws)[BY_NORM],
+            **{
+                f"{label}, mean": float(self.mean_attention(measure).mean())
+                for measure, label in OF_ATTENTION.items()
+            },
         }
-        return numbers | {f"{text}, mean": mean for text, mean in means.items()}
 
     def upper_bounds(self) -> set[str]:
         """Returns the headline numbers that rounding decides: the true ones are at most these."""
