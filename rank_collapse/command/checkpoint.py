@@ -214,14 +214,14 @@ class Checked(NamedTuple):
                 f"tokens collapse: residual ratio below {COLLAPSED:g} at layer {layer}, "
                 f"{last} after {depth}"
             )
-        alone = f"attention alone (without skips and MLPs) stays at {alone_ratio}"
+        attention = f"attention alone (without skips and MLPs) stays at {alone_ratio}"
         layer = report.collapsed_at("SAN")
         if layer is not None:
-            alone = (
+            attention = (
                 f"attention alone (without skips and MLPs) falls below {COLLAPSED:g} at layer "
                 f"{layer} ({alone_ratio} at the end)"
             )
-        parts = [tokens, alone]
+        parts = [tokens, attention]
         share = self.networks[WHOLE]["spike_share"].mean(axis=0)
         if share.max() > 0.5:
             parts.append(f"one token holds {share.max():.3g} of ‖X‖² at layer {share.argmax()}")

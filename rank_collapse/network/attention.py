@@ -489,8 +489,8 @@ def multi_head_attention(
     if edit.has_edit("weights") and context.mask is not None:
         weights = jnp.where(combine_masks(context.mask), weights, 0).astype(dtype)
     if mixed is None:
-        kept = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)
-        mixed = matrix_product(kept, v)
+        sparse = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)
+        mixed = matrix_product(sparse, v)
     if edit.is_used("head_output"):
         heads = edit("head_output", jnp.einsum("hnv,hvd->hnd", mixed, params.w_o))
     if edit.has_edit("head_output"):

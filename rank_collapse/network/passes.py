@@ -119,8 +119,8 @@ class States(LayerPass):
         return carry, self.measure(layer_values.trace.hidden, layer.inputs.token_mask)
 
     def build_result(self, walk_result: WalkResult) -> Any:
-        def prepend_first(first, others):
-            return jnp.concatenate([first[None], others])
+        def prepend_first(first, by_layer):
+            return jnp.concatenate([first[None], by_layer])
 
         return jax.tree.map(prepend_first, walk_result.carry, walk_result.layer_results)
 
