@@ -376,6 +376,16 @@ def test_who_else_replaces_the_call_of_modules_is_called(is_inside, monkeypatch)
     assert np.isfinite(again.rows[0]["residual_ratio"]).all()
 
 
+def test_watches_go_on_after_others_have_put_back_the_call_of_torch():
+    usual, model = torch.nn.Module._wrapped_call_impl, gpt2(**QUIET)
+    watched = watch(model, every=2)
+    torch.nn.Module.__call__ = usual  # as one does who replaced it before, in a measured step
+    train_gpt2(model, 3)
+    watched.close()
+    assert [row["step"] for row in watched.rows] == [2]
+    assert torch.nn.Module.__call__ is usual
+
+
 def test_a_pass_that_ctrl_c_ended_keeps_no_model():
     def interrupt(*_):
         raise KeyboardInterrupt

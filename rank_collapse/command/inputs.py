@@ -210,6 +210,11 @@ def _read_arrays(flags, settings, embedding):
 
 def _read_array(path, count):
     try:
-        return np.asarray(np.load(path)[:count], np.float32)
-    except (EOFError, TypeError, ValueError, IndexError) as error:
+        with open(path, "rb") as file:
+            array = np.asarray(np.load(file)[:count], np.float32)
+        refuse_if(not array.size, f"its shape is {array.shape}")
+    except OSError:
+        raise
+    except Exception as error:  # zipfile and numpy raise nearly any on other files
         raise ValueError(f"{path} is no array of numbers (.npy): {error}") from None
+    return array

@@ -71,7 +71,12 @@ def attention_rows(
             places are not known.
     """
     q, k = match_framework(as_floats(q), as_floats(k))
+    refuse_if(
+        min(q.ndim, k.ndim) < 3,
+        f"q of shape {tuple(q.shape)} and k of {tuple(k.shape)} are not [..., h, n, k]",
+    )
     refuse(
+        (window is not None and window < 1, f"window={window} is not 1 or more places"),
         (layout not in (None, "hnk", "nhk"), f"layout={layout!r} is not 'hnk' or 'nhk'"),
         (
             layout is None and q.shape[-3] > q.shape[-2] and q.shape[-2] == k.shape[-2],
@@ -102,6 +107,10 @@ def attention_rows(
         *leading, h, n, d = q.shape
         m = n
     rows = np.arange(n) if rows is None else as_array(rows)
+    refuse_if(
+        rows.ndim != 1 or "int" not in str(rows.dtype),
+        f"rows of shape {tuple(rows.shape)} and dtype {rows.dtype} are not numbers of queries [r]",
+    )
     if isinstance(rows, np.ndarray):
         refuse_if(
             not ((rows >= 0) & (rows < n)).all(), f"rows={rows} are not all among the {n} queries"

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rank_collapse.measures.arrays import as_floats, on_host
+from rank_collapse.measures.arrays import as_bools, as_floats, on_host
 
 
 class Spike(NamedTuple):
@@ -109,11 +109,11 @@ def _check_mask(mask, num_tokens):
     """Return a mask as Bool [n] of NumPy.
 
     Raises:
-        ValueError: A mask of another shape.
+        ValueError: A mask of another shape, or no mask: see `as_bools`.
     """
     if mask is None:
         return np.ones(num_tokens, bool)
-    mask = np.asarray(on_host(mask)).astype(bool)
+    mask = np.asarray(on_host(as_bools(mask)))
     if mask.shape != (num_tokens,):
         raise ValueError(f"mask of shape {mask.shape} does not fit {num_tokens} tokens")
     return mask

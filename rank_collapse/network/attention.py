@@ -102,6 +102,7 @@ class AttentionContext(struct.Struct):
         local_rotary: The rotary positions of layers with a window; None for the same.
         layer: Index of the layer, where `normalise` or `mix` are the caller's functions.
         head: Index of the head, where it is alone; None for all.
+        sizes: (L, H) of the network, where `layer` is an index; None elsewhere.
     """
 
     mask: Any = None
@@ -114,6 +115,7 @@ class AttentionContext(struct.Struct):
     local_rotary: Any = None
     layer: Any = None
     head: Any = None
+    sizes: tuple[int, int] | None = struct.static(None)
 
     def broadcast_to_heads(self, value: Any, num_heads: int) -> Array:
         """Broadcast this layer's part of a number, [L] or [L, H] to [h, 1, 1].
@@ -121,8 +123,15 @@ class AttentionContext(struct.Struct):
         Args:
             value: A number, [L] or [L, H].
             num_heads: h.
+
+        Raises:
+            ValueError: An array of another shape, whose missing layers would be the last one.
         """
         value = jnp.asarray(value)
+        if self.sizes is not None and value.shape not in ((), self.sizes[:1], self.sizes):
+            raise ValueError(
+                f"value of shape {value.shape} is not a number, {self.sizes[:1]} or {self.sizes}"
+            )
         if value.ndim:
             value = value[0 if self.layer is None else self.layer]
         if value.ndim and self.head is not None:

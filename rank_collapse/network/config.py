@@ -144,6 +144,18 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         return tuple(rows.index(row) for row in range(self.num_rows))
 
 
+def check_config(config: Any) -> None:
+    """Check that a network is one, where arguments may be in another order.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    kind = type(config).__name__
+    struct.refuse_if(
+        not isinstance(config, TransformerConfig), f"config is a {kind}, not a TransformerConfig"
+    )
+
+
 def flat(config: TransformerConfig) -> dict[str, Any]:
     """List all fields by name, inherited ones last; `TransformerConfig(**fields)` is the config."""
     first = TransformerConfig.__annotations__

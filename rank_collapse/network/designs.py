@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from rank_collapse import struct
-from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.layers import NormPlacement
 from rank_collapse.network.residual import Gains, Unprofiled
 
@@ -213,6 +213,8 @@ def design(
     options = {"norm_placement": norm_placement, "learned": learned}
     if isinstance(config, TransformerConfig):
         return _design_stack(Stack(config, count_branches(config)), name, **options)
+    if not hasattr(config, "encoder"):
+        check_config(config)
     counts = {role: count_branches(getattr(config, role)) for role in ("encoder", "decoder")}
     encoder = Stack(config.encoder, counts["encoder"], "encoder", counts["decoder"])
     decoder = Stack(config.decoder, counts["decoder"], "decoder", counts["encoder"])

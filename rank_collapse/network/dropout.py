@@ -29,9 +29,15 @@ def dropout(key: Any, x: Float[Array, "*s"], rate: Any) -> Float[Array, "*s"]:
 
 
 def dropout_words(key: Any) -> UInt32[Array, "2"]:
-    """Draw the two words that dropout hashes with from a key; words are returned as they are."""
+    """Draw the two words that dropout hashes with from a key; words are returned as they are.
+
+    Raises:
+        ValueError: Neither of them.
+    """
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return jax.random.bits(key, (2,), jnp.uint32)
+    if key.shape != (2,):
+        raise ValueError(f"dropout_key of shape {key.shape} is no random key")
     return key
 
 

@@ -163,6 +163,13 @@ def trace_edits(
     return {name: _trace_edit(name, fn, shapes[name], dtype) for name, fn in edit.items()}
 
 
+_READS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
 def _trace_edit(name, fn, shape, dtype):
     """Trace one edit.
 
@@ -180,16 +187,16 @@ def _trace_edit(name, fn, shape, dtype):
     try:
         # A new function: what is traced once for `fn` may refer to other values by now.
         closed, result = jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*arguments)
-    except jax.errors.ConcretizationTypeError as error:
+    except _READS_VALUES as error:
         raise ValueError(
-            f"edit of {name!r} reads the value of a traced array, perhaps `if layer == 3`: "
-            "use jnp.where(layer == 3, changed, value)"
+            f"edit of {name!r} reads the value of a traced array, perhaps `if layer == 3` or a "
+            "function of numpy: use jnp.where(layer == 3, changed, value), and jnp"
         ) from error
     result_shape = getattr(result, "shape", type(result).__name__)
-    if result_shape != shape:
+    if result_shape != shape or jnp.issubdtype(result.dtype, jnp.complexfloating):
         raise ValueError(
             f"edit of {name!r} gave {result_shape} for a value of shape {shape}: it must return "
-            "an array of that shape"
+            "an array of that shape, of real numbers"
         )
     return Edit([jnp.asarray(a) for a in closed.consts], _Code(closed.jaxpr))
 

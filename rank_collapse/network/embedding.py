@@ -181,6 +181,7 @@ def embed(
     if config.place_registers:
         x = _insert_registers(params, x, config)
     n = x.shape[0]
+    check_per_token("positions", positions, n)
     if config.positions == "learned":
         if n > config.num_positions:
             raise ValueError(f"{n} tokens are more than num_positions={config.num_positions}")
@@ -191,6 +192,7 @@ def embed(
     if not config.place_registers:
         x = _insert_registers(params, x, config)
     if config.num_segments:
+        check_per_token("segments", segments, len(x))
         index = jnp.zeros(len(x), jnp.int32) if segments is None else segments
         x = x + params.segments[index]
     if config.projection == "before_norm":
@@ -200,6 +202,22 @@ def embed(
     if config.projection == "after_norm":
         x = x @ params.w_project + params.b_project[None, :]
     return x
+
+
+def check_per_token(name: str, values: Any, num_tokens: int) -> None:
+    """Check that an argument has a value for each token; None is none.
+
+    Args:
+        name: Of the argument.
+        values: An array.
+        num_tokens: n.
+
+    Raises:
+        ValueError: It has another shape.
+    """
+    if values is not None and jnp.shape(values) != (num_tokens,):
+        shape = jnp.shape(values)
+        raise ValueError(f"{name} of shape {shape} are not one for each of {num_tokens} tokens")
 
 
 def _insert_registers(params, x, config):

@@ -16,10 +16,10 @@ from rank_collapse import struct
 from rank_collapse.measures.arrays import as_bools
 from rank_collapse.measures.on_jax import as_jax
 from rank_collapse.network import attention as attn
-from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.edits import trace_edits
-from rank_collapse.network.embedding import embed, sinusoidal_positions
+from rank_collapse.network.embedding import check_per_token, embed, sinusoidal_positions
 from rank_collapse.network.parameters import TransformerParams, complete_params
 from rank_collapse.network.positions import (
     causal_mask,
@@ -88,6 +88,7 @@ def prepare_inputs(
             parameters that contradict the config, inputs of the wrong shape or kind, a memory that
             is missing or of no use.
     """
+    check_config(config)
     if covers is not None:
         covers.check(config)
     if config.cross_attention and memory is None:
@@ -102,16 +103,18 @@ def prepare_inputs(
     check_inputs_used(x, config, segments, positions)
     x = input_states(params, x, config, segments=segments, positions=positions)
     x = x.astype(jnp.result_type(x, *jax.tree.leaves(params.layers)))
-    n = x.shape[0]
-    mask = check_mask(mask, n, n, "mask")
+    n, h = x.shape[0], config.num_heads
+    mask = check_mask(mask, (h, n, n), "mask")
+    bias = check_bias(bias, (h, n, n))
     memory_context = attn.AttentionContext()
     if memory is not None:
         memory = jnp.asarray(memory)
-        if memory.ndim != 2:
+        if memory.shape[1:] != (config.d_model,) or not len(memory):
             raise ValueError(
-                f"memory of shape {memory.shape} is not [m, d]; use jax.vmap for a batch"
+                f"memory of shape {memory.shape} is not [m, d_model={config.d_model}] with a "
+                "token or more; use jax.vmap for a batch"
             )
-        memory_mask = check_mask(memory_mask, n, memory.shape[0], "memory_mask")
+        memory_mask = check_mask(memory_mask, (h, n, len(memory)), "memory_mask")
         memory_context = attn.AttentionContext(mask=combine_masks(memory_mask))
     num_keys = 1 if memory is None else memory.shape[0]
     edit = trace_edits(edit, config, n, num_keys, x.dtype)
@@ -212,7 +215,8 @@ def input_states(
                 raise ValueError(f"{name} of dtype {index.dtype} are not integers")
         check_indices({"x": x, "segments": segments, "positions": positions}, config)
         return embed(params.embedding, x, config.embedding, segments=segments, positions=positions)
-    if is_ids or x.ndim != 2 or x.shape[1] != config.d_model:
+    is_real = not jnp.issubdtype(x.dtype, jnp.complexfloating)
+    if is_ids or not is_real or x.ndim != 2 or x.shape[1] != config.d_model:
         raise ValueError(
             f"x of shape {x.shape} and dtype {x.dtype} is not [n, d_model={config.d_model}]"
             + ("" if config.embedding is not None else " (the config has no embedding)")
@@ -289,12 +293,12 @@ def check_indices(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
             raise ValueError(f"{noun} {outside.flat[0]} is not below {size_name}={size}")
 
 
-def check_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
+def check_mask(mask: Any, shape: tuple[int, int, int], name: str) -> Any:
     """Convert a mask to Bool [m], [n, m] or [h, n, m]; None stays None.
 
     Args:
         mask: Of booleans or the numbers 0 and 1.
-        num_queries, num_keys: n and m.
+        shape: (h, n, m).
         name: Of the argument, for the message.
 
     Raises:
@@ -302,14 +306,39 @@ def check_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
     """
     if mask is None:
         return None
-    mask = as_mask(mask, name)
-    fits = mask.shape[-1:] == (num_keys,) and mask.ndim <= 3
-    if not fits or (mask.ndim > 1 and mask.shape[-2] not in (1, num_queries)):
+    mask, (h, n, m) = as_mask(mask, name), shape
+    if mask.shape[-1:] != (m,) or not _broadcasts_to(mask, shape):
         raise ValueError(
-            f"{name} of shape {mask.shape} does not fit {num_queries} tokens and {num_keys} keys: "
-            f"[{num_keys}], [{num_queries}, {num_keys}] or [heads, {num_queries}, {num_keys}]"
+            f"{name} of shape {mask.shape} does not fit {n} tokens and {m} keys: "
+            f"[{m}], [{n}, {m}] or [heads={h}, {n}, {m}]"
         )
     return mask
+
+
+def check_bias(bias: Any, shape: tuple[int, int, int]) -> Any:
+    """Give a bias of scores its three axes; None stays None.
+
+    Args:
+        bias: An array.
+        shape: (h, n, m).
+
+    Raises:
+        ValueError: Another shape, or booleans.
+    """
+    if bias is None:
+        return None
+    if bias.dtype == bool or not _broadcasts_to(bias, shape):
+        raise ValueError(
+            f"bias of shape {bias.shape} and dtype {bias.dtype} is not numbers of {shape}, added "
+            "to the scores; which keys a query may attend to says mask="
+        )
+    return bias.reshape((1,) * (3 - bias.ndim) + bias.shape)
+
+
+def _broadcasts_to(array, shape):
+    """Tell whether an array can be broadcast to a shape, without more axes or longer ones."""
+    sizes = zip(reversed(array.shape), reversed(shape), strict=False)
+    return array.ndim <= len(shape) and all(size in (1, full) for size, full in sizes)
 
 
 def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:
@@ -354,6 +383,7 @@ def make_context(
         config_mask = local_mask(n, config.window)
     rotary = local_rotary = relative = None
     if config.position == "rotary":
+        check_per_token("positions", positions, n)
         index, width = jnp.arange(n) if positions is None else positions, config.rotated_width
         rotary = rotary_angles(
             index, width, config.rotary_theta, config.rotary_scaling, config.rotary_tables
@@ -368,6 +398,7 @@ def make_context(
         learned = params.position_bias[buckets].transpose(2, 0, 1)
         bias = learned if bias is None else learned + bias
     elif config.position == "relative_key":
+        check_per_token("segments", segments, n)
         distances = jnp.arange(n - 1.0, -n, -1.0)
         if config.clamp_distance:
             distances = jnp.clip(distances, -config.clamp_distance, config.clamp_distance)

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 
-from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.layers import GATED, MLPParams
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import Gains
@@ -70,6 +70,7 @@ def ablate(
 
     Source: Dong et al. 2021, section 4 and its figures of BERT, ALBERT and XLNet.
     """
+    check_config(config)
     if name not in ABLATIONS:
         raise ValueError(f"ablation {name!r} is not one of {ABLATIONS}")
     if reading not in READINGS:

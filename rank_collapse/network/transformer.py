@@ -225,7 +225,6 @@ def apply(
         ValueError: Inputs of the wrong shape or kind; a memory that is missing or of no use; a
             dropout rate without a key; an unknown edit point; an edit that changes a shape.
     """
-    edits.check_names(keep, config)
     if not isinstance(dropout_rate, jax.core.Tracer):
         if not 0 <= np.asarray(dropout_rate) <= 1:
             raise ValueError(f"dropout_rate={dropout_rate} is not in [0, 1]")
@@ -243,6 +242,7 @@ def apply(
         positions=positions,
         edit=edit,
     )
+    edits.check_names(keep, config)
     return _apply(params, prepared, config, dropout_key, dropout_rate, tuple(keep))
 
 

@@ -21,7 +21,7 @@ from jax.tree_util import Partial
 
 from rank_collapse import struct
 from rank_collapse.network.attention import Mixing, softmax
-from rank_collapse.network.config import DEFAULTS, TransformerConfig
+from rank_collapse.network.config import DEFAULTS, TransformerConfig, check_config
 from rank_collapse.network.covers import ANY, Covers
 from rank_collapse.network.parameters import TransformerParams, init
 
@@ -219,8 +219,7 @@ def variant(config: TransformerConfig, name: VariantName, **values: Any) -> Tran
         ValueError: An unknown name or value, or a config whose attention is replaced already, or
             has scores that the variant does not support.
     """
-    if not isinstance(config, TransformerConfig):
-        raise ValueError(f"variant {name!r} needs a TransformerConfig, not {type(config).__name__}")
+    check_config(config)
     spec = _find_variant(name)
     start = spec.values(config)
     for value in values:

@@ -51,7 +51,8 @@ class Layer(struct.Struct):
         context = self.inputs.context.for_layer(gains.window, gains.rotated)
         if config.normalise is None and config.mix is None:
             return context
-        return context.replace(layer=self.index)
+        sizes = config.depth, config.num_heads
+        return context.replace(layer=self.index, sizes=sizes)
 
     def count_sublayers_before(self, kind: str) -> Any:
         """Count the sublayers of the network before this layer's `kind`; "final": its first."""

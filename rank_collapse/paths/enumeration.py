@@ -34,8 +34,9 @@ def count_paths(depth: int, num_heads: int, skips: bool = True) -> tuple[int, ..
         ValueError: depth or num_heads below 1.
     """
     for name, value in (("depth", depth), ("num_heads", num_heads)):
-        if value < 1:
-            raise ValueError(f"{name}={value} is below 1")
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name}={value!r} is not a whole number from 1 on")
+    depth, num_heads = int(depth), int(num_heads)  # NumPy's would overflow
     counts = [math.comb(depth, k) * num_heads**k for k in range(depth + 1)]
     return tuple(counts if skips else [0] * depth + counts[-1:])
 

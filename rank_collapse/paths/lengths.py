@@ -12,7 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse.measures.arrays import as_array, namespace
+from rank_collapse.measures.arrays import (
+    as_array,
+    host_values_or_none,
+    is_jax_array,
+    is_traced,
+    namespace,
+)
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import as_mask
 from rank_collapse.network.measured.influence import branch_share
@@ -93,8 +99,13 @@ def path_length_law(shares: Any) -> Float[Any, "... lengths"]:
 
     Returns:
         [..., L + 1], probabilities of the lengths 0 .. L, in the framework of `shares`.
+
+    Raises:
+        ValueError: A number, or a share outside [0, 1].
     """
     shares = _as_shares(shares)
+    if not shares.ndim:
+        raise ValueError(f"shares {shares} are a number, not [..., L]")
     xp = namespace(shares)
     law = xp.ones_like(shares[..., :1])
     zero = xp.zeros_like(law)
@@ -133,8 +144,9 @@ def rollout(attention: Any, shares: Any = 0.5, *, by_length: bool = False) -> An
         attention = xp.mean(attention, axis=1)
     depth, num_tokens, _ = attention.shape
     shares = _as_shares(shares)
-    if shares.ndim and shares.shape[0] != depth:
-        raise ValueError(f"{shares.shape[0]} shares do not fit {depth} layers of attention")
+    if tuple(shares.shape) not in ((), (depth,)):
+        shape = tuple(shares.shape)
+        raise ValueError(f"shares of shape {shape} do not fit {depth} layers of attention")
     zero = xp.zeros_like(attention[:1])
     terms = zero + xp.eye(num_tokens, dtype=attention.dtype)[None]
     for layer in range(depth):
@@ -149,12 +161,14 @@ def rollout(attention: Any, shares: Any = 0.5, *, by_length: bool = False) -> An
 
 
 def _as_shares(shares):
-    """Return shares as an array, and check the values of those in NumPy.
+    """Return shares as an array, and check the values of those that are known on the host.
 
     Raises:
         ValueError: A share outside [0, 1].
     """
     shares = as_array(shares)
-    if isinstance(shares, np.ndarray) and not np.all((shares >= 0) & (shares <= 1)):
-        raise ValueError(f"shares {shares} are not all in [0, 1]")
+    is_known = is_jax_array(shares) and not is_traced(shares)
+    values = np.asarray(shares) if is_known else host_values_or_none(shares)
+    if values is not None and not np.all((values >= 0) & (values <= 1)):
+        raise ValueError(f"shares {values} are not all in [0, 1]")
     return shares

@@ -16,7 +16,9 @@ ANY_LENGTH = 2**31
 
 
 def rotary_entry(settings: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
-    """Merge the entries on rotary positions, old ones and new ones, of one kind of layers.
+    """Select the entry on rotary positions, of one kind of layers.
+
+    With both the old one counts, as in transformers: users add it to extend the context.
 
     Args:
         settings: `rope_scaling` and `rope_parameters` among them.
@@ -29,7 +31,7 @@ def rotary_entry(settings: Mapping[str, Any], kind: str | None = None) -> dict[s
     if kind is not None and kind in parameters:
         check_entry(f"rope_parameters.{kind}", parameters[kind], Entry(None, (dict,)))
         parameters = parameters[kind]
-    return (settings["rope_scaling"] or {}) | parameters
+    return settings["rope_scaling"] or parameters
 
 
 def rotary_fields(

@@ -201,6 +201,8 @@ def depth_report(
     over paths, theorem 2.1 of Dong et al. 2021.
     """
     source, unembedding = _open_source(params, config, unembedding)
+    if not len(ids):
+        raise ValueError("ids have no text")
     batch = as_batch({"x": [ids] if np.ndim(ids[0]) == 0 else ids, "mask": mask})
     ids, mask = batch["x"], batch.get("mask")
     has_next = targets_of(ids, mask)[1].any(axis=1)

@@ -36,9 +36,12 @@ def append(
         seed: Which run of an ensemble.
 
     Raises:
-        ValueError: A value that is neither a number nor a list of them.
+        ValueError: A value that is neither a number nor a list of them; or a step between whole
+            numbers, of which all but the last would be lost.
         RunError: The file cannot be written.
     """
+    if not isinstance(values, Mapping) or step is None or not float(step).is_integer():
+        raise ValueError(f"step={step!r} and values={values!r:.80} are no whole number and mapping")
     line = {"step": int(step)} | ({} if seed is None else {"seed": int(seed)})
     for name, value in values.items():
         try:

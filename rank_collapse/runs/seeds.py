@@ -52,6 +52,7 @@ def _fold_keys(key, numbers):
 def seed_mesh(devices: Sequence[Any] | None = None) -> Mesh:
     """Make a one-dimensional mesh of devices (all by default), whose axis is "seeds"."""
     devices = jax.devices() if devices is None else list(devices)
+    refuse_if(not devices, "devices= has no device")
     return jax.make_mesh(
         (len(devices),), (AXIS,), devices=devices, axis_types=(jax.sharding.AxisType.Auto,)
     )

@@ -223,8 +223,12 @@ def depth_rule(name: RuleName, base: TransformerConfig) -> DepthRule:
         base: The network whose hyperparameters are known.
 
     Raises:
-        ValueError: An unknown name.
+        ValueError: An unknown name, or a base that is no network.
     """
+    kind = type(base).__name__
+    struct.refuse_if(
+        not isinstance(base, TransformerConfig), f"base is a {kind}, not a TransformerConfig"
+    )
     if name not in RULES:
         raise struct.unknown_value_error(f"depth rule {name!r}", name, RULES)
     return DepthRule(base, **RULES[name])

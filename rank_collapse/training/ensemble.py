@@ -7,7 +7,7 @@ fills a core. How seeds are shared changes results by rounding alone (docs/sweep
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rank_collapse.runs import seeds
+from rank_collapse.struct import refuse_if
 from rank_collapse.training.recipe import Hyper, Recipe, check_hyper
 from rank_collapse.training.training import init_state, train_epoch
 
@@ -43,7 +44,7 @@ class Ensemble:
 
     Args:
         recipe, mesh: What is trained, on which devices; all by default.
-        make_data: key → pytree whose "train" entry is the training data of one seed, so that all
+        make_data: key → dictionary whose "train" is the training data of one seed, so that all
             data are made where they are used. Its key is independent of the model's.
         epochs_per_chunk: Epochs in one jitted call; progress, checkpoints and the check for
             divergence come between calls. Does not change results.
@@ -67,7 +68,7 @@ class Ensemble:
         at_once: int | None = None,
         watch: Callable[[Any, Any, Hyper, Any], Any] | None = None,
     ):
-        if epochs_per_chunk < 1:
+        if not isinstance(epochs_per_chunk, int) or epochs_per_chunk < 1:
             raise ValueError(f"epochs_per_chunk={epochs_per_chunk} is not a positive integer")
         self.recipe, self.epochs_per_chunk = recipe, epochs_per_chunk
         self.mesh = seeds.seed_mesh() if mesh is None else mesh
@@ -75,7 +76,10 @@ class Ensemble:
 
         def begin(key, hyper, _):
             key_data, key_state = jax.random.split(key)
-            return init_state(key_state, hyper, recipe), make_data(key_data)
+            data = make_data(key_data)
+            has_examples = isinstance(data, Mapping) and len(data.get("train", ()))
+            refuse_if(not has_examples, "make_data gives no examples as 'train'")
+            return init_state(key_state, hyper, recipe), data
 
         def chunk(state, data, hyper, first_epoch):
             def run_epoch(state, epoch):
@@ -149,10 +153,11 @@ class Ensemble:
             `Trained`.
 
         Raises:
-            ValueError: Floats that mean nothing (see `recipe.check_hyper`), or values for another
-                number of runs.
+            ValueError: Floats that mean nothing (see `recipe.check_hyper`), values for another
+                number of runs, or a snapshot of other runs or epochs.
         """
         check_hyper(hyper, self.recipe)
+        refuse_if(np.ndim(keys) < 1 or not len(keys), f"keys of shape {np.shape(keys)} are not [s]")
         count, total = keys.shape[0], self.recipe.num_epochs
         epochs_per_chunk = self.epochs_per_chunk
         keys, hyper = self.lay_out((keys, _as_runs(hyper, count)))
@@ -179,9 +184,12 @@ class Ensemble:
                 saved["watched"] = jax.tree.map(np.copy, watched)
             return saved
 
-        checkpoint = None if resume is None else resume(snapshot())
+        like = None if resume is None else snapshot()
+        checkpoint = None if resume is None else resume(like)
         if checkpoint is not None:
             epoch, saved = checkpoint
+            fits = _list_shapes(saved) == _list_shapes(like) and 0 <= epoch <= total
+            refuse_if(not fits, f"resume gave a snapshot of epoch {epoch} that is of other runs")
             state, losses = self.lay_out(saved["state"]), np.array(saved["losses"])
             watched = jax.tree.map(np.array, saved.get("watched"))
         if epoch == 0 and self._watched:
@@ -198,6 +206,11 @@ class Ensemble:
             if on_chunk is not None:
                 on_chunk(epoch, snapshot, losses[:, :epoch])
         return Trained(state, data, losses, watched, seconds)
+
+
+def _list_shapes(tree):
+    """List the structure of a tree, and the shapes of its leaves."""
+    return jax.tree.structure(tree), [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 def _as_runs(hyper: Hyper, count: int) -> Hyper:

@@ -54,6 +54,8 @@ def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
             the config.
         OSError: The file cannot be read.
     """
+    if os.path.isdir(path):
+        raise ValueError(f"{path} is a folder, not a file of trained models")
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

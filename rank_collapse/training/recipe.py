@@ -63,16 +63,18 @@ class Recipe:
     start: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self):
-        struct.check_integers(self, num_outputs=1, batch_size=1, unroll=1)
+        struct.check_integers(self, num_outputs=1, batch_size=1, unroll=1, num_epochs=0)
         struct.check_choices(self, loss=tuple(LOSSES), schedule=SCHEDULES, optimizer=OPTIMIZERS)
         is_pair = isinstance(self.config, EncoderDecoderConfig)
         name, network = ("encoder", self.config.encoder) if is_pair else ("config", self.config)
         outputs = self.config.decoder.embedding.vocab_size if is_pair else self.num_outputs
         faults = {
-            f"num_epochs={self.num_epochs} is negative": self.num_epochs < 0,
             f"b1={self.b1} is not in [0, 1)": not 0 <= self.b1 < 1,
             f"b2={self.b2} is not in [0, 1)": not 0 <= self.b2 < 1,
             f"eps={self.eps} is not positive": not self.eps > 0,
+            f"clip_norm={self.clip_norm} is not positive": (
+                self.clip_norm is not None and not self.clip_norm > 0
+            ),
             f"{name}.embedding=None: a trained network needs an embedding": (
                 network.embedding is None
             ),
@@ -136,9 +138,20 @@ def check_hyper(hyper: Hyper, recipe: Recipe) -> None:
 
 def find_fault(hyper: Hyper, recipe: Recipe) -> str:
     """Returns what is wrong with the floats of a run, or arrays of them; "" for nothing."""
+    if not isinstance(hyper, Hyper):
+        return f"hyper is a {type(hyper).__name__}, not a Hyper"
     warmup, smoothing = np.asarray(hyper.warmup), np.asarray(hyper.label_smoothing)
+    rate = np.asarray(0.0 if hyper.dropout is None else hyper.dropout)
+    output_rate = rate * np.asarray(hyper.output_dropout)
     no_classes = f"smooths classes, and loss={recipe.loss!r} has none"
     checks = (
+        ("dropout", rate, (rate >= 0) & (rate < 1), "is not in [0, 1)"),
+        (
+            "dropout * output_dropout",
+            output_rate,
+            (output_rate >= 0) & (output_rate < 1),
+            "is not in [0, 1)",
+        ),
         ("warmup", warmup, warmup >= 0, "is not 0 or a number of steps"),
         ("label_smoothing", smoothing, (smoothing >= 0) & (smoothing < 1), "is not in [0, 1)"),
         (

@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -201,7 +201,11 @@ def coord_check(
     """
     refuse(
         (not callable(build), f"build is a {type(build).__name__}, not a function of the depth"),
-        (min(steps, seeds) < 1, f"steps={steps} and seeds={seeds} are to be positive"),
+        (
+            not all(isinstance(count, Integral) and count > 0 for count in (steps, seeds)),
+            f"steps={steps!r} and seeds={seeds!r} are to be positive whole numbers",
+        ),
+        (np.ndim(depths) != 1, f"depths={depths!r} are not two different depths or more"),
     )
     values: dict[str, np.ndarray] = {}
     check = CoordCheck(values, tuple(depths), tuple(widths or ()))
@@ -209,16 +213,22 @@ def coord_check(
     shape = (len(sizes), len(check.depths), seeds, steps)
     for place in itertools.product(*map(range, shape[:3])):
         step, last = build(check.depths[place[1]], seed=place[2], **sizes[place[0]]), None
+        kind = type(step).__name__
+        refuse_if(not callable(step), f"build gave a {kind}, not a function that takes a step")
         for number in range(steps):
             result = step()
+            kind = type(result).__name__
+            refuse_if(not isinstance(result, Mapping), f"a step gave a {kind}, not a dictionary")
             has_hidden = result.get("hidden") is not None
             refuse_if(not has_hidden, f"a step gave {', '.join(result)}, but no 'hidden'")
             measured = coordinates(result, last)
             hidden = as_floats(result["hidden"])
             last = namespace(hidden).asarray(hidden, copy=True)  # the step may use its buffer again
             for name, value in measured.items():
+                is_number = not isinstance(value, str | None) and np.ndim(value) == 0
+                refuse_if(not is_number, f"{name} of a step is {value!r:.60}, not a number")
                 column = values.setdefault(name, np.full(shape, np.nan))
-                column[(*place, number)] = on_host(value)
+                column[(*place, number)] = on_host(as_floats(value))
     return check
 
 

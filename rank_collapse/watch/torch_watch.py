@@ -355,6 +355,9 @@ def _combine_products(run):
     return scalars
 
 
+_TORCH_CALL = nn.Module.__call__
+
+
 class _Watches:
     """The open watches, for optimizers and for the calls of modules.
 
@@ -377,7 +380,7 @@ class _Watches:
             is_measuring = any(watched.measured for watched in cls.open)
             if is_measuring and cls.stance is None:
                 cls.stance = torch.compiler.set_stance("force_eager")
-                if not cls.is_installed:
+                if not cls.is_installed or nn.Module.__call__ is _TORCH_CALL:  # put back by others
                     cls.call, nn.Module.__call__ = nn.Module.__call__, _call_module
                     cls.is_installed = True
             elif not is_measuring and cls.stance is not None:

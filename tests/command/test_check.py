@@ -243,6 +243,21 @@ def test_ids_that_are_given_are_not_cut_and_a_cut_is_said(tmp_path):
         read_tokens(GOLDEN, f"--ids={'5,' * longest}5")
 
 
+@pytest.mark.parametrize("kind", ["an archive", "a broken archive", "nothing"])
+def test_files_of_images_that_are_none_are_refused(kind, tmp_path, capsys):
+    path = tmp_path / "x.npy"
+    with open(path, "wb") as file:
+        if kind == "an archive":
+            np.savez(file, a=np.ones(2))
+        elif kind == "nothing":
+            np.save(file, np.ones((0, 3, 8, 8)))
+        else:
+            file.write(b"PK\x03\x04")
+    assert main([str(GOLDEN.parent / "vit-wide"), f"--inputs={path}", "--json"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {path} is no array of numbers") and err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -259,6 +259,12 @@ test_what_does_not_fit_is_refused = refused(
             r"rows=\[0 6\] are not all among the 6 queries",
         ),
         (
+            lambda: rc.attention_rows(Q, KEYS, rows=np.arange(6) > 3),
+            r"rows of shape \(6,\) and dtype bool are not numbers",
+        ),
+        (lambda: rc.attention_rows(Q[0, 0], KEYS[0, 0]), r"q of shape \(6, 5\)"),
+        (lambda: rc.attention_rows(Q, KEYS, window=0), "window=0"),
+        (
             lambda: rc.attention_rows(Q, np.ones((B, 3, NUM_KEYS, K))),
             r"q of shape .* does not fit k of shape \(2, 3, 8, 5\)",
         ),

@@ -117,9 +117,57 @@ test_inputs_of_no_use_and_token_ids_outside_the_vocabulary_are_refused = refused
         (TEXT, {"x": jnp.array([-1, 2])}, "token id -1 is not below vocab_size=11"),
         ({}, {"x": X, "memory": X}, "cross_attention=False"),
         ({}, {"x": X, "dropout_rate": 0.1}, r"dropout_rate=0.1 needs a dropout_key"),
+        ({}, {"x": X, "dropout_key": 3, "dropout_rate": 0.1}, "dropout_key of shape"),
+        ({}, {"x": X + 1j}, r"x of shape \(5, 8\) and dtype complex64"),
     ],
     lambda fields, inputs: rc.apply(san(**fields)[1], config=san(**fields)[0], **inputs),
 )
+
+
+TABLES = rc.EmbeddingConfig(
+    vocab_size=11, d_embed=D, positions="learned", num_positions=9, num_segments=2
+)
+ONE = np.ones(1, int)
+test_what_would_be_broadcast_to_all_tokens_or_heads_is_refused = refused(
+    [
+        ({"num_heads": 1}, {"bias": np.zeros((4, N, N))}, r"bias of shape \(4, 5, 5\)"),
+        ({}, {"bias": np.tri(N, dtype=bool)}, "bias .* dtype bool .* mask="),
+        ({"num_heads": 1}, {"mask": np.ones((4, N, N), bool)}, r"mask of shape \(4, 5, 5\)"),
+        ({"position": "rotary"}, {"positions": ONE}, "positions .* each of 5 tokens"),
+        ({"position": "relative_key"}, {"segments": ONE}, "segments .* each of 5 tokens"),
+        ({"embedding": TABLES}, {"positions": ONE}, "positions .* each of 5 tokens"),
+        ({"embedding": TABLES}, {"segments": ONE}, "segments .* each of 5 tokens"),
+        ({"cross_attention": True}, {"memory": X[:, 1:]}, r"memory of shape \(5, 7\)"),
+        ({"cross_attention": True}, {"memory": X[:0]}, r"memory of shape \(0, 8\)"),
+    ],
+    lambda fields, inputs: apply_to_tokens(rc.san(2, 2, D).replace(**fields), inputs),
+)
+
+
+def apply_to_tokens(config, inputs):
+    x = np.arange(N) if config.embedding else X
+    return rc.apply(draws.parameters(config, 1), x, config, **inputs)
+
+
+test_arguments_in_another_order_are_named = refused(
+    [
+        (lambda: rc.apply(san()[1], san()[0], X), "config is a .*rray"),
+        (lambda: rc.surgery.ablate(*san()[::-1], "SAN"), "config is a TransformerParams"),
+        (lambda: rc.design(san()[1], "pre"), "config is a TransformerParams"),
+        (lambda: rc.variant(san()[1], "sinks"), "config is a TransformerParams"),
+    ]
+)
+
+
+def test_a_bias_of_all_heads_is_that_of_each():
+    config, params = san()
+    bias = draws.normal(N, N)
+    for name in ("apply", "path_state"):
+        one, each = (
+            PASSES[name](params, X, config, bias=b) for b in (bias, bias[None].repeat(4, 0))
+        )
+        one, each = (getattr(result, "output", result) for result in (one, each))
+        np.testing.assert_allclose(one, each, 1e-5, 1e-6)
 
 
 def test_calls_outside_jit_compile_once(monkeypatch):

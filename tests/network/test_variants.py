@@ -81,6 +81,10 @@ def run_network(config):
     return rc.apply(draws.parameters(config), jnp.asarray(DRAWN), config)
 
 
+def run_sinks(shape):
+    return run_network(rc.variant(rc.san(2, H, D, mask="causal"), "sinks", sink=np.zeros(shape)))
+
+
 def run_with_edit(place):
     config = rc.transformer(1, H, D)
     return rc.apply(draws.parameters(config), jnp.asarray(DRAWN), config, edit={place: abs})
@@ -94,6 +98,8 @@ test_what_is_of_another_shape_or_at_no_place_is_refused = refused(
             r"mix gave \(\(.*\), None\), which are not the shapes",
         ),
         (lambda: run_with_edit("cross_input"), "'cross_input' is not one of the places"),
+        (lambda: run_sinks((3, H)), r"value of shape \(3, 2\) is not a number"),  # 2 layers
+        (lambda: run_sinks((1, H)), r"value of shape \(1, 2\) is not a number"),
     ]
 )
 

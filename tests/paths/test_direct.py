@@ -100,6 +100,10 @@ test_what_does_not_fit_is_named = refused(
             lambda p, x: rc.logit_attribution(jnp.zeros((2, 3, 4)), jnp.zeros((5, 2))),
             r"shape \(5, 2\) is not \[d, c\] .* d=\[4\]",
         ),
+        (
+            lambda p, x: rc.logit_attribution(jnp.zeros((2, 3, 4)), (jnp.zeros((4, 2)), x[0, :3])),
+            r"w of shape \(4, 2\), but b of shape \(3,\)",
+        ),
         (lambda p, x: rc.head_contributions(p, x, SHORT, chunk=0), "chunk=0 is below 1"),
     ],
     lambda call: call(*example(SHORT)[:2]),

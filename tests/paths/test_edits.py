@@ -179,6 +179,9 @@ def test_what_is_refused():
         ),
         ({"residual": lambda v, l: v[:, 0]}, r"gave \(5,\) for a value of shape \(5, 8\)"),
         ({"q": lambda v, layer: 0 * v if layer == 3 else v}, r"use jnp.where\(layer == 3"),
+        ({"q": lambda v, layer: np.tanh(v)}, "a function of numpy"),
+        ({"q": lambda v, layer: [1.0, 2.0][layer] * v}, r"use jnp.where\(layer == 3"),
+        ({"q": lambda v, layer: jnp.fft.fft(v)}, "of real numbers"),
         ({"q": 3}, "edit of 'q', 3, is not a function"),
         (lambda layer, name, value: value, "is not a dictionary {name: function"),
     ):

@@ -150,7 +150,11 @@ def test_results_are_of_the_framework_of_their_arguments():
 def test_wrong_shapes_and_values_are_named():
     is_refused(r"1\.2", rc.path_length_law, np.array([0.2, 1.2]))
     is_refused(r"\(2, 3, 4\)", rc.rollout, np.ones((2, 3, 4)))
-    is_refused("3 shares", rc.rollout, causal_weights(2, 1, 3), np.full(3, 0.5))
+    is_refused(r"1\.2", rc.path_length_law, jnp.array([0.2, 1.2]))
+    is_refused("0.5 are a number", rc.path_length_law, 0.5)
+    for shape in ((3,), (2, 1)):
+        shares = np.full(shape, 0.5)
+        is_refused("shares of shape", rc.rollout, causal_weights(2, 1, 3), shares)
     config = rc.san(2, 2, 8)
     params, x = draws.parameters(config), draws.tokens(5, 8)
     trace = rc.apply(params, x, config)

@@ -32,6 +32,7 @@ def test_counts_are_those_of_the_enumeration(depth, num_heads):
 
 def test_counts_of_large_networks_are_exact():
     assert sum(rp.count_paths(96, 96)) == 97**96
+    assert rp.count_paths(96, np.int64(96)) == rp.count_paths(96, 96)
     assert rp.count_paths(12, 12)[1] == 144
 
 
@@ -66,6 +67,7 @@ test_counts_of_nothing = refused(
     [
         (lambda: rp.count_paths(0, 2), "depth=0"),
         (lambda: rp.count_paths(2, 0), "num_heads=0"),
+        (lambda: rp.count_paths(2.5, 2), "depth=2.5"),
     ]
 )
 

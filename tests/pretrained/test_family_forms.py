@@ -147,6 +147,19 @@ def test_older_entries_of_rotary_positions():
         assert pretrained.config_of(json.loads(json.dumps(old))) == pretrained.config_of(new), name
 
 
+def test_a_scaling_that_users_add_beside_the_new_entry_counts():
+    """As in transformers, which forgets the other entry, its base too."""
+    transformers = pytest.importorskip("transformers", minversion="5")
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6}
+    rotary = {"rope_type": "default", "rope_theta": 500.0}
+    saved = transformers.LlamaConfig(**sizes, rope_parameters=rotary).to_dict()
+    extended = saved | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    theirs = transformers.LlamaConfig(**extended).to_dict()
+    ours = pretrained.config_of(json.loads(json.dumps(extended)))
+    assert ours == pretrained.config_of(json.loads(json.dumps(theirs)))
+    assert ours.rotary_scaling == (4.0,)
+
+
 @pytest.mark.parametrize("name", full_but(architectures.FORMS, "gemma2", "mixtral"))
 def test_layers_one_by_one_are_those_of_the_stack(name, tmp_path):
     """As `stream` reads them; from a file in bfloat16, too, vectors are changed in float32."""

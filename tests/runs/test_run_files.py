@@ -226,6 +226,8 @@ def test_values_of_other_shapes_are_refused(path):
     for wrong in ("hi", {"a": 1}, [1, [2, 3]]):
         message = re.escape(f"'note'={wrong!r} is not a metric")
         is_refused(message, append, {"loss": 1.0, "note": wrong})
+    for step, values in ((0.5, {"loss": 1.0}), (None, {"loss": 1.0}), (1, [1.0])):
+        is_refused("no whole number and mapping", metrics.append, path, step, values)
     assert not path.exists()
 
 

@@ -168,6 +168,7 @@ def test_groups_of_torch():
 test_mistakes_are_named = refused(
     [
         (lambda: rc.depth_rule("complete", BASE), "depth rule 'complete' is not one of"),
+        (lambda: rc.depth_rule("mup", None), "base is a NoneType"),
         (
             lambda: rc.depth_rule("sp", BASE).init(None, NETWORK.replace(init="reference")),
             "init='reference'",

@@ -181,12 +181,32 @@ def test_the_last_chunk_is_watched_where_chunks_do_not_divide_the_epochs():
 
 def test_values_for_another_number_of_runs_are_named(two_devices):
     is_refused("epochs_per_chunk=0", make_ensemble, epochs_per_chunk=0)
+    is_refused(r"keys of shape \(\)", two_devices.train, jax.random.key(0), Hyper())
+    is_refused("hyper is a dict", two_devices.train, seed_keys(0, 2), {"dropout": 0.1})
+    is_refused("devices= has no", seed_mesh, [])
+    for data in ({"eval": make_data(jax.random.key(0))["train"]}, {"train": ()}):
+        ensemble = Ensemble(RECIPE, lambda key, data=data: data)
+        is_refused("as 'train'", ensemble.train, seed_keys(0, 2), Hyper())
     is_refused(
         r"hyper.network.skip_gain of shape \(2, 1\) .* 3 runs",
         two_devices.train,
         seed_keys(0, 3),
         Hyper(network={"skip_gain": np.ones((2, 1))}),
     )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda like: (9, like),
+        lambda like: (2, like | {"losses": like["losses"][:1]}),
+        lambda like: (2, {"state": like["state"]}),
+        lambda like: (2, like | {"state": jax.tree.map(lambda a: a[:1], like["state"])}),
+    ],
+)
+def test_a_snapshot_of_other_runs_is_refused(two_devices, change):
+    train = two_devices.train
+    is_refused("resume gave", train, seed_keys(0, 2), Hyper(learning_rate=0.01), resume=change)
 
 
 @pytest.mark.full

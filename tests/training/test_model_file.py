@@ -75,6 +75,7 @@ def test_other_files_are_refused_in_one_line(tmp_path):
     for path, message in (
         (other, "not a file of trained models"),
         (text, "not a file of trained models"),
+        (tmp_path, "is a folder"),
         (deeper, r"attention.b_k of shape \(3, 2, .*not \(3, 3, "),
     ):
         is_refused(message, load_models, path)

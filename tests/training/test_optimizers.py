@@ -119,6 +119,9 @@ def test_an_ensemble_sweeps_warm_up_and_smoothing():
         ({"warmup": np.array([3.0, np.nan])}, {}, "warmup=nan"),
         ({"label_smoothing": np.array([0.1, 1.0])}, {}, "label_smoothing=1.0 is not in"),
         ({"label_smoothing": 0.1}, {"loss": "squared_error"}, "has none"),
+        ({"dropout": 1.5}, {}, r"dropout=1.5 is not in \[0, 1\)"),
+        ({"dropout": np.array([0.1, -0.5])}, {}, "dropout=-0.5"),
+        ({"dropout": 0.5, "output_dropout": 3.0}, {}, r"output_dropout=1.5 is not in"),
     ],
 )
 def test_floats_that_mean_nothing_are_named(values, fields, message):
@@ -136,6 +139,7 @@ test_bad_optimizers_are_named = refused(
         ({"optimizer": "sgd"}, "optimizer='sgd'"),
         ({"b2": 1.0}, r"b2=1.0 is not in \[0, 1\)"),
         ({"eps": 0.0}, "eps=0.0 is not positive"),
+        ({"clip_norm": -1.0}, "clip_norm=-1.0 is not positive"),
     ],
     lambda fields: make_recipe(**fields),
 )

@@ -275,6 +275,7 @@ test_bad_recipes_are_named = refused(
     [
         ({"batch_size": 0}, "batch_size=0"),
         ({"num_epochs": -1}, "num_epochs=-1"),
+        ({"num_epochs": 2.5}, "num_epochs=2.5"),
         ({"unroll": 0}, "unroll=0"),
         ({"loss": "hinge"}, "loss='hinge'"),
         ({"schedule": "cosine"}, "schedule='cosine'"),

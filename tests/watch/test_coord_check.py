@@ -107,6 +107,13 @@ def test_a_buffer_that_a_step_uses_again_has_changed(framework):
     np.testing.assert_array_equal(change[..., 1], 0.5)
 
 
+def test_a_loss_of_half_precision_is_a_number():
+    torch = pytest.importorskip("torch")
+    step = {"hidden": torch.ones(5, 4), "loss": torch.tensor(1.5, dtype=torch.bfloat16)}
+    check = rc.coord_check(lambda depth, seed: lambda: step, DEPTHS, steps=1, seeds=1)
+    assert (check.values["loss"] == 1.5).all()
+
+
 def test_what_is_not_positive_has_no_slope():
     def build(depth, seed):
         hidden = np.random.default_rng(seed).normal(size=(5, 4)) * (np.nan if depth in lost else 1)
@@ -154,6 +161,12 @@ test_mistakes_are_named = refused(
         (lambda: rc.coord_check(network(KNOWN), (0, 2)), r"depths=\(0, 2\)"),
         (lambda: rc.coord_check(network(KNOWN), DEPTHS, (4, -8)), r"widths=\(4, -8\)"),
         (lambda: rc.coord_check(network(KNOWN), DEPTHS, steps=0), "steps=0"),
+        (lambda: rc.coord_check(network(KNOWN), DEPTHS, seeds=1.5), r"seeds=1\.5"),
+        (lambda: rc.coord_check(network(KNOWN), 8), "depths=8"),
+        (lambda: rc.coord_check(lambda depth, seed: None, DEPTHS), "build gave a NoneType"),
+        (lambda: rc.coord_check(one_step((STATES,)), DEPTHS), "a step gave a tuple"),
+        (lambda: rc.coord_check(one_step({"hidden": STATES, "a": "b"}), DEPTHS), "a of a step"),
+        (lambda: rc.coord_check(one_step({"hidden": STATES, "a": STATES}), DEPTHS), "a of a step"),
         (lambda: rc.coord_check(one_step({"loss": 1}), DEPTHS), "no 'hidden'"),
         (lambda: rc.coord_check(one_step({"hidden": None}), DEPTHS), "no 'hidden'"),
         (lambda: rc.coord_check(one_step({"hidden": STATES, "stream": 1}), DEPTHS), "stream"),
