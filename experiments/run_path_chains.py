@@ -30,8 +30,8 @@ from experiments.lab import (
     cli,
     labelled,
     name_figures,
-    open_run,
     plots,
+    run_experiment,
     vocabulary,
 )
 from experiments.paper import inputs
@@ -334,15 +334,16 @@ FIGURES = name_figures(path_chains_figure, path_lengths_figure)
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, make_setup, inputs.identity) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-        )
+    return run_experiment(
+        options,
+        make_setup,
+        measure,
+        extra=inputs.identity,
+        table=make_rows,
+        figures=FIGURES,
+        claims=judge_claims,
+        compare=compare_results,
+    )
 
 
 if __name__ == "__main__":

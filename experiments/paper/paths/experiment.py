@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from absl import flags
 
-from experiments.lab import Flags, Shown, cli, open_run
+from experiments.lab import Flags, Shown, cli, run_experiment
 from experiments.paper.paths import results
 from experiments.paper.paths.figures import FIGURES
 from experiments.paper.paths.measure import measure, sampled_lengths
@@ -58,14 +58,15 @@ def run_paths(
         return make_setup(point)
 
     make_finding = functools.partial(results.make_finding, success)
-    with open_run(options, make_checked, lambda setup: setup.extra) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=results.make_rows,
-            figures=FIGURES,
-            claims=functools.partial(results.judge_claims, task),
-            compare=results.compare_results,
-            finding=make_finding if success else lambda *_: None,
-            files=model_files,
-        )
+    return run_experiment(
+        options,
+        make_checked,
+        measure,
+        extra=lambda setup: setup.extra,
+        table=results.make_rows,
+        figures=FIGURES,
+        claims=functools.partial(results.judge_claims, task),
+        compare=results.compare_results,
+        finding=make_finding if success else lambda *_: None,
+        files=model_files,
+    )
