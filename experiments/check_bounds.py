@@ -69,10 +69,11 @@ RANGES = {
 }
 
 FLAGS = cli.make_flags("check_bounds", shows="head_max")
-define = cli.definer(FLAGS)
-define("integer", "num_draws", 5000, "Networks drawn.", lower_bound=1)
-define("integer", "seed", 0, "Base seed.", lower_bound=0)
-define("list", "cases", [case.name for case in CASES], "Kinds of networks, tokens x width x heads.")
+FLAGS.define("integer", "num_draws", 5000, "Networks drawn.", lower_bound=1)
+FLAGS.define("integer", "seed", 0, "Base seed.", lower_bound=0)
+FLAGS.define(
+    "list", "cases", [case.name for case in CASES], "Kinds of networks, tokens x width x heads."
+)
 vocabulary.define(FLAGS, seed_chunk=0)
 vocabulary.define_numbers(
     FLAGS,

@@ -106,27 +106,29 @@ FLAGS = arguments.make_flags(
     batch_size=30,
     learning_rate=1e-5,
 )
-define = cli.definer(FLAGS)
-define(
+FLAGS.define(
     "boolean",
     "circle_skip",
     False,
     "A skip around the recurrence: each step's input is the sum of the last step's input and "
     "output; trained on the points plus those of the batch before.",
 )
-text = (
+FLAGS.define(
+    "enum",
+    "compare",
+    "",
     "Several variants at each of the --widths: the three published ones, the theory's (attention "
     "with and without a skip around it, with and without an MLP), all, or pure attention beside "
-    "what keeps walkers apart."
+    "what keeps walkers apart.",
+    ["", *COMPARED],
 )
-define("enum", "compare", "", text, ["", *COMPARED])
 vocabulary.define_numbers(
     FLAGS, "widths", list(WIDTHS), "Model widths of --compare.", lower_bound=3
 )
 text = "Accepted as in the published commands; this experiment has no use for it."
 for name in ("n_repeat", "path_len", "n_paths"):
-    define("integer", name, None, text)
-define("boolean", "no_sub_path", False, text)
+    FLAGS.define("integer", name, None, text)
+FLAGS.define("boolean", "no_sub_path", False, text)
 
 Cases = Mapping[str, TrainedTask]  # {"variant, d=width": what is trained}
 ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}

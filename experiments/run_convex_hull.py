@@ -46,7 +46,7 @@ FLAGS = arguments.make_flags(
     weight_decay=1e-3,
 )
 define_path_flags(FLAGS)
-cli.definer(FLAGS)(
+FLAGS.define(
     "boolean",
     "ffn2",
     True,

@@ -66,14 +66,17 @@ COLUMNS = (*MEANING, "loss")
 FLAGS = cli.make_flags(
     "depth_check", num_seeds=8, shows="stream,step=last", traced=("rule", "learning_rate")
 )
-define = cli.definer(FLAGS)
-define("enum", "rule", "completep", "Depth parametrisation.", list(RULES))
+FLAGS.define("enum", "rule", "completep", "Depth parametrisation.", list(RULES))
 vocabulary.define(FLAGS, depth=8, d_model=64, num_tokens=64, batch_size=4, seed_chunk=0)
 vocabulary.define(FLAGS, learning_rate=PUBLISHED_RATE, weight_decay=0.1)
-define("integer", "base_depth", 2, "Layers of the network whose rates are known.", lower_bound=1)
-define("integer", "base_width", 256, "Its width.", lower_bound=1)
-define("integer", "steps", 10, "Training steps.", lower_bound=2)
-define("string", "text_file", None, "UTF-8 text or table (default: a short text of the package).")
+FLAGS.define(
+    "integer", "base_depth", 2, "Layers of the network whose rates are known.", lower_bound=1
+)
+FLAGS.define("integer", "base_width", 256, "Its width.", lower_bound=1)
+FLAGS.define("integer", "steps", 10, "Training steps.", lower_bound=2)
+FLAGS.define(
+    "string", "text_file", None, "UTF-8 text or table (default: a short text of the package)."
+)
 
 
 class Setup(NamedTuple):

@@ -71,13 +71,12 @@ vocabulary.define(
     bias_scale=0.0,
     seed_chunk=0,
 )
-define = cli.definer(FLAGS)
-define("integer", "num_paths", 100, "Random paths per length and seed.", lower_bound=1)
-define(
+FLAGS.define("integer", "num_paths", 100, "Random paths per length and seed.", lower_bound=1)
+FLAGS.define(
     "integer", "num_repeats", 5, "Sets per length and seed whose error is measured.", lower_bound=1
 )
-inputs.define_flags(define)
-define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
+inputs.define_flags(FLAGS)
+FLAGS.define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
 
 
 def make_setup(options: Flags) -> inputs.TokenNetwork:

@@ -27,11 +27,12 @@ from experiments.note.stability.results import ByCase
 from experiments.verdicts import Comparison, Row, finite_or_none, mean_row
 
 FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last", traced=("update_size",))
-define = cli.definer(FLAGS)
-text = f"Residual designs, out of {', '.join(rc.network.DESIGNS)}."
-define("list", "designs", list(DESIGNS), text)
-text = "Layers of the networks; two or more."
-vocabulary.define_numbers(FLAGS, "depths", [6, 12, 25, 50, 100], text, lower_bound=1)
+FLAGS.define(
+    "list", "designs", list(DESIGNS), f"Residual designs, out of {', '.join(rc.network.DESIGNS)}."
+)
+vocabulary.define_numbers(
+    FLAGS, "depths", [6, 12, 25, 50, 100], "Layers of the networks; two or more.", lower_bound=1
+)
 # Normalised tokens of two numbers are (1, -1) or (-1, 1): equal or opposite, whatever the network.
 vocabulary.define(
     FLAGS,
@@ -44,7 +45,9 @@ vocabulary.define(
     mask="none",
     seed_chunk=0,
 )
-define("float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix, above 0.", lower_bound=0.0)
+FLAGS.define(
+    "float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix, above 0.", lower_bound=0.0
+)
 
 
 def compare_results(results: ByCase, configs: Any) -> Iterator[Comparison]:

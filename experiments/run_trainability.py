@@ -59,8 +59,7 @@ ASKED = ("depths", "designs", "warmup", "learning_rate", "batch_size")
 
 FLAGS = designs.make_flags(ASKED)
 vocabulary.define_alias(FLAGS, **arguments.PUBLISHED_NAMES)
-define = cli.definer(FLAGS)
-define("list", "designs", ["post", "pre", "admin", "deepnorm"], "Names of residual designs.")
+FLAGS.define("list", "designs", ["post", "pre", "admin", "deepnorm"], "Names of residual designs.")
 vocabulary.define_numbers(FLAGS, "depths", [6, 12, 18, 36], "Layers.", lower_bound=1)
 vocabulary.define_numbers(FLAGS, "warmup", [0, 100], "Steps of the warm-up.", lower_bound=0)
 

@@ -35,18 +35,19 @@ from experiments.paper.trained.networks import (
 from rank_collapse import pretrained
 
 FLAGS = cli.make_flags("trained", shows="mean,measure=last", execution=("chunk",))
-define = cli.definer(FLAGS)
-define("string", "folder", "trained", "Folder of checkpoint folders, as trained_weights makes it.")
-define("list", "networks", [], "Some of them, by name; default: all.")
-define("boolean", "untrained", False, "Small networks at random in their place: for tests.")
-define(
+FLAGS.define(
+    "string", "folder", "trained", "Folder of checkpoint folders, as trained_weights makes it."
+)
+FLAGS.define("list", "networks", [], "Some of them, by name; default: all.")
+FLAGS.define("boolean", "untrained", False, "Small networks at random in their place: for tests.")
+FLAGS.define(
     "string",
     "text",
     None,
     "Text for those with a tokenizer: a .tsv with a header (RTE), or "
     "paragraphs; default: the few pieces of a text shipped with the package that do not overlap.",
 )
-define("boolean", "last_texts", False, "The last texts of each file in place of the first.")
+FLAGS.define("boolean", "last_texts", False, "The last texts of each file in place of the first.")
 for name, default, least, text in (
     ("num_texts", 32, 2, "Texts of each network."),
     ("max_tokens", 64, 4, "Tokens kept of each text that a tokenizer reads, and of spectrograms."),
@@ -56,7 +57,7 @@ for name, default, least, text in (
     ("chunk", 8, 1, "Texts at once: memory."),
     ("seed", 0, 0, "Of weights at random."),
 ):
-    define("integer", name, default, text, lower_bound=least)
+    FLAGS.define("integer", name, default, text, lower_bound=least)
 
 
 def open_networks(options: Any) -> list[Network]:

@@ -70,9 +70,8 @@ def make_flags(selecting: Sequence[str]) -> Flags:
         learning_rate=1e-3,
         seed_chunk=0,
     )
-    define = cli.definer(flags)
-    define("enum", "task", "reverse", "Task, learned token by token.", sequences.TASKS)
-    define("integer", "n_steps", 300, "Training steps.", lower_bound=1)
+    flags.define("enum", "task", "reverse", "Task, learned token by token.", sequences.TASKS)
+    flags.define("integer", "n_steps", 300, "Training steps.", lower_bound=1)
     return flags
 
 
