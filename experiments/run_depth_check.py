@@ -40,7 +40,7 @@ from experiments.lab import (
     run_experiment,
     vocabulary,
 )
-from experiments.train.byte_networks import Training, byte_model, text_bytes, train_network
+from experiments.train.byte_networks import byte_model, text_bytes, train_network
 from experiments.verdicts import Comparison, Row
 from experiments.verdicts.intervals import slope
 from rank_collapse.text.tokens import read_texts
@@ -83,7 +83,6 @@ class Setup(NamedTuple):
     """What the flags ask for."""
 
     config: rc.TransformerConfig
-    training: Training
     text: np.ndarray  # bytes as numbers
     source: str  # of the text
 
@@ -99,10 +98,9 @@ def make_setup(options: Any) -> Setup:
     """
     path, tokens = options.text_file, options.num_tokens
     text = default_text() if path is None else "\n".join(read_texts(path))
-    training = Training(steps=options.steps, batch=options.batch_size, tokens=tokens)
     config = byte_model(options.depth, options.d_model, tokens)
     source = "the package's text" if path is None else "/".join(Path(path).parts[-2:])
-    return Setup(config, training, text_bytes(text, tokens), source)
+    return Setup(config, text_bytes(text, tokens), source)
 
 
 def identity(setup: Setup) -> dict[str, str]:
@@ -126,8 +124,16 @@ def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
 
     def measure_seed(key: Any, floats: Any) -> dict[str, jax.Array]:
         rule, rate, decay = floats
-        training = setup.training.replace(rate=rate, weight_decay=decay)
-        return train_network(key, setup.text, setup.config, rule, training)
+        return train_network(
+            key,
+            setup.text,
+            setup.config,
+            rule,
+            rate=rate,
+            weight_decay=decay,
+            steps=options.steps,
+            batch_size=options.batch_size,
+        )
 
     with Executor(options, run, f"L={options.depth}, d={options.d_model}") as executor:
         arrays = executor.measure(measure_seed, make_cells)[""]

@@ -188,7 +188,7 @@ def measure(options: Flags, setup: inputs.TokenNetwork, run: RunFolder) -> dict[
         raise ValueError(f"NaN or overflow in the network; {remedy}")
     depth, num_heads = setup.config.depth, setup.config.num_heads
     names = ("skip_size", "branch_size", "initial_residual")
-    law = jax.jit(path_sizes.alpha_law, static_argnums=4)(
+    alpha, predicted = jax.jit(path_sizes.alpha_law, static_argnums=4)(
         *map(arrays.get, names), arrays["chain_mean"][:, 0], num_heads
     )
     errors = np.median(arrays["estimate_error"], axis=3)
@@ -197,8 +197,8 @@ def measure(options: Flags, setup: inputs.TokenNetwork, run: RunFolder) -> dict[
     return arrays | {
         "length": np.arange(depth + 1),
         "paths": rc.count_paths(depth, num_heads),
-        "predicted_log10_residual": np.asarray(law.by_layer),
-        "alpha_of_layer": pad_start(law.alpha_by_layer),
+        "predicted_log10_residual": np.asarray(predicted),
+        "alpha_of_layer": pad_start(alpha),
         **{f"{name}_median": pad_start(np.median(arrays[name], axis=2)) for name in CHAINS},
         **{f"error_of_{n}_paths": pad_start(errors[:, i]) for i, n in enumerate(SAMPLES)},
         "chain_slope": statistics.slope(np.arange(depth), falls),
@@ -337,7 +337,7 @@ def main(options: Flags) -> Shown:
         options,
         make_setup,
         measure,
-        extra=inputs.identity,
+        extra=lambda setup: setup.source,
         table=make_rows,
         figures=FIGURES,
         claims=judge_claims,

@@ -129,11 +129,6 @@ def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
     yield mean_row("gradient steps", design, slopes["gradient"] - slopes["random"], note=note)
 
 
-def make_rows(results: ByCase, configs: Any) -> Iterator[dict[str, Any]]:
-    """Makes the rows of all networks."""
-    return summary.make_rows(results)
-
-
 EXPERIMENT = Experiment(
     order=120,
     title="Residual designs and depth: stability and rank collapse as one law",
@@ -164,7 +159,7 @@ def main(options: Flags) -> Shown:
         options,
         make_configs,
         measure_all,
-        table=make_rows,
+        table=summary.make_rows,
         figures=FIGURES,
         claims=judge_claims,
         compare=compare_results,

@@ -284,13 +284,9 @@ def _spread_function(fn, mesh, at_once, level):
     return seeds.run_seeds(lambda seed, _: fn(*seed), mesh, at_once=at_once, level=level)
 
 
-def name_leaves(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:
-    """Flattens a nested dictionary to {path: array}.
-
-    Args:
-        tree: Arrays in nested dictionaries.
-        separator: Between the names of the levels.
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    name = functools.partial(jax.tree_util.keystr, simple=True, separator=separator)
-    return {name(path): np.asarray(leaf) for path, leaf in leaves}
+def name_leaves(tree: Any) -> dict[str, np.ndarray]:
+    """Flattens a nested dictionary to {path: array}, with "/" between the names of the levels."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }

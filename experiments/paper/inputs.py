@@ -1,6 +1,6 @@
 """Tokens of networks at initialisation, a text or Gaussian: their flags and their arithmetic."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,8 +78,3 @@ def input_tokens(key: jax.Array, ids: np.ndarray | None, options: Flags) -> jax.
     )
     params = embedding.init_embedding(key, config, options.d_model)
     return embedding.embed(params, jnp.asarray(ids), config)
-
-
-def identity(setup: Any) -> dict[str, str]:
-    """Returns what identifies the input of a network, for config.json."""
-    return setup.source

@@ -327,6 +327,11 @@ def whole_metrics(
         batch_size: Examples at a time; None for all.
     """
     logits = batch_forward(model, examples, config, batch_size=batch_size)
+    return compute_metrics(metrics, examples, logits)
+
+
+def compute_metrics(metrics: Metrics, examples: Any, logits: Any) -> dict[str, Float[Array, ""]]:
+    """Computes all metrics of logits [b, n, c]."""
     return {name: fn(logits, examples) for name, fn in metrics.items()}
 
 

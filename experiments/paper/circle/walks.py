@@ -70,11 +70,6 @@ def split_name(name: str) -> tuple[str, int]:
     return variant, int(width)
 
 
-def is_fed_with_sums(variant: str) -> bool:
-    """Returns whether a skip leads around the recurrence."""
-    return variant.startswith("circle_skip")
-
-
 def make_case(options: flags.FlagValues, name: str) -> TrainedTask:
     """Makes one case: its network, and the walk it is trained on.
 
@@ -87,7 +82,8 @@ def make_case(options: flags.FlagValues, name: str) -> TrainedTask:
         name: Variant and width, as of `split_name`.
     """
     variant, width = split_name(name)
-    is_published, is_summed = not variant.startswith("attention"), is_fed_with_sums(variant)
+    is_published = not variant.startswith("attention")
+    is_summed = variant.startswith("circle_skip")  # a skip around the recurrence
     config = rc.TransformerConfig(
         depth=options.depth,
         num_heads=options.num_heads,
