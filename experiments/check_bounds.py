@@ -192,9 +192,9 @@ def tightness_figure(results: Results, cases: Any):
     claimed = {bound: values for bound, values in tightness.items() if values.size}
     for place, (bound, values) in enumerate(claimed.items()):
         low, middle, high = np.quantile(values, (0.05, 0.5, 0.95))
-        color = figures.color(bound in FREE)
-        bounds_ax.plot([low, high], 2 * [place], color=color, lw=3, alpha=0.4)
-        bounds_ax.plot(middle, place, color=color, marker="so"[bound in FREE])
+        color, marker = (figures.color(1), "o") if bound in FREE else (figures.color(0), "s")
+        bounds_ax.plot([low, high], [place, place], color=color, lw=3, alpha=0.4)
+        bounds_ax.plot(middle, place, color=color, marker=marker)
     labels = (
         f"{BOUNDED[bound]}: {(values < LEAST[bound]).sum()} of {values.size} violated"
         for bound, values in claimed.items()

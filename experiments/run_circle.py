@@ -319,7 +319,7 @@ def make_finding(results: ByCase, cases: Cases) -> Finding | None:
         cases: What is trained, by case.
     """
     measured = walks.fine_cases(results)
-    (_, width), *_ = measured
+    _, width = next(iter(measured))
     fell = {variant: case["fell"] for (variant, d), case in measured.items() if d == width}
     if "attention" not in fell:
         return None
@@ -380,16 +380,15 @@ def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:
             yield Comparison(f"{name}: order p of d' ~ d^p, median", order, f"theory: {theory}")
         # δ' = Σ_h τ_h δ W_h: do heads of opposite sign keep two walkers apart?
         opposite = case["opposite_at_start"]
-        (k, n), same = (
-            (int(fell[seeds].sum()), int(seeds.sum())) for seeds in (opposite, ~opposite)
-        )
-        if count and n and same[1]:
-            p = fisher_exact(k, n, *same)
+        opposite_fell, num_opposite = int(fell[opposite].sum()), int(opposite.sum())
+        same_fell, num_same = count - opposite_fell, total - num_opposite
+        if count and num_opposite and num_same:
+            p = fisher_exact(opposite_fell, num_opposite, same_fell, num_same)
             yield Comparison(
                 f"{name}: fell, of those whose heads' τ begin with opposite signs",
-                f"{k} of {n}",
+                f"{opposite_fell} of {num_opposite}",
                 "theory: fewer",
-                "of the same sign {} of {}; Fisher's exact p = {:.2g}".format(*same, p),
+                f"of the same sign {same_fell} of {num_same}; Fisher's exact p = {p:.2g}",
             )
 
 

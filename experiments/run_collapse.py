@@ -264,8 +264,9 @@ def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
 
         arrays = executor.map(make_program, make_cells, most=most)[SEEDS]
         results = labelled.make_dataset(arrays, ("variant", "layer"), swept=("mlp_gain", "layer"))
-        for line in () if run.summary else describe_gaps(results):
-            progress.say(line)
+        if not run.summary:
+            for line in describe_gaps(results):
+                progress.say(line)
     return results.assign(local_rate=local_rates(results.log10_residual))
 
 

@@ -287,17 +287,14 @@ def compare_results(results: dict[str, Any], setup: inputs.TokenNetwork) -> list
     """
     chain = np.median(results["chain_mean"], axis=(0, 2))
     error = np.median(results["estimate_error"][:, 0], axis=(0, 2))
-    depth, d, eps = (
-        setup.config.depth,
-        setup.config.d_model,
-        np.finfo(results["sum_error"].dtype).eps,
-    )
+    depth = setup.config.depth
+    rounding = depth * setup.config.d_model * np.finfo(results["sum_error"].dtype).eps
     return [
         Comparison(
             "‖Σ_k C_k + offset − output‖/‖output‖, the largest over seeds",
             float(results["sum_error"].max()),
             0.0,
-            f"theorem 2.1, an identity; rounding is of the order L d eps = {eps * depth * d:.1g}",
+            f"theorem 2.1, an identity; rounding is of the order L d eps = {rounding:.1g}",
         ),
         Comparison(
             f"median residual of chains, length 1 and {depth}",

@@ -164,22 +164,18 @@ class CubicAttention(tangent.Tangents):
         self.first = first
 
     def apply_attention(self, layer, branch_input):
-        params, keep, measured_input = (
-            layer.params.attention,
-            layer.inputs.existing_tokens,
-            layer.extra,
-        )
-        if measured_input is not None:
+        params = layer.params.attention
+        if layer.extra is not None:
             is_measured = layer.index <= self.first
             branch_input = jax.tree.map(
-                lambda a, b: jnp.where(is_measured, a, b), measured_input, branch_input
+                lambda a, b: jnp.where(is_measured, a, b), layer.extra, branch_input
             )
         query, key, value = (
             jnp.einsum("nd,hdk->hnk", branch_input.residual, w)
             for w in (params.w_q, params.w_k, params.w_v)
         )
         width = math.sqrt(bounds.score_width(layer.config))
-        factor = layer.gains.temperature * width * jnp.sum(keep)
+        factor = layer.gains.temperature * width * jnp.sum(layer.inputs.existing_tokens)
         covariance = jnp.einsum("hnk,hnv->hkv", key, value) / factor
         residual = jnp.einsum("hnk,hkv,hvd->nd", query, covariance, params.w_o)
         return LogState(
