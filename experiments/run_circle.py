@@ -18,9 +18,10 @@ attention, what the paper means, beside "base" and with a skip or an MLP.
 
 Two CPU cores: 260 s of CPU time for 64 seeds of the three variants at width 128, 55 s for 32 seeds
 of --compare=pure at width 32. Expect a share of seeds, not one picture: `PUBLISHED_FELL` has the
-share of the published code for eight seeds. results.csv has a row per seed: the multiplier of the
-difference of two points at the collapsed point and the steps it predicts, the law's order, and
-whether τ = P_11 − P_21 of its heads begin with opposite signs; arrays.npz the walks.
+share of the published code for eight seeds. results.csv has a row per seed. Of the difference of
+two points it has the multiplier at the collapsed point, the steps which that predicts, and the
+law's order. It also says whether τ = P_11 − P_21 of the heads begin with opposite signs. arrays.npz
+has the walks.
 """
 
 import functools

@@ -197,8 +197,8 @@ def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
 def compare_results(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
     """Compares mean |x_L| with figure 7, whose levels at step 10 depend on data and vocabulary.
 
-    Beside it the residual ratio's power of the depth at the last step by rule and learning rate,
-    and the loss of the deepest network, which says what rate a user would choose.
+    Beside it the residual ratio's power of the depth at the last step, by rule and learning rate.
+    The loss of the deepest network says what rate a user would choose.
     """
     stream, published = align_published(results)
     if stream.size:

@@ -1,7 +1,7 @@
 """Residual designs against depth: how updates change the output, and how tokens collapse.
 
 Reproduces the dependency heat maps and the laws of output change of Liu, Liu, Gao, Chen and Han,
-"Understanding the difficulty of training Transformers" (2020), for the residual designs of
+"Understanding the difficulty of training Transformers" (2020). Networks are the residual designs of
 `rc.network.DESIGNS` at initialisation. On the same networks: token cosines and gradients by layer,
 and the one law that predicts all of them from the gains.
 
@@ -9,8 +9,8 @@ and the one law that predicts all of them from the gains.
     python -m experiments.run_stability --designs=post,admin_log --mlp=none
 
 Three minutes of CPU time at the defaults. Expect 1 − cosine of Post-LN's tokens to halve with every
-layer, updates in random directions to change its output by about N or more, and the other designs
-to lie within a third of the law after 100 layers.
+layer, and updates in random directions to change its output by about N or more. The other designs
+lie within a third of the law after 100 layers.
 """
 
 from collections.abc import Iterator, Mapping

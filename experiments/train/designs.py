@@ -78,9 +78,9 @@ def make_flags(selecting: Sequence[str]) -> Flags:
 def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str, Any]]:
     """Makes measure(model, data, hyper, key) of one run.
 
-    It returns, on examples that training does not see, "accuracy" and "loss" [], the mean over
-    examples of `MEASURES` of the hidden states [L + 1], and "gradients" [len(GRADIENTS), L], the
-    Frobenius norm of the loss's gradient to each matrix of each layer, all heads together.
+    Examples are those that training does not see. It returns "accuracy" and "loss" [], and the mean
+    over examples of `MEASURES` of the hidden states [L + 1]. "gradients" [len(GRADIENTS), L] are
+    Frobenius norms of the loss's gradient to each matrix of each layer, all heads together.
 
     Args:
         recipe: What is trained.

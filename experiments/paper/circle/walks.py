@@ -143,9 +143,9 @@ def measure_walk(
         "trajectory" [t, 2, 2], "distance" [t] of its two points, and "error", √(E‖Δ‖² / 4) of one
         step on the training data, Δ the error of a point. Of the theory (see
         `experiments.paper.circle.recurrence`): "log10_distance" [t], with the logarithm carried;
-        "head_gap" [t, l, h]; the Jacobian of a step of the recurrence, "jacobian_across" [2, 2],
-        where equal points end that begin in the middle of the last two, and "equal_points_moved",
-        the length of the last step of those.
+        "head_gap" [t, l, h]; "jacobian_across" [2, 2], the Jacobian of a step of the recurrence
+        where equal points end that begin in the middle of the last two. "equal_points_moved" is
+        the length of their last step.
     """
     config, skip = setup.recipe.config, setup.program.endswith(SUMS)
 
