@@ -72,7 +72,9 @@ def make_setup(options: Flags) -> TrainedTask:
         name="convex_hull",
         title=f"Convex hull of {options.num_tokens} points",
         recipe=arguments.make_recipe(options, embedding, schedule="milestones"),
-        make_data=functools.partial(train_and_eval, make, options),
+        make_data=functools.partial(
+            train_and_eval, make, options.n_train_data, options.n_eval_data
+        ),
         metrics={
             "accuracy": examples.token_accuracy,
             "exact_match": examples.exact_match,

@@ -12,7 +12,7 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.lab import Executor, Flags, RunFolder, cli, vocabulary
-from experiments.train.training import Training, unflatten_results
+from experiments.train.training import Training, train_and_eval, unflatten_results
 from experiments.train.weights import compute_matrix_norms, get_weight_matrices
 from rank_collapse.network.inputs import input_states
 from rank_collapse.runs.seeds import seed_keys
@@ -230,17 +230,13 @@ def make_data(options: Flags, batch_size: int, key: Any) -> dict[str, Any]:
         batch_size: Examples of a step.
         key: Of the seed.
     """
-    key_train, key_eval = jax.random.split(key)
-    make: Callable = functools.partial(
+    make = functools.partial(
         sequences.make_examples,
         seq_len=options.num_tokens,
         num_letters=options.num_labels,
         task=options.task,
     )
-    return {
-        "train": make(key_train, STEPS_PER_EPOCH * batch_size),
-        "eval": make(key_eval, options.n_eval_data),
-    }
+    return train_and_eval(make, STEPS_PER_EPOCH * batch_size, options.n_eval_data, key)
 
 
 def guess_limit(tokens: int, letters: int) -> float:
