@@ -15,7 +15,6 @@ from experiments.lab import Executor, Flags, RunFolder, cli, vocabulary
 from experiments.train.training import Training, train_and_eval, unflatten_results
 from experiments.train.weights import compute_matrix_norms, get_weight_matrices
 from rank_collapse.network.inputs import input_states
-from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import Ensemble, Hyper, Model, Recipe
 from rank_collapse.training.recipe import run_config
 from rank_collapse.training.tasks import examples, sequences
@@ -170,7 +169,6 @@ def train_cells(
             arrays |= executor.map(
                 functools.partial(make_program, static),
                 select_floats,
-                keys=seed_keys(options.seed, options.num_seeds),
                 most=max(16, options.num_seeds),
             )
     results = {cell: unflatten_results(arrays[cell.name]) for cell in make_cells(options)}
