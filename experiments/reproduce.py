@@ -60,11 +60,13 @@ def main(options: flags.FlagValues) -> int:
     if options.run_name:
         folder = folder / options.run_name
     chosen = [name for name in EXPERIMENTS if name in options.only]
-    for name in () if options.only else EXPERIMENTS:
-        if Path(needed := describe_experiment(name).needs).is_dir():
-            chosen.append(name)
-        else:
-            print(f"skipped: {name} needs the folder {needed}: `--help` says how to get it")
+    if not options.only:
+        for name in EXPERIMENTS:
+            needed = describe_experiment(name).needs
+            if Path(needed).is_dir():
+                chosen.append(name)
+            else:
+                print(f"skipped: {name} needs the folder {needed}: `--help` says how to get it")
     runs.make_folder(folder)  # refused before anything is computed
     if options.markdown:
         runs.make_folder(options.docs)

@@ -148,7 +148,8 @@ def make_cases(options: flags.FlagValues) -> Cases:
         raise ValueError(f"num_labels={options.num_labels}: a point of the plane has 2 coordinates")
     if options.n_train_data < 4:
         raise ValueError(f"n_train_data={options.n_train_data} points are too few for two walks")
-    parts = ["circle_skip"] * options.circle_skip + ["mlp"] * options.do_mlp
+    chosen = {"circle_skip": options.circle_skip, "mlp": options.do_mlp}
+    parts = [part for part, is_chosen in chosen.items() if is_chosen]
     names = [f"{'+'.join(parts) or 'base'}, d={options.d_model}"]
     if options.compare:
         pairs = itertools.product(options.widths, COMPARED[options.compare])
