@@ -32,7 +32,7 @@ from experiments.lab import (
     check_names,
     cli,
     name_figures,
-    run_experiment,
+    open_run,
     vocabulary,
 )
 from experiments.paper.bounds.draws import CASES, FREE, Case, single_draw, two_heads
@@ -293,15 +293,15 @@ FIGURES = name_figures(tightness_figure, construction_figure)
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    return run_experiment(
-        options,
-        make_cases,
-        measure,
-        table=make_rows,
-        figures=FIGURES,
-        claims=judge_claims,
-        compare=compare_results,
-    )
+    with open_run(options, make_cases) as run:
+        points = run.measure(measure)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+        )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import Experiment, Finding, Flags, Shown, cli, name_figures, run_experiment
+from experiments.lab import Experiment, Finding, Flags, Shown, cli, name_figures, open_run
 from experiments.paper.architectures.models import (
     NAMES,
     Curves,
@@ -29,7 +29,6 @@ from experiments.paper.architectures.models import (
     identity,
     make_models,
     measure,
-    name_models,
 )
 from experiments.paper.architectures.targets import READ_OFF, Target, published_targets
 from experiments.verdicts import (
@@ -356,17 +355,16 @@ FIGURES = name_figures(collapse_figure) | name_residuals(PUBLISHED)
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    return run_experiment(
-        options,
-        make_models,
-        measure,
-        extra=identity,
-        table=make_rows,
-        figures=FIGURES | name_residuals(name_models(options)),
-        claims=judge_claims,
-        compare=compare_results,
-        finding=make_finding,
-    )
+    with open_run(options, make_models, identity) as run:
+        points = run.measure(measure)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES | name_residuals(model.label for model in run.points[0].setup),
+            claims=judge_claims,
+            compare=compare_results,
+            finding=make_finding,
+        )
 
 
 if __name__ == "__main__":

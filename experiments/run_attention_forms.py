@@ -32,8 +32,8 @@ from experiments.lab import (
     cli,
     labelled,
     name_figures,
+    open_run,
     plots,
-    run_experiment,
     vocabulary,
 )
 from experiments.note.attention_forms.measure import FORMS, LAWS, MEASURES, make_measure
@@ -316,16 +316,16 @@ def make_files(results: Any, options: Flags, run: RunFolder) -> dict[str, Callab
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    return run_experiment(
-        options,
-        lambda options: options,
-        measure,
-        table=make_rows,
-        figures=FIGURES,
-        claims=judge_claims,
-        compare=compare_results,
-        files=make_files,
-    )
+    with open_run(options) as run:
+        points = run.measure(measure)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+            files=make_files,
+        )
 
 
 if __name__ == "__main__":

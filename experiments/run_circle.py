@@ -41,8 +41,8 @@ from experiments.lab import (
     Shown,
     cli,
     name_figures,
+    open_run,
     plots,
-    run_experiment,
     vocabulary,
 )
 from experiments.paper.circle import walks
@@ -414,17 +414,17 @@ FIGURES = name_figures(shares_figure, steps_figure, trajectories_figure, distanc
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    return run_experiment(
-        options,
-        make_cases,
-        measure,
-        table=make_rows,
-        figures=FIGURES,
-        claims=judge_claims,
-        compare=compare_results,
-        finding=make_finding,
-        files=model_files,
-    )
+    with open_run(options, make_cases) as run:
+        points = run.measure(measure)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+            finding=make_finding,
+            files=model_files,
+        )
 
 
 if __name__ == "__main__":

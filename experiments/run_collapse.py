@@ -34,7 +34,7 @@ from experiments.lab import (
     check_names,
     cli,
     labelled,
-    run_experiment,
+    open_run,
     vocabulary,
 )
 from experiments.paper import inputs
@@ -297,18 +297,16 @@ def make_rows(results: xr.Dataset, setup: Networks) -> Iterator[dict[str, Any]]:
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    return run_experiment(
-        options,
-        make_setup,
-        measure,
-        over=AXES,
-        extra=lambda setup: setup.source,
-        table=make_rows,
-        figures=FIGURES,
-        claims=judge_claims,
-        compare=compare_results,
-        finding=make_finding,
-    )
+    with open_run(options, make_setup, lambda setup: setup.source) as run:
+        points = run.measure(measure, over=AXES)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+            finding=make_finding,
+        )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from experiments.lab import (
     content_hash,
     labelled,
     name_figures,
-    run_experiment,
+    open_run,
     vocabulary,
 )
 from experiments.train.byte_networks import byte_model, text_bytes, train_network
@@ -254,17 +254,15 @@ FIGURES = name_figures(quantities_figure)
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    return run_experiment(
-        options,
-        make_setup,
-        measure,
-        over=AXES,
-        extra=identity,
-        table=make_rows,
-        figures=FIGURES,
-        claims=judge_claims,
-        compare=compare_results,
-    )
+    with open_run(options, make_setup, identity) as run:
+        points = run.measure(measure, over=AXES)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+        )
 
 
 if __name__ == "__main__":

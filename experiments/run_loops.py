@@ -27,7 +27,7 @@ from experiments.lab import (
     cli,
     labelled,
     name_figures,
-    run_experiment,
+    open_run,
     vocabulary,
 )
 from experiments.verdicts import Row
@@ -158,15 +158,9 @@ FIGURES = name_figures(states_figure, tokens_figure)
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    return run_experiment(
-        options,
-        make_config,
-        measure,
-        over=AXES,
-        table=make_rows,
-        figures=FIGURES,
-        claims=judge_claims,
-    )
+    with open_run(options, make_config) as run:
+        points = run.measure(measure, over=AXES)
+        return run.publish(points, table=make_rows, figures=FIGURES, claims=judge_claims)
 
 
 if __name__ == "__main__":

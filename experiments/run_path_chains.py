@@ -30,8 +30,8 @@ from experiments.lab import (
     cli,
     labelled,
     name_figures,
+    open_run,
     plots,
-    run_experiment,
     vocabulary,
 )
 from experiments.paper import inputs
@@ -330,16 +330,15 @@ FIGURES = name_figures(path_chains_figure, path_lengths_figure)
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    return run_experiment(
-        options,
-        make_setup,
-        measure,
-        extra=lambda setup: setup.source,
-        table=make_rows,
-        figures=FIGURES,
-        claims=judge_claims,
-        compare=compare_results,
-    )
+    with open_run(options, make_setup, lambda setup: setup.source) as run:
+        points = run.measure(measure)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+        )
 
 
 if __name__ == "__main__":

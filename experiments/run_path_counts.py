@@ -30,8 +30,8 @@ from experiments.lab import (
     Shown,
     cli,
     name_figures,
+    open_run,
     plots,
-    run_experiment,
     vocabulary,
 )
 from experiments.verdicts import Comparison
@@ -223,14 +223,9 @@ FIGURES = name_figures(path_counts_figure, weighted_lengths_figure)
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    return run_experiment(
-        options,
-        make_sizes,
-        measure,
-        table=make_rows,
-        figures=FIGURES,
-        compare=compare_results,
-    )
+    with open_run(options, make_sizes) as run:
+        points = run.measure(measure)
+        return run.publish(points, table=make_rows, figures=FIGURES, compare=compare_results)
 
 
 if __name__ == "__main__":

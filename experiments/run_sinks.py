@@ -24,16 +24,7 @@ import numpy as np
 import xarray as xr
 
 import rank_collapse as rc
-from experiments.lab import (
-    Experiment,
-    Finding,
-    Flags,
-    Shown,
-    cli,
-    labelled,
-    name_figures,
-    run_experiment,
-)
+from experiments.lab import Experiment, Finding, Flags, Shown, cli, labelled, name_figures, open_run
 from experiments.paper.trained.networks import (
     Network,
     identify_texts,
@@ -353,18 +344,16 @@ FIGURES = name_figures(cosine_figure)
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    return run_experiment(
-        options,
-        open_networks,
-        measure,
-        over=AXES,
-        extra=identify_texts,
-        table=make_rows,
-        figures=FIGURES,
-        claims=judge_claims,
-        compare=compare_results,
-        finding=make_finding,
-    )
+    with open_run(options, open_networks, identify_texts) as run:
+        points = run.measure(measure, over=AXES)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+            finding=make_finding,
+        )
 
 
 if __name__ == "__main__":

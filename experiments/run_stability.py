@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import Experiment, Flags, Shown, cli, name_figures, run_experiment, vocabulary
+from experiments.lab import Experiment, Flags, Shown, cli, name_figures, open_run, vocabulary
 from experiments.note.stability import figures, results as summary
 from experiments.note.stability.measure import DESIGNS, LAW_OF, make_configs, measure_all
 from experiments.note.stability.results import ByCase
@@ -155,15 +155,15 @@ FIGURES = name_figures(
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    return run_experiment(
-        options,
-        make_configs,
-        measure_all,
-        table=summary.make_rows,
-        figures=FIGURES,
-        claims=judge_claims,
-        compare=compare_results,
-    )
+    with open_run(options, make_configs) as run:
+        points = run.measure(measure_all)
+        return run.publish(
+            points,
+            table=summary.make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+        )
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ from experiments.lab import (
     check_names,
     cli,
     name_figures,
+    open_run,
     plots,
-    run_experiment,
     vocabulary,
 )
 from experiments.train import arguments, designs
@@ -282,16 +282,16 @@ def measure(options: Flags, cells: list[Cell], run: RunFolder) -> ByCell:
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    return run_experiment(
-        options,
-        make_cells,
-        measure,
-        table=make_rows,
-        figures=FIGURES,
-        claims=judge_claims,
-        compare=compare_results,
-        finding=make_finding,
-    )
+    with open_run(options, make_cells) as run:
+        points = run.measure(measure)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+            finding=make_finding,
+        )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.lab import Experiment, Flags, Shown, check_names, cli, name_figures, run_experiment
+from experiments.lab import Experiment, Flags, Shown, check_names, cli, name_figures, open_run
 from experiments.paper.trained import figures, measure as measures, results
 from experiments.paper.trained.networks import (
     UNTRAINED,
@@ -129,17 +129,16 @@ FIGURES = name_figures(
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    return run_experiment(
-        options,
-        open_networks,
-        measure,
-        extra=identify_texts,
-        table=results.make_rows,
-        figures=FIGURES,
-        claims=results.judge_claims,
-        compare=results.compare_results,
-        finding=results.make_finding,
-    )
+    with open_run(options, open_networks, identify_texts) as run:
+        points = run.measure(measure)
+        return run.publish(
+            points,
+            table=results.make_rows,
+            figures=FIGURES,
+            claims=results.judge_claims,
+            compare=results.compare_results,
+            finding=results.make_finding,
+        )
 
 
 if __name__ == "__main__":

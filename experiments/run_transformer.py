@@ -24,8 +24,8 @@ from experiments.lab import (
     Shown,
     cli,
     name_figures,
+    open_run,
     plots,
-    run_experiment,
     vocabulary,
 )
 from experiments.note import transformer_grammar as grammar
@@ -333,15 +333,15 @@ def measure(options: Flags, setup: TrainedTask, run: RunFolder) -> dict[str, Any
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    return run_experiment(
-        options,
-        make_setup,
-        measure,
-        table=make_rows,
-        figures=FIGURES,
-        compare=compare_results,
-        files=model_files,
-    )
+    with open_run(options, make_setup) as run:
+        points = run.measure(measure)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            compare=compare_results,
+            files=model_files,
+        )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from experiments.lab import (
     Shown,
     cli,
     name_figures,
-    run_experiment,
+    open_run,
     vocabulary,
 )
 from experiments.train import arguments
@@ -192,16 +192,16 @@ FIGURES = name_figures(width_figure)
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    return run_experiment(
-        options,
-        make_cases,
-        measure,
-        table=make_rows,
-        figures=FIGURES,
-        claims=judge_claims,
-        compare=compare_results,
-        files=model_files,
-    )
+    with open_run(options, make_cases) as run:
+        points = run.measure(measure)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+            files=model_files,
+        )
 
 
 if __name__ == "__main__":

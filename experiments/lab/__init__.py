@@ -19,8 +19,8 @@ from experiments.lab.experiment import (
     import_experiment as import_experiment,
     list_experiments as list_experiments,
     name_figures as name_figures,
+    open_run as open_run,
     read_run as read_run,
-    run_experiment as run_experiment,
 )
 from experiments.lab.flags import (
     ONE_VALUE as ONE_VALUE,

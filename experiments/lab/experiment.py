@@ -4,9 +4,9 @@
     FIGURES = name_figures(ranks_figure)
 
     def main(options):
-        return run_experiment(
-            options, make_setup, measure, table=table, figures=FIGURES, claims=claims
-        )
+        with open_run(options, make_setup) as run:
+            points = run.measure(measure)
+            return run.publish(points, table=table, figures=FIGURES, claims=claims)
 
     if __name__ == "__main__":
         cli.run(main, FLAGS)
@@ -15,6 +15,7 @@
 modules that `list_experiments` names, and finished folders by `read_run`.
 """
 
+import contextlib
 import importlib
 import inspect
 import sys
@@ -105,41 +106,23 @@ class Shown(NamedTuple):
     code: int = 0
 
 
-def run_experiment(
+@contextlib.contextmanager
+def open_run(
     options: Flags,
-    make_setup: Callable[[Flags], Any],
-    measure: Callable[[Flags, Any, RunFolder], Any],
-    *,
-    table: Callable[[Any, Any], Iterable[Mapping[str, Any]]],
-    figures: Figures,
-    over: Sequence[str] = (),
+    make_setup: Callable[[Flags], Any] = lambda options: options,
     extra: Callable[[Any], Mapping[str, Any] | None] = lambda setup: None,
-    claims: Callable[[Any, Any], Iterable[verdicts.Row]] = lambda *_: (),
-    compare: Callable[[Any, Any], Iterable[verdicts.Comparison]] = lambda *_: (),
-    finding: Callable[[Any, Any], Finding | None] = lambda *_: None,
-    files: Callable[[Any, Any, RunFolder], Mapping[str, Callable]] = lambda *_: {},
-) -> Shown:
-    """Measures what the folder of the flags lacks, then writes and prints what follows from it.
+) -> Iterator["Run"]:
+    """Opens the folder of the flags, after all points of their axes are set up.
 
-    All points of the axes are set up before the first is measured. With --dtype=float64 the run
-    computes in float64. What follows is a function of (results, setup).
+    With --dtype=float64 the run computes in float64.
 
     Args:
         options: Flags of the command.
         make_setup: options → what they ask for.
-        measure: (options, setup, folder) → results of one point, resumed from the folder.
-        table: Rows of results.csv.
-        figures: By name, in the order of the report.
-        over: Flags whose values are dimensions of the results: points that differ in them alone
-            are joined to one Dataset.
         extra: setup → what else determines the results, for config.json.
-        claims: Rows of the statements of `experiments.verdicts.statements`.
-        compare: Measured values beside published ones, without verdicts.
-        finding: The sentence and picture on the report's first screen.
-        files: (results, setup, folder) → functions that make further files of the folder.
 
     Raises:
-        ValueError: Flags that do not fit each other, or no point that can be measured.
+        ValueError: Flags that do not fit each other.
         RunError: A folder that cannot be used.
     """
     in_double = "dtype" in options and options.dtype == "float64"
@@ -150,34 +133,7 @@ def run_experiment(
             points = [
                 Point(point, setup, folder.at(point.prefix), point.point) for point, setup in setups
             ]
-            measured, failures = measure_points(options, points, measure, folder)
-            if options.worker_group is not None:  # a worker's: the arrays are enough
-                return Shown()
-            points = join_points(measured, over)
-            first = points[0]
-            published = Shown(
-                [row for point in points for row in name_settings(claims, point)],
-                [row for point in points for row in name_quantities(compare, point)],
-                finding(first.results, first.setup),
-                points,
-                1 if failures else 0,
-            )
-            if options.reading:
-                return published
-
-            def rows():
-                return [{**p.axes, **row} for p in points for row in table(p.results, p.setup)]
-
-            makers = [files(point.results, point.setup, point.folder) for point in points]
-            folder.publish(
-                rows=rows,
-                figures=figure_makers(points, figures, rows, options.shows),
-                files={name: make for maker in makers for name, make in maker.items()},
-                summary=partial(summarise, published),
-                selection={name: options[name].value for name in options.selecting} or None,
-            )
-            print_results(published, failures, folder)
-            return published
+            yield Run(options, folder, points)
 
 
 def run_folder(options: Flags, extra: Mapping[str, Any] | None = None) -> RunFolder:
@@ -201,60 +157,108 @@ def run_folder(options: Flags, extra: Mapping[str, Any] | None = None) -> RunFol
     return folder
 
 
-def measure_points(
-    options: Flags,
-    points: Sequence[Point],
-    measure: Callable[[Flags, Any, RunFolder], Any],
-    folder: RunFolder,
-) -> tuple[list[Point], list[str]]:
-    """Measures the missing points, one by one, or side by side where workers are asked for.
+class Run:
+    """One open run.
 
-    Args:
-        options: Flags of the command.
+    Attributes:
+        options: The flags.
+        folder: Its folder.
         points: Of the axes, set up.
-        measure: As of `run_experiment`.
-        folder: Of the run.
-
-    Returns:
-        The points with results, and why others could not be measured.
-
-    Raises:
-        ValueError: No point can be measured.
-    """
-    if options.worker_group is None:
-        pool.measure_side_by_side(options, [point.options for point in points], folder)
-        chosen = points
-    else:
-        chosen = [point for point in points if point.options.number == options.worker_group]
-    measured, failures = [], []
-    for point in chosen:
-        try:
-            results = measure(point.options, point.setup, point.folder)
-            measured.append(point._replace(results=results))
-        except ValueError as error:
-            if len(points) == 1:
-                raise
-            failures.append(f"{labelled.describe_point(point.axes)}: {error}")
-    if not measured:
-        raise ValueError("; ".join(failures))
-    return measured, failures
-
-
-def print_results(published: Shown, failures: Sequence[str], folder: RunFolder) -> None:
-    """Prints comparisons, answers to statements, and where the files are.
-
-    Args:
-        published: Of the run.
         failures: Why points could not be measured.
-        folder: Of the run.
     """
-    for row in published.comparisons:
-        print(verdicts.comparison_line(row))
-    for answer in verdicts.answer_statements(verdicts.STATEMENTS, published.claims):
-        print(verdicts.answer_lines(answer))
-    for line in failures:
-        print(line, file=sys.stderr)
-    print(f"written to {folder.path}")
+
+    def __init__(self, options: Flags, folder: RunFolder, points: Sequence[Point]):
+        self.options, self.folder, self.points = options, folder, points
+        self.failures: list[str] = []
+
+    def measure(
+        self, measure: Callable[[Flags, Any, RunFolder], Any], over: Sequence[str] = ()
+    ) -> list[Point]:
+        """Measures the missing points, one by one, or side by side where workers are asked for.
+
+        Args:
+            measure: (options, setup, folder) → results of one point, resumed from the folder.
+            over: Flags whose values are dimensions of the results: points that differ in them alone
+                are joined to one Dataset.
+
+        Returns:
+            The points with results; those that cannot be measured are named by `publish`.
+
+        Raises:
+            ValueError: No point can be measured.
+        """
+        points = self.points
+        if self.options.worker_group is None:
+            pool.measure_side_by_side(self.options, [p.options for p in points], self.folder)
+        else:
+            points = [p for p in points if p.options.number == self.options.worker_group]
+        measured = []
+        for point in points:
+            try:
+                results = measure(point.options, point.setup, point.folder)
+                measured.append(point._replace(results=results))
+            except ValueError as error:
+                if len(self.points) == 1:
+                    raise
+                self.failures.append(f"{labelled.describe_point(point.axes)}: {error}")
+        if not measured:
+            raise ValueError("; ".join(self.failures))
+        return join_points(measured, over)
+
+    def publish(
+        self,
+        points: Sequence[Point],
+        *,
+        table: Callable[[Any, Any], Iterable[Mapping[str, Any]]],
+        figures: Figures,
+        claims: Callable[[Any, Any], Iterable[verdicts.Row]] = lambda *_: (),
+        compare: Callable[[Any, Any], Iterable[verdicts.Comparison]] = lambda *_: (),
+        finding: Callable[[Any, Any], Finding | None] = lambda *_: None,
+        files: Callable[[Any, Any, RunFolder], Mapping[str, Callable]] = lambda *_: {},
+    ) -> Shown:
+        """Writes and prints what follows from the results, each a function of (results, setup).
+
+        Args:
+            points: From `measure`.
+            table: Rows of results.csv.
+            figures: By name, in the order of the report.
+            claims: Rows of the statements of `experiments.verdicts.statements`.
+            compare: Measured values beside published ones, without verdicts.
+            finding: The sentence and picture on the report's first screen.
+            files: (results, setup, folder) → functions that make further files of the folder.
+        """
+        if self.options.worker_group is not None:  # a worker's: the arrays are enough
+            return Shown()
+        first = points[0]
+        published = Shown(
+            [row for point in points for row in name_settings(claims, point)],
+            [row for point in points for row in name_quantities(compare, point)],
+            finding(first.results, first.setup),
+            points,
+            1 if self.failures else 0,
+        )
+        if self.options.reading:
+            return published
+
+        def rows():
+            return [{**p.axes, **row} for p in points for row in table(p.results, p.setup)]
+
+        makers = [files(point.results, point.setup, point.folder) for point in points]
+        self.folder.publish(
+            rows=rows,
+            figures=figure_makers(points, figures, rows, self.options.shows),
+            files={name: make for maker in makers for name, make in maker.items()},
+            summary=partial(summarise, published),
+            selection={name: self.options[name].value for name in self.options.selecting} or None,
+        )
+        for row in published.comparisons:
+            print(verdicts.comparison_line(row))
+        for answer in verdicts.answer_statements(verdicts.STATEMENTS, published.claims):
+            print(verdicts.answer_lines(answer))
+        for line in self.failures:
+            print(line, file=sys.stderr)
+        print(f"written to {self.folder.path}")
+        return published
 
 
 def join_points(points: Sequence[Point], over: Sequence[str]) -> list[Point]:

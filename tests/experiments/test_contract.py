@@ -176,17 +176,16 @@ class Doubled:
         """Nothing to draw."""
 
     def main(self, options):
-        return experiment.run_experiment(
-            options,
-            self.make_setup,
-            self.measure,
-            extra=self.extra,
-            table=self.table,
-            figures=self.FIGURES,
-            claims=self.claims,
-            compare=self.compare,
-            files=lambda results, factor, run: {"report.html": lambda: b"<p>"},
-        )
+        with experiment.open_run(options, self.make_setup, self.extra) as run:
+            points = run.measure(self.measure)
+            return run.publish(
+                points,
+                table=self.table,
+                figures=self.FIGURES,
+                claims=self.claims,
+                compare=self.compare,
+                files=lambda results, factor, run: {"report.html": lambda: b"<p>"},
+            )
 
     def run(self, folder, *arguments):
         return cli.execute(self.main, self.FLAGS, [*arguments, f"--output_dir={folder}"])

@@ -60,18 +60,6 @@ class Weights(NamedTuple):
         return f"{self.model.label}/{self.kind}{self.seed}"
 
 
-def name_models(options: Flags) -> dict[str, str]:
-    """Names the models of the flags, {label: a folder, or the name of a published model}."""
-    sources: dict[str, str] = {}
-    for source in options.checkpoints or options.models:
-        label = Path(source).name
-        if is_hub_name(source):
-            label = source.rsplit("/", 1)[-1].removeprefix(PREFIX)
-        label += "+" * sum(other.rstrip("+") == label for other in sources)
-        sources[label] = source
-    return sources
-
-
 def make_models(options: Flags) -> list[Model]:
     """Opens the folders of --checkpoints, or makes the published models.
 
@@ -81,11 +69,14 @@ def make_models(options: Flags) -> list[Model]:
     Raises:
         FileNotFoundError, ValueError: A folder or texts that cannot be read.
     """
-    models = []
+    models: list[Model] = []
     if not options.checkpoints:
         check_names(options, "models", PUBLISHED)
-    for label, source in name_models(options).items():
-        folder = hub_folder(source) if is_hub_name(source) else source
+    for name in options.checkpoints or options.models:
+        label, folder = Path(name).name, name
+        if is_hub_name(name):
+            label, folder = name.rsplit("/", 1)[-1].removeprefix(PREFIX), hub_folder(name)
+        label += "+" * sum(model.label.rstrip("+") == label for model in models)
         settings = pretrained.settings_of(Path(folder) if options.checkpoints else folder)
         if not pretrained.config_of(settings).embedding.vocab_size:
             raise ValueError(f"{label} is a {settings['model_type']}, which reads no tokens")

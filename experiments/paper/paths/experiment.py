@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 
-from experiments.lab import Flags, Shown, run_experiment
+from experiments.lab import Flags, Shown, open_run
 from experiments.paper.paths import results
 from experiments.paper.paths.figures import FIGURES
 from experiments.paper.paths.measure import measure, sampled_lengths
@@ -59,15 +59,14 @@ def run_paths(
         return make_setup(point)
 
     make_finding = functools.partial(results.make_finding, success)
-    return run_experiment(
-        options,
-        make_checked,
-        measure,
-        extra=lambda setup: setup.extra,
-        table=results.make_rows,
-        figures=FIGURES,
-        claims=functools.partial(results.judge_claims, task),
-        compare=results.compare_results,
-        finding=make_finding if success else lambda *_: None,
-        files=model_files,
-    )
+    with open_run(options, make_checked, lambda setup: setup.extra) as run:
+        points = run.measure(measure)
+        return run.publish(
+            points,
+            table=results.make_rows,
+            figures=FIGURES,
+            claims=functools.partial(results.judge_claims, task),
+            compare=results.compare_results,
+            finding=make_finding if success else lambda *_: None,
+            files=model_files,
+        )
