@@ -87,7 +87,7 @@ def check_resumed(name, resumed_folder, complete_folder, other_process, monkeypa
 
 
 # One that trains, and those that take few seconds.
-SHORT = ("run_sort", "run_path_counts", "run_path_chains", "run_sinks", "check_bounds")
+SHORT = ("run_sort", "run_path_counts", "check_bounds")
 
 
 @pytest.mark.parametrize("name", full_but(reproduce.EXPERIMENTS, *SHORT))
