@@ -1,7 +1,7 @@
 """Residual designs against depth: how updates change the output, and how tokens collapse.
 
 Reproduces the dependency heat maps and the laws of output change of Liu, Liu, Gao, Chen and Han,
-"Understanding the difficulty of training Transformers" (2020), for the residual designs of
+"Understanding the difficulty of training Transformers" (2020). Networks are the residual designs of
 `rc.network.DESIGNS` at initialisation. On the same networks: token cosines and gradients by layer,
 and the one law that predicts all of them from the gains.
 
@@ -9,8 +9,8 @@ and the one law that predicts all of them from the gains.
     python -m experiments.run_stability --designs=post,admin_log --mlp=none
 
 Three minutes of CPU time at the defaults. Expect 1 − cosine of Post-LN's tokens to halve with every
-layer, updates in random directions to change its output by about N or more, and the other designs
-to lie within a third of the law after 100 layers.
+layer, and updates in random directions to change its output by about N or more. The other designs
+lie within a third of the law after 100 layers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,11 +28,12 @@ from experiments.verdicts import Comparison, Row, finite_or_none, mean_row
 from experiments.verdicts.intervals import geometric_mean
 
 FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last", traced=("update_size",))
-define = cli.definer(FLAGS)
-text = f"Residual designs, out of {', '.join(rc.network.DESIGNS)}."
-define("list", "designs", list(DESIGNS), text)
-text = "Layers of the networks; two or more."
-vocabulary.define_numbers(FLAGS, "depths", [6, 12, 25, 50, 100], text, lower_bound=1)
+FLAGS.define(
+    "list", "designs", list(DESIGNS), f"Residual designs, out of {', '.join(rc.network.DESIGNS)}."
+)
+vocabulary.define_numbers(
+    FLAGS, "depths", [6, 12, 25, 50, 100], "Layers of the networks; two or more.", lower_bound=1
+)
 # Normalised tokens of two numbers are (1, -1) or (-1, 1): equal or opposite, whatever the network.
 vocabulary.define(
     FLAGS,
@@ -45,7 +46,9 @@ vocabulary.define(
     mask="none",
     seed_chunk=0,
 )
-define("float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix, above 0.", lower_bound=0.0)
+FLAGS.define(
+    "float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix, above 0.", lower_bound=0.0
+)
 
 
 def compare_results(results: ByCase, configs: Any) -> Iterator[Comparison]:
@@ -129,11 +132,6 @@ def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
     yield mean_row("gradient steps", design, slopes["gradient"] - slopes["random"], note=note)
 
 
-def make_rows(results: ByCase, configs: Any) -> Iterator[dict[str, Any]]:
-    """Makes the rows of all networks."""
-    return summary.make_rows(results)
-
-
 EXPERIMENT = Experiment(
     order=120,
     title="Residual designs and depth: stability and rank collapse as one law",
@@ -164,7 +162,7 @@ def main(options: Flags) -> Shown:
         points = run.measure(measure_all)
         return run.publish(
             points,
-            table=make_rows,
+            table=summary.make_rows,
             figures=FIGURES,
             claims=judge_claims,
             compare=compare_results,
