@@ -31,11 +31,10 @@ BENCHMARKS = {
 } | {f"train_{name}": partial(training.time_training, name) for name in training.CASES}
 
 FLAGS = cli.bare_flags()
-define = cli.definer(FLAGS)
-define("integer", "num_devices", 0, "Devices (0: all; on a CPU one per core).", lower_bound=0)
-define("list", "benchmark", list(BENCHMARKS), f"Benchmarks, out of {', '.join(BENCHMARKS)}.")
-define("enum", "baseline", "none", "Also time training in PyTorch.", training.BASELINES)
-define("integer", "rounds", 5, "Timed rounds.", lower_bound=1)
+FLAGS.define("integer", "num_devices", 0, "Devices (0: all; on a CPU one per core).", lower_bound=0)
+FLAGS.define("list", "benchmark", list(BENCHMARKS), f"Benchmarks, out of {', '.join(BENCHMARKS)}.")
+FLAGS.define("enum", "baseline", "none", "Also time training in PyTorch.", training.BASELINES)
+FLAGS.define("integer", "rounds", 5, "Timed rounds.", lower_bound=1)
 
 
 def main(options: flags.FlagValues) -> int:

@@ -1,16 +1,17 @@
 """Counts violations of the paper's lemma and bounds over random draws, in float64.
 
-Draws networks of several shapes with random weight, bias and token sizes, and checks, wherever
-the lemma's condition max D_ii ≤ 1.2564312 holds: the technical lemma (I − D)P̃ ≤ P ≤ (I + 2D)P̃
-entry by entry, the bound of every head, and the published bounds of every layer and of the whole
-stack, with γ*; and on every draw whose rows share keys and biases, without any condition, those
-with sums over heads, around the mean token and of the diameter. Some networks have MLPs, skips,
-padding, and a causal mask, under which the latter bounds are refused. Then a layer of two heads,
-built so that from some width on (`--sizes`) its residual is above the published bound. For each
-kind of network results.csv has γ* and of every bound the cases where it is claimed, those where it
-is not, the violations, and how many powers of ten it lies above what happens. There is no such
-table in the paper; of random draws the expected number of violations is 0. Most of the time goes
-into compiling one program for each kind of network:
+Draws networks of several shapes with random weight, bias and token sizes. Wherever the lemma's
+condition max D_ii ≤ 1.2564312 holds it checks the technical lemma (I − D)P̃ ≤ P ≤ (I + 2D)P̃ entry by
+entry. There it also checks the bound of every head and the published bounds, with γ*, of every
+layer and of the whole stack. Other bounds need no condition, but rows that share keys and biases:
+those with sums over heads, around the mean token and of the diameter. Some networks have MLPs,
+skips, padding, and a causal mask, under which the latter bounds are refused. Then a layer of two
+heads, built so that from some width on (`--sizes`) its residual is above the published bound.
+
+For each kind of network results.csv has γ*. Of every bound it has the cases where it is claimed,
+those where it is not, the violations, and how many powers of ten it lies above what happens. There
+is no such table in the paper; of random draws the expected number of violations is 0. Most of the
+time goes into compiling one program for each kind of network:
 
     python -m experiments.check_bounds --num_draws=5000
 """
@@ -69,10 +70,11 @@ RANGES = {
 }
 
 FLAGS = cli.make_flags("check_bounds", shows="head_max")
-define = cli.definer(FLAGS)
-define("integer", "num_draws", 5000, "Networks drawn.", lower_bound=1)
-define("integer", "seed", 0, "Base seed.", lower_bound=0)
-define("list", "cases", [case.name for case in CASES], "Kinds of networks, tokens x width x heads.")
+FLAGS.define("integer", "num_draws", 5000, "Networks drawn.", lower_bound=1)
+FLAGS.define("integer", "seed", 0, "Base seed.", lower_bound=0)
+FLAGS.define(
+    "list", "cases", [case.name for case in CASES], "Kinds of networks, tokens x width x heads."
+)
 vocabulary.define(FLAGS, seed_chunk=0)
 vocabulary.define_numbers(
     FLAGS,
@@ -191,9 +193,9 @@ def tightness_figure(results: Results, cases: Any):
     claimed = {bound: values for bound, values in tightness.items() if values.size}
     for place, (bound, values) in enumerate(claimed.items()):
         low, middle, high = np.quantile(values, (0.05, 0.5, 0.95))
-        color = figures.color(bound in FREE)
-        bounds_ax.plot([low, high], 2 * [place], color=color, lw=3, alpha=0.4)
-        bounds_ax.plot(middle, place, color=color, marker="so"[bound in FREE])
+        color, marker = (figures.color(1), "o") if bound in FREE else (figures.color(0), "s")
+        bounds_ax.plot([low, high], [place, place], color=color, lw=3, alpha=0.4)
+        bounds_ax.plot(middle, place, color=color, marker=marker)
     labels = (
         f"{BOUNDED[bound]}: {(values < LEAST[bound]).sum()} of {values.size} violated"
         for bound, values in claimed.items()

@@ -36,7 +36,7 @@ from rank_collapse.runs.files import damaged_file_error
 
 FLAGS = cli.bare_flags(Flags("join"))
 vocabulary.define(FLAGS, output_dir=None, overwrite=False)
-cli.definer(FLAGS)("list", "folders", [], "Finished run folders, also as arguments.")
+FLAGS.define("list", "folders", [], "Finished run folders, also as arguments.")
 SEEDS = ("first_seed", "num_seeds")
 
 

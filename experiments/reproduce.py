@@ -31,16 +31,15 @@ from rank_collapse import runs
 EXPERIMENTS = list_experiments()  # in the order of the report
 
 FLAGS = cli.make_flags("reproduce")
-define = cli.definer(FLAGS)
-define("enum", "preset", "quick", "Sizes of the experiments.", PRESETS)
-define(
+FLAGS.define("enum", "preset", "quick", "Sizes of the experiments.", PRESETS)
+FLAGS.define(
     "boolean",
     "markdown",
     False,
     "Also write results.md with its tables and figures, statements.md and "
     "the results on the experiments' pages to --docs, from the complete folders of the preset.",
 )
-define(
+FLAGS.define(
     "integer",
     "jobs",
     0,
@@ -48,8 +47,10 @@ define(
     "an accelerator, else one).",
     lower_bound=0,
 )
-define("string", "docs", "docs", "Folder of the pages.")
-define("list", "only", [], f"Experiments to run, out of {', '.join(EXPERIMENTS)} (default: all).")
+FLAGS.define("string", "docs", "docs", "Folder of the pages.")
+FLAGS.define(
+    "list", "only", [], f"Experiments to run, out of {', '.join(EXPERIMENTS)} (default: all)."
+)
 
 
 def main(options: flags.FlagValues) -> int:
@@ -59,11 +60,13 @@ def main(options: flags.FlagValues) -> int:
     if options.run_name:
         folder = folder / options.run_name
     chosen = [name for name in EXPERIMENTS if name in options.only]
-    for name in () if options.only else EXPERIMENTS:
-        if Path(needed := describe_experiment(name).needs).is_dir():
-            chosen.append(name)
-        else:
-            print(f"skipped: {name} needs the folder {needed}: `--help` says how to get it")
+    if not options.only:
+        for name in EXPERIMENTS:
+            needed = describe_experiment(name).needs
+            if Path(needed).is_dir():
+                chosen.append(name)
+            else:
+                print(f"skipped: {name} needs the folder {needed}: `--help` says how to get it")
     runs.make_folder(folder)  # refused before anything is computed
     if options.markdown:
         runs.make_folder(options.docs)

@@ -52,24 +52,30 @@ FEWEST_DRAWS = 60  # with which one of 3 networks can be refused at 5 % of all o
 
 FLAGS = cli.make_flags("architectures", num_seeds=1, shows="mean,layer=last", execution=("chunk",))
 FLAGS["num_devices"].default = 1  # one device whose matrix products use all cores
-define = cli.definer(FLAGS)
-define("list", "checkpoints", [], "Checkpoint folders, or hf:NAME of the Hugging Face hub.")
-text = f"Models to initialise without --checkpoints, out of {', '.join(PUBLISHED)}."
-define("list", "models", list(PUBLISHED), text)
-text = (
-    "Texts: a .tsv with a header (RTE), or paragraphs (default: a text shipped with the package)."
+FLAGS.define("list", "checkpoints", [], "Checkpoint folders, or hf:NAME of the Hugging Face hub.")
+FLAGS.define(
+    "list",
+    "models",
+    list(PUBLISHED),
+    f"Models to initialise without --checkpoints, out of {', '.join(PUBLISHED)}.",
 )
-define("string", "text_file", None, text)
-define("string", "token_ids", None, "Token ids in place of --text_file, one text a line.")
-text = "Join texts until each has --max_tokens, as the published ones had."
-define("boolean", "join", False, text)
-define("boolean", "initialisation", True, "Also each checkpoint's own random initialisation.")
+FLAGS.define(
+    "string",
+    "text_file",
+    None,
+    "Texts: a .tsv with a header (RTE), or paragraphs (default: a text shipped with the package).",
+)
+FLAGS.define("string", "token_ids", None, "Token ids in place of --text_file, one text a line.")
+FLAGS.define(
+    "boolean", "join", False, "Join texts until each has --max_tokens, as the published ones had."
+)
+FLAGS.define("boolean", "initialisation", True, "Also each checkpoint's own random initialisation.")
 for name, default, least, text in (
     ("num_texts", 32, 1, "Texts."),
     ("max_tokens", 128, 2, "Tokens kept of each."),
     ("chunk", 8, 1, "Texts at once: memory."),
 ):
-    define("integer", name, default, text, lower_bound=least)
+    FLAGS.define("integer", name, default, text, lower_bound=least)
 
 
 def mean_curves(curves: Curves, variant: str, reading: str = "published") -> np.ndarray | None:

@@ -73,10 +73,15 @@ for name, default, text in (
     ("trained_d_k", [4, 32, 256], "Widths at which networks are trained."),
 ):
     vocabulary.define_numbers(FLAGS, name, default, text, lower_bound=1)
-define = cli.definer(FLAGS)
-define("integer", "num_queries", 64, "Random queries, and as many keys.", lower_bound=2)
-text = "Largest weight from which a row counts as saturated."
-define("float", "saturation", 0.99, text, lower_bound=0.0, upper_bound=1.0)
+FLAGS.define("integer", "num_queries", 64, "Random queries, and as many keys.", lower_bound=2)
+FLAGS.define(
+    "float",
+    "saturation",
+    0.99,
+    "Largest weight from which a row counts as saturated.",
+    lower_bound=0.0,
+    upper_bound=1.0,
+)
 
 
 def measure(options: Flags, setup: Flags, run: RunFolder) -> dict[str, Any]:

@@ -18,9 +18,10 @@ attention, what the paper means, beside "base" and with a skip or an MLP.
 
 Two CPU cores: 260 s of CPU time for 64 seeds of the three variants at width 128, 55 s for 32 seeds
 of --compare=pure at width 32. Expect a share of seeds, not one picture: `PUBLISHED_FELL` has the
-share of the published code for eight seeds. results.csv has a row per seed: the multiplier of the
-difference of two points at the collapsed point and the steps it predicts, the law's order, and
-whether τ = P_11 − P_21 of its heads begin with opposite signs; arrays.npz the walks.
+share of the published code for eight seeds. results.csv has a row per seed. Of the difference of
+two points it has the multiplier at the collapsed point, the steps which that predicts, and the
+law's order. It also says whether τ = P_11 − P_21 of the heads begin with opposite signs. arrays.npz
+has the walks.
 """
 
 import functools
@@ -106,27 +107,29 @@ FLAGS = arguments.make_flags(
     batch_size=30,
     learning_rate=1e-5,
 )
-define = cli.definer(FLAGS)
-define(
+FLAGS.define(
     "boolean",
     "circle_skip",
     False,
     "A skip around the recurrence: each step's input is the sum of the last step's input and "
     "output; trained on the points plus those of the batch before.",
 )
-text = (
+FLAGS.define(
+    "enum",
+    "compare",
+    "",
     "Several variants at each of the --widths: the three published ones, the theory's (attention "
     "with and without a skip around it, with and without an MLP), all, or pure attention beside "
-    "what keeps walkers apart."
+    "what keeps walkers apart.",
+    ["", *COMPARED],
 )
-define("enum", "compare", "", text, ["", *COMPARED])
 vocabulary.define_numbers(
     FLAGS, "widths", list(WIDTHS), "Model widths of --compare.", lower_bound=3
 )
 text = "Accepted as in the published commands; this experiment has no use for it."
 for name in ("n_repeat", "path_len", "n_paths"):
-    define("integer", name, None, text)
-define("boolean", "no_sub_path", False, text)
+    FLAGS.define("integer", name, None, text)
+FLAGS.define("boolean", "no_sub_path", False, text)
 
 Cases = Mapping[str, TrainedTask]  # {"variant, d=width": what is trained}
 ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
@@ -145,7 +148,8 @@ def make_cases(options: flags.FlagValues) -> Cases:
         raise ValueError(f"num_labels={options.num_labels}: a point of the plane has 2 coordinates")
     if options.n_train_data < 4:
         raise ValueError(f"n_train_data={options.n_train_data} points are too few for two walks")
-    parts = ["circle_skip"] * options.circle_skip + ["mlp"] * options.do_mlp
+    chosen = {"circle_skip": options.circle_skip, "mlp": options.do_mlp}
+    parts = [part for part, is_chosen in chosen.items() if is_chosen]
     names = [f"{'+'.join(parts) or 'base'}, d={options.d_model}"]
     if options.compare:
         pairs = itertools.product(options.widths, COMPARED[options.compare])
@@ -317,7 +321,7 @@ def make_finding(results: ByCase, cases: Cases) -> Finding | None:
         cases: What is trained, by case.
     """
     measured = walks.fine_cases(results)
-    (_, width), *_ = measured
+    _, width = next(iter(measured))
     fell = {variant: case["fell"] for (variant, d), case in measured.items() if d == width}
     if "attention" not in fell:
         return None
@@ -378,16 +382,15 @@ def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:
             yield Comparison(f"{name}: order p of d' ~ d^p, median", order, f"theory: {theory}")
         # δ' = Σ_h τ_h δ W_h: do heads of opposite sign keep two walkers apart?
         opposite = case["opposite_at_start"]
-        (k, n), same = (
-            (int(fell[seeds].sum()), int(seeds.sum())) for seeds in (opposite, ~opposite)
-        )
-        if count and n and same[1]:
-            p = fisher_exact(k, n, *same)
+        opposite_fell, num_opposite = int(fell[opposite].sum()), int(opposite.sum())
+        same_fell, num_same = count - opposite_fell, total - num_opposite
+        if count and num_opposite and num_same:
+            p = fisher_exact(opposite_fell, num_opposite, same_fell, num_same)
             yield Comparison(
                 f"{name}: fell, of those whose heads' τ begin with opposite signs",
-                f"{k} of {n}",
+                f"{opposite_fell} of {num_opposite}",
                 "theory: fewer",
-                "of the same sign {} of {}; Fisher's exact p = {:.2g}".format(*same, p),
+                f"of the same sign {same_fell} of {num_same}; Fisher's exact p = {p:.2g}",
             )
 
 

@@ -79,8 +79,7 @@ FLAGS = cli.make_flags(
     traced=("weight_scale", "skip_gain"),
     execution=("seed_chunk",),
 )
-define = cli.definer(FLAGS)
-define("list", "variants", list(VARIANTS), f"Networks, out of {', '.join(VARIANTS)}.")
+FLAGS.define("list", "variants", list(VARIANTS), f"Networks, out of {', '.join(VARIANTS)}.")
 vocabulary.define(
     FLAGS,
     norm_placement="none",
@@ -97,16 +96,19 @@ vocabulary.define(
     bias_scale=0.0,
 )
 vocabulary.define_alias(FLAGS, norm="norm_placement")
-define("enum", "mlp", "gelu", "MLP of san_mlp and transformer.", MLP_KINDS[1:])
-define("boolean", "san_mlp_skip", False, "Keep the MLP's own skip in san_mlp, as published.")
-text = (
+FLAGS.define("enum", "mlp", "gelu", "MLP of san_mlp and transformer.", MLP_KINDS[1:])
+FLAGS.define("boolean", "san_mlp_skip", False, "Keep the MLP's own skip in san_mlp, as published.")
+vocabulary.define_numbers(
+    FLAGS,
+    "mlp_gain",
+    [],
     "Gains of the MLPs at which san_mlp is measured too, without norms: where they begin to slow "
-    "the collapse. With 1 among them, post-norm with the MLPs' own skip too, as published."
+    "the collapse. With 1 among them, post-norm with the MLPs' own skip too, as published.",
+    kind=float,
 )
-vocabulary.define_numbers(FLAGS, "mlp_gain", [], text, kind=float)
-inputs.define_flags(define)
-define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(inputs.DTYPES))
-define("integer", "seed_chunk", 16, "Largest number of seeds in memory.", lower_bound=1)
+inputs.define_flags(FLAGS)
+FLAGS.define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(inputs.DTYPES))
+FLAGS.define("integer", "seed_chunk", 16, "Largest number of seeds in memory.", lower_bound=1)
 
 Configs = dict[str, rc.TransformerConfig]
 
@@ -262,8 +264,9 @@ def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
 
         arrays = executor.map(make_program, make_cells, most=most)[SEEDS]
         results = labelled.make_dataset(arrays, ("variant", "layer"), swept=("mlp_gain", "layer"))
-        for line in () if run.summary else describe_gaps(results):
-            progress.say(line)
+        if not run.summary:
+            for line in describe_gaps(results):
+                progress.say(line)
     return results.assign(local_rate=local_rates(results.log10_residual))
 
 

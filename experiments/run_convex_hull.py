@@ -1,8 +1,8 @@
 """Convex hull: a network trained to find the points on the hull, analysed by path length.
 
 Reproduces the convex-hull panel of the path-length figure of Dong, Cordonnier and Loukas (2021,
-section 4.2) with the whole model and the baselines measured, error bars over seeds and repeats, and
-the exact sum over all paths of a length beside the sampled sets.
+section 4.2). The whole model and the baselines are measured, with error bars over seeds and
+repeats. The exact sum over all paths of a length stands beside the sampled sets.
 
     python -m experiments.run_convex_hull --width 3 --depth 6 --seq_len 10 --hidden_dim 84 \\
         --seed 2 --num_labels 2 --n_epochs 70 --path_len 0 --n_paths 5 --n_train_data 10000 \\
@@ -46,7 +46,7 @@ FLAGS = arguments.make_flags(
     weight_decay=1e-3,
 )
 define_path_flags(FLAGS)
-cli.definer(FLAGS)(
+FLAGS.define(
     "boolean",
     "ffn2",
     True,
@@ -72,7 +72,9 @@ def make_setup(options: Flags) -> TrainedTask:
         name="convex_hull",
         title=f"Convex hull of {options.num_tokens} points",
         recipe=arguments.make_recipe(options, embedding, schedule="milestones"),
-        make_data=functools.partial(train_and_eval, make, options),
+        make_data=functools.partial(
+            train_and_eval, make, options.n_train_data, options.n_eval_data
+        ),
         metrics={
             "accuracy": examples.token_accuracy,
             "exact_match": examples.exact_match,

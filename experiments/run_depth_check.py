@@ -40,7 +40,7 @@ from experiments.lab import (
     open_run,
     vocabulary,
 )
-from experiments.train.byte_networks import Training, byte_model, text_bytes, train_network
+from experiments.train.byte_networks import byte_model, text_bytes, train_network
 from experiments.verdicts import Comparison, Row
 from experiments.verdicts.intervals import slope
 from rank_collapse.text.tokens import read_texts
@@ -66,21 +66,23 @@ COLUMNS = (*MEANING, "loss")
 FLAGS = cli.make_flags(
     "depth_check", num_seeds=8, shows="stream,step=last", traced=("rule", "learning_rate")
 )
-define = cli.definer(FLAGS)
-define("enum", "rule", "completep", "Depth parametrisation.", list(RULES))
+FLAGS.define("enum", "rule", "completep", "Depth parametrisation.", list(RULES))
 vocabulary.define(FLAGS, depth=8, d_model=64, num_tokens=64, batch_size=4, seed_chunk=0)
 vocabulary.define(FLAGS, learning_rate=PUBLISHED_RATE, weight_decay=0.1)
-define("integer", "base_depth", 2, "Layers of the network whose rates are known.", lower_bound=1)
-define("integer", "base_width", 256, "Its width.", lower_bound=1)
-define("integer", "steps", 10, "Training steps.", lower_bound=2)
-define("string", "text_file", None, "UTF-8 text or table (default: a short text of the package).")
+FLAGS.define(
+    "integer", "base_depth", 2, "Layers of the network whose rates are known.", lower_bound=1
+)
+FLAGS.define("integer", "base_width", 256, "Its width.", lower_bound=1)
+FLAGS.define("integer", "steps", 10, "Training steps.", lower_bound=2)
+FLAGS.define(
+    "string", "text_file", None, "UTF-8 text or table (default: a short text of the package)."
+)
 
 
 class Setup(NamedTuple):
     """What the flags ask for."""
 
     config: rc.TransformerConfig
-    training: Training
     text: np.ndarray  # bytes as numbers
     source: str  # of the text
 
@@ -96,10 +98,9 @@ def make_setup(options: Any) -> Setup:
     """
     path, tokens = options.text_file, options.num_tokens
     text = default_text() if path is None else "\n".join(read_texts(path))
-    training = Training(steps=options.steps, batch=options.batch_size, tokens=tokens)
     config = byte_model(options.depth, options.d_model, tokens)
     source = "the package's text" if path is None else "/".join(Path(path).parts[-2:])
-    return Setup(config, training, text_bytes(text, tokens), source)
+    return Setup(config, text_bytes(text, tokens), source)
 
 
 def identity(setup: Setup) -> dict[str, str]:
@@ -123,8 +124,16 @@ def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
 
     def measure_seed(key: Any, floats: Any) -> dict[str, jax.Array]:
         rule, rate, decay = floats
-        training = setup.training.replace(rate=rate, weight_decay=decay)
-        return train_network(key, setup.text, setup.config, rule, training)
+        return train_network(
+            key,
+            setup.text,
+            setup.config,
+            rule,
+            rate=rate,
+            weight_decay=decay,
+            steps=options.steps,
+            batch_size=options.batch_size,
+        )
 
     with Executor(options, run, f"L={options.depth}, d={options.d_model}") as executor:
         arrays = executor.measure(measure_seed, make_cells)[""]
@@ -188,8 +197,8 @@ def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
 def compare_results(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
     """Compares mean |x_L| with figure 7, whose levels at step 10 depend on data and vocabulary.
 
-    Beside it the residual ratio's power of the depth at the last step by rule and learning rate,
-    and the loss of the deepest network, which says what rate a user would choose.
+    Beside it the residual ratio's power of the depth at the last step, by rule and learning rate.
+    The loss of the deepest network says what rate a user would choose.
     """
     stream, published = align_published(results)
     if stream.size:

@@ -37,9 +37,8 @@ AXES = ("tied", "gain_power", "depth")
 COLUMNS = ("rms", "token_cosine", "residual_ratio", "fixed_point", "transverse", "path_length")
 
 FLAGS = cli.make_flags("loops", num_seeds=8, shows="token_cosine,loop=last", traced=("gain_power",))
-define = cli.definer(FLAGS)
-define("boolean", "tied", True, "Whether all layers are one.")
-define("float", "gain_power", 0.5, "The branch is multiplied by depth^-power.")
+FLAGS.define("boolean", "tied", True, "Whether all layers are one.")
+FLAGS.define("float", "gain_power", 0.5, "The branch is multiplied by depth^-power.")
 vocabulary.define(
     FLAGS, depth=64, num_heads=4, d_model=64, num_tokens=32, mask="none", seed_chunk=0
 )

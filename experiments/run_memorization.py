@@ -53,17 +53,16 @@ vocabulary.define_alias(
     per_device_train_batch_size="batch_size",
     overwrite_output_dir="overwrite",
 )
-define = cli.definer(FLAGS)
-define(
+FLAGS.define(
     "string",
     "model_name_or_path",
     "bert-base-uncased",
     "Folder or file of a WordPiece tokenizer; "
     "of any other name only a vocabulary trained on the data is made.",
 )
-define("enum", "task_name", "RTE", "Whose texts.", texts.TASKS)
-define("string", "data_dir", "data/RTE", "Folder of the task's files.")
-define(
+FLAGS.define("enum", "task_name", "RTE", "Whose texts.", texts.TASKS)
+FLAGS.define("string", "data_dir", "data/RTE", "Folder of the task's files.")
+FLAGS.define(
     "integer",
     "per_device_eval_batch_size",
     32,

@@ -71,13 +71,12 @@ vocabulary.define(
     bias_scale=0.0,
     seed_chunk=0,
 )
-define = cli.definer(FLAGS)
-define("integer", "num_paths", 100, "Random paths per length and seed.", lower_bound=1)
-define(
+FLAGS.define("integer", "num_paths", 100, "Random paths per length and seed.", lower_bound=1)
+FLAGS.define(
     "integer", "num_repeats", 5, "Sets per length and seed whose error is measured.", lower_bound=1
 )
-inputs.define_flags(define)
-define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
+inputs.define_flags(FLAGS)
+FLAGS.define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
 
 
 def make_setup(options: Flags) -> inputs.TokenNetwork:
@@ -189,7 +188,7 @@ def measure(options: Flags, setup: inputs.TokenNetwork, run: RunFolder) -> dict[
         raise ValueError(f"NaN or overflow in the network; {remedy}")
     depth, num_heads = setup.config.depth, setup.config.num_heads
     names = ("skip_size", "branch_size", "initial_residual")
-    law = jax.jit(path_sizes.alpha_law, static_argnums=4)(
+    alpha, predicted = jax.jit(path_sizes.alpha_law, static_argnums=4)(
         *map(arrays.get, names), arrays["chain_mean"][:, 0], num_heads
     )
     errors = np.median(arrays["estimate_error"], axis=3)
@@ -198,8 +197,8 @@ def measure(options: Flags, setup: inputs.TokenNetwork, run: RunFolder) -> dict[
     return arrays | {
         "length": np.arange(depth + 1),
         "paths": rc.count_paths(depth, num_heads),
-        "predicted_log10_residual": np.asarray(law.by_layer),
-        "alpha_of_layer": pad_start(law.alpha_by_layer),
+        "predicted_log10_residual": np.asarray(predicted),
+        "alpha_of_layer": pad_start(alpha),
         **{f"{name}_median": pad_start(np.median(arrays[name], axis=2)) for name in CHAINS},
         **{f"error_of_{n}_paths": pad_start(errors[:, i]) for i, n in enumerate(SAMPLES)},
         "chain_slope": statistics.slope(np.arange(depth), falls),
@@ -288,17 +287,14 @@ def compare_results(results: dict[str, Any], setup: inputs.TokenNetwork) -> list
     """
     chain = np.median(results["chain_mean"], axis=(0, 2))
     error = np.median(results["estimate_error"][:, 0], axis=(0, 2))
-    depth, d, eps = (
-        setup.config.depth,
-        setup.config.d_model,
-        np.finfo(results["sum_error"].dtype).eps,
-    )
+    depth = setup.config.depth
+    rounding = depth * setup.config.d_model * np.finfo(results["sum_error"].dtype).eps
     return [
         Comparison(
             "‖Σ_k C_k + offset − output‖/‖output‖, the largest over seeds",
             float(results["sum_error"].max()),
             0.0,
-            f"theorem 2.1, an identity; rounding is of the order L d eps = {eps * depth * d:.1g}",
+            f"theorem 2.1, an identity; rounding is of the order L d eps = {rounding:.1g}",
         ),
         Comparison(
             f"median residual of chains, length 1 and {depth}",
@@ -334,7 +330,7 @@ FIGURES = name_figures(path_chains_figure, path_lengths_figure)
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, make_setup, inputs.identity) as run:
+    with open_run(options, make_setup, lambda setup: setup.source) as run:
         points = run.measure(measure)
         return run.publish(
             points,

@@ -57,8 +57,9 @@ MAX_DEPTH = 1000  # beyond it the integers have thousands of digits
 COLUMNS = 3  # panels in a row
 
 FLAGS = cli.make_flags("path_counts", shows="log10_paths,length=last")
-text = "Heads of architectures of your own, in pairs with --layers."
-vocabulary.define_numbers(FLAGS, "heads", [], text, lower_bound=1)
+vocabulary.define_numbers(
+    FLAGS, "heads", [], "Heads of architectures of your own, in pairs with --layers.", lower_bound=1
+)
 vocabulary.define_numbers(FLAGS, "layers", [], "Layers of the same architectures.", lower_bound=1)
 
 Sizes = dict[str, tuple[int, int]]  # {architecture: (heads, layers)}

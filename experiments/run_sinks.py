@@ -10,8 +10,8 @@ text is its own control: everything is a change against the same text in the net
 
 Measures every causal network in --folder, and weights of the same shape at random. Two CPU cores:
 10 minutes for a network of 135 M parameters. Expect tokens to become more alike where the key is
-hidden late, less alike where its weight is dropped, and no change where it is hidden everywhere,
-since the second token then takes its place.
+hidden late, and less alike where its weight is dropped. Hidden everywhere it changes nothing, since
+the second token then takes its place.
 """
 
 from collections.abc import Iterator
@@ -42,19 +42,24 @@ EXCLUDED = -1e9  # score of a hidden key
 LATE = 0.4  # share of the layers after which statements hide the key
 
 FLAGS = cli.make_flags("sinks", shows="token_cosine,layer=last")
-define = cli.definer(FLAGS)
-define("string", "folder", "trained", "Folder of checkpoint folders, as trained_weights makes it.")
-define("list", "networks", [], "Some of its causal networks, by name; default: all.")
-define("boolean", "untrained", False, "A small network at random in their place: for tests.")
-define("string", "text", None, "Text: a .tsv with a header (RTE), or paragraphs.")
-define("boolean", "last_texts", False, "The last texts of the file in place of the first.")
-define("integer", "num_texts", 16, "Texts of each network.", lower_bound=2)
-define("integer", "max_tokens", 64, "Tokens of each text; shorter texts are left out.")
-define("integer", "seed", 0, "Of weights at random, and of random keys.", lower_bound=0)
+FLAGS.define(
+    "string", "folder", "trained", "Folder of checkpoint folders, as trained_weights makes it."
+)
+FLAGS.define("list", "networks", [], "Some of its causal networks, by name; default: all.")
+FLAGS.define("boolean", "untrained", False, "A small network at random in their place: for tests.")
+FLAGS.define("string", "text", None, "Text: a .tsv with a header (RTE), or paragraphs.")
+FLAGS.define("boolean", "last_texts", False, "The last texts of the file in place of the first.")
+FLAGS.define("integer", "num_texts", 16, "Texts of each network.", lower_bound=2)
+FLAGS.define("integer", "max_tokens", 64, "Tokens of each text; shorter texts are left out.")
+FLAGS.define("integer", "seed", 0, "Of weights at random, and of random keys.", lower_bound=0)
 text = "Share of the layers that are left as they are."
-define("float", "start", LATE, text, lower_bound=0.0, upper_bound=1.0)
-define("enum", "how", "hidden", "Weights renormalised, or their mass lost.", ["hidden", "dropped"])
-define("enum", "key", "first", "Which key later tokens cannot attend to.", ["first", "random"])
+FLAGS.define("float", "start", LATE, text, lower_bound=0.0, upper_bound=1.0)
+FLAGS.define(
+    "enum", "how", "hidden", "Weights renormalised, or their mass lost.", ["hidden", "dropped"]
+)
+FLAGS.define(
+    "enum", "key", "first", "Which key later tokens cannot attend to.", ["first", "random"]
+)
 
 
 class Condition(NamedTuple):

@@ -1,8 +1,8 @@
 """Sorting: a network trained to sort letters, and the accuracy of its paths of each length alone.
 
 Reproduces the sorting panel of the path-length figure of Dong, Cordonnier and Loukas (2021,
-section 4.2) with the whole model and the baseline measured, error bars over seeds and repeats, and
-the exact sum over all paths of a length beside the sampled sets.
+section 4.2). The whole model and the baseline are measured, with error bars over seeds and repeats.
+The exact sum over all paths of a length stands beside the sampled sets.
 
     python -m experiments.run_sort --width 2 --depth 6 --hidden_dim 48 --seed 2 --num_labels 10 \\
         --seq_len 8 --n_epochs 65 --path_len 0 --n_paths 5 --n_train_data 1000 --n_repeat 5 \\

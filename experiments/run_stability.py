@@ -1,7 +1,7 @@
 """Residual designs against depth: how updates change the output, and how tokens collapse.
 
 Reproduces the dependency heat maps and the laws of output change of Liu, Liu, Gao, Chen and Han,
-"Understanding the difficulty of training Transformers" (2020), for the residual designs of
+"Understanding the difficulty of training Transformers" (2020). Networks are the residual designs of
 `rc.network.DESIGNS` at initialisation. On the same networks: token cosines and gradients by layer,
 and the one law that predicts all of them from the gains.
 
@@ -9,8 +9,8 @@ and the one law that predicts all of them from the gains.
     python -m experiments.run_stability --designs=post,admin_log --mlp=none
 
 Three minutes of CPU time at the defaults. Expect 1 − cosine of Post-LN's tokens to halve with every
-layer, updates in random directions to change its output by about N or more, and the other designs
-to lie within a third of the law after 100 layers.
+layer, and updates in random directions to change its output by about N or more. The other designs
+lie within a third of the law after 100 layers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,13 +25,15 @@ from experiments.note.stability import figures, results as summary
 from experiments.note.stability.measure import DESIGNS, LAW_OF, make_configs, measure_all
 from experiments.note.stability.results import ByCase
 from experiments.verdicts import Comparison, Row, finite_or_none, mean_row
+from experiments.verdicts.intervals import geometric_mean
 
 FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last", traced=("update_size",))
-define = cli.definer(FLAGS)
-text = f"Residual designs, out of {', '.join(rc.network.DESIGNS)}."
-define("list", "designs", list(DESIGNS), text)
-text = "Layers of the networks; two or more."
-vocabulary.define_numbers(FLAGS, "depths", [6, 12, 25, 50, 100], text, lower_bound=1)
+FLAGS.define(
+    "list", "designs", list(DESIGNS), f"Residual designs, out of {', '.join(rc.network.DESIGNS)}."
+)
+vocabulary.define_numbers(
+    FLAGS, "depths", [6, 12, 25, 50, 100], "Layers of the networks; two or more.", lower_bound=1
+)
 # Normalised tokens of two numbers are (1, -1) or (-1, 1): equal or opposite, whatever the network.
 vocabulary.define(
     FLAGS,
@@ -44,7 +46,9 @@ vocabulary.define(
     mask="none",
     seed_chunk=0,
 )
-define("float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix, above 0.", lower_bound=0.0)
+FLAGS.define(
+    "float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix, above 0.", lower_bound=0.0
+)
 
 
 def compare_results(results: ByCase, configs: Any) -> Iterator[Comparison]:
@@ -64,6 +68,8 @@ def compare_results(results: ByCase, configs: Any) -> Iterator[Comparison]:
 def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Comparison:
     """Compares 1 − cosine of the deepest network with the law's, where float32 sees it.
 
+    Means over seeds are geometric: in Post-LN seeds differ by powers of ten.
+
     Args:
         design: Of the network.
         measures: Of the network, [s, ...].
@@ -74,11 +80,11 @@ def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Compari
     last = int(np.flatnonzero(is_visible)[-1])
     ratios = summary.geometric_ratios(measured[:, is_visible], expected[:, is_visible])
     off = np.abs(np.log(ratios))
-    note = "beside it the one law's; largest ratio of the two over layers "
+    note = "geometric mean; beside it the one law's; largest ratio of the two over layers "
     note += f"{np.exp(off.max()):.3g}, at layer {off.argmax()}"
     quantity = f"{design}: 1 − token cosine after {last} layers"
-    law = finite_or_none(expected[:, last].mean())
-    return Comparison(quantity, float(measured[:, last].mean()), law, note)
+    law = finite_or_none(geometric_mean(expected[:, last]))
+    return Comparison(quantity, float(geometric_mean(measured[:, last])), law, note)
 
 
 def compare_dependency(*designs: ByCase) -> Comparison:
@@ -126,11 +132,6 @@ def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
     yield mean_row("gradient steps", design, slopes["gradient"] - slopes["random"], note=note)
 
 
-def make_rows(results: ByCase, configs: Any) -> Iterator[dict[str, Any]]:
-    """Makes the rows of all networks."""
-    return summary.make_rows(results)
-
-
 EXPERIMENT = Experiment(
     order=120,
     title="Residual designs and depth: stability and rank collapse as one law",
@@ -161,7 +162,7 @@ def main(options: Flags) -> Shown:
         points = run.measure(measure_all)
         return run.publish(
             points,
-            table=make_rows,
+            table=summary.make_rows,
             figures=FIGURES,
             claims=judge_claims,
             compare=compare_results,

@@ -59,8 +59,7 @@ ASKED = ("depths", "designs", "warmup", "learning_rate", "batch_size")
 
 FLAGS = designs.make_flags(ASKED)
 vocabulary.define_alias(FLAGS, **arguments.PUBLISHED_NAMES)
-define = cli.definer(FLAGS)
-define("list", "designs", ["post", "pre", "admin", "deepnorm"], "Names of residual designs.")
+FLAGS.define("list", "designs", ["post", "pre", "admin", "deepnorm"], "Names of residual designs.")
 vocabulary.define_numbers(FLAGS, "depths", [6, 12, 18, 36], "Layers.", lower_bound=1)
 vocabulary.define_numbers(FLAGS, "warmup", [0, 100], "Steps of the warm-up.", lower_bound=0)
 
@@ -243,19 +242,17 @@ def compare_results(results: ByCell, cells: list[Cell]) -> Iterator[Comparison]:
         columns, published_result = seed_columns(cell_results), published_outcome(cell)
         count, seeds = int(cell_results["failed"].sum()), len(cell_results["failed"])
         interval = "{:.2f} to {:.2f}".format(*wilson_interval(count, seeds))
-        share = np.median(
-            gradient_norms(cell_results, "w_q")[:, 0] / gradient_norms(cell_results, "w_v")[:, 0]
-        )
+        query_norms, value_norms = (gradient_norms(cell_results, name) for name in ("w_q", "w_v"))
+        share = np.median(query_norms[:, 0] / value_norms[:, 0])
+        note = f"{SOURCE}; " if published_result else ""
+        note += f"last residual ratio {columns['residual_ratio_before'].mean():.1g} before training"
+        note += f" and {np.nanmean(columns['residual_ratio_after']):.1g} after it; gradient of W_Q"
         yield Comparison(
             f"{cell.design}, {cell.depth} layers, rate {cell.learning_rate:g}, warm-up "
             f"{cell.warmup}, batch {cell.batch_size}: seeds that learn nothing",
             f"{count} of {seeds} ({interval}), accuracy {columns['accuracy'].mean():.3f}",
             published_result,
-            f"{SOURCE}; "
-            * bool(published_result)
-            + f"last residual ratio {columns['residual_ratio_before'].mean():.1g} before training "
-            f"and {np.nanmean(columns['residual_ratio_after']):.1g} after it; gradient of W_Q "
-            f"before it {share:.1g} of W_V's",
+            f"{note} before it {share:.1g} of W_V's",
         )
 
 

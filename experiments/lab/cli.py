@@ -30,7 +30,7 @@ from experiments.lab.flags import (
     make_flags as make_flags,
     parse_flags as parse_flags,
 )
-from experiments.lab.vocabulary import MOST_SEEDS as MOST_SEEDS, definer as definer
+from experiments.lab.vocabulary import MOST_SEEDS as MOST_SEEDS
 from rank_collapse.extras import MissingPackage
 from rank_collapse.printed import format_one_line
 from rank_collapse.runs.files import RunError

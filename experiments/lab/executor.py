@@ -125,16 +125,16 @@ class Executor(contextlib.ExitStack):
         count = options.num_seeds if keys is None else len(keys)
         if keys is None:
             keys = seeds.fold_seeds(options.seed, options.first_seed + np.arange(count))
-        own_cells = self._cell_floats(cells, [options])
-        if missing := self._list_missing(own_cells, count):
+        requested = self._cell_floats(cells, [options])
+        if missing := self._list_missing(requested, count):
             self.run.check_writable(missing[0][0])
             floats = self._cell_floats(cells, options.group)
             missing = self._list_missing(floats, count)
             self.progress.skip(len(floats) * count - len(missing))
             self._compute(program(), floats, keys, missing, most)
         else:
-            self.progress.skip(len(options.group) * len(own_cells) * count)
-        return {cell.removeprefix(options.prefix): self.run.part(cell) for cell in own_cells}
+            self.progress.skip(len(options.group) * len(requested) * count)
+        return {cell.removeprefix(options.prefix): self.run.part(cell) for cell in requested}
 
     def _cell_floats(self, cells, points):
         """Returns {part of the run's arrays: floats} of the cells of some points."""
@@ -169,15 +169,17 @@ class Executor(contextlib.ExitStack):
 
     def _compute(self, program, floats, keys, missing, most):
         """Computes the (cell, seed) pairs that are missing, and saves them chunk by chunk."""
-        options, chunk_of = self._options, functools.partial(make_chunk, floats, keys)
-        limit = most or ("seed_chunk" in options and options.seed_chunk) or len(missing)
+        make_part = functools.partial(make_chunk, floats, keys)
+        limit = most or len(missing)
+        if not most and "seed_chunk" in self._options:
+            limit = self._options.seed_chunk or limit
         size = seeds.padded_size(min(limit, len(missing)), self.mesh)
         if hasattr(program, "count_bytes"):
-            head = chunk_of(missing[: self.mesh.size], self.mesh.size)
+            head = make_part(missing[: self.mesh.size], self.mesh.size)
             size = devices.fit_memory(size, program.count_bytes(head, size), self.mesh)
         try:
             for start in range(0, len(missing), size):
-                chunk = chunk_of(missing[start : start + size], size)
+                chunk = make_part(missing[start : start + size], size)
                 self._append(chunk, name_leaves(program(chunk)))
                 self.progress.advance(len(chunk.seeds))
         finally:
@@ -285,13 +287,9 @@ def _spread_function(fn, mesh, at_once, level):
     return seeds.run_seeds(lambda seed, _: fn(*seed), mesh, at_once=at_once, level=level)
 
 
-def name_leaves(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:
-    """Flattens a nested dictionary to {path: array}.
-
-    Args:
-        tree: Arrays in nested dictionaries.
-        separator: Between the names of the levels.
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    name = functools.partial(jax.tree_util.keystr, simple=True, separator=separator)
-    return {name(path): np.asarray(leaf) for path, leaf in leaves}
+def name_leaves(tree: Any) -> dict[str, np.ndarray]:
+    """Flattens a nested dictionary to {path: array}, with "/" between the names of the levels."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }

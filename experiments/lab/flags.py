@@ -82,6 +82,20 @@ class Flags(flags.FlagValues):
         vars(self).update(typed=(), axes={}, point={}, group=[self], number=0)
         vars(self).update(worker_group=None, reading=False, begin_with={})
 
+    def define(
+        self, kind: str, name: str, default: Any, text: str, *choices: Any, **limits: Any
+    ) -> None:
+        """Defines a flag as absl's `DEFINE_<kind>` does.
+
+        Args:
+            kind: "integer", "float", "boolean", "string", "enum" or "list".
+            name, default, text: Of the flag.
+            *choices: Values of an enum.
+            **limits: Further arguments of absl's function.
+        """
+        add = getattr(flags, f"DEFINE_{kind}")
+        add(name, default, *choices, text, flag_values=self, **limits)
+
     def points(self) -> "list[Flags]":
         """Lists the flags at every point of the axes, the points of a group one after another.
 
@@ -136,9 +150,8 @@ def make_flags(experiment: str, *, num_seeds: int | None = None, **properties: A
 def bare_flags(values: Flags | None = None) -> Flags:
     """Defines --debug and --help, the flags of a command that computes nothing."""
     values = Flags() if values is None else values
-    define = vocabulary.definer(values)
-    define("boolean", "debug", False, "Show the traceback of an error.")
-    define("boolean", "help", False, "Show this and exit.", short_name="h")
+    values.define("boolean", "debug", False, "Show the traceback of an error.")
+    values.define("boolean", "help", False, "Show this and exit.", short_name="h")
     return values
 
 

@@ -164,10 +164,12 @@ class RunFolder(contextlib.ExitStack):
         if selection is not None and (self.summary or {}).get("shown") != selected:
             delete_files(self.path, ("summary.json", "results.csv", "figures", *(files or {})))
         for name, draw in (figures or {}).items():
-            paths = {suffix: f"figures/{name}{suffix}" for suffix in OPTIONS}
-            figure = None if all(map(self.has_file, paths.values())) else draw()
-            for suffix, content in ({} if figure is None else draw_files(figure)).items():
-                self._write(paths[suffix], content)
+            if all(self.has_file(f"figures/{name}{suffix}") for suffix in OPTIONS):
+                continue
+            figure = draw()
+            if figure is not None:
+                for suffix, content in draw_files(figure).items():
+                    self._write(f"figures/{name}{suffix}", content)
         table = table_bytes(rows())
         if not self.has_file("results.csv") or (self.path / "results.csv").read_bytes() != table:
             self._write("results.csv", table)
@@ -189,9 +191,8 @@ class RunFolder(contextlib.ExitStack):
         Args:
             summary: The headline numbers.
         """
-        delete_files(
-            self.path, ("checkpoints", "points")
-        )  # first: a complete run is not checked again
+        # First: a complete run is not checked again.
+        delete_files(self.path, ("checkpoints", "points"))
         self._write_json("summary.json", summary)
 
     @property

@@ -3,8 +3,8 @@
     results = make_dataset(executor.measure(...)["seeds"], {"ratio": ("variant", "layer")})
     results.ratio.sel(variant="san").isel(layer=-1)        # [s], by the names of the axes
 
-A statement's rows, the table and the figures of an experiment are made of them by the functions
-below, whatever axes there are. "seed" is the axis of independent draws.
+The functions below make of them the rows of statements, the table and the figures of an experiment.
+They take any axes. "seed" is the axis of independent draws.
 """
 
 import contextlib

@@ -25,12 +25,13 @@ def place_grid(places: Sequence[tuple[Any, Any]], **options: Any):
     return fig, axes, [axes[rows.index(row), columns.index(column)] for row, column in places]
 
 
-def outer_labels(axes: np.ndarray, xlabel: str | None = None, ylabel: str | None = None) -> None:
-    """Set labels of the bottom row and of the first column of axes [rows, columns]."""
-    for ax in axes[-1] if xlabel else ():
+def outer_labels(axes: np.ndarray, xlabel: str, ylabel: str = "") -> None:
+    """Set labels of the bottom row and, if there is one, of the first column of axes."""
+    for ax in axes[-1]:
         ax.set_xlabel(xlabel)
-    for ax in axes[:, 0] if ylabel else ():
-        ax.set_ylabel(ylabel)
+    if ylabel:
+        for ax in axes[:, 0]:
+            ax.set_ylabel(ylabel)
 
 
 def draw_interval(

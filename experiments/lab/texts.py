@@ -75,14 +75,14 @@ def masked_copies(
 
     Source: Devlin et al. 2019, task 1, with the token in all of the places.
     """
-    draw, chosen = np.random.default_rng(seed), np.zeros((len(ids), copies, ids.shape[1]), bool)
+    draw = np.random.default_rng(seed)
+    chosen = np.zeros((len(ids), copies, ids.shape[1]), bool)
     for text, count in zip(chosen, mask.sum(axis=1), strict=True):
         places = draw.permutation(np.arange(1, count - 1))
         size = max(1, round(share * len(places)))
         for copy, is_masked in enumerate(text):
-            is_masked[np.take(places, np.arange(copy * size, (copy + 1) * size), mode="wrap")] = (
-                True
-            )
+            order = np.arange(copy * size, (copy + 1) * size)
+            is_masked[np.take(places, order, mode="wrap")] = True
     chosen = chosen.reshape(-1, ids.shape[1])
     return np.where(chosen, token, np.repeat(ids, copies, axis=0)), chosen
 

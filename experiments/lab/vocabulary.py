@@ -6,7 +6,7 @@ defines those that are named, with their defaults. `define_numbers` defines list
 `define_alias` a second name, such as that of a published command.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from absl import flags
@@ -93,23 +93,11 @@ VOCABULARY = {
 }
 
 
-def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
-    """Returns define(kind, name, default, text, *choices, **limits): absl's DEFINE_<kind>."""
-
-    def define(kind, name, default, text, *choices, **limits):
-        add = getattr(flags, f"DEFINE_{kind}")
-        add(name, default, *choices, text, flag_values=flag_values, **limits)
-
-    return define
-
-
-def define(
-    values: flags.FlagValues, *, least: Mapping[str, int] | None = None, **defaults: Any
-) -> None:
+def define(values: Any, *, least: Mapping[str, int] | None = None, **defaults: Any) -> None:
     """Defines flags of the vocabulary.
 
     Args:
-        values: The flags of a binary.
+        values: The `Flags` of a binary.
         least: {flag: lower bound instead of the vocabulary's}.
         **defaults: {flag: its default} of each flag that the binary has.
     """
@@ -120,7 +108,7 @@ def define(
             lowest, highest = [*limits, None, None][:2]
             lowest = (least or {}).get(name, lowest)
             choices, bounds = [], {"lower_bound": lowest, "upper_bound": highest}
-        definer(values)(kind, name, default, text.format(flags=values), *choices, **bounds)
+        values.define(kind, name, default, text.format(flags=values), *choices, **bounds)
 
 
 class NumbersParser(flags.ListParser):

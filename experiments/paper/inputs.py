@@ -1,14 +1,12 @@
 """Tokens of networks at initialisation, a text or Gaussian: their flags and their arithmetic."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 
-from experiments.lab import cli
+from experiments.lab import Flags, content_hash
 from experiments.lab.texts import read_text, token_ids
 from rank_collapse.network import embedding
 from rank_collapse.network.config import TransformerConfig
@@ -26,15 +24,19 @@ class TokenNetwork(NamedTuple):
 DTYPES = {"float32": jnp.float32, "float64": jnp.float64, "bfloat16": jnp.bfloat16}
 
 
-def define_flags(define: Callable) -> None:
-    """Defines --inputs, --text_file, --num_tokens and --positions by `cli.definer`'s `define`."""
-    define("enum", "inputs", "text", "Tokens.", ("text", "gaussian"))
-    define("string", "text_file", None, "UTF-8 text (default: one that comes with the package).")
-    define("integer", "num_tokens", 64, "Tokens; fewer where the text is shorter.")
-    define("enum", "positions", "sinusoidal", "Positions of text.", embedding.POSITION_KINDS)
+def define_flags(flag_values: Flags) -> None:
+    """Defines --inputs, --text_file, --num_tokens and --positions."""
+    flag_values.define("enum", "inputs", "text", "Tokens.", ("text", "gaussian"))
+    flag_values.define(
+        "string", "text_file", None, "UTF-8 text (default: one that comes with the package)."
+    )
+    flag_values.define("integer", "num_tokens", 64, "Tokens; fewer where the text is shorter.")
+    flag_values.define(
+        "enum", "positions", "sinusoidal", "Positions of text.", embedding.POSITION_KINDS
+    )
 
 
-def read_tokens(options: flags.FlagValues) -> tuple[np.ndarray | None, dict[str, str]]:
+def read_tokens(options: Flags) -> tuple[np.ndarray | None, dict[str, str]]:
     """Reads the token ids of the text, None for Gaussian tokens; also what identifies the input.
 
     Args:
@@ -53,10 +55,10 @@ def read_tokens(options: flags.FlagValues) -> tuple[np.ndarray | None, dict[str,
     ids, _ = token_ids(content, options.num_tokens)
     if len(ids) < options.num_tokens:
         print(f"the text has {len(ids)} tokens, fewer than num_tokens={options.num_tokens}")
-    return ids, {"text_sha256": cli.content_hash(content.encode())}
+    return ids, {"text_sha256": content_hash(content.encode())}
 
 
-def input_tokens(key: jax.Array, ids: np.ndarray | None, options: flags.FlagValues) -> jax.Array:
+def input_tokens(key: jax.Array, ids: np.ndarray | None, options: Flags) -> jax.Array:
     """Draws X^0 [n, d] of one seed: Gaussian, or LayerNorm(embedding of the text + positions).
 
     Args:
@@ -76,8 +78,3 @@ def input_tokens(key: jax.Array, ids: np.ndarray | None, options: flags.FlagValu
     )
     params = embedding.init_embedding(key, config, options.d_model)
     return embedding.embed(params, jnp.asarray(ids), config)
-
-
-def identity(setup: Any) -> dict[str, str]:
-    """Returns what identifies the input of a network, for config.json."""
-    return setup.source

@@ -11,9 +11,9 @@ import io
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from experiments.lab.folder import table_bytes
 from experiments.verdicts import Comparison, Row
@@ -54,33 +54,32 @@ def write_numbers(comparisons: Sequence[Comparison], claims: Sequence[Row]) -> b
         comparisons: Numbers beside published ones.
         claims: Rows of statements, each with its own 95 % interval.
     """
-    return table_bytes([*_list_comparisons(comparisons), *_list_claims(claims)])
-
-
-def _list_comparisons(comparisons: Sequence[Comparison]) -> Iterator[dict[str, Any]]:
-    for row in comparisons:
-        empty = dict.fromkeys(("low", "high", "draws"))
-        yield {
+    rows = [
+        {
             "quantity": row.quantity,
             "measured": row.measured,
-            **empty,
+            "low": None,
+            "high": None,
+            "draws": None,
             "published": row.published,
             "note": row.note,
         }
-
-
-def _list_claims(claims: Sequence[Row]) -> Iterator[dict[str, Any]]:
+        for row in comparisons
+    ]
     for row in claims:
         interval = row.interval(0.95)
         low, high = interval if interval.is_finite else (None, None)
-        yield {
-            "quantity": f"{row.key}: {row.setting}",
-            "measured": row.estimate,
-            "low": low,
-            "high": high,
-            "draws": row.draws,
-            "note": row.note,
-        }
+        rows.append(
+            {
+                "quantity": f"{row.key}: {row.setting}",
+                "measured": row.estimate,
+                "low": low,
+                "high": high,
+                "draws": row.draws,
+                "note": row.note,
+            }
+        )
+    return table_bytes(rows)
 
 
 def read_numbers(table: bytes) -> Numbers:

@@ -179,7 +179,8 @@ def render_page(rows: TableRows) -> str:
         source = YEAR.sub("", statement.source).replace("section ", "§")
         text = f"({source}) {_escape(statement.text)}"
         if statement.claimed:
-            counts = verdict_counts(_find_verdicts(rows, key)) if answers[key] != NOT_RUN else ""
+            verdicts = [row["verdict"] for row in rows if row["statement"] == key]
+            counts = verdict_counts(verdicts) if answers[key] != NOT_RUN else ""
             refuting = f"{_escape(statement.statistic)}: {refuting_text(statement)}"
             answer = f"**{answers[key]}** {counts}".strip()
             tested += f"| {answer} | **{key}** {text} | {refuting} |\n"
@@ -200,10 +201,6 @@ def range_of_values(values: Sequence[float]) -> str:
     """Writes the least and the largest of values, "2.9 to 3.1"; "not run" without any."""
     ends = dict.fromkeys(format_number(end(values)) for end in (min, max)) if values else [NOT_RUN]
     return " to ".join(ends)
-
-
-def _find_verdicts(rows, key):
-    return [row["verdict"] for row in rows if row["statement"] == key]
 
 
 def _escape(text):

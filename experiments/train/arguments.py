@@ -72,15 +72,14 @@ def make_flags(
     shared = SIZES | {"dropout": dropout, "init_scale": 1.0, "seed_chunk": 0}
     vocabulary.define(values, least={"d_model": 3}, **shared | defaults)
     vocabulary.define_alias(values, **PUBLISHED_NAMES)
-    define = cli.definer(values)
-    define("boolean", "do_mlp", do_mlp, "An MLP sublayer (gelu, own skip) in each layer.")
-    define(
+    values.define("boolean", "do_mlp", do_mlp, "An MLP sublayer (gelu, own skip) in each layer.")
+    values.define(
         "boolean",
         "do_train",
         False,
         "As in the published commands: what is there is trained again with --overwrite alone.",
     )
-    define(
+    values.define(
         "boolean",
         "keep_models",
         False,
@@ -88,7 +87,7 @@ def make_flags(
         "file for each network in models/; rank_collapse.training.load_models reads them.",
     )
     if monitor:
-        define(
+        values.define(
             "boolean",
             "monitor",
             False,

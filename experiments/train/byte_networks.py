@@ -26,16 +26,6 @@ from rank_collapse.watch.coord_check import coordinates
 BYTES = 256
 
 
-class Training(struct.Struct):
-    """How the networks are trained; floats may be traced."""
-
-    rate: Any = 1e-3
-    weight_decay: Any = 0.1
-    steps: int = struct.static(10)
-    batch: int = struct.static(4)
-    tokens: int = struct.static(64)
-
-
 def byte_model(depth: int, width: int, tokens: int = 64) -> TransformerConfig:
     """Makes a causal pre-norm network over bytes: heads of width 64, GELU, normal(0, 0.02) weights.
 
@@ -82,7 +72,15 @@ def text_bytes(text: str, tokens: int) -> UInt8[np.ndarray, "c"]:
 
 
 def train_network(
-    key: Any, text: Any, config: TransformerConfig, rule: DepthRule, training: Training
+    key: Any,
+    text: Any,
+    config: TransformerConfig,
+    rule: DepthRule,
+    *,
+    rate: Any,
+    weight_decay: Any,
+    steps: int,
+    batch_size: int,
 ) -> dict[str, Float[Array, "t"]]:
     """Train one network for its first steps; returns its quantities, NaN where a step has none.
 
@@ -91,7 +89,9 @@ def train_network(
         text: UInt8 [c], of `text_bytes`.
         config: A network with an embedding, which is its read-out too.
         rule: What scales gains and rates.
-        training: Steps, batch and rate.
+        rate, weight_decay: Of AdamW; they may be traced.
+        steps: Of training.
+        batch_size: Sequences of a step.
 
     Returns:
         Those of `coordinates` on each batch, "loss", "change" of the first sequence between steps,
@@ -100,14 +100,16 @@ def train_network(
     import optax  # here: it takes half a second, which `--help` need not
 
     key_weights, key_data = jax.random.split(key)
-    network, size = rule.network(config), (training.steps, training.batch, 1)
+    network = rule.network(config)
+    num_tokens = config.embedding.num_positions
     params = start = rule.init(key_weights, config)
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
-        rule.adamw(training.rate, config, weight_decay=training.weight_decay),
+        rule.adamw(rate, config, weight_decay=weight_decay),
     )
-    first = jax.random.randint(key_data, size, 0, text.shape[0] - training.tokens)
-    place = first + jnp.arange(training.tokens + 1)[None, None, :]
+    size = (steps, batch_size, 1)
+    first = jax.random.randint(key_data, size, 0, text.shape[0] - num_tokens)
+    place = first + jnp.arange(num_tokens + 1)[None, None, :]
     data = jnp.asarray(text)[place].astype(jnp.int32)
     probe = data[0, :1, :-1]
 
@@ -127,11 +129,11 @@ def train_network(
         updates, state = optimizer.update(gradient, state, params)
         return (optax.apply_updates(params, updates), state, states), quantities
 
-    unknown = jnp.full((1, training.tokens, config.d_model), jnp.nan)
+    unknown = jnp.full((1, num_tokens, config.d_model), jnp.nan)
     (params, *_), quantities = jax.lax.scan(step, (params, optimizer.init(params), unknown), data)
     distance = jnp.median(linearisation_distance(start, params, probe[0], network))
-    steps = jnp.full(training.steps, jnp.nan).at[-1].set(distance)
-    return quantities | {"linearisation": steps}
+    by_step = jnp.full(steps, jnp.nan).at[-1].set(distance)
+    return quantities | {"linearisation": by_step}
 
 
 def linearisation_distance(

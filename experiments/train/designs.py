@@ -12,7 +12,7 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.lab import Executor, Flags, RunFolder, cli, vocabulary
-from experiments.train.training import Training, unflatten_results
+from experiments.train.training import Training, train_and_eval, unflatten_results
 from experiments.train.weights import compute_matrix_norms, get_weight_matrices
 from rank_collapse.network.inputs import input_states
 from rank_collapse.training import Ensemble, Hyper, Model, Recipe
@@ -69,18 +69,17 @@ def make_flags(selecting: Sequence[str]) -> Flags:
         learning_rate=1e-3,
         seed_chunk=0,
     )
-    define = cli.definer(flags)
-    define("enum", "task", "reverse", "Task, learned token by token.", sequences.TASKS)
-    define("integer", "n_steps", 300, "Training steps.", lower_bound=1)
+    flags.define("enum", "task", "reverse", "Task, learned token by token.", sequences.TASKS)
+    flags.define("integer", "n_steps", 300, "Training steps.", lower_bound=1)
     return flags
 
 
 def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str, Any]]:
     """Makes measure(model, data, hyper, key) of one run.
 
-    It returns, on examples that training does not see, "accuracy" and "loss" [], the mean over
-    examples of `MEASURES` of the hidden states [L + 1], and "gradients" [len(GRADIENTS), L], the
-    Frobenius norm of the loss's gradient to each matrix of each layer, all heads together.
+    Examples are those that training does not see. It returns "accuracy" and "loss" [], and the mean
+    over examples of `MEASURES` of the hidden states [L + 1]. "gradients" [len(GRADIENTS), L] are
+    Frobenius norms of the loss's gradient to each matrix of each layer, all heads together.
 
     Args:
         recipe: What is trained.
@@ -229,17 +228,13 @@ def make_data(options: Flags, batch_size: int, key: Any) -> dict[str, Any]:
         batch_size: Examples of a step.
         key: Of the seed.
     """
-    key_train, key_eval = jax.random.split(key)
-    make: Callable = functools.partial(
+    make = functools.partial(
         sequences.make_examples,
         seq_len=options.num_tokens,
         num_letters=options.num_labels,
         task=options.task,
     )
-    return {
-        "train": make(key_train, STEPS_PER_EPOCH * batch_size),
-        "eval": make(key_eval, options.n_eval_data),
-    }
+    return train_and_eval(make, STEPS_PER_EPOCH * batch_size, options.n_eval_data, key)
 
 
 def guess_limit(tokens: int, letters: int) -> float:

@@ -225,25 +225,14 @@ def predicted_sizes(
     return (total + jnp.log(jnp.asarray(initial, alpha.dtype))) / jnp.log(10.0).astype(alpha.dtype)
 
 
-class AlphaLaw(struct.Struct):
-    """Path sizes predicted from the skips' share; see `predicted_sizes`."""
-
-    alpha: Any  # One α of all layers
-    alpha_by_layer: Any  # [L]
-    contraction: Any  # c, from single attention matrices
-    # log10 of the predicted sizes [L + 1], with one α and with one per layer
-    one: Any
-    by_layer: Any
-
-
 def alpha_law(
     skip: Float[Array, "*s l"],
     branch: Float[Array, "*s l"],
     initial: Float[Array, "*s"],
     single: Float[Array, "*s p"],
     num_heads: int,
-) -> AlphaLaw:
-    """Predict path sizes by α, from measured sizes of all samples together.
+) -> tuple[Float[Array, "l"], Float[Array, "k"]]:
+    """Predict path sizes by the α of each layer, from measured sizes of all samples together.
 
     R_0 is the mean residual of the inputs, before any layer. c is that of single attention
     matrices: their mean log residual ratio is that of R_0/c², the formula's value at length 1.
@@ -253,18 +242,14 @@ def alpha_law(
         initial: ‖res(X^0)‖_{1,∞} of each sample.
         single: Residual ratios of paths of length 1, from `chained_residual`.
         num_heads: H.
+
+    Returns:
+        α_l [L], and log10 of the predicted sizes [L + 1].
     """
-    by_layer = skip_share(skip, branch)
-    one = skip.sum() / (skip.sum() + branch.sum())
+    alpha = skip_share(skip, branch)
     contraction = jnp.exp(-0.5 * jnp.log(single).mean())
-    common = (skip.shape[-1], num_heads, initial.mean(), contraction)
-    return AlphaLaw(
-        alpha=one,
-        alpha_by_layer=by_layer,
-        contraction=contraction,
-        one=predicted_sizes(one, *common),
-        by_layer=predicted_sizes(by_layer, *common),
-    )
+    depth = skip.shape[-1]
+    return alpha, predicted_sizes(alpha, depth, num_heads, initial.mean(), contraction)
 
 
 def measured_sizes(

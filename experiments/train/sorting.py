@@ -81,7 +81,9 @@ def make_sorting_setup(options: Flags) -> TrainedTask:
         name="sort",
         title=f"Sorting {tokens} of {letters} letters",
         recipe=arguments.make_recipe(options, embedding),
-        make_data=functools.partial(train_and_eval, make, options),
+        make_data=functools.partial(
+            train_and_eval, make, options.n_train_data, options.n_eval_data
+        ),
         metrics={
             "accuracy": examples.token_accuracy,
             "exact_match": examples.exact_match,

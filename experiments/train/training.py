@@ -327,6 +327,11 @@ def whole_metrics(
         batch_size: Examples at a time; None for all.
     """
     logits = batch_forward(model, examples, config, batch_size=batch_size)
+    return compute_metrics(metrics, examples, logits)
+
+
+def compute_metrics(metrics: Metrics, examples: Any, logits: Any) -> dict[str, Float[Array, ""]]:
+    """Computes all metrics of logits [b, n, c]."""
     return {name: fn(logits, examples) for name, fn in metrics.items()}
 
 
@@ -336,18 +341,17 @@ def measure_whole(setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[s
 
 
 def train_and_eval(
-    make: Callable[[Any, int], Examples], options: Flags, key: Any
+    make: Callable[[Any, int], Examples], num_train: int, num_eval: int, key: Any
 ) -> dict[str, Examples]:
     """Makes training and evaluation data of one seed.
 
     Args:
         make: (key, number) → examples.
-        options: The flags, for the numbers.
+        num_train, num_eval: Examples of each.
         key: Of the seed.
     """
     key_train, key_eval = jax.random.split(key)
-    counts = options.n_train_data, options.n_eval_data
-    return {"train": make(key_train, counts[0]), "eval": make(key_eval, counts[1])}
+    return {"train": make(key_train, num_train), "eval": make(key_eval, num_eval)}
 
 
 def describe_run(chunk: Chunk, position: int) -> str:

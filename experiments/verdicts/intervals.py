@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
@@ -77,8 +76,10 @@ def wilson_interval(count: float | int, total: int, level: float = 0.95) -> Inte
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
-    _check_share(count, total, least=1)
-    z = _normal_quantile(upper_tail(level))
+    refuse_if(
+        not 0 <= count <= total or total < 1, f"count={count} of total={total} is not a share"
+    )
+    z = NormalDist().inv_cdf(upper_tail(level))
     middle = count + z**2 / 2
     half = z * math.sqrt(count * (total - count) / total + z**2 / 4)
     low, high = (middle - half) / (total + z**2), (middle + half) / (total + z**2)
@@ -105,14 +106,3 @@ def geometric_mean(values: Any) -> np.ndarray:
     values = np.asarray(values)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.exp(np.log(np.where(values > 0, values, np.nan)).mean(axis=0))
-
-
-@lru_cache(maxsize=1024)
-def _normal_quantile(share):
-    return NormalDist().inv_cdf(share)
-
-
-def _check_share(count, total, least=0):
-    refuse_if(
-        not 0 <= count <= total or total < least, f"count={count} of total={total} is not a share"
-    )

@@ -112,9 +112,8 @@ def render(
 def comparison_line(row: Comparison) -> str:
     """Writes "whole model: 0.98, beside 0.9; note"."""
     published = "" if row.published is None else f", beside {format_number(row.published)}"
-    return f"{row.quantity}: {format_number(row.measured)}{published}" + f"; {row.note}" * bool(
-        row.note
-    )
+    note = f"; {row.note}" if row.note else ""
+    return f"{row.quantity}: {format_number(row.measured)}{published}{note}"
 
 
 def _report_section(section, answers):

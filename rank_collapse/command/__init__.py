@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    arguments = [*(sys.argv[1:] if arguments is None else arguments)]
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         flags = parse_flags(arguments)
         if sys.stdout is None:
@@ -90,8 +90,7 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
         _Parser(prog="rank-collapse", description=__doc__, **form).parse_args(["--help"])
     if first not in COMMANDS:
         first, remaining = "check", list(arguments)
-        is_word = remaining[0].isidentifier() and not Path(remaining[0]).exists()
-        if is_word:
+        if remaining[0].isidentifier() and not Path(remaining[0]).exists():
             raise ValueError(
                 f"{remaining[0]} is neither a command ({', '.join(COMMANDS)}) nor a folder"
             )

@@ -63,12 +63,14 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     lines = [text | {"layers": one.layer_means()} for one, text in zip(checks, about, strict=True)]
 
     def make_files(out: Path) -> dict[Path, bytes]:
-        numbers = json.dumps(about if about[1:] else about[0], indent=1) + "\n"
+        numbers = json.dumps(about if len(about) > 1 else about[0], indent=1) + "\n"
         html = render_page(checks, about[0]["command"])
         return {out: html.encode(), out.with_suffix(".json"): numbers.encode()}
 
-    sentences = [f"{one.opened.name}: {one.write_verdict()}" for one in checks]
-    sentences += dict.fromkeys(one.inputs.description for one in checks)
+    sentences = [
+        *(f"{one.opened.name}: {one.write_verdict()}" for one in checks),
+        *dict.fromkeys(one.inputs.description for one in checks),
+    ]
     checkpoint.write_outputs(flags, lines, yield_rows(checks), make_files, sentences)
     return 0
 
@@ -79,20 +81,21 @@ def yield_rows(checks: Sequence[Checked]) -> Iterator[tuple[Any, ...]]:
     Args:
         checks: With several of them, each row begins with the checkpoint's name.
     """
-    source_column = ("source",) if checks[1:] else ()
-    yield (*source_column, "network", "measure", "text", "layer_or_length", "value")
+    has_sources = len(checks) > 1
+    head = ("network", "measure", "text", "layer_or_length", "value")
+    yield ("source", *head) if has_sources else head
     for one in checks:
         measures: dict[tuple[str, str], np.ndarray] = {}
         for network, profile in one.networks.items():
-            columns = {**profile.measures, **profile.notes}
-            measures |= {(network, measure): array for measure, array in columns.items()}
+            for measure, array in {**profile.measures, **profile.notes}.items():
+                measures[network, measure] = array
         measures |= {(WHOLE, f"attention_{m}"): one.mean_attention(m) for m in OF_ATTENTION}
-        measures[WHOLE, "path_size"] = sizes = one.report.path_size
+        measures[WHOLE, "path_size"] = one.report.path_size
         for (network, measure), values in measures.items():
-            first = sizes.shape[1] - values.shape[1]  # a layer's attention: from 1
+            first = one.report.path_size.shape[1] - values.shape[1]  # 1 for a layer's attention
             for (text, index), value in np.ndenumerate(values):
                 row = (network, measure, text, first + index, float(value))
-                yield (one.opened.name, *row) if source_column else row
+                yield (one.opened.name, *row) if has_sources else row
 
 
 def render_page(checks: Sequence[Checked], command: str) -> str:
@@ -102,20 +105,24 @@ def render_page(checks: Sequence[Checked], command: str) -> str:
         checks: Measured checkpoints.
         command: That made the page.
     """
-    notes = [
-        f"{one.opened.name}: {one.write_verdict()} {one.inputs.counts}: {one.inputs.description}"
-        + "".join(f" {row}: {where}." for row, where in one.find_one_token_layers().items())
-        for one in checks
-    ]
     return report.render(
         f"Rank collapse in {', '.join(Path(one.opened.name).name for one in checks)}",
-        " ".join(notes),
+        " ".join(map(write_introduction, checks)),
         [
             build_section(one, f"checkpoint-{i}" if i else "checkpoint", command)
             for i, one in enumerate(checks)
         ],
         "Means over texts. States by layer are those before the final norm, where there is one. "
         "Where a layer has made all tokens equal but for rounding, its bound is shown (≤).",
+    )
+
+
+def write_introduction(one: Checked) -> str:
+    """Returns a checkpoint's verdict, what it was measured on, and where one token decides."""
+    notes = [f" {row}: {layers}." for row, layers in one.find_one_token_layers().items()]
+    return (
+        f"{one.opened.name}: {one.write_verdict()} {one.inputs.counts}: {one.inputs.description}"
+        + "".join(notes)
     )
 
 
@@ -130,7 +137,7 @@ def build_section(one: Checked, name: str, command: str) -> report.Section:
     folded = {
         "How long are the paths?": tabulate_lengths(one.length_laws),
         "Massive activations": one.spike_rows(),
-        "Measures": [*map(meaning_row, one.layer_means())],
+        "Measures": [{"measure": m, "what it is": MEANING[m]} for m in one.layer_means()],
     }
     return report.Section(
         name=name,
@@ -152,7 +159,8 @@ def headline_rows(one: Checked) -> list[dict[str, str]]:
     bounds, references = one.upper_bounds(), one.find_references()
     rows = []
     for name, value in one.headline_numbers().items():
-        text = "none" if value is None else "≤ " * (name in bounds) + f"{value:.3g}"
+        sign = "≤ " if name in bounds else ""
+        text = "none" if value is None else f"{sign}{value:.3g}"
         reference = references.get(name, "")
         rows.append({"quantity": name, "this checkpoint": text, "to compare with": reference})
     return rows
@@ -167,14 +175,9 @@ def layer_rows(one: Checked) -> list[dict[str, str]]:
             network = measure.removeprefix("residual ratio, ")
             row[measure] = "—" if np.isnan(values[layer]) else f"{values[layer]:.3g}"
             if network in NETWORKS:
-                row[measure] = one.shown_ratio(network, layer)
+                row[measure] = one.format_ratio(network, layer)
         rows.append(row)
     return rows
-
-
-def meaning_row(measure: str) -> dict[str, str]:
-    """Returns a row that says what a measure is."""
-    return {"measure": measure, "what it is": MEANING[measure]}
 
 
 def plot_figures(one: Checked) -> list[tuple[figures.Figure, str]]:
@@ -209,8 +212,9 @@ def plot_figures(one: Checked) -> list[tuple[figures.Figure, str]]:
 def residual_figure(one: Checked):
     """Plot the residual ratio by layer, and the largest token's share."""
     limit = rounding_limit(one.opened.source.weights.dtype)
-    model_profile, read_profile, _ = networks = one.networks.values()
-    curves = {name: p["residual_ratio"] for name, p in one.networks.items()}
+    networks = one.networks
+    model_profile, read_profile = networks[WHOLE], networks[READ]
+    curves = {name: profile["residual_ratio"] for name, profile in networks.items()}
     if np.allclose(model_profile["residual_ratio"], read_profile["residual_ratio"], rtol=1e-3):
         del curves[READ]
         curves = {f"{WHOLE}, and {READ}" if n == WHOLE else n: a for n, a in curves.items()}
@@ -219,7 +223,7 @@ def residual_figure(one: Checked):
         layers = np.arange(values.shape[1])
         figures.log_band(ratios, layers, np.maximum(values, limit / 100), name, index)
     ratios.set(yscale="log", ylabel="‖res(X)‖₁,∞ / ‖X‖₁,∞", title="residual ratio")
-    if any(p.rounding.any() for p in networks):
+    if any(profile.rounding.any() for profile in networks.values()):
         ratios.axhspan(limit / 100, limit, color="#E3E3E3", linewidth=0)
     figures.band(spikes, layers, model_profile["spike_share"], "of ‖X‖²", 3)
     figures.band(spikes, layers, model_profile["residual_spike"], "of ‖res(X)‖²", 4)

@@ -32,8 +32,14 @@ OF_ATTENTION = {
 WHOLE, ALONE = "whole network", "attention alone"  # SAN in the paper
 READ = "what attention reads"  # N(x), after the last layer the output
 NETWORKS = (WHOLE, READ, ALONE)
-OF_STATES = ("token_cosine", "effective_rank", "spike_entry", "spike_norm", "spike_share")
-OF_STATES += ("residual_spike",)
+OF_STATES = (
+    "token_cosine",
+    "effective_rank",
+    "spike_entry",
+    "spike_norm",
+    "spike_share",
+    "residual_spike",
+)
 LAST = f"residual ratio after the last layer, {WHOLE}"
 FINAL = "residual ratio after the final norm"
 LAST_ALONE = f"residual ratio after the last layer, {ALONE}"
@@ -75,7 +81,7 @@ class Checked(NamedTuple):
         }
 
     def mean_ratio(self, network: str, layer: int) -> float:
-        """Compute the mean residual ratio over texts; where rounding decides all of them its bound.
+        """Compute the mean residual ratio over texts, or its bound where rounding decides them all.
 
         Args:
             network: One of `NETWORKS`.
@@ -86,20 +92,21 @@ class Checked(NamedTuple):
         return float(self.networks[network]["residual_ratio"][:, layer].mean())
 
     def is_bound(self, network: str, layer: int) -> bool:
-        """Check whether rounding decides the ratio of all texts, which is then at most
-        `mean_ratio`.
-        """
+        """Check whether rounding decides the ratio of all texts, then at most `mean_ratio`."""
         return bool(self.networks[network].rounding[:, layer].all())
 
-    def shown_ratio(self, network: str, layer: int) -> str:
+    def format_ratio(self, network: str, layer: int) -> str:
         """Format the ratio in three digits, with "≤" before a bound."""
-        return "≤ " * self.is_bound(network, layer) + f"{self.mean_ratio(network, layer):.3g}"
+        sign = "≤ " if self.is_bound(network, layer) else ""
+        return f"{sign}{self.mean_ratio(network, layer):.3g}"
 
     def layer_means(self) -> dict[str, np.ndarray]:
         """Compute means over texts [L + 1] by measure; NaN at layer 0, where no attention is."""
         networks = self.networks
-        columns = {f"residual ratio, {n}": networks[n]["residual_ratio"] for n in NETWORKS}
-        columns |= {m.replace("_", " "): networks[WHOLE][m] for m in OF_STATES}
+        columns = {
+            **{f"residual ratio, {n}": networks[n]["residual_ratio"] for n in NETWORKS},
+            **{m.replace("_", " "): networks[WHOLE][m] for m in OF_STATES},
+        }
         means = {name: np.asarray(values.mean(axis=0)) for name, values in columns.items()}
         for measure, label in OF_ATTENTION.items():
             means[label] = np.insert(self.mean_attention(measure).mean(axis=0), 0, np.nan)
@@ -136,11 +143,7 @@ class Checked(NamedTuple):
     def headline_numbers(self) -> dict[str, float | int | None]:
         """Returns the headline numbers, means over texts; those in `upper_bounds` are bounds."""
         config, report = self.opened.source.config, self.report
-        means = {
-            f"{text}, mean": float(self.mean_attention(m).mean())
-            for m, text in OF_ATTENTION.items()
-        }
-        numbers = {
+        return {
             "layers": config.depth,
             "heads": config.num_heads,
             "width": config.d_model,
@@ -149,8 +152,11 @@ class Checked(NamedTuple):
             LAST_ALONE: self.mean_ratio(ALONE, -1),
             FIRST_LAYER: report.collapsed_at("SAN"),
             "mean path length, by size": mean_lengths(self.length_laws)[BY_NORM],
+            **{
+                f"{label}, mean": float(self.mean_attention(measure).mean())
+                for measure, label in OF_ATTENTION.items()
+            },
         }
-        return numbers | {f"{text}, mean": mean for text, mean in means.items()}
 
     def upper_bounds(self) -> set[str]:
         """Returns the headline numbers that rounding decides: the true ones are at most these."""
@@ -159,31 +165,29 @@ class Checked(NamedTuple):
 
     def find_references(self) -> dict[str, str]:
         """Returns what a headline number is to be compared with."""
-        config, curves = self.opened.source.config, published_curves()
-        trained = "published of trained models: "
-        ratios, alone_ratios = (
-            trained
-            + ", ".join(f"{name} {curve[variant][-1]:.2g}" for name, curve in curves.items())
-            for variant in ("Transformer", "SAN")
-        )
-        layers = (
-            f"{name} {np.argmax(np.array(curve['SAN']) < COLLAPSED)}"
-            for name, curve in curves.items()
-        )
+        config = self.opened.source.config
+        ratios, alone_ratios, layers = [], [], []
+        for name, curves in published_curves().items():
+            ratios.append(f"{name} {curves['Transformer'][-1]:.2g}")
+            alone_ratios.append(f"{name} {curves['SAN'][-1]:.2g}")
+            layers.append(f"{name} {np.argmax(np.array(curves['SAN']) < COLLAPSED)}")
         counted = config.depth * config.num_heads / (1 + config.num_heads)
+        trained = "published of trained models: "
         references = {
-            LAST: f"0 where all tokens are equal; {ratios}",
-            LAST_ALONE: f"the same weights without skips and MLPs; {alone_ratios}",
+            LAST: f"0 where all tokens are equal; {trained}{', '.join(ratios)}",
+            LAST_ALONE: "the same weights without skips and MLPs; "
+            f"{trained}{', '.join(alone_ratios)}",
             FIRST_LAYER: f"{trained}{', '.join(layers)}",
             "mean path length, by size": f"{counted:.3g}, by number of paths",
         }
         if self.inputs.mask is None:  # of arrays, whose embedding may add tokens
             return references
         uniform, first = uniform_attention(self.inputs.lengths, config.mask == "causal")
-        entropy, column, _ = (f"{text}, mean" for text in OF_ATTENTION.values())
-        references[entropy] = f"{uniform:.3g} with equal weights on all tokens, 0 with one token"
-        references[column] = f"{first:.3g} with equal weights on all tokens"
-        return references
+        equal = "with equal weights on all tokens"
+        return references | {
+            f"{OF_ATTENTION['entropy']}, mean": f"{uniform:.3g} {equal}, 0 with one token",
+            f"{OF_ATTENTION['first_column']}, mean": f"{first:.3g} {equal}",
+        }
 
     def find_one_token_layers(self) -> dict[str, str]:
         """Find the layers and positions where one token holds more than half of ‖res(X)‖_F²."""
@@ -202,15 +206,22 @@ class Checked(NamedTuple):
     def write_verdict(self) -> str:
         """Returns the measurements in one sentence, by the thresholds of `MEASURES`."""
         report, depth = self.report, self.opened.source.config.depth
-        last, alone_ratio = self.shown_ratio(WHOLE, -1), self.shown_ratio(ALONE, -1)
-        sentence = f"tokens stay apart: residual ratio {last} after {depth} layers"
-        if (layer := report.collapsed_at()) is not None:
-            sentence = f"tokens collapse: residual ratio below {COLLAPSED:g} at layer {layer}"
-            sentence += f", {last} after {depth}"
-        parts = [sentence, f"attention alone (without skips and MLPs) stays at {alone_ratio}"]
-        if (layer := report.collapsed_at("SAN")) is not None:
-            parts[1] = "attention alone (without skips and MLPs) falls below "
-            parts[1] += f"{COLLAPSED:g} at layer {layer} ({alone_ratio} at the end)"
+        last, alone_ratio = self.format_ratio(WHOLE, -1), self.format_ratio(ALONE, -1)
+        tokens = f"tokens stay apart: residual ratio {last} after {depth} layers"
+        layer = report.collapsed_at()
+        if layer is not None:
+            tokens = (
+                f"tokens collapse: residual ratio below {COLLAPSED:g} at layer {layer}, "
+                f"{last} after {depth}"
+            )
+        attention = f"attention alone (without skips and MLPs) stays at {alone_ratio}"
+        layer = report.collapsed_at("SAN")
+        if layer is not None:
+            attention = (
+                f"attention alone (without skips and MLPs) falls below {COLLAPSED:g} at layer "
+                f"{layer} ({alone_ratio} at the end)"
+            )
+        parts = [tokens, attention]
         share = self.networks[WHOLE]["spike_share"].mean(axis=0)
         if share.max() > 0.5:
             parts.append(f"one token holds {share.max():.3g} of ‖X‖² at layer {share.argmax()}")
@@ -234,8 +245,12 @@ def describe_measurement(
         command: Words of the command line.
     """
     line = shlex.join(["python", "-m", "rank_collapse", *command])
-    about = {"source": checkpoint.name, "command": line, "tokens": inputs.description}
-    return about | {"rank_collapse": __version__}
+    return {
+        "source": checkpoint.name,
+        "command": line,
+        "tokens": inputs.description,
+        "rank_collapse": __version__,
+    }
 
 
 def published_curves() -> dict[str, Any]:
@@ -308,8 +323,10 @@ def check_output(flags: argparse.Namespace) -> None:
         raise ValueError(f"--out {out} is no .html file in an existing folder")
     for name in ("num_texts", "max_tokens"):
         value = getattr(flags, name)
-        outside = value is not None and not 1 <= value <= MOST_TOKENS
-        refuse_if(outside, f"--{name} {value} is not from 1 to {MOST_TOKENS}")
+        refuse_if(
+            value is not None and not 1 <= value <= MOST_TOKENS,
+            f"--{name} {value} is not from 1 to {MOST_TOKENS}",
+        )
     if not (flags.json or flags.csv):
         check_drawing(f"--out {out}", "--json and --csv do without")
 
@@ -323,8 +340,7 @@ def measure_checkpoint(one: Opened, inputs: Inputs) -> Checked:
     """
     progress = report_progress(one, inputs)
     model_inputs = {"x": inputs.x, "mask": inputs.mask}
-    report = pretrained.checkpoint_report(one.source, model_inputs, **progress)
-    return Checked(one, inputs, report)
+    return Checked(one, inputs, pretrained.checkpoint_report(one.source, model_inputs, **progress))
 
 
 def report_progress(one: Opened, inputs: Inputs) -> dict[str, Any]:
@@ -366,13 +382,13 @@ def write_outputs(
         for line in lines:
             print(json.dumps(to_json(line)))
         return
-    written = io.StringIO()
-    csv.writer(written, lineterminator="\n").writerows(rows)
+    table_text = io.StringIO()
+    csv.writer(table_text, lineterminator="\n").writerows(rows)
     if flags.csv:
-        print(written.getvalue(), end="")
+        print(table_text.getvalue(), end="")
         return
     out = Path(flags.out)
-    table = {out.with_suffix(".csv"): written.getvalue().encode()}
+    table = {out.with_suffix(".csv"): table_text.getvalue().encode()}
     contents = make_files(out) | table
     for path, content in contents.items():
         files.write_atomically(path, content)

@@ -17,7 +17,7 @@ from typing import Any
 from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
 from rank_collapse.pretrained.path_lengths import tabulate_lengths
-from rank_collapse.pretrained.used_depth import DepthReport, depth_report
+from rank_collapse.pretrained.used_depth import DepthReport, depth_report, find_extremes
 from rank_collapse.report import page as page_html
 from rank_collapse.runs.drawn import draw_files
 
@@ -43,22 +43,25 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     progress = checkpoint.report_progress(one, batch)
     measured = depth_report(one.source, batch.x, mask=batch.mask, **progress)
     layers, sentence = measured.by_layer(), write_verdict(measured)
-    about = checkpoint.describe_measurement(one, batch, command) | {"verdict": sentence}
-    about |= {"used": as_dicts(measured.used), "lengths": as_dicts(measured.lengths)}
-    about |= {"path_lengths": tabulate_lengths(measured.length_laws), "layers": layers}
+    about = checkpoint.describe_measurement(one, batch, command) | {
+        "verdict": sentence,
+        "used": as_dicts(measured.used),
+        "lengths": as_dicts(measured.lengths),
+        "path_lengths": tabulate_lengths(measured.length_laws),
+        "layers": layers,
+    }
 
     def make_files(out: Path) -> dict[Path, bytes]:
         rows = [
             *_definition_rows(measured.used, "layers"),
             *_definition_rows(measured.lengths, "heads on a path"),
         ]
-        figure = (draw_files(measured.figure())[".png"], "By layer; bands over texts.")
         lengths = tabulate_lengths(measured.length_laws)
         section = report.Section(
             "depth",
             one.name,
             about["command"],
-            figures=[figure],
+            figures=[(draw_files(measured.figure())[".png"], "By layer; bands over texts.")],
             table=rows,
             folded=[("How long are the paths?", page_html.render_table(lengths))],
         )
@@ -83,17 +86,16 @@ def write_verdict(measured: DepthReport) -> str:
     Args:
         measured: Report of the checkpoint.
     """
-    layers = {name: one.layers for name, one in measured.used.items() if one.layers is not None}
-    least, most = min(layers, key=layers.__getitem__), max(layers, key=layers.__getitem__)
+    (lowest_name, lowest), (highest_name, highest) = find_extremes(measured.used)
     heads = "; ".join(f"{name} {one.length}" for name, one in measured.lengths.items())
     return (
-        f"Of {measured.depth} layers the definitions count from {layers[least]} (“{least}”) to "
-        f"{layers[most]} (“{most}”); of heads on a path: {heads}."
+        f"Of {measured.depth} layers the definitions count from {lowest} (“{lowest_name}”) to "
+        f"{highest} (“{highest_name}”); of heads on a path: {heads}."
     )
 
 
 def _definition_rows(definitions, unit):
     """Yields rows of the table: how many of a unit by which definition, and its source."""
-    for name, (count, *about) in definitions.items():
+    for name, (count, definition, source) in definitions.items():
         number = "none" if count is None else f"{count} {unit}"
-        yield {"by": name, "used": number} | dict(zip(("definition", "source"), about, strict=True))
+        yield {"by": name, "used": number, "definition": definition, "source": source}

@@ -45,15 +45,16 @@ class Inputs(NamedTuple):
     @property
     def lengths(self) -> np.ndarray:
         """Returns the tokens or vectors of each text or array, [b]."""
-        return np.full(*self.x.shape[:2]) if self.mask is None else self.mask.sum(axis=1)
+        return np.full(len(self.x), self.x.shape[1]) if self.mask is None else self.mask.sum(axis=1)
 
     @property
     def counts(self) -> str:
         """Returns such as "4 texts of 12 to 64 tokens"."""
         noun, unit = ("input", "vectors") if self.mask is None else ("text", "tokens")
-        least, longest = self.lengths.min(), self.lengths.max()
-        span = f"{longest}" if least == longest else f"{least} to {longest}"
-        return f"{len(self.x)} {noun}{'s' * (len(self.x) != 1)} of {span} {unit}"
+        noun = noun if len(self.x) == 1 else f"{noun}s"
+        shortest, longest = self.lengths.min(), self.lengths.max()
+        span = f"{longest}" if shortest == longest else f"{shortest} to {longest}"
+        return f"{len(self.x)} {noun} of {span} {unit}"
 
 
 def open_source(name: str) -> Opened:
@@ -92,10 +93,10 @@ def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
     batch = tokens.pad_sequences(rows, vocab_size=embedding.vocab_size)
     shortest, longest = batch.lengths.argmin(), batch.lengths.argmax()
     refuse_if(batch.lengths[shortest] < 2, f"text {shortest} has fewer than 2 tokens")
-    most, length = embedding.num_positions, batch.lengths[longest]
+    limit, length = embedding.num_positions, batch.lengths[longest]
     refuse_if(
-        most and length > most,
-        f"text {longest} has {length} tokens, the model {most} positions: --max_tokens={most}",
+        limit and length > limit,
+        f"text {longest} has {length} tokens, the model {limit} positions: --max_tokens={limit}",
     )
     return Inputs(batch.ids, batch.mask, description, kind)
 
@@ -107,9 +108,7 @@ def _read_ids(flags, checkpoint):
         "--ids excludes --text and --tokenizer, and so does --token_ids",
     )
     name = flags.token_ids or "--ids"
-    rows = (
-        tokens.read_ids(flags.token_ids) if flags.token_ids else tokens.parse_ids(flags.ids, name)
-    )
+    rows = tokens.read_ids(name) if flags.token_ids else tokens.parse_ids(flags.ids, name)
     rows, description = _select_first(rows, flags.num_texts, f"The ids of {name}")
     limit = flags.max_tokens or max(map(len, rows))
     return [row[:limit] for row in rows], f"{description}{_describe_cut(rows, limit)}.", "ids"
@@ -121,9 +120,10 @@ def _read_texts(flags, checkpoint):
     Args:
         flags, checkpoint: As of `read_inputs`.
     """
-    count, limit = flags.num_texts or NUM_TEXTS, flags.max_tokens or MAX_TOKENS
     embedding, folder = checkpoint.source.config.embedding, flags.tokenizer or checkpoint.folder
-    limit = min(limit, embedding.num_positions or limit)
+    count, limit = flags.num_texts or NUM_TEXTS, flags.max_tokens or MAX_TOKENS
+    if embedding.num_positions:
+        limit = min(limit, embedding.num_positions)
     if flags.text:
         texts, description = _select_first(tokens.read_texts(flags.text), count, flags.text)
     else:
@@ -138,8 +138,9 @@ def _read_texts(flags, checkpoint):
         description += f"the tokenizer of {folder}"
     if encoder is None:
         absent = f"{folder} has none of {encoders.FILES}"
-        needed = flags.text or flags.tokenizer
-        refuse_if(needed, f"{absent}; give --tokenizer=FOLDER or --ids=5,8,13")
+        refuse_if(
+            flags.text or flags.tokenizer, f"{absent}; give --tokenizer=FOLDER or --ids=5,8,13"
+        )
         draw = np.random.default_rng(0)
         rows = draw.integers(embedding.vocab_size, size=(count, limit)).tolist()
         description = f"Random token ids, since {absent}; --tokenizer=FOLDER or --ids=5,8,13."
@@ -200,8 +201,10 @@ def _read_arrays(flags, settings, embedding):
         return Inputs(pretrained.image_patches(x, settings), None, description, "arrays")
     # as feature extractors of transformers give them
     x = x.swapaxes(1, 2) if x.ndim == 3 and x.shape[1:] == shape[::-1] else x
-    wrong = x.ndim != 3 or x.shape[2] != embedding.d_input
-    refuse_if(wrong, f"{flags.inputs} of shape {x.shape} is not [b, *, {embedding.d_input}]")
+    refuse_if(
+        x.ndim != 3 or x.shape[2] != embedding.d_input,
+        f"{flags.inputs} of shape {x.shape} is not [b, *, {embedding.d_input}]",
+    )
     return Inputs(x, None, description, "arrays")
 
 

@@ -16,6 +16,7 @@ the file does not have.
 """
 
 import argparse
+import itertools
 import json
 import math
 import re
@@ -55,10 +56,11 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
         flags: Of `add_arguments`.
         command: Words of the command line.
     """
-    flag_thresholds, files = own_thresholds(flags), find_files(Path(flags.run))
-    named = {threshold.name for threshold in flag_thresholds}
-    thresholds = flag_thresholds + [
-        usual for usual in COLLAPSE if usual.finite or usual.name not in named
+    flag_thresholds, files = parse_thresholds(flags), find_files(Path(flags.run))
+    flag_names = {threshold.name for threshold in flag_thresholds}
+    thresholds = [
+        *flag_thresholds,
+        *(usual for usual in COLLAPSE if usual.finite or usual.name not in flag_names),
     ]
     rows = {file: read_rows(file) for file in files}
     passed = 0
@@ -70,54 +72,56 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     try:
         check_drawing("the picture")
         pictures = [draw_picture(file, file_rows, thresholds) for file, file_rows in rows.items()]
-        pictures_text = (
-            ", ".join(str(picture) for picture in pictures if picture) or "no metric yet"
-        )
+        paths = [str(picture) for picture in pictures if picture is not None]
+        pictures_text = ", ".join(paths) if paths else "no metric yet"
     except MissingPackage as error:
         pictures_text = f"no picture: {error}"
     print(f"{passed} thresholds passed; {pictures_text}")
-    metric_names = {name for file_rows in rows.values() for row in file_rows for name in row}
-    guarded = {
-        threshold.name
-        for name in metric_names
-        for threshold in metric_thresholds(name, flag_thresholds)
-    }
-    if missing := sorted(named - guarded):
-        available = ", ".join(sorted(metric_names - {"step", "seed"})) or "none"
-        raise RunError(f"no metric {missing[0]!r} for its threshold; the run has {available}")
+    _check_metrics(itertools.chain.from_iterable(rows.values()), flag_thresholds)
     return PASSED if passed else 0
 
 
-def own_thresholds(flags: argparse.Namespace) -> list[Threshold]:
-    """Parse the thresholds of the flags.
+def _check_metrics(rows, flag_thresholds):
+    """Raises an error for a threshold of the flags on a metric that no row has."""
+    names = {name for row in rows for name in row}
+    guarded = {t.name for name in names for t in metric_thresholds(name, flag_thresholds)}
+    missing = sorted({threshold.name for threshold in flag_thresholds} - guarded)
+    if missing:
+        available = ", ".join(sorted(names - {"step", "seed"})) or "none"
+        raise RunError(f"no metric {missing[0]!r} for its threshold; the run has {available}")
 
-    Raises:
-        ValueError: A flag that is not name=value.
+
+def parse_thresholds(flags: argparse.Namespace) -> list[Threshold]:
+    """Parse the thresholds of the flags.
 
     Args:
         flags: Of `add_arguments`.
+
+    Raises:
+        ValueError: A flag that is not name=value.
     """
     thresholds = []
     for flag in ("below", "above"):
         for text in getattr(flags, flag):
-            name, _, value = text.rpartition("=")
+            name, _, number = text.rpartition("=")
             try:
-                thresholds.append(Threshold(name, float(value), flag == "above"))
+                value = float(number)
             except ValueError:
-                name = ""
-            if not name or not math.isfinite(thresholds[-1].value):
+                value = math.nan
+            if not name or not math.isfinite(value):
                 raise ValueError(f"--{flag}={text} is not name=value")
+            thresholds.append(Threshold(name, value, above=flag == "above"))
     return thresholds
 
 
 def find_files(path: Path) -> list[Path]:
     """Find the files of a run: the file itself; of a folder ours, or else the newest of a Trainer.
 
-    Raises:
-        RunError: There is none.
-
     Args:
         path: File or folder of the run.
+
+    Raises:
+        RunError: There is none.
     """
     if path.is_file():
         return [path]
@@ -157,12 +161,14 @@ def draw_picture(file: Path, rows: Sequence[Any], thresholds: Sequence[Threshold
         rows: Its content.
         thresholds: Drawn as lines.
     """
-    if not (names := metric_names(rows)):
+    names = metric_names(rows)
+    if not names:
         return None
     network = network_name(file)
     folder = file.parent.parent if network else file.parent
-    folder = folder.parent if folder.name.startswith("checkpoint-") else folder
-    picture = folder / "figures" / f"metrics{network and f'-{network}'}.png"
+    if folder.name.startswith("checkpoint-"):
+        folder = folder.parent
+    picture = folder / "figures" / (f"metrics-{network}.png" if network else "metrics.png")
     make_folder(picture.parent)
     write_atomically(picture, draw_files(metrics_figure(rows, thresholds))[".png"])
     if len(names) > MOST_PANELS:
@@ -173,11 +179,11 @@ def draw_picture(file: Path, rows: Sequence[Any], thresholds: Sequence[Threshold
 def trainer_rows(file: Path) -> list[dict[str, Any]]:
     """Read the history of a Trainer as `metrics.read` has rows, in order of steps.
 
-    Raises:
-        RunError: It is not such a file.
-
     Args:
         file: trainer_state.json.
+
+    Raises:
+        RunError: It is not such a file.
     """
     rows: dict[int, dict[str, Any]] = {}
     try:
@@ -195,7 +201,8 @@ def _select_metrics(entry):
     for name, value in entry.items():
         if type(value) not in (int, float) or _NO_METRIC.search(name):
             continue
-        if match := _LAYER.fullmatch(name):
+        match = _LAYER.fullmatch(name)
+        if match:
             layers.setdefault(match[1].replace("/", "."), {})[int(match[2])] = float(value)
         else:
             values[name.replace("/", ".")] = float(value)

@@ -141,14 +141,18 @@ def as_bools(mask: Any, name: str = "mask") -> Any:
     if mask.dtype == bool:
         return mask
     has_values = not is_traced(mask)
-    binary = has_values and bool(xp.all((mask == 0) | (mask == 1)))
+    is_binary = has_values and bool(xp.all((mask == 0) | (mask == 1)))
+    is_integer = xp.isdtype(mask.dtype, "integral")
     refuse(
         (
-            not (xp.isdtype(mask.dtype, "integral") or (binary and mask.any())),
+            not is_integer and not (is_binary and mask.any()),
             f"{name} of dtype {mask.dtype}: a mask is boolean or of 0 and 1, which is where a "
             "query may attend; additive masks go to bias=",
         ),
-        (has_values and not binary, f"{name} of dtype {mask.dtype} has values other than 0 and 1"),
+        (
+            has_values and not is_binary,
+            f"{name} of dtype {mask.dtype} has values other than 0 and 1",
+        ),
     )
     return mask.astype(bool)
 
@@ -167,12 +171,12 @@ def match_framework(x: Any, mask: Any) -> tuple[Any, Any]:
         return x, mask.to(x.device)
     if is_torch_array(x):
         return x, namespace(x).asarray(np.array(mask), device=x.device)
-    both = x, on_host(mask)
-    if not any(map(is_jax_array, both)):
-        return both
+    mask = on_host(mask)
+    if not is_jax_array(x) and not is_jax_array(mask):
+        return x, mask
     import jax.numpy as jnp
 
-    return jnp.asarray(both[0]), jnp.asarray(both[1])
+    return jnp.asarray(x), jnp.asarray(mask)
 
 
 def broadcast_mask(x: Any, mask: Any, shape: tuple[int, ...], subject: str) -> tuple[Any, Any]:

@@ -1,13 +1,13 @@
 """Measures of attention weights: entropy, largest weights, saturated rows, sinks.
 
-Where one weight p of a row is near 1 the softmax's Jacobian diag(P) − PPᵀ, whose entries are at
-most 1 − p off that weight and p(1 − p) on it, is near 0, and so is what flows back to the scores.
+Where one weight p of a row is near 1, nothing flows back to the scores: the softmax's Jacobian
+diag(P) − PPᵀ has entries of at most 1 − p.
 
-Every measure takes weights [..., n, m] of NumPy, JAX or torch, each row a distribution, and a mask
-of the queries that exist, of which means are taken; NaN where there is none. A mask is Bool [n], or
-[b, n] of weights [..., b, h, n, m], or has all leading axes, those of heads or not. Rows of
-weights that are negative or do not sum to 1, as logits, are refused where the values are known (not
-inside jit and vmap); NaN stays NaN. Keys that a mask leaves out have weight 0 and add nothing.
+Every measure takes weights [..., n, m] of NumPy, JAX or torch, each row a distribution. Means are
+taken over the queries that exist, by a mask; NaN where there is none. A mask is Bool [n], or
+[b, n] of weights [..., b, h, n, m], or has all leading axes, those of heads or not. Rows that are
+negative or do not sum to 1, as logits, raise an error where the values are known (not inside jit
+and vmap). NaN stays NaN. Keys that a mask leaves out have weight 0 and add nothing.
 `attention_rows` is for models whose fused attention never has the weights.
 """
 
@@ -41,8 +41,8 @@ def attention_entropy(
     Args:
         attention: Weights [..., n, m]; `trace.attention` is [L, h, n, n].
         mask: Bool [n] or [b, n], the queries that exist; None for all.
-        missing_key: Whether what a row lacks to 1 is the weight of one key more, as of a learned
-            sink beside the keys (gpt-oss, or softmax with 1 added to its sum).
+        missing_key: Whether what a row lacks to 1 is the weight of a further key: of a learned
+            sink (gpt-oss), or of a softmax with 1 added to its sum.
 
     Returns:
         One value per matrix, [...].
@@ -115,9 +115,9 @@ def first_column(attention: Any, *, mask: Any = None, key_mask: Any = None) -> F
 
     Args:
         attention, mask: As `attention_entropy` takes them.
-        key_mask: Bool [m] or [b, m], the keys that exist. None for all, but for padding on the
-            left: where there are as many keys as queries, and no query attends to a key before the
-            first query that exists, that query's key is the first.
+        key_mask: Bool [m] or [b, m], the keys that exist; None for all. With None, padding on the
+            left is still seen: of as many keys as queries those before the first query that
+            exists do not count where no query attends to them.
 
     Returns:
         One value per matrix, [...].
@@ -181,24 +181,36 @@ def largest_logit(scores: Any, *, mask: Any = None) -> Float[Any, "*s"]:
 
 
 def _check_weights(attention, mask, missing_key=False):
-    """Convert attention to floats, with its mask, and refuse what is no distribution."""
+    """Convert attention to floats, with its mask, and refuse what is no distribution.
+
+    Args:
+        attention: Weights [..., n, m].
+        mask: As `_broadcast_row_mask` takes it; None for all queries.
+        missing_key: Whether rows may sum to less than 1.
+
+    Returns:
+        (weights, mask as Bool [..., n] or None).
+    """
     p = as_floats(attention)
     refuse_if(p.ndim < 2, f"attention of shape {tuple(p.shape)} is not [..., n, m]")
     if mask is not None:
         p, mask = match_framework(p, _broadcast_row_mask(mask, p.shape[:-1], "mask", "queries"))
     values = host_values_or_none(p)
-    if values is not None:
-        rows = values if mask is None else values[on_host(mask)]
-        least, off = rows.min(initial=0), rows.sum(axis=-1) - 1
-        off = off if missing_key else np.abs(off)
-        # of bfloat16, whose weights are rounded to 2⁻⁹, among them
-        off = off.max(initial=0, where=~np.isnan(off))
-        wrong = f"the weight {least:.3g}" if least < 0 else f"a row whose sum is {off:.3g} off 1"
-        refuse_if(
-            least < 0 or off > 0.02,
-            f"attention of shape {tuple(p.shape)} has {wrong}: expected weights after the softmax; "
-            "exclude rows that do not exist with mask=, and see missing_key= of attention_entropy",
-        )
+    if values is None:
+        return p, mask
+    rows = values if mask is None else values[on_host(mask)]
+    smallest = rows.min(initial=0)
+    excess = rows.sum(axis=-1) - 1
+    excess = excess if missing_key else np.abs(excess)
+    error = excess.max(initial=0, where=~np.isnan(excess))
+    fault = (
+        f"the weight {smallest:.3g}" if smallest < 0 else f"a row whose sum is {error:.3g} off 1"
+    )
+    refuse_if(
+        smallest < 0 or error > 0.02,  # bfloat16 rounds weights to 2⁻⁹
+        f"attention of shape {tuple(p.shape)} has {fault}: expected weights after the softmax; "
+        "exclude rows that do not exist with mask=, and see missing_key= of attention_entropy",
+    )
     return p, mask
 
 
@@ -211,10 +223,15 @@ def _broadcast_row_mask(mask, shape, name, subject):
         name, subject: What the message calls the mask and its rows.
     """
     mask, shape = as_bools(mask, name), tuple(shape)
-    *_, length = shape
-    by_example = (*shape[-3:-2], length), (*shape[:-2], length)
+    length = shape[-1]
+    accepted_shapes = (
+        (length,),
+        (*shape[-3:-2], length),  # [b, n]
+        (*shape[:-2], length),  # all leading axes but that of heads
+        shape,
+    )
     refuse_if(
-        mask.shape not in ((length,), *by_example, shape),
+        mask.shape not in accepted_shapes,
         f"{name} of shape {tuple(mask.shape)} does not fit {length} {subject} of {shape}",
     )
     if mask.shape != shape and mask.ndim > 1:
@@ -230,20 +247,22 @@ def _column_means(p, mask):
 
 
 def _first_column_share(p, mask, key_mask):
+    """Compute `first_column` of what `_check_weights` gives, [...]."""
     columns = _column_means(p, mask)
-    chosen = columns[..., 0]
+    share = columns[..., 0]
     if key_mask is not None:
         columns, key_mask = match_framework(
             columns, _broadcast_row_mask(key_mask, columns.shape, "key_mask", "keys")
         )
-        chosen = _take_first_key(columns, key_mask)
+        share = _take_first_key(columns, key_mask)
     xp = namespace(columns)
     if key_mask is None and mask is not None and mask.shape == columns.shape:
-        none_yet = xp.cumulative_sum(xp.astype(mask, xp.int32), axis=-1) == 0
-        before = xp.sum(xp.where(none_yet, columns, 0), axis=-1)
-        chosen = xp.where(before == 0, _take_first_key(columns, mask), chosen)
+        # Keys before the first query that exists are padding where no query attends to them.
+        is_before = xp.cumulative_sum(xp.astype(mask, xp.int32), axis=-1) == 0
+        share_before = xp.sum(xp.where(is_before, columns, 0), axis=-1)
+        share = xp.where(share_before == 0, _take_first_key(columns, mask), share)
     # A row with a NaN is no distribution, whichever key it stands at.
-    return xp.where(xp.any(xp.isnan(columns), axis=-1), xp.nan, chosen)
+    return xp.where(xp.any(xp.isnan(columns), axis=-1), xp.nan, share)
 
 
 def _take_first_key(columns, exists):

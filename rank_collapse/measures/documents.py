@@ -27,24 +27,28 @@ class Documents(NamedTuple):
     place: np.ndarray
     exists: np.ndarray
 
+    def _match_indices(self, x):
+        """Return `row` and `place` as arrays of the framework of x."""
+        return match_framework(x, self.row)[1], match_framework(x, self.place)[1]
+
     def split_tokens(self, x: Any) -> Any:
         """Split tokens [..., b, n, d] into [..., k, n, d]."""
-        row, place = (match_framework(x, a)[1] for a in (self.row, self.place))
+        row, place = self._match_indices(x)
         return x[..., row, place, :]
 
     def split_heads(self, q: Any) -> Any:
         """Split queries or keys of heads [..., b, h, n, d] into [..., k, h, n, d]."""
-        row, place = (match_framework(q, a)[1] for a in (self.row, self.place))
+        row, place = self._match_indices(q)
         xp = namespace(q)
         return xp.moveaxis(xp.moveaxis(q, -3, -2)[..., row, place, :, :], -2, -3)
 
     def split_weights(self, p: Any) -> Any:
         """Split attention weights [..., b, h, n, n] into [..., k, h, n, n]."""
         xp = namespace(p)
-        row, place = (match_framework(p, a)[1] for a in (self.row, self.place))
-        both = xp.moveaxis(p, -3, -1)[..., row[:, None], place[:, :, None], place[:, None, :], :]
+        row, place = self._match_indices(p)
+        pairs = xp.moveaxis(p, -3, -1)[..., row[:, None], place[:, :, None], place[:, None, :], :]
         exists = match_framework(p, self.exists)[1]
-        return xp.where(exists[:, None, None, :], xp.moveaxis(both, -1, -3), 0)
+        return xp.where(exists[:, None, None, :], xp.moveaxis(pairs, -1, -3), 0)
 
 
 def split_documents(segments: Any, mask: Any, shape: tuple[int, int]) -> Documents:

@@ -66,9 +66,9 @@ def attention_rows(
         `MEASURES`; [documents, h] and [documents] with segments.
 
     Raises:
-        ValueError: Shapes that do not fit each other, rows that are not among the queries, as many
-            keys as queries and fewer than heads without a layout, or causal queries on a cache
-            whose places are not known.
+        ValueError: Shapes that do not fit each other; rows that are not among the queries; no
+            layout for as many keys as queries and more heads; causal queries on a cache whose
+            places are not known.
     """
     q, k = match_framework(as_floats(q), as_floats(k))
     refuse_if(
@@ -79,14 +79,15 @@ def attention_rows(
         (window is not None and window < 1, f"window={window} is not 1 or more places"),
         (layout not in (None, "hnk", "nhk"), f"layout={layout!r} is not 'hnk' or 'nhk'"),
         (
-            layout is None and q.shape[-3] > q.shape[-2] == k.shape[-2],
+            layout is None and q.shape[-3] > q.shape[-2] and q.shape[-2] == k.shape[-2],
             f"q of shape {tuple(q.shape)} has more heads than tokens: say layout='hnk' for "
             "[..., h, n, k] or 'nhk' for [..., n, h, k]",
         ),
     )
     if layout == "nhk":
-        q, k = (namespace(a).moveaxis(a, -2, -3) for a in (q, k))
-    (*leading, h, n, d), (*leading_k, g, m, d_k) = q.shape, k.shape
+        q, k = namespace(q).moveaxis(q, -2, -3), namespace(k).moveaxis(k, -2, -3)
+    *leading, h, n, d = q.shape
+    *leading_k, g, m, d_k = k.shape
     refuse_if(
         leading != leading_k or h % g or d_k != d,
         f"q of shape {tuple(q.shape)} does not fit k of shape {tuple(k.shape)}",
@@ -143,7 +144,7 @@ def attention_rows(
 def _split_by_document(q, k, segments, exists):
     """Split (queries, keys [documents, heads, tokens, width], which tokens exist)."""
     xp, n = namespace(q), q.shape[-2]
-    q, k = (a.reshape((-1, *a.shape[-3:])) for a in (q, k))
+    q, k = q.reshape((-1, *q.shape[-3:])), k.reshape((-1, *k.shape[-3:]))
     shape = (len(q), n)
     segments = segments if np.ndim(segments) == 1 else np.reshape(on_host(segments), shape)
     exists = None if exists is None else xp.broadcast_to(exists, shape)
@@ -174,10 +175,13 @@ def _query_positions(q, positions, n, m, exists):
         f"{n} queries of {m} keys: say positions=, the places of the queries among the keys, or "
         "mask=, the keys that exist",
     )
-    # The number of keys up to each; the last n that exist have the numbers count − n + 1 to count.
-    number = xp.cumulative_sum(xp.astype(exists, xp.int32), axis=-1)
-    wanted = number[..., -1:] - match_framework(q, np.arange(n - 1, -1, -1))[1]
-    return xp.argmax(xp.astype(number[..., None, :] == wanted[..., None], xp.int32), axis=-1)
+    # A key's ordinal is the number of keys that exist up to it. Of c keys the last n have the
+    # ordinals c − n + 1 to c; the first key of an ordinal is the one that exists.
+    ordinals = xp.cumulative_sum(xp.astype(exists, xp.int32), axis=-1)
+    last_ordinals = ordinals[..., -1:] - match_framework(q, np.arange(n - 1, -1, -1))[1]
+    return xp.argmax(
+        xp.astype(ordinals[..., None, :] == last_ordinals[..., None], xp.int32), axis=-1
+    )
 
 
 def _softmax_rows(q, k, rows, scale, allowed):
@@ -189,10 +193,12 @@ def _softmax_rows(q, k, rows, scale, allowed):
         scale: Factor of the scores.
         allowed: Bool [..., 1, r, m], the keys that each may attend to.
     """
-    xp, (*leading, h, _, d), (g, m) = namespace(q), q.shape, k.shape[-3:-1]
-    chosen = scale * xp.take(q, rows, axis=-2)
-    chosen = chosen.reshape((*leading, g, -1, d))  # a group's heads one after the other
-    scores = (chosen @ xp.matrix_transpose(k)).reshape((*leading, h, len(rows), m))
+    xp = namespace(q)
+    *leading, h, _, d = q.shape
+    g, m = k.shape[-3:-1]
+    scaled = scale * xp.take(q, rows, axis=-2)
+    scaled = scaled.reshape((*leading, g, -1, d))  # a group's heads one after the other
+    scores = (scaled @ xp.matrix_transpose(k)).reshape((*leading, h, len(rows), m))
     scores = xp.where(allowed, scores, -xp.inf)
-    size = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
-    return size / xp.sum(size, axis=-1, keepdims=True)
+    exponentials = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
+    return exponentials / xp.sum(exponentials, axis=-1, keepdims=True)

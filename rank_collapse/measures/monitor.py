@@ -41,11 +41,11 @@ def monitor(
     exclude: spikes.Excluded | None = None,
     threshold: float = spikes.SPIKE,
 ) -> dict[str, Float[Any, ""]]:
-    """Scalars of one layer's tokens and attention weights, means over leading axes and heads.
+    """Measure one layer's tokens and attention weights: scalars, means over leading axes and heads.
 
-    Of `MEASURES`, where what they mean is said: "residual_ratio", "token_cosine",
-    "participation_ratio" and "stable_rank_bound"; with attention also "attention_entropy",
-    "largest_weight", "largest_column" and "sink_rate". Beside them:
+    `MEASURES` says what they mean: "residual_ratio", "token_cosine", "participation_ratio" and
+    "stable_rank_bound"; with attention also "attention_entropy", "largest_weight",
+    "largest_column" and "sink_rate". Further scalars:
 
     attention_entropy_least, attention_entropy_largest   over heads, of means over examples
     batch_residual_ratio, batch_effective_rank           of two examples or more, each pooled by the
@@ -90,7 +90,7 @@ def monitor(
     if attention is not None:
         arrays["p"] = _reshape_weights(x, as_floats(attention))
     if segments is not None:
-        arrays = _split_by_document(arrays, segments, tuple(leading))
+        arrays = _split_by_document(arrays, segments)
     x, mask = arrays["x"], arrays["mask"]
     choice = {"tokens": tokens, "exclude": exclude, "threshold": threshold}
     read = None if norm is None else norm(x)
@@ -120,7 +120,7 @@ def _reshape_weights(x, p):
     return match_framework(x, p.reshape((-1, *shape[-3:])))[1]
 
 
-def _split_by_document(arrays, segments, leading):
+def _split_by_document(arrays, segments):
     """Split the arrays, an example for each document."""
     x, mask = arrays["x"], arrays["mask"]
     segments = segments if np.ndim(segments) == 1 else np.reshape(on_host(segments), x.shape[:2])
@@ -142,9 +142,9 @@ def _measure_layer(arrays, sink):
     x, mask, counted = arrays["x"], arrays["mask"], arrays["counted"]
     values = measure_states(TOKENS, x, counted)
     values["spiked"] = namespace(x).astype(values["spiked"], x.dtype)
-    least = dict.fromkeys((*NEEDS_TWO_TOKENS, "spiked"), 2)
+    min_tokens = dict.fromkeys((*NEEDS_TWO_TOKENS, "spiked"), 2)
     scalars = {
-        name: _mean_over_examples(a, counted, least.get(name, 1)) for name, a in values.items()
+        name: _mean_over_examples(a, counted, min_tokens.get(name, 1)) for name, a in values.items()
     }
     if len(x) > 1:
         scalars |= _measure_batch(x, counted)
@@ -163,6 +163,14 @@ def _measure_batch(x, mask):
 
 
 def _measure_attention(p, mask, num_tokens, sink):
+    """Measure attention: means over examples and heads, and the extreme heads' entropies.
+
+    Args:
+        p: Weights [b, h, n, m].
+        mask: Bool [b, n]; None for all.
+        num_tokens: n.
+        sink: As `monitor` takes it.
+    """
     scalars = {}
     key_mask = mask if p.shape[-1] == num_tokens else None
     for name in ATTENTION:
@@ -177,16 +185,16 @@ def _measure_attention(p, mask, num_tokens, sink):
     return scalars
 
 
-def _mean_over_examples(values, mask, least=1):
+def _mean_over_examples(values, mask, min_tokens=1):
     """Average values [b, ...] over the examples in which enough tokens exist.
 
     Args:
         values: One for each example, and more axes.
         mask: Bool [b, n]; None for all.
-        least: How many tokens are enough.
+        min_tokens: How many tokens are enough.
     """
     if mask is None:
         return values.mean(axis=0)
     xp = namespace(values)
-    enough = (xp.sum(mask, axis=-1) >= least).reshape((-1, *[1] * (values.ndim - 1)))
-    return safe_divide(xp.sum(xp.where(enough, values, 0), axis=0), xp.sum(enough, axis=0))
+    is_enough = (xp.sum(mask, axis=-1) >= min_tokens).reshape((-1,) + (1,) * (values.ndim - 1))
+    return safe_divide(xp.sum(xp.where(is_enough, values, 0), axis=0), xp.sum(is_enough, axis=0))

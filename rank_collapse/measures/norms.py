@@ -50,9 +50,9 @@ def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, An
             f"mask of shape {mask.shape} leaves no token",
         )
         x = namespace(x).where(mask[..., None], x, 0)
-    if is_numpy_array(x) and not (finite := np.isfinite(x)).all():
-        bad = x.size - int(finite.sum())
-        raise ValueError(f"x of shape {shape} holds {bad} values that are not finite")
+    if is_numpy_array(x):
+        num_bad = x.size - int(np.isfinite(x).sum())
+        refuse_if(num_bad > 0, f"x of shape {shape} holds {num_bad} values that are not finite")
     return x, mask
 
 
@@ -137,7 +137,8 @@ def matrix_norm(x: Any, norm: Norm = "composite", *, mask: Any = None) -> Float[
 
 
 # ‖X‖_1 = max_j Σ_i |X_ij| and ‖X‖_∞ = max_i Σ_j |X_ij|.
-norm_1, norm_inf = (functools.partial(matrix_norm, norm=norm) for norm in ("one", "inf"))
+norm_1 = functools.partial(matrix_norm, norm="one")
+norm_inf = functools.partial(matrix_norm, norm="inf")
 
 
 def compute_norm(x: Any, norm: Norm) -> Any:
@@ -159,11 +160,12 @@ def compute_norm(x: Any, norm: Norm) -> Any:
 def compute_singular_values(x: Any) -> Any:
     """Compute singular values [..., r], largest first, of tokens that `as_tokens` made.
 
-    Of float32 the square roots of the eigenvalues, in float64, of the smaller of XXᵀ and XᵀX: less
-    is lost than by an SVD in float32, in a tenth of the time. By an SVD of float64, and of JAX in
-    jit or on an accelerator. Masked rows are zeros there, which only add zeros.
+    For float32, square roots of the eigenvalues, in float64, of the smaller of XXᵀ and XᵀX: more
+    digits than an SVD in float32 gives, in a tenth of the time. For float64, and for JAX in jit or
+    on an accelerator, an SVD. Masked rows are zeros, which only add zeros.
     """
-    (scaled, scale), xp = scale_to_unit(x), namespace(x)
+    xp = namespace(x)
+    scaled, scale = scale_to_unit(x)
     if is_jax_array(x):
         from rank_collapse.measures import on_jax
 

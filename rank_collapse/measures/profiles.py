@@ -158,11 +158,11 @@ def profile(
         hidden, mask, key_mask = _split_by_document(hidden, mask, segments, kind)
     read = None if tokens != "read" and norm is None else _apply_norms(norm, hidden)
 
-    def measure_layer(*layer):
+    def measure_layer(x, x_mask, x_read):
         if kind == "attention":
-            return measure_weights(names, *layer[:2], key_mask)
+            return measure_weights(names, x, x_mask, key_mask)
         choice = {"tokens": tokens, "exclude": exclude, "threshold": threshold}
-        return measure_states(names, *layer, **choice)
+        return measure_states(names, x, x_mask, x_read, **choice)
 
     if is_jax_array(hidden):  # one program; others layer by layer, for less memory
         values = measure_layer(hidden, mask, read)
@@ -182,13 +182,13 @@ def make_profile(values: Mapping[str, Any], limit: Any) -> Profile:
         limit: `rounding_limit` of the states' dtype, a number or one for each layer [l].
     """
     measures = {name: a for name, a in values.items() if name not in Profile._fields}
-    rounding = spiked = None
-    if "residual_ratio" in measures:
-        ratio = measures["residual_ratio"]
-        limit = np.reshape(limit, (-1, *[1] * (ratio.ndim - 1))) if np.ndim(limit) else limit
-        rounding = ratio <= match_framework(ratio, np.asarray(limit, np.float32))[1]
-        spiked = values["spiked"] & ~rounding
-    return Profile(measures, rounding, spiked, values.get("left_out"))
+    if "residual_ratio" not in measures:
+        return Profile(measures, left_out=values.get("left_out"))
+    ratio = measures["residual_ratio"]
+    if np.ndim(limit):
+        limit = np.reshape(limit, (-1,) + (1,) * (ratio.ndim - 1))
+    rounding = ratio <= match_framework(ratio, np.asarray(limit, np.float32))[1]
+    return Profile(measures, rounding, values["spiked"] & ~rounding, values.get("left_out"))
 
 
 def _split_by_document(hidden, mask, segments, kind):
@@ -206,8 +206,8 @@ def _split_by_document(hidden, mask, segments, kind):
     axes = len(_KINDS[kind][1])
     if hidden.ndim == axes + 1:
         hidden, mask = hidden[:, None], None if mask is None else mask[:, None]
-    one = None if mask is None else mask[0]
-    packed = documents.split_documents(segments, one, (hidden.shape[1], hidden.shape[-2]))
+    layer_mask = None if mask is None else mask[0]  # the same in every layer
+    packed = documents.split_documents(segments, layer_mask, (hidden.shape[1], hidden.shape[-2]))
     take = packed.split_tokens if kind == "tokens" else packed.split_weights
     layers = take(hidden)
     exists = match_framework(layers, packed.exists)[1]
@@ -226,8 +226,15 @@ def _apply_norms(norm, hidden):
 
 
 # 2^−p of the p bits behind the point, by the name of a dtype or its beginning
-_EPSILONS = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-10, "bfloat16": 2**-7}
-_EPSILONS |= {"float8_e5m2": 2**-2, "float8": 2**-3, "float4": 2**-1}
+_EPSILONS = {
+    "float64": 2**-52,
+    "float32": 2**-23,
+    "float16": 2**-10,
+    "bfloat16": 2**-7,
+    "float8_e5m2": 2**-2,
+    "float8": 2**-3,
+    "float4": 2**-1,
+}
 _ROUNDINGS = 8
 
 
@@ -237,8 +244,8 @@ def rounding_limit(dtype: Any) -> float:
     A layer that has made all tokens equal still rounds them one by one: bias, sum with the skip,
     and in a norm the mean, its subtraction, the variance, the division, scale and shift. These are
     r = 8 operations, each rounded by at most ε/2 of its size. res(·) at most doubles a norm, so the
-    ratio is up to r ε. Of fewer bits than 32 r = 1: these are computed in float32, and rounded
-    where stored.
+    ratio is up to r ε. For dtypes of fewer than 32 bits r = 1: layers compute in float32 and round
+    only what is stored.
 
     Args:
         dtype: Of floats, or its name.
@@ -256,7 +263,8 @@ def _rounding_limits(hidden, batch_axis):
     """Return the limit of the states' dtype; of a list one per layer [l]."""
 
     def read_limit(states):
-        name = str(getattr(getattr(states, "hidden", states), "dtype", "")).rpartition(".")[2]
+        array = getattr(states, "hidden", states)  # of a Trace
+        name = str(getattr(array, "dtype", "")).rpartition(".")[2]
         return rounding_limit(name if "float" in name else "float32")
 
     if not isinstance(hidden, list | tuple):
@@ -307,13 +315,14 @@ def _stack_layers(hidden, batch_axis, kind):
         batch_axis = 1 if batch_axis is None and hidden.ndim == len(axes) + 2 else batch_axis
     hidden, letters = as_floats(hidden), ", ".join(axes)
     leading, shape = hidden.ndim - len(axes), tuple(hidden.shape)
+    batch_axes = (None,) if leading == 1 else (0, 1)
     refuse(
         (
             leading not in (1, 2) or not shape[0],
             f"{subject} of shape {shape} are not [l, {letters}] or [l, b, {letters}]",
         ),
         (
-            batch_axis not in ((None,) if leading == 1 else (0, 1)),
+            batch_axis not in batch_axes,
             f"batch_axis={batch_axis} of {subject} of shape {shape}: 1 for "
             f"[l, b, {letters}], 0 for [b, l, {letters}] as jax.vmap gives it, "
             f"None for [l, {letters}]",
@@ -357,6 +366,7 @@ def measure_states(
 
 
 def _measure_finite(names, x, mask):
+    """Compute measures of finite tokens by name; NaN where they need two tokens and have fewer."""
     values = {name: MEASURES[name](x, mask=mask) for name in names}
     xp = namespace(x)
     for name in NEEDS_TWO_TOKENS:

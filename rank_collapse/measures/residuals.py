@@ -1,7 +1,7 @@
 """How far an array of tokens is from rank one: residuals, ratios, ranks and cosines.
 
-Everything takes an array [n, d] of NumPy, JAX or torch and an optional Bool [n] mask of the tokens
-that exist, and gives an array of that framework on the same device (`arrays.where_it_lives`). A
+Everything takes an array [n, d] of NumPy, JAX or torch, and an optional Bool [n] mask of the tokens
+that exist. It gives an array of that framework on the same device (`arrays.where_it_lives`). A
 quantity with a mask equals that of the array without the masked rows, and is NaN where the mask
 leaves too few tokens for it. Leading axes are a batch: [..., n, d] with a mask [n] or [..., n]
 gives one value per example, [...]. Computed in float64 where x is, else in float32.
@@ -106,7 +106,8 @@ def rank_one_ratio(x: Any, *, norm: Norm = "composite", mask: Any = None) -> Flo
 
 def _best_rank_one_residual(x):
     """Compute X − σ_1 u_1 v_1ᵀ, left by the best approximation of rank one (Eckart and Young)."""
-    (scaled, scale), xp = scale_to_unit(x), namespace(x)
+    xp = namespace(x)
+    scaled, scale = scale_to_unit(x)
     if is_jax_array(x):
         from rank_collapse.measures import on_jax
 
@@ -126,18 +127,23 @@ def _first_part(u, s, vt):
 
 
 def _first_part_change(u, s, vt, dx):
-    """Compute d(σ_1 u_1 v_1ᵀ) of the pairs (σ_1, σ_j) alone: finite where others are equal.
+    """Compute d(σ_1 u_1 v_1ᵀ) along dX; finite where singular values other than σ_1 are equal.
 
-    Where σ_1 = σ_j, or σ_1 = 0, the approximation has no derivative; their part is left out.
+    With a = Uᵀ dX v_1 and b = Vᵀ dXᵀ u_1, dσ_1 = a_1 and
+        du_1 = Σ_j u_j (σ_1 a_j + σ_j b_j)/(σ_1² − σ_j²) + (dX v_1 − U a)/σ_1,
+    dv_1 the same of V, b and a. Where σ_1 = σ_j, or σ_1 = 0, the approximation has no derivative;
+    their part is left out.
     """
     transpose, s = namespace(s).matrix_transpose, s[..., None]
     first, first_u, first_v = s[..., :1, :], u[..., :1], transpose(vt[..., :1, :])
-    down, across = dx @ first_v, transpose(dx) @ first_u  # dX v_1, dXᵀ u_1
-    a, b = transpose(u) @ down, vt @ across
-    gap = safe_divide(1 + 0 * s, first**2 - s**2, 0)
-    beyond = safe_divide(1 + 0 * first, first, 0)
-    du = u @ (gap * (first * a + s * b)) + beyond * (down - u @ a)
-    dv = transpose(vt) @ (gap * (first * b + s * a)) + beyond * (across - transpose(vt) @ b)
+    dx_v, dx_u = dx @ first_v, transpose(dx) @ first_u
+    a, b = transpose(u) @ dx_v, vt @ dx_u
+    inverse_gaps = safe_divide(1 + 0 * s, first**2 - s**2, 0)
+    inverse_first = safe_divide(1 + 0 * first, first, 0)
+    du = u @ (inverse_gaps * (first * a + s * b)) + inverse_first * (dx_v - u @ a)
+    dv = transpose(vt) @ (inverse_gaps * (first * b + s * a)) + inverse_first * (
+        dx_u - transpose(vt) @ b
+    )
     change = first * (du @ transpose(first_v) + first_u @ transpose(dv))
     return change + a[..., :1, :] * (first_u @ transpose(first_v))
 
@@ -192,8 +198,8 @@ def effective_rank_share(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
     """
     x, mask = scale_tokens(x, mask)
-    most = namespace(x).clip(num_tokens(x, mask) - 1, 0, x.shape[-1])
-    return nan_if_empty(safe_divide(_effective_rank(compute_residual(x, mask)), most), mask)
+    full_rank = namespace(x).clip(num_tokens(x, mask) - 1, 0, x.shape[-1])
+    return nan_if_empty(safe_divide(_effective_rank(compute_residual(x, mask)), full_rank), mask)
 
 
 @where_it_lives
@@ -225,9 +231,10 @@ def token_cosine(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     x, mask = as_tokens(x, mask, empty=True)
     if x.shape[-2] < 2:
         raise ValueError(f"x of shape {tuple(x.shape)} has no pair of tokens")
-    (unit, squares), xp = normalize_tokens(x), namespace(x)
+    xp = namespace(x)
+    unit, squares = normalize_tokens(x)
     count = num_tokens(x, mask)
-    # over pairs: |Σ x̂_i|² counts i = j too, with |x̂_i|² each
+    # |Σ_i x̂_i|² is the sum over all pairs; without the pairs i = j, which add |x̂_i|² each:
     pairs = xp.sum(xp.square(exact_sum(unit, -2)), axis=-1) - xp.sum(squares, axis=-1)
     return safe_divide(pairs, count * xp.clip(count - 1, 0, None))
 
@@ -291,8 +298,8 @@ def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     else:
         for _ in range(POWER_STEPS):
             v = step(v)
-    most = (xp.matrix_transpose(v) @ gram @ v)[..., 0, 0]
-    return nan_if_empty(safe_divide(xp.linalg.trace(gram), most, 0), mask)
+    square = (xp.matrix_transpose(v) @ gram @ v)[..., 0, 0]  # σ²
+    return nan_if_empty(safe_divide(xp.linalg.trace(gram), square, 0), mask)
 
 
 def nan_if_empty(value: Any, mask: Any) -> Any:

@@ -64,12 +64,14 @@ def choose_tokens(
     xp, left_out = namespace(x), None
     if exclude:
         exists = xp.ones_like(x[..., 0], dtype=xp.bool) if mask is None else mask
-        lengths, middle = _token_lengths(scale_to_unit(xp.where(exists[..., None], x, 0))[0], mask)
-        spikes = exists & (lengths > threshold * middle[..., None])
-        mask, left_out = exists & ~spikes, xp.sum(spikes, axis=-1)
+        lengths, median = _token_lengths(scale_to_unit(xp.where(exists[..., None], x, 0))[0], mask)
+        is_spike = exists & (lengths > threshold * median[..., None])
+        mask, left_out = exists & ~is_spike, xp.sum(is_spike, axis=-1)
     if tokens == "unit":
         x, _ = normalize_tokens(x)
-    return as_floats(read) if tokens == "read" else x, mask, left_out
+    elif tokens == "read":
+        x = as_floats(read)
+    return x, mask, left_out
 
 
 @where_it_lives
@@ -86,11 +88,11 @@ def spike_entry(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """
     x, mask = scale_tokens(x, mask)
     xp = namespace(x)
-    size = xp.abs(x)
-    last = size if mask is None else xp.where(mask[..., None], size, xp.inf)
+    sizes = xp.abs(x)
+    sorts_last = sizes if mask is None else xp.where(mask[..., None], sizes, xp.inf)
     count = num_tokens(x, mask)[..., None] * x.shape[-1]
-    middle = masked_median(last.reshape((*x.shape[:-2], -1, 1)), count)[..., 0, 0]
-    return nan_if_empty(safe_divide(xp.max(size, axis=(-2, -1)), middle), mask)
+    median = masked_median(sorts_last.reshape((*x.shape[:-2], -1, 1)), count)[..., 0, 0]
+    return nan_if_empty(safe_divide(xp.max(sizes, axis=(-2, -1)), median), mask)
 
 
 @where_it_lives
@@ -101,8 +103,8 @@ def spike_norm(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
         x, mask: As `spike_entry` takes them.
     """
     x, mask = scale_tokens(x, mask)
-    lengths, middle = _token_lengths(x, mask)
-    return nan_if_empty(safe_divide(namespace(x).max(lengths, axis=-1), middle), mask)
+    lengths, median = _token_lengths(x, mask)
+    return nan_if_empty(safe_divide(namespace(x).max(lengths, axis=-1), median), mask)
 
 
 @where_it_lives
@@ -151,6 +153,7 @@ def spike_feature(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
 
 
 def _largest_position(x, mask, read_index):
+    """Compute read_index(i, d) of the largest |x_ij|, i its index in the flattened tokens."""
     x, mask = scale_tokens(x, mask)
     xp = namespace(x)
     size = xp.abs(x).reshape((*x.shape[:-2], -1))
@@ -169,8 +172,8 @@ def _token_lengths(x, mask):
     """Compute (|x_i| [..., n], their median [...]) of scaled tokens; 0 where they do not exist."""
     xp = namespace(x)
     lengths = safe_sqrt(xp.sum(xp.square(x), axis=-1))
-    last = lengths if mask is None else xp.where(mask, lengths, xp.inf)
-    return lengths, masked_median(last[..., None], num_tokens(x, mask)[..., None])[..., 0, 0]
+    sorts_last = lengths if mask is None else xp.where(mask, lengths, xp.inf)
+    return lengths, masked_median(sorts_last[..., None], num_tokens(x, mask)[..., None])[..., 0, 0]
 
 
 def masked_median(x: Any, count: Any) -> Any:
@@ -181,10 +184,11 @@ def masked_median(x: Any, count: Any) -> Any:
         count: How many exist, [..., 1].
     """
     xp = namespace(x)
-    rows, count = xp.sort(x, axis=-2), xp.astype(count, xp.arange(0).dtype)[..., None]
+    rows = xp.sort(x, axis=-2)
+    count = xp.astype(count, xp.arange(0).dtype)[..., None]
     shape = (*x.shape[:-2], 1, x.shape[-1])
-    low, high = (
-        xp.take_along_axis(rows, xp.broadcast_to(i, shape), axis=-2)
-        for i in ((count - 1) // 2, count // 2)
-    )
-    return low / 2 + high / 2
+
+    def take_row(index):
+        return xp.take_along_axis(rows, xp.broadcast_to(index, shape), axis=-2)
+
+    return take_row((count - 1) // 2) / 2 + take_row(count // 2) / 2

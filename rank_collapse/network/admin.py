@@ -38,10 +38,10 @@ def admin_profile(
     """Profile Admin's ω on one batch, and return the config with them as its skip gains.
 
     In the order in which the sublayers (attention, cross-attention, MLP) are passed,
-        r_1 = 1,   ω_i = r_i,   r_{i+1} = √(Var(ω_i ∘ x_{i−1}) + Var(f_i(x_{i−1}))),
-    Var over all entries of all tokens that exist in the batch, x_i the states with these ω. A gain
-    that is learned multiplies ω as it is; the config's skip gains are replaced. (The published
-    code counts padding too, and profiles with dropout.)
+        r_1 = 1,   ω_i = r_i,   r_{i+1} = √(Var(ω_i ∘ x_{i−1}) + Var(f_i(x_{i−1}))).
+    Var is over all entries of all tokens that exist in the batch, and x_i are the states with these
+    ω. A gain that is learned multiplies ω as it is; the config's skip gains are replaced. (The
+    published code counts padding too, and profiles with dropout.)
 
     Args:
         params: The network's parameters, as they are before training.
@@ -112,10 +112,7 @@ def _profile_layers(params, prepared: PreparedInputs, config):
         prepared: `PreparedInputs` of all examples, leading axis b.
         config: The network.
     """
-    token_mask = prepared.token_mask
-    if token_mask is None:
-        token_mask = jnp.ones(prepared.x.shape[:2], bool)
-    algebra = Profiling(token_mask)
+    algebra = Profiling(prepared.existing_tokens)
 
     def step(layer, state):
         state, sublayers = walk_layer(algebra, layer, state)
@@ -158,7 +155,9 @@ def _check_roots(roots, config):
     Raises:
         ValueError: With the first sublayer after which it is not finite, or 0.
     """
-    for layer, place in np.argwhere(~(np.isfinite(roots) & (roots > 0)))[:1]:
+    faults = np.argwhere(~np.isfinite(roots) | (roots <= 0))
+    if len(faults):
+        layer, place = faults[0]
         sublayer = f"the {_NAMES[config.kinds[place]]} sublayer of layer {layer}"
         if not np.isfinite(roots[layer, place]):
             raise ValueError(f"profiling: an activation that is not finite in {sublayer}")

@@ -70,7 +70,7 @@ class AttentionConfig(struct.Struct, kw_only=True):
                 object.__setattr__(self, name, Partial(function))
             if isinstance(function, str):
                 raise ValueError(f"{name}={function!r} is a function")
-        if self.mix is not None and not self.mixing is self.normalise is None:
+        if self.mix is not None and (self.mixing is not None or self.normalise is not None):
             raise ValueError(f"mix={self.mix!r} replaces normalise and mixing: set one")
 
 
@@ -185,13 +185,16 @@ class AttentionParams(struct.Struct):
 
 
 def softmax(scores: Float[Array, "*s m"], mask: Any = None) -> Float[Array, "*s m"]:
-    """Row softmax over the allowed keys, in at least float32, returned in the scores' dtype.
+    """Compute the softmax of each row over the allowed keys, in at least float32.
 
     A row with no allowed key gets uniform weights, so that padding rows stay finite.
 
     Args:
         scores: Of any leading axes; the last is that of the keys.
         mask: Bool, True for keys that are allowed; of fewer leading axes, or None for all.
+
+    Returns:
+        Weights of the scores' dtype.
     """
     dtype = scores.dtype
     scores = scores.astype(jnp.promote_types(dtype, jnp.float32))
@@ -256,11 +259,15 @@ def mixing_matrix(
     if n != m:
         raise ValueError(f"mixing needs as many keys as queries, not weights of {weights.shape}")
     uniform = softmax(jnp.zeros((1, n, m), weights.dtype), mask)
-    alpha, beta, gamma = (
-        jnp.broadcast_to(jnp.asarray(a, weights.dtype), (h,))[:, None, None]
-        for a in (mixing.identity, mixing.weights, mixing.uniform)
+
+    def per_head(gain):
+        return jnp.broadcast_to(jnp.asarray(gain, weights.dtype), (h,))[:, None, None]
+
+    return (
+        per_head(mixing.identity) * jnp.eye(n, dtype=weights.dtype)[None]
+        + per_head(mixing.weights) * weights
+        + per_head(mixing.uniform) * uniform
     )
-    return alpha * jnp.eye(n, dtype=weights.dtype)[None] + beta * weights + gamma * uniform
 
 
 def repeat_groups(params: AttentionParams) -> AttentionParams:
@@ -300,10 +307,10 @@ def project_heads(
 def head_norm(
     gain: Float[Array, "k"] | Float[Array, "h k"] | None, x: Float[Array, "h n k"], eps: Any
 ) -> Float[Array, "h n k"]:
-    """RMSNorm of queries or keys: of each head (gain [k]) or over all heads ([h, k]); None: x.
+    """Apply RMSNorm to queries or keys, in each head (gain [k]) or over all heads ([h, k]).
 
     Args:
-        gain: [k] or [h, k]; None for no norm.
+        gain: [k] or [h, k]; None for no norm, which returns x.
         x: Queries or keys.
         eps: Added to the mean square.
 
@@ -319,10 +326,10 @@ def head_norm(
 
 @jax.custom_jvp
 def matrix_product(a: Float[Array, "h n k"], b: Float[Array, "h k m"]) -> Float[Array, "h n m"]:
-    """a b, with a gradient that XLA's CPU backend computes fast.
+    """Compute a b, with a gradient that XLA's CPU backend computes fast.
 
-    The gradient of b is aᵀ g. Many small products with a transposed left factor take there four
-    times as long as with the transposed factor copied first, which the barrier forces.
+    The gradient of b is aᵀ g. On a CPU many small products with a transposed left factor take four
+    times as long as with a copy of the transposed factor. The barrier forces that copy.
     """
     return a @ b
 
@@ -486,12 +493,13 @@ def multi_head_attention(
         weights, mixed = apply_mix(mix, q, k, v, context)
     if mixed is not None and (dropout_key is not None or edit.has_edit("weights")):
         raise ValueError("mix computes the full output: its weights cannot be edited or dropped")
-    dtype, weights = weights.dtype, edit("weights", weights)
+    dtype = weights.dtype
+    weights = edit("weights", weights)
     if edit.has_edit("weights") and context.mask is not None:
         weights = jnp.where(combine_masks(context.mask), weights, 0).astype(dtype)
     if mixed is None:
-        used = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)
-        mixed = matrix_product(used, v)
+        sparse = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)
+        mixed = matrix_product(sparse, v)
     if edit.is_used("head_output"):
         heads = edit("head_output", jnp.einsum("hnv,hvd->hnd", mixed, params.w_o))
     if edit.has_edit("head_output"):

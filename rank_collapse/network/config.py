@@ -26,9 +26,9 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
     It also has the fields of `AttentionConfig`, `PositionConfig`, `ResidualConfig` and `MLPConfig`,
     each of which is defined with the code that reads it.
 
-    A pytree: the floats `skip_gain`, `branch_gain`, `temperature`, ... are leaves, so that a config
-    passed to a jitted function as an ordinary argument does not recompile when one of them
-    changes, and can be vmapped over. Everything else is static and part of the treedef. All
+    A pytree: the floats `skip_gain`, `branch_gain`, `temperature`, ... are leaves. A jitted
+    function that takes a config as an ordinary argument does not recompile when one of them
+    changes, and vmap may sweep them. Everything else is static and part of the treedef. All
     fields are hashable when the floats are Python numbers, so static arguments work too.
 
     Attributes:
@@ -68,8 +68,9 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
     def __post_init__(self):
         for part in PARTS:
             part.__post_init__(self)
-        struct.check_integers(self, depth=1, num_heads=1, d_model=1, unroll=1, d_qk=1, d_v=1)
-        struct.check_integers(self, num_kv_heads=1)
+        struct.check_integers(
+            self, depth=1, num_heads=1, d_model=1, unroll=1, d_qk=1, d_v=1, num_kv_heads=1
+        )
         struct.check_choices(self, init=INITS)
         h, groups, depth = self.num_heads, self.num_kv_heads, self.depth
         if groups and h % groups:

@@ -19,23 +19,6 @@ def at_any_value(*names: str) -> dict[str, Any]:
     return dict.fromkeys(names, ANY)
 
 
-# Shapes, initial values, and what `enter` and the scan over layers take care of.
-SIZES = at_any_value(
-    "depth",
-    "num_heads",
-    "num_kv_heads",
-    "d_model",
-    "d_qk",
-    "d_v",
-    "d_ff",
-    "layer_map",
-    "embedding",
-    "init",
-    "init_gain",
-    "unroll",
-    "norm_eps",
-    "family",
-)
 # Without effect unless another field is set, which has to be covered itself.
 INERT = at_any_value(
     "cross_skip",
@@ -56,7 +39,23 @@ INERT = at_any_value(
     "num_streams",
     "connection_by_token",
 )
-SIZES |= INERT
+# Shapes, initial values, and what `prepare_inputs` and the scan over layers take care of.
+SIZES = INERT | at_any_value(
+    "depth",
+    "num_heads",
+    "num_kv_heads",
+    "d_model",
+    "d_qk",
+    "d_v",
+    "d_ff",
+    "layer_map",
+    "embedding",
+    "init",
+    "init_gain",
+    "unroll",
+    "norm_eps",
+    "family",
+)
 STREAM = at_any_value(
     "attention_skip",
     "mlp_skip",
@@ -73,13 +72,12 @@ PARALLEL = at_any_value("parallel")
 MASKS = at_any_value("mask", "windows")
 POSITIONS = at_any_value("position", "rotary_layers")
 SCORES = at_any_value("score", "scale_scores", "temperature", "qk_norm")
-CAP = at_any_value("score_cap")
 MIXING = at_any_value("mixing")
 MLPS = {"mlp": MLP_KINDS}
-OWN = at_any_value("mlp", "norm", "normalise", "mix")  # the caller's functions
+CALLER_FUNCTIONS = at_any_value("mlp", "norm", "normalise", "mix")
 EXPERTS = at_any_value("num_experts")
 CROSS = at_any_value("cross_attention")
-ATTENTION = MASKS | POSITIONS | SCORES | CAP | MIXING
+ATTENTION = MASKS | POSITIONS | SCORES | MIXING | at_any_value("score_cap")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +125,7 @@ class Covers:
 # All that has one residual stream.
 EVERYTHING = Covers(
     "a pass over one residual stream",
-    SIZES | STREAM | PARALLEL | ATTENTION | MLPS | EXPERTS | CROSS | OWN,
+    SIZES | STREAM | PARALLEL | ATTENTION | MLPS | EXPERTS | CROSS | CALLER_FUNCTIONS,
     edits=ANY,
 )
 FORWARD = Covers("a forward pass", EVERYTHING.fields | at_any_value("connection"), edits=ANY)

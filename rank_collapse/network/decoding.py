@@ -75,7 +75,8 @@ def _write(params, memory, source_mask, marks, config, max_len):
         memory: The encoder's output.
         marks: Token ids of the begin and the end mark.
     """
-    (begin, end), decoder = marks, decoder_params(params, config)
+    begin, end = marks
+    decoder = decoder_params(params, config)
 
     def step(carry, t):
         token, ended, tokens = carry

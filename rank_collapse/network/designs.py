@@ -95,19 +95,29 @@ def _deepnorm(stack):
 def _layerscale(stack):
     """Set x' = x + γ ∘ f(N(x)), γ [d] learned from 0.1 to 18 layers, 1e-5 to 24, else 1e-6."""
     depth = stack.config.depth
-    start = 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
-    return {"learned_branch_gain": start, "learned_per_feature": True}
+    deep_start = 1e-5 if depth <= 24 else 1e-6
+    return {
+        "learned_branch_gain": 0.1 if depth <= 18 else deep_start,
+        "learned_per_feature": True,
+    }
+
+
+def _layernorm_scaling(stack):
+    """Set x' = x + f(N(x)/√l) in layer l = 1, ..., L."""
+    return {"norm_gain": tuple(1 / math.sqrt(l) for l in range(1, stack.config.depth + 1))}
 
 
 def _deepscalelm(stack):
     """Set x' = λ x + β f(N(x)), β² = 2/L, λ² = 1 − β², each branch of variance 1 at the start.
 
-    Of weights of variance 1/fan-in and tokens of variance 1 and correlation r, attention keeps r of
-    the variance, a ReLU MLP ½: the gains 1/√r and √2, with which the paper multiplies the weights,
-    are of the branches here. r begins at .221 of text; a branch brings 1 after attention and
-    r + (√(1 − r²) − r arccos r)/π after an MLP. Without dropout. X^0 is to have variance 1.
+    Let weights have variance 1/fan-in, and tokens variance 1 and correlation r. Attention then
+    keeps r of the variance, a ReLU MLP ½. The paper multiplies the weights by 1/√r and √2; here
+    these are gains of the branches. r begins at .221, that of text. The correlation within a
+    branch is 1 after attention and r + (√(1 − r²) − r arccos r)/π after an MLP. Without dropout.
+    X^0 is to have variance 1.
     """
-    square, r, gains = min(1.0, 2 / stack.config.depth), 0.221, []
+    square = min(1.0, 2 / stack.config.depth)  # β²
+    r, gains = 0.221, []
     for _ in range(stack.config.depth):
         gains.append(math.sqrt(square / r))
         r += square * (1 - r)
@@ -155,14 +165,7 @@ DESIGNS: dict[DesignName, Design] = {
     # x' = N(λ x + f(x)), λ of each sublayer learned from 1 on (equation 5).
     "lambda_skip": Design(("post",), {"learned_skip_gain": 1.0}, "Arangath Joseph et al. 2024"),
     "ngpt": Design(("both",), _NGPT, "Loshchilov et al. 2024"),
-    # x' = x + f(N(x)/√l) in layer l = 1, ..., L.
-    "layernorm_scaling": Design(
-        ("pre",),
-        lambda stack: {
-            "norm_gain": tuple(1 / math.sqrt(l) for l in range(1, stack.config.depth + 1))
-        },
-        "Sun et al. 2025",
-    ),
+    "layernorm_scaling": Design(("pre",), _layernorm_scaling, "Sun et al. 2025"),
     "deepscalelm": Design(("pre", "post"), _deepscalelm, "Kedia et al. 2024"),
     # Several streams, whose connections are parameters: `network.streams` has their equations.
     "hyper_connections": Design(("pre",), {"connection": "hyper"}, "Zhu et al. 2024"),
@@ -171,9 +174,17 @@ DESIGNS: dict[DesignName, Design] = {
 }
 
 # Every design decides all of these: what it does not name is as in a plain residual network.
-_PLAIN = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0, "norm_gain": None}
-_PLAIN |= {"qk_norm": "none", "connection": "skip"}
-_PLAIN |= {"learned_skip_gain": None, "learned_branch_gain": None, "learned_per_feature": False}
+_PLAIN = {
+    "skip_gain": 1.0,
+    "branch_gain": 1.0,
+    "init_gain": 1.0,
+    "norm_gain": None,
+    "qk_norm": "none",
+    "connection": "skip",
+    "learned_skip_gain": None,
+    "learned_branch_gain": None,
+    "learned_per_feature": False,
+}
 
 
 def design(

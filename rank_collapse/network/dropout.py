@@ -11,10 +11,10 @@ from jaxtyping import Array, Float, UInt32
 def dropout(key: Any, x: Float[Array, "*s"], rate: Any) -> Float[Array, "*s"]:
     """Set each entry to 0 with probability `rate`, and divide the others by 1 − rate.
 
-    Entry i is dropped where hash(key, i) < rate: an integer hash that fuses into the
-    multiplication, because on a CPU the random bits of threefry cost as much as the matrix
-    products of a small network. It depends on nothing but the key and i, so that a seed is dropped
-    alike alone and under vmap. Resolution of the rate: 2⁻²⁴.
+    Entry i is dropped where hash(key, i) < rate, an integer hash that fuses into the
+    multiplication. (On a CPU the random bits of threefry cost as much as the matrix products of a
+    small network.) It depends on nothing but the key and i, so that a seed is dropped alike alone
+    and under vmap. Resolution of the rate: 2⁻²⁴.
 
     Args:
         key: Random key, or the words of one from `dropout_words` or `dropout_branches`.

@@ -142,12 +142,15 @@ def trace_edits(
     Args:
         edit: {name: function(value, layer) -> value}; None for none.
         config: The network.
-        num_tokens, num_keys: Tokens, and those of the memory.
+        num_tokens, num_keys: n, and m of the memory.
         dtype: Of the values.
 
+    Returns:
+        {name: `Edit`}, or None.
+
     Raises:
-        ValueError: Not such a dictionary, an unknown name, or a function that asks for values of
-            what is traced or does not give an array of the same shape back.
+        ValueError: Not such a dictionary, an unknown name, a function that reads the value of a
+            traced array, or one that does not return an array of the same shape.
     """
     if edit is None:
         return None
@@ -217,4 +220,4 @@ def carry_channels(
     """
     edited, push = jax.linearize(edit, value)
     constant = edited - push(value)
-    return jax.vmap(push)(c) + ones.reshape(-1, *[1] * value.ndim) * constant[None]
+    return jax.vmap(push)(c) + ones.reshape((-1,) + (1,) * value.ndim) * constant[None]

@@ -28,8 +28,8 @@ class EmbeddingConfig(struct.Struct):
         d_input: Width of input vectors; 0 where inputs are tokens.
         d_embed: Width e before the projection (the model's width when there is none).
         hidden_layer: Vectors pass linear-gelu-linear instead of one linear map.
-        convolutions: Vectors are frames in time, which pass two convolutions over three of them,
-            zeros beyond the ends, a gelu after each, the second at every other frame (Whisper).
+        convolutions: Vectors are frames in time. Two convolutions over three frames each, the
+            second at every other frame, with zeros beyond the ends and a gelu after each (Whisper).
         positions, num_positions: "none", "learned" (rows of the table) or "sinusoidal".
         num_segments: Rows of the segment table, 0 for none.
         class_token: A learned vector put in front of the sequence (ViT).

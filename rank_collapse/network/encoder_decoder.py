@@ -58,9 +58,9 @@ class EncoderDecoderConfig(struct.Struct):
             raise ValueError("decoder.embedding must have a vocab_size: the decoder reads tokens")
         if target.class_token:
             raise ValueError("decoder.embedding.class_token=True moves every token by one position")
-        source_table, target_table = (
-            e and (e.vocab_size, e.d_embed) for e in (encoder.embedding, target)
-        )
+        source = encoder.embedding
+        source_table = None if source is None else (source.vocab_size, source.d_embed)
+        target_table = (target.vocab_size, target.d_embed)
         if self.shared_embedding and source_table != target_table:
             raise ValueError(
                 f"shared_embedding=True, but (vocab_size, d_embed) of the encoder is "
@@ -117,7 +117,7 @@ def init(
     decoder = init_network(key_decoder, config.decoder, weight_scale, bias_scale)
     if config.shared_embedding:
         decoder = decoder.replace(embedding=decoder.embedding.replace(tokens=None))
-    w = b = None
+    w, b = None, None
     if not config.tied_output:
         shape = (config.decoder.d_model, config.decoder.embedding.vocab_size)
         w, b = 0.02 * jax.random.normal(key_output, shape), jnp.zeros(shape[1])
@@ -201,7 +201,7 @@ def apply(
     Raises:
         ValueError: As `rank_collapse.apply`; a source mask that is not [m].
     """
-    encoder_key = decoder_key = None
+    encoder_key, decoder_key = None, None
     if dropout_key is not None:
         encoder_key, decoder_key = dropout_branches(dropout_key, 2)
     source_mask = _check_source_mask(source_mask)

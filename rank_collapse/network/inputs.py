@@ -164,7 +164,7 @@ def _pad_examples(examples):
     """Stack examples of different lengths, padded with zeros at their ends."""
     arrays = [np.asarray(a) for a in examples]
     longest = max(map(len, arrays))
-    return np.stack([np.pad(a, [(0, longest - len(a)), *[(0, 0)] * (a.ndim - 1)]) for a in arrays])
+    return np.stack([np.pad(a, [(0, longest - len(a))] + [(0, 0)] * (a.ndim - 1)) for a in arrays])
 
 
 def batch_size(arrays: Mapping[str, Any]) -> int:

@@ -170,8 +170,10 @@ def _init_attention(key, config, scale, bias_scale):
         return _draw_biases(key, shape, bias_scale)
 
     v_score = relative = q_norm = k_norm = None
-    if config.qk_norm != "none":
-        q_norm, k_norm = (jnp.ones((a, k) if config.qk_norm == "width" else k) for a in (h, g))
+    if config.qk_norm == "head":
+        q_norm, k_norm = jnp.ones(k), jnp.ones(k)
+    elif config.qk_norm == "width":
+        q_norm, k_norm = jnp.ones((h, k)), jnp.ones((g, k))
     if config.score == "additive":
         v_score = _draw_weights(keys[8], (h, k), (k, 1), config, 1.0)
     if config.position == "relative_key":
@@ -205,9 +207,10 @@ def _init_mlp(key, config, scale, bias_scale):
     if config.mlp in layers.GATED:
         gate["w_gate"] = _draw_weights(keys[4], (d, f), (d, f), config, scale)
         gate["b_gate"] = _draw_biases(keys[5], (f,), bias_scale)
-    if config.num_experts:  # keys apart from the others, which stay what they are without experts
+    if config.num_experts:  # from separate keys: the other draws are those without experts
         shapes = {"w_router": (d, config.num_experts)}
-        shapes |= {"w_shared": (d, 1)} if config.d_shared else {}
+        if config.d_shared:
+            shapes["w_shared"] = (d, 1)
         for i, (name, shape) in enumerate(shapes.items()):
             gate[name] = _draw_weights(jax.random.fold_in(key, i), shape, shape, config, scale)
     return layers.MLPParams(

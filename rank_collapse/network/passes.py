@@ -46,8 +46,9 @@ class WalkResult(NamedTuple):
     @property
     def output(self) -> Float[Array, "n d"]:
         """X^L after the final norm where there is one."""
-        outside = self.params, self.prepared, self.config
-        return apply_final_norm(TokenAlgebra(), self.last_state, *outside)
+        return apply_final_norm(
+            TokenAlgebra(), self.last_state, self.params, self.prepared, self.config
+        )
 
 
 class LayerPass:
@@ -80,9 +81,9 @@ class LayerPass:
         """
         raise NotImplementedError
 
-    def build_result(self, walked: WalkResult) -> Any:
+    def build_result(self, walk_result: WalkResult) -> Any:
         """Make the pass's result from the results of all layers."""
-        return walked.layer_results
+        return walk_result.layer_results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +118,11 @@ class States(LayerPass):
     ) -> tuple[Any, Any]:
         return carry, self.measure(layer_values.trace.hidden, layer.inputs.token_mask)
 
-    def build_result(self, walked: WalkResult) -> Any:
-        both = walked.carry, walked.layer_results
-        return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), *both)
+    def build_result(self, walk_result: WalkResult) -> Any:
+        def prepend_first(first, by_layer):
+            return jnp.concatenate([first[None], by_layer])
+
+        return jax.tree.map(prepend_first, walk_result.carry, walk_result.layer_results)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +136,8 @@ class OutputPass(LayerPass):
     ) -> tuple[Any, Any]:
         return carry, ()
 
-    def build_result(self, walked: WalkResult) -> Any:
-        return walked.output
+    def build_result(self, walk_result: WalkResult) -> Any:
+        return walk_result.output
 
 
 def step_passes(
@@ -190,8 +193,7 @@ def run_pass(
 
     start = start_streams(prepared.x, config), (layer_pass.init_carry(prepared, config),)
     (last_state, (carry,)), results = walk_layers(step, start, params, prepared, config)
-    walked = WalkResult(params, last_state, carry, results, prepared, config)
-    return layer_pass.build_result(walked)
+    return layer_pass.build_result(WalkResult(params, last_state, carry, results, prepared, config))
 
 
 class RecordedTokens(TokenAlgebra):

@@ -81,13 +81,13 @@ def rotary_angles(
         positions: Positions of the tokens [n].
         width: Per-head width k.
         theta: Base of the frequencies.
-        scaling: () for none, (factor,) to divide every frequency, (factor, length) for a base
-            that grows with the n tokens beyond length, theta (factor n/length − factor + 1)^p with
-            p = k/(k − 2) ("dynamic NTK"), or (factor, low, high, length) as in Llama 3.1: waves
-            longer than length/low are divided, those shorter than length/high are not, and between
-            the two the share changes linearly.
-        tables: Frequencies instead of all that, each with the number of tokens up to which it
-            serves, the smallest first (LongRoPE, YaRN); the last serves beyond.
+        scaling: () for none. (factor,) divides every frequency. (factor, length) lets the base
+            grow with the n tokens beyond length, theta (factor n/length − factor + 1)^p with
+            p = k/(k − 2) ("dynamic NTK"). (factor, low, high, length) as in Llama 3.1: waves longer
+            than length/low are divided, those shorter than length/high are not, and between the
+            two the share changes linearly.
+        tables: Frequencies instead of theta and scaling (LongRoPE, YaRN), each with the number of
+            tokens up to which it serves, the smallest first; the last serves beyond.
     """
     if len(scaling) == 2:
         factor, length = scaling
@@ -96,7 +96,8 @@ def rotary_angles(
     frequencies = theta ** (-jnp.arange(0, width, 2) / width)
     if tables:
         fitting = [table for max_tokens, table in tables if len(positions) <= max_tokens]
-        frequencies = jnp.asarray((fitting or [tables[-1][1]])[0], frequencies.dtype)
+        table = fitting[0] if fitting else tables[-1][1]
+        frequencies = jnp.asarray(table, frequencies.dtype)
     elif len(scaling) == 1:
         frequencies = frequencies / scaling[0]
     elif len(scaling) == 4:
@@ -161,8 +162,7 @@ def local_mask(num_tokens: int, window: int) -> Bool[Array, "n n"]:
 def combine_masks(*masks: Any) -> Any:
     """Combine the masks that are not None by logical and; None where there is none.
 
-    Masks are Bool [m] (padding: which keys exist), [n, m], or [h, n, m]; the result has the
-    rank of the largest, at least 2.
+    The result has the largest rank of the masks, at least 2.
 
     Args:
         *masks: Bool [m] (padding: which keys exist), [n, m] or [h, n, m]; or None.

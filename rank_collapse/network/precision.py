@@ -13,9 +13,9 @@ R = TypeVar("R")
 def full_precision(measure: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function so that its float32 matrix products have full float32 precision.
 
-    Accelerators round the factors of a product to TF32 or bfloat16 by default, an error of 1e-3
-    to 1e-2 that a sum over path lengths or a residual does not survive. It holds under an outer
-    jit too; a network's own forward pass (`apply`) keeps the caller's default, as in training.
+    Accelerators round the factors of a product to TF32 or bfloat16 by default. A sum over path
+    lengths or a residual does not survive that error of 1e-3 to 1e-2. Full precision holds under an
+    outer jit too; the forward pass (`apply`) keeps the caller's default, as in training.
     """
 
     @functools.wraps(measure)

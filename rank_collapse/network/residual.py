@@ -267,8 +267,11 @@ def _gains_by_kind(config, name, dtype):
     """
     gain = getattr(config, name)
     gains = gain if isinstance(gain, Gains) else Gains(gain, gain, gain)
-    kinds = gains.attention, gains.cross, gains.mlp
-    return Gains(*(_broadcast_to_layers(name, value, config, dtype) for value in kinds))
+    return Gains(
+        attention=_broadcast_to_layers(name, gains.attention, config, dtype),
+        cross=_broadcast_to_layers(name, gains.cross, config, dtype),
+        mlp=_broadcast_to_layers(name, gains.mlp, config, dtype),
+    )
 
 
 def _effective_gains(gain_kind, config, dtype, params):
@@ -296,8 +299,10 @@ def _effective_gains(gain_kind, config, dtype, params):
         learned = getattr(getattr(params.layers, f"{kind}_gains"), gain_kind).astype(dtype)
         if config.layer_map:
             learned = learned[jnp.asarray(config.layer_map)]
-        if constant.ndim != learned.ndim:  # one is per feature
-            constant, learned = (g if g.ndim == 2 else g[:, None] for g in (constant, learned))
+        if constant.ndim < learned.ndim:  # learned per feature
+            constant = constant[:, None]
+        elif learned.ndim < constant.ndim:
+            learned = learned[:, None]
         gains = gains.replace(**{kind: constant * learned})
     return gains
 

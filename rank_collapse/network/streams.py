@@ -111,28 +111,24 @@ def compute_connection(
     if config.connection == "attention":
         index, scores = jnp.arange(s)[:, None], jnp.zeros((s, n), x.dtype)
         if params is not None:
-            # Made again for its gradient: all streams at every sublayer are large enough.
+            # Recomputed for its gradient: normalised streams of all sublayers are much memory.
             scores = jax.checkpoint(lambda w, x: _normalize(x, "rms", config) @ w)(params.read, x)
         read = jax.nn.softmax(jnp.where(index <= num_before, scores, -jnp.inf), axis=0)
         write = jnp.broadcast_to(index == num_before + 1, (s, n)).astype(x.dtype)
         return Connection(read, write)
     if params is None:
         return Connection(jnp.full((s, n), 1 / s, x.dtype))
-    shapes = Connection((s, n), (s, n), (s, s, n))
-    static = Connection(params.read, params.write, params.carry)
-    connection = Connection(
-        *(jnp.broadcast_to(a[..., None], shape) for a, shape in zip(static, shapes, strict=True))
-    )
+    read = jnp.broadcast_to(params.read[..., None], (s, n))
+    write = jnp.broadcast_to(params.write[..., None], (s, n))
+    carry = jnp.broadcast_to(params.carry[..., None], (s, s, n))
     if params.gates is not None:
-        by_token = _hyper_terms if config.connection == "hyper" else _manifold_terms
-        terms = by_token(params, x, config)
-        gates = params.gates[1], params.gates[0], params.gates[-1]
-        connection = Connection(
-            *(a + gate * term for a, gate, term in zip(connection, gates, terms, strict=True))
-        )
+        compute_terms = _hyper_terms if config.connection == "hyper" else _manifold_terms
+        read_term, write_term, carry_term = compute_terms(params, x, config)
+        read = read + params.gates[1] * read_term
+        write = write + params.gates[0] * write_term
+        carry = carry + params.gates[-1] * carry_term
     if config.connection == "hyper":
-        return connection
-    read, write, carry = connection
+        return Connection(read, write, carry)
     return Connection(jax.nn.sigmoid(read), 2 * jax.nn.sigmoid(write), sinkhorn(carry))
 
 
@@ -144,15 +140,18 @@ def _hyper_terms(params, x, config):
     """Compute what hyper-connections add by token: each stream decides over its own share."""
     y = _normalize(x, "layer", config)
     carry = jnp.einsum("jnd,di->ijn", y, params.w_carry)
-    return tuple(map(jnp.tanh, (y @ params.w_read, y @ params.w_write, carry)))
+    return jnp.tanh(y @ params.w_read), jnp.tanh(y @ params.w_write), jnp.tanh(carry)
 
 
 def _manifold_terms(params, x, config):
     """Compute what mHC adds by token: all streams decide together."""
     square = jnp.mean(jnp.square(x), axis=(0, 2), keepdims=True)
     y = x * jax.lax.rsqrt(square + config.norm_eps)
-    read, write = (jnp.einsum("snd,sdi->in", y, w) for w in (params.w_read, params.w_write))
-    return read, write, jnp.einsum("snd,sdij->ijn", y, params.w_carry)
+    return (
+        jnp.einsum("snd,sdi->in", y, params.w_read),
+        jnp.einsum("snd,sdi->in", y, params.w_write),
+        jnp.einsum("snd,sdij->ijn", y, params.w_carry),
+    )
 
 
 def sinkhorn(logits: Float[Array, "i j *n"]) -> Float[Array, "i j *n"]:
@@ -166,7 +165,7 @@ def sinkhorn(logits: Float[Array, "i j *n"]) -> Float[Array, "i j *n"]:
 
     Source: Sinkhorn and Knopp 1967; Xie et al. 2025, equation 9.
     """
-    # Any factor cancels: no gradient of it.
+    # A factor of all entries cancels, and so does its gradient.
     largest = jax.lax.stop_gradient(jnp.max(logits, axis=(0, 1), keepdims=True))
 
     def divide_by_sums(_, m):

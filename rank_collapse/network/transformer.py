@@ -62,6 +62,7 @@ class TokenAlgebra(Algebra):
     ):
         self.edit_points = EditPoints() if edit_points is None else edit_points
         self.dropout_rate = dropout_rate
+        # Of each branch's output, and then of each branch's attention weights.
         self.keys = [None] * 6 if dropout_key is None else dropout_branches(dropout_key, 6)
 
     def merge_streams(self, layer, spec, x):
@@ -112,7 +113,7 @@ class TokenAlgebra(Algebra):
             **options,
             dropout_key=self.keys[3 + _BRANCH_NUMBER[kind]],
             dropout_rate=self.dropout_rate,
-            edit=dataclasses.replace(self.edit_points, prefix="cross_" * (kind == "cross")),
+            edit=dataclasses.replace(self.edit_points, prefix="cross_" if kind == "cross" else ""),
         )
         output = self.edit_points(f"{kind}_branch", output)
         return self._drop_entries(kind, output), BranchAux(output, weights)
@@ -153,15 +154,13 @@ def compute_layer(
     config = layer.config
     mix_inputs = ("q", "k", "v") if config.mix is not None else ()
     edit_points = EditPoints(layer.inputs.edit, layer.index, (*keep, *mix_inputs))
-    algebra = TokenAlgebra(edit_points, dropout_key, dropout_rate)
-    state, sublayers = walk_layer(algebra, layer, x)
+    state, sublayers = walk_layer(TokenAlgebra(edit_points, dropout_key, dropout_rate), layer, x)
     fields = {f"{kind}_branch": values.aux.output for kind, values in sublayers.items()}
     num_before = layer.count_sublayers_before("final")
     for number, (kind, values) in enumerate(sublayers.items(), 1):
         if kind != "mlp":
-            state_after = values.output_state
             fields[f"after_{kind}"] = streams.average_streams(
-                state_after, config, num_before + number
+                values.output_state, config, num_before + number
             )
     if "cross" in sublayers:
         fields["cross_attention"] = sublayers["cross"].aux.weights
@@ -193,9 +192,9 @@ def apply(
 ) -> Trace:
     """Run the network on one example.
 
-    What goes wrong most: a mask is True where a token exists (`transformers` has 1 there, torch's
-    key_padding_mask the opposite), and tokens that do not exist still have states, which measures
-    leave out only with `mask=`. States in `hidden` are raw, before the norm that reads them.
+    What goes wrong most: a mask is True where a token exists, as 1 in `transformers` and unlike
+    torch's key_padding_mask. Tokens that do not exist still have states, which measures leave out
+    only with `mask=`. States in `hidden` are raw, before the norm that reads them.
 
     Args:
         params: From `init` or `rank_collapse.pretrained.load`.
@@ -223,8 +222,8 @@ def apply(
         A `Trace`.
 
     Raises:
-        ValueError: Inputs of the wrong shape or kind, a memory that is missing or of no use, a
-            dropout rate without a key, an unknown edit point, or an edit that changes a shape.
+        ValueError: Inputs of the wrong shape or kind; a memory that is missing or of no use; a
+            dropout rate without a key; an unknown edit point; an edit that changes a shape.
     """
     if not isinstance(dropout_rate, jax.core.Tracer):
         if not 0 <= np.asarray(dropout_rate) <= 1:
@@ -258,8 +257,8 @@ def _apply(params, prepared, config, dropout_key, dropout_rate, keep) -> Trace:
         )
         return values.state, values.trace
 
-    state = streams.start_streams(prepared.x, config)
-    state, layer_traces = walk_layers(step, state, params, prepared, config, extra=layer_keys)
+    start = streams.start_streams(prepared.x, config)
+    state, layer_traces = walk_layers(step, start, params, prepared, config, extra=layer_keys)
     output = apply_final_norm(TokenAlgebra(), state, params, prepared, config)
     hidden = jnp.concatenate([prepared.x[None], layer_traces.hidden])
     return Trace(hidden=hidden, layers=layer_traces, output=output, context=prepared.context)
@@ -288,8 +287,12 @@ def apply_batch(
     Raises:
         ValueError: As `apply`, or inputs of different lengths.
     """
-    common = {k: options.pop(k) for k in ("dropout_rate", "keep", "edit") if k in options}
-    arrays = {k: jnp.asarray(a) for k, a in {"x": x, **options}.items() if a is not None}
+    common = {k: a for k, a in options.items() if k in ("dropout_rate", "keep", "edit")}
+    arrays = {
+        k: jnp.asarray(a)
+        for k, a in {"x": x, **options}.items()
+        if k not in common and a is not None
+    }
     num_examples = batch_size(arrays)
     check_indices(arrays, config)  # inside vmap values are traced
     for name in arrays.keys() & {"mask", "memory_mask"}:

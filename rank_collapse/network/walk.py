@@ -49,7 +49,7 @@ class Layer(struct.Struct):
         """Masks, biases and positions of this layer's self-attention."""
         gains, config = self.gains, self.config
         context = self.inputs.context.for_layer(gains.window, gains.rotated)
-        if config.normalise is config.mix is None:
+        if config.normalise is None and config.mix is None:
             return context
         sizes = config.depth, config.num_heads
         return context.replace(layer=self.index, sizes=sizes)
@@ -208,16 +208,17 @@ def walk_layers(
     """
     gains = layer_gains(config, inputs.x.dtype, params)
     indices = jnp.arange(config.depth)
-    # Shared parameters are gathered layer by layer, never copied as a stack.
-    rows = jnp.asarray(config.layer_map) if config.layer_map else params.layers
+    # Shared parameters are gathered layer by layer, by row, never copied as a stack.
+    blocks_or_rows = jnp.asarray(config.layer_map) if config.layer_map else params.layers
 
-    def body(state, scanned):
-        row, (index, own_gains, own_extra) = scanned
+    def body(state, layer_fields):
+        block, index, layer_gain, layer_extra = layer_fields
         if config.layer_map:
-            row = jax.tree.map(lambda a: a[row], params.layers)
-        return step(Layer(row, own_gains, index, config, inputs, own_extra), state)
+            row = block
+            block = jax.tree.map(lambda a: a[row], params.layers)
+        return step(Layer(block, layer_gain, index, config, inputs, layer_extra), state)
 
-    return jax.lax.scan(body, state, (rows, (indices, gains, extra)), unroll=config.unroll)
+    return jax.lax.scan(body, state, (blocks_or_rows, indices, gains, extra), unroll=config.unroll)
 
 
 def walk_network(
@@ -256,6 +257,7 @@ def apply_final_norm(
         state: After the last layer.
         extra: `Layer.extra` that the algebra's norm reads.
     """
-    layer, spec = Layer(None, None, config.depth, config, inputs, extra), final_spec(params, config)
+    layer = Layer(None, None, config.depth, config, inputs, extra)
+    spec = final_spec(params, config)
     state = algebra.merge_streams(layer, spec, state)
     return algebra.apply_norm(layer, spec, state) if config.final_norm else state

@@ -27,9 +27,9 @@ class Channels(struct.Struct):
     start: Any  # [a, m, n, d], paths from the input
     memory: Any  # [a, m, n, d], paths from the memory; None without cross-attention
     offset: Any  # [n, d], what biases contributed
-    # Bool [a], which lengths exist; traced, and not to be vmapped over. Others then cost nothing,
-    # one program serves all layers, and lengths are passed one after the other. None for all of
-    # them at once
+    # Bool [a], which lengths exist; traced, and not to be vmapped over. Lengths are then passed one
+    # after the other, those that do not exist cost nothing, and one program serves all layers. None
+    # to pass all lengths at once
     live: Any = None
     # Whether there are biases; False: the offset stays 0 and costs nothing. Static
     biased: bool = struct.field(pytree_node=False, default=True)
@@ -88,10 +88,14 @@ class Channels(struct.Struct):
         live = self.live
         if axis == 0 and live is not None:
             live = live.at[1:].max(live[:-1])
-        before = (int(axis == 0), int(axis == 1))
-        sizes = [s + b for s, b in zip(self.start.shape, before, strict=False)]
-        start, memory = (pad_slots(group, sizes, before) for group in (self.start, self.memory))
-        return self.replace(start=start, memory=memory, live=live)
+        before = (1, 0) if axis == 0 else (0, 1)
+        num_lengths, num_counts = self.start.shape[:2]
+        sizes = (num_lengths + before[0], num_counts + before[1])
+        return self.replace(
+            start=pad_slots(self.start, sizes, before),
+            memory=pad_slots(self.memory, sizes, before),
+            live=live,
+        )
 
 
 def pad_slots(group: Any, sizes: Sequence[int], before: Sequence[int] = (0, 0)) -> Any:
@@ -104,8 +108,10 @@ def pad_slots(group: Any, sizes: Sequence[int], before: Sequence[int] = (0, 0)) 
     """
     if group is None:
         return None
-    pads = [(b, s - b - t) for b, s, t in zip(before, sizes, group.shape[-4:], strict=False)]
-    return jnp.pad(group, (*[(0, 0)] * (group.ndim - 4), *pads, (0, 0), (0, 0)))
+    pads = [(0, 0)] * group.ndim
+    for axis, size, num_before in zip((-4, -3), sizes, before, strict=True):
+        pads[axis] = (num_before, size - num_before - group.shape[axis])
+    return jnp.pad(group, pads)
 
 
 class ByLength(Algebra):
@@ -164,9 +170,9 @@ class ByLength(Algebra):
         memory = layer.inputs.memory
         ones = jnp.asarray([0, 1], memory.dtype)
         output = attend_channels(layer, "cross", jnp.stack([memory, jnp.zeros_like(memory)]), ones)
-        entering, bias = carry_edit(layer, "cross_branch", output, ones)
+        from_memory, bias = carry_edit(layer, "cross_branch", output, ones)
         empty = jnp.zeros_like(branch_input.memory)
-        with_entering = empty.at[1, 0].set(entering)
+        with_entering = empty.at[1, 0].set(from_memory)
         return branch_input.replace(start=empty, memory=with_entering, offset=bias), None
 
     def apply_mlp(self, layer, branch_input):

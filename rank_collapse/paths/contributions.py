@@ -1,9 +1,9 @@
 """All paths of each length, summed exactly in one pass together with the forward pass.
 
-With attention weights, norm statistics and MLP gates frozen every sublayer is affine, so that the
-(1+H)^L paths collect into one channel per length,
-    C_k^l = λ C_k^{l−1} + γ Σ_h P_h^l C_{k−1}^{l−1} W_h^l,   C_0^0 = X,
-norms and MLPs applied channel by channel, biases in a separate channel. The channels sum to
+With attention weights, norm statistics and MLP gates frozen every sublayer is affine. The (1+H)^L
+paths then collect into one channel per length,
+    C_k^l = λ C_k^{l−1} + γ Σ_h P_h^l C_{k−1}^{l−1} W_h^l,   C_0^0 = X.
+Norms and MLPs are applied channel by channel; biases have a separate channel. The channels sum to
 the output. Cost: about L/2 + 1 uses of the value, output and MLP matrices, not (1+H)^L.
 """
 
@@ -146,9 +146,9 @@ def _contributions(params, prepared, config, head_gain, count_mlps):
 
     # Recomputing a layer in the backward pass keeps gradients in O(L² n d).
     step = jax.checkpoint(step, prevent_cse=False)
-    state = start_streams(prepared.x, config), lengths.init_carry(prepared, config)
-    state, _ = walk_layers(step, state, params, prepared, config, extra=head_gain)
-    return lengths.build_result(WalkResult(params, *state, None, prepared, config))
+    start = start_streams(prepared.x, config), lengths.init_carry(prepared, config)
+    (last_state, channels), _ = walk_layers(step, start, params, prepared, config, extra=head_gain)
+    return lengths.build_result(WalkResult(params, last_state, channels, None, prepared, config))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,9 +200,9 @@ class LengthPass(LayerPass):
         channels, _ = walk_layer(ByLength(self.count_mlps), layer, channels)
         return channels.replace(live=None)
 
-    def build_result(self, walked: WalkResult) -> PathContributions:
+    def build_result(self, walk_result: WalkResult) -> PathContributions:
         """Return the sums by length, after the frozen final norm where there is one."""
-        params, last_state, channels, _, prepared, config = walked
+        params, last_state, channels, _, prepared, config = walk_result
         extra = freeze_final(params, last_state, config)
         channels = apply_final_norm(ByLength(), channels, params, prepared, config, extra)
         sums, from_memory = channels.start, channels.memory
@@ -210,4 +210,6 @@ class LengthPass(LayerPass):
             sums, from_memory = jax.tree.map(lambda a: a[:, 0], (sums, from_memory))
         if from_memory is not None:
             sums = sums + from_memory
-        return PathContributions(sums, channels.offset, from_memory, walked.output, self.count_mlps)
+        return PathContributions(
+            sums, channels.offset, from_memory, walk_result.output, self.count_mlps
+        )

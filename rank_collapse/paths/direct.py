@@ -89,6 +89,7 @@ class _WrittenRows(Frozen):
         self.first_row = {"attention": 1, "cross": cross_row, "mlp": mlp_row}
 
     def apply_branch(self, layer, kind, branch_input):
+        """Put what each head, or the other branch, wrote into its row, and a bias into the last."""
         trace, rows = layer.extra.trace, jnp.zeros_like(branch_input)
         if kind == "attention":
             bias = jnp.broadcast_to(layer.params.attention.b_o, (1, *branch_input.shape[1:]))

@@ -81,10 +81,12 @@ def check_paths(
     if isinstance(paths, jax.core.Tracer):
         return paths
     values = np.asarray(paths)
-    wrong = values[(values < (ALL_HEADS if all_heads else 0)) | (values > num_heads)]
-    if wrong.size:
+    smallest = ALL_HEADS if all_heads else 0
+    invalid = values[(values < smallest) | (values > num_heads)]
+    if invalid.size:
+        all_choice = f" or {ALL_HEADS} (all heads)" if all_heads else ""
         raise ValueError(
-            f"path choice {wrong.flat[0]} is not a head 0..{num_heads - 1}, {num_heads} (skip)"
-            + all_heads * f" or {ALL_HEADS} (all heads)"
+            f"path choice {invalid.flat[0]} is not a head 0..{num_heads - 1}, "
+            f"{num_heads} (skip){all_choice}"
         )
     return paths

@@ -46,7 +46,8 @@ def freeze_layer(layer: Layer, layer_values: LayerValues) -> FrozenLayer:
         layer: The layer.
         layer_values: What it computed.
     """
-    config, scales, connections, gate, mix_inputs = layer.config, {}, {}, None, None
+    config = layer.config
+    scales, connections, gate, mix_inputs = {}, {}, None, None
     for kind, sublayer in layer_values.sublayers.items():
         connections[kind] = layer.connection(sublayer.spec, sublayer.state)
         scales[kind, False] = frozen_scale(sublayer.norm_input, config)
@@ -171,8 +172,7 @@ def carry_edit(
     if layer.inputs.edit is None or name not in layer.inputs.edit:
         return c
     edit = layer.inputs.edit[name]
-    unedited = layer.extra.unedited[name]
-    return edits.carry_channels(lambda v: edit(v, layer.index), unedited, c, ones)
+    return edits.carry_channels(lambda v: edit(v, layer.index), layer.extra.unedited[name], c, ones)
 
 
 def attend_channels(
@@ -190,7 +190,7 @@ def attend_channels(
     """
     constants, params = layer.extra, getattr(layer.params, kind)
     is_cross = kind == "cross"
-    prefix = "cross_" * is_cross
+    prefix = "cross_" if is_cross else ""
     h, _, v = params.w_v.shape
     g, m, _ = c.shape
     values = jnp.einsum("gme,hev->gmhv", c, params.w_v)

@@ -73,8 +73,7 @@ def _head_derivatives(params, prepared, config, chunk):
 
     def compute_output(head_gain):
         extra = constants.replace(head_gain=head_gain)
-        start = prepared.x[None]
-        c, _ = walk_layers(step, start, params, prepared, config, extra=extra)
+        c, _ = walk_layers(step, prepared.x[None], params, prepared, config, extra=extra)
         return apply_final_norm(algebra, c, params, prepared, config, final_constants)[0]
 
     ones = jnp.ones((config.depth, config.num_heads), prepared.x.dtype)

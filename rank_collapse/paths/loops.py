@@ -54,11 +54,14 @@ class _SizePass(LengthPass):
         channels = self.carry_channels(layer, layer_values, carry)
         return channels, _frobenius_norm(channels.start[:, 0], layer.inputs.existing_tokens)
 
-    def build_result(self, walked):
+    def build_result(self, walk_result):
         """Join the sizes of X^0 and of all layers: [L + 1, L + 1]."""
-        start = self.init_carry(walked.prepared, walked.config).start[:, 0]
+        start = self.init_carry(walk_result.prepared, walk_result.config).start[:, 0]
         return jnp.concatenate(
-            [_frobenius_norm(start, walked.prepared.existing_tokens)[None], walked.layer_results]
+            [
+                _frobenius_norm(start, walk_result.prepared.existing_tokens)[None],
+                walk_result.layer_results,
+            ]
         )
 
 
@@ -79,7 +82,8 @@ def loop_report(
     Source: Wang et al. 2026 (arXiv 2606.18524) for the growth.
     """
     rows = config.num_rows
-    if config.layer_map != tuple(range(rows)) * (config.depth // rows) or config.streams:
+    looped_map = tuple(range(rows)) * (config.depth // rows)
+    if config.layer_map != looped_map or config.streams:
         raise ValueError(
             f"layer_map={config.layer_map} of depth={config.depth} does not repeat its rows in "
             "order, each time all of them, in one stream"

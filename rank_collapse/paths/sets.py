@@ -77,11 +77,10 @@ def sample_path_sets(
             path_key = jax.random.fold_in(path_key, index)
         return sample_path(path_key, length, depth, num_heads)
 
-    for axis in range(3):
-        in_axes = [None] * 3
-        in_axes[2 - axis] = 0
-        draw = jax.vmap(draw, in_axes)
-    return draw(jnp.asarray(lengths), jnp.arange(num_repeats), jnp.arange(num_paths))
+    draw_set = jax.vmap(draw, (None, None, 0))
+    draw_repeats = jax.vmap(draw_set, (None, 0, None))
+    draw_lengths = jax.vmap(draw_repeats, (0, None, None))
+    return draw_lengths(jnp.asarray(lengths), jnp.arange(num_repeats), jnp.arange(num_paths))
 
 
 @full_precision

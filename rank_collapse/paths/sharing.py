@@ -77,10 +77,12 @@ def shapley_values(values: Any, num_parts: int) -> Any:
                 f"values of shape {jnp.shape(v)} are not of the {2**p} subsets of {p} parts"
             )
     size = is_member.sum(axis=1)
-    # The fraction of orders in which a part joins after s given ones.
+    # The fraction of orders in which a part joins a certain coalition of s others.
     orders = [math.factorial(s) * math.factorial(p - 1 - s) / math.factorial(p) for s in range(p)]
-    before_joining, after_joining = np.array([*orders, 0.0]), np.array([0.0, *orders])
-    weights = np.where(is_member, after_joining[size][:, None], -before_joining[size][:, None])
+    # v of a coalition of size s counts for its members, which joined s − 1 others, and against the
+    # other parts, which have still to join all s.
+    member_weight, other_weight = np.array([0.0, *orders]), np.array([*orders, 0.0])
+    weights = np.where(is_member, member_weight[size][:, None], -other_weight[size][:, None])
     return jax.tree.map(
         lambda v: jnp.tensordot(jnp.asarray(weights.T, jnp.result_type(v, float)), v, 1), values
     )

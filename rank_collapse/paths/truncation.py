@@ -102,8 +102,7 @@ def _run_truncated(params, prepared, config, length):
     algebra = Truncated(jnp.arange(config.depth + 1) <= length)
     channels = _start_channels(prepared.x, config.depth)
     channels = walk_network(algebra, channels, params, prepared, config)
-    output = sum_channels(channels)
-    return PathContributions(channels.start[:, 0], channels.offset, output=output)
+    return PathContributions(channels.start[:, 0], channels.offset, output=sum_channels(channels))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +122,15 @@ class TruncatedPass(LayerPass):
     ) -> tuple[Channels, None]:
         return walk_layer(self._algebra, layer, carry)[0], None
 
-    def build_result(self, walked: WalkResult) -> Any:
-        outside = walked.params, walked.prepared, walked.config
-        return sum_channels(apply_final_norm(self._algebra, walked.carry, *outside))
+    def build_result(self, walk_result: WalkResult) -> Any:
+        channels = apply_final_norm(
+            self._algebra,
+            walk_result.carry,
+            walk_result.params,
+            walk_result.prepared,
+            walk_result.config,
+        )
+        return sum_channels(channels)
 
     @property
     def _algebra(self):
@@ -134,8 +139,7 @@ class TruncatedPass(LayerPass):
 
 def _start_channels(x, max_length):
     """Put X^0 into the channel of length 0 of 0 .. max_length."""
-    start = pad_slots(x[None, None], (max_length + 1, 1))
-    return Channels(start, None, jnp.zeros_like(x))
+    return Channels(pad_slots(x[None, None], (max_length + 1, 1)), None, jnp.zeros_like(x))
 
 
 def sum_channels(channels: Channels) -> Any:

@@ -64,7 +64,9 @@ def open_weights(folder: str | os.PathLike) -> Tensors:
     if first.suffix != ".json":
         return Tensors(folder, first.name, list_tensors(first))
     weight_map = read_json(first).get("weight_map")
-    has_names = isinstance(weight_map, dict) and {*map(type, weight_map.values())} <= {str}
+    has_names = isinstance(weight_map, dict) and all(
+        isinstance(shard, str) for shard in weight_map.values()
+    )
     refuse_if(not has_names, f"{first} has no weight_map of names of files")
     for shard in weight_map.values():
         if not (folder / shard).is_file():

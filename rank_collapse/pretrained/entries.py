@@ -10,8 +10,14 @@ Settings = dict[str, Any]
 # No published model has a tenth of it; what is built per layer would fill the memory beyond.
 MAX_LAYERS = 10_000
 _LARGEST = {int: 2**31 - 1, float: 3.4e38}  # what an index and a float32 can hold
-_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-_NAMES |= {list: "a list", dict: "an object"}
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
 
 
 class Entry(NamedTuple):

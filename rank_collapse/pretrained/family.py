@@ -56,8 +56,15 @@ ACTIVATIONS = {
     "tanh": "tanh",
     "linear": "identity",
 }
-GATES = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "relu": "reglu"}
-GATES |= dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "geglu_tanh")
+GATES = {
+    "silu": "swiglu",
+    "swish": "swiglu",
+    "gelu": "geglu",
+    "relu": "reglu",
+    "gelu_new": "geglu_tanh",
+    "gelu_pytorch_tanh": "geglu_tanh",
+    "gelu_fast": "geglu_tanh",
+}
 # What most families call their sizes.
 USUAL_READS = {
     "depth": "num_hidden_layers",
@@ -68,8 +75,7 @@ USUAL_READS = {
 }
 _NORMAL = Initialisation()
 _USUAL = {"attention_skip": True, "mlp_skip": True, "init": "bert"}
-_OF_EMBEDDING = {f.name for f in dataclasses.fields(EmbeddingConfig)}
-_OF_EMBEDDING -= DEFAULTS.keys()
+_EMBEDDING_FIELDS = {f.name for f in dataclasses.fields(EmbeddingConfig)} - DEFAULTS.keys()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,9 +138,10 @@ class Family:
             **changes: Attributes of `Family`.
         """
         for name, change in changes.items():
-            if isinstance(current := getattr(self, name), dict):
-                merged = current | change
-                changes[name] = {key: value for key, value in merged.items() if value is not None}
+            attribute = getattr(self, name)
+            if isinstance(attribute, dict):
+                combined = attribute | change
+                changes[name] = {key: value for key, value in combined.items() if value is not None}
         return dataclasses.replace(self, model_type=model_type, **changes)
 
     @functools.cached_property
@@ -174,14 +181,16 @@ class Family:
             )
         settings = {name: entry.default for name, entry in self.schema.items()} | config_json
         for name, entry in self.schema.items():
-            if settings[name] is None:  # as it does where it was written, null means the default
-                settings[name] = None if entry.nullable else entry.default
-            if settings[name] is not None:
-                check_entry(name, settings[name], entry)
-                settings[name] = (
-                    float(settings[name]) if entry.kinds == (float,) else settings[name]
-                )
-        return settings | ({"part": part or self.parts[0]} if self.parts else {})
+            if settings[name] is None and not entry.nullable:  # null means the default
+                settings[name] = entry.default
+            if settings[name] is None:
+                continue
+            check_entry(name, settings[name], entry)
+            if entry.kinds == (float,):
+                settings[name] = float(settings[name])
+        if self.parts:
+            settings["part"] = self.parts[0] if part is None else part
+        return settings
 
     def make_config(self, settings: Settings) -> TransformerConfig:
         """Convert the entries to the network that they describe.
@@ -198,7 +207,7 @@ class Family:
         read = {field: settings[name] for field, name in self.reads.items()}
         if "mlp" in read:
             read["mlp"] = self._mlp_kind(settings, self.reads["mlp"])
-        tables = {name: read.pop(name) for name in _OF_EMBEDDING & read.keys()}
+        tables = {name: read.pop(name) for name in _EMBEDDING_FIELDS & read.keys()}
         fields = {**_USUAL, **self.fields, **read, **self.computed(settings)}
         tables = {"d_embed": read["d_model"], **self.embedding, **tables}
         tables |= fields.pop("embedding", {})

@@ -11,8 +11,15 @@ from rank_collapse.printed import format_one_line
 
 PREFIX = "hf:"
 # What a model and its tokenizer are read from; weights in the safer format where there are both.
-_BESIDE = ["config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json"]
-_BESIDE += ["spiece.model", "sentencepiece*"]
+_BESIDE = [
+    "config.json",
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "spiece.model",
+    "sentencepiece*",
+]
 _WEIGHTS = (["model*.safetensors", "*.safetensors.index.json"], ["pytorch_model*.bin*"])
 
 

@@ -86,7 +86,7 @@ class LazyLayers:
         self.weights, self.rows, self.layer = weights, list(rows), layer
         self._reader = concurrent.futures.ThreadPoolExecutor(1, "weights")
         self._coming: dict[int, concurrent.futures.Future] = {}
-        self._here: tuple[int, Any] | None = None
+        self._current: tuple[int, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -101,34 +101,35 @@ class LazyLayers:
         Raises:
             ValueError: A tensor that is missing, of another shape or not finite.
         """
-        if self._here is None or self._here[0] != index:
-            self._here = None  # its memory, before the next one's
+        if self._current is None or self._current[0] != index:
+            self._current = None  # frees its memory before the next row is on the device
             pending = self._coming.pop(index, None)
             stored = self._read(index) if pending is None else pending.result()
-            pending = None
-            self._here = index, self._move_to_device(index, stored)
+            pending = None  # it holds the row, too
+            self._current = index, self._move_to_device(index, stored)
         if coming is not None and coming != index and coming not in self._coming:
             self._coming = {coming: self._reader.submit(self._read, coming)}
-        return self._here[1]
+        return self._current[1]
 
     def drop(self) -> None:
         """Frees the memory."""
         for pending in self._coming.values():
             pending.cancel()
-        self._coming, self._here = {}, None
+        self._coming, self._current = {}, None
 
     def _read(self, index):
         return jax.tree.map(as_stored, self.layer(self.rows[index]))
 
     def _move_to_device(self, index, stored):
+        """Move a row to the device in the weights' dtype, and check that it is finite."""
         # One tensor after another, so that the file's copy of each goes before the next one's.
         leaves, treedef = jax.tree.flatten(stored)
         del stored
         for i in range(len(leaves)):
             leaves[i] = jnp.asarray(leaves[i]).astype(self.weights.dtype)
-        placed = jax.tree.unflatten(treedef, leaves)
-        if not (self.weights.is_random or _is_finite(placed)):
+        device_tree = jax.tree.unflatten(treedef, leaves)
+        if not (self.weights.is_random or _is_finite(device_tree)):
             self.weights.checks = True
             self.layer(self.rows[index])  # names the tensor
             raise ValueError(f"layer {self.rows[index]}: values that are not finite")
-        return placed
+        return device_tree

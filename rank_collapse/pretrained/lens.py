@@ -36,12 +36,12 @@ class LensPass(States):
 
     covers: ClassVar[Covers] = dataclasses.replace(ByLength.covers, name="the logit lens")
 
-    def build_result(self, walked: WalkResult) -> Float[Array, "2 l n d"]:
+    def build_result(self, walk_result: WalkResult) -> Float[Array, "2 l n d"]:
         """Returns the states that the unembedding reads."""
-        states = super().build_result(walked)
-        outside = walked.params, walked.prepared, walked.config
+        states = super().build_result(walk_result)
+        outside = walk_result.params, walk_result.prepared, walk_result.config
         recomputed = jax.vmap(lambda x: apply_final_norm(TokenAlgebra(), x, *outside))(states)
-        constants = freeze_final(walked.params, walked.last_state, walked.config)
+        constants = freeze_final(walk_result.params, walk_result.last_state, walk_result.config)
         algebra = Frozen(jnp.ones(len(states), states.dtype))
         return jnp.stack([recomputed, apply_final_norm(algebra, states, *outside, constants)])
 
@@ -73,42 +73,52 @@ def lens_measures(
 
     Source: Csordás et al. 2025, Do language models use their depth efficiently?
     """
-    both = jnp.concatenate([jnp.asarray(states), jnp.asarray(output)[:, None]], axis=1)
-    shape = (*both.shape[:3], TOP)
+    all_states = jnp.concatenate([jnp.asarray(states), jnp.asarray(output)[:, None]], axis=1)
+    shape = (*all_states.shape[:3], TOP)
     partial = _Words(
-        largest=jnp.full(shape[:3], -jnp.inf, both.dtype),
-        total=jnp.zeros(shape[:3], both.dtype),
-        weighted=jnp.zeros(shape[:3], both.dtype),
-        top=jnp.full(shape, -jnp.inf, both.dtype),
+        largest=jnp.full(shape[:3], -jnp.inf, all_states.dtype),
+        total=jnp.zeros(shape[:3], all_states.dtype),
+        weighted=jnp.zeros(shape[:3], all_states.dtype),
+        top=jnp.full(shape, -jnp.inf, all_states.dtype),
         words=jnp.full(shape, -1, jnp.int32),
     )
-    for piece in read_pieces(unembedding, both.dtype):
-        partial = _add_words(partial, *piece, both, unembedding.softcap)
+    for piece in read_pieces(unembedding, all_states.dtype):
+        partial = _add_words(partial, *piece, all_states, unembedding.softcap)
     kl, overlap = _compare_predictions(partial, jnp.asarray(keep, bool))
     return {"kl": np.asarray(kl), "overlap": np.asarray(overlap)}
 
 
 @functools.partial(jax.jit, donate_argnames="partial")
 def _add_words(partial, first, words, bias, word_mask, states, softcap):
+    """Add a piece of the vocabulary to the partial sums of all examples.
+
+    Args:
+        partial: `_Words` so far, leaves [b, ...].
+        first, words, bias, word_mask: Of `next_token.read_pieces`.
+        states: [b, s, n, d], the last of which is the output.
+        softcap: As of `Unembedding`.
+    """
+
     def add_example(item):
         partial, states = item
         logits = jnp.einsum("snd,vd->snv", states, words) + bias[None, None]
         if softcap is not None:
             logits = softcap * jnp.tanh(logits / softcap)
-        less = logits - logits[-1:]
+        difference = logits - logits[-1:]  # z − y
         logits = jnp.where(word_mask[None, None], logits, -jnp.inf)
         largest = jnp.maximum(partial.largest, logits.max(axis=-1))
-        faded, share = jnp.exp(partial.largest - largest), jnp.exp(logits - largest[..., None])
-        top, place = jax.lax.top_k(logits, min(TOP, logits.shape[-1]))
-        together = jnp.concatenate([partial.top, top], axis=-1)
-        numbers = jnp.concatenate([partial.words, first + place], axis=-1)
-        top, place = jax.lax.top_k(together, TOP)
+        rescale = jnp.exp(partial.largest - largest)
+        exponentials = jnp.exp(logits - largest[..., None])
+        piece_top, index = jax.lax.top_k(logits, min(TOP, logits.shape[-1]))
+        candidates = jnp.concatenate([partial.top, piece_top], axis=-1)
+        candidate_words = jnp.concatenate([partial.words, first + index], axis=-1)
+        top, index = jax.lax.top_k(candidates, TOP)
         return _Words(
             largest=largest,
-            total=faded * partial.total + share.sum(axis=-1),
-            weighted=faded * partial.weighted + jnp.sum(share * less, axis=-1),
+            total=rescale * partial.total + exponentials.sum(axis=-1),
+            weighted=rescale * partial.weighted + jnp.sum(exponentials * difference, axis=-1),
             top=top,
-            words=jnp.take_along_axis(numbers, place, axis=-1),
+            words=jnp.take_along_axis(candidate_words, index, axis=-1),
         )
 
     # One example after the other: the logits of all states of all of them would be much memory.
@@ -117,14 +127,14 @@ def _add_words(partial, first, words, bias, word_mask, states, softcap):
 
 @jax.jit
 def _compare_predictions(partial: _Words, keep: Bool[Array, "b n"]) -> tuple[Array, Array]:
+    """Compute (KL, overlap) of each state with the output, the last state: [b, s − 1] each."""
     log_total = partial.largest + jnp.log(partial.total)
     kl = partial.weighted / partial.total - (log_total - log_total[:, -1:])
-    words, right = partial.words[..., :, None], partial.words[:, -1:, :, None, :]
-    overlap = jnp.mean(jnp.any(words == right, axis=-2), axis=-1, dtype=kl.dtype)
+    words, output_words = partial.words[..., :, None], partial.words[:, -1:, :, None, :]
+    overlap = jnp.mean(jnp.any(words == output_words, axis=-2), axis=-1, dtype=kl.dtype)
+    num_tokens = jnp.sum(keep, axis=-1, keepdims=True)
 
     def masked_mean(values):
-        return jnp.sum(jnp.where(keep[:, None], values, 0), axis=-1)[:, :-1] / jnp.sum(
-            keep, axis=-1, keepdims=True
-        )
+        return jnp.sum(jnp.where(keep[:, None], values, 0), axis=-1)[:, :-1] / num_tokens
 
     return masked_mean(jnp.maximum(kl, 0)), masked_mean(overlap)

@@ -26,9 +26,9 @@ def settings_of(source: Any, part: str | None = None) -> Settings:
     """Read the entries of a config.json, completed by the family's defaults.
 
     Args:
-        source: The name of one of `PUBLISHED`, a checkpoint folder (a `Path` where it has such a
-            name), "hf:" and a name on the hub (see `hub`), or a dictionary with the entries of a
-            config.json, `model_type` among them.
+        source: One of: a checkpoint folder; the name of one of `PUBLISHED` (a folder of such a
+            name is given as a `Path`); "hf:" and a name on the hub, see `hub`; a dictionary with
+            the entries of a config.json, `model_type` among them.
         part: "encoder" or "decoder" of a model that has both (T5); its encoder by default.
 
     Raises:
@@ -143,6 +143,7 @@ def _read_checkpoint(folder, part, dtype, *, lazy):
         folder, part, dtype: As of `load`.
         lazy: Whether layers stay on disk.
     """
+    tensors = None
     if is_model(folder):
         folder_or_config, tensors = folder.config.to_dict(), live_model(folder)
     elif is_hub_name(folder):
@@ -151,12 +152,11 @@ def _read_checkpoint(folder, part, dtype, *, lazy):
         folder_or_config = Path(folder) if isinstance(folder, str) else folder
     settings = settings_of(folder_or_config, part)
     family = find_family(settings["model_type"])
-    family.make_config(settings)  # what it does not support is said before weights are looked for
-    if not is_model(folder):
+    family.make_config(settings)  # refuses an unsupported network before weights are opened
+    if tensors is None:
         tensors = open_weights(folder_or_config)
     tied = settings.get("tie_word_embeddings") is True
-    weights = CheckpointWeights(tensors, family.anchors, dtype, lazy=lazy, tied=tied)
-    return weights, family, settings
+    return CheckpointWeights(tensors, family.anchors, dtype, lazy=lazy, tied=tied), family, settings
 
 
 def _draw_random(source, key, part, dtype, *, lazy):

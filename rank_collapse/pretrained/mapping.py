@@ -68,19 +68,27 @@ _MAPS = {
     "norm": ((("gain", "bias"),), "d", "d"),
     "embedding.norm": ((("gain", "bias"),), "e", "e"),
 }
-_TYPES = {"attention": AttentionParams, "cross": AttentionParams}
-_TYPES |= {"mlp": MLPParams, "relative": RelativeParams, "embedding": EmbeddingParams}
-_TYPES |= {"norm": NormParams, "gains": LearnedGains}
+_TYPES = {
+    "attention": AttentionParams,
+    "cross": AttentionParams,
+    "mlp": MLPParams,
+    "relative": RelativeParams,
+    "embedding": EmbeddingParams,
+    "norm": NormParams,
+    "gains": LearnedGains,
+}
 
 
 @functools.cache
 def _parse_axes(text):
     """Parse "(h k) d -> h d k" to the axes of the file and of the network, each a list of names."""
+
+    def parse_side(side):
+        # Each match is the inside of brackets, or else one name.
+        return [(group or name).split() for group, name in re.findall(r"\(([^)]*)\)|(\S+)", side)]
+
     file_side, _, network_side = text.partition(" -> ")
-    sides = [
-        re.findall(r"\(([^)]*)\)|(\S+)", side) for side in (file_side, network_side or file_side)
-    ]
-    return [[(group or name).split() for group, name in side] for side in sides]
+    return parse_side(file_side), parse_side(network_side or file_side)
 
 
 def take_tensor(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]) -> np.ndarray:
@@ -96,13 +104,16 @@ def take_tensor(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]
     def axis_size(axis):
         return int(axis) if axis.isdigit() else sizes[axis]
 
+    def group_sizes(groups):
+        return [math.prod(map(axis_size, group)) for group in groups]
+
     file_axes, network_axes = _parse_axes(axes)
-    array = weights.take(name, *(math.prod(map(axis_size, group)) for group in file_axes))
+    array = weights.take(name, *group_sizes(file_axes))
     split = [axis for group in file_axes for axis in group if axis != "1"]
     order = [split.index(axis) for group in network_axes for axis in group if axis != "1"]
     array = array.reshape([axis_size(axis) for axis in split]).transpose(order)
     if any(len(group) > 1 for group in network_axes):
-        array = array.reshape([math.prod(map(axis_size, group)) for group in network_axes])
+        array = array.reshape(group_sizes(network_axes))
     return array
 
 
@@ -121,10 +132,22 @@ class Reader:
     def _axis_sizes(self):
         c, e = self.config, self.config.embedding
         h, g = c.num_heads, self.sizes.get("g", c.num_heads)
-        sizes = {"d": c.d_model, "h": h, "g": g, "n": h + 2 * g, "k": c.qk_width, "v": c.v_width}
-        sizes |= {"f": c.ff_width, "b": c.num_buckets, "e": e.d_embed, "i": e.d_input}
-        sizes |= {"p": e.num_positions, "s": e.num_segments, "r": e.num_registers}
-        return sizes | self.sizes
+        return {
+            "d": c.d_model,
+            "h": h,
+            "g": g,
+            "n": h + 2 * g,  # maps of queries, keys and values in one
+            "k": c.qk_width,
+            "v": c.v_width,
+            "f": c.ff_width,
+            "b": c.num_buckets,
+            "e": e.d_embed,
+            "i": e.d_input,
+            "p": e.num_positions,
+            "s": e.num_segments,
+            "r": e.num_registers,
+            **self.sizes,
+        }
 
     def read_fields(self, names: Mapping[str, Any], stem: str = "") -> dict[str, Any]:
         """Read the parts of the parameters that a table names.
@@ -187,20 +210,23 @@ class Reader:
             entry: What the table has for it.
             stem: What stands before the names of tensors.
         """
-        norm = place.endswith("norm")
+        is_norm = place.endswith("norm")
         if callable(entry):
             yield place, entry(self.weights, stem, self.config)
             return
         if isinstance(entry, Leaf):
-            yield place, self._take_array(entry.name and stem + entry.name, entry.axes, norm)
+            name = None if entry.name is None else stem + entry.name
+            yield place, self._take_array(name, entry.axes, is_norm)
             return
         parent, _, kind = place.rpartition(".")
-        parent, kind = (place, "norm") if norm else (parent, kind)
-        fields, *axes = _MAPS.get(place) or _MAPS[kind]
-        name, axes = (entry, axes) if isinstance(entry, str) else (entry.name, entry[1:])
-        weight = self._take_array(f"{stem}{name}.weight", axes[0], norm)
-        biased = self.biased(kind)
-        bias = self._take_array(f"{stem}{name}.bias", axes[1], False) if biased else None
+        if is_norm:
+            parent, kind = place, "norm"
+        fields, weight_axes, bias_axes = _MAPS[place] if place in _MAPS else _MAPS[kind]
+        given_map = entry if isinstance(entry, Map) else Map(entry, weight_axes, bias_axes)
+        weight = self._take_array(f"{stem}{given_map.name}.weight", given_map.weight, is_norm)
+        bias = None
+        if self.biased(kind):
+            bias = self._take_array(f"{stem}{given_map.name}.bias", given_map.bias, False)
         if self.interleaved and kind in ("q", "k"):
             weight, bias = self._in_halves(weight), self._in_halves(bias)
         cut = functools.partial(_split_maps, count=len(fields), heads=self._axis_sizes["h"])
@@ -217,8 +243,7 @@ class Reader:
 
     def _take_array(self, name, axes, norm):
         if name is None:
-            shape = [self._axis_sizes[axis] for axis in axes.split()]
-            return np.zeros(shape, self.weights.dtype)
+            return np.zeros([self._axis_sizes[a] for a in axes.split()], self.weights.dtype)
         array = take_tensor(self.weights, name, axes, self._axis_sizes)
         if norm and self.gain_offset:
             array = self.gain_offset + np.asarray(array, self.weights.dtype)

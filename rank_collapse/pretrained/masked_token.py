@@ -57,9 +57,9 @@ def read_head(
         f"{family.masked_head[0]}.dense.weight"
     ):
         return None
-    tied = {"tie_word_embeddings": True} | settings
-    check_allowed(tied, "tie_word_embeddings", (True,))
-    (stem, logit_bias), e = family.masked_head, config.embedding.d_embed
+    check_allowed({"tie_word_embeddings": True} | settings, "tie_word_embeddings", (True,))
+    stem, logit_bias = family.masked_head
+    e = config.embedding.d_embed
     tensors = {
         name: jnp.asarray(weights.take(f"{stem}.{name}", *shape), weights.dtype)
         for name, shape in {

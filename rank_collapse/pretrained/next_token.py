@@ -43,7 +43,8 @@ def read_pieces(unembedding: Unembedding, dtype: Any) -> Any:
         dtype: Of the yielded arrays.
 
     Returns:
-        An iterator of (first word, s words [v, d], s bias [v], Bool [v] which of them exist).
+        An iterator of (first word, words [v, d] and bias [v] times the head's scale, Bool [v]
+        which words exist).
     """
     table = unembedding.table
     if not isinstance(table, Table):
@@ -53,12 +54,12 @@ def read_pieces(unembedding: Unembedding, dtype: Any) -> Any:
     size, scale = min(WORDS, vocab), jnp.asarray(unembedding.scale, dtype)
     for first, words in table.chunks(size):
         count = len(words)
-        filled = jnp.zeros((size, d), dtype).at[:count].set(jnp.asarray(words).astype(dtype))
+        padded_words = jnp.zeros((size, d), dtype).at[:count].set(jnp.asarray(words).astype(dtype))
         bias = np.zeros(size, dtype)
         if unembedding.bias is not None:
             bias[:count] = np.asarray(unembedding.bias)[first : first + count]
         exist = jnp.arange(size) < count
-        yield jnp.asarray(first), scale * filled, scale * jnp.asarray(bias), exist
+        yield jnp.asarray(first), scale * padded_words, scale * jnp.asarray(bias), exist
 
 
 @full_precision
@@ -117,17 +118,17 @@ def token_losses(
     refuse_if(not count.all(), f"example {int(jnp.argmin(count))} has no token to predict")
     predictions = next_tokens(unembedding, states, jnp.eye(np.shape(states)[1]), targets)
     right = (predictions.token == targets[:, None]).astype(predictions.loss.dtype)
-    loss, right = (
-        jnp.sum(jnp.where(chosen[:, None], a, 0), axis=-1) / count[:, None]
-        for a in (predictions.loss, right)
-    )
-    return loss, right
+
+    def average(values):
+        return jnp.sum(jnp.where(chosen[:, None], values, 0), axis=-1) / count[:, None]
+
+    return average(predictions.loss), average(right)
 
 
 def losses_by_length(
     unembedding: Unembedding, sums: Any, ids: Any, mask: Any = None
 ) -> dict[str, Float[Array, "b *k"]]:
-    """Compute `paths.next_token.by_length` of the sums of `paths.contributions.LengthPass`.
+    """Compute `measure_next_token_by_length` of the sums of `paths.contributions.LengthPass`.
 
     Args:
         unembedding: The head; its table is read once.
@@ -136,14 +137,15 @@ def losses_by_length(
     """
     targets, keep = targets_of(ids, mask)
     sums = jax.tree.map(jnp.asarray, sums)
-    parts = jax.vmap(lambda one: next_token.list_sums_by_length(one)[0])(sums)
-    _, chosen = next_token.list_sums_by_length(jax.tree.map(lambda a: a[0], sums))
-    predictions = next_tokens(unembedding, parts, chosen, targets)
+    parts = jax.vmap(lambda example: next_token.list_sums_by_length(example)[0])(sums)
+    _, weights = next_token.list_sums_by_length(jax.tree.map(lambda a: a[0], sums))
+    predictions = next_tokens(unembedding, parts, weights, targets)
     return jax.vmap(next_token.measure_next_token_by_length)(predictions, jnp.asarray(keep))
 
 
 @functools.partial(jax.jit, donate_argnames="partial")
 def _add_words(partial, first, words, bias, word_mask, parts, sums, targets, softcap):
+    """Add a piece of the vocabulary, of `read_pieces`, to the partial results of all examples."""
     options = {"bias": bias, "softcap": softcap, "word_mask": word_mask}
 
     def add_example(item):

@@ -55,11 +55,9 @@ def image_patches(images: Any, settings: Settings) -> Float[np.ndarray, "b n i"]
 
 def num_patches(settings: Settings) -> tuple[int, int]:
     """Returns (patches of an image, side of each)."""
-    (height, width), (size, other) = (
-        _as_pair(settings["image_size"]),
-        _as_pair(settings["patch_size"]),
-    )
-    if size != other or height % size or width % size:
+    height, width = _as_pair(settings["image_size"])
+    size, other_side = _as_pair(settings["patch_size"])
+    if size != other_side or height % size or width % size:
         raise ValueError(
             f"patch_size={settings['patch_size']} does not tile image_size={settings['image_size']}"
         )

@@ -55,8 +55,12 @@ def tabulate_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> list[dict[
     """
     rows = []
     for name, mean in mean_lengths(laws).items():
-        reached = np.cumsum(laws[name].mean(axis=0))
-        quantiles = {"median": 0.5, "99 % at most": 0.99}
-        quantiles = {text: int(np.argmax(reached >= level)) for text, level in quantiles.items()}
-        rows.append({"paths weighted": name, "mean length": mean} | quantiles)
+        cumulative = np.cumsum(laws[name].mean(axis=0))
+        row = {
+            "paths weighted": name,
+            "mean length": mean,
+            "median": int(np.argmax(cumulative >= 0.5)),
+            "99 % at most": int(np.argmax(cumulative >= 0.99)),
+        }
+        rows.append(row)
     return rows

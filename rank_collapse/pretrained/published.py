@@ -4,8 +4,12 @@ import json
 from importlib import resources
 from typing import Any
 
-_BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
-_BASE |= {"intermediate_size": 3072}
+_BASE = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+}
 PUBLISHED = {
     "bert-base-cased": {"model_type": "bert", "vocab_size": 28996} | _BASE,
     "albert-base-v2": {"model_type": "albert", "vocab_size": 30000, "embedding_size": 128} | _BASE,
@@ -34,7 +38,7 @@ def published_curves(settings: dict[str, Any], depth: int) -> dict[str, dict[str
     text = resources.files("rank_collapse").joinpath("data/published_residual_curves.json")
     for name, curves in json.loads(text.read_text("utf-8"))["curves"].items():
         published = PUBLISHED[name]
-        same = all(settings.get(k) == published[k] for k in _COMPARED if k in published)
-        if same and len(curves["init"]["SAN"]) - 1 == depth:
+        is_same_model = all(settings.get(k) == published[k] for k in _COMPARED if k in published)
+        if is_same_model and len(curves["init"]["SAN"]) - 1 == depth:
             return curves
     return {}

@@ -28,9 +28,17 @@ from rank_collapse.pretrained.path_lengths import compute_length_laws
 from rank_collapse.pretrained.streaming import AblationSpec, Group, State, stream
 
 WHOLE, ALONE = "Transformer", "SAN"
-STATES: tuple[MeasureName, ...] = ("residual_ratio", "token_cosine", "effective_rank")
-STATES += ("spike_entry", "spike_norm", "spike_share", "spike_token", "spike_feature")
-STATES += ("residual_spike",)
+STATES: tuple[MeasureName, ...] = (
+    "residual_ratio",
+    "token_cosine",
+    "effective_rank",
+    "spike_entry",
+    "spike_norm",
+    "spike_share",
+    "spike_token",
+    "spike_feature",
+    "residual_spike",
+)
 
 
 @dataclasses.dataclass(frozen=True)

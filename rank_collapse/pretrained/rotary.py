@@ -72,7 +72,7 @@ def rotary_fields(
         return fields | {"rotary_scaling": (number("factor"), float(positions))}
     if kind == "llama3":
         names = ("factor", "low_freq_factor", "high_freq_factor")
-        return fields | {"rotary_scaling": (*(number(n) for n in names), float(original))}
+        return fields | {"rotary_scaling": (*map(number, names), float(original))}
     powers = theta ** (np.arange(0, rotated, 2) / rotated)
     if kind == "yarn":
         return fields | _yarn_fields(entry, number, powers, theta, original, positions)
@@ -136,7 +136,8 @@ def _yarn_fields(entry, number, powers, theta, original, positions):
     if entry.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
-    slow = np.clip((np.arange(len(powers)) - low) / (high - low or 0.001), 0, 1)
+    span = 0.001 if high == low else high - low
+    slow = np.clip((np.arange(len(powers)) - low) / span, 0, 1)
     frequencies = (slow / factor + (1 - slow)) / powers
     return {"rotary_tables": ((ANY_LENGTH, _as_floats(frequencies)),), "rotary_factor": size}
 
@@ -150,14 +151,14 @@ def _longrope_fields(entry, number, powers, original, positions):
     factor = number("factor", positions / original)
     usual = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     tables = []
-    for name, most in (("short_factor", int(original)), ("long_factor", ANY_LENGTH)):
+    for name, max_tokens in (("short_factor", int(original)), ("long_factor", ANY_LENGTH)):
         divisors = entry.get(name)
         check_entry(name, divisors, Entry(None, (list,)))
         refuse_if(
             len(divisors) != len(powers) or any(type(a) not in (int, float) for a in divisors),
             f"{name} is not a list of {len(powers)} numbers, one for each wave",
         )
-        tables.append((most, _as_floats(1 / (np.asarray(divisors, float) * powers))))
+        tables.append((max_tokens, _as_floats(1 / (np.asarray(divisors, float) * powers))))
     return {"rotary_tables": tuple(tables), "rotary_factor": number("attention_factor", usual)}
 
 

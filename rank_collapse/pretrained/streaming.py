@@ -93,8 +93,7 @@ def stream(
         OSError: A file that cannot be read any more.
     """
     config, outside, batch = source.prepare_batch(inputs)
-    total = len(batch["x"])
-    parts = _split_groups(source, groups, total, chunk)
+    parts = _split_groups(source, groups, len(batch["x"]), chunk)
     count = len(parts)
     state = State(0, [None] * count, [None] * count, [[] for _ in range(count)])
     try:
@@ -115,7 +114,8 @@ def stream(
             state.layers = index + 1
             if done is not None:
                 done(state)
-            last, layer = layer if index + 1 == config.depth else None, None
+            last = layer if index + 1 == config.depth else None
+            layer = None  # frees its memory before the next layer is on the device
         results: dict[str, dict[str, list]] = {}
         for i, part in enumerate(parts):
             layer_results = jax.tree.map(lambda *a: np.stack(a, axis=1), *state.layer_results[i])
@@ -154,10 +154,11 @@ def _check_states(index, hidden, mask, rows):
         mask: Of all examples; None for all tokens.
         rows: Examples of `hidden`.
     """
-    finite = np.isfinite(hidden).all(axis=-1)
+    is_finite = np.isfinite(hidden).all(axis=-1)
+    is_valid = is_finite if mask is None else is_finite | ~mask[rows]
     refuse(
         (
-            not (finite if mask is None else finite | ~mask[rows]).all(),
+            not is_valid.all(),
             f"layer {index}: hidden states are not finite: weights or inputs too large for "
             f"{hidden.dtype}",
         ),
@@ -224,9 +225,10 @@ def _shared_program(group, config):
     """
     name, reading = group.ablation.name, group.ablation.reading
     states_alone = all(isinstance(layer_pass, States) for _, layer_pass in group.passes)
-    can_lack = config.mlp != "none" and config.attention_skip and config.mlp_skip
-    special = config.parallel or config.connection != "skip"
-    if not (states_alone and can_lack and name in ABLATIONS and reading in READINGS) or special:
+    has_skips = config.mlp != "none" and config.attention_skip and config.mlp_skip
+    is_plain = not config.parallel and config.connection == "skip"
+    is_known = name in ABLATIONS and reading in READINGS
+    if not (states_alone and has_skips and is_plain and is_known):
         return group.ablation, None
     has_mlp = name in ("SAN+MLP", "Transformer")
     shared = AblationSpec() if has_mlp else AblationSpec("SAN+skip", reading)
@@ -252,8 +254,7 @@ def assemble_layer(
         passes: That must cover the network.
     """
     config = config.replace(layer_map=(0,) * config.depth)  # all layers are the one row
-    stack = jax.tree.map(lambda a: a[None], stored_values(stored))
-    params = outside.replace(layers=stack)
+    params = outside.replace(layers=jax.tree.map(lambda a: a[None], stored_values(stored)))
     config, params = ablate(config, params, ablation.name, ablation.reading)
     for layer_pass in passes:
         layer_pass.covers.check(config)
@@ -268,6 +269,13 @@ def assemble_layer(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _begin_part(measured, stored, outside, examples, config):
+    """Compute a part's states and carries before the first layer.
+
+    Args:
+        measured: `_Part.start_program`.
+        stored, outside, config: As of `assemble_layer`.
+        examples: Of `_Part.select_inputs`, leaves [b, ...].
+    """
     passes, ablation = measured
 
     def begin_example(example):
@@ -280,6 +288,13 @@ def _begin_part(measured, stored, outside, examples, config):
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=(6, 7))
 def _step_part(measured, stored, outside, examples, config, index, hidden, carries):
+    """Pass a part through one layer: (states, carries, each pass's result of the layer).
+
+    Args:
+        measured: `_Part.measured`; the others as of `_begin_part`.
+        index: Of the layer.
+        hidden, carries: Before the layer.
+    """
     passes, ablation = measured
 
     def step_example(x, carry, example):
@@ -291,6 +306,12 @@ def _step_part(measured, stored, outside, examples, config, index, hidden, carri
 
 @functools.partial(jax.jit, static_argnums=0)
 def _finish_part(measured, stored, outside, examples, config, hidden, carries, layer_results):
+    """Build the result of each pass of a part, [b, ...].
+
+    Args:
+        measured: `_Part.measured`; the others as of `_step_part`.
+        layer_results: Of each pass, of all layers [b, l, ...].
+    """
     passes, ablation = measured
 
     def finish_example(x, carry, layer_results, example):

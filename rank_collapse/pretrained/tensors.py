@@ -81,14 +81,13 @@ def list_tensors(path: Path) -> dict[str, Stored]:
         ValueError: A file that is cut short, damaged or of another kind, or a package that is not
             installed.
     """
-    return (
-        wrap_torch_tensors(path, _torch_file(path))
-        if path.suffix == ".bin"
-        else _read_safetensors(path)
-    )
+    if path.suffix == ".bin":
+        return wrap_torch_tensors(path, _torch_file(path))
+    return _read_safetensors(path)
 
 
 def _read_safetensors(path):
+    """List the tensors of a safetensors file by name."""
     safetensors = import_package("safetensors", str(path), "pretrained")
     try:
         file = safetensors.safe_open(path, "numpy")
@@ -98,10 +97,11 @@ def _read_safetensors(path):
     tensors = {}
     for name in file.keys():  # noqa: SIM118
         part = file.get_slice(name)
-        if (kind := part.get_dtype()) not in _DTYPES:
+        kind = part.get_dtype()
+        if kind not in _DTYPES:
             quantised = ": a quantised checkpoint" if kind.startswith(("F8", "F6", "F4")) else ""
-            what = f"tensor {quote_value(name)} has the unsupported dtype {kind}"
-            raise ValueError(f"{path}: {what}{quantised}")
+            fault = f"tensor {quote_value(name)} has the unsupported dtype {kind}"
+            raise ValueError(f"{path}: {fault}{quantised}")
         tensors[name] = Stored(
             path, np.dtype(_DTYPES[kind]), tuple(part.get_shape()), part.__getitem__
         )
@@ -109,6 +109,7 @@ def _read_safetensors(path):
 
 
 def _torch_file(path):
+    """Load the tensors of a `torch.save` file by name, of a training state those of its model."""
     try:
         import torch
     except ImportError:
@@ -168,8 +169,7 @@ def as_array(tensor: Any) -> np.ndarray:
 
 def is_model(source: Any) -> bool:
     """Check whether `source` is a model of `transformers`, by its state_dict and config."""
-    config = getattr(source, "config", None)
-    return hasattr(source, "state_dict") and hasattr(config, "to_dict")
+    return hasattr(source, "state_dict") and hasattr(getattr(source, "config", None), "to_dict")
 
 
 def live_model(model: Any) -> Tensors:

@@ -13,6 +13,7 @@ Axis letters: b examples, l layers, n tokens.
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -110,8 +111,7 @@ class DepthReport:
         """Plot all of it by layer as a matplotlib figure; bands over texts."""
         from rank_collapse.report.depth import depth_figure
 
-        needed = self.lengths["paths, loss"].length
-        return depth_figure(self.measures, self.length_laws, needed)
+        return depth_figure(self.measures, self.length_laws, self.lengths["paths, loss"].length)
 
     @property
     def depth(self) -> int:
@@ -131,14 +131,23 @@ class DepthReport:
         lines += [format_line(name, one.length, one) for name, one in self.lengths.items()]
         means = mean_lengths(self.length_laws).items()
         lines.append(f"  mean length: {', '.join(f'{name} {mean:.1f}' for name, mean in means)}")
-        counted = {name: one.layers for name, one in self.used.items() if one.layers is not None}
-        least, most = min(counted, key=counted.__getitem__), max(counted, key=counted.__getitem__)
-        if counted[least] < counted[most]:
+        (lowest_name, lowest), (highest_name, highest) = find_extremes(self.used)
+        if lowest < highest:
             lines.append(
-                f"The definitions disagree: {counted[least]} by “{least}”, "
-                f"{counted[most]} by “{most}”."
+                f"The definitions disagree: {lowest} by “{lowest_name}”, "
+                f"{highest} by “{highest_name}”."
             )
         return "\n".join(lines)
+
+
+def find_extremes(used: Mapping[str, DepthUsed]) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Find the definitions with the fewest and the most layers, as (name, layers) each.
+
+    Args:
+        used: Of a `DepthReport`.
+    """
+    counts = [(name, one.layers) for name, one in used.items() if one.layers is not None]
+    return min(counts, key=operator.itemgetter(1)), max(counts, key=operator.itemgetter(1))
 
 
 def depth_report(
@@ -194,8 +203,7 @@ def depth_report(
     source, unembedding = _open_source(params, config, unembedding)
     if not len(ids):
         raise ValueError("ids have no text")
-    one_text = np.ndim(ids[0]) == 0
-    batch = as_batch({"x": [ids] if one_text else ids, "mask": mask})
+    batch = as_batch({"x": [ids] if np.ndim(ids[0]) == 0 else ids, "mask": mask})
     ids, mask = batch["x"], batch.get("mask")
     has_next = targets_of(ids, mask)[1].any(axis=1)
     if not has_next.all():
@@ -203,17 +211,23 @@ def depth_report(
     groups = {"": Group(tuple(PASSES.items()))}
     measured = stream(source, {"x": ids, "mask": mask}, groups, chunk=chunk, done=done)[""]
     removal, sums = measured["removal"], measured["sums"]
-    output, exists = removal.pop("output"), np.ones(ids.shape, bool) if mask is None else mask
+    output, outputs = removal.pop("output"), removal.pop("outputs")
+    exists = np.ones(ids.shape, bool) if mask is None else mask
     by_length = losses_by_length(unembedding, sums, ids, mask)
-    measures = measured["states"].measures | measured["influence"] | removal
-    measures |= {f"read_{name}": measured["read"][name] for name in READ}
-    measures["loss_without"], _ = mean_losses(unembedding, measures.pop("outputs"), ids, mask)
-    measures |= {name: by_length[name] for name in ("loss_up_to", "same_up_to")}
-    measures |= {name: measured["attention"][name].mean(axis=-1) for name in OF_ATTENTION}
     path_sums = np.where(exists[:, None, :, None], sums.by_length, 0)
-    measures["path_size"] = np.linalg.norm(path_sums, axis=(-2, -1))
-    for states, name in enumerate(("lens", "frozen")):
-        lens = lens_measures(unembedding, measured["lens"][:, states], output, exists)
+    measures = {
+        **measured["states"].measures,
+        **measured["influence"],
+        **removal,
+        **{f"read_{name}": measured["read"][name] for name in READ},
+        "loss_without": mean_losses(unembedding, outputs, ids, mask)[0],
+        "loss_up_to": by_length["loss_up_to"],
+        "same_up_to": by_length["same_up_to"],
+        **{name: measured["attention"][name].mean(axis=-1) for name in OF_ATTENTION},
+        "path_size": np.linalg.norm(path_sums, axis=(-2, -1)),
+    }
+    for index, name in enumerate(("lens", "frozen")):  # as `LensPass` stacks them
+        lens = lens_measures(unembedding, measured["lens"][:, index], output, exists)
         measures |= {f"{name}_{measure}": values for measure, values in lens.items()}
     measures = {name: np.asarray(values) for name, values in measures.items()}
     shares, sizes = measures["attention_share"], measures["path_size"]
@@ -297,7 +311,8 @@ def depth_used(
 def _open_source(params, config, unembedding):
     """Returns (what `stream` reads, its unembedding)."""
     if isinstance(params, OpenCheckpoint):
-        source, unembedding = params, unembedding or params.unembedding
+        source = params
+        unembedding = params.unembedding if unembedding is None else unembedding
     else:
         source = InMemory(params, config)
         if unembedding is None and params.embedding is not None:

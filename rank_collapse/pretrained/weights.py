@@ -205,7 +205,7 @@ class CheckpointWeights(Weights):
             depth: Layers by the config.
         """
         implied = f"but config.json implies {depth} layers"
-        last, beyond = (f"{layer.format(i)}." for i in (depth - 1, depth))
+        last, beyond = f"{layer.format(depth - 1)}.", f"{layer.format(depth)}."
         refuse(
             (
                 not self.has_tensor(last),

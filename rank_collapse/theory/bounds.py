@@ -1,7 +1,7 @@
 """The constants and bounds of Dong, Cordonnier and Loukas (2021), layer by layer.
 
-Everything that can leave float range is a decimal logarithm, and residuals come from the
-logarithmic pass of `logdomain`, so that layers far below float precision are compared too.
+Everything that can leave float range is a decimal logarithm. Residuals come from the logarithmic
+pass of `logdomain`, so that layers far below float precision are compared too.
 """
 
 import math
@@ -171,9 +171,11 @@ def not_covered(
         config: The network.
         mask, bias: As of `bound_report`.
     """
-    many_keys = config.mask != "none" or config.windows or (mask is not None and jnp.ndim(mask) > 1)
+    masks_by_row = mask is not None and jnp.ndim(mask) > 1
     reasons = {
-        "rows see different keys: P̃ has not equal rows": many_keys,
+        "rows see different keys: P̃ has not equal rows": (
+            config.mask != "none" or config.windows or masks_by_row
+        ),
         "rows are mixed with the identity: they differ": config.mixing is not None,
         "rows have different biases: P̃ has not equal rows": (
             config.position != "none" or bias is not None
@@ -230,7 +232,10 @@ def layer_constants(
     config: TransformerConfig,
     spread: Float[Array, "h n"],
 ) -> LayerConstants:
-    """Compute β, γ*, c, D and λ of one layer.
+    """Compute β, γ*, c, D and λ of one layer; their formulas are at `BoundReport`.
+
+    With R e^s the residual of `state`, `spread` is D e^{−2s}. γ* and c are D over ‖R e^s‖², up to
+    factors, so that e^{2s} cancels.
 
     Args:
         params, gains: Of the layer.
@@ -240,23 +245,24 @@ def layer_constants(
     """
     width = score_width(config)
     w_qk, w = head_weights(params.attention, gains.temperature)
-    size_qk = jax.vmap(norm_1)(w_qk)
-    size_r = composite_norm(state.residual)
-    top = jnp.sqrt(jnp.sum(spread, axis=-1)) * jnp.sqrt(jnp.max(spread, axis=-1))
-    bottom = 2 * size_qk * size_r**2
-    columns = jnp.sum(jnp.sum(spread, axis=-1) * jax.vmap(norm_1)(w))
-    rows = jnp.sum(jnp.max(spread, axis=-1) * jax.vmap(norm_inf)(w))
-    log10_c = math.log10(2) + (jnp.log10(columns) + jnp.log10(rows)) / 2
-    log10_e = state.log_scale / math.log(10)
-    one, inf = sublayer_lipschitz(params, gains, config, norm_1, norm_inf)
+    norm_qk = jax.vmap(norm_1)(w_qk)
+    norm_r = composite_norm(state.residual)
+    total, largest = jnp.sum(spread, axis=-1), jnp.max(spread, axis=-1)
+    numerator = jnp.sqrt(total) * jnp.sqrt(largest)
+    denominator = 2 * norm_qk * norm_r**2
+    column_sum = jnp.sum(total * jax.vmap(norm_1)(w))
+    row_sum = jnp.sum(largest * jax.vmap(norm_inf)(w))
+    log10_c = math.log10(2) + (jnp.log10(column_sum) + jnp.log10(row_sum)) / 2
+    log10_scale = state.log_scale / math.log(10)
+    lipschitz_1, lipschitz_inf = sublayer_lipschitz(params, gains, config, norm_1, norm_inf)
     return LayerConstants(
-        beta=size_qk * jax.vmap(composite_norm)(w),
-        gamma=math.sqrt(width) * top / jnp.where(bottom == 0, 1, bottom),
-        log10_c=log10_c - 2 * jnp.log10(jnp.where(size_r == 0, 1, size_r)),
-        lipschitz=jnp.sqrt(one) * jnp.sqrt(inf),
-        log10_spread=jnp.log10(spread) + 2 * log10_e,
-        log10_mantissa=jnp.log10(size_r),
-        log10_scale=log10_e,
+        beta=norm_qk * jax.vmap(composite_norm)(w),
+        gamma=math.sqrt(width) * numerator / jnp.where(denominator == 0, 1, denominator),
+        log10_c=log10_c - 2 * jnp.log10(jnp.where(norm_r == 0, 1, norm_r)),
+        lipschitz=jnp.sqrt(lipschitz_1) * jnp.sqrt(lipschitz_inf),
+        log10_spread=jnp.log10(spread) + 2 * log10_scale,
+        log10_mantissa=jnp.log10(norm_r),
+        log10_scale=log10_scale,
     )
 
 
@@ -283,10 +289,25 @@ def layer_sides(
     cube, mantissa = 3 * constants.log10_scale, constants.log10_mantissa
     lhs, rhs = trace.branches, constants.log10_c + 3 * mantissa
     head = published_sides(
-        trace.heads, mantissa[:, None], constants.beta, constants.gamma, 1, width, 1, cube[:, None]
+        trace.heads,
+        mantissa[:, None],
+        constants.beta,
+        constants.gamma,
+        num_heads=1,
+        width=width,
+        depth=1,
+        log10_scale=cube[:, None],
     )
-    largest = jnp.max(constants.beta, axis=1), jnp.max(constants.gamma, axis=1)
-    published = published_sides(lhs, mantissa, *largest, heads, width, 1, cube)
+    published = published_sides(
+        lhs,
+        mantissa,
+        jnp.max(constants.beta, axis=1),
+        jnp.max(constants.gamma, axis=1),
+        num_heads=heads,
+        width=width,
+        depth=1,
+        log10_scale=cube,
+    )
     return head, Sides(cube + lhs, cube + rhs, rhs - lhs), published
 
 
@@ -307,11 +328,10 @@ def published_sides(
         log10_input, beta, gamma, num_heads, width, depth: As of `log10_theorem`.
         log10_scale: What the logarithms of both sides lack.
     """
-    rhs, first = (
-        log10_theorem(log10_input, beta, g, num_heads, width, depth) for g in (gamma, 1.0)
-    )
+    rhs = log10_theorem(log10_input, beta, gamma, num_heads, width, depth)
+    rhs_first = log10_theorem(log10_input, beta, 1.0, num_heads, width, depth)
     return PublishedSides(
-        log10_scale + log10_lhs, log10_scale + rhs, rhs - log10_lhs, log10_scale + first
+        log10_scale + log10_lhs, log10_scale + rhs, rhs - log10_lhs, log10_scale + rhs_first
     )
 
 

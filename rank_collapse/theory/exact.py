@@ -9,6 +9,7 @@ Arrays hold balls as objects. Axis letters: h heads, n tokens, m keys, d width, 
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -79,10 +80,14 @@ def exact_profile(
         ValueError: Traced arrays, numbers that are not finite, cross-attention, a mixture of
             experts, relative-key positions, digits that are no range, or inputs of the wrong shape.
     """
-    traced = any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((params, x, config)))
-    refuse_if(traced, "exact_profile takes concrete arrays: call it outside of jit and vmap")
-    wrong = f"digits={digits} is not between 10 and max_digits={max_digits}"
-    refuse_if(not 10 <= digits <= max_digits, wrong)
+    refuse_if(
+        any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((params, x, config))),
+        "exact_profile takes concrete arrays: call it outside of jit and vmap",
+    )
+    refuse_if(
+        not 10 <= digits <= max_digits,
+        f"digits={digits} is not between 10 and max_digits={max_digits}",
+    )
     network = _list_layers(params, x, config, inputs)
     while True:
         begun = time.monotonic()
@@ -121,10 +126,12 @@ def select_row(tree: Any, row: int) -> Any:
 
 def _prove_profile(network: list[Layer]) -> Iterator[tuple[float, float]]:
     """Yields (logarithm, radius) layer by layer, up to the first one that is not proved."""
-    state, exists = to_balls(network[0].inputs.x), np.asarray(network[0].inputs.existing_tokens)
-    for layer in (None, *network):
-        if layer is not None:
-            state, _ = walk_layer(Balls(), layer, state)
+    start, exists = to_balls(network[0].inputs.x), np.asarray(network[0].inputs.existing_tokens)
+
+    def pass_layer(state, layer):
+        return walk_layer(Balls(), layer, state)[0]
+
+    for state in itertools.accumulate(network, pass_layer, initial=start):
         log10_residual = _log10_residual(state[exists])
         if log10_residual is None:
             return
@@ -134,14 +141,14 @@ def _prove_profile(network: list[Layer]) -> Iterator[tuple[float, float]]:
 def _log10_residual(x: np.ndarray) -> tuple[float, float] | None:
     """Compute (log10 ‖res‖_{1,∞}, its radius) of tokens; None where the ball is wide."""
     distances = abs(x - x.sum(axis=0) / len(x))
-    size = functools.reduce(arb.max, distances.sum(axis=0)) * functools.reduce(
-        arb.max, distances.sum(axis=1)
-    )
-    if size == 0:
+    norm_1 = functools.reduce(arb.max, distances.sum(axis=0))
+    norm_inf = functools.reduce(arb.max, distances.sum(axis=1))
+    square = norm_1 * norm_inf  # ‖res‖²_{1,∞}
+    if square == 0:
         return -np.inf, 0.0
-    if not size > 0:
+    if not square > 0:  # the ball holds 0
         return None
-    log = size.log() / 2 / arb.const_log10()
+    log = square.log() / 2 / arb.const_log10()
     value = float(log.mid())
     radius = float(np.nextafter(float((log - value).abs_upper()), np.inf))
     return (value, radius) if radius <= NARROW * max(1.0, abs(value)) else None
@@ -152,7 +159,9 @@ class Balls(Algebra):
 
     covers = covers.Covers(
         "exact_profile",
-        covers.all_fields_but(*covers.CROSS, *covers.MIXING, *covers.OWN, *covers.EXPERTS)
+        covers.all_fields_but(
+            *covers.CROSS, *covers.MIXING, *covers.CALLER_FUNCTIONS, *covers.EXPERTS
+        )
         | covers.MLPS
         | {"norm": covers.NORM_KINDS},
     )
@@ -201,9 +210,10 @@ def _attention_scores(p, x, config, context, temperature):
     content = [affine_map(x, w) for w in p.w_q]
     q = np.stack(content) + to_balls(p.b_q)[:, None]
     k = np.stack([affine_map(x, w, b) for w, b in zip(p.w_k, p.b_k, strict=True)])
-    q, k = (_head_norm(g, a, config.norm_eps) for g, a in ((p.q_norm, q), (p.k_norm, k)))
+    q, k = _head_norm(p.q_norm, q, config.norm_eps), _head_norm(p.k_norm, k, config.norm_eps)
     if context.rotary is not None:
-        q, k = (_rotate_pairs(a, *map(to_balls, context.rotary)) for a in (q, k))
+        cos, sin = map(to_balls, context.rotary)
+        q, k = _rotate_pairs(q, cos, sin), _rotate_pairs(k, cos, sin)
     if config.score == "additive":
         pairs = TANH(q[:, :, None] + k[:, None])
         scores = (pairs * to_balls(p.v_score)[:, None, None]).sum(axis=-1)
@@ -225,28 +235,29 @@ def _head_norm(gain, heads, eps):
         return heads
     if gain.ndim == 1:
         return np.stack([divide_by_rms(a, eps) for a in heads]) * to_balls(gain)
-    together = divide_by_rms(np.concatenate(heads, axis=1), eps)
-    return np.stack(np.split(together, len(heads), axis=1)) * to_balls(gain)[:, None]
+    joint = divide_by_rms(np.concatenate(heads, axis=1), eps)
+    return np.stack(np.split(joint, len(heads), axis=1)) * to_balls(gain)[:, None]
 
 
 def _rotate_pairs(a, cos, sin):
+    """Apply rotary positions to queries or keys [h, n, k], see `positions.rotate`."""
     width, half = cos.shape[1], cos.shape[1] // 2
     across = np.concatenate([-a[..., half:width], a[..., :half]], axis=-1)
     return np.concatenate([a[..., :width] * cos + across * sin, a[..., width:]], axis=-1)
 
 
 def _relative_scores(p, content, context):
-    """Compute position and segment terms of the scores [h, n, n], see
-    `positions.relative_scores`.
-    """
+    """Compute position and segment terms of scores [h, n, n]: `positions.relative_scores`."""
     i, j = np.indices((len(content[0]), len(content[0])))
-    places, segments, head_scores = to_balls(context.relative), context.segments, []
+    encodings, segments = to_balls(context.relative), context.segments
+    head_scores = []
     for head, q in enumerate(content):
-        keys = multiply_balls(places, to_balls(p.w_r[head]))
+        keys = multiply_balls(encodings, to_balls(p.w_r[head]))
         s = multiply_balls(q + to_balls(p.b_r[head]), keys.T)[i, len(i) - 1 - (i - j)]
         if segments is not None:
-            by_kind = multiply_balls(q + to_balls(p.b_s[head]), to_balls(p.segment[:, head]).T)
-            s = s + by_kind[i, (segments[i] != segments[j]).astype(int)]
+            # [n, 2]: the term of the same segment, and that of another one
+            terms = multiply_balls(q + to_balls(p.b_s[head]), to_balls(p.segment[:, head]).T)
+            s = s + terms[i, (segments[i] != segments[j]).astype(int)]
         head_scores.append(s)
     return np.stack(head_scores)
 

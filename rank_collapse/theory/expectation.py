@@ -54,9 +54,9 @@ class ExpectedTrace(struct.Struct):
         s = jnp.sqrt(v)
         pair = s[..., :, None] * s[..., None, :]
         lengths = 0.5 * jnp.square(s[..., :, None] - s[..., None, :])
-        apart = jnp.maximum(u - lengths, 0) / pair
+        one_minus_cosine = jnp.maximum(u - lengths, 0) / pair
         n = v.shape[-1]
-        return jnp.log(jnp.sum(apart, axis=(-2, -1)) / (n * (n - 1)))
+        return jnp.log(jnp.sum(one_minus_cosine, axis=(-2, -1)) / (n * (n - 1)))
 
     @property
     def residual_ratio(self) -> Float[Array, "*b l"]:
@@ -80,10 +80,10 @@ def update_sizes(config: TransformerConfig, size: Any = 1.0) -> dict[str, dict[s
     Args:
         size: ‖W* − W‖_F/‖W‖_F of each matrix of each layer.
     """
-    of_layer = jnp.broadcast_to(jnp.square(jnp.asarray(size, jnp.float32)), (config.depth,))
+    layer_sizes = jnp.broadcast_to(jnp.square(jnp.asarray(size, jnp.float32)), (config.depth,))
     absent = () if config.mlp in GATED else ("w_gate",)
     return {
-        part: dict.fromkeys((name for name in MATRICES[part] if name not in absent), of_layer)
+        part: {name: layer_sizes for name in MATRICES[part] if name not in absent}
         for part in config.kinds
     }
 
@@ -107,17 +107,18 @@ def expected_pass(
     tokens by δx with D = E⟨δx_i, δx_j⟩/d to first order in e, D' = J(D) + e (...): the same
     recursion, linear in D.
 
-    Derived here: distances instead of cosines, the scores' part, and D. That part is known for
-    tokens of equal length and cosine that see all keys, and to second order for others, within
-    the range of `token_kernel.score_noise`: one layer's predicted residual is .999 to 1.001 of the
-    measured one, up to 1.28 of it under a causal mask (n = 3, variance 13), and .85 to 1.21 where
-    the variances of a row's scores have a standard deviation of .75 over its keys, up to 1.45 at
-    the limit of 1 (n = 3 to 17). Assumed: weights independent, of mean 0 and of
-    no influence but their mean squares, in the limit of large d at n, H and L fixed; biases of
-    scores, relative-position terms and rotary positions as at equal tokens. It fails for shared
-    layers, for trained weights as far as they are correlated, where n L/d is not small, in D for
-    scores of large variance, and in pure attention without skip, whose
-    residual is of third order (see `log_residual_profile`).
+    Derived here: distances instead of cosines, the scores' part, and D. The scores' part is exact
+    for tokens of equal length and cosine that see all keys. For others it is of second order,
+    within the range of `token_kernel.score_noise`. One layer's predicted residual is .999 to 1.001
+    of the measured one, and up to 1.28 of it under a causal mask (n = 3, variance 13). Let the
+    variances of a row's scores have the standard deviation τ over its keys: then it is .85 to 1.21
+    at τ = .75, and up to 1.45 at the limit τ = 1 (n = 3 to 17).
+
+    Assumed: weights are independent, of mean 0, and enter by their mean squares alone, in the limit
+    of large d at n, H and L fixed. Biases of scores, relative-position terms and rotary positions
+    act as at equal tokens. It fails for shared layers, for trained weights as far as they are
+    correlated, where n L/d is not small, and in D for scores of large variance. It also fails in
+    pure attention without skip, whose residual is of third order (see `log_residual_profile`).
 
     Args:
         params, x, config: As in `apply`; of parameters mean squares are read, of x the kernel.
@@ -141,10 +142,10 @@ def expected_pass(
     trace = _walk_kernels(params, prepared, config, sizes)
     variance = trace.hidden.variance
     if not isinstance(variance, jax.core.Tracer):
-        lost = np.isnan(variance).any(axis=1)
-        if lost.any() and not lost[0]:
+        is_lost = np.isnan(variance).any(axis=1)
+        if is_lost.any() and not is_lost[0]:
             raise ValueError(
-                f"expected_pass: variances of scores in layer {lost.argmax() - 1} are above "
+                f"expected_pass: variances of scores in layer {is_lost.argmax() - 1} are above "
                 f"{token_kernel.LARGEST_VARIANCE:g} or differ between a row's keys by more than "
                 f"{token_kernel.MOST_UNEVEN:g}: normalise tokens"
             )
@@ -154,11 +155,11 @@ def expected_pass(
 class Expected(Algebra):
     """Kernels of tokens under random weights; `Layer.extra` are the sizes of updates.
 
-    `own` [h, n, n] and `cross_weights` [h, n, m] are the weights of equal tokens.
+    `self_weights` [h, n, n] and `cross_weights` [h, n, m] are the weights of equal tokens.
     """
 
-    def __init__(self, self_weights: Any, cross: Any = None, memory: Any = None):
-        self.own, self.cross_weights, self.memory = self_weights, cross, memory
+    def __init__(self, self_weights: Any, cross_weights: Any = None, memory: Any = None):
+        self.self_weights, self.cross_weights, self.memory = self_weights, cross_weights, memory
 
     def apply_norm(self, layer, spec, state):
         return token_kernel.normalise_kernel(spec, state)
@@ -167,7 +168,7 @@ class Expected(Algebra):
         return token_kernel.add_kernels(spec, state, part)
 
     def apply_attention(self, layer, branch_input):
-        return self._attend(layer, "attention", branch_input, branch_input, self.own)
+        return self._attend(layer, "attention", branch_input, branch_input, self.self_weights)
 
     def apply_cross(self, layer, branch_input):
         return self._attend(layer, "cross", branch_input, self.memory, self.cross_weights)
@@ -193,16 +194,18 @@ class Expected(Algebra):
 
 @jax.jit
 def _walk_kernels(params, prepared, config, sizes) -> ExpectedTrace:
-    n, dtype, cross, memory = prepared.x.shape[0], prepared.x.dtype, None, None
+    """Pass the kernel of the input through all layers, compiled; see `expected_pass`."""
+    n, dtype = prepared.x.shape[0], prepared.x.dtype
+    memory, cross_weights = None, None
     if config.cross_attention:
         memory = token_kernel.measure_kernel(prepared.memory)
-        cross = attn.equal_weights(prepared.memory_context, n, prepared.memory.shape[0], dtype)
-    algebra = Expected(attn.equal_weights(prepared.context, n, n, dtype), cross, memory)
+        cross_weights = attn.equal_weights(prepared.memory_context, n, len(prepared.memory), dtype)
+    algebra = Expected(attn.equal_weights(prepared.context, n, n, dtype), cross_weights, memory)
     start = token_kernel.measure_kernel(prepared.x)
 
     def step(layer, state):
-        state, passages = walk_layer(algebra, layer, state)
-        return state, (state, jnp.stack([_branch_share(p) for p in passages.values()]))
+        state, sublayers = walk_layer(algebra, layer, state)
+        return state, (state, jnp.stack([_branch_share(values) for values in sublayers.values()]))
 
     last, (hidden, shares) = walk_layers(step, start, params, prepared, config, extra=sizes)
     output = apply_final_norm(algebra, last, params, prepared, config)
@@ -210,14 +213,15 @@ def _walk_kernels(params, prepared, config, sizes) -> ExpectedTrace:
     return ExpectedTrace(hidden, output, shares.reshape(-1))
 
 
-def _branch_share(passage):
-    spec, part = passage.spec, passage.branch_output
+def _branch_share(values):
+    """Compute a branch's share of the variance of the sum it joins, from its `SublayerValues`."""
+    spec, part = values.spec, values.branch_output
     if spec.norms_branch:
         part = token_kernel.normalise_kernel(spec.at_branch, part)
     branch = jnp.mean(jnp.square(spec.branch_gain)) * jnp.mean(part.variance)
     if not spec.skip:
         return jnp.ones_like(branch)
-    skip = jnp.mean(jnp.square(spec.skip_gain)) * jnp.mean(passage.state.variance)
+    skip = jnp.mean(jnp.square(spec.skip_gain)) * jnp.mean(values.state.variance)
     return branch / (skip + branch)
 
 
@@ -263,7 +267,8 @@ def collapse_law(
     )
     gains = jnp.stack([jnp.asarray(g, jnp.float32) for g in (skip_gain, branch_gain)], axis=1)
     start = jnp.log1p(-jnp.asarray(cosine, jnp.float32))
-    count, score_variance = (jnp.asarray(a, jnp.float32) for a in (num_tokens, score_variance))
+    count = jnp.asarray(num_tokens, jnp.float32)
+    score_variance = jnp.asarray(score_variance, jnp.float32)
     log_apart, shares = _iterate_collapse(start, gains, count, score_variance, norm_placement)
     return jnp.concatenate([start[None], log_apart]), shares
 
@@ -276,17 +281,18 @@ def _iterate_collapse(start, gains, count, score_variance, norm_placement):
     def step(carry, gains):
         log_apart, stream = carry
         skip, branch = jnp.square(gains[0]), jnp.square(gains[1])
-        apart = jnp.exp(log_apart)
-        variance = score_variance * apart
+        one_minus_cosine = jnp.exp(log_apart)  # 1 − ρ
+        variance = score_variance * one_minus_cosine
+        # o_1 − 1/n, and (o_1 − o_ρ)/(1 − ρ)
         overlap, gap = (
             ratio * variance * other_share / count
-            for ratio in overlap_ratios(count, variance, 1 - apart)
+            for ratio in overlap_ratios(count, variance, 1 - one_minus_cosine)
         )
-        m = 1 - apart * (other_share - overlap)
+        m = 1 - one_minus_cosine * (other_share - overlap)
         total = skip * stream + branch * m
         share = branch * m / total
         # log1p(−share) for a share near 1 as exact as the skip's
-        log_apart = log_apart + jnp.log((skip * stream + branch * gap * apart) / total)
+        log_apart = log_apart + jnp.log((skip * stream + branch * gap * one_minus_cosine) / total)
         return (log_apart, total if norm_placement == "pre" else stream), (log_apart, share)
 
     return jax.lax.scan(step, (start, jnp.ones_like(start)), gains)[1]

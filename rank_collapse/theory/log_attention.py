@@ -78,17 +78,22 @@ def attention_parts(params, state, config, context, gains, keep) -> tuple[LogPar
     mask = three_axes(context.mask)
     scores = compute_scores(params, state, eps, config, context, temperature, keep)
     weights = split_weights(scores, mask, eps, keep)
-    apart = []
+    mixed_rows = []
     if gains.mixing is not None:
-        weights, apart = mix_weights(weights, gains.mixing, mask, keep)
+        weights, mixed_rows = mix_weights(weights, gains.mixing, mask, keep)
     mean, values = compute_values(params, state, eps, weights)
+    # (attention rows [h, n, m], power of ε, logarithm of the rows' scale [h])
     parts = [(weights.e, 3, weights.top)]
     if weights.q.shape[1] > 1:
         first = jnp.argmax(keep)
         parts.append((weights.q - weights.q[:, first][:, None, :], 1, weights.top))
-    parts += [(part, 1, jnp.zeros_like(weights.top)) for part in apart]
-    carried = jnp.stack([_carry_values(params, values, part) for part, *_ in parts])
-    heads = HeadParts(carried, tuple(p for _, p, _ in parts), jnp.stack([t for *_, t in parts]))
+    parts += [(rows, 1, jnp.zeros_like(weights.top)) for rows in mixed_rows]
+    carried = jnp.stack([_carry_values(params, values, rows) for rows, _, _ in parts])
+    heads = HeadParts(
+        carried,
+        powers=tuple(power for _, power, _ in parts),
+        top=jnp.stack([top for _, _, top in parts]),
+    )
     noise = rounding_noise(params, values, scores, weights, parts[1:], state.log_scale, keep)
     flat = heads.parts.reshape((-1, *heads.parts.shape[2:]))
     return LogParts(mean, flat, heads.scales(state.log_scale).reshape(-1), noise), heads
@@ -111,10 +116,11 @@ def compute_scores(params, state, eps, config, context, temperature, keep) -> Sc
         base = jnp.broadcast_to(base, jnp.broadcast_shapes(base.shape, mask.shape))
     noise = jnp.finfo(delta.dtype).eps * jnp.max(jnp.abs(delta), axis=(1, 2))
     first = jnp.argmax(keep)
-    # any row's change may join what the rows share: then that row's E is 0, and rows whose
-    # weights all sit on one key are compared with each other rather than with q
+    # The first token's change is moved into the base. Its row of E is then 0, and rows whose
+    # weights all sit on one key are compared with each other rather than with q.
     base = base + change[:, first][:, None, :]
-    delta, change = (a - a[:, first][:, None, :] for a in (delta, change))
+    delta = delta - delta[:, first][:, None, :]
+    change = change - change[:, first][:, None, :]
     return Scores(base, delta, change, noise)
 
 
@@ -132,7 +138,8 @@ def split_weights(scores: Scores, mask, eps, keep) -> Weights:
     log_q = _log_softmax(base, mask)  # [h, 1 or n, m]
     q = jnp.exp(log_q)
     # a shift of a row's scores cancels; this one keeps Σ_j q_j exp(ε²δ_ij) ≥ 1
-    delta, change = (a - jnp.sum(q * a, axis=-1, keepdims=True) for a in (delta, change))
+    delta = delta - jnp.sum(q * delta, axis=-1, keepdims=True)
+    change = change - jnp.sum(q * change, axis=-1, keepdims=True)
     if mask is not None:
         delta, change = jnp.where(mask, delta, 0), jnp.where(mask, change, 0)
     large = jnp.max(jnp.abs(change), axis=-1, keepdims=True) > 30
@@ -161,15 +168,16 @@ def split_weights(scores: Scores, mask, eps, keep) -> Weights:
 
 
 def mix_weights(weights: Weights, mixing, mask, keep):
-    """Apply `Mixing` to weights; returns the weights times β, and [α I and γ C less a row each].
-
-    The returned parts' rows sum to 0, as those of P − Q. The parts stay apart: a small α would be
-    lost in a sum with γ.
+    """Apply `Mixing` to weights.
 
     Args:
         weights: Of `split_weights`.
         mixing: α, β and γ, [h] each.
         mask, keep: As of `split_weights`.
+
+    Returns:
+        The weights times β; and a list of α I and γ C, each less one of its rows, so that rows sum
+        to 0 as those of P − Q do. They are not added: a small α would be lost in a sum with γ.
     """
     n, first = weights.e.shape[1], jnp.argmax(keep)
     dtype, factor = weights.e.dtype, mixing.weights[:, None]
@@ -187,8 +195,8 @@ def mix_weights(weights: Weights, mixing, mask, keep):
         e=factor[:, None] * weights.e,
         row_sum=(mixing.identity + mixing.weights + mixing.uniform)[:, None],
     )
-    apart = [share[:, None, None] * (rows - rows[:, first][:, None]) for share, rows in parts]
-    return mixed_weights, apart
+    differences = [share[:, None, None] * (rows - rows[:, first][:, None]) for share, rows in parts]
+    return mixed_weights, differences
 
 
 def compute_values(params, state, eps, weights: Weights):
@@ -226,12 +234,8 @@ def rounding_noise(params, values, scores: Scores, weights: Weights, other_parts
     # e itself holds rounding of the scores' differences, even where these came out as 0
     uncertain = jnp.abs(weights.q) + jnp.where(weights.large, jnp.abs(weights.p), 0)
     unsure = jnp.abs(weights.e) + scores.noise[:, None, None] * uncertain
-    noise = [rounding(unsure) + 3 * log_scale + weights.top]
-    noise += [
-        rounding(attention_rows) + power * log_scale + top
-        for attention_rows, power, top in other_parts
-    ]
-    return jnp.max(jnp.stack(noise))
+    parts = [(unsure, 3, weights.top), *other_parts]
+    return jnp.max(jnp.stack([rounding(rows) + p * log_scale + top for rows, p, top in parts]))
 
 
 def three_axes(mask):
@@ -250,31 +254,25 @@ def _log_softmax(scores, mask):
     return jax.nn.log_softmax(scores, axis=-1)
 
 
-def _normalised_heads(gain, mean, residual, eps, norm_eps):
+def _normalise_heads(gain, mean, residual, eps, norm_eps):
     """Normalise mean + ε residual as `attention.head_norm`: mean [h, k] and residual [h, n, k]."""
-    heads, _, width = residual.shape
+    heads, n, width = residual.shape
     if gain.ndim == 2:  # over all heads together
-        mean, residual = (
-            mean.reshape(1, -1),
-            residual.swapaxes(0, 1).reshape(1, residual.shape[1], -1),
-        )
-    out, normalised_residual = jax.vmap(lambda u, r: normalise_around(u, r, eps, norm_eps))(
-        mean, residual
-    )
+        mean = mean.reshape(1, -1)
+        residual = residual.swapaxes(0, 1).reshape(1, n, -1)
+    mean, residual = jax.vmap(lambda u, r: normalise_around(u, r, eps, norm_eps))(mean, residual)
     if gain.ndim == 2:
-        out, normalised_residual = (
-            out.reshape(heads, width),
-            normalised_residual.reshape(-1, heads, width).swapaxes(0, 1),
-        )
-    return out * gain.reshape(-1, width), normalised_residual * gain.reshape(-1, 1, width)
+        mean = mean.reshape(heads, width)
+        residual = residual.reshape(n, heads, width).swapaxes(0, 1)
+    return mean * gain.reshape(-1, width), residual * gain.reshape(-1, 1, width)
 
 
 def _dot_scores(params, state, eps, context, factor, norm_eps):
     """Compute scores as base + ε² delta without what is constant along a row; and ε² delta itself.
 
     base is [h, 1, m] where all rows share it, else [h, n, m]; delta is [h, n, m]. Every factor is
-    applied before the products: a compiler that fuses a later one into the softmax, once with the
-    rounding of a multiply-add and once without, makes scores of 1e12 differ from their maximum.
+    applied before the products. A compiler may fuse a later factor into the softmax, once with the
+    rounding of a multiply-add and once without: scores of 1e12 then differ from their maximum.
     """
     n = state.residual.shape[0]
     query = factor * jnp.einsum("nd,hdk->hnk", state.residual, params.w_q)
@@ -282,18 +280,19 @@ def _dot_scores(params, state, eps, context, factor, norm_eps):
     mean_part = factor * jnp.einsum("d,hdk->hk", state.mean, params.w_q)[:, None, :]
     mean_query = mean_part + factor * params.b_q[:, None, :]
     mean_key = jnp.einsum("d,hdk->hk", state.mean, params.w_k) + params.b_k
-    meets_positions = mean_part + eps * query
+    query_part = mean_part + eps * query  # X W_Q, without bias and norm
     if params.q_norm is not None:
-        head_inputs = (mean_query[:, 0] / factor, query / factor)
-        center, query = _normalised_heads(params.q_norm, *head_inputs, eps, norm_eps)
+        center, query = _normalise_heads(
+            params.q_norm, mean_query[:, 0] / factor, query / factor, eps, norm_eps
+        )
         mean_query, query = factor * center[:, None, :], factor * query
-        mean_key, key = _normalised_heads(params.k_norm, mean_key, key, eps, norm_eps)
+        mean_key, key = _normalise_heads(params.k_norm, mean_key, key, eps, norm_eps)
     relative = None
     if params.relative is not None and context.relative is not None:
         terms = params.relative.replace(
             b_r=factor * params.relative.b_r, b_s=factor * params.relative.b_s
         )
-        relative = relative_scores(terms, meets_positions, n, context)
+        relative = relative_scores(terms, query_part, n, context)
     if context.rotary is None:
         base = jnp.einsum("hnk,hmk->hnm", mean_query, eps * key)
     else:

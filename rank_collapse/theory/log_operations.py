@@ -67,7 +67,7 @@ def renormalise_parts(mean, parts, scales, keep) -> LogState:
     exists = keep[None, :, None]
     parts = jnp.where(exists, parts, 0)
     centers = jnp.sum(parts, axis=1) / jnp.sum(keep)
-    half = jnp.exp(scales / 2)[:, None]  # twice: a large scale may go with tiny parts
+    half = jnp.exp(scales / 2)[:, None]  # applied twice: e^s may overflow where parts are tiny
     mean = mean + jnp.sum(half * (half * centers), axis=0)
     parts = jnp.where(exists, parts - centers[:, None, :], 0)
     sizes = jnp.max(jnp.abs(parts), axis=(1, 2))
@@ -108,13 +108,13 @@ def add_branch(spec, state, part, keep) -> LogState:
         parts = jnp.concatenate([parts, apply_gain(spec.skip_gain, state.residual)[None]])
         scales = jnp.append(scales, state.log_scale)
     noise = part.noise + jnp.log(jnp.max(jnp.abs(spec.branch_gain)))
-    return _unless_lost(renormalise_parts(mean, parts, scales, keep), noise)
+    return _mask_noise(renormalise_parts(mean, parts, scales, keep), noise)
 
 
-def _unless_lost(state, noise):
-    """Returns the state, NaN where a tenth of it is noise, whose logarithm is given."""
-    lost = (noise > -jnp.inf) & (noise > state.log_scale - jnp.log(10.0))
-    return state.replace(log_scale=jnp.where(lost, jnp.nan, state.log_scale))
+def _mask_noise(state, noise):
+    """Return the state, its scale NaN where `noise`, a logarithm, is a tenth of it or more."""
+    is_lost = (noise > -jnp.inf) & (noise > state.log_scale - jnp.log(10.0))
+    return state.replace(log_scale=jnp.where(is_lost, jnp.nan, state.log_scale))
 
 
 def apply_norm(spec, state, keep):
@@ -139,7 +139,7 @@ def apply_norm(spec, state, keep):
 
 
 def normalise_around(u, r, eps, norm_eps):
-    """Divide v = u and v = u + ε r_i by their σ; returns the first, and the difference over ε.
+    """Divide u by σ_0 and v_i = u + ε r_i by σ_i; returns u/σ_0 and (v_i/σ_i − u/σ_0)/ε.
 
     σ² = mean v² + norm_eps, and
 
@@ -162,7 +162,7 @@ def normalise_around(u, r, eps, norm_eps):
 
 def normalise_branch(spec, part, keep) -> LogParts:
     """Apply the norm to what a branch adds; NaN where a tenth of it is noise."""
-    state = _unless_lost(renormalise_parts(part.mean, part.parts, part.scales, keep), part.noise)
+    state = _mask_noise(renormalise_parts(part.mean, part.parts, part.scales, keep), part.noise)
     state = apply_norm(spec, state, keep)
     return LogParts(state.mean, state.residual[None], state.log_scale[None])
 
@@ -190,8 +190,8 @@ def mlp_parts(params, state, kind) -> LogParts:
     mean = value @ params.w_out + params.b_out
     noise = -jnp.inf
     if layers.GATED.get(kind, kind) not in ("identity", "relu"):  # features may underflow
-        lost = math.log(jnp.finfo(u.dtype).tiny) + jnp.log(jnp.max(jnp.abs(params.w_out)))
-        noise = state.log_scale + lost + jnp.log(jnp.maximum(1, jnp.max(jnp.abs(u))))
+        underflow = math.log(jnp.finfo(u.dtype).tiny) + jnp.log(jnp.max(jnp.abs(params.w_out)))
+        noise = state.log_scale + underflow + jnp.log(jnp.maximum(1, jnp.max(jnp.abs(u))))
     return LogParts(mean, (difference @ params.w_out)[None], state.log_scale[None], noise)
 
 
@@ -244,8 +244,8 @@ def _divided_difference(kind, z, u, eps):
 
     # A loop: copies of φ' take a sixth of the time in which the networks' programs compile.
     slope, _ = jax.lax.scan(add, jnp.zeros_like(u), _quadrature_nodes(u.dtype))
-    of_gate = z * (gate(z + step) - gate(z)) / jnp.where(eps == 0, 1, eps)
-    return jnp.where(large, u * gate(z + step) + of_gate, u * slope)
+    gate_part = z * (gate(z + step) - gate(z)) / jnp.where(eps == 0, 1, eps)
+    return jnp.where(large, u * gate(z + step) + gate_part, u * slope)
 
 
 def _tanh_difference(z, u, step):

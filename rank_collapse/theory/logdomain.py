@@ -2,8 +2,8 @@
 
 The residual of pure attention shrinks like its cube in every layer; float32 sees two or three
 layers of that, float64 not many more. Here the mean token x̄, a mantissa R̂ (columns that sum to
-0, largest entry 1) and a log scale s are carried through every operation of the network, each in
-a form that subtracts no nearly equal numbers and stays right where ε = e^s underflows to 0.
+0, largest entry 1) and a log scale s are carried through every operation of the network. Each
+operation subtracts no nearly equal numbers, and stays right where ε = e^s underflows to 0.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ from rank_collapse.theory.log_attention import attention_parts
 from rank_collapse.theory.noise import Noise, make_copies, mask_uncertain
 
 # Noisy copies of the pass, which show where rounding has spoilt it. Only the states that branches
-# read are moved, not what branches compute on the way: copies scatter about twice as far as
-# float32 is off (medians of 64 Transformers of 12 layers without norms, at the default weights), so
-# that they must agree more closely and several of them. Numbers off by more than 0.01 decades that
-# got through there: 1.3 of 64 with two copies, 0.25 with three, none with four; larger moves or a
+# read are moved, not what branches compute on the way. Copies then scatter about twice as far as
+# float32 is off (medians of 64 Transformers of 12 layers without norms, at the default weights). So
+# several copies are needed, which agree closely. Numbers off by more than 0.01 decades that got
+# through there: 1.3 of 64 with two copies, 0.25 with three, none with four. Larger moves or a
 # narrower tolerance do less.
 REPLICAS = 4
 
@@ -120,7 +120,8 @@ class LogScaled(Algebra):
     )
 
     def __init__(self, keep: Any, noise: Any = None):
-        self.keep, self.noise = keep, (lambda a: a) if noise is None else noise
+        self.keep = keep
+        self.noise = (lambda a: a) if noise is None else noise
 
     def apply_norm(self, layer, spec, state):
         apply_norm = ops.normalise_branch if spec.after_branch else ops.apply_norm
@@ -165,33 +166,40 @@ class LogPass(LayerPass):
         """Compute the states after the layer, its fields of a `LogTrace`, every copy's profile."""
         keep = layer.inputs.existing_tokens
 
-        def copy(replica):
-            word, ulps, state = replica
+        def run_copy(copy):
+            word, ulps, state = copy
             noise = Noise(word, ulps).at(layer.index) if self.replicas else None
-            state, passages = walk_layer(LogScaled(keep, noise), layer, state)
-            attention_input, heads, branch = _attention_residuals(passages["attention"], keep)
+            state, sublayers = walk_layer(LogScaled(keep, noise), layer, state)
+            attention_input, heads, branch = _attention_residuals(sublayers["attention"], keep)
             mantissa = attention_input.replace(log_scale=jnp.zeros_like(attention_input.log_scale))
-            diameters = (ops.log10_diameter(a) for a in (state, mantissa, branch))
-            return state, (
-                ops.log10_norm(state),
-                (attention_input, heads, ops.log10_norm(branch), *diameters),
+            layer_trace = (
+                attention_input,
+                heads,
+                ops.log10_norm(branch),
+                ops.log10_diameter(state),
+                ops.log10_diameter(mantissa),
+                ops.log10_diameter(branch),
             )
+            return state, (ops.log10_norm(state), layer_trace)
 
         # One after the other: a batch of copies takes longer to compile and, on a CPU, to run.
-        states, (profiles, layer_traces) = jax.lax.map(copy, (*make_copies(self.replicas), carry))
+        states, (profiles, layer_traces) = jax.lax.map(
+            run_copy, (*make_copies(self.replicas), carry)
+        )
         return states, (profiles, jax.tree.map(lambda a: a[0], layer_traces))
 
-    def build_result(self, walked: WalkResult) -> LogTrace:
+    def build_result(self, walk_result: WalkResult) -> LogTrace:
         """Returns the first copy's trace; its profile where the others agree."""
-        start = ops.around_mean(walked.prepared.x, walked.prepared.existing_tokens)
-        profiles, (attention_inputs, heads, branches, diameters, *branch_measures) = (
-            walked.layer_results
-        )
+        start = ops.around_mean(walk_result.prepared.x, walk_result.prepared.existing_tokens)
+        profiles, layer_traces = walk_result.layer_results
+        inputs, heads, branches, diameters, input_diameters, branch_diameters = layer_traces
         first = jnp.broadcast_to(ops.log10_norm(start), profiles[:1].shape)
         profile = jnp.concatenate([first, profiles]).T
         profile = mask_uncertain(profile) if self.replicas else profile[0]
         diameters = jnp.concatenate([ops.log10_diameter(start)[None], diameters])
-        return LogTrace(profile, attention_inputs, heads, branches, diameters, *branch_measures)
+        return LogTrace(
+            profile, inputs, heads, branches, diameters, input_diameters, branch_diameters
+        )
 
 
 def local_rate(profile: Any) -> Float[Any, "*s k"]:
@@ -213,16 +221,21 @@ def local_rate(profile: Any) -> Float[Any, "*s k"]:
     return change[..., 1:] / before
 
 
-def _attention_residuals(passage, keep):
-    """Returns (its input, residuals of heads over e^{3s}, the branch's state over e^{3s})."""
-    attention_input, heads, part = passage.aux
+def _attention_residuals(values, keep):
+    """Compute what a `LogTrace` has of an attention sublayer, from its `SublayerValues`.
+
+    Returns:
+        (its input, log10 residuals of heads over e^{3s} [h], the branch's state over e^{3s}).
+    """
+    attention_input, heads, part = values.aux
     nothing = jnp.zeros_like(part.mean)
     scales = heads.scales_over_cube(attention_input.log_scale)
 
     def renormalise_channel(parts, scales):
         return ops.renormalise_parts(nothing, parts, scales, keep)
 
-    by_head = jax.vmap(lambda *h: ops.log10_norm(renormalise_channel(*h)), in_axes=1)(
-        heads.parts, scales
-    )
-    return attention_input, by_head, renormalise_channel(part.parts, scales.reshape(-1))
+    def measure_head(parts, scales):
+        return ops.log10_norm(renormalise_channel(parts, scales))
+
+    head_residuals = jax.vmap(measure_head, in_axes=1)(heads.parts, scales)
+    return attention_input, head_residuals, renormalise_channel(part.parts, scales.reshape(-1))

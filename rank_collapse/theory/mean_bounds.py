@@ -44,9 +44,8 @@ class DiameterSides(Sides):
 class MeanConstants(struct.Struct):
     """What these bounds take from a layer; natural logarithms."""
 
-    head: (
-        struct.Leaf
-    )  # Bound of a head over e^{3s}, s the log scale of the input of its attention, [h]
+    # Bound of a head over e^{3s}, s the log scale of the input of its attention, [h]
+    head: struct.Leaf
     layer: struct.Leaf  # The same of the layer
     scores: struct.Leaf  # log ‖W_QK,h‖₂/(4√k), [h]
     values: struct.Leaf  # log ‖W_h‖₂, [h]
@@ -70,13 +69,14 @@ def mean_constants(
     _, w = head_weights(params.attention)
     scores, values = attention_norms(params.attention, gains.temperature, config)
     by_columns, by_rows = attention_deviation(spread, keep)
-    one, inf = jax.vmap(norm_1)(w), jax.vmap(norm_inf)(w)
+    w_1, w_inf = jax.vmap(norm_1)(w), jax.vmap(norm_inf)(w)
     size = jnp.log(composite_norm(state.residual))
     (mlp,) = sublayer_lipschitz(params, gains, config, spectral_norm)
+    head = _safe_log(by_columns) + _safe_log(by_rows) + _safe_log(w_1) + _safe_log(w_inf)
+    layer = _safe_log(jnp.sum(by_columns * w_1)) + _safe_log(jnp.sum(by_rows * w_inf))
     return MeanConstants(
-        head=(_safe_log(by_columns) + _safe_log(by_rows) + _safe_log(one) + _safe_log(inf)) / 2
-        + size,
-        layer=(_safe_log(jnp.sum(by_columns * one)) + _safe_log(jnp.sum(by_rows * inf))) / 2 + size,
+        head=head / 2 + size,
+        layer=layer / 2 + size,
         scores=scores,
         values=values,
         mlp=_safe_log(mlp),
@@ -119,7 +119,8 @@ def attention_deviation(
 
 def product_norm(a: Float[Array, "d k"], b: Float[Array, "e k"]) -> Float[Array, ""]:
     """Compute ‖A Bᵀ‖₂ = √ρ(AᵀA BᵀB): no matrix [d, e] is formed."""
-    (a, size_a), (b, size_b) = scale_to_unit(a), scale_to_unit(b)
+    a, size_a = scale_to_unit(a)
+    b, size_b = scale_to_unit(b)
     return size_a * size_b * jnp.sqrt(spectral_radius((a.T @ a) @ (b.T @ b)))
 
 
@@ -201,9 +202,8 @@ def diameter_layer_sides(
     cubic = scores + constants.values
     saturated = cubic + _log_tanh_over(scores + 2 * log_scale[:, None])
     lhs, cube = trace.branch_diameters, 3 * log_scale / LOG_10
-    rhs, rhs_cubic = (
-        (jax.nn.logsumexp(heads, axis=-1) + delta) / LOG_10 for heads in (saturated, cubic)
-    )
+    rhs = (jax.nn.logsumexp(saturated, axis=-1) + delta) / LOG_10
+    rhs_cubic = (jax.nn.logsumexp(cubic, axis=-1) + delta) / LOG_10
     return DiameterSides(cube + lhs, cube + rhs, rhs - lhs, cube + rhs_cubic, rhs_cubic - lhs)
 
 
@@ -224,12 +224,12 @@ def diameter_sides(
     skip = gain_size(gains.skip.attention) * config.attention_skip
     steps = (constants, _safe_log(gain_size(gains.branch.attention)), _safe_log(skip))
 
-    def carry_diameter(both, step):
+    def carry_diameter(log_diameter, step):  # [2]: the bound with tanh, and the cubic one
         layer, branch, skip = step
-        scores = layer.scores[:, None] + 2 * both[None, :]
-        lag = jnp.stack([_log_tanh_over(scores[:, 0]), jnp.zeros_like(scores[:, 1])], axis=1)
-        heads = jax.nn.logsumexp(scores + lag + layer.values[:, None], axis=0)
-        log_diameter = jnp.logaddexp(branch + heads + both, skip + both) + layer.mlp
+        scores = layer.scores[:, None] + 2 * log_diameter[None, :]
+        saturation = jnp.stack([_log_tanh_over(scores[:, 0]), jnp.zeros_like(scores[:, 1])], axis=1)
+        heads = jax.nn.logsumexp(scores + saturation + layer.values[:, None], axis=0)
+        log_diameter = jnp.logaddexp(branch + heads + log_diameter, skip + log_diameter) + layer.mlp
         return log_diameter, log_diameter
 
     _, log_diameters = jax.lax.scan(carry_diameter, jnp.full(2, diameters[0] * LOG_10), steps)

@@ -34,20 +34,20 @@ def mask_uncertain(profiles: Any) -> Float[Array, "l"]:
         profiles: Of the pass without noise and of the noisy ones, [copies, L + 1].
     """
     first = profiles[0]
-    nothing = jnp.all(profiles == -jnp.inf, axis=0)  # all tokens equal in every copy
+    is_equal = jnp.all(profiles == -jnp.inf, axis=0)  # all tokens, in every copy
     spread = jnp.max(profiles, axis=0) - jnp.min(profiles, axis=0)
     allowed = jnp.maximum(ABSOLUTE / 2, RELATIVE / 2 * jnp.abs(first))
-    sure = (spread <= allowed) & jnp.all(jnp.isfinite(profiles), axis=0) | nothing
-    return jnp.where(jnp.cumsum(~sure) == 0, first, jnp.nan)
+    agrees = (spread <= allowed) & jnp.all(jnp.isfinite(profiles), axis=0)
+    return jnp.where(jnp.cumsum(~(agrees | is_equal)) == 0, first, jnp.nan)
 
 
 class Noise:
     """noise(a): a moved by −ulps .. ulps units in the last place, drawn for every call and entry.
 
-    An integer hash of (word, call, entry) is added to the bits: threefry would cost more than the
-    arithmetic that it disturbs, and a product would be fused with the sums that follow, which then
-    round differently where they are computed twice. The uint32 words of a replica and its ulps may
-    be traced; with 0 ulps nothing moves.
+    An integer hash of (word, call, entry) is added to the bits, since threefry would cost more than
+    the arithmetic that it disturbs. A factor instead would be fused with the sums that follow,
+    which then round differently where they are computed twice. The uint32 words of a replica and
+    its ulps may be traced; with 0 ulps nothing moves.
     """
 
     def __init__(self, word: Any, ulps: Any):

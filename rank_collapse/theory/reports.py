@@ -25,13 +25,14 @@ class BoundReport(struct.Struct):
     """The bounds on one input; logarithms are decimal, residuals ‖.‖_{1,∞} around the mean token.
 
     All but two of the bounds hold for all weights wherever all rows share keys and biases.
-    `head`, `layer` and `stack` are what the paper's lemma gives; its condition `admissible` is not
-    needed, since `mean_head` and `mean_layer`, of the residual around the mean token too, lie
-    2√2 or more below them. `diameter_layer` and `diameter` bound the largest ℓ2 distance of two
-    tokens. `published_layer` and `published_stack` are the form of theorem 2.3, with H max β max γ*
-    in the place of two sums over heads, γ* the least γ of a head that its lemma admits. They do not
-    follow from the lemma (see `bounds.layer_sides`); for one head they equal the former. Where rows
-    differ, bounds around the mean and of the diameter are refused: NaN, and `not_covered` says why.
+    `head`, `layer` and `stack` are what the paper's lemma gives. Its condition `admissible` is not
+    needed: `mean_head` and `mean_layer`, of the same residual, lie 2√2 or more below them.
+    `diameter_layer` and `diameter` bound the largest ℓ2 distance of two tokens.
+
+    The two others, `published_layer` and `published_stack`, are the form of theorem 2.3: they have
+    H max β max γ* in the place of two sums over heads. They do not follow from the lemma (see
+    `bounds.layer_sides`); for one head they equal `layer` and `stack`. Where rows differ, bounds
+    around the mean and of the diameter are refused: NaN, and `not_covered` says why.
 
     Attributes:
         beta: ‖W_QK,h‖_1 ‖W_h‖_{1,∞}, [L, h].
@@ -95,9 +96,9 @@ def bound_report(
 ) -> BoundReport:
     """Compute every head's, layer's and the whole stack's bound on one input.
 
-    With R = res(X) of a layer's attention input and E = R W_QK Rᵀ/√k, the attention weights are
-    those of E plus one vector g common to all rows plus a constant along each row, which cancels;
-    biases only enter g, hence P̃ = 1 softmax(g)ᵀ and not E. Then
+    Let R = res(X) of a layer's attention input and E = R W_QK Rᵀ/√k. The scores are E plus one
+    vector g common to all rows, plus a constant along each row, which cancels in the softmax.
+    Biases enter g alone, and so P̃ = 1 softmax(g)ᵀ, but not E. Then
         γ* = √k √(Σ_i D_ii · max_i D_ii) / (2 ‖W_QK‖_1 ‖R‖²_{1,∞}).
     The bounds are those of `bounds.layer_sides` and `bounds.stack_sides`, `mean_bounds.mean_sides`
     and `mean_bounds.diameter_sides`. The temperature is taken into W_QK, the branch gain into
@@ -153,26 +154,27 @@ class BoundPass(LogPass):
         carry, log = super().measure_layer(layer, x, layer_values, carry)
         return carry, (log, _bound_constants(layer, log[1][0]))
 
-    def build_result(self, walked: WalkResult) -> BoundReport:
+    def build_result(self, walk_result: WalkResult) -> BoundReport:
         """Returns the report, with NaN in the bounds that do not hold for such a network."""
-        log, constants = walked.layer_results
-        trace = super().build_result(walked._replace(layer_results=log))
-        return _build_report(trace, constants, walked.prepared, walked.config)
+        log, constants = walk_result.layer_results
+        trace = super().build_result(walk_result._replace(layer_results=log))
+        return _build_report(trace, constants, walk_result.prepared, walk_result.config)
 
 
 def _bound_constants(layer, state):
     """Compute the constants of all bounds of a layer that reads `state`; and its gains."""
     mask, keep = three_axes(layer.inputs.context.mask), layer.inputs.existing_tokens
-    of_layer = layer.params, state, layer.gains, layer.config
+    arguments = layer.params, state, layer.gains, layer.config
     allowed = keep[None, None, :] if mask is None else mask
     w_qk, _ = bounds.head_weights(layer.params.attention, layer.gains.temperature)
     spread = bounds.score_spread(w_qk, state, layer.config, allowed, keep)
-    layer_constants = bounds.layer_constants(*of_layer, spread)
-    around_mean = mean_bounds.mean_constants(*of_layer, spread, keep)
+    layer_constants = bounds.layer_constants(*arguments, spread)
+    around_mean = mean_bounds.mean_constants(*arguments, spread, keep)
     return layer_constants, around_mean, layer.gains
 
 
 def _build_report(trace, constants, prepared, config):
+    """Build the report from the trace and `_bound_constants` of all layers."""
     layer_constants, around_mean, gains = constants
     # A mask of tokens stands in the context with an axis of rows, as others do.
     mask = prepared.context.mask if prepared.token_mask is None else prepared.token_mask
@@ -202,9 +204,9 @@ def _build_report(trace, constants, prepared, config):
         stack_admissible=jnp.all(admissible),
         not_covered=reasons,
     )
-    refuse = ()
+    invalid = ()
     if any(reason.startswith("rows") for reason in reasons):
-        refuse = ("mean_head", "mean_layer", "diameter_layer", "diameter")
+        invalid = ("mean_head", "mean_layer", "diameter_layer", "diameter")
     elif any(reason.startswith(("norms", "gated")) for reason in reasons):
-        refuse = ("diameter",)
-    return report.replace(**{n: mean_bounds.refuse_sides(getattr(report, n)) for n in refuse})
+        invalid = ("diameter",)
+    return report.replace(**{n: mean_bounds.refuse_sides(getattr(report, n)) for n in invalid})

@@ -87,16 +87,18 @@ class _Rows(NamedTuple):
 def _hermite_coefficients(count, variance):
     """Expand a row's weights in Hermite polynomials at nodes of ln t.
 
-    In t ∫ the sum S of n weights counts: from the largest score that is at most, and least, to be
-    expected, and n e^{σ²/2}.
+    Integrands vary where t is near 1/S, S the sum of a row's weights. S is at least the weight of
+    the lowest maximum of n scores that is to be expected. It is at most n times that of the highest
+    maximum, or about n e^{σ²/2}, n times the mean weight.
     """
     z = np.linspace(-_LARGEST, _LARGEST, SCORES)
     weight = np.exp(-0.5 * z**2) / np.exp(-0.5 * z**2).sum()
     table = jnp.asarray(weight * hermite_polynomials(z, DEGREES), variance.dtype).T
     spread = jnp.sqrt(variance)
-    least, most = (-ndtri(jnp.minimum(a / count, 1 - 1e-6)) for a in (16.0, 1e-7))
-    low = -jnp.log(count) - jnp.minimum(0.5 * variance, spread * most) - 16
-    step = (4 - spread * least - low) / (TIMES - 1)
+    lowest_maximum = -ndtri(jnp.minimum(16.0 / count, 1 - 1e-6))
+    highest_maximum = -ndtri(jnp.minimum(1e-7 / count, 1 - 1e-6))
+    low = -jnp.log(count) - jnp.minimum(0.5 * variance, spread * highest_maximum) - 16
+    step = (4 - spread * lowest_maximum - low) / (TIMES - 1)
     log_t = low + step * jnp.arange(TIMES)
     log_tw = log_t[:, None] + spread * jnp.asarray(z, variance.dtype)[None, :]
     tw = jnp.exp(jnp.minimum(log_tw, 6.5))  # e^{−tw} is 0 beyond
@@ -106,22 +108,23 @@ def _hermite_coefficients(count, variance):
 def _overlap_loss(count, rows, correlation):
     """Compute (E Σ_j P_ij² − E Σ_j P_ij P_kj)/(1 − c), of terms 1 − c^k = (1 − c) Σ_{j<k} c^j."""
     power = compute_powers(jnp.asarray(correlation, count.dtype), DEGREES)
-    part = jnp.concatenate([jnp.zeros_like(power[:1]), jnp.cumsum(power)[:-1]])
+    loss = jnp.concatenate([jnp.zeros_like(power[:1]), jnp.cumsum(power)[:-1]])  # Σ_{j<k} c^j
     apart = jnp.maximum(1 - jnp.asarray(correlation, power.dtype), 1e-5)
-    first, lost = (_mehler_sums(rows.first, weights) for weights in (power, part))
-    both, fewer = (_mehler_sums(rows.missing, weights) for weights in (jnp.ones_like(power), part))
+    first, first_loss = _mehler_sums(rows.first, power), _mehler_sums(rows.first, loss)
+    both_missing = _mehler_sums(rows.missing, jnp.ones_like(power))
+    missing_loss = _mehler_sums(rows.missing, loss)
     # 1 − E e^{−tw − t'w'}, without cancellation
-    single = rows.missing[:, 0]
-    either = jnp.clip(single[:, None] + single[None, :] - both, 0, _BELOW_ONE)
-    share = jnp.clip(apart * fewer / (1 - either), 0, _BELOW_ONE)
-    inside = lost - first * jnp.expm1((count - 1) * jnp.log1p(-share)) / apart
+    missing = rows.missing[:, 0]
+    either = jnp.clip(missing[:, None] + missing[None, :] - both_missing, 0, _BELOW_ONE)
+    share = jnp.clip(apart * missing_loss / (1 - either), 0, _BELOW_ONE)
+    inside = first_loss - first * jnp.expm1((count - 1) * jnp.log1p(-share)) / apart
     other_keys = jnp.exp((count - 1) * jnp.log1p(-jnp.minimum(either, _BELOW_ONE)))
     return count * rows.step**2 * jnp.sum(other_keys * inside)
 
 
-def _mehler_sums(coefficients, power):
-    """Compute E f(s) f(s') of every pair of nodes, [t, t]."""
-    return (coefficients * power[None, :]) @ coefficients.T
+def _mehler_sums(coefficients, weights):
+    """Compute Σ_k w_k f_k f'_k for every pair of nodes, [t, t]: E f(s) f'(s') where w_k = c^k."""
+    return (coefficients * weights[None, :]) @ coefficients.T
 
 
 def _as_float(x):

@@ -52,16 +52,14 @@ class Tangents(Algebra):
         """Apply the norm and its Jacobian at x̄."""
         return _push_through(lambda x: normalize_tokens(spec, x[None])[0], state)
 
-    def add_branch(self, layer, spec, state, part):
+    def add_branch(self, layer, spec, state, branch_output):
         """Compute γ branch + λ state·[skip]; with a skip the two have one scale."""
-        mean, residual = (
-            apply_gain(spec.branch_gain, part.mean),
-            apply_gain(spec.branch_gain, part.residual),
-        )
+        mean = apply_gain(spec.branch_gain, branch_output.mean)
+        residual = apply_gain(spec.branch_gain, branch_output.residual)
         if spec.skip:
             mean = mean + apply_gain(spec.skip_gain, state.mean)
             residual = residual + apply_gain(spec.skip_gain, state.residual)
-        return LogState(mean, residual, part.log_scale)
+        return LogState(mean, residual, branch_output.log_scale)
 
     def apply_mlp(self, layer, branch_input):
         """Apply the MLP and its Jacobian at x̄."""

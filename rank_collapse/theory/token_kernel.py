@@ -122,17 +122,20 @@ def attention_kernel(
     """Compute the kernel of Σ_h P_h y W_V W_O.
 
     Given P it is g · mean_h P_h K P_hᵀ, g the gains of W_V and W_O. Scores are Gaussian with
-    Cov(s_ij, s_km) = b K_ik K_jm, b the gains of W_Q and W_K; to second order around the weights p
-    of equal tokens, P = p (1 + s − p·s) + D, they add b K_ik T_ik(K, K) + (D K pᵀ + p K Dᵀ)_ik,
+    Cov(s_ij, s_km) = b K_ik K_jm, b the gains of W_Q and W_K. Let p be the weights of equal tokens.
+    To second order around them, P = p (1 + s − p·s) + D, the scores add
+        b K_ik T_ik(K, K) + (D K pᵀ + p K Dᵀ)_ik,
         T_ik(A, B) = Σ_jm p_ij p_km Ã_jm B_jm,  Ã centred by p_i along j and by p_k along m,
-        D_ij = ½ b p_ij K_ii (K̃_jj − Σ_l p_il K̃_ll) the mean of P's second order,
-    which is 0 where all keys are as far from the mean key. What they add is multiplied by the ratio
-    of the exact law of tokens of equal length and cosine to its second order
-    (`score_overlap.overlap_ratios`, of each row's number of keys 1/Σ_j p_ij² and variance of
-    scores): exact for such tokens, and to second order in b for others; see `score_noise`.
+        D_ij = ½ b p_ij K_ii (K̃_jj − Σ_l p_il K̃_ll).
+    D is the mean of P's second order, 0 where all keys are as far from the mean key. For tokens of
+    equal length and cosine the exact law is known: what the scores add is multiplied by its ratio
+    to the second order, `score_overlap.overlap_ratios` of each row's variance of scores and number
+    of keys 1/Σ_j p_ij². So it is exact for such tokens, and of second order in b for others; see
+    `score_noise`.
+
     An update changes scores by Cov = b ((D_ik + (e_Q + e_K) K_ik) K_jm + K_ik D_jm), D the change
-    of the tokens and e the squared relative sizes of updates, and with them the output: the part of
-    W_Q and W_K falls with T ~ (1 − ρ)² where that of W_V and W_O does not.
+    of the tokens and e the squared relative sizes of updates. The part of W_Q and W_K in the
+    output's change falls with T ~ (1 − ρ)², where that of W_V and W_O does not.
 
     Args:
         params: Of the layer; only mean squares of matrices are read.
@@ -149,25 +152,23 @@ def attention_kernel(
     else:  # queries and keys of one length, whatever the weights and the tokens
         score = score * jnp.mean(jnp.square(params.q_norm)) * jnp.mean(jnp.square(params.k_norm))
         score = score / (jnp.mean(queries.variance) * jnp.mean(keys.variance))
-    u, moved, query_covariance = keys.distance, keys.change, queries.covariance
+    u, key_change, query_covariance = keys.distance, keys.change, queries.covariance
 
     def head_kernel(p):
-        both = p @ u @ p.T
-        diagonal = jnp.diag(both)
+        mixed_distance = p @ u @ p.T
+        diagonal = jnp.diag(mixed_distance)
         key_spread = 2 * p @ u - diagonal[:, None]  # K̃_jj of row i, [n, m]
-        distance = both - 0.5 * (diagonal[:, None] + diagonal[None, :])
-        spread, response = _centred_product(p, u, u), -_centred_product(p, moved, u)
+        distance = mixed_distance - 0.5 * (diagonal[:, None] + diagonal[None, :])
+        spread, response = _centred_product(p, u, u), -_centred_product(p, key_change, u)
         # Weights that are not equal respond more: P_ij P_kj = p_ij p_kj (1 + b K_ik K̃_jj).
-        same, squares = (
-            _same_key(p, u),
-            score * query_covariance[:, :, None] * p[:, None, :] * p[None, :, :],
-        )
+        same = _same_key(p, u)
+        squares = score * query_covariance[:, :, None] * p[:, None, :] * p[None, :, :]
         tilt_correction = jnp.sum(-squares * same**3, axis=2)
-        response_correction = jnp.sum(squares * same**2 * _same_key(p, moved), axis=2)
-        aux = spread + tilt_correction, response + response_correction
-        part = TokenKernel(p @ keys.variance - diagonal, distance, p @ moved @ p.T)
+        response_correction = jnp.sum(squares * same**2 * _same_key(p, key_change), axis=2)
+        part = TokenKernel(p @ keys.variance - diagonal, distance, p @ key_change @ p.T)
         noise = score_noise(p, score * query_covariance, spread, key_spread, keys)
-        return jax.tree.map(jnp.add, part, noise), *aux
+        kernel = jax.tree.map(jnp.add, part, noise)
+        return kernel, spread + tilt_correction, response + response_correction
 
     part, tilted, response = jax.tree.map(
         lambda a: jnp.mean(a, axis=0), jax.vmap(head_kernel)(weights)
@@ -193,9 +194,11 @@ def score_noise(
     more than `MOST_UNEVEN` (standard deviation over p).
 
     Args:
-        asked: b K_ik of the queries.
+        p: Weights of equal tokens.
+        query_covariance: b K_ik of the queries.
         spread: T_ik(K, K).
         key_spread: K̃_jj = E|y_j − Σ_l p_il y_l|²/d of each row i.
+        keys: Kernel of the keys' tokens.
     """
     length = jnp.diag(query_covariance)
     level = jnp.sum(p * key_spread, axis=1)
@@ -204,21 +207,23 @@ def score_noise(
     length = jnp.where(inside, length, jnp.nan)
     drift = 0.5 * length[:, None] * p * (key_spread - level[:, None])
     # rows of D sum to 0: K may be replaced by v_j/2 − u_jm
-    drifted, lengths = drift @ keys.distance @ p.T, 0.5 * drift @ keys.variance
-    diagonal = jnp.diag(drifted)
+    drift_distance, lengths = drift @ keys.distance @ p.T, 0.5 * drift @ keys.variance
+    diagonal = jnp.diag(drift_distance)
     count = 1 / jnp.sum(jnp.square(p), axis=1)
     other_share = jnp.maximum(1 - 1 / count, jnp.finfo(count.dtype).eps)
     root = jnp.sqrt(jnp.maximum(length, jnp.finfo(count.dtype).tiny))
     cosine = jnp.sum(query_covariance / root[:, None] / root[None, :], axis=1) - 1
     cosine = cosine / max(len(root) - 1, 1)
-    of_row = jax.vmap(overlap_ratios)
-    of_variance, of_distance = of_row(count, length * level / other_share, cosine)
+    row_ratios = jax.vmap(overlap_ratios)
+    variance_ratio, distance_ratio = row_ratios(count, length * level / other_share, cosine)
     second = from_covariance(query_covariance * spread, jnp.zeros_like(query_covariance))
     variance = second.variance + 2 * (lengths - diagonal)
-    distance = second.distance + drifted + drifted.T - diagonal[:, None] - diagonal[None, :]
-    pair = jnp.sqrt(of_distance[:, None] * of_distance[None, :])
+    distance = (
+        second.distance + drift_distance + drift_distance.T - diagonal[:, None] - diagonal[None, :]
+    )
+    pair_ratio = jnp.sqrt(distance_ratio[:, None] * distance_ratio[None, :])
     change = drift @ keys.change @ p.T
-    return TokenKernel(of_variance * variance, pair * distance, change + change.T)
+    return TokenKernel(variance_ratio * variance, pair_ratio * distance, change + change.T)
 
 
 def _centred_product(p, a, b):
@@ -272,10 +277,10 @@ def mlp_kernel(
 
 def _multiply_kernels(a: TokenKernel, b: TokenKernel) -> TokenKernel:
     """Multiply independent features: kernels multiply, changes one at a time."""
-    middle = [0.5 * (s.variance[:, None] + s.variance[None, :]) for s in (a, b)]
-    apart = [s.variance[:, None] - s.variance[None, :] for s in (a, b)]
-    distance = 0.25 * apart[0] * apart[1] + middle[0] * b.distance
-    distance = distance + (middle[1] - b.distance) * a.distance
+    mean_variance = [0.5 * (s.variance[:, None] + s.variance[None, :]) for s in (a, b)]
+    variance_gap = [s.variance[:, None] - s.variance[None, :] for s in (a, b)]
+    distance = 0.25 * variance_gap[0] * variance_gap[1] + mean_variance[0] * b.distance
+    distance = distance + (mean_variance[1] - b.distance) * a.distance
     change = a.change * b.covariance + a.covariance * b.change
     return TokenKernel(a.variance * b.variance, distance, change)
 
@@ -290,35 +295,33 @@ def activation_kernel(kind: str, z: TokenKernel) -> tuple[TokenKernel, Float[Arr
     s = jnp.sqrt(jnp.maximum(z.variance, jnp.finfo(z.variance.dtype).tiny))
     pair = s[:, None] * s[None, :]
     # 1 − ρ_ij of z, from distances and lengths.
-    apart = (z.distance - 0.5 * jnp.square(s[:, None] - s[None, :])) / pair
-    apart = jnp.clip(apart, 0, 2)
+    one_minus_rho = (z.distance - 0.5 * jnp.square(s[:, None] - s[None, :])) / pair
+    one_minus_rho = jnp.clip(one_minus_rho, 0, 2)
     if kind == "relu":
-        return _relu_kernel(z, s, pair, apart)
-    u, w, h = (jnp.asarray(a, s.dtype) for a in hermite_table())
-    points = s[:, None] * u[None, :]
+        return _relu_kernel(z, s, pair, one_minus_rho)
+    nodes, weights, hermite = (jnp.asarray(table, s.dtype) for table in hermite_table())
     phi = layers.ACTIVATIONS[kind].fn
-    a = (phi(points) * w[None, :]) @ h.T  # [n, k]
+    a = (phi(s[:, None] * nodes[None, :]) * weights[None, :]) @ hermite.T  # a_k(v_i) [n, k]
     degree = jnp.arange(DEGREE, dtype=s.dtype)[:, None, None]
     # 1 − ρ^k without cancellation where ρ is near 1; the general ρ may be negative.
-    rho = 1 - apart
-    near = -jnp.expm1(degree * jnp.log1p(-jnp.minimum(apart, 0.5))[None])
-    power = compute_powers(rho, DEGREE)
-    lost = jnp.where(apart[None] < 0.5, near, 1 - power)
-    both = a.T[:, :, None] * a.T[:, None, :]  # [k, n, n]
+    power = compute_powers(1 - one_minus_rho, DEGREE)  # ρ^k
+    near_one = -jnp.expm1(degree * jnp.log1p(-jnp.minimum(one_minus_rho, 0.5))[None])
+    one_minus_power = jnp.where(one_minus_rho[None] < 0.5, near_one, 1 - power)
+    products = a.T[:, :, None] * a.T[:, None, :]  # a_k(v_i) a_k(v_j) [k, n, n]
     unequal = 0.5 * jnp.sum(jnp.square(a.T[:, :, None] - a.T[:, None, :]), axis=0)
-    distance = unequal + jnp.sum(both * lost, axis=0)
-    slope = jnp.sum((degree * both)[1:] * power[:-1], axis=0) / pair
-    kernel = TokenKernel(jnp.sum(jnp.square(a), axis=1), distance, jnp.zeros_like(distance))
-    return kernel, slope
+    distance = unequal + jnp.sum(products * one_minus_power, axis=0)
+    slope = jnp.sum((degree * products)[1:] * power[:-1], axis=0) / pair
+    return TokenKernel(jnp.sum(jnp.square(a), axis=1), distance, jnp.zeros_like(distance)), slope
 
 
-def _relu_kernel(z, s, pair, apart):
-    theta = 2 * jnp.arcsin(jnp.sqrt(0.5 * apart))
+def _relu_kernel(z, s, pair, one_minus_rho):
+    """Compute `activation_kernel` of ReLU from s_i, s_i s_j and 1 − ρ_ij: the arc-cosine kernel."""
+    theta = 2 * jnp.arcsin(jnp.sqrt(0.5 * one_minus_rho))
     # sin θ − θ cos θ cancels for small θ: its series there.
     square = jnp.square(theta)
     series = theta * square * (1 / 3 - square * (1 / 30 - square / 840))
     sine_difference = jnp.where(theta < 0.3, series, jnp.sin(theta) - theta * jnp.cos(theta))
-    lost = 0.5 * (apart - sine_difference / np.pi)  # half of 1 − κ_1(ρ)
-    distance = 0.25 * jnp.square(s[:, None] - s[None, :]) + pair * lost
-    kernel = TokenKernel(0.5 * z.variance, distance, jnp.zeros_like(distance))
-    return kernel, 0.5 * (1 - theta / np.pi)
+    kernel_gap = 0.5 * (one_minus_rho - sine_difference / np.pi)  # half of 1 − κ_1(ρ)
+    distance = 0.25 * jnp.square(s[:, None] - s[None, :]) + pair * kernel_gap
+    slope = 0.5 * (1 - theta / np.pi)
+    return TokenKernel(0.5 * z.variance, distance, jnp.zeros_like(distance)), slope

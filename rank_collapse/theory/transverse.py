@@ -51,13 +51,13 @@ def transverse_growth(
 ) -> Float[Array, "l p"]:
     """Compute log10 of how much each layer stretches orthogonal directions across the diagonal.
 
-    At equal tokens 1x̄ᵀ, x̄ the mean token of x moved on by the network itself, the map is
+    Let x̄ be the mean token of x, which the network itself moves on. At equal tokens 1x̄ᵀ the map is
         R → λ R·[skip] + γ Σ_h (Q_h R − its mean row) W_h,
-    Q_h what mixes equal tokens, P or M of `Mixing`, then the Jacobians of norms and MLPs at x̄. The
-    first direction begins as the residual of x, the others at random; QR after every layer keeps
-    them orthogonal, the logarithms of its diagonal are the growth. −inf, exactly, where there is no
-    skip and the rows of each Q_h are the same, or 0: there the residual falls faster than
-    exponentially.
+    Q_h what mixes equal tokens (P, or M of `Mixing`), then the Jacobians of norms and MLPs at x̄.
+    The first direction begins as the residual of x, the others at random. Gram-Schmidt after every
+    layer keeps them orthogonal; the logarithms of their lengths before it are the growth. It is
+    −inf, exactly, where there is no skip and the rows of each Q_h are the same, or 0: there the
+    residual falls faster than exponentially.
 
     Args:
         params, x, config: As in `apply`; any scores, mask, norm, gains and MLP.
@@ -70,8 +70,8 @@ def transverse_growth(
     Raises:
         ValueError: Cross-attention; count not between 1 and (n − 1) d; inputs of the wrong shape.
     """
-    entered = prepare_inputs(params, x, config, covers=LinearAttention.covers, **inputs)
-    params, prepared = at_least_float32(*entered)
+    params, prepared = prepare_inputs(params, x, config, covers=LinearAttention.covers, **inputs)
+    params, prepared = at_least_float32(params, prepared)
     n, d = prepared.x.shape
     if not 1 <= count <= (n - 1) * d:
         raise ValueError(f"count={count} is not between 1 and (n − 1) d = {(n - 1) * d}")
@@ -80,6 +80,7 @@ def transverse_growth(
 
 @functools.partial(jax.jit, static_argnames="count")
 def _measure_growth(params, prepared, config, count):
+    """Compute `transverse_growth`, as one program."""
     keep = prepared.existing_tokens
     start = around_mean(prepared.x, keep)
     shape = (count - 1, *prepared.x.shape)
@@ -105,20 +106,23 @@ def _measure_growth(params, prepared, config, count):
 
 
 def orthonormalise_directions(directions: Float[Array, "p n d"]) -> tuple[Array, Float[Array, "p"]]:
-    """Orthonormalise directions by Gram and Schmidt; returns them and what was left of each.
+    """Orthonormalise directions by Gram and Schmidt.
 
     Args:
         directions: [p, n, d], the first of which keeps its direction.
+
+    Returns:
+        The orthonormal directions, and the length of each before it was normalised [p].
     """
-    done, stretch = [], []
+    basis, lengths = [], []
     for direction in directions:
         for _ in range(2):  # the second time for what rounding left
-            for other in done:
-                direction = direction - jnp.sum(direction * other) * other
-        size = jnp.sqrt(jnp.sum(jnp.square(direction)))
-        done.append(direction / jnp.where(size == 0, 1, size))
-        stretch.append(size)
-    return jnp.stack(done), jnp.stack(stretch)
+            for unit in basis:
+                direction = direction - jnp.sum(direction * unit) * unit
+        length = jnp.sqrt(jnp.sum(jnp.square(direction)))
+        basis.append(direction / jnp.where(length == 0, 1, length))
+        lengths.append(length)
+    return jnp.stack(basis), jnp.stack(lengths)
 
 
 def subtract_first_row(weights: Float[Array, "h n n"], keep: Any) -> Float[Array, "h n n"]:
@@ -140,18 +144,15 @@ class LinearAttention(tangent.Tangents):
 
     covers = covers.Covers(
         "a transverse exponent",
-        # M of the caller's own may change with its tokens where they are equal, and rows of
-        # weights that do not sum to a constant make equal tokens differ.
+        # A caller's M may depend on the tokens even where they are equal. Weights whose rows do
+        # not sum to a constant make equal tokens differ.
         covers.all_fields_but(*covers.CROSS, "normalise", "mix", "rotary_layers"),
     )
 
     def apply_attention(self, layer, branch_input):
         params, context, keep = layer.params.attention, layer.context, layer.inputs.existing_tokens
-        n, dtype, mixing = (
-            branch_input.residual.shape[0],
-            branch_input.residual.dtype,
-            layer.gains.mixing,
-        )
+        n, dtype = branch_input.residual.shape[0], branch_input.residual.dtype
+        mixing = layer.gains.mixing
         if context.rotary is None and context.relative is None:
             weights = attn.equal_weights(context, n, n, dtype)
         else:
@@ -164,14 +165,13 @@ class LinearAttention(tangent.Tangents):
         if mixing is not None:
             uniform = attn.equal_weights(context.replace(bias=None), n, n, dtype)
             row_sum = mixing.identity + mixing.weights + mixing.uniform
-            a, b, both = (
-                jnp.reshape(g, (-1, 1, 1))
-                for g in (mixing.identity, mixing.weights, mixing.weights + mixing.uniform)
+            weights_gain = jnp.reshape(mixing.weights, (-1, 1, 1))
+            uniform_gain = jnp.reshape(mixing.weights + mixing.uniform, (-1, 1, 1))
+            differences = (
+                weights_gain * subtract_first_row(weights - uniform, keep)
+                + uniform_gain * subtract_first_row(uniform, keep)
+                + jnp.reshape(mixing.identity, (-1, 1, 1)) * jnp.eye(n, dtype=dtype)[None]
             )
-            differences = b * subtract_first_row(
-                weights - uniform, keep
-            ) + both * subtract_first_row(uniform, keep)
-            differences = differences + a * jnp.eye(n, dtype=dtype)[None]
         values = jnp.einsum("md,hdv->hmv", branch_input.residual, params.w_v)
         differences = jnp.broadcast_to(differences, (values.shape[0], n, n))
         residual = jnp.einsum("hnm,hmv,hvd->nd", differences, values, params.w_o)

@@ -66,8 +66,8 @@ class DepthRule(struct.Struct):
     def multipliers(self, config: TransformerConfig) -> tuple[float, float, float]:
         """Compute (m_N, m_L, m_R)."""
         base = self.base
-        loops = [c.depth / c.num_rows for c in (config, base)]
-        return config.d_model / base.d_model, config.num_rows / base.num_rows, loops[0] / loops[1]
+        loops, base_loops = config.depth / config.num_rows, base.depth / base.num_rows
+        return config.d_model / base.d_model, config.num_rows / base.num_rows, loops / base_loops
 
     def factors(self, config: TransformerConfig) -> dict[str, Factors]:
         """Compute {group: `Factors`} of a network: see the table above."""
@@ -140,11 +140,12 @@ class DepthRule(struct.Struct):
         _refuse_numbers(rate=rate, weight_decay=weight_decay, eps=eps)
 
         def group_optimizer(factors):
-            scheduled = (
-                (lambda step: factors.rate * rate(step)) if callable(rate) else factors.rate * rate
-            )
+            def schedule(step):
+                return factors.rate * rate(step)
+
+            group_rate = schedule if callable(rate) else factors.rate * rate
             decay = factors.decay * weight_decay
-            return optax.adamw(scheduled, b1, b2, factors.eps * eps, weight_decay=decay)
+            return optax.adamw(group_rate, b1, b2, factors.eps * eps, weight_decay=decay)
 
         groups = {name: group_optimizer(factors) for name, factors in self.factors(config).items()}
         return optax.transforms.partition(
@@ -161,8 +162,7 @@ class DepthRule(struct.Struct):
         weight_decay: float = 0.1,
         eps: float = 1e-8,
     ) -> list[dict[str, Any]]:
-        """List parameter groups for `torch.optim.AdamW(rule.groups(model, model.layers, η,
-        config))`.
+        """List parameter groups for torch: `AdamW(rule.groups(model, model.layers, η, config))`.
 
         Args:
             module: The model.
@@ -172,10 +172,9 @@ class DepthRule(struct.Struct):
 
         Returns:
             A dictionary for each group that has parameters: "name", "params", "lr",
-            "weight_decay", "eps", and "init", by which its initial values are to be multiplied.
-            That of matrices is m_N^−½ for initial values of one deviation at every width, as
-            config.init="bert" says; for "lecun" and "xavier", whose variance of 1/fan-in falls
-            with the width by itself, it is 1.
+            "weight_decay", "eps" and "init", the factor of its initial values. For matrices "init"
+            is m_N^−½ where config.init="bert", whose deviation is the same at every width. It is 1
+            for "lecun" and "xavier", whose variance falls with the width.
 
         Raises:
             ValueError: A rate, decay or ε that is no number from 0 on, or blocks of another model.

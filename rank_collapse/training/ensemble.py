@@ -1,8 +1,8 @@
 """Training many seeds at once: chunks of epochs in one jitted call, the host between them.
 
-Seeds are shared over the devices of a mesh. On a device they run one after the other on a CPU,
-where one small network already fits the cache and fills a core, and vmapped on an accelerator;
-`at_once` says how many. How seeds are shared changes results by rounding alone (docs/sweeps.md).
+Seeds are shared over the devices of a mesh. An accelerator runs several of them vmapped; `at_once`
+says how many. A CPU runs one after the other, since one small network already fits the cache and
+fills a core. How seeds are shared changes results by rounding alone (docs/sweeps.md).
 """
 
 import dataclasses
@@ -100,7 +100,7 @@ class Ensemble:
         # to optimise.)
         self.begin = self._spread(begin, level=0)
         self.chunk = self._spread(chunk, donate=(0,))
-        self._watched = watch and self._of_states(watch)
+        self._watched = None if watch is None else self._of_states(watch)
 
     def _spread(self, fn, level=1, donate=()):
         return seeds.run_seeds(fn, self.mesh, at_once=self.at_once, donate=donate, level=level)
@@ -158,31 +158,35 @@ class Ensemble:
         """
         check_hyper(hyper, self.recipe)
         refuse_if(np.ndim(keys) < 1 or not len(keys), f"keys of shape {np.shape(keys)} are not [s]")
-        count, total, epochs_per_chunk = (
-            keys.shape[0],
-            self.recipe.num_epochs,
-            self.epochs_per_chunk,
-        )
+        count, total = keys.shape[0], self.recipe.num_epochs
+        epochs_per_chunk = self.epochs_per_chunk
         keys, hyper = self.lay_out((keys, _as_runs(hyper, count)))
         state, data = self.begin(keys, hyper, None)
-        losses, seconds, epoch = np.full((count, total), np.nan, np.float32), [], 0
-        watched = self._watched and jax.tree.map(
-            lambda a: np.zeros((count, 1 - (-total // epochs_per_chunk), *a.shape[1:]), a.dtype),
-            jax.eval_shape(self._watched, state, data, hyper, keys, None),
-        )
+        losses = np.full((count, total), np.nan, np.float32)
+        seconds, epoch, watched = [], 0, None
+        if self._watched is not None:
+            num_looks = 1 + -(-total // epochs_per_chunk)  # before training, and after each chunk
+            look_shapes = jax.eval_shape(self._watched, state, data, hyper, keys, None)
+            watched = jax.tree.map(
+                lambda a: np.zeros((count, num_looks, *a.shape[1:]), a.dtype), look_shapes
+            )
 
         def look():
             new = seeds.to_host(self._watched(state, data, hyper, keys, None), count)
-            for all_looks, one in zip(*map(jax.tree.leaves, (watched, new)), strict=True):
-                all_looks[:, -(-epoch // epochs_per_chunk)] = one
+            for looks, new_look in zip(jax.tree.leaves(watched), jax.tree.leaves(new), strict=True):
+                looks[:, -(-epoch // epochs_per_chunk)] = new_look
             if on_watched is not None:
                 on_watched(epoch, new, losses[:, :epoch])
 
         def snapshot():
             saved = {"state": seeds.to_host(state, count), "losses": losses.copy()}
-            return saved | ({"watched": jax.tree.map(np.copy, watched)} if self._watched else {})
+            if self._watched is not None:
+                saved["watched"] = jax.tree.map(np.copy, watched)
+            return saved
 
-        if resume is not None and (checkpoint := resume(like := snapshot())) is not None:
+        like = None if resume is None else snapshot()
+        checkpoint = None if resume is None else resume(like)
+        if checkpoint is not None:
             epoch, saved = checkpoint
             fits = _list_shapes(saved) == _list_shapes(like) and 0 <= epoch <= total
             refuse_if(not fits, f"resume gave a snapshot of epoch {epoch} that is of other runs")

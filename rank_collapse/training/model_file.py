@@ -60,9 +60,11 @@ def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
         with safetensors.safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             config = _restore_config(json.loads(file.metadata()["config"]))
-        both = isinstance(config, EncoderDecoderConfig)
-        outputs = (config.decoder.embedding.vocab_size,) if both else arrays["classifier.b"].shape
-        recipe = Recipe(config, outputs[-1], batch_size=1, num_epochs=0)
+        is_pair = isinstance(config, EncoderDecoderConfig)
+        num_outputs = (
+            config.decoder.embedding.vocab_size if is_pair else arrays["classifier.b"].shape[-1]
+        )
+        recipe = Recipe(config, num_outputs, batch_size=1, num_epochs=0)
         keys = jax.random.split(jax.random.key(0), len(next(iter(arrays.values()))))
         like = jax.eval_shape(jax.vmap(lambda key: init_model(key, recipe)), keys)
     except OSError:
@@ -86,20 +88,21 @@ def _config_fields(config: Any) -> Any:
 
 
 def _restore_config(fields: dict[str, Any]) -> TransformerConfig | EncoderDecoderConfig:
+    """Restore a config from the dictionaries of `_config_fields`, as JSON has them."""
     if "encoder" in fields:
         halves = {name: _restore_config(fields.pop(name)) for name in ("encoder", "decoder")}
         return EncoderDecoderConfig(**halves, **fields)
 
-    def restored(name, value):
+    def restore_value(name, value):
         if isinstance(value, dict):
             kind = Mixing if name == "mixing" else Gains
-            return kind(**{part: restored(name, gain) for part, gain in value.items()})
+            return kind(**{part: restore_value(name, gain) for part, gain in value.items()})
         if isinstance(value, list):
             return jnp.asarray(value) if name in SWEPT else _as_tuples(value)
         return value
 
     embedding = fields.pop("embedding")
-    fields = {name: restored(name, value) for name, value in fields.items()}
+    fields = {name: restore_value(name, value) for name, value in fields.items()}
     return TransformerConfig(
         **fields, embedding=None if embedding is None else EmbeddingConfig(**embedding)
     )

@@ -46,8 +46,7 @@ def init_model(key: Any, recipe: Recipe, init_scale: Any = 1.0) -> Any:
         return encoder_decoder.init(key, recipe.config, init_scale)
     key_network, key_classifier = jax.random.split(key)
     params = parameters.init(key_network, recipe.config, weight_scale=init_scale)
-    shape = (recipe.config.d_model, recipe.num_outputs)
-    w = 0.02 * jax.random.normal(key_classifier, shape)
+    w = 0.02 * jax.random.normal(key_classifier, (recipe.config.d_model, recipe.num_outputs))
     return Model(network=params, classifier=Classifier(w, jnp.zeros(recipe.num_outputs)))
 
 
@@ -114,9 +113,7 @@ def batch_forward(
         dropout_key, dropout_rate, output_dropout: As in `forward`.
         batch_size: Examples at a time; None for all.
     """
-    keys = None
-    if dropout_key is not None:
-        keys = dropout_branches(dropout_key, len(examples))
+    keys = None if dropout_key is None else dropout_branches(dropout_key, len(examples))
 
     def single_pair(item):
         source, source_mask, target, target_mask, key = item
@@ -148,10 +145,10 @@ def batch_forward(
         )
 
     if isinstance(config, EncoderDecoderConfig):
-        read = (examples.inputs, examples.target_mask[:, :-1], keys)
-        single, items = single_pair, (examples.source, examples.source_mask, *read)
-    else:
-        items = (examples.inputs, examples.mask, examples.parts, keys)
+        target_mask = examples.target_mask[:, :-1]
+        pairs = (examples.source, examples.source_mask, examples.inputs, target_mask, keys)
+        return in_batches(single_pair, pairs, batch_size)
+    items = (examples.inputs, examples.mask, examples.parts, keys)
     return in_batches(single, items, batch_size)
 
 

@@ -65,24 +65,26 @@ class Recipe:
     def __post_init__(self):
         struct.check_integers(self, num_outputs=1, batch_size=1, unroll=1, num_epochs=0)
         struct.check_choices(self, loss=tuple(LOSSES), schedule=SCHEDULES, optimizer=OPTIMIZERS)
-        both = isinstance(self.config, EncoderDecoderConfig)
-        name, reads = ("encoder", self.config.encoder) if both else ("config", self.config)
-        outputs = self.config.decoder.embedding.vocab_size if both else self.num_outputs
-        wrong = {
+        is_pair = isinstance(self.config, EncoderDecoderConfig)
+        name, network = ("encoder", self.config.encoder) if is_pair else ("config", self.config)
+        outputs = self.config.decoder.embedding.vocab_size if is_pair else self.num_outputs
+        faults = {
             f"b1={self.b1} is not in [0, 1)": not 0 <= self.b1 < 1,
             f"b2={self.b2} is not in [0, 1)": not 0 <= self.b2 < 1,
             f"eps={self.eps} is not positive": not self.eps > 0,
             f"clip_norm={self.clip_norm} is not positive": (
                 self.clip_norm is not None and not self.clip_norm > 0
             ),
-            f"{name}.embedding=None: a trained network needs an embedding": reads.embedding is None,
+            f"{name}.embedding=None: a trained network needs an embedding": (
+                network.embedding is None
+            ),
             f"num_outputs={self.num_outputs} is not the decoder's vocab_size={outputs}": (
                 self.num_outputs != outputs
             ),
-            "output_dropout=True: an encoder-decoder has none": both and self.output_dropout,
+            "output_dropout=True: an encoder-decoder has none": is_pair and self.output_dropout,
         }
-        for text, is_wrong in wrong.items():
-            struct.refuse_if(is_wrong, text)
+        for message, is_fault in faults.items():
+            struct.refuse_if(is_fault, message)
 
 
 class Hyper(struct.Struct):
@@ -141,8 +143,8 @@ def find_fault(hyper: Hyper, recipe: Recipe) -> str:
     warmup, smoothing = np.asarray(hyper.warmup), np.asarray(hyper.label_smoothing)
     rate = np.asarray(0.0 if hyper.dropout is None else hyper.dropout)
     output_rate = rate * np.asarray(hyper.output_dropout)
-    none = f"smooths classes, and loss={recipe.loss!r} has none"
-    for name, values, fine, text in (
+    no_classes = f"smooths classes, and loss={recipe.loss!r} has none"
+    checks = (
         ("dropout", rate, (rate >= 0) & (rate < 1), "is not in [0, 1)"),
         (
             "dropout * output_dropout",
@@ -152,8 +154,14 @@ def find_fault(hyper: Hyper, recipe: Recipe) -> str:
         ),
         ("warmup", warmup, warmup >= 0, "is not 0 or a number of steps"),
         ("label_smoothing", smoothing, (smoothing >= 0) & (smoothing < 1), "is not in [0, 1)"),
-        ("label_smoothing", smoothing, (smoothing == 0) | (recipe.loss == "cross_entropy"), none),
-    ):
-        if not np.all(fine):
-            return f"{name}={float(values[~fine].flat[0])} {text}"
+        (
+            "label_smoothing",
+            smoothing,
+            (smoothing == 0) | (recipe.loss == "cross_entropy"),
+            no_classes,
+        ),
+    )
+    for name, values, is_valid, fault in checks:
+        if not np.all(is_valid):
+            return f"{name}={float(values[~is_valid].flat[0])} {fault}"
     return ""

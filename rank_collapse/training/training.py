@@ -59,9 +59,10 @@ def schedule_factor(
 
 
 def _schedule_shape(recipe, epoch, step, steps_per_epoch, warmup):
+    """Compute the factor of a schedule without the linear warm-up; see `schedule_factor`."""
     if recipe.schedule == "milestones":
-        passed = sum(jnp.asarray(epoch >= m, jnp.float32) for m in recipe.milestones)
-        return jnp.asarray(recipe.decay, jnp.float32) ** passed
+        num_passed = sum(jnp.asarray(epoch >= m, jnp.float32) for m in recipe.milestones)
+        return jnp.asarray(recipe.decay, jnp.float32) ** num_passed
     if recipe.schedule == "linear":
         return 1.0 - step / max(recipe.num_epochs * steps_per_epoch, 1)
     if recipe.schedule == "inverse_sqrt":
@@ -131,7 +132,7 @@ def train_step(
             config,
             dropout_key=key,
             dropout_rate=rate,
-            output_dropout=recipe.output_dropout and hyper.output_dropout,
+            output_dropout=hyper.output_dropout if recipe.output_dropout else False,
         )
         return LOSSES[recipe.loss](logits, batch.labels, counts, hyper.label_smoothing)
 
@@ -166,8 +167,8 @@ def train_epoch(
     weights = (jnp.arange(steps * size) < count).reshape(steps, size)
 
     def run_step(state, item):
-        index, chosen, weights = item
-        batch = jax.tree.map(lambda a: a[chosen], examples)
+        index, indices, weights = item
+        batch = jax.tree.map(lambda a: a[indices], examples)
         step = epoch * steps + index
         factor = schedule_factor(recipe, epoch, step, steps, hyper.warmup)
         return train_step(state, batch, weights, step, factor, hyper, recipe)

@@ -151,3 +151,34 @@ def flatten_row(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield from ((f"{name}/layer_{i}", v) for i, v in enumerate(value) if not math.isnan(v))
         else:
             yield name, value
+
+
+def make_transformers_callback(watched: Any) -> Any:
+    """Makes a `transformers.TrainerCallback` that gives a watch the Trainer's steps, and its log
+    the watch's rows.
+
+    Args:
+        watched: The watch, which it closes at the end.
+    """
+    from transformers import TrainerCallback
+
+    class Callback(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            watched.step = state.global_step + 1
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            """Adds the last row to the history, and its means to what the loggers get."""
+            if not watched.rows:
+                return
+            row = watched.rows[-1]
+            by_layer = {name: values for name, values in row.items() if isinstance(values, list)}
+            state.log_history[-1].update(flatten_row(by_layer))
+            for name, values in by_layer.items():
+                numbers = [value for value in values if not math.isnan(value)]
+                if numbers:
+                    logs[name] = sum(numbers) / len(numbers)
+
+        def on_train_end(self, args, state, control, **kwargs):
+            watched.close()
+
+    return Callback()

@@ -130,9 +130,8 @@ def join_pasts(tags: Iterable[Tag]) -> tuple[str, ...]:
 
 def _join_tags(tags, terms=(), is_softmax=False):
     """Returns the tag of what comes from several tensors."""
-    maps, behind = (
-        frozenset().union(*(getattr(tag, name) for tag in tags)) for name in ("maps", "behind")
-    )
+    maps = frozenset().union(*(tag.maps for tag in tags))
+    behind = frozenset().union(*(tag.behind for tag in tags))
     return Tag(maps, behind, join_pasts(tags), terms=terms, is_softmax=is_softmax)
 
 
@@ -302,13 +301,16 @@ class Origins:
         Returns:
             (the parameter, axis of the outputs or −1, the first of them); (None, −1, 0) if unknown.
         """
-        (parameter, *others) = (*self._tags.get(tensor, Tag()).parameters, None)
         axis = 0 if tensor.ndim == 1 else axis
         if isinstance(tensor, nn.Parameter):
             return tensor, axis, 0
-        if len(others) == 1 and parameter.numel() == tensor.numel():
+        parameters = self._tags.get(tensor, Tag()).parameters
+        if len(parameters) != 1:
+            return None, -1, 0
+        parameter = parameters[0]
+        if parameter.numel() == tensor.numel():
             return parameter, -1, 0
-        is_slice = len(others) == 1 and tensor._base is parameter and tensor.is_contiguous()
+        is_slice = tensor._base is parameter and tensor.is_contiguous()
         if is_slice and tensor.shape[1:] == parameter.shape[1:] and axis == 0:
             return parameter, axis, tensor.storage_offset() // tensor.stride(0)
         return None, -1, 0
@@ -339,7 +341,8 @@ class Origins:
                     tag.followers[name] = functools.cache(move)
                 else:
                     alike = [t for t, a in pairs if name in t.followers and a.shape == output.shape]
-                    tag.followers |= {name: alike[0].followers[name]} if alike else {}
+                    if alike:
+                        tag.followers[name] = alike[0].followers[name]
             self._record(output, tag)
 
     def _find_follower(self, name):
@@ -368,7 +371,9 @@ class Origins:
         """
         terms, tag = self.tag(x).terms, self.tag(result)
         if function in SOFTMAX:
-            tag.terms, tag.is_softmax, tag.followers = terms, True, {}
+            tag.terms = terms
+            tag.is_softmax = True
+            tag.followers = {}
         if terms and dim in (-1, x.ndim - 1):  # over keys
             allowed, softmax = is_allowed(x.detach()), result.detach()
             tag.followers["allowed"] = lambda: allowed
@@ -401,8 +406,12 @@ def _merge_terms(pairs, output):
         pairs: (tag, tensor) of each argument.
         output: The result.
     """
-    size, matrices = output.numel(), [pair for pair in pairs if min(output.ndim, pair[1].ndim) > 1]
-    tags = [t for t, x in matrices if x.numel() == size or x.shape[-2] == output.shape[-2]]
+    tags = []
+    for tag, x in pairs:
+        if x.ndim > 1 and output.ndim > 1:
+            is_same_size = x.numel() == output.numel()
+            if is_same_size or x.shape[-2] == output.shape[-2]:
+                tags.append(tag)
     terms = dict.fromkeys(term for tag in tags for term in tag.terms)
     return tuple(terms), any(tag.is_softmax for tag in tags)
 
@@ -424,8 +433,12 @@ def find_shared_sources(maps: Sequence[Map], query: Tag, key: Tag) -> list[Sourc
         if shared:
             return shared
         maps = [earlier for source in sources for earlier in source.tag.list_maps()]
-    roots = [{a for a in tag.behind if not isinstance(a, Source)} for tag in (query, key)]
-    return [] if roots[0] == roots[1] else None
+    return [] if _list_roots(query) == _list_roots(key) else None
+
+
+def _list_roots(tag):
+    """Lists what no map made, behind a tensor."""
+    return {tensor for tensor in tag.behind if not isinstance(tensor, Source)}
 
 
 def find_features(tag: Tag, linear_map: Map) -> Tensor | None:

@@ -76,16 +76,17 @@ def _join_documents(pieces: Sequence[Piece]) -> list[Piece]:
         pieces: Of one call. They stay as they are where a token of one attends to one of another,
             or is in two.
     """
-    every = [piece.tokens for piece in pieces]
-    places, order = torch.cat([tokens.index.flatten() for tokens in every]).sort()
-    if not all(tokens.has_own_keys() for tokens in every) or not (places.diff() > 0).all():
+    places, order = torch.cat([piece.tokens.index.flatten() for piece in pieces]).sort()
+    is_apart = all(piece.tokens.has_own_keys() for piece in pieces)
+    if not is_apart or not (places.diff() > 0).all():
         return list(pieces)
     documents = torch.cat([piece.documents.flatten() for piece in pieces])[order]
     scalars, measured = {}, [piece.scalars for piece in pieces if piece.scalars]
     for name in dict.fromkeys(name for columns in measured for name in columns):
         columns = [a.get(name, torch.zeros_like(a["attention_entropy"])) for a in measured]
         scalars[name] = torch.cat(columns)  # the mass that no key has is 0 where it is none
-    tokens, num_keys = every[0]._replace(index=places[None]), max(p.num_keys for p in pieces)
+    tokens = pieces[0].tokens._replace(index=places[None])
+    num_keys = max(piece.num_keys for piece in pieces)
     return [Piece(pieces[0].frame, tokens, documents[None], num_keys, scalars)]
 
 
@@ -215,8 +216,10 @@ class Runs:
             run: It.
             pieces: Of all products of the call.
         """
-        pieces = _join_documents(pieces) if len(pieces) > 1 else pieces
-        first, is_first = pieces[0], pieces[0].frame == run.frames[-1]
+        if len(pieces) > 1:
+            pieces = _join_documents(pieces)
+        first = pieces[0]
+        is_first = first.frame == run.frames[-1]
         if is_first:
             run.tokens = first.tokens.index, first.documents
         indices = [piece.tokens.index for piece in pieces]
@@ -225,8 +228,10 @@ class Runs:
             self._notes.leave_out(run.name, "tokens", "its products are of different tokens")
         elif is_first and self._kind == "read" and not run.is_cross:
             x = first.tokens.matrix[first.tokens.index]
-            measured = measure_tokens, x, first.documents, "read"
-            run.scalars = self._notes.attempt(run.name, "tokens", *measured) or {}
+            scalars = self._notes.attempt(
+                run.name, "tokens", measure_tokens, x, first.documents, "read"
+            )
+            run.scalars = scalars or {}
         for piece in pieces:
             if piece.num_keys < 2:
                 reason = f"{len(piece.tokens.index)} examples of {piece.num_keys} keys"
@@ -262,9 +267,10 @@ class Runs:
             names: Of the attentions that the tokens come from, and of this one.
         """
         shape, among = tokens.index.shape, find_allowed_tokens(tokens, allowed)
-        earlier = [run.tokens for run in self.attentions if run.name in names and not run.is_cross]
-        if tokens.is_cross and earlier and earlier[-1] and earlier[-1][1].shape == shape:
-            return earlier[-1][1]
+        if tokens.is_cross:
+            earlier = [r.tokens for r in self.attentions if r.name in names and not r.is_cross]
+            if earlier and earlier[-1] and earlier[-1][1].shape == shape:
+                return earlier[-1][1]
         exists = None
         if not tokens.is_cross:
             fits = functools.partial(products.fits_mask, allowed=among)
@@ -288,7 +294,8 @@ class Runs:
         if self._has_mask:
             is_one = isinstance(self.mask, Tensor) and self.mask.shape == shape
             return self.mask.bool() if is_one else None
-        for name, mask in (pair for frame in frames for pair in frame.masks):
+        masks = [pair for frame in frames for pair in frame.masks]
+        for name, mask in masks:
             if mask.shape != shape or self._mask_streams.get(name, stream) != stream:
                 continue
             is_added = mask.is_floating_point() and bool((mask <= 0).all())

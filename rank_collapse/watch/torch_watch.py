@@ -23,7 +23,7 @@ from rank_collapse.watch.recorder import (
     LeftOut,
     Notes,
     Recorder,
-    flatten_row,
+    make_transformers_callback,
 )
 from rank_collapse.watch.torch_gradients import measure_gradient
 from rank_collapse.watch.torch_passes import Pass, plain_name
@@ -89,7 +89,9 @@ class Watch:
             raise ValueError(f"every={every!r} is not a whole number of steps, 1 or more")
         if mask is not None and not callable(mask):
             raise ValueError(f"mask={mask!r} is not a function of (args, kwargs)")
-        self._model, self._every, self.notes = weakref.ref(model), every, Notes()
+        self._model = weakref.ref(model)
+        self._every = every
+        self.notes = Notes()
         select, self._numbers = _read_layers(model, layers)
         self._recorder = Recorder(log, self.notes)
         self.rows, self.alarms = self._recorder.rows, self._recorder.alarms
@@ -132,7 +134,8 @@ class Watch:
         for (name, subject), reason in self.notes.reasons.items():
             texts.setdefault(name, []).append(f"no {subject}: {reason}")
         for name in texts.keys() - {name for name, _ in self._layers}:
-            lines += [f"  {f'{name}: ' if name else ''}{text}" for text in texts[name]]
+            title = f"{name}: " if name else ""
+            lines += [f"  {title}{text}" for text in texts[name]]
         for number, (name, turn) in enumerate(self._layers):
             names = [
                 metric
@@ -148,29 +151,7 @@ class Watch:
 
     def hf(self) -> Any:
         """Returns a `transformers.TrainerCallback`: the Trainer's steps and log; it closes."""
-        from transformers import TrainerCallback
-
-        watched = self
-
-        class Callback(TrainerCallback):
-            def on_step_begin(self, args, state, control, **kwargs):
-                watched.step = state.global_step + 1
-
-            def on_log(self, args, state, control, logs=None, **kwargs):
-                """Adds the last row to the history, and its means to what the loggers get."""
-                row = (watched.rows or [{}])[-1]
-                by_layer = {
-                    name: values for name, values in row.items() if isinstance(values, list)
-                }
-                state.log_history[-1].update(flatten_row(by_layer))
-                for name, values in by_layer.items():
-                    numbers = [value for value in values if value == value]
-                    logs |= {name: sum(numbers) / len(numbers)} if numbers else {}
-
-            def on_train_end(self, args, state, control, **kwargs):
-                watched.close()
-
-        return Callback()
+        return make_transformers_callback(self)
 
     def _prepare(self):
         """Begins a step that is due, with the modules as they are now."""
@@ -228,11 +209,14 @@ class Watch:
 
     def _measure_gradients(self):
         """Measures the gradients of each run, before or after the optimizer's step."""
-        for run in self.measured.runs.attentions if not self._has_gradients else ():
+        if self._has_gradients:
+            return
+        for run in self.measured.runs.attentions:
             for part in PARTS if run.shares else ():
                 shares = [share for product in run.shares for share in product[part]]
                 norm = self.notes.attempt(run.name, f"{part} gradient", measure_gradient, shares)
-                run.scalars |= {} if norm is None else {f"{part}_gradient": norm}
+                if norm is not None:
+                    run.scalars[f"{part}_gradient"] = norm
         self._has_gradients = True
 
     def _write(self):
@@ -253,8 +237,10 @@ class Watch:
             LeftOut: No layer was measured, and no other reason is known.
         """
         self._measure_gradients()
-        scalars, loss = self._collect(self.measured.runs.attentions), self.measured.loss
-        columns = scalars | ({} if loss is None else {"loss": {-1: loss}})
+        scalars = self._collect(self.measured.runs.attentions)
+        columns = dict(scalars)
+        if self.measured.loss is not None:
+            columns["loss"] = {-1: self.measured.loss}
         if columns:
             tensors = [tensor for column in columns.values() for tensor in column.values()]
             numbers = iter(torch.stack([a.float().to("cpu") for a in tensors]).tolist())
@@ -319,15 +305,17 @@ def _read_layers(model, layers):
     """
     if callable(layers):
         return lambda name, module: bool(layers(name, module)), ()
+    if layers is None:
+        return lambda name, module: True, ()
     is_list = isinstance(layers, Sequence) and not isinstance(layers, str)
-    chosen = () if layers is None else tuple(layers) if is_list else (layers,)
+    chosen = tuple(layers) if is_list else (layers,)
     kinds = {type(layer) for layer in chosen}
     is_negative = kinds == {int} and min(chosen) < 0
-    if layers is not None and (kinds not in ({int}, {str}) or is_negative):
+    if kinds not in ({int}, {str}) or is_negative:
         raise ValueError(
             f"layers={layers!r} is not numbers, names of modules, or a function of (name, module)"
         )
-    if kinds != {str}:
+    if kinds == {int}:
         return lambda name, module: True, chosen
     names = [plain_name(name) for name, _ in model.named_modules()]
     for layer in chosen:
@@ -407,7 +395,9 @@ class _Watches:
         Args:
             method, *args: What is called.
         """
-        for watched in () if torch.compiler.is_compiling() else cls.open:
+        if torch.compiler.is_compiling():
+            return
+        for watched in cls.open:
             try:
                 method(watched, *args)
             except Exception as error:

@@ -63,6 +63,8 @@ def test_one_page_about_one_checkpoint(folder, tmp_path, capsys):
     assert len(ratios) == 2 and numbers["layers"] == depth
     last = numbers[checkpoint.LAST_ALONE]
     assert last == pytest.approx(np.mean(ratios), rel=1e-5)
+    assert "attention entropy, nats, mean" in numbers
+    assert "with equal weights on all tokens, 0 with one token" in page
 
 
 @parametrize_folder("llama-grouped")

@@ -20,11 +20,10 @@ from experiments.lab.progress import Progress
 from rank_collapse.runs.files import RunError
 
 FLAGS = cli.make_flags("example", num_seeds=4, execution=("chunk",))
-define = cli.definer(FLAGS)
-define("integer", "depth", 3, "Layers.", lower_bound=1)
-define("list", "scales", ["1"], "Scales.")
-define("float", "decay", 0.0, "Decay.")
-define("integer", "chunk", 8, "Chunk.")
+FLAGS.define("integer", "depth", 3, "Layers.", lower_bound=1)
+FLAGS.define("list", "scales", ["1"], "Scales.")
+FLAGS.define("float", "decay", 0.0, "Decay.")
+FLAGS.define("integer", "chunk", 8, "Chunk.")
 
 
 def run(body, *arguments):
@@ -94,7 +93,7 @@ def test_the_last_of_a_flag_counts_after_an_axis_too(last):
     (point,) = cli.parse_flags(FLAGS, ["--depth=2,3", *last]).points()
     assert point.depth == 4 and not point.axes
     values = cli.make_flags("example")
-    cli.definer(values)("boolean", "tied", True, "Layers.")
+    values.define("boolean", "tied", True, "Layers.")
     assert not cli.parse_flags(values, ["--tied=true,false", "--notied"]).axes
 
 

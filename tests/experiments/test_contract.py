@@ -87,7 +87,7 @@ def check_resumed(name, resumed_folder, complete_folder, other_process, monkeypa
 
 
 # One that trains, and those that take few seconds.
-SHORT = ("run_sort", "run_path_counts", "run_path_chains", "run_sinks", "check_bounds")
+SHORT = ("run_sort", "run_path_counts", "check_bounds")
 
 
 @pytest.mark.parametrize("name", full_but(reproduce.EXPERIMENTS, *SHORT))
@@ -131,7 +131,7 @@ class Doubled:
 
     def __init__(self, extra=lambda factor: {"input": factor}, selecting=()):
         self.FLAGS = cli.make_flags("doubled", num_seeds=3, selecting=selecting, shows="value")
-        cli.definer(self.FLAGS)("integer", "factor", 2, "Of the seeds.")
+        self.FLAGS.define("integer", "factor", 2, "Of the seeds.")
         self.FIGURES = experiment.name_figures(self.shown_figure, self.none_figure)
         self.computed, self.dtypes, self.extra = [], {}, extra
 
@@ -246,7 +246,7 @@ def test_a_folder_is_read_as_it_was_last_asked(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_setup_measures_and_tables_compute_in_the_arithmetic_of_the_flag(tmp_path, dtype):
     doubled = Doubled()
-    cli.definer(doubled.FLAGS)("enum", "dtype", "float32", "Arithmetic.", ("float32", "float64"))
+    doubled.FLAGS.define("enum", "dtype", "float32", "Arithmetic.", ("float32", "float64"))
     assert doubled.run(tmp_path, f"--dtype={dtype}") == 0
     parts = ("setup", "measure", "table", "claims")
     assert doubled.dtypes == dict.fromkeys(parts, jnp.dtype(dtype))

@@ -30,6 +30,7 @@ def point(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_workers_measure_what_one_process_does(complete_run, tmp_path):
     assert run(path_chains, [*TINY, GAINS, "--jobs=2"], tmp_path) == 0
     same_arrays(complete_run, tmp_path)

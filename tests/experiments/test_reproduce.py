@@ -53,6 +53,7 @@ def test_the_readme_names_every_experiment():
     assert named == set(reproduce.EXPERIMENTS)
 
 
+@pytest.mark.full
 def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch):
     """Of an experiment that trains a vocabulary too: it must be the same in every process."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))

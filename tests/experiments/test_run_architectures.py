@@ -31,6 +31,12 @@ def ids(tmp_path):
     return path
 
 
+def test_the_first_seed_chooses_the_initialisations():
+    options = cli.parse_flags(run_architectures.FLAGS, ["--first_seed=3", "--num_seeds=2"])
+    weights = models.list_weights(options, [models.Model("a", "a", {}, False, {})])
+    assert [w.name for w in weights] == ["a/init3", "a/init4"]
+
+
 def test_residuals_are_the_librarys_of_each_text(tmp_path, ids):
     out = tmp_path / "run"
     common = (f"--checkpoints={GOLDEN / 'llama-grouped'}", f"--token_ids={ids}")
@@ -40,13 +46,6 @@ def test_residuals_are_the_librarys_of_each_text(tmp_path, ids):
     name = "llama-grouped/pretrained0/residuals/Transformer/published/residual_ratio"
     np.testing.assert_allclose(arrays(out)[name][1], expected, rtol=1e-4)
     assert {f.name for f in (out / "figures").glob("*.png")} == {"residuals_llama-grouped.png"}
-
-
-def test_seeds_begin_at_the_first_one(ids):
-    common = [f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}", "--num_seeds=2"]
-    options = cli.parse_flags(run_architectures.FLAGS, [*common, "--first_seed=3"])
-    sets = models.list_weights(options, models.make_models(options))
-    assert [w.name for w in sets] == ["bert/pretrained0", "bert/init3", "bert/init4"]
 
 
 def test_other_weights_in_the_same_folder_are_refused(tmp_path, ids, capsys):

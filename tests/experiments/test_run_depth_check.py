@@ -7,7 +7,7 @@ import xarray as xr
 from experiments import run_depth_check
 from experiments.verdicts import wording
 
-SETUP = run_depth_check.Setup(None, None, np.zeros(1, np.uint8), "a text")
+SETUP = run_depth_check.Setup(None, np.zeros(1, np.uint8), "a text")
 RATES = (1e-4, 1e-3, 3e-3)
 SLOPES = {"mup": (-0.1, -0.5, -0.7), "completep": (-0.2, 0.1, -0.5)}
 

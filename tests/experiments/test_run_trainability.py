@@ -104,6 +104,15 @@ def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.full
+def test_the_first_seed_chooses_the_seeds(folder, tmp_path):
+    flags = ["--depths=2", "--designs=depth_scaled", "--warmup=5", "--first_seed=1"]
+    assert run(binary, [*SIZES, *flags, "--num_seeds=1"], tmp_path) == 0
+    expected = arrays(folder)
+    for name, values in arrays(tmp_path).items():
+        np.testing.assert_allclose(values[0], expected[name][1], 1e-5, 1e-7, err_msg=name)
+
+
+@pytest.mark.full
 def test_an_interrupted_chunk_goes_on_behind_its_last_look(folder, tmp_path, monkeypatch):
     arguments = [*SIZES, "--depths=2", "--designs=depth_scaled", "--warmup=5"]
     save = RunFolder.save_checkpoint

@@ -327,6 +327,7 @@ def test_tokens_over_devices_are_gathered(measured):
     near(jax.jit(run)(x, keep, weights), measure_layers(x, keep, weights), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_gradients_in_torch_are_those_of_jax():
     """Also of masks that leave less than full rank; finite at a zero token, a kink of the norm."""
     torch = pytest.importorskip("torch")

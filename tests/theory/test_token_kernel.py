@@ -34,6 +34,7 @@ def test_the_kernel_of_tokens_and_back():
     np.testing.assert_allclose(moved.covariance, (x @ x.T / 8) * jnp.outer(scale, scale), atol=1e-5)
 
 
+@pytest.mark.full
 def test_attention_of_given_weights_is_exact_at_any_width():
     """E over W_V and W_O, of Gaussian entries, at d = 8: means of 4000 draws within 5 errors."""
     config = rc.TransformerConfig(1, 2, 8, mask="causal")

@@ -25,12 +25,6 @@ from rank_collapse.report.wording import words
 DASHES = {"O(N)": ":", "O(log N)": "--", "O(1)": "-."}
 
 
-def plot_points(ax: Any, x: Any, y: Any, index: int, **options: Any) -> None:
-    """Plots a design's points."""
-    marker = figures.MARKERS[index % len(figures.MARKERS)]
-    ax.plot(x, y, color=figures.color(index), marker=marker, linestyle="", **options)
-
-
 def plot_law(ax: Any, x: Any, y: Any, index: int, **options: Any) -> None:
     """Plots what is expected of a design, a dotted line."""
     ax.plot(x, y, **{"color": figures.color(index), "ls": ":", "lw": 1.2} | options)
@@ -47,14 +41,17 @@ def one_law_figure(results: ByCase, setup: Any) -> figures.Figure:
     expected from the same recursion, geometric means over seeds."""
     fig, ((collapse, change),) = figures.figure(1, 2, width=4.4, height=3.5)
     for index, (name, networks) in enumerate(by_design(results).items()):
-        deep, names = first_and_last(networks)[1], ("expected_change", "change.random")
+        _, deep = first_and_last(networks)
         apart = np.where(deep["apart"] > VISIBLE, deep["apart"], np.nan)
         layers = np.arange(apart.shape[1])
         spacing = max(1, layers[-1] // 12)
         marks = {"linestyle": "", "markevery": (index % spacing, spacing)}
         figures.log_band(collapse, layers, apart, name, index, **marks)
         plot_law(collapse, layers, expected_apart(deep), index, ls="-", lw=1.0)
-        plot_points(change, *(geometric_mean(depth_curve(networks, n)) for n in names), index)
+        expected = geometric_mean(depth_curve(networks, "expected_change"))
+        measured = geometric_mean(depth_curve(networks, "change.random"))
+        marker = figures.MARKERS[index % len(figures.MARKERS)]
+        change.plot(expected, measured, color=figures.color(index), marker=marker, linestyle="")
     collapse.set(
         yscale="log",
         xlabel="layer",

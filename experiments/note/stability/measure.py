@@ -224,7 +224,8 @@ def measure_seed(options: Flags, is_profiled: bool, key: Any, floats: Any) -> di
         return jnp.sum(target * trace.output), trace
 
     gradients, trace = matrix_gradients(compute_loss, params)
-    law = expect_pass(params, x, config, size)
+    sizes = expectation.update_sizes(config, size)
+    law = expectation.expected_pass(params, x, config, sizes=sizes)
     moves = {"random": draws["direction"], "gradient": jax.tree.map(jnp.negative, gradients)}
     results = measure_network(params, x, config, trace, law, moves, size)
     results["change"]["sgd"] = sgd_change(params, x, config, gradients)
@@ -239,7 +240,7 @@ def measure_network(
 
     Args:
         params, x, config, trace: The network, its tokens [n, d] and its forward pass.
-        law: From `expect_pass`.
+        law: From `expectation.expected_pass`.
         directions, size: As of `output_changes`.
     """
     output = normalised_output(trace, config)
@@ -257,12 +258,6 @@ def one_minus_cosine(x: jax.Array) -> jax.Array:
     """Computes 1 − the mean cosine of two tokens as Σ_i |x̂_i − mean|²/(n − 1), to 1e-13."""
     unit = x / jnp.linalg.norm(x, axis=1, keepdims=True)
     return jnp.sum(jnp.square(unit - unit.mean(axis=0, keepdims=True))) / (len(x) - 1)
-
-
-def expect_pass(params: Any, x: Any, config: Any, size: Any) -> expectation.ExpectedTrace:
-    """Computes what the one law expects of a pass, with an update of that relative size."""
-    sizes = expectation.update_sizes(config, size)
-    return expectation.expected_pass(params, x, config, sizes=sizes)
 
 
 def matrix_gradients(loss: Callable[[Any], tuple[Any, Any]], params: Any) -> tuple[Any, Any]:

@@ -143,10 +143,10 @@ def identity(models: Sequence[Model]) -> dict[str, str]:
 def list_weights(options: Flags, models: Sequence[Model]) -> list[Weights]:
     """Lists of each model the checkpoint, then its initialisations."""
     weights = []
+    seeds = range(options.first_seed, options.first_seed + options.num_seeds)
     for model in models:
         weights += [Weights(model, "pretrained", 0)] * model.has_weights
         if options.initialisation or not model.has_weights:
-            seeds = range(options.first_seed, options.first_seed + options.num_seeds)
             weights += [Weights(model, "init", seed) for seed in seeds]
     return weights
 

@@ -33,11 +33,11 @@ def published_targets(
 ) -> list[Target]:
     """Compare the published curves of pretrained weights with measured ones of the same weights.
 
-    The published texts are 32 of wiki_bio. They count as one more text of the kind measured here:
-    a value x̄ of b texts with standard deviation s may be t s √(1 + 1/b) from the published one, t
-    Student's quantile of b − 1 degrees of freedom at 1 − .05/(2m), and 0.001, to which the figures
-    were read off. The m values are compared jointly (Bonferroni): that one of them differs is a
-    failure, which chance alone makes in 5 % of models at most.
+    The published texts are 32 of wiki_bio. They count as one more text of the kind measured here: a
+    value x̄ of b texts with standard deviation s may be t s √(1 + 1/b) from the published one. t is
+    Student's quantile of b − 1 degrees of freedom at 1 − .05/(2m). To this comes 0.001, to which
+    the figures were read off. The m values are compared jointly (Bonferroni): that one of them
+    differs is a failure, which chance alone makes in 5 % of models at most.
 
     Args:
         settings: From `rank_collapse.pretrained.settings_of`.

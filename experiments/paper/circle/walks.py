@@ -70,11 +70,6 @@ def split_name(name: str) -> tuple[str, int]:
     return variant, int(width)
 
 
-def is_fed_with_sums(variant: str) -> bool:
-    """Returns whether a skip leads around the recurrence."""
-    return variant.startswith("circle_skip")
-
-
 def make_case(options: flags.FlagValues, name: str) -> TrainedTask:
     """Makes one case: its network, and the walk it is trained on.
 
@@ -87,7 +82,8 @@ def make_case(options: flags.FlagValues, name: str) -> TrainedTask:
         name: Variant and width, as of `split_name`.
     """
     variant, width = split_name(name)
-    is_published, is_summed = not variant.startswith("attention"), is_fed_with_sums(variant)
+    is_published = not variant.startswith("attention")
+    is_summed = variant.startswith("circle_skip")  # a skip around the recurrence
     config = rc.TransformerConfig(
         depth=options.depth,
         num_heads=options.num_heads,
@@ -147,9 +143,9 @@ def measure_walk(
         "trajectory" [t, 2, 2], "distance" [t] of its two points, and "error", √(E‖Δ‖² / 4) of one
         step on the training data, Δ the error of a point. Of the theory (see
         `experiments.paper.circle.recurrence`): "log10_distance" [t], with the logarithm carried;
-        "head_gap" [t, l, h]; the Jacobian of a step of the recurrence, "jacobian_across" [2, 2],
-        where equal points end that begin in the middle of the last two, and "equal_points_moved",
-        the length of the last step of those.
+        "head_gap" [t, l, h]; "jacobian_across" [2, 2], the Jacobian of a step of the recurrence
+        where equal points end that begin in the middle of the last two. "equal_points_moved" is
+        the length of their last step.
     """
     config, skip = setup.recipe.config, setup.program.endswith(SUMS)
 

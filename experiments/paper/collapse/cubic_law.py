@@ -1,8 +1,8 @@
 """The 3^L law of the residual: its constant, its closed form, and from which layer on it holds.
 
 The constant is what ‖res(X^L)‖^{1/3^L} tends to. The layer from which on the residual falls by the
-law is certified by the diameter bound of `mean_bounds`, extended through norms with the standard
-deviations of the tokens that they see in the pass that is measured.
+law is certified by the diameter bound of `mean_bounds`. It is extended through norms, with the
+standard deviations of the tokens that they see in the measured pass.
 
 Axis letters: n tokens, d width, h heads, l layers.
 """
@@ -164,22 +164,18 @@ class CubicAttention(tangent.Tangents):
         self.first = first
 
     def apply_attention(self, layer, branch_input):
-        params, keep, measured_input = (
-            layer.params.attention,
-            layer.inputs.existing_tokens,
-            layer.extra,
-        )
-        if measured_input is not None:
+        params = layer.params.attention
+        if layer.extra is not None:
             is_measured = layer.index <= self.first
             branch_input = jax.tree.map(
-                lambda a, b: jnp.where(is_measured, a, b), measured_input, branch_input
+                lambda a, b: jnp.where(is_measured, a, b), layer.extra, branch_input
             )
         query, key, value = (
             jnp.einsum("nd,hdk->hnk", branch_input.residual, w)
             for w in (params.w_q, params.w_k, params.w_v)
         )
         width = math.sqrt(bounds.score_width(layer.config))
-        factor = layer.gains.temperature * width * jnp.sum(keep)
+        factor = layer.gains.temperature * width * jnp.sum(layer.inputs.existing_tokens)
         covariance = jnp.einsum("hnk,hnv->hkv", key, value) / factor
         residual = jnp.einsum("hnk,hkv,hvd->nd", query, covariance, params.w_o)
         return LogState(
@@ -207,15 +203,14 @@ def log10_growth(
     """Computes log10 of the largest growth per layer that the diameter bound allows from layer l
     on.
 
-    With Δ_m the diameter of the input of layer m's attention, the one measured for m = l, and
-    Δ_{m+1} = g_m Δ_m³ the bound of the next one's, it is max_{m ≥ l} log10(g_m Δ_m²): where it is
-    negative, distances fall in every layer from l on and ever faster, hence so does the leading
-    order of attention, which obeys the same bound. g_m is c of the attention times
+    It is max_{m ≥ l} log10(g_m Δ_m²). Δ_m is the diameter of the input of layer m's attention, the
+    measured one for m = l; that of the next layer is at most Δ_{m+1} = g_m Δ_m³. Where it is
+    negative, distances fall in every layer from l on, and ever faster. So does the leading order of
+    attention, which obeys the same bound. g_m is c of the attention times |γ| of gains and
 
-        max|gain|/min_i σ_i of every norm, since |LN x − LN y| ≤ max|gain| |x − y|/√(σ_x σ_y),
+        max|gain|/min_i σ_i of every norm, since |LN x − LN y| ≤ max|gain| |x − y|/√(σ_x σ_y).
 
-    σ² = variance + eps of the tokens that it sees in the pass (RMSNorm: mean square + eps), |γ| of
-    gains.
+    σ² is variance + eps of the tokens that a norm sees in the pass (RMSNorm: mean square + eps).
 
     Args:
         params, config: The network, of those that `COVERS` has.

@@ -3,9 +3,7 @@
 import functools
 from collections.abc import Callable
 
-from absl import flags
-
-from experiments.lab import Flags, Shown, cli, open_run
+from experiments.lab import Flags, Shown, open_run
 from experiments.paper.paths import results
 from experiments.paper.paths.figures import FIGURES
 from experiments.paper.paths.measure import measure, sampled_lengths
@@ -17,21 +15,24 @@ CLAIM = (
 )
 
 
-def define_path_flags(flag_values: flags.FlagValues) -> None:
+def define_path_flags(flag_values: Flags) -> None:
     """Defines the flags of the evaluation by path length.
 
     Args:
         flag_values: Of the experiment.
     """
-    define = cli.definer(flag_values)
     for name, default, least, text in (
         ("path_len", 0, 0, "Shortest path length evaluated; every length from it to the depth."),
         ("n_paths", 5, 1, "Paths in a sampled set; sets of 5 and of 20 are evaluated too."),
         ("n_repeat", 5, 1, "Sampled sets per length and size."),
     ):
-        define("integer", name, default, text, lower_bound=least)
-    text = "Recomputed paths without their layers' skips and learned norms."
-    define("boolean", "no_sub_path", False, text)
+        flag_values.define("integer", name, default, text, lower_bound=least)
+    flag_values.define(
+        "boolean",
+        "no_sub_path",
+        False,
+        "Recomputed paths without their layers' skips and learned norms.",
+    )
 
 
 def run_paths(

@@ -14,7 +14,14 @@ import xarray as xr
 from jaxtyping import Array, Float
 
 from experiments.lab import Flags, RunFolder, labelled
-from experiments.train.training import ALONE, Metrics, TrainedTask, train_flat, whole_metrics
+from experiments.train.training import (
+    ALONE,
+    Metrics,
+    TrainedTask,
+    compute_metrics,
+    train_flat,
+    whole_metrics,
+)
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.paths.contributions import path_contributions
 from rank_collapse.paths.direct import logit_attribution
@@ -134,12 +141,10 @@ def evaluate_samples(
             keep=is_kept.reshape(-1, *shape[2:]),
         )
 
-    def compute_metrics(logits):
-        return {name: fn(logits, held_out) for name, fn in setup.metrics.items()}
-
     logits = in_batches(single_logits, (held_out.inputs, held_out.mask), setup.batch_size)
     logits = jnp.moveaxis(logits, 0, 2)  # [sizes k, r, b, n, c]
-    values = jax.lax.map(compute_metrics, logits.reshape(-1, *logits.shape[2:]))
+    measure_logits = functools.partial(compute_metrics, setup.metrics, held_out)
+    values = jax.lax.map(measure_logits, logits.reshape(-1, *logits.shape[2:]))
     values = {metric: array.reshape(shape[:3]) for metric, array in values.items()}
     return {str(size): {m: a[i] for m, a in values.items()} for i, size in enumerate(sizes)}
 
@@ -197,12 +202,11 @@ def length_sums(
     offset = outputs["offset"]  # [b, n, c]
     by_length, short = (jnp.moveaxis(outputs[n], 0, 1) for n in ("lengths", "truncated"))
 
-    def compute_metrics(logits):
-        return {name: fn(logits, examples) for name, fn in metrics.items()}
+    measure_logits = functools.partial(compute_metrics, metrics, examples)
 
     def coalition_metrics(is_present):
         logits = offset + jnp.tensordot(is_present.astype(by_length.dtype), by_length, 1)
-        return compute_metrics(logits)
+        return measure_logits(logits)
 
     values = coalition_values(coalition_metrics, size)
     bits, full_set = 2 ** np.arange(size), 2**size - 1
@@ -211,7 +215,7 @@ def length_sums(
     return {
         **{name: {m: v[index] for m, v in values.items()} for name, index in sets.items()},
         "shapley": shapley_values(values, size),
-        "truncated": jax.lax.map(compute_metrics, short),
+        "truncated": jax.lax.map(measure_logits, short),
         "covariance": covariance_shares(by_length, offset + by_length.sum(axis=0), examples.mask),
         "cancellation": jnp.sum(norms[:-1]) / norms[-1],
     }

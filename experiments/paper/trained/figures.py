@@ -88,10 +88,10 @@ def residuals_figure(results: Any, networks: Any) -> Any:
     fig, axes = figures.panels(len(VARIANTS), 2, width=4.4, height=3.2)
     for ax, (name, variant) in zip(axes.flat, VARIANTS.items(), strict=True):
         show = LOGARITHMIC.get(name, lambda logs: 10**logs)
-        for model in ("bert-base-cased", "albert-base-v2"):
+        for model, label in (("bert-base-cased", "published"), ("albert-base-v2", "")):
             values = np.array(published_curves(settings_of(model), 12)["pretrained"][variant])
             values = np.log10(np.where(values > 0, values, np.nan))
-            ax.plot(show(values), color="0.6", label="published" * (model[0] == "b"))
+            ax.plot(show(values), color="0.6", label=label)
         for index, network in enumerate(networks):
             arrays, color = results[network.label], figures.color(index)
             ratio_name = f"log10_ratio/{name}"

@@ -146,10 +146,9 @@ def measure_sinks(layer: Any, x: Any, layer_values: Any) -> dict[str, Any]:
         layer_values: What it computed.
     """
     weights, mask = layer_values.trace.attention, layer.inputs.token_mask
-    is_query = layer.inputs.existing_tokens[None, :, None]
-    columns = jnp.sum(jnp.where(is_query, weights, 0), axis=1) / jnp.sum(
-        layer.inputs.existing_tokens
-    )
+    is_query = layer.inputs.existing_tokens
+    sums = jnp.sum(jnp.where(is_query[None, :, None], weights, 0), axis=1)
+    columns = sums / jnp.sum(is_query)
     return {
         "first_column": first_column(weights, mask=mask, key_mask=mask),
         "largest_column": jnp.max(columns, axis=-1),
@@ -206,14 +205,10 @@ def measure_paths(
     passes += [(f"up to {k}", TruncatedPass(k)) for k in lengths]
     group = {"": Group(tuple(passes))}
     states_by_pass = pretrained.stream(source, task.inputs, group, chunk=chunk)[""]
-    sums, share, token_mask = (
-        states_by_pass.pop("sums"),
-        states_by_pass.pop("share"),
-        task.inputs["mask"],
-    )
-    log10_size, residual_sizes = jax.vmap(lambda a, m: measured_sizes(a, mask=m))(
-        sums.by_length, token_mask
-    )
+    sums = states_by_pass.pop("sums")
+    share = states_by_pass.pop("share")
+    measure_sizes = jax.vmap(lambda states, mask: measured_sizes(states, mask=mask))
+    log10_size, residual_sizes = measure_sizes(sums.by_length, task.inputs["mask"])
     frozen = np.asarray(sums.up_to())[:, lengths]
     # Outputs [b c, 1 + k + k, n, d] of c copies of each text: whole, frozen, recomputed.
     states = [sums.output[:, None], frozen, np.stack(list(states_by_pass.values()), axis=1)]

@@ -27,10 +27,10 @@ def layer_influence(
 ) -> dict[str, Float[Array, "..."]]:
     """Measure how much each layer changes the residual stream, means over the tokens that exist.
 
-    block_influence   1 − cos(X^l_i, X^{l+1}_i), [L] (Men et al. 2024, ShortGPT, equation 1, which
-                      divides 0 by 0 where a token is 0. Here, and in the angle, such a token is at
-                      right angles to others, as torch.nn.functional.cosine_similarity has it, and
-                      at none to itself)
+    block_influence   1 − cos(X^l_i, X^{l+1}_i), [L] (Men et al. 2024, ShortGPT, equation 1). Where
+                      a token is 0 that divides 0 by 0. Here, and in the angle, such a token is at
+                      right angles to others, as in torch.nn.functional.cosine_similarity, and at
+                      angle 0 to itself
     angle             arccos(cos(X^l_i, X^m_i))/π of every two layers, [L + 1, L + 1]: 0 the same
                       direction, 1/2 at right angles (the figure of Sun et al. 2025, The Curse of
                       Depth)
@@ -103,7 +103,8 @@ def find_settling_index(is_enough: Any) -> Int[Array, "*s"]:
         is_enough: Bool; the last axis is k.
     """
     is_enough = jnp.asarray(is_enough).at[..., -1].set(True)
-    return jnp.sum(jnp.cumprod(is_enough[..., ::-1], axis=-1)[..., ::-1] == 0, axis=-1)
+    holds_from_here = jnp.cumprod(is_enough[..., ::-1], axis=-1)[..., ::-1]
+    return jnp.sum(holds_from_here == 0, axis=-1)
 
 
 def branch_share(values: SublayerValues) -> Float[Array, "n"]:
@@ -116,9 +117,9 @@ def branch_share(values: SublayerValues) -> Float[Array, "n"]:
         values: Of the sublayer.
     """
     stream, branch = scale_summands(values.spec, values.state, values.branch_output)
-    added = jnp.linalg.norm(branch, axis=-1)
-    total = added + (jnp.linalg.norm(stream, axis=-1) if values.spec.skip else 0.0)
-    return jnp.where(total == 0, 0.0, added / jnp.where(total == 0, 1.0, total))
+    branch_length = jnp.linalg.norm(branch, axis=-1)
+    total = branch_length + (jnp.linalg.norm(stream, axis=-1) if values.spec.skip else 0.0)
+    return jnp.where(total == 0, 0.0, branch_length / jnp.where(total == 0, 1.0, total))
 
 
 def attention_share(layer: Layer, x: Any, layer_values: Any) -> Float[Array, ""]:
@@ -146,9 +147,9 @@ class InfluencePass(States):
                 measures[f"{kind}_cosine"] = _mean_over_tokens(_cosine(branch, stream), mask)
         return carry, (layer_values.trace.hidden, measures)
 
-    def build_result(self, walked: WalkResult) -> dict[str, Float[Array, "..."]]:
-        (states, layer_measures), mask = walked.layer_results, walked.prepared.token_mask
-        states = super().build_result(walked._replace(layer_results=states))
+    def build_result(self, walk_result: WalkResult) -> dict[str, Float[Array, "..."]]:
+        (states, layer_measures), mask = walk_result.layer_results, walk_result.prepared.token_mask
+        states = super().build_result(walk_result._replace(layer_results=states))
         length = jnp.linalg.norm(states, axis=-1, keepdims=True)
         unit = states / jnp.where(length == 0, 1, length)
 
@@ -178,7 +179,7 @@ class RemovalPass(LayerPass):
     """
 
     size: int = 1  # layers of a block
-    spare: int = 0  # first tokens that keep them
+    spare: int = 0  # first tokens that keep the states of the full network
 
     def init_carry(
         self, prepared: PreparedInputs, config: TransformerConfig
@@ -190,8 +191,7 @@ class RemovalPass(LayerPass):
         """
         if not 1 <= self.size <= config.depth:
             raise ValueError(f"size={self.size} is not between 1 and depth={config.depth}")
-        blocks = config.depth - self.size + 1
-        return jnp.zeros((blocks, *prepared.x.shape), prepared.x.dtype)
+        return jnp.zeros((config.depth - self.size + 1, *prepared.x.shape), prepared.x.dtype)
 
     def measure_layer(
         self, layer: Layer, x: Any, layer_values: Any, carry: Any
@@ -211,8 +211,8 @@ class RemovalPass(LayerPass):
         def apply_layer(x):
             state = compute_layer(layer, x).trace.hidden
             difference = zero_padding(state - x, mask) - change
-            lengths = jnp.linalg.norm(difference, axis=-1), jnp.linalg.norm(change, axis=-1)
-            by_token = lengths[0] / jnp.where(lengths[1] == 0, 1, lengths[1])
+            length = jnp.linalg.norm(change, axis=-1)
+            by_token = jnp.linalg.norm(difference, axis=-1) / jnp.where(length == 0, 1, length)
             total = jnp.linalg.norm(difference) / jnp.linalg.norm(change)
             return state, total, jnp.max(by_token)
 
@@ -220,26 +220,26 @@ class RemovalPass(LayerPass):
             first_removed, slot_state = slot
             is_behind = layer.index >= first_removed + self.size
             is_first = layer.index == first_removed
-            unchanged = (slot_state, *[jnp.zeros((), slot_state.dtype)] * 2)
-            state, *differences = jax.lax.cond(
-                is_behind, apply_layer, lambda _: unchanged, slot_state
+            zero = jnp.zeros((), slot_state.dtype)
+            state, total, largest = jax.lax.cond(
+                is_behind, apply_layer, lambda state: (state, zero, zero), slot_state
             )
             state = jnp.where(is_first, x, state)
             is_inside = (layer.index >= first_removed) & ~is_behind
             state = jnp.where(is_spared[:, None] & is_inside, full_state, state)
-            return None, (state, jnp.stack(differences))
+            return None, (state, jnp.stack([total, largest]))
 
         _, (carry, differences) = jax.lax.scan(advance_slot, None, (jnp.arange(len(carry)), carry))
         return carry, differences
 
-    def build_result(self, walked: WalkResult) -> dict[str, Float[Array, "..."]]:
-        output, mask = walked.output, walked.prepared.token_mask
-        outputs = jax.vmap(lambda x: walked._replace(last_state=x).output)(walked.carry)
+    def build_result(self, walk_result: WalkResult) -> dict[str, Float[Array, "..."]]:
+        output, mask = walk_result.output, walk_result.prepared.token_mask
+        outputs = jax.vmap(lambda x: walk_result._replace(last_state=x).output)(walk_result.carry)
         full, without = zero_padding(output, mask), zero_padding(outputs, mask)
         errors = jnp.linalg.norm(without - full[None], axis=(-2, -1))
         return {
-            "later": walked.layer_results[..., 0].T,
-            "later_most": walked.layer_results[..., 1].T,
+            "later": walk_result.layer_results[..., 0].T,
+            "later_most": walk_result.layer_results[..., 1].T,
             "cosine": mean_cosine(without, full, mask),
             "error": errors / jnp.linalg.norm(full),
             "output": output,

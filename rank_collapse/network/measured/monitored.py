@@ -59,6 +59,6 @@ class MonitorPass(LayerPass):
         return carry, monitor(hidden, weights, mask=layer.inputs.token_mask)
 
     def build_result(
-        self, walked: WalkResult
+        self, walk_result: WalkResult
     ) -> tuple[Float[Array, "n d"], dict[str, Float[Array, "l"]]]:
-        return walked.output, walked.layer_results
+        return walk_result.output, walk_result.layer_results

@@ -43,10 +43,12 @@ class ProfilePass(States):
         tokens = self._select_tokens(carry, layer.inputs.token_mask, attention_input)
         return layer_values.trace.hidden, tokens
 
-    def build_result(self, walked: WalkResult) -> Any:
+    def build_result(self, walk_result: WalkResult) -> Any:
         """Return the measures of X^0 .. X^{L−1} [L], and the tokens of X^L to measure."""
-        last = self._select_tokens(walked.carry, walked.prepared.token_mask, walked.output)
-        return {"layers": walked.layer_results, "last": last}
+        last = self._select_tokens(
+            walk_result.carry, walk_result.prepared.token_mask, walk_result.output
+        )
+        return {"layers": walk_result.layer_results, "last": last}
 
     def on_host(self, results: Any) -> Any:
         """Measure tokens of one layer [b], or in the end make the profile [b, L + 1]."""

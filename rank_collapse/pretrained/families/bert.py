@@ -41,8 +41,7 @@ _EMBEDDING = {
 def _bert_names(weights, settings):
     outside = dict(_EMBEDDING)
     if settings["type_vocab_size"]:
-        segments = Leaf("embeddings.token_type_embeddings.weight", "s e")
-        outside["embedding.segments"] = segments
+        outside["embedding.segments"] = Leaf("embeddings.token_type_embeddings.weight", "s e")
     return Names("encoder.layer.{}", _BERT_LAYER, outside)
 
 

@@ -43,9 +43,9 @@ def layer_windows(
     """
     kinds = settings.get("layer_types")
     if kinds is not None:
-        wrong = [k for k in kinds if k not in LAYER_TYPES]
-        if wrong:
-            raise ValueError(f"layer_types has {wrong[0]!r}, only {LAYER_TYPES} are supported")
+        unknown = [k for k in kinds if k not in LAYER_TYPES]
+        if unknown:
+            raise ValueError(f"layer_types has {unknown[0]!r}, only {LAYER_TYPES} are supported")
         if len(kinds) != settings["num_hidden_layers"]:
             raise ValueError(
                 f"layer_types has {len(kinds)} entries for "
@@ -74,6 +74,7 @@ def decoder_fields(
     width = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
     entry = rotary_entry(settings, "full_attention") | (entry or {})
     limit = settings.get("sliding_window")
+    distance = None if limit is None else limit - 1
     is_local = [bool(local(i)) for i in range(settings["num_hidden_layers"])]
     share = settings.get("partial_rotary_factor", 1.0)
     part = entry.get("partial_rotary_factor", 1.0)
@@ -85,7 +86,7 @@ def decoder_fields(
     return rotary_fields(entry, settings, width, share) | {
         "d_qk": width,
         "d_v": width,
-        "windows": layer_windows(settings, is_local, limit and limit - 1),
+        "windows": layer_windows(settings, is_local, distance),
         "embedding": {"num_positions": num_positions(entry, settings)},
     }
 
@@ -107,6 +108,10 @@ def _olmo3_fields(settings):
     """Set the rotary base without scaling in layers with a window."""
     fields = decoder_fields(settings, lambda i: (i + 1) % 4)
     return fields | {"local_theta": local_theta(settings, 5e5)}
+
+
+def _granite_fields(settings):
+    return decoder_fields(settings) | {"temperature": 1 / settings["attention_multiplier"]}
 
 
 def _smollm3_fields(settings):
@@ -270,9 +275,7 @@ GRANITE = LLAMA.derive(
     },
     reads={"scale": "embedding_multiplier", "branch_gain": "residual_multiplier"},
     fields={"scale_scores": False},
-    computed=lambda settings: (
-        decoder_fields(settings) | {"temperature": 1 / settings["attention_multiplier"]}
-    ),
+    computed=_granite_fields,
 )
 SMOLLM3 = LLAMA.derive(
     "smollm3",

@@ -36,11 +36,11 @@ def _mixtral_fields(settings):
 
 def qwen_experts(settings: Settings) -> dict[str, Any]:
     """Compute windows as other Qwens have them, and the experts."""
-    fields = (qwen_fields if "use_sliding_window" in settings else decoder_fields)(settings)
+    compute_fields = qwen_fields if "use_sliding_window" in settings else decoder_fields
     # Qwen3's entry is called so in files that transformers >= 5 has written.
     number = settings["num_local_experts"] or settings["num_experts"]
     shared = settings.get("shared_expert_intermediate_size", 0)
-    return fields | {
+    return compute_fields(settings) | {
         "d_ff": number * settings["moe_intermediate_size"] + shared,
         "num_experts": number,
         "router": "chosen" if settings["norm_topk_prob"] else "all",
@@ -67,17 +67,19 @@ def read_experts(weights: Weights, name: str, config: TransformerConfig) -> MLPP
     else:
         gate, up, down = _MIXTRAL if stem == old else _OTHERS
         stems = [f"{stem}.experts.{e}" for e in range(number)]
-        maps = [
-            np.concatenate([weights.take(f"{e}.{up_}.weight", f, d) for e in stems])
-            for up_ in (gate, up)
-        ]
-        maps.append(np.concatenate([weights.take(f"{e}.{down}.weight", d, f).T for e in stems]))
+        gates = np.concatenate([weights.take(f"{e}.{gate}.weight", f, d) for e in stems])
+        ups = np.concatenate([weights.take(f"{e}.{up}.weight", f, d) for e in stems])
+        downs = np.concatenate([weights.take(f"{e}.{down}.weight", d, f).T for e in stems])
+        maps = [gates, ups, downs]
     router, shared = weights.take(f"{stem}.gate.weight", number, d).T, None
-    if wide := config.d_shared:
+    if config.d_shared:
+        expert, wide = f"{stem}.shared_expert", config.d_shared
+        gate, up, down = _OTHERS
         shared_maps = [
-            weights.take(f"{stem}.shared_expert.{part}.weight", wide, d) for part in _OTHERS[:2]
+            weights.take(f"{expert}.{gate}.weight", wide, d),
+            weights.take(f"{expert}.{up}.weight", wide, d),
+            weights.take(f"{expert}.{down}.weight", d, wide).T,
         ]
-        shared_maps.append(weights.take(f"{stem}.shared_expert.{_OTHERS[2]}.weight", d, wide).T)
         maps = [np.concatenate(pair) for pair in zip(maps, shared_maps, strict=True)]
         shared = weights.take(f"{stem}.shared_expert_gate.weight", 1, d).T
     w_gate, w_in, w_out = maps

@@ -37,16 +37,18 @@ def _t5_names(weights, settings):
     part = settings["part"]
     mlp = "2.DenseReluDense" if part == "decoder" else "1.DenseReluDense"
     tokens_name = f"{part}.embed_tokens.weight"
-    tokens = (
-        tokens_name
-        if weights.has_tensor(tokens_name) and not weights.is_random
-        else "shared.weight"
-    )
+    has_table = weights.has_tensor(tokens_name) and not weights.is_random
+    tokens = tokens_name if has_table else "shared.weight"
     bias = f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    layer = {f"attention.{letter}": f"0.SelfAttention.{letter}" for letter in "qkvo"}
-    layer |= {f"cross.{letter}": f"1.EncDecAttention.{letter}" for letter in "qkvo"}
-    layer |= {"attention_norm": "0.layer_norm", "cross_norm": "1.layer_norm"}
-    layer |= {"mlp.in": f"{mlp}.wi", "mlp.out": f"{mlp}.wo", "mlp_norm": f"{mlp[0]}.layer_norm"}
+    layer = {
+        **{f"attention.{letter}": f"0.SelfAttention.{letter}" for letter in "qkvo"},
+        **{f"cross.{letter}": f"1.EncDecAttention.{letter}" for letter in "qkvo"},
+        "attention_norm": "0.layer_norm",
+        "cross_norm": "1.layer_norm",
+        "mlp.in": f"{mlp}.wi",
+        "mlp.out": f"{mlp}.wo",
+        "mlp_norm": f"{mlp[0]}.layer_norm",
+    }
     if settings["feed_forward_proj"].startswith("gated-"):
         layer |= {"mlp.in": f"{mlp}.wi_1", "mlp.gate": f"{mlp}.wi_0"}
     outside = {

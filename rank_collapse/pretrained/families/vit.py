@@ -24,8 +24,12 @@ _OUTSIDE = {
     "final_norm": "layernorm",
 }
 # Queries, keys, values and output: in files of transformers < 5 and in later ones.
-_OLD = {f"attention.{name[0]}": f"attention.attention.{name}" for name in ("query", "key", "value")}
-_OLD |= {"attention.o": "attention.output.dense"}
+_OLD = {
+    "attention.q": "attention.attention.query",
+    "attention.k": "attention.attention.key",
+    "attention.v": "attention.attention.value",
+    "attention.o": "attention.output.dense",
+}
 _NEW = {f"attention.{letter}": f"attention.{letter}_proj" for letter in "qkvo"}
 _VIT_NORMS = {"attention_norm": "layernorm_before", "mlp_norm": "layernorm_after"}
 _VIT_OLD = _OLD | {"mlp.in": "intermediate.dense", "mlp.out": "output.dense"} | _VIT_NORMS

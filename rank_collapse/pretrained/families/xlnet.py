@@ -6,6 +6,14 @@ and memories of earlier segments are left out: they belong to its pretraining.
 
 from rank_collapse.pretrained.family import Entry, Family, Leaf, Names
 
+
+def _xlnet_fields(settings):
+    return {
+        "mask": "causal" if settings["attn_type"] == "uni" else "none",
+        "clamp_distance": max(settings["clamp_len"], 0),
+    }
+
+
 XLNET = Family(
     "xlnet",
     entries={
@@ -55,9 +63,6 @@ XLNET = Family(
     anchors=("word_embedding.weight",),
     fields={"norm_placement": "post", "position": "relative_key"},
     embedding={"norm": False},
-    computed=lambda settings: {
-        "mask": "causal" if settings["attn_type"] == "uni" else "none",
-        "clamp_distance": max(settings["clamp_len"], 0),
-    },
+    computed=_xlnet_fields,
     allowed={"bi_data": (False,), "attn_type": ("bi", "uni")},
 )

@@ -63,13 +63,16 @@ def part_positions(parts: Int[Array, "n"]) -> Int[Array, "n"]:
 
 
 def packed_rows(lengths: Int[np.ndarray, "b"], width: int) -> Int[np.ndarray, "r width 2"]:
-    """Plan rows that hold complete sequences behind each other: (sequence, position) of each place.
+    """Plan rows that hold complete sequences behind each other.
 
-    The longest sequences first, each into the first row with free places. (-1, 0) where nothing is.
+    The longest sequences come first, each into the first row with enough free places.
 
     Args:
         lengths: Of the sequences.
         width: Places of a row.
+
+    Returns:
+        (sequence, position in it) of each place; (-1, 0) where nothing is.
     """
     if lengths.max() > width:
         raise ValueError(f"a sequence of {lengths.max()} tokens does not fit width={width}")
@@ -128,8 +131,8 @@ def cross_entropy(
 
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     # −Σ q log p = −log p[label] + ε (logit of the label − mean logit)
-    of_label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    return weighted_mean(losses + smoothing * (of_label - jnp.mean(logits, axis=-1)), weights)
+    label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return weighted_mean(losses + smoothing * (label_logits - jnp.mean(logits, axis=-1)), weights)
 
 
 def squared_error(
@@ -173,10 +176,10 @@ def area_under_curve(logits: Float[Array, "b n 2"], examples: Examples) -> Float
     exists = token_mask(examples).ravel()
     positive = (examples.labels.ravel() == 1) & exists
     negative = (examples.labels.ravel() == 0) & exists
-    of_negatives = jnp.sort(jnp.where(negative, score, jnp.inf))
+    negative_scores = jnp.sort(jnp.where(negative, score, jnp.inf))
     count = negative.sum()
-    below = jnp.minimum(jnp.searchsorted(of_negatives, score, side="left"), count)
-    below_or_tied = jnp.minimum(jnp.searchsorted(of_negatives, score, side="right"), count)
+    below = jnp.minimum(jnp.searchsorted(negative_scores, score, side="left"), count)
+    below_or_tied = jnp.minimum(jnp.searchsorted(negative_scores, score, side="right"), count)
     wins = jnp.sum(jnp.where(positive, (below + below_or_tied).astype(score.dtype) / 2, 0.0))
     return wins / (positive.sum() * count).astype(score.dtype)
 

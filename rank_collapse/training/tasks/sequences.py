@@ -22,7 +22,7 @@ TASKS = ("copy", "reverse", "sort")
 
 
 class SequencePairs(struct.Struct):
-    """Pairs of sequences, padded; what a decoder reads and what it should answer are one apart."""
+    """Pairs of sequences, padded; a decoder should answer the token after each that it reads."""
 
     source: Any  # Int [b, m]
     source_mask: Any  # Bool [b, m], which tokens exist
