@@ -50,7 +50,8 @@ FLAGS.define("boolean", "untrained", False, "A small network at random in their 
 FLAGS.define("string", "text", None, "Text: a .tsv with a header (RTE), or paragraphs.")
 FLAGS.define("boolean", "last_texts", False, "The last texts of the file in place of the first.")
 FLAGS.define("integer", "num_texts", 16, "Texts of each network.", lower_bound=2)
-FLAGS.define("integer", "max_tokens", 64, "Tokens of each text; shorter texts are left out.")
+text = "Tokens of each text; shorter texts are left out."
+FLAGS.define("integer", "max_tokens", 64, text, lower_bound=6)  # two are measured, one more hidden
 FLAGS.define("integer", "seed", 0, "Of weights at random, and of random keys.", lower_bound=0)
 text = "Share of the layers that are left as they are."
 FLAGS.define("float", "start", LATE, text, lower_bound=0.0, upper_bound=1.0)

@@ -303,7 +303,9 @@ def coordinates_figure(
                 if np.isfinite(values).any():
                     text = f"{label} {when}".strip()
                     figures.log_band(ax, depths, values, text, index, linestyle=dashes)
-        ax.set(xscale="log", yscale="log", xlabel="layers L", ylabel=meaning.get(name, name))
+        has_logs = any(np.any(np.asarray(quantities[name]) > 0) for quantities in curves.values())
+        yscale = "log" if has_logs else "linear"  # 0 at all depths, as branches that start at 0
+        ax.set(xscale="log", yscale=yscale, xlabel="layers L", ylabel=meaning.get(name, name))
         ax.set_xticks(depths, labels=map(str, depths))
         ax.set_xticks([], minor=True)
     entries = axes[0, 0].get_legend_handles_labels()

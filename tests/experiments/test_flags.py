@@ -106,7 +106,7 @@ MISTAKES = {
         "--no_repeat --seq_len=5": "seq_len=5",
         "--n_epochs=-1": "n_epochs",
     },
-    "run_sinks": {"--start=1.5": "start=1.5"},
+    "run_sinks": {"--start=1.5": "start=1.5", "--max_tokens=3": "max_tokens=3"},
     "run_convex_hull": {"--num_labels=3": "num_labels=3"},
     "run_memorization": {
         "--data_dir=no/such/folder": "no/such/folder/train.tsv",

@@ -107,6 +107,12 @@ def test_a_buffer_that_a_step_uses_again_has_changed(framework):
     np.testing.assert_array_equal(change[..., 1], 0.5)
 
 
+def test_what_is_0_everywhere_is_drawn():
+    step = {"hidden": np.eye(4), "before": np.eye(4), "query_gradient": np.zeros(3)}
+    check = rc.coord_check(lambda depth, seed: lambda: step, DEPTHS, steps=2, seeds=2)
+    check.figure().draw_without_rendering()
+
+
 def test_a_loss_of_half_precision_is_a_number():
     torch = pytest.importorskip("torch")
     step = {"hidden": torch.ones(5, 4), "loss": torch.tensor(1.5, dtype=torch.bfloat16)}
