@@ -34,6 +34,15 @@ def test_the_kernel_of_tokens_and_back():
     np.testing.assert_allclose(moved.covariance, (x @ x.T / 8) * jnp.outer(scale, scale), atol=1e-5)
 
 
+def test_kernels_of_independent_features_multiply():
+    """Second moments of products are products of second moments, at unequal lengths too."""
+    first, second = draws.normal(3, 4), draws.normal(3, 4, seed=2) * np.array([[1.0], [2.0], [3.0]])
+    a, b = (token_kernel.measure_kernel(jnp.asarray(x)) for x in (first, second))
+    product = token_kernel._multiply_kernels(a, b)
+    covariance = (first @ first.T / 4) * (second @ second.T / 4)
+    np.testing.assert_allclose(product.covariance, covariance, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.full
 def test_attention_of_given_weights_is_exact_at_any_width():
     """E over W_V and W_O, of Gaussian entries, at d = 8: means of 4000 draws within 5 errors."""
