@@ -144,15 +144,19 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         return tuple(rows.index(row) for row in range(self.num_rows))
 
 
-def check_config(config: Any) -> None:
+def check_config(config: Any, name: str = "config") -> None:
     """Check that a network is one, where arguments may be in another order.
+
+    Args:
+        config: The network.
+        name: Of the argument, for the message.
 
     Raises:
         ValueError: It is something else.
     """
     kind = type(config).__name__
     struct.refuse_if(
-        not isinstance(config, TransformerConfig), f"config is a {kind}, not a TransformerConfig"
+        not isinstance(config, TransformerConfig), f"{name} is a {kind}, not a TransformerConfig"
     )
 
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from rank_collapse import struct
 from rank_collapse.network import parameters
-from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.parameters import TransformerParams
 
 RuleName = Literal["sp", "mup", "half", "completep", "looped"]
@@ -225,10 +225,7 @@ def depth_rule(name: RuleName, base: TransformerConfig) -> DepthRule:
     Raises:
         ValueError: An unknown name, or a base that is no network.
     """
-    kind = type(base).__name__
-    struct.refuse_if(
-        not isinstance(base, TransformerConfig), f"base is a {kind}, not a TransformerConfig"
-    )
+    check_config(base, "base")
     if name not in RULES:
         raise struct.unknown_value_error(f"depth rule {name!r}", name, RULES)
     return DepthRule(base, **RULES[name])

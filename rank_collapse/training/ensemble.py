@@ -184,11 +184,13 @@ class Ensemble:
                 saved["watched"] = jax.tree.map(np.copy, watched)
             return saved
 
-        like = None if resume is None else snapshot()
-        checkpoint = None if resume is None else resume(like)
+        template = checkpoint = None
+        if resume is not None:
+            template = snapshot()
+            checkpoint = resume(template)
         if checkpoint is not None:
             epoch, saved = checkpoint
-            fits = _list_shapes(saved) == _list_shapes(like) and 0 <= epoch <= total
+            fits = _list_shapes(saved) == _list_shapes(template) and 0 <= epoch <= total
             refuse_if(not fits, f"resume gave a snapshot of epoch {epoch} that is of other runs")
             state, losses = self.lay_out(saved["state"]), np.array(saved["losses"])
             watched = jax.tree.map(np.array, saved.get("watched"))
