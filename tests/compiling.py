@@ -7,6 +7,7 @@ The options belong to jaxlib 0.10, which the tests were timed with. They are lef
 a jaxlib refuses to start with an option that it does not know.
 """
 
+import functools
 import os
 from importlib import metadata
 from pathlib import Path
@@ -24,11 +25,15 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jax  # noqa: E402
+from jax._src.interpreters import mlir  # noqa: E402
 
 # Set once more, in case a plugin of pytest has imported JAX already.
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] != "0":
     jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+if _KNOWN:  # a context of MLIR takes as long as all else of a small program before it is compiled
+    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
 MOST_BYTES = 10**9  # of programs kept between runs; one whole run has about a fifth of it
 
