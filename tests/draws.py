@@ -1,10 +1,16 @@
-"""Parameters and inputs drawn by numpy: nothing to compile, where JAX's draws take seconds."""
+"""Parameters and inputs drawn by numpy: nothing to compile, where JAX's draws take seconds.
+
+`jax.device_put` compiles nothing either; `jnp.asarray` has a program for every shape.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
+
+
+initial = jax.jit(lambda config: rc.init(jax.random.key(0), config))
 
 
 def parameters(config, seed=0, weight_scale=1.0, bias_scale=0.3, gain_scale=0.1):
@@ -14,7 +20,6 @@ def parameters(config, seed=0, weight_scale=1.0, bias_scale=0.3, gain_scale=0.1)
     learned gains normal(1, gain_scale²), connections of streams normal(0, ¼).
     """
     rng = np.random.default_rng(seed)
-    shapes = jax.eval_shape(lambda key: rc.init(key, config), jax.random.key(0))
 
     def draw(path, leaf):
         z, name = rng.standard_normal(leaf.shape), path[-1].name
@@ -26,9 +31,9 @@ def parameters(config, seed=0, weight_scale=1.0, bias_scale=0.3, gain_scale=0.1)
             z = bias_scale * z
         else:
             z = weight_scale * z / np.sqrt(leaf.shape[-2])
-        return jnp.asarray(z, leaf.dtype)
+        return jax.device_put(z.astype(leaf.dtype))
 
-    return jax.tree.map_with_path(draw, shapes)
+    return jax.tree.map_with_path(draw, initial.eval_shape(config))
 
 
 def redrawn(params, count, seed=2):
@@ -42,19 +47,19 @@ def redrawn(params, count, seed=2):
         if np.ptp(leaf) == 0:
             return jnp.broadcast_to(leaf, (count, *leaf.shape))
         z = rng.standard_normal((count, *leaf.shape))
-        return jnp.asarray(z * np.sqrt(np.mean(np.square(leaf))), leaf.dtype)
+        return jax.device_put((z * np.sqrt(np.mean(np.square(leaf)))).astype(leaf.dtype))
 
     return jax.tree.map(draw, params)
 
 
 def normal(*shape, seed=1):
     """Draws standard normal numbers."""
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), float)
+    return jax.device_put(np.random.default_rng(seed).standard_normal(shape))
 
 
 def tokens(n, d, seed=1, shift=0.3):
     """Draws inputs [n, d], normal around a common token."""
-    return jnp.asarray(np.random.default_rng(seed).standard_normal((n, d)) + shift, float)
+    return jax.device_put(np.random.default_rng(seed).standard_normal((n, d)) + shift)
 
 
 def changed(params, **parts):

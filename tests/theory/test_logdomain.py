@@ -16,7 +16,7 @@ import rank_collapse as rc
 from rank_collapse.theory.logdomain import REPLICAS, LogScaled
 
 N, D, H = 6, 16, 4
-QUICK = AS_USERS | {
+QUICK = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
 }
@@ -33,10 +33,11 @@ def network(config, weight_scale=1.0, bias_scale=0.1, n=N, seed=0):
 
 
 @functools.cache
-def compile_plain_profile():
+def compile_plain_profile(options=()):
     """Compiles the profile without other inputs once, so that equal shapes are traced once."""
+    options = QUICK | dict(options)
     return jax.jit(
-        lambda p, x, c: rc.log_residual_profile(p, x, c, replicas=0), compiler_options=QUICK
+        lambda p, x, c: rc.log_residual_profile(p, x, c, replicas=0), compiler_options=options
     )
 
 
@@ -52,7 +53,7 @@ def compile_profile(config, **inputs):
 
 
 def to_float64(*arrays):
-    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), arrays)
+    return jax.tree.map(lambda a: jax.device_put(np.asarray(a, np.float64)), arrays)
 
 
 def assert_close(got, want):
@@ -84,7 +85,8 @@ def test_equals_thousands_of_digits(case):
     params, x = network(config, **scales)
     want = mp_profile(params, x, config, digits)
     assert want.min() > -0.8 * digits  # the oracle itself has digits left
-    assert_close(compile_profile(config)(params, x, config), want)
+    ours = compile_plain_profile(tuple(AS_USERS.items()))
+    assert_close(ours(params, x, config), want)
 
 
 def test_saturated_attention_is_below_float_range_and_right():
@@ -166,20 +168,22 @@ def compile_ordinary_profile(config, **inputs):
     return jax.jit(profile, compiler_options=QUICK)
 
 
+@pytest.mark.parametrize("single", full_but([False, True], False))
 @pytest.mark.parametrize("case", full_but(COVERED, *USUAL))
-def test_equals_the_ordinary_pass_where_float64_still_sees_it(case):
+def test_equals_the_ordinary_pass_where_float64_still_sees_it(case, single):
     """Float32 at the usual scale; float64 also where attention is saturated (larger weights)."""
     params, x, config, inputs = small_network(case)
     reference, ours = compile_ordinary_profile(config, **inputs), compile_profile(config, **inputs)
-    narrow = np.asarray(ours(params, x, config))
+    narrow = np.asarray(ours(params, x, config)) if single else None
     with jax.enable_x64(True):
-        want, resolved = reference(*to_float64(params, x), config)
-        assert resolved.sum() >= 2
-        np.testing.assert_allclose(narrow[resolved], want[resolved], atol=1e-4)
-        large, x = to_float64(jax.tree.map(lambda a: 2 * a, params), x)
-        want, resolved = reference(large, x, config)
-        got = ours(large, x, config)
-        np.testing.assert_allclose(got[resolved], want[resolved], atol=1e-4)
+        for scale in (1, 2):
+            large, wide = to_float64(jax.tree.map(lambda a, s=scale: s * np.asarray(a), params), x)
+            want, resolved = reference(large, wide, config)
+            assert resolved.sum() >= 2 or scale == 2
+            got = narrow if single else ours(large, wide, config)
+            np.testing.assert_allclose(got[resolved], want[resolved], atol=1e-4)
+            if single:
+                return
 
 
 @pytest.mark.parametrize(
