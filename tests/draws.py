@@ -9,7 +9,6 @@ import numpy as np
 
 import rank_collapse as rc
 
-
 initial = jax.jit(lambda config: rc.init(jax.random.key(0), config))
 
 
