@@ -77,8 +77,9 @@ def compute_weights(attention, read, mask):
 @pytest.mark.parametrize("remat", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_linen_in_jit_and_remat(remat):
     model = Stack(remat)
-    variables = {"params": model.init(RNGS, X)["params"]}
-    out, state = model.apply(variables, X, mutable=["intermediates"], rngs=RNGS)
+    variables = {"params": jax.jit(model.init)(RNGS, X)["params"]}
+    run = jax.jit(lambda v: model.apply(v, X, mutable=["intermediates"], rngs=RNGS))
+    out, state = run(variables)
     prefix = "CheckpointBlock" if remat else "Block"
     layers = [f"{prefix}_{i}" for i in range(L)]
     reads = [state["intermediates"][layer]["read"][0] for layer in layers]
@@ -94,8 +95,8 @@ def test_linen_in_jit_and_remat(remat):
     np.testing.assert_allclose(watched, out, rtol=1e-5, atol=1e-6)
     check_scalars(scalars, monitor_layers(reads, weights, mask=MASK))
     gradients = [
-        jax.grad(lambda v, f=f: jnp.sum(f(v) ** 2))(variables)
-        for f in (lambda v: monitor_model(v)[0], lambda v: model.apply(v, X, rngs=RNGS))
+        jax.jit(jax.grad(lambda v, f=f: jnp.sum(f(v)[0] ** 2)))(variables)
+        for f in (monitor_model, run)
     ]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *gradients)
 

@@ -19,28 +19,40 @@ NONE = dict.fromkeys(("w_q", "w_k", "w_v", "w_o", "w_in", "w_gate", "w_out"), 0.
 
 
 def make_tokens():
-    x = tokens(5, 8, shift=0.0)
-    return x.at[1].set(x[0] + 0.1 * x[2]) + 0.7
+    x = np.array(tokens(5, 8, shift=0.0))
+    x[1] = x[0] + 0.1 * x[2]
+    return x + np.float32(0.7)
 
 
 def test_the_kernel_of_tokens_and_back():
     x = make_tokens()
-    state = token_kernel.measure_kernel(x)
-    np.testing.assert_allclose(state.covariance, x @ x.T / 8, atol=1e-5)
-    back = token_kernel.from_covariance(state.covariance, state.change)
+
+    @jax.jit
+    def measure(x):
+        state = token_kernel.measure_kernel(x)
+        back = token_kernel.from_covariance(state.covariance, state.change)
+        moved = token_kernel.normalise_kernel(lone_norm(None, "rms", 0.3), state)
+        return state, back, state.covariance, moved.covariance
+
+    state, back, covariance, of_moved = measure(x)
+    np.testing.assert_allclose(covariance, x @ x.T / 8, atol=1e-5)
     np.testing.assert_allclose(back.distance, state.distance, atol=1e-5)
-    moved = token_kernel.normalise_kernel(lone_norm(None, "rms", 0.3), state)
-    scale = 1 / jnp.sqrt(jnp.mean(x**2, axis=1) + 0.3)
-    np.testing.assert_allclose(moved.covariance, (x @ x.T / 8) * jnp.outer(scale, scale), atol=1e-5)
+    scale = 1 / np.sqrt(np.mean(x**2, axis=1) + 0.3)
+    np.testing.assert_allclose(of_moved, (x @ x.T / 8) * np.outer(scale, scale), atol=1e-5)
 
 
 def test_kernels_of_independent_features_multiply():
     """Second moments of products are products of second moments, at unequal lengths too."""
-    first, second = draws.normal(3, 4), draws.normal(3, 4, seed=2) * np.array([[1.0], [2.0], [3.0]])
-    a, b = (token_kernel.measure_kernel(jnp.asarray(x)) for x in (first, second))
-    product = token_kernel._multiply_kernels(a, b)
+    first, second = (np.array(draws.normal(3, 4, seed=seed)) for seed in (1, 2))
+    second *= np.float32([[1], [2], [3]])
+
+    @jax.jit
+    def multiply(*both):
+        kernels = (token_kernel.measure_kernel(x) for x in both)
+        return token_kernel._multiply_kernels(*kernels).covariance
+
     covariance = (first @ first.T / 4) * (second @ second.T / 4)
-    np.testing.assert_allclose(product.covariance, covariance, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(multiply(first, second), covariance, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.full
@@ -186,6 +198,9 @@ def test_scores_to_second_order_where_tokens_differ(name, allowed, lengths, keys
         assert margin < 0.12 * part.max()
 
 
+activation_kernel = jax.jit(token_kernel.activation_kernel, static_argnums=0)
+
+
 def integrate_over_plane(kind, cov):
     """½E(φ(z_1) − φ(z_2))² and E φ'(z_1)φ'(z_2) over the plane, by 200 × 200 nodes."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(200)
@@ -195,8 +210,7 @@ def integrate_over_plane(kind, cov):
     z = root @ np.stack([a.ravel(), b.ravel()])
     w = np.outer(weights, weights).ravel()
     phi = layers.ACTIVATIONS[kind].fn
-    value = np.asarray(phi(jnp.asarray(z)))
-    slope = np.asarray(jax.vmap(jax.grad(phi))(jnp.asarray(z.ravel()))).reshape(z.shape)
+    value, slope = jax.jit(lambda z: jax.jvp(phi, (z,), (jnp.ones_like(z),)))(z)
     return w @ (0.5 * (value[0] - value[1]) ** 2), w @ (slope[0] * slope[1])
 
 
@@ -204,8 +218,8 @@ def integrate_over_plane(kind, cov):
 def test_activations_against_quadrature_over_the_plane(kind, error, x64):
     """Errors: of ReLU in the quadrature, at its kink; of tanh in the expansion of the kernel."""
     cov = np.array([[1.3, -0.5], [-0.5, 0.8]])
-    z = token_kernel.from_covariance(jnp.asarray(cov), jnp.zeros((2, 2)))
-    kernel, slope = token_kernel.activation_kernel(kind, z)
+    z = jax.jit(token_kernel.from_covariance)(cov, np.zeros((2, 2)))
+    kernel, slope = activation_kernel(kind, z)
     distance, expected_slope = integrate_over_plane(kind, cov)
     np.testing.assert_allclose(kernel.distance[0, 1], distance, atol=error)
     np.testing.assert_allclose(slope[0, 1], expected_slope, atol=3 * error)
@@ -214,8 +228,8 @@ def test_activations_against_quadrature_over_the_plane(kind, error, x64):
 @pytest.mark.parametrize("kind", full_but(["relu", "gelu", "silu"], "gelu"))
 def test_distances_of_nearly_equal_tokens_keep_their_digits(kind):
     """½E(φ(z_1) − φ(z_2))² → E φ'² · distance, in float32 at distances of 1e-25."""
-    z = TokenKernel(jnp.ones(2), jnp.array([[0, 1e-25], [1e-25, 0]]), jnp.zeros((2, 2)))
-    kernel, slope = token_kernel.activation_kernel(kind, z)
+    z = jax.device_put(TokenKernel(np.ones(2), 1e-25 * (1 - np.eye(2)), np.zeros((2, 2))))
+    kernel, slope = activation_kernel(kind, z)
     np.testing.assert_allclose(kernel.distance[0, 1] / 1e-25, slope[0, 1], rtol=2e-4)
 
 
@@ -223,8 +237,8 @@ def test_distances_of_nearly_equal_tokens_keep_their_digits(kind):
 def test_relu_by_its_closed_form(theta):
     """E φ(z_1)φ(z_2) = (sin θ + (π − θ) cos θ)/2π at ρ = cos θ (Cho and Saul 2009), in float64."""
     far = 1 - np.cos(theta)
-    z = TokenKernel(jnp.ones(2), jnp.array([[0, far], [far, 0]], jnp.float32), jnp.zeros((2, 2)))
-    kernel, _ = token_kernel.activation_kernel("relu", z)
+    z = jax.device_put(TokenKernel(np.ones(2), far * (1 - np.eye(2)), np.zeros((2, 2))))
+    kernel, _ = activation_kernel("relu", z)
     closed = 0.5 - (np.sin(theta) + (np.pi - theta) * np.cos(theta)) / (2 * np.pi)
     np.testing.assert_allclose(kernel.distance[0, 1], closed, rtol=2e-5)
 

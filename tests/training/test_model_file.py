@@ -18,7 +18,8 @@ def make_recipe(**fields):
 
 
 def make_models(recipe, seeds=3):
-    return jax.vmap(lambda k: init_model(k, recipe))(jax.random.split(jax.random.key(0), seeds))
+    init = jax.jit(jax.vmap(lambda key: init_model(key, recipe)))
+    return init(jax.random.split(jax.random.key(0), seeds))
 
 
 @pytest.mark.parametrize(
@@ -40,10 +41,9 @@ def test_what_is_read_is_what_was_written(fields, tmp_path):
     (tmp_path / "models.safetensors").write_bytes(dump_models(recipe.config, models))
     config, read = load_models(tmp_path / "models.safetensors")
     jax.tree.map(np.testing.assert_array_equal, (read, config), (models, recipe.config))
-    second = jax.tree.map(lambda a: a[1], read)
-    x = jnp.array([0, 3, 1])
-    expected = forward(jax.tree.map(lambda a: a[1], models), x, recipe.config)
-    np.testing.assert_allclose(forward(second, x, config), expected, rtol=1e-6)
+    x, run = np.array([0, 3, 1]), jax.jit(forward)
+    second, expected = (jax.tree.map(lambda a: np.asarray(a)[1], m) for m in (read, models))
+    np.testing.assert_allclose(run(second, x, config), run(expected, x, recipe.config), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("variant", "field"), [("linear", "mix"), ("sinks", "normalise")])

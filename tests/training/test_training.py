@@ -51,7 +51,11 @@ def recipe(**fields):
 
 
 def data(count=10):
-    return sorting.make_examples(jax.random.key(1), count, 4, 5)
+    return jax.jit(lambda key: sorting.make_examples(key, count, 4, 5))(jax.random.key(1))
+
+
+def begin(values, chosen):
+    return jax.jit(lambda key: init_state(key, values, chosen))(jax.random.key(0))
 
 
 def hyper(**values):
@@ -102,14 +106,14 @@ def test_epochs_are_adam_steps_on_batches_in_order_with_a_short_last_one(fields,
     """
     chosen, examples = recipe(**fields), data(10)
     values = hyper(learning_rate=0.01, weight_decay=decay, dropout=0.0)
-    state = init_state(jax.random.key(0), values, chosen)
-    state = state.replace(model=jax.tree.map(lambda a: a + 0.2, state.model))
+    state = begin(values, chosen)
+    state = state.replace(model=jax.tree.map(lambda a: np.asarray(a) + 0.2, state.model))
     structure = jax.tree.structure(state.model)
     oracle = NumpyAdam(jax.tree.leaves(state.model))
 
     def loss(model, batch):
         logits = batch_forward(model, batch, chosen.config)
-        return cross_entropy(logits, batch.labels, jnp.ones(batch.labels.shape, bool))
+        return cross_entropy(logits, batch.labels, np.ones(batch.labels.shape, bool))
 
     gradient = jax.jit(jax.value_and_grad(loss))
     step = 0
@@ -117,8 +121,8 @@ def test_epochs_are_adam_steps_on_batches_in_order_with_a_short_last_one(fields,
     for epoch in range(3):
         losses = []
         for rows in (slice(0, 4), slice(4, 8), slice(8, 10)):
-            batch = jax.tree.map(lambda a, r=rows: a[r], examples)
-            model = jax.tree.unflatten(structure, [jnp.asarray(a) for a in oracle.w])
+            batch = jax.tree.map(lambda a, r=rows: np.asarray(a)[r], examples)
+            model = jax.tree.unflatten(structure, oracle.w)
             value, g = gradient(model, batch)
             factor = {"constant": 1, "milestones": 0.5 ** min(epoch, 2), "linear": 1 - step / 9}
             rate = 0.01 * factor[chosen.schedule]
@@ -135,11 +139,11 @@ def test_epochs_are_adam_steps_on_batches_in_order_with_a_short_last_one(fields,
 def test_shuffling_visits_every_example_once_per_epoch():
     chosen = recipe(shuffle=True, batch_size=3)
     values = hyper(learning_rate=0.0, dropout=0.0)  # the loss of an epoch is then a plain mean
-    state = init_state(jax.random.key(0), values, chosen)
+    state = begin(values, chosen)
     examples = data(9)
-    _, shuffled = train_epoch(state, examples, jnp.int32(0), values, chosen)
-    _, ordered = train_epoch(
-        state, examples, jnp.int32(0), values, dataclasses.replace(chosen, shuffle=False)
+    shuffled, ordered = (
+        jax.jit(lambda s, e, r=r: train_epoch(s, e, 0, values, r)[1])(state, examples)
+        for r in (chosen, dataclasses.replace(chosen, shuffle=False))
     )
     np.testing.assert_allclose(shuffled, ordered, rtol=1e-5)
 
@@ -155,7 +159,7 @@ def test_schedules_at_their_borders():
 
 def test_the_network_that_trains_is_the_one_network():
     chosen = recipe()
-    state = init_state(jax.random.key(0), hyper(), chosen)
+    state = begin(hyper(), chosen)
     x = data().inputs[0]
     output = transformer.apply(state.model.network, x, chosen.config).output
     w, b = state.model.classifier
@@ -165,7 +169,7 @@ def test_the_network_that_trains_is_the_one_network():
 
 def test_vectors_as_wide_as_the_network_are_embedded_once():
     chosen = recipe(config=config(embedding=EmbeddingConfig(d_input=8, d_embed=8)))
-    model = init_state(jax.random.key(0), hyper(), chosen).model
+    model = begin(hyper(), chosen).model
     x = draws.normal(4, 8)
     output = transformer.apply(model.network, x, chosen.config).output
     w, b = model.classifier
@@ -210,7 +214,7 @@ def test_every_step_has_a_dropout_of_its_own():
 def test_dropout_of_the_output_falls_on_what_the_classifier_reads():
     """A classifier of ones on the diagonal shows the output: each entry is 0 or 1/(1 − p)."""
     chosen = recipe(num_outputs=8)
-    model = init_state(jax.random.key(0), hyper(), chosen).model
+    model = begin(hyper(), chosen).model
     model = model.replace(classifier=(jnp.eye(8), jnp.zeros(8)))
     batch = data()
     key, rate = jax.random.key(5), jnp.float32(0.25)
@@ -254,7 +258,7 @@ def test_packed_sequences_train_as_padded_ones():
     assert len(packed) == 3 and packed.mask.sum() == lengths.sum()
     values = hyper(learning_rate=0.01, dropout=0.0)
     chosen = recipe(config=config(position="relative_bias"), batch_size=5)
-    state = init_state(jax.random.key(0), values, chosen)
+    state = begin(values, chosen)
     one, other = (batch_forward(state.model, e, chosen.config) for e in (packed, padded))
     exists = rows[..., 0] >= 0
     np.testing.assert_allclose(
