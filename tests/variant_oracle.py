@@ -1,7 +1,7 @@
 """Attention variants written out in NumPy, row by row under a causal mask, and their networks."""
 
+import draws
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -79,11 +79,10 @@ DRAWN = np.random.default_rng(1).normal(size=(N, D))
 def network(name, **values):
     """Makes (config, parameters, tokens) of two layers of pure attention, in float64."""
     config = rc.variant(rc.san(L, H, D, mask="causal"), name, **values)
-    return config, rc.init(jax.random.key(2), config, 1.3, 0.4), jnp.asarray(DRAWN)
+    return config, draws.parameters(config, 2, 1.3, 0.4), jax.device_put(DRAWN)
 
 
 @pytest.fixture(autouse=True)
-def eager():
-    """Runs eagerly: a program of each variant would take a second to compile."""
-    with jax.enable_x64(True), jax.disable_jit():
+def in_float64():
+    with jax.enable_x64(True):
         yield

@@ -10,8 +10,7 @@ from scipy import stats
 from trained_runs import arrays, finished, parsed, result_of, rows, run
 
 import rank_collapse as rc
-from experiments import join, run_trainability as binary
-from experiments.lab import cli
+from experiments import run_trainability as binary
 from experiments.lab.folder import RunFolder
 from experiments.train import designs, training
 from experiments.train.training import Training
@@ -45,17 +44,15 @@ ARGUMENTS = (
 folder = finished(binary, *ARGUMENTS)
 
 
-def test_seeds_of_two_folders_join_to_those_of_one(tmp_path):
+def test_the_first_seed_chooses_the_seeds(tmp_path):
     arguments = [*SIZES, "--n_steps=1", "--depths=1", "--designs=post", "--warmup=0"]
-    for name, seeds in (("whole", ()), ("a", (0, 1)), ("b", (1, 1))):
-        flags = [f"--{f}={v}" for f, v in zip(("first_seed", "num_seeds"), seeds, strict=False)]
+    later = ["--first_seed=1", "--num_seeds=1"]
+    for name, flags in (("both", ()), ("second", later)):
         assert run(binary, [*arguments, *flags], tmp_path / name) == 0
-    joined = [str(tmp_path / "a"), str(tmp_path / "b"), f"--output_dir={tmp_path / 'joined'}"]
-    assert cli.execute(join.main, join.FLAGS, joined, positional="folders") == 0
-    expected, both = arrays(tmp_path / "whole"), arrays(tmp_path / "joined")
-    assert both.keys() == expected.keys()
-    for name in both:
-        np.testing.assert_allclose(both[name], expected[name], 1e-4, 1e-6, err_msg=name)
+    both, second = (arrays(tmp_path / name) for name in ("both", "second"))
+    assert both.keys() == second.keys()
+    for name, values in second.items():
+        np.testing.assert_allclose(values[0], both[name][1], 1e-4, 1e-6, err_msg=name)
 
 
 @pytest.mark.full
@@ -101,15 +98,6 @@ def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
     with pytest.raises(TypeError):  # what would have been trained
         run(binary, [*fewer, "--designs=pre"], path)
     assert run(binary, [*fewer, "--n_steps=25"], path) == 2  # other sizes
-
-
-@pytest.mark.full
-def test_the_first_seed_chooses_the_seeds(folder, tmp_path):
-    flags = ["--depths=2", "--designs=depth_scaled", "--warmup=5", "--first_seed=1"]
-    assert run(binary, [*SIZES, *flags, "--num_seeds=1"], tmp_path) == 0
-    expected = arrays(folder)
-    for name, values in arrays(tmp_path).items():
-        np.testing.assert_allclose(values[0], expected[name][1], 1e-5, 1e-7, err_msg=name)
 
 
 @pytest.mark.full

@@ -38,7 +38,7 @@ CONFIG = rc.TransformerConfig(
     norm_placement="pre",
     final_norm=True,
 )
-MASK = jnp.arange(N) < N - 2
+MASK = np.arange(N) < N - 2
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +55,17 @@ def test_a_token_that_is_zero_is_at_right_angles_to_others_and_at_none_to_itself
 ):
     """0 → (−3, −4), (3, 4) → 0 and (−3, 1) → (−6, −3), of cosines 0, 0 and 1/√2."""
     config = rc.san(1, 1, 2, attention_skip=True)
-    params = jax.tree.map(jnp.zeros_like, draws.parameters(config))
-    params = draws.changed(params, attention={"b_o": moved * jnp.array([[-3.0, -4.0]])})
-    influence_measures = layer_influence(
-        params, jnp.array([[0.0, 0.0], [3.0, 4.0], [-3.0, 1.0]]), config
-    )
+    params = jax.tree.map(np.zeros_like, draws.parameters(config))
+    params = draws.changed(params, attention={"b_o": moved * np.float32([[-3, -4]])})
+    influence_measures = layer_influence(params, np.float32([[0, 0], [3, 4], [-3, 1]]), config)
     np.testing.assert_allclose(influence_measures["block_influence"], [influence], atol=1e-6)
     np.testing.assert_allclose(influence_measures["angle"], [[0, angle], [angle, 0]], atol=1e-6)
 
 
 def remove_layers(params, config, s, size=1):
     remaining_layers = np.delete(np.arange(L), slice(s, s + size))
-    fewer = params.replace(layers=jax.tree.map(lambda a: a[remaining_layers], params.layers))
+    layers = jax.tree.map(lambda a: np.asarray(a)[remaining_layers], params.layers)
+    fewer = params.replace(layers=layers)
     return fewer, config.replace(depth=L - size)
 
 
@@ -105,9 +104,10 @@ def test_ratios_and_sizes_are_of_what_the_states_gain(kind):
     config = CONFIG.replace(**GAINS[kind])
     params = draws.parameters(config, 0, 2.0, 0.1)
     noise = np.random.default_rng(0)
-    params = params.replace(
-        layers=jax.tree.map(lambda a: a * noise.uniform(0.5, 1.5, a.shape), params.layers)
+    scaled = jax.tree.map(
+        lambda a: np.asarray(a) * np.float32(noise.uniform(0.5, 1.5, a.shape)), params.layers
     )
+    params = params.replace(layers=scaled)
     x = draws.normal(N, D)
     trace = rc.apply(params, x, config, mask=MASK)
     keep, after = np.asarray(MASK), trace.layers.after_attention
@@ -124,8 +124,11 @@ def test_ratios_and_sizes_are_of_what_the_states_gain(kind):
     share = rc.branch_shares(trace, params, config, mask=MASK).attention
     np.testing.assert_allclose(influence["attention_share"], share, rtol=1e-4)
     # α is made of the same two sides, whole matrices of them
-    expected = [jax.vmap(rc.composite_norm)(a["attention"]) for a in (streams, branches)]
+    expected = [rc.composite_norm(np.asarray(a["attention"])) for a in (streams, branches)]
     np.testing.assert_allclose(branch_sizes(params, trace, config, mask=MASK), expected, rtol=1e-4)
+
+
+normalise = jax.jit(lambda norm, x: apply_norm(norm, x, CONFIG.norm, CONFIG.norm_eps))
 
 
 @pytest.mark.parametrize("size", [1, 2, L])
@@ -136,7 +139,7 @@ def test_removal_against_networks_without_the_layers(network, size):
     change, output = np.diff(np.asarray(trace.hidden), axis=0)[:, keep], np.asarray(trace.output)
     later, most = np.zeros((2, L - size + 1, L))
     for s in range(L - size + 1):
-        shorter = apply_norm(params.final_norm, x, CONFIG.norm, CONFIG.norm_eps)
+        shorter = normalise(params.final_norm, x)
         if size < L:
             fewer, config = remove_layers(params, CONFIG, s, size)
             trace = rc.apply(fewer, x, config, mask=MASK)
@@ -200,7 +203,7 @@ def test_settled_is_where_it_stays_enough():
 
 def test_attention_that_is_uniform_and_attention_that_is_not(network):
     params, x, trace = network
-    w_q = jnp.zeros_like(params.layers.attention.w_q)
+    w_q = np.zeros_like(params.layers.attention.w_q)
     uniform_params = draws.changed(params, attention={"w_q": w_q, "b_q": None})
     head_measures = heads_in_memory(uniform_params, x, CONFIG, mask=MASK)
     shares = [head_measures[name] for name in ("largest_weight", "largest_column", "first_column")]
@@ -261,15 +264,20 @@ def test_updates_have_the_asked_size_and_gradients_their_norms():
         "attention": {"w_q", "w_k", "w_v", "w_o"},
         "mlp": {"w_in", "w_gate", "w_out"},
     }
-    down = jax.tree.map(jnp.negative, get_weight_matrices(jax.grad(loss)(params)))
-    new = move_weights(params, down, 1e-4)
-    moved = jax.tree.map(jnp.subtract, get_weight_matrices(new), matrices)
-    size, length = compute_matrix_norms(moved), compute_matrix_norms(matrices)
+
+    @jax.jit
+    def step(params):
+        down = jax.tree.map(jnp.negative, get_weight_matrices(jax.grad(loss)(params)))
+        new = move_weights(params, down, 1e-4)
+        moved = jax.tree.map(jnp.subtract, get_weight_matrices(new), matrices)
+        size, length = compute_matrix_norms(moved), compute_matrix_norms(matrices)
+        return size, length, gradient_norms(loss, params), loss(params) - loss(new)
+
+    size, length, gradient, change = jax.device_get(step(params))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 1e-4 * b, rtol=0.01), size, length)
     # downhill by ε Σ ‖W‖ ‖∂W‖, to first order
-    gradient = gradient_norms(loss, params)
-    fall = sum(jax.tree.leaves(jax.tree.map(lambda a, b: jnp.sum(a * b), length, gradient)))
-    np.testing.assert_allclose(loss(params) - loss(new), 1e-4 * fall, rtol=0.03)
+    fall = sum(jax.tree.leaves(jax.tree.map(np.vdot, length, gradient)))
+    np.testing.assert_allclose(change, 1e-4 * fall, rtol=0.03)
     norms = [np.linalg.norm(w) for w in params.layers.attention.w_k]
     np.testing.assert_allclose(length["attention"]["w_k"], norms, rtol=1e-5)
 
@@ -277,8 +285,8 @@ def test_updates_have_the_asked_size_and_gradients_their_norms():
 @pytest.mark.parametrize("keep", [None, np.array([True, True, False, True, False])])
 def test_output_change_is_between_normalised_states_of_tokens_that_exist(keep):
     params, x, config = make_network(FIELDS[1])
-    direction = jax.tree.map(lambda w: jnp.cos(40 * w), get_weight_matrices(params))
-    other = move_weights(params, direction, 0.1)
+    direction = jax.tree.map(lambda w: np.cos(40 * np.asarray(w)), get_weight_matrices(params))
+    other = jax.jit(move_weights)(params, direction, 0.1)
     change = updates.output_change(params, other, x, config, mask=keep)
     exists = slice(None) if keep is None else keep
 

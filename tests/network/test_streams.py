@@ -25,6 +25,9 @@ def network(kind, **fields):
     return config, draws.parameters(config, gain_scale=0.3), draws.tokens(N, D)
 
 
+initialise = jax.jit(rc.init)
+
+
 @pytest.fixture(autouse=True)
 def in_float64():
     with jax.enable_x64(True):
@@ -47,7 +50,7 @@ def test_it_is_what_the_paper_says_token_by_token(kind, by_token):
 def test_paths_of_each_length_have_as_many_factors(kind):
     """Σ_k t^k C_k + offset(t) is the frozen network with its attention times t, edited or not."""
     config, params, x = network(kind)
-    no_bias = jnp.zeros_like(params.layers.attention.b_o)  # which `head_gain` does not multiply
+    no_bias = np.zeros_like(params.layers.attention.b_o)  # which `head_gain` does not multiply
     params = draws.changed(params, attention={"b_o": no_bias})
     contributions = rc.path_contributions(params, x, config, count_mlps=True)
     np.testing.assert_allclose(contributions.total, rc.apply(params, x, config).output, rtol=1e-9)
@@ -93,8 +96,8 @@ def test_gradients_are_slopes(kind):
 
 def test_hyper_connections_start_as_the_network_of_one_stream():
     config, _, x = network("hyper")
-    params, plain_config = rc.init(jax.random.key(0), config), config.replace(connection="skip")
-    plain_params = rc.init(jax.random.key(0), plain_config)
+    plain_config = config.replace(connection="skip")
+    params, plain_params = (initialise(jax.random.key(0), c) for c in (config, plain_config))
     trace, expected = rc.apply(params, x, config), rc.apply(plain_params, x, plain_config)
     np.testing.assert_allclose(trace.hidden, expected.hidden, rtol=1e-12)
     np.testing.assert_allclose(trace.layers.after_attention, expected.layers.after_attention)
@@ -109,7 +112,7 @@ def test_hyper_connections_start_as_the_network_of_one_stream():
 
 def test_attention_residuals_start_as_the_mean_of_what_is_there():
     config, _, x = network("attention")
-    params = rc.init(jax.random.key(0), config)
+    params = initialise(jax.random.key(0), config)
     trace = rc.apply(params, x, config, keep=("attention_input",))
     branches = np.stack([trace.attention_branch, trace.mlp_branch], axis=1).reshape(-1, N, D)
     parts = np.concatenate([x[None], branches])
@@ -125,19 +128,22 @@ def test_products_of_the_start_of_mhc_fall_to_the_mean_as_the_closed_form_says(s
     """The diagonal of R = Sinkhorn(exp I) is e/(e + s − 1). Without branches, the distances of
     streams from their mean shrink by (e − 1)/(e + s − 1) per sublayer."""
     rate, mean = (np.e - 1) / (np.e + size - 1), np.full((size, size), 1 / size)
-    r = np.asarray(streams.sinkhorn(jnp.eye(size)))
+    r = np.asarray(jax.jit(streams.sinkhorn)(np.eye(size)))
     np.testing.assert_allclose(np.diag(r), np.e / (np.e + size - 1), rtol=1e-14)
     for k in (1, 6, 40):
         expected = mean + rate**k * (np.eye(size) - mean)
         np.testing.assert_allclose(np.linalg.matrix_power(r, k), expected, atol=1e-14)
     config, _, x = network("manifold", num_streams=size)
-    connection = jax.tree.map(
-        lambda a: a[0], rc.init(jax.random.key(0), config).layers.mlp_connection
-    )
-    state = draws.normal(size, N, D)
-    after, _ = streams.join_streams(
-        streams.compute_connection(connection, state, config, 0), state, x
-    )
+    layers = jax.device_get(initialise(jax.random.key(0), config).layers)
+    connection = jax.tree.map(lambda a: a[0], layers.mlp_connection)
+
+    @jax.jit
+    def join(state):
+        coefficients = streams.compute_connection(connection, state, config, 0)
+        return streams.join_streams(coefficients, state, x)[0]
+
+    state = np.asarray(draws.normal(size, N, D))
+    after = np.asarray(join(state))
     distances = [np.linalg.norm(a - a.mean(axis=0, keepdims=True)) for a in (state, after)]
     np.testing.assert_allclose(distances[1] / distances[0], rate, rtol=1e-12)
 
@@ -149,7 +155,7 @@ def test_streams_are_kept_apart():
     assert states.shape == (L, 3, N, D)
     np.testing.assert_allclose(states.mean(axis=1), trace.hidden[1:], rtol=1e-10)
     assert np.all(np.ptp(states, axis=1).max(axis=(1, 2)) > 1e-3)
-    start = rc.init(jax.random.key(0), config)  # streams that start alike stay so
+    start = initialise(jax.random.key(0), config)  # streams that start alike stay so
     states = rc.apply(start, x, config, keep=("residual",)).kept["residual"]
     assert np.max(np.ptp(states, axis=1)) < 1e-12
     edited = rc.apply(

@@ -13,7 +13,7 @@ from variant_oracle import (
     H,
     L,
     N,
-    eager as eager,
+    in_float64 as in_float64,
     network,
 )
 

@@ -11,10 +11,10 @@ from marks import full_but
 import rank_collapse as rc
 from rank_collapse.network import layers
 from rank_collapse.network.residual import lone_norm
-from rank_collapse.theory import token_kernel
-from rank_collapse.theory.score_overlap import overlap_ratios
+from rank_collapse.theory import score_overlap, token_kernel
 from rank_collapse.theory.token_kernel import TokenKernel
 
+overlap_ratios = jax.jit(score_overlap.overlap_ratios)
 NONE = dict.fromkeys(("w_q", "w_k", "w_v", "w_o", "w_in", "w_gate", "w_out"), 0.0)
 
 
