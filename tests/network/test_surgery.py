@@ -28,6 +28,8 @@ with warnings.catch_warnings():
 
 needs_torch = pytest.mark.skipif(architectures is None, reason="torch is not installed")
 CONFIG = rc.transformer(2, 2, 12, d_ff=20, mlp="gelu_tanh")
+attend = jax.jit(lambda p, x: rc.network.multi_head_attention(p, x, x)[0])
+normalise, phi = jax.jit(apply_norm), jax.jit(get_activation(CONFIG.mlp).fn)
 PUBLISHED = [(v, "published") for v in surgery.ABLATIONS]
 
 
@@ -36,18 +38,17 @@ PUBLISHED = [(v, "published") for v in surgery.ABLATIONS]
 def test_variants_by_hand(variant, reading, family):
     params, x = draws.parameters(CONFIG), draws.tokens(5, 12)
     config, cut = surgery.ablate(CONFIG.replace(family=family), params, variant, reading)
-    trace = rc.apply(cut, x, config)
+    trace, params, x = jax.device_get((rc.apply(cut, x, config), params, x))
     for l in range(2):
-        p = rc.network.layer_params(params, CONFIG, l)
-        branch, _ = rc.network.multi_head_attention(p.attention, x, x)
+        p = jax.tree.map(lambda a, l=l: a[l], params.layers)
+        branch = np.asarray(attend(p.attention, x))
         skip = variant in ("SAN+skip", "Transformer")
-        x = apply_norm(p.attention_norm, branch + x if skip else branch)
-        phi = get_activation(CONFIG.mlp).fn
+        x = np.asarray(normalise(p.attention_norm, branch + x if skip else branch))
         if variant in ("SAN+MLP", "Transformer"):
-            z = phi(x @ p.mlp.w_in + p.mlp.b_in[None]) @ p.mlp.w_out + p.mlp.b_out[None]
-            x = apply_norm(p.mlp_norm, z if reading == "text" else z + x)
+            z = np.asarray(phi(x @ p.mlp.w_in + p.mlp.b_in)) @ p.mlp.w_out + p.mlp.b_out
+            x = np.asarray(normalise(p.mlp_norm, z if reading == "text" else z + x))
         elif family == "albert":
-            x = apply_norm(p.mlp_norm, phi(x) + x)
+            x = np.asarray(normalise(p.mlp_norm, phi(x) + x))
         np.testing.assert_allclose(trace.hidden[l + 1], x, atol=2e-5)
 
 
@@ -83,7 +84,10 @@ def test_decoders_by_hand(name, x64):
     config, params = pretrained.random_like(DECODERS[name], key, part=part, dtype=jnp.float64)
     leaves, tree = jax.tree.flatten(params)
     # Away from the symmetric start: no gain is 1, no bias 0, no attention uniform.
-    leaves = [a + 0.4 * draws.normal(*a.shape, seed=i) for i, a in enumerate(leaves)]
+    leaves = [
+        np.asarray(a) + 0.4 * np.asarray(draws.normal(*a.shape, seed=i))
+        for i, a in enumerate(leaves)
+    ]
     params = jax.tree.unflatten(tree, leaves)
     memory = draws.normal(4, 12) if config.cross_attention else None
     ids = jnp.array([3, 17, 5, 9, 30, 5])
