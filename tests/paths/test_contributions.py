@@ -180,14 +180,15 @@ def test_gains_of_one_change_nothing_and_multiply_those_of_the_network(x64):
 
 def test_gradient_equals_finite_differences(x64):
     """Through attention, norms and gates too: what is frozen is a function of the parameters."""
-    params, x = small_example()
+    config = SMALL.replace(final_norm=True)
+    params, x, _ = example(config)
     params = jax.tree.map(np.asarray, params)
     direction = jax.tree.map(lambda a: np.cos(np.arange(a.size)).reshape(a.shape), params)
 
     @jax.jit
     @jax.value_and_grad
     def differentiate(params):
-        return jnp.sin(rc.path_contributions(params, x, SMALL).by_length).sum()
+        return jnp.sin(rc.path_contributions(params, x, config).by_length).sum()
 
     def measure(t):
         return float(differentiate(jax.tree.map(lambda a, e: a + t * e, params, direction))[0])
