@@ -50,18 +50,24 @@ NETWORKS = {
 }
 
 
+def sample_sets(key, lengths, sets, size):
+    """Samples paths of three layers of two heads, in one program."""
+    sample = jax.jit(lambda key: rc.paths.sample_path_sets(key, lengths, sets, size, 3, 2))
+    return np.asarray(sample(key))
+
+
 def test_sampled_paths_have_their_length_and_are_uniform():
-    paths = rc.paths.sample_path_sets(jax.random.key(0), range(4), 2, 4000, 3, 2)
+    paths = sample_sets(jax.random.key(0), (0, 1, 2, 3), 2, 4000)
     assert paths.shape == (4, 2, 4000, 3)
-    assert (path_length(paths, 2) == jnp.arange(4)[:, None, None]).all()
-    flat = np.asarray(paths[2]).reshape(-1, 3) @ [9, 3, 1]
+    assert ((paths < 2).sum(axis=-1) == np.arange(4)[:, None, None]).all()
+    flat = paths[2].reshape(-1, 3) @ [9, 3, 1]
     _, counts = np.unique(flat, return_counts=True)
     assert len(counts) == 12  # C(3, 2) 2^2
     expected = len(flat) / 12
     chi_squared = float(((counts - expected) ** 2 / expected).sum())
     assert chi_squared < 31.3  # 99.9 percentile of chi squared with 11 degrees of freedom
     assert not np.array_equal(paths[2, 0], paths[2, 1])
-    again = rc.paths.sample_path_sets(jax.random.key(0), [2], 1, 4000, 3, 2)
+    again = sample_sets(jax.random.key(0), (2,), 1, 4000)
     np.testing.assert_array_equal(again[0, 0], paths[2, 0])
 
 
@@ -69,7 +75,7 @@ def test_lengths_and_heads_have_draws_of_their_own():
     """The layer that length 1 takes and the one that length 2 skips are independent: all 9 pairs
     are equally frequent, by chi squared with 8 degrees of freedom (99.9 percentile)."""
     key = jax.random.key(1)
-    one, two = np.asarray(rc.paths.sample_path_sets(key, [1, 2], 1, 3600, 3, 2)[:, 0])
+    one, two = sample_sets(key, (1, 2), 1, 3600)[:, 0]
     counts = np.bincount(3 * (one < 2).argmax(axis=1) + (two == 2).argmax(axis=1), minlength=9)
     assert ((counts - 400) ** 2 / 400).sum() < 26.1
     # the key is split, not used itself

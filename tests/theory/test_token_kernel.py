@@ -59,7 +59,7 @@ def test_kernels_of_independent_features_multiply():
 def test_attention_of_given_weights_is_exact_at_any_width():
     """E over W_V and W_O, of Gaussian entries, at d = 8: means of 4000 draws within 5 errors."""
     config = rc.TransformerConfig(1, 2, 8, mask="causal")
-    x, bias = make_tokens(), 0.4 * draws.normal(8)
+    x, bias = jax.device_put(make_tokens()), 0.4 * draws.normal(8)
     params = parameters(config, 1, bias_scale=0.0).layers.attention
     params = jax.tree.map(lambda a: a[0], params).replace(b_o=bias)
     weights = jax.nn.softmax(draws.normal(2, 5, 5))
