@@ -85,7 +85,7 @@ def test_decoders_by_hand(name, x64):
     leaves, tree = jax.tree.flatten(params)
     # Away from the symmetric start: no gain is 1, no bias 0, no attention uniform.
     leaves = [
-        np.asarray(a) + 0.4 * np.asarray(draws.normal(*a.shape, seed=i))
+        jax.device_put(np.asarray(a) + 0.4 * np.asarray(draws.normal(*a.shape, seed=i)))
         for i, a in enumerate(leaves)
     ]
     params = jax.tree.unflatten(tree, leaves)

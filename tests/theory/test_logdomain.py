@@ -41,6 +41,11 @@ def compile_plain_profile(options=()):
     )
 
 
+def compile_as_users():
+    """Compiles the profile as users' programs are: at the end of float range that matters."""
+    return compile_plain_profile(tuple(AS_USERS.items()))
+
+
 def compile_profile(config, **inputs):
     # compiled to slower code, and without noisy copies (test_noise.py has those): these tests
     # compile a hundred small programs
@@ -85,8 +90,7 @@ def test_equals_thousands_of_digits(case):
     params, x = network(config, **scales)
     want = mp_profile(params, x, config, digits)
     assert want.min() > -0.8 * digits  # the oracle itself has digits left
-    ours = compile_plain_profile(tuple(AS_USERS.items()))
-    assert_close(ours(params, x, config), want)
+    assert_close(compile_as_users()(params, x, config), want)
 
 
 def test_saturated_attention_is_below_float_range_and_right():
@@ -140,11 +144,11 @@ def test_the_local_rate_of_laws_in_closed_form():
 def test_zero_residual_and_depth_beyond_float_range_give_minus_infinity():
     config = rc.san(5, 4, 32)
     params, _ = network(config, n=16)
-    got = compile_profile(config)(params, jnp.ones((16, 32)), config)
+    got = compile_as_users()(params, jnp.ones((16, 32)), config)
     np.testing.assert_array_equal(got, -np.inf)
     config = rc.san(90, 2, 8, layer_map=(0,) * 90)
     params, x = network(config)
-    got = np.asarray(compile_profile(config)(params, x, config))
+    got = np.asarray(compile_as_users()(params, x, config))
     assert np.isfinite(got[:70]).all() and got[-1] == -np.inf and not np.isnan(got).any()
 
 
@@ -208,19 +212,19 @@ def test_float64_gives_more_digits_and_bfloat16_gives_float32():
     want = mp_profile(params, x, config, 500)
     with jax.enable_x64(True):
         params64, x64 = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))
-        got = compile_profile(config)(params64, x64, config)
+        got = compile_as_users()(params64, x64, config)
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
     params, x = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (params, x))
-    got = compile_profile(config)(params, x, config)
+    got = compile_as_users()(params, x, config)
     params, x = jax.tree.map(lambda a: a.astype(jnp.float32), (params, x))
-    assert_close(got, np.asarray(compile_profile(config)(params, x, config)))
+    assert_close(got, np.asarray(compile_as_users()(params, x, config)))
 
 
 @pytest.mark.full
 def test_ten_tokens_of_width_16_fall_like_3_to_the_depth():
     config = rc.san(5, 4, 16)
     params, x = network(config, bias_scale=0.0, n=10)
-    got = compile_profile(config)(params, x, config)
+    got = compile_as_users()(params, x, config)
     assert_close(got, mp_profile(params, x, config, 700))
     rate = np.asarray(rc.local_rate(got))
     assert rate.shape == (4,) and abs(rate[-1] - 3) < abs(rate[-2] - 3)
@@ -232,6 +236,6 @@ def test_ten_tokens_of_width_16_fall_like_3_to_the_depth():
 def test_twelve_and_thirty_two_layers_are_finite(depth):
     config = rc.san(depth, 4, 32)
     params, x = network(config, n=16)
-    got = np.asarray(compile_profile(config)(params, x, config))
+    got = np.asarray(compile_as_users()(params, x, config))
     assert np.isfinite(got).all()
     np.testing.assert_allclose(rc.local_rate(got)[-1], 3, atol=1e-3)
