@@ -1,8 +1,8 @@
 """Benchmarks of training: whole ensembles, beside PyTorch with --baseline=torch.
 
-The figure is seconds per seed and training step, the seeds sharing all cores, or the accelerator;
-PyTorch trains one seed with all its threads, or on the same GPU, as its users do. Both run in turns,
-round after round.
+The figure is seconds per seed and training step. The seeds share all cores, or the accelerator.
+PyTorch trains one seed with all its threads, or on the same GPU, as its users do. Both run in
+turns, round after round.
 """
 
 import dataclasses
