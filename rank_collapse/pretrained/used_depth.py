@@ -121,14 +121,18 @@ class DepthReport:
     def __str__(self) -> str:
         width = max(map(len, [*self.used, *self.lengths]))
 
-        def format_line(name, number, one):
+        def format_line(name, number, estimate):
             text = "none" if number is None else number
-            return f"  {name:{width}}  {text:>4}  {one.definition} ({one.source})"
+            return f"  {name:{width}}  {text:>4}  {estimate.definition} ({estimate.source})"
 
         lines = [f"depth used, of {self.depth} layers:"]
-        lines += [format_line(name, one.layers, one) for name, one in self.used.items()]
+        lines += [
+            format_line(name, estimate.layers, estimate) for name, estimate in self.used.items()
+        ]
         lines.append(f"heads on a path, of {self.depth} at most:")
-        lines += [format_line(name, one.length, one) for name, one in self.lengths.items()]
+        lines += [
+            format_line(name, estimate.length, estimate) for name, estimate in self.lengths.items()
+        ]
         means = mean_lengths(self.length_laws).items()
         lines.append(f"  mean length: {', '.join(f'{name} {mean:.1f}' for name, mean in means)}")
         (lowest_name, lowest), (highest_name, highest) = find_extremes(self.used)
@@ -146,7 +150,9 @@ def find_extremes(used: Mapping[str, DepthUsed]) -> tuple[tuple[str, int], tuple
     Args:
         used: Of a `DepthReport`.
     """
-    counts = [(name, one.layers) for name, one in used.items() if one.layers is not None]
+    counts = [
+        (name, estimate.layers) for name, estimate in used.items() if estimate.layers is not None
+    ]
     return min(counts, key=operator.itemgetter(1)), max(counts, key=operator.itemgetter(1))
 
 
