@@ -246,7 +246,9 @@ REFUSED = {
 
 test_what_is_not_supported_is_named = refused(
     [(name, *row) for name, row in REFUSED.items()]
-    + [("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5")],
+    + [("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5")]
+    # which was the usual base
+    + [(name, {"rope_theta": 0}, "rope_theta=0.0 of") for name in ("llama", "gemma3_text")],
     lambda name, entries: pretrained.config_of(SMALL | {"model_type": name} | entries),
 )
 test_parts_and_kinds_that_there_are_not = refused(
