@@ -104,7 +104,7 @@ class RunFolder(contextlib.ExitStack):
         read_only: bool = False,
     ):
         super().__init__()
-        self.path, self._prefix = Path(path), ""
+        self.path, self._prefix, self._config = Path(path), "", states.as_json(config)
         # {prefix: {name after it: array}} of every beginning of a name that ends at a "/".
         self._arrays: dict[str, dict[str, np.ndarray]] = collections.defaultdict(dict)
         self._last_write, self._pause, self._unwritten = time.monotonic(), PAUSE, False
@@ -117,7 +117,7 @@ class RunFolder(contextlib.ExitStack):
                     delete_files(self.path, (*FOLDERS, *CONTENTS[::-1]))  # the config last
             self.resumed = self._is_of_a_run()
             if self.resumed:
-                self._check_config(states.as_json(config))
+                self._check_config()
             else:
                 content = {"config": config, "execution": execution or {}, "layout": LAYOUT}
                 content |= {"environment": provenance.environment()}
@@ -194,6 +194,7 @@ class RunFolder(contextlib.ExitStack):
         """
         # First: a complete run is not checked again.
         delete_files(self._check_place(), ("checkpoints", "points"))
+        self._check_config()  # as it is now: results are read with it
         self._write_json("summary.json", {**summary, "arrays": self._describe_arrays()})
 
     @property
@@ -355,11 +356,9 @@ class RunFolder(contextlib.ExitStack):
             read_config(self.path)
         return bool(names)
 
-    def _check_config(self, config):
+    def _check_config(self):
         """Refuses a folder of another config, or of another version."""
-        saved_config = read_config(self.path)
-        if json.dumps(saved_config, sort_keys=True) != json.dumps(config, sort_keys=True):
-            changes = describe_difference(saved_config, config)
+        if changes := describe_difference(read_config(self.path), self._config):
             raise RunError(
                 f"{self.path} was made with another config: {changes}; "
                 "use another --run_name or --output_dir, or --overwrite, which deletes these "

@@ -126,6 +126,30 @@ def test_another_config_is_refused_with_the_difference_and_overwrite_starts_afre
     )
 
 
+def test_axes_in_another_order_are_another_config(tmp_path):
+    """Arrays are named in their order: all points would be computed again, beside the others."""
+    axes = {"depth": ["2", "3"], "gain": ["0.5", "1"]}
+    RunFolder(tmp_path, CONFIG | {"axes": axes}).close()
+    RunFolder(tmp_path, {"axes": axes} | CONFIG).close()
+    other = CONFIG | {"axes": dict(reversed(axes.items()))}
+    is_refused("axes is {'depth': .* there, {'gain'", RunFolder, tmp_path, other, error=RunError)
+
+
+@pytest.mark.parametrize("content", [None, {"config": CONFIG | {"depth": 4}, "execution": {}}])
+def test_a_run_is_not_complete_with_the_config_of_another(content, tmp_path):
+    path = tmp_path / "config.json"
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_arrays({"a": 1})
+        saved = path.read_text()
+        path.unlink()
+        if content is not None:
+            path.write_text(json.dumps(content))
+        is_refused(r"config\.json|depth is 4 there", run.finish, {}, error=RunError)
+    path.write_text(saved)
+    with RunFolder(tmp_path, CONFIG) as run:
+        assert run.summary is None and run.arrays == {"a": 1}
+
+
 def test_execution_does_not_take_part_in_the_comparison(tmp_path):
     RunFolder(tmp_path, CONFIG, execution={"num_devices": 1}).close()
     with RunFolder(tmp_path, CONFIG, execution={"num_devices": 2}) as run:
