@@ -28,6 +28,7 @@ from rank_collapse.network.parameters import TransformerParams, complete_params
 from rank_collapse.network.residual import Gains, apply_gain, normalize_tokens
 from rank_collapse.network.transformer import TokenAlgebra
 from rank_collapse.network.walk import Algebra, walk_layer, walk_layers
+from rank_collapse.struct import refuse_if
 
 _NAMES = {"attention": "attention", "cross": "cross-attention", "mlp": "MLP"}
 
@@ -59,14 +60,16 @@ def admin_profile(
 
     Source: Liu et al. 2020, "Admin: adaptive model initialization".
     """
-    if config.norm_placement != "post":
-        raise ValueError(
-            f"Admin needs norm_placement='post', not {config.norm_placement!r}: "
-            'rc.design(config, "admin")'
-        )
+    refuse_if(
+        config.norm_placement != "post",
+        f"Admin needs norm_placement='post', not {config.norm_placement!r}: "
+        'rc.design(config, "admin")',
+    )
     for kind in config.kinds:
-        if not getattr(config, f"{kind}_skip"):
-            raise ValueError(f"Admin's ω multiplies skips, but {kind}_skip=False")
+        refuse_if(
+            not getattr(config, f"{kind}_skip"),
+            f"Admin's ω multiplies skips, but {kind}_skip=False",
+        )
     x, inputs = _check_batch(x, inputs, config)
     params = complete_params(params, config)
     config = config.replace(skip_gain=1.0)
@@ -137,8 +140,10 @@ def _check_batch(x, inputs, config):
     """
     x = jnp.asarray(x)
     is_ids = jnp.issubdtype(x.dtype, jnp.integer)
-    if x.ndim != (2 if is_ids else 3):
-        raise ValueError(f"x of shape {x.shape} is not token ids [b, n] or states [b, n, d]")
+    refuse_if(
+        x.ndim != (2 if is_ids else 3),
+        f"x of shape {x.shape} is not token ids [b, n] or states [b, n, d]",
+    )
     check_indices({"x": x}, config)
     arrays = {
         name: as_mask(value, name) if "mask" in name else jnp.asarray(value)

@@ -63,13 +63,10 @@ class AttentionConfig(struct.Struct, kw_only=True):
 
     def __post_init__(self):
         struct.check_choices(self, mask=MASKS, score=SCORES, qk_norm=QK_NORMS)
-        struct.check_integers(self, window=0)
         for name in ("normalise", "mix"):
             function = getattr(self, name)
             if callable(function) and not isinstance(function, Partial):
                 object.__setattr__(self, name, Partial(function))
-            if isinstance(function, str):
-                raise ValueError(f"{name}={function!r} is a function")
         if self.mix is not None and (self.mixing is not None or self.normalise is not None):
             raise ValueError(f"mix={self.mix!r} replaces normalise and mixing: set one")
 
@@ -235,8 +232,10 @@ def attention_weights(
         return softmax(scores, context.mask)
     weights = normalise(scores, context)
     shape = getattr(weights, "shape", type(weights).__name__)
-    if shape != scores.shape:
-        raise ValueError(f"normalise gave {shape} for scores of shape {scores.shape}")
+    struct.refuse_if(
+        shape != scores.shape,
+        f"normalise gave {shape} for scores of shape {scores.shape}",
+    )
     return weights.astype(scores.dtype)
 
 
@@ -256,8 +255,10 @@ def mixing_matrix(
     if mixing is None:
         return weights
     h, n, m = weights.shape
-    if n != m:
-        raise ValueError(f"mixing needs as many keys as queries, not weights of {weights.shape}")
+    struct.refuse_if(
+        n != m,
+        f"mixing needs as many keys as queries, not weights of {weights.shape}",
+    )
     uniform = softmax(jnp.zeros((1, n, m), weights.dtype), mask)
 
     def per_head(gain):
@@ -378,8 +379,7 @@ def attention_scores(
         ValueError: On an unknown score.
     """
     context = AttentionContext() if context is None else context
-    if score not in SCORES:
-        raise ValueError(f"score={score!r} is not one of {SCORES}")
+    struct.check_choice(f"score={score!r}", score, SCORES)
     q, k, raw_q = _queries_keys(params, x, y, context, norm_eps, edit)
     if score == "additive":
         pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])
@@ -460,14 +460,13 @@ def multi_head_attention(
             the full output.
     """
     for name, tokens in (("x", x), ("y", y)):
-        if jnp.ndim(tokens) != 2:
-            raise ValueError(
-                f"{name} of shape {jnp.shape(tokens)} is not [tokens, d]; use jax.vmap for a batch"
-            )
+        struct.refuse_if(
+            jnp.ndim(tokens) != 2,
+            f"{name} of shape {jnp.shape(tokens)} is not [tokens, d]; use jax.vmap for a batch",
+        )
     if not isinstance(edit, EditPoints):
         for name in edit or ():
-            if name not in EDIT_POINTS:
-                raise ValueError(f"{name!r} is not one of the places {EDIT_POINTS} of attention")
+            struct.check_choice(f"place {name!r}", name, EDIT_POINTS, " of attention")
         edit = EditPoints(edit)
     params = repeat_groups(params)
     context = AttentionContext() if context is None else context
@@ -491,8 +490,10 @@ def multi_head_attention(
         q, k, _ = _queries_keys(params, x, y, context, norm_eps, edit)
         v = edit("v", project_heads(y, params.w_v, params.b_v))
         weights, mixed = apply_mix(mix, q, k, v, context)
-    if mixed is not None and (dropout_key is not None or edit.has_edit("weights")):
-        raise ValueError("mix computes the full output: its weights cannot be edited or dropped")
+    struct.refuse_if(
+        mixed is not None and (dropout_key is not None or edit.has_edit("weights")),
+        "mix computes the full output: its weights cannot be edited or dropped",
+    )
     dtype = weights.dtype
     weights = edit("weights", weights)
     if edit.has_edit("weights") and context.mask is not None:
@@ -526,6 +527,8 @@ def apply_mix(
     weights, output = results if isinstance(results, tuple) else (results, None)
     expected = ((*q.shape[:2], k.shape[1]), (*q.shape[:2], v.shape[2]))
     shapes = getattr(weights, "shape", None), getattr(output, "shape", None)
-    if shapes not in (expected, (expected[0], None)):
-        raise ValueError(f"mix gave {shapes}, which are not the shapes {expected} of (M, out)")
+    struct.refuse_if(
+        shapes not in (expected, (expected[0], None)),
+        f"mix gave {shapes}, which are not the shapes {expected} of (M, out)",
+    )
     return weights.astype(v.dtype), None if output is None else output.astype(v.dtype)

@@ -28,6 +28,7 @@ from rank_collapse.network.positions import (
     relative_buckets,
     rotary_angles,
 )
+from rank_collapse.printed import format_one_line
 
 
 class PreparedInputs(struct.Struct):
@@ -91,14 +92,20 @@ def prepare_inputs(
     check_config(config)
     if covers is not None:
         covers.check(config)
-    if config.cross_attention and memory is None:
-        raise ValueError("cross_attention=True needs a memory [m, d]")
-    if not config.cross_attention and (memory is not None or memory_mask is not None):
-        raise ValueError("a memory is given, but the network has cross_attention=False")
+    struct.refuse_if(
+        config.cross_attention and memory is None,
+        "cross_attention=True needs a memory [m, d]",
+    )
+    struct.refuse_if(
+        not config.cross_attention and (memory is not None or memory_mask is not None),
+        "a memory is given, but the network has cross_attention=False",
+    )
     params = complete_params(params, config)
     # Arrays of numpy as JAX's: constants of an outer jit would keep another precision than it.
+    x = as_numbers("x", x)
     bias, segments, positions = (
-        None if a is None else jnp.asarray(a) for a in (bias, segments, positions)
+        None if a is None else as_numbers(name, a)
+        for name, a in (("bias", bias), ("segments", segments), ("positions", positions))
     )
     check_inputs_used(x, config, segments, positions)
     x = input_states(params, x, config, segments=segments, positions=positions)
@@ -109,11 +116,11 @@ def prepare_inputs(
     memory_context = attn.AttentionContext()
     if memory is not None:
         memory = jnp.asarray(memory)
-        if memory.shape[1:] != (config.d_model,) or not len(memory):
-            raise ValueError(
-                f"memory of shape {memory.shape} is not [m, d_model={config.d_model}] with a "
-                "token or more; use jax.vmap for a batch"
-            )
+        struct.refuse_if(
+            memory.shape[1:] != (config.d_model,) or not len(memory),
+            f"memory of shape {memory.shape} is not [m, d_model={config.d_model}] with a "
+            "token or more; use jax.vmap for a batch",
+        )
         memory_mask = check_mask(memory_mask, (h, n, len(memory)), "memory_mask")
         memory_context = attn.AttentionContext(mask=combine_masks(memory_mask))
     num_keys = 1 if memory is None else memory.shape[0]
@@ -174,8 +181,10 @@ def batch_size(arrays: Mapping[str, Any]) -> int:
         ValueError: Arrays of different lengths, of none, or without x.
     """
     lengths = {k: len(v) if np.ndim(v) else None for k, v in arrays.items()}
-    if len(set(lengths.values())) != 1 or not lengths.get("x"):
-        raise ValueError(f"inputs have different lengths, or none: {lengths}")
+    struct.refuse_if(
+        len(set(lengths.values())) != 1 or not lengths.get("x"),
+        f"inputs have different lengths, or none: {lengths}",
+    )
     return lengths["x"]
 
 
@@ -204,11 +213,10 @@ def input_states(
     x = jnp.asarray(x)
     is_ids = jnp.issubdtype(x.dtype, jnp.integer)
     if is_embedded(x, config):
-        if x.ndim > (1 if is_ids else 2):
-            raise ValueError(
-                f"x of shape {x.shape} is more than one example; "
-                "rc.network.apply_batch takes a batch"
-            )
+        struct.refuse_if(
+            x.ndim > (1 if is_ids else 2),
+            f"x of shape {x.shape} is more than one example; rc.network.apply_batch takes a batch",
+        )
         ids = x if config.embedding.vocab_size and x.ndim == 1 else None
         for name, index in (("token ids", ids), ("segments", segments), ("positions", positions)):
             if index is not None and not jnp.issubdtype(index.dtype, jnp.integer):
@@ -246,17 +254,17 @@ def check_inputs_used(x: Any, config: TransformerConfig, segments: Any, position
     """
     embedding = config.embedding if is_embedded(x, config) else None
     embeds_positions = embedding is not None and embedding.positions != "none"
-    if positions is not None and config.position != "rotary" and not embeds_positions:
-        raise ValueError(
-            "positions are given, but this network does not use them: only position='rotary' and "
-            "embeddings of token ids with positions do"
-        )
+    struct.refuse_if(
+        positions is not None and config.position != "rotary" and not embeds_positions,
+        "positions are given, but this network does not use them: only position='rotary' and "
+        "embeddings of token ids with positions do",
+    )
     embeds_segments = embedding is not None and embedding.num_segments
-    if segments is not None and config.position != "relative_key" and not embeds_segments:
-        raise ValueError(
-            "segments are given, but this network does not use them: only "
-            "position='relative_key' and embeddings of token ids with num_segments do"
-        )
+    struct.refuse_if(
+        segments is not None and config.position != "relative_key" and not embeds_segments,
+        "segments are given, but this network does not use them: only "
+        "position='relative_key' and embeddings of token ids with num_segments do",
+    )
 
 
 def check_indices(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
@@ -339,6 +347,24 @@ def _broadcasts_to(array, shape):
     """Tell whether an array can be broadcast to a shape, without more axes or longer ones."""
     sizes = zip(reversed(array.shape), reversed(shape), strict=False)
     return array.ndim <= len(shape) and all(size in (1, full) for size, full in sizes)
+
+
+def as_numbers(name: str, values: Any, dtype: Any = None) -> Array:
+    """Convert an argument to an array of JAX.
+
+    Args:
+        name: Of the argument, for the message.
+        values: Of any shape.
+        dtype: Of the result; None for that of the values.
+
+    Raises:
+        ValueError: None, text, or rows of different lengths.
+    """
+    try:
+        return jnp.asarray(values, dtype)
+    except (TypeError, ValueError) as error:
+        fault = f"{name} of type {type(values).__name__} is no array of numbers"
+        raise ValueError(f"{fault}: {format_one_line(error, 200)}") from None
 
 
 def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:

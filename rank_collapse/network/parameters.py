@@ -63,6 +63,7 @@ def init(
         weight_scale: Multiplies every weight matrix; may be traced.
         bias_scale: Standard deviation of the biases (0: none, as in the paper); may be traced.
     """
+    struct.check_numbers("[-inf, inf]", weight_scale=weight_scale, bias_scale=bias_scale)
     key_layers, key_embedding, key_position = jax.random.split(key, 3)
     keys = jax.vmap(lambda l: jax.random.fold_in(key_layers, l))(jnp.arange(config.num_rows))
     stack = jax.vmap(lambda k: init_block(k, config, weight_scale, bias_scale))(keys)
@@ -233,8 +234,10 @@ def layer_params(params: TransformerParams, config: TransformerConfig, layer: An
         ValueError: An index, where it is not traced, that is not of a layer.
     """
     is_traced = isinstance(layer, jax.core.Tracer)
-    if not is_traced and not -config.depth <= layer < config.depth:
-        raise ValueError(f"layer={layer} of a network of depth={config.depth}")
+    struct.refuse_if(
+        not is_traced and not -config.depth <= layer < config.depth,
+        f"layer={layer} of a network of depth={config.depth}",
+    )
     row = jnp.asarray(config.layer_map)[layer] if config.layer_map else layer
     return jax.tree.map(lambda a: a[row], params.layers)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 
+from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.layers import GATED, MLPParams
 from rank_collapse.network.parameters import TransformerParams
@@ -71,17 +72,15 @@ def ablate(
     Source: Dong et al. 2021, section 4 and its figures of BERT, ALBERT and XLNet.
     """
     check_config(config)
-    if name not in ABLATIONS:
-        raise ValueError(f"ablation {name!r} is not one of {ABLATIONS}")
-    if reading not in READINGS:
-        raise ValueError(f"reading {reading!r} is not one of {READINGS}")
+    struct.check_choice(f"ablation {name!r}", name, ABLATIONS)
+    struct.check_choice(f"reading {reading!r}", reading, READINGS)
     if name == "Transformer":
         return config, params
-    if config.mlp == "none" or not (config.attention_skip and config.mlp_skip):
-        raise ValueError(
-            f"an ablation needs a network with MLP and skips, not mlp={config.mlp!r}, "
-            f"attention_skip={config.attention_skip}, mlp_skip={config.mlp_skip}"
-        )
+    struct.refuse_if(
+        config.mlp == "none" or not (config.attention_skip and config.mlp_skip),
+        f"an ablation needs a network with MLP and skips, not mlp={config.mlp!r}, "
+        f"attention_skip={config.attention_skip}, mlp_skip={config.mlp_skip}",
+    )
     skips = skips_left(name, reading)
     config = config.replace(
         attention_skip=skips.attention,
@@ -108,8 +107,7 @@ def identity_maps(
     Raises:
         ValueError: A gated MLP.
     """
-    if config.mlp in GATED:
-        raise ValueError(f"mlp={config.mlp!r} is gated: it has three linear maps")
+    struct.refuse_if(config.mlp in GATED, f"mlp={config.mlp!r} is gated: it has three linear maps")
     rows, d = config.num_rows, config.d_model
     dtype = params.layers.attention.w_q.dtype
     eye: Any = jnp.broadcast_to(jnp.eye(d, dtype=dtype)[None], (rows, d, d))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
-from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
+from rank_collapse.network.inputs import PreparedInputs, as_numbers, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, WalkResult
 from rank_collapse.network.precision import full_precision
@@ -113,14 +113,14 @@ def path_contributions(
 
     Source: Theorem 2.1 of Dong et al. 2021, summed by length as in its section 2.1.
     """
-    if isinstance(count_mlps, jax.core.Tracer):
-        raise ValueError(
-            "count_mlps changes the result's shape and cannot be traced: "
-            "jax.jit(path_contributions, static_argnames='count_mlps')"
-        )
+    struct.refuse_if(
+        isinstance(count_mlps, jax.core.Tracer),
+        "count_mlps changes the result's shape and cannot be traced: "
+        "jax.jit(path_contributions, static_argnames='count_mlps')",
+    )
     params, prepared = prepare_inputs(params, x, config, covers=ByLength.covers, **inputs)
     if head_gain is not None:
-        head_gain = jnp.asarray(head_gain, prepared.x.dtype)
+        head_gain = as_numbers("head_gain", head_gain, prepared.x.dtype)
         if head_gain.shape != (config.depth, config.num_heads):
             shape = (config.depth, config.num_heads)
             raise ValueError(f"head_gain of shape {head_gain.shape} is not {shape}")

@@ -33,6 +33,7 @@ from rank_collapse.pretrained.next_token import losses_by_length, mean_losses, t
 from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
 from rank_collapse.pretrained.path_lengths import compute_length_laws, mean_lengths
 from rank_collapse.pretrained.streaming import Group, State, stream
+from rank_collapse.struct import refuse_if
 
 STATES = ("residual_ratio", "token_cosine", "effective_rank", "spike_norm", "spike_share")
 READ = ("residual_ratio", "token_cosine", "effective_rank")
@@ -207,8 +208,7 @@ def depth_report(
     over paths, theorem 2.1 of Dong et al. 2021.
     """
     source, unembedding = _open_source(params, config, unembedding)
-    if not len(ids):
-        raise ValueError("ids have no text")
+    refuse_if(ids is None or not len(ids), "ids have no text")
     batch = as_batch({"x": [ids] if np.ndim(ids[0]) == 0 else ids, "mask": mask})
     ids, mask = batch["x"], batch.get("mask")
     has_next = targets_of(ids, mask)[1].any(axis=1)
@@ -323,6 +323,5 @@ def _open_source(params, config, unembedding):
         source = InMemory(params, config)
         if unembedding is None and params.embedding is not None:
             unembedding = Unembedding(params.embedding.tokens)
-    if unembedding is None:
-        raise ValueError("the network has no unembedding: it is no language model")
+    refuse_if(unembedding is None, "the network has no unembedding: it is no language model")
     return source, unembedding

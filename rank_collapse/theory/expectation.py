@@ -80,6 +80,7 @@ def update_sizes(config: TransformerConfig, size: Any = 1.0) -> dict[str, dict[s
     Args:
         size: ‖W* − W‖_F/‖W‖_F of each matrix of each layer.
     """
+    struct.check_numbers("[0, inf]", arrays=True, size=size)
     layer_sizes = jnp.broadcast_to(jnp.square(jnp.asarray(size, jnp.float32)), (config.depth,))
     absent = () if config.mlp in GATED else ("w_gate",)
     return {
@@ -264,8 +265,10 @@ def collapse_law(
             gains of W_Q and W_K (1 each at `lecun`) over the squared temperature.
 
     Raises:
-        ValueError: Another placement.
+        ValueError: Another placement, no token, or a variance below 0.
     """
+    struct.check_numbers("[1, inf)", arrays=True, num_tokens=num_tokens)
+    struct.check_numbers("[0, inf]", arrays=True, score_variance=score_variance)
     struct.refuse_if(
         norm_placement not in ("post", "pre"),
         f"norm_placement={norm_placement!r} is not 'post' or 'pre'",

@@ -37,6 +37,7 @@ REPLICAS = 4
 class LogTrace(struct.Struct):
     """The values of every layer that the bounds need; residuals as log10 ‖.‖_{1,∞}."""
 
+    start: struct.Leaf  # X^0, [n, d]
     profile: struct.Leaf  # Of X^0 .. X^L, [L + 1]
     inputs: ops.LogState  # Of the input of each layer's attention, with a leading layer axis
     # Of P_h X W_h, less three times the log scale of the layer's input, [L, h]: the difference is
@@ -105,6 +106,7 @@ def log_trace(
     Args:
         params, x, config, replicas, **inputs: As of `log_residual_profile`.
     """
+    replicas = struct.check_whole("replicas", replicas, 0)
     params, prepared = prepare_inputs(params, x, config, covers=LogScaled.covers, **inputs)
     params, prepared = at_least_float32(params, prepared)
     return run_pass(LogPass(replicas), params, prepared, config)
@@ -204,7 +206,14 @@ class LogPass(LayerPass):
         profile = mask_uncertain(profile) if self.replicas else profile[0]
         diameters = jnp.concatenate([ops.log10_diameter(start)[None], diameters])
         return LogTrace(
-            profile, inputs, heads, branches, diameters, input_diameters, branch_diameters
+            walk_result.prepared.x,
+            profile,
+            inputs,
+            heads,
+            branches,
+            diameters,
+            input_diameters,
+            branch_diameters,
         )
 
 

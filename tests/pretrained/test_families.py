@@ -222,7 +222,7 @@ REFUSED = {
     ),
     "mixtral": (
         {"num_experts_per_tok": 9, "num_key_value_heads": 3},
-        "experts_per_token=9 of num_experts=8",
+        "experts_per_token=9 is not a whole number from 1 to 8",
     ),
     "qwen2_moe": ({"decoder_sparse_step": 2}, "decoder_sparse_step=2 of a qwen2_moe model"),
     "qwen3_moe": ({"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\] of a qwen3_moe model"),
