@@ -13,7 +13,6 @@ from flax import nnx, traverse_util
 from jaxtyping import Array
 
 from rank_collapse.network.attention import AttentionParams, repeat_groups
-from rank_collapse.struct import refuse_if
 
 _OURS = {"query": ("w_q", "b_q"), "key": ("w_k", "b_k"), "value": ("w_v", "b_v")}
 _OURS["out"] = ("w_o", "b_o")
@@ -40,14 +39,10 @@ def attention_from_linen(
     """
     params = params.get("params", params)
     missing = [name for name in _OURS if name not in params]
-    refuse_if(
-        missing or "kernel" not in params["query"],
-        f"params with keys {sorted(params)} are not those of multi-head attention",
-    )
-    refuse_if(
-        "query_ln" in params or "key_ln" in params,
-        "attention with normalize_qk=True has no counterpart here",
-    )
+    if missing or "kernel" not in params["query"]:
+        raise ValueError(f"params with keys {sorted(params)} are not those of multi-head attention")
+    if "query_ln" in params or "key_ln" in params:
+        raise ValueError("attention with normalize_qk=True has no counterpart here")
     if layer_axis is not None:
         stack = jax.tree.map(lambda a: jnp.moveaxis(jnp.asarray(a), layer_axis, 0), dict(params))
         return jax.vmap(attention_from_linen)(stack)
@@ -70,14 +65,12 @@ def attention_to_linen(params: AttentionParams, use_bias: bool = True) -> dict[s
     Raises:
         ValueError: Parameters the module cannot hold.
     """
-    refuse_if(
-        params.v_score is not None or params.relative is not None,
-        "additive or relative attention has no counterpart in Flax's module",
-    )
-    refuse_if(
-        params.w_q.shape[-1] != params.w_v.shape[-1],
-        f"d_qk={params.w_q.shape[-1]} is not d_v={params.w_v.shape[-1]}, as the module wants",
-    )
+    if params.v_score is not None or params.relative is not None:
+        raise ValueError("additive or relative attention has no counterpart in Flax's module")
+    if params.w_q.shape[-1] != params.w_v.shape[-1]:
+        raise ValueError(
+            f"d_qk={params.w_q.shape[-1]} is not d_v={params.w_v.shape[-1]}, as the module wants"
+        )
     params, theirs = repeat_groups(params), {}
     for name, (weight, bias) in _OURS.items():
         w, b = getattr(params, weight), getattr(params, bias)

@@ -91,7 +91,8 @@ def refuse(*cases: tuple[Any, str]) -> None:
         ValueError: With its message.
     """
     for condition, message in cases:
-        refuse_if(condition, message)
+        if condition:
+            raise ValueError(message)
 
 
 def check_numbers(interval: str, /, *, arrays: bool = False, **values: Any) -> None:

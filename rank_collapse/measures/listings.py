@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rank_collapse.measures.arrays import as_bools, as_floats, on_host
-from rank_collapse.struct import check_numbers, refuse_if
+from rank_collapse.struct import check_numbers
 
 
 class Spike(NamedTuple):
@@ -51,10 +51,8 @@ def spikes(
     check_numbers("[0, inf]", threshold=threshold)
     check_numbers("[0, 1]", layer_share=layer_share)
     states = np.asarray(on_host(as_floats(getattr(trace, "hidden", trace))))
-    refuse_if(
-        states.ndim != 3,
-        f"states of shape {states.shape} are not [layers, tokens, features]",
-    )
+    if states.ndim != 3:
+        raise ValueError(f"states of shape {states.shape} are not [layers, tokens, features]")
     is_token = _check_mask(mask, states.shape[1])
     sizes = np.abs(states[:, is_token])
     medians = np.median(sizes, axis=(1, 2))
@@ -95,7 +93,8 @@ def duplicates(x: Any, *, mask: Any = None, tolerance: float | None = None) -> l
         ValueError: An array of other axes, a mask that does not fit, or a tolerance below 0.
     """
     x = np.asarray(on_host(as_floats(x)))
-    refuse_if(x.ndim != 2, f"x of shape {x.shape} is not [tokens, features]")
+    if x.ndim != 2:
+        raise ValueError(f"x of shape {x.shape} is not [tokens, features]")
     tolerance = 8 * float(np.finfo(x.dtype).eps) if tolerance is None else tolerance
     check_numbers("[0, inf]", tolerance=tolerance)
     remaining = np.flatnonzero(_check_mask(mask, len(x)))
@@ -120,8 +119,6 @@ def _check_mask(mask, num_tokens):
     if mask is None:
         return np.ones(num_tokens, bool)
     mask = np.asarray(on_host(as_bools(mask)))
-    refuse_if(
-        mask.shape != (num_tokens,),
-        f"mask of shape {mask.shape} does not fit {num_tokens} tokens",
-    )
+    if mask.shape != (num_tokens,):
+        raise ValueError(f"mask of shape {mask.shape} does not fit {num_tokens} tokens")
     return mask

@@ -32,7 +32,6 @@ from rank_collapse.measures.norms import (
     scale_to_unit,
     smaller_gram_matrix,
 )
-from rank_collapse.struct import refuse_if
 
 # Steps of the power iteration of `stable_rank_bound`; each is one product with G.
 POWER_STEPS = 20
@@ -230,7 +229,8 @@ def token_cosine(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
         ValueError: Fewer than two tokens (NaN where only a mask leaves fewer).
     """
     x, mask = as_tokens(x, mask, empty=True)
-    refuse_if(x.shape[-2] < 2, f"x of shape {tuple(x.shape)} has no pair of tokens")
+    if x.shape[-2] < 2:
+        raise ValueError(f"x of shape {tuple(x.shape)} has no pair of tokens")
     xp = namespace(x)
     unit, squares = normalize_tokens(x)
     count = num_tokens(x, mask)

@@ -28,7 +28,6 @@ from rank_collapse.network.parameters import TransformerParams, complete_params
 from rank_collapse.network.residual import Gains, apply_gain, normalize_tokens
 from rank_collapse.network.transformer import TokenAlgebra
 from rank_collapse.network.walk import Algebra, walk_layer, walk_layers
-from rank_collapse.struct import refuse_if
 
 _NAMES = {"attention": "attention", "cross": "cross-attention", "mlp": "MLP"}
 
@@ -60,16 +59,14 @@ def admin_profile(
 
     Source: Liu et al. 2020, "Admin: adaptive model initialization".
     """
-    refuse_if(
-        config.norm_placement != "post",
-        f"Admin needs norm_placement='post', not {config.norm_placement!r}: "
-        'rc.design(config, "admin")',
-    )
-    for kind in config.kinds:
-        refuse_if(
-            not getattr(config, f"{kind}_skip"),
-            f"Admin's ω multiplies skips, but {kind}_skip=False",
+    if config.norm_placement != "post":
+        raise ValueError(
+            f"Admin needs norm_placement='post', not {config.norm_placement!r}: "
+            'rc.design(config, "admin")'
         )
+    for kind in config.kinds:
+        if not getattr(config, f"{kind}_skip"):
+            raise ValueError(f"Admin's ω multiplies skips, but {kind}_skip=False")
     x, inputs = _check_batch(x, inputs, config)
     params = complete_params(params, config)
     config = config.replace(skip_gain=1.0)
@@ -140,10 +137,8 @@ def _check_batch(x, inputs, config):
     """
     x = jnp.asarray(x)
     is_ids = jnp.issubdtype(x.dtype, jnp.integer)
-    refuse_if(
-        x.ndim != (2 if is_ids else 3),
-        f"x of shape {x.shape} is not token ids [b, n] or states [b, n, d]",
-    )
+    if x.ndim != (2 if is_ids else 3):
+        raise ValueError(f"x of shape {x.shape} is not token ids [b, n] or states [b, n, d]")
     check_indices({"x": x}, config)
     arrays = {
         name: as_mask(value, name) if "mask" in name else jnp.asarray(value)

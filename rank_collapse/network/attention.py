@@ -232,10 +232,8 @@ def attention_weights(
         return softmax(scores, context.mask)
     weights = normalise(scores, context)
     shape = getattr(weights, "shape", type(weights).__name__)
-    struct.refuse_if(
-        shape != scores.shape,
-        f"normalise gave {shape} for scores of shape {scores.shape}",
-    )
+    if shape != scores.shape:
+        raise ValueError(f"normalise gave {shape} for scores of shape {scores.shape}")
     return weights.astype(scores.dtype)
 
 
@@ -255,10 +253,8 @@ def mixing_matrix(
     if mixing is None:
         return weights
     h, n, m = weights.shape
-    struct.refuse_if(
-        n != m,
-        f"mixing needs as many keys as queries, not weights of {weights.shape}",
-    )
+    if n != m:
+        raise ValueError(f"mixing needs as many keys as queries, not weights of {weights.shape}")
     uniform = softmax(jnp.zeros((1, n, m), weights.dtype), mask)
 
     def per_head(gain):
@@ -460,10 +456,10 @@ def multi_head_attention(
             the full output.
     """
     for name, tokens in (("x", x), ("y", y)):
-        struct.refuse_if(
-            jnp.ndim(tokens) != 2,
-            f"{name} of shape {jnp.shape(tokens)} is not [tokens, d]; use jax.vmap for a batch",
-        )
+        if jnp.ndim(tokens) != 2:
+            raise ValueError(
+                f"{name} of shape {jnp.shape(tokens)} is not [tokens, d]; use jax.vmap for a batch"
+            )
     if not isinstance(edit, EditPoints):
         for name in edit or ():
             struct.check_choice(f"place {name!r}", name, EDIT_POINTS, " of attention")
@@ -490,10 +486,8 @@ def multi_head_attention(
         q, k, _ = _queries_keys(params, x, y, context, norm_eps, edit)
         v = edit("v", project_heads(y, params.w_v, params.b_v))
         weights, mixed = apply_mix(mix, q, k, v, context)
-    struct.refuse_if(
-        mixed is not None and (dropout_key is not None or edit.has_edit("weights")),
-        "mix computes the full output: its weights cannot be edited or dropped",
-    )
+    if mixed is not None and (dropout_key is not None or edit.has_edit("weights")):
+        raise ValueError("mix computes the full output: its weights cannot be edited or dropped")
     dtype = weights.dtype
     weights = edit("weights", weights)
     if edit.has_edit("weights") and context.mask is not None:
@@ -527,8 +521,6 @@ def apply_mix(
     weights, output = results if isinstance(results, tuple) else (results, None)
     expected = ((*q.shape[:2], k.shape[1]), (*q.shape[:2], v.shape[2]))
     shapes = getattr(weights, "shape", None), getattr(output, "shape", None)
-    struct.refuse_if(
-        shapes not in (expected, (expected[0], None)),
-        f"mix gave {shapes}, which are not the shapes {expected} of (M, out)",
-    )
+    if shapes not in (expected, (expected[0], None)):
+        raise ValueError(f"mix gave {shapes}, which are not the shapes {expected} of (M, out)")
     return weights.astype(v.dtype), None if output is None else output.astype(v.dtype)

@@ -78,24 +78,20 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
             part.__post_init__(self)
         struct.check_choices(self, init=INITS)
         h, groups, depth = self.num_heads, self.num_kv_heads, self.depth
-        struct.refuse_if(
-            groups and h % groups,
-            f"num_kv_heads={groups} does not divide num_heads={h}",
-        )
-        struct.refuse_if(
-            self.d_model % h and None in (self.d_qk, self.d_v),
-            f"num_heads={h} does not divide d_model={self.d_model}; give d_qk and d_v",
-        )
+        if groups and h % groups:
+            raise ValueError(f"num_kv_heads={groups} does not divide num_heads={h}")
+        if self.d_model % h and None in (self.d_qk, self.d_v):
+            raise ValueError(
+                f"num_heads={h} does not divide d_model={self.d_model}; give d_qk and d_v"
+            )
         for name in ("windows", "rotary_layers", "layer_map"):
             values = getattr(self, name)
             fits = isinstance(values, tuple) and len(values) in (0, depth)
             struct.refuse_if(not fits, f"{name}={values} is no tuple of depth={depth} entries")
             for value in values:
                 struct.check_whole(name, int(value) if name == "rotary_layers" else value, 0)
-        struct.refuse_if(
-            self.layer_map and set(self.layer_map) != set(range(self.num_rows)),
-            f"layer_map={self.layer_map} leaves out a row of the parameters",
-        )
+        if self.layer_map and set(self.layer_map) != set(range(self.num_rows)):
+            raise ValueError(f"layer_map={self.layer_map} leaves out a row of the parameters")
         if self.position == "rotary":
             self.check_rotary(self.qk_width)
         if self.num_experts:

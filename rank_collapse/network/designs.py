@@ -235,11 +235,11 @@ def _design_stack(stack, name, norm_placement, learned):
     struct.check_choice(f"design {name!r}", name, DESIGNS)
     spec = DESIGNS[name]
     placement = spec.placements[0] if norm_placement is None else norm_placement
-    struct.refuse_if(
-        placement not in spec.placements,
-        f"design {name!r} needs norm_placement={' or '.join(map(repr, spec.placements))}, "
-        f"not {placement!r} ({spec.source})",
-    )
+    if placement not in spec.placements:
+        raise ValueError(
+            f"design {name!r} needs norm_placement={' or '.join(map(repr, spec.placements))}, "
+            f"not {placement!r} ({spec.source})"
+        )
     config = stack.config
     skips = {"attention_skip": True, "cross_skip": True, "mlp_skip": config.mlp != "none"}
     norms = {"norm_placement": placement, "final_norm": placement in ("pre", "sandwich", "branch")}

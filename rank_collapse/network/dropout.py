@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt32
 
-from rank_collapse.struct import refuse_if
-
 
 def dropout(key: Any, x: Float[Array, "*s"], rate: Any) -> Float[Array, "*s"]:
     """Set each entry to 0 with probability `rate`, and divide the others by 1 − rate.
@@ -38,7 +36,8 @@ def dropout_words(key: Any) -> UInt32[Array, "2"]:
     """
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return jax.random.bits(key, (2,), jnp.uint32)
-    refuse_if(key.shape != (2,), f"dropout_key of shape {key.shape} is no random key")
+    if key.shape != (2,):
+        raise ValueError(f"dropout_key of shape {key.shape} is no random key")
     return key
 
 

@@ -58,10 +58,10 @@ class EmbeddingConfig(struct.Struct):
 
     def __post_init__(self):
         struct.check_static_numbers(self, d_embed=1)
-        struct.refuse_if(
-            (self.vocab_size > 0) == (self.d_input > 0),
-            f"one of vocab_size={self.vocab_size} and d_input={self.d_input} must be positive",
-        )
+        if (self.vocab_size > 0) == (self.d_input > 0):
+            raise ValueError(
+                f"one of vocab_size={self.vocab_size} and d_input={self.d_input} must be positive"
+            )
         struct.check_choices(self, positions=POSITION_KINDS, projection=PROJECTIONS)
 
 
@@ -108,10 +108,8 @@ def init_embedding(
         ValueError: A width e that is not d, without a projection.
     """
     e = config.d_embed
-    struct.refuse_if(
-        config.projection == "none" and e != d_model,
-        f"d_embed={e} is not d_model={d_model} and there is no projection",
-    )
+    if config.projection == "none" and e != d_model:
+        raise ValueError(f"d_embed={e} is not d_model={d_model} and there is no projection")
     keys = jax.random.split(key, 7)
 
     def draw_normal(key, *shape):
@@ -162,12 +160,12 @@ def embed(
         ValueError: Inputs of the wrong kind, or more tokens than positions.
     """
     expected = (1, ()) if config.vocab_size else (2, (config.d_input,))
-    struct.refuse_if(
-        (inputs.ndim, inputs.shape[1:]) != expected,
-        f"inputs of shape {inputs.shape} given to an embedding with "
-        f"vocab_size={config.vocab_size}, d_input={config.d_input}: token ids [n] or vectors "
-        "[n, d_input]; of an image its patches, see pretrained.image_patches",
-    )
+    if (inputs.ndim, inputs.shape[1:]) != expected:
+        raise ValueError(
+            f"inputs of shape {inputs.shape} given to an embedding with "
+            f"vocab_size={config.vocab_size}, d_input={config.d_input}: token ids [n] or vectors "
+            "[n, d_input]; of an image its patches, see pretrained.image_patches"
+        )
     if config.vocab_size:
         x = params.tokens[inputs]
     elif config.convolutions:
@@ -186,10 +184,8 @@ def embed(
     n = x.shape[0]
     check_per_token("positions", positions, n)
     if config.positions == "learned":
-        struct.refuse_if(
-            n > config.num_positions,
-            f"{n} tokens are more than num_positions={config.num_positions}",
-        )
+        if n > config.num_positions:
+            raise ValueError(f"{n} tokens are more than num_positions={config.num_positions}")
         x = x + (params.positions[:n] if positions is None else params.positions[positions])
     elif config.positions == "sinusoidal":
         index = jnp.arange(n) if positions is None else positions

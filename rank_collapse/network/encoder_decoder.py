@@ -47,36 +47,30 @@ class EncoderDecoderConfig(struct.Struct):
         if not isinstance(encoder, TransformerConfig) or not isinstance(decoder, TransformerConfig):
             return  # a transformation of the pytree put something else there
         target = decoder.embedding
-        struct.refuse_if(
-            decoder.mask != "causal",
-            f"decoder.mask={decoder.mask!r} lets tokens attend to later ones",
-        )
-        struct.refuse_if(
-            encoder.d_model != decoder.d_model,
-            f"encoder.d_model={encoder.d_model} is not decoder.d_model={decoder.d_model}, "
-            "which attends to its output",
-        )
-        struct.refuse_if(
-            target is None or not target.vocab_size,
-            "decoder.embedding must have a vocab_size: the decoder reads tokens",
-        )
-        struct.refuse_if(
-            target.class_token,
-            "decoder.embedding.class_token=True moves every token by one position",
-        )
+        if decoder.mask != "causal":
+            raise ValueError(f"decoder.mask={decoder.mask!r} lets tokens attend to later ones")
+        if encoder.d_model != decoder.d_model:
+            raise ValueError(
+                f"encoder.d_model={encoder.d_model} is not decoder.d_model={decoder.d_model}, "
+                "which attends to its output"
+            )
+        if target is None or not target.vocab_size:
+            raise ValueError("decoder.embedding must have a vocab_size: the decoder reads tokens")
+        if target.class_token:
+            raise ValueError("decoder.embedding.class_token=True moves every token by one position")
         source = encoder.embedding
         source_table = None if source is None else (source.vocab_size, source.d_embed)
         target_table = (target.vocab_size, target.d_embed)
-        struct.refuse_if(
-            self.shared_embedding and source_table != target_table,
-            f"shared_embedding=True, but (vocab_size, d_embed) of the encoder is "
-            f"{source_table}, of the decoder {target_table}",
-        )
-        struct.refuse_if(
-            self.tied_output and target.d_embed != decoder.d_model,
-            f"tied_output=True, but decoder.embedding.d_embed={target.d_embed} is not "
-            f"d_model={decoder.d_model}",
-        )
+        if self.shared_embedding and source_table != target_table:
+            raise ValueError(
+                f"shared_embedding=True, but (vocab_size, d_embed) of the encoder is "
+                f"{source_table}, of the decoder {target_table}"
+            )
+        if self.tied_output and target.d_embed != decoder.d_model:
+            raise ValueError(
+                f"tied_output=True, but decoder.embedding.d_embed={target.d_embed} is not "
+                f"d_model={decoder.d_model}"
+            )
 
 
 class EncoderDecoderParams(struct.Struct):
@@ -155,11 +149,11 @@ def compute_logits(
     Raises:
         ValueError: An output matrix that is missing, or that exists although the output is tied.
     """
-    struct.refuse_if(
-        (params.w_output is None) != config.tied_output,
-        f"params.w_output is {'missing' if params.w_output is None else 'there'}, "
-        f"tied_output={config.tied_output}",
-    )
+    if (params.w_output is None) != config.tied_output:
+        raise ValueError(
+            f"params.w_output is {'missing' if params.w_output is None else 'there'}, "
+            f"tied_output={config.tied_output}"
+        )
     w = params.w_output
     if w is None:
         w = decoder_params(params, config).embedding.tokens.T
@@ -301,8 +295,6 @@ def _check_source_mask(mask):
     if mask is None:
         return None
     mask = as_mask(mask, "source_mask")
-    struct.refuse_if(
-        mask.ndim != 1,
-        f"source_mask of shape {mask.shape} is not [m]; use jax.vmap for a batch",
-    )
+    if mask.ndim != 1:
+        raise ValueError(f"source_mask of shape {mask.shape} is not [m]; use jax.vmap for a batch")
     return mask

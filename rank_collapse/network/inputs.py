@@ -92,14 +92,10 @@ def prepare_inputs(
     check_config(config)
     if covers is not None:
         covers.check(config)
-    struct.refuse_if(
-        config.cross_attention and memory is None,
-        "cross_attention=True needs a memory [m, d]",
-    )
-    struct.refuse_if(
-        not config.cross_attention and (memory is not None or memory_mask is not None),
-        "a memory is given, but the network has cross_attention=False",
-    )
+    if config.cross_attention and memory is None:
+        raise ValueError("cross_attention=True needs a memory [m, d]")
+    if not config.cross_attention and (memory is not None or memory_mask is not None):
+        raise ValueError("a memory is given, but the network has cross_attention=False")
     params = complete_params(params, config)
     # Arrays of numpy as JAX's: constants of an outer jit would keep another precision than it.
     x = as_numbers("x", x)
@@ -116,11 +112,11 @@ def prepare_inputs(
     memory_context = attn.AttentionContext()
     if memory is not None:
         memory = jnp.asarray(memory)
-        struct.refuse_if(
-            memory.shape[1:] != (config.d_model,) or not len(memory),
-            f"memory of shape {memory.shape} is not [m, d_model={config.d_model}] with a "
-            "token or more; use jax.vmap for a batch",
-        )
+        if memory.shape[1:] != (config.d_model,) or not len(memory):
+            raise ValueError(
+                f"memory of shape {memory.shape} is not [m, d_model={config.d_model}] with a "
+                "token or more; use jax.vmap for a batch"
+            )
         memory_mask = check_mask(memory_mask, (h, n, len(memory)), "memory_mask")
         memory_context = attn.AttentionContext(mask=combine_masks(memory_mask))
     num_keys = 1 if memory is None else memory.shape[0]
@@ -181,10 +177,8 @@ def batch_size(arrays: Mapping[str, Any]) -> int:
         ValueError: Arrays of different lengths, of none, or without x.
     """
     lengths = {k: len(v) if np.ndim(v) else None for k, v in arrays.items()}
-    struct.refuse_if(
-        len(set(lengths.values())) != 1 or not lengths.get("x"),
-        f"inputs have different lengths, or none: {lengths}",
-    )
+    if len(set(lengths.values())) != 1 or not lengths.get("x"):
+        raise ValueError(f"inputs have different lengths, or none: {lengths}")
     return lengths["x"]
 
 
@@ -213,10 +207,11 @@ def input_states(
     x = jnp.asarray(x)
     is_ids = jnp.issubdtype(x.dtype, jnp.integer)
     if is_embedded(x, config):
-        struct.refuse_if(
-            x.ndim > (1 if is_ids else 2),
-            f"x of shape {x.shape} is more than one example; rc.network.apply_batch takes a batch",
-        )
+        if x.ndim > (1 if is_ids else 2):
+            raise ValueError(
+                f"x of shape {x.shape} is more than one example; "
+                "rc.network.apply_batch takes a batch"
+            )
         ids = x if config.embedding.vocab_size and x.ndim == 1 else None
         for name, index in (("token ids", ids), ("segments", segments), ("positions", positions)):
             if index is not None and not jnp.issubdtype(index.dtype, jnp.integer):
@@ -254,17 +249,17 @@ def check_inputs_used(x: Any, config: TransformerConfig, segments: Any, position
     """
     embedding = config.embedding if is_embedded(x, config) else None
     embeds_positions = embedding is not None and embedding.positions != "none"
-    struct.refuse_if(
-        positions is not None and config.position != "rotary" and not embeds_positions,
-        "positions are given, but this network does not use them: only position='rotary' and "
-        "embeddings of token ids with positions do",
-    )
+    if positions is not None and config.position != "rotary" and not embeds_positions:
+        raise ValueError(
+            "positions are given, but this network does not use them: only position='rotary' and "
+            "embeddings of token ids with positions do"
+        )
     embeds_segments = embedding is not None and embedding.num_segments
-    struct.refuse_if(
-        segments is not None and config.position != "relative_key" and not embeds_segments,
-        "segments are given, but this network does not use them: only "
-        "position='relative_key' and embeddings of token ids with num_segments do",
-    )
+    if segments is not None and config.position != "relative_key" and not embeds_segments:
+        raise ValueError(
+            "segments are given, but this network does not use them: only "
+            "position='relative_key' and embeddings of token ids with num_segments do"
+        )
 
 
 def check_indices(inputs: Mapping[str, Any], config: TransformerConfig) -> None:

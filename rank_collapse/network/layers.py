@@ -94,10 +94,8 @@ class ResidualConfig(struct.Struct, kw_only=True):
         if not callable(self.norm):
             struct.check_choices(self, norm=NORM_KINDS)
         has_streams, connection = self.connection != "skip", f"connection={self.connection!r}"
-        struct.refuse_if(
-            self.parallel and has_streams,
-            f"parallel=True does not support {connection}",
-        )
+        if self.parallel and has_streams:
+            raise ValueError(f"parallel=True does not support {connection}")
         if (self.parallel or has_streams) and self.norm_placement in ("post", "both"):
             name = "parallel=True" if self.parallel else connection
             raise ValueError(f"{name} does not support norm_placement={self.norm_placement!r}")
@@ -137,11 +135,11 @@ class MLPConfig(struct.Struct, kw_only=True):
             ValueError: They do not, or there are fewer than a token uses.
         """
         units = d_ff - self.d_shared
-        struct.refuse_if(
-            self.mlp == "none" or units < 1 or units % self.num_experts,
-            f"num_experts={self.num_experts} do not divide the {units} units of "
-            f"d_ff={d_ff} − d_shared={self.d_shared} of mlp={self.mlp!r}",
-        )
+        if self.mlp == "none" or units < 1 or units % self.num_experts:
+            raise ValueError(
+                f"num_experts={self.num_experts} do not divide the {units} units of "
+                f"d_ff={d_ff} − d_shared={self.d_shared} of mlp={self.mlp!r}"
+            )
         struct.check_whole("experts_per_token", self.experts_per_token, 1, self.num_experts)
 
 

@@ -234,10 +234,8 @@ def layer_params(params: TransformerParams, config: TransformerConfig, layer: An
         ValueError: An index, where it is not traced, that is not of a layer.
     """
     is_traced = isinstance(layer, jax.core.Tracer)
-    struct.refuse_if(
-        not is_traced and not -config.depth <= layer < config.depth,
-        f"layer={layer} of a network of depth={config.depth}",
-    )
+    if not is_traced and not -config.depth <= layer < config.depth:
+        raise ValueError(f"layer={layer} of a network of depth={config.depth}")
     row = jnp.asarray(config.layer_map)[layer] if config.layer_map else layer
     return jax.tree.map(lambda a: a[row], params.layers)
 

@@ -55,20 +55,17 @@ class PositionConfig(struct.Struct, kw_only=True):
             ValueError: They do not.
         """
         width = qk_width if self.rotary_width is None else self.rotary_width
-        struct.refuse_if(qk_width % 2, f"rotary positions need an even d_qk, not {qk_width}")
-        struct.refuse_if(
-            width % 2 or not 0 < width <= qk_width,
-            f"rotary_width={width} is not even and between 2 and {qk_width}",
-        )
-        struct.refuse_if(
-            len(self.rotary_scaling) not in (0, 1, 2, 4),
-            f"rotary_scaling={self.rotary_scaling} has not 0, 1, 2 or 4 entries",
-        )
+        if qk_width % 2:
+            raise ValueError(f"rotary positions need an even d_qk, not {qk_width}")
+        if width % 2 or not 0 < width <= qk_width:
+            raise ValueError(f"rotary_width={width} is not even and between 2 and {qk_width}")
+        if len(self.rotary_scaling) not in (0, 1, 2, 4):
+            raise ValueError(f"rotary_scaling={self.rotary_scaling} has not 0, 1, 2 or 4 entries")
         for _, frequencies in self.rotary_tables:
-            struct.refuse_if(
-                len(frequencies) != width // 2,
-                f"rotary_tables has {len(frequencies)} frequencies for {width // 2} pairs",
-            )
+            if len(frequencies) != width // 2:
+                raise ValueError(
+                    f"rotary_tables has {len(frequencies)} frequencies for {width // 2} pairs"
+                )
 
 
 def rotary_angles(

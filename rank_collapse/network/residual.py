@@ -211,10 +211,10 @@ def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> La
         ValueError: A gain of another shape, learned gains without the parameters, or gains that
             are to be profiled first.
     """
-    struct.refuse_if(
-        isinstance(config.skip_gain, Unprofiled),
-        "skip_gain=Unprofiled(): rc.network.admin_profile(params, batch, config) has the gains",
-    )
+    if isinstance(config.skip_gain, Unprofiled):
+        raise ValueError(
+            "skip_gain=Unprofiled(): rc.network.admin_profile(params, batch, config) has the gains"
+        )
     windows = [window or ANY_DISTANCE for window in config.windows]
     return LayerGains(
         skip=_effective_gains("skip", config, dtype, params),
@@ -292,10 +292,8 @@ def _effective_gains(gain_kind, config, dtype, params):
     gains = _gains_by_kind(config, f"{gain_kind}_gain", dtype)
     if getattr(config, f"learned_{gain_kind}_gain") is None:
         return gains
-    struct.refuse_if(
-        params is None,
-        f"learned_{gain_kind}_gain is set: its gains are in the parameters",
-    )
+    if params is None:
+        raise ValueError(f"learned_{gain_kind}_gain is set: its gains are in the parameters")
     for kind in config.kinds:
         constant = getattr(gains, kind)
         learned = getattr(getattr(params.layers, f"{kind}_gains"), gain_kind).astype(dtype)
@@ -342,10 +340,8 @@ def _broadcast_to_heads(value, config, dtype):
         ValueError: Another shape.
     """
     value, shape = jnp.asarray(value, dtype), (config.depth, config.num_heads)
-    struct.refuse_if(
-        value.shape not in ((), shape[:1], shape),
-        f"mixing of shape {value.shape} is not (), {shape[:1]} or {shape}",
-    )
+    if value.shape not in ((), shape[:1], shape):
+        raise ValueError(f"mixing of shape {value.shape} is not (), {shape[:1]} or {shape}")
     return jnp.broadcast_to(value[:, None] if value.ndim == 1 else value, shape)
 
 

@@ -76,11 +76,11 @@ def ablate(
     struct.check_choice(f"reading {reading!r}", reading, READINGS)
     if name == "Transformer":
         return config, params
-    struct.refuse_if(
-        config.mlp == "none" or not (config.attention_skip and config.mlp_skip),
-        f"an ablation needs a network with MLP and skips, not mlp={config.mlp!r}, "
-        f"attention_skip={config.attention_skip}, mlp_skip={config.mlp_skip}",
-    )
+    if config.mlp == "none" or not (config.attention_skip and config.mlp_skip):
+        raise ValueError(
+            f"an ablation needs a network with MLP and skips, not mlp={config.mlp!r}, "
+            f"attention_skip={config.attention_skip}, mlp_skip={config.mlp_skip}"
+        )
     skips = skips_left(name, reading)
     config = config.replace(
         attention_skip=skips.attention,
@@ -107,7 +107,8 @@ def identity_maps(
     Raises:
         ValueError: A gated MLP.
     """
-    struct.refuse_if(config.mlp in GATED, f"mlp={config.mlp!r} is gated: it has three linear maps")
+    if config.mlp in GATED:
+        raise ValueError(f"mlp={config.mlp!r} is gated: it has three linear maps")
     rows, d = config.num_rows, config.d_model
     dtype = params.layers.attention.w_q.dtype
     eye: Any = jnp.broadcast_to(jnp.eye(d, dtype=dtype)[None], (rows, d, d))

@@ -69,10 +69,8 @@ class Trace(struct.Struct):
         """
         shapes = jnp.shape(self.hidden), jnp.shape(self.layers.attention_branch)
         axes = [i for i, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b]
-        struct.refuse_if(
-            len(axes) != 1 or len(shapes[0]) != len(shapes[1]),
-            f"hidden states and branches of shapes {shapes} are not of one pass",
-        )
+        if len(axes) != 1 or len(shapes[0]) != len(shapes[1]):
+            raise ValueError(f"hidden states and branches of shapes {shapes} are not of one pass")
         return axes[0]
 
     @property

@@ -96,10 +96,8 @@ def retention(decay, scores, context):
         ValueError: Queries and keys that are not the same tokens.
     """
     h, n, m = scores.shape
-    struct.refuse_if(
-        n != m,
-        f"retention needs as many keys as queries, not scores of {scores.shape}",
-    )
+    if n != m:
+        raise ValueError(f"retention needs as many keys as queries, not scores of {scores.shape}")
     distance = jnp.abs(jnp.arange(n)[:, None] - jnp.arange(n)[None, :])
     powers = context.broadcast_to_heads(decay, h) ** distance[None]
     d = jnp.where(allowed_keys(scores, context), powers, 0)
@@ -224,10 +222,8 @@ def variant(config: TransformerConfig, name: VariantName, **values: Any) -> Tran
     spec = _find_variant(name)
     start = spec.values(config)
     for value in values:
-        struct.refuse_if(
-            value not in start,
-            f"variant {name!r} has no value {value!r}, only {tuple(start)}",
-        )
+        if value not in start:
+            raise ValueError(f"variant {name!r} has no value {value!r}, only {tuple(start)}")
     supported = dict.fromkeys(DEFAULTS, ANY) | dict.fromkeys(ATTENTION, (None,)) | spec.needs
     Covers(f"variant {name!r}", supported).check(config)
     return config.replace(**spec.fields(**(start | values)))

@@ -113,11 +113,11 @@ def path_contributions(
 
     Source: Theorem 2.1 of Dong et al. 2021, summed by length as in its section 2.1.
     """
-    struct.refuse_if(
-        isinstance(count_mlps, jax.core.Tracer),
-        "count_mlps changes the result's shape and cannot be traced: "
-        "jax.jit(path_contributions, static_argnames='count_mlps')",
-    )
+    if isinstance(count_mlps, jax.core.Tracer):
+        raise ValueError(
+            "count_mlps changes the result's shape and cannot be traced: "
+            "jax.jit(path_contributions, static_argnames='count_mlps')"
+        )
     params, prepared = prepare_inputs(params, x, config, covers=ByLength.covers, **inputs)
     if head_gain is not None:
         head_gain = as_numbers("head_gain", head_gain, prepared.x.dtype)

@@ -150,10 +150,8 @@ def logit_attribution(contributions: Any, unembedding: Any) -> Any:
     w, b = unembedding if isinstance(unembedding, tuple | list) else (unembedding, None)
     w = jnp.asarray(w)
     b = jnp.zeros(w.shape[-1:], w.dtype) if b is None else jnp.asarray(b)
-    struct.refuse_if(
-        b.shape != w.shape[-1:],
-        f"unembedding has w of shape {w.shape}, but b of shape {b.shape}",
-    )
+    if b.shape != w.shape[-1:]:
+        raise ValueError(f"unembedding has w of shape {w.shape}, but b of shape {b.shape}")
     leaves = jax.tree.leaves(contributions)
     if w.ndim != 2 or any(a.shape[-1] != w.shape[0] for a in leaves):
         widths = sorted({a.shape[-1] for a in leaves})

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from rank_collapse.struct import check_whole, refuse_if
+from rank_collapse.struct import check_whole
 
 ALL_HEADS = -1
 
@@ -71,14 +71,10 @@ def check_paths(
             the values of traced paths are not checked.
     """
     paths = paths if isinstance(paths, jax.Array) else np.asarray(paths)
-    refuse_if(
-        not paths.shape or paths.shape[-1] != depth,
-        f"paths of shape {paths.shape} do not have depth={depth} choices each",
-    )
-    refuse_if(
-        not jnp.issubdtype(paths.dtype, jnp.integer),
-        f"paths of dtype {paths.dtype} are not integers",
-    )
+    if not paths.shape or paths.shape[-1] != depth:
+        raise ValueError(f"paths of shape {paths.shape} do not have depth={depth} choices each")
+    if not jnp.issubdtype(paths.dtype, jnp.integer):
+        raise ValueError(f"paths of dtype {paths.dtype} are not integers")
     if isinstance(paths, jax.core.Tracer):
         return paths
     values = np.asarray(paths)

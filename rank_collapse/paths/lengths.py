@@ -70,10 +70,8 @@ def branch_shares(
     )
     num_tokens = trace.hidden.shape[-2]
     is_counted = jnp.ones(num_tokens, bool) if mask is None else as_mask(mask)
-    struct.refuse_if(
-        is_counted.shape != (num_tokens,),
-        f"mask of shape {is_counted.shape} does not fit {num_tokens} tokens",
-    )
+    if is_counted.shape != (num_tokens,):
+        raise ValueError(f"mask of shape {is_counted.shape} does not fit {num_tokens} tokens")
     shares = _measure_shares(params, trace, config, is_counted)
     return BranchShares(shares["attention"], shares.get("mlp"))
 

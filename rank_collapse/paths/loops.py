@@ -23,7 +23,6 @@ from rank_collapse.network.passes import run_pass
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import apply
 from rank_collapse.paths.contributions import LengthPass
-from rank_collapse.struct import refuse_if
 from rank_collapse.theory.transverse import transverse_growth
 
 
@@ -84,11 +83,11 @@ def loop_report(
     """
     rows = config.num_rows
     looped_map = tuple(range(rows)) * (config.depth // rows)
-    refuse_if(
-        config.layer_map != looped_map or config.streams,
-        f"layer_map={config.layer_map} of depth={config.depth} does not repeat its rows in "
-        "order, each time all of them, in one stream",
-    )
+    if config.layer_map != looped_map or config.streams:
+        raise ValueError(
+            f"layer_map={config.layer_map} of depth={config.depth} does not repeat its rows in "
+            "order, each time all of them, in one stream"
+        )
     states = apply(params, x, config, **inputs).hidden[::rows]
     mask = inputs.get("mask")
     mask = None if mask is None or jnp.ndim(mask) > 1 else mask

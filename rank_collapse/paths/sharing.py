@@ -72,10 +72,10 @@ def shapley_values(values: Any, num_parts: int) -> Any:
     """
     p, is_member = num_parts, _membership(num_parts)
     for v in jax.tree.leaves(values):
-        refuse_if(
-            jnp.shape(v)[:1] != (2**p,),
-            f"values of shape {jnp.shape(v)} are not of the {2**p} subsets of {p} parts",
-        )
+        if jnp.shape(v)[:1] != (2**p,):
+            raise ValueError(
+                f"values of shape {jnp.shape(v)} are not of the {2**p} subsets of {p} parts"
+            )
     size = is_member.sum(axis=1)
     # The fraction of orders in which a part joins a certain coalition of s others.
     orders = [math.factorial(s) * math.factorial(p - 1 - s) / math.factorial(p) for s in range(p)]

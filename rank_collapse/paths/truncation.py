@@ -23,7 +23,6 @@ from rank_collapse.paths.channels import ByLength, Channels, pad_slots
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.enumeration import check_lengths
 from rank_collapse.paths.frozen import FrozenLayer, frozen_scale, mlp_gate
-from rank_collapse.struct import refuse_if
 
 
 @full_precision
@@ -51,10 +50,8 @@ def truncated(
     """
     check_lengths(length, config.depth)
     length = jnp.asarray(length)
-    refuse_if(
-        length.ndim > 1 or not jnp.issubdtype(length.dtype, jnp.integer),
-        f"length of shape {length.shape} and dtype {length.dtype} is not K or [k]",
-    )
+    if length.ndim > 1 or not jnp.issubdtype(length.dtype, jnp.integer):
+        raise ValueError(f"length of shape {length.shape} and dtype {length.dtype} is not K or [k]")
     params, prepared = prepare_inputs(params, x, config, covers=Truncated.covers, **inputs)
     return _run_truncated(params, prepared, config, length)
 

@@ -15,7 +15,6 @@ from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.lazy import Stored, Table, Unembedding, stored_values
 from rank_collapse.pretrained.masked_token import MaskedHead, read_head
 from rank_collapse.pretrained.weights import Weights
-from rank_collapse.struct import refuse_if
 
 
 class OpenCheckpoint:
@@ -85,10 +84,8 @@ class OpenCheckpoint:
         x = batch["x"]
         check_indices(batch, config)
         positions = 0 if tables is None else tables.num_positions
-        refuse_if(
-            positions and x.ndim == 2 and x.shape[1] > positions,
-            f"{x.shape[1]} tokens are more than the {positions} positions",
-        )
+        if positions and x.ndim == 2 and x.shape[1] > positions:
+            raise ValueError(f"{x.shape[1]} tokens are more than the {positions} positions")
         embedding = outside.embedding
         if embedding is not None and isinstance(embedding.tokens, Table):
             used = np.zeros(1, np.int64)

@@ -57,10 +57,10 @@ def num_patches(settings: Settings) -> tuple[int, int]:
     """Returns (patches of an image, side of each)."""
     height, width = _as_pair(settings["image_size"])
     size, other_side = _as_pair(settings["patch_size"])
-    refuse_if(
-        size != other_side or height % size or width % size,
-        f"patch_size={settings['patch_size']} does not tile image_size={settings['image_size']}",
-    )
+    if size != other_side or height % size or width % size:
+        raise ValueError(
+            f"patch_size={settings['patch_size']} does not tile image_size={settings['image_size']}"
+        )
     return (height // size) * (width // size), size
 
 

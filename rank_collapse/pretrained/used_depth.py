@@ -323,5 +323,6 @@ def _open_source(params, config, unembedding):
         source = InMemory(params, config)
         if unembedding is None and params.embedding is not None:
             unembedding = Unembedding(params.embedding.tokens)
-    refuse_if(unembedding is None, "the network has no unembedding: it is no language model")
+    if unembedding is None:
+        raise ValueError("the network has no unembedding: it is no language model")
     return source, unembedding

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rank_collapse.extras import import_package
-from rank_collapse.struct import refuse_if
 from rank_collapse.text.files import read_json
 from rank_collapse.text.vocabulary import (
     call_tokenizers,
@@ -106,10 +105,8 @@ def _read_sentencepiece(path, settings):
     except (OSError, RuntimeError) as error:
         raise ValueError(f"{path} is not a sentencepiece model: {error}") from None
     kind = settings["model_type"]
-    refuse_if(
-        kind in ("camembert", "xlm-roberta"),
-        f"a {kind} model shifts its sentencepiece ids; give tokenizer.json",
-    )
+    if kind in ("camembert", "xlm-roberta"):
+        raise ValueError(f"a {kind} model shifts its sentencepiece ids; give tokenizer.json")
     options = {}
     if (path.parent / "tokenizer_config.json").is_file():
         options = read_json(path.parent / "tokenizer_config.json")

@@ -10,7 +10,6 @@ from typing import Any
 
 from rank_collapse.extras import import_package
 from rank_collapse.printed import format_one_line
-from rank_collapse.struct import refuse_if
 from rank_collapse.text.files import read_json
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -45,11 +44,11 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int, *, lowercase: bool) -
     letters = {letter for text in texts for letter in learner.normalizer.normalize_str(text)}
     letters = sorted(letters - {" "})
     special_tokens = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
-    refuse_if(
-        len(special_tokens) > vocab_size,
-        f"vocab_size={vocab_size} is less than the {len(special_tokens)} special tokens and "
-        "letters",
-    )
+    if len(special_tokens) > vocab_size:
+        raise ValueError(
+            f"vocab_size={vocab_size} is less than the {len(special_tokens)} special tokens and "
+            "letters"
+        )
     trainer = tokenizers.trainers.WordPieceTrainer(
         vocab_size=vocab_size, min_frequency=1, special_tokens=special_tokens, show_progress=False
     )

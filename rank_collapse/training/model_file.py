@@ -25,7 +25,6 @@ from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.network.residual import Gains
 from rank_collapse.printed import format_one_line
 from rank_collapse.runs.states import flatten_state, unflatten_state
-from rank_collapse.struct import refuse_if
 from rank_collapse.training.models import init_model
 from rank_collapse.training.recipe import Recipe
 
@@ -55,10 +54,8 @@ def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
             the config.
         OSError: The file cannot be read.
     """
-    refuse_if(
-        os.path.isdir(path),
-        f"{path} is a folder, not a file of trained models",
-    )
+    if os.path.isdir(path):
+        raise ValueError(f"{path} is a folder, not a file of trained models")
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

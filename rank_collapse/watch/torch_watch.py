@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 )
 
 from rank_collapse.measures.spikes import TOKENS
-from rank_collapse.struct import check_choice, check_whole, refuse_if
+from rank_collapse.struct import check_choice, check_whole
 from rank_collapse.watch.names import PARTS
 from rank_collapse.watch.recorder import (
     LeftOut,
@@ -279,10 +279,8 @@ def _check_model(model):
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model={model!r} is not a torch.nn.Module")
-    refuse_if(
-        any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()),
-        "a model under FullyShardedDataParallel is not measured",
-    )
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise ValueError("a model under FullyShardedDataParallel is not measured")
     for name, parameter in model.named_parameters():
         if type(parameter).__name__ == "DTensor":
             raise ValueError(

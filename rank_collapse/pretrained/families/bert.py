@@ -14,7 +14,6 @@ from rank_collapse.pretrained.family import (
     Names,
     Settings,
 )
-from rank_collapse.struct import refuse_if
 
 _PADDED = "word_embeddings.weight"
 
@@ -109,11 +108,11 @@ def _albert_rows(settings: Settings):
     Each of `num_hidden_layers` steps runs through all inner layers of its group.
     """
     steps, groups = settings["num_hidden_layers"], settings["num_hidden_groups"]
-    refuse_if(
-        steps * settings["inner_group_num"] > MAX_LAYERS,
-        f"num_hidden_layers={steps} times inner_group_num={settings['inner_group_num']} is "
-        f"more than {MAX_LAYERS} layers",
-    )
+    if steps * settings["inner_group_num"] > MAX_LAYERS:
+        raise ValueError(
+            f"num_hidden_layers={steps} times inner_group_num={settings['inner_group_num']} is "
+            f"more than {MAX_LAYERS} layers"
+        )
     sequence = [
         (int(step / (steps / groups)), inner)
         for step in range(steps)

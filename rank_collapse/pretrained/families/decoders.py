@@ -25,7 +25,6 @@ from rank_collapse.pretrained.family import (
     rotary_entry,
     rotary_fields,
 )
-from rank_collapse.struct import refuse_if
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -47,18 +46,16 @@ def layer_windows(
         unknown = [k for k in kinds if k not in LAYER_TYPES]
         if unknown:
             raise ValueError(f"layer_types has {unknown[0]!r}, only {LAYER_TYPES} are supported")
-        refuse_if(
-            len(kinds) != settings["num_hidden_layers"],
-            f"layer_types has {len(kinds)} entries for "
-            f"num_hidden_layers={settings['num_hidden_layers']}",
-        )
+        if len(kinds) != settings["num_hidden_layers"]:
+            raise ValueError(
+                f"layer_types has {len(kinds)} entries for "
+                f"num_hidden_layers={settings['num_hidden_layers']}"
+            )
         local = [k == "sliding_attention" for k in kinds]
     if distance is None or not any(local):
         return ()
-    refuse_if(
-        distance < 1,
-        f"sliding_window={settings.get('sliding_window')!r} leaves no other token",
-    )
+    if distance < 1:
+        raise ValueError(f"sliding_window={settings.get('sliding_window')!r} leaves no other token")
     return tuple(distance if is_local else 0 for is_local in local)
 
 

@@ -13,7 +13,6 @@ from rank_collapse.pretrained.family import (
     activation_name,
     count_entry,
 )
-from rank_collapse.struct import refuse_if
 
 _GATED = {"gelu": "geglu_tanh", "gelu_new": "geglu_tanh", "silu": "swiglu", "relu": "reglu"}
 
@@ -21,10 +20,8 @@ _GATED = {"gelu": "geglu_tanh", "gelu_new": "geglu_tanh", "silu": "swiglu", "rel
 def mlp_kind(feed_forward: str) -> str:
     """Returns our name of `feed_forward_proj`; its "gated-gelu" is the tanh approximation."""
     gated, name = feed_forward.startswith("gated-"), feed_forward.removeprefix("gated-")
-    refuse_if(
-        gated and name not in _GATED,
-        f"feed_forward_proj={feed_forward!r} is not supported",
-    )
+    if gated and name not in _GATED:
+        raise ValueError(f"feed_forward_proj={feed_forward!r} is not supported")
     return _GATED[name] if gated else activation_name(name)
 
 
