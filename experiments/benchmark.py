@@ -3,6 +3,7 @@
     python -m experiments.benchmark                              (all of them)
     python -m experiments.benchmark --benchmark=exact_paths,recomputed_paths
     python -m experiments.benchmark --baseline=torch             (training beside PyTorch)
+    python -m experiments.benchmark --benchmark=train_sort --num_seeds=256
 
 Each benchmark times its cases in turn, round after round, so that other work on the machine slows
 all of them equally. Ratios to the baseline are from the same rounds. Compilation is timed
@@ -34,6 +35,13 @@ FLAGS = cli.bare_flags()
 FLAGS.define("integer", "num_devices", 0, "Devices (0: all; on a CPU one per core).", lower_bound=0)
 FLAGS.define("list", "benchmark", list(BENCHMARKS), f"Benchmarks, out of {', '.join(BENCHMARKS)}.")
 FLAGS.define("enum", "baseline", "none", "Also time training in PyTorch.", training.BASELINES)
+FLAGS.define(
+    "integer",
+    "num_seeds",
+    0,
+    "Seeds at a time, of training and of collapse_sweep (0: as many as on the page).",
+    lower_bound=0,
+)
 FLAGS.define("integer", "rounds", 5, "Timed rounds.", lower_bound=1)
 
 

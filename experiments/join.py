@@ -168,7 +168,8 @@ def find_axes(configs: Sequence[Mapping[str, Any]], options: Flags) -> dict[str,
     Raises:
         ValueError: They differ in a flag that is no axis, or are no grid.
     """
-    values = {n: list(dict.fromkeys(json.dumps(c.get(n)) for c in configs)) for n in configs[0]}
+    names = dict.fromkeys([*options.axes, *configs[0]])  # axes in the order of the first folder
+    values = {n: list(dict.fromkeys(json.dumps(c.get(n)) for c in configs)) for n in names}
     axes = {name: texts for name, texts in values.items() if len(texts) > 1}
     if any(name in ONE_VALUE or not options.takes_several(name) for name in axes):
         differences = [f"{name}: {' and '.join(texts)}" for name, texts in axes.items()]

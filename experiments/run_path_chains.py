@@ -221,11 +221,27 @@ def path_chains_figure(results: dict[str, Any], setup: inputs.TokenNetwork):
     fig, axes = figures.figure(1, 2, sharey=True)
     for ax, (name, title) in zip(axes[0], CHAINS.items(), strict=True):
         values = np.swapaxes(results[name], 0, 1).reshape(setup.config.depth, -1)
-        plots.draw_boxes(ax, results["length"][1:], values)
+        draw_boxes(ax, results["length"][1:], values)
         ax.set(yscale="log", xlabel="path length", title=title)
     symbol = r"$\|\mathrm{res}(P_{path})\|_{1,\infty}\,/\,\|P_{path}\|_{1,\infty}$"
     axes[0, 0].set_ylabel(f"residual ratio of the product\n{symbol}")
     return fig
+
+
+def draw_boxes(ax: Any, x: Any, values: Any) -> None:
+    """Plot a box at each x [k] of values [k, s]: median, quartiles and outliers.
+
+    The axis is to be logarithmic: 0 becomes the least that a float can be.
+    """
+    boxplot = ax.boxplot(
+        list(np.maximum(values, np.finfo(float).tiny)),
+        positions=x,
+        patch_artist=True,
+        flierprops={"marker": ".", "markersize": 2, "markeredgecolor": "#8A8A8A"},
+        medianprops={"color": "black"},
+    )
+    for box in boxplot["boxes"]:
+        box.set(facecolor=figures.color(5), linewidth=0.8)
 
 
 def path_lengths_figure(results: dict[str, Any], setup: inputs.TokenNetwork):

@@ -5,10 +5,15 @@ Used as `flax.struct` is, whose import would bring optimisers and checkpoint rea
 
 import dataclasses
 import difflib
+import functools
+import math
+import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 import numpy as np
+
+from rank_collapse.printed import format_one_line
 
 if TYPE_CHECKING:
     import jax
@@ -38,21 +43,24 @@ def static(default: Any) -> Any:
     return field(default=default, pytree_node=False)
 
 
-def unknown_value_error(
-    description: str, value: Any, allowed: Iterable[Any], suffix: str = ""
-) -> ValueError:
-    """Make the error that a value is not among those allowed; it ends with the nearest of them.
+def check_choice(description: str, value: Any, allowed: Iterable[Any], suffix: str = "") -> None:
+    """Check that a value is among those allowed.
 
     Args:
         description: The value with its name, as the message begins.
         value: The value.
         allowed: What it could be.
         suffix: Put after the list of these.
+
+    Raises:
+        ValueError: It is another; the message ends with the nearest.
     """
     names = tuple(allowed)
+    if value in names:
+        return
     near = difflib.get_close_matches(str(value), [n for n in names if isinstance(n, str)], 3)
     nearest = f"; nearest: {', '.join(map(repr, sorted(near, key=names.index)))}" if near else ""
-    return ValueError(f"{description} is not one of {names}{suffix}{nearest}")
+    raise ValueError(f"{description} is not one of {names}{suffix}{nearest}")
 
 
 def check_choices(config: Any, **allowed: tuple[Any, ...]) -> None:
@@ -63,8 +71,7 @@ def check_choices(config: Any, **allowed: tuple[Any, ...]) -> None:
     """
     for name, values in allowed.items():
         value = getattr(config, name)
-        if value not in values:
-            raise unknown_value_error(f"{name}={value!r}", value, values)
+        check_choice(f"{name}={value!r}", value, values)
 
 
 def refuse_if(condition: Any, message: str) -> None:
@@ -84,22 +91,82 @@ def refuse(*cases: tuple[Any, str]) -> None:
         ValueError: With its message.
     """
     for condition, message in cases:
-        refuse_if(condition, message)
+        if condition:
+            raise ValueError(message)
 
 
-def check_integers(config: Any, **smallest: int) -> None:
-    """Convert fields to Python integers, which are hashable, and check them; None stays.
+def check_numbers(interval: str, /, *, arrays: bool = False, **values: Any) -> None:
+    """Check that numbers lie in an interval, in which NaN never lies.
+
+    Args:
+        interval: Such as "[0, 1)".
+        arrays: Whether they may be arrays.
+        **values: By name. Of what is traced, or of torch on another device, nothing is checked.
 
     Raises:
-        ValueError: One is no integer, or below its smallest value.
+        ValueError: A number outside; or None, text, a list.
     """
-    for name, bound in smallest.items():
+    low, high = map(float, interval[1:-1].split(","))
+    for name, value in values.items():
+        try:
+            array = np.asarray(None if isinstance(value, list | tuple) else value)
+        except (TypeError, RuntimeError):  # its values are not there
+            continue
+        is_number = array.dtype.kind not in "OSUMmc" and (arrays or not array.ndim)
+        numbers = array.astype(float) if is_number else np.full(array.shape, np.nan)
+        is_above = numbers >= low if interval[0] == "[" else numbers > low
+        is_inside = is_above & (numbers <= high if interval[-1] == "]" else numbers < high)
+        if not is_inside.all():
+            wrong = float(numbers[~is_inside].flat[0]) if is_number else value
+            raise ValueError(f"{name}={format_one_line(repr(wrong), 80)} is not in {interval}")
+
+
+def check_whole(name: str, value: Any, least: int, most: float = math.inf) -> int:
+    """Convert a whole number to a Python integer, which is hashable, and check it.
+
+    Args:
+        name: Of the argument, for the message.
+        value: Of Python, NumPy or an array without axes, not traced.
+        least, most: Its limits.
+
+    Raises:
+        ValueError: Another number, or what is none.
+    """
+    try:
+        whole = operator.index(None if isinstance(value, bool) else value)
+    except TypeError:
+        whole = None
+    if whole is None or not least <= whole <= most:
+        wrong = value if whole is None else whole
+        limits = f"from {least} on" if most == math.inf else f"from {least} to {most}"
+        shown = format_one_line(repr(wrong), 80)
+        raise ValueError(f"{name}={shown} is not a whole number {limits}")
+    return whole
+
+
+def check_static_numbers(config: Any, **smallest: int) -> None:
+    """Check fields that are no leaves: whole numbers, which become Python's, and finite floats.
+
+    Args:
+        config: A dataclass.
+        **smallest: Of whole numbers, by name; 0 of others whose default is one. None stays.
+
+    Raises:
+        ValueError: What is none, or below its smallest value; 0 of a float.
+    """
+    for name, kind in (_static_kinds(type(config)) | dict.fromkeys(smallest, int)).items():
         value = getattr(config, name)
-        if isinstance(value, np.integer):
-            value = int(value)
-            object.__setattr__(config, name, value)
-        if value is not None and (not isinstance(value, int) or value < bound):
-            raise ValueError(f"{name}={value!r} is not a positive integer")
+        if kind is float and not (type(value) is float and 0 <= value < math.inf):
+            check_numbers("[0, inf)", **{name: value})
+        elif kind is int and value is not None:
+            object.__setattr__(config, name, check_whole(name, value, smallest.get(name, 0)))
+
+
+@functools.cache
+def _static_kinds(config_class):
+    """Return {field: the type of its default} of the fields that are no leaves."""
+    fields = dataclasses.fields(config_class)
+    return {f.name: type(f.default) for f in fields if not f.metadata.get("pytree_node", True)}
 
 
 def check_fields(kind: Any, names: Iterable[str]) -> None:
@@ -110,8 +177,7 @@ def check_fields(kind: Any, names: Iterable[str]) -> None:
     """
     allowed = [field.name for field in dataclasses.fields(kind)]
     for name in names:
-        if name not in allowed:
-            raise unknown_value_error(f"{kind.__name__}.{name}", name, allowed)
+        check_choice(f"{kind.__name__}.{name}", name, allowed)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))

@@ -98,7 +98,9 @@ def test_linen_in_jit_and_remat(remat):
         jax.jit(jax.grad(lambda v, f=f: jnp.sum(f(v)[0] ** 2)))(variables)
         for f in (monitor_model, run)
     ]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *gradients)
+    # Small entries are differences of large ones; those of the keys' biases are 0 but for rounding.
+    rounding = 1e-6 * max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=rounding), *gradients)
 
 
 @pytest.mark.full

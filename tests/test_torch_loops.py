@@ -178,6 +178,7 @@ def test_evaluation_and_other_optimizers_are_not_counted():
         (gpt2, {"tokens": "all"}, "tokens='all' is not one of"),
         (gpt2, {"every": 0}, "every=0"),
         (gpt2, {"every": 1.5}, "every=1.5"),
+        (gpt2, {"every": True}, "every=True"),
         (gpt2, {"log": 3}, "log=3"),
     ],
 )
@@ -295,6 +296,10 @@ def test_steps_that_torch_does_not_see_are_said():
         step()
     assert [row["step"] for row in watched.rows] == [0, 2]
     assert "compiled" in watched.describe()
+    for wrong in (None, 1.5, -1):
+        with pytest.raises(ValueError, match=f"step={wrong} is not a whole number"):
+            watched.step = wrong
+    assert watched.step == 3
     watched.close()
 
 

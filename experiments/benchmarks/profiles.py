@@ -11,7 +11,7 @@ from rank_collapse.runs.seeds import seed_keys
 
 
 def time_collapse_sweep(
-    options: Any, num_seeds: int = 16, depth: int = 32, num_tokens: int = 64, d_model: int = 64
+    options: Any, depth: int = 32, num_tokens: int = 64, d_model: int = 64
 ) -> Report:
     """Measures the time of residual ratio and logarithm by layer of pure attention.
 
@@ -19,11 +19,10 @@ def time_collapse_sweep(
     has a call.
 
     Args:
-        options: The flags of `experiments.benchmark`.
-        num_seeds: Random initialisations.
+        options: The flags of `experiments.benchmark`; --num_seeds random initialisations.
         depth, num_tokens, d_model: Of the network.
     """
-    config = rc.san(depth, 4, d_model)
+    config, num_seeds = rc.san(depth, 4, d_model), options.num_seeds or 16
 
     def profile_seed(key):
         x = jax.random.normal(jax.random.fold_in(key, 1), (num_tokens, d_model))

@@ -76,12 +76,14 @@ class Training:
         recipe: `rank_collapse.training.training.Recipe`.
         examples: `rank_collapse.training.tasks.Examples`.
         hyper: `rank_collapse.training.training.Hyper` of Python floats.
+        platform: JAX's name of the device to train on: "gpu", or any other for the CPU.
     """
 
-    def __init__(self, recipe: Any, examples: Any, hyper: Any):
+    def __init__(self, recipe: Any, examples: Any, hyper: Any, platform: str = "cpu"):
         torch.manual_seed(0)
-        self.recipe = recipe
+        self.recipe, self.device = recipe, "cuda" if platform == "gpu" else "cpu"
         self.network = Network(recipe.config, recipe.num_outputs, hyper.dropout).train()
+        self.network.to(self.device)
         self.optimizer = torch.optim.Adam(
             self.network.parameters(), lr=hyper.learning_rate, weight_decay=hyper.weight_decay
         )
@@ -101,8 +103,10 @@ class Training:
         epochs = itertools.chain.from_iterable(itertools.repeat(self.loader))
         for i, batch in enumerate(itertools.islice(epochs, num_steps + warm_up)):
             if i == warm_up:
+                self.loss.item()  # waits for the device
                 start = time.perf_counter()
-            self.step(*batch)
+            self.step(*(tensor.to(self.device) for tensor in batch))
+        self.loss.item()
         return (time.perf_counter() - start) / num_steps
 
     def step(self, *batch: Any) -> None:

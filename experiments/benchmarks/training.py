@@ -1,7 +1,8 @@
 """Benchmarks of training: whole ensembles, beside PyTorch with --baseline=torch.
 
-The figure is seconds per seed and training step, the seeds sharing all cores; PyTorch trains one
-seed with all its threads, as its users do. Both run in turns, round after round.
+The figure is seconds per seed and training step. The seeds share all cores, or the accelerator.
+PyTorch trains one seed with all its threads, or on the same GPU, as its users do. Both run in
+turns, round after round.
 """
 
 import dataclasses
@@ -43,18 +44,15 @@ TINY = (
 BASELINES = ("none", "torch")
 
 
-def time_training(
-    name: str, options: Any, num_seeds: int | None = None, arguments: Sequence[str] = ()
-) -> Report:
+def time_training(name: str, options: Any, arguments: Sequence[str] = ()) -> Report:
     """Measures the time of training steps of one of `CASES`, and with --baseline PyTorch's.
 
     Args:
         name: The case.
-        options: The flags of `experiments.benchmark`.
-        num_seeds: Seeds trained together; those of `SEEDS` by default.
+        options: The flags of `experiments.benchmark`; --num_seeds are trained together.
         arguments: Of the binary, beside the case's own: other sizes than the published ones.
     """
-    target, num_seeds = CASES[name][2], num_seeds or SEEDS[name]
+    target, num_seeds = CASES[name][2], options.num_seeds or SEEDS[name]
     recipe, make_data, batch_size = make_case(name, arguments)
     ensemble = Ensemble(recipe, make_data, mesh=cli.device_mesh(options), epochs_per_chunk=1)
     values = Hyper(learning_rate=1e-3, dropout=0.1)
@@ -75,7 +73,7 @@ def time_training(
         from experiments.benchmarks.torch_baseline import Training
 
         padded = dataclasses.replace(recipe, batch_size=batch_size)
-        baseline = Training(padded, examples, values)
+        baseline = Training(padded, examples, values, ensemble.mesh.devices.flat[0].platform)
     torch = Timing("PyTorch, one seed", 0.0)
     for r in range(options.rounds):
         start = time.perf_counter()

@@ -26,7 +26,7 @@ from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from rank_collapse.runs import seeds
-from rank_collapse.runs.files import damaged_file_error
+from rank_collapse.runs.files import damaged_file_error, describe_difference
 
 SEEDS = "seeds"  # the part of a run's arrays that has one cell
 Cells = Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]]
@@ -189,11 +189,12 @@ class Executor(contextlib.ExitStack):
         """Appends the seeds of a chunk to the arrays of their cells."""
         longer, start = {}, 0
         for cell, count in collections.Counter(chunk.cells).items():  # the seeds of a cell adjoin
-            saved = self.run.part(cell) or {}
-            for name, values in results.items():
-                earlier = [saved[name]] if name in saved else []
-                new = values[start : start + count]
-                longer[f"{cell}/{name}"] = np.concatenate([*earlier, new])
+            new = {name: values[start : start + count] for name, values in results.items()}
+            saved = self.run.part(cell) or {name: values[:0] for name, values in new.items()}
+            shapes = ({name: a.shape[1:] for name, a in x.items()} for x in (saved, new))
+            if damage := describe_difference(*shapes):
+                raise damaged_file_error(self.run.path / "arrays.npz", f"of {cell} {damage}")
+            longer |= {f"{cell}/{n}": np.concatenate([saved[n], new[n]]) for n in new}
             start += count
         self.run.keep_arrays(longer)  # at once: all arrays of a cell have as many seeds
 

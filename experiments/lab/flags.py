@@ -44,7 +44,8 @@ class Flags(flags.FlagValues):
 
     Args:
         experiment: Name of the folder under results/.
-        shows: The column of the table that the figure over the axes shows.
+        shows: The column of the table that the figure over the axes shows; None where flags are
+            no axes, as of commands that are no experiment.
         traced: Flags whose values compiled programs take as arguments: points of the axes that
             differ in them alone are computed together, see `Executor`.
         execution: Flags that change no result beyond rounding.
@@ -78,9 +79,15 @@ class Flags(flags.FlagValues):
             traced=frozenset(traced),
             execution=frozenset({*EXECUTION, *execution, *selecting}),
             selecting=frozenset(selecting),
+            typed=(),
+            axes={},
+            point={},
+            group=[self],
+            number=0,
+            worker_group=None,
+            reading=False,
+            begin_with={},
         )
-        vars(self).update(typed=(), axes={}, point={}, group=[self], number=0)
-        vars(self).update(worker_group=None, reading=False, begin_with={})
 
     def define(
         self, kind: str, name: str, default: Any, text: str, *choices: Any, **limits: Any
@@ -121,7 +128,7 @@ class Flags(flags.FlagValues):
 
     def takes_several(self, name: str) -> bool:
         """Returns whether a flag may be an axis: it has one value, and may be given several."""
-        if name not in self or self[name].name in self.execution | ONE_VALUE:
+        if not self.shows or name not in self or self[name].name in self.execution | ONE_VALUE:
             return False
         return type(self[name].parser) in vocabulary.SINGLE
 

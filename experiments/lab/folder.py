@@ -15,8 +15,9 @@
              log.txt
 
 Every file but metrics and log.txt is written to a temporary name and renamed, so a file is either
-complete or absent. The checksums of arrays.npz show damage. Files made of the arrays are made
-again where they are missing, and results.csv where it is not what they say.
+complete or absent. The checksums of arrays.npz show damage; names and shapes in summary.json show
+an array that was removed. Files made of the arrays are made again where they are missing, and
+results.csv where it is not what they say.
 
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
@@ -103,7 +104,7 @@ class RunFolder(contextlib.ExitStack):
         read_only: bool = False,
     ):
         super().__init__()
-        self.path, self._prefix = Path(path), ""
+        self.path, self._prefix, self._config = Path(path), "", states.as_json(config)
         # {prefix: {name after it: array}} of every beginning of a name that ends at a "/".
         self._arrays: dict[str, dict[str, np.ndarray]] = collections.defaultdict(dict)
         self._last_write, self._pause, self._unwritten = time.monotonic(), PAUSE, False
@@ -111,18 +112,18 @@ class RunFolder(contextlib.ExitStack):
         try:
             if self.writable:
                 make_folder(self.path)
-                self.enter_context(lock_folder(self.path))
+                self._lock = self.enter_context(lock_folder(self.path))
                 if self._is_of_a_run() and overwrite:
                     delete_files(self.path, (*FOLDERS, *CONTENTS[::-1]))  # the config last
             self.resumed = self._is_of_a_run()
             if self.resumed:
-                self._check_config(states.as_json(config))
+                self._check_config()
             else:
                 content = {"config": config, "execution": execution or {}, "layout": LAYOUT}
                 content |= {"environment": provenance.environment()}
                 self._write_json("config.json", content)
-            saved = self.path / "arrays.npz"
-            self._add_arrays(load_arrays(saved) if saved.exists() else {})
+            if (self.path / "arrays.npz").exists():
+                self._read_arrays()
         except BaseException:
             self.close()
             raise
@@ -192,8 +193,9 @@ class RunFolder(contextlib.ExitStack):
             summary: The headline numbers.
         """
         # First: a complete run is not checked again.
-        delete_files(self.path, ("checkpoints", "points"))
-        self._write_json("summary.json", summary)
+        delete_files(self._check_place(), ("checkpoints", "points"))
+        self._check_config()  # as it is now: results are read with it
+        self._write_json("summary.json", {**summary, "arrays": self._describe_arrays()})
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -269,7 +271,7 @@ class RunFolder(contextlib.ExitStack):
         """Adds (or replaces) named arrays, and writes arrays.npz."""
         started = time.monotonic()
         self._add_arrays(arrays)
-        write_arrays(self.path / "arrays.npz", self._arrays[""])
+        write_arrays(self._check_place() / "arrays.npz", self._arrays[""])
         self._last_write, self._unwritten = time.monotonic(), False
         self._pause = max(PAUSE, (self._last_write - started) / SHARE)
 
@@ -291,7 +293,7 @@ class RunFolder(contextlib.ExitStack):
             step, state: See `states.save_state`.
             name: Name of the computation, where a run has several.
         """
-        states.save_state(self.path / "checkpoints" / name, step, state)
+        states.save_state(self._check_place() / "checkpoints" / name, step, state)
 
     def restore_checkpoint(self, like: Any, name: str = "") -> tuple[int, Any] | None:
         """Reads (step, state) of the newest saved state; None where there is none.
@@ -324,6 +326,25 @@ class RunFolder(contextlib.ExitStack):
 
     # Opening and writing.
 
+    def _read_arrays(self):
+        """Reads arrays.npz; refuses it where it lacks what a complete run was published of."""
+        path = self.path / "arrays.npz"
+        self._add_arrays(load_arrays(path))
+        listed = (self.summary or {}).get("arrays")
+        if isinstance(listed, list) and (lost := {*map(str, listed)} - {*self._describe_arrays()}):
+            raise damaged_file_error(path, f"it lacks {min(lost)}")
+
+    def _describe_arrays(self):
+        """Lists names and shapes of all arrays: "rms (8, 65)"."""
+        return [f"{name} {array.shape}" for name, array in sorted(self._arrays[""].items())]
+
+    def _check_place(self):
+        """Returns the folder, if it still is the one that was opened; else none is written to."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / ".lock")):
+                return self.path
+        raise RunError(f"{self.path} is no longer the folder of this run: moved or deleted?")
+
     def _is_of_a_run(self):
         """Returns whether the folder is that of a run; False of one without results.
 
@@ -335,11 +356,9 @@ class RunFolder(contextlib.ExitStack):
             read_config(self.path)
         return bool(names)
 
-    def _check_config(self, config):
+    def _check_config(self):
         """Refuses a folder of another config, or of another version."""
-        saved_config = read_config(self.path)
-        if json.dumps(saved_config, sort_keys=True) != json.dumps(config, sort_keys=True):
-            changes = describe_difference(saved_config, config)
+        if changes := describe_difference(read_config(self.path), self._config):
             raise RunError(
                 f"{self.path} was made with another config: {changes}; "
                 "use another --run_name or --output_dir, or --overwrite, which deletes these "
@@ -357,7 +376,7 @@ class RunFolder(contextlib.ExitStack):
         self._write(name, (json.dumps(states.as_json(value), indent=2) + "\n").encode())
 
     def _write(self, name, content):
-        path = self.path / name
+        path = self._check_place() / name
         with name_write_errors(path.parent):
             path.parent.mkdir(exist_ok=True)
         write_atomically(path, content)

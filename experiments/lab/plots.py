@@ -1,4 +1,4 @@
-"""Panels by two values, points with intervals, boxes: what figures of several experiments have."""
+"""Panels by two values, points with intervals: what figures of several experiments have."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -56,22 +56,6 @@ def draw_interval(
         linestyle="none",
         label=words(label),
     )
-
-
-def draw_boxes(ax: Axes, x: Any, values: Any) -> None:
-    """Plot a box at each x [k] of values [k, s]: median, quartiles and outliers.
-
-    The axis is to be logarithmic: 0 becomes the least that a float can be.
-    """
-    boxplot = ax.boxplot(
-        list(np.maximum(values, np.finfo(float).tiny)),
-        positions=x,
-        patch_artist=True,
-        flierprops={"marker": ".", "markersize": 2, "markeredgecolor": "#8A8A8A"},
-        medianprops={"color": "black"},
-    )
-    for box in boxplot["boxes"]:
-        box.set(facecolor=color(5), linewidth=0.8)
 
 
 def quartiles(

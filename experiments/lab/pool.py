@@ -59,7 +59,7 @@ def start_workers(jobs: int, scheduler: str | None = None) -> Iterator[futures.E
         return
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads of several processes spin
     spawn = multiprocessing.get_context("spawn")
-    pool = futures.ProcessPoolExecutor(jobs, spawn, end_with_parent)
+    pool = futures.ProcessPoolExecutor(jobs, spawn, begin_worker)
     try:
         yield pool
     except BrokenProcessPool as error:
@@ -116,14 +116,18 @@ def iterate_ended(
             yield running.pop(future), future
 
 
-def end_with_parent() -> None:
-    """Ends a worker when its parent is killed."""
+def begin_worker() -> None:
+    """Lets a worker end when its parent is killed, and not while it waits for work.
+
+    Waiting, it holds the lock of the queue, for which the others would wait for ever.
+    """
 
     def wait():
         connection.wait([multiprocessing.parent_process().sentinel])
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+    signal.signal(signal.SIGTERM, progress.note_signal)
 
 
 def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder) -> None:

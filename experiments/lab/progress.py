@@ -31,6 +31,11 @@ def stop_requested() -> bool:
     return bool(_signals_received)
 
 
+def note_signal(number: int, *_: Any) -> None:
+    """Notes a signal for `raise_if_stopped`; as a handler, of a worker that may have no work."""
+    _signals_received.append(number)
+
+
 def raise_if_stopped() -> None:
     """Raises `Stopped` if a signal has asked for it."""
     if _signals_received:
@@ -46,19 +51,19 @@ def handle_signals() -> Iterator[None]:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     handlers = {n: signal.getsignal(n) for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN}
-    for number in handlers:
-        signal.signal(number, lambda *_: _signal_read.wait())
     previous_fd = signal.set_wakeup_fd(writer)
     threading.Thread(target=_read_signals, args=(reader,), daemon=True).start()
+    for number in handlers:  # only while there is a reader: without one they would wait for ever
+        signal.signal(number, lambda *_: _signal_read.wait())
     try:
         yield
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         signal.set_wakeup_fd(previous_fd)
         os.close(writer)
         _signals_received.clear()
         _signal_read.clear()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def _read_signals(reader):

@@ -1,11 +1,10 @@
-"""Texts of an experiment: their words numbered; joined to a length, encoded, tokens masked."""
+"""Texts of an experiment: their words numbered; joined to a length, encoded."""
 
 import os
 import re
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Int
 
 from rank_collapse.struct import refuse, refuse_if
 from rank_collapse.text.encoders import Encoder
@@ -53,38 +52,6 @@ def token_ids(text: str, num_tokens: int) -> tuple[np.ndarray, list[str]]:
     vocabulary = list(dict.fromkeys(tokens))
     place = {token: i for i, token in enumerate(vocabulary)}
     return np.array([place[token] for token in tokens], np.int32), vocabulary
-
-
-def masked_copies(
-    ids: Int[np.ndarray, "b n"],
-    mask: Bool[np.ndarray, "b n"],
-    token: int,
-    copies: int,
-    share: float = 0.15,
-    seed: int = 0,
-) -> tuple[Int[np.ndarray, "c n"], Bool[np.ndarray, "c n"]]:
-    """Mask tokens in copies of each text; the copies mask different ones, as long as there are any.
-
-    Never the first or the last token of a text, which close it in most models.
-
-    Args:
-        ids, mask: Of `Tokens`.
-        token: The id that stands in a masked one's place.
-        copies: Of each text, one after the other: c = b · copies.
-        share: Of a text's tokens that each copy masks, at least one; 15 % as of BERT.
-
-    Source: Devlin et al. 2019, task 1, with the token in all of the places.
-    """
-    draw = np.random.default_rng(seed)
-    chosen = np.zeros((len(ids), copies, ids.shape[1]), bool)
-    for text, count in zip(chosen, mask.sum(axis=1), strict=True):
-        places = draw.permutation(np.arange(1, count - 1))
-        size = max(1, round(share * len(places)))
-        for copy, is_masked in enumerate(text):
-            order = np.arange(copy * size, (copy + 1) * size)
-            is_masked[np.take(places, order, mode="wrap")] = True
-    chosen = chosen.reshape(-1, ids.shape[1])
-    return np.where(chosen, token, np.repeat(ids, copies, axis=0)), chosen
 
 
 def join_texts(texts: Sequence[str], encoder: Encoder, min_tokens: int, limit: int) -> list[str]:

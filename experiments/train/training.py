@@ -218,6 +218,8 @@ def train_flat(
         ValueError: Every seed of a network diverged, or hyperparameters that mean nothing.
     """
     programs: dict[str, dict[str, TrainedTask]] = {}
+    # Further seeds have weights where the first ones do.
+    keep = options.keep_models or any(run.part(f"{part}/model") for part in setups)
     for part, setup in setups.items():
         check_files(options, part, run)
         programs.setdefault(setup.program or part, {})[part] = setup
@@ -229,7 +231,7 @@ def train_flat(
                 return {part: setup.make_hyper(point) for part, setup in group.items()}
 
             setup = next(iter(group.values()))
-            program = partial(make_training, options, setup, measure, executor)
+            program = partial(make_training, options, setup, measure, executor, keep)
             arrays |= executor.map(program, make_cells)
     for part in setups:
         if not len(fine_seeds(arrays[part])):
@@ -272,7 +274,7 @@ def check_files(options: Flags, part: str, run: RunFolder) -> None:
 
 
 def make_training(
-    options: Flags, setup: TrainedTask, measure: Callable, executor: Executor
+    options: Flags, setup: TrainedTask, measure: Callable, executor: Executor, keep: bool
 ) -> Training:
     """Makes what trains the networks of one program, with any floats.
 
@@ -281,6 +283,7 @@ def make_training(
         setup: One of the networks.
         measure: As of `train_flat`.
         executor: Its folder keeps the states.
+        keep: Whether weights are kept.
     """
     recipe, is_monitored = setup.recipe, "monitor" in options and options.monitor
 
@@ -309,7 +312,7 @@ def make_training(
         executor.run,
         ensemble.of_models(measure_run),
         "" if setup.program else setup.name,
-        keep=options.keep_models,
+        keep=keep,
         is_monitored=is_monitored,
     )
 

@@ -57,10 +57,12 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     """
     opened = [inputs.open_source(name) for name in dict.fromkeys(flags.sources)]
     checkpoint.check_output(flags)
-    measured = [inputs.read_inputs(flags, one) for one in opened]
-    checks = [checkpoint.measure_checkpoint(*pair) for pair in zip(opened, measured, strict=True)]
-    about = [one.describe(command) for one in checks]
-    lines = [text | {"layers": one.layer_means()} for one, text in zip(checks, about, strict=True)]
+    batches = [inputs.read_inputs(flags, source) for source in opened]
+    checks = [checkpoint.measure_checkpoint(*pair) for pair in zip(opened, batches, strict=True)]
+    about = [check.describe(command) for check in checks]
+    lines = [
+        text | {"layers": check.layer_means()} for check, text in zip(checks, about, strict=True)
+    ]
 
     def make_files(out: Path) -> dict[Path, bytes]:
         numbers = json.dumps(about if len(about) > 1 else about[0], indent=1) + "\n"
@@ -68,8 +70,8 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
         return {out: html.encode(), out.with_suffix(".json"): numbers.encode()}
 
     sentences = [
-        *(f"{one.opened.name}: {one.write_verdict()}" for one in checks),
-        *dict.fromkeys(one.inputs.description for one in checks),
+        *(f"{check.opened.name}: {check.write_verdict()}" for check in checks),
+        *dict.fromkeys(check.inputs.description for check in checks),
     ]
     checkpoint.write_outputs(flags, lines, yield_rows(checks), make_files, sentences)
     return 0
@@ -84,18 +86,18 @@ def yield_rows(checks: Sequence[Checked]) -> Iterator[tuple[Any, ...]]:
     has_sources = len(checks) > 1
     head = ("network", "measure", "text", "layer_or_length", "value")
     yield ("source", *head) if has_sources else head
-    for one in checks:
+    for check in checks:
         measures: dict[tuple[str, str], np.ndarray] = {}
-        for network, profile in one.networks.items():
+        for network, profile in check.networks.items():
             for measure, array in {**profile.measures, **profile.notes}.items():
                 measures[network, measure] = array
-        measures |= {(WHOLE, f"attention_{m}"): one.mean_attention(m) for m in OF_ATTENTION}
-        measures[WHOLE, "path_size"] = one.report.path_size
+        measures |= {(WHOLE, f"attention_{m}"): check.mean_attention(m) for m in OF_ATTENTION}
+        measures[WHOLE, "path_size"] = check.report.path_size
         for (network, measure), values in measures.items():
-            first = one.report.path_size.shape[1] - values.shape[1]  # 1 for a layer's attention
+            first = check.report.path_size.shape[1] - values.shape[1]  # 1 for a layer's attention
             for (text, index), value in np.ndenumerate(values):
                 row = (network, measure, text, first + index, float(value))
-                yield (one.opened.name, *row) if has_sources else row
+                yield (check.opened.name, *row) if has_sources else row
 
 
 def render_page(checks: Sequence[Checked], command: str) -> str:
@@ -106,59 +108,59 @@ def render_page(checks: Sequence[Checked], command: str) -> str:
         command: That made the page.
     """
     return report.render(
-        f"Rank collapse in {', '.join(Path(one.opened.name).name for one in checks)}",
+        f"Rank collapse in {', '.join(Path(check.opened.name).name for check in checks)}",
         " ".join(map(write_introduction, checks)),
         [
-            build_section(one, f"checkpoint-{i}" if i else "checkpoint", command)
-            for i, one in enumerate(checks)
+            build_section(check, f"checkpoint-{i}" if i else "checkpoint", command)
+            for i, check in enumerate(checks)
         ],
         "Means over texts. States by layer are those before the final norm, where there is one. "
         "Where a layer has made all tokens equal but for rounding, its bound is shown (≤).",
     )
 
 
-def write_introduction(one: Checked) -> str:
+def write_introduction(check: Checked) -> str:
     """Returns a checkpoint's verdict, what it was measured on, and where one token decides."""
-    notes = [f" {row}: {layers}." for row, layers in one.find_one_token_layers().items()]
+    notes = [f" {row}: {layers}." for row, layers in check.find_one_token_layers().items()]
     return (
-        f"{one.opened.name}: {one.write_verdict()} {one.inputs.counts}: {one.inputs.description}"
-        + "".join(notes)
+        f"{check.opened.name}: {check.write_verdict()} "
+        f"{check.inputs.counts}: {check.inputs.description}" + "".join(notes)
     )
 
 
-def build_section(one: Checked, name: str, command: str) -> report.Section:
+def build_section(check: Checked, name: str, command: str) -> report.Section:
     """Build a checkpoint's part of the page.
 
     Args:
-        one: Measured checkpoint.
+        check: Of one checkpoint.
         name: Anchor of the section.
         command: That made the page.
     """
     folded = {
-        "How long are the paths?": tabulate_lengths(one.length_laws),
-        "Massive activations": one.spike_rows(),
-        "Measures": [{"measure": m, "what it is": MEANING[m]} for m in one.layer_means()],
+        "How long are the paths?": tabulate_lengths(check.length_laws),
+        "Massive activations": check.spike_rows(),
+        "Measures": [{"measure": m, "what it is": MEANING[m]} for m in check.layer_means()],
     }
     return report.Section(
         name=name,
-        title=one.opened.name,
-        body=page_html.render_table(headline_rows(one)),
-        figures=[(draw_files(figure)[".png"], caption) for figure, caption in plot_figures(one)],
-        table=layer_rows(one),
+        title=check.opened.name,
+        body=page_html.render_table(headline_rows(check)),
+        figures=[(draw_files(figure)[".png"], caption) for figure, caption in plot_figures(check)],
+        table=layer_rows(check),
         folded=[(title, page_html.render_table(rows)) for title, rows in folded.items() if rows],
         command=command,
     )
 
 
-def headline_rows(one: Checked) -> list[dict[str, str]]:
+def headline_rows(check: Checked) -> list[dict[str, str]]:
     """List the headline numbers, and what each is to be compared with.
 
     Args:
-        one: Measured checkpoint.
+        check: Of one checkpoint.
     """
-    bounds, references = one.upper_bounds(), one.find_references()
+    bounds, references = check.upper_bounds(), check.find_references()
     rows = []
-    for name, value in one.headline_numbers().items():
+    for name, value in check.headline_numbers().items():
         sign = "≤ " if name in bounds else ""
         text = "none" if value is None else f"{sign}{value:.3g}"
         reference = references.get(name, "")
@@ -166,42 +168,42 @@ def headline_rows(one: Checked) -> list[dict[str, str]]:
     return rows
 
 
-def layer_rows(one: Checked) -> list[dict[str, str]]:
+def layer_rows(check: Checked) -> list[dict[str, str]]:
     """List all measures, a row for each layer: a deep network makes the table longer, not wider."""
     rows = []
-    for layer in range(one.opened.source.config.depth + 1):
+    for layer in range(check.opened.source.config.depth + 1):
         row = {"layer": str(layer)}
-        for measure, values in one.layer_means().items():
+        for measure, values in check.layer_means().items():
             network = measure.removeprefix("residual ratio, ")
             row[measure] = "—" if np.isnan(values[layer]) else f"{values[layer]:.3g}"
             if network in NETWORKS:
-                row[measure] = one.format_ratio(network, layer)
+                row[measure] = check.format_ratio(network, layer)
         rows.append(row)
     return rows
 
 
-def plot_figures(one: Checked) -> list[tuple[figures.Figure, str]]:
+def plot_figures(check: Checked) -> list[tuple[figures.Figure, str]]:
     """Plot the figures of a checkpoint; returns them with their captions.
 
     Args:
-        one: Measured checkpoint.
+        check: Of one checkpoint.
     """
     return [
         (
-            residual_figure(one),
+            residual_figure(check),
             f"Residual ratio by layer, also of {READ}, N(x), and of the same weights without skips "
             f"and MLPs ({ALONE}); in grey what rounding makes of equal tokens. "
             "Right: the largest token's share of the squared norm, and of the residual's; "
             "where that is above 1/2, the residual ratio is of one token. Bands over texts.",
         ),
         (
-            path_length_figure(one.length_laws),
+            path_length_figure(check.length_laws),
             "How long are the paths? Each path counted once; weighted by the share of each layer's "
             "attention branch in the stream (rollout); and by the size ‖C_k‖ of the exact sum over "
             "all paths of length k. Bands over texts. `rank-collapse depth` adds the loss.",
         ),
         (
-            attention_figure(one),
+            attention_figure(check),
             "Entropy of attention, and its weight on the first token (a sink) and on the token "
             "that gets most; means over heads and queries, bands over texts.",
         ),
@@ -209,10 +211,10 @@ def plot_figures(one: Checked) -> list[tuple[figures.Figure, str]]:
 
 
 @figures.styled
-def residual_figure(one: Checked):
+def residual_figure(check: Checked):
     """Plot the residual ratio by layer, and the largest token's share."""
-    limit = rounding_limit(one.opened.source.weights.dtype)
-    networks = one.networks
+    limit = rounding_limit(check.opened.source.weights.dtype)
+    networks = check.networks
     model_profile, read_profile = networks[WHOLE], networks[READ]
     curves = {name: profile["residual_ratio"] for name, profile in networks.items()}
     if np.allclose(model_profile["residual_ratio"], read_profile["residual_ratio"], rtol=1e-3):
@@ -234,11 +236,11 @@ def residual_figure(one: Checked):
 
 
 @figures.styled
-def attention_figure(one: Checked):
+def attention_figure(check: Checked):
     """Plot entropy and sinks of attention by layer."""
     fig, axes = figures.figure(1, 2, width=3.3, height=3.0)
     for index, (name, label) in enumerate(OF_ATTENTION.items()):
-        ax, values = axes[0, min(index, 1)], one.mean_attention(name)
+        ax, values = axes[0, min(index, 1)], check.mean_attention(name)
         figures.band(ax, np.arange(1, values.shape[1] + 1), values, label, index)
         ax.set(ylim=(0, 1.05 if index else 1.2 * values.max()))
     figures.finish_axes(tuple(axes[0]), "layer")

@@ -331,27 +331,29 @@ def check_output(flags: argparse.Namespace) -> None:
         check_drawing(f"--out {out}", "--json and --csv do without")
 
 
-def measure_checkpoint(one: Opened, inputs: Inputs) -> Checked:
+def measure_checkpoint(opened: Opened, inputs: Inputs) -> Checked:
     """Measures a checkpoint; reports on standard error how far it is.
 
     Args:
-        one: An open checkpoint.
+        opened: An open checkpoint.
         inputs: Its tokens or vectors.
     """
-    progress = report_progress(one, inputs)
+    progress = report_progress(opened, inputs)
     model_inputs = {"x": inputs.x, "mask": inputs.mask}
-    return Checked(one, inputs, pretrained.checkpoint_report(one.source, model_inputs, **progress))
+    return Checked(
+        opened, inputs, pretrained.checkpoint_report(opened.source, model_inputs, **progress)
+    )
 
 
-def report_progress(one: Opened, inputs: Inputs) -> dict[str, Any]:
+def report_progress(opened: Opened, inputs: Inputs) -> dict[str, Any]:
     """Reports what is begun; returns the stream's `done`, which on a terminal reports layers.
 
     Args:
-        one: The checkpoint.
+        opened: The checkpoint.
         inputs: Its tokens or vectors.
     """
-    depth = one.source.config.depth
-    print(f"{one.name}: {depth} layers, {inputs.counts}", file=sys.stderr, flush=True)
+    depth = opened.source.config.depth
+    print(f"{opened.name}: {depth} layers, {inputs.counts}", file=sys.stderr, flush=True)
     if not sys.stderr.isatty():
         return {}
 

@@ -35,15 +35,15 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
         flags: Of `add_arguments`.
         command: Words of the command line, for the page.
     """
-    one = inputs.open_source(flags.source)
+    opened = inputs.open_source(flags.source)
     checkpoint.check_output(flags)
-    if one.source.unembedding is None:
-        raise ValueError(f"{one.name} is no language model: it has no unembedding")
-    batch = inputs.read_inputs(flags, one)
-    progress = checkpoint.report_progress(one, batch)
-    measured = depth_report(one.source, batch.x, mask=batch.mask, **progress)
+    if opened.source.unembedding is None:
+        raise ValueError(f"{opened.name} is no language model: it has no unembedding")
+    batch = inputs.read_inputs(flags, opened)
+    progress = checkpoint.report_progress(opened, batch)
+    measured = depth_report(opened.source, batch.x, mask=batch.mask, **progress)
     layers, sentence = measured.by_layer(), write_verdict(measured)
-    about = checkpoint.describe_measurement(one, batch, command) | {
+    about = checkpoint.describe_measurement(opened, batch, command) | {
         "verdict": sentence,
         "used": as_dicts(measured.used),
         "lengths": as_dicts(measured.lengths),
@@ -59,14 +59,14 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
         lengths = tabulate_lengths(measured.length_laws)
         section = report.Section(
             "depth",
-            one.name,
+            opened.name,
             about["command"],
             figures=[(draw_files(measured.figure())[".png"], "By layer; bands over texts.")],
             table=rows,
             folded=[("How long are the paths?", page_html.render_table(lengths))],
         )
         intro = f"{sentence} {batch.counts}: {batch.description}"
-        page = report.render(f"Depth used by {one.name}", intro, [section])
+        page = report.render(f"Depth used by {opened.name}", intro, [section])
         numbers = json.dumps(checkpoint.to_json(about), indent=1) + "\n"
         return {out: page.encode(), out.with_suffix(".json"): numbers.encode()}
 
@@ -87,7 +87,7 @@ def write_verdict(measured: DepthReport) -> str:
         measured: Report of the checkpoint.
     """
     (lowest_name, lowest), (highest_name, highest) = find_extremes(measured.used)
-    heads = "; ".join(f"{name} {one.length}" for name, one in measured.lengths.items())
+    heads = "; ".join(f"{name} {estimate.length}" for name, estimate in measured.lengths.items())
     return (
         f"Of {measured.depth} layers the definitions count from {lowest} (“{lowest_name}”) to "
         f"{highest} (“{highest_name}”); of heads on a path: {heads}."

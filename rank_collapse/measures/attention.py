@@ -27,7 +27,7 @@ from rank_collapse.measures.arrays import (
     where_it_lives,
 )
 from rank_collapse.measures.norms import masked_mean
-from rank_collapse.struct import refuse_if
+from rank_collapse.struct import check_numbers, refuse_if
 
 
 @where_it_lives
@@ -88,6 +88,7 @@ def saturated_share(attention: Any, threshold: Any = 0.99, *, mask: Any = None) 
     Returns:
         One value per matrix, [...].
     """
+    check_numbers("[0, 1]", arrays=True, threshold=threshold)
     p, mask = _check_weights(attention, mask)
     return masked_mean(_exceeds(namespace(p).max(p, axis=-1), threshold), mask)
 
@@ -145,6 +146,7 @@ def sink_rate(
     Raises:
         ValueError: No axis of heads, or as `first_column`.
     """
+    check_numbers("[0, 1]", arrays=True, sink=sink)
     p, mask = _check_weights(attention, mask)
     refuse_if(p.ndim < 3, f"attention of shape {tuple(p.shape)} is not [..., h, n, m]")
     return _exceeds(_first_column_share(p, mask, key_mask), sink).mean(axis=-1)

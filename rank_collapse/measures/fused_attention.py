@@ -21,7 +21,7 @@ from rank_collapse.measures.attention import (
     largest_weight,
     sink_rate,
 )
-from rank_collapse.struct import refuse, refuse_if
+from rank_collapse.struct import check_numbers, check_whole, refuse, refuse_if
 
 
 @where_it_lives
@@ -70,13 +70,14 @@ def attention_rows(
             layout for as many keys as queries and more heads; causal queries on a cache whose
             places are not known.
     """
+    if window is not None:
+        window = check_whole("window", window, 1)
     q, k = match_framework(as_floats(q), as_floats(k))
     refuse_if(
         min(q.ndim, k.ndim) < 3,
         f"q of shape {tuple(q.shape)} and k of {tuple(k.shape)} are not [..., h, n, k]",
     )
     refuse(
-        (window is not None and window < 1, f"window={window} is not 1 or more places"),
         (layout not in (None, "hnk", "nhk"), f"layout={layout!r} is not 'hnk' or 'nhk'"),
         (
             layout is None and q.shape[-3] > q.shape[-2] and q.shape[-2] == k.shape[-2],
@@ -130,7 +131,9 @@ def attention_rows(
     counted = xp.any(allowed, axis=-1)
     if m == n:
         counted = counted & xp.take(keys[..., 0, :], rows, axis=-1)
-    p = _softmax_rows(q, k, rows, d**-0.5 if scale is None else scale, allowed)
+    scale = d**-0.5 if scale is None else scale
+    check_numbers("[-inf, inf]", scale=scale)
+    p = _softmax_rows(q, k, rows, scale, allowed)
     counted = xp.broadcast_to(counted, p.shape[:-1])
     keys = xp.broadcast_to(keys[..., 0, :], (*leading, h, m))
     return {
@@ -164,8 +167,8 @@ def _query_positions(q, positions, n, m, exists):
     xp = namespace(q)
     if positions is not None:
         refuse_if(
-            np.shape(positions)[-1:] != (n,),
-            f"positions of shape {np.shape(positions)} are not those of {n} queries",
+            np.shape(positions)[-1:] != (n,) or "int" not in str(as_array(positions).dtype),
+            f"positions of shape {np.shape(positions)} are not whole numbers of {n} queries",
         )
         return match_framework(q, as_array(positions))[1]
     if m == n:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rank_collapse.measures.arrays import as_bools, as_floats, on_host
+from rank_collapse.struct import check_numbers
 
 
 class Spike(NamedTuple):
@@ -42,10 +43,13 @@ def spikes(
         Spikes by falling ratio.
 
     Raises:
-        ValueError: States of other axes, or a mask that does not fit.
+        ValueError: States of other axes, a mask that does not fit, or a threshold or share that is
+            no such number.
 
     Source: Sun et al. 2024, Massive activations in large language models, section 2.
     """
+    check_numbers("[0, inf]", threshold=threshold)
+    check_numbers("[0, 1]", layer_share=layer_share)
     states = np.asarray(on_host(as_floats(getattr(trace, "hidden", trace))))
     if states.ndim != 3:
         raise ValueError(f"states of shape {states.shape} are not [layers, tokens, features]")
@@ -86,12 +90,13 @@ def duplicates(x: Any, *, mask: Any = None, tolerance: float | None = None) -> l
         Groups of two or more indices, each group and the list in rising order.
 
     Raises:
-        ValueError: An array of other axes, or a mask that does not fit.
+        ValueError: An array of other axes, a mask that does not fit, or a tolerance below 0.
     """
     x = np.asarray(on_host(as_floats(x)))
     if x.ndim != 2:
         raise ValueError(f"x of shape {x.shape} is not [tokens, features]")
     tolerance = 8 * float(np.finfo(x.dtype).eps) if tolerance is None else tolerance
+    check_numbers("[0, inf]", tolerance=tolerance)
     remaining = np.flatnonzero(_check_mask(mask, len(x)))
     groups = []
     while len(remaining):

@@ -22,7 +22,7 @@ from rank_collapse.measures.arrays import (
 from rank_collapse.measures.norms import exact_sum, num_tokens, safe_divide
 from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS, measure_states
 from rank_collapse.measures.table import MEASURES
-from rank_collapse.struct import refuse_if
+from rank_collapse.struct import check_numbers, refuse_if
 
 TOKENS = ("residual_ratio", "token_cosine", "participation_ratio", "stable_rank_bound")
 ATTENTION = ("attention_entropy", "largest_weight", "largest_column", "sink_rate")
@@ -77,6 +77,7 @@ def monitor(
     Raises:
         ValueError: Shapes that do not fit each other, or fewer than two tokens.
     """
+    check_numbers("[0, 1]", sink=sink)
     x = as_floats(x)
     refuse_if(
         x.ndim < 2 or x.shape[-2] < 2,

@@ -16,7 +16,7 @@ from rank_collapse.measures.arrays import (
     stop_gradient,
     where_it_lives,
 )
-from rank_collapse.struct import refuse, refuse_if
+from rank_collapse.struct import check_choice, refuse, refuse_if
 
 Norm = Literal["composite", "one", "inf", "frobenius", "spectral", "max"]
 NORMS = get_args(Norm)
@@ -143,7 +143,7 @@ norm_inf = functools.partial(matrix_norm, norm="inf")
 
 def compute_norm(x: Any, norm: Norm) -> Any:
     """Compute `matrix_norm` of what `as_tokens` made."""
-    refuse_if(norm not in NORMS, f"norm={norm!r} is not one of {NORMS}")
+    check_choice(f"norm={norm!r}", norm, NORMS)
     if norm == "composite":  # the product of the two itself could overflow
         return safe_sqrt(compute_norm(x, "one")) * safe_sqrt(compute_norm(x, "inf"))
     xp = namespace(x)

@@ -23,7 +23,8 @@ def run_on_host(measure: Callable[..., Any], args: tuple, options: Mapping[str, 
         args, options: Its arguments, pytrees of arrays.
     """
     leaves, structure = jax.tree.flatten((args, dict(options)))
-    are_on_host = [_is_on_host(a) for a in leaves]
+    has_values = not any(isinstance(a, jax.core.Tracer) for a in leaves)
+    are_on_host = [has_values and _is_on_host(a) for a in leaves]
     leaves = [np.asarray(a) if host else a for a, host in zip(leaves, are_on_host, strict=True)]
     args, options = jax.tree.unflatten(structure, leaves)
     with jax.default_matmul_precision("highest"):

@@ -16,7 +16,7 @@ from rank_collapse.measures.residuals import (
     normalize_tokens,
     scale_tokens,
 )
-from rank_collapse.struct import refuse
+from rank_collapse.struct import check_numbers, refuse
 
 TokenKind = Literal["raw", "unit", "read"]
 Excluded = Literal["spikes"]
@@ -49,6 +49,7 @@ def choose_tokens(
     Raises:
         ValueError: An unknown name; "read" without what is read, or that without "read".
     """
+    check_numbers("[0, inf]", threshold=threshold)
     refuse(
         (tokens not in TOKENS, f"tokens={tokens!r} is not one of {TOKENS}"),
         (exclude not in (None, "spikes"), f"exclude={exclude!r} is not 'spikes' or None"),

@@ -258,9 +258,6 @@ def check_measure_names(measures: Any, needs: str = "tokens") -> tuple[str, ...]
     """
     names = (measures,) if isinstance(measures, str) else tuple(measures)
     choices = tuple(name for name, measure in MEASURES.items() if measure.needs == needs)
-    unknown = [name for name in names if name not in choices]
-    if unknown:
-        raise struct.unknown_value_error(
-            f"measure {unknown[0]!r}", unknown[0], choices, f", which are of {needs}"
-        )
+    for name in names:
+        struct.check_choice(f"measure {name!r}", name, choices, f", which are of {needs}")
     return names

@@ -4,7 +4,10 @@ Its presets are the paper's four curves.
 """
 
 import dataclasses
+from numbers import Number
 from typing import Any, Literal, get_args
+
+import jax
 
 from rank_collapse import struct
 from rank_collapse.network.attention import AttentionConfig
@@ -66,11 +69,13 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         return f"TransformerConfig({', '.join(changed)})"
 
     def __post_init__(self):
+        struct.check_static_numbers(
+            self,
+            **dict.fromkeys(("d_model", "d_qk", "d_v", "d_ff", "rotary_width"), 1),
+            **dict.fromkeys(("depth", "num_heads", "num_kv_heads", "num_streams", "unroll"), 1),
+        )
         for part in PARTS:
             part.__post_init__(self)
-        struct.check_integers(
-            self, depth=1, num_heads=1, d_model=1, unroll=1, d_qk=1, d_v=1, num_kv_heads=1
-        )
         struct.check_choices(self, init=INITS)
         h, groups, depth = self.num_heads, self.num_kv_heads, self.depth
         if groups and h % groups:
@@ -81,10 +86,10 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
             )
         for name in ("windows", "rotary_layers", "layer_map"):
             values = getattr(self, name)
-            if values and len(values) != depth:
-                raise ValueError(f"{name}={values} has {len(values)} entries for depth={depth}")
-        if self.windows and min(self.windows) < 0:
-            raise ValueError(f"windows={self.windows} has a distance below 0")
+            fits = isinstance(values, tuple) and len(values) in (0, depth)
+            struct.refuse_if(not fits, f"{name}={values} is no tuple of depth={depth} entries")
+            for value in values:
+                struct.check_whole(name, int(value) if name == "rotary_layers" else value, 0)
         if self.layer_map and set(self.layer_map) != set(range(self.num_rows)):
             raise ValueError(f"layer_map={self.layer_map} leaves out a row of the parameters")
         if self.position == "rotary":
@@ -152,12 +157,21 @@ def check_config(config: Any, name: str = "config") -> None:
         name: Of the argument, for the message.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: It is something else, or one of its numbers or functions is none.
     """
     kind = type(config).__name__
     struct.refuse_if(
         not isinstance(config, TransformerConfig), f"{name} is a {kind}, not a TransformerConfig"
     )
+    for field in ("normalise", "mix"):
+        function = getattr(config, field)
+        is_function = function is None or callable(function)
+        struct.refuse_if(not is_function, f"{field}={function!r} is not a function")
+    for path, leaf in jax.tree.leaves_with_path(config, is_leaf=lambda value: value is None):
+        is_number = isinstance(leaf, Number) or hasattr(leaf, "dtype")
+        is_absent = leaf is None and DEFAULTS[path[0].name] is None
+        if not (is_number or is_absent):
+            raise ValueError(f"{name}{jax.tree_util.keystr(path)}={leaf!r} is not a number")
 
 
 def flat(config: TransformerConfig) -> dict[str, Any]:

@@ -57,10 +57,13 @@ def greedy_decode(
         source_mask: Bool [m], which source tokens exist; None for all.
 
     Raises:
-        ValueError: A length that leaves no token, or more tokens than positions.
+        ValueError: A length that leaves no token, more tokens than positions, or a mark that is no
+            token.
     """
-    if max_len < 1:
-        raise ValueError(f"max_len={max_len} leaves no token after the begin mark")
+    max_len = struct.check_whole("max_len", max_len, 1)
+    for name, mark in (("begin", begin), ("end", end)):
+        if not isinstance(mark, jax.core.Tracer):
+            struct.check_whole(name, mark, 0, config.decoder.embedding.vocab_size - 1)
     memory = encode(params, source, config, source_mask)
     marks = jnp.asarray(begin, jnp.int32), jnp.asarray(end, jnp.int32)
     return _write(params, memory, source_mask, marks, config, max_len)

@@ -232,8 +232,7 @@ def _design_stack(stack, name, norm_placement, learned):
         stack: The network.
         name, norm_placement, learned: As in `design`.
     """
-    if name not in DESIGNS:
-        raise struct.unknown_value_error(f"design {name!r}", name, DESIGNS)
+    struct.check_choice(f"design {name!r}", name, DESIGNS)
     spec = DESIGNS[name]
     placement = spec.placements[0] if norm_placement is None else norm_placement
     if placement not in spec.placements:

@@ -102,10 +102,9 @@ def check_names(names: Sequence[str], config: Any) -> None:
     Raises:
         ValueError: It has none of one of them.
     """
-    known_names = tuple(edit_point_shapes(config))
+    places = edit_point_shapes(config)
     for name in names:
-        if name not in known_names:
-            raise ValueError(f"{name!r} is not one of the places {known_names} of this network")
+        struct.check_choice(f"place {name!r}", name, places, " of this network")
 
 
 class _Code:

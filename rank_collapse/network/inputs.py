@@ -28,6 +28,7 @@ from rank_collapse.network.positions import (
     relative_buckets,
     rotary_angles,
 )
+from rank_collapse.printed import format_one_line
 
 
 class PreparedInputs(struct.Struct):
@@ -97,8 +98,10 @@ def prepare_inputs(
         raise ValueError("a memory is given, but the network has cross_attention=False")
     params = complete_params(params, config)
     # Arrays of numpy as JAX's: constants of an outer jit would keep another precision than it.
+    x = as_numbers("x", x)
     bias, segments, positions = (
-        None if a is None else jnp.asarray(a) for a in (bias, segments, positions)
+        None if a is None else as_numbers(name, a)
+        for name, a in (("bias", bias), ("segments", segments), ("positions", positions))
     )
     check_inputs_used(x, config, segments, positions)
     x = input_states(params, x, config, segments=segments, positions=positions)
@@ -339,6 +342,24 @@ def _broadcasts_to(array, shape):
     """Tell whether an array can be broadcast to a shape, without more axes or longer ones."""
     sizes = zip(reversed(array.shape), reversed(shape), strict=False)
     return array.ndim <= len(shape) and all(size in (1, full) for size, full in sizes)
+
+
+def as_numbers(name: str, values: Any, dtype: Any = None) -> Array:
+    """Convert an argument to an array of JAX.
+
+    Args:
+        name: Of the argument, for the message.
+        values: Of any shape.
+        dtype: Of the result; None for that of the values.
+
+    Raises:
+        ValueError: None, text, or rows of different lengths.
+    """
+    try:
+        return jnp.asarray(values, dtype)
+    except (TypeError, ValueError) as error:
+        fault = f"{name} of type {type(values).__name__} is no array of numbers"
+        raise ValueError(f"{fault}: {format_one_line(error, 200)}") from None
 
 
 def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:

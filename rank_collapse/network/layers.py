@@ -91,7 +91,6 @@ class ResidualConfig(struct.Struct, kw_only=True):
 
     def __post_init__(self):
         struct.check_choices(self, norm_placement=NORM_PLACEMENTS, connection=CONNECTIONS)
-        struct.check_integers(self, num_streams=1)
         if not callable(self.norm):
             struct.check_choices(self, norm=NORM_KINDS)
         has_streams, connection = self.connection != "skip", f"connection={self.connection!r}"
@@ -128,7 +127,6 @@ class MLPConfig(struct.Struct, kw_only=True):
         struct.check_choices(self, router=ROUTERS)
         if not callable(self.mlp):
             struct.check_choices(self, mlp=MLP_KINDS)
-        struct.check_integers(self, d_ff=1)
 
     def check_experts(self, d_ff: int) -> None:
         """Check that experts divide the hidden units.
@@ -142,10 +140,7 @@ class MLPConfig(struct.Struct, kw_only=True):
                 f"num_experts={self.num_experts} do not divide the {units} units of "
                 f"d_ff={d_ff} − d_shared={self.d_shared} of mlp={self.mlp!r}"
             )
-        if not 1 <= self.experts_per_token <= self.num_experts:
-            raise ValueError(
-                f"experts_per_token={self.experts_per_token} of num_experts={self.num_experts}"
-            )
+        struct.check_whole("experts_per_token", self.experts_per_token, 1, self.num_experts)
 
 
 class NormParams(struct.Struct):
@@ -225,10 +220,8 @@ def get_activation(kind: str | Callable) -> Activation:
     """
     if callable(kind):
         return Activation(kind, lambda z: _quotient_gate(kind, z))
-    name = GATED.get(kind, kind)
-    if name not in ACTIVATIONS:
-        raise ValueError(f"mlp={kind!r} is not one of {MLP_KINDS[1:]}")
-    return ACTIVATIONS[name]
+    struct.check_choice(f"mlp={kind!r}", kind, MLP_KINDS[1:])
+    return ACTIVATIONS[GATED.get(kind, kind)]
 
 
 def norm_statistics(
@@ -249,8 +242,7 @@ def norm_statistics(
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     if callable(kind):
         return jnp.zeros_like(x[:, :1]), kind(x)
-    if kind not in NORM_KINDS:
-        raise ValueError(f"norm={kind!r} is not one of {NORM_KINDS}")
+    struct.check_choice(f"norm={kind!r}", kind, NORM_KINDS)
     mean = jnp.mean(x, axis=-1, keepdims=True)
     if kind == "rms":
         mean = jnp.zeros_like(mean)

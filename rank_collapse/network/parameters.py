@@ -63,6 +63,7 @@ def init(
         weight_scale: Multiplies every weight matrix; may be traced.
         bias_scale: Standard deviation of the biases (0: none, as in the paper); may be traced.
     """
+    struct.check_numbers("[-inf, inf]", weight_scale=weight_scale, bias_scale=bias_scale)
     key_layers, key_embedding, key_position = jax.random.split(key, 3)
     keys = jax.vmap(lambda l: jax.random.fold_in(key_layers, l))(jnp.arange(config.num_rows))
     stack = jax.vmap(lambda k: init_block(k, config, weight_scale, bias_scale))(keys)

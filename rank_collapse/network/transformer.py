@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.network import attention as attn, edits, layers, streams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
@@ -225,11 +225,11 @@ def apply(
         ValueError: Inputs of the wrong shape or kind; a memory that is missing or of no use; a
             dropout rate without a key; an unknown edit point; an edit that changes a shape.
     """
-    if not isinstance(dropout_rate, jax.core.Tracer):
-        if not 0 <= np.asarray(dropout_rate) <= 1:
-            raise ValueError(f"dropout_rate={dropout_rate} is not in [0, 1]")
-        if dropout_key is None and dropout_rate:
-            raise ValueError(f"dropout_rate={dropout_rate} needs a dropout_key")
+    struct.check_numbers("[0, 1]", dropout_rate=dropout_rate)
+    struct.refuse_if(
+        dropout_key is None and not isinstance(dropout_rate, jax.core.Tracer) and dropout_rate,
+        f"dropout_rate={dropout_rate} needs a dropout_key",
+    )
     params, prepared = prepare_inputs(
         params,
         x,

@@ -199,8 +199,7 @@ def _find_variant(name):
     Raises:
         ValueError: There is none.
     """
-    if name not in VARIANTS:
-        raise struct.unknown_value_error(f"variant {name!r}", name, VARIANTS)
+    struct.check_choice(f"variant {name!r}", name, VARIANTS)
     return VARIANTS[name]
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
-from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
+from rank_collapse.network.inputs import PreparedInputs, as_numbers, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, WalkResult
 from rank_collapse.network.precision import full_precision
@@ -120,7 +120,7 @@ def path_contributions(
         )
     params, prepared = prepare_inputs(params, x, config, covers=ByLength.covers, **inputs)
     if head_gain is not None:
-        head_gain = jnp.asarray(head_gain, prepared.x.dtype)
+        head_gain = as_numbers("head_gain", head_gain, prepared.x.dtype)
         if head_gain.shape != (config.depth, config.num_heads):
             shape = (config.depth, config.num_heads)
             raise ValueError(f"head_gain of shape {head_gain.shape} is not {shape}")

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from rank_collapse.struct import check_whole
+
 ALL_HEADS = -1
 
 
@@ -33,10 +35,7 @@ def count_paths(depth: int, num_heads: int, skips: bool = True) -> tuple[int, ..
     Raises:
         ValueError: depth or num_heads below 1.
     """
-    for name, value in (("depth", depth), ("num_heads", num_heads)):
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name}={value!r} is not a whole number from 1 on")
-    depth, num_heads = int(depth), int(num_heads)  # NumPy's would overflow
+    depth, num_heads = check_whole("depth", depth, 1), check_whole("num_heads", num_heads, 1)
     counts = [math.comb(depth, k) * num_heads**k for k in range(depth + 1)]
     return tuple(counts if skips else [0] * depth + counts[-1:])
 
@@ -46,17 +45,15 @@ def path_length(paths: Any, num_heads: int) -> Any:
     return (paths != num_heads).sum(axis=-1)
 
 
-def check_length(length: int, depth: int) -> None:
-    """Check that a length is in 0 .. L.
+def check_lengths(lengths: Any, depth: int) -> None:
+    """Check that a length, or each of several, is in 0 .. L; traced ones are not checked.
 
     Raises:
         ValueError: It would need more skips than layers, or fewer than none.
     """
-    if not 0 <= length <= depth:
-        raise ValueError(
-            f"length={length} needs {depth - length} skips in depth={depth} layers; "
-            f"give a length from 0 to {depth}"
-        )
+    if not isinstance(lengths, jax.core.Tracer):
+        for length in np.atleast_1d(lengths).tolist():
+            check_whole("length", length, 0, depth)
 
 
 def check_paths(

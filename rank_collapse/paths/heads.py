@@ -20,6 +20,7 @@ from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import apply_final_norm, walk_layer, walk_layers
 from rank_collapse.paths.frozen import Frozen, freeze
+from rank_collapse.struct import check_whole
 
 
 @full_precision
@@ -44,8 +45,7 @@ def head_contributions(
     Raises:
         ValueError: As `path_contributions`; a chunk below 1.
     """
-    if chunk < 1:
-        raise ValueError(f"chunk={chunk} is below 1")
+    chunk = check_whole("chunk", chunk, 1)
     params, prepared = prepare_inputs(params, x, config, covers=COVERS, **inputs)
     return _head_derivatives(params, prepared, config, min(chunk, config.depth * config.num_heads))
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.measures.arrays import (
     as_array,
     host_values_or_none,
@@ -58,10 +59,15 @@ def branch_shares(
             token 0 is often far above the others, and its share far below.
 
     Raises:
-        ValueError: A network of several residual streams, or a mask of another length.
+        ValueError: A network of several residual streams, a mask of another length, or a trace of
+            another depth.
 
     Source: arXiv 2602.16837, equation of the residual-aware rollout.
     """
+    struct.refuse_if(
+        not isinstance(trace, Trace) or len(trace.attention) != config.depth,
+        f"trace is not one of {config.depth} layers",
+    )
     num_tokens = trace.hidden.shape[-2]
     is_counted = jnp.ones(num_tokens, bool) if mask is None else as_mask(mask)
     if is_counted.shape != (num_tokens,):

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from rank_collapse import struct
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
-from rank_collapse.paths.enumeration import check_length, check_paths
+from rank_collapse.paths.enumeration import check_lengths, check_paths
 from rank_collapse.paths.steps import COVERS, SEMANTICS, Semantics, make_steps
 
 
@@ -43,8 +44,8 @@ def sample_path(key: Any, length: Any, depth: int, num_heads: int) -> Int[Array,
     Raises:
         ValueError: A length outside 0..L (more skips than layers).
     """
-    if not isinstance(length, jax.core.Tracer):
-        check_length(int(length), depth)
+    check_lengths(length, depth)
+    struct.check_whole("num_heads", num_heads, 1)
     key_layers, key_heads = jax.random.split(key)
     rank = jax.random.permutation(key_layers, depth)
     heads = jax.random.randint(key_heads, (depth,), 0, num_heads)
@@ -67,9 +68,10 @@ def sample_path_sets(
     Raises:
         ValueError: A length outside 0..L.
     """
-    if not isinstance(lengths, jax.core.Tracer):
-        for length in lengths:
-            check_length(int(length), depth)
+    check_lengths(lengths, depth)
+    counts = {"num_repeats": num_repeats, "num_paths": num_paths, "num_heads": num_heads}
+    for name, count in counts.items():
+        struct.check_whole(name, count, 1)
 
     def draw(length, repeat, member):
         path_key = key
@@ -143,10 +145,11 @@ def path_set_states(
         ValueError: As `path_state`.
     """
     paths = jnp.asarray(check_paths(paths, config.depth, config.num_heads))
-    if paths.ndim < 2:
-        raise ValueError(f"paths of shape {paths.shape} are not sets [..., p, L]")
-    if semantics not in SEMANTICS:
-        raise ValueError(f"semantics={semantics!r} is not one of {SEMANTICS}")
+    struct.refuse_if(
+        paths.ndim < 2 or not paths.shape[-2],
+        f"paths of shape {paths.shape} are not sets [..., p, L]",
+    )
+    struct.check_choice(f"semantics={semantics!r}", semantics, SEMANTICS)
     params, prepared = prepare_inputs(params, x, config, covers=COVERS[semantics], **inputs)
     return _sum_paths(params, prepared, config, paths, semantics, no_sub_path, keep)
 

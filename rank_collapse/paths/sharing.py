@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.network.precision import full_precision
+from rank_collapse.struct import check_whole, refuse_if
 
 MAX_PARTS = 20  # 2^20 coalitions
 
@@ -42,8 +43,7 @@ def _membership(num_parts):
     Raises:
         ValueError: p below 1 or above `MAX_PARTS`.
     """
-    if not 1 <= num_parts <= MAX_PARTS:
-        raise ValueError(f"num_parts={num_parts} is not in 1..{MAX_PARTS}: there are 2^p subsets")
+    num_parts = check_whole("num_parts", num_parts, 1, MAX_PARTS)
     return (np.arange(2**num_parts)[:, None] >> np.arange(num_parts)) & 1
 
 
@@ -101,7 +101,14 @@ def covariance_shares(
         parts: z_k.
         total: z, their sum.
         mask: Bool [*s], tokens that exist.
+
+    Raises:
+        ValueError: A mask of another shape.
     """
+    refuse_if(
+        mask is not None and np.shape(mask) != total.shape[:-1],
+        f"mask of shape {np.shape(mask)} does not fit a total of shape {total.shape}",
+    )
     flat = parts.reshape(parts.shape[0], -1, parts.shape[-1])
     total = total.reshape(-1, total.shape[-1])
     token_mask = jnp.ones(len(total), bool) if mask is None else jnp.ravel(mask)

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rank_collapse.network import attention as attn, covers
 from rank_collapse.network.config import TransformerConfig
@@ -22,6 +21,7 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import Layer, apply_final_norm, walk_layer, walk_network
 from rank_collapse.paths.channels import ByLength, Channels, pad_slots
 from rank_collapse.paths.contributions import PathContributions
+from rank_collapse.paths.enumeration import check_lengths
 from rank_collapse.paths.frozen import FrozenLayer, frozen_scale, mlp_gate
 
 
@@ -48,13 +48,10 @@ def truncated(
     Raises:
         ValueError: As `apply`; a length outside 0..L; cross-attention.
     """
+    check_lengths(length, config.depth)
     length = jnp.asarray(length)
     if length.ndim > 1 or not jnp.issubdtype(length.dtype, jnp.integer):
         raise ValueError(f"length of shape {length.shape} and dtype {length.dtype} is not K or [k]")
-    if not isinstance(length, jax.core.Tracer):
-        for k in np.atleast_1d(length):
-            if not 0 <= k <= config.depth:
-                raise ValueError(f"length={k} is not in 0..{config.depth}")
     params, prepared = prepare_inputs(params, x, config, covers=Truncated.covers, **inputs)
     return _run_truncated(params, prepared, config, length)
 

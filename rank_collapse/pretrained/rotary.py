@@ -54,7 +54,8 @@ def rotary_fields(
     """
 
     number = functools.partial(_positive_number, entry)
-    theta = number("rope_theta", settings["rope_theta"] or 10000.0)
+    base = settings["rope_theta"]
+    theta = number("rope_theta", 10000.0 if base is None else base)
     rotated = int(width * number("partial_rotary_factor", share))
     fields = {"position": "rotary", "rotary_theta": theta}
     if rotated != width:

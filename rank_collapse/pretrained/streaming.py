@@ -29,7 +29,7 @@ from rank_collapse.network.surgery import ABLATIONS, READINGS, ablate, skips_lef
 from rank_collapse.network.walk import Layer
 from rank_collapse.pretrained.lazy import stored_values
 from rank_collapse.pretrained.opened import Source
-from rank_collapse.struct import refuse, refuse_if
+from rank_collapse.struct import check_whole, refuse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _split_groups(source, groups, total, chunk):
         source, groups, chunk: As of `stream`.
         total: Number of examples.
     """
-    refuse_if(chunk < 1, f"chunk={chunk} is not 1 or more examples")
+    chunk = check_whole("chunk", chunk, 1)
     parts = []
     for name, group in groups.items():
         last = total if group.last is None else min(group.last, total)

@@ -33,6 +33,7 @@ from rank_collapse.pretrained.next_token import losses_by_length, mean_losses, t
 from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
 from rank_collapse.pretrained.path_lengths import compute_length_laws, mean_lengths
 from rank_collapse.pretrained.streaming import Group, State, stream
+from rank_collapse.struct import refuse_if
 
 STATES = ("residual_ratio", "token_cosine", "effective_rank", "spike_norm", "spike_share")
 READ = ("residual_ratio", "token_cosine", "effective_rank")
@@ -121,14 +122,18 @@ class DepthReport:
     def __str__(self) -> str:
         width = max(map(len, [*self.used, *self.lengths]))
 
-        def format_line(name, number, one):
+        def format_line(name, number, estimate):
             text = "none" if number is None else number
-            return f"  {name:{width}}  {text:>4}  {one.definition} ({one.source})"
+            return f"  {name:{width}}  {text:>4}  {estimate.definition} ({estimate.source})"
 
         lines = [f"depth used, of {self.depth} layers:"]
-        lines += [format_line(name, one.layers, one) for name, one in self.used.items()]
+        lines += [
+            format_line(name, estimate.layers, estimate) for name, estimate in self.used.items()
+        ]
         lines.append(f"heads on a path, of {self.depth} at most:")
-        lines += [format_line(name, one.length, one) for name, one in self.lengths.items()]
+        lines += [
+            format_line(name, estimate.length, estimate) for name, estimate in self.lengths.items()
+        ]
         means = mean_lengths(self.length_laws).items()
         lines.append(f"  mean length: {', '.join(f'{name} {mean:.1f}' for name, mean in means)}")
         (lowest_name, lowest), (highest_name, highest) = find_extremes(self.used)
@@ -146,7 +151,9 @@ def find_extremes(used: Mapping[str, DepthUsed]) -> tuple[tuple[str, int], tuple
     Args:
         used: Of a `DepthReport`.
     """
-    counts = [(name, one.layers) for name, one in used.items() if one.layers is not None]
+    counts = [
+        (name, estimate.layers) for name, estimate in used.items() if estimate.layers is not None
+    ]
     return min(counts, key=operator.itemgetter(1)), max(counts, key=operator.itemgetter(1))
 
 
@@ -201,8 +208,7 @@ def depth_report(
     over paths, theorem 2.1 of Dong et al. 2021.
     """
     source, unembedding = _open_source(params, config, unembedding)
-    if not len(ids):
-        raise ValueError("ids have no text")
+    refuse_if(ids is None or not len(ids), "ids have no text")
     batch = as_batch({"x": [ids] if np.ndim(ids[0]) == 0 else ids, "mask": mask})
     ids, mask = batch["x"], batch.get("mask")
     has_next = targets_of(ids, mask)[1].any(axis=1)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from rank_collapse.struct import refuse_if
+from rank_collapse.struct import check_numbers
 
 
 class Interval(NamedTuple):
@@ -61,7 +61,7 @@ def all_equal(values: Iterable[float]) -> bool:
 
 def upper_tail(level: float) -> float:
     """Compute the quantile (1 + level)/2 at which an interval of a level ends."""
-    refuse_if(not 0 < level < 1, f"level={level} is not between 0 and 1")
+    check_numbers("(0, 1)", level=level)
     return (1 + level) / 2
 
 

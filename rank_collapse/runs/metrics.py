@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rank_collapse.runs.files import RunError, make_folder, name_write_errors, write_atomically
+from rank_collapse.struct import refuse_if
 
 NAME = "metrics.jsonl"
 FOLDER = "metrics"  # of a run of several networks: a file for each, metrics/<network>.jsonl
@@ -40,8 +41,10 @@ def append(
             numbers, of which all but the last would be lost.
         RunError: The file cannot be written.
     """
-    if not isinstance(values, Mapping) or step is None or not float(step).is_integer():
-        raise ValueError(f"step={step!r} and values={values!r:.80} are no whole number and mapping")
+    for name, number in (("step", step), ("seed", 0 if seed is None else seed)):
+        is_whole = not isinstance(number, str | None) and float(number).is_integer()
+        refuse_if(not is_whole, f"{name}={number!r} is not a whole number")
+    refuse_if(not isinstance(values, Mapping), f"values={values!r:.80} are no mapping of names")
     line = {"step": int(step)} | ({} if seed is None else {"seed": int(seed)})
     for name, value in values.items():
         try:

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rank_collapse.runs.states import is_key
-from rank_collapse.struct import refuse_if
+from rank_collapse.struct import check_whole, refuse_if
 
 AXIS = "seeds"
 # Options of `jax.jit` on a CPU for programs that run for less time than they take to compile.
@@ -35,8 +35,8 @@ def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Any:
         base_seed: Of the run.
         num_seeds, first: How many, and the first of them.
     """
-    refuse_if(num_seeds < 1, f"num_seeds={num_seeds} is not a positive integer")
-    return fold_seeds(base_seed, first + np.arange(num_seeds))
+    numbers = np.arange(check_whole("num_seeds", num_seeds, 1))
+    return fold_seeds(base_seed, check_whole("first", first, 0) + numbers)
 
 
 def fold_seeds(base_seed: int, numbers: np.ndarray) -> Any:
@@ -148,7 +148,7 @@ def run_seeds(
             programs as fast; 0 is for what runs once, such as random draws. JAX's own setting,
             JAX_DISABLE_MOST_OPTIMIZATIONS=1, wins.
     """
-    refuse_if(at_once is not None and at_once < 1, f"at_once={at_once} is not a positive integer")
+    at_once = None if at_once is None else check_whole("at_once", at_once, 1)
 
     def on_device(*arguments):
         *by_seed, shared = arguments

@@ -24,7 +24,7 @@ from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import GATED
 from rank_collapse.network.residual import ResidualSpec, layer_gains
 from rank_collapse.network.walk import Algebra, Layer, walk_layer
-from rank_collapse.struct import refuse_if
+from rank_collapse.struct import check_whole, refuse_if
 
 flint = import_package("flint", "rank_collapse.theory.exact_profile", "exact")
 arb, arb_mat = flint.arb, flint.arb_mat
@@ -84,10 +84,7 @@ def exact_profile(
         any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((params, x, config))),
         "exact_profile takes concrete arrays: call it outside of jit and vmap",
     )
-    refuse_if(
-        not 10 <= digits <= max_digits,
-        f"digits={digits} is not between 10 and max_digits={max_digits}",
-    )
+    digits = check_whole("digits", digits, 10, check_whole("max_digits", max_digits, 10))
     network = _list_layers(params, x, config, inputs)
     while True:
         begun = time.monotonic()

@@ -80,6 +80,7 @@ def update_sizes(config: TransformerConfig, size: Any = 1.0) -> dict[str, dict[s
     Args:
         size: ‖W* − W‖_F/‖W‖_F of each matrix of each layer.
     """
+    struct.check_numbers("[0, inf]", arrays=True, size=size)
     layer_sizes = jnp.broadcast_to(jnp.square(jnp.asarray(size, jnp.float32)), (config.depth,))
     absent = () if config.mlp in GATED else ("w_gate",)
     return {
@@ -99,13 +100,15 @@ def expected_pass(
 ) -> ExpectedTrace:
     """Compute the tokens of a network in expectation over its weights, sublayer by sublayer.
 
-    With K = E⟨x_i, x_j⟩/d of the stream and K_f of a branch, a sublayer is
-        K' = N(λ² K + γ² K_f(K))     (post-norm; pre-norm λ² K + γ² K_f(N(K))),
-    N(K)_ij = K_ij/√(K_ii K_jj), K_f of attention and MLPs as in `token_kernel`. For attention with
-    uniform weights over all tokens, of cosine ρ each, K_f is m = ρ + (1 − ρ)/n for every pair:
-    `collapse_law`. Updates W* = W + δW of random direction, squared relative size e each, move the
-    tokens by δx with D = E⟨δx_i, δx_j⟩/d to first order in e, D' = J(D) + e (...): the same
-    recursion, linear in D.
+    Let K = E⟨x_i, x_j⟩/d of the stream, and K_f that of a branch. A sublayer is
+        K' = N(λ² K + γ² K_f(K))       post-norm,
+        K' = λ² K + γ² K_f(N(K))       pre-norm,
+        N(K)_ij = K_ij/√(K_ii K_jj),
+    with K_f of attention and MLPs as in `token_kernel`. Uniform attention over tokens of cosine ρ
+    has K_f = ρ + (1 − ρ)/n for every pair: see `collapse_law`.
+
+    Updates W* = W + δW move the tokens by δx. Each has a random direction and the squared relative
+    size e. To first order in e, D = E⟨δx_i, δx_j⟩/d follows the same recursion, linear in D.
 
     Derived here: distances instead of cosines, the scores' part, and D. The scores' part is exact
     for tokens of equal length and cosine that see all keys. For others it is of second order,
@@ -236,19 +239,22 @@ def collapse_law(
 ) -> tuple[Float[Array, "s+1"], Float[Array, "s"]]:
     """Compute ln(1 − ρ) after 0 .. N attention sublayers, and each branch's share β_ii² of its sum.
 
-    Every token gets a branch of variance σ² m, m = ρ + (1 − ρ) o_1, whose differences are those of
-    the attention weights, while the skip keeps ω² of the tokens' differences:
-        1 − ρ' = (1 − ρ)(ω² + σ²(o_1 − o_ρ))/(ω² + σ² m),
-    with the overlaps o_1 = E Σ_j P_ij² and o_ρ = E Σ_j P_ij P_kj of Gaussian scores of variance
-    b(1 − ρ): at any n, within .1 % up to a variance of 16 and 1 % up to 36 (`overlap_ratios`). At
-    b = 0 attention is uniform, both are 1/n:
-        1 − ρ' = (1 − ρ) ω²/(ω² + σ² m) = (1 − ρ)(1 − β_ii²).
-    Post-norm tokens have variance 1. A pre-norm stream is not normalised, V' = λ² V + γ² m, which
-    makes ω² = λ² V and the share fall like 1/l. Hence at b = 0
-        ln(1 − ρ_N) = ln(1 − ρ_0) + Σ_i ln(1 − β_ii²) ≤ ln(1 − ρ_0) − Σ_i β_ii²,
-    and Σ_i β_ii² is what the output change after an update is proportional to (Liu et al. 2020,
-    theorem 2): O(N) makes tokens equal like 2^−N (after an onset of log₂ n layers, in which m grows
-    from 1/n), O(log N) like a power of 1/N, O(1) leaves a constant.
+    The skip keeps ω² of the tokens' differences. The branch has the variance σ² m, and differs
+    between tokens as far as their attention weights do:
+        1 − ρ' = (1 − ρ)(ω² + σ²(o_1 − o_ρ))/(ω² + σ² m),    m = ρ + (1 − ρ) o_1,
+        o_1 = E Σ_j P_ij²,    o_ρ = E Σ_j P_ij P_kj.
+    The overlaps o_1 and o_ρ are of Gaussian scores of variance b(1 − ρ). They hold at any n, within
+    .1 % up to a variance of 16 and 1 % up to 36 (`overlap_ratios`).
+
+    At b = 0 attention is uniform, and both overlaps are 1/n:
+        1 − ρ' = (1 − ρ) ω²/(ω² + σ² m) = (1 − ρ)(1 − β_ii²),
+        ln(1 − ρ_N) = ln(1 − ρ_0) + Σ_i ln(1 − β_ii²) ≤ ln(1 − ρ_0) − Σ_i β_ii².
+    Post-norm tokens have variance 1. A pre-norm stream is not normalised: V' = λ² V + γ² m makes
+    ω² = λ² V, and the share falls like 1/l.
+
+    The output change after an update is proportional to Σ_i β_ii² (Liu et al. 2020, theorem 2). So
+    one sum decides both. O(N) makes tokens equal like 2^−N, after an onset of log₂ n layers in
+    which m grows from 1/n. O(log N) makes them equal like a power of 1/N, O(1) leaves a constant.
 
     Args:
         cosine: ρ_0, the mean cosine of two tokens.
@@ -259,8 +265,10 @@ def collapse_law(
             gains of W_Q and W_K (1 each at `lecun`) over the squared temperature.
 
     Raises:
-        ValueError: Another placement.
+        ValueError: Another placement, no token, or a variance below 0.
     """
+    struct.check_numbers("[1, inf)", arrays=True, num_tokens=num_tokens)
+    struct.check_numbers("[0, inf]", arrays=True, score_variance=score_variance)
     struct.refuse_if(
         norm_placement not in ("post", "pre"),
         f"norm_placement={norm_placement!r} is not 'post' or 'pre'",

@@ -1,8 +1,12 @@
 """Attention on tokens written as 1x̄ᵀ + e^s R̂: how its residual comes from the state's.
 
-With ε = e^s the weights are P = softmax(g + ε² δ), g common to all rows, so that P = Q + ε² E with
-Q = 1qᵀ, and P X W = 1(x̄ + ε qᵀR̂)W + ε³ E R̂ W. Four steps: the scores, the split of the weights,
-the values they carry, the digits that rounding may have cost.
+Let ε = e^s. The scores are g + ε² δ, with g the same in all rows. So are the weights up to ε²:
+
+    P = softmax(g + ε² δ) = Q + ε² E,    Q = 1qᵀ,
+    P X W = 1(x̄ + ε qᵀR̂)W + ε³ E R̂ W.
+
+Four steps: the scores, the split of the weights, the values they carry, and the digits that
+rounding may have cost.
 """
 
 from typing import Any

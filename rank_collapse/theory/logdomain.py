@@ -37,6 +37,7 @@ REPLICAS = 4
 class LogTrace(struct.Struct):
     """The values of every layer that the bounds need; residuals as log10 ‖.‖_{1,∞}."""
 
+    start: struct.Leaf  # X^0, [n, d]
     profile: struct.Leaf  # Of X^0 .. X^L, [L + 1]
     inputs: ops.LogState  # Of the input of each layer's attention, with a leading layer axis
     # Of P_h X W_h, less three times the log scale of the layer's input, [L, h]: the difference is
@@ -53,21 +54,27 @@ def log_residual_profile(
 ) -> Float[Array, "l"]:
     """Compute log10 ‖res(X^l)‖_{1,∞} for l = 0..L, however small, around the mean token.
 
-    With ε = e^s, g = ε R̂W_K(x̄W_Q + b_Q)ᵀ/√k and δ = R̂W_Q(R̂W_K)ᵀ/√k, attention weights are
-    softmax(g + ε²δ) = q + ε²E, E_ij = q_j (M_ij − Σ_j q_j M_ij)/(1 + ε² Σ_j q_j M_ij),
-    M = expm1(ε²δ)/ε², and the new residual is ε³ Σ_h E R̂ W_h: s becomes 3s + a constant, the
-    doubly exponential rate. Whatever makes rows differ by itself (a causal or local mask, a
-    position bias, rotary or relative positions) gives each row its own q and adds
-    ε (Q − 1q_refᵀ) R̂ W_h: an exponential rate. So does `Mixing` α I + β P + γ C, rows of which sum
-    to a constant: R' = αR + βPR + γCR. The rest of the network is treated exactly too.
+    Tokens are X = 1x̄ᵀ + ε R̂ with ε = e^s. Scores are, up to what is constant along a row, the
+    sum of a common row g and ε² δ. Then the attention weights are
+        softmax(g + ε² δ) = q + ε² E,
+        g = ε R̂W_K(x̄W_Q + b_Q)ᵀ/√k,    δ = R̂W_Q(R̂W_K)ᵀ/√k,
+        E_ij = q_j (M_ij − Σ_j q_j M_ij)/(1 + ε² Σ_j q_j M_ij),    M = expm1(ε² δ)/ε².
+    The new residual is ε³ Σ_h E R̂ W_h. So s becomes 3s + a constant: the doubly exponential rate.
+
+    A causal or local mask, a position bias, rotary and relative positions make rows differ by
+    themselves. They give each row its own q and add ε (Q − 1q_refᵀ) R̂ W_h: an exponential rate.
+    `Mixing` α I + β P + γ C has one too: R' = αR + βPR + γCR, as its rows sum to a constant. The
+    rest of the network is treated exactly too.
 
     Arithmetic is that of x and the parameters, at least float32. The log scale has a relative
-    accuracy of about 1e-6 in float32; where large weights make scores of size S and all rows read
-    one key, the logarithm has their error, 1e-7 S. −inf beyond 3^80, near float32's largest
-    number, and where a residual is 0; NaN where the mean token overflows. R̂ has one scale: of
-    tokens in clusters, distances within one are kept relative to those between them. NaN from the
-    first layer with a residual that depends on such distances: noisy copies of the pass (`noise`)
-    then disagree. `exact_profile` also covers such networks.
+    accuracy of about 1e-6 in float32. Where large weights make scores of size S and all rows read
+    one key, the logarithm has their error, 1e-7 S. The result is −inf beyond 3^80, near float32's
+    largest number, and where a residual is 0. It is NaN where the mean token overflows.
+
+    R̂ has one scale. Of tokens in clusters, distances within a cluster are kept relative to those
+    between clusters. The result is NaN from the first layer whose residual depends on such
+    distances: noisy copies of the pass (`noise`) then disagree. `exact_profile` covers such
+    networks too.
 
     Args:
         params, x: As in `apply`.
@@ -99,6 +106,7 @@ def log_trace(
     Args:
         params, x, config, replicas, **inputs: As of `log_residual_profile`.
     """
+    replicas = struct.check_whole("replicas", replicas, 0)
     params, prepared = prepare_inputs(params, x, config, covers=LogScaled.covers, **inputs)
     params, prepared = at_least_float32(params, prepared)
     return run_pass(LogPass(replicas), params, prepared, config)
@@ -198,7 +206,14 @@ class LogPass(LayerPass):
         profile = mask_uncertain(profile) if self.replicas else profile[0]
         diameters = jnp.concatenate([ops.log10_diameter(start)[None], diameters])
         return LogTrace(
-            profile, inputs, heads, branches, diameters, input_diameters, branch_diameters
+            walk_result.prepared.x,
+            profile,
+            inputs,
+            heads,
+            branches,
+            diameters,
+            input_diameters,
+            branch_diameters,
         )
 
 

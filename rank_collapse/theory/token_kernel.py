@@ -121,21 +121,24 @@ def attention_kernel(
 ) -> TokenKernel:
     """Compute the kernel of Σ_h P_h y W_V W_O.
 
-    Given P it is g · mean_h P_h K P_hᵀ, g the gains of W_V and W_O. Scores are Gaussian with
-    Cov(s_ij, s_km) = b K_ik K_jm, b the gains of W_Q and W_K. Let p be the weights of equal tokens.
-    To second order around them, P = p (1 + s − p·s) + D, the scores add
+    Given P it is g · mean_h P_h K P_hᵀ, with g the gains of W_V and W_O. Scores are Gaussian with
+    Cov(s_ij, s_km) = b K_ik K_jm, with b the gains of W_Q and W_K. Let p be the weights of equal
+    tokens. To second order around them P = p (1 + s − p·s) + D, and the scores add
         b K_ik T_ik(K, K) + (D K pᵀ + p K Dᵀ)_ik,
-        T_ik(A, B) = Σ_jm p_ij p_km Ã_jm B_jm,  Ã centred by p_i along j and by p_k along m,
+        T_ik(A, B) = Σ_jm p_ij p_km Ã_jm B_jm,
         D_ij = ½ b p_ij K_ii (K̃_jj − Σ_l p_il K̃_ll).
-    D is the mean of P's second order, 0 where all keys are as far from the mean key. For tokens of
-    equal length and cosine the exact law is known: what the scores add is multiplied by its ratio
-    to the second order, `score_overlap.overlap_ratios` of each row's variance of scores and number
-    of keys 1/Σ_j p_ij². So it is exact for such tokens, and of second order in b for others; see
-    `score_noise`.
+    Ã is A centred by p_i along j and by p_k along m. D is the mean of P's second order. It is 0
+    where all keys are as far from the mean key.
 
-    An update changes scores by Cov = b ((D_ik + (e_Q + e_K) K_ik) K_jm + K_ik D_jm), D the change
-    of the tokens and e the squared relative sizes of updates. The part of W_Q and W_K in the
-    output's change falls with T ~ (1 − ρ)², where that of W_V and W_O does not.
+    The exact law is known for tokens of equal length and cosine. What the scores add is multiplied
+    by its ratio to the second order: `score_overlap.overlap_ratios` of each row's variance of
+    scores and number of keys 1/Σ_j p_ij². So it is exact for such tokens, and of second order in b
+    for others; see `score_noise`.
+
+    An update changes scores by
+        Cov = b ((D_ik + (e_Q + e_K) K_ik) K_jm + K_ik D_jm),
+    with D here the change of the tokens and e the squared relative sizes of updates. The part of
+    W_Q and W_K in the output's change falls with T ~ (1 − ρ)². That of W_V and W_O does not.
 
     Args:
         params: Of the layer; only mean squares of matrices are read.

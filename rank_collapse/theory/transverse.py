@@ -20,6 +20,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import walk_layer, walk_layers
+from rank_collapse.struct import check_whole
 from rank_collapse.theory import tangent
 from rank_collapse.theory.log_operations import LogState, around_mean
 
@@ -73,8 +74,7 @@ def transverse_growth(
     params, prepared = prepare_inputs(params, x, config, covers=LinearAttention.covers, **inputs)
     params, prepared = at_least_float32(params, prepared)
     n, d = prepared.x.shape
-    if not 1 <= count <= (n - 1) * d:
-        raise ValueError(f"count={count} is not between 1 and (n − 1) d = {(n - 1) * d}")
+    count = check_whole("count", count, 1, (n - 1) * d)
     return _measure_growth(params, prepared, config, count)
 
 

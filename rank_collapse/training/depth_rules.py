@@ -21,12 +21,10 @@ At the base's shape every rule is the plain network with the plain optimizer.
 Source: CompleteP, Dey et al. 2025 (arXiv 2505.01618), table 1.
 """
 
-import math
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import jax
-import numpy as np
 
 from rank_collapse import struct
 from rank_collapse.network import parameters
@@ -65,6 +63,7 @@ class DepthRule(struct.Struct):
 
     def multipliers(self, config: TransformerConfig) -> tuple[float, float, float]:
         """Compute (m_N, m_L, m_R)."""
+        check_config(config)
         base = self.base
         loops, base_loops = config.depth / config.num_rows, base.depth / base.num_rows
         return config.d_model / base.d_model, config.num_rows / base.num_rows, loops / base_loops
@@ -133,11 +132,13 @@ class DepthRule(struct.Struct):
             weight_decay, b1, b2, eps: λ, β₁, β₂ and ε of the base.
 
         Raises:
-            ValueError: A rate, decay or ε that is no number from 0 on.
+            ValueError: A rate, decay or ε that is no number from 0 on, or a β not below 1.
         """
         import optax  # here: it takes half a second, which `--help` need not
 
-        _refuse_numbers(rate=rate, weight_decay=weight_decay, eps=eps)
+        rates = {} if callable(rate) else {"rate": rate}
+        struct.check_numbers("[0, inf)", **rates, weight_decay=weight_decay, eps=eps)
+        struct.check_numbers("[0, 1)", b1=b1, b2=b2)
 
         def group_optimizer(factors):
             def schedule(step):
@@ -179,7 +180,7 @@ class DepthRule(struct.Struct):
         Raises:
             ValueError: A rate, decay or ε that is no number from 0 on, or blocks of another model.
         """
-        _refuse_numbers(rate=rate, weight_decay=weight_decay, eps=eps)
+        struct.check_numbers("[0, inf)", rate=rate, weight_decay=weight_decay, eps=eps)
         inside = {id(p) for p in blocks.parameters()}
         struct.refuse_if(
             not inside or not inside <= {id(p) for p in module.parameters()},
@@ -226,8 +227,7 @@ def depth_rule(name: RuleName, base: TransformerConfig) -> DepthRule:
         ValueError: An unknown name, or a base that is no network.
     """
     check_config(base, "base")
-    if name not in RULES:
-        raise struct.unknown_value_error(f"depth rule {name!r}", name, RULES)
+    struct.check_choice(f"depth rule {name!r}", name, RULES)
     return DepthRule(base, **RULES[name])
 
 
@@ -236,14 +236,6 @@ def parameter_group(path: Iterable[Any], leaf: Any) -> str:
     *above, name = jax.tree_util.keystr(tuple(path), simple=True, separator=".").split(".")
     inside = "layers" in above
     return _name_group(inside, name.startswith("w_") if inside else leaf.ndim > 1)
-
-
-def _refuse_numbers(**numbers):
-    for name, value in numbers.items():
-        is_number = isinstance(value, int | float | np.floating)
-        struct.refuse_if(
-            is_number and not 0 <= value < math.inf, f"{name}={value} is no number from 0 on"
-        )
 
 
 def _name_group(inside, is_matrix):

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rank_collapse.runs import seeds
-from rank_collapse.struct import refuse_if
+from rank_collapse.struct import check_numbers, check_whole, refuse_if
 from rank_collapse.training.recipe import Hyper, Recipe, check_hyper
 from rank_collapse.training.training import init_state, train_epoch
 
@@ -68,8 +68,7 @@ class Ensemble:
         at_once: int | None = None,
         watch: Callable[[Any, Any, Hyper, Any], Any] | None = None,
     ):
-        if not isinstance(epochs_per_chunk, int) or epochs_per_chunk < 1:
-            raise ValueError(f"epochs_per_chunk={epochs_per_chunk} is not a positive integer")
+        epochs_per_chunk = check_whole("epochs_per_chunk", epochs_per_chunk, 1)
         self.recipe, self.epochs_per_chunk = recipe, epochs_per_chunk
         self.mesh = seeds.seed_mesh() if mesh is None else mesh
         self.at_once = seeds.group_size(self.mesh) if at_once is None else at_once
@@ -219,10 +218,12 @@ def _as_runs(hyper: Hyper, count: int) -> Hyper:
     """Convert every value to float32 [s, ...]."""
 
     def as_run_array(path, value):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        check_numbers("[-inf, inf]", arrays=True, **{name: value})
+        has_axes = name.startswith(("network", "start"))  # beside that of the runs
         value = np.asarray(value, np.float32)
-        if value.ndim and value.shape[0] != count:
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            raise ValueError(f"hyper.{name} of shape {value.shape} is not of {count} runs")
+        fits = value.shape[:1] in ((), (count,)) and (has_axes or value.ndim < 2)
+        refuse_if(not fits, f"hyper.{name} of shape {value.shape} is not of {count} runs")
         return value if value.ndim else np.full(count, value)
 
     return jax.tree_util.tree_map_with_path(as_run_array, hyper)

@@ -1,13 +1,14 @@
 """The definition of a training run: a static `Recipe`, and a `Hyper` with floats to sweep."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from rank_collapse import struct
-from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.training.tasks.examples import LOSSES
 
@@ -63,17 +64,23 @@ class Recipe:
     start: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self):
-        struct.check_integers(self, num_outputs=1, batch_size=1, unroll=1, num_epochs=0)
+        struct.check_static_numbers(self, num_outputs=1, batch_size=1, unroll=1, num_epochs=0)
+        struct.check_numbers("[0, 1)", b1=self.b1, b2=self.b2)
+        norm = math.inf if self.clip_norm is None else self.clip_norm
+        struct.check_numbers("(0, inf]", eps=self.eps, clip_norm=norm, decay=self.decay)
         struct.check_choices(self, loss=tuple(LOSSES), schedule=SCHEDULES, optimizer=OPTIMIZERS)
         is_pair = isinstance(self.config, EncoderDecoderConfig)
+        if not is_pair:
+            check_config(self.config)
         name, network = ("encoder", self.config.encoder) if is_pair else ("config", self.config)
         outputs = self.config.decoder.embedding.vocab_size if is_pair else self.num_outputs
         faults = {
-            f"b1={self.b1} is not in [0, 1)": not 0 <= self.b1 < 1,
-            f"b2={self.b2} is not in [0, 1)": not 0 <= self.b2 < 1,
-            f"eps={self.eps} is not positive": not self.eps > 0,
-            f"clip_norm={self.clip_norm} is not positive": (
-                self.clip_norm is not None and not self.clip_norm > 0
+            f"milestones={self.milestones!r} is not a tuple of epochs": (
+                not isinstance(self.milestones, tuple)
+                or not all(isinstance(epoch, int) for epoch in self.milestones)
+            ),
+            f"start={self.start!r} is not a function": (
+                self.start is not None and not callable(self.start)
             ),
             f"{name}.embedding=None: a trained network needs an embedding": (
                 network.embedding is None
@@ -130,38 +137,32 @@ def run_config(
     return config.replace(**half_floats)
 
 
+# Where the numbers of `Hyper` lie; None, text and NaN are none.
+INTERVALS = {
+    "learning_rate": "[-inf, inf]",
+    "weight_decay": "[-inf, inf]",
+    "init_scale": "[-inf, inf]",
+    "warmup": "[0, inf]",
+    "dropout": "[0, 1)",
+    "output_dropout": "[0, inf]",
+    "label_smoothing": "[0, 1)",
+}
+
+
 def check_hyper(hyper: Hyper, recipe: Recipe) -> None:
     """Raises an error for invalid floats or arrays of them; traced ones are not checked."""
-    if fault := find_fault(hyper, recipe):
-        raise ValueError(fault)
-
-
-def find_fault(hyper: Hyper, recipe: Recipe) -> str:
-    """Returns what is wrong with the floats of a run, or arrays of them; "" for nothing."""
-    if not isinstance(hyper, Hyper):
-        return f"hyper is a {type(hyper).__name__}, not a Hyper"
-    warmup, smoothing = np.asarray(hyper.warmup), np.asarray(hyper.label_smoothing)
-    rate = np.asarray(0.0 if hyper.dropout is None else hyper.dropout)
-    output_rate = rate * np.asarray(hyper.output_dropout)
-    no_classes = f"smooths classes, and loss={recipe.loss!r} has none"
-    checks = (
-        ("dropout", rate, (rate >= 0) & (rate < 1), "is not in [0, 1)"),
-        (
-            "dropout * output_dropout",
-            output_rate,
-            (output_rate >= 0) & (output_rate < 1),
-            "is not in [0, 1)",
-        ),
-        ("warmup", warmup, warmup >= 0, "is not 0 or a number of steps"),
-        ("label_smoothing", smoothing, (smoothing >= 0) & (smoothing < 1), "is not in [0, 1)"),
-        (
-            "label_smoothing",
-            smoothing,
-            (smoothing == 0) | (recipe.loss == "cross_entropy"),
-            no_classes,
-        ),
+    kind, network = type(hyper).__name__, getattr(hyper, "network", None)
+    struct.refuse(
+        (not isinstance(hyper, Hyper), f"hyper is a {kind}, not a Hyper"),
+        (not isinstance(network or {}, Mapping), f"network={network!r:.80} is no mapping of names"),
     )
-    for name, values, is_valid, fault in checks:
-        if not np.all(is_valid):
-            return f"{name}={float(values[~is_valid].flat[0])} {fault}"
-    return ""
+    numbers = hyper.replace(dropout=0.0) if hyper.dropout is None else hyper
+    for name, interval in INTERVALS.items():
+        struct.check_numbers(interval, arrays=True, **{name: getattr(numbers, name)})
+    product = {"dropout * output_dropout": numbers.dropout * numbers.output_dropout}
+    struct.check_numbers("[0, 1)", arrays=True, **product)
+    struct.refuse_if(
+        recipe.loss != "cross_entropy" and np.any(hyper.label_smoothing),
+        f"label_smoothing={hyper.label_smoothing} smooths classes, and loss={recipe.loss!r} has "
+        "none",
+    )

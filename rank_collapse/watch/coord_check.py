@@ -16,7 +16,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +29,7 @@ from rank_collapse.measures.arrays import (
 from rank_collapse.measures.profiles import measure_states
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import mean_interval
-from rank_collapse.struct import refuse, refuse_if
+from rank_collapse.struct import check_numbers, check_whole, refuse, refuse_if
 
 MEANING = {
     "stream": "mean |x_L|",
@@ -84,8 +83,7 @@ class CoordCheck:
         for name, sizes in (("depths", self.depths), ("widths", self.widths or (1, 2))):
             few = len({*sizes}) < max(len(sizes), 2)
             refuse_if(few, f"{name}={sizes} are not two different {name} or more")
-            positive = all(isinstance(size, Real) and 0 < size < math.inf for size in sizes)
-            refuse_if(not positive, f"{name}={sizes} are not numbers above 0")
+            check_numbers("(0, inf)", arrays=True, **{name: np.asarray(sizes)})
 
     def slopes(self, step: int = -1) -> list[Slope]:
         """Fit the slope of every quantity at a step, over depth and, if there are widths, these."""
@@ -201,12 +199,9 @@ def coord_check(
     """
     refuse(
         (not callable(build), f"build is a {type(build).__name__}, not a function of the depth"),
-        (
-            not all(isinstance(count, Integral) and count > 0 for count in (steps, seeds)),
-            f"steps={steps!r} and seeds={seeds!r} are to be positive whole numbers",
-        ),
         (np.ndim(depths) != 1, f"depths={depths!r} are not two different depths or more"),
     )
+    steps, seeds = check_whole("steps", steps, 1), check_whole("seeds", seeds, 1)
     values: dict[str, np.ndarray] = {}
     check = CoordCheck(values, tuple(depths), tuple(widths or ()))
     sizes = [{"width": width} for width in check.widths] or [{}]

@@ -16,8 +16,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from rank_collapse import struct
 from rank_collapse.measures.spikes import TOKENS
+from rank_collapse.struct import check_choice, check_whole
 from rank_collapse.watch.names import PARTS
 from rank_collapse.watch.recorder import (
     LeftOut,
@@ -83,14 +83,11 @@ class Watch:
 
     def __init__(self, model, every, log, tokens, layers, mask):
         _check_model(model)
-        if tokens not in TOKENS:
-            raise ValueError(f"tokens={tokens!r} is not one of {TOKENS}")
-        if type(every) is not int or every < 1:
-            raise ValueError(f"every={every!r} is not a whole number of steps, 1 or more")
+        check_choice(f"tokens={tokens!r}", tokens, TOKENS)
         if mask is not None and not callable(mask):
             raise ValueError(f"mask={mask!r} is not a function of (args, kwargs)")
         self._model = weakref.ref(model)
-        self._every = every
+        self._every = check_whole("every", every, 1)
         self.notes = Notes()
         select, self._numbers = _read_layers(model, layers)
         self._recorder = Recorder(log, self.notes)
@@ -119,10 +116,11 @@ class Watch:
 
     @step.setter
     def step(self, value: int) -> None:
+        value = check_whole("step", value, 0)
         if value != self._step:
             if self.measured and self.measured.runs.attentions:
                 self._write()
-            self._step = int(value)
+            self._step = value
         self._prepare()
 
     def describe(self) -> str:
@@ -319,8 +317,7 @@ def _read_layers(model, layers):
         return lambda name, module: True, chosen
     names = [plain_name(name) for name, _ in model.named_modules()]
     for layer in chosen:
-        if layer not in names:
-            raise struct.unknown_value_error(f"module {layer!r} of layers=", layer, names)
+        check_choice(f"module {layer!r} of layers=", layer, names)
     return lambda name, module: any(f"{name}.".startswith(f"{layer}.") for layer in chosen), ()
 
 

@@ -14,7 +14,7 @@ from rank_collapse.training.training import Hyper, init_model
 
 @pytest.fixture
 def options():
-    return cli.parse_flags(benchmark.FLAGS, ["--rounds=2"])
+    return cli.parse_flags(benchmark.FLAGS, ["--rounds=2", "--num_seeds=3"])
 
 
 def find_figure(report, words):
@@ -35,7 +35,7 @@ def test_path_benchmarks_compare_what_is_equal(options):
 
 @pytest.mark.full
 def test_profile_benchmarks_compare_what_is_equal(options):
-    report = profiles.time_collapse_sweep(options, num_seeds=3, depth=2, num_tokens=4, d_model=8)
+    report = profiles.time_collapse_sweep(options, depth=2, num_tokens=4, d_model=8)
     assert find_figure(report, "difference") < 1e-5
     single, vmapped, _ = report.timings
     for single_output, vmapped_output in zip(single.output[2], vmapped.output, strict=True):
@@ -47,7 +47,7 @@ def test_profile_benchmarks_compare_what_is_equal(options):
 @pytest.mark.full
 @pytest.mark.parametrize("name", training.CASES)
 def test_training_benchmarks_take_the_published_commands(options, name):
-    (ours,) = (report := training.time_training(name, options, 2, training.TINY)).timings
+    (ours,) = (report := training.time_training(name, options, training.TINY)).timings
     assert ours.compile_seconds > 0 and len(ours.seconds) == 2
     assert find_figure(report, "ms per seed") == 1e3 * min(ours.seconds)
 

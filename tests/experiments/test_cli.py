@@ -19,7 +19,7 @@ from experiments.lab.experiment import run_folder
 from experiments.lab.progress import Progress
 from rank_collapse.runs.files import RunError
 
-FLAGS = cli.make_flags("example", num_seeds=4, execution=("chunk",))
+FLAGS = cli.make_flags("example", num_seeds=4, shows="value", execution=("chunk",))
 FLAGS.define("integer", "depth", 3, "Layers.", lower_bound=1)
 FLAGS.define("list", "scales", ["1"], "Scales.")
 FLAGS.define("float", "decay", 0.0, "Decay.")
@@ -92,7 +92,7 @@ def test_every_value_of_an_axis_is_checked(values):
 def test_the_last_of_a_flag_counts_after_an_axis_too(last):
     (point,) = cli.parse_flags(FLAGS, ["--depth=2,3", *last]).points()
     assert point.depth == 4 and not point.axes
-    values = cli.make_flags("example")
+    values = cli.make_flags("example", shows="value")
     values.define("boolean", "tied", True, "Layers.")
     assert not cli.parse_flags(values, ["--tied=true,false", "--notied"]).axes
 

@@ -11,7 +11,7 @@ from experiments.lab.progress import Progress
 from rank_collapse.runs import seeds
 from rank_collapse.runs.files import RunError
 
-FLAGS = cli.make_flags("scaled", num_seeds=5, traced=("skip_gain",))
+FLAGS = cli.make_flags("scaled", num_seeds=5, shows="bits", traced=("skip_gain",))
 vocabulary.define(FLAGS, skip_gain=1.0)
 CELLS = {"low": 0.5, "high": 2.0}
 KEYS = seeds.seed_keys(0, 5)
@@ -122,3 +122,14 @@ def test_cut_arrays_and_more_seeds_than_asked_for_are_refused(bits, tmp_path):
         run.save_arrays({"low/of/bits": bits, "low/of/scaled": np.zeros((6, 2))})
     with pytest.raises(RunError, match="low is not of 5 seeds"):
         run_cells(tmp_path, parse_options())
+
+
+@pytest.mark.parametrize("names", [{"bits": 2}, {"bits": 2, "scaled": 3}])
+def test_seeds_with_other_arrays_are_not_added_to(names, tmp_path):
+    arrays = {f"low/of/{name}": np.zeros((2, size)) for name, size in names.items()}
+    with RunFolder(tmp_path, {}) as run:
+        run.save_arrays(arrays)
+    with pytest.raises(RunError, match=r"arrays\.npz .*of low of/scaled is "):
+        run_cells(tmp_path, parse_options())
+    with RunFolder(tmp_path, {}) as run:
+        assert run.arrays.keys() == arrays.keys()

@@ -53,8 +53,8 @@ MISTAKES = {
         "--num_devices=9": "num_devices=9, but only 2 exist",
     },
     "run_transformer": {
-        "--task=copy --seq_len=4 --min_len=0": "min_len=0 leaves no token",
-        "--task=copy --seq_len=4 --min_len=5": "min_len=5 is larger than seq_len=4",
+        "--task=copy --seq_len=4 --min_len=0": "min_len=0 is not a whole number from 1 to 4",
+        "--task=copy --seq_len=4 --min_len=5": "min_len=5 is not a whole number from 1 to 4",
         "--task=translation": "--num_tokens=3: a translation's sentences are as its grammar says",
         "--warmup=-1": "warmup=-1",
         "--label_smoothing=1": "label_smoothing=1",

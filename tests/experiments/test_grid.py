@@ -8,7 +8,7 @@ import pytest
 from trained_runs import arrays, run, same_arrays
 
 from experiments import join, run_path_chains as path_chains
-from experiments.lab import cli, pool, read_run
+from experiments.lab import cli, make_config, pool, read_run
 from rank_collapse.runs.files import RunError
 
 TINY = [*path_chains.EXPERIMENT.presets["tiny"], "--num_devices=1", "--jobs=1"]
@@ -144,6 +144,16 @@ def test_the_whole_is_no_part(complete_run, tmp_path, capsys):
     assert join_folders(tmp_path, complete_run, part, "--overwrite") == 2
     assert "is one of the folders" in capsys.readouterr().err
     assert arrays(part).keys() == arrays(complete_run).keys()
+
+
+def test_axes_of_the_whole_are_in_the_order_of_the_first_folder():
+    """The command of the whole finds the arrays by it."""
+    typed = [*TINY, "--skip_gain=0.5,1", "--depth=1,2"]
+    options = cli.parse_flags(path_chains.FLAGS, typed)
+    configs = [make_config(point) for point in options.points()]
+    for config in configs:
+        del config["axes"]
+    assert [*join.find_axes(configs[::-1], options)] == ["skip_gain", "depth"]
 
 
 def test_one_folder_twice_is_refused(complete_run, tmp_path, capsys):

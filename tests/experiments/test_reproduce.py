@@ -279,6 +279,8 @@ A_FILE = "cannot write to {0}/file: File exists"
         ("--output_dir={0}/file", A_FILE),
         ("--markdown --docs={0}/file", A_FILE),
         ("--only=run_x", "--only=run_x is not one of run_trained"),
+        ("--preset=paper,quick", "--preset=paper,quick: value should be one of <quick|paper>"),
+        ("--markdown=true,false", "--markdown=true,false"),
         # What every child would refuse.
         ("--run_name=-1", "--run_name='-1' is not a folder name"),
         ("--run_name=..", "--run_name='..' is not a folder name"),

@@ -15,6 +15,7 @@ from trained_runs import (
     result_of,
     rows,
     run,
+    same_arrays,
     seed_of,
     verdicts,
 )
@@ -129,6 +130,16 @@ def test_files_asked_for_later_are_refused(flag, folder, tmp_path, capsys):
     shutil.copy(folder / "config.json", tmp_path)
     assert run(run_sort, [*MEASURED, f"--{flag}"], tmp_path) == 2
     assert f"was trained without --{flag}: --overwrite" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_a_run_that_keeps_weights_goes_on_with_them(folder, tmp_path):
+    """Further seeds had none, and then arrays.npz was not of two seeds."""
+    np.savez(tmp_path / "arrays.npz", **{name: a[:1] for name, a in arrays(folder).items()})
+    shutil.copy(folder / "config.json", tmp_path)
+    assert run(run_sort, MEASURED, tmp_path) == 0
+    same_arrays(folder, tmp_path, rtol=1e-3)
+    assert len(load_models(tmp_path / "models.safetensors")[1].classifier.b) == 2
 
 
 @pytest.mark.full

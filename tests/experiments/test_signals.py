@@ -11,7 +11,7 @@ import jax
 import pytest
 from two_processes import python
 
-from experiments.lab import cli, progress
+from experiments.lab import cli, pool, progress
 from experiments.lab.progress import Progress
 
 pytestmark = pytest.mark.full
@@ -149,6 +149,26 @@ def test_ctrl_c_while_workers_start_or_compile_ends_the_run(work, delay, tmp_pat
     assert "Traceback" not in err and "a worker was ended" not in err
     assert err.count("interrupted") == 1
     assert not (tmp_path / "summary.json").exists()
+
+
+def test_a_worker_that_waits_for_work_is_not_killed(monkeypatch):
+    """It held the lock of the queue, and the other waited for that, and the run for the other."""
+    with pool.start_workers(2) as workers:
+        ready = [pool.submit_work(workers, time.sleep, 1) for _ in range(2)]
+        assert [future.result() for future in ready] == [None, None]
+        busy = pool.submit_work(workers, time.sleep, 2)
+        time.sleep(0.5)
+        monkeypatch.setattr(progress, "_signals_received", [signal.SIGINT])
+    assert busy.result() is None
+
+
+def test_a_signal_without_work_is_noted(monkeypatch):
+    monkeypatch.setattr(progress, "_signals_received", [])
+    monkeypatch.setattr(progress.multiprocessing, "parent_process", lambda: True)
+    progress.note_signal(signal.SIGTERM, None)
+    with pytest.raises(progress.Stopped), progress.handle_signals(), Progress(2, "train") as bar:
+        bar.advance()
+    assert not progress.stop_requested()
 
 
 @pytest.mark.parametrize("delay", [0.5, 3.0])  # after the handler is there, which takes a moment

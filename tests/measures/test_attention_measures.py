@@ -272,6 +272,15 @@ test_what_does_not_fit_is_refused = refused(
             lambda: rc.measures.first_column(np.eye(4), key_mask=[1, 1, 0]),
             r"key_mask of shape \(3,\) does not fit 4 keys",
         ),
+        (lambda: rc.attention_rows(Q, KEYS, scale="1"), "scale='1'"),
+        (
+            lambda: rc.attention_rows(Q, KEYS, causal=True, positions=np.arange(6) + 0.5),
+            "positions of shape .* are not whole numbers",
+        ),
+        (lambda: rc.attention_rows(Q, KEYS, window=2.5), "window=2.5 is not a whole number"),
+        (lambda: rc.measures.saturated_share(np.eye(4), np.nan), "threshold=nan"),
+        (lambda: rc.measures.saturated_share(np.eye(4), 99), r"threshold=99.0 is not in \[0, 1\]"),
+        (lambda: rc.sink_rate(np.eye(4)[None], sink="0.3"), "sink='0.3'"),
         (lambda: rc.sink_rate(np.eye(4)), r"shape \(4, 4\) is not \[..., h, n, m\]"),
     ]
 )

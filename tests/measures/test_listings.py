@@ -49,6 +49,13 @@ def test_equal_tokens_are_grouped():
     assert rc.duplicates(np.zeros((3, 2))) == [[0, 1, 2]]
 
 
+def test_what_nothing_exceeds_is_refused():
+    for name, value in (("threshold", np.nan), ("layer_share", 1.5), ("layer_share", np.nan)):
+        is_refused(f"{name}={value}", rc.spikes, STATES, **{name: value})
+    is_refused("tolerance=nan", rc.duplicates, STATES[0], tolerance=np.float32("nan"))
+    is_refused("tolerance=-1.0", rc.duplicates, STATES[0], tolerance=-1)
+
+
 def test_other_axes_are_refused():
     is_refused(r"\(6, 4\)", rc.spikes, STATES[0])
     is_refused(r"\(5, 6, 4\)", rc.duplicates, STATES)

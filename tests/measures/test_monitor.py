@@ -144,6 +144,7 @@ test_shapes_that_do_not_fit_are_refused = refused(
         ((np.ones((2, 4, 3)),), {"mask": np.ones(3, bool)}, r"mask of shape \(3,\)"),
         ((np.ones((2, 4, 3)), np.ones((4, 4))), {}, r"attention of shape \(4, 4\)"),
         ((np.ones((4, 3)), np.ones((1, 5, 4))), {}, "has not 4 queries"),
+        ((np.ones((4, 3)),), {"sink": np.nan}, "sink=nan"),
     ],
     lambda arguments, options: rc.monitor(*arguments, **options),
 )

@@ -155,6 +155,7 @@ test_choices_that_are_not_known_are_refused = refused(
         for options, message in (
             ({"tokens": "rows"}, "tokens='rows' is not one of"),
             ({"exclude": "large"}, "exclude='large' is not 'spikes' or None"),
+            ({"exclude": "spikes", "threshold": np.nan}, "threshold=nan"),
             ({"tokens": "read"}, "tokens='read' needs norm="),
             ({"norm": lambda x: x}, "norm= goes with tokens='read', not with 'raw'"),
         )

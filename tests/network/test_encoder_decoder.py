@@ -255,7 +255,15 @@ test_bad_inputs_are_named = refused(
         ),
         (
             lambda p: rc.network.greedy_decode(p, SOURCES, UNTIED, **MARKS, max_len=0),
-            "max_len=0 leaves no token",
+            "max_len=0 is not a whole number from 1 on",
+        ),
+        (
+            lambda p: rc.network.greedy_decode(p, SOURCES, UNTIED, begin=99, end=END, max_len=3),
+            "begin=99 is not a whole number from 0 to",
+        ),
+        (
+            lambda p: rc.network.greedy_decode(p, SOURCES, UNTIED, begin=BEGIN, end="2", max_len=3),
+            "end='2' is not a whole number",
         ),
         (
             lambda p: rc.network.greedy_decode(p, SOURCES, UNTIED, **MARKS, max_len=9),

@@ -140,8 +140,15 @@ def test_rotary_frequencies():
 
 test_bad_forms_name_the_value = refused(
     [
-        ({"windows": (1, 2)}, r"windows=\(1, 2\) has 2 entries for depth=3"),
-        ({"windows": (1, -2, 0)}, r"windows=\(1, -2, 0\)"),
+        ({"windows": (1, 2)}, r"windows=\(1, 2\) is no tuple of depth=3 entries"),
+        ({"windows": (1, -2, 0)}, "windows=-2 is not a whole number from 0 on"),
+        ({"windows": (1.5, 0, 0)}, "windows=1.5 is not a whole number"),
+        ({"windows": "111"}, "windows='?111'? is no tuple"),
+        ({"layer_map": 1}, "layer_map=1 is no tuple"),
+        ({"norm_eps": float("nan")}, "norm_eps=nan is not in"),
+        ({"score_cap": -1.0}, "score_cap=-1.0 is not in"),
+        ({"rotary_theta": "1e4"}, "rotary_theta='1e4' is not in"),
+        ({"clamp_distance": 1.5}, "clamp_distance=1.5 is not a whole number"),
         ({"norm_placement": "post"}, "parallel=True does not support norm_placement='post'"),
         ({"rotary_width": 3}, "rotary_width=3 is not even and between 2 and 6"),
         ({"rotary_width": 8}, "rotary_width=8 is not even"),
@@ -149,9 +156,9 @@ test_bad_forms_name_the_value = refused(
         ({"num_experts": 5}, "num_experts=5 do not divide the 12 units of d_ff=12"),
         ({"d_shared": 3}, "num_experts=4 do not divide the 9 units"),
         ({"mlp": "none"}, "of mlp='none'"),
-        ({"experts_per_token": 5}, "experts_per_token=5 of num_experts=4"),
+        ({"experts_per_token": 5}, "experts_per_token=5 is not a whole number from 1 to 4"),
         ({"router": "best"}, "router='best' is not one of"),
-        ({"rotary_layers": (True,)}, r"rotary_layers=\(True,\) has 1 entries"),
+        ({"rotary_layers": (True,)}, r"rotary_layers=\(True,\) is no tuple"),
     ],
     lambda fields: rc.TransformerConfig(**(FORM | fields)),
 )

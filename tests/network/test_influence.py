@@ -8,7 +8,7 @@ import pytest
 from gradient_norms import gradient_norms
 from marks import full_but
 from path_examples import heads_in_memory
-from refusals import refused
+from refusals import is_refused, refused
 
 import rank_collapse as rc
 from experiments.note.stability import dependency
@@ -186,9 +186,14 @@ def test_a_spared_token_keeps_the_layers_that_are_removed(network, size):
 
 
 test_a_block_that_is_no_block = refused(
-    [(0, f"size=0 is not between 1 and depth={L}"), (L + 1, "size=5 is not between 1 and depth=4")],
+    [(size, f"size={size} is not a whole number from 1 to 4") for size in (0, L + 1)],
     lambda size: layer_removal(draws.parameters(CONFIG), jnp.ones((N, D)), CONFIG, size=size),
 )
+
+
+def test_tokens_to_spare_are_a_count():
+    params, x = draws.parameters(CONFIG), jnp.ones((N, D))
+    is_refused("spare=-1 is not a whole number", layer_removal, params, x, CONFIG, spare=-1)
 
 
 def test_settled_is_where_it_stays_enough():

@@ -176,7 +176,7 @@ test_what_is_refused = refused(
             "parallel=True does not support connection='hyper'",
         ),
         (lambda c, p, x: c.replace(connection="hypr"), "connection='hypr' is not one of"),
-        (lambda c, p, x: c.replace(num_streams=0), "num_streams=0 is not a positive integer"),
+        (lambda c, p, x: c.replace(num_streams=0), "num_streams=0 is not a whole number from 1 on"),
         (
             lambda c, p, x: rc.apply(p, x, c.replace(connection="manifold")),
             r"_connection\.w_read is of shape",

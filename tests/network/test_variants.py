@@ -97,7 +97,7 @@ test_what_is_of_another_shape_or_at_no_place_is_refused = refused(
             lambda: run_network(rc.san_skip(2, H, D, mix=lambda q, k, v, context: v)),
             r"mix gave \(\(.*\), None\), which are not the shapes",
         ),
-        (lambda: run_with_edit("cross_input"), "'cross_input' is not one of the places"),
+        (lambda: run_with_edit("cross_input"), "place 'cross_input' is not one of"),
         (lambda: run_sinks((3, H)), r"value of shape \(3, 2\) is not a number"),  # 2 layers
         (lambda: run_sinks((1, H)), r"value of shape \(1, 2\) is not a number"),
     ]

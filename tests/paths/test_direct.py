@@ -104,7 +104,10 @@ test_what_does_not_fit_is_named = refused(
             lambda p, x: rc.logit_attribution(jnp.zeros((2, 3, 4)), (jnp.zeros((4, 2)), x[0, :3])),
             r"w of shape \(4, 2\), but b of shape \(3,\)",
         ),
-        (lambda p, x: rc.head_contributions(p, x, SHORT, chunk=0), "chunk=0 is below 1"),
+        (
+            lambda p, x: rc.head_contributions(p, x, SHORT, chunk=0),
+            "chunk=0 is not a whole number from 1 on",
+        ),
     ],
     lambda call: call(*example(SHORT)[:2]),
 )

@@ -170,9 +170,9 @@ def test_what_is_refused():
     for edit, message in (
         (
             {"atention": make_edit("")},
-            r"'atention' is not one of the places \('q', 'k', 'v', 'scores'",
+            r"'atention' is not one of \('q', 'k', 'v', 'scores'",
         ),
-        ({"cross_q": make_edit("")}, "'cross_q' is not one of the places"),
+        ({"cross_q": make_edit("")}, "place 'cross_q' is not one of"),
         (
             {"scores": lambda value, layer: None},
             r"'scores' gave NoneType for a value of shape \(2,",
@@ -195,11 +195,11 @@ def test_what_is_refused():
             lambda: rc.log_residual_profile(params, x, CONFIG, edit=bend),
             "a residual in logarithms does not cover an edit of 'residual'",
         ),
-        (lambda: rc.apply(params, x, CONFIG, keep=("heads",)), "'heads' is not one of the places"),
+        (lambda: rc.apply(params, x, CONFIG, keep=("heads",)), "place 'heads' is not one of"),
         (
             lambda: rc.network.multi_head_attention(
                 params.layers.attention, x, x, edit={"hidden": make_edit("")}
             ),
-            "'hidden' is not one of the places",
+            "place 'hidden' is not one of",
         ),
     )

@@ -159,3 +159,5 @@ def test_wrong_shapes_and_values_are_named():
     params, x = draws.parameters(config), draws.tokens(5, 8)
     trace = rc.apply(params, x, config)
     is_refused("5 tokens", lambda: rc.branch_shares(trace, params, config, mask=np.ones(4, bool)))
+    is_refused("not one of 3 layers", rc.branch_shares, trace, params, rc.san(3, 2, 8))
+    is_refused("not one of 2 layers", rc.branch_shares, params, trace, config)

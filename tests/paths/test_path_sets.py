@@ -211,11 +211,11 @@ test_bad_input_is_named = refused(
     [
         (
             lambda c, p, x: rc.paths.sample_path(jax.random.key(0), 4, 3, 2),
-            "length=4 needs -1 skips",
+            "length=4 is not a whole number from 0 to 3",
         ),
         (
             lambda c, p, x: rc.paths.sample_path(jax.random.key(0), -1, 3, 2),
-            "length=-1 needs 4 skips",
+            "length=-1 is not a whole number from 0 to 3",
         ),
         (lambda c, p, x: rc.paths.sample_path_sets(jax.random.key(0), [9], 1, 1, 3, 2), "length=9"),
         (lambda c, p, x: rc.paths.path_state(p, x, c, np.array([0, 1])), "depth=3"),

@@ -79,7 +79,16 @@ test_bad_paths_name_the_choice = refused(
         (lambda: rp.check_paths(np.array([0, -2, 1]), 3, 2), "choice -2"),
         (lambda: rp.check_paths(np.zeros(3, np.float32), 3, 2), "float32 are not integers"),
         (lambda: rp.check_paths([0, 2, -1], 3, 2, all_heads=False), "choice -1"),
-        (lambda: rc.paths.sample_path(jax.random.key(0), 4, 3, 2), "length=4 needs -1 skips"),
+        (
+            lambda: rc.paths.sample_path(jax.random.key(0), 4, 3, 2),
+            "length=4 is not a whole number",
+        ),
+        (lambda: rc.paths.sample_path(jax.random.key(0), 1.5, 3, 2), "length=1.5 is not a whole"),
+        (lambda: rc.paths.sample_path(jax.random.key(0), 1, 3, 0), "num_heads=0"),
+        (
+            lambda: rc.paths.sample_path_sets(jax.random.key(0), [1], 1.5, 2, 3, 2),
+            "num_repeats=1.5",
+        ),
     ]
 )
 

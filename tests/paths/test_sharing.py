@@ -56,6 +56,8 @@ def test_shapley_axioms_and_pytrees():
     for wrong in (0, 21):
         is_refused(f"num_parts={wrong}", rc.paths.coalition_values, lambda p: p.sum(), wrong)
     is_refused(r"shape \(4,\) are not of the 8", rc.shapley_values, jnp.zeros(4), 3)
+    parts, mask = jnp.ones((2, 5, 3)), np.ones(1, bool)  # would be taken for all tokens
+    is_refused(r"mask of shape \(1,\)", rc.paths.covariance_shares, parts, parts[0], mask)
 
 
 def test_covariance_shares_of_tokens_that_exist(x64):

@@ -222,7 +222,7 @@ REFUSED = {
     ),
     "mixtral": (
         {"num_experts_per_tok": 9, "num_key_value_heads": 3},
-        "experts_per_token=9 of num_experts=8",
+        "experts_per_token=9 is not a whole number from 1 to 8",
     ),
     "qwen2_moe": ({"decoder_sparse_step": 2}, "decoder_sparse_step=2 of a qwen2_moe model"),
     "qwen3_moe": ({"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\] of a qwen3_moe model"),
@@ -246,7 +246,9 @@ REFUSED = {
 
 test_what_is_not_supported_is_named = refused(
     [(name, *row) for name, row in REFUSED.items()]
-    + [("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5")],
+    + [("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5")]
+    # which was the usual base
+    + [(name, {"rope_theta": 0}, "rope_theta=0.0 of") for name in ("llama", "gemma3_text")],
     lambda name, entries: pretrained.config_of(SMALL | {"model_type": name} | entries),
 )
 test_parts_and_kinds_that_there_are_not = refused(

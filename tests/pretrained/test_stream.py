@@ -296,6 +296,6 @@ def test_inputs_and_groups_that_do_not_fit():
 
     check_refused("different lengths.*'x': 3, 'mask': 4", rows=4)
     check_refused("different lengths.*'x': 3, 'mask': 2", rows=2)
-    check_refused("chunk=0 is not 1 or more", chunk=0)
+    check_refused("chunk=0 is not a whole number from 1 on", chunk=0)
     check_refused("group 'some' has none of 3 examples: first=3, last=None", first=3)
     check_refused("group 'some' has none of 3 examples: first=2, last=2", first=2, last=2)

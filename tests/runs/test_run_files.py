@@ -240,8 +240,10 @@ def test_values_of_other_shapes_are_refused(path):
     for wrong in ("hi", {"a": 1}, [1, [2, 3]]):
         message = re.escape(f"'note'={wrong!r} is not a metric")
         is_refused(message, append, {"loss": 1.0, "note": wrong})
-    for step, values in ((0.5, {"loss": 1.0}), (None, {"loss": 1.0}), (1, [1.0])):
-        is_refused("no whole number and mapping", metrics.append, path, step, values)
+    for wrong in (0.5, None, "3", np.nan):
+        is_refused("step=.* is not a whole number", metrics.append, path, wrong, {"loss": 1.0})
+    is_refused("seed=1.5 is not a whole number", append, {"loss": 1.0}, seed=1.5)
+    is_refused("no mapping", append, [1.0])
     assert not path.exists()
 
 

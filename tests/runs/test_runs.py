@@ -52,7 +52,7 @@ def test_a_run_leaves_everything_and_its_second_opening_finds_it(tmp_path):
     assert saved["environment"]["versions"]["jax"] == jax.__version__
     with RunFolder(folder, CONFIG) as again:
         assert again.resumed and again.has_file("figures/f.png")
-        assert again.summary == {"loss": 0.5, "per_seed": [0, 1]}
+        assert again.summary == {"loss": 0.5, "per_seed": [0, 1], "arrays": ["a/b (3,)"]}
         np.testing.assert_array_equal(again.arrays["a/b"], [0, 1, 2])
         assert set(again.part("a")) == {"b"} and again.part("a/") is None
     with open(folder / "results.csv", newline="") as file:
@@ -92,7 +92,7 @@ def test_what_is_shown_follows_what_is_asked_for(tmp_path):
                 selection=parts,
             )
 
-    assert publish("a") == publish("a") == {"count": 1, "shown": ["a"]}
+    assert publish("a") == publish("a") == {"count": 1, "shown": ["a"], "arrays": []}
     assert publish("a", "b")["count"] == 2 and publish("a", "b")["count"] == 2
     assert (tmp_path / "results.csv").read_text() == "part\na\nb\n"
     assert drawings == [("a",), ("a", "b")]
@@ -124,6 +124,30 @@ def test_another_config_is_refused_with_the_difference_and_overwrite_starts_afre
         describe_difference({"a": 1}, {"b": 1})
         == "a is 1 there, 'absent' here; b is 'absent' there, 1 here"
     )
+
+
+def test_axes_in_another_order_are_another_config(tmp_path):
+    """Arrays are named in their order: all points would be computed again, beside the others."""
+    axes = {"depth": ["2", "3"], "gain": ["0.5", "1"]}
+    RunFolder(tmp_path, CONFIG | {"axes": axes}).close()
+    RunFolder(tmp_path, {"axes": axes} | CONFIG).close()
+    other = CONFIG | {"axes": dict(reversed(axes.items()))}
+    is_refused("axes is {'depth': .* there, {'gain'", RunFolder, tmp_path, other, error=RunError)
+
+
+@pytest.mark.parametrize("content", [None, {"config": CONFIG | {"depth": 4}, "execution": {}}])
+def test_a_run_is_not_complete_with_the_config_of_another(content, tmp_path):
+    path = tmp_path / "config.json"
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_arrays({"a": 1})
+        saved = path.read_text()
+        path.unlink()
+        if content is not None:
+            path.write_text(json.dumps(content))
+        is_refused(r"config\.json|depth is 4 there", run.finish, {}, error=RunError)
+    path.write_text(saved)
+    with RunFolder(tmp_path, CONFIG) as run:
+        assert run.summary is None and run.arrays == {"a": 1}
 
 
 def test_execution_does_not_take_part_in_the_comparison(tmp_path):
@@ -170,6 +194,55 @@ def test_the_files_of_others_stay(overwrite, tmp_path):
     (tmp_path / "figures").rmdir()
     RunFolder(tmp_path, CONFIG, overwrite=overwrite).close()
     assert all((tmp_path / name).read_text() == "{}" for name in theirs[3:])
+
+
+@pytest.mark.parametrize("change", [lambda a: a.pop("a/c"), lambda a: a.update({"a/c": a["a/b"]})])
+def test_a_complete_run_that_lacks_an_array_is_refused(change, tmp_path):
+    """The table would have a column less, or the numbers of another depth."""
+    arrays = {"a/b": np.ones((2, 3)), "a/c": np.ones((2, 4))}
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_arrays(arrays)
+        run.finish({})
+        run.save_arrays({"d": 1})  # more is no damage: other parts may be asked for
+    RunFolder(tmp_path, CONFIG, read_only=True).close()
+    change(arrays)
+    np.savez(tmp_path / "arrays.npz", **arrays)
+    for read_only in (False, True):
+        is_refused(
+            r"arrays\.npz .*it lacks a/c \(2, 4\)",
+            RunFolder,
+            tmp_path,
+            CONFIG,
+            read_only=read_only,
+            error=RunError,
+        )
+    (tmp_path / "arrays.npz").unlink()  # as the message says
+    with RunFolder(tmp_path, CONFIG) as run:
+        assert run.resumed and run.part("a") is None
+
+
+@pytest.mark.parametrize("place", ["nothing", "a folder", "another run"])
+def test_a_folder_that_was_moved_is_not_made_again(place, tmp_path):
+    """Checkpoints made it, and the run ended well in a folder without a config."""
+    folder, away = tmp_path / "run", tmp_path / "away"
+    with RunFolder(folder, CONFIG) as run, RunFolder(tmp_path / "other", {}) as other:
+        other.finish({})
+        folder.rename(away)
+        if place == "another run":
+            other.path.rename(folder)
+        elif place == "a folder":
+            folder.mkdir()
+        names = {p.name for p in tmp_path.rglob("*")}
+        for write in (
+            lambda: run.save_arrays({"a": 1}),
+            lambda: run.save_checkpoint(1, {"a": np.ones(2)}),
+            lambda: run.publish(rows=list, summary=dict),
+            lambda: run.finish({}),
+        ):
+            is_refused("no longer the folder of this run", write, error=RunError)
+        assert {p.name for p in tmp_path.rglob("*")} == names
+    with RunFolder(away, CONFIG) as again:
+        assert again.resumed
 
 
 def test_what_overwrite_cannot_delete_is_not_taken_over(tmp_path, monkeypatch):

@@ -89,6 +89,8 @@ def test_padding_repeats_the_last_seed_and_is_cut_off_again():
         (lambda: seeds.shard_seeds(tree, mesh, 2), "3 seeds do not fit into 2"),
         (lambda: seeds.run_seeds(single, mesh, at_once=0), "at_once=0"),
         (lambda: seeds.seed_keys(0, 0), "num_seeds=0"),
+        (lambda: seeds.seed_keys(0, 1.5), "num_seeds=1.5"),
+        (lambda: seeds.seed_keys(0, 2, 0.5), "first=0.5"),
     )
     assert seeds.padded_size(5, mesh) == 6
 

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from comparison import near
 from marks import full_but
+from refusals import is_refused
 
 import rank_collapse as rc
 from rank_collapse.network import layers
 from rank_collapse.theory import bounds
+from rank_collapse.theory.logdomain import log_trace
 
 
 def make_report(params, x, config, mask=None):
@@ -30,6 +32,18 @@ def of_heads():
             params, x = draws.parameters(config, 0, 0.7, 0.5), 0.2 * draws.tokens(5, 6, shift=0.0)
             made[heads] = params, x, config, make_report(params, x, config)
     return made
+
+
+def test_a_log_of_another_input_is_refused():
+    config = rc.san(2, 1, 4)
+    params, x = draws.parameters(config), draws.tokens(3, 4)
+    log = log_trace(params, x, config)
+    report = rc.bound_report(params, x, config, log=log)
+    near(report.log10_c, rc.bound_report(params, x, config).log10_c, rtol=1e-6)
+    for other in (x[::-1], x + 1, x[:2], 1e-9 * x):
+        is_refused("log is of another", rc.bound_report, params, other, config, log=log)
+    deeper = rc.san(3, 1, 4)
+    is_refused("in 3 layers", rc.bound_report, draws.parameters(deeper), x, deeper, log=log)
 
 
 def test_threshold_is_the_root():

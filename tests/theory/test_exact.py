@@ -124,8 +124,8 @@ test_refusals_name_the_value = refused(
         (lambda: call(config=SAN.replace(skip_gain=np.nan)), "config has values that are not"),
         (lambda: call(x=jnp.ones((3, 5))), r"\(3, 5\)"),
         (lambda: call(mask=np.zeros(3, bool)), "leaves out every token"),
-        (lambda: call(digits=5), "digits=5 is not between 10 and max_digits=25600"),
-        (lambda: call(max_digits=40), "digits=50 is not between 10 and max_digits=40"),
+        (lambda: call(digits=5), "digits=5 is not a whole number from 10 to 25600"),
+        (lambda: call(max_digits=40), "digits=50 is not a whole number from 10 to 40"),
     ]
 )
 

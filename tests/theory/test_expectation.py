@@ -269,6 +269,12 @@ def test_wrong_arguments_are_named():
             ),
             "'none' is not",
         ),
+        (lambda: expectation.collapse_law(0.0, 0, jnp.ones(2), jnp.ones(2)), "num_tokens=0.0"),
+        (
+            lambda: expectation.collapse_law(0.0, 8, jnp.ones(2), jnp.ones(2), score_variance=-1),
+            "score_variance=-1.0 is not in",
+        ),
+        (lambda: expectation.update_sizes(config, -1e-3), "size=-0.001 is not in"),
     )
     params = draws.parameters(config)
     traced = jax.jit(lambda x: expectation.expected_pass(params, x, config).residual_ratio)(long)

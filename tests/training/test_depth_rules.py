@@ -179,7 +179,9 @@ def test_groups_of_torch():
 test_mistakes_are_named = refused(
     [
         (lambda: rc.depth_rule("complete", BASE), "depth rule 'complete' is not one of"),
+        (lambda: rc.depth_rule(["mup"], BASE), "'mup'.* is not one of"),
         (lambda: rc.depth_rule("mup", None), "base is a NoneType"),
+        (lambda: rc.depth_rule("mup", BASE).network(None), "config is a NoneType"),
         (
             lambda: rc.depth_rule("sp", BASE).init(None, NETWORK.replace(init="reference")),
             "init='reference'",
@@ -280,6 +282,8 @@ test_rates_and_blocks_that_do_not_fit = refused(
         (lambda: RULE.adamw(-1, NETWORK), "rate=-1"),
         (lambda: RULE.adamw(np.float32("nan"), NETWORK), "rate=nan"),
         (lambda: RULE.adamw(1e-3, NETWORK, weight_decay=-1), "weight_decay=-1"),
+        (lambda: RULE.adamw("1e-3", NETWORK), "rate='1e-3'"),
+        (lambda: RULE.adamw(1e-3, NETWORK, b2=1.5), r"b2=1.5 is not in \[0, 1\)"),
         (lambda: RULE.groups(MODULE, MODULE, 1e-3, NETWORK, eps=float("nan")), "eps=nan"),
     ]
 )

@@ -203,6 +203,11 @@ def test_values_for_another_number_of_runs_are_named(two_devices):
         seed_keys(0, 3),
         Hyper(network={"skip_gain": np.ones((2, 1))}),
     )
+    for values, message in (
+        ({"learning_rate": np.full((2, 2), 0.01)}, r"hyper.learning_rate of shape \(2, 2\)"),
+        ({"network": {"temperature": "2"}}, "network.temperature='2' is not in"),
+    ):
+        is_refused(message, two_devices.train, seed_keys(0, 2), Hyper(**values))
 
 
 @pytest.mark.parametrize(

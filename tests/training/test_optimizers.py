@@ -121,6 +121,13 @@ def test_an_ensemble_sweeps_warm_up_and_smoothing():
         ({"label_smoothing": 0.1}, {"loss": "squared_error"}, "has none"),
         ({"dropout": 1.5}, {}, r"dropout=1.5 is not in \[0, 1\)"),
         ({"dropout": np.array([0.1, -0.5])}, {}, "dropout=-0.5"),
+        ({"learning_rate": None}, {}, "learning_rate=None"),
+        ({"learning_rate": [1e-3]}, {}, r"learning_rate=\[0.001\]"),
+        ({"learning_rate": float("nan")}, {}, "learning_rate=nan"),
+        ({"weight_decay": "0.1"}, {}, "weight_decay='0.1'"),
+        ({"output_dropout": float("nan")}, {}, "output_dropout=nan"),
+        ({"init_scale": None}, {}, "init_scale=None"),
+        ({"network": [1.0]}, {}, r"network=\[1.0\] is no mapping"),
         ({"dropout": 0.5, "output_dropout": 3.0}, {}, r"output_dropout=1.5 is not in"),
     ],
 )
@@ -138,8 +145,12 @@ test_bad_optimizers_are_named = refused(
     [
         ({"optimizer": "sgd"}, "optimizer='sgd'"),
         ({"b2": 1.0}, r"b2=1.0 is not in \[0, 1\)"),
-        ({"eps": 0.0}, "eps=0.0 is not positive"),
-        ({"clip_norm": -1.0}, "clip_norm=-1.0 is not positive"),
+        ({"eps": 0.0}, r"eps=0.0 is not in \(0, inf\]"),
+        ({"decay": float("nan")}, "decay=nan"),
+        ({"milestones": 5}, "milestones=5 is not a tuple of epochs"),
+        ({"milestones": (3.5,)}, r"milestones=\(3.5,\)"),
+        ({"start": 3}, "start=3 is not a function"),
+        ({"clip_norm": -1.0}, "clip_norm=-1.0 is not in"),
     ],
     lambda fields: make_recipe(**fields),
 )

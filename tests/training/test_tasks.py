@@ -317,10 +317,10 @@ def test_lengths_are_not_drawn_with_the_key_of_letters():
 
 test_bad_sizes_are_named = refused(
     [
-        ({"seq_len": 0}, "seq_len=0 leaves no token beside its marks"),
-        ({"min_len": 0}, "min_len=0 leaves no token beside its marks"),
-        ({"min_len": 7}, "min_len=7 is larger than seq_len=6"),
-        ({"num_letters": 0}, "num_letters=0 leaves no letter"),
+        ({"seq_len": 0}, "seq_len=0 is not a whole number from 1 on"),
+        ({"min_len": 0}, "min_len=0 is not a whole number from 1 to"),
+        ({"min_len": 7}, "min_len=7 is not a whole number from 1 to 6"),
+        ({"num_letters": 0}, "num_letters=0 is not a whole number from 1 on"),
         ({"task": "shuffle"}, "task='shuffle' is not one of"),
     ],
     lambda sizes: sequences.make_pairs(

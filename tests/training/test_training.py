@@ -284,6 +284,7 @@ test_bad_recipes_are_named = refused(
         ({"loss": "hinge"}, "loss='hinge'"),
         ({"schedule": "cosine"}, "schedule='cosine'"),
         ({"config": TransformerConfig()}, "embedding=None"),
+        ({"config": None}, "config is a NoneType"),
     ],
     lambda fields: recipe(**fields),
 )

@@ -50,11 +50,12 @@ class ChainPass(LayerPass):
         )
         return (paths, products), None
 
-    def build_result(self, walked: WalkResult) -> Float[Array, "l p"]:
+    def build_result(self, walk_result: WalkResult) -> Float[Array, "l p"]:
         """Computes the ratios from the products of all layers."""
         # One product after another: singular values of all together would hold them twice.
-        token_mask = walked.prepared.existing_tokens
+        token_mask = walk_result.prepared.existing_tokens
         ratios = jax.lax.map(
-            lambda chain: path_sizes.chain_residual_ratios(chain, token_mask)[0], walked.carry[1]
+            lambda chain: path_sizes.chain_residual_ratios(chain, token_mask)[0],
+            walk_result.carry[1],
         )
-        return ratios.reshape(walked.config.depth, self.num_paths)
+        return ratios.reshape(walk_result.config.depth, self.num_paths)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Int
 
-from experiments.lab.texts import masked_copies
 from experiments.paper.trained.chains import ChainPass
 from experiments.train.path_sizes import measured_sizes
 from rank_collapse import pretrained
@@ -76,6 +76,38 @@ def make_task(
     masked, is_counted = masked_copies(ids, mask, mask_id, copies)
     ids, mask = (np.repeat(a, copies, axis=0) for a in (ids, mask))
     return Task({"x": masked, "mask": mask}, ids, is_counted, copies)
+
+
+def masked_copies(
+    ids: Int[np.ndarray, "b n"],
+    mask: Bool[np.ndarray, "b n"],
+    token: int,
+    copies: int,
+    share: float = 0.15,
+    seed: int = 0,
+) -> tuple[Int[np.ndarray, "c n"], Bool[np.ndarray, "c n"]]:
+    """Mask tokens in copies of each text; the copies mask different ones, as long as there are any.
+
+    Never the first or the last token of a text, which close it in most models.
+
+    Args:
+        ids, mask: Of `Tokens`.
+        token: The id that stands in a masked one's place.
+        copies: Of each text, one after the other: c = b · copies.
+        share: Of a text's tokens that each copy masks, at least one; 15 % as of BERT.
+
+    Source: Devlin et al. 2019, task 1, with the token in all of the places.
+    """
+    draw = np.random.default_rng(seed)
+    chosen = np.zeros((len(ids), copies, ids.shape[1]), bool)
+    for text, count in zip(chosen, mask.sum(axis=1), strict=True):
+        places = draw.permutation(np.arange(1, count - 1))
+        size = max(1, round(share * len(places)))
+        for copy, is_masked in enumerate(text):
+            order = np.arange(copy * size, (copy + 1) * size)
+            is_masked[np.take(places, order, mode="wrap")] = True
+    chosen = chosen.reshape(-1, ids.shape[1])
+    return np.where(chosen, token, np.repeat(ids, copies, axis=0)), chosen
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import scale_summands
 from rank_collapse.network.transformer import compute_layer
 from rank_collapse.network.walk import Layer, SublayerValues
+from rank_collapse.struct import check_whole
 
 
 @full_precision
@@ -89,6 +90,7 @@ def layer_removal(
     Raises:
         ValueError: A size that is not between 1 and L.
     """
+    spare = check_whole("spare", spare, 0)
     params, prepared = prepare_inputs(params, x, config, **inputs)
     return run_pass(RemovalPass(size, spare), params, prepared, config)
 
@@ -189,8 +191,7 @@ class RemovalPass(LayerPass):
         Raises:
             ValueError: A block of no layer, or of more than there are.
         """
-        if not 1 <= self.size <= config.depth:
-            raise ValueError(f"size={self.size} is not between 1 and depth={config.depth}")
+        check_whole("size", self.size, 1, config.depth)
         return jnp.zeros((config.depth - self.size + 1, *prepared.x.shape), prepared.x.dtype)
 
     def measure_layer(

@@ -37,7 +37,8 @@ def _gemma2_fields(settings: Settings, interval: int = 2, entry: Any = None) -> 
 
 def _gemma3_fields(settings):
     """Compute the rotary base of layers with a window, which has no scaling."""
-    entry = {"rope_theta": settings["rope_theta"] or 1e6} | rotary_entry(settings, "full_attention")
+    base = 1e6 if settings["rope_theta"] is None else settings["rope_theta"]
+    entry = {"rope_theta": base} | rotary_entry(settings, "full_attention")
     theta = local_theta(settings, settings["rope_local_base_freq"])
     interval = settings["sliding_window_pattern"]
     return _gemma2_fields(settings, interval, entry) | {"local_theta": theta}

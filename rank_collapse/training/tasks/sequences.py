@@ -85,7 +85,7 @@ def make_examples(
         num_examples, seq_len, num_letters: Sizes.
         task: One of `TASKS`.
     """
-    _check_sizes(seq_len=seq_len, num_letters=num_letters)
+    _check_sizes(num_examples, seq_len, num_letters)
     letters = jax.random.randint(key, (num_examples, seq_len), 0, num_letters)
     labels = transform_letters(task, letters, jnp.ones(letters.shape, bool))
     return Examples(inputs=letters, labels=labels)
@@ -115,9 +115,8 @@ def make_pairs(
     Raises:
         ValueError: An unknown task, or lengths that leave no letter between the marks.
     """
-    min_len = seq_len if min_len is None else min_len
-    _check_sizes(seq_len=seq_len, num_letters=num_letters, min_len=min_len)
-    struct.refuse_if(min_len > seq_len, f"min_len={min_len} is larger than seq_len={seq_len}")
+    _check_sizes(num_examples, seq_len, num_letters)
+    min_len = seq_len if min_len is None else struct.check_whole("min_len", min_len, 1, seq_len)
     key_letters, key_lengths = jax.random.split(key)
     letters = jax.random.randint(key_letters, (num_examples, seq_len), 0, num_letters)
     lengths = jax.random.randint(key_lengths, (num_examples, 1), min_len, seq_len + 1)
@@ -151,10 +150,7 @@ def between_marks(
     )
 
 
-def _check_sizes(**sizes):
+def _check_sizes(num_examples, seq_len, num_letters):
+    sizes = {"num_examples": num_examples, "seq_len": seq_len, "num_letters": num_letters}
     for name, value in sizes.items():
-        if value < 1:
-            missing = (
-                "letter in the alphabet" if name == "num_letters" else "token beside its marks"
-            )
-            raise ValueError(f"{name}={value} leaves no {missing}")
+        struct.check_whole(name, value, 1)
