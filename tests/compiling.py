@@ -25,7 +25,6 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jax  # noqa: E402
-from jax._src.interpreters import mlir  # noqa: E402
 
 # Set once more, in case a plugin of pytest has imported JAX already.
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] != "0":
@@ -33,6 +32,8 @@ if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] != "0":
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 if _KNOWN:  # a context of MLIR takes as long as all else of a small program before it is compiled
+    from jax._src.interpreters import mlir
+
     mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
 MOST_BYTES = 10**9  # of programs kept between runs; one whole run has about a fifth of it

@@ -18,9 +18,9 @@ def may_use(package, other):
     if package == other or LEVEL[other] < LEVEL[package]:
         return True
     packages = LEVELS[LEVEL[package]]
-    above = LEVEL[package] > LEVEL["network"]
+    has_order = LEVEL[package] == 0 or LEVEL[package] > LEVEL["network"]
     return (
-        above and LEVEL[other] == LEVEL[package] and packages.index(other) < packages.index(package)
+        has_order and LEVEL[other] == LEVEL[package] and packages.index(other) < packages.index(package)
     )
 
 
