@@ -20,7 +20,9 @@ def may_use(package, other):
     packages = LEVELS[LEVEL[package]]
     has_order = LEVEL[package] == 0 or LEVEL[package] > LEVEL["network"]
     return (
-        has_order and LEVEL[other] == LEVEL[package] and packages.index(other) < packages.index(package)
+        has_order
+        and LEVEL[other] == LEVEL[package]
+        and packages.index(other) < packages.index(package)
     )
 
 
