@@ -37,7 +37,6 @@ REPLICAS = 4
 class LogTrace(struct.Struct):
     """The values of every layer that the bounds need; residuals as log10 ‖.‖_{1,∞}."""
 
-    start: struct.Leaf  # X^0, [n, d]
     profile: struct.Leaf  # Of X^0 .. X^L, [L + 1]
     inputs: ops.LogState  # Of the input of each layer's attention, with a leading layer axis
     # Of P_h X W_h, less three times the log scale of the layer's input, [L, h]: the difference is
@@ -206,14 +205,7 @@ class LogPass(LayerPass):
         profile = mask_uncertain(profile) if self.replicas else profile[0]
         diameters = jnp.concatenate([ops.log10_diameter(start)[None], diameters])
         return LogTrace(
-            walk_result.prepared.x,
-            profile,
-            inputs,
-            heads,
-            branches,
-            diameters,
-            input_diameters,
-            branch_diameters,
+            profile, inputs, heads, branches, diameters, input_diameters, branch_diameters
         )
 
 

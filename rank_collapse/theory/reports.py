@@ -6,10 +6,8 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rank_collapse import struct
-from rank_collapse.measures.arrays import is_traced
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
@@ -94,7 +92,6 @@ def bound_report(
     *,
     mask: Any = None,
     bias: Any = None,
-    log: LogTrace | None = None,
 ) -> BoundReport:
     """Compute every head's, layer's and the whole stack's bound on one input.
 
@@ -116,8 +113,6 @@ def bound_report(
         config: The network, with dot-product scores; gains and temperature may be traced.
         mask: Bool [n] (which tokens exist), [n, n] or [h, n, n].
         bias: Float [h, n, n] added to the scores.
-        log: What `log_trace` gives of the same arguments, where it is known. That it is of this x
-            is checked where the values are known.
 
     Returns:
         A `BoundReport`; works under jit, and vmap over seeds and inputs.
@@ -125,32 +120,27 @@ def bound_report(
     Raises:
         ValueError: Additive scores, rotary or relative-key positions, normalised queries and keys,
             cross-attention: there is no W_QK; capped scores, windows, parallel layers, experts;
-            inputs of the wrong shape; or a log of another input.
+            or inputs of the wrong shape.
 
     Source: Dong et al. 2021, theorems 2.2 and 2.3, corollary 3.2, and the technical lemma of the
     appendix; γ* is the least value for which the lemma's last step holds.
     """
     params, prepared = prepare_inputs(params, x, config, mask=mask, bias=bias, covers=bounds.COVERS)
     params, prepared = at_least_float32(params, prepared)
-    if log is None:
-        return run_pass(BoundPass(), params, prepared, config)
-    _check_log(log, prepared, config)
-    return _report_from_trace(params, prepared, config, log)
+    return run_pass(BoundPass(), params, prepared, config)
 
 
-def _check_log(log, prepared, config):
-    """Check that a `LogTrace` starts from X^0.
+@full_precision
+def report_of_log(params: Any, x: Any, config: TransformerConfig, log: LogTrace) -> BoundReport:
+    """Compute `bound_report` from the pass in logarithms of the same arguments.
 
-    Raises:
-        ValueError: It is of another input; what is traced is compared by shape alone.
+    Args:
+        params, x, config: As in `bound_report`.
+        log: What `log_trace` gives of them.
     """
-    x = prepared.x
-    fits = log.start.shape == x.shape and len(log.profile) == config.depth + 1
-    if fits and not is_traced(log.start) and not is_traced(x):
-        scale = np.abs(np.nan_to_num(x)).max()
-        fits = np.allclose(log.start, x, rtol=1e-4, atol=1e-6 * scale, equal_nan=True)
-    message = f"log is of another input than this x of shape {x.shape} in {config.depth} layers"
-    struct.refuse_if(not fits, message)
+    params, prepared = prepare_inputs(params, x, config, covers=bounds.COVERS)
+    params, prepared = at_least_float32(params, prepared)
+    return _report_from_trace(params, prepared, config, log)
 
 
 @jax.jit

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from comparison import near
 from marks import full_but
-from refusals import is_refused
 
 import rank_collapse as rc
 from rank_collapse.network import layers
-from rank_collapse.theory import bounds
+from rank_collapse.theory import bounds, reports
 from rank_collapse.theory.logdomain import log_trace
 
 
@@ -34,16 +33,10 @@ def of_heads():
     return made
 
 
-def test_a_log_of_another_input_is_refused():
-    config = rc.san(2, 1, 4)
-    params, x = draws.parameters(config), draws.tokens(3, 4)
-    log = log_trace(params, x, config)
-    report = rc.bound_report(params, x, config, log=log)
-    near(report.log10_c, rc.bound_report(params, x, config).log10_c, rtol=1e-6)
-    for other in (x[::-1], x + 1, x[:2], 1e-9 * x):
-        is_refused("log is of another", rc.bound_report, params, other, config, log=log)
-    deeper = rc.san(3, 1, 4)
-    is_refused("in 3 layers", rc.bound_report, draws.parameters(deeper), x, deeper, log=log)
+def test_the_report_of_a_log_is_that_of_its_network(of_heads, x64):
+    params, x, config, expected = of_heads[3]
+    report = reports.report_of_log(params, x, config, log_trace(params, x, config))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), report, expected)
 
 
 def test_threshold_is_the_root():

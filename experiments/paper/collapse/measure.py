@@ -13,7 +13,7 @@ from experiments.lab import Chunk, Mapped, Progress, labelled
 from experiments.paper.collapse import cubic_law
 from rank_collapse.measures import residuals
 from rank_collapse.runs import seeds
-from rank_collapse.theory import bounds, logdomain
+from rank_collapse.theory import bounds, logdomain, reports
 
 # {measure: why it may have no number}
 REASONS = {
@@ -61,7 +61,7 @@ def measure_laws(
         profiles["log10_cubic"] = cubic_law.closed_profile(params, x, config, log=log)[0]
     if bounds.not_covered(config):
         return profiles
-    return profiles | bound_profiles(rc.bound_report(params, x, config, log=log))
+    return profiles | bound_profiles(reports.report_of_log(params, x, config, log))
 
 
 def bound_profiles(report: rc.BoundReport) -> dict[str, jax.Array]:
