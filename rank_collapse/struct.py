@@ -144,8 +144,8 @@ def check_whole(name: str, value: Any, least: int, most: float = math.inf) -> in
     return whole
 
 
-def check_static_numbers(config: Any, **smallest: int) -> None:
-    """Check fields that are no leaves: whole numbers, which become Python's, and finite floats.
+def check_static_fields(config: Any, **smallest: int) -> None:
+    """Check fields that are no leaves: switches, whole numbers, which become Python's, and floats.
 
     Args:
         config: A dataclass.
@@ -156,7 +156,9 @@ def check_static_numbers(config: Any, **smallest: int) -> None:
     """
     for name, kind in (_static_kinds(type(config)) | dict.fromkeys(smallest, int)).items():
         value = getattr(config, name)
-        if kind is float and not (type(value) is float and 0 <= value < math.inf):
+        if kind is bool:
+            check_choice(f"{name}={value!r}", value, (False, True))
+        elif kind is float and not (type(value) is float and 0 <= value < math.inf):
             check_numbers("[0, inf)", **{name: value})
         elif kind is int and value is not None:
             object.__setattr__(config, name, check_whole(name, value, smallest.get(name, 0)))

@@ -69,7 +69,7 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         return f"TransformerConfig({', '.join(changed)})"
 
     def __post_init__(self):
-        struct.check_static_numbers(
+        struct.check_static_fields(
             self,
             **dict.fromkeys(("d_model", "d_qk", "d_v", "d_ff", "rotary_width"), 1),
             **dict.fromkeys(("depth", "num_heads", "num_kv_heads", "num_streams", "unroll"), 1),

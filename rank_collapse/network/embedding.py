@@ -57,7 +57,7 @@ class EmbeddingConfig(struct.Struct):
     scale: float = struct.static(1.0)
 
     def __post_init__(self):
-        struct.check_static_numbers(self, d_embed=1)
+        struct.check_static_fields(self, d_embed=1)
         if (self.vocab_size > 0) == (self.d_input > 0):
             raise ValueError(
                 f"one of vocab_size={self.vocab_size} and d_input={self.d_input} must be positive"

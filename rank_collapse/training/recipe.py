@@ -64,7 +64,7 @@ class Recipe:
     start: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self):
-        struct.check_static_numbers(self, num_outputs=1, batch_size=1, unroll=1, num_epochs=0)
+        struct.check_static_fields(self, num_outputs=1, batch_size=1, unroll=1, num_epochs=0)
         struct.check_numbers("[0, 1)", b1=self.b1, b2=self.b2)
         norm = math.inf if self.clip_norm is None else self.clip_norm
         struct.check_numbers("(0, inf]", eps=self.eps, clip_norm=norm, decay=self.decay)

@@ -141,6 +141,7 @@ test_bad_configurations_name_the_value = refused(
     [
         ({"num_heads": 5}, "num_heads=5 does not divide d_model=12"),
         ({"depth": 0}, "depth=0"),
+        ({"attention_skip": "no"}, "attention_skip=.no. is not one of"),
         ({"d_ff": -1}, "d_ff=-1"),
         ({"mlp": "cubic"}, "mlp='cubic'"),
         ({"norm_placement": "middle"}, "norm_placement='middle'"),
