@@ -164,8 +164,7 @@ def compute_largest_change(moved, change):
     return (np.linalg.norm(moved - change, axis=-1) / np.linalg.norm(change, axis=-1)).max(-1)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_spared_token_keeps_the_layers_that_are_removed(network, size):
     params, x, _ = network
     mask = jnp.arange(N) > 1  # the first token that exists is the third
