@@ -10,6 +10,7 @@ from marks import full_but
 from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
+from rank_collapse.network.inputs import is_embedded
 from rank_collapse.theory.expectation import expected_pass
 
 N, D = 5, 8
@@ -245,3 +246,11 @@ def test_parameters_of_numpy_in_float64_are_computed_in_float32():
     np.testing.assert_array_equal(
         rc.apply(doubled, x, config).output, rc.apply(params, x, config).output
     )
+
+
+@pytest.mark.parametrize(("d_input", "is_read"), [(8, True), (3, False)])
+def test_vectors_of_the_models_width_are_states_unless_the_embedding_reads_such(d_input, is_read):
+    embedding = rc.EmbeddingConfig(d_input=d_input, d_embed=8)
+    config = rc.san(1, 2, 8, embedding=embedding)
+    assert is_embedded(np.ones((2, 8)), config) == is_read
+    assert is_embedded(np.ones((2, d_input)), config)

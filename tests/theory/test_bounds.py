@@ -45,6 +45,26 @@ def test_threshold_is_the_root():
     np.testing.assert_allclose(math.exp(x), 1 + 2 * x, rtol=1e-14)
 
 
+def test_the_lemmas_excess_is_written_out(of_heads, x64):
+    params, x, *_ = of_heads[3]
+    layer = jax.tree.map(lambda a: np.asarray(a[0]), params.layers.attention)
+    x = np.asarray(x)
+    tokens_apart, expected = x - x.mean(axis=0), []
+    for w_q, b_q, w_k, b_k in zip(layer.w_q, layer.b_q, layer.w_k, layer.b_k, strict=True):
+        scores = (x @ w_q + b_q) @ (x @ w_k + b_k).T / 2  # √d_qk
+        deviation = tokens_apart @ w_q @ w_k.T @ tokens_apart.T / 2
+        p, common = (
+            np.exp(s) / np.exp(s).sum(1, keepdims=True) for s in (scores, scores - deviation)
+        )
+        np.testing.assert_allclose(common, common[:1].repeat(len(x), axis=0), rtol=1e-9)
+        spread = np.ptp(deviation, axis=1)[:, None]
+        below, above = (1 - spread) * common - p, p - (1 + 2 * spread) * common
+        expected.append(max(below.max(), above.max()))
+    excess = jax.jit(bounds.lemma_excess)(layer, x)
+    np.testing.assert_allclose(excess, expected, rtol=1e-9)
+    assert np.all(excess < 0)  # as the lemma says of nearly equal tokens
+
+
 def test_of_one_head_both_forms_are_the_heads_bound_and_of_several_2_sqrt_2_above_the_means(
     of_heads, x64
 ):

@@ -58,6 +58,12 @@ def begin(values, chosen):
     return jax.jit(lambda key: init_state(key, values, chosen))(jax.random.key(0))
 
 
+def test_the_classifier_begins_small():
+    classifier = begin(Hyper(), recipe(num_outputs=500)).model.classifier
+    np.testing.assert_allclose(np.std(classifier.w), 0.02, rtol=0.05)  # of 4000 draws
+    assert not classifier.b.any()
+
+
 def hyper(**values):
     fields = dataclasses.asdict(Hyper()) | values
     return Hyper(**{name: v if v is None else jnp.float32(v) for name, v in fields.items()})
