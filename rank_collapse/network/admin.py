@@ -17,13 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import (
-    PreparedInputs,
-    as_mask,
-    batch_size,
-    check_indices,
-    prepare_inputs,
-)
+from rank_collapse.network.input_checks import as_mask, check_indices
+from rank_collapse.network.inputs import PreparedInputs, batch_size, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams, complete_params
 from rank_collapse.network.residual import Gains, apply_gain, normalize_tokens
 from rank_collapse.network.transformer import TokenAlgebra

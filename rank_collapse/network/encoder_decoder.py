@@ -18,7 +18,8 @@ from rank_collapse import struct
 from rank_collapse.network import admin, transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
-from rank_collapse.network.inputs import as_mask, input_states
+from rank_collapse.network.input_checks import as_mask
+from rank_collapse.network.inputs import input_states
 from rank_collapse.network.parameters import TransformerParams, init as init_network
 from rank_collapse.network.trace import Trace
 

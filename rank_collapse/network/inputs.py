@@ -10,16 +10,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.measures.arrays import as_bools
-from rank_collapse.measures.on_jax import as_jax
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.edits import trace_edits
 from rank_collapse.network.embedding import check_per_token, embed, sinusoidal_positions
+from rank_collapse.network.input_checks import (
+    as_numbers,
+    check_bias,
+    check_indices,
+    check_inputs_used,
+    check_mask,
+    is_embedded,
+)
 from rank_collapse.network.parameters import TransformerParams, complete_params
 from rank_collapse.network.positions import (
     causal_mask,
@@ -28,7 +34,6 @@ from rank_collapse.network.positions import (
     relative_buckets,
     rotary_angles,
 )
-from rank_collapse.printed import format_one_line
 
 
 class PreparedInputs(struct.Struct):
@@ -226,153 +231,6 @@ def input_states(
             + ("; use jax.vmap for a batch" if x.ndim == 3 or (is_ids and x.ndim == 2) else "")
         )
     return x
-
-
-def is_embedded(x: Any, config: TransformerConfig) -> bool:
-    """Tell whether x goes through the embedding: ids, or vectors that are no hidden states."""
-    embedding, x = config.embedding, jnp.asarray(x)
-    if embedding is None:
-        return False
-    is_ids = jnp.issubdtype(x.dtype, jnp.integer)
-    return is_ids or x.shape[-1:] != (config.d_model,) or embedding.d_input == config.d_model
-
-
-def check_inputs_used(x: Any, config: TransformerConfig, segments: Any, positions: Any) -> None:
-    """Check that the network uses segments and positions where they are given.
-
-    Args:
-        x, config: As in `prepare_inputs`.
-        segments, positions: None where they are not given.
-
-    Raises:
-        ValueError: It does not.
-    """
-    embedding = config.embedding if is_embedded(x, config) else None
-    embeds_positions = embedding is not None and embedding.positions != "none"
-    if positions is not None and config.position != "rotary" and not embeds_positions:
-        raise ValueError(
-            "positions are given, but this network does not use them: only position='rotary' and "
-            "embeddings of token ids with positions do"
-        )
-    embeds_segments = embedding is not None and embedding.num_segments
-    if segments is not None and config.position != "relative_key" and not embeds_segments:
-        raise ValueError(
-            "segments are given, but this network does not use them: only "
-            "position='relative_key' and embeddings of token ids with num_segments do"
-        )
-
-
-def check_indices(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
-    """Check that ids are rows of the embedding's tables; traced ids are not checked.
-
-    Without this JAX would read the last row for an id beyond the table.
-
-    Args:
-        inputs: Of one example or a batch, by argument name of `apply`.
-        config: The network.
-
-    Raises:
-        ValueError: Token ids, positions or segments outside of the tables.
-    """
-    embedding = config.embedding
-    if embedding is None:
-        return
-    tables = [
-        ("x", "token id", "vocab_size"),
-        ("segments", "segment", "num_segments"),
-        ("positions", "position", "num_positions"),
-    ]
-    if embedding.positions != "learned":
-        del tables[-1]
-    for name, noun, size_name in tables:
-        ids, size = inputs.get(name), getattr(embedding, size_name)
-        if ids is None or not size or isinstance(ids, jax.core.Tracer):
-            continue
-        ids = np.asarray(ids)
-        if not np.issubdtype(ids.dtype, np.integer):
-            continue
-        outside = ids[(ids < 0) | (ids >= size)]
-        if outside.size:
-            raise ValueError(f"{noun} {outside.flat[0]} is not below {size_name}={size}")
-
-
-def check_mask(mask: Any, shape: tuple[int, int, int], name: str) -> Any:
-    """Convert a mask to Bool [m], [n, m] or [h, n, m]; None stays None.
-
-    Args:
-        mask: Of booleans or the numbers 0 and 1.
-        shape: (h, n, m).
-        name: Of the argument, for the message.
-
-    Raises:
-        ValueError: Another shape, or no mask: see `as_mask`.
-    """
-    if mask is None:
-        return None
-    mask, (h, n, m) = as_mask(mask, name), shape
-    if mask.shape[-1:] != (m,) or not _broadcasts_to(mask, shape):
-        raise ValueError(
-            f"{name} of shape {mask.shape} does not fit {n} tokens and {m} keys: "
-            f"[{m}], [{n}, {m}] or [heads={h}, {n}, {m}]"
-        )
-    return mask
-
-
-def check_bias(bias: Any, shape: tuple[int, int, int]) -> Any:
-    """Give a bias of scores its three axes; None stays None.
-
-    Args:
-        bias: An array.
-        shape: (h, n, m).
-
-    Raises:
-        ValueError: Another shape, or booleans.
-    """
-    if bias is None:
-        return None
-    if bias.dtype == bool or not _broadcasts_to(bias, shape):
-        raise ValueError(
-            f"bias of shape {bias.shape} and dtype {bias.dtype} is not numbers of {shape}, added "
-            "to the scores; which keys a query may attend to says mask="
-        )
-    return bias.reshape((1,) * (3 - bias.ndim) + bias.shape)
-
-
-def _broadcasts_to(array, shape):
-    """Tell whether an array can be broadcast to a shape, without more axes or longer ones."""
-    sizes = zip(reversed(array.shape), reversed(shape), strict=False)
-    return array.ndim <= len(shape) and all(size in (1, full) for size, full in sizes)
-
-
-def as_numbers(name: str, values: Any, dtype: Any = None) -> Array:
-    """Convert an argument to an array of JAX.
-
-    Args:
-        name: Of the argument, for the message.
-        values: Of any shape.
-        dtype: Of the result; None for that of the values.
-
-    Raises:
-        ValueError: None, text, or rows of different lengths.
-    """
-    try:
-        return jnp.asarray(values, dtype)
-    except (TypeError, ValueError) as error:
-        fault = f"{name} of type {type(values).__name__} is no array of numbers"
-        raise ValueError(f"{fault}: {format_one_line(error, 200)}") from None
-
-
-def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:
-    """Convert a mask to Bool, from booleans or the numbers 0 and 1, lists of them too.
-
-    Args:
-        mask: Of any shape.
-        name: Of the argument, for the message.
-
-    Raises:
-        ValueError: Other values, see `measures.arrays.as_bools`.
-    """
-    return as_jax(as_bools(mask, name))
 
 
 def make_context(

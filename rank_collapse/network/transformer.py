@@ -25,12 +25,8 @@ from rank_collapse.network import attention as attn, edits, layers, streams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.network.edits import EditPoints
-from rank_collapse.network.inputs import (
-    as_mask,
-    batch_size,
-    check_indices,
-    prepare_inputs,
-)
+from rank_collapse.network.input_checks import as_mask, check_indices
+from rank_collapse.network.inputs import batch_size, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import (
     add_to_stream,

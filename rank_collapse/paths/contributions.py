@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
-from rank_collapse.network.inputs import PreparedInputs, as_numbers, prepare_inputs
+from rank_collapse.network.input_checks import as_numbers
+from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, WalkResult
 from rank_collapse.network.precision import full_precision

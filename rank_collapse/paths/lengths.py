@@ -21,7 +21,7 @@ from rank_collapse.measures.arrays import (
     namespace,
 )
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import as_mask
+from rank_collapse.network.input_checks import as_mask
 from rank_collapse.network.measured.influence import branch_share
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import replay

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import as_batch, check_indices
+from rank_collapse.network.input_checks import check_indices
+from rank_collapse.network.inputs import as_batch
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained.entries import Settings
 from rank_collapse.pretrained.family import Family

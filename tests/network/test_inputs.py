@@ -10,7 +10,7 @@ from marks import full_but
 from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
-from rank_collapse.network.inputs import is_embedded
+from rank_collapse.network.input_checks import is_embedded
 from rank_collapse.theory.expectation import expected_pass
 
 N, D = 5, 8

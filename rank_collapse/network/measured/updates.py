@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import as_mask
+from rank_collapse.network.input_checks import as_mask
 from rank_collapse.network.layers import apply_norm
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
