@@ -167,8 +167,10 @@ def check_static_fields(config: Any, **smallest: int) -> None:
 @functools.cache
 def _static_kinds(config_class):
     """Return {field: the type of its default} of the fields that are no leaves."""
-    fields = dataclasses.fields(config_class)
-    return {f.name: type(f.default) for f in fields if not f.metadata.get("pytree_node", True)}
+    fields, has_leaves = dataclasses.fields(config_class), issubclass(config_class, Struct)
+    return {
+        f.name: type(f.default) for f in fields if not f.metadata.get("pytree_node", has_leaves)
+    }
 
 
 def check_fields(kind: Any, names: Iterable[str]) -> None:

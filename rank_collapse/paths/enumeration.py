@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from rank_collapse.struct import check_whole
+from rank_collapse.struct import check_choice, check_whole
 
 ALL_HEADS = -1
 
@@ -33,8 +33,9 @@ def count_paths(depth: int, num_heads: int, skips: bool = True) -> tuple[int, ..
         L + 1 Python integers, whose sum is (1 + H)^L, or H^L without skips.
 
     Raises:
-        ValueError: depth or num_heads below 1.
+        ValueError: depth or num_heads below 1, or skips that are neither True nor False.
     """
+    check_choice(f"skips={skips!r}", skips, (True, False))
     depth, num_heads = check_whole("depth", depth, 1), check_whole("num_heads", num_heads, 1)
     counts = [math.comb(depth, k) * num_heads**k for k in range(depth + 1)]
     return tuple(counts if skips else [0] * depth + counts[-1:])

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -86,10 +87,10 @@ def parse_ids(texts: Iterable[str], where: str) -> list[list[int]]:
         where: Names the texts in the message.
 
     Raises:
-        ValueError: Anything but integers; it names where they stand.
+        ValueError: Anything but integers, as between two commas; it names where they stand.
     """
     try:
-        return [[int(t) for t in text.replace(",", " ").split()] for text in texts]
+        return [[int(t) for t in re.split(r"\s*,\s*|\s+", text.strip())] for text in texts]
     except ValueError as error:
         raise ValueError(f"{where} does not hold token ids: {error}") from None
 

@@ -68,6 +68,7 @@ test_counts_of_nothing = refused(
         (lambda: rp.count_paths(0, 2), "depth=0"),
         (lambda: rp.count_paths(2, 0), "num_heads=0"),
         (lambda: rp.count_paths(2.5, 2), "depth=2.5"),
+        (lambda: rp.count_paths(2, 2, skips="no"), "skips=.no. is not one of"),
     ]
 )
 

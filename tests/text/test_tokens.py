@@ -130,8 +130,9 @@ def test_pad_and_ids(tmp_path):
     path = tmp_path / "ids.txt"
     path.write_text("1 2 3\n4,5\n")
     assert tokens.read_ids(path) == [[1, 2, 3], [4, 5]]
-    path.write_text("1 two\n")
-    is_refused(r"ids\.txt does not hold token ids", tokens.read_ids, path)
+    for line in ("1 two\n", "5,,8\n"):
+        path.write_text(line)
+        is_refused(r"ids\.txt does not hold token ids", tokens.read_ids, path)
 
 
 def test_encode_cuts_and_refuses():

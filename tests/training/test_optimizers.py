@@ -147,6 +147,7 @@ test_bad_optimizers_are_named = refused(
         ({"b2": 1.0}, r"b2=1.0 is not in \[0, 1\)"),
         ({"eps": 0.0}, r"eps=0.0 is not in \(0, inf\]"),
         ({"decay": float("nan")}, "decay=nan"),
+        ({"output_dropout": "yes"}, "output_dropout=.yes. is not one of"),
         ({"milestones": 5}, "milestones=5 is not a tuple of epochs"),
         ({"milestones": (3.5,)}, r"milestones=\(3.5,\)"),
         ({"start": 3}, "start=3 is not a function"),
