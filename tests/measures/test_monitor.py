@@ -53,6 +53,7 @@ def test_the_bound_of_the_stable_rank_is_that_of_twenty_power_steps():
     assert np.divide(*np.linalg.svd(gap, compute_uv=False)[:2]) > 2  # 4^-20 is left of the second
     bound = float(rc.monitor(gap)["stable_rank_bound"])
     assert bound == pytest.approx(float(rc.stable_rank(gap)), 1e-5)
+    assert float(rc.measures.stable_rank_bound(np.zeros((N, D)))) == 0
 
 
 def test_a_mask_is_as_if_tokens_were_not_there():

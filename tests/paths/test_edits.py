@@ -54,6 +54,19 @@ def test_an_ablation_is_that_of_the_parameters(x64):
     np.testing.assert_allclose(contributions.offset, expected.offset, atol=1e-12)
 
 
+def test_an_edit_of_the_values_of_a_memory_is_that_of_their_bias(x64):
+    config = config_of(depth=2, cross_attention=True)
+    params, x, extra = example(config)
+    shape = (HEADS, len(extra["memory"]), config.v_width)
+    assert shape[1] not in (1, len(x))
+    added = np.arange(HEADS)[:, None, None] + np.ones(shape)
+    cross = params.layers.cross.replace(b_v=params.layers.cross.b_v + added[None, :, 0])
+    changed = params.replace(layers=params.layers.replace(cross=cross))
+    edit = {"cross_v": lambda value, layer: value + added}
+    edited = rc.apply(params, x, config, edit=edit, **extra).hidden
+    np.testing.assert_allclose(edited, rc.apply(changed, x, config, **extra).hidden, atol=1e-12)
+
+
 def make_edit(name):
     """Makes an edit that differs by place and layer."""
     size = {"weights": 0.5, "cross_weights": 0.25, "scores": 2.0}.get(name, 0.1)

@@ -190,6 +190,17 @@ def test_equals_the_ordinary_pass_where_float64_still_sees_it(case, single):
                 return
 
 
+def test_norms_of_branches_and_the_gelu_of_tanh():
+    fields = {"norm_placement": "sandwich", "norm": "layer", "mlp": "gelu_tanh", "d_ff": 12}
+    config = rc.TransformerConfig(2, 2, D, attention_skip=True, mlp_skip=True, **fields)
+    params, x = network(config, weight_scale=2.0)
+    with jax.enable_x64(True):
+        wide = to_float64(params, x)
+        want, resolved = compile_ordinary_profile(config)(*wide, config)
+        assert resolved.all()
+        np.testing.assert_allclose(compile_profile(config)(*wide, config), want, atol=1e-9)
+
+
 @pytest.mark.parametrize(
     ("mask", "replicas"), [("causal", 0), pytest.param("none", REPLICAS, marks=pytest.mark.full)]
 )

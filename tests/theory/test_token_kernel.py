@@ -55,6 +55,22 @@ def test_kernels_of_independent_features_multiply():
     np.testing.assert_allclose(multiply(first, second), covariance, rtol=1e-4, atol=1e-5)
 
 
+def test_attention_of_tokens_of_zeros_adds_its_biases():
+    config = rc.TransformerConfig(1, 2, 8)
+    params = parameters(config, 1, bias_scale=0.5).layers.attention
+    params, x = jax.tree.map(lambda a: a[0], params), jnp.zeros((3, 8))
+    weights = jnp.full((2, 3, 3), 1 / 3)
+
+    @jax.jit
+    def compute_both(params, x):
+        state = token_kernel.measure_kernel(x)
+        kernel = token_kernel.attention_kernel(params, state, state, weights, config, 1.0, NONE)
+        return kernel, rc.network.multi_head_attention(params, x, x)[0]
+
+    kernel, added = compute_both(params, x)
+    np.testing.assert_allclose(kernel.covariance, added @ added.T / 8, rtol=1e-5)
+
+
 @pytest.mark.full
 def test_attention_of_given_weights_is_exact_at_any_width():
     """E over W_V and W_O, of Gaussian entries, at d = 8: means of 4000 draws within 5 errors."""

@@ -127,6 +127,8 @@ def test_interrupted_and_resumed_is_uninterrupted(two_devices, reference_run, tm
     assert epochs == [4]
     np.testing.assert_array_equal(resumed.losses, reference_run.losses)
     assert_same(resumed.state, reference_run.state)
+    from_start = two_devices.train(keys, hyper, resume=lambda like: (0, like))
+    np.testing.assert_array_equal(from_start.losses, reference_run.losses)
     # Five seeds are padded to six on two devices; one device and no padding go on from there.
     elsewhere = make_ensemble(devices=1).train(
         keys, hyper, resume=lambda like: (2, states.restore_state(tmp_path, 2, like))
@@ -214,6 +216,7 @@ def test_values_for_another_number_of_runs_are_named(two_devices):
     "change",
     [
         lambda like: (9, like),
+        lambda like: (-1, like),
         lambda like: (2, like | {"losses": like["losses"][:1]}),
         lambda like: (2, {"state": like["state"]}),
         lambda like: (2, like | {"state": jax.tree.map(lambda a: a[:1], like["state"])}),
