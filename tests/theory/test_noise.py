@@ -186,6 +186,20 @@ def test_noise_moves_by_at_most_two_units_in_the_last_place(dtype):
         np.testing.assert_array_equal(still.at(jnp.uint32(3))(a), a)
 
 
+@pytest.mark.parametrize("name", layers.ACTIVATIONS)
+def test_divided_differences_on_both_sides_of_zero(name, x64):
+    z, u = (a.ravel() for a in np.meshgrid([-2, -0.4, 0.5, 3], [-2.2, -0.3, 0.7]))
+    phi = layers.get_activation(name).fn
+
+    @jax.jit
+    def compute_both(z, u, eps):
+        divided = log_operations._divided_difference(name, z, u[None], eps)[0]
+        return divided, (phi(z + eps * u) - phi(z)) / eps
+
+    for eps in (1e-3, 0.3, 1.0):
+        np.testing.assert_allclose(*compute_both(z, u, eps), atol=1e-10)
+
+
 @pytest.mark.full
 def test_the_one_scale_pass_keeps_the_digits_of_saturated_features():
     """Both ends in one tail, where φ(z + εu) and φ(z) agree in most digits or are all but 0."""
