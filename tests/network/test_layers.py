@@ -123,6 +123,17 @@ def test_tokens_positions_segments_and_projection(x64):
         assert np.abs(moved - expected)[0].max() > 1e-2
 
 
+def test_sines_of_positions_are_added_as_vaswani_et_al_have_them(x64):
+    """Sines, then cosines, of p/10000^(2i/d)."""
+    config = rc.EmbeddingConfig(vocab_size=6, d_embed=4, positions="sinusoidal", norm=False)
+    params, ids, positions = init_embedding(jax.random.key(0), config, 4), [4, 1, 4], [3, 0, 7]
+    for used, index in ((None, range(3)), (jnp.array(positions), positions)):
+        angles = np.outer(index, [1, 0.01])
+        expected = params.tokens[jnp.array(ids)] + np.hstack([np.sin(angles), np.cos(angles)])
+        states = rc.network.embed(params, jnp.array(ids), config, positions=used)
+        np.testing.assert_allclose(states, expected, rtol=1e-9)
+
+
 def test_vectors_with_a_hidden_layer_and_class_token(x64):
     config = rc.EmbeddingConfig(d_input=3, d_embed=8, hidden_layer=True, class_token=True)
     p = init_embedding(jax.random.key(0), config, 8, std=1.0)
