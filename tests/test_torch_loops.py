@@ -303,6 +303,20 @@ def test_steps_that_torch_does_not_see_are_said():
     watched.close()
 
 
+def test_an_optimizer_that_never_steps_is_named_at_the_end(caplog):
+    model = gpt2(**QUIET)
+    watched = watch(model, every=1)
+    watched.close()
+    assert not caplog.messages  # nothing ran
+    watched = watch(model, every=1)
+    for _ in range(2):
+        model(input_ids=IDS, labels=IDS).loss.backward()
+    watched.close()
+    watched.close()
+    reason = "no rows: no optimizer of the model stepped: set Watch.step before each step"
+    assert caplog.messages == [f"watch: {reason}"] and reason in watched.describe()
+
+
 def test_wandb_has_steps_of_its_own(monkeypatch):
     """Otherwise wandb would drop rows that come between those of a trainer."""
     wandb, lines = types.ModuleType("wandb"), []

@@ -104,8 +104,12 @@ class Watch:
         self._prepare()
 
     def close(self) -> None:
-        """Ends the watch."""
+        """Ends the watch; says so where the model ran but no optimizer stepped."""
         self._end.detach()
+        if self._step == 0 and self.measured and self.measured.runs.attentions:
+            self.notes.leave_out(
+                None, "rows", "no optimizer of the model stepped: set Watch.step before each step"
+            )
         self.measured = None
         _Watches.change([], [self])
 
