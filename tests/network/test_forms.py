@@ -48,23 +48,23 @@ def apply_rms_norm(norm, x):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12) * norm.gain
 
 
-def rotate(x, theta, factor):
-    """Rotates the first four features of each token by its position, times `factor`."""
+def rotate(x, index, theta, factor):
+    """Rotates the first four features of each token by its position `index`, times `factor`."""
     out = x.copy()
     for i, j in np.ndindex(len(x), 2):
-        angle = i * theta ** (-2 * j / 4)
+        angle = index[i] * theta ** (-2 * j / 4)
         a, b = x[i, j], x[i, j + 2]
         out[i, j] = factor * (a * np.cos(angle) - b * np.sin(angle))
         out[i, j + 2] = factor * (b * np.cos(angle) + a * np.sin(angle))
     return out
 
 
-def compute_weights(p, x, window, head, rotated):
+def compute_weights(p, x, index, window, head, rotated):
     """Computes attention weights of one head, one pair of tokens at a time."""
     base_and_factor = (3.0, 1.0) if window else (50.0, 1.2)
     q, k = x @ p.w_q[head] + p.b_q[head], x @ p.w_k[head] + p.b_k[head]
     if rotated:
-        q, k = rotate(q, *base_and_factor), rotate(k, *base_and_factor)
+        q, k = rotate(q, index, *base_and_factor), rotate(k, index, *base_and_factor)
     scores = np.full((N, N), -np.inf)
     for i, j in np.ndindex(N, N):
         if j <= i and (not window or i - j <= window):
@@ -85,20 +85,24 @@ def apply_experts(m, x):
     return out + m.b_out
 
 
-@pytest.mark.parametrize("rotated", [(), (True, False, True), (False, True, False)])
-def test_the_forward_pass_is_its_formulas(rotated, x64):
+@pytest.mark.parametrize(
+    ("rotated", "index"),
+    [((), None), ((True, False, True), [0, 1, 3, 4, 7, 9]), ((False, True, False), None)],
+)
+def test_the_forward_pass_is_its_formulas(rotated, index, x64):
     config = rc.TransformerConfig(**FORM, rotary_layers=rotated)
     params, x = draws.parameters(config), draws.tokens(N, D)
-    trace = rc.apply(params, x, config)
+    trace = rc.apply(params, x, config, positions=index if index is None else jnp.array(index))
     params = jax.tree.map(np.asarray, params)
-    x = np.asarray(x)
+    x, index = np.asarray(x), index or range(N)
     for l in range(DEPTH):
         p = jax.tree.map(lambda a, l=l: a[l], params.layers)
         attention_input = apply_rms_norm(p.attention_norm, x) if l else x
         part = p.attention.b_o.copy()
         for h in range(H):
             has = not rotated or rotated[l]
-            weights = compute_weights(p.attention, attention_input, FORM["windows"][l], h, has)
+            window = FORM["windows"][l]
+            weights = compute_weights(p.attention, attention_input, index, window, h, has)
             np.testing.assert_allclose(trace.attention[l, h], weights, atol=1e-12)
             values = attention_input @ p.attention.w_v[h] + p.attention.b_v[h]
             part = part + weights @ values @ p.attention.w_o[h]

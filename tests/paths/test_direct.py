@@ -73,6 +73,9 @@ def test_parts_and_lengths_sum_to_the_logits(x64, name, edit):
         pair = rc.paths.Classifier(w[:, [2]] - w[:, [0]], b[2:] - b[0])
         attribution = rc.logit_attribution(parts, pair)
         np.testing.assert_allclose(attribution.total[:, 0], logits[:, 2] - logits[:, 0], atol=1e-10)
+    np.testing.assert_allclose(
+        rc.logit_attribution(lengths, (w, b)).output, logits, atol=1e-10
+    )  # the shares of the lengths sum to it
     attribution = rc.logit_attribution(direct.heads, w[:, [1]])
     np.testing.assert_allclose(attribution[..., 0], direct.heads @ w[:, 1], atol=1e-12)
 
