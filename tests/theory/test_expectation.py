@@ -115,6 +115,16 @@ def test_closed_forms_of_the_shares():
         np.testing.assert_allclose(law[-1] - law[0], collapse, rtol=2e-3)
 
 
+def test_the_share_of_a_branch_has_the_gain_of_its_own_norm():
+    """Tokens of variance 1 after the norm of the branch, and of variance 4 beside it."""
+    config = rc.san_skip(1, 2, 8, norm_placement="sandwich", norm="rms")
+    params = draws.parameters(config, gain_scale=0.0)
+    params = draws.changed(params, attention_branch_norm={"gain": np.full((1, 8), 3.0)})
+    x = 2 * np.float32(np.sign(draws.normal(4, 8)))
+    shares = expectation.expected_pass(params, x, config).shares
+    np.testing.assert_allclose(shares, [9 / (9 + 4)], rtol=1e-5)
+
+
 CASES = {
     "post": {"norm_placement": "post", "mlp": "gelu"},
     "causal": {"norm_placement": "pre", "mlp": "swiglu", "mask": "causal", "final_norm": True},

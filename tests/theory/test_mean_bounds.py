@@ -189,6 +189,12 @@ def test_what_is_not_covered_is_refused(fields, refused):
         assert bool(jnp.isnan(sides.tightness).any()) == (name in refused), name
 
 
+def test_deviations_from_the_mean_row_are_of_the_tokens_that_exist():
+    spread = np.float32([[0.5, 0.0, 0.25, 0.75]])  # 0 of a token that a mask leaves out
+    deviations = mean_bounds.attention_deviation(spread, np.array([True, False, True, True]))
+    np.testing.assert_allclose(deviations, [[0.75], [(0.75 + 0.5) / 2]])
+
+
 def test_norms_of_products_without_the_product():
     rng, spectral_norm = np.random.default_rng(0), jax.jit(mean_bounds.spectral_norm)
     for shape in ((7, 3), (3, 7), (5, 5)):

@@ -32,9 +32,12 @@ def test_the_kernel_of_tokens_and_back():
         state = token_kernel.measure_kernel(x)
         back = token_kernel.from_covariance(state.covariance, state.change)
         moved = token_kernel.normalise_kernel(lone_norm(None, "rms", 0.3), state)
-        return state, back, state.covariance, moved.covariance
+        norm = layers.NormParams(jnp.array([1.0, 3] * 4), jnp.array([1.0, -1] * 4))
+        shifted = token_kernel.normalise_kernel(lone_norm(norm, "layer", 0.3), state)
+        return state, back, state.covariance, moved.covariance, shifted.covariance
 
-    state, back, covariance, of_moved = measure(x)
+    state, back, covariance, of_moved, of_shifted = measure(x)
+    np.testing.assert_allclose(of_shifted, 5 * of_moved + 1, rtol=1e-5)  # mean squares
     np.testing.assert_allclose(covariance, x @ x.T / 8, atol=1e-5)
     np.testing.assert_allclose(back.distance, state.distance, atol=1e-5)
     scale = 1 / np.sqrt(np.mean(x**2, axis=1) + 0.3)
