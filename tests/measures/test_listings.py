@@ -20,6 +20,7 @@ def test_planted_spikes_are_listed_with_place_value_and_ratio():
         expected = abs(row.value) / np.median(np.abs(states[row.layer]))
         np.testing.assert_allclose(row.ratio, expected, rtol=1e-6)
     assert rc.spikes(states, threshold=500.0, layer_share=0.0)[0][:3] == (4, 5, 0)
+    assert rc.spikes(states, threshold=500.0, layer_share=0.6) == rows  # three layers of five
     assert rc.spikes(states, threshold=500.0, layer_share=0.8) == []
     assert rc.spikes(states, threshold=500.0, mask=np.arange(6) != 2) == []
     shifted = rc.spikes(states[:, 1:], threshold=500.0, mask=np.arange(5) > 0)

@@ -163,14 +163,15 @@ def test_schedules_at_their_borders():
     np.testing.assert_array_equal(linear_factors, np.float32([1.0, 0.5, 1 - 9 / 10]))
 
 
-def test_the_network_that_trains_is_the_one_network():
-    chosen = recipe()
+@pytest.mark.parametrize("position", ["none", "rotary"])
+def test_the_network_that_trains_is_the_one_network(position):
+    chosen = recipe(config=config(position=position))
     state = begin(hyper(), chosen)
-    x = data().inputs[0]
-    output = transformer.apply(state.model.network, x, chosen.config).output
+    x, positions = data().inputs[0], jnp.array([0, 2, 3, 1])
+    output = transformer.apply(state.model.network, x, chosen.config, positions=positions).output
     w, b = state.model.classifier
-    expected = output @ w + b[None, :]
-    np.testing.assert_allclose(forward(state.model, x, chosen.config), expected, rtol=1e-6)
+    logits = forward(state.model, x, chosen.config, positions=positions)
+    np.testing.assert_allclose(logits, output @ w + b[None, :], rtol=1e-5, atol=1e-6)
 
 
 def test_vectors_as_wide_as_the_network_are_embedded_once():
