@@ -64,6 +64,16 @@ test_what_is_no_array_of_its_kind_is_refused = refused(
 )
 
 
+def test_the_first_key_is_the_first_that_exists():
+    exists = np.arange(N) > 0
+    weights = WEIGHTS * exists
+    weights /= weights.sum(axis=-1, keepdims=True)
+    profile = rc.profile(weights, measures=("first_column", "sink_rate"), key_mask=exists)
+    first = weights[..., 1].mean(axis=-1)  # over queries
+    np.testing.assert_allclose(profile["first_column"], first.mean(axis=-1), rtol=1e-5)
+    np.testing.assert_allclose(profile["sink_rate"], (first > 0.3).mean(axis=-1), rtol=1e-5)
+
+
 def test_weights_of_torch_that_are_no_distributions_are_refused():
     torch = pytest.importorskip("torch")
     dropped = torch.nn.functional.dropout(torch.tensor(WEIGHTS[0]), 0.5)

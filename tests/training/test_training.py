@@ -144,14 +144,17 @@ def test_epochs_are_adam_steps_on_batches_in_order_with_a_short_last_one(fields,
 
 def test_shuffling_visits_every_example_once_per_epoch():
     chosen = recipe(shuffle=True, batch_size=3)
-    values = hyper(learning_rate=0.0, dropout=0.0)  # the loss of an epoch is then a plain mean
-    state = begin(values, chosen)
+    still = hyper(learning_rate=0.0, dropout=0.0)  # the loss of an epoch is then a plain mean
+    state = begin(still, chosen)
     examples = data(9)
     shuffled, ordered = (
-        jax.jit(lambda s, e, r=r: train_epoch(s, e, 0, values, r)[1])(state, examples)
+        jax.jit(lambda epoch, h, r=r: train_epoch(state, examples, epoch, h, r)[1])
         for r in (chosen, dataclasses.replace(chosen, shuffle=False))
     )
-    np.testing.assert_allclose(shuffled, ordered, rtol=1e-5)
+    np.testing.assert_allclose(shuffled(0, still), ordered(0, still), rtol=1e-5)
+    moving = still.replace(learning_rate=0.01)  # only the order differs between epochs
+    assert ordered(0, moving) == ordered(1, moving)
+    assert abs(shuffled(0, moving) - shuffled(1, moving)) > 1e-5
 
 
 def test_schedules_at_their_borders():
