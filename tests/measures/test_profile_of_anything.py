@@ -68,7 +68,8 @@ def test_the_first_key_is_the_first_that_exists():
     exists = np.arange(N) > 0
     weights = WEIGHTS * exists
     weights /= weights.sum(axis=-1, keepdims=True)
-    profile = rc.profile(weights, measures=("first_column", "sink_rate"), key_mask=exists)
+    measures = ("first_column", "sink_rate")
+    profile = rc.profile(weights, measures=measures, key_mask=exists, batch_axis=1)
     first = weights[..., 1].mean(axis=-1)  # over queries
     np.testing.assert_allclose(profile["first_column"], first.mean(axis=-1), rtol=1e-5)
     np.testing.assert_allclose(profile["sink_rate"], (first > 0.3).mean(axis=-1), rtol=1e-5)
