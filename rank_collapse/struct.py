@@ -121,7 +121,7 @@ def check_numbers(interval: str, /, *, arrays: bool = False, **values: Any) -> N
             raise ValueError(f"{name}={format_one_line(repr(wrong), 80)} is not in {interval}")
 
 
-def check_whole(name: str, value: Any, least: int, most: float = math.inf) -> int:
+def check_whole(name: str, value: Any, least: int, most: int | float = math.inf) -> int:
     """Convert a whole number to a Python integer, which is hashable, and check it.
 
     Args:

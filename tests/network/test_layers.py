@@ -92,9 +92,9 @@ test_errors_name_the_value = refused(
 )
 
 
-def norm(x, p):
+def norm(x, p, eps=1e-12):
     x, p = np.asarray(x), jax.tree.map(np.asarray, p)
-    y = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-12)
+    y = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + eps)
     return y * p.gain + p.bias
 
 
@@ -135,12 +135,14 @@ def test_sines_of_positions_are_added_as_vaswani_et_al_have_them(x64):
 
 
 def test_vectors_with_a_hidden_layer_and_class_token(x64):
-    config = rc.EmbeddingConfig(d_input=3, d_embed=8, hidden_layer=True, class_token=True)
+    config = rc.EmbeddingConfig(
+        d_input=3, d_embed=8, hidden_layer=True, class_token=True, norm_eps=0.1
+    )
     p = init_embedding(jax.random.key(0), config, 8, std=1.0)
     x = draws.normal(4, 3)
     z = np.asarray(x @ p.w_in)
     z = (z * special.ndtr(z)) @ p.w_hidden
-    expected = norm(np.concatenate([p.class_token[None], z]), p.norm)
+    expected = norm(np.concatenate([p.class_token[None], z]), p.norm, 0.1)
     np.testing.assert_allclose(rc.network.embed(p, x, config), expected, rtol=1e-9)
 
 

@@ -190,8 +190,8 @@ def test_equals_the_ordinary_pass_where_float64_still_sees_it(case, single):
                 return
 
 
-def test_norms_of_branches_mixed_weights_and_the_gelu_of_tanh():
-    fields = {"norm_placement": "sandwich", "norm": "layer", "mlp": "gelu_tanh", "d_ff": 12}
+def test_norms_of_branches_mixed_weights_and_a_gated_mlp():
+    fields = {"norm_placement": "sandwich", "norm": "layer", "mlp": "geglu_tanh", "d_ff": 12}
     fields["mixing"] = rc.network.Mixing(0.3, 0.9, -0.5)  # rows that do not sum to 1
     config = rc.TransformerConfig(2, 2, D, attention_skip=True, mlp_skip=True, **fields)
     params, x = network(config, weight_scale=2.0)

@@ -15,6 +15,8 @@ from experiments.train import sorting
 from rank_collapse.network import transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.training.recipe import run_config
 from rank_collapse.training.tasks.examples import cross_entropy, pack_examples, packed_rows
 from rank_collapse.training.training import (
     Hyper,
@@ -195,6 +197,16 @@ def test_floats_of_the_network_reach_its_initial_weights():
     )
     np.testing.assert_allclose(scaled.w_v, 0.5 * plain.w_v, rtol=1e-6)
     np.testing.assert_array_equal(scaled.w_q, plain.w_q)
+
+
+def test_floats_of_a_run_reach_the_half_that_they_are_for():
+    one = config()
+    decoder = one.replace(cross_attention=True, cross_skip=True, mask="causal")
+    pairs = recipe(config=EncoderDecoderConfig(one, decoder))
+    floats = {"decoder": {"skip_gain": 2.0}, "encoder": {"branch_gain": 0.5}}
+    changed = run_config(pairs, hyper().replace(network=floats), unroll=2)
+    assert changed.encoder == one.replace(branch_gain=0.5, unroll=2)
+    assert changed.decoder == decoder.replace(skip_gain=2.0, unroll=2)
 
 
 @pytest.mark.full
