@@ -33,7 +33,7 @@ jax.devices()  # starts JAX, so that no binary run inside a test changes the num
 
 
 def pytest_configure(config):
-    """Keeps compiled programs; checks annotations where the full tests run, with others or alone."""
+    """Keeps compiled programs; checks annotations in a run of the full tests or of all."""
     compiling.pytest_configure(config)
     if config.option.markexpr in ("full", ""):
         install_import_hook("rank_collapse", "type_checks.checked")
