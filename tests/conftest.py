@@ -1,4 +1,4 @@
-"""A strict suite: rank promotion refused, several CPU devices. With the full tests annotations are
+"""A strict suite: rank promotion refused, several CPU devices. With `-m full` annotations are
 checked too, which takes an eighth longer.
 
 Nearly all of its time is compilation: see `compiling`. Tests that must see what users run take the
@@ -33,9 +33,9 @@ jax.devices()  # starts JAX, so that no binary run inside a test changes the num
 
 
 def pytest_configure(config):
-    """Keeps compiled programs; checks annotations in a run of the full tests or of all."""
+    """Keeps compiled programs; checks annotations in a run of the full tests."""
     compiling.pytest_configure(config)
-    if config.option.markexpr in ("full", ""):
+    if config.option.markexpr == "full":
         install_import_hook("rank_collapse", "type_checks.checked")
 
 

@@ -198,6 +198,20 @@ def test_one_of_two_lists_by_its_name():
     assert len(watched.rows[0]["residual_ratio"]) == 2
 
 
+def test_a_layer_that_does_not_exist_is_named(caplog):
+    model = gpt2(**QUIET)
+    watched = watch(model, every=1, layers=[0, 70])
+    train_gpt2(model, 2)
+    watched.close()
+    assert caplog.messages == [f"watch: no layer 70: attention ran in layers 0 to {L - 1}"]
+    assert np.isfinite(watched.rows[0]["residual_ratio"][0]) and len(watched.rows) == 2
+    caplog.clear()
+    nothing = watch(model, every=1, layers=[70])
+    train_gpt2(model, 1)
+    nothing.close()
+    assert "layers 0 to" in caplog.text and "no product" not in caplog.text
+
+
 def run_rank(rank, folder, watching):
     """Runs one of two processes, with half of the texts; measured rows go to a file."""
     where = f"file://{folder}/meet"

@@ -97,7 +97,11 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
     module = importlib.import_module(f"rank_collapse.command.{first}")
     parser = _Parser(prog=f"rank-collapse {first}", description=module.__doc__, **form)
     module.add_arguments(parser)
-    return parser.parse_args(remaining, argparse.Namespace(command=first, module=module))
+    flags = parser.parse_args(remaining, argparse.Namespace(command=first, module=module))
+    for name, value in vars(flags).items():
+        if value in ("", [""]):  # as of a variable that is not set
+            raise ValueError(f"--{name} is empty")
+    return flags
 
 
 class _Parser(argparse.ArgumentParser):

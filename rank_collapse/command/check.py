@@ -58,6 +58,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     opened = [inputs.open_source(name) for name in dict.fromkeys(flags.sources)]
     checkpoint.check_output(flags)
     batches = [inputs.read_inputs(flags, source) for source in opened]
+    inputs.check_comparable(opened, batches)
     checks = [checkpoint.measure_checkpoint(*pair) for pair in zip(opened, batches, strict=True)]
     about = [check.describe(command) for check in checks]
     lines = [

@@ -101,6 +101,25 @@ def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
     return Inputs(batch.ids, batch.mask, description, kind)
 
 
+def check_comparable(sources: Sequence[Opened], batches: Sequence[Inputs]) -> None:
+    """Check that no checkpoint is measured on random ids beside another on texts.
+
+    Args:
+        sources: Checkpoints.
+        batches: Inputs of each.
+
+    Raises:
+        ValueError: It names two of them.
+    """
+    kinds = {batch.kind: source.name for source, batch in zip(sources, batches, strict=True)}
+    if "random" in kinds and len(kinds) > 1:
+        other = next(kind for kind in kinds if kind != "random")
+        raise ValueError(
+            f"{kinds['random']} would be measured on random token ids, {kinds[other]} on {other}: "
+            "give --tokenizer=FOLDER or --ids=5,8,13, or measure each alone"
+        )
+
+
 def _read_ids(flags, checkpoint):
     """Read token ids, cut where the flags say so; returns (ids, description, kind)."""
     refuse_if(

@@ -29,6 +29,7 @@ import numpy as np
 
 from rank_collapse.extras import MissingPackage
 from rank_collapse.measures.table import COLLAPSE
+from rank_collapse.printed import format_one_line
 from rank_collapse.report.alarms import Threshold, find_alarms, metric_thresholds
 from rank_collapse.report.metrics import MOST_PANELS, metric_names, metrics_figure
 from rank_collapse.runs import metrics
@@ -68,7 +69,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
         network = network_name(file)
         for alarm in find_alarms(file_rows, thresholds):
             passed += 1
-            print(f"{network}: {alarm}" if network else alarm)
+            print(format_one_line(f"{network}: {alarm}" if network else alarm))
     try:
         check_drawing("the picture")
         pictures = [draw_picture(file, file_rows, thresholds) for file, file_rows in rows.items()]
@@ -130,7 +131,12 @@ def find_files(path: Path) -> list[Path]:
     our_files = [file for file in ours if file.is_file()]
     newest = max(filter(Path.is_file, theirs), key=lambda f: f.stat().st_mtime_ns, default=None)
     if not our_files and newest is None:
-        raise RunError(f"{path} has no {metrics.NAME}, which rank_collapse.torch.watch writes")
+        if not path.exists():
+            raise RunError(f"{path} does not exist")
+        raise RunError(
+            f"{path} has no {metrics.NAME}, which rank_collapse.torch.watch(model, log=FILE) and "
+            f"experiments with --monitor write, and no {STATE} of a Trainer"
+        )
     return our_files or [newest]
 
 

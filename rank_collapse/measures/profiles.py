@@ -1,7 +1,7 @@
 """Measurements layer by layer, of one example or a batch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -50,6 +50,13 @@ class Profile(NamedTuple):
     def __getitem__(self, name: Any) -> Any:
         """Return a measure by name; a field by number, as of every tuple."""
         return self.measures[name] if isinstance(name, str) else tuple.__getitem__(self, name)
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            names = ", ".join(f"profile[{measure!r}]" for measure in self.measures)
+            message = f"Profile has no {name!r}; a measure is read by its name: {names}"
+            raise AttributeError(message, name=name, obj=self)
 
     @property
     def notes(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Tensors by name: of a safetensors file, of a `torch.save` file, of a model in memory."""
 
+import os
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -81,9 +82,40 @@ def list_tensors(path: Path) -> dict[str, Stored]:
         ValueError: A file that is cut short, damaged or of another kind, or a package that is not
             installed.
     """
-    if path.suffix == ".bin":
-        return wrap_torch_tensors(path, _torch_file(path))
-    return _read_safetensors(path)
+    opened = os.stat(path)
+    tensors = (
+        wrap_torch_tensors(path, _torch_file(path))
+        if path.suffix == ".bin"
+        else _read_safetensors(path)
+    )
+
+    def guard(read):
+        def read_unchanged(rows):
+            _check_unchanged(path, opened)
+            return read(rows)
+
+        return read_unchanged
+
+    return {name: stored._replace(read=guard(stored.read)) for name, stored in tensors.items()}
+
+
+def _check_unchanged(path, opened):
+    """Check that nothing was written to a mapped file: pages that were cut off end the process.
+
+    Args:
+        path: Of the file; another one in its place leaves the mapped one as it is.
+        opened: Its `os.stat` when it was opened.
+
+    Raises:
+        ValueError: It is cut short, or has changed.
+    """
+    try:
+        now = os.stat(path)
+    except FileNotFoundError:
+        return
+    states = [(stat.st_size, stat.st_mtime_ns) for stat in (now, opened)]
+    if now.st_ino == opened.st_ino and states[0] != states[1]:
+        raise ValueError(f"{path}: cut short, or changed since it was opened")
 
 
 def _read_safetensors(path):

@@ -2,8 +2,11 @@
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
+
+MOST_BYTES = 100_000_000  # of JSON: three times an index of 200,000 tensors or a large vocabulary
 
 
 def read_utf8(path: str | os.PathLike) -> str:
@@ -11,9 +14,12 @@ def read_utf8(path: str | os.PathLike) -> str:
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: A folder, not readable, or not UTF-8.
+        ValueError: A folder, a pipe or a device, not readable, or not UTF-8.
     """
     try:
+        mode = os.stat(path).st_mode  # a pipe waits for its writer, and a device may never end
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise ValueError(f"{path} cannot be read: it is not a regular file")
         return Path(path).read_text("utf-8-sig")
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist") from None
@@ -42,8 +48,10 @@ def read_json(path: str | os.PathLike) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: Not readable, or not a JSON object.
+        ValueError: Not readable, of more than 100 MB, or not a JSON object.
     """
+    if os.path.isfile(path) and (size := os.path.getsize(path)) > MOST_BYTES:
+        raise ValueError(f"{path} is of {size} bytes: no JSON file of a model has {MOST_BYTES}")
     text = read_utf8(path)
     try:
         content = json.loads(text)

@@ -272,6 +272,12 @@ class Watch:
             for name, scalar in run.scalars.items():
                 column = f"cross.{name}" if run.is_cross else name
                 scalars.setdefault(column, {})[number] = scalar
+        for number in self._numbers if self._layers else ():
+            subject, count = f"layer {number}", len(self._layers)
+            if number < count:
+                self.notes.reasons.pop((None, subject), None)
+            else:
+                self.notes.leave_out(None, subject, f"attention ran in layers 0 to {count - 1}")
         return scalars
 
 

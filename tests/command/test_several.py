@@ -8,10 +8,11 @@ import sys
 import numpy as np
 import pytest
 from conftest import REPOSITORY
+from refusals import is_refused
 from safetensors.numpy import load_file, save_file
 
 import rank_collapse as rc
-from rank_collapse.command import checkpoint, depth, main
+from rank_collapse.command import checkpoint, depth, inputs, main
 from rank_collapse.pretrained.used_depth import DepthReport, DepthUsed, PathLength
 from rank_collapse.report.depth import PANELS
 from rank_collapse.runs import metrics
@@ -189,6 +190,14 @@ def test_what_cannot_be_read_is_one_line(arguments, message, capsys, monkeypatch
     assert main(arguments) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1 and message in err
+
+
+def test_random_ids_beside_texts_are_refused():
+    texts, drawn = (inputs.Inputs(np.zeros((1, 2)), None, "", kind) for kind in ("texts", "random"))
+    sources = [inputs.Opened(name, None, None) for name in ("first", "second")]
+    message = "second would be measured on random token ids, first on texts: give --tokenizer"
+    is_refused(message, inputs.check_comparable, sources, [texts, drawn])
+    inputs.check_comparable(sources, [drawn, drawn])
 
 
 def test_a_model_of_the_hub(run, capsys, monkeypatch):

@@ -42,6 +42,12 @@ def test_a_threshold_that_is_passed_is_said_once_and_exits_with_3(tmp_path, caps
     assert run_watch(str(tmp_path / metrics.NAME), "--below=residual_ratio=1e-5") == 0
 
 
+def test_control_characters_of_a_name_are_not_printed(tmp_path, capsys):
+    metrics.append(tmp_path / metrics.NAME, 1, {"\x1b[31mx.residual_ratio": 1e-4})
+    out = read_output(capsys, str(tmp_path), code=3).out
+    assert "x.residual_ratio 0.0001 below" in out and "\x1b" not in out
+
+
 def test_each_network_of_several_has_its_picture_and_its_alarms(tmp_path, capsys):
     for network, ratio in (("deep", 1e-5), ("flat", 0.5)):
         path = tmp_path / metrics.FOLDER / f"{network}.jsonl"
@@ -72,8 +78,12 @@ def test_a_threshold_on_a_metric_that_never_came_is_a_mistake(tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("nowhere",), "nowhere has no metrics.jsonl"),
-        ((".",), "has no metrics.jsonl"),
+        (("nowhere",), "nowhere does not exist"),
+        (
+            (".",),
+            "has no metrics.jsonl, which rank_collapse.torch.watch(model, log=FILE) and",
+        ),
+        (("",), "--run is empty"),
         ((__file__,), "has no line of metrics"),
         (("x", "--below=loss"), "--below=loss is not name=value"),
         (("x", "--above=loss=much"), "--above=loss=much is not name=value"),

@@ -36,6 +36,11 @@ def test_batches_layers_lists_and_masks():
     np.testing.assert_allclose(
         single["effective_rank"][1], rc.effective_rank(HIDDEN[1, 0]), rtol=1e-5
     )
+    is_refused(
+        r"'residual_ratio'.*profile\['residual_ratio'\], profile\['effective_rank'\]",
+        lambda: single.residual_ratio,
+        error=AttributeError,
+    )
     assert rc.profile(HIDDEN[:, 0], measures=()).measures == {}  # no measure is not the default
     masked = rc.profile(list(HIDDEN), mask=KEEP)["residual_ratio"]
     np.testing.assert_allclose(masked, measure_one_by_one(rc.residual_ratio, KEEP), rtol=1e-5)

@@ -65,6 +65,7 @@ def test_variants_start_as_their_authors_start_them():
 test_what_is_refused = refused(
     [
         ("shapd", {}, {}, "variant 'shapd' is not one of"),
+        ("san", {}, {}, r"'san' is a network, .*: rc.san\("),
         ("shaped", {}, {"delta": 1}, "no value 'delta', only"),
         ("retention", {"mask": "none"}, {}, "does not cover mask='none'"),
         ("linear", {"score": "additive"}, {}, "does not cover score='additive'"),

@@ -1,6 +1,7 @@
 """Checkpoint folders and names on the hub: golden states, what is refused and how, draws."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -124,6 +125,22 @@ def test_truncated_safetensors(folder, keep):
     raw = path.read_bytes()
     path.write_bytes(raw[: int(keep * len(raw)) if isinstance(keep, float) else keep])
     unreadable(folder, "model.safetensors", "cut short")
+
+
+def test_a_file_that_changes_while_it_is_read_is_one_line(folder):
+    """Pages of a mapped file that are cut off end the process; a new file in its place does not."""
+    path = folder / "model.safetensors"
+    weights, content = open_weights(folder), path.read_bytes()
+    first, second = weights.names[:2]
+    expected = weights.read(first)
+    new_path = path.with_name("new")
+    new_path.write_bytes(content[:100])
+    new_path.replace(path)
+    np.testing.assert_array_equal(weights.read(first), expected)
+    path.write_bytes(content)
+    weights = open_weights(folder)
+    os.truncate(path, len(content) // 2)
+    is_refused("model.safetensors: cut short, or changed", weights.read, second)
 
 
 @pytest.mark.parametrize("name", ["bert-untied", "bert-legacy"])

@@ -1,5 +1,7 @@
 """Texts are read, cut and padded to batches of token ids, or refused in one line."""
 
+import os
+
 import numpy as np
 import pytest
 from refusals import each_is_refused, is_refused
@@ -22,6 +24,10 @@ def test_what_cannot_be_read_is_named(tmp_path):
     is_refused(
         "latin/below cannot be read: Not a directory", files.read_utf8, tmp_path / "latin" / "below"
     )
+    is_refused("cannot be read: Is a directory", files.read_utf8, tmp_path)
+    os.mkfifo(tmp_path / "pipe")  # which would wait for a writer
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        is_refused("it is not a regular file", files.read_utf8, path)
 
 
 def test_tables(tmp_path):
@@ -40,6 +46,8 @@ def test_json(tmp_path):
     for content, message in (("{", "a.json is not JSON"), ("[1]", "a.json holds a list")):
         path.write_text(content)
         is_refused(message, files.read_json, path)
+    os.truncate(path, 3_000_000_000)
+    is_refused("is of 3000000000 bytes: no JSON file of a model", files.read_json, path)
 
 
 def test_words_and_punctuation_in_order():
