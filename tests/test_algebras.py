@@ -277,10 +277,27 @@ def test_what_is_not_covered_is_refused_by_name(name):
             assert f"does not cover {reason}" in str(error.value), (name, case)
 
 
-@pytest.mark.parametrize(
-    "case", [c if c in USUAL else pytest.param(c, marks=pytest.mark.full) for c in CASES]
+# Pairs of a pass and a case which have lines of their own.
+PAIRS = (
+    ("forward", "qk_norm width"),
+    ("frozen paths", "mix"),
+    ("recomputed paths", "norm_placement both"),
+    ("truncation", "normalise"),
+    ("logarithms", "position relative_key"),
+    ("bounds", "skip_gain, branch_gain, norm_gain"),
+    ("tangent", "position rotary"),
+    ("tangent", "num_experts, experts_per_token"),
+    ("expectation", "norm_placement sandwich, first_norm"),
 )
-@pytest.mark.parametrize("name", PASSES)
+
+
+def mark_pair(name, case):
+    """Marks a pass with a case as of the full suite, unless it is usual."""
+    marks = () if case in USUAL or (name, case) in PAIRS else pytest.mark.full
+    return pytest.param(name, case, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "case"), [mark_pair(n, c) for n in PASSES for c in CASES])
 def test_what_is_covered_is_right(name, case):
     covers, compare, _ = PASSES[name]
     params, x, config, extra = network(case)
