@@ -130,7 +130,6 @@ def test_until_it_is_profiled_every_pass_names_the_profile(learned):
     assert np.isfinite(rc.apply(params, x, profiled).output).all()
 
 
-@pytest.mark.full
 def test_encoder_decoders_are_profiled_half_by_half():
     tokens = rc.EmbeddingConfig(vocab_size=7, d_embed=D, positions="sinusoidal", norm=False)
     half = rc.transformer(2, 2, D, d_ff=7, embedding=tokens)

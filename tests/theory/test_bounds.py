@@ -86,6 +86,20 @@ def test_of_one_head_both_forms_are_the_heads_bound_and_of_several_2_sqrt_2_abov
         np.testing.assert_allclose(report.stack.log10_rhs, start, rtol=1e-9)
 
 
+def test_the_conditions_of_the_lemma_and_of_a_bound_that_falls(of_heads, x64):
+    """√c ‖res(X)‖ < 1, not c ‖res(X)‖ < 1, and max_i D_ii at most the root of e^x − 1 = 2x."""
+    params, x, config, _ = of_heads[1]
+    compute_report, conditions = jax.jit(rc.bound_report), []
+    for scale in (1, 2, 5):
+        report = compute_report(params, scale * x, config)
+        shrinks = np.max(report.log10_c) / 2 + report.log10_residual[0] < 0
+        largest = np.max(10**report.log10_spread, axis=-1)
+        np.testing.assert_array_equal(report.admissible, largest <= bounds.LEMMA_THRESHOLD)
+        assert bool(report.shrinks) == shrinks
+        conditions.append((bool(shrinks), bool(report.admissible[0, 0])))
+    assert conditions == [(True, True), (False, True), (False, False)]
+
+
 def test_scores_that_are_not_divided_are_those_of_smaller_queries(of_heads, x64):
     """W_Q/√k without 1/√k is the same network, with the same bounds; only γ has another scale."""
     params, x, config, expected = of_heads[3]
