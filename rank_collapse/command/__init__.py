@@ -82,7 +82,8 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
         arguments: Words of the command line.
 
     Raises:
-        ValueError: The first word is neither a command nor what could be a checkpoint.
+        ValueError: The first word is neither a command nor what could be a checkpoint; an empty
+            word or value.
     """
     form = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     first, *remaining = arguments or ["--help"]
@@ -97,11 +98,11 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
     module = importlib.import_module(f"rank_collapse.command.{first}")
     parser = _Parser(prog=f"rank-collapse {first}", description=module.__doc__, **form)
     module.add_arguments(parser)
-    flags = parser.parse_args(remaining, argparse.Namespace(command=first, module=module))
-    for name, value in vars(flags).items():
-        if value in ("", [""]):  # as of a variable that is not set
-            raise ValueError(f"--{name} is empty")
-    return flags
+    for word in remaining:  # empty where a variable of the shell is not set
+        flag, has_value, value = word.partition("=")
+        if not word or (flag.startswith("--") and has_value and not value):
+            raise ValueError(f"{word or repr(word)} is empty")
+    return parser.parse_args(remaining, argparse.Namespace(command=first, module=module))
 
 
 class _Parser(argparse.ArgumentParser):

@@ -54,7 +54,8 @@ class Profile(NamedTuple):
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
         def __getattr__(self, name: str) -> Any:
-            names = ", ".join(f"profile[{measure!r}]" for measure in self.measures)
+            measures = self.measures if isinstance(self.measures, Mapping) else ()  # or a leaf
+            names = ", ".join(f"profile[{measure!r}]" for measure in measures)
             message = f"Profile has no {name!r}; a measure is read by its name: {names}"
             raise AttributeError(message, name=name, obj=self)
 

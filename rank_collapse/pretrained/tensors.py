@@ -1,8 +1,10 @@
 """Tensors by name: of a safetensors file, of a `torch.save` file, of a model in memory."""
 
+import contextlib
 import os
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,39 +85,36 @@ def list_tensors(path: Path) -> dict[str, Stored]:
             installed.
     """
     opened = os.stat(path)
-    tensors = (
-        wrap_torch_tensors(path, _torch_file(path))
-        if path.suffix == ".bin"
-        else _read_safetensors(path)
-    )
-
-    def guard(read):
-        def read_unchanged(rows):
-            _check_unchanged(path, opened)
-            return read(rows)
-
-        return read_unchanged
-
-    return {name: stored._replace(read=guard(stored.read)) for name, stored in tensors.items()}
+    if path.suffix == ".bin":
+        tensors = wrap_torch_tensors(path, _torch_file(path))
+    else:
+        tensors = _read_safetensors(path)
+    return {
+        name: stored._replace(read=partial(_read_unchanged, path, opened, stored.read))
+        for name, stored in tensors.items()
+    }
 
 
-def _check_unchanged(path, opened):
-    """Check that nothing was written to a mapped file: pages that were cut off end the process.
+def _read_unchanged(path, opened, read, rows):
+    """Read rows of a tensor, if nothing was written to its file since it was opened.
+
+    The file is mapped: to read what was cut off would end the process. Another file that took its
+    place leaves the mapped one as it is.
 
     Args:
-        path: Of the file; another one in its place leaves the mapped one as it is.
+        path: Of the file.
         opened: Its `os.stat` when it was opened.
+        read, rows: As of `Stored`.
 
     Raises:
         ValueError: It is cut short, or has changed.
     """
-    try:
+    with contextlib.suppress(FileNotFoundError):
         now = os.stat(path)
-    except FileNotFoundError:
-        return
-    states = [(stat.st_size, stat.st_mtime_ns) for stat in (now, opened)]
-    if now.st_ino == opened.st_ino and states[0] != states[1]:
-        raise ValueError(f"{path}: cut short, or changed since it was opened")
+        is_same = (now.st_size, now.st_mtime_ns) == (opened.st_size, opened.st_mtime_ns)
+        if now.st_ino == opened.st_ino and not is_same:
+            raise ValueError(f"{path}: cut short, or changed since it was opened")
+    return read(rows)
 
 
 def _read_safetensors(path):

@@ -6,20 +6,26 @@ import stat
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 100_000_000  # of JSON: three times an index of 200,000 tensors or a large vocabulary
+MAX_JSON = 100_000_000  # bytes: three times an index of 200,000 tensors or a large vocabulary
 
 
-def read_utf8(path: str | os.PathLike) -> str:
+def read_utf8(path: str | os.PathLike, *, max_bytes: int | None = None) -> str:
     """Read a UTF-8 file, its line ends as "\\n", without a byte order mark.
+
+    Args:
+        path: Of the file.
+        max_bytes: Its largest size; None for any.
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: A folder, a pipe or a device, not readable, or not UTF-8.
+        ValueError: A folder, a pipe or a device, larger, not readable, or not UTF-8.
     """
     try:
-        mode = os.stat(path).st_mode  # a pipe waits for its writer, and a device may never end
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # a pipe waits for its writer; a device may never end
             raise ValueError(f"{path} cannot be read: it is not a regular file")
+        if max_bytes is not None and status.st_size > max_bytes:
+            raise ValueError(f"{path} has {status.st_size} bytes, more than {max_bytes}")
         return Path(path).read_text("utf-8-sig")
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist") from None
@@ -50,9 +56,7 @@ def read_json(path: str | os.PathLike) -> dict[str, Any]:
         FileNotFoundError: No such file.
         ValueError: Not readable, of more than 100 MB, or not a JSON object.
     """
-    if os.path.isfile(path) and (size := os.path.getsize(path)) > MOST_BYTES:
-        raise ValueError(f"{path} is of {size} bytes: no JSON file of a model has {MOST_BYTES}")
-    text = read_utf8(path)
+    text = read_utf8(path, max_bytes=MAX_JSON)
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError also of a number of many digits
