@@ -4,8 +4,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from path_examples import config_of
 
 import rank_collapse as rc
+from rank_collapse.network.residual import Gains
 
 
 def mix_by_tanh(q, k, v, context):
@@ -80,3 +83,104 @@ CASES: dict[str, dict[str, Any]] = {
     "cross_attention": POST | {"cross_attention": True},
     "cross_skip": POST | {"cross_attention": True, "cross_skip": False},
 }
+
+GAINS = Gains(attention=np.array([1.3, 0.8]), cross=np.array([0.9, 1.2]), mlp=np.array([0.6, 1.1]))
+OTHER_GAINS = Gains(
+    attention=np.array([0.8, 1.4]), cross=np.array([1.2, 0.6]), mlp=np.array([1.1, 0.7])
+)
+ALL_GAINS = {"skip_gain": OTHER_GAINS, "branch_gain": GAINS, "norm_gain": OTHER_GAINS}
+ROTARY = {"position": "rotary", "rotary_theta": 50.0, "rotary_width": 2, "rotary_factor": 1.5}
+BIAS = {"position": "relative_bias", "num_buckets": 4, "max_distance": 3}
+TABLES = {"position": "rotary", "rotary_tables": ((9, (0.5, 0.1)),)}
+BY_LAYER_AND_HEAD = np.array([[0.4, 0.1], [0.2, 0.3]])
+# Networks of many fields at once, each in parts: a pass is tested with the parts that it covers.
+NETWORKS: dict[str, tuple[dict[str, Any], ...]] = {
+    "decoder": (
+        SKIPS | {"norm_placement": "pre", "final_norm": True, "norm": "rms", "norm_eps": 0.3},
+        {"mask": "causal"},
+        {"num_kv_heads": 1},
+        {"layer_map": (1, 0)},
+        ROTARY | {"rotary_scaling": (2.0,)},
+        {"qk_norm": "head"},
+        {"mlp": "swiglu"},
+        EXPERTS | {"router": "all", "d_shared": 3, "d_ff": 12, "norm_placement": "pre"},
+        {"windows": (1, 0), "local_theta": 20.0},
+        {"score_cap": 0.5},
+        {"skip_gain": GAINS, "branch_gain": OTHER_GAINS},
+        {"temperature": np.array([0.7, 1.6])},
+    ),
+    "encoder": (
+        POST | {"norm_eps": 0.3},
+        {"mask": "local", "window": 1},
+        ALL_GAINS,
+        {"position": "relative_key", "clamp_distance": 2},
+        {"mixing": rc.network.Mixing(0.4, BY_LAYER_AND_HEAD, np.array([-0.2, 0.3]))},
+        {"qk_norm": "width"},
+        {"mlp": "geglu"},
+        {"learned_skip_gain": 1.2, "learned_branch_gain": 0.7},
+        {"scale_scores": False, "temperature": 2.0},
+    ),
+    "sandwich": (
+        SKIPS | {"norm_placement": "sandwich", "first_norm": False, "final_norm": True},
+        BIAS,
+        {"mask": "causal"},
+        {"normalise": normalise_by_sigmoid},
+        {"mlp": "quick_gelu"},
+        {"norm_gain": OTHER_GAINS},
+        {"parallel": True},
+        {"learned_skip_gain": 1.2, "learned_branch_gain": 0.7, "learned_per_feature": True},
+        {"mixing": rc.network.Mixing(BY_LAYER_AND_HEAD, 0.7, -0.2)},
+        TABLES | {"rotary_layers": (False, True)},
+    ),
+    "both norms": (
+        SKIPS | {"norm_placement": "both", "norm": "rms"},
+        ALL_GAINS,
+        {"score": "additive", "qk_norm": "head"},
+        {"mix": mix_by_tanh},
+        {"mlp": bump},
+        {"num_kv_heads": 1},
+    ),
+    "norms of branches": (
+        SKIPS | {"norm_placement": "branch", "final_norm": True, "mlp": "silu"},
+        {"norm": l1_norm},
+        TABLES,
+        {"rotary_layers": (False, True)},
+        {"windows": (0, 1)},
+        {"score_cap": 0.5},
+        {"branch_gain": GAINS},
+        {"num_experts": 3, "experts_per_token": 1, "d_ff": 9},
+    ),
+    "skips of MLPs alone": (
+        {"mlp": "tanh", "mlp_skip": True, "norm_placement": "post", "norm": "rms"},
+        ALL_GAINS,
+        {"temperature": np.array([0.7, 1.6])},
+        {"num_kv_heads": 1, "d_v": 3},
+    ),
+    "cross-attention": (
+        POST,
+        {"cross_attention": True},
+        {"mask": "causal"},
+        ALL_GAINS,
+        {"num_kv_heads": 1},
+        {"temperature": np.array([0.7, 1.6])},
+        {"qk_norm": "head"},
+        {"windows": (1, 0)},
+        {"score_cap": 0.5},
+        BIAS,
+        {"cross_skip": False},
+    ),
+    "streams": (
+        PRE | {"connection": "hyper", "num_streams": 3, "mask": "causal"},
+        {"branch_gain": GAINS, "norm_gain": OTHER_GAINS},
+    ),
+}
+
+
+def covered_parts(name, covers):
+    """Lists which parts of one of `NETWORKS` a pass covers together, the first ones first."""
+    fields, parts = {}, []
+    for i, part in enumerate(NETWORKS[name]):
+        if covers.refusal(config_of(depth=2, **(fields | part))) is None:
+            fields |= part
+            parts.append(i)
+    return tuple(parts)

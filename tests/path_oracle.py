@@ -43,16 +43,14 @@ class Oracle:
         self.params = jax.tree.map(as_numpy, params)
         self.trace = jax.tree.map(as_numpy, trace)
         self.config, self.memory = config, as_numpy(memory)
-        self.gains = [
-            np.broadcast_to(np.asarray(g, np.float64), config.depth)
-            for g in (config.skip_gain, config.branch_gain)
-        ]
+        gains = [mp_oracle.compute_gains(config, self.layer(l), l) for l in range(config.depth)]
+        self.gains = gains
 
     def layer(self, l):
         row = self.config.layer_map[l] if self.config.layer_map else l
         return jax.tree.map(lambda a: a[row], self.params.layers)
 
-    def norm(self, norm, state, c, with_bias):
+    def norm(self, norm, state, c, with_bias, gain=1.0):
         mean = state.mean(axis=-1, keepdims=True)
         if callable(self.config.norm):
             sigma = 1 / np.asarray(self.config.norm(state))
@@ -61,24 +59,26 @@ class Oracle:
         else:
             sigma = np.sqrt(((state - mean) ** 2).mean(-1, keepdims=True) + self.config.norm_eps)
             c = c - c.mean(axis=-1, keepdims=True)
-        out = c / sigma * norm.gain
-        return out + norm.bias if with_bias and norm.bias is not None else out
+        out = c / sigma * norm.gain * gain
+        return out + norm.bias * gain if with_bias and norm.bias is not None else out
 
     def sublayer(
-        self, l, norms, state, branch_value, skip, branch, c, bias, take, start=None, bare=False
+        self, l, kind, state, branch_value, skip, branch, c, bias, take, start=None, bare=False
     ):
         """Carries the part c of the state through one sublayer, with frozen norms.
 
         take: "branch", "skip" or "both". state: the input of the sublayer in the forward pass.
         start: the branch input, where it is not c. bare: the branch input is not normed.
         """
-        placement, lam, gamma = self.config.norm_placement, self.gains[0][l], self.gains[1][l]
-        norm, branch_norm = norms
+        placement, gains, p = self.config.norm_placement, self.gains[l], self.layer(l)
+        lam, gamma = getattr(gains.skip, kind), getattr(gains.branch, kind)
+        norm_gain = getattr(gains.norm, kind)
+        norm, branch_norm = getattr(p, f"{kind}_norm"), getattr(p, f"{kind}_branch_norm")
         out = np.zeros_like(c)
         if take in ("branch", "both"):
             y = c if start is None else start
             if placement in ("pre", "sandwich") and not bare:
-                y = self.norm(norm, state, y, bias)
+                y = self.norm(norm, state, y, bias, norm_gain)
             y = branch(y, bias)
             if placement in ("sandwich", "branch", "both"):
                 y = self.norm(branch_norm, branch_value, y, bias)
@@ -90,7 +90,7 @@ class Oracle:
             if placement == "both":
                 value = self.norm(branch_norm, value, value, True)
             total = gamma * value + (lam * state if skip else 0)
-            out = self.norm(norm, total, out, bias)
+            out = self.norm(norm, total, out, bias, norm_gain)
         return out
 
     def attention(self, l, c, head, bias=False):
@@ -110,7 +110,7 @@ class Oracle:
         take = {"skip": "skip", "all": "both"}.get(head, "branch")
         return self.sublayer(
             l,
-            (p.attention_norm, p.attention_branch_norm),
+            "attention",
             self.trace.hidden[l],
             t.attention_branch[l],
             self.config.attention_skip,
@@ -129,14 +129,15 @@ class Oracle:
         def branch(_, bias):
             out, a = 0.0, p.cross
             for h in heads:
-                value = (0 if bias else self.memory @ a.w_v[h]) + (a.b_v[h] if bias else 0)
+                g = h * len(a.w_v) // self.config.num_heads
+                value = (0 if bias else self.memory @ a.w_v[g]) + (a.b_v[g] if bias else 0)
                 value = np.broadcast_to(value, (*self.memory.shape[:1], a.w_v.shape[-1]))
                 out = out + t.cross_attention[l, h] @ value @ a.w_o[h]
             return out + (a.b_o if bias else 0)
 
         return self.sublayer(
             l,
-            (p.cross_norm, p.cross_branch_norm),
+            "cross",
             t.after_attention[l],
             t.cross_branch[l],
             self.config.cross_skip,
@@ -153,7 +154,7 @@ class Oracle:
             state = self.trace.hidden[l]
         mlp_input = state
         if self.config.norm_placement in ("pre", "sandwich"):
-            mlp_input = self.norm(p.mlp_norm, state, state, True)
+            mlp_input = self.norm(p.mlp_norm, state, state, True, self.gains[l].norm.mlp)
         kind, m = self.config.mlp, p.mlp
         if kind in GATED:
             z = mlp_input @ m.w_gate + m.b_gate
@@ -169,7 +170,7 @@ class Oracle:
 
         return self.sublayer(
             l,
-            (p.mlp_norm, p.mlp_branch_norm),
+            "mlp",
             state,
             t.mlp_branch[l],
             self.config.mlp_skip or self.config.parallel,

@@ -86,6 +86,7 @@ def output(params, x, config, gain=1.0):
 
     for l in range(config.depth):
         layer = jax.tree.map(lambda a, l=l: a[l], params.layers)
+        gains = mp_oracle.compute_gains(config, layer, l)
         for kind in config.kinds:
             count += 1
             connection_params = getattr(layer, f"{kind}_connection")
@@ -94,6 +95,7 @@ def output(params, x, config, gain=1.0):
             ]
             read = np.stack([p @ streams[:, t] for t, (p, _, _) in enumerate(connections)], axis=1)
             normalised, p = normalise(getattr(layer, f"{kind}_norm"), read), getattr(layer, kind)
+            normalised = normalised * getattr(gains.norm, kind)
             for copy, factor in enumerate((1, gain)):
                 if kind == "attention":
                     part = (
@@ -102,6 +104,7 @@ def output(params, x, config, gain=1.0):
                     )
                 else:
                     part = mlp(p, normalised[copy], normalised[0], config.mlp)
+                part = part * getattr(gains.branch, kind)
                 for t, (_, q, carry) in enumerate(connections):
                     streams[copy, t] = carry @ streams[copy, t] + np.outer(q, part[t])
     last = streams.mean(axis=2)
