@@ -189,6 +189,18 @@ def test_a_recomputed_path_is_a_network_of_one_head():
     assert relative(state(jnp.array([1, 1, 1]), True), expected) > 0.1
 
 
+@pytest.mark.parametrize("placement", ["pre", "both"])
+def test_a_path_without_sub_path_is_a_network_without_the_skip_of_attention(placement):
+    """After the sum its norm has neither gain nor bias."""
+    config, params, x = network(norm_placement=placement)
+    attention = {"w_o": params.layers.attention.w_o.at[:, 0].set(0.0)}
+    norm = {"gain": np.ones((3, D)), "bias": np.zeros((3, D))} if placement == "both" else {}
+    one_head = draws.changed(params, attention=attention, attention_norm=norm)
+    bare = rc.paths.path_state(params, x, config, np.full(3, 1), no_sub_path=True)
+    expected = rc.apply(one_head, x, config.replace(attention_skip=False)).hidden[-1]
+    assert relative(bare, expected) < 1e-5
+
+
 def test_an_mlp_beside_attention_is_on_the_path_of_the_skip():
     """Of one layer without norms and biases, its MLP linear: the path is x + x W_in W_out."""
     config = rc.transformer(1, 2, D, mlp="identity", parallel=True, norm_placement="none")
