@@ -12,7 +12,7 @@ Under a minute on two cores at quick size. Expect the residual of chains to fall
 constant factor per layer, and the residual of contributions to be largest at short lengths.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -172,7 +172,7 @@ def measure(options: Flags, setup: inputs.TokenNetwork, run: RunFolder) -> dict[
         What `measure_seed` measures [s, ...]; the law of α, medians over paths, numbers of paths.
 
     Raises:
-        ValueError: A network whose output is no number.
+        ValueError: The outputs of all networks are no numbers.
     """
     with Executor(options, run, "path chains") as executor:
         # A CPU takes its seeds one by one: they are saved as they come.
@@ -183,9 +183,7 @@ def measure(options: Flags, setup: inputs.TokenNetwork, run: RunFolder) -> dict[
             most=most,
             draw=lambda key, _: draw(options, setup, key),
         )[SEEDS]
-    if not np.isfinite(arrays["sum_error"]).all():
-        remedy = "a smaller --weight_scale or --norm_placement=post may hold it"
-        raise ValueError(f"NaN or overflow in the network; {remedy}")
+        arrays = keep_finite_seeds(arrays, executor.progress.say)
     depth, num_heads = setup.config.depth, setup.config.num_heads
     names = ("skip_size", "branch_size", "initial_residual")
     alpha, predicted = jax.jit(path_sizes.alpha_law, static_argnums=4)(
@@ -203,6 +201,32 @@ def measure(options: Flags, setup: inputs.TokenNetwork, run: RunFolder) -> dict[
         **{f"error_of_{n}_paths": pad_start(errors[:, i]) for i, n in enumerate(SAMPLES)},
         "chain_slope": statistics.slope(np.arange(depth), falls),
     }
+
+
+def keep_finite_seeds(
+    arrays: dict[str, np.ndarray], say: Callable[[str], None]
+) -> dict[str, np.ndarray]:
+    """Keeps the seeds whose networks' outputs are numbers, and says which are left out.
+
+    Args:
+        arrays: Measures [s, ...].
+        say: Gets a line for each seed that is left out.
+
+    Returns:
+        The measures of the seeds that stay; their numbers as "seed" [s].
+
+    Raises:
+        ValueError: There is no such seed.
+    """
+    is_finite = np.isfinite(arrays["sum_error"])
+    reason = "NaN or overflow in the network; a smaller --weight_scale or --norm_placement=post"
+    reason += " may hold it"
+    if not is_finite.any():
+        raise ValueError(reason)
+    for seed in np.flatnonzero(~is_finite):
+        say(f"seed {seed} is kept apart: {reason}")
+    kept = {name: values[is_finite] for name, values in arrays.items()}
+    return kept | {"seed": np.flatnonzero(is_finite)}
 
 
 def pad_start(values: Any) -> np.ndarray:

@@ -37,6 +37,16 @@ def test_writes_rows_figures_and_a_summary(tmp_path):
         assert at_first.estimate == length - 1
 
 
+def test_seeds_that_overflow_are_named_and_kept_apart():
+    lines, arrays = [], {"sum_error": np.array([np.nan, 0.5, np.inf, 0.25]), "skip": np.arange(4)}
+    kept = run_path_chains.keep_finite_seeds(arrays, lines.append)
+    assert kept["seed"].tolist() == kept["skip"].tolist() == [1, 3]
+    starts = [line.split(": NaN or overflow")[0] for line in lines]
+    assert starts == ["seed 0 is kept apart", "seed 2 is kept apart"]
+    with pytest.raises(ValueError, match=r"^NaN or overflow"):
+        run_path_chains.keep_finite_seeds({"sum_error": arrays["sum_error"][::2]}, lines.append)
+
+
 @pytest.mark.full
 def test_the_binary_writes_exact_counts(tmp_path):
     assert run(run_path_counts, [], tmp_path) == 0

@@ -31,6 +31,18 @@ TINY = [
 parse_options = partial(parsed, run_stability, *TINY)
 
 
+def test_designs_that_overflow_are_named_and_kept_apart():
+    lines, finite = [], np.ones(3)
+    post, deep_post, pre = Case("post", 2, 4), Case("post", 4, 8), Case("pre", 4, 8)
+    measures = {post: finite, deep_post: np.array([1, np.nan, 1]), pre: finite}
+    networks = {case: {"change.random": values} for case, values in measures.items()}
+    assert list(measure.keep_finite_designs(networks, lines.append)) == [pre]
+    (line,) = lines
+    assert line.startswith("--designs=post at depth 4: NaN or overflow") and "kept apart" in line
+    with pytest.raises(ValueError, match="--designs=post at depth 4"):
+        measure.keep_finite_designs({c: networks[c] for c in (post, deep_post)}, lines.append)
+
+
 def read_answers(folder):
     """Reads (results, {quantity: comparison}, claims) of a finished run."""
     measures, configs = result_of(run_stability, folder)

@@ -140,7 +140,7 @@ def measure_all(
         {case: {measure: [s, ...]}}, names joined by a dot.
 
     Raises:
-        ValueError: A network whose output is no number.
+        ValueError: Each design has a network whose output is no number.
     """
     arrays: dict[str, Any] = {}
     by_name = {case.name: config for case, config in configs.items()}
@@ -152,12 +152,36 @@ def measure_all(
                 return {n: (config, np.float32(point.update_size)) for n, config in group.items()}
 
             arrays |= executor.measure(partial(measure_seed, options, is_profiled), make_cells)
-    results = {case: cut_padding(arrays[case.name], case.depth) for case in configs}
+        results = {case: cut_padding(arrays[case.name], case.depth) for case in configs}
+        return keep_finite_designs(results, executor.progress.say)
+
+
+def keep_finite_designs(
+    results: Mapping[Case, dict[str, np.ndarray]], say: Callable[[str], None]
+) -> dict[Case, dict[str, np.ndarray]]:
+    """Keeps the designs all of whose networks' outputs are numbers, and says which are left out.
+
+    Args:
+        results: Measures [s, ...] of each network.
+        say: Gets a line for each design that is left out.
+
+    Returns:
+        The results of the designs that stay.
+
+    Raises:
+        ValueError: There is no such design.
+    """
+    reasons: dict[str, str] = {}
     for case, measures in results.items():
         if not np.isfinite(measures["change.random"]).all():
             network = f"--designs={case.design} at depth {case.depth}"
-            raise ValueError(f"{network}: NaN or overflow in the network")
-    return results
+            reasons.setdefault(case.design, f"{network}: NaN or overflow in the network")
+    kept = {case: m for case, m in results.items() if case.design not in reasons}
+    if not kept:
+        raise ValueError("; ".join(reasons.values()))
+    for reason in reasons.values():
+        say(f"{reason}; the design is kept apart")
+    return kept
 
 
 def cut_padding(arrays: Mapping[str, np.ndarray], depth: int) -> dict[str, np.ndarray]:
