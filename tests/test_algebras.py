@@ -1,7 +1,8 @@
 """Every field of a configuration × every pass: compared with an oracle, or refused by name.
 
-`CASES` (field_cases.py) sets each field away from its default; `PASSES` has the oracle of each
-pass. `test_every_field_is_in_a_case` fails for a new field until a case has it.
+`CASES` (field_cases.py) sets each field away from its default, and `NETWORKS` sets many at once;
+`PASSES` has the oracle of each pass. `test_every_field_is_in_a_case` fails for a new field until a
+case has it.
 `PYTHONPATH=. python tests/test_algebras.py` prints the table.
 """
 
@@ -287,7 +288,7 @@ def test_what_is_covered_is_right(name, case):
             compare(params, x, config, extra, compute_trace(case))
 
 
-# Networks of which a pass has not much less than other passes have.
+# Of the usual run: networks of which a pass covers most parts. The full suite has all.
 QUICK = {
     "forward": tuple(NETWORKS),
     "sums by length": tuple(NETWORKS),
