@@ -148,7 +148,7 @@ NETWORKS: dict[str, tuple[dict[str, Any], ...]] = {
         {"windows": (0, 1)},
         {"score_cap": 0.5},
         {"branch_gain": GAINS},
-        {"num_experts": 3, "experts_per_token": 1, "d_ff": 9},
+        EXPERTS | {"norm_placement": "branch", "experts_per_token": 1},
     ),
     "skips of MLPs alone": (
         {"mlp": "tanh", "mlp_skip": True, "norm_placement": "post", "norm": "rms"},
