@@ -195,10 +195,12 @@ def test_rounding_is_at_the_limit_and_overrules_a_spike():
 @pytest.mark.parametrize(
     ("dtype", "limit"),
     [
+        (np.float64, 8 * 2**-52),
+        (jnp.float32, 8 * 2**-23),
         ("torch.float32", 8 * 2**-23),
         (np.dtype("float16"), 2**-10),
-        (jnp.dtype("bfloat16"), 2**-7),
-        (np.dtype(ml_dtypes.float8_e5m2), 2**-2),
+        (jnp.bfloat16, 2**-7),
+        (ml_dtypes.float8_e5m2, 2**-2),
         (np.dtype(ml_dtypes.float8_e4m3fn), 2**-3),
         ("float4_e2m1fn", 2**-1),
     ],
