@@ -66,6 +66,30 @@ def test_spikes_are_left_out_of_tokens_of_examples_and_of_the_batch(choice, thre
     assert int(ranks.left_out[0]) == 1 and ranks.rounding is None and ranks.spiked is None
 
 
+def test_an_example_of_which_one_token_is_left_has_no_ratio_to_count():
+    x = np.array([[[1.0, 2], [2, 1], [1, 1]], [[1, 0], [9, 9], [0, 0]]])
+    mask = np.array([[1, 1, 1], [1, 1, 0]], bool)
+    found = rc.monitor(x, mask=mask, exclude="spikes", threshold=1.6)
+    assert float(found["left_out"]) == 1 and found["spiked"] == rc.monitor(x[0])["spiked"]
+    for name in ("residual_ratio", "token_cosine"):
+        np.testing.assert_allclose(found[name], rc.MEASURES[name](x[0]))
+    np.testing.assert_allclose(found["stable_rank_bound"], (1 + rc.stable_rank(x[0])) / 2)
+
+
+def test_documents_are_read_and_left_out_as_examples_are():
+    segments = np.array([[0, 0, 0, 1, 1, 1], [3, 3, 3, 3, 2, 2], [1] * 6])
+    options = {"segments": segments, "exclude": "spikes", "threshold": 3.0}
+    found = rc.monitor(X, mask=MASK, tokens="read", norm=double, **options)
+    # of two tokens none is 3 medians long
+    documents = [X[0, :2], X[0, 3:5], X[1, [0, 2, 3]], X[1, 4:], X[2, 2:3]]
+    assert float(found["left_out"]) == 2
+    cosines = [rc.token_cosine(double(d)) for d in documents if len(d) > 1]
+    np.testing.assert_allclose(found["token_cosine"], np.mean(cosines))
+    layers = rc.profile(X[None], mask=MASK, batch_axis=1, tokens="read", norm=double, **options)
+    ratios = [rc.residual_ratio(double(d)) if len(d) > 1 else np.nan for d in documents]
+    np.testing.assert_allclose(layers["residual_ratio"][0], ratios)
+
+
 def test_spiked_is_a_share_of_the_examples_of_two_tokens_or_more():
     found = rc.monitor(X, mask=MASK)["spiked"]
     assert float(found) == 0.5 and float(rc.monitor(X[:1])["spiked"]) == 1
