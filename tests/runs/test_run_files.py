@@ -212,7 +212,7 @@ def test_lines_are_dropped_of_the_seeds_and_steps_that_are_named(path):
         ({"seeds": [1], "after": 2}, range(6)),
         ({"seeds": [0, 1], "after": 1}, (0, 2, 3, 4, 5)),
     ):
-        path.write_text("".join(f"{line}\n" for line in lines))
+        path.write_text("".join(f"{line}\n" for line in lines) + '{"step": 0, "lo')
         metrics.drop(path, **options)
         assert path.read_text() == "".join(f"{lines[i]}\n" for i in kept)
 
@@ -265,6 +265,7 @@ def test_a_line_cut_off_by_a_kill_is_left_out_and_does_not_spoil_the_next(path):
         ('{"step": true}', "'step'"),
         ('{"step": 1.5, "loss": 1}', "'step'"),
         ('{"step": 1' + 400 * "0" + ".0}", "'step'"),
+        ('{"step": 1' + 400 * "0" + "}", "'step'"),
         ('{"step": 1, "seed": [1]}', "'step'"),
     ],
 )
