@@ -33,11 +33,12 @@ def test_rows_may_be_off_1_by_what_bfloat16_rounds(total):
 OFF = "off 1: expected weights after the softmax"
 test_rows_further_off_are_refused = refused(
     [
-        (0.97, {}, rf"a row whose sum is 0\.03 {OFF}"),
-        (1.03, {}, rf"a row whose sum is 0\.03 {OFF}"),
-        (1.04, {"missing_key": True}, rf"a row whose sum is 0\.04 {OFF}"),
+        (sums_to(0.97), {}, rf"a row whose sum is 0\.03 {OFF}"),
+        (sums_to(1.03), {}, rf"a row whose sum is 0\.03 {OFF}"),
+        (sums_to(1.04), {"missing_key": True}, rf"a row whose sum is 0\.04 {OFF}"),
+        ([[0.5, 0.5], [1.5, -0.5]], {}, "has the weight -0.5: expected weights"),
     ],
-    lambda total, options: rc.attention_entropy(sums_to(total), **options),
+    lambda p, options: rc.attention_entropy(p, **options),
 )
 
 
@@ -171,6 +172,14 @@ def test_rows_take_a_scale_and_a_sink():
     sunk = rc.attention_rows(np.ones((2, 3, 1)), [[[0.0], [-np.log(1.9)], [-np.log(2.1)]]])
     assert sunk["first_column"][0] == pytest.approx(1 / (1 + 1 / 1.9 + 1 / 2.1))
     assert sunk["sink_rate"] == 1  # 0.4995 is above 0.3
+
+
+def test_scores_of_any_size_have_weights():
+    q = np.array([[[2000.0], [-3000.0], [0.0]]])
+    found = rc.attention_rows(q, [[[0.0], [1.0], [1.0]]])  # keys 2 and 3; key 1; all
+    entropy = (np.log(2) + 0 + np.log(3)) / 3
+    np.testing.assert_allclose(found["attention_entropy"], [entropy])
+    np.testing.assert_allclose(found["largest_weight"], [(1 / 2 + 1 + 1 / 3) / 3])
 
 
 def test_as_many_heads_as_tokens_need_no_layout():

@@ -52,7 +52,8 @@ def test_tokens_are_equal_to_8_roundings_and_nan_equals_nothing():
     assert rc.duplicates(x) == [[0, 1], [2, 5]]
     exact = np.float32([[1.0], [1.25], [0.75], [2.0]])
     assert rc.duplicates(exact, tolerance=0.25) == [[0, 1, 2]]
-    assert rc.duplicates(4 * exact, tolerance=0.2) == []
+    assert rc.duplicates(4 * exact, tolerance=0.25) == [[0, 1, 2]]
+    assert rc.duplicates(exact, tolerance=0.2) == [] == rc.duplicates(x[:2], tolerance=0)
     wide = np.float64([[1.0], [1 + 1e-12]])
     assert rc.duplicates(wide) == [] and rc.duplicates(wide.astype(np.float32)) == [[0, 1]]
 

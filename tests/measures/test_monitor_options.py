@@ -250,8 +250,9 @@ def test_the_limit_is_of_each_layer_and_of_the_least_precise_example():
     for examples in ([close, low], [low, close]):
         assert rc.profile(examples, batch_axis=0).rounding.all()
     assert not rc.profile([close, close], batch_axis=0).rounding.any()
-    whole = np.ones((2, 3, 2), int)  # numbers that are no floats count as float32
-    assert rc.profile(whole).rounding.all()
+    whole = np.full((1, 2, 1), 10**7)  # numbers that are no floats count as float32
+    whole[0, 1] += 1
+    assert rc.profile(whole)["residual_ratio"][0] > 1e-8 and rc.profile(whole).rounding.all()
     assert not rc.profile(close.astype(np.float64) * 1e-3 + 1).rounding.any()
 
 

@@ -48,7 +48,8 @@ def test_a_run_is_watched_for_each_kind_of_collapse(name, bad, good, meaning):
     for metric in (name, f"decoder.{name}"):
         (alarm,) = find_alarms([{"step": 7, metric: bad}, {"step": 3, metric: good}], COLLAPSE)
         assert (alarm.step, alarm.metric, alarm.layer, alarm.seed) == (7, metric, None, None)
-        assert str(alarm).startswith(f"step 7: {metric} {bad:.3g} ")
+        side = "is not finite" if name == "loss" else ("above" if bad > good else "below")
+        assert str(alarm).startswith(f"step 7: {metric} {bad:.3g} {side} ")
         assert str(alarm).endswith(f"({meaning})")
     assert {t.name for t in COLLAPSE} == {bound[0] for bound in BOUNDS}
 

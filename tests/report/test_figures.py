@@ -80,7 +80,9 @@ def profiled(**measures):
 
 
 def test_a_profile_is_logarithmic_where_it_spans_more_than_a_decade_and_none_is_below_0():
-    axes = profiled(a=[1.0, 11.0], b_c=[1.0, 9.0], c=[-1.0, 1.0, 100.0], d=[0.0, 1.0, 11.0], e=[0.0])
+    axes = profiled(
+        a=[1.0, 11.0], b_c=[1.0, 9.0], c=[-1.0, 1.0, 100.0], d=[0.0, 1.0, 11.0], e=[0.0]
+    )
     scales = {name: ax.get_yscale() for name, ax in axes.items()}
     linear = dict.fromkeys(("b c", "c", "e"), "linear")
     assert scales == linear | dict.fromkeys("ad", "log")
