@@ -215,6 +215,9 @@ def test_lines_are_dropped_of_the_seeds_and_steps_that_are_named(path):
         path.write_text("".join(f"{line}\n" for line in lines) + '{"step": 0, "lo')
         metrics.drop(path, **options)
         assert path.read_text() == "".join(f"{lines[i]}\n" for i in kept)
+        inode = path.stat().st_ino
+        metrics.drop(path, **options)  # nothing is left to be dropped: the file is not written
+        assert path.stat().st_ino == inode
 
 
 def test_rows_come_in_order_of_their_seeds_and_then_steps(path):
