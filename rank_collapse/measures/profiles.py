@@ -261,7 +261,8 @@ def rounding_limit(dtype: Any) -> float:
     Raises:
         ValueError: No dtype of floats.
     """
-    name = str(getattr(dtype, "name", dtype)).rpartition(".")[2]
+    name = getattr(dtype, "name", getattr(dtype, "__name__", dtype))  # np.float32 has the latter
+    name = str(name).rpartition(".")[2]
     epsilon = next((e for start, e in _EPSILONS.items() if name.startswith(start)), None)
     refuse_if(epsilon is None, f"dtype={name!r} is not one of floats: {', '.join(_EPSILONS)}")
     return (_ROUNDINGS if name in ("float32", "float64") else 1) * epsilon

@@ -99,7 +99,7 @@ def test_a_monitor_has_means_over_documents(convert, mask, documents):
 
 
 @FRAMEWORKS
-@CASES
+@pytest.mark.parametrize(("mask", "documents"), [(None, WHOLE), (MASK, PADDED)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_rows_of_attention_stay_in_their_documents(convert, mask, documents, causal):
     convert = get_converter(convert)

@@ -1,5 +1,7 @@
 """Lists of spikes and of equal tokens, against plants."""
 
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -27,13 +29,44 @@ def test_planted_spikes_are_listed_with_place_value_and_ratio():
     assert {row.token for row in shifted} == {1}
 
 
-def test_spikes_of_a_trace_and_of_torch():
-    torch = pytest.importorskip("torch")
+def test_by_default_spikes_are_above_1000_medians_in_half_of_the_layers():
+    states = np.ones((4, 6, 4))
+    states[:, 1, 0] = 1000.0  # at the threshold
+    states[:2, 3, 2] = 1001.0, -1200.0
+    assert [row[:3] for row in rc.spikes(states)] == [(1, 3, 2), (0, 3, 2)]
+    assert rc.spikes(states[1:]) == []  # in one layer of three
+    assert [row.token for row in rc.spikes(states, layer_share=0.25)] == [3, 3]
+    assert len(rc.spikes(states, threshold=999.0)) == 6
+
+
+def test_spikes_fall_by_ratio_and_a_layer_of_zeros_has_none():
+    states = np.ones((3, 6, 4)) * np.array([1.0, 100.0, 0.0])[:, None, None]
+    states[:, 5, 3] = 3000.0, -200_000.0, 1e9
+    rows = rc.spikes(states, mask=np.arange(6) > 0)
+    assert [tuple(row) for row in rows] == [(0, 5, 3, 3000, 3000), (1, 5, 3, -200_000, 2000)]
+
+
+def test_tokens_are_equal_to_8_roundings_and_nan_equals_nothing():
+    eps = np.finfo(np.float32).eps
+    x = np.float32([[1.0], [1 + 7 * eps], [1 + 20 * eps], [np.nan], [-1.0], [1 + 20 * eps]])
+    assert rc.duplicates(x) == [[0, 1], [2, 5]]
+    exact = np.float32([[1.0], [1.25], [0.75], [2.0]])
+    assert rc.duplicates(exact, tolerance=0.25) == [[0, 1, 2]]
+    assert rc.duplicates(4 * exact, tolerance=0.25) == [[0, 1, 2]]
+    assert rc.duplicates(exact, tolerance=0.2) == [] == rc.duplicates(x[:2], tolerance=0)
+    wide = np.float64([[1.0], [1 + 1e-12]])
+    assert rc.duplicates(wide) == [] and rc.duplicates(wide.astype(np.float32)) == [[0, 1]]
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_spikes_of_a_trace_and_of_other_frameworks(framework):
+    convert = jnp.asarray if framework == "jax" else pytest.importorskip("torch").tensor
     states = STATES.astype(np.float32)
     states[:, 0, 1] = 5000.0
     expected = rc.spikes(states)
     assert len(expected) == 5
-    assert rc.spikes(torch.tensor(states)) == rc.spikes(jnp.asarray(states)) == expected
+    trace = SimpleNamespace(hidden=convert(states))
+    assert rc.spikes(convert(states)) == rc.spikes(trace) == expected
 
 
 def test_equal_tokens_are_grouped():

@@ -1,6 +1,7 @@
 """The thresholds that a run passes, its picture, and panels, curves and bands of figures."""
 
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 
 from experiments.lab import plots
@@ -27,6 +28,56 @@ def test_the_first_step_and_the_worst_layer_are_named():
     other = {**ROWS[0], "spiked": np.array([1.0, 0.25, 1.0])}  # of another layer
     assert str(find_alarms([spiked], COLLAPSE)[0]) == text[:-1] + ", of one token)"
     assert str(find_alarms([other], COLLAPSE)[0]) == text
+
+
+# a metric, a value that is an alarm, one that is none, what the alarm means
+BOUNDS = [
+    ("residual_ratio", 0.0099, 0.01, "rank collapse"),
+    ("token_cosine", np.cos(np.radians(7.9)), 0.99, "rank collapse"),
+    ("attention_entropy", 0.0499, 0.05, "entropy collapse"),
+    ("attention_entropy_least", 0.0499, 0.05, "entropy collapse of a head"),
+    ("batch_residual_ratio", 0.00099, 0.001, "collapse over the batch"),
+    ("loss", np.inf, 1e300, "divergence"),
+    ("loss", np.nan, 0.0, "divergence"),
+    ("loss", -np.inf, -1e300, "divergence"),
+]
+
+
+@pytest.mark.parametrize(("name", "bad", "good", "meaning"), BOUNDS)
+def test_a_run_is_watched_for_each_kind_of_collapse(name, bad, good, meaning):
+    for metric in (name, f"decoder.{name}"):
+        (alarm,) = find_alarms([{"step": 7, metric: bad}, {"step": 3, metric: good}], COLLAPSE)
+        assert (alarm.step, alarm.metric, alarm.layer, alarm.seed) == (7, metric, None, None)
+        side = "is not finite" if name == "loss" else ("above" if bad > good else "below")
+        assert str(alarm).startswith(f"step 7: {metric} {bad:.3g} {side} ")
+        assert str(alarm).endswith(f"({meaning})")
+    assert {t.name for t in COLLAPSE} == {bound[0] for bound in BOUNDS}
+
+
+def test_alarms_come_by_step_and_say_what_was_passed():
+    bounds = [Threshold("a", 2.0, above=True), Threshold("b", 0.125, meaning="low")]
+    rows = [
+        {"step": 5, "a": np.array([1.0, 4.0, 3.0])},
+        {"step": 4, "seed": 2, "b": 0.0625, "a": [2.0, np.nan]},
+        {"step": 6, "seed": 2, "a": 9.0, "b": 0.0},
+    ]
+    assert [*map(str, find_alarms(rows, bounds))] == [
+        "step 4: b 0.0625 below 0.125 of seed 2 (low)",
+        "step 5: a 4 above 2 at layer 1",
+        "step 6: a 9 above 2 of seed 2",
+    ]
+
+
+def test_a_ratio_is_of_one_token_in_most_examples_of_its_own_part():
+    low = {"step": 1, "encoder.residual_ratio": 1e-3, "spiked": 1.0}
+    for shares in ({}, {"encoder.spiked": 0.5}):
+        (alarm,) = find_alarms([low | shares], COLLAPSE)
+        assert not alarm.spiked
+    for share in (0.51, np.array([0.51])):
+        (alarm,) = find_alarms([low | {"encoder.spiked": share}], COLLAPSE)
+        assert alarm.spiked and str(alarm).endswith("(rank collapse, of one token)")
+    no_meaning = find_alarms([low], [Threshold("encoder.residual_ratio", 0.01)])[0]
+    assert str(no_meaning) == "step 1: encoder.residual_ratio 0.001 below 0.01"
 
 
 def test_nothing_there_passes_nothing():

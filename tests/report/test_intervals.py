@@ -8,7 +8,7 @@ from refusals import is_refused, refused
 from scipy import stats
 
 from experiments.verdicts.intervals import geometric_mean, share_interval, slope, wilson_interval
-from rank_collapse.report.intervals import mean_interval
+from rank_collapse.report.intervals import Interval, mean_interval
 
 
 def test_slopes_are_least_squares():
@@ -50,6 +50,12 @@ def test_edges():
     assert mean_interval([2.0]) == mean_interval([]) == nothing
     # draws that are equal up to rounding do not say how much other draws differ
     assert mean_interval([1.0, 1.0, 1.0]) == mean_interval([0.3, 0.1 + 0.2]) == nothing
+    for wrong in (math.nan, math.inf):
+        assert mean_interval([1.0, 2.0, wrong]) == nothing
+    low, high = near = mean_interval([1.0, 1 + 1e-9])
+    assert near.is_finite and low < 1 < high < 1 + 1e-7
+    assert not mean_interval([]).is_finite and not Interval(low=0.0).is_finite
+    assert mean_interval(iter([0.0, 1.0, 5.0])) == mean_interval([0.0, 1.0, 5.0], 0.95)
     is_refused(r"level=95.0 is not in \(0, 1\)", mean_interval, [0.0, 1.0], 95.0)
 
 

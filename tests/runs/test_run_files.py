@@ -196,6 +196,61 @@ def test_lines_that_are_written_again_are_dropped_before(tmp_path):
     assert path.read_bytes().count(b"\n") == len(places)
 
 
+def test_lines_are_dropped_of_the_seeds_and_steps_that_are_named(path):
+    """A line without a seed is of seed 0; what is no line of a step stays."""
+    lines = (
+        '{"step": 0, "loss": 1}',
+        '{"step": 2, "seed": 1, "loss": 2}',
+        '{"step": 1, "loss": 3}',
+        '{"step": true, "loss": 4}',
+        '{"note": 1}',
+        "[1]",
+    )
+    for options, kept in (
+        ({"seeds": [0], "after": 0}, (0, 1, 3, 4, 5)),
+        ({"seeds": [0]}, (1, 3, 4, 5)),
+        ({"seeds": [1], "after": 2}, range(6)),
+        ({"seeds": [0, 1], "after": 1}, (0, 2, 3, 4, 5)),
+    ):
+        path.write_text("".join(f"{line}\n" for line in lines) + '{"step": 0, "lo')
+        metrics.drop(path, **options)
+        assert path.read_text() == "".join(f"{lines[i]}\n" for i in kept)
+        inode = path.stat().st_ino
+        metrics.drop(path, **options)  # nothing is left to be dropped: the file is not written
+        assert path.stat().st_ino == inode
+
+
+def test_rows_come_in_order_of_their_seeds_and_then_steps(path):
+    places = [(1, 0), (5, 0), (1, 2), (3, None)]
+    for step, seed in reversed(places):
+        metrics.append(path, step, {"loss": 1.0}, seed=seed)
+    rows = metrics.read(path)
+    assert [(r["step"], r.get("seed")) for r in rows] == [(1, 0), (3, None), (5, 0), (1, 2)]
+
+
+@pytest.mark.parametrize("content", ["", "\n", '{"step": 2, "lo', "[" * 100_000])
+def test_a_file_in_which_nothing_is_finished_has_no_rows(path, content):
+    path.write_text(content)
+    assert metrics.read(path) == []
+    metrics.append(path, 1, {"loss": [2]})
+    assert len(metrics.read(path)) == 1 and metrics.read(path)[0]["loss"].tolist() == [2]
+
+
+def test_the_folder_of_metrics_is_made_and_names_of_places_are_refused(path):
+    for name in ("step", "seed"):
+        is_refused(f"'{name}' of shape", metrics.append, path, 1, {name: 1.0})
+    below = path.parent / "metrics" / "a.jsonl"
+    metrics.append(below, np.int64(3), {"a": True, "b": np.float32(0.25)}, seed=2.0)
+    assert below.read_text() == '{"step": 3, "seed": 2, "a": 1.0, "b": 0.25}\n'
+
+
+def test_values_are_read_as_they_were_written(path):
+    path.write_text('{"step": 1, "seed": 2, "a": null, "b": [1, null, "-Infinity"], "c": 3}\n')
+    (row,) = metrics.read(path)
+    assert np.isnan(row["a"]) and row["c"] == 3 and row["seed"] == 2
+    np.testing.assert_array_equal(row["b"], [1, np.nan, -np.inf])
+
+
 def test_a_line_cut_off_by_a_kill_is_left_out_and_does_not_spoil_the_next(path):
     metrics.append(path, 1, {"loss": 1.0})
     first_line = path.read_bytes()
@@ -213,6 +268,7 @@ def test_a_line_cut_off_by_a_kill_is_left_out_and_does_not_spoil_the_next(path):
         ('{"step": true}', "'step'"),
         ('{"step": 1.5, "loss": 1}', "'step'"),
         ('{"step": 1' + 400 * "0" + ".0}", "'step'"),
+        ('{"step": 1' + 400 * "0" + "}", "'step'"),
         ('{"step": 1, "seed": [1]}', "'step'"),
     ],
 )

@@ -1,6 +1,8 @@
 """Seeds over devices, and checkpoints: no result depends on how many devices there are."""
 
+import json
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +94,25 @@ def test_padding_repeats_the_last_seed_and_is_cut_off_again():
         (lambda: seeds.seed_keys(0, 1.5), "num_seeds=1.5"),
         (lambda: seeds.seed_keys(0, 2, 0.5), "first=0.5"),
     )
-    assert seeds.padded_size(5, mesh) == 6
+    assert [seeds.padded_size(count, mesh) for count in (1, 4, 5)] == [2, 4, 6]
+    assert seeds.group_size(mesh) == 1
+    assert seeds.to_host(padded)["a"].shape == (6, 2)
+    assert seeds.shard_seeds({"a": jnp.arange(4)}, mesh)["a"].shape == (4,)
+    is_refused("has no device", seeds.seed_mesh, [])
+
+
+def test_programs_are_compiled_as_hard_as_their_level_says(monkeypatch):
+    monkeypatch.setattr(jax, "jit", lambda fn, **options: options)
+    mesh, level = seeds.seed_mesh(), "xla_backend_optimization_level"
+    for disabled, options, expected in (
+        (True, {}, None),
+        (False, {}, {level: 1}),
+        (False, {"level": 2}, {level: 2}),
+        (False, {"level": 0}, {level: 0, "xla_llvm_disable_expensive_passes": True}),
+    ):
+        monkeypatch.setattr(type(jax.config), "read", lambda *_, disabled=disabled: disabled)
+        made = seeds.run_seeds(single, mesh, donate=(1,), **options)
+        assert made == {"donate_argnums": (1,), "compiler_options": expected}
 
 
 def test_a_tree_comes_back_with_dtypes_and_only_the_newest_step_stays(tmp_path):
@@ -104,6 +124,34 @@ def test_a_tree_comes_back_with_dtypes_and_only_the_newest_step_stays(tmp_path):
     back = states.restore_state(tmp_path, 30, tree)
     assert jax.tree.structure(back) == jax.tree.structure(tree)
     jax.tree.map(partial(np.testing.assert_array_equal, strict=True), tree, back)
+
+
+def test_steps_are_listed_as_numbers(tmp_path):
+    for name in ("10.npz", "9.npz", "x.npz", "\u00b2.npz", "-1.npz", "11.tmp"):
+        (tmp_path / name).touch()
+    assert states.list_steps(tmp_path) == [9, 10]
+
+
+def test_states_have_the_dtypes_of_what_they_are_restored_like():
+    key = jax.random.key(3, impl="rbg")
+    saved = states.flatten_state({"a": [np.arange(2)], "k": key})
+    assert saved.keys() == {"a.0", "k"} and states.flatten_state(1.5) == {"state": 1.5}
+    like = {"a": [jax.ShapeDtypeStruct((2,), jnp.bfloat16)], "k": key}
+    back = states.unflatten_state(saved, like, "it")
+    assert back["a"][0].dtype == jnp.bfloat16 and back["a"][0].tolist() == [0, 1]
+    assert jax.random.key_impl(back["k"]) == jax.random.key_impl(key)
+    np.testing.assert_array_equal(jax.random.key_data(back["k"]), jax.random.key_data(key))
+    other = states.unflatten_state({"a": np.arange(2)}, {"a": np.ones(2, np.float32)}, "it")
+    assert other["a"].dtype == np.float32
+    message = r"^it has k of shape \(4,\), not None$"
+    is_refused(message, states.unflatten_state, saved, {"a": like["a"]}, "it")
+
+
+def test_json_has_names_lists_and_plain_numbers():
+    tree = {1: (np.float32(0.5), jnp.arange(2)), "path": Path("a/b"), "x": [None, True, "c"]}
+    expected = {"1": [0.5, [0, 1]], "path": "a/b", "x": [None, True, "c"]}
+    assert states.as_json(tree) == expected
+    assert json.loads(json.dumps(states.as_json(tree))) == expected
 
 
 def test_a_state_saved_on_two_devices_is_restored_on_one(tmp_path):

@@ -1,5 +1,6 @@
 """Encoders of texts as token ids, from folders or trained here, and pairs of sentences."""
 
+import functools
 import hashlib
 import json
 
@@ -78,8 +79,90 @@ def test_sentencepiece(tmp_path):
     assert ids("t5") == [*plain, id_of("</s>")]
     assert ids("llama") == [id_of("<s>"), *plain]
     assert ids("albert") == [id_of("[CLS]"), *model.encode(TEXTS[2].lower()), id_of("[SEP]")]
+    for first, second in (("mt5", "t5"), ("mistral", "llama")):
+        assert ids(first) == ids(second)
+    assert ids("gemma") == plain
+    for kind in ("camembert", "xlm-roberta"):
+        is_refused(f"a {kind} model shifts its sentencepiece ids", ids, kind)
+    assert encoders.load_tokenizer(tmp_path, {"model_type": "t5"}).unknown == model.unk_id()
+    for folder in (tmp_path / "plain", tmp_path):
+        folder.mkdir(exist_ok=True)
+        (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert ids("albert") == [id_of("[CLS]"), *plain, id_of("[SEP]")]
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "texts.txt"),
+        model_prefix=str(tmp_path / "plain" / "spiece"),
+        vocab_size=33,
+        minloglevel=2,
+        hard_vocab_limit=False,
+    )
+    unframed = encoders.load_tokenizer(tmp_path / "plain", {"model_type": "albert"})
+    assert unframed(TEXTS[2])[0] > 2 and unframed(TEXTS[2])[-1] > 2  # it has no [CLS] and no [SEP]
     (tmp_path / "spiece.model").write_bytes(b"no model")
     is_refused("not a sentencepiece model", ids, "t5")
+
+
+def test_the_files_of_a_folder_have_an_order(tmp_path):
+    """A vocab.json alone is not enough; then vocab.txt counts, before sentencepiece's models."""
+    tokenizer, settings = train_tokenizer(tmp_path), {"model_type": "gpt2"}
+    (tmp_path / "vocab.json").write_text("no JSON")
+    (tmp_path / "spiece.model").write_text("no model")
+    load = functools.partial(encoders.load_tokenizer, tmp_path, settings)
+    assert load()("cat") == tokenizer.encode("cat").ids
+    (tmp_path / "merges.txt").write_text("")
+    is_refused(r"vocab\.json is not a tokenizer", load)
+    (tmp_path / "vocab.json").unlink()
+    (tmp_path / "vocab.txt").unlink()
+    for name in encoders.SENTENCEPIECE_FILES:
+        (tmp_path / "spiece.model").rename(tmp_path / name)
+        is_refused(f"{name} is not a sentencepiece model", load)
+        (tmp_path / name).rename(tmp_path / "spiece.model")
+
+
+def test_a_byte_level_text_is_framed_where_the_vocabulary_has_a_frame(tmp_path):
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    for special, kind, ids, unknown in (
+        ((), "roberta", [0, 2], None),
+        (("<s>",), "roberta", [0, 2], None),
+        (("<s>", "</s>"), "roberta", [3, 0, 2, 4], None),
+        (("<s>", "</s>", "<unk>"), "gpt2", [0, 2], 5),
+        (("<s>", "</s>", "<unk>"), "bart", [3, 0, 2, 4], 5),
+    ):
+        vocabulary = {token: i for i, token in enumerate(("a", "b", "ab", *special))}
+        (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+        encode = encoders.load_tokenizer(tmp_path, {"model_type": kind})
+        assert (encode("aab"), encode.unknown) == (ids, unknown)
+
+
+def test_what_is_beside_a_vocabulary_counts(tmp_path):
+    """Case, accents, and Chinese characters, which are words of their own by default."""
+    words = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "e", "é", "E", "É", "中", "中中")
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    for settings, expected in (
+        (None, "e e 中 中"),
+        ({}, "e e 中 中"),
+        ({"do_lower_case": False}, "E É 中 中"),
+        ({"strip_accents": False}, "e é 中 中"),
+        ({"do_lower_case": False, "strip_accents": True}, "E E 中 中"),
+        ({"tokenize_chinese_chars": False}, "e e 中中"),
+    ):
+        if settings is not None:
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        encode = encoders.load_tokenizer(tmp_path, {"model_type": "bert"})
+        assert [words[i] for i in encode("E É 中中")] == ["[CLS]", *expected.split(), "[SEP]"]
+        assert encode.unknown == 1
+
+
+def test_a_saved_tokenizer_neither_cuts_nor_pads(tmp_path):
+    tokenizer = train_tokenizer(tmp_path)
+    expected = tokenizer.encode(TEXTS[0]).ids
+    tokenizer.enable_truncation(3)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert encoders.load_tokenizer(tmp_path, {})(TEXTS[0]) == expected
+    tokenizer.no_truncation()
+    tokenizer.enable_padding(length=50)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert encoders.load_tokenizer(tmp_path, {})(TEXTS[0]) == expected
 
 
 @pytest.mark.parametrize(
@@ -130,6 +213,17 @@ def test_every_process_makes_the_same_vocabulary():
     assert hashlib.sha256(ids.tobytes()).hexdigest()[:16] == "4d6243f227047a14"
 
 
+def test_a_trained_vocabulary_keeps_case_and_accents_unless_it_is_lowercase():
+    text = "Élan elan"
+    frame, cased = [2, 3], encoders.trained_tokenizer([text], 40)(text)
+    assert [cased[0], cased[-1]] == frame and len(set(cased[1:-1])) == 2
+    for lowercase, pieces in ((False, ["Élan", "elan"]), (True, ["elan", "elan"])):
+        tokenizer = vocabulary.train_wordpiece([text], 40, lowercase=lowercase)
+        assert tokenizer.encode(text).tokens == pieces
+        assert " " not in tokenizer.get_vocab() and "##l" in tokenizer.get_vocab()
+        assert tokenizer.encode("z").tokens == ["[UNK]"]
+
+
 def test_the_texts_words_are_whole_tokens():
     text = default_text()
     tokenizer = vocabulary.train_wordpiece([text], 30000, lowercase=True)
@@ -149,6 +243,7 @@ def test_the_size_is_kept_or_refused():
         12,
         lowercase=False,
     )
+    assert vocabulary.train_wordpiece(["abc abd"], 13, lowercase=False).get_vocab_size() == 13
 
 
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##c", "A")

@@ -34,8 +34,11 @@ def test_tables(tmp_path):
     long = "x" * 200_000  # the csv package would refuse it
     path.write_text(f'one\ttwo\n1 "\t2\u2028\n\n{long}\n\t4\r\n', encoding="utf-8")
     assert files.read_table(path) == {"one": ['1 "', long, ""], "two": ["2\u2028", "", "4"]}
-    path.write_text("one\ttwo\n")
-    assert files.read_table(path) == {"one": [], "two": []}
+    path.write_text("one 1\ttwo\n")
+    assert files.read_table(path) == {"one 1": [], "two": []}
+
+
+ABSENT = {"error": FileNotFoundError}
 
 
 def test_json(tmp_path):
@@ -45,6 +48,12 @@ def test_json(tmp_path):
     for content, message in (("{", "a.json is not JSON"), ("[1]", "a.json holds a list")):
         path.write_text(content)
         is_refused(message, files.read_json, path)
+    for content in ("[" * 100_000, "9" * 5000):  # deeper, and of more digits, than Python reads
+        path.write_text(content)
+        is_refused("a.json is not JSON", files.read_json, path)
+    is_refused("none.json does not exist$", files.read_json, tmp_path / "none.json", **ABSENT)
+    assert files.read_utf8(path, max_bytes=5000) == content
+    is_refused("5000 bytes, more than 4999$", files.read_utf8, path, max_bytes=4999)
     os.truncate(path, 3_000_000_000)
     is_refused("has 3000000000 bytes, more than 100000000", files.read_json, path)
 
@@ -88,6 +97,9 @@ def test_an_empty_text_is_refused(tmp_path):
 def test_windows():
     assert words.cut_windows("a b c d e", 3, 3) == ["a b c", "b c d", "c d e"]
     assert words.cut_windows("a b", 4, 5) == ["a b"]
+    assert words.cut_windows("a b c", 9, 2) == ["a b", "b c"]
+    assert words.cut_windows("a b c d e f", 2, 2) == ["a b", "e f"]
+    assert words.cut_windows("a b c", 1, 2) == ["a b"]
 
 
 TEXTS = ["The cat sat on the mat.", "A dog ran after the cat, and the cat ran too.", "Birds sing."]
@@ -118,6 +130,36 @@ def test_read_table(tmp_path):
     is_refused("no column of text; its columns are", tokens.read_texts, path)
 
 
+def test_cells_that_are_empty_leave_no_gap_and_rows_of_nothing_no_text(tmp_path):
+    path = tmp_path / "DEV.TSV"
+    path.write_text("text\tsentence2\tsentence1\nx\tb\ta\n\tb\t\n\t\t\nz\t\ta\n")
+    assert tokens.read_texts(path) == ["a b x", "b", "a z"]
+    assert tokens.read_texts(path, ("text",), limit=1) == ["x"]
+    assert tokens.read_texts(path, ["text", "sentence1"], 2) == ["x a", "z a"]
+    path.write_text("sentence\n\t\n")
+    is_refused("DEV.TSV holds no text", tokens.read_texts, path)
+
+
+def test_lines_are_texts_where_no_empty_line_stands_between_them(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("\n\nOne  two.\n Three.\n\n\n")
+    assert tokens.read_texts(path) == ["One two.", "Three."]
+    path.write_text("One\n\n\n\nTwo\tthree\n")
+    assert tokens.read_texts(path) == ["One", "Two three"]
+    path.write_text("1, 2\n3  -4,5\n\n")
+    assert tokens.read_ids(path, 1) == [[1, 2]] and tokens.read_ids(path) == [[1, 2], [3, -4, 5]]
+
+
+def test_a_text_is_cut_before_its_last_token():
+    for max_tokens, expected in ((5, [1, 2, 3, 4]), (4, [1, 2, 3, 4]), (3, [1, 2, 4]), (1, [4])):
+        assert tokens.cut_text([1, 2, 3, 4], max_tokens) == expected
+
+
+def test_the_shipped_text_has_about_500_words():
+    text = words.default_text()
+    assert 400 < len(text.split()) < 600 and text.isascii()
+
+
 def test_rte(shared_data):
     texts = tokens.read_texts(shared_data / "RTE" / "dev.tsv")
     assert len(texts) == 277 and texts[0].endswith("Christopher Reeve had an accident.")
@@ -128,6 +170,9 @@ def test_pad_and_ids(tmp_path):
     np.testing.assert_array_equal(batch.ids, [[3, 4, 5], [6, 0, 0]])
     np.testing.assert_array_equal(batch.mask, [[True, True, True], [True, False, False]])
     np.testing.assert_array_equal(batch.lengths, [3, 1])
+    assert (
+        batch.ids.dtype == np.int32 and tokens.pad_sequences([[2**31 - 1]]).ids[0, 0] == 2**31 - 1
+    )
     for bad, message in (([[7]], "id 7 of text 0"), ([[1], [-2, 3]], "id -2 of text 1")):
         is_refused(message, tokens.pad_sequences, bad, vocab_size=7)
     each_is_refused(

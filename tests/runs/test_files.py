@@ -1,0 +1,163 @@
+"""Files of a run: replaced as a whole, deleted, locked, compared, checked when they are read."""
+
+import errno
+import os
+import platform
+import re
+import sys
+import zipfile
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from refusals import is_refused
+
+from rank_collapse.extras import MissingPackage
+from rank_collapse.runs import drawn, files
+from rank_collapse.runs.files import RunError
+
+
+def test_a_file_that_fails_leaves_the_one_before_and_no_other(tmp_path):
+    files.write_atomically(tmp_path / "a.npz", b"before")
+    with (
+        pytest.raises(KeyError),
+        files.open_replacement(tmp_path / "a.npz") as file,
+        files.open_replacement(tmp_path / "a.csv") as other,  # of the same stem
+    ):
+        file.write(b"half")
+        other.write(b"other")
+        raise KeyError
+    assert [p.name for p in tmp_path.iterdir()] == ["a.npz"]
+    with files.open_replacement(tmp_path / "a.npz") as file:
+        file.write(b"after")
+        assert (tmp_path / ".a.npz.tmp").exists()
+        files.write_atomically(tmp_path / "a.csv", b"other")
+        assert (tmp_path / "a.npz").read_bytes() == b"before"
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {
+        "a.npz": b"after",
+        "a.csv": b"other",
+    }
+
+
+def test_a_folder_needs_to_be_writable_and_searchable(tmp_path, monkeypatch):
+    """Root may do everything, so the answer of the system is simulated."""
+    files.make_folder(tmp_path / "a" / "b")
+    files.make_folder(tmp_path / "a" / "b")
+    for lacking in (os.W_OK, os.X_OK):
+        monkeypatch.setattr(os, "access", lambda _, mode, lacking=lacking: not mode & lacking)
+        is_refused("b: permission denied", files.make_folder, tmp_path / "a" / "b", error=RunError)
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_what_is_deleted_is_what_is_there_and_of_links_the_link(tmp_path):
+    folder, kept = tmp_path / "run", tmp_path / "kept"
+    for path in (folder / "old", kept):
+        path.mkdir(parents=True)
+        (path / "file").write_text("")
+    (folder / "link").symlink_to(kept)
+    (folder / "a").write_text("")
+    (folder / "b").write_text("")
+    files.delete_files(folder, ["old", "link", "a", "absent"])
+    assert [p.name for p in folder.iterdir()] == ["b"] and (kept / "file").exists()
+    is_refused("cannot write to .*run", files.delete_files, folder, ["b/c"], error=RunError)
+
+
+def test_a_lock_says_who_has_it_and_nothing_of_who_had_it(tmp_path):
+    (tmp_path / ".lock").write_text("pid 1 on " + 100 * "x")
+    with files.lock_folder(tmp_path):
+        holder = f"pid {os.getpid()} on {platform.node()}"
+        assert (tmp_path / ".lock").read_text() == holder
+        message = rf"{tmp_path} is in use by another process \({re.escape(holder)}\)"
+        is_refused(message, files.lock_folder, tmp_path, error=files.InUseError)
+        assert (tmp_path / ".lock").read_text() == holder
+        (tmp_path / ".lock").write_text("")
+        is_refused(r"\(unknown\)", files.lock_folder, tmp_path, error=files.InUseError)
+    files.lock_folder(tmp_path).close()
+
+
+@pytest.mark.parametrize("number", ["ENOLCK", "ENOTSUP", "EOPNOTSUPP", "ENOSYS", "EAGAIN"])
+def test_only_a_file_system_without_locks_is_used_without(number, tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(getattr(errno, number), "no")
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    if number == "EAGAIN":
+        is_refused("in use", files.lock_folder, tmp_path, error=files.InUseError)
+    else:
+        files.lock_folder(tmp_path).close()
+
+
+def test_arrays_come_back_compressed_or_not(tmp_path):
+    arrays = {"a/b": np.zeros(1000), "c": np.arange(3), "d": jnp.ones(2, jnp.bfloat16)}
+    for name, options in (("small", {}), ("large", {"compressed": False})):
+        files.write_arrays(tmp_path / name, arrays, **options)
+        back = files.load_arrays(tmp_path / name)
+        assert back.keys() == arrays.keys() and back["d"].dtype.itemsize == 2
+        np.testing.assert_array_equal(back["c"], [0, 1, 2])
+    assert (tmp_path / "small").stat().st_size < 2000 < (tmp_path / "large").stat().st_size
+
+
+@pytest.mark.parametrize(("size", "damaged"), [(28, False), (29, True)])
+def test_an_entry_with_a_long_comment_may_hide_others(size, damaged, tmp_path):
+    files.write_arrays(tmp_path / "a.npz", {"a": np.ones(2)}, compressed=False)
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.getinfo("a.npy").extra = b""
+        archive.getinfo("a.npy").comment = size * b"x"
+        archive.writestr("b.npy", archive.read("a.npy"))
+    if damaged:
+        message = "list of arrays is damaged.; delete this file, and the same command makes it"
+        is_refused(message, files.load_arrays, tmp_path / "a.npz", error=RunError)
+    else:
+        assert files.load_arrays(tmp_path / "a.npz").keys() == {"a", "b"}
+
+
+def test_objects_among_arrays_are_refused(tmp_path):
+    for values in (["a", "b"], [b"a"], np.array([None])):
+        np.savez(tmp_path / "a.npz", a=np.asarray(values))
+        is_refused("a.npz cannot be read", files.load_arrays, tmp_path / "a.npz", error=RunError)
+
+
+def test_objects_of_json_are_read_or_named_with_what_helps(tmp_path):
+    for name, remedy in (
+        ("config.json", "use another folder"),
+        ("trainer_state.json", "transformers writes it anew"),
+        ("other.json", "delete this file"),
+    ):
+        path = tmp_path / name
+        is_refused(f"{name} cannot be read .*{remedy}", files.read_object, path, error=RunError)
+        for content in ("[1]", "{", "[" * 100_000):
+            path.write_text(content)
+            is_refused(f"{name} cannot be read .*{remedy}", files.read_object, path, error=RunError)
+        path.write_text('{"a": [1]}')
+        assert files.read_object(path) == {"a": [1]}
+
+
+def test_a_difference_names_each_field_that_either_has():
+    old, new = {"b": 1, "a": [1], "same": 1.0, "gone": None}, {"b": 2, "a": [1], "same": 1.0}
+    assert files.describe_difference(old, new) == (
+        "b is 1 there, 2 here; gone is None there, 'absent' here"
+    )
+    assert files.describe_difference(new, old).endswith("gone is 'absent' there, None here")
+    assert files.describe_difference({"a": 1}, {"a": 1.0}) == "a is 1 there, 1.0 here"
+    assert files.describe_difference({"a": True}, {"a": 1}) == "a is True there, 1 here"
+
+
+def test_a_figure_is_drawn_alike_each_time_with_text_as_text():
+    figure = Figure(figsize=(1, 1))
+    figure.text(0.1, 0.1, "x")
+    figure.text(0.8, 0.9, "y")
+    first = drawn.draw_files(figure)
+    width, height = np.frombuffer(first[".png"][16:24], ">u4")
+    box = figure.get_tightbbox().padded(0.1)
+    np.testing.assert_allclose([width, height], [box.width * 150, box.height * 150], atol=1)
+    assert first[".pdf"].startswith(b"%PDF") and b"CreationDate" not in first[".pdf"]
+    assert b"/Type3" not in first[".pdf"] and b"/CIDFontType2" in first[".pdf"]
+    assert drawn.draw_files(figure) == first and figure.get_layout_engine() is None
+
+
+def test_figures_without_matplotlib_are_refused_with_what_works(monkeypatch):
+    drawn.check_drawing("--out")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    message = r"^--out needs matplotlib, .*\(the extra 'report'\); leave it out$"
+    is_refused(message, drawn.check_drawing, "--out", "leave it out", error=MissingPackage)
