@@ -152,9 +152,8 @@ def test_functions_that_are_none_are_named(field):
 def test_what_is_no_config_is_called_as_its_argument():
     check_config(make(norm_gain=None, mixing=None))
     is_refused("base is a dict, not a TransformerConfig", check_config, {}, "base")
-    is_refused(
-        r"network\.skip_gain=None is not a number", check_config, make(skip_gain=None), "network"
-    )
+    none = make(skip_gain=None)
+    is_refused(r"network\.skip_gain=None is not a number", check_config, none, "network")
     gains = rc.Gains(attention="1")
     is_refused(r"config\.branch_gain\.attention='1' is", check_config, make(branch_gain=gains))
     check_config(make(skip_gain=np.ones(4), temperature=jax.ShapeDtypeStruct((), "float32")))

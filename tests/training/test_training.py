@@ -343,6 +343,25 @@ def test_a_step_passes_its_options_on(monkeypatch):
     assert none is None and first == again and first != second
 
 
+def test_tokens_of_a_packed_row_see_and_count_from_their_own_sequence(monkeypatch):
+    def forward(model, inputs, config, *, mask, positions, **options):
+        position = jnp.zeros(5, int) - 1 if positions is None else positions
+        return jnp.concatenate([mask.astype(int).reshape(-1), position, inputs])
+
+    monkeypatch.setattr(models, "forward", forward)
+    ids, parts = jnp.arange(10).reshape(2, 5), jnp.array([[0, 0, 1, 1, 1], [2, 2, 2, -1, -1]])
+    padded, packed = Examples(ids, ids, parts >= 0), Examples(ids, ids, parts >= 0, parts)
+    for size in (None, 1):
+        rows = np.asarray(batch_forward(None, packed, None, batch_size=size))
+        seen = (parts[:, :, None] == parts[:, None]) & (parts >= 0)[:, None]
+        np.testing.assert_array_equal(rows[:, :25], seen.reshape(2, 25))
+        np.testing.assert_array_equal(rows[:, 25:28], [[0, 1, 0], [0, 1, 2]])
+        np.testing.assert_array_equal(rows[:, 30:], ids)
+        rows = np.asarray(batch_forward(None, padded, None, batch_size=size))
+        np.testing.assert_array_equal(rows[:, :5], parts >= 0)
+        np.testing.assert_array_equal(rows[:, 5:10], -np.ones((2, 5)))
+
+
 def test_dropouts_of_the_embedding_and_of_the_output_are_independent(monkeypatch):
     """A network that passes on what it takes shows both; 2000 entries, four deviations."""
     monkeypatch.setattr(
