@@ -294,18 +294,37 @@ def test_measures_are_in_float32_at_least_and_a_mask_of_pairs_leaves_all_tokens(
     exists = np.arange(N) != 2
     for mask, tokens in ((None, None), (exists, exists), (np.tri(N, dtype=bool), None)):
         inputs = prepare_inputs(half, X.astype(jnp.bfloat16), config, mask=mask)
-        assert {a.dtype for a in jax.tree.leaves((inputs[0], inputs[1].x))} == {
-            np.dtype(jnp.bfloat16)
-        }
+        assert list_dtypes(inputs[0], inputs[1].x) == {jnp.bfloat16}
         full = at_least_float32(*inputs)
-        assert {a.dtype for a in jax.tree.leaves((full[0], full[1].x))} == {np.dtype(np.float32)}
+        assert list_dtypes(full[0], full[1].x) == {jnp.float32}
         expected = np.ones(N, bool) if tokens is None else tokens
         np.testing.assert_array_equal(inputs[1].existing_tokens, expected)
         assert (inputs[1].token_mask is None) == (tokens is None)
-    missing = draws.changed(half, attention={"b_q": None, "b_o": None})
-    layers = prepare_inputs(missing, X.astype(jnp.bfloat16), config)[0].layers
-    assert {a.dtype for a in jax.tree.leaves(layers)} == {np.dtype(jnp.bfloat16)}
-    assert not layers.attention.b_q.any() and layers.attention.b_q.shape == (2, 4, 2)
+
+
+def list_dtypes(*trees):
+    return {a.dtype.type for a in jax.tree.leaves(trees)}
+
+
+def test_missing_biases_are_zeros_of_the_shape_and_precision_of_their_part():
+    config = rc.transformer(2, 4, D, d_ff=6, mlp="swiglu", cross_attention=True)
+    params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), draws.parameters(config))
+    shapes = {
+        "attention": {"b_q": (2, 4, 2), "b_k": (2, 4, 2), "b_v": (2, 4, 2), "b_o": (2, D)},
+        "cross": {"b_q": (2, 4, 2), "b_o": (2, D)},
+        "mlp": {"b_in": (2, 6), "b_gate": (2, 6), "b_out": (2, D)},
+    }
+    missing = draws.changed(
+        params, **{part: dict.fromkeys(names) for part, names in shapes.items()}
+    )
+    x = X.astype(jnp.bfloat16)
+    layers = prepare_inputs(missing, x, config, memory=x)[0].layers
+    assert list_dtypes(layers) == {jnp.bfloat16}
+    for part, biases in shapes.items():
+        for name, shape in biases.items():
+            bias = getattr(getattr(layers, part), name)
+            assert bias.shape == shape and not bias.any()
+    np.testing.assert_array_equal(layers.cross.b_k, params.layers.cross.b_k)
 
 
 @pytest.mark.parametrize(("d_input", "is_read"), [(8, True), (3, False)])

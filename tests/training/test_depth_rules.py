@@ -14,6 +14,7 @@ from scipy import stats
 
 import rank_collapse as rc
 from experiments.train.byte_networks import byte_model, linearisation_distance, text_bytes
+from rank_collapse.training.depth_rules import parameter_group
 
 N, L = 4, 8  # m_N and m_L of NETWORK against BASE
 BASE, NETWORK = byte_model(1, 8, 6), byte_model(L, 8 * N, 6)
@@ -115,6 +116,33 @@ def test_scales_of_initial_values_reach_the_draws():
     np.testing.assert_allclose(scaled.w_in, plain.w_in / 2, rtol=1e-6)
     np.testing.assert_array_equal(scaled.b_in, plain.b_in)
     assert plain.b_in.all()
+
+
+def test_what_adamw_is_given_is_given_to_each_group(monkeypatch):
+    calls = []
+    monkeypatch.setattr(optax, "adamw", lambda *a, **k: calls.append((a, k)) or optax.identity())
+    options = {"weight_decay": 0.3, "b1": 0.5, "b2": 0.6, "eps": 1e-4}
+    rc.depth_rule("half", BASE).adamw(2.0, NETWORK, **options)
+    assert len(calls) == 4
+    for name, (arguments, keywords) in zip(("embedding", "matrix", "vector"), calls, strict=False):
+        _, rate, decay, eps = TABLE["half"][name]
+        np.testing.assert_allclose(arguments, (2 * rate, 0.5, 0.6, 1e-4 * eps))
+        np.testing.assert_allclose(keywords["weight_decay"], 0.3 * decay)
+
+
+def test_groups_are_by_name_inside_of_blocks_and_by_axes_outside():
+    keys = jax.tree_util.DictKey, jax.tree_util.GetAttrKey
+    for path, ndim, group in (
+        (("layers", "attention", "w_q"), 4, "matrix"),
+        (("layers", "attention", "b_q"), 3, "vector"),
+        (("layers", "mlp_norm", "gain"), 2, "vector"),
+        (("model", "layers", "mlp", "w_in"), 3, "matrix"),
+        (("embedding", "tokens"), 2, "embedding"),
+        (("embedding", "b_in"), 1, "final"),
+        (("w_output",), 2, "embedding"),
+    ):
+        for key in keys:
+            assert parameter_group(map(key, path), np.zeros((1,) * ndim)) == group
 
 
 def test_the_eps_of_blocks_is_scaled():

@@ -223,6 +223,21 @@ def test_the_last_chunk_is_watched_where_chunks_do_not_divide_the_epochs():
     assert Ensemble(RECIPE, make_data).epochs_per_chunk == 5
 
 
+def test_a_function_of_models_is_of_each_seed_with_its_data_values_and_key():
+    ensemble, keys = make_ensemble(devices=1), seed_keys(0, 3)
+    rates = jnp.array([0.1, 0.2, 0.3])
+    call = ensemble.of_models(
+        lambda model, data, hyper, key: {
+            "all": jnp.stack([model, data["a"], hyper.learning_rate]),
+            "key": jax.random.key_data(key),
+        }
+    )
+    laid_out = Count(jnp.array([1.0, 2, 3])), {"a": jnp.array([4.0, 5, 6])}, Hyper(rates)
+    results = call(*ensemble.lay_out((*laid_out[:2], _as_runs(laid_out[2], 3), keys)), num_seeds=2)
+    np.testing.assert_allclose(results["all"], [[1, 4, 0.1], [2, 5, 0.2]], rtol=1e-6)
+    np.testing.assert_array_equal(results["key"], jax.random.key_data(keys)[:2])
+
+
 def test_a_run_diverges_in_its_first_epoch_without_a_finite_loss():
     losses = np.array([[1, 2, 3], [1, np.nan, 2], [np.inf, np.nan, 0], [3, 2, np.nan]])
     assert Trained(None, None, losses).diverged_at.tolist() == [-1, 1, 0, 2]

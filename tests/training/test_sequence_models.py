@@ -17,7 +17,7 @@ from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.runs.seeds import seed_keys, seed_mesh
 from rank_collapse.training import Ensemble, Hyper, Recipe, dump_models, load_models
-from rank_collapse.training.models import decode_pairs, exact_share
+from rank_collapse.training.models import decode_pairs, exact_share, init_model
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.training import batch_forward
 
@@ -135,6 +135,11 @@ def test_logits_of_pairs_are_those_of_each_under_its_masks():
         expected = single(pairs.source[i], pairs.target[i, :-1], masks)
         np.testing.assert_allclose(logits[i], expected, rtol=1e-4, atol=1e-4)
     assert not np.allclose(dropped[0], logits[0]) and not np.allclose(dropped[2], dropped[3])
+
+
+def test_initial_weights_of_both_halves_have_their_scale(monkeypatch):
+    monkeypatch.setattr(encoder_decoder, "init", lambda *arguments: arguments)
+    assert init_model("key", RECIPE, 3.0) == ("key", CONFIG, 3.0)
 
 
 def test_each_source_is_decoded_under_its_mask_as_long_as_the_longest_target(monkeypatch):
