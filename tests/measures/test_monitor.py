@@ -1,6 +1,7 @@
 """The scalars for training loops: closed forms, the full measures, and every transformation."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import draws
 import jax
@@ -12,6 +13,7 @@ from flax import linen as nn, nnx
 from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
+from rank_collapse.network.measured.monitored import MonitorPass
 from rank_collapse.watch.names import PARTS
 
 N, D, H = 6, 10, 3
@@ -120,6 +122,18 @@ def test_inside_the_layers_as_on_a_trace(keep):
     near(scalars, jax.tree.map(lambda *a: np.stack(a), *by_layer), rtol=1e-5)
     states = rc.monitored(params, x, config, attention=False, mask=keep)[1]
     assert states.keys() == rc.monitor(x).keys()
+
+
+def test_what_is_monitored_of_a_layer_has_no_gradient():
+    layer = SimpleNamespace(inputs=SimpleNamespace(token_mask=None))
+
+    def measure(x, p):
+        values = SimpleNamespace(trace=SimpleNamespace(hidden=x, attention=p))
+        return MonitorPass().measure_layer(layer, None, values, ())[1]
+
+    point = jnp.asarray(draw_normal(N, D)), jnp.asarray(draw_weights())
+    values, slopes = jax.jvp(measure, point, jax.tree.map(jnp.cos, point))
+    assert not any(map(np.any, slopes.values())) and values["token_cosine"] != 0
 
 
 @pytest.mark.full

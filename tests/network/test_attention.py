@@ -73,7 +73,11 @@ def test_masks():
         positions.causal_mask(4), None, jnp.array([True, True, False, True])
     )
     np.testing.assert_array_equal(joined, np.tril(np.ones((4, 4), bool)) & [1, 1, 0, 1])
-    assert positions.combine_masks(per_head, positions.causal_mask(4)).shape == (3, 4, 4)
+    causal, padding = np.tril(np.ones((4, 4), bool)), np.array([True, True, False, True])
+    for masks in ((per_head, causal, padding), (padding, causal, per_head)):
+        joined = positions.combine_masks(*map(jnp.asarray, masks))
+        np.testing.assert_array_equal(joined, np.tile(causal & padding, (3, 1, 1)))
+    assert positions.combine_masks(jnp.asarray(padding)).tolist() == [padding.tolist()]
     assert positions.combine_masks(None, None) is None
 
 

@@ -14,7 +14,7 @@ from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.network.designs import count_branches
-from rank_collapse.network.residual import init_gains, layer_gains, scale_norm
+from rank_collapse.network.residual import Unprofiled, init_gains, layer_gains, scale_norm
 
 L, H, N, D = 3, 2, 5, 8
 
@@ -145,6 +145,70 @@ def test_gains_that_are_trained_start_as_published():
     np.testing.assert_array_equal(init_gains(shared)["mlp_gains"].branch, [3, 5])
 
 
+PRE = {"norm_placement": "pre", "final_norm": True}
+FIELDS = {  # of a network of 16 layers; what is not named is as in a plain residual network
+    "post": {},
+    "pre": PRE,
+    "admin": {"skip_gain": Unprofiled(), "learned_skip_gain": 1.0, "learned_per_feature": True},
+    "deepnorm": {"skip_gain": 32**0.25, "init_gain": 128**-0.25, "init": "xavier"},
+    "rezero": {"norm_placement": "none", "learned_branch_gain": 0.0},
+    "skipinit": {"norm_placement": "none", "learned_branch_gain": 0.0},
+    "layerscale": PRE | {"learned_branch_gain": 0.1, "learned_per_feature": True},
+    "sandwich": PRE | {"norm_placement": "sandwich"},
+    "branch_norm": PRE | {"norm_placement": "branch"},
+    "qk_norm": PRE | {"qk_norm": "head"},
+    "depth_scaled": {"branch_gain": 0.25},
+    "lambda_skip": {"learned_skip_gain": 1.0},
+    "ngpt": {"norm_placement": "both", "skip_gain": 0.95, "branch_gain": 0.05}
+    | {"norm": "rms", "qk_norm": "head"},
+    "hyper_connections": PRE | {"connection": "hyper"},
+    "mhc": PRE | {"connection": "manifold"},
+    "attention_residuals": PRE | {"connection": "attention"},
+}
+WITH_ANY = {  # fields that a design replaces
+    "skip_gain": 3.0,
+    "branch_gain": 3.0,
+    "init_gain": 3.0,
+    "norm_gain": 3.0,
+    "learned_skip_gain": 3.0,
+    "learned_branch_gain": 3.0,
+    "learned_per_feature": True,
+    "qk_norm": "width",
+    "final_norm": True,
+    "attention_skip": False,
+    "mlp_skip": False,
+    "cross_skip": False,
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_design_sets_its_fields_and_undoes_those_of_others(name):
+    config = network(16, cross_attention=False)
+    expected = config.replace(**FIELDS[name])
+    assert rc.design(config, name) == expected
+    assert rc.design(config.replace(**WITH_ANY), name) == expected
+    streams = config.replace(norm_placement="pre", connection="hyper")
+    assert rc.design(streams, name) == expected
+
+
+def test_each_placement_that_a_design_allows_has_the_final_norm_that_it_needs():
+    for name, placements in (
+        ("rezero", ("none", "pre", "post")),
+        ("skipinit", ("none", "pre", "post")),
+        ("layerscale", ("pre", "post")),
+        ("qk_norm", ("pre", "branch")),
+        ("depth_scaled", ("post", "pre", "none")),
+        ("deepscalelm", ("pre", "post")),
+    ):
+        assert rc.network.DESIGNS[name].placements == placements
+        for placement in placements:
+            config = rc.design(network(), name, norm_placement=placement)
+            chosen = config.norm_placement, config.final_norm
+            assert chosen == (placement, placement in ("pre", "branch"))
+    pair = rc.design(Pair(network(), network(cross_attention=True)), "qk_norm", learned=False)
+    assert pair.encoder.qk_norm == pair.decoder.qk_norm == "head"
+
+
 def test_layer_norms_are_scaled_by_their_layer():
     config = rc.design(network(4), "layernorm_scaling")
     np.testing.assert_allclose(config.norm_gain, 1 / np.sqrt([1, 2, 3, 4]))
@@ -166,6 +230,10 @@ def test_deepscalelm_keeps_tokens_of_variance_1_by_the_published_correlation():
         r = (1 - square) * r + square
         r = (1 - square) * r + square * (r + (np.sqrt(1 - r * r) - r * np.arccos(r)) / np.pi)
     np.testing.assert_allclose(config.branch_gain.attention, gains)
+    np.testing.assert_allclose(config.branch_gain.cross, gains)
+    assert np.isclose(config.branch_gain.mlp, np.sqrt(2 * square)) and config.init == "lecun"
+    one = rc.design(rc.transformer(1, 4, 128, mlp="relu"), "deepscalelm")  # β² is at most 1
+    assert one.skip_gain == 0 and np.isclose(one.branch_gain.mlp, np.sqrt(2))
 
 
 def compute_reference(params, x, config):

@@ -88,6 +88,17 @@ def test_equal_to_torchs_transformer_with_the_same_weights(placement, source):
         (trace.logits, "logits", TARGET > 0),
     ):
         np.testing.assert_allclose(our_output[exists], expected[name][exists], atol=1e-5)
+    # A token that does not exist between others: its embedding changes none of the others.
+    targets, tokens = TARGET.copy(), np.array(params.decoder.embedding.tokens)
+    targets[:, 1], tokens[0] = 0, tokens[0] + 1
+    changed = params.decoder.embedding.replace(tokens=tokens)
+    changed = params.replace(decoder=params.decoder.replace(embedding=changed))
+    logits, others, full = (
+        apply_batch(p, SOURCE, t, model_config).logits[targets > 0]
+        for p, t in ((params, targets), (changed, targets), (params, TARGET))
+    )
+    np.testing.assert_allclose(others, logits, atol=1e-5)
+    assert np.abs(full - logits).max() > 1e-2
 
 
 KINDS = {
@@ -225,6 +236,68 @@ def test_dropout_falls_on_both_halves_and_is_none_without_a_key():
         )
 
 
+def test_dropout_falls_on_the_embedding_of_each_half_with_a_key_of_its_own(monkeypatch):
+    """Halves that pass on what they take show it; what else they are given is as `apply` has it."""
+    calls = []
+
+    def pass_on(params, x, half_config, **options):
+        calls.append((x, half_config, options))
+        return Passed(x if x.ndim == 2 else jnp.zeros((40, 16)))
+
+    monkeypatch.setattr(encoder_decoder, "EncoderDecoderTrace", lambda *parts: parts)
+    monkeypatch.setattr(encoder_decoder.transformer, "apply", pass_on)
+    model_config = config(embedding={"positions": "none"}, shared_embedding=True, tied_output=True)
+    params = draw_params(model_config)
+    ids, mask, causal = jnp.full(40, 5), jnp.arange(40) < 30, jnp.tri(40, dtype=bool)
+    row = np.asarray(params.encoder.embedding.tokens[5])
+    masks = {"source_mask": mask, "target_mask": causal}
+    key = {"dropout_key": jax.random.key(3), "dropout_rate": 0.25}
+    for options in ({}, key):
+        encoder_decoder.apply(params, ids, ids, model_config, **masks, **options)
+    for x, half_config, options in calls[:2]:  # ids, which the halves embed by themselves
+        assert x is ids and half_config.embedding is not None
+        assert options.get("dropout_key") is None and options["dropout_rate"] == 0
+    kept = []
+    for x, half_config, options in calls[2:]:
+        assert half_config.embedding is None and options["dropout_rate"] == 0.25
+        kept.append(np.asarray(x != 0))
+        assert abs(kept[-1].mean() - 0.75) < 4 * np.sqrt(0.75 * 0.25 / 640)
+        np.testing.assert_allclose(x, kept[-1] * row / 0.75, rtol=1e-5)
+    assert np.any(kept[0] != kept[1])
+    encoder, decoder = (options for _, _, options in calls[2:])
+    assert not np.array_equal(encoder["dropout_key"], decoder["dropout_key"])
+    np.testing.assert_array_equal(encoder["mask"], mask)
+    np.testing.assert_array_equal(decoder["mask"], causal)
+    np.testing.assert_array_equal(decoder["memory_mask"], mask)
+    np.testing.assert_array_equal(decoder["memory"], calls[2][0])
+
+
+class Passed:
+    """A trace of which there is the output alone."""
+
+    def __init__(self, output):
+        self.output = output
+
+
+def test_targets_are_shifted_behind_the_begin_mark():
+    shifted = encoder_decoder.shift_target(jnp.array([5, 6, 7, END]), BEGIN)
+    assert shifted.tolist() == [BEGIN, 5, 6, 7]
+
+
+def test_logits_have_the_bias_of_the_output_where_there_is_one():
+    output, w = jnp.eye(2, 16), jnp.arange(144.0).reshape(16, 9)
+    params = draw_params(config()).replace(w_output=w, b_output=None)
+    logits = encoder_decoder.compute_logits(params, output, config())
+    np.testing.assert_array_equal(logits, w[:2])
+    biased = params.replace(b_output=jnp.arange(9.0))
+    logits = encoder_decoder.compute_logits(biased, output, config())
+    np.testing.assert_array_equal(logits, w[:2] + jnp.arange(9.0)[None])
+    tied = config(tied_output=True)
+    params = draw_params(tied)
+    logits = encoder_decoder.compute_logits(params, output, tied)
+    np.testing.assert_allclose(logits, params.decoder.embedding.tokens[:, :2].T, rtol=1e-6)
+
+
 test_halves_that_do_not_fit_are_named = refused(
     [
         ({"decoder": {"mask": "local"}}, "decoder.mask='local'"),
@@ -232,6 +305,11 @@ test_halves_that_do_not_fit_are_named = refused(
         ({"decoder": {"embedding": None}}, "decoder.embedding must have a vocab_size"),
         ({"embedding": {"class_token": True}}, "class_token=True moves every token"),
         ({"encoder": {"embedding": None}, "shared_embedding": True}, "of the encoder is None"),
+        (
+            {"encoder": {"embedding": EmbeddingConfig(8, d_embed=16)}, "shared_embedding": True},
+            r"of the encoder is \(8, 16\), of the decoder \(9, 16\)",
+        ),
+        ({"decoder": {"embedding": EmbeddingConfig(d_input=3, d_embed=16)}}, "have a vocab_size"),
         (
             {"embedding": {"d_embed": 8, "projection": "before_norm"}, "tied_output": True},
             "d_embed=8 is not d_model=16",
@@ -260,6 +338,14 @@ test_bad_inputs_are_named = refused(
         (
             lambda p: rc.network.greedy_decode(p, SOURCES, UNTIED, begin=99, end=END, max_len=3),
             "begin=99 is not a whole number from 0 to",
+        ),
+        (
+            lambda p: rc.network.greedy_decode(p, SOURCES, UNTIED, begin=BEGIN, end=9, max_len=3),
+            "end=9 is not a whole number from 0 to 8",
+        ),
+        (
+            lambda p: encoder_decoder.apply(p.replace(w_output=None), SOURCES, TARGETS, UNTIED),
+            r"params\.w_output is missing, tied_output=False",
         ),
         (
             lambda p: rc.network.greedy_decode(p, SOURCES, UNTIED, begin=BEGIN, end="2", max_len=3),

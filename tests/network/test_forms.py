@@ -4,6 +4,8 @@ Their frozen passes are tested in tests/paths, the models that have these forms 
 tests/pretrained/test_family_forms.py.
 """
 
+from types import SimpleNamespace
+
 import draws
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from scipy.special import erf, softmax
 
 import rank_collapse as rc
 from rank_collapse.network import layers, positions
+from rank_collapse.network.inputs import make_context
 
 N, D, DEPTH, H, K = 6, 8, 3, 2, 6
 FORM = {
@@ -140,6 +143,76 @@ def test_rotary_frequencies():
     np.testing.assert_allclose(cos[3, :3], np.cos([0.9, 0.6, 0.3]), rtol=1e-6)
     longer, _ = positions.rotary_angles(jnp.arange(12), 6, tables=tables)
     np.testing.assert_array_equal(longer, 1.0)
+    for scaling in ((4.0,), (4.0, 5.0)):  # tables take their place
+        both = positions.rotary_angles(index, 6, 50.0, scaling, tables)[0]
+        np.testing.assert_array_equal(both, cos)
+    slower, sines = positions.rotary_angles(2 * index, 6, 50.0, (2.0,))  # half the frequencies
+    np.testing.assert_allclose(slower, plain[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sines[1], np.sin(np.tile(50.0 ** -(np.arange(3) / 3), 2)), rtol=1e-5)
+    default = positions.rotary_angles(index, 4)[1][1]
+    np.testing.assert_allclose(default, np.sin([1, 0.01, 1, 0.01]), rtol=1e-5)
+
+
+def test_the_context_has_what_the_config_says():
+    """Of 7 tokens and two heads: masks, biases, positions and the cap of scores, by loops."""
+    n, config = 7, rc.TransformerConfig(depth=2, num_heads=2, d_model=8)
+    i, j = np.indices((n, n))
+
+    def context(params=None, inputs=(), **fields):
+        return make_context(params, config.replace(**fields), n, **dict(inputs))
+
+    plain = context()
+    assert all(leaf is None for leaf in vars(plain).values())
+    np.testing.assert_array_equal(context(mask="causal").mask, j <= i)
+    np.testing.assert_array_equal(context(mask="local", window=3).mask, abs(i - j) <= 3)
+    padding = jnp.arange(n) != 4
+    masked = context(inputs={"mask": padding}, mask="causal").mask
+    np.testing.assert_array_equal(masked, (j <= i) & (j != 4))
+    capped = context(windows=(0, 1), score_cap=3.0)
+    np.testing.assert_array_equal(capped.distance, abs(i - j))
+    assert capped.cap == 3 and plain.cap is None
+
+    index = jnp.array([0, 3, 4, 9, 2, 1, 8])
+    rotary = {"position": "rotary", "rotary_theta": 9.0, "windows": (1, 0), "local_theta": 5.0}
+    for extra, frequencies, factor in (
+        ({}, 9.0 ** -np.array([0, 0.5]), 1),
+        ({"rotary_width": 2, "rotary_factor": 1.5}, np.ones(1), 1.5),
+        ({"rotary_scaling": (4.0,), "rotary_factor": 0.5}, 9.0 ** -np.array([0, 0.5]) / 4, 0.5),
+        ({"rotary_tables": ((9, (0.3, 0.2)),)}, np.array([0.3, 0.2]), 1),
+    ):
+        both = context(inputs={"positions": index}, **(rotary | extra))
+        width = extra.get("rotary_width", 4)
+        for angles, rates, times in (
+            (both.rotary, frequencies, factor),
+            (both.local_rotary, 5.0 ** -(np.arange(0, width, 2) / width), 1),
+        ):
+            expected = np.outer(index, np.tile(rates, 2))
+            np.testing.assert_allclose(angles[0], times * np.cos(expected), atol=1e-5)
+            np.testing.assert_allclose(angles[1], times * np.sin(expected), atol=1e-5)
+    assert context(**(rotary | {"windows": ()})).local_rotary is None
+    assert context(**(rotary | {"local_theta": 0.0})).local_rotary is None
+    first = context(position="rotary").rotary[1][:, 0]
+    np.testing.assert_allclose(first, np.sin(np.arange(n)), rtol=1e-5)
+
+    biased = {"position": "relative_bias", "num_buckets": 4, "max_distance": 3}
+    table = SimpleNamespace(position_bias=jnp.arange(8.0).reshape(4, 2))
+    for mask, buckets in (  # of keys before the query; after it, two more where it sees both
+        ("none", np.where(j > i, 2, 0) + (abs(i - j) > 0)),
+        ("causal", np.array([0, 1, 2, 3, 3, 3, 3])[np.maximum(i - j, 0)]),
+    ):
+        expected = np.asarray(table.position_bias)[buckets].transpose(2, 0, 1)
+        np.testing.assert_array_equal(context(table, mask=mask, **biased).bias, expected)
+        both = context(table, {"bias": jnp.full((1, n, n), 5.0)}, mask=mask, **biased)
+        np.testing.assert_array_equal(both.bias, expected + 5)
+
+    for clamp in (0, 2):
+        keys = context(inputs={"segments": index}, position="relative_key", clamp_distance=clamp)
+        distances = np.arange(n - 1, -n, -1)
+        distances = np.clip(distances, -clamp, clamp) if clamp else distances
+        angles = np.outer(distances, 10000.0 ** -(np.arange(4) / 4))
+        expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+        np.testing.assert_allclose(keys.relative, expected, atol=1e-5)
+        np.testing.assert_array_equal(keys.segments, index)
 
 
 test_bad_forms_name_the_value = refused(

@@ -103,13 +103,15 @@ def compute_omegas(params, x, config, mask=None, **inputs):
                 "mlp": (before_mlp, layers.mlp_branch),
             }[kind]
             learned = np.asarray(getattr(params.layers, f"{kind}_gains").skip, np.float64)[l]
+            branch = getattr(config.branch_gain, kind) * branch
             r = np.sqrt(np.var((r * learned * residual)[exists]) + np.var(branch[exists]))
     return {kind: omega[kind] for kind in kinds}
 
 
 @pytest.mark.parametrize("kind", ["padded encoder", "decoder"])
 def test_the_profile_is_as_defined(kind):
-    config = network(cross_attention=kind == "decoder")
+    branch = rc.Gains(attention=0.6, cross=1.5, mlp=0.7)
+    config = network(cross_attention=kind == "decoder").replace(branch_gain=branch)
     params, x, inputs = draw(config)
     mask = MASK if kind == "padded encoder" else None
     if mask is not None:
@@ -144,7 +146,8 @@ def test_encoder_decoders_are_profiled_half_by_half():
     ids = jnp.asarray(np.random.default_rng(4).integers(0, 7, (3, 5)))
     mask = np.arange(5) < np.array([5, 3, 4])[:, None]
     module = rc.network.encoder_decoder
-    config = module.admin_profile(params, ids, ids[:, :4], config, source_mask=mask)
+    masks = {"source_mask": mask, "target_mask": mask[:, ::-1][:, :4]}
+    config = module.admin_profile(params, ids, ids[:, :4], config, **masks)
     encoder_alone = rc.network.admin_profile(params.encoder, ids, config.encoder, mask=mask)
     for kind in ("attention", "mlp"):
         omegas, expected = (getattr(c.skip_gain, kind) for c in (config.encoder, encoder_alone))
@@ -155,8 +158,9 @@ def test_encoder_decoders_are_profiled_half_by_half():
         module.decoder_params(params, config),
         ids[:, :4],
         config.decoder.replace(skip_gain=both.decoder.skip_gain),
+        mask=masks["target_mask"],
         memory=memory,
-        memory_mask=mask,
+        memory_mask=mask.astype(int),  # 0 and 1 are a mask too
     )
     for kind in ("attention", "cross", "mlp"):
         omegas, expected = (getattr(c.skip_gain, kind) for c in (config.decoder, decoder_alone))

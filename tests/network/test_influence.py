@@ -1,10 +1,13 @@
 """Influence, removal and attention of layers; updates, gradients, dependency: by definition."""
 
+import dataclasses
+
 import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import near
 from gradient_norms import gradient_norms
 from marks import full_but
 from path_examples import heads_in_memory
@@ -18,13 +21,21 @@ from experiments.train.weights import (
     compute_matrix_norms,
     get_weight_matrices,
 )
+from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import apply_norm
 from rank_collapse.network.measured import updates
+from rank_collapse.network.measured.heads import measure_heads
 from rank_collapse.network.measured.influence import (
+    InfluencePass,
+    branch_share,
     find_settling_index,
     layer_influence,
     layer_removal,
+    mean_cosine,
 )
+from rank_collapse.network.passes import LayerMeasure, States, replay, run_pass
+from rank_collapse.network.residual import ResidualSpec
+from rank_collapse.network.walk import SublayerValues
 
 L, N, D = 4, 6, 8
 CONFIG = rc.TransformerConfig(
@@ -60,6 +71,22 @@ def test_a_token_that_is_zero_is_at_right_angles_to_others_and_at_none_to_itself
     influence_measures = layer_influence(params, np.float32([[0, 0], [3, 4], [-3, 1]]), config)
     np.testing.assert_allclose(influence_measures["block_influence"], [influence], atol=1e-6)
     np.testing.assert_allclose(influence_measures["angle"], [[0, angle], [angle, 0]], atol=1e-6)
+    assert all(np.isfinite(measure).all() for measure in influence_measures.values())
+    assert not any(name.startswith("mlp") for name in influence_measures)
+
+
+def test_a_share_is_that_of_the_two_sides_of_the_sum():
+    """‖γ N'(a)‖/(‖λ x‖ + ‖γ N'(a)‖); 1 without a skip, and 0 where both sides are 0."""
+    x, a = jnp.array([[3.0, 4.0], [0, 0], [0, 0]]), jnp.array([[6.0, 8.0], [1, 0], [0, 0]])
+    spec = ResidualSpec(None, None, 2.0, 0.5, "attention", True, "pre", "layer", 1e-12)
+    for change, shares in (
+        ({}, [5 / 15, 1, 0]),
+        ({"skip": False}, [1, 1, 0]),
+        # LayerNorm makes (6, 8) to (−1, 1) and (1, 0) to (1, −1)
+        ({"placement": "branch"}, [2**-0.5 / (10 + 2**-0.5), 1, 0]),
+    ):
+        values = SublayerValues(spec.replace(**change), x, None, a, None, None, None)
+        np.testing.assert_allclose(branch_share(values), shares, rtol=1e-5)
 
 
 def remove_layers(params, config, s, size=1):
@@ -82,7 +109,26 @@ def test_influence_against_the_trace(network):
     steps = cosine[np.arange(L), np.arange(1, L + 1)].mean(-1)
     np.testing.assert_allclose(influence["block_influence"], 1 - steps, atol=1e-6)
     assert np.all(np.diag(influence["angle"]) == 0)
-
+    branches = {"attention": trace.attention_branch, "mlp": trace.mlp_branch}
+    streams = {"attention": trace.hidden[:-1], "mlp": trace.layers.after_attention}
+    pairs = {kind: (branches[kind], streams[kind]) for kind in branches}
+    pairs["layer"] = np.diff(np.asarray(trace.hidden), axis=0), trace.hidden[:-1]
+    for kind, pair in pairs.items():
+        branch, stream = (np.asarray(a, float)[:, MASK] for a in pair)
+        lengths = [np.linalg.norm(a, axis=-1) for a in (branch, stream)]
+        cosines = (branch * stream).sum(-1) / np.prod(lengths, axis=0)
+        np.testing.assert_allclose(influence[f"{kind}_cosine"], cosines.mean(-1), atol=1e-5)
+        if kind != "layer":
+            ratios = lengths[0] / lengths[1]
+            np.testing.assert_allclose(influence[f"{kind}_ratio"], ratios.mean(-1), rtol=1e-4)
+        if kind == "attention":
+            shares = (lengths[0] / np.add(*lengths)).mean(-1)
+            np.testing.assert_allclose(influence["attention_share"], shares, rtol=1e-4)
+    assert len(influence) == 10
+    decoder = CONFIG.replace(cross_attention=True)  # of the attention to a memory there is nothing
+    params = draws.parameters(decoder)
+    shapes = jax.eval_shape(lambda: layer_influence(params, x, decoder, memory=x))
+    assert shapes.keys() == influence.keys()
     np.testing.assert_allclose(
         influence["stream"], np.linalg.norm(hidden, axis=-1).mean(-1), rtol=1e-5
     )
@@ -195,6 +241,15 @@ def test_tokens_to_spare_are_a_count():
     is_refused("spare=-1 is not a whole number", layer_removal, params, x, CONFIG, spare=-1)
 
 
+def test_cosines_of_tokens_that_are_zero_or_do_not_exist():
+    a = jnp.array([[[1.0, 0], [0, 0], [1, 1]], [[0, 2], [1, 1], [0, -3]]])
+    b = jnp.array([[2.0, 0], [1, 0], [0, 1]])
+    expected = [[1, 0, 0.5**0.5], [0, 0.5**0.5, -1]]
+    for mask in (None, jnp.array([True, True, False])):
+        wanted = np.array(expected)[:, : 3 if mask is None else 2].mean(-1)
+        np.testing.assert_allclose(mean_cosine(a, b, mask), wanted, rtol=1e-6)
+
+
 def test_settled_is_where_it_stays_enough():
     enough = [
         [False, True, False, True, True],
@@ -214,11 +269,43 @@ def test_attention_that_is_uniform_and_attention_that_is_not(network):
     np.testing.assert_allclose(
         [np.exp(-head_measures["entropy"]), *shares], 1 / MASK.sum(), rtol=1e-5
     )
+    streamed = run_pass(
+        LayerMeasure(measure_heads), *prepare_inputs(params, x, CONFIG, mask=MASK), CONFIG
+    )
     head_measures = heads_in_memory(params, x, CONFIG, mask=MASK)
     weights = np.asarray(trace.attention)[:, :, np.asarray(MASK)]
     first = weights[..., MASK.argmax()]  # of the tokens that exist
     np.testing.assert_allclose(head_measures["first_column"], first.mean(-1), rtol=1e-5)
     np.testing.assert_allclose(head_measures["largest_column"], weights.mean(-2).max(-1), rtol=1e-5)
+    exists = weights[..., MASK]
+    expected = {
+        "entropy": -np.sum(exists * np.log(exists), axis=-1).mean(-1),
+        "largest_weight": exists.max(-1).mean(-1),
+        "largest_column": exists.mean(-2).max(-1),
+        "first_column": exists[..., 0].mean(-1),
+    }
+    assert streamed.keys() == expected.keys()
+    near(streamed, expected, rtol=1e-4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals(States):
+    """Sums of the tokens that exist."""
+
+    def measure(self, x, mask=None):
+        return (x * mask[:, None]).sum(axis=0)
+
+
+def test_a_measure_of_states_is_of_the_input_and_of_every_layer_under_the_mask(network):
+    params, x, trace = network
+    totals = run_pass(Totals(), *prepare_inputs(params, x, CONFIG, mask=MASK), CONFIG)
+    expected = np.asarray(trace.hidden)[:, MASK].sum(axis=1)
+    np.testing.assert_allclose(totals, expected, rtol=1e-4, atol=1e-5)
+    streams = CONFIG.replace(connection="hyper")
+    inputs = prepare_inputs(draws.parameters(streams), x, streams)
+    message = r"one residual stream does not cover connection='hyper'"
+    is_refused(message, run_pass, InfluencePass(), *inputs, streams)
+    is_refused(message, replay, lambda *_: None, inputs[0], trace, streams)
 
 
 FIELDS = (
@@ -287,16 +374,25 @@ def test_updates_have_the_asked_size_and_gradients_their_norms():
     np.testing.assert_allclose(length["attention"]["w_k"], norms, rtol=1e-5)
 
 
-@pytest.mark.parametrize("keep", [None, np.array([True, True, False, True, False])])
-def test_output_change_is_between_normalised_states_of_tokens_that_exist(keep):
-    params, x, config = make_network(FIELDS[1])
+RMS = {"norm": "rms", "norm_eps": 0.1, "norm_placement": "pre"}
+
+
+@pytest.mark.parametrize(
+    ("keep", "fields"),
+    [(np.tri(5, dtype=bool), RMS), (np.array([True, True, False, True, False]), FIELDS[1])],
+)
+def test_output_change_is_between_normalised_states_of_tokens_that_exist(keep, fields):
+    """Of a mask [n, n], which says what is attended to, all tokens exist."""
+    params, x, config = make_network(fields)
     direction = jax.tree.map(lambda w: np.cos(40 * np.asarray(w)), get_weight_matrices(params))
     other = jax.jit(move_weights)(params, direction, 0.1)
     change = updates.output_change(params, other, x, config, mask=keep)
-    exists = slice(None) if keep is None else keep
+    exists = slice(None) if keep.ndim == 2 else keep
 
     def unit(params):
         h = np.asarray(rc.apply(params, x, config, mask=keep).hidden, np.float64)[:, exists]
+        if fields == RMS:
+            return h / np.sqrt(np.square(h).mean(-1, keepdims=True) + 0.1)
         return (h - h.mean(-1, keepdims=True)) / h.std(-1, keepdims=True)
 
     expected = ((unit(params) - unit(other)) ** 2).mean(axis=(1, 2))

@@ -11,6 +11,7 @@ from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.network.input_checks import is_embedded
+from rank_collapse.network.inputs import as_batch, at_least_float32, batch_size, prepare_inputs
 from rank_collapse.theory.expectation import expected_pass
 
 N, D = 5, 8
@@ -141,6 +142,19 @@ test_what_would_be_broadcast_to_all_tokens_or_heads_is_refused = refused(
         ({"position": "relative_key"}, {"segments": ONE}, "segments .* each of 5 tokens"),
         ({"embedding": TABLES}, {"positions": ONE}, "positions .* each of 5 tokens"),
         ({"embedding": TABLES}, {"segments": ONE}, "segments .* each of 5 tokens"),
+        ({"embedding": TABLES}, {"segments": np.full(N, 2)}, "segment 2 is not below num_segments"),
+        ({"embedding": TABLES}, {"positions": np.full(N, 9)}, "position 9 is not below num_posit"),
+        ({"embedding": TABLES}, {"positions": np.ones(N)}, "positions of dtype .* not integers"),
+        ({"embedding": TABLES}, {"segments": np.ones(N)}, "segments of dtype .* not integers"),
+        ({}, {"segments": np.ones(N, int)}, "segments are given, but this network does not use"),
+        ({}, {"positions": np.ones(N, int)}, "positions are given, but this network does not use"),
+        ({"cross_attention": True}, {}, "cross_attention=True needs a memory"),
+        ({}, {"memory_mask": np.ones(N, bool)}, "cross_attention=False"),
+        (
+            {"cross_attention": True},
+            {"memory": X[:3], "memory_mask": np.ones(4, bool)},
+            r"memory_mask of shape \(4,\) does not fit 5 tokens and 3 keys",
+        ),
         ({"cross_attention": True}, {"memory": X[:, 1:]}, r"memory of shape \(5, 7\)"),
         ({"cross_attention": True}, {"memory": X[:0]}, r"memory of shape \(0, 8\)"),
     ],
@@ -246,6 +260,71 @@ def test_parameters_of_numpy_in_float64_are_computed_in_float32():
     np.testing.assert_array_equal(
         rc.apply(doubled, x, config).output, rc.apply(params, x, config).output
     )
+
+
+def test_lists_of_examples_are_padded_with_zeros_and_a_mask_says_which_tokens_exist():
+    ids = [np.array([3, 4, 5]), np.array([6])]
+    batch = as_batch({"x": ids, "segments": [[1, 1, 1], [1]], "memory": None})
+    assert {name: a.tolist() for name, a in batch.items()} == {
+        "x": [[3, 4, 5], [6, 0, 0]],
+        "segments": [[1, 1, 1], [1, 0, 0]],
+        "mask": [[True] * 3, [True, False, False]],
+    }
+    given = as_batch({"x": ids, "mask": [[True, False, True], [True]]})
+    assert given["mask"].tolist() == [[True, False, True], [True, False, False]]
+    states = as_batch({"x": [np.ones((2, 3)), np.ones((1, 3))]})["x"]
+    assert states.shape == (2, 2, 3) and states[1, 1].tolist() == [0, 0, 0]
+    assert as_batch({"x": [[1, 2], [3, 4]]}).keys() == {"x"} and batch_size({"x": X}) == N
+
+
+test_batches_that_are_none_are_refused = refused(
+    [
+        ({"x": [[1, 2]], "mask": np.ones((2, 2))}, "different lengths, or none: .*'mask': 2"),
+        ({"segments": np.ones((2, 2))}, "or none: {'segments': 2}"),
+        ({"x": np.ones((0, 2))}, "or none: {'x': 0}"),
+        ({"x": 3}, "or none: {'x': None}"),
+    ],
+    as_batch,
+)
+
+
+def test_measures_are_in_float32_at_least_and_a_mask_of_pairs_leaves_all_tokens():
+    config, params = san()
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+    exists = np.arange(N) != 2
+    for mask, tokens in ((None, None), (exists, exists), (np.tri(N, dtype=bool), None)):
+        inputs = prepare_inputs(half, X.astype(jnp.bfloat16), config, mask=mask)
+        assert list_dtypes(inputs[0], inputs[1].x) == {jnp.bfloat16}
+        full = at_least_float32(*inputs)
+        assert list_dtypes(full[0], full[1].x) == {jnp.float32}
+        expected = np.ones(N, bool) if tokens is None else tokens
+        np.testing.assert_array_equal(inputs[1].existing_tokens, expected)
+        assert (inputs[1].token_mask is None) == (tokens is None)
+
+
+def list_dtypes(*trees):
+    return {a.dtype.type for a in jax.tree.leaves(trees)}
+
+
+def test_missing_biases_are_zeros_of_the_shape_and_precision_of_their_part():
+    config = rc.transformer(2, 4, D, d_ff=6, mlp="swiglu", cross_attention=True)
+    params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), draws.parameters(config))
+    shapes = {
+        "attention": {"b_q": (2, 4, 2), "b_k": (2, 4, 2), "b_v": (2, 4, 2), "b_o": (2, D)},
+        "cross": {"b_q": (2, 4, 2), "b_o": (2, D)},
+        "mlp": {"b_in": (2, 6), "b_gate": (2, 6), "b_out": (2, D)},
+    }
+    missing = draws.changed(
+        params, **{part: dict.fromkeys(names) for part, names in shapes.items()}
+    )
+    x = X.astype(jnp.bfloat16)
+    layers = prepare_inputs(missing, x, config, memory=x)[0].layers
+    assert list_dtypes(layers) == {jnp.bfloat16}
+    for part, biases in shapes.items():
+        for name, shape in biases.items():
+            bias = getattr(getattr(layers, part), name)
+            assert bias.shape == shape and not bias.any()
+    np.testing.assert_array_equal(layers.cross.b_k, params.layers.cross.b_k)
 
 
 @pytest.mark.parametrize(("d_input", "is_read"), [(8, True), (3, False)])

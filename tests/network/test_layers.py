@@ -146,6 +146,67 @@ def test_vectors_with_a_hidden_layer_and_class_token(x64):
     np.testing.assert_allclose(rc.network.embed(p, x, config), expected, rtol=1e-9)
 
 
+def draw_embedding(config, width):
+    shapes = jax.eval_shape(lambda: init_embedding(jax.random.key(0), config, width))
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda a: rng.normal(size=a.shape), shapes)
+
+
+@pytest.mark.parametrize("place_registers", [False, True])
+@pytest.mark.parametrize("class_token", [False, True])
+def test_registers_are_put_after_the_class_token_and_counted_where_they_are_placed(
+    class_token, place_registers, x64
+):
+    """Scales multiply what is looked up alone, and every token is of segment 0 by default."""
+    config = rc.EmbeddingConfig(vocab_size=6, d_embed=4, norm=False, scale=0.5)
+    config = config.replace(positions="learned", num_positions=6, num_segments=3, num_registers=2)
+    config = config.replace(class_token=class_token, place_registers=place_registers)
+    p, ids = draw_embedding(config, 4), np.array([4, 1, 4])
+    words, first = 0.5 * p.tokens[ids], [p.class_token][:class_token]
+    for positions, segments in ((None, None), (True, True)):
+        rows = np.concatenate([np.stack([*first, *p.registers]), words])
+        count = len(rows) if place_registers else len(rows) - 2
+        index = np.arange(count) if positions is None else np.arange(count)[::-1]
+        kinds = np.zeros(len(rows), int) if segments is None else np.arange(len(rows)) % 3
+        place = p.positions[index]
+        if not place_registers:  # they have no position
+            place = np.insert(place, [int(class_token)] * 2, 0, axis=0)
+        states = rc.network.embed(
+            p,
+            jnp.asarray(ids),
+            config,
+            positions=positions and jnp.asarray(index),
+            segments=segments and jnp.asarray(kinds),
+        )
+        np.testing.assert_allclose(states, rows + place + p.segments[kinds], rtol=1e-12)
+
+
+def test_frames_pass_two_convolutions_over_three_of_which_the_second_takes_every_other(x64):
+    """gelu(Σ_j x_{s t + j − 1} w_j + b), zeros beyond the ends; of five frames three are left."""
+    config = rc.EmbeddingConfig(d_input=2, d_embed=3, convolutions=True, norm=False)
+    p, x = draw_embedding(config, 3), np.asarray(draws.normal(5, 2))
+    for w, b, stride in ((p.w_in, p.b_in, 1), (p.w_hidden, p.b_hidden, 2)):
+        out = []
+        for t in range(0, len(x), stride):
+            z = b.copy()
+            for j in range(3):
+                if 0 <= t + j - 1 < len(x):
+                    z += x[t + j - 1] @ w[j]
+            out.append(z * special.ndtr(z))
+        x = np.array(out)
+    assert x.shape == (3, 3)
+    frames = jnp.asarray(draws.normal(5, 2))
+    np.testing.assert_allclose(rc.network.embed(p, frames, config), x, rtol=1e-10)
+
+
+def test_what_an_embedding_has_unless_it_is_given():
+    config = rc.EmbeddingConfig(vocab_size=3)
+    assert (config.d_embed, config.norm, config.norm_eps, config.scale) == (64, True, 1e-12, 1)
+    assert (config.positions, config.projection, config.num_segments) == ("none", "none", 0)
+    rest = config.class_token, config.num_registers, config.place_registers, config.hidden_layer
+    assert not any((*rest, config.convolutions, config.d_input, config.num_positions))
+
+
 KEYS, SHAPE = 1500, (30, 48)
 
 
@@ -197,6 +258,22 @@ def test_a_key_decides_alike_alone_and_under_vmap_and_in_any_dtype():
         assert half.dtype == jnp.bfloat16
         np.testing.assert_array_equal(half.astype(jnp.float32), row)
     assert (together[0] != together[1]).any()
+
+
+def test_words_of_a_part_do_not_depend_on_how_many_parts_there_are():
+    """Nor are they the bits by which the trunk drops its first entries."""
+    trunk = dropout.dropout_words(jax.random.key(3))
+    branches = np.asarray(dropout.dropout_branches(trunk, 40))
+    np.testing.assert_array_equal(dropout.dropout_branches(trunk, 3), branches[:3])
+    np.testing.assert_array_equal(dropout.dropout_branches(jax.random.key(3), 3), branches[:3])
+    assert len(np.unique(branches, axis=0)) == 40
+    of_key, of_words = (dropout.dropout(k, jnp.ones(9), 0.5) for k in (jax.random.key(3), trunk))
+    np.testing.assert_array_equal(of_key, of_words)
+    by_word = (branches.ravel() >> 8) < 2**23  # as the entries of a rate of a half
+    dropped = np.asarray(dropout.dropout(trunk, jnp.ones(80), 0.5)) == 0
+    assert 0.2 < np.mean(by_word != dropped) < 0.8
+    with pytest.raises(ValueError, match=r"dropout_key of shape \(3,\) is no random key"):
+        dropout.dropout_words(jnp.ones(3, jnp.uint32))
 
 
 @pytest.mark.full

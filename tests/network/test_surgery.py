@@ -113,6 +113,11 @@ test_refusals = refused(
             "'paper' is not one of",
         ),
         (lambda p: surgery.ablate(rc.san(2, 2, 12), p, "SAN"), "mlp='none'"),
+        (
+            lambda p: surgery.ablate(CONFIG.replace(attention_skip=False), p, "SAN+skip"),
+            "attention_skip=False, mlp_skip=True",
+        ),
+        (lambda p: surgery.ablate(CONFIG.replace(mlp_skip=False), p, "SAN"), "mlp_skip=False"),
         (lambda p: surgery.identity_maps(GATED, draws.parameters(GATED)), "gated"),
     ],
     lambda call: call(draws.parameters(CONFIG)),
@@ -195,7 +200,55 @@ def test_surgery_on_transformers(case, tmp_path):
     assert float(jnp.max(jnp.abs(full_states - cut_arrays["hidden"]))) > 1e-2
 
 
+def test_an_ablation_changes_the_config_and_the_parts_of_the_weights_that_it_names():
+    fields = {"cross_attention": True, "norm_placement": "sandwich", "learned_branch_gain": 0.5}
+    full = CONFIG.replace(**fields, num_experts=2, d_shared=4)
+    params = draws.parameters(full)
+    mlp = {"mlp": "none", "mlp_skip": False, "num_experts": 0, "d_shared": 0}
+    no_skip = {"attention_skip": False, "cross_skip": False}
+    for family, name, reading, expected in (
+        (None, "Transformer", "published", {}),
+        (None, "Transformer", "text", {}),
+        (None, "SAN", "published", no_skip | mlp),
+        (None, "SAN", "text", no_skip | mlp),
+        (None, "SAN+skip", "published", mlp),
+        (None, "SAN+MLP", "published", no_skip),
+        (None, "SAN+MLP", "text", no_skip | {"mlp_skip": False}),
+        ("albert", "SAN", "text", no_skip | mlp),
+        ("albert", "SAN+skip", "text", mlp),
+        ("albert", "SAN+MLP", "published", no_skip),
+        ("albert", "SAN", "published", no_skip | {"d_ff": 12}),
+        ("albert", "SAN+skip", "published", {"d_ff": 12}),
+    ):
+        config = full.replace(family=family)
+        cut, weights = surgery.ablate(config, params, name, reading)
+        assert cut == config.replace(**expected)
+        parts = {n: getattr(weights.layers, n) for n in vars(weights.layers) if n.startswith("mlp")}
+        if expected.get("mlp") == "none":
+            assert set(parts.values()) == {None}
+        elif "d_ff" not in expected:
+            assert weights is params
+    left = full.replace(cross_skip=False)
+    assert not surgery.ablate(left, params, "SAN+skip")[0].cross_skip
+
+
+def test_identity_maps_have_the_precision_of_the_other_weights():
+    config = rc.transformer(3, 1, 2, layer_map=(0, 1, 0))
+    params = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.bfloat16), draws.parameters(config))
+    mlp = surgery.identity_maps(config, params)[1].layers.mlp
+    assert {a.dtype for a in jax.tree.leaves(mlp)} == {jnp.dtype(jnp.bfloat16)}
+    np.testing.assert_array_equal(mlp.w_in.astype(float), [np.eye(2)] * 2)
+    np.testing.assert_array_equal(mlp.w_out.astype(float), [np.eye(2)] * 2)
+    assert mlp.b_in.shape == mlp.b_out.shape == (2, 2) and not mlp.b_in.any()
+
+
 def test_variants_that_differ():
+    names = ["SAN", "SAN+MLP", "SAN+skip", "Transformer"]
+    published = [(name, "published") for name in names]
+    for family in (None, "bert", "xlnet"):
+        assert surgery.list_ablations(family) == [*published, ("SAN+MLP", "text")]
+    texts = [(name, "text") for name in names[:3]]
+    assert surgery.list_ablations("albert") == published + texts
     assert ("SAN+MLP", "text") in surgery.list_ablations("bert")
     assert ("SAN", "text") in surgery.list_ablations("albert")
     assert ("SAN", "text") not in surgery.list_ablations("xlnet")

@@ -18,6 +18,8 @@ from variant_oracle import (
 )
 
 import rank_collapse as rc
+from rank_collapse.network import variants
+from rank_collapse.network.attention import AttentionContext
 from rank_collapse.network.covers import EVERYTHING
 
 
@@ -69,12 +71,101 @@ test_what_is_refused = refused(
         ("shaped", {}, {"delta": 1}, "no value 'delta', only"),
         ("retention", {"mask": "none"}, {}, "does not cover mask='none'"),
         ("linear", {"score": "additive"}, {}, "does not cover score='additive'"),
+        ("linear", {"scale_scores": False}, {}, "does not cover scale_scores=False"),
+        ("linear", {"temperature": 2.0}, {}, "does not cover temperature=2.0"),
+        ("linear", {"qk_norm": "head"}, {}, "does not cover qk_norm='head'"),
+        ("linear", {"position": "rotary"}, {}, "does not cover position='rotary'"),
+        ("linear", {"score_cap": 5.0}, {}, "does not cover score_cap=5.0"),
+        ("centred", {"normalise": np.tanh}, {}, "does not cover normalise="),
+        ("shaped", {"mix": np.tanh}, {}, "does not cover mix="),
+        ("softmax", {}, {"alpha": 1.0}, "no value 'alpha'"),
         ("sinks", {"mixing": rc.network.Mixing(1.0)}, {}, "does not cover mixing="),
     ],
     lambda name, fields, values: rc.variant(
         rc.san(1, H, D, **({"mask": "causal"} | fields)), name, **values
     ),
 )
+
+
+def test_values_start_where_the_authors_have_them():
+    config, mixing = rc.san(2, 3, 12, mask="causal"), rc.network.Mixing
+    for name, values, expected in (
+        ("softmax", {}, None),
+        ("centred", {}, mixing(0.0, 1.0, -1.0)),
+        ("shaped", {}, mixing(1.0, 1.0, -1.0)),
+        ("shaped", {"alpha": 2.0, "gamma": 0.5}, mixing(2.0, 1.0, -0.5)),
+        ("attn_scale", {}, mixing(0.0, 1.0, 0.0)),
+    ):
+        assert rc.variant(config, name, **values) == config.replace(mixing=expected)
+    assert not np.any(rc.variant(config, "sinks").normalise.args[0])
+    assert rc.variant(config, "sinks").normalise.args[0].shape == (2, 3)
+    assert rc.variant(config, "sigmoid").normalise.args == (None,)
+    assert rc.variant(config, "sigmoid", bias=0.5).normalise.args == (0.5,)
+    assert rc.variant(config, "linear").normalise is None
+
+
+def test_only_shaped_attention_starts_with_other_parameters():
+    config, key = rc.san(1, 2, 4), jax.random.key(0)
+    plain, shaped, other = (
+        rc.network.init_variant(key, config, name, 3.0, 2.0).layers.attention
+        for name in ("softmax", "shaped", "sigmoid")
+    )
+    drawn = rc.init(key, config, 3.0, 2.0).layers.attention
+    assert not shaped.w_q.any() and drawn.w_q.all() and drawn.b_q.all()
+    for ours in (plain, other, shaped.replace(w_q=drawn.w_q)):
+        jax.tree.map(np.testing.assert_array_equal, ours, drawn)
+
+
+def test_masks_of_queries_and_of_heads_leave_out_their_keys():
+    """Rows without a key are 0; by each head's mask, of all weights of scores and of `linear`."""
+    mask = np.array([[[1, 0, 1], [0, 0, 0], [1, 1, 1]], [[1, 1, 1], [0, 1, 0], [1, 0, 0]]], bool)
+    scores, sizes = jax.device_put(DRAWN[:2, :3, None] * DRAWN[None, :3, 5:]), (2, 2)
+    for allowed in (mask, mask[0]):
+        context = AttentionContext(mask=jnp.asarray(allowed), layer=1, sizes=sizes)
+        allowed = np.broadcast_to(allowed, (2, 3, 3))
+        s, bias = np.asarray(scores), np.array([[7.0, 7.0], [0.3, -0.4]])
+        exp = np.exp(s) * allowed
+        decay, distance = (
+            np.array([0.5, 0.9]),
+            np.abs(np.subtract.outer(np.arange(3), np.arange(3))),
+        )
+        d = decay[:, None, None] ** distance * allowed
+        p = s * d / np.sqrt(np.maximum(d.sum(-1, keepdims=True), 1e-30))
+        linear_products = exp_plus_one(s) @ exp_plus_one(s).swapaxes(1, 2) * allowed
+        total = linear_products.sum(-1, keepdims=True)
+        for weights, expected in (
+            (
+                variants.with_sink(bias, scores, context),
+                exp / (exp.sum(-1, keepdims=True) + np.exp(bias[1])[:, None, None]),
+            ),
+            (
+                variants.sigmoid(bias, scores, context),
+                allowed / (1 + np.exp(-s - bias[1][:, None, None])),
+            ),
+            (variants.sigmoid(None, scores, context), allowed / (1 + 3 * np.exp(-s))),
+            (
+                variants.retention(decay[None].repeat(2, 0), scores, context),
+                p / np.maximum(abs(p.sum(-1, keepdims=True)), 1),
+            ),
+            (
+                variants.linear(scores, scores, scores, context)[0],
+                linear_products / np.where(total == 0, 1, total),
+            ),
+        ):
+            np.testing.assert_allclose(weights, expected, atol=1e-12)
+    assert variants.allowed_keys(scores, AttentionContext()).shape == (1, 3, 3)
+
+
+def exp_plus_one(a):
+    """Computes elu + 1."""
+    return np.where(a > 0, a + 1, np.exp(np.minimum(a, 0)))
+
+
+def test_the_divisor_of_retention_has_no_gradient():
+    """Of one row of one key the weight is S/|S|: its gradient is that of S alone, 1/|S|."""
+    scores = jnp.full((1, 1, 1), 4.0)
+    weight = lambda s: variants.retention(0.5, s, AttentionContext()).sum()  # noqa: E731
+    assert weight(scores) == 1 and jax.grad(weight)(scores).item() == 0.25
 
 
 def run_network(config):

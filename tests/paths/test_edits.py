@@ -10,10 +10,58 @@ from path_examples import DEPTH, HEADS, config_of, example
 from refusals import each_is_refused, is_refused
 
 import rank_collapse as rc
-from rank_collapse.network.edits import edit_point_shapes
+from rank_collapse.network.edits import EditPoints, carry_channels, edit_point_shapes
 
 CONFIG = config_of(mlp="gelu", norm_placement="post", attention_skip=True, mlp_skip=True)
 LAYER = 1
+
+
+def test_edit_points_have_the_shapes_of_what_is_computed_there():
+    config = config_of(d_qk=3, d_v=2, mlp="relu", cross_attention=True)
+    h, n, m, d = HEADS, 5, 4, config.d_model
+    state = {"after_attention": (n, d), "after_cross": (n, d), "residual": (n, d)}
+    branches = {f"{kind}_{end}": (n, d) for kind in config.kinds for end in ("input", "branch")}
+    shapes = {"q": (h, n, 3), "k": (h, n, 3), "v": (h, n, 2), "head_output": (h, n, d)}
+    shapes |= {"scores": (h, n, n), "weights": (h, n, n), "mlp_hidden": (n, 11)}
+    shapes |= {"cross_q": (h, n, 3), "cross_k": (h, m, 3), "cross_v": (h, m, 2)}
+    shapes |= {
+        "cross_scores": (h, n, m),
+        "cross_weights": (h, n, m),
+        "cross_head_output": (h, n, d),
+    }
+    assert edit_point_shapes(config, n, m) == shapes | branches | state
+    streams = config.replace(connection="hyper", num_streams=3)
+    assert edit_point_shapes(streams, n, m) == shapes | branches | dict.fromkeys(state, (3, n, d))
+    alone = edit_point_shapes(config_of(mix=lambda q, k, v, context: v), n)
+    names = {"q", "k", "v", "weights", "head_output", "attention_input", "attention_branch"}
+    assert alone.keys() == names | {"after_attention", "residual"}
+
+
+def test_an_edit_point_edits_and_keeps_the_values_of_its_name():
+    edits = {"cross_q": lambda value, layer: value + layer, "v": lambda value, layer: 0}
+    points = EditPoints(edits, 3, ("cross_q", "cross_k"), "cross_")
+    assert [points(name, 10) for name in ("q", "k", "v")] == [13, 10, 10]
+    assert points.saved == {"cross_q": 13, "cross_k": 10} and points.unedited == {"cross_q": 10}
+    used = [(points.has_edit(name), points.is_used(name)) for name in ("q", "k", "v")]
+    assert used == [(True, True), (False, True), (False, False)]
+    assert not EditPoints().is_used("q")
+
+
+def test_channels_carry_the_linear_part_of_an_edit_and_share_its_constant_part():
+    """They sum to the edited value: of x² at v that is 2v c + (v² − 2v v) on the shares."""
+    c = jnp.array([[1.0, 2.0], [3.0, -1.0]])
+    value, shares = c.sum(axis=0), jnp.array([0.25, 0.75])
+    for edit, expected in (
+        (lambda v: 0 * v, 0 * c),
+        (lambda v: 3 * v, 3 * c),
+        (lambda v: 0 * v + 8, 8 * shares[:, None] * jnp.ones((1, 2))),
+        (jnp.square, 2 * value[None] * c - shares[:, None] * jnp.square(value)[None]),
+    ):
+        carried = carry_channels(edit, value, c, shares)
+        np.testing.assert_allclose(carried, expected, rtol=1e-6)
+        np.testing.assert_allclose(carried.sum(axis=0), edit(value), rtol=1e-6)
+    one = carry_channels(lambda v: v + 1, value, c[:1], jnp.ones(1))
+    np.testing.assert_allclose(one, c[:1] + 1)
 
 
 ABLATED = {  # the place, the layer, and the parameters that make it 0

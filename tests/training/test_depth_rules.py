@@ -14,6 +14,7 @@ from scipy import stats
 
 import rank_collapse as rc
 from experiments.train.byte_networks import byte_model, linearisation_distance, text_bytes
+from rank_collapse.training.depth_rules import parameter_group
 
 N, L = 4, 8  # m_N and m_L of NETWORK against BASE
 BASE, NETWORK = byte_model(1, 8, 6), byte_model(L, 8 * N, 6)
@@ -107,6 +108,43 @@ def test_the_factors_are_those_of_the_table(name, x64):
     assert np.isclose(network.temperature / NETWORK.temperature, heads)
 
 
+def test_scales_of_initial_values_reach_the_draws():
+    key, rule = jax.random.key(3), rc.depth_rule("mup", BASE)
+    scales = {"weight_scale": 3.0, "bias_scale": 2.0}
+    plain, scaled = rc.init(key, NETWORK, **scales), rule.init(key, NETWORK, **scales)
+    plain, scaled = plain.layers.mlp, scaled.layers.mlp
+    np.testing.assert_allclose(scaled.w_in, plain.w_in / 2, rtol=1e-6)
+    np.testing.assert_array_equal(scaled.b_in, plain.b_in)
+    assert plain.b_in.all()
+
+
+def test_what_adamw_is_given_is_given_to_each_group(monkeypatch):
+    calls = []
+    monkeypatch.setattr(optax, "adamw", lambda *a, **k: calls.append((a, k)) or optax.identity())
+    options = {"weight_decay": 0.3, "b1": 0.5, "b2": 0.6, "eps": 1e-4}
+    rc.depth_rule("half", BASE).adamw(2.0, NETWORK, **options)
+    assert len(calls) == 4
+    for name, (arguments, keywords) in zip(("embedding", "matrix", "vector"), calls, strict=False):
+        _, rate, decay, eps = TABLE["half"][name]
+        np.testing.assert_allclose(arguments, (2 * rate, 0.5, 0.6, 1e-4 * eps))
+        np.testing.assert_allclose(keywords["weight_decay"], 0.3 * decay)
+
+
+def test_groups_are_by_name_inside_of_blocks_and_by_axes_outside():
+    keys = jax.tree_util.DictKey, jax.tree_util.GetAttrKey
+    for path, ndim, group in (
+        (("layers", "attention", "w_q"), 4, "matrix"),
+        (("layers", "attention", "b_q"), 3, "vector"),
+        (("layers", "mlp_norm", "gain"), 2, "vector"),
+        (("model", "layers", "mlp", "w_in"), 3, "matrix"),
+        (("embedding", "tokens"), 2, "embedding"),
+        (("embedding", "b_in"), 1, "final"),
+        (("w_output",), 2, "embedding"),
+    ):
+        for key in keys:
+            assert parameter_group(map(key, path), np.zeros((1,) * ndim)) == group
+
+
 def test_the_eps_of_blocks_is_scaled():
     factors = rc.depth_rule("completep", BASE).factors(NETWORK)
     order = ("embedding", "final", "matrix", "vector")
@@ -118,6 +156,9 @@ def test_layers_that_are_passed_again_count_as_loops():
     rule = rc.depth_rule("looped", BASE)
     assert np.isclose(rule.network(looped).branch_gain, 1 / (4 * 2**0.5))
     assert np.isclose(rule.factors(looped)["vector"].rate, 2**-0.5)
+    for name, gain in (("completep", 1 / 8), ("half", 8**-0.5), ("mup", 1), ("sp", 1)):
+        # m_L = 2 and m_R = 4, each to the power of the depth
+        assert np.isclose(rc.depth_rule(name, BASE).network(looped).branch_gain, gain)
     gains = rc.Gains(attention=2.0, mlp=jnp.ones(L))
     scaled = rc.depth_rule("half", BASE).network(NETWORK.replace(branch_gain=gains)).branch_gain
     np.testing.assert_allclose([scaled.attention, scaled.mlp[3]], [2 / SQRT, 1 / SQRT])
@@ -149,6 +190,33 @@ def test_a_schedule_is_multiplied_by_the_factor_of_each_group():
     fixed = run_steps(rule.adamw(1e-2, NETWORK), params, gradients)
     for leaf in ("layers.mlp.w_in", "final_norm.gain"):
         np.testing.assert_allclose(scheduled[1][leaf], fixed[1][leaf] / 2, rtol=1e-5)
+
+
+class Modules:
+    """A module of torch: arrays for its parameters, some of them those of blocks."""
+
+    def __init__(self, *parameters):
+        self.arrays = parameters
+
+    def parameters(self):
+        return list(self.arrays)
+
+
+def test_groups_of_a_module_have_the_values_of_the_table():
+    table, matrix, vector, gain, other = (np.ones((2,) * k) for k in (2, 2, 1, 1, 3))
+    model, blocks = Modules(table, matrix, vector, gain, other), Modules(matrix, vector, other)
+    rule = rc.depth_rule("completep", BASE)
+    groups = rule.groups(model, blocks, 1e-2, NETWORK, weight_decay=0.2, eps=1e-6)
+    members = {"embedding": [table], "matrix": [matrix, other], "vector": [vector]}
+    for group, (name, arrays) in zip(groups, [*members.items(), ("final", [gain])], strict=True):
+        assert group["name"] == name and [id(p) for p in group["params"]] == list(map(id, arrays))
+        deviation, rate, decay, eps = TABLE["completep"].get(name, (1, 1, 0, 1))
+        values = group["init"], group["lr"], group["weight_decay"], group["eps"]
+        np.testing.assert_allclose(values, (deviation, 1e-2 * rate, 0.2 * decay, 1e-6 * eps))
+    names = [g["name"] for g in rule.groups(Modules(matrix), Modules(matrix), 1e-2, NETWORK)]
+    assert names == ["matrix"]  # no empty groups
+    defaults = rule.groups(Modules(matrix), Modules(matrix), 1e-2, BASE)[0]
+    assert (defaults["weight_decay"], defaults["eps"]) == (0.1, 1e-8)
 
 
 @pytest.mark.full
@@ -262,21 +330,11 @@ def test_scores_of_a_head_are_divided_by_its_width(width):
     assert np.isclose(np.sqrt(config.qk_width) * network.temperature, config.qk_width)
 
 
-class Module:
-    """A module of torch with one matrix."""
-
-    def __init__(self):
-        self.matrix = np.ones((2, 2))
-
-    def parameters(self):
-        return [self.matrix]
-
-
 RULE = rc.depth_rule("completep", BASE)
-MODULE = Module()
+MODULE, OTHER = Modules(np.ones((2, 2))), Modules(np.ones((2, 2)))
 test_rates_and_blocks_that_do_not_fit = refused(
     [
-        (lambda: RULE.groups(MODULE, Module(), 1e-3, NETWORK), "blocks are not those"),
+        (lambda: RULE.groups(MODULE, OTHER, 1e-3, NETWORK), "blocks are not those"),
         (lambda: RULE.groups(MODULE, MODULE, float("nan"), NETWORK), "rate=nan"),
         (lambda: RULE.groups(MODULE, MODULE, float("inf"), NETWORK), "rate=inf"),
         (lambda: RULE.adamw(-1, NETWORK), "rate=-1"),

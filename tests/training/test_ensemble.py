@@ -15,7 +15,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.runs import states
 from rank_collapse.runs.seeds import seed_keys, seed_mesh
-from rank_collapse.training.ensemble import Ensemble
+from rank_collapse.training.ensemble import Ensemble, Trained, _as_runs
 from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.training import (
     Hyper,
@@ -44,7 +44,7 @@ def make_data(key):
 
 
 def make_ensemble(devices=2, **options):
-    options = {"epochs_per_chunk": 2} | options
+    options = {"epochs_per_chunk": 3} | options  # the last chunk is a short one
     return Ensemble(RECIPE, make_data, mesh=seed_mesh(jax.devices()[:devices]), **options)
 
 
@@ -116,12 +116,12 @@ def test_interrupted_and_resumed_is_uninterrupted(two_devices, reference_run, tm
     keys, hyper = seed_keys(2, 5), Hyper(learning_rate=0.01)
     with pytest.raises(Interrupted):
         two_devices.train(keys, hyper, on_chunk=interrupt)
-    assert states.list_steps(tmp_path) == [2]
+    assert states.list_steps(tmp_path) == [3]
     epochs = []
     resumed = two_devices.train(
         keys,
         hyper,
-        resume=lambda like: (2, states.restore_state(tmp_path, 2, like)),
+        resume=lambda like: (3, states.restore_state(tmp_path, 3, like)),
         on_chunk=lambda epoch, snapshot, losses: epochs.append(epoch),
     )
     assert epochs == [4]
@@ -130,11 +130,11 @@ def test_interrupted_and_resumed_is_uninterrupted(two_devices, reference_run, tm
     from_start = two_devices.train(keys, hyper, resume=lambda like: (0, like))
     np.testing.assert_array_equal(from_start.losses, reference_run.losses)
     # Five seeds are padded to six on two devices; one device and no padding go on from there.
-    elsewhere = make_ensemble(devices=1).train(
-        keys, hyper, resume=lambda like: (2, states.restore_state(tmp_path, 2, like))
+    elsewhere = make_ensemble(devices=1, epochs_per_chunk=1).train(
+        keys, hyper, resume=lambda like: (3, states.restore_state(tmp_path, 3, like))
     )
     np.testing.assert_allclose(elsewhere.losses, reference_run.losses, rtol=1e-4)
-    np.testing.assert_array_equal(elsewhere.losses[:, :2], reference_run.losses[:, :2])
+    np.testing.assert_array_equal(elsewhere.losses[:, :3], reference_run.losses[:, :3])
     assert_same(elsewhere.state, reference_run.state)
 
 
@@ -180,15 +180,81 @@ class Count(NamedTuple):
     model: jax.Array  # epochs done [s], in the place of a network
 
 
-def test_the_last_chunk_is_watched_where_chunks_do_not_divide_the_epochs():
-    ensemble = make_ensemble(devices=1, epochs_per_chunk=3, watch=lambda count, *_: count)
+def make_counting_ensemble():
+    """An ensemble whose model is the number of epochs that it was trained."""
+    ensemble = make_ensemble(devices=1, watch=lambda count, *_: count)
     ensemble.begin = lambda keys, hyper, _: (Count(jnp.zeros(len(keys))), {})
     ensemble.chunk = lambda state, data, hyper, first: (
         Count(jnp.minimum(state.model + 3, 4)),
-        jnp.zeros((len(state.model), 3)),
+        jnp.full((len(state.model), 3), first) + jnp.arange(3)[None],
     )
-    watched = ensemble.train(seed_keys(0, 2), Hyper(learning_rate=0.01)).watched
-    np.testing.assert_array_equal(watched, [[0, 3, 4]] * 2)
+    return ensemble
+
+
+def test_the_last_chunk_is_watched_where_chunks_do_not_divide_the_epochs():
+    """Snapshots keep what they hold, and training that is resumed looks on from there."""
+    ensemble, keys, hyper = make_counting_ensemble(), seed_keys(0, 2), Hyper(learning_rate=0.01)
+    snapshots, looks, chunks = [], [], []
+    run = ensemble.train(
+        keys,
+        hyper,
+        on_chunk=lambda epoch, snapshot, losses: (
+            chunks.append(losses.shape) or snapshots.append((epoch, snapshot()))
+        ),
+        on_watched=lambda epoch, new, losses: looks.append((epoch, new[0], losses.shape)),
+    )
+    np.testing.assert_array_equal(run.watched, [[0, 3, 4]] * 2)
+    np.testing.assert_array_equal(run.losses, [[0, 1, 2, 3]] * 2)
+    assert looks == [(0, 0, (2, 0)), (3, 3, (2, 3)), (4, 4, (2, 4))]
+    assert chunks == [(2, 3), (2, 4)] and len(run.chunk_seconds) == 2
+    (epoch, first), (last, whole) = snapshots
+    assert (epoch, last) == (3, 4) and np.isnan(first["losses"][:, 3]).all()
+    np.testing.assert_array_equal(first["watched"], [[0, 3, 0]] * 2)
+    looks.clear()
+    resumed = ensemble.train(
+        keys, hyper, resume=lambda _: (3, first), on_watched=lambda *look: looks.append(look[0])
+    )
+    assert looks == [4] and len(resumed.chunk_seconds) == 1
+    for finished in (resumed, ensemble.train(keys, hyper, resume=lambda _: (4, whole))):
+        np.testing.assert_array_equal(finished.watched, run.watched)
+        np.testing.assert_array_equal(finished.losses, run.losses)
+        np.testing.assert_array_equal(finished.state.model, [4, 4])
+    np.testing.assert_array_equal(first["watched"], [[0, 3, 0]] * 2)
+    assert Ensemble(RECIPE, make_data).epochs_per_chunk == 5
+
+
+def test_a_function_of_models_is_of_each_seed_with_its_data_values_and_key():
+    ensemble, keys = make_ensemble(devices=1), seed_keys(0, 3)
+    rates = jnp.array([0.1, 0.2, 0.3])
+    call = ensemble.of_models(
+        lambda model, data, hyper, key: {
+            "all": jnp.stack([model, data["a"], hyper.learning_rate]),
+            "key": jax.random.key_data(key),
+        }
+    )
+    laid_out = Count(jnp.array([1.0, 2, 3])), {"a": jnp.array([4.0, 5, 6])}, Hyper(rates)
+    results = call(*ensemble.lay_out((*laid_out[:2], _as_runs(laid_out[2], 3), keys)), num_seeds=2)
+    np.testing.assert_allclose(results["all"], [[1, 4, 0.1], [2, 5, 0.2]], rtol=1e-6)
+    np.testing.assert_array_equal(results["key"], jax.random.key_data(keys)[:2])
+
+
+def test_a_run_diverges_in_its_first_epoch_without_a_finite_loss():
+    losses = np.array([[1, 2, 3], [1, np.nan, 2], [np.inf, np.nan, 0], [3, 2, np.nan]])
+    assert Trained(None, None, losses).diverged_at.tolist() == [-1, 1, 0, 2]
+    assert Trained(None, None, losses[:, :0]).diverged_at.tolist() == [-1] * 4
+
+
+def test_values_of_runs_are_float32_with_their_axis_first():
+    """A number is that of every run; `network` and `start` may have further axes."""
+    network, start = {"skip_gain": np.ones((3, 2)), "temperature": 2}, np.ones((3, 1, 4))
+    hyper = Hyper(learning_rate=[0.1, 0.2, 0.3], dropout=None, network=network, start=start)
+    hyper = hyper.replace(learning_rate=np.array(hyper.learning_rate))
+    runs = _as_runs(hyper, 3)
+    assert {a.dtype for a in jax.tree.leaves(runs)} == {np.dtype(np.float32)}
+    assert (runs.network["skip_gain"].shape, runs.start.shape) == ((3, 2), (3, 1, 4))
+    assert runs.network["temperature"].tolist() == [2, 2, 2] and runs.dropout is None
+    np.testing.assert_allclose(runs.learning_rate, [0.1, 0.2, 0.3], rtol=1e-6)
+    assert runs.warmup.tolist() == [0, 0, 0]
 
 
 def test_values_for_another_number_of_runs_are_named(two_devices):
@@ -229,7 +295,7 @@ def test_a_snapshot_of_other_runs_is_refused(two_devices, change):
 
 @pytest.mark.full
 def test_devices_chunks_and_vectorisation_change_nothing(reference_run):
-    ensemble = make_ensemble(devices=1, epochs_per_chunk=3, at_once=3)
+    ensemble = make_ensemble(devices=1, epochs_per_chunk=2, at_once=3)
     other = ensemble.train(seed_keys(2, 5), Hyper(learning_rate=0.01))
     np.testing.assert_allclose(other.losses, reference_run.losses, rtol=1e-4)
     assert_same(other.state, reference_run.state)

@@ -7,6 +7,7 @@ import pytest
 from refusals import is_refused
 
 import rank_collapse as rc
+from rank_collapse.network import encoder_decoder
 from rank_collapse.runs.states import flatten_state
 from rank_collapse.training.model_file import dump_models, load_models
 from rank_collapse.training.training import Recipe, forward, init_model
@@ -44,6 +45,25 @@ def test_what_is_read_is_what_was_written(fields, tmp_path):
     x, run = np.array([0, 3, 1]), jax.jit(forward)
     second, expected = (jax.tree.map(lambda a: np.asarray(a)[1], m) for m in (read, models))
     np.testing.assert_allclose(run(second, x, config), run(expected, x, recipe.config), rtol=1e-6)
+
+
+def test_an_encoder_decoder_is_read_with_what_its_halves_share(tmp_path):
+    """The vocabularies differ: that of the decoder is the number of outputs."""
+    path = tmp_path / "models.safetensors"
+    for vocab_size, flags in ((7, {"tied_output": True}), (5, {"shared_embedding": True})):
+        table = rc.EmbeddingConfig(vocab_size=5, d_embed=6, positions="learned", num_positions=3)
+        encoder = rc.transformer(2, 2, 6, embedding=table, layer_map=(0, 0), skip_gain=0.5)
+        decoder = rc.transformer(1, 2, 6, cross_attention=True, mask="causal", windows=(1,))
+        decoder = decoder.replace(embedding=table.replace(vocab_size=vocab_size))
+        config = rc.network.EncoderDecoderConfig(encoder, decoder, **flags)
+        shapes = jax.eval_shape(lambda c=config: encoder_decoder.init(jax.random.key(0), c))
+        models = jax.tree.map(
+            lambda a: np.cos(np.arange(2 * a.size, dtype=a.dtype)).reshape(2, *a.shape), shapes
+        )
+        path.write_bytes(dump_models(config, models))
+        read_config, read = load_models(path)
+        assert read_config == config
+        jax.tree.map(np.testing.assert_array_equal, read, models)
 
 
 @pytest.mark.parametrize(("variant", "field"), [("linear", "mix"), ("sinks", "normalise")])

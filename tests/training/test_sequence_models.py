@@ -17,11 +17,9 @@ from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.runs.seeds import seed_keys, seed_mesh
 from rank_collapse.training import Ensemble, Hyper, Recipe, dump_models, load_models
-from rank_collapse.training.models import decode_pairs, exact_share
+from rank_collapse.training.models import decode_pairs, exact_share, init_model
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.training import batch_forward
-
-pytestmark = pytest.mark.full
 
 EMBEDDING = EmbeddingConfig(vocab_size=6, d_embed=8, positions="learned", num_positions=5)
 HALF = TransformerConfig(
@@ -72,6 +70,7 @@ def take_seed(tree, seed=0):
     return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[seed]), tree)
 
 
+@pytest.mark.full
 def test_losses_fall_and_curves_are_the_metrics_of_the_held_out_pairs(training_run):
     assert (training_run.losses[:, -1] < training_run.losses[:, 0] - 0.2).all()
     model, held_out = take_seed(training_run.state.model), take_seed(training_run.data)["eval"]
@@ -89,6 +88,7 @@ def test_losses_fall_and_curves_are_the_metrics_of_the_held_out_pairs(training_r
     np.testing.assert_allclose(logits[5][mask[5]], single.logits[mask[5]], atol=1e-5)
 
 
+@pytest.mark.full
 def test_an_interrupted_ensemble_goes_on_with_what_is_watched(ensemble, training_run):
     snapshots, watched = [], []
     ensemble.train(
@@ -114,6 +114,50 @@ def test_an_interrupted_ensemble_goes_on_with_what_is_watched(ensemble, training
         assert np.isfinite(expected).all() and len(np.unique(expected)) > 2
 
 
+def test_logits_of_pairs_are_those_of_each_under_its_masks():
+    """Of a batch with dropout at a rate of 0; at another, each pair has its own."""
+    pairs = sequences.make_pairs(jax.random.key(2), 3, 3, 3, min_len=1)
+    # a token that does not exist between others, which the causal mask does not hide
+    pairs = pairs.replace(target_mask=pairs.target_mask.at[:, 1].set(False))
+    shapes = jax.eval_shape(lambda: encoder_decoder.init(jax.random.key(0), CONFIG))
+    rng = np.random.default_rng(0)
+    model = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), shapes)
+    same = jax.tree.map(lambda a: a[jnp.array([0, 1, 2, 2])], pairs)
+
+    @jax.jit
+    def run(rate):
+        return batch_forward(model, same, CONFIG, dropout_key=jax.random.key(1), dropout_rate=rate)
+
+    single = jax.jit(lambda *a: encoder_decoder.apply(model, *a[:2], CONFIG, **a[2]).logits)
+    logits, dropped = run(0.0), run(0.5)
+    for i in range(3):
+        masks = {"source_mask": pairs.source_mask[i], "target_mask": pairs.target_mask[i, :-1]}
+        expected = single(pairs.source[i], pairs.target[i, :-1], masks)
+        np.testing.assert_allclose(logits[i], expected, rtol=1e-4, atol=1e-4)
+    assert not np.allclose(dropped[0], logits[0]) and not np.allclose(dropped[2], dropped[3])
+
+
+def test_initial_weights_of_both_halves_have_their_scale(monkeypatch):
+    monkeypatch.setattr(encoder_decoder, "init", lambda *arguments: arguments)
+    assert init_model("key", RECIPE, 3.0) == ("key", CONFIG, 3.0)
+
+
+def test_each_source_is_decoded_under_its_mask_as_long_as_the_longest_target(monkeypatch):
+    def greedy_decode(model, source, config, *, begin, end, max_len, source_mask):
+        assert (model, config, begin, end, max_len) == ("m", "c", 1, 2, 4)
+        return source * source_mask
+
+    monkeypatch.setattr("rank_collapse.training.models.greedy_decode", greedy_decode)
+    pairs = sequences.SequencePairs(
+        source=jnp.array([[3, 4, 5, 6, 7], [4, 5, 6, 7, 8]]),
+        source_mask=jnp.arange(5)[None] < jnp.array([[2], [5]]),
+        target=jnp.zeros((2, 5), int),
+        target_mask=None,
+    )
+    decoded = decode_pairs("m", pairs, "c")
+    assert decoded.tolist() == [[3, 4, 0, 0, 0], [4, 5, 6, 7, 8]]
+
+
 def test_exact_sequences_count_the_end_mark_and_no_padding():
     pairs = sequences.make_pairs(jax.random.key(0), 3, 4, 5, "copy", min_len=2)
     labels, mask = np.asarray(pairs.labels), np.asarray(pairs.mask)
@@ -128,6 +172,7 @@ def test_exact_sequences_count_the_end_mark_and_no_padding():
         np.testing.assert_allclose(share, 2 / 3, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_weights_are_read_back_with_their_config_and_write_the_same(training_run, tmp_path):
     (tmp_path / "models.safetensors").write_bytes(dump_models(CONFIG, training_run.state.model))
     config, models = load_models(tmp_path / "models.safetensors")

@@ -157,6 +157,28 @@ def test_packed_rows_hold_every_token_once_and_whole(lengths):
     assert np.sum(free >= 4) <= 1  # two half-empty rows would have been one
 
 
+def test_the_longest_sequence_comes_first_and_fills_the_first_row_with_enough_places():
+    parts, places = np.moveaxis(examples.packed_rows(np.array([3, 1, 4, 2, 4]), 7), -1, 0)
+    assert parts.tolist() == [[2] * 4 + [0] * 3, [4] * 4 + [3] * 2 + [1]]
+    assert places.tolist() == [[0, 1, 2, 3, 0, 1, 2], [0, 1, 2, 3, 0, 1, 0]]
+    parts, _ = np.moveaxis(examples.packed_rows(np.array([2, 2]), 3), -1, 0)
+    assert parts.tolist() == [[0, 0, -1], [1, 1, -1]]
+
+
+def test_packed_examples_hold_the_tokens_labels_and_places_of_each_sequence():
+    ids = jnp.array([[5, 6, 7], [8, 0, 0], [1, 2, 0]])
+    padded = examples.Examples(ids, ids + 10, ids > 0)
+    packed = examples.pack_examples(padded, examples.packed_rows(np.array([3, 1, 2]), 4))
+    assert packed.inputs[0].tolist() == [5, 6, 7, 8] and packed.inputs[1, :2].tolist() == [1, 2]
+    np.testing.assert_array_equal(packed.labels, packed.inputs + 10)
+    assert packed.mask.tolist() == [[True] * 4, [True, True, False, False]]
+    assert packed.parts.tolist() == [[0, 0, 0, 1], [2, 2, -1, -1]]
+    assert len(packed) == 2 and packed.first(1).parts.tolist() == [[0, 0, 0, 1]]
+    plain = examples.Examples(ids, ids)
+    assert examples.token_mask(plain).tolist() == [[True] * 3] * 3
+    assert examples.token_mask(padded).tolist() == (ids > 0).tolist()
+
+
 def test_a_sequence_longer_than_a_row_is_refused():
     is_refused("9 tokens does not fit width=8", examples.packed_rows, np.array([3, 9]), 8)
 
@@ -217,8 +239,16 @@ def test_baselines_are_measured():
     measured = examples.majority_baseline(data, other[1], 3)
     np.testing.assert_allclose(measured, expected, rtol=1e-6)
     count = mask.sum()
-    value = float(examples.random_baseline(jax.random.key(0), data, 3))
-    assert abs(value - 1 / 3) < 4 * np.sqrt(2 / 9 / count)
+    for label in (0, 2):  # of tokens that exist; others are never answered right
+        one = data.replace(labels=jnp.where(data.mask, label, -1))
+        value = float(examples.random_baseline(jax.random.key(0), one, 3))
+        assert abs(value - 1 / 3) < 4 * np.sqrt(2 / 9 / count)
+    few = examples.Examples(
+        None, jnp.array([[1, 1, 1, 0]]), jnp.array([[True, False, False, True]])
+    )
+    train = few.replace(labels=jnp.array([[2, 1, 1, 2]]), inputs=few.labels)
+    held_out = few.replace(labels=jnp.array([[2, 2, 1, 0]]))
+    assert examples.majority_baseline(train, held_out, 3) == 0.5
 
 
 # The made-up translation against a translator that reads the source as a grammar book says.
@@ -295,6 +325,7 @@ def test_targets_stand_between_marks_and_padding_behind_them(task):
     assert data.source.shape == (40, 6) and data.target.shape == (40, 8) and len(data) == 40
     lengths = data.source_mask.sum(axis=1)
     assert set(lengths.tolist()) == {2, 3, 4, 5, 6}
+    assert set(data.source[data.source_mask].tolist()) == set(range(NUM_MARKS, NUM_MARKS + 4))
     for i, n in enumerate(lengths.tolist()):
         source, target = data.source[i].tolist(), data.target[i].tolist()
         assert source[n:] == [PAD] * (6 - n) and min(source[:n]) >= NUM_MARKS
@@ -315,15 +346,18 @@ def test_lengths_are_not_drawn_with_the_key_of_letters():
     assert (letters == lengths - 3).mean() < 0.6
 
 
+SIZES = {"num_examples": 2, "seq_len": 6, "num_letters": 4, "task": "copy"}
 test_bad_sizes_are_named = refused(
     [
         ({"seq_len": 0}, "seq_len=0 is not a whole number from 1 on"),
         ({"min_len": 0}, "min_len=0 is not a whole number from 1 to"),
         ({"min_len": 7}, "min_len=7 is not a whole number from 1 to 6"),
         ({"num_letters": 0}, "num_letters=0 is not a whole number from 1 on"),
+        ({"num_examples": 0}, "num_examples=0 is not a whole number from 1 on"),
         ({"task": "shuffle"}, "task='shuffle' is not one of"),
     ],
     lambda sizes: sequences.make_pairs(
-        jax.random.key(0), 2, **{"seq_len": 6, "num_letters": 4, "task": "copy"} | sizes
+        jax.random.key(0),
+        **{"num_examples": 2, "seq_len": 6, "num_letters": 4, "task": "copy"} | sizes,
     ),
 )

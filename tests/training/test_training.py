@@ -1,6 +1,7 @@
 """One seed's training against a numpy oracle of the optimiser and the order of the data."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import draws
 import jax
@@ -16,14 +17,22 @@ from rank_collapse.network import transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.training import models, training
 from rank_collapse.training.recipe import run_config
-from rank_collapse.training.tasks.examples import cross_entropy, pack_examples, packed_rows
+from rank_collapse.training.tasks.examples import (
+    Examples,
+    cross_entropy,
+    pack_examples,
+    packed_rows,
+)
 from rank_collapse.training.training import (
     Hyper,
     Recipe,
+    TrainState,
     batch_forward,
     forward,
     init_state,
+    make_optimizer,
     schedule_factor,
     train_epoch,
     train_step,
@@ -68,13 +77,14 @@ def test_the_classifier_begins_small():
 
 def hyper(**values):
     fields = dataclasses.asdict(Hyper()) | values
-    return Hyper(**{name: v if v is None else jnp.float32(v) for name, v in fields.items()})
+    return Hyper(**jax.tree.map(jnp.float32, fields))
 
 
 class NumpyAdam:
     """Adam as Kingma and Ba write it, with L2 decay in the gradient, in float64."""
 
-    def __init__(self, weights):
+    def __init__(self, weights, b1=0.9, b2=0.999, eps=1e-8):
+        self.b1, self.b2, self.eps = b1, b2, eps
         self.w = [np.asarray(a, float) for a in weights]
         self.m = [np.zeros_like(a) for a in self.w]
         self.v = [np.zeros_like(a) for a in self.w]
@@ -88,40 +98,50 @@ class NumpyAdam:
         self.t += 1
         for i, g in enumerate(gradients):
             g = g + decay * self.w[i]
-            self.m[i] = 0.9 * self.m[i] + 0.1 * g
-            self.v[i] = 0.999 * self.v[i] + 0.001 * g**2
-            m, v = self.m[i] / (1 - 0.9**self.t), self.v[i] / (1 - 0.999**self.t)
-            self.w[i] = self.w[i] - rate * m / (np.sqrt(v) + 1e-8)
+            self.m[i] = self.b1 * self.m[i] + (1 - self.b1) * g
+            self.v[i] = self.b2 * self.v[i] + (1 - self.b2) * g**2
+            m, v = self.m[i] / (1 - self.b1**self.t), self.v[i] / (1 - self.b2**self.t)
+            self.w[i] = self.w[i] - rate * m / (np.sqrt(v) + self.eps)
 
 
 @pytest.mark.parametrize(
-    "fields, decay",
+    "fields, floats",
     [
-        pytest.param({}, 0.0, marks=pytest.mark.full),
+        pytest.param({}, {}, marks=pytest.mark.full),
         pytest.param(
             {"schedule": "milestones", "milestones": (1, 2), "decay": 0.5},
-            0.1,
+            {"weight_decay": 0.1},
             marks=pytest.mark.full,
         ),
-        ({"schedule": "linear", "clip_norm": 0.05}, 0.1),
+        (
+            {"schedule": "linear", "clip_norm": 0.05, "b1": 0.8, "b2": 0.97, "eps": 1e-3},
+            {"weight_decay": 0.1, "label_smoothing": 0.2, "warmup": 5.0}
+            | {"network": {"skip_gain": 0.6, "temperature": 1.5}},
+        ),
     ],
 )
-def test_epochs_are_adam_steps_on_batches_in_order_with_a_short_last_one(fields, decay, x64):
-    """In float64, and from weights that are not 0: Adam divides a gradient by its size.
+def test_epochs_are_adam_steps_on_batches_in_order_with_a_short_last_one(fields, floats, x64):
+    """With all options at once, and of tokens that exist.
+
+    In float64, and from weights that are not 0: Adam divides a gradient by its size.
 
     The gradient of the keys' bias is zero but for rounding, in float32 as large as Adam's epsilon.
     With decay a bias of 0 would grow from it by 0.01 · 0.1/1e-8 a step, in any precision.
     """
     chosen, examples = recipe(**fields), data(10)
-    values = hyper(learning_rate=0.01, weight_decay=decay, dropout=0.0)
+    lengths = jnp.array([4, 2, 3, 4, 1, 3, 4, 2, 4, 3])
+    examples = examples.replace(mask=jnp.arange(4)[None] < lengths[:, None])
+    values = hyper(learning_rate=0.01, dropout=0.0, **floats)
     state = begin(values, chosen)
     state = state.replace(model=jax.tree.map(lambda a: np.asarray(a) + 0.2, state.model))
     structure = jax.tree.structure(state.model)
-    oracle = NumpyAdam(jax.tree.leaves(state.model))
+    oracle = NumpyAdam(jax.tree.leaves(state.model), chosen.b1, chosen.b2, chosen.eps)
+    network = chosen.config.replace(**floats.get("network", {}))
 
     def loss(model, batch):
-        logits = batch_forward(model, batch, chosen.config)
-        return cross_entropy(logits, batch.labels, np.ones(batch.labels.shape, bool))
+        logits = batch_forward(model, batch, network)
+        smoothing = floats.get("label_smoothing", 0.0)
+        return cross_entropy(logits, batch.labels, batch.mask, smoothing)
 
     gradient = jax.jit(jax.value_and_grad(loss))
     step = 0
@@ -133,7 +153,8 @@ def test_epochs_are_adam_steps_on_batches_in_order_with_a_short_last_one(fields,
             model = jax.tree.unflatten(structure, oracle.w)
             value, g = gradient(model, batch)
             factor = {"constant": 1, "milestones": 0.5 ** min(epoch, 2), "linear": 1 - step / 9}
-            rate = 0.01 * factor[chosen.schedule]
+            rate = 0.01 * factor[chosen.schedule] * min(1, (step + 1) / floats.get("warmup", 1))
+            decay = floats.get("weight_decay", 0.0)
             oracle.step(jax.tree.leaves(g), rate, decay, chosen.clip_norm)
             losses.append(float(value))
             step += 1
@@ -189,14 +210,28 @@ def test_vectors_as_wide_as_the_network_are_embedded_once():
     np.testing.assert_allclose(logits, output @ w + b[None, :], rtol=1e-5, atol=1e-6)
 
 
-def test_floats_of_the_network_reach_its_initial_weights():
+def test_floats_of_a_run_reach_its_initial_weights():
+    """`init_gain`, `init_scale`, and what `Recipe.start` makes of the network with `start`."""
     key, floats = jax.random.key(0), {"init_gain": jnp.float32(0.5)}
-    plain, scaled = (
-        init_state(key, h, recipe()).model.network.layers.attention
-        for h in (hyper(), hyper().replace(network=floats))
+
+    def start(network, factor):
+        return jax.tree.map(lambda a: factor * a, network)
+
+    plain = init_state(key, hyper(), recipe())
+    changed = init_state(
+        key,
+        hyper(init_scale=3.0, start=7.0).replace(network=floats),
+        recipe(start=start),
     )
-    np.testing.assert_allclose(scaled.w_v, 0.5 * plain.w_v, rtol=1e-6)
-    np.testing.assert_array_equal(scaled.w_q, plain.w_q)
+    (one, w), (other, scaled_w) = (
+        (s.model.network.layers.attention, s.model.classifier.w) for s in (plain, changed)
+    )
+    np.testing.assert_allclose(other.w_v, 0.5 * 3 * 7 * one.w_v, rtol=1e-6)
+    np.testing.assert_allclose(other.w_q, 3 * 7 * one.w_q, rtol=1e-6)
+    np.testing.assert_array_equal(scaled_w, w)
+    tables = (s.model.network.embedding.tokens for s in (changed, plain))
+    np.testing.assert_allclose(next(tables), 7 * next(tables), rtol=1e-6)
+    assert not np.array_equal(*(jax.random.key_data(k) for k in (plain.key, key)))
 
 
 def test_floats_of_a_run_reach_the_half_that_they_are_for():
@@ -254,6 +289,7 @@ def test_dropout_of_the_output_falls_on_what_the_classifier_reads():
     before, after = compute_states(False), compute_states(True)
     nonzero = after != 0
     np.testing.assert_allclose(after[nonzero], before[nonzero] / 0.75, rtol=1e-6)
+    assert np.all(np.any(nonzero[1:] != nonzero[0], axis=(1, 2)))  # each example has its own
     share = 1 - nonzero.mean()
     assert abs(share - 0.25) < 4 * np.sqrt(0.25 * 0.75 / nonzero.size)
     share = 1 - np.mean(compute_states(2.0) != 0)  # what multiplies the rate
@@ -266,6 +302,82 @@ def test_dropout_of_the_output_falls_on_what_the_classifier_reads():
         return str(step).count("shift_right_logical")
 
     assert count(recipe(output_dropout=True)) > count(recipe())  # the recipe passes it on
+
+
+def test_a_step_passes_its_options_on(monkeypatch):
+    """To the forward pass: floats of the run, dropout by the number of the step, and weights."""
+    calls = []
+
+    def batch_forward(model, batch, config, **options):
+        calls.append((config, options))
+        return model["w"] + jnp.zeros((2, 3, 4)) + jnp.arange(4.0)[None, None]
+
+    monkeypatch.setattr(training, "batch_forward", batch_forward)
+    ids = jnp.array([[3, 0, 1], [2, 2, 3]])
+    mask = jnp.array([[True, True, False], [True, True, True]])
+    batch, w = Examples(ids, ids, mask), {"w": jnp.ones((1, 1, 1))}
+    values = hyper(dropout=0.4, output_dropout=0.5, network={"temperature": 2.0})
+    fields = {"unroll": 3, "output_dropout": True}
+    losses = []
+    for chosen, run, weights, step in (
+        (recipe(**fields), values, [True, False], 0),
+        (recipe(**fields), values, [True, True], 1),
+        (recipe(), values.replace(dropout=None), [False, True], 1),
+        (recipe(loss="squared_error"), values, [False, True], 0),
+    ):
+        labels = jnp.zeros((2, 3, 4)) if chosen.loss == "squared_error" else ids
+        state = TrainState(w, make_optimizer(run, chosen).init(w), jax.random.key(0))
+        step_batch = batch.replace(labels=labels)
+        _, loss = train_step(state, step_batch, jnp.array(weights), step, 1.0, run, chosen)
+        losses.append(float(loss))
+    nll = np.log(np.exp(np.arange(4)).sum()) - np.asarray(ids)
+    expected = [nll[0, :2].mean(), (nll[0, :2].sum() + nll[1].sum()) / 5, nll[1].mean()]
+    np.testing.assert_allclose(losses, [*expected, 3 * (1 + 4 + 9 + 16)], rtol=1e-5)
+    configs, options = zip(*calls, strict=True)
+    assert [c.unroll for c in configs] == [3, 3, 6, 6]
+    assert [float(c.temperature) for c in configs] == [2] * 4
+    rates = [float(o["dropout_rate"]) for o in options]
+    np.testing.assert_allclose(rates, [0.4, 0.4, 0, 0.4], rtol=1e-6)
+    assert [float(o["output_dropout"]) for o in options] == [0.5, 0.5, 0, 0]
+    first, second, none, again = (o["dropout_key"] for o in options)
+    assert none is None and first == again and first != second
+
+
+def test_tokens_of_a_packed_row_see_and_count_from_their_own_sequence(monkeypatch):
+    def forward(model, inputs, config, *, mask, positions, **options):
+        position = jnp.zeros(5, int) - 1 if positions is None else positions
+        return jnp.concatenate([mask.astype(int).reshape(-1), position, inputs])
+
+    monkeypatch.setattr(models, "forward", forward)
+    ids, parts = jnp.arange(10).reshape(2, 5), jnp.array([[0, 0, 1, 1, 1], [2, 2, 2, -1, -1]])
+    padded, packed = Examples(ids, ids, parts >= 0), Examples(ids, ids, parts >= 0, parts)
+    for size in (None, 1):
+        rows = np.asarray(batch_forward(None, packed, None, batch_size=size))
+        seen = (parts[:, :, None] == parts[:, None]) & (parts >= 0)[:, None]
+        np.testing.assert_array_equal(rows[:, :25], seen.reshape(2, 25))
+        np.testing.assert_array_equal(rows[:, 25:28], [[0, 1, 0], [0, 1, 2]])
+        np.testing.assert_array_equal(rows[:, 30:], ids)
+        rows = np.asarray(batch_forward(None, padded, None, batch_size=size))
+        np.testing.assert_array_equal(rows[:, :5], parts >= 0)
+        np.testing.assert_array_equal(rows[:, 5:10], -np.ones((2, 5)))
+
+
+def test_dropouts_of_the_embedding_and_of_the_output_are_independent(monkeypatch):
+    """A network that passes on what it takes shows both; 2000 entries, four deviations."""
+    monkeypatch.setattr(
+        models.transformer, "apply", lambda params, x, *_, **__: SimpleNamespace(output=x)
+    )
+    chosen, x = TransformerConfig(d_model=50), jnp.ones((40, 50))
+    model, key = models.Model({}, (jnp.eye(50), jnp.zeros(50))), jax.random.key(5)
+    for options, kept, value in (
+        ({}, 1, 1),
+        ({"dropout_rate": 0.25}, 1, 1),  # without a key
+        ({"dropout_key": key, "dropout_rate": 0.25}, 0.75, 4 / 3),
+        ({"dropout_key": key, "dropout_rate": 0.25, "output_dropout": 2.0}, 0.375, 8 / 3),
+    ):
+        logits = np.asarray(forward(model, x, chosen, **options))
+        np.testing.assert_allclose(logits[logits != 0], value, rtol=1e-6)
+        assert abs(np.mean(logits != 0) - kept) <= 4 * np.sqrt(kept * (1 - kept) / 2000)
 
 
 @pytest.mark.full
@@ -298,8 +410,42 @@ def test_packed_sequences_train_as_padded_ones():
     near(after[0][0].optimizer, after[1][0].optimizer, atol=1e-5)
 
 
+def test_what_is_not_given_is_as_in_the_paper():
+    assert dataclasses.asdict(Hyper()) == {
+        "learning_rate": 1e-3,
+        "weight_decay": 0,
+        "dropout": 0.1,
+        "output_dropout": 1,
+        "init_scale": 1,
+        "warmup": 0,
+        "label_smoothing": 0,
+        "network": None,
+        "start": None,
+    }
+    given = {"config": config(), "num_outputs": 5, "batch_size": 4, "num_epochs": 3}
+    fields = vars(Recipe(**given))
+    assert {name: fields[name] for name in fields.keys() - given} == {
+        "loss": "cross_entropy",
+        "shuffle": False,
+        "schedule": "constant",
+        "milestones": (15, 30, 40, 50, 60),
+        "decay": 0.91,
+        "clip_norm": None,
+        "output_dropout": False,
+        "unroll": 6,
+        "optimizer": "adam",
+        "b1": 0.9,
+        "b2": 0.999,
+        "eps": 1e-8,
+        "start": None,
+    }
+
+
 test_bad_recipes_are_named = refused(
     [
+        ({"b1": 1.0}, r"b1=1.0 is not in \[0, 1\)"),
+        ({"clip_norm": 0.0}, r"clip_norm=0.0 is not in \(0, inf\]"),
+        ({"num_outputs": 0}, "num_outputs=0"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"num_epochs": -1}, "num_epochs=-1"),
         ({"num_epochs": 2.5}, "num_epochs=2.5"),
