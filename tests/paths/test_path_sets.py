@@ -193,9 +193,9 @@ def test_a_recomputed_path_is_a_network_of_one_head():
     # b_v of the removed head adds nothing once its projection is zero
     segments = np.array([0, 1, 1, 0])
     output = jax.jit(
-        lambda p, skip: rc.apply(
-            p, x, config.replace(attention_skip=skip), segments=segments
-        ).output,
+        lambda p, skip: (
+            rc.apply(p, x, config.replace(attention_skip=skip), segments=segments).output
+        ),
         static_argnums=1,
     )
     state = jax.jit(

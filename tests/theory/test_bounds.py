@@ -36,9 +36,7 @@ def of_heads():
             params, x = draws.parameters(config, 0, 0.7, 0.5), 0.2 * draws.tokens(5, 6, shift=0.0)
             x = x * config.num_heads
             of_head = np.array([1, 0.3, 3])[None, : config.num_heads, None, None]  # unequal
-            params = draws.changed(
-                params, attention={"w_v": params.layers.attention.w_v * of_head}
-            )
+            params = draws.changed(params, attention={"w_v": params.layers.attention.w_v * of_head})
             made[config.num_heads] = params, x, config, make_report(params, x, config)
     return made
 
@@ -133,9 +131,7 @@ def test_scores_that_are_not_divided_are_those_of_smaller_queries_and_padding_is
     padded = np.full((7, 6), 9.0)
     padded[mask] = x
     report = make_report(draws.changed(params, attention=smaller), padded, undivided, mask=mask)
-    np.testing.assert_allclose(
-        report.log10_spread[..., mask], expected.log10_spread, rtol=1e-9
-    )
+    np.testing.assert_allclose(report.log10_spread[..., mask], expected.log10_spread, rtol=1e-9)
     assert np.isneginf(report.log10_spread[..., ~mask]).all()
     assert report.not_covered == expected.not_covered == ()
     same = {"log10_spread": None, "gamma": None, "beta": None, "stack_gamma": None}

@@ -1,5 +1,8 @@
 """Profiles in ball arithmetic, against the plain network in mpmath and closed forms."""
 
+import itertools
+import types
+
 import draws
 import jax
 import jax.numpy as jnp
@@ -108,6 +111,24 @@ def test_digits_are_doubled_until_the_balls_are_narrow():
     assert exact.exact_profile(params, x, config, digits=10, max_seconds=0.0).digits == 10
 
 
+def test_no_attempt_is_begun_that_would_take_too_long(monkeypatch):
+    """Each takes three times the one before: after one of a second, three are needed."""
+    params, x, config, _ = network("attention alone")
+    for allowed, is_begun in ((3.0, True), (2.9, False)):
+        seconds = itertools.count()
+        clock = types.SimpleNamespace(monotonic=lambda seconds=seconds: float(next(seconds)))
+        monkeypatch.setattr(exact, "time", clock)
+        balls = exact.exact_profile(params, x, config, digits=10, max_seconds=allowed)
+        assert (balls.digits > 10) == is_begun == (not np.isnan(balls.profile[-1]))
+
+
+def test_tokens_that_are_exactly_equal_have_no_residual():
+    balls = exact.exact_profile(draws.parameters(SAN), np.ones((4, 4)), SAN, max_digits=100)
+    np.testing.assert_array_equal(balls.profile, [-np.inf, np.nan, np.nan])
+    np.testing.assert_array_equal(balls.radius, [0, np.nan, np.nan])
+    assert balls.digits == 100
+
+
 SAN = rc.san(2, 2, 4)
 
 
@@ -137,6 +158,7 @@ def test_masked_tokens_have_no_part_in_the_residual():
     padded = exact.exact_profile(params, x, config, mask=KEEP)
     removed = exact.exact_profile(params, x[KEEP], config)
     assert (np.abs(padded.profile - removed.profile) <= padded.radius + removed.radius).all()
+    assert padded.digits == removed.digits == 50  # the first attempt's
 
 
 def test_the_rate_of_eight_layers():

@@ -179,7 +179,10 @@ BIAS = np.linspace(-1, 1, 32).reshape(2, 4, 4)
         ({"norm_placement": "post", "attention_skip": True}, {}, ("diameter",)),
         ({"mlp": "swiglu"}, {"mask": np.arange(4) != 1}, ("diameter",)),
         pytest.param(
-            {"mlp": "gelu", "attention_skip": True, "mlp_skip": True}, {}, (), marks=pytest.mark.full
+            {"mlp": "gelu", "attention_skip": True, "mlp_skip": True},
+            {},
+            (),
+            marks=pytest.mark.full,
         ),
     ],
 )
