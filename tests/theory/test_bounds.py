@@ -17,7 +17,6 @@ from rank_collapse.network.residual import LayerGains
 from rank_collapse.theory import bounds, reports
 from rank_collapse.theory.logdomain import log_trace
 
-
 make_report = jax.jit(rc.bound_report)
 TEMPERATURE, GAIN = 1.7, 0.8
 # of three heads: by layer and feature of the attention, by layer of the MLP
