@@ -122,6 +122,15 @@ def test_no_attempt_is_begun_that_would_take_too_long(monkeypatch):
         assert (balls.digits > 10) == is_begun == (not np.isnan(balls.profile[-1]))
 
 
+@pytest.mark.parametrize("kind", exact.ACTIVATIONS)
+def test_activations_are_those_of_mpmath(kind):
+    z, phi = np.array([-3.5, -0.3, 0.0, 0.7, 2.0]), mp_oracle.activation(kind)
+    with exact.flint.ctx.workdps(30), mpmath.workdps(30):
+        balls = exact.ACTIVATIONS[kind](exact.to_balls(z))
+        expected = [float(phi(mpmath.mpf(float(a)))) for a in z]
+    np.testing.assert_allclose([float(b.mid()) for b in balls], expected, rtol=1e-14)
+
+
 def test_tokens_that_are_exactly_equal_have_no_residual():
     balls = exact.exact_profile(draws.parameters(SAN), np.ones((4, 4)), SAN, max_digits=100)
     np.testing.assert_array_equal(balls.profile, [-np.inf, np.nan, np.nan])

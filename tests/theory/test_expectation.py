@@ -158,7 +158,8 @@ def test_sizes_of_updates_are_squared_and_of_each_matrix():
 
 
 def test_a_memory_is_read_where_it_exists_by_matrices_of_its_own():
-    config = rc.san_skip(1, 2, 8, cross_attention=True, cross_skip=True)
+    norms = {"norm_placement": "pre", "final_norm": True}
+    config = rc.san_skip(1, 2, 8, cross_attention=True, cross_skip=True, **norms)
     params, x, memory = draws.parameters(config), draws.tokens(3, 8), draws.tokens(4, 8, seed=2)
     keep, none = np.arange(4) != 1, expectation.update_sizes(config, 0.0)
     all_sizes = expectation.update_sizes(config, 0.1)
@@ -176,6 +177,9 @@ def test_a_memory_is_read_where_it_exists_by_matrices_of_its_own():
     both = compute(memory, "attention", "cross").output_change[1]
     assert min(changes) > 1e-4 and abs(changes[0] - changes[1]) > 1e-4
     np.testing.assert_allclose(both, sum(changes), rtol=1e-4)
+    norm, v = params.final_norm, trace.hidden.variance[-1]
+    v = v / (v + config.norm_eps) * np.mean(norm.gain**2) + np.mean(norm.bias**2)
+    np.testing.assert_allclose(trace.output.variance, v, rtol=1e-5)
 
 
 CASES = {

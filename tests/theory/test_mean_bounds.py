@@ -204,6 +204,12 @@ def test_what_is_not_covered_is_refused(fields, inputs, refused):
         np.testing.assert_allclose(size, np.log10(residual), atol=1e-4)
 
 
+def test_the_share_that_saturation_leaves_of_a_score(x64):
+    log_u = np.array([-800.0, -30, -3, 0, 2.9, 3.1, 800])
+    expected = [0, 0, *np.log(np.tanh(np.exp(log_u[2:4])) / np.exp(log_u[2:4])), -2.9, -3.1, -800]
+    np.testing.assert_allclose(mean_bounds._log_tanh_over(log_u), expected, atol=1e-12)
+
+
 def test_deviations_from_the_mean_row_are_of_the_tokens_that_exist():
     spread = np.float32([[0.5, 0.0, 0.25, 0.75]])  # 0 of a token that a mask leaves out
     deviations = mean_bounds.attention_deviation(spread, np.array([True, False, True, True]))

@@ -200,6 +200,8 @@ def test_divided_differences_on_both_sides_of_zero(name, x64):
 
     for eps in (1e-3, 0.3, 1.0):
         np.testing.assert_allclose(*compute_both(z, u, eps), atol=1e-10)
+    slope = u * jax.jvp(phi, (jnp.asarray(z),), (jnp.ones(len(z)),))[1]
+    np.testing.assert_allclose(compute_both(z, u, 0.0)[0], slope, atol=1e-10)
 
 
 @pytest.mark.full
