@@ -111,15 +111,26 @@ def test_digits_are_doubled_until_the_balls_are_narrow():
     assert exact.exact_profile(params, x, config, digits=10, max_seconds=0.0).digits == 10
 
 
-def test_no_attempt_is_begun_that_would_take_too_long(monkeypatch):
-    """Each takes three times the one before: after one of a second, three are needed."""
+@pytest.mark.parametrize(
+    ("seconds", "options", "is_begun"),
+    [
+        (1, {"max_seconds": 3}, True),
+        (1, {"max_seconds": 2.9}, False),
+        (200, {}, True),
+        (201, {}, False),
+        (1, {"max_digits": 20}, True),
+        (1, {"max_digits": 19}, False),
+    ],
+)
+def test_an_attempt_is_begun_unless_it_takes_too_long_or_too_many_digits(
+    seconds, options, is_begun, monkeypatch
+):
+    """Digits are doubled, and take three times the seconds of those before; 600 are allowed."""
     params, x, config, _ = network("attention alone")
-    for allowed, is_begun in ((3.0, True), (2.9, False)):
-        seconds = itertools.count()
-        clock = types.SimpleNamespace(monotonic=lambda seconds=seconds: float(next(seconds)))
-        monkeypatch.setattr(exact, "time", clock)
-        balls = exact.exact_profile(params, x, config, digits=10, max_seconds=allowed)
-        assert (balls.digits > 10) == is_begun == (not np.isnan(balls.profile[-1]))
+    now = itertools.count(step=seconds)
+    monkeypatch.setattr(exact, "time", types.SimpleNamespace(monotonic=lambda: next(now)))
+    balls = exact.exact_profile(params, x, config, digits=10, **options)
+    assert (balls.digits > 10) == is_begun
 
 
 @pytest.mark.parametrize("kind", exact.ACTIVATIONS)

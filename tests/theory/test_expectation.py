@@ -157,21 +157,24 @@ def test_sizes_of_updates_are_squared_and_of_each_matrix():
     assert sorted(plain["mlp"]) == ["w_in", "w_out"] and np.all(plain["mlp"]["w_in"] == 1)
 
 
-def test_a_memory_is_read_where_it_exists_by_matrices_of_its_own():
+def test_tokens_and_a_memory_are_read_where_they_exist_by_matrices_of_their_own():
     norms = {"norm_placement": "pre", "final_norm": True}
     config = rc.san_skip(1, 2, 8, cross_attention=True, cross_skip=True, **norms)
     params, x, memory = draws.parameters(config), draws.tokens(3, 8), draws.tokens(4, 8, seed=2)
-    keep, none = np.arange(4) != 1, expectation.update_sizes(config, 0.0)
-    all_sizes = expectation.update_sizes(config, 0.1)
+    none, all_sizes = (expectation.update_sizes(config, size) for size in (0.0, 0.1))
+    masks = {"mask": np.arange(3) < 2, "memory_mask": np.arange(4) != 1}
 
-    def compute(memory, *moved):
+    def compute(memory, *moved, x=x):
         sizes = none | {name: all_sizes[name] for name in moved}
-        inputs = {"memory": memory, "memory_mask": keep}
+        inputs = {"memory": memory} | masks
         return expectation.expected_pass(params, x, config, sizes=sizes, **inputs)
 
     trace = compute(memory)
-    other = compute(memory.at[1].set(9.0))  # a token that does not exist
-    np.testing.assert_allclose(other.hidden.variance, trace.hidden.variance, rtol=1e-5)
+    # tokens that do not exist
+    for other in (compute(memory, x=x.at[2].set(9.0)), compute(memory.at[1].set(9.0))):
+        variances = [a.hidden.variance[:, :2] for a in (other, trace)]
+        np.testing.assert_allclose(*variances, rtol=1e-5)
+    assert np.abs(compute(memory, x=x + 1).hidden.variance - trace.hidden.variance).max() > 0.1
     assert np.abs(compute(memory + 1).hidden.variance - trace.hidden.variance).max() > 0.1
     changes = [compute(memory, *moved).output_change[1] for moved in (["attention"], ["cross"])]
     both = compute(memory, "attention", "cross").output_change[1]
