@@ -15,6 +15,7 @@ import rank_collapse as rc
 from rank_collapse.network import layers
 from rank_collapse.network.residual import LayerGains
 from rank_collapse.theory import bounds, reports
+from rank_collapse.theory.log_operations import LogState
 from rank_collapse.theory.logdomain import log_trace
 
 make_report = jax.jit(rc.bound_report)
@@ -164,6 +165,21 @@ def test_lipschitz_constant_bounds_every_residual(kind, x64):
     slope = float(one / (bounds.norm_1(params.w_in) * bounds.norm_1(params.w_out)))
     expected_slope = {"gelu": 1.128904, "gelu_tanh": 1.129, "silu": 1.099839}.get(kind, 1.0)
     np.testing.assert_allclose(slope, expected_slope, rtol=1e-4)
+
+
+def test_the_spread_of_scores_is_over_the_keys_that_a_row_sees():
+    rng, keep = np.random.default_rng(0), np.array([True, True, False, True])
+    residual, w_qk = (
+        rng.standard_normal(shape).astype(np.float32) for shape in ((4, 3), (2, 3, 3))
+    )
+    allowed = np.stack([np.tri(4, k=-1, dtype=bool), np.tri(4, dtype=bool)])
+    state, config = LogState(None, residual, 0.0), rc.san(1, 2, 8)  # d_qk = 4
+    expected = np.zeros((2, 4))  # 0 in rows that do not exist or see nothing
+    for h, i in itertools.product(range(2), (0, 1, 3)):
+        row = residual[i] @ w_qk[h] @ residual.T / 2
+        expected[h, i] = np.ptp(row[allowed[h, i]]) if allowed[h, i].any() else 0
+    spread = bounds.score_spread(w_qk, state, config, allowed, keep)
+    np.testing.assert_allclose(spread, expected, atol=1e-6)
 
 
 def test_the_skip_of_an_mlp_adds_its_largest_gain():
