@@ -3,6 +3,7 @@
 import inspect
 import itertools
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +14,12 @@ from path_oracle import Oracle
 from refusals import each_is_refused, refused
 
 import rank_collapse as rc
-from rank_collapse.paths.contributions import path_contributions
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.passes import run_pass
+from rank_collapse.paths.channels import Channels, pad_slots
+from rank_collapse.paths.contributions import PathContributions, path_contributions
 from rank_collapse.paths.heads import head_contributions
+from rank_collapse.paths.truncation import TruncatedPass
 
 GRID = [
     config_of(
@@ -135,6 +140,58 @@ def small_example():
     return example(SMALL)[:2]
 
 
+@pytest.mark.parametrize("count_mlps", [False, True])
+def test_views_of_sums_are_written_out_for_stacks_too(count_mlps):
+    rng = np.random.default_rng(0)
+    sums, offset = rng.standard_normal((2, 4, 4, 5, 3)), rng.standard_normal((2, 5, 3))
+    sums = sums if count_mlps else sums[:, :, 0]
+    ours = PathContributions(sums, offset, count_mlps=count_mlps)
+    c = sums.sum(axis=2) if count_mlps else sums
+    np.testing.assert_array_equal(ours.by_attention_length, c)
+    np.testing.assert_allclose(ours.total, c.sum(axis=1) + offset, rtol=1e-12)
+    up_to, all_but = ours.up_to(), ours.all_but()
+    assert up_to.shape == all_but.shape == c.shape
+    for k in range(4):
+        np.testing.assert_allclose(up_to[:, k], c[:, : k + 1].sum(1) + offset, atol=1e-5)
+        others = np.delete(c, k, axis=1).sum(axis=1)
+        np.testing.assert_allclose(all_but[:, k], others + offset, atol=1e-5)
+    by_length, last = ours
+    assert by_length is sums and last is offset and ours.from_memory is ours.output is None
+
+
+def test_channels_pass_a_function_where_they_exist():
+    rng = np.random.default_rng(0)
+    start, memory = (jnp.asarray(a) for a in rng.standard_normal((2, 3, 2, 4, 5)))
+    offset = jnp.asarray(rng.standard_normal((4, 5)))
+
+    def fn(c, ones):  # a constant for the offset alone
+        return 2 * c + ones[:, None, None]
+
+    channels = Channels(start, memory, offset)
+    passed = channels.apply_to_all(fn)
+    np.testing.assert_array_equal(passed.start, 2 * start)
+    np.testing.assert_array_equal(passed.memory, 2 * memory)
+    np.testing.assert_array_equal(passed.offset, 2 * offset + 1)
+    fewer = channels.apply_to_all(fn, num_lengths=-1, num_counts=1)
+    np.testing.assert_array_equal(fewer.memory, 2 * memory[:2, :1])
+    # lengths that do not exist are not passed, and without biases neither is the offset
+    live = jnp.array([True, False, True])
+    for biased in (True, False):
+        some = channels.replace(live=live, biased=biased).apply_to_all(fn)
+        for ours, group in ((some.start, start), (some.memory, memory)):
+            np.testing.assert_array_equal(ours, 2 * group * live[:, None, None, None])
+        np.testing.assert_array_equal(some.offset, 2 * offset + 1 if biased else offset)
+    for axis, lengths in ((0, [True, True, False]), (1, [True, False, False])):
+        shifted = channels.replace(live=jnp.array([True, False, False])).shift(axis)
+        np.testing.assert_array_equal(shifted.live, lengths)  # of attention, one more exists
+        widths = [(int(i == axis), 0) for i in range(4)]
+        np.testing.assert_array_equal(shifted.start, np.pad(start, widths))
+        np.testing.assert_array_equal(shifted.memory, np.pad(memory, widths))
+    padded = pad_slots(start, (6, 4), (1, 2))
+    np.testing.assert_array_equal(padded, np.pad(start, [(1, 2), (2, 0), (0, 0), (0, 0)]))
+    assert pad_slots(None, (6, 4)) is None
+
+
 @pytest.mark.full
 def test_lengths_up_to_k_and_all_but_k():
     params, x = small_example()
@@ -176,6 +233,21 @@ def test_gains_of_one_change_nothing_and_multiply_those_of_the_network(x64):
     assert relative(ones.by_length, plain.by_length) < 1e-13
     heads = compiled_contributions(params, x, config, head_gain=0.5 * jnp.ones((2, HEADS)))
     assert relative(heads.by_length[2], 0.25 * plain.by_length[2]) < 1e-13
+
+
+def test_gains_of_heads_leave_paths_from_the_memory_alone(x64):
+    """Of one layer nothing comes before its cross-attention that a gain of 0 could cut off."""
+    config = config_of(depth=1, cross_attention=True, attention_skip=True, cross_skip=True)
+    params, x, extra = example(config)
+    plain, none = (
+        path_contributions(params, x, config, head_gain=gain * np.ones((1, HEADS)), **extra)
+        for gain in (1, 0)
+    )
+    assert np.any(plain.from_memory[1]) and not np.any(plain.from_memory[0])
+    np.testing.assert_allclose(none.from_memory, plain.from_memory, atol=1e-12)
+    np.testing.assert_allclose(none.by_length[1], plain.from_memory[1], atol=1e-12)
+    np.testing.assert_allclose(none.by_length[0], x, atol=1e-12)
+    assert np.abs(plain.by_length[1] - plain.from_memory[1]).max() > 0.1
 
 
 def test_gradient_equals_finite_differences(x64):
@@ -246,9 +318,9 @@ CASES = {
 def test_all_lengths_are_the_whole_network(case, x64):
     config = config_of(**CASES[case])
     params, x, _ = example(config)
-    mask = jnp.arange(N) < N - 1
-    truncations = rc.truncated(params, x, config, jnp.arange(DEPTH + 1), mask=mask)
-    contributions = rc.path_contributions(params, x, config, mask=mask)
+    inputs = {"mask": jnp.arange(N) < N - 1, "bias": draws.normal(HEADS, N, N, seed=3)}
+    truncations = rc.truncated(params, x, config, jnp.arange(DEPTH + 1), **inputs)
+    contributions = rc.path_contributions(params, x, config, **inputs)
     assert relative(truncations.output[-1], contributions.output) < 1e-12
     assert relative(truncations.by_length[-1], contributions.by_length) < 1e-12
     assert truncations.output.shape == (DEPTH + 1, *x.shape)
@@ -258,8 +330,10 @@ def test_all_lengths_are_the_whole_network(case, x64):
         # the last attention reads a complete state. In parallel layers the last MLP does too.
         frozen = {"plain": (0, DEPTH - 1), "parallel experts": (DEPTH - 1,)}.get(case, ())
         assert (relative(truncations.output[k], contributions.up_to()[k]) < 1e-12) == (k in frozen)
-    single = rc.truncated(params, x, config, 1, mask=mask)
+    single = rc.truncated(params, x, config, 1, **inputs)
     assert relative(single.output, truncations.output[1]) < 1e-12
+    params, prepared = prepare_inputs(params, x, config, **inputs)
+    assert relative(run_pass(TruncatedPass(1), params, prepared, config), single.output) < 1e-12
 
 
 def compute_by_hand(params, x, config, longest):

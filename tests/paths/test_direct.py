@@ -48,7 +48,9 @@ def square_middle_layer(value, layer):
     return jnp.where(layer == 1, value * value - 0.3, value)
 
 
-EDIT = dict.fromkeys(("attention_branch", "residual", "mlp_branch"), square_middle_layer)
+EDITED = ("v", "attention_branch", "after_attention", "cross_v", "cross_head_output")
+EDITED += ("cross_branch", "mlp_input", "mlp_hidden", "mlp_branch", "residual")
+EDIT = dict.fromkeys(EDITED, square_middle_layer)
 
 
 @pytest.mark.parametrize(
@@ -76,24 +78,34 @@ def test_parts_and_lengths_sum_to_the_logits(x64, name, edit):
     np.testing.assert_allclose(
         rc.logit_attribution(lengths, (w, b)).output, logits, atol=1e-10
     )  # the shares of the lengths sum to it
+    without_bias = rc.logit_attribution(lengths, w)
+    np.testing.assert_allclose(without_bias.output, output @ w, atol=1e-10)
+    np.testing.assert_allclose(without_bias.by_length, lengths.by_length @ w, atol=1e-10)
+    assert (without_bias.from_memory is None) == (not extra)
     attribution = rc.logit_attribution(direct.heads, w[:, [1]])
     np.testing.assert_allclose(attribution[..., 0], direct.heads @ w[:, 1], atol=1e-12)
 
 
-@pytest.mark.full
 def test_without_norms_parts_are_what_the_trace_holds(x64):
-    config = config_of(mlp="relu", attention_skip=True, mlp_skip=True)
-    params, x, _ = example(config)
-    trace = rc.apply(params, x, config, keep=("head_output",))
-    direct = rc.direct_contributions(params, x, config)
+    skips = {"attention_skip": True, "cross_skip": True, "mlp_skip": True}
+    config = config_of(mlp="relu", cross_attention=True, **skips)
+    params, x, extra = example(config)
+    trace = rc.apply(params, x, config, keep=("head_output",), **extra)
+    direct = rc.direct_contributions(params, x, config, **extra)
     np.testing.assert_allclose(direct.heads, trace.kept["head_output"], atol=1e-12)
     np.testing.assert_allclose(direct.mlps, trace.mlp_branch, atol=1e-12)
+    np.testing.assert_allclose(direct.cross, trace.layers.cross_branch, atol=1e-12)
     np.testing.assert_allclose(direct.start, x)
     bias = params.layers.attention.b_o
+    np.testing.assert_allclose(direct.offset, np.tile(bias.sum(0), (len(x), 1)), atol=1e-12)
     np.testing.assert_allclose(
         trace.attention_branch, trace.kept["head_output"].sum(axis=1) + bias[:, None], atol=1e-12
     )
-    assert rc.apply(params, x, config).kept is None
+    assert sorted(trace.kept) == ["head_output"]
+    # of a stack of networks the total is one of each
+    stack = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), direct)
+    totals = np.stack([direct.total, 2 * direct.total])
+    np.testing.assert_allclose(stack.total, totals, atol=1e-12)
 
 
 SHORT = config_of(attention_skip=True, mlp="none")

@@ -57,6 +57,10 @@ def test_rollout_by_length_is_the_sum_over_all_choices_of_layers():
     np.testing.assert_allclose(terms, expected, atol=1e-15)
     np.testing.assert_allclose(rc.rollout(weights, SHARES), expected.sum(axis=0), atol=1e-15)
     np.testing.assert_allclose(terms[..., -1, :].sum(-1), rc.path_length_law(SHARES), rtol=1e-13)
+    one_share = rc.rollout(weights, 0.3, by_length=True)
+    np.testing.assert_allclose(one_share, rc.rollout(weights, np.full(4, 0.3), by_length=True))
+    of_means = rc.rollout(weights.mean(axis=1), SHARES)
+    np.testing.assert_allclose(of_means, expected.sum(axis=0), atol=1e-15)
     half = np.linalg.multi_dot([(np.eye(5) + a.mean(axis=0)) / 2 for a in weights[::-1]])
     np.testing.assert_allclose(rc.rollout(weights), half, atol=1e-15)
 
@@ -130,25 +134,36 @@ def test_a_layer_without_a_skip_passes_on_its_branch_alone():
     assert shares.mlp is None
 
 
+COMPUTE = (
+    lambda a, s: rc.rollout(a, s),
+    lambda a, s: rc.rollout(a, s, by_length=True),
+    lambda a, s: rc.rollout(a, s[1]),
+    lambda a, s: rc.path_length_law(s),
+)
+
+
+@pytest.mark.parametrize("compute", COMPUTE)
+def test_traced_shares_are_those_of_numpy(compute):
+    weights = causal_weights(4, 2, 3)
+    result = jax.jit(compute)(jnp.asarray(weights), jnp.asarray(SHARES))
+    assert isinstance(result, jax.Array)
+    np.testing.assert_allclose(result, compute(weights, SHARES), rtol=1e-5)
+
+
 def test_results_are_of_the_framework_of_their_arguments():
     torch = pytest.importorskip("torch")
     weights = causal_weights(4, 2, 3)
-    for compute in (
-        lambda a, s: rc.rollout(a, s),
-        lambda a, s: rc.rollout(a, s, by_length=True),
-        lambda a, s: rc.path_length_law(s),
-    ):
-        expected = compute(weights, SHARES)
+    for compute in COMPUTE:
         in_torch = compute(torch.tensor(weights), torch.tensor(SHARES))
-        in_jax = jax.jit(compute)(jnp.asarray(weights), jnp.asarray(SHARES))
-        assert isinstance(in_torch, torch.Tensor) and isinstance(in_jax, jax.Array)
-        np.testing.assert_allclose(in_torch.numpy(), expected, atol=1e-15)
-        np.testing.assert_allclose(in_jax, expected, rtol=1e-5)
+        assert isinstance(in_torch, torch.Tensor)
+        np.testing.assert_allclose(in_torch.numpy(), compute(weights, SHARES), atol=1e-15)
     assert math.isclose(float(rc.path_length_law(torch.tensor(SHARES)).sum()), 1)
 
 
 def test_wrong_shapes_and_values_are_named():
     is_refused(r"1\.2", rc.path_length_law, np.array([0.2, 1.2]))
+    is_refused(r"-0\.1", rc.path_length_law, np.array([0.2, -0.1]))
+    np.testing.assert_array_equal(rc.path_length_law(np.array([0.0, 1.0])), [0, 1, 0])
     is_refused(r"\(2, 3, 4\)", rc.rollout, np.ones((2, 3, 4)))
     is_refused(r"1\.2", rc.path_length_law, jnp.array([0.2, 1.2]))
     is_refused("0.5 are a number", rc.path_length_law, 0.5)

@@ -41,6 +41,11 @@ def test_every_loop_is_the_network_of_so_many(placement):
         np.testing.assert_allclose(report.fixed_point, changes)
         growth = transverse_growth(params, x, config)[:, 0]
         np.testing.assert_allclose(report.transverse, growth.reshape(LOOPS, ROWS).sum(1))
+        # a mask and a bias that leave a causal mask reach all parts of the report
+        inputs = {"mask": np.tri(5, k=1, dtype=bool), "bias": np.where(np.tri(5), 0, -1e9)}
+        of_inputs = rc.loop_report(params, x, config.replace(mask="none"), **inputs)
+        for name, value in of_inputs._asdict().items():
+            np.testing.assert_allclose(value, getattr(report, name), rtol=1e-9, err_msg=name)
 
 
 def test_padded_tokens_are_left_out():

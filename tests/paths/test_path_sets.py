@@ -137,56 +137,82 @@ def test_frozen_paths_sum_to_the_exact_contributions(name, x64):
     assert relative(states[-1], exact[3]) < 1e-12
 
 
+MIXING = {  # [L, h] each, or [L]
+    "identity": np.array([[0.3, -0.2], [0.5, 0.1], [0.2, 0.4]]),
+    "weights": np.array([[0.9, 0.7], [-0.6, 1.1], [0.5, 0.8]]),
+    "uniform": np.array([0.4, -0.3, 0.2]),
+}
+
+
 def recompute_by_hand(params, x, path, mask, bias):
-    """Computes a recomputed path of attention with skips and no norms, of gains 0.8 and 1."""
+    """Computes a recomputed path of attention with skips and no norms, of gains 0.8 and 1.
+
+    Weights are mixed by `MIXING`, and layers share parameters by the map (0, 1, 0).
+    """
+    alpha, beta, gamma = (a if a.ndim == 2 else a[:, None].repeat(2, 1) for a in MIXING.values())
     for l, h in enumerate(path):
         if h == 2:
             continue
-        p = jax.tree.map(lambda a, l=l: np.asarray(a[l]), params.layers.attention)
+        p = jax.tree.map(lambda a, row=l % 2: np.asarray(a[row]), params.layers.attention)
         scores = (x @ p.w_q[h] + p.b_q[h]) @ (x @ p.w_k[h] + p.b_k[h]).T
         scores = np.where(mask[h], scores / np.sqrt(p.w_q.shape[-1]) + bias[h], -np.inf)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
-        x = 0.8 * x + weights @ (x @ p.w_v[h] + p.b_v[h]) @ p.w_o[h] + p.b_o
+        uniform = mask[h] / mask[h].sum(axis=1, keepdims=True)
+        mixed = alpha[l, h] * np.eye(N) + beta[l, h] * weights + gamma[l, h] * uniform
+        x = 0.8 * x + mixed @ (x @ p.w_v[h] + p.b_v[h]) @ p.w_o[h] + p.b_o
     return x
 
 
 @pytest.mark.parametrize("semantics", SEMANTICS)
-def test_each_head_has_its_own_mask_and_bias(semantics, x64):
-    config, params, x = network(mlp="none", norm_placement="none")
+def test_each_head_has_its_own_mask_bias_and_mixing(semantics, x64):
+    fields = {"mixing": rc.network.Mixing(**MIXING), "layer_map": (0, 1, 0)}
+    config, params, x = network(mlp="none", norm_placement="none", **fields)
     rng = np.random.default_rng(0)
     mask = (rng.random((2, N, N)) < 0.5) | np.eye(N, dtype=bool)
-    bias = rng.standard_normal((2, N, N))
+    inputs = {"mask": mask, "bias": rng.standard_normal((2, N, N))}
     assert (mask[0] != mask[1]).any()
     paths = enumerate_paths(3, 2)
-    states = rc.paths.path_set_states(
-        params, x, config, paths[:, None], semantics=semantics, mask=mask, bias=bias
-    )
+    arguments = params, x, config, paths[:, None]
+    states = rc.paths.path_set_states(*arguments, semantics=semantics, **inputs)
     if semantics == "frozen":
-        oracle = Oracle(params, rc.apply(params, x, config, mask=mask, bias=bias), config)
+        oracle = Oracle(params, rc.apply(params, x, config, **inputs), config)
         heads = [["skip" if h == 2 else h for h in path] for path in paths]
         expected = [oracle.walk(oracle.trace.hidden[0], 0, path, [None] * 3) for path in heads]
     else:
-        expected = [recompute_by_hand(params, np.asarray(x), path, mask, bias) for path in paths]
+        expected = [recompute_by_hand(params, np.asarray(x), path, **inputs) for path in paths]
+        np.testing.assert_array_equal(rc.paths.path_set_states(*arguments, **inputs), states)
     assert relative(states, expected) < 1e-12
 
 
 def test_a_recomputed_path_is_a_network_of_one_head():
     """A path of all heads 1 is the network with the other head's output projection at zero."""
-    config, params, x = network()
+    config, params, x = network(position="relative_key", qk_norm="head")
     w_o = params.layers.attention.w_o.at[:, 0].set(0.0)
     one_head = draws.changed(params, attention={"w_o": w_o})
     # b_v of the removed head adds nothing once its projection is zero
-    output = jax.jit(lambda p: rc.apply(p, x, config).output)
-    state = jax.jit(
-        lambda path, bare: rc.paths.path_state(params, x, config, path, no_sub_path=bare),
+    segments = np.array([0, 1, 1, 0])
+    output = jax.jit(
+        lambda p, skip: (
+            rc.apply(p, x, config.replace(attention_skip=skip), segments=segments).output
+        ),
         static_argnums=1,
     )
-    expected = output(one_head)
-    assert relative(state(jnp.array([1, 1, 1]), False), expected) < 1e-5
-    assert relative(state(jnp.array([-1, -1, -1]), False), output(params)) < 1e-5
-    np.testing.assert_array_equal(state(jnp.array([2, 2, 2]), False), x)
-    assert relative(state(jnp.array([1, 1, 1]), True), expected) > 0.1
+    state = jax.jit(
+        lambda path, bare: rc.paths.path_state(
+            params, x, config, path, no_sub_path=bare, segments=segments
+        ),
+        static_argnums=1,
+    )
+    path = jnp.array([1, 1, 1])
+    assert relative(state(path, False), output(one_head, True)) < 1e-5
+    assert relative(state(-path, False), output(params, True)) < 1e-5
+    np.testing.assert_array_equal(state(2 * path, False), x)
+    # bare: the head alone, under a LayerNorm without gain and bias
+    norm = params.layers.attention_norm
+    plain_norm = {"gain": jnp.ones_like(norm.gain), "bias": jnp.zeros_like(norm.bias)}
+    bare = draws.changed(one_head, attention_norm=plain_norm)
+    assert relative(state(path, True), output(bare, False)) < 1e-5
 
 
 @pytest.mark.parametrize("placement", ["pre", "both"])
@@ -211,12 +237,25 @@ def test_an_mlp_beside_attention_is_on_the_path_of_the_skip():
 
 
 def test_logits_ignore_scale_and_common_shift_unless_asked():
-    classifier = (jnp.eye(D), jnp.zeros(D))
-    x = draws.normal(N, D)
-    np.testing.assert_allclose(
-        classify_states(classifier, x), classify_states(classifier, 7 * x + 3), atol=1e-5
-    )
-    np.testing.assert_array_equal(classify_states(classifier, x, normalize=False), x)
+    classifier = (draws.normal(D, 3), jnp.array([0.5, -1.0, 2.0]))
+    w, b = (np.asarray(a) for a in classifier)
+    x = np.asarray(draws.normal(2, N, D))
+    unit = (x - x.mean(axis=-1, keepdims=True)) / x.std(axis=-1, keepdims=True)
+    np.testing.assert_allclose(classify_states(classifier, x), unit @ w + b, atol=1e-5)
+    np.testing.assert_allclose(classify_states(classifier, 7 * x + 3), unit @ w + b, atol=1e-5)
+    logits = classify_states(classifier, x[0], normalize=False)
+    np.testing.assert_allclose(logits, x[0] @ w + b, atol=1e-5)
+
+
+def test_logits_of_a_set_take_the_options_of_its_states():
+    config, params, x = network(mlp="none")
+    paths, classifier = np.array([[[0, 1, 2], [1, 1, 0]]]), (np.eye(D), np.zeros(D))
+    options = {"semantics": "frozen", "mask": np.arange(N) < 3, "keep": np.array([True, False])}
+    states = rc.paths.path_set_states(params, x, config, paths, **options)
+    logits = rc.paths.path_set_logits(params, classifier, x, config, paths, **options)
+    np.testing.assert_allclose(logits, classify_states(classifier, states), rtol=1e-6)
+    alone = rc.paths.path_set_states(params, x, config, paths[:, :1], **options | {"keep": None})
+    np.testing.assert_allclose(states, alone, rtol=1e-6)
 
 
 test_bad_input_is_named = refused(

@@ -96,6 +96,9 @@ test_bad_paths_name_the_choice = refused(
 
 def test_paths_that_fit_come_back():
     np.testing.assert_array_equal(rp.check_paths([0, 2, -1], 3, 2), [0, 2, -1])
+    np.testing.assert_array_equal(rp.check_paths([[2, 0]], 2, 2, all_heads=False), [[2, 0]])
+    lengths = rp.path_length(np.array([[0, 2, -1], [2, 2, 2], [1, 1, 0]]), 2)
+    np.testing.assert_array_equal(lengths, [2, 0, 3])  # all heads at once are passed too
 
 
 def test_a_layer_that_is_not_there_has_no_parameters():

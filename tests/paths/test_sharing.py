@@ -42,6 +42,12 @@ def test_shapley_values_are_means_over_all_orders(x64):
     assert float(shapley.sum()) == pytest.approx(float(everything - nothing), rel=1e-12)
 
 
+def test_coalitions_are_numbered_by_their_bits():
+    members = rc.paths.coalition_values(lambda present: present, 3)
+    expected = [[i & 1, i >> 1 & 1, i >> 2] for i in range(8)]
+    np.testing.assert_array_equal(members, expected)
+
+
 def test_shapley_axioms_and_pytrees():
     """A part that changes nothing has 0, and equal parts have equal shares, of 1 and 7 parts."""
 
@@ -142,3 +148,18 @@ def test_pieces_of_the_vocabulary_with_bias_and_cap():
     loss, same = next_token.measure_agreement(partial, jnp.asarray(keep))
     expected = compute_by_hand(contributions, words, targets, keep, bias, cap)
     assert relative(loss, expected[0]) < 1e-5 and np.allclose(same, expected[1])
+
+
+def test_of_equal_logits_the_first_word_counts_and_a_target_has_to_be_read():
+    parts, sums, targets = jnp.ones((1, 2, 1)), jnp.ones((1, 1)), jnp.array([1, 3])
+    partial = next_token.empty_next_token(1, 2)
+    assert partial.token.dtype == jnp.int32 and partial.right.dtype == jnp.float32
+    add = jax.jit(next_token.add_words)
+    partial = add(partial, jnp.array([[1.0], [2.0]]), 0, parts, sums, targets)
+    np.testing.assert_allclose(partial.loss, [[np.log(np.e + np.e**2) - 2, np.inf]], rtol=1e-6)
+    partial = add(partial, jnp.array([[2.0], [0.0]]), 2, parts, sums, targets)
+    np.testing.assert_array_equal(partial.token, [[1, 1]])
+    total = np.log(np.e + 2 * np.e**2 + 1)
+    np.testing.assert_allclose(partial.loss, [[total - 2, total]], rtol=1e-6)
+    loss, same = next_token.measure_agreement(partial, jnp.array([True, False]))
+    np.testing.assert_allclose([loss, same], [[total - 2], [1]], rtol=1e-6)

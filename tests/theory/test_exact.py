@@ -1,5 +1,8 @@
 """Profiles in ball arithmetic, against the plain network in mpmath and closed forms."""
 
+import itertools
+import types
+
 import draws
 import jax
 import jax.numpy as jnp
@@ -108,6 +111,44 @@ def test_digits_are_doubled_until_the_balls_are_narrow():
     assert exact.exact_profile(params, x, config, digits=10, max_seconds=0.0).digits == 10
 
 
+@pytest.mark.parametrize(
+    ("seconds", "options", "is_begun"),
+    [
+        (1, {"max_seconds": 3}, True),
+        (1, {"max_seconds": 2.9}, False),
+        (200, {}, True),
+        (201, {}, False),
+        (1, {"max_digits": 20}, True),
+        (1, {"max_digits": 19}, False),
+    ],
+)
+def test_an_attempt_is_begun_unless_it_takes_too_long_or_too_many_digits(
+    seconds, options, is_begun, monkeypatch
+):
+    """Digits are doubled, and take three times the seconds of those before; 600 are allowed."""
+    params, x, config, _ = network("attention alone")
+    now = itertools.count(step=seconds)
+    monkeypatch.setattr(exact, "time", types.SimpleNamespace(monotonic=lambda: next(now)))
+    balls = exact.exact_profile(params, x, config, digits=10, **options)
+    assert (balls.digits > 10) == is_begun
+
+
+@pytest.mark.parametrize("kind", exact.ACTIVATIONS)
+def test_activations_are_those_of_mpmath(kind):
+    z, phi = np.array([-3.5, -0.3, 0.0, 0.7, 2.0]), mp_oracle.activation(kind)
+    with exact.flint.ctx.workdps(30), mpmath.workdps(30):
+        balls = exact.ACTIVATIONS[kind](exact.to_balls(z))
+        expected = [float(phi(mpmath.mpf(float(a)))) for a in z]
+    np.testing.assert_allclose([float(b.mid()) for b in balls], expected, rtol=1e-14)
+
+
+def test_tokens_that_are_exactly_equal_have_no_residual():
+    balls = exact.exact_profile(draws.parameters(SAN), np.ones((4, 4)), SAN, max_digits=100)
+    np.testing.assert_array_equal(balls.profile, [-np.inf, np.nan, np.nan])
+    np.testing.assert_array_equal(balls.radius, [0, np.nan, np.nan])
+    assert balls.digits == 100
+
+
 SAN = rc.san(2, 2, 4)
 
 
@@ -137,6 +178,7 @@ def test_masked_tokens_have_no_part_in_the_residual():
     padded = exact.exact_profile(params, x, config, mask=KEEP)
     removed = exact.exact_profile(params, x[KEEP], config)
     assert (np.abs(padded.profile - removed.profile) <= padded.radius + removed.radius).all()
+    assert padded.digits == removed.digits == 50  # the first attempt's
 
 
 def test_the_rate_of_eight_layers():

@@ -16,7 +16,7 @@ from experiments.note.stability.measure import move_weights
 from experiments.note.stability.results import output_change_law
 from experiments.train.weights import get_weight_matrices, replace_weight_matrices
 from rank_collapse.network.measured import updates
-from rank_collapse.theory import expectation
+from rank_collapse.theory import expectation, token_kernel
 
 SEEDS = jax.vmap(lambda s: jax.random.fold_in(jax.random.key(0), s))(jnp.arange(8))
 
@@ -109,7 +109,8 @@ def test_closed_forms_of_the_shares():
     cases["pre"] = (one, one, "pre"), cases["O(log N)"][1]
     for name, ((skip, branch, placement), collapse) in cases.items():
         # tokens that are equal but for 1e-3: m = 1 from the start
-        law, shares = expectation.collapse_law(0.999, 8, skip, branch, norm_placement=placement)
+        options = {} if placement == "post" else {"norm_placement": placement}
+        law, shares = expectation.collapse_law(0.999, 8, skip, branch, **options)
         closed = output_change_law(count)["O(log N)" if name == "pre" else name]
         np.testing.assert_allclose(shares.sum(), closed, rtol=2e-3)
         np.testing.assert_allclose(law[-1] - law[0], collapse, rtol=2e-3)
@@ -121,8 +122,67 @@ def test_the_share_of_a_branch_has_the_gain_of_its_own_norm():
     params = draws.parameters(config, gain_scale=0.0)
     params = draws.changed(params, attention_branch_norm={"gain": np.full((1, 8), 3.0)})
     x = 2 * np.float32(np.sign(draws.normal(4, 8)))
-    shares = expectation.expected_pass(params, x, config).shares
-    np.testing.assert_allclose(shares, [9 / (9 + 4)], rtol=1e-5)
+    trace = expectation.expected_pass(params, x, config)
+    np.testing.assert_allclose(trace.shares, [9 / (9 + 4)], rtol=1e-5)
+    np.testing.assert_array_equal(trace.output_change, [0, 0])  # without sizes nothing moves
+
+
+def test_what_a_trace_says_of_its_kernels():
+    """Cosines over pairs of different tokens, a ratio of norms, a change per variance."""
+    x = np.array(draws.normal(3, 4, 6)) * np.arange(1, 5)[:, None]
+    change = np.abs(draws.normal(3, 4, 4, seed=2))
+    kernels = [token_kernel.measure_kernel(a) for a in x]
+    hidden = jax.tree.map(lambda *leaves: np.stack(leaves), *kernels).replace(change=change)
+    trace = expectation.ExpectedTrace(hidden, None, None)
+    unit = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    cosine = np.einsum("lnd,lmd->lnm", unit, unit)[:, ~np.eye(4, dtype=bool)].mean(axis=1)
+    np.testing.assert_allclose(trace.log_one_minus_cosine, np.log(1 - cosine), rtol=1e-4)
+    apart = np.linalg.norm(x - x.mean(axis=1, keepdims=True), axis=(1, 2))
+    ratio = apart / np.linalg.norm(x, axis=(1, 2))
+    np.testing.assert_allclose(trace.residual_ratio, ratio, rtol=1e-5)
+    own = np.diagonal(change, axis1=1, axis2=2)
+    expected = (own / np.square(x).mean(axis=-1)).mean(axis=1)
+    np.testing.assert_allclose(trace.output_change, expected, rtol=1e-5)
+
+
+def test_sizes_of_updates_are_squared_and_of_each_matrix():
+    config = rc.transformer(2, 2, 8, mlp="swiglu", cross_attention=True)
+    sizes = expectation.update_sizes(config, np.array([0.1, 0.2]))
+    assert list(sizes) == ["attention", "cross", "mlp"]
+    assert sorted(sizes["cross"]) == ["w_k", "w_o", "w_q", "w_v"]
+    assert sorted(sizes["mlp"]) == ["w_gate", "w_in", "w_out"]
+    for size in jax.tree.leaves(sizes):
+        np.testing.assert_allclose(size, [0.01, 0.04], rtol=1e-6)
+    plain = expectation.update_sizes(config.replace(mlp="gelu"))
+    assert sorted(plain["mlp"]) == ["w_in", "w_out"] and np.all(plain["mlp"]["w_in"] == 1)
+
+
+def test_tokens_and_a_memory_are_read_where_they_exist_by_matrices_of_their_own():
+    norms = {"norm_placement": "pre", "final_norm": True}
+    config = rc.san_skip(1, 2, 8, cross_attention=True, cross_skip=True, **norms)
+    params, x, memory = draws.parameters(config), draws.tokens(3, 8), draws.tokens(4, 8, seed=2)
+    none, all_sizes = (expectation.update_sizes(config, size) for size in (0.0, 0.1))
+    masks = {"mask": np.arange(3) < 2, "memory_mask": np.arange(4) != 1}
+
+    def compute(memory, *moved, x=x):
+        sizes = none | {name: all_sizes[name] for name in moved}
+        inputs = {"memory": memory} | masks
+        return expectation.expected_pass(params, x, config, sizes=sizes, **inputs)
+
+    trace = compute(memory)
+    # tokens that do not exist
+    for other in (compute(memory, x=x.at[2].set(9.0)), compute(memory.at[1].set(9.0))):
+        variances = [a.hidden.variance[:, :2] for a in (other, trace)]
+        np.testing.assert_allclose(*variances, rtol=1e-5)
+    assert np.abs(compute(memory, x=x + 1).hidden.variance - trace.hidden.variance).max() > 0.1
+    assert np.abs(compute(memory + 1).hidden.variance - trace.hidden.variance).max() > 0.1
+    changes = [compute(memory, *moved).output_change[1] for moved in (["attention"], ["cross"])]
+    both = compute(memory, "attention", "cross").output_change[1]
+    assert min(changes) > 1e-4 and abs(changes[0] - changes[1]) > 1e-4
+    np.testing.assert_allclose(both, sum(changes), rtol=1e-4)
+    norm, v = params.final_norm, trace.hidden.variance[-1]
+    v = v / (v + config.norm_eps) * np.mean(norm.gain**2) + np.mean(norm.bias**2)
+    np.testing.assert_allclose(trace.output.variance, v, rtol=1e-5)
 
 
 CASES = {

@@ -13,7 +13,11 @@ from marks import full_but
 from small_residuals import CASES, config_of, network as small_network
 
 import rank_collapse as rc
-from rank_collapse.theory.logdomain import REPLICAS, LogScaled
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.passes import WalkResult
+from rank_collapse.network.residual import ResidualSpec
+from rank_collapse.theory import log_operations as ops, logdomain, noise
+from rank_collapse.theory.logdomain import REPLICAS, LogPass, LogScaled
 
 N, D, H = 6, 16, 4
 QUICK = {
@@ -138,6 +142,125 @@ def test_the_local_rate_of_laws_in_closed_form():
         np.testing.assert_allclose(rc.local_rate(unit - 0.2 * 3**layers), 3, rtol=1e-4)
         np.testing.assert_allclose(rc.local_rate(unit - 0.7 * layers), 1, rtol=1e-4)
     assert np.isnan(rc.local_rate(np.zeros(4))).all()
+
+
+EXISTS = np.array([False, True, True, False, True])
+
+
+def join_tokens(state):
+    """1·meanᵀ + e^s R of the tokens that exist; the others have to be 0 in R."""
+    mean, residual, log_scale = jax.device_get((state.mean, state.residual, state.log_scale))
+    assert not np.any(residual[~EXISTS])
+    return (mean + np.exp(log_scale) * residual)[EXISTS]
+
+
+def test_tokens_of_parts_are_renormalised_over_those_that_exist(x64):
+    rng = np.random.default_rng(0)
+    mean, parts, scales = (
+        rng.standard_normal(3),
+        rng.standard_normal((2, 5, 3)),
+        np.array([0.3, -2]),
+    )
+    state = jax.jit(ops.renormalise_parts)(mean, parts, scales, EXISTS)
+    tokens = (mean + np.einsum("p,pnd->nd", np.exp(scales), parts))[EXISTS]
+    np.testing.assert_allclose(join_tokens(state), tokens, rtol=1e-12)
+    np.testing.assert_allclose(state.residual.sum(axis=0), 0, atol=1e-14)
+    np.testing.assert_allclose(np.abs(state.residual).max(), 1)
+    # the same far below float range, and of nothing
+    tiny = jax.jit(ops.renormalise_parts)(mean, parts, scales - 2000, EXISTS)
+    np.testing.assert_allclose(tiny.log_scale, state.log_scale - 2000)
+    np.testing.assert_allclose(tiny.residual, state.residual, atol=1e-12)
+    nothing = jax.jit(ops.renormalise_parts)(mean, 0 * parts, scales, EXISTS)
+    assert nothing.log_scale == -np.inf and not np.any(nothing.residual)
+    x = rng.standard_normal((5, 3))
+    split = jax.jit(ops.around_mean)(x, EXISTS)
+    np.testing.assert_allclose(split.mean, x[EXISTS].mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(join_tokens(split), x[EXISTS], rtol=1e-12)
+    farthest = max(np.linalg.norm(a - b) for a in x[EXISTS] for b in x[EXISTS])
+    np.testing.assert_allclose(ops.log10_diameter(split), np.log10(farthest))
+    size = rc.composite_norm(x[EXISTS] - x[EXISTS].mean(axis=0, keepdims=True))
+    np.testing.assert_allclose(ops.log10_norm(split), np.log10(size))
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_branches_join_the_stream_unless_a_tenth_of_them_is_noise(norms, x64):
+    rng = np.random.default_rng(0)
+    x, branch = rng.standard_normal((2, 5, 3))
+    skip, gain = rng.standard_normal(3), np.array([0.5, -4.0, 1.0])
+    spec = ResidualSpec(None, None, skip, gain, "attention", True, "none", "layer", 0.01)
+    state, part = (jax.jit(ops.around_mean)(a, EXISTS) for a in (x, branch))
+
+    @jax.jit
+    def compute(noise):
+        parts = ops.LogParts(part.mean, part.residual[None], part.log_scale[None], noise)
+        if norms:
+            return ops.normalise_branch(spec.at_branch, parts, EXISTS)
+        return ops.add_branch(spec, state, parts, EXISTS)
+
+    quiet = jax.device_get(compute(-np.inf))
+    if norms:
+        size, largest = part.log_scale, 1.0
+        tokens = join_tokens(ops.LogState(quiet.mean, quiet.parts[0], quiet.scales[0]))
+        centred = branch - branch.mean(axis=1, keepdims=True)
+        expected = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 0.01)
+    else:
+        size, largest = quiet.log_scale, 4.0
+        tokens, expected = join_tokens(quiet), gain * branch + skip * x
+    np.testing.assert_allclose(tokens, expected[EXISTS], rtol=1e-10)
+    for share, is_refused in ((0.09, False), (0.11, True)):
+        noisy = compute(np.log(share / largest) + size)
+        scale = noisy.scales[0] if norms else noisy.log_scale
+        assert bool(np.isnan(scale)) == is_refused
+
+
+def test_the_copies_that_are_asked_for_run(monkeypatch):
+    passes, profile = [], jnp.zeros(3)
+
+    def record_pass(network_pass, *network):
+        passes.append(network_pass)
+        return logdomain.LogTrace(profile, *[None] * 6)
+
+    monkeypatch.setattr(logdomain, "run_pass", record_pass)
+    config = rc.san(2, 1, 4)
+    call = draws.parameters(config), draws.tokens(3, 4), config
+    assert rc.log_residual_profile(*call) is profile
+    rc.log_residual_profile(*call, replicas=0)
+    logdomain.log_trace(*call)
+    logdomain.log_trace(*call, replicas=2)
+    assert passes == [LogPass(n) for n in (4, 0, 4, 2)] and LogPass() == LogPass(4)
+    words, ulps = noise.make_copies(2)
+    np.testing.assert_array_equal([words, ulps], [[0, 1, 2], [0, 2, 2]])
+
+
+def test_the_profile_ends_where_copies_of_the_pass_disagree():
+    config = rc.san(2, 1, 4)
+    params, prepared = prepare_inputs(draws.parameters(config), draws.tokens(3, 4), config)
+    x = np.asarray(prepared.x)
+    profiles = np.float32([[-1, -1.001], [-3, -3.2]])  # [L, copies]
+    fields = [np.full(2, i, np.float32) for i in range(6)]
+    result = WalkResult(params, None, None, (profiles, fields), prepared, config)
+    trace = LogPass(1).build_result(result)
+    start = np.log10(rc.composite_norm(x - x.mean(axis=0)))
+    np.testing.assert_allclose(trace.profile, [start, -1, np.nan], rtol=1e-5)
+    farthest = max(np.linalg.norm(a - b) for a in x for b in x)
+    np.testing.assert_allclose(trace.diameters, [np.log10(farthest), 3, 3], rtol=1e-5)
+    names = ("inputs", "heads", "branches", "input_diameters", "branch_diameters")
+    values = [getattr(trace, name) for name in names]
+    np.testing.assert_array_equal(values, np.stack(fields)[[0, 1, 2, 4, 5]])
+    alone = result._replace(layer_results=(profiles[:, :1], fields))
+    np.testing.assert_allclose(LogPass(0).build_result(alone).profile, [start, -1, -3], rtol=1e-5)
+
+
+def test_arithmetic_is_at_least_that_of_float32():
+    config = rc.san_skip(1, 1, 4)
+    call = draws.parameters(config), draws.tokens(3, 4)
+    narrow = jax.tree.map(lambda a: a.astype(jnp.bfloat16), call)
+    for measure in (
+        lambda p, x: rc.log_residual_profile(p, x, config, replicas=0),
+        lambda p, x: rc.bound_report(p, x, config).log10_residual,
+        lambda p, x: rc.transverse_exponents(p, x, config),
+    ):
+        assert jax.eval_shape(measure, *narrow).dtype == jnp.float32
 
 
 @pytest.mark.full

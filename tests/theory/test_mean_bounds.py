@@ -20,7 +20,7 @@ def networks():
     """300 networks of two layers with MLPs: weights, biases and tokens of random size."""
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        config = rc.san_mlp(2, 2, 6, mlp="tanh", d_ff=7, temperature=1.3)
+        config = rc.san_mlp(2, 2, 6, mlp="tanh", d_ff=7, temperature=-1.3)
         sizes = 10 ** rng.uniform(-1.5, 0.6, (2, 300))
         drawn = [draws.parameters(config, seed, a) for seed, a in enumerate(sizes[0])]
         params = jax.tree.map(lambda *leaves: np.stack(leaves), *drawn)
@@ -169,24 +169,45 @@ def test_deep_layers_in_float32_are_those_of_float64():
     np.testing.assert_allclose(after, c + 3 * before, rtol=1e-9)
 
 
+BIAS = np.linspace(-1, 1, 32).reshape(2, 4, 4)
+
+
 @pytest.mark.parametrize(
-    ("fields", "refused"),
+    ("fields", "inputs", "refused"),
     [
-        ({"mask": "causal"}, SIDES),
-        ({"norm_placement": "post", "attention_skip": True}, ("diameter",)),
+        ({"mask": "causal"}, {"bias": BIAS}, SIDES),
+        ({"norm_placement": "post", "attention_skip": True}, {}, ("diameter",)),
+        ({"mlp": "swiglu"}, {"mask": np.arange(4) != 1}, ("diameter",)),
         pytest.param(
-            {"mlp": "gelu", "attention_skip": True, "mlp_skip": True}, (), marks=pytest.mark.full
+            {"mlp": "gelu", "attention_skip": True, "mlp_skip": True},
+            {},
+            (),
+            marks=pytest.mark.full,
         ),
     ],
 )
-def test_what_is_not_covered_is_refused(fields, refused):
-    config = rc.san(1, 2, 4, **fields)
-    report = rc.bound_report(draws.parameters(config), jnp.eye(3, 4), config)
+def test_what_is_not_covered_is_refused(fields, inputs, refused):
+    config = rc.san(1, 2, 4, temperature=1.4, **fields)
+    params, x = draws.parameters(config), jnp.eye(4)
+    report = rc.bound_report(params, x, config, **inputs)
     for name in SIDES:
         sides = getattr(report, name)
         assert np.isfinite(sides.log10_lhs).all()
         assert bool(jnp.isnan(sides.log10_rhs).all()) == (name in refused), name
         assert bool(jnp.isnan(sides.tightness).any()) == (name in refused), name
+    trace, mask = rc.apply(params, x, config, **inputs), inputs.get("mask")
+    for tokens, size in (
+        (trace.hidden[1], report.log10_residual[1]),
+        (trace.attention_branch[0], report.layer.log10_lhs[0]),
+    ):
+        residual = rc.composite_norm(rc.residual(tokens, mask=mask))
+        np.testing.assert_allclose(size, np.log10(residual), atol=1e-4)
+
+
+def test_the_share_that_saturation_leaves_of_a_score(x64):
+    log_u = np.array([-800.0, -30, -3, 0, 2.9, 3.1, 800])
+    expected = [0, 0, *np.log(np.tanh(np.exp(log_u[2:4])) / np.exp(log_u[2:4])), -2.9, -3.1, -800]
+    np.testing.assert_allclose(mean_bounds._log_tanh_over(log_u), expected, atol=1e-12)
 
 
 def test_deviations_from_the_mean_row_are_of_the_tokens_that_exist():

@@ -182,6 +182,8 @@ def test_noise_moves_by_at_most_two_units_in_the_last_place(dtype):
         assert set(np.abs(ulps)) <= {0, 0.5, 1, 2, 3, 4}  # units change at powers of two
         assert np.abs(ulps).max() >= 2 and abs(ulps.mean()) < 0.1 and (moved != again).mean() > 0.5
         np.testing.assert_array_equal(moved[:4], a[:4])
+        turns = [noise.Noise(jnp.uint32(5), jnp.uint32(2)).at(jnp.uint32(l))(a) for l in (0, 1)]
+        assert np.mean(turns[0] != turns[1]) > 0.5  # every turn of a loop has noise of its own
         still = noise.Noise(jnp.uint32(5), jnp.uint32(0))
         np.testing.assert_array_equal(still.at(jnp.uint32(3))(a), a)
 
@@ -198,6 +200,8 @@ def test_divided_differences_on_both_sides_of_zero(name, x64):
 
     for eps in (1e-3, 0.3, 1.0):
         np.testing.assert_allclose(*compute_both(z, u, eps), atol=1e-10)
+    slope = u * jax.jvp(phi, (jnp.asarray(z),), (jnp.ones(len(z)),))[1]
+    np.testing.assert_allclose(compute_both(z, u, 0.0)[0], slope, atol=1e-10)
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ from marks import full_but
 
 import rank_collapse as rc
 from rank_collapse.network import layers
-from rank_collapse.network.residual import lone_norm
+from rank_collapse.network.residual import ResidualSpec, lone_norm
 from rank_collapse.theory import score_overlap, token_kernel
 from rank_collapse.theory.token_kernel import TokenKernel
 
@@ -56,6 +56,118 @@ def test_kernels_of_independent_features_multiply():
 
     covariance = (first @ first.T / 4) * (second @ second.T / 4)
     np.testing.assert_allclose(multiply(first, second), covariance, rtol=1e-4, atol=1e-5)
+
+
+def test_a_sum_has_the_mean_squares_of_its_gains():
+    state, part = (token_kernel.measure_kernel(draws.tokens(3, 4, seed=seed)) for seed in (1, 2))
+    skip, branch = np.float32([1, -2, 0.5, 3]), np.float32(-0.7)
+    spec = ResidualSpec(None, None, skip, branch, "mlp", True, "none", "rms", 0.0)
+    joined = token_kernel.add_kernels(spec, state, part)
+    for name in ("variance", "distance"):
+        parts = [np.asarray(getattr(kernel, name)) for kernel in (part, state)]
+        expected = 0.49 * parts[0] + np.mean(skip**2) * parts[1]
+        np.testing.assert_allclose(getattr(joined, name), expected, rtol=1e-5)
+    alone = token_kernel.add_kernels(spec.replace(skip=False), state, part)
+    np.testing.assert_allclose(alone.variance, 0.49 * part.variance, rtol=1e-5)
+
+
+attention_kernel = jax.jit(token_kernel.attention_kernel)
+
+
+def test_scores_have_the_size_of_queries_and_keys_over_the_temperature():
+    """√k, the temperature and norms of queries and keys are other sizes of W_Q."""
+    config = rc.TransformerConfig(1, 2, 8, d_qk=3, d_v=5)
+    params = jax.tree.map(lambda a: a[0], parameters(config).layers.attention)
+    queries, keys = (token_kernel.measure_kernel(tokens(n, 8, n)) for n in (3, 4))
+    weights = jax.nn.softmax(draws.normal(2, 3, 4))
+
+    def compute(config, temperature=1.0, factor=1.0, **changes):
+        changed = params.replace(w_q=params.w_q * np.float32(factor), **changes)
+        kernel = attention_kernel(changed, queries, keys, weights, config, temperature, NONE)
+        return np.append(kernel.variance, kernel.distance[np.triu_indices(3, 1)])
+
+    near = compute(config, temperature=2.0)
+    assert np.abs(near / compute(config, temperature=1e6) - 1).max() > 0.05
+    np.testing.assert_allclose(near, compute(config, factor=0.5), rtol=1e-5)
+    unscaled = compute(config.replace(scale_scores=False), 2.0, 3**-0.5)
+    np.testing.assert_allclose(unscaled, near, rtol=1e-5)
+    # queries of mean square 7/3 and keys of 13/3, over the tokens' mean squares
+    norms = {"q_norm": np.float32([2, 1, 2**0.5]), "k_norm": np.float32([3, 2, 0])}
+    of_norms = compute(config.replace(qk_norm="head"), 2.0, **norms)
+    lengths = np.mean(queries.variance), np.mean(keys.variance)
+    size = np.sqrt(7 / 3 * 13 / 3 / lengths[0] / lengths[1])
+    size = size / np.sqrt(64 * np.mean(params.w_q**2) * np.mean(params.w_k**2))
+    np.testing.assert_allclose(of_norms, compute(config, 2.0, size), rtol=1e-4)
+
+
+def test_updates_of_attention_written_out():
+    """At equal weights W_V and W_O move tokens by their own size and by what keys move."""
+    config = rc.TransformerConfig(1, 2, 8, d_qk=3, d_v=5)
+    params = jax.tree.map(lambda a: a[0], parameters(config).layers.attention)
+    queries = token_kernel.measure_kernel(tokens(3, 8))
+    x, moved = np.asarray(tokens(4, 8, 2)), 0.1 * np.asarray(draws.normal(4, 8, seed=3))
+    keys = token_kernel.measure_kernel(x).replace(change=jnp.asarray(moved @ moved.T / 8))
+    weights = np.asarray(jax.nn.softmax(draws.normal(2, 3, 4)))
+
+    def change(temperature, keys, **sizes):
+        call = params, queries, keys, weights, config, temperature, NONE | sizes
+        return np.asarray(attention_kernel(*call).change)
+
+    gain = 8 * np.mean(params.w_v**2) * 10 * np.mean(params.w_o**2)
+    kernel, own = (
+        np.mean([p @ a @ p.T for p in weights], axis=0) for a in (x @ x.T / 8, moved @ moved.T / 8)
+    )
+    ours = change(1e9, keys, w_v=0.03, w_o=0.01)
+    np.testing.assert_allclose(ours, gain * (own + 0.04 * kernel), rtol=1e-4)
+    still = keys.replace(change=jnp.zeros((4, 4)))
+    by_query, by_key, twice = (
+        change(2.0, still, **sizes) for sizes in ({"w_q": 0.1}, {"w_k": 0.1}, {"w_k": 0.2})
+    )
+    assert np.diag(by_query).min() > 1e-5
+    np.testing.assert_allclose(by_key, by_query, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(twice, 2 * by_key, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["relu", "reglu"])
+def test_an_mlp_and_its_updates_written_out(kind, x64):
+    """E φ(z_i)φ(z_j) of ReLU in closed form, biases and sizes of every matrix."""
+    config = rc.TransformerConfig(1, 1, 8, mlp=kind, d_ff=5)
+    params = jax.tree.map(lambda a: np.asarray(a[0]), parameters(config).layers.mlp)
+    x, moved = np.asarray(tokens(3, 8)), 0.1 * np.asarray(draws.normal(3, 8, seed=3))
+    state = token_kernel.measure_kernel(jnp.asarray(x))
+    state = state.replace(change=jnp.asarray(moved @ moved.T / 8))
+    sizes = {"w_in": 0.02, "w_gate": 0.05, "w_out": 0.03}
+    kernel = jax.jit(token_kernel.mlp_kernel, static_argnums=2)(params, state, kind, sizes)
+
+    def unit(name):
+        gain = 8 * np.mean(getattr(params, f"w_{name}") ** 2)
+        own = moved @ moved.T / 8 + sizes[f"w_{name}"] * x @ x.T / 8
+        return gain * x @ x.T / 8 + np.mean(getattr(params, f"b_{name}") ** 2), gain * own
+
+    z, z_change = unit("gate" if kind == "reglu" else "in")
+    length = np.sqrt(np.diag(z))
+    theta = np.arccos(np.clip(z / np.outer(length, length), -1, 1))
+    hidden = np.sin(theta) + (np.pi - theta) * np.cos(theta)
+    hidden = np.outer(length, length) * hidden / (2 * np.pi)
+    change = (np.pi - theta) / (2 * np.pi) * z_change
+    if kind == "reglu":
+        other, other_change = unit("in")
+        hidden, change = hidden * other, change * other + hidden * other_change
+    gain = 5 * np.mean(params.w_out**2)
+    expected = gain * hidden + np.mean(params.b_out**2)
+    np.testing.assert_allclose(kernel.covariance, expected, rtol=1e-6)
+    np.testing.assert_allclose(kernel.change, gain * (change + 0.03 * hidden), rtol=1e-6)
+
+
+def test_rows_of_large_or_uneven_scores_are_refused():
+    """36 is the largest variance in the mean of a row's keys, 1 its standard deviation."""
+    p, tau = np.full((4, 4), 0.25), np.array([1, -1, 1, -1])
+    spread = np.array([35.9 + 0 * tau, 36.1 + 0 * tau, 4 + 0.99 * tau, 4 + 1.01 * tau])
+    covariance = 0.1 + 0.9 * np.eye(4)
+    keys = token_kernel.measure_kernel(tokens(4, 8))
+    arguments = jax.tree.map(np.float32, (p, covariance, np.ones((4, 4)), spread))
+    noise = jax.jit(token_kernel.score_noise)(*arguments, keys)
+    np.testing.assert_array_equal(np.isnan(noise.variance), [False, True, False, True])
 
 
 def test_attention_of_tokens_of_zeros_adds_its_biases():

@@ -54,19 +54,26 @@ CASES = (
 
 @pytest.mark.parametrize("fields", CASES)
 def test_growth_is_the_networks_own_derivative(fields, x64):
+    """With a bias, and a mask that leaves out the first of the tokens."""
     params, x, config = network(3, **fields)
-    x = np.asarray(x)
-    mean = np.tile(x.mean(axis=0), (5, 1))
+    x, keep = np.asarray(x), np.arange(5) > 0
+    inputs = {"mask": keep, "bias": draws.normal(2, 5, 5, seed=3)}
+    mean = np.tile(x[keep].mean(axis=0), (5, 1))
 
     @jax.jit
     def differentiate(mean, difference):
-        return jax.jvp(lambda x: rc.apply(params, x, config).hidden, (mean,), (difference,))[1]
+        def compute_states(x):
+            return rc.apply(params, x, config, **inputs).hidden
 
-    change = np.asarray(differentiate(mean, x - mean))
+        return jax.jvp(compute_states, (mean,), (difference,))[1]
+
+    change = np.asarray(differentiate(mean, x - mean))[:, keep]
     change = change - change.mean(axis=1, keepdims=True)
     size = np.log10(np.linalg.norm(change, axis=(1, 2)))
-    growth = transverse_growth(params, x, config, count=2)
+    growth = transverse_growth(params, x, config, count=2, **inputs)
     np.testing.assert_allclose(growth[:, 0], np.diff(size), atol=1e-9)
+    exponents = rc.transverse_exponents(params, x, config, count=2, **inputs)
+    np.testing.assert_allclose(exponents, growth.mean(axis=0))
 
 
 def test_the_spectrum_of_one_mask_and_one_matrix(x64):
@@ -127,12 +134,14 @@ def test_rows_are_compared_with_the_first_token_that_exists():
 
 def test_the_cubic_regime_and_a_skip_alone():
     params, x, config = network(3)
-    assert np.isneginf(rc.transverse_exponents(params, x, config))
+    exponents = rc.transverse_exponents(params, x, config)
+    assert exponents.shape == (1,) and np.isneginf(exponents)
     with_skip = config.replace(attention_skip=True, skip_gain=0.0)
     assert np.isneginf(rc.transverse_exponents(params, x, with_skip))
     with_skip = with_skip.replace(skip_gain=0.25)
-    exponents = rc.transverse_exponents(params, x, with_skip, count=2)
-    np.testing.assert_allclose(exponents, np.log10(0.25), rtol=1e-5)
+    # directions are those of the tokens that exist, from the start
+    growth = transverse_growth(params, x, with_skip, count=2, mask=np.arange(5) != 2)
+    np.testing.assert_allclose(growth, np.log10(0.25), rtol=1e-5)
 
 
 @pytest.mark.full
