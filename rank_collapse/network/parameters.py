@@ -208,13 +208,11 @@ def _init_mlp(key, config, scale, bias_scale):
     if config.mlp in layers.GATED:
         gate["w_gate"] = _draw_weights(keys[4], (d, f), (d, f), config, scale)
         gate["b_gate"] = _draw_biases(keys[5], (f,), bias_scale)
-    if config.num_experts:
-        shapes = {"w_router": (d, config.num_experts)}
+    if config.num_experts:  # `fold_in(key, i)` would be keys[i], which others draw from
+        shape = d, config.num_experts
+        gate["w_router"] = _draw_weights(keys[6], shape, shape, config, scale)
         if config.d_shared:
-            shapes["w_shared"] = (d, 1)
-        # keys that nothing else draws from: fold_in(key, i) would be keys[i]
-        for own_key, (name, shape) in zip(keys[6:], shapes.items(), strict=False):
-            gate[name] = _draw_weights(own_key, shape, shape, config, scale)
+            gate["w_shared"] = _draw_weights(keys[7], (d, 1), (d, 1), config, scale)
     return layers.MLPParams(
         w_in=_draw_weights(keys[0], (d, f), (d, f), config, scale),
         b_in=_draw_biases(keys[1], (f,), bias_scale),
