@@ -182,6 +182,21 @@ def test_scores_of_any_size_have_weights():
     np.testing.assert_allclose(found["largest_weight"], [(1 / 2 + 1 + 1 / 3) / 3])
 
 
+def test_rows_of_low_precision_are_of_float32_and_masks_of_numbers_are_masks():
+    mask = np.array([1.0, 0, 1, 1, 1, 1])
+    for dtype in (np.float16, np.int32):
+        q, k = (4 * Q).astype(dtype), (4 * K).astype(dtype)
+        found = rc.attention_rows(q, k, scale=0.1, mask=mask, causal=True, positions=[2, 3, 4, 5])
+        keys, places = mask == 1, np.array([2, 3, 4, 5])
+        wide = (q.astype(np.float32), k.astype(np.float32))
+        want = rc.attention_rows(*wide, scale=0.1, mask=keys, causal=True, positions=places)
+        near(found, want, rtol=0)
+        assert {a.dtype for a in found.values()} == {np.dtype(np.float32)}
+    added = np.where(mask, 0, -np.inf)
+    with pytest.raises(ValueError, match="additive masks go to bias="):
+        rc.attention_rows(Q, K, mask=added)
+
+
 def test_as_many_heads_as_tokens_need_no_layout():
     q = RNG.normal(size=(4, 4, 5))
     near(rc.attention_rows(q, q), rc.attention_rows(q, q, layout="hnk"), rtol=0)

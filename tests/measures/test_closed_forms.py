@@ -215,7 +215,8 @@ def test_masks_are_booleans_or_0_and_1():
     for mask in ([1, 0], [1.0, 0.0], [True, False], np.uint8([1, 0]), jnp.array([1.0, 0.0])):
         found = arrays.as_bools(mask)
         assert found.dtype == bool and found.tolist() == [True, False]
-    assert not arrays.as_bools([0, 0]).any()  # of integers all may be 0
+    for zeros in ([0, 0], np.uint8([0, 0])):  # of integers all may be 0
+        assert not arrays.as_bools(zeros).any()
     for wrong in ([2, 0], [-1, 0]):
         is_refused("m of dtype int64 has values other than 0 and 1", arrays.as_bools, wrong, "m")
     for wrong in ([0.5, 1.0], [0.0, 0.0], [-np.inf, 1.0], [np.nan, 1.0]):
@@ -273,6 +274,23 @@ def test_documents_of_one_token_have_no_ratio():
 
 def split_traced(mask):
     return jax.eval_shape(lambda m: rc.profile(X, segments=[0, 0, 1, 1, 1], mask=m), mask)
+
+
+def test_attention_of_one_packed_example_is_that_of_its_documents():
+    p = np.zeros((2, 3, 5, 5))  # [l, h, n, n] of tokens 0 and 1, and 2 to 4
+    p[:, :, :2, :2] = RNG.dirichlet(np.ones(2), (2, 3, 2))
+    p[:, :, 2:, 2:] = RNG.dirichlet(np.ones(3), (2, 3, 3))
+    names, last = ("attention_entropy", "first_column"), np.arange(5) == 4
+    shorter = np.where(last, 0, p)
+    shorter /= shorter.sum(axis=-1, keepdims=True)
+    for weights, mask, end in ((p, None, 5), (shorter, ~last, 4)):
+        found = rc.profile(weights, segments=[4, 4, 0, 0, 0], measures=names, mask=mask)
+        for column, places in enumerate((slice(0, 2), slice(2, end))):
+            block = weights[:, :, places, places]
+            entropy = -(block * np.log(block)).sum(axis=-1).mean(axis=(1, 2))
+            np.testing.assert_allclose(found["attention_entropy"][:, column], entropy)
+            first = block[..., 0].mean(axis=(1, 2))
+            np.testing.assert_allclose(found["first_column"][:, column], first)
 
 
 test_what_is_no_segment_is_refused = refused(

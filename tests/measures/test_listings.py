@@ -93,7 +93,8 @@ def test_what_nothing_exceeds_is_refused():
 def test_other_axes_are_refused():
     is_refused(r"\(6, 4\)", rc.spikes, STATES[0])
     is_refused(r"\(5, 6, 4\)", rc.duplicates, STATES)
-    is_refused("6 tokens", lambda: rc.duplicates(STATES[0], mask=[1, 0]))
+    for mask in ([1, 0], np.ones((2, 6), bool), np.ones((6, 1), bool)):
+        is_refused("does not fit 6 tokens", rc.duplicates, STATES[0], mask=mask)
     added = np.array([0, 0, 0, 0, -np.inf, -np.inf])  # which would be read the wrong way round
     for call, states in ((rc.spikes, STATES), (rc.duplicates, STATES[0])):
         is_refused("additive masks", call, states, mask=added)

@@ -16,7 +16,7 @@ RNG = np.random.default_rng(7)
 B, H, N, D = 3, 2, 6, 4
 X = RNG.normal(size=(B, N, D))
 X /= np.linalg.norm(X, axis=-1, keepdims=True)
-X[0, 2] *= 20
+X[0, 2] *= 8
 X[1, [1, 4]] *= 4  # below the default threshold
 MASK = np.array([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1], [0, 0, 1, 0, 0, 0]], bool)
 KEPT = {5.0: MASK.copy(), 3.0: MASK.copy()}
@@ -122,6 +122,11 @@ def test_entropies_of_the_extreme_heads_are_of_means_over_examples():
     np.testing.assert_allclose(masked["attention_entropy_largest"], np.log(N))
 
 
+def test_weights_of_whole_numbers_are_weights():
+    found = rc.monitor(X[0], np.eye(N, dtype=int)[None].tolist())
+    assert float(found["attention_entropy"]) == 0 and float(found["largest_weight"]) == 1
+
+
 def test_leading_axes_and_documents_are_examples():
     x, p = X.reshape(1, B, N, D), P.reshape(1, B, H, N, N)
     near(rc.monitor(x, p, mask=MASK[None]), rc.monitor(X, P, mask=MASK), rtol=1e-12)
@@ -147,7 +152,7 @@ def test_a_token_as_long_as_the_threshold_says_is_none_to_leave_out():
     x[3] = 5.01
     _, mask, left = choose_tokens(x, exclude="spikes")
     assert left == 1 and mask.tolist() == [True, True, True, False, True]
-    even = np.array([1.0, 1, 3, 9, 99])[:, None]  # the median of the four that exist is 2
+    even = np.array([1.0, 1, 3, 9, 1e300])[:, None]  # the median of the four that exist is 2
     exists = np.arange(5) < 4
     for threshold, left in ((4.4, 1), (4.6, 0)):
         assert choose_tokens(even, exists, exclude="spikes", threshold=threshold)[2] == left

@@ -14,7 +14,7 @@ import rank_collapse as rc
 from rank_collapse.measures import on_jax
 from rank_collapse.measures.monitor import ATTENTION, TOKENS
 from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS
-from rank_collapse.measures.table import COLLAPSE
+from rank_collapse.measures.table import COLLAPSE, check_measure_names
 
 OF_ATTENTION = [name for name, measure in rc.MEASURES.items() if measure.needs == "attention"]
 OF_TOKENS = [name for name, measure in rc.MEASURES.items() if measure.needs == "tokens"]
@@ -45,6 +45,9 @@ def test_every_row_says_what_it_is():
         X,
         measures=("residual_ratio", "sink_rate"),
     )
+    for names in ("sink_rate", ["sink_rate"]):
+        assert check_measure_names(names, "attention") == ("sink_rate",)
+    assert check_measure_names("spike_norm") == ("spike_norm",)
 
 
 MASKED = ("tokens", "attention")  # of which tokens may be missing

@@ -81,12 +81,13 @@ def profiled(**measures):
 
 def test_a_profile_is_logarithmic_where_it_spans_more_than_a_decade_and_none_is_below_0():
     axes = profiled(
-        a=[1.0, 11.0], b_c=[1.0, 9.0], c=[-1.0, 1.0, 100.0], d=[0.0, 1.0, 11.0], e=[0.0]
+        a=[1.0, 11.0], b_c=[1.0, 10.0], c=[-1.0, 1.0, 100.0], d=[0.0, 1.0, 11.0], e=[0.0]
     )
     scales = {name: ax.get_yscale() for name, ax in axes.items()}
     linear = dict.fromkeys(("b c", "c", "e"), "linear")
     assert scales == linear | dict.fromkeys("ad", "log")
     assert all(ax.get_xlabel() == "layer" for ax in axes.values())
+    assert axes["a"].get_gridspec().get_geometry() == (2, 3)
 
 
 def test_layers_are_shaded_where_rounding_decides_any_example():
@@ -158,8 +159,11 @@ def test_a_metric_is_the_mean_of_its_seeds_and_their_range():
     np.testing.assert_array_equal(first.lines[0].get_xydata(), [[0, 2], [1, 2]])
     assert edges_of(first) == {0: (1, 3), 1: (2, 2)}
     assert not second.collections and first.get_xlabel() == "step"
-    steps, values = by_step(rows, "b")  # of which the second seed has none
+    rows += rows_of("a", [1.0, 2.0, 3.0])
+    steps, values = by_step(rows, "b")  # of which the second seed and the last step have none
     assert values.shape == (1, 2, 1) and steps.tolist() == [0, 1]
+    _, values = by_step(rows_of("a", [1.0, np.array([2.0, 3.0])]), "a")
+    np.testing.assert_array_equal(values, [[[1, np.nan], [2, 3]]])
 
 
 def test_a_metric_is_logarithmic_above_two_decades_where_all_is_above_0():
@@ -181,9 +185,10 @@ def test_finite_thresholds_are_lines_on_their_own_panel():
     ("layers", "labels"), [(1, []), (2, [0, 1]), (8, [*range(8)]), (12, [0, 2, 3, 5, 6, 8, 9, 11])]
 )
 def test_at_most_eight_layers_are_drawn_the_first_and_the_last_among_them(layers, labels):
-    rows = [{"step": 0, "a": np.arange(layers, dtype=float)}, {"step": 0, "b": 1.0}]
+    rows = [{"step": 0, "a": np.arange(layers, dtype=float)}, {"step": 0, "loss": 1.0}]
     fig = metrics_figure(rows)
-    values = [line.get_ydata()[0] for line in fig.axes[0].lines]
+    assert titles(fig) == ["loss", "a"]
+    values = [line.get_ydata()[0] for line in fig.axes[1].lines]
     assert values == (labels or [0])
     legend = [t.get_text() for one in fig.legends for t in one.get_texts()]
     assert legend == [f"layer {i}" for i in labels]
