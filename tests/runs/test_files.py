@@ -129,6 +129,8 @@ def test_objects_of_json_are_read_or_named_with_what_helps(tmp_path):
         for content in ("[1]", "{", "[" * 100_000):
             path.write_text(content)
             is_refused(f"{name} cannot be read .*{remedy}", files.read_object, path, error=RunError)
+        error = files.damaged_file_error(path, f"a\nb\x07{300 * 'c'}")
+        assert f"(a b\\x07{192 * 'c'}…); " in str(error) and remedy in str(error)
         path.write_text('{"a": [1]}')
         assert files.read_object(path) == {"a": [1]}
 

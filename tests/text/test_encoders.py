@@ -153,6 +153,24 @@ def test_what_is_beside_a_vocabulary_counts(tmp_path):
         assert encode.unknown == 1
 
 
+def test_what_the_package_refuses_is_one_line():
+    def fail(*arguments, **options):
+        raise Exception(f"{arguments}\n{options}" + 300 * "x")
+
+    message = r"^it fails: \(1,\) \{'a': 2\}x{286}…$"
+    is_refused(message, vocabulary.call_tokenizers, "it fails", fail, 1, a=2)
+    assert vocabulary.call_tokenizers("", max, 1, 3) == 3
+
+
+def test_the_unknown_token_is_that_of_the_model(tmp_path):
+    from tokenizers import Tokenizer, models
+
+    vocabulary = {"a": 0, "[UNK]": 1, "<oov>": 2}
+    Tokenizer(models.WordLevel(vocabulary, "<oov>")).save(str(tmp_path / "tokenizer.json"))
+    encode = encoders.load_tokenizer(tmp_path, {})
+    assert encode("a") == [0] and encode("b") == [2] and encode.unknown == 2
+
+
 def test_a_saved_tokenizer_neither_cuts_nor_pads(tmp_path):
     tokenizer = train_tokenizer(tmp_path)
     expected = tokenizer.encode(TEXTS[0]).ids
