@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +114,10 @@ def test_programs_are_compiled_as_hard_as_their_level_says(monkeypatch):
         monkeypatch.setattr(type(jax.config), "read", lambda *_, disabled=disabled: disabled)
         made = seeds.run_seeds(single, mesh, donate=(1,), **options)
         assert made == {"donate_argnums": (1,), "compiler_options": expected}
+    gpu = np.array([SimpleNamespace(platform="gpu")])
+    made = seeds.run_seeds(single, SimpleNamespace(devices=gpu))
+    assert made["compiler_options"] == {"xla_gpu_enable_triton_gemm": False}
+    assert seeds.group_size(SimpleNamespace(devices=gpu)) is None
 
 
 def test_a_tree_comes_back_with_dtypes_and_only_the_newest_step_stays(tmp_path):
