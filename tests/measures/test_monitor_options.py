@@ -1,5 +1,6 @@
 """Options of `rc.monitor` and `rc.profile` together: which tokens, of which examples and layers."""
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -259,6 +260,8 @@ def test_the_limit_is_of_each_layer_and_of_the_least_precise_example():
     whole[0, 1] += 1
     assert rc.profile(whole)["residual_ratio"][0] > 1e-8 and rc.profile(whole).rounding.all()
     assert not rc.profile(close.astype(np.float64) * 1e-3 + 1).rounding.any()
+    last_digit = rc.profile(np.array([[[1.0], [1 + 2**-52]]]))
+    assert last_digit["residual_ratio"][0] > 0 and last_digit.rounding[0]
 
 
 def test_what_has_an_axis_of_heads_is_attention():
@@ -277,6 +280,27 @@ def test_what_has_an_axis_of_heads_is_attention():
         assert list(rc.profile(arrays, **options).measures) == ["residual_ratio"]
     examples = rc.profile(states.swapaxes(0, 1), batch_axis=0)["residual_ratio"]
     np.testing.assert_allclose(examples, rc.residual_ratio(states))
+
+
+def test_a_profile_is_read_by_names_and_as_a_tuple():
+    found = rc.profile(X, exclude="spikes", measures=["residual_ratio", "residual_spike"])
+    measures, rounding, spiked, left_out = found
+    assert found[0] is found.measures is measures and found[3] is left_out is found.left_out
+    assert found["residual_spike"] is measures["residual_spike"]
+    assert found[1:3] == (rounding, spiked)
+    assert list(found.columns()[1]) == [*measures, "rounding", "spiked", "left_out"]
+
+
+def test_layers_are_a_list_of_one_shape_of_any_framework():
+    x = X.astype(np.float32)
+    for layers in (lambda h: [x[0], h], lambda h: (h, x[0])):
+        found = jax.eval_shape(lambda h, layers=layers: rc.profile(layers(h)), x[1])
+        assert found["residual_ratio"].shape == (2,)
+        values = rc.profile(layers(jnp.asarray(x[1])))["residual_ratio"]
+        near(sorted(values), sorted(rc.residual_ratio(x[:2])), rtol=1e-6)
+    is_refused("or there are none", rc.profile, [])
+    is_refused("hidden states are None: a model of", rc.profile, [x[0], None])
+    is_refused("attention weights are None", rc.profile, [None], measures="sink_rate")
 
 
 def test_attention_is_measured_of_masks_of_queries_and_of_keys():
