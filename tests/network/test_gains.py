@@ -192,6 +192,10 @@ def test_bad_batches_and_networks_are_refused_in_one_line():
         ((draws.parameters(embedded), ids, embedded), MASK, "token id 7 is not below vocab_size=7"),
     ):
         is_refused(message, rc.network.admin_profile, *call, mask=mask)
+    for name in ("mask", "memory_mask"):
+        inputs = {name: 3 * MASK}
+        message = f"{name} .*other than 0 and 1"
+        is_refused(message, rc.network.admin_profile, params, x, config, **inputs)
 
 
 def test_layers_that_share_parameters_have_those_of_their_row():

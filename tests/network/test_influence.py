@@ -301,6 +301,16 @@ def test_a_measure_of_states_is_of_the_input_and_of_every_layer_under_the_mask(n
     totals = run_pass(Totals(), *prepare_inputs(params, x, CONFIG, mask=MASK), CONFIG)
     expected = np.asarray(trace.hidden)[:, MASK].sum(axis=1)
     np.testing.assert_allclose(totals, expected, rtol=1e-4, atol=1e-5)
+
+    def list_states(layer, sublayers):
+        states = [values.output_state for values in sublayers.values()]
+        return layer.context.mask, jnp.stack(states), sublayers["mlp"].branch_output
+
+    mask, states, branch = replay(list_states, params, trace, CONFIG)  # of the trace as it is
+    np.testing.assert_array_equal(mask, np.tile(MASK, (L, 1, 1)))
+    np.testing.assert_array_equal(states[:, 0], trace.layers.after_attention)
+    np.testing.assert_allclose(states[:, 1], trace.hidden[1:], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(branch, trace.mlp_branch)
     streams = CONFIG.replace(connection="hyper")
     inputs = prepare_inputs(draws.parameters(streams), x, streams)
     message = r"one residual stream does not cover connection='hyper'"

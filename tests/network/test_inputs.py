@@ -288,6 +288,26 @@ test_batches_that_are_none_are_refused = refused(
 )
 
 
+def test_what_is_given_of_tokens_reaches_the_embedding_and_the_attention():
+    config = rc.san(2, 2, D, embedding=TABLES, position="relative_key")
+    params, ids = draws.parameters(config, 1), np.array([3, 1, 4, 1, 5])
+    inputs = {
+        "segments": np.array([0, 1, 1, 0, 1]),
+        "positions": np.array([4, 2, 8, 0, 1]),
+        "mask": np.arange(N) != 1,
+        "bias": np.asarray(draws.normal(2, N, N)),
+    }
+    prepared = prepare_inputs(params, ids, config, **inputs)[1]
+    p = jax.device_get(params.embedding)
+    x = p.tokens[ids] + p.positions[inputs["positions"]] + p.segments[inputs["segments"]]
+    x = (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True) * p.norm.gain + p.norm.bias
+    np.testing.assert_allclose(prepared.x, x, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(prepared.context.segments, inputs["segments"])
+    np.testing.assert_array_equal(prepared.context.bias, inputs["bias"])
+    np.testing.assert_array_equal(prepared.context.mask, inputs["mask"][None])
+    np.testing.assert_array_equal(prepared.token_mask, inputs["mask"])
+
+
 def test_measures_are_in_float32_at_least_and_a_mask_of_pairs_leaves_all_tokens():
     config, params = san()
     half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)

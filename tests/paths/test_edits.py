@@ -10,7 +10,12 @@ from path_examples import DEPTH, HEADS, config_of, example
 from refusals import each_is_refused, is_refused
 
 import rank_collapse as rc
-from rank_collapse.network.edits import EditPoints, carry_channels, edit_point_shapes
+from rank_collapse.network.edits import (
+    EditPoints,
+    carry_channels,
+    edit_point_shapes,
+    trace_edits,
+)
 
 CONFIG = config_of(mlp="gelu", norm_placement="post", attention_skip=True, mlp_skip=True)
 LAYER = 1
@@ -45,6 +50,20 @@ def test_an_edit_point_edits_and_keeps_the_values_of_its_name():
     used = [(points.has_edit(name), points.is_used(name)) for name in ("q", "k", "v")]
     assert used == [(True, True), (False, True), (False, False)]
     assert not EditPoints().is_used("q")
+
+
+def test_edits_are_compiled_apart_where_they_compute_another_thing():
+    """By their text, whatever arrays they refer to; those are arguments."""
+
+    def find_program(fn):
+        return jax.tree.structure(trace_edits({"q": fn}, CONFIG, 5, 1, jnp.float32))
+
+    array, other = jnp.arange(3.0), jnp.arange(3.0) + 1
+    twice, again = (find_program(lambda v, layer: v * 2.0) for _ in range(2))
+    assert twice == again and hash(twice) == hash(again)
+    assert twice != find_program(lambda v, layer: v * 3.0)
+    one, same = (find_program(lambda v, layer, a=a: v + a.sum()) for a in (array, other))
+    assert one == same != twice
 
 
 def test_channels_carry_the_linear_part_of_an_edit_and_share_its_constant_part():
