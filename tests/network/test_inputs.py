@@ -63,6 +63,12 @@ def test_what_contradicts():
         ),
     ):
         is_refused(message, rc.apply, changed, X, config.replace(**fields))
+    three = rc.san(2, 3, D, d_qk=2, d_v=2)  # of which two groups are no part
+    params_of_three = draws.parameters(three)
+    attention = params_of_three.layers.attention
+    few = {name: getattr(attention, name)[:, :2] for name in ("w_k", "b_k", "w_v", "b_v")}
+    pairs = draws.changed(params_of_three, attention=few)
+    is_refused(r"[wb]_[kv] is of shape \(2, 2, ", rc.apply, pairs, X, three)
     # Ablations on the same weights leave parts unused.
     rc.apply(params, X, config.replace(mlp="none"))
     rc.apply(params, X, config.replace(norm_placement="none", attention_skip=False))
