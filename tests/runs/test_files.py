@@ -86,6 +86,7 @@ def test_only_a_file_system_without_locks_is_used_without(number, tmp_path, monk
         is_refused("in use", files.lock_folder, tmp_path, error=files.InUseError)
     else:
         files.lock_folder(tmp_path).close()
+        assert (tmp_path / ".lock").stat().st_mode & 0o600 == 0o600
 
 
 def test_arrays_come_back_compressed_or_not(tmp_path):
