@@ -1,8 +1,10 @@
 """What figures show: curves, bands, colours, panels, axes; nothing is laid out."""
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib import colormaps
+from matplotlib.colors import to_hex
 
 import rank_collapse as rc
 from rank_collapse.measures.table import Threshold
@@ -33,6 +35,17 @@ def test_a_figure_has_the_size_of_its_panels():
     fig, axes = figures.figure(2, 3, width=2.0, height=1.5, sharey=True)
     assert axes.shape == (2, 3) and tuple(fig.get_size_inches()) == (6, 3)
     assert axes[0, 0].get_shared_y_axes().joined(axes[0, 0], axes[1, 2])
+    spines = axes[1, 1].spines
+    assert [s.get_visible() for s in (spines["top"], spines["right"], spines["left"])] == [0, 0, 1]
+    fig, _ = figures.panels(2, 3, width=1.0, height=0.5)
+    assert tuple(fig.get_size_inches()) == (2, 0.5)
+
+
+def test_what_is_styled_draws_in_this_style_and_leaves_the_readers():
+    before = matplotlib.rcParams["legend.frameon"]
+    styled = figures.styled(lambda name, more=0: matplotlib.rcParams[name] + more)
+    assert styled("font.size", more=1) == 10 and not styled("legend.frameon")
+    assert matplotlib.rcParams["legend.frameon"] == before
 
 
 def test_panels_fill_rows_and_those_beyond_are_hidden():
@@ -57,6 +70,7 @@ def test_a_band_is_one_deviation_of_the_seeds_and_absent_of_one_seed():
     (line,) = ax.lines
     assert line.get_label() == "Admin" and line.get_color() == figures.COLORS[1]
     assert line.get_marker() == figures.MARKERS[1]
+    assert to_hex(ax.collections[0].get_facecolor()[0]) == figures.COLORS[1].lower()
     one = new_axes()
     figures.band(one, [1, 2], [[1.0, 2.0]], color="red")
     assert not one.collections and one.lines[0].get_color() == "red"
@@ -71,7 +85,19 @@ def test_a_band_of_logarithms_is_a_factor_above_and_below():
     np.testing.assert_allclose(line.get_ydata(), [4])
     assert (line.get_label(), line.get_linestyle()) == ("Admin", ":")
     assert line.get_color() == figures.COLORS[2] and line.get_marker() == figures.MARKERS[2]
-    np.testing.assert_allclose(ax.collections[0].get_facecolor()[0, 3], 0.2)
+    face = ax.collections[0].get_facecolor()[0]
+    assert to_hex(face) == figures.COLORS[2].lower() and face[3] == pytest.approx(0.2)
+
+
+def test_a_legend_lies_below_the_axes():
+    ax = new_axes()
+    ax.plot([0, 1], label="a")
+    figures.finish_axes([ax], "layer")
+    anchor, legend = ax.get_legend().get_bbox_to_anchor(), ax.get_legend()
+    points = (ax.bbox.y0 - anchor.y0) * 72 / ax.figure.dpi
+    assert points == pytest.approx(32) and ax.get_xlabel() == "layer"
+    assert anchor.x0 == pytest.approx((ax.bbox.x0 + ax.bbox.x1) / 2)
+    assert legend.get_texts()[0].get_text() == "a"
 
 
 def profiled(**measures):
@@ -81,7 +107,7 @@ def profiled(**measures):
 
 def test_a_profile_is_logarithmic_where_it_spans_more_than_a_decade_and_none_is_below_0():
     axes = profiled(
-        a=[1.0, 11.0], b_c=[1.0, 10.0], c=[-1.0, 1.0, 100.0], d=[0.0, 1.0, 11.0], e=[0.0]
+        a=[1.0, 11.0], b_c=[1.0, 10.0], c=[-1.0, 1.0, 100.0], d=[0.0, 1.0, 11.0], e=[0.0, 1.0, 5.0]
     )
     scales = {name: ax.get_yscale() for name, ax in axes.items()}
     linear = dict.fromkeys(("b c", "c", "e"), "linear")
@@ -141,6 +167,7 @@ def test_a_depth_report_has_a_panel_each_the_last_layer_at_the_right():
             np.testing.assert_allclose(line.get_ydata(), measures[name].mean(axis=0))
     assert axes["loss"].get_xlabel() == "layer, or path length k"
     assert axes["attention"].get_xlabel() == "layer"
+    assert sum(ax.get_visible() for ax in fig.axes) == len(PANELS) + 2 + 1  # and the colour bar
     mesh = fig.axes[len(PANELS)]
     shown = mesh.collections[0].get_array()
     assert shown[0, 1] == 3 and np.ma.getmaskarray(shown).sum() == 3
@@ -164,6 +191,8 @@ def test_a_metric_is_the_mean_of_its_seeds_and_their_range():
     assert values.shape == (1, 2, 1) and steps.tolist() == [0, 1]
     _, values = by_step(rows_of("a", [1.0, np.array([2.0, 3.0])]), "a")
     np.testing.assert_array_equal(values, [[[1, np.nan], [2, 3]]])
+    _, values = by_step(rows_of("a", [40.0], seed=40) + rows_of("a", [3.0], seed=3), "a")
+    assert values.ravel().tolist() == [3, 40]
 
 
 def test_a_metric_is_logarithmic_above_two_decades_where_all_is_above_0():
@@ -190,6 +219,8 @@ def test_at_most_eight_layers_are_drawn_the_first_and_the_last_among_them(layers
     assert titles(fig) == ["loss", "a"]
     values = [line.get_ydata()[0] for line in fig.axes[1].lines]
     assert values == (labels or [0])
+    colors = [line.get_color() for line in fig.axes[1].lines]
+    assert colors == figures.shades(len(colors))
     legend = [t.get_text() for one in fig.legends for t in one.get_texts()]
     assert legend == [f"layer {i}" for i in labels]
 

@@ -25,11 +25,11 @@ def test_title_intro_and_footer_are_text_while_opening_and_style_are_html():
 
 
 def test_each_section_is_linked_twice_with_its_status():
-    html = page(section(name='a"b', status="<b>ok</b>"), section(name="z", title="Z"))
-    assert html.count('<a href="#a&quot;b">A&lt;b&gt;<b>ok</b></a>') == 2
-    assert html.count('<a href="#z">Z</a>') == 2
-    assert '<h2 id="a&quot;b">A&lt;b&gt;<b>ok</b></h2>' in html
-    assert html.index('id="a&quot;b"') < html.index('id="z"')
+    html = page(section(name='p"q', status="<b>ok</b>"), section(name="a", title="Z"))
+    assert html.count('<a href="#p&quot;q">A&lt;b&gt;<b>ok</b></a>') == 2
+    assert html.count('<a href="#a">Z</a>') == 2
+    assert '<h2 id="p&quot;q">A&lt;b&gt;<b>ok</b></h2>' in html
+    assert html.index('id="p&quot;q"') < html.index('id="a"')
 
 
 def test_the_first_figure_is_shown_and_the_others_unfold():

@@ -152,6 +152,12 @@ def test_states_have_the_dtypes_of_what_they_are_restored_like():
     is_refused(message, states.unflatten_state, saved, {"a": like["a"]}, "it")
 
 
+def test_a_checkpoint_that_is_no_archive_is_named(tmp_path):
+    (tmp_path / "3.npz").write_bytes(b"PK, but no archive")
+    message = r"^checkpoint 3 is damaged: .*3\.npz cannot be read"
+    is_refused(message, states.restore_state, tmp_path, 3, {"a": np.ones(1)})
+
+
 def test_json_has_names_lists_and_plain_numbers():
     tree = {1: (np.float32(0.5), jnp.arange(2)), "path": Path("a/b"), "x": [None, True, "c"]}
     expected = {"1": [0.5, [0, 1]], "path": "a/b", "x": [None, True, "c"]}

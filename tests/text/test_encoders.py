@@ -165,10 +165,10 @@ def test_what_the_package_refuses_is_one_line():
 def test_the_unknown_token_is_that_of_the_model(tmp_path):
     from tokenizers import Tokenizer, models
 
-    vocabulary = {"a": 0, "[UNK]": 1, "<oov>": 2}
+    vocabulary = {"a": 2, "[UNK]": 1, "<oov>": 0}
     Tokenizer(models.WordLevel(vocabulary, "<oov>")).save(str(tmp_path / "tokenizer.json"))
     encode = encoders.load_tokenizer(tmp_path, {})
-    assert encode("a") == [0] and encode("b") == [2] and encode.unknown == 2
+    assert encode("a") == [2] and encode("b") == [0] and encode.unknown == 0
 
 
 def test_a_saved_tokenizer_neither_cuts_nor_pads(tmp_path):
@@ -240,6 +240,7 @@ def test_a_trained_vocabulary_keeps_case_and_accents_unless_it_is_lowercase():
         assert tokenizer.encode(text).tokens == pieces
         assert " " not in tokenizer.get_vocab() and "##l" in tokenizer.get_vocab()
         assert tokenizer.encode("z").tokens == ["[UNK]"]
+        assert [tokenizer.id_to_token(i) for i in (0, 1, 4)] == ["[PAD]", "[UNK]", "[MASK]"]
 
 
 def test_the_texts_words_are_whole_tokens():

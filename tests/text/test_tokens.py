@@ -54,6 +54,7 @@ def test_json(tmp_path):
     is_refused("none.json does not exist$", files.read_json, tmp_path / "none.json", **ABSENT)
     assert files.read_utf8(path, max_bytes=5000) == content
     is_refused("5000 bytes, more than 4999$", files.read_utf8, path, max_bytes=4999)
+    is_refused("5000 bytes, more than 0$", files.read_utf8, path, max_bytes=0)
     os.truncate(path, 3_000_000_000)
     is_refused("has 3000000000 bytes, more than 100000000", files.read_json, path)
 
@@ -146,6 +147,7 @@ def test_lines_are_texts_where_no_empty_line_stands_between_them(tmp_path):
     assert tokens.read_texts(path) == ["One two.", "Three."]
     path.write_text("One\n\n\n\nTwo\tthree\n")
     assert tokens.read_texts(path) == ["One", "Two three"]
+    assert tokens.parse_ids([" 1 ,2\n"], "here") == [[1, 2]]
     path.write_text("1, 2\n3  -4,5\n\n")
     assert tokens.read_ids(path, 1) == [[1, 2]] and tokens.read_ids(path) == [[1, 2], [3, -4, 5]]
 
