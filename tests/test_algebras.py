@@ -299,10 +299,10 @@ QUICK = {
     "truncation": ("decoder", "encoder", "sandwich", "both norms"),
     "logarithms": ("decoder", "encoder", "sandwich", "both norms"),
     "balls": ("decoder", "encoder", "sandwich", "both norms", "norms of branches"),
-    "bounds": ("decoder", "both norms", "skips of MLPs alone"),
+    "bounds": ("both norms", "skips of MLPs alone"),
     "tangent": ("decoder", "encoder", "sandwich", "both norms"),
     "cubic law": ("encoder", "skips of MLPs alone"),
-    "expectation": ("decoder", "encoder", "cross-attention"),
+    "expectation": ("decoder", "cross-attention"),
 }
 
 

@@ -144,7 +144,7 @@ class Model(nnx.Module):
         return x
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_nnx(jit):
     model, other = Model(nnx.Rngs(0)), Model(nnx.Rngs(0))
     states, reads, weights = [X], [], []

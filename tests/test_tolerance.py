@@ -31,6 +31,7 @@ def test_float64_values_and_equal_ones_are_compared_as_asked():
 
 
 FLOAT64 = {  # files where `pytest.approx` below 1e-6 compares float64 or Python's numbers
+    "test_closed_forms.py",
     "test_contributions.py",
     "test_run_paths.py",
     "test_score_variance.py",

@@ -43,7 +43,7 @@ def test_workers_measure_what_one_process_does(complete_run, tmp_path):
     "parts",
     [
         ([GAINS, "--num_seeds=1"], [GAINS, "--num_seeds=1", "--first_seed=1"]),
-        (["--skip_gain=0.5"], ["--skip_gain=1"]),
+        pytest.param((["--skip_gain=0.5"], ["--skip_gain=1"]), marks=pytest.mark.full),
     ],
 )
 def test_folders_of_seeds_or_of_points_join_to_the_whole(parts, complete_run, tmp_path):

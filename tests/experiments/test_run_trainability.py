@@ -44,6 +44,7 @@ ARGUMENTS = (
 folder = finished(binary, *ARGUMENTS)
 
 
+@pytest.mark.full
 def test_the_first_seed_chooses_the_seeds(tmp_path):
     arguments = [*SIZES, "--n_steps=1", "--depths=1", "--designs=post", "--warmup=0"]
     later = ["--first_seed=1", "--num_seeds=1"]
