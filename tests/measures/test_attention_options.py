@@ -176,22 +176,22 @@ def test_rows_take_a_scale_and_a_sink():
 
 def test_scores_of_any_size_have_weights():
     q = np.array([[[2000.0], [-3000.0], [0.0]]])
-    found = rc.attention_rows(q, [[[0.0], [1.0], [1.0]]])  # keys 2 and 3; key 1; all
+    rows = rc.attention_rows(q, [[[0.0], [1.0], [1.0]]])  # keys 2 and 3; key 1; all
     entropy = (np.log(2) + 0 + np.log(3)) / 3
-    np.testing.assert_allclose(found["attention_entropy"], [entropy])
-    np.testing.assert_allclose(found["largest_weight"], [(1 / 2 + 1 + 1 / 3) / 3])
+    np.testing.assert_allclose(rows["attention_entropy"], [entropy])
+    np.testing.assert_allclose(rows["largest_weight"], [(1 / 2 + 1 + 1 / 3) / 3])
 
 
 def test_rows_of_low_precision_are_of_float32_and_masks_of_numbers_are_masks():
     mask = np.array([1.0, 0, 1, 1, 1, 1])
     for dtype in (np.float16, np.int32):
         q, k = (4 * Q).astype(dtype), (4 * K).astype(dtype)
-        found = rc.attention_rows(q, k, scale=0.1, mask=mask, causal=True, positions=[2, 3, 4, 5])
+        rows = rc.attention_rows(q, k, scale=0.1, mask=mask, causal=True, positions=[2, 3, 4, 5])
         keys, places = mask == 1, np.array([2, 3, 4, 5])
         wide = (q.astype(np.float32), k.astype(np.float32))
         want = rc.attention_rows(*wide, scale=0.1, mask=keys, causal=True, positions=places)
-        near(found, want, rtol=0)
-        assert {a.dtype for a in found.values()} == {np.dtype(np.float32)}
+        near(rows, want, rtol=0)
+        assert {a.dtype for a in rows.values()} == {np.dtype(np.float32)}
     added = np.where(mask, 0, -np.inf)
     with pytest.raises(ValueError, match="additive masks go to bias="):
         rc.attention_rows(Q, K, mask=added)
@@ -207,11 +207,11 @@ def test_each_example_of_a_cache_has_places_of_its_own(options):
     """The queries are the last of the keys that exist, wherever the padding is."""
     exists = np.array([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]], bool)
     positions = np.array([[2, 3, 4, 5], [0, 1, 2, 3]])
-    found = rc.attention_rows(Q, K, mask=exists, **options)
-    near(rc.attention_rows(Q, K, mask=exists, positions=positions, **options), found, rtol=1e-12)
+    rows = rc.attention_rows(Q, K, mask=exists, **options)
+    near(rc.attention_rows(Q, K, mask=exists, positions=positions, **options), rows, rtol=1e-12)
     for b in range(2):
         one = rc.attention_rows(Q[b], K[b], mask=exists[b], **options)
-        near({name: a[b] for name, a in found.items()}, one, rtol=1e-12)
+        near({name: a[b] for name, a in rows.items()}, one, rtol=1e-12)
         entropies = []
         for head, i in itertools.product(range(3), range(4)):
             place, window = positions[b, i], options.get("window", 9)

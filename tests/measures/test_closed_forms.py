@@ -149,9 +149,9 @@ def test_spikes_of_even_numbers_of_tokens_and_of_masks():
     sizes, lengths = np.abs(x), np.linalg.norm(x, axis=1)
     for rows in ([0, 1, 2, 3], [0, 1, 2], [0, 1], [1]):
         mask = np.isin(np.arange(4), rows)
-        found = {n: rc.MEASURES[n](x, mask=mask) for n in rc.MEASURES if n.startswith("spike")}
+        spikes = {n: rc.MEASURES[n](x, mask=mask) for n in rc.MEASURES if n.startswith("spike")}
         largest = np.unravel_index(sizes[rows].argmax(), (len(rows), 2))
-        assert found == pytest.approx(
+        assert spikes == pytest.approx(
             {
                 "spike_entry": sizes[rows].max() / np.median(sizes[rows]),
                 "spike_norm": lengths[rows].max() / np.median(lengths[rows]),
@@ -171,16 +171,16 @@ def test_a_median_is_of_what_exists_in_each_column():
     x = RNG.normal(size=(2, 5, 3))
     count = np.array([[4], [3]])
     x[0, [1]] = x[1, [0, 4]] = np.inf
-    found = masked_median(x, count)
-    assert found.shape == (2, 1, 3)
-    for values, median in zip(x, found, strict=True):
+    medians = masked_median(x, count)
+    assert medians.shape == (2, 1, 3)
+    for values, median in zip(x, medians, strict=True):
         np.testing.assert_allclose(median[0], np.median(values[np.isfinite(values[:, 0])], axis=0))
 
 
 def test_the_residual_of_a_batch_keeps_what_exists():
     tokens = 50 * X
-    found = rc.residual(tokens, mask=MASK)
-    for x, mask, residual in zip(tokens, MASK, found, strict=True):
+    residuals = rc.residual(tokens, mask=MASK)
+    for x, mask, residual in zip(tokens, MASK, residuals, strict=True):
         np.testing.assert_allclose(residual[mask], x[mask] - x[mask].mean(axis=0), atol=1e-13)
         assert (residual[~mask] == 0).all()
 
@@ -224,8 +224,8 @@ test_what_are_no_numbers_is_refused = refused(
 
 def test_masks_are_booleans_or_0_and_1():
     for mask in ([1, 0], [1.0, 0.0], [True, False], np.uint8([1, 0]), jnp.array([1.0, 0.0])):
-        found = arrays.as_bools(mask)
-        assert found.dtype == bool and found.tolist() == [True, False]
+        booleans = arrays.as_bools(mask)
+        assert booleans.dtype == bool and booleans.tolist() == [True, False]
     for zeros in ([0, 0], np.uint8([0, 0])):  # of integers all may be 0
         assert not arrays.as_bools(zeros).any()
     for wrong in ([2, 0], [-1, 0]):
@@ -236,8 +236,8 @@ def test_masks_are_booleans_or_0_and_1():
     for shape in ((2,), (3, 2), (1, 2, 5), ()):
         is_refused("does not fit tokens of", rc.residual_ratio, X, mask=np.ones(shape, bool))
     for traced in ([True, False], [1, 0]):
-        found = jax.eval_shape(arrays.as_bools, jnp.asarray(traced))
-        assert found.dtype == bool
+        booleans = jax.eval_shape(arrays.as_bools, jnp.asarray(traced))
+        assert booleans.dtype == bool
 
 
 def test_the_bound_of_the_stable_rank_takes_twenty_steps():
@@ -253,34 +253,34 @@ def test_the_bound_of_the_stable_rank_takes_twenty_steps():
 
 
 def test_documents_are_the_tokens_of_a_number_that_exist_in_order_of_their_first():
-    found = documents.split_documents(
+    parts = documents.split_documents(
         [1, 0, 1, 0, 7, 9], np.array([1, 1, 1, 0, 1, 0], bool), (2, 6)
     )
-    assert found.row.tolist() == [[0]] * 3 + [[1]] * 3
-    assert found.place.tolist() == [[0, 2], [1, 0], [4, 0]] * 2
-    assert found.exists.tolist() == [[True, True], [True, False], [True, False]] * 2
+    assert parts.row.tolist() == [[0]] * 3 + [[1]] * 3
+    assert parts.place.tolist() == [[0, 2], [1, 0], [4, 0]] * 2
+    assert parts.exists.tolist() == [[True, True], [True, False], [True, False]] * 2
     single = documents.split_documents(np.array([[True, False]]), None, (1, 2))
     assert single.place.tolist() == [[0, 0], [1, 0]] and single.exists[:, 0].all()
     assert not single.exists[:, 1].any()  # one token has no pair: two places at least
     x = np.arange(12.0).reshape(2, 6, 1)
-    tokens = found.split_tokens(x)[..., 0]
-    assert tokens[found.exists].tolist() == [0, 2, 1, 4, 6, 8, 7, 10]
-    heads = found.split_heads(np.stack([x, -x], axis=1))
+    tokens = parts.split_tokens(x)[..., 0]
+    assert tokens[parts.exists].tolist() == [0, 2, 1, 4, 6, 8, 7, 10]
+    heads = parts.split_heads(np.stack([x, -x], axis=1))
     assert heads.shape == (6, 2, 2, 1)
     np.testing.assert_array_equal(heads[:, 1, :, 0], -tokens)
     p = RNG.random((2, 3, 6, 6))
-    weights = found.split_weights(p)
+    weights = parts.split_weights(p)
     np.testing.assert_array_equal(weights[0], p[0][:, [0, 2]][:, :, [0, 2]])
     np.testing.assert_array_equal(weights[4, :, 0, 0], p[1, :, 1, 1])
     assert (weights[4, :, :, 1] == 0).all()
-    layers = found.split_weights(np.stack([p, 2 * p]))
+    layers = parts.split_weights(np.stack([p, 2 * p]))
     np.testing.assert_array_equal(layers, np.stack([weights, 2 * weights]))
 
 
 def test_documents_of_one_token_have_no_ratio():
-    found = rc.profile(X, segments=np.arange(5), measures=("residual_ratio", "spike_norm"))
-    assert found["residual_ratio"].shape == (2, 5) and np.isnan(found["residual_ratio"]).all()
-    np.testing.assert_allclose(found["spike_norm"], 1)
+    profile = rc.profile(X, segments=np.arange(5), measures=("residual_ratio", "spike_norm"))
+    assert profile["residual_ratio"].shape == (2, 5) and np.isnan(profile["residual_ratio"]).all()
+    np.testing.assert_allclose(profile["spike_norm"], 1)
 
 
 def split_traced(mask):
@@ -295,13 +295,13 @@ def test_attention_of_one_packed_example_is_that_of_its_documents():
     shorter = np.where(last, 0, p)
     shorter /= shorter.sum(axis=-1, keepdims=True)
     for weights, mask, end in ((p, None, 5), (shorter, ~last, 4)):
-        found = rc.profile(weights, segments=[4, 4, 0, 0, 0], measures=names, mask=mask)
+        profile = rc.profile(weights, segments=[4, 4, 0, 0, 0], measures=names, mask=mask)
         for column, places in enumerate((slice(0, 2), slice(2, end))):
             block = weights[:, :, places, places]
             entropy = -(block * np.log(block)).sum(axis=-1).mean(axis=(1, 2))
-            np.testing.assert_allclose(found["attention_entropy"][:, column], entropy)
+            np.testing.assert_allclose(profile["attention_entropy"][:, column], entropy)
             first = block[..., 0].mean(axis=(1, 2))
-            np.testing.assert_allclose(found["first_column"][:, column], first)
+            np.testing.assert_allclose(profile["first_column"][:, column], first)
 
 
 test_what_is_no_segment_is_refused = refused(

@@ -44,20 +44,20 @@ def test_spikes_are_left_out_of_tokens_of_examples_and_of_the_batch(choice, thre
     """Spikes are those of the raw tokens; attention is measured of all tokens that exist."""
     options, change = CHOICES[choice]
     options = options | ({} if threshold == 5 else {"threshold": threshold})
-    found = rc.monitor(X, P, mask=MASK, exclude="spikes", **options)
+    statistics = rc.monitor(X, P, mask=MASK, exclude="spikes", **options)
     kept = KEPT[threshold]
     examples = [change(x)[rows] for x, rows in zip(X, kept, strict=True)]
     for name in TOKENS:
         least = 2 if name in ("residual_ratio", "token_cosine") else 1
         values = [rc.MEASURES[name](x) for x in examples if len(x) >= least]
-        np.testing.assert_allclose(found[name], np.mean(values), err_msg=name)
+        np.testing.assert_allclose(statistics[name], np.mean(values), err_msg=name)
     pooled = np.stack([x.mean(axis=0) for x in examples])
-    np.testing.assert_allclose(found["batch_residual_ratio"], rc.residual_ratio(pooled))
-    np.testing.assert_allclose(found["batch_effective_rank"], rc.effective_rank(pooled))
-    assert float(found["left_out"]) == (MASK & ~kept).sum()
+    np.testing.assert_allclose(statistics["batch_residual_ratio"], rc.residual_ratio(pooled))
+    np.testing.assert_allclose(statistics["batch_effective_rank"], rc.effective_rank(pooled))
+    assert float(statistics["left_out"]) == (MASK & ~kept).sum()
     whole = rc.monitor(X, P, mask=MASK)
     for name in (*ATTENTION, "attention_entropy_least", "attention_entropy_largest"):
-        assert found[name] == whole[name]
+        assert statistics[name] == whole[name]
     assert "left_out" not in whole
     layers = rc.profile(X[None], mask=MASK, batch_axis=1, exclude="spikes", **options)
     np.testing.assert_array_equal(layers.left_out[0], (MASK & ~kept).sum(axis=-1))
@@ -70,30 +70,30 @@ def test_spikes_are_left_out_of_tokens_of_examples_and_of_the_batch(choice, thre
 def test_an_example_of_which_one_token_is_left_has_no_ratio_to_count():
     x = np.array([[[1.0, 2], [2, 1], [1, 1]], [[1, 0], [9, 9], [0, 0]]])
     mask = np.array([[1, 1, 1], [1, 1, 0]], bool)
-    found = rc.monitor(x, mask=mask, exclude="spikes", threshold=1.6)
-    assert float(found["left_out"]) == 1 and found["spiked"] == rc.monitor(x[0])["spiked"]
+    statistics = rc.monitor(x, mask=mask, exclude="spikes", threshold=1.6)
+    assert float(statistics["left_out"]) == 1 and statistics["spiked"] == rc.monitor(x[0])["spiked"]
     for name in ("residual_ratio", "token_cosine"):
-        np.testing.assert_allclose(found[name], rc.MEASURES[name](x[0]))
-    np.testing.assert_allclose(found["stable_rank_bound"], (1 + rc.stable_rank(x[0])) / 2)
+        np.testing.assert_allclose(statistics[name], rc.MEASURES[name](x[0]))
+    np.testing.assert_allclose(statistics["stable_rank_bound"], (1 + rc.stable_rank(x[0])) / 2)
 
 
 def test_documents_are_read_and_left_out_as_examples_are():
     segments = np.array([[0, 0, 0, 1, 1, 1], [3, 3, 3, 3, 2, 2], [1] * 6])
     options = {"segments": segments, "exclude": "spikes", "threshold": 3.0}
-    found = rc.monitor(X, mask=MASK, tokens="read", norm=double, **options)
+    statistics = rc.monitor(X, mask=MASK, tokens="read", norm=double, **options)
     # of two tokens none is 3 medians long
     documents = [X[0, :2], X[0, 3:5], X[1, [0, 2, 3]], X[1, 4:], X[2, 2:3]]
-    assert float(found["left_out"]) == 2
+    assert float(statistics["left_out"]) == 2
     cosines = [rc.token_cosine(double(d)) for d in documents if len(d) > 1]
-    np.testing.assert_allclose(found["token_cosine"], np.mean(cosines))
+    np.testing.assert_allclose(statistics["token_cosine"], np.mean(cosines))
     layers = rc.profile(X[None], mask=MASK, batch_axis=1, tokens="read", norm=double, **options)
     ratios = [rc.residual_ratio(double(d)) if len(d) > 1 else np.nan for d in documents]
     np.testing.assert_allclose(layers["residual_ratio"][0], ratios)
 
 
 def test_spiked_is_a_share_of_the_examples_of_two_tokens_or_more():
-    found = rc.monitor(X, mask=MASK)["spiked"]
-    assert float(found) == 0.5 and float(rc.monitor(X[:1])["spiked"]) == 1
+    statistics = rc.monitor(X, mask=MASK)["spiked"]
+    assert float(statistics) == 0.5 and float(rc.monitor(X[:1])["spiked"]) == 1
     assert "batch_residual_ratio" not in rc.monitor(X[0])
     assert "batch_residual_ratio" in rc.monitor(X[:2])
 
@@ -115,28 +115,28 @@ def test_a_head_is_a_sink_above_03_of_the_first_key_that_exists():
 def test_entropies_of_the_extreme_heads_are_of_means_over_examples():
     p = np.stack([np.stack([np.eye(N), np.full((N, N), 1 / N)])] * 2)
     p[1] = p[1, ::-1]
-    found = rc.monitor(X[:2], p)
-    np.testing.assert_allclose(found["attention_entropy_least"], np.log(N) / 2)
-    np.testing.assert_allclose(found["attention_entropy_largest"], np.log(N) / 2)
+    statistics = rc.monitor(X[:2], p)
+    np.testing.assert_allclose(statistics["attention_entropy_least"], np.log(N) / 2)
+    np.testing.assert_allclose(statistics["attention_entropy_largest"], np.log(N) / 2)
     masked = rc.monitor(X[:2], p, mask=np.array([[1] * N, [0] * N]))
     np.testing.assert_allclose(masked["attention_entropy_least"], 0, atol=1e-12)
     np.testing.assert_allclose(masked["attention_entropy_largest"], np.log(N))
 
 
 def test_weights_of_whole_numbers_are_weights():
-    found = rc.monitor(X[0], np.eye(N, dtype=int)[None].tolist())
-    assert float(found["attention_entropy"]) == 0 and float(found["largest_weight"]) == 1
+    statistics = rc.monitor(X[0], np.eye(N, dtype=int)[None].tolist())
+    assert float(statistics["attention_entropy"]) == 0 and float(statistics["largest_weight"]) == 1
 
 
 def test_leading_axes_and_documents_are_examples():
     x, p = X.reshape(1, B, N, D), P.reshape(1, B, H, N, N)
     near(rc.monitor(x, p, mask=MASK[None]), rc.monitor(X, P, mask=MASK), rtol=1e-12)
     segments = np.array([[[0, 0, 0, 1, 1, 1], [3, 3, 3, 3, 2, 2], [1] * 6]])
-    found = rc.monitor(x, segments=segments)
-    near(found, rc.monitor(X, segments=segments[0]), rtol=1e-12)
+    statistics = rc.monitor(x, segments=segments)
+    near(statistics, rc.monitor(X, segments=segments[0]), rtol=1e-12)
     documents = [X[0, :3], X[0, 3:], X[1, :4], X[1, 4:], X[2]]
     cosines = [rc.token_cosine(document) for document in documents]
-    np.testing.assert_allclose(found["token_cosine"], np.mean(cosines))
+    np.testing.assert_allclose(statistics["token_cosine"], np.mean(cosines))
     is_refused("is not .*two tokens", rc.monitor, X[0, :1])
     is_refused("has not 6 queries", rc.monitor, X[0], P[0][:, :5])
     is_refused("beside x of", rc.monitor, X, P[:2])
@@ -166,8 +166,8 @@ def test_a_token_as_long_as_the_threshold_says_is_none_to_leave_out():
 
 def test_each_layer_is_read_by_its_own_norm():
     norms = [lambda h, k=k: h + k for k in range(B)]
-    found = rc.profile(X, tokens="read", norm=norms)["residual_ratio"]
-    np.testing.assert_allclose(found, [rc.residual_ratio(x + k) for k, x in enumerate(X)])
+    profile = rc.profile(X, tokens="read", norm=norms)["residual_ratio"]
+    np.testing.assert_allclose(profile, [rc.residual_ratio(x + k) for k, x in enumerate(X)])
     for wrong in (norms[:2], [*norms, norms[0]], [*norms[:2], None], None):
         message = "needs norm=, the norm of all 3 states or one for each"
         is_refused(message, rc.profile, X, tokens="read", norm=wrong)
@@ -177,20 +177,22 @@ def test_what_is_not_finite_in_padding_does_not_count():
     x, keep = X.copy(), np.arange(N) < 4
     x[:, 4:], x[2, 0] = np.nan, np.inf
     for kind in ("raw", "unit"):
-        found = rc.profile(x, mask=keep, measures=("residual_ratio", "spike_norm"), tokens=kind)
+        profile = rc.profile(x, mask=keep, measures=("residual_ratio", "spike_norm"), tokens=kind)
         want = rc.profile(X[:2, :4], measures=("residual_ratio", "spike_norm"), tokens=kind)
         for name in want.measures:
-            np.testing.assert_allclose(found[name][:2], want[name])
-            assert np.isnan(found[name][2])
-        assert found.spiked.tolist() == [*want.spiked.tolist(), False]
-        assert not found.rounding.any()
+            np.testing.assert_allclose(profile[name][:2], want[name])
+            assert np.isnan(profile[name][2])
+        assert profile.spiked.tolist() == [*want.spiked.tolist(), False]
+        assert not profile.rounding.any()
 
 
 def test_one_token_has_no_residual_ratio_and_two_have():
     for count in (1, 2):
         mask = np.arange(N) < count
-        found = rc.profile(X, measures=("residual_ratio", "token_cosine", "stable_rank"), mask=mask)
-        isnan = {name: np.isnan(a).all() for name, a in found.measures.items()}
+        profile = rc.profile(
+            X, measures=("residual_ratio", "token_cosine", "stable_rank"), mask=mask
+        )
+        isnan = {name: np.isnan(a).all() for name, a in profile.measures.items()}
         assert isnan == {
             "residual_ratio": count < 2,
             "token_cosine": count < 2,
@@ -211,10 +213,10 @@ def test_rounding_is_at_the_limit_and_overrules_a_spike():
         "spiked": np.array([True, True, False]),
         "left_out": np.array([1, 0, 0]),
     }
-    found = make_profile(values, limit)
-    assert found.rounding.tolist() == [True, False, False]
-    assert found.spiked.tolist() == [False, True, False]
-    assert list(found.measures) == ["residual_ratio"] and found.left_out.tolist() == [1, 0, 0]
+    profile = make_profile(values, limit)
+    assert profile.rounding.tolist() == [True, False, False]
+    assert profile.spiked.tolist() == [False, True, False]
+    assert list(profile.measures) == ["residual_ratio"] and profile.left_out.tolist() == [1, 0, 0]
     by_layer = make_profile(
         {"residual_ratio": np.full((2, 3), 0.01), "spiked": np.ones((2, 3), bool)},
         np.array([0.1, 0.001]),
@@ -271,10 +273,10 @@ def test_what_has_an_axis_of_heads_is_attention():
         (p, {"batch_axis": 1}, (2, 2)),
         ([*p], {}, (2, 2)),
     ):
-        found = rc.profile(arrays, **options)
-        assert list(found.measures) == ["attention_entropy"]
-        assert found["attention_entropy"].shape == shape
-    np.testing.assert_allclose(found["attention_entropy"], rc.attention_entropy(p).mean(axis=-1))
+        profile = rc.profile(arrays, **options)
+        assert list(profile.measures) == ["attention_entropy"]
+        assert profile["attention_entropy"].shape == shape
+    np.testing.assert_allclose(profile["attention_entropy"], rc.attention_entropy(p).mean(axis=-1))
     states = RNG.normal(size=(2, 3, 4, 4))  # [l, b, n, d] of as many tokens as features
     for arrays, options in ((states, {"batch_axis": 1}), ([*states], {}), (states[0], {})):
         assert list(rc.profile(arrays, **options).measures) == ["residual_ratio"]
@@ -283,19 +285,19 @@ def test_what_has_an_axis_of_heads_is_attention():
 
 
 def test_a_profile_is_read_by_names_and_as_a_tuple():
-    found = rc.profile(X, exclude="spikes", measures=["residual_ratio", "residual_spike"])
-    measures, rounding, spiked, left_out = found
-    assert found[0] is found.measures is measures and found[3] is left_out is found.left_out
-    assert found["residual_spike"] is measures["residual_spike"]
-    assert found[1:3] == (rounding, spiked)
-    assert list(found.columns()[1]) == [*measures, "rounding", "spiked", "left_out"]
+    profile = rc.profile(X, exclude="spikes", measures=["residual_ratio", "residual_spike"])
+    measures, rounding, spiked, left_out = profile
+    assert profile[0] is profile.measures is measures and profile[3] is left_out is profile.left_out
+    assert profile["residual_spike"] is measures["residual_spike"]
+    assert profile[1:3] == (rounding, spiked)
+    assert list(profile.columns()[1]) == [*measures, "rounding", "spiked", "left_out"]
 
 
 def test_layers_are_a_list_of_one_shape_of_any_framework():
     x = X.astype(np.float32)
     for layers in (lambda h: [x[0], h], lambda h: (h, x[0])):
-        found = jax.eval_shape(lambda h, layers=layers: rc.profile(layers(h)), x[1])
-        assert found["residual_ratio"].shape == (2,)
+        profile = jax.eval_shape(lambda h, layers=layers: rc.profile(layers(h)), x[1])
+        assert profile["residual_ratio"].shape == (2,)
         values = rc.profile(layers(jnp.asarray(x[1])))["residual_ratio"]
         near(sorted(values), sorted(rc.residual_ratio(x[:2])), rtol=1e-6)
     is_refused("or there are none", rc.profile, [])
@@ -308,13 +310,13 @@ def test_attention_is_measured_of_masks_of_queries_and_of_keys():
     queries = np.array([1, 1, 0, 1, 1, 1], bool)
     p = RNG.dirichlet(np.ones(N), (2, H, N)) * exists
     p /= p.sum(axis=-1, keepdims=True)
-    found = rc.profile(p, measures=names, mask=queries, key_mask=exists)
+    profile = rc.profile(p, measures=names, mask=queries, key_mask=exists)
     first = p[:, :, queries][..., 2].mean(axis=-1)
-    np.testing.assert_allclose(found["first_column"], first.mean(axis=-1))
-    np.testing.assert_allclose(found["sink_rate"], (first > 0.3).mean(axis=-1))
+    np.testing.assert_allclose(profile["first_column"], first.mean(axis=-1))
+    np.testing.assert_allclose(profile["sink_rate"], (first > 0.3).mean(axis=-1))
     rows = p[:, :, queries][..., 2:]
     entropy = -(rows * np.log(rows)).sum(axis=-1).mean(axis=(1, 2))
-    np.testing.assert_allclose(found["attention_entropy"], entropy)
+    np.testing.assert_allclose(profile["attention_entropy"], entropy)
     is_refused(
         "segments= goes not with key_mask=", rc.profile, p, segments=[0] * N, key_mask=exists
     )
