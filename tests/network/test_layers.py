@@ -276,6 +276,14 @@ def test_words_of_a_part_do_not_depend_on_how_many_parts_there_are():
         dropout.dropout_words(jnp.ones(3, jnp.uint32))
 
 
+def test_either_word_of_a_key_decides():
+    """Of 2,000 entries two keys that differ in one word drop half alike, to 5 deviations."""
+    words = np.array([[1, 2], [1, 3], [2, 2]], np.uint32)
+    kept = [np.asarray(dropout.dropout(key, jnp.ones(2000), 0.5)) != 0 for key in words]
+    for first, second in itertools.combinations(kept, 2):
+        assert abs(np.mean(first == second) - 0.5) < 5 * 0.5 / np.sqrt(2000)
+
+
 @pytest.mark.full
 def test_branches_are_independent_of_each_other_and_of_their_trunk():
     trunk = dropout.dropout_words(jax.random.key(3))
