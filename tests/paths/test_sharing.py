@@ -165,3 +165,8 @@ def test_of_equal_logits_the_first_word_counts_and_a_target_has_to_be_read():
     np.testing.assert_allclose(partial.loss, [[total - 2, total]], rtol=1e-6)
     loss, same = next_token.measure_agreement(partial, jnp.array([True, False]))
     np.testing.assert_allclose([loss, same], [[total - 2], [1]], rtol=1e-6)
+    low = add(
+        next_token.empty_next_token(1, 2), jnp.array([[-500.0], [-400.0]]), 0, parts, sums, targets
+    )
+    np.testing.assert_array_equal(low.token, [[1, 1]])
+    np.testing.assert_array_equal(low.loss[0, 0], 0)
