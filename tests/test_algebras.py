@@ -301,7 +301,7 @@ QUICK = {
     "balls": ("decoder", "encoder", "sandwich", "both norms", "norms of branches"),
     "bounds": ("both norms", "skips of MLPs alone"),
     "tangent": ("decoder", "encoder", "sandwich", "both norms"),
-    "cubic law": ("encoder", "skips of MLPs alone"),
+    "cubic law": ("skips of MLPs alone",),
     "expectation": ("decoder", "cross-attention"),
 }
 

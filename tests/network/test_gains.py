@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import mp_oracle
 import numpy as np
 import pytest
-from marks import full_but
 from refusals import is_refused, refused
 
 import rank_collapse as rc
@@ -24,8 +23,9 @@ def make_network(**fields):
     return config, draws.parameters(config), draws.tokens(N, D)
 
 
-@pytest.mark.parametrize("placement", full_but(["post", "pre"], "post"))
-@pytest.mark.parametrize("kind", full_but(["number", "layers", "features", "kinds"], "kinds"))
+@pytest.mark.full
+@pytest.mark.parametrize("placement", ["post", "pre"])
+@pytest.mark.parametrize("kind", ["number", "layers", "features", "kinds"])
 def test_gains_are_as_written_out(x64, placement, kind):
     values = {"number": 0.7, "layers": ALPHA, "features": FEATURES}
     value = values.get(kind, rc.Gains(attention=FEATURES, mlp=ALPHA))

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import full_if
 from path_examples import DEPTH, HEADS, D, N, config_of, example, relative
 from path_oracle import Oracle
 from refusals import each_is_refused, refused
@@ -250,6 +249,7 @@ def test_gains_of_heads_leave_paths_from_the_memory_alone(x64):
     assert np.abs(plain.by_length[1] - plain.from_memory[1]).max() > 0.1
 
 
+@pytest.mark.full
 def test_gradient_equals_finite_differences(x64):
     """Through attention, norms and gates too: what is frozen is a function of the parameters."""
     config = SMALL.replace(final_norm=True)
@@ -314,7 +314,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", full_if(CASES, "parallel experts", "post"))
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES)
 def test_all_lengths_are_the_whole_network(case, x64):
     config = config_of(**CASES[case])
     params, x, _ = example(config)

@@ -120,7 +120,8 @@ def test_shared_beginnings_are_visited_once():
     assert sorted(np.asarray(order)) == list(range(40))
 
 
-@pytest.mark.parametrize("name", full_but(NETWORKS, "post-norm with MLP"))
+@pytest.mark.full
+@pytest.mark.parametrize("name", NETWORKS)
 def test_frozen_paths_sum_to_the_exact_contributions(name, x64):
     config, params, x = network(**NETWORKS[name])
     assert x.dtype == jnp.float64

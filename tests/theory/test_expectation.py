@@ -248,6 +248,7 @@ def measure_and_predict(name):
     return jax.device_get(jax.jit(lambda d: jax.lax.map(compare, d))(inputs))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_collapse_and_output_change_of_networks(name):
     """Means over 8 seeds. The limit leaves out L n/d = 1 times the fluctuations of 1/√(n d), and

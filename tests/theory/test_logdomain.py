@@ -278,8 +278,6 @@ def test_zero_residual_and_depth_beyond_float_range_give_minus_infinity():
 
 KEEP = np.array([0, 1, 1, 0, 1, 0], bool)
 COVERED = [c for c in CASES if c != "embedding" and not LogScaled.covers.refusal(config_of(c))]
-# The other cases are in MP_CASES.
-USUAL = ("pre-LN, skips",)
 
 
 def compile_ordinary_profile(config, **inputs):
@@ -296,8 +294,9 @@ def compile_ordinary_profile(config, **inputs):
     return jax.jit(profile, compiler_options=QUICK)
 
 
-@pytest.mark.parametrize("single", full_but([False, True], False))
-@pytest.mark.parametrize("case", full_but(COVERED, *USUAL))
+@pytest.mark.full
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("case", COVERED)
 def test_equals_the_ordinary_pass_where_float64_still_sees_it(case, single):
     """Float32 at the usual scale; float64 also where attention is saturated (larger weights)."""
     params, x, config, inputs = small_network(case)
@@ -314,6 +313,7 @@ def test_equals_the_ordinary_pass_where_float64_still_sees_it(case, single):
                 return
 
 
+@pytest.mark.full
 def test_norms_of_branches_mixed_weights_and_a_gated_mlp():
     fields = {"norm_placement": "sandwich", "norm": "layer", "mlp": "geglu_tanh", "d_ff": 12}
     fields["mixing"] = rc.network.Mixing(0.3, 0.9, -0.5)  # rows that do not sum to 1
