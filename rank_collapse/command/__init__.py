@@ -3,10 +3,11 @@
     rank-collapse check FOLDER ...            one page about checkpoints
     rank-collapse depth FOLDER                how much of its depth a language model uses
     rank-collapse watch FILE_OR_FOLDER        a training run while it runs
+    rank-collapse agree A B                   at which layer two runs of one model part
 
 `python -m rank_collapse` is the same; without one of these names it is `check`. Exit codes: 0 done,
-2 a mistake in one line, 3 a threshold of `watch` was passed, 130 an interrupt, 141 where nobody
-reads what is printed any more.
+1 two runs differ, 2 a mistake in one line, 3 a threshold of `watch` was passed, 130 an interrupt,
+141 where nobody reads what is printed any more.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from rank_collapse.printed import format_one_line
 from rank_collapse.runs import files
 
 # Modules, imported when they are asked for.
-COMMANDS = ("check", "depth", "watch")
+COMMANDS = ("check", "depth", "watch", "agree")
 
 
 def run() -> NoReturn:
