@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from rank_collapse.agree.differences import Difference
 
 _CLEAR = 0.9  # share of a difference that an explanation accounts for
-COHERENT = 0.7  # the same of one factor: rounding of two independent branches has less
+_COHERENT = 0.5  # the same of a small factor
 
 
 def name_kind(difference: Difference, mask: Bool[np.ndarray, "b n"]) -> str | None:
@@ -96,7 +96,9 @@ def _test_dropout(difference, mask):
 
 def _test_scale(difference, mask):
     """The second branch is the first times one number."""
-    if difference.coherence > COHERENT:
+    # A branch that has nothing to do with the other has the factor 0, which explains .71 of δ.
+    is_small = abs(difference.scale) < 0.3 and difference.coherence > _COHERENT
+    if is_small or difference.coherence > _CLEAR:
         factor = 1 + difference.scale
         if factor < 0:
             yield f"the output is multiplied by {factor:.4g}: a sign"
