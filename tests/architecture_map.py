@@ -14,7 +14,7 @@ PACKAGES = ("rank_collapse", "experiments")
 LEVELS = (
     ("printed", "struct", "extras"),  # what everything is made of
     ("measures", "text", "runs"),
-    ("network", "report"),
+    ("network", "agree", "report"),
     ("theory", "paths", "flax_adapters", "watch", "jax_watch", "torch"),
     ("training", "pretrained"),
     ("command",),

@@ -5,10 +5,13 @@ import importlib
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
-from rank_collapse.agree.recording import write_recording
+from rank_collapse import pretrained
+from rank_collapse.agree.recording import collect_trace, write_recording
 from rank_collapse.command import inputs
+from rank_collapse.network.transformer import apply
 from rank_collapse.struct import refuse_if
 
 
@@ -68,7 +71,7 @@ def _record_torch(folder, path, tokens, dtype, attention):
             f"{folder} is run by transformers, and {error.name} is not installed: pip install "
             "torch transformers, or --with=jax"
         ) from None
-    from rank_collapse.torch.record import record
+    from rank_collapse.torch.recording import record
 
     options = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
     names = transformers.AutoConfig.from_pretrained(folder).architectures or [""]
@@ -85,16 +88,10 @@ def _record_torch(folder, path, tokens, dtype, attention):
 
 def _record_jax(folder, path, tokens):
     """Run a checkpoint by `rc.apply`."""
-    import jax
-
-    import rank_collapse as rc
-    from rank_collapse.agree.recording import collect_trace
-
-    config, params = rc.pretrained.load(folder)[:2]
+    config, params = pretrained.load(folder)[:2]
 
     def run_example(ids, mask):
-        trace = rc.apply(params, ids, config, mask=mask)
-        return collect_trace(trace)
+        return collect_trace(apply(params, ids, config, mask=mask))
 
     # In a trace the layers come first, in a recording the layers and then the examples.
     arrays = jax.jit(jax.vmap(run_example, out_axes=1))(tokens.ids, tokens.mask)
