@@ -8,6 +8,7 @@ import numpy as np
 
 from rank_collapse.agree.alignment import align_tokens
 from rank_collapse.agree.differences import (
+    MEDIAN,
     Difference,
     Rounding,
     compare_layer,
@@ -16,7 +17,7 @@ from rank_collapse.agree.differences import (
 )
 from rank_collapse.agree.kinds import name_embedding, name_kind
 from rank_collapse.agree.recording import ROUNDING, Recording, open_recording
-from rank_collapse.agree.verdict import MEDIAN, Fault, Row, find_faults, is_judged, summarize
+from rank_collapse.agree.verdict import Fault, Row, find_faults, is_judged, summarize
 
 # What products round to although their results are float32, by name.
 _PRODUCTS = {"float16 or TF32": 2.0**-11, "bfloat16": 2.0**-8}

@@ -26,6 +26,7 @@ from rank_collapse.agree.recording import ROUNDING, Layer, Recording
 
 Part = Literal["attention", "mlp", "layer"]
 SPIKE = 5.0  # times the median norm: tokens that are reported apart
+MEDIAN = 2.6  # times what rounding explains: more in the median token is no rounding
 _LEAST = 0.1  # of the median norm: the least by which an error is divided
 _GAIN, _FLOOR, _STREAM = 1.5, {"attention": 2.0, "mlp": 2.0, "layer": 3.0}, 0.4
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jaxtyping import Bool, Float
 
-from rank_collapse.agree.differences import Difference
+from rank_collapse.agree.differences import MEDIAN, Difference
 
 _CLEAR = 0.9  # share of a difference that an explanation accounts for
 _COHERENT = 0.5  # the same of a small factor
@@ -145,11 +145,15 @@ def _test_bias(difference, mask):
 
 def _test_tokens(difference, mask):
     """Some tokens differ and others do not."""
-    if difference.part == "mlp":
-        return
-    limit = 2.6
     excess = np.where(mask, difference.excess, np.nan)
-    differs = excess > limit
+    differs = excess > MEDIAN
+    if difference.part == "mlp":
+        if 0 < differs[mask].mean() < 0.2:
+            yield (
+                "few tokens differ, by much: if the layer has experts, others were chosen, as "
+                "rounding does where two are nearly equal"
+            )
+        return
     agrees = mask & ~differs
     if not differs.any():
         return

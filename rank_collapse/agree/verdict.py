@@ -16,12 +16,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from rank_collapse.agree.differences import (
-    Difference,
-    Rounding,
-)
+from rank_collapse.agree.differences import MEDIAN, Difference, Rounding
 
-MEDIAN, MOST, WORST = 2.6, 6.0, 12.0
+MOST, WORST = 6.0, 12.0
 FEW = 0.02  # of the tokens: those near to becoming a spike amplify rounding a hundredfold
 JUDGED = 0.3  # the largest median error that comes in
 _OUTLIER, _LEAST_SPREAD = 5.0, 0.11  # standard deviations; of the logarithm of the excess

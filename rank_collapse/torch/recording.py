@@ -10,12 +10,13 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from rank_collapse.agree.recording import write_tensors
+from rank_collapse.agree.recording import BRANCHES, write_tensors
 from rank_collapse.struct import refuse, refuse_if
 
 # Names of the modules whose output a layer adds to the stream, in the order in which they are
@@ -57,30 +58,30 @@ def record(
         ValueError: No layers, or what they take and return is no stream.
     """
     blocks = find_layers(model, layers)
-    tape = _Tape(len(blocks))
-    handles = [model.register_forward_pre_hook(tape.read_inputs, with_kwargs=True)]
-    handles.append(model.register_forward_hook(tape.read_output))
-    for index, block in enumerate(blocks):
-        handles.append(
-            block.register_forward_pre_hook(tape.make_state_hook(index), with_kwargs=True)
-        )
-        handles.append(block.register_forward_hook(tape.make_end_hook(index)))
+    tape = _Tape(names={module: name for name, module in model.named_modules()})
+    handles = [
+        model.register_forward_pre_hook(tape.begin_call, with_kwargs=True),
+        model.register_forward_hook(tape.keep_logits),
+    ]
+    for block in dict.fromkeys(blocks):
+        handles.append(block.register_forward_pre_hook(tape.begin_layer, with_kwargs=True))
         for name, patterns in (("attention_branch", attention), ("mlp_branch", mlp)):
             part = find_part(block, [patterns] if isinstance(patterns, str) else patterns)
             if part is not None:
-                handles.append(part.register_forward_hook(tape.make_branch_hook(name, index)))
+                handles.append(part.register_forward_hook(partial(tape.keep_branch, name)))
+        handles.append(block.register_forward_hook(tape.end_layer))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-    names = {module: name for name, module in model.named_modules()}
+    arrays = tape.join()
     metadata = {
         "torch": torch.__version__,
         "model": type(model).__name__,
-        "layers": ",".join(names.get(block, "") for block in blocks),
+        "layers": ",".join(tape.layer_names),
     }
-    write_tensors(path, tape.join(), metadata)
+    write_tensors(path, arrays, metadata)
 
 
 def find_layers(
@@ -154,102 +155,132 @@ def _first_tensor(values: Any, name: str) -> torch.Tensor:
     raise ValueError(f"{name} has no tensor of floats")
 
 
-class _Tape:
-    """What the calls of a model showed, a list of tensors [b, n, …] for each name and layer."""
+class _LayerCall:
+    """What one call of a layer showed."""
 
-    def __init__(self, depth: int):
-        self.depth = depth
-        self.states: list[list[torch.Tensor]] = [[] for _ in range(depth + 1)]
-        self.branches: dict[str, list[list[torch.Tensor]]] = {}
+    def __init__(self, name: str, before: torch.Tensor):
+        self.name, self.before = name, before
+        self.after: torch.Tensor | None = None
+        self.branches: dict[str, torch.Tensor] = {}
+
+
+class _Tape:
+    """What the calls of a model showed: the calls of its layers, in their order.
+
+    A layer that is called several times in a call of the model, as ALBERT's, is as many layers.
+
+    Args:
+        names: Of modules.
+    """
+
+    def __init__(self, names: Mapping[nn.Module, str]):
+        self.names = names
+        self.calls: list[list[_LayerCall]] = []
         self.token_ids: list[torch.Tensor] = []
         self.masks: list[torch.Tensor] = []
         self.logits: list[torch.Tensor] = []
 
-    def read_inputs(self, module, arguments, keywords):
-        """Keeps token ids and the mask of a call."""
-        tensors = [*arguments, *keywords.values()]
-        ids = [t for t in tensors if isinstance(t, torch.Tensor) and t.ndim == 2]
-        whole = [t for t in ids if not t.is_floating_point() and t.dtype != torch.bool]
-        ids_by_name = keywords.get("input_ids")
-        if isinstance(ids_by_name, torch.Tensor) or whole:
-            self.token_ids.append(_keep(ids_by_name if ids_by_name is not None else whole[0]))
+    @property
+    def layer_names(self) -> list[str]:
+        """Returns the names of the layers in the order of their calls."""
+        return [layer.name for layer in self.calls[0]]
+
+    def begin_call(self, module, arguments, keywords):
+        """Keeps token ids and the mask of a call of the model."""
+        self.calls.append([])
+        tensors = [t for t in (*arguments, *keywords.values()) if isinstance(t, torch.Tensor)]
+        whole = [
+            t
+            for t in (keywords.get("input_ids"), *tensors)
+            if isinstance(t, torch.Tensor)
+            and not t.is_floating_point()
+            and t.dtype != torch.bool
+            and t.ndim in (1, 2)
+        ]
+        if whole:
+            self.token_ids.append(_keep(whole[0]))
         mask = next(
             (keywords[k] for k in ("attention_mask", "mask") if keywords.get(k) is not None), None
         )
         if isinstance(mask, torch.Tensor) and mask.ndim == 2:
             self.masks.append(_keep(mask))
 
-    def read_output(self, module, arguments, output):
+    def keep_logits(self, module, arguments, output):
         """Keeps the logits of a call, if its output names them."""
         logits = getattr(output, "logits", None)
         if isinstance(logits, torch.Tensor) and logits.ndim == 3:
             self.logits.append(_keep(logits))
 
-    def make_state_hook(self, index):
-        """Return a hook that keeps the stream before a layer."""
+    def begin_layer(self, module, arguments, keywords):
+        """Keeps the stream before a layer."""
+        if not self.calls:
+            self.calls.append([])  # a part of the model is called, not the model
+        name = self.names[module]
+        state = _first_tensor([*arguments, *keywords.values()], f"the input of layer {name}")
+        self.calls[-1].append(_LayerCall(name, _keep(state)))
 
-        def keep_state(module, arguments, keywords):
-            if index == 0:
-                state = _first_tensor([*arguments, *keywords.values()], "the first layer's input")
-                self.states[0].append(_keep(state))
+    def end_layer(self, module, arguments, output):
+        """Keeps the stream after a layer."""
+        name = self.names[module]
+        self.calls[-1][-1].after = _keep(_first_tensor(output, f"the output of layer {name}"))
 
-        return keep_state
-
-    def make_end_hook(self, index):
-        """Return a hook that keeps the stream after a layer."""
-
-        def keep_state(module, arguments, output):
-            self.states[index + 1].append(_keep(_first_tensor(output, f"layer {index}'s output")))
-
-        return keep_state
-
-    def make_branch_hook(self, name, index):
-        """Return a hook that keeps a branch."""
-        branches = self.branches.setdefault(name, [[] for _ in range(self.depth)])
-
-        def keep_branch(module, arguments, output):
-            branches[index].append(_keep(_first_tensor(output, f"layer {index}'s {name}")))
-
-        return keep_branch
+    def keep_branch(self, branch, module, arguments, output):
+        """Keeps a branch of the layer that is computed."""
+        if self.calls and self.calls[-1]:
+            state = self.calls[-1][-1].before
+            tensor = _first_tensor(output, f"the output of {self.names[module]}")
+            if tensor.numel() == state.numel():  # OPT computes its MLP of [b · n, d]
+                self.calls[-1][-1].branches[branch] = _keep(tensor).reshape(state.shape)
 
     def join(self) -> dict[str, torch.Tensor]:
-        """Join the calls along the tokens.
+        """Join the calls of the model along the tokens.
 
         Raises:
-            ValueError: No call, or a layer was not called, or not with a stream.
+            ValueError: No call, or its layers have no common stream.
         """
-        refuse_if(not self.states[0], "the model was not called inside record(…)")
-        for index, states in enumerate(self.states):
+        self.calls = [layers for layers in self.calls if layers]
+        refuse_if(not self.calls, "the model was not called inside record(…), or no layer of it")
+        for layers in self.calls:
             refuse_if(
-                len(states) != len(self.states[0]),
-                f"layer {index - 1} was called {len(states)} times, layer 0 "
-                f"{len(self.states[0])} times: layers= takes the layers of the stream",
+                [layer.name for layer in layers] != self.layer_names,
+                f"one call of the model has the layers {', '.join(self.layer_names)}, another "
+                f"{', '.join(layer.name for layer in layers)}",
             )
-        shape = self.states[0][0].shape
-        refuse_if(
-            len(shape) not in (2, 3),
-            f"the first layer's input has shape {list(shape)}, not [examples, tokens, width]",
-        )
-        residual = [torch.cat(states, dim=-2) for states in self.states]
-        for index, state in enumerate(residual):
-            refuse_if(
-                state.shape != residual[0].shape,
-                f"the stream has shape {list(residual[0].shape)} before layer 0 and "
-                f"{list(state.shape)} after layer {index - 1}",
-            )
+            self._check_stream(layers)
+        states = [[layers[0].before, *(layer.after for layer in layers)] for layers in self.calls]
+        residual = [torch.cat(parts, dim=-2) for parts in zip(*states, strict=True)]
         arrays = {"residual": torch.stack(residual)}
-        for name, branches in self.branches.items():
-            joined = [torch.cat(calls, dim=-2) for calls in branches if calls]
-            if len(joined) == self.depth and all(b.shape == residual[0].shape for b in joined):
-                arrays[name] = torch.stack(joined)
+        for name in BRANCHES:
+            if all(name in layer.branches for layers in self.calls for layer in layers):
+                by_call = [[layer.branches[name] for layer in layers] for layers in self.calls]
+                parts = zip(*by_call, strict=True)
+                arrays[name] = torch.stack([torch.cat(part, dim=-2) for part in parts])
         tokens = residual[0].shape[:-1]
-        for name, calls in (("token_ids", self.token_ids), ("logits", self.logits)):
-            values = torch.cat(calls, dim=1) if calls else None
-            if values is not None and values.shape[: len(tokens)] == tokens:
-                arrays[name] = values
-        if self.masks and self.masks[-1].shape == tokens:  # of a cache the last call has all
+        for name, values in (("token_ids", self.token_ids), ("logits", self.logits)):
+            axis = -1 if name == "token_ids" else -2
+            joined = torch.cat(values, dim=axis) if values else None
+            if joined is not None and joined.shape[: len(tokens)] == tokens:
+                arrays[name] = joined
+        if self.masks and self.masks[-1].shape == tokens:  # with a cache the last call has all
             arrays["mask"] = self.masks[-1].to(torch.uint8)
         return arrays
+
+    def _check_stream(self, layers):
+        """Raises a ValueError where the layers of a call have no common stream."""
+        shape = layers[0].before.shape
+        refuse_if(
+            len(shape) not in (2, 3),
+            f"the input of layer {layers[0].name} has shape {list(shape)}, not [examples, "
+            "tokens, width]",
+        )
+        for layer in layers:
+            refuse_if(layer.after is None, f"layer {layer.name} did not return")
+            for text, state in (("before", layer.before), ("after", layer.after)):
+                refuse_if(
+                    state.shape != shape,
+                    f"the stream has shape {list(shape)} before layer {layers[0].name} and "
+                    f"{list(state.shape)} {text} layer {layer.name}",
+                )
 
 
 def _keep(tensor):
