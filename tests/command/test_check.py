@@ -275,10 +275,10 @@ def test_files_of_images_that_are_none_are_refused(kind, tmp_path, capsys):
         ([str(GOLDEN), "--ids=5,100000"], "token id 100000 of text 0"),
         ([str(GOLDEN), "--ids=5"], "text 0 has fewer than 2 tokens"),
         ([str(GOLDEN), "--ids=5,6", "--text=x"], "--ids excludes --text"),
-        (["bert-base-cased", "--text", "no.txt"], "no.txt"),
-        (["bert-base-cased", "--num_texts", "-1"], "--num_texts -1"),
-        (["bert-base-cased", "--out", "no/folder/page.html"], "no/folder/page.html"),
-        (["bert-base-cased", "--out", "."], "--out ."),
+        (["random:bert-base-cased", "--text", "no.txt"], "no.txt"),
+        (["random:bert-base-cased", "--num_texts", "-1"], "--num_texts -1"),
+        (["random:bert-base-cased", "--out", "no/folder/page.html"], "no/folder/page.html"),
+        (["random:bert-base-cased", "--out", "."], "--out ."),
     ],
 )
 def test_what_cannot_be_read_is_one_line_and_exit_code_2(arguments, message, capsys):
@@ -298,7 +298,7 @@ def test_an_interrupt_is_one_line(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(inputs, "open_source", interrupt)
-    assert main(["bert-base-cased"]) == 130
+    assert main(["random:bert-base-cased"]) == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
 
 
