@@ -39,6 +39,7 @@ OF_STATES = (
     "spike_norm",
     "spike_share",
     "residual_spike",
+    "bulk_ratio",
 )
 LAST = f"residual ratio after the last layer, {WHOLE}"
 FINAL = "residual ratio after the final norm"
@@ -210,23 +211,41 @@ class Checked(NamedTuple):
                 )
         return rows
 
+    def describe_bulk(self, ablation: str, layer: int) -> str:
+        """Returns the ratio without a few tokens where these decide that of all; else "".
+
+        Args:
+            ablation: As of `CheckpointReport.collapsed_at`.
+            layer: Index of a state.
+        """
+        ratios = self.report.states[ablation]["residual_ratio"][:, layer]
+        decisive = self.report.decisive_ratios(ablation)[:, layer]
+        count = int((decisive != ratios).sum())
+        if not count:
+            return ""
+        texts = "" if count == len(ratios) else f" in {count} of {len(ratios)} texts"
+        return f" ({decisive.mean():.3g} without the few tokens that decide it{texts})"
+
     def write_verdict(self) -> str:
         """Returns the measurements in one sentence, by the thresholds of `MEASURES`."""
         report, depth = self.report, self.opened.source.config.depth
         last, alone_ratio = self.format_ratio(WHOLE, -1), self.format_ratio(ALONE, -1)
         tokens = f"tokens stay apart: residual ratio {last} after {depth} layers"
+        tokens += self.describe_bulk("Transformer", -1)
         layer = report.collapsed_at()
         if layer is not None:
+            bulk = self.describe_bulk("Transformer", layer)
             tokens = (
-                f"tokens collapse: residual ratio below {COLLAPSED:g} at layer {layer}, "
-                f"{last} after {depth}"
+                f"{'nearly all ' if bulk else ''}tokens collapse: residual ratio below "
+                f"{COLLAPSED:g} at layer {layer}{bulk}, {last} after {depth}"
             )
         attention = f"attention alone (without skips and MLPs) stays at {alone_ratio}"
+        attention += self.describe_bulk("SAN", -1)
         layer = report.collapsed_at("SAN")
         if layer is not None:
             attention = (
                 f"attention alone (without skips and MLPs) falls below {COLLAPSED:g} at layer "
-                f"{layer} ({alone_ratio} at the end)"
+                f"{layer}{self.describe_bulk('SAN', layer)} ({alone_ratio} at the end)"
             )
         parts = [tokens, attention]
         share = self.networks[WHOLE]["spike_share"].mean(axis=0)
