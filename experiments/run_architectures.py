@@ -105,6 +105,7 @@ def make_rows(results: Results, models: Sequence[Model]) -> Iterator[dict[str, A
                         "layer": layer,
                         "mean": float(column.mean()),
                         "std": float(column.std()),
+                        "rounding": float((column <= ROUNDING).mean()),
                         "examples": len(flat),
                     }
 
