@@ -18,7 +18,7 @@ from rank_collapse.command.progress import StepReporter, report_layers
 from rank_collapse.measures.profiles import Profile, rounding_limit
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.pretrained.path_lengths import BY_NORM, mean_lengths, tabulate_lengths
-from rank_collapse.printed import escape_cell, print_lines
+from rank_collapse.printed import escape_cell, escape_text, print_lines
 from rank_collapse.runs import files
 from rank_collapse.runs.drawn import check_drawing
 from rank_collapse.struct import refuse_if
@@ -269,7 +269,7 @@ def describe_measurement(
         inputs: On which.
         command: Words of the command line.
     """
-    line = shlex.join(["python", "-m", "rank_collapse", *command])
+    line = escape_text(shlex.join(["python", "-m", "rank_collapse", *command]))
     return {
         "source": checkpoint.name,
         "weights": checkpoint.weights,
