@@ -130,7 +130,7 @@ def test_commands_print_through_one_function():
 
 
 def test_files_are_written_and_opened_in_one_place():
-    """Names of files in a folder of the user may be links or pipes: see runs/files.py, regular.py."""
+    """Names in a folder of the user may be links or pipes: see runs/files.py and regular.py."""
     names = ("open", "write_text", "write_bytes", "read_bytes", "os.open", "np.save", "savefig")
     places = {"rank_collapse/runs/files.py", "rank_collapse/regular.py"}
     wrong = [
