@@ -32,6 +32,7 @@ from experiments import verdicts
 from experiments.lab import devices, labelled, pool
 from experiments.lab.flags import Flags, command_line, make_config, read_flags, run_path
 from experiments.lab.folder import RunFolder, read_summary
+from rank_collapse.printed import print_lines
 from rank_collapse.report import figures as drawing
 from rank_collapse.runs.files import damaged_file_error
 
@@ -153,6 +154,7 @@ def run_folder(options: Flags, extra: Mapping[str, Any] | None = None) -> RunFol
         read_only=options.reading,
     )
     if options.begin_with:
+        folder.add_environments(options.begun_in)
         folder.save_arrays(options.begin_with)
     return folder
 
@@ -252,12 +254,11 @@ class Run:
             selection={name: self.options[name].value for name in self.options.selecting} or None,
         )
         for row in published.comparisons:
-            print(verdicts.comparison_line(row))
+            print_lines(verdicts.comparison_line(row))
         for answer in verdicts.answer_statements(verdicts.STATEMENTS, published.claims):
-            print(verdicts.answer_lines(answer))
-        for line in self.failures:
-            print(line, file=sys.stderr)
-        print(f"written to {self.folder.path}")
+            print_lines(*verdicts.answer_lines(answer).split("\n"))
+        print_lines(*self.failures, file=sys.stderr)
+        print_lines(f"written to {self.folder.path}")
         return published
 
 

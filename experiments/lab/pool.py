@@ -16,6 +16,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
@@ -27,10 +28,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.lab import devices, progress
+from experiments.lab import devices, progress, provenance
 from experiments.lab.flags import Flags, parse_flags
 from experiments.lab.folder import RunFolder
-from rank_collapse.runs.files import RunError, load_arrays
+from rank_collapse.printed import print_lines
+from rank_collapse.runs.files import RunError, load_arrays, make_subfolder, read_object
 
 
 @contextlib.contextmanager
@@ -139,6 +141,9 @@ def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder
         run: Gets the arrays.
     """
     in_worker = multiprocessing.parent_process() is not None
+    if "scheduler" in options and options.scheduler is not None and not options.axes:
+        text = f"--scheduler={options.scheduler} is not used: a single point is measured here"
+        print_lines(text, file=sys.stderr)
     missing = {point.number for point in points if not run.part(point.prefix.rstrip("/"))}
     if not (options.axes and "jobs" in options and missing and run.writable) or run.summary:
         return
@@ -161,9 +166,11 @@ def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder
         most = len(missing) if options.scheduler else jobs  # a scheduler takes all, and cancels
         try:
             for number, future in iterate_ended(pool, work, most, {}):
-                run.keep_arrays(future.result())
+                arrays, environments = future.result()
+                run.add_environments(environments)
+                run.keep_arrays(arrays)
                 for path in folders[number].glob("metrics/*"):  # written while a group was trained
-                    (run.path / "metrics").mkdir(exist_ok=True)
+                    make_subfolder(run.path / "metrics")
                     os.replace(path, run.path / "metrics" / path.name)
                 bar.advance()
         finally:
@@ -185,7 +192,7 @@ def module_name(experiment: Any) -> str:
 
 def measure_points(
     module: str, arguments: Sequence[str], folder: Path, num_devices: int, number: int
-) -> dict[str, np.ndarray]:
+) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
     """Measures one group of points in a worker.
 
     Args:
@@ -196,7 +203,8 @@ def measure_points(
         number: Of the group; if a point cannot be measured the parent says so.
 
     Returns:
-        Arrays by the names of the full run's.
+        Arrays by the names of the full run's, and the environments in which they were made: a
+        worker of a cluster may be another machine, with another commit.
     """
     experiment = importlib.import_module(module)
     options = parse_flags(copy.deepcopy(experiment.FLAGS), arguments)
@@ -211,4 +219,6 @@ def measure_points(
         stack.enter_context(contextlib.suppress(ValueError))
         experiment.main(options)
     saved = folder / "arrays.npz"
-    return load_arrays(saved) if saved.exists() else {}
+    if not saved.exists():
+        return {}, []
+    return load_arrays(saved), provenance.list_environments(read_object(folder / "config.json"))

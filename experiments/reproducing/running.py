@@ -13,7 +13,7 @@ from typing import NamedTuple
 from absl import flags
 
 from experiments import verdicts
-from experiments.lab import cli, count_cores, has_accelerator, pool, progress
+from experiments.lab import cli, count_cores, has_accelerator, pool, progress, provenance
 from experiments.reproducing.sections import (
     RunRecord,
     answer_sections,
@@ -195,12 +195,13 @@ def describe_machine(parent: Path) -> str:
     """Says when and on which machine the newest run was made; "" where there is none."""
     paths = sorted(parent.rglob("config.json"), key=lambda path: path.stat().st_mtime)
     try:
-        environment = files.read_object(paths[-1])["environment"]
+        saved = files.read_object(paths[-1])
+        environment = saved["environment"]
         versions = ", ".join(f"{n} {version}" for n, version in environment["versions"].items())
         return (
             f"Made {environment['started']} on {environment['device']} "
             f"({environment['num_devices']} devices), Python {environment['python']}, {versions}, "
-            f"git {environment['git'] or 'none'}."
+            f"git {provenance.list_commits(saved) or 'none'}."
         )
     except (runs.RunError, IndexError, KeyError, TypeError, AttributeError):
         return ""

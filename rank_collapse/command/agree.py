@@ -31,6 +31,7 @@ import numpy as np
 from rank_collapse import __version__, report
 from rank_collapse.agree.comparison import Agreement, compare_files
 from rank_collapse.agree.recording import SUFFIXES
+from rank_collapse.printed import print_lines
 from rank_collapse.report.agreement import agreement_figure
 from rank_collapse.runs import files
 from rank_collapse.runs.drawn import check_drawing, draw_files
@@ -125,10 +126,8 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     }
     for path, content in contents.items():
         files.write_atomically(path, content)
-    print(agreement.sentence)
-    for text in describe(agreement):
-        print(text)
-    print(f"written to {', '.join(map(str, contents))}")
+    written = f"written to {', '.join(map(str, contents))}"
+    print_lines(agreement.sentence, *describe(agreement), written)
     return agreement.exit_code
 
 
@@ -214,7 +213,7 @@ def _record_folders(flags, sources, scratch):
             paths.append(source)
             continue
         chosen = {name: values[index] for name, values in options.items()}
-        print(f"{source}: {', '.join(chosen.values())}", file=sys.stderr, flush=True)
+        print_lines(f"{source}: {', '.join(chosen.values())}", file=sys.stderr)
         paths.append(scratch / f"{'ab'[index]}.safetensors")
         recorded.record_folder(source, paths[-1], tokens, **chosen)
     return paths
