@@ -1,5 +1,8 @@
 """Progress of a long computation, and where it ends if a signal asks: at the next step.
 
+A computation is never silent for longer than `SILENCE`: where it has no step to report, a thread
+says what it does and for how long. Compiling is named, and does not enter the remaining time.
+
 A first SIGINT, SIGTERM or SIGHUP waits until then, so that finished work is saved; a second ends
 the process at once.
 """
@@ -18,6 +21,8 @@ from typing import Any
 from tqdm import tqdm
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SILENCE = 10.0  # most seconds between two plain lines
+REDRAWN = 1.0  # seconds between two drawings of a bar in a terminal
 _signals_received: list[int] = []  # by this process, which has one set of handlers
 _signal_read = threading.Event()
 
@@ -81,21 +86,71 @@ def _read_signals(reader):
     os.close(reader)
 
 
+def print_line(line: str, log: Callable[[str], None]) -> None:
+    """Prints a line on stderr, and logs it."""
+    print(line, file=sys.stderr, flush=True)
+    log(line)
+
+
+@contextlib.contextmanager
+def repeat_until_done(report: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Calls a function of no arguments at regular intervals meanwhile, from a thread.
+
+    Args:
+        report: The function; it returns at once.
+        seconds: Between two calls, and before the first.
+    """
+    done = threading.Event()
+
+    def repeat():
+        while not done.wait(seconds):
+            with contextlib.suppress(OSError, ValueError):  # of a terminal that is gone
+                report()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def report_activity(
+    activity: str, log: Callable[[str], None] = lambda line: None
+) -> Iterator[None]:
+    """Says what goes on, and for how long, where it takes longer than `SILENCE`.
+
+    Args:
+        activity: Such as "drawing figures".
+        log: Called with each line.
+    """
+    start = time.monotonic()
+
+    def report():
+        print_line(f"{activity}, {tqdm.format_interval(time.monotonic() - start)}", log)
+
+    with repeat_until_done(report, SILENCE):
+        yield
+
+
 class _Lines(io.TextIOBase):
     """A stream that prints and logs each drawing of a bar as a line."""
 
     def __init__(self, log: Callable[[str], None]):
         self._log = log
+        self.last = time.monotonic()
 
     def write(self, text: str) -> int:
         if line := text.strip():
-            print(line, file=sys.stderr)
-            self._log(line)
+            print_line(line, self._log)
+            self.last = time.monotonic()
         return len(text)
 
 
 class Progress(tqdm):
-    """A bar in a terminal; otherwise plain lines, which are logged too.
+    """A bar in a terminal; otherwise plain lines, which are logged too. A context manager.
 
     Args:
         total: Steps in all; 0 shows nothing.
@@ -113,13 +168,35 @@ class Progress(tqdm):
         interval: float = 5.0,
     ):
         options: dict[str, Any] = {}
-        if not sys.stderr.isatty():
-            options = {"file": _Lines(log), "mininterval": interval, "delay": 1e-6}
+        self._lines = None if sys.stderr.isatty() else _Lines(log)
+        if self._lines is not None:
+            options = {"file": self._lines, "mininterval": interval, "delay": 1e-6}
             options["bar_format"] = (
                 "{desc}: {n_fmt}/{total_fmt}{postfix}, {elapsed}, {remaining} left"
             )
-        super().__init__(total=total, desc=label, disable=total == 0, **options)
-        self.label, self.log = label, log
+        # Without smoothing the remaining time follows from all steps since the clock was started.
+        super().__init__(total=total, desc=label, disable=total == 0, smoothing=0, **options)
+        self.label, self.log, self._activity = label, log, ""
+        self._begun = time.monotonic()  # the activity, or counting
+        self._reports = contextlib.ExitStack()
+        if not self.disable:
+            seconds = REDRAWN if self._lines is None else SILENCE / 4
+            self._reports.enter_context(repeat_until_done(self._report, seconds))
+
+    def close(self) -> None:
+        """Draws the bar for the last time."""
+        if hasattr(self, "_reports"):  # not so where `tqdm` itself was refused
+            self._reports.close()
+        super().close()
+
+    def _report(self) -> None:
+        """Redraws the bar; prints a line where there was none for nearly `SILENCE`."""
+        if self._lines is None:
+            self.refresh()
+        elif time.monotonic() - self._lines.last > SILENCE * 0.7:
+            elapsed = self.format_interval(time.monotonic() - self._begun)
+            doing = self._activity or f"{self.n}/{self.total}"
+            self._lines.write(f"{self.label}: {doing}, {elapsed}")
 
     def skip(self, steps: int) -> None:
         """Counts steps of an earlier run, which do not enter the speed."""
@@ -149,12 +226,30 @@ class Progress(tqdm):
         """Writes one line, in the log and above the bar."""
         self.log(f"{self.label}: {message}")
         self.write(f"{self.label}: {message}", file=sys.stderr)
+        if self._lines is not None:
+            self._lines.last = time.monotonic()
 
     @contextlib.contextmanager
     def time_activity(self, activity: str) -> Iterator[None]:
-        """Says how long an activity took that is no step, such as compiling."""
-        start = time.monotonic()
-        yield
+        """Names an activity that is no step, such as compiling, and says how long it took.
+
+        Its time does not enter the speed of the steps.
+
+        Args:
+            activity: What is done meanwhile.
+        """
+        start, outer = time.monotonic(), self._activity
+        self._activity, self._begun = activity, start
         if not self.disable:
-            self.start_t += time.monotonic() - start
-            self.say(f"{activity} took {self.format_interval(time.monotonic() - start)}")
+            self.set_description_str(f"{self.label}: {activity}", refresh=self._lines is None)
+        try:
+            yield
+        finally:
+            self._activity, self._begun = outer, time.monotonic()
+            if not self.disable:
+                self.set_description_str(self.label, refresh=False)
+        if not self.disable:
+            took = time.monotonic() - start
+            if not outer:  # else its time is part of the outer activity's
+                self.start_t += took
+            self.say(f"{activity} took {self.format_interval(took)}")

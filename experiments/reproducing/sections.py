@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +99,6 @@ def make_section(name: str, records: Sequence[RunRecord]) -> verdicts.Section:
             comparisons += [replace(c, quantity=label + c.quantity) for c in published.comparisons]
         except Exception as error:  # one broken experiment must not take the others' report with it
             errors.append(f"{label}{type(error).__name__}: {error}\n{record.output[-2000:]}")
-            print(f"{name} failed: {error}", file=sys.stderr)
     return verdicts.Section(
         name,
         experiment.title,

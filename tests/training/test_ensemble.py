@@ -184,9 +184,11 @@ def make_counting_ensemble():
     """An ensemble whose model is the number of epochs that it was trained."""
     ensemble = make_ensemble(devices=1, watch=lambda count, *_: count)
     ensemble.begin = lambda keys, hyper, _: (Count(jnp.zeros(len(keys))), {})
-    ensemble.chunk = lambda state, data, hyper, first: (
-        Count(jnp.minimum(state.model + 3, 4)),
-        jnp.full((len(state.model), 3), first) + jnp.arange(3)[None],
+    ensemble.chunk = jax.jit(
+        lambda state, data, hyper, first: (
+            Count(jnp.minimum(state.model + 3, 4)),
+            jnp.full((len(state.model), 3), first) + jnp.arange(3)[None],
+        )
     )
     return ensemble
 
