@@ -30,6 +30,7 @@ import jax
 
 from experiments import verdicts
 from experiments.lab import devices, labelled, pool
+from experiments.lab.arrays import dump_descriptions
 from experiments.lab.flags import Flags, command_line, make_config, read_flags, run_path
 from experiments.lab.folder import RunFolder, read_summary
 from experiments.lab.progress import report_activity
@@ -244,11 +245,15 @@ class Run:
             return [{**p.axes, **row} for p in points for row in table(p.results, p.setup)]
 
         makers = [files(point.results, point.setup, point.folder) for point in points]
+        extra = {name: make for maker in makers for name, make in maker.items()}
+        if arrays := self.folder.arrays:
+            describe = partial(dump_descriptions, self.options.experiment, arrays)
+            extra["arrays.json"] = describe
         with report_activity(f"{self.options.experiment}: drawing figures", self.folder.log):
             self.folder.publish(
                 rows=rows,
                 figures=figure_makers(points, figures, rows, self.options.shows),
-                files={name: make for maker in makers for name, make in maker.items()},
+                files=extra,
                 summary=partial(summarise, published),
                 selection={n: self.options[n].value for n in self.options.selecting} or None,
             )

@@ -16,13 +16,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from rank_collapse.printed import format_one_line
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SILENCE = 10.0  # most seconds between two plain lines
 REDRAWN = 1.0  # seconds between two drawings of a bar in a terminal
+TAIL_BYTES = 2000  # of a log
 _signals_received: list[int] = []  # by this process, which has one set of handlers
 _signal_read = threading.Event()
 
@@ -135,6 +139,21 @@ def report_activity(
         yield
 
 
+def read_activity(folder: Path) -> str:
+    """Reads what a run does: the last line of its log, without the time; "starting" without one.
+
+    Args:
+        folder: Of the run.
+    """
+    path = folder / "log.txt"
+    if not path.is_file():
+        return "starting"
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    return format_one_line(lines[-1][20:]) if lines else "starting"
+
+
 class _Lines(io.TextIOBase):
     """A stream that prints and logs each drawing of a bar as a line."""
 
@@ -157,6 +176,7 @@ class Progress(tqdm):
         label: Name of the computation.
         log: Called with each plain line, such as `RunFolder.log`.
         interval: Seconds between plain lines.
+        details: Returns what else is said where there was no line for nearly `SILENCE`.
     """
 
     def __init__(
@@ -166,6 +186,7 @@ class Progress(tqdm):
         *,
         log: Callable[[str], None] = lambda line: None,
         interval: float = 5.0,
+        details: Callable[[], str] = lambda: "",
     ):
         options: dict[str, Any] = {}
         self._lines = None if sys.stderr.isatty() else _Lines(log)
@@ -176,7 +197,7 @@ class Progress(tqdm):
             )
         # Without smoothing the remaining time follows from all steps since the clock was started.
         super().__init__(total=total, desc=label, disable=total == 0, smoothing=0, **options)
-        self.label, self.log, self._activity = label, log, ""
+        self.label, self.log, self._activity, self._details = label, log, "", details
         self._begun = time.monotonic()  # the activity, or counting
         self._reports = contextlib.ExitStack()
         if not self.disable:
@@ -192,11 +213,14 @@ class Progress(tqdm):
     def _report(self) -> None:
         """Redraws the bar; prints a line where there was none for nearly `SILENCE`."""
         if self._lines is None:
+            if details := self._details():
+                self.set_postfix_str(details, refresh=False)
             self.refresh()
         elif time.monotonic() - self._lines.last > SILENCE * 0.7:
             elapsed = self.format_interval(time.monotonic() - self._begun)
             doing = self._activity or f"{self.n}/{self.total}"
-            self._lines.write(f"{self.label}: {doing}, {elapsed}")
+            texts = f"{self.label}: {doing}, {elapsed}", self._details()
+            self._lines.write("; ".join(filter(None, texts)))
 
     def skip(self, steps: int) -> None:
         """Counts steps of an earlier run, which do not enter the speed."""

@@ -28,10 +28,12 @@ from rank_collapse.runs import files
 
 SIGNAL_CODES = 128  # above it an exit code is of a process that a signal ended
 SIZES = {
-    "quick": "Sizes are those of the preset “quick”: small networks and few seeds, for minutes on "
-    "two cores. Results at full size stand with them.",
-    "paper": "Networks are as large as the published ones; tokens, seeds and epochs are fewer "
-    "where they would take more than an hour and a half on two cores.",
+    "quick": "“Here” is this run, of the preset “quick”: small networks and few seeds, for minutes "
+    "on two cores. The pictures are of it. “Reference run” is a run of the preset “paper”, whose "
+    "numbers are on the project’s pages.",
+    "paper": "“Here” is this run, “Reference run” an earlier one of the same sizes, whose numbers "
+    "are on the project’s pages. Networks are as large as the published ones; tokens, seeds and "
+    "epochs are fewer where they would take more than an hour and a half on two cores.",
 }
 
 

@@ -1,5 +1,7 @@
 """Run folders of experiments as sections of a report, and answers to statements."""
 
+import contextlib
+import io
 import json
 import re
 import shlex
@@ -84,7 +86,8 @@ def make_section(name: str, records: Sequence[RunRecord]) -> verdicts.Section:
         try:
             if record.code:
                 raise runs.RunError(f"exit code {record.code}")
-            published = read_run(import_experiment(name), record.folder)
+            with contextlib.redirect_stdout(io.StringIO()):  # its process has printed this already
+                published = read_run(import_experiment(name), record.folder)
             captions = figure_captions(import_experiment(name).FIGURES)
             paths = {path.stem: path for path in (record.folder / "figures").glob("*.png")}
             figures += [

@@ -23,7 +23,6 @@ from rank_collapse.report.page import format_number
 TIMES = Path(__file__).with_name("times.csv")  # CPU seconds of each run of the presets
 USUAL_SECONDS = 30.0  # of a run that the table does not have
 SECONDS_TO_READ = 5.0  # of a run that is complete
-TAIL_BYTES = 2000  # of a log
 LEAST_LEFT = 0.05  # of the time of a run that takes longer than expected
 
 
@@ -89,7 +88,7 @@ class Screen(contextlib.ExitStack):
     def seconds_left(self) -> float:
         """Estimates the seconds until all runs have ended."""
         ended = [(self._seconds[run], self._expected[run]) for run in self._computed]
-        seconds, expected = (USUAL_SECONDS + sum(times) for times in zip(*ended, (0.0, 0.0)))
+        seconds, expected = (USUAL_SECONDS + sum(t[i] for t in ended) for i in (0, 1))
         slowdown, left, longest = seconds / expected, 0.0, 0.0
         for run, expected in self._expected.items():
             if run not in self._seconds:
@@ -126,7 +125,9 @@ class Screen(contextlib.ExitStack):
     def _draw(self):
         """Draws the lines that say what runs; not in a terminal, one where it was silent."""
         with self._lock:
-            running = {run: read_activity(self._folder / run) for run in self._list_running()}
+            running = {
+                run: progress.read_activity(self._folder / run) for run in self._list_running()
+            }
             if self._is_terminal:
                 width = shutil.get_terminal_size().columns - 1
                 lines = [f"  {run:22s} {text}"[:width] for run, text in running.items()]
@@ -140,26 +141,11 @@ class Screen(contextlib.ExitStack):
                 self._last_line = time.monotonic()
 
 
-def read_activity(folder: Path) -> str:
-    """Reads what a run does: the last line of its log, without the time; "starting" without one.
-
-    Args:
-        folder: Of the run.
-    """
-    path = folder / "log.txt"
-    if not path.is_file():
-        return "starting"
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        lines = file.read().decode("utf-8", "replace").splitlines()
-    return format_one_line(lines[-1][20:]) if lines else "starting"
-
-
 def describe_number(section: verdicts.Section) -> str:
     """Writes one number of an experiment, beside a published one where there is one.
 
-    A published number that is not 0 goes before others. Without any comparison it is the first
-    statistic of a statement.
+    A published number goes before words, and these before a number that is to be 0. Without any
+    comparison it is the first statistic of a statement.
 
     Args:
         section: Of the report.
@@ -167,8 +153,9 @@ def describe_number(section: verdicts.Section) -> str:
 
     def rank(comparison):
         published = comparison.published
-        is_number = isinstance(published, int | float)
-        return 2 * (published is not None) + (is_number and published != 0)
+        if published is None or published == 0:
+            return int(published is not None)
+        return 3 if isinstance(published, int | float) else 2
 
     if section.comparisons:
         number = replace(max(section.comparisons, key=rank), note="")

@@ -392,13 +392,10 @@ def test_the_gain_of_mlps_is_swept_in_one_program(tmp_path):
     assert (tmp_path / "figures" / "mlp_gain.png").exists()
 
 
-def test_what_float32_cannot_decide_comes_from_float64():
-    """Seeds without a number are computed again, except those whose states overflow."""
-    config = rc.san(2, 2, 8)
+def decide(config, profile, ratio, gains):
+    """Decides profiles [s, L + 1] of drawn networks; returns them, and the draws of the seeds."""
     seed_draws = [(draws.tokens(4, 8, s), draws.parameters(config, s)) for s in range(3)]
     stacked = jax.tree.map(lambda *a: np.stack(a), *seed_draws)
-    profile = np.array([[1, 2, 3], [1, np.nan, np.nan], [1, np.nan, np.nan]], np.float32)
-    ratio = np.array([[1, 1, 1], [1, 1, 1], [1, np.inf, np.nan]])
 
     class Measured:
         def __call__(self, chunk):
@@ -409,13 +406,37 @@ def test_what_float32_cannot_decide_comes_from_float64():
 
     progress = SimpleNamespace(time_activity=lambda activity: nullcontext())
     program = measure.DecidedProgram(Measured(), {"san": config}, "none", progress)
-    chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.ones(3)))
-    profiles = program(chunk)["log10_residual"]["san"]
-    x, params = jax.tree.map(lambda a: a[1], stacked)
+    chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.asarray(gains)))
+    return program(chunk)["log10_residual"]["san"], seed_draws
+
+
+def test_what_float32_cannot_decide_comes_from_float64():
+    """Seeds without a number are computed again, except those whose states overflow."""
+    config = rc.san(2, 2, 8)
+    profile = np.array([[1, 2, 3], [1, np.nan, np.nan], [1, np.nan, np.nan]], np.float32)
+    ratio = np.array([[1, 1, 1], [1, 1, 1], [1, np.inf, np.nan]])
+    profiles, seed_draws = decide(config, profile, ratio, np.ones(3))
+    x, params = seed_draws[1]
     expected = rc.log_residual_profile(params, x, config, replicas=0)
     np.testing.assert_allclose(profiles[1], expected, atol=1e-4)
     np.testing.assert_array_equal(profiles[[0, 2]], profile[[0, 2]])
     assert np.isnan(profile[1, 1])  # what was given stays as it was
+
+
+def test_float64_has_the_gain_of_each_seed_and_infinities_are_not_decided():
+    """Seeds of a sweep differ in the gain of their skips: each residual is of its own network."""
+    config, gains = rc.san_skip(2, 2, 8), (0.25, 0.5, 1.0)
+    profile = np.array([[1, 2, 3], [1, np.nan, np.nan], [1, np.inf, np.inf]], np.float32)
+    profiles, seed_draws = decide(config, profile, np.ones((3, 3)), gains)
+    for seed in (1, 2):
+        x, params = seed_draws[seed]
+        expected, other = (
+            rc.log_residual_profile(params, x, config.replace(skip_gain=gain), replicas=0)
+            for gain in (gains[seed], gains[seed - 1])
+        )
+        assert abs(expected[-1] - other[-1]) > 0.05  # another gain is another number
+        np.testing.assert_allclose(profiles[seed], expected, atol=1e-4)
+    np.testing.assert_array_equal(profiles[0], profile[0])
 
 
 @pytest.mark.full

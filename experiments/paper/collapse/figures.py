@@ -200,7 +200,7 @@ def bounds_and_constant_figure(results: xr.Dataset, setup: Any) -> figures.Figur
     bounds_ax.set(ylabel="powers of ten above what is bounded")
     bounds_ax.set_title(title, fontsize=8 if name else None)
     constant_ax.set(
-        ylabel=r"$\Lambda_l = \log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$", title="3^l law"
+        ylabel=r"$\Lambda_l = \log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$", title=r"$3^l$ law"
     )
     figures.finish_axes([bounds_ax, constant_ax], "layer")
     return fig
