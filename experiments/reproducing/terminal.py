@@ -23,7 +23,7 @@ from rank_collapse.report.page import format_number
 TIMES = Path(__file__).with_name("times.csv")  # CPU seconds of each run of the presets
 USUAL_SECONDS = 30.0  # of a run that the table does not have
 SECONDS_TO_READ = 5.0  # of a run that is complete
-LEAST_LEFT = 0.05  # of the time of a run that takes longer than expected
+LEAST_LEFT = 0.2  # of the time that a run has taken which takes longer than expected
 
 
 def read_times(preset: str) -> dict[str, float]:
@@ -95,7 +95,8 @@ class Screen(contextlib.ExitStack):
                 seconds = expected * slowdown
                 begun = self._begun.get(run)
                 if begun is not None:
-                    seconds = max(seconds - time.monotonic() + begun, LEAST_LEFT * seconds)
+                    elapsed = time.monotonic() - begun
+                    seconds = max(seconds - elapsed, LEAST_LEFT * elapsed)
                 left, longest = left + seconds, max(longest, seconds)
         return max(left / self._jobs, longest)
 
