@@ -18,6 +18,7 @@ it trains only those that its folder lacks, and shows the requested ones.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,7 +43,7 @@ from experiments.train.designs import Cell, gradient_norms
 from experiments.verdicts import Comparison, Row, make_row, seed_rows
 from experiments.verdicts.intervals import wilson_interval
 from rank_collapse.report import figures
-from rank_collapse.report.wording import words
+from rank_collapse.report.wording import power_of_ten, words
 
 SOURCE = "Liu et al. 2020, table 1: WMT'14 English-German, encoder and decoder, with warm-up"
 
@@ -166,7 +167,8 @@ def make_finding(cells: ByCell, setup: Any) -> Finding | None:
         if (cell.depth, cell.warmup) == (deepest, shortest) and cell.design in NAMED:
             remaining = float(np.median(seed_columns(results)["residual_ratio_after"]))
             failed = f"{int(results['failed'].sum())} of {len(results['failed'])} seeds"
-            outcome = f"learns nothing in {failed}, with a residual ratio of {remaining:.1g}"
+            ratio = power_of_ten(math.log10(remaining)) if remaining else "0"
+            outcome = f"learns nothing in {failed}, with a residual ratio of {ratio}"
             texts.append(f"{words(cell.design)} {outcome}")
     if not texts:
         return None

@@ -72,7 +72,7 @@ class Executor(contextlib.ExitStack):
             total = len(options.group) * (options.num_seeds if total is None else total)
             if options.experiment.replace("_", " ") != label:
                 label = f"{options.experiment}, {label}"
-        is_shown = label and run.writable and not run.summary  # else there is nothing to compute
+        is_shown = label and run.writable  # a run that is only read has nothing to compute
         bar = Progress(total if is_shown else 0, label, log=run.log)
         self.progress = self.enter_context(bar)
 

@@ -86,7 +86,8 @@ def make_section(name: str, records: Sequence[RunRecord]) -> verdicts.Section:
         try:
             if record.code:
                 raise runs.RunError(f"exit code {record.code}")
-            with contextlib.redirect_stdout(io.StringIO()):  # its process has printed this already
+            # What it prints its process has printed already.
+            with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
                 published = read_run(import_experiment(name), record.folder)
             captions = figure_captions(import_experiment(name).FIGURES)
             paths = {path.stem: path for path in (record.folder / "figures").glob("*.png")}
