@@ -70,7 +70,10 @@ class Executor(contextlib.ExitStack):
         self.run, self._options, self.mesh = run.at(""), options, devices.device_mesh(options)
         if label:
             total = len(options.group) * (options.num_seeds if total is None else total)
-        bar = Progress(total if label else 0, label, log=run.log)
+            if options.experiment.replace("_", " ") != label:
+                label = f"{options.experiment}, {label}"
+        is_shown = label and run.writable  # a run that is only read has nothing to compute
+        bar = Progress(total if is_shown else 0, label, log=run.log)
         self.progress = self.enter_context(bar)
 
     def measure(

@@ -12,6 +12,7 @@ process.
 import contextlib
 import copy
 import importlib
+import io
 import logging
 import multiprocessing
 import os
@@ -154,18 +155,24 @@ def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder
         return
     num_devices = options.num_devices or max(1, devices.count_cores() // jobs)
     module = module_name(options.experiment)
+    folders = {number: run.path.resolve() / "points" / str(number) for number in missing}
+    running: dict[futures.Future, int] = {}
+
+    def describe_workers():
+        numbers = sorted(running.copy().values())
+        return "; ".join(f"{n}: {progress.read_activity(folders[n])}" for n in numbers)
+
     with (
-        progress.Progress(len(missing), "points", log=run.log) as bar,
+        progress.Progress(len(missing), "points", log=run.log, details=describe_workers) as bar,
         start_workers(min(jobs, len(missing)), options.scheduler) as pool,
     ):
-        folders = {number: run.path.resolve() / "points" / str(number) for number in missing}
         work = {
             number: (measure_points, module, options.typed, folders[number], num_devices, number)
             for number in sorted(missing)
         }
         most = len(missing) if options.scheduler else jobs  # a scheduler takes all, and cancels
         try:
-            for number, future in iterate_ended(pool, work, most, {}):
+            for number, future in iterate_ended(pool, work, most, running):
                 arrays, environments = future.result()
                 run.add_environments(environments)
                 run.keep_arrays(arrays)
@@ -215,6 +222,8 @@ def measure_points(
         if threading.current_thread() is threading.main_thread():  # not so of a Dask worker
             devices.start_devices(options.num_devices)
             stack.enter_context(progress.handle_signals())
+            # Its log says what it does; lines of several workers would be mixed.
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         stack.enter_context(jax.default_matmul_precision("highest"))
         stack.enter_context(contextlib.suppress(ValueError))
         experiment.main(options)
