@@ -63,6 +63,11 @@ def repeat_step(step: Callable[[Array], Array], v: Array, times: int, x: Array) 
     return jax.lax.scan(lambda v, _: (step(v), None), v, None, length=times)[0]
 
 
+def map_numbers(function: Callable[[Array], Any], count: int) -> Any:
+    """Call a function of 0 to count − 1, one after the other, and stack what it gives."""
+    return jax.lax.map(function, jnp.arange(count))
+
+
 def _loop_on_cpu(plain: Callable) -> Callable:
     """Return `plain` of [..., n, d], one matrix at a time on a CPU, with the same derivatives.
 

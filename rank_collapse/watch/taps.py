@@ -74,19 +74,16 @@ def measure_taps(function: Callable[..., Any], measure: Measure, *args: Any) -> 
     def list_arrays(*args):
         leaves, structure = jax.tree.flatten(function(*args))
         is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
-        box[:] = [
-            structure,
-            is_array,
-            [None if a else x for x, a in zip(leaves, is_array, strict=True)],
-        ]
+        others = [None if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
+        box[:] = structure, is_array, others
         return [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
 
     closed = jax.make_jaxpr(list_arrays)(*args)
     arrays, scalars = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), measure)
-    structure, is_array, leaves = box
+    structure, is_array, others = box
     remaining = iter(arrays)
     leaves = [
-        next(remaining) if array else leaf for leaf, array in zip(leaves, is_array, strict=True)
+        next(remaining) if array else leaf for leaf, array in zip(others, is_array, strict=True)
     ]
     return jax.tree.unflatten(structure, leaves), scalars
 

@@ -306,7 +306,7 @@ def test_attention_of_one_packed_example_is_that_of_its_documents():
 
 test_what_is_no_segment_is_refused = refused(
     [
-        (lambda: split_traced(np.ones(5, bool)), "segments and their mask are not traced"),
+        (lambda: split_traced(np.ones(5, bool)), "say num_segments="),
         (lambda: rc.profile(X, segments=["a"] * 5), "not an array of numbers"),
         (lambda: documents.split_documents([0.0, 1], None, (1, 2)), "dtype float64 and shape"),
         (
