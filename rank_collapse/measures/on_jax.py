@@ -59,7 +59,7 @@ def repeat_step(step: Callable[[Array], Array], v: Array, times: int, x: Array) 
         times: How often.
         x: v varies over devices as x does, inside `shard_map`.
     """
-    v = v + 0 * (x == 0)
+    v = v + 0 * (x == 0).astype(v.dtype)
     return jax.lax.scan(lambda v, _: (step(v), None), v, None, length=times)[0]
 
 
