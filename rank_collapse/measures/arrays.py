@@ -153,7 +153,7 @@ def _is_framework_of(x):
 
 def _stack_arrays(x, is_array):
     """Stack nested lists of arrays of one framework, and numbers or NumPy's arrays beside them."""
-    if not isinstance(x, list | tuple):
+    if not any(map(is_array, iterate_leaves(x))) or is_array(x):
         return as_array(x)
     elements = [_stack_arrays(element, is_array) for element in x]
     first = next(element for element in elements if is_array(element))

@@ -96,11 +96,11 @@ def duplicates(x: Any, *, mask: Any = None, tolerance: float | None = None) -> l
         tolerance: Largest |x_i − x_j| / |x_i| of equal tokens; 8 roundings of the dtype by default.
 
     Returns:
-        Groups of two or more indices, each group and the list in rising order.
+        Groups of two or more indices, each group and the list in rising order; tokens that are not
+        finite are in none.
 
     Raises:
-        ValueError: An array of other axes or that is not finite, a mask that does not fit, or a
-            tolerance below 0.
+        ValueError: An array of other axes, a mask that does not fit, or a tolerance below 0.
     """
     x = np.asarray(on_host(as_floats(x)))
     x = x[0] if x.ndim == 3 and len(x) == 1 else x
@@ -109,13 +109,12 @@ def duplicates(x: Any, *, mask: Any = None, tolerance: float | None = None) -> l
     tolerance = 8 * float(np.finfo(x.dtype).eps) if tolerance is None else tolerance
     check_numbers("[0, inf]", tolerance=tolerance)
     remaining = np.flatnonzero(_check_mask(mask, len(x)))
-    _refuse_infinite(x[remaining])
     groups = []
     while len(remaining):
         token = x[remaining[0]]
-        with np.errstate(over="ignore"):  # tokens that far apart are not equal
+        with np.errstate(over="ignore", invalid="ignore"):  # such tokens are equal to none
             distances = _compute_lengths(x[remaining] - token)
-        is_equal = distances <= tolerance * _compute_lengths(token)
+            is_equal = distances <= tolerance * _compute_lengths(token)
         is_equal[0] = True
         if is_equal.sum() > 1:
             groups.append(remaining[is_equal].tolist())
@@ -132,7 +131,7 @@ def _compute_lengths(x):
 
 def _refuse_infinite(x):
     num_bad = x.size - int(np.isfinite(x).sum())
-    refuse_if(num_bad > 0, f"{num_bad} values of tokens are not finite: exclude these with mask=")
+    refuse_if(num_bad > 0, f"{num_bad} values of states are not finite: exclude these with mask=")
 
 
 def _check_mask(mask, num_tokens):
