@@ -173,7 +173,7 @@ def _fit_slope(name, over, sizes, logs):
     means = logs.mean(axis=1)
     ratio = float(np.exp(means.max() - means.min()))
     slope = float(by_seed.mean())
-    is_fixed = len(by_seed) > 1 and np.ptp(by_seed) == 0
+    is_fixed = len(by_seed) > 1 and np.ptp(by_seed) < 1e-12  # but for the fit's rounding
     interval = (slope, slope) if is_fixed else mean_interval(by_seed)
     return Slope(name, over, slope, *interval, ratio, "")
 
