@@ -203,9 +203,11 @@ def concatenate_layers(layers: list[Scalars]) -> Scalars:
     for name, example in examples.items():
         pieces = []
         for scalars in (s for s in layers if s):
-            size = len(next(iter(scalars.values())))
-            missing = jnp.full((size, *example.shape[1:]), jnp.nan, example.dtype)
-            pieces.append(scalars.get(name, missing))
+            if name in scalars:
+                pieces.append(scalars[name])
+            else:
+                size = len(next(iter(scalars.values())))
+                pieces.append(jnp.full((size, *example.shape[1:]), jnp.nan, example.dtype))
         dtype = jnp.result_type(*(a.dtype for a in pieces))
         columns[name] = jnp.concatenate([a.astype(dtype) for a in pieces])
     return columns
