@@ -30,7 +30,7 @@ from rank_collapse import runs
 
 EXPERIMENTS = list_experiments()  # in the order of the report
 
-FLAGS = cli.make_flags("reproduce")
+FLAGS = cli.make_flags("reproduce", counts="")
 FLAGS.define("enum", "preset", "quick", "Sizes of the experiments.", PRESETS)
 FLAGS.define(
     "boolean",
@@ -46,6 +46,14 @@ FLAGS.define(
     "Experiments that run side by side (0: two on two cores or more without "
     "an accelerator, else one).",
     lower_bound=0,
+)
+FLAGS.define(
+    "enum",
+    "until",
+    None,
+    "decided: add seeds, or texts, until the statements are decided, at most those that "
+    "experiments/verdicts/statements.toml has as budgets.",
+    ["decided"],
 )
 FLAGS.define("string", "docs", "docs", "Folder of the pages.")
 FLAGS.define(
@@ -80,7 +88,7 @@ def main(options: flags.FlagValues) -> int:
 
     print(f"report, written anew whenever an experiment ends: {path}", flush=True)
     sections = run_experiments(chosen, options, folder / options.preset, show)
-    answers = answer_sections(sections)
+    answers = answer_sections(sections, options.preset)
     for answer in answers:
         print(verdicts.answer_lines(answer))
     failed = [s.name for s in sections if s.error]

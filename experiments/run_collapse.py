@@ -75,6 +75,7 @@ COLUMNS = (
 FLAGS = cli.make_flags(
     "collapse",
     num_seeds=8,
+    can_grow=True,
     shows="ratio,variant=last,layer=last",
     traced=("weight_scale", "skip_gain"),
     execution=("seed_chunk",),

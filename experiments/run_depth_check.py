@@ -64,7 +64,11 @@ PUBLISHED_RATE = 1e-3  # At which we compare with the figure; it is the default
 COLUMNS = (*MEANING, "loss")
 
 FLAGS = cli.make_flags(
-    "depth_check", num_seeds=8, shows="stream,step=last", traced=("rule", "learning_rate")
+    "depth_check",
+    num_seeds=8,
+    can_grow=True,
+    shows="stream,step=last",
+    traced=("rule", "learning_rate"),
 )
 FLAGS.define("enum", "rule", "completep", "Depth parametrisation.", list(RULES))
 vocabulary.define(FLAGS, depth=8, d_model=64, num_tokens=64, batch_size=4, seed_chunk=0)

@@ -36,7 +36,9 @@ from rank_collapse.report import figures
 AXES = ("tied", "gain_power", "depth")
 COLUMNS = ("rms", "token_cosine", "residual_ratio", "fixed_point", "transverse", "path_length")
 
-FLAGS = cli.make_flags("loops", num_seeds=8, shows="token_cosine,loop=last", traced=("gain_power",))
+FLAGS = cli.make_flags(
+    "loops", num_seeds=8, can_grow=True, shows="token_cosine,loop=last", traced=("gain_power",)
+)
 FLAGS.define("boolean", "tied", True, "Whether all layers are one.")
 FLAGS.define("float", "gain_power", 0.5, "The branch is multiplied by depth^-power.")
 vocabulary.define(

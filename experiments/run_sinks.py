@@ -24,14 +24,24 @@ import numpy as np
 import xarray as xr
 
 import rank_collapse as rc
-from experiments.lab import Experiment, Finding, Flags, Shown, cli, labelled, name_figures, open_run
+from experiments.lab import (
+    Experiment,
+    Finding,
+    Flags,
+    Shown,
+    cli,
+    extend_part,
+    labelled,
+    name_figures,
+    open_run,
+)
 from experiments.paper.trained.networks import (
     Network,
     identify_texts,
     load_networks,
     make_untrained,
 )
-from experiments.verdicts import Comparison, Row
+from experiments.verdicts import PROTOCOL, Comparison, Row
 from rank_collapse import pretrained
 from rank_collapse.report import figures
 
@@ -41,15 +51,17 @@ READ = 40  # texts read for each one kept, which has enough tokens
 EXCLUDED = -1e9  # score of a hidden key
 LATE = 0.4  # share of the layers after which statements hide the key
 
-FLAGS = cli.make_flags("sinks", shows="token_cosine,layer=last")
+FLAGS = cli.make_flags("sinks", shows="token_cosine,layer=last", counts="num_texts", can_grow=True)
 FLAGS.define(
     "string", "folder", "trained", "Folder of checkpoint folders, as trained_weights makes it."
 )
 FLAGS.define("list", "networks", [], "Some of its causal networks, by name; default: all.")
 FLAGS.define("boolean", "untrained", False, "A small network at random in their place: for tests.")
 FLAGS.define("string", "text", None, "Text: a .tsv with a header (RTE), or paragraphs.")
-FLAGS.define("boolean", "last_texts", False, "The last texts of the file in place of the first.")
+FLAGS.define("boolean", "last_texts", False, "The last texts of the file, backwards.")
 FLAGS.define("integer", "num_texts", 16, "Texts of each network.", lower_bound=2)
+text = "Texts of enough tokens that are left out before the first."
+FLAGS.define("integer", "skip_texts", 0, text, lower_bound=0)
 text = "Tokens of each text; shorter texts are left out."
 FLAGS.define("integer", "max_tokens", 64, text, lower_bound=6)  # two are measured, one more hidden
 FLAGS.define("integer", "seed", 0, "Of weights at random, and of random keys.", lower_bound=0)
@@ -82,7 +94,7 @@ def open_networks(options: Any) -> list[Network]:
     """
     if options.untrained:
         return [make_untrained("llama", options)]
-    opened = load_networks(options, READ * options.num_texts)
+    opened = load_networks(options, READ * (options.num_texts + options.skip_texts))
     networks = [network for network in opened if network.source.is_causal_lm]
     if not networks:
         raise ValueError(f"--folder={options.folder} has no causal language model")
@@ -90,13 +102,14 @@ def open_networks(options: Any) -> list[Network]:
 
 
 def keep_full_texts(network: Network, options: Any) -> Network:
-    """Keeps the texts of `max_tokens` tokens, at most `num_texts`.
+    """Keeps the texts of `max_tokens` tokens after the skipped ones, at most `num_texts`.
 
     Raises:
         ValueError: Fewer than two.
     """
     is_full = network.inputs["mask"].sum(axis=1) == options.max_tokens
-    ids = network.inputs["x"][is_full, : options.max_tokens][: options.num_texts]
+    ids = network.inputs["x"][is_full, : options.max_tokens][options.skip_texts :]
+    ids = ids[: options.num_texts]
     if len(ids) < 2:
         raise ValueError(f"{network.label}: {len(ids)} texts have {options.max_tokens} tokens")
     return network._replace(inputs={"x": ids, "mask": np.ones(ids.shape, bool)})
@@ -114,7 +127,9 @@ def measure(options: Any, networks: list[Network], run: Any) -> xr.Dataset:
     for network in networks:
         for weights in ("trained", "random"):
             label = f"{network.label}, {weights} weights"
-            arrays = run.cached(label, partial(measure_network, options, network, weights))
+            measure_texts = partial(measure_network, options, network, weights)
+            count = len(network.inputs["x"])
+            arrays = extend_part(run, label, count, measure_texts)
             parts |= {f"{name}/{label}": values for name, values in arrays.items()}
     deepest = max(network.source.config.depth for network in networks) + 1
     parts = {name: pad_layers(values, deepest) for name, values in parts.items()}
@@ -129,15 +144,18 @@ def pad_layers(values: np.ndarray, length: int) -> np.ndarray:
     return values if values.ndim == 1 else np.pad(values, missing, constant_values=np.nan)
 
 
-def measure_network(options: Any, network: Network, weights: str) -> dict[str, np.ndarray]:
+def measure_network(
+    options: Any, network: Network, weights: str, first_text: int
+) -> dict[str, np.ndarray]:
     """Measures the texts as the network is and with the key excluded, arrays [texts, ...].
 
     Args:
         options: The flags.
         network: A network and its texts.
         weights: "trained" or "random", of the same shape.
+        first_text: The first text that is measured.
     """
-    config, ids = network.source.config, network.inputs["x"]
+    config, ids = network.source.config, network.inputs["x"][first_text:]
     key = jax.random.key(options.seed)
     if weights == "trained" and network.folder is not None:
         _, params = pretrained.load(network.folder)
@@ -150,7 +168,8 @@ def measure_network(options: Any, network: Network, weights: str) -> dict[str, n
     changed = np.where(np.arange(options.max_tokens) == replaced, others, ids)
     positions = np.setdiff1d(np.arange(FIRST_MEASURED, options.max_tokens // 2), [replaced])
     candidates = positions if options.key == "random" else [0]
-    keys = np.random.default_rng(options.seed).choice(candidates, len(ids))
+    draw = np.random.default_rng(options.seed)  # the keys of the texts, one after another
+    keys = np.array([draw.choice(candidates) for _ in network.inputs["x"]])[first_text:]
     is_hidden = jnp.full(len(ids), options.how == "hidden")
 
     @jax.jit
@@ -164,7 +183,7 @@ def measure_network(options: Any, network: Network, weights: str) -> dict[str, n
         condition = Condition(jnp.asarray(keys), jnp.full(len(ids), start), is_hidden)
         values = jax.tree.map(np.asarray, measure_texts(params, condition))
         output = values.pop("output")[:, None]
-        targets, counted = pretrained.targets_of(ids, network.inputs["mask"])
+        targets, counted = pretrained.targets_of(ids, network.inputs["mask"][first_text:])
         losses, *_ = pretrained.token_losses(source.unembedding, output, targets, counted)
         values["loss"] = np.asarray(losses)[:, 0]
         arrays |= {f"{prefix}{name}": a for name, a in values.items()}
@@ -344,7 +363,8 @@ FIGURES = name_figures(cosine_figure)
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, open_networks, identify_texts) as run:
+    count = PROTOCOL.rounds[0] if options.grows else None
+    with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
         points = run.measure(measure, over=AXES)
         return run.publish(
             points,

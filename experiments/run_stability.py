@@ -24,10 +24,12 @@ from experiments.lab import Experiment, Flags, Shown, cli, name_figures, open_ru
 from experiments.note.stability import figures, results as summary
 from experiments.note.stability.measure import DESIGNS, LAW_OF, make_configs, measure_all
 from experiments.note.stability.results import ByCase
-from experiments.verdicts import Comparison, Row, finite_or_none, mean_row
+from experiments.verdicts import Comparison, Row, finite_or_none, make_row, mean_row
 from experiments.verdicts.intervals import geometric_mean
 
-FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last", traced=("update_size",))
+FLAGS = cli.make_flags(
+    "stability", num_seeds=8, can_grow=True, shows="apart,layer=last", traced=("update_size",)
+)
 FLAGS.define(
     "list", "designs", list(DESIGNS), f"Residual designs, out of {', '.join(rc.network.DESIGNS)}."
 )
@@ -125,7 +127,7 @@ def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
     note = f"{notes['random']}; the one law expects {expected.mean():.2f}"
     yield mean_row("independent updates", design, slopes["random"], scale=place, note=note)
     if design == "deepnorm":
-        yield mean_row(design, design, slopes["sgd"], scale=place, note=notes["sgd"])
+        yield make_row(design, design, slopes["sgd"], scale=place, note=notes["sgd"])
     bound = summary.depth_curve(cases, "gradient_bound")
     ratios = summary.geometric_ratios(changes["gradient"], bound)
     note = f"{notes['gradient']}, {ratios.min():.3g} to {ratios.max():.3g} times the bound"

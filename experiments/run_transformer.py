@@ -51,6 +51,7 @@ NUM_PROFILED = 32  # pairs whose residuals are averaged
 FLAGS = arguments.make_flags(
     "transformer",
     shows="exact",
+    can_grow=False,
     do_mlp=True,
     dropout=0.0,
     num_heads=4,

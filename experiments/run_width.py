@@ -40,7 +40,7 @@ from experiments.train.training import (
     model_files,
     train_tasks,
 )
-from experiments.verdicts import Comparison, Row, mean_row, seed_rows
+from experiments.verdicts import Comparison, Row, make_row, seed_rows
 from rank_collapse.report import figures
 from rank_collapse.training import Recipe, init_model
 
@@ -149,12 +149,12 @@ def width_figure(results: ByCase, cases: Cases):
 
 
 def judge_claims(results: ByCase, cases: Cases) -> list[Row]:
-    """Takes the deepest network less the shallowest, on the same data seed by seed: a finding."""
+    """Takes the deepest network less the shallowest, on the same data seed by seed."""
     accuracies = case_accuracies(results, cases)
     names = list(accuracies)
     shallow, deep = names[0], names[-1]
     text = "{} layers and {}".format(*(cases[n].recipe.config.depth for n in (deep, shallow)))
-    return [mean_row("width", text, accuracies[deep] - accuracies[shallow])]
+    return [make_row("width", text, accuracies[deep] - accuracies[shallow])]
 
 
 def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:

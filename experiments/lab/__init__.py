@@ -40,3 +40,4 @@ from experiments.lab.progress import (
     Progress as Progress,
     stop_requested as stop_requested,
 )
+from experiments.lab.rounds import extend_part as extend_part

@@ -237,19 +237,22 @@ class Run:
             points,
             1 if self.failures else 0,
         )
-        if self.options.reading:
+        if self.options.reading or self.options.judging:
             return published
 
         def rows():
             return [{**p.axes, **row} for p in points for row in table(p.results, p.setup)]
 
+        shown = [*self.options.selecting]
+        if self.options.grows:
+            shown.append(self.options.counts)
         makers = [files(point.results, point.setup, point.folder) for point in points]
         self.folder.publish(
             rows=rows,
             figures=figure_makers(points, figures, rows, self.options.shows),
             files={name: make for maker in makers for name, make in maker.items()},
             summary=partial(summarise, published),
-            selection={name: self.options[name].value for name in self.options.selecting} or None,
+            selection={name: self.options[name].value for name in shown} or None,
         )
         for row in published.comparisons:
             print(verdicts.comparison_line(row))

@@ -70,7 +70,7 @@ CONTENTS = (
     metrics.NAME,
 )
 PAUSE, SHARE = 2.0, 0.1  # seconds between two writes at least, and share of the time they may take
-LAYOUT = 3  # one more whenever names or shapes of what the experiments keep change
+LAYOUT = 4  # one more whenever names or shapes of what the experiments keep change
 FOLDERS = ("checkpoints", "figures", "models", "points", metrics.FOLDER)
 
 
@@ -271,6 +271,7 @@ class RunFolder(contextlib.ExitStack):
         """Adds (or replaces) named arrays, and writes arrays.npz."""
         started = time.monotonic()
         self._add_arrays(arrays)
+        delete_files(self._check_place(), ("summary.json",))  # of fewer arrays: no longer complete
         write_arrays(self._check_place() / "arrays.npz", self._arrays[""])
         self._last_write, self._unwritten = time.monotonic(), False
         self._pause = max(PAUSE, (self._last_write - started) / SHARE)

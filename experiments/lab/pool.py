@@ -140,7 +140,8 @@ def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder
     """
     in_worker = multiprocessing.parent_process() is not None
     missing = {point.number for point in points if not run.part(point.prefix.rstrip("/"))}
-    if not (options.axes and "jobs" in options and missing and run.writable) or run.summary:
+    is_parallel = options.axes and "jobs" in options and missing and not options.grows
+    if not (is_parallel and run.writable) or run.summary:
         return
     limit = 1 if in_worker or devices.has_accelerator() else devices.count_cores()
     # Of all groups, not of those that are missing: a resumed run has the same devices.

@@ -21,6 +21,7 @@ from experiments.reproducing.sections import (
     make_section,
     run_command,
     save_time,
+    until_decided,
 )
 from rank_collapse import runs
 from rank_collapse.runs import files
@@ -125,6 +126,11 @@ def run_experiments(
         The sections.
     """
     arguments = {name: list_runs(name, options.preset) for name in names}
+    if options.until:
+        arguments = {
+            name: {run: until_decided(name, flags) for run, flags in named_runs.items()}
+            for name, named_runs in arguments.items()
+        }
     shared = ["--overwrite"] if options.overwrite else []
     shared += [f"--num_devices={options.num_devices}"] if options.num_devices else []
     commands = {
@@ -187,7 +193,7 @@ def render_report(
         + (f" {ended}; reload this page for more." if len(sections) < count else ""),
         sections,
         f"{ended}, after {time.monotonic() - started:.0f} s. {describe_machine(parent)}",
-        answer_sections(sections),
+        answer_sections(sections, preset),
     )
 
 

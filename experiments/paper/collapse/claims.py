@@ -71,8 +71,8 @@ def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]
         ("norm", rate, "san", normed, ""),
         ("mlp rate", rate, "san_mlp", distinct, ""),
         ("skips stop", remaining, "san_skip", results.norm_placement, ""),
-        ("mlps stop", remaining, "transformer", distinct, "skips and MLPs"),
-        ("mlps stop", remaining, "san_mlp", distinct, "MLPs alone"),
+        ("mlps and skips stop", remaining, "transformer", distinct, ""),
+        ("mlps stop", remaining, "san_mlp", distinct, ""),
         ("law of the fall", is_power_law, "san_skip", results.norm_placement, ""),
     ):
         if variant in variants:
