@@ -5,7 +5,7 @@ loses rank doubly exponentially with depth" (2021), and of the note on attention
 et al. 2017, section 3.2.1), each with its own command.
 
     python -m experiments.reproduce                   (quick sizes, minutes on two cores)
-    python -m experiments.reproduce --preset=paper    (the paper's sizes)
+    python -m experiments.reproduce --preset=reported    (the sizes of the pages)
 
 Writes results/reproduce/report.html, one self-contained page, anew whenever an experiment ends. It
 lists every statement of the papers with its source and its answer: holds, partly supported, does

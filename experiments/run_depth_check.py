@@ -244,9 +244,9 @@ EXPERIMENT = Experiment(
     "their weights (figure 6). No paper says what the tokens do.",
     presets={
         "quick": "--rule=mup,half,completep --depth=2,8,32 --num_seeds=3",
-        "paper": {
-            "bytes": f"--seed=1000 --rule=mup,half,completep {DEEP} --num_seeds=4 --d_model=256",
-            "RTE": "--seed=1000 --rule=sp,mup,completep --depth=2,4,8,16,32 --num_seeds=4 "
+        "reported": {
+            "bytes": f"--seed=3000 --rule=mup,half,completep {DEEP} --num_seeds=4 --d_model=256",
+            "RTE": "--seed=3000 --rule=sp,mup,completep --depth=2,4,8,16,32 --num_seeds=4 "
             "--learning_rate=1e-4,3e-4,1e-3,3e-3 --text_file=data/RTE/train.tsv",
         },
         "tiny": "--num_seeds=2 --rule=mup,half,completep --depth=1,2 --d_model=8 --num_tokens=8 "

@@ -150,7 +150,7 @@ EXPERIMENT = Experiment(
     "not (Wang et al. 2026). Whether tokens align no paper says.",
     presets={
         "quick": "--depth=16 --tied=true,false --gain_power=0.5,1",
-        "paper": "--seed=1000 --depth=16,64 --tied=true,false --gain_power=0.5,1 --num_seeds=16",
+        "reported": "--seed=3000 --depth=16,64 --tied=true,false --gain_power=0.5,1 --num_seeds=16",
         "tiny": "--depth=2 --tied=true,false --gain_power=0.5,1 --num_seeds=2 --num_heads=2 "
         "--d_model=8 --num_tokens=4",
     },

@@ -359,7 +359,7 @@ EXPERIMENT = Experiment(
     "attention; section 4 on the effectiveness of paths).",
     presets={
         "quick": "--num_seeds=6 --depth=6 --num_tokens=32 --num_paths=30 --num_repeats=2",
-        "paper": "--seed=1000 --num_seeds=4 --depth=12 --num_heads=12 --d_model=192 "
+        "reported": "--seed=3000 --num_seeds=4 --depth=12 --num_heads=12 --d_model=192 "
         "--num_tokens=128 --num_paths=30",
         "tiny": "--num_seeds=2 --depth=2 --num_heads=2 --d_model=4 --num_tokens=4 --num_paths=2 "
         "--num_repeats=1",

@@ -216,7 +216,7 @@ EXPERIMENT = Experiment(
     claim="Path decomposition: a network of L layers and H heads is a sum over (1+H)^L paths, "
     "whose lengths follow Binomial(L, H/(1+H)), so most paths are long, although long paths "
     "contribute least (published figure of path length distributions).",
-    presets={"quick": "", "paper": "", "tiny": "--heads=2 --layers=2"},
+    presets={"quick": "", "reported": "", "tiny": "--heads=2 --layers=2"},
 )
 FIGURES = name_figures(path_counts_figure, weighted_lengths_figure)
 

@@ -351,8 +351,9 @@ EXPERIMENT = Experiment(
     "first token mix the others less.",
     presets={
         "quick": "--start=0,0.4 --how=hidden,dropped --num_texts=4 --max_tokens=32",
-        "paper": "--start=0,0.4 --how=hidden,dropped --key=first,random "
-        "--seed=1000 --num_texts=7 --text=data/RTE/train.tsv --last_texts",
+        "reported": "--start=0,0.4 --how=hidden,dropped --key=first,random "
+        "--seed=3000 --num_texts=7 --text=data/RTE/train.tsv --last_texts "
+        "--skip_texts=16",
         "tiny": "--untrained --start=0,0.4 --how=hidden,dropped --key=first,random --num_texts=3 "
         "--max_tokens=16",
     },

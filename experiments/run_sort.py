@@ -29,7 +29,7 @@ EXPERIMENT = Experiment(
     presets={
         "quick": "--num_seeds=6 --n_repeat=2 --no_sub_path --depth=4 --n_epochs=5 "
         "--learning_rate=2e-3 --n_eval_data=60",
-        "paper": "--seed=1000 --num_seeds=6 --no_sub_path",
+        "reported": "--seed=3000 --num_seeds=6 --no_sub_path",
         "tiny": f"{arguments.TINY} --n_paths=2 --n_repeat=1 --num_labels=4",
     },
 )

@@ -149,7 +149,8 @@ EXPERIMENT = Experiment(
     "ones.",
     presets={
         "quick": "--networks=albert-reactions --num_texts=4 --num_few=2 --num_copies=1",
-        "paper": "--seed=1000 --num_texts=8 --text=data/RTE/test.tsv --last_texts",
+        "reported": "--seed=3000 --num_texts=8 --text=data/RTE/test.tsv --last_texts "
+        "--skip_texts=16",
         "tiny": "--untrained --networks=albert --num_texts=3 --max_tokens=8 --num_few=2 "
         "--num_copies=1 --num_paths=2",
     },

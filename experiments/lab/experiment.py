@@ -47,8 +47,9 @@ class Experiment:
         title: Heading of its section of the report.
         brief: What it shows, in the README's table of experiments.
         claim: What the paper says, in a sentence or two, with the figure or table it stands in.
-        presets: Arguments by preset: "quick" (seconds on two cores), "paper", and "tiny", at which
-            tests compute all of it; {run: arguments} of a preset of several runs.
+        presets: Arguments by preset: "quick" (seconds on two cores), "reported" (those of the
+            pages), and "tiny", at which tests compute all of it; {run: arguments} of a preset of
+            several runs.
         needs: A folder that must exist; `reproduce` leaves the experiment out without it.
     """
 

@@ -30,7 +30,7 @@ SIGNAL_CODES = 128  # above it an exit code is of a process that a signal ended
 SIZES = {
     "quick": "Sizes are those of the preset “quick”: small networks and few seeds, for minutes on "
     "two cores. Results at full size stand with them.",
-    "paper": "Networks are as large as the published ones; tokens, seeds and epochs are fewer "
+    "reported": "Networks are as large as the published ones; tokens, seeds and epochs are fewer "
     "where they would take more than an hour and a half on two cores.",
 }
 

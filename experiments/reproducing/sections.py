@@ -1,5 +1,6 @@
 """Run folders of experiments as sections of a report, and answers to statements."""
 
+import copy
 import json
 import re
 import shlex
@@ -16,13 +17,14 @@ from experiments.lab.experiment import (
     import_experiment,
     read_run,
 )
+from experiments.lab.flags import parse_flags
 from rank_collapse import runs
 from rank_collapse.runs import files
 
 DOCS = Path(__file__).parents[2] / "docs"
 CAME_OUT = re.compile(r"^\*\*Result\.\*\* (.*)$", re.MULTILINE)
-PRESETS = ("quick", "paper")
-REGISTERED = "paper"  # the preset whose settings are those of the statements
+PRESETS = ("quick", "reported")
+REGISTERED = "reported"  # the preset whose settings are those of the statements
 TIME_NAMES = ("seconds", "cpu_seconds", "jobs", "at_least")
 
 
@@ -57,6 +59,18 @@ def list_runs(name: str, preset: str) -> dict[str, Sequence[str]]:
     """
     labelled_runs = describe_experiment(name).runs(preset)
     return {f"{name}/{run}" if run else name: flags for run, flags in labelled_runs.items()}
+
+
+def read_flag_values(name: str, preset: str) -> dict[str, Any]:
+    """Returns {flag: value, or values} of the last run of an experiment at a preset.
+
+    Args:
+        name: Of the experiment.
+        preset: Its sizes.
+    """
+    *_, arguments = describe_experiment(name).runs(preset).values()
+    options = parse_flags(copy.deepcopy(import_experiment(name).FLAGS), arguments)
+    return {flag: options[flag].value for flag in options} | options.axes
 
 
 def until_decided(name: str, arguments: Sequence[str]) -> list[str]:

@@ -237,6 +237,8 @@ def render_page(rows: TableRows) -> str:
             estimates = [row["estimate"] for row in rows if row["statement"] == key]
             values = [float(value) for value in estimates if value not in ("", None)]
             measured = f"{statement.statistic}: {range_of_values(values)}"
+            if not statement.experiments:
+                measured = f"{statement.statistic}: by the test alone"
             checked += f"| {text} | {measured} | `{statement.test}` |\n"
     return PAGE_TEXT.format(
         counts=count_sentence(answers),

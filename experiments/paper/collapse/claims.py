@@ -9,7 +9,13 @@ import xarray as xr
 
 from experiments.lab import Finding, labelled
 from experiments.paper.collapse.cubic_law import measured_constant
-from experiments.paper.collapse.figures import TIGHTNESS, as_published, first, raised_constant
+from experiments.paper.collapse.figures import (
+    TIGHTNESS,
+    as_published,
+    describe_first,
+    first,
+    raised_constant,
+)
 from experiments.verdicts import Comparison, Row, cases_row, power_law_wins, show_ratio
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
 
@@ -32,18 +38,21 @@ def count_above(results: xr.Dataset, bound: str) -> xr.DataArray:
 
 def judge_claims(results: xr.Dataset, setup: Any) -> Iterator[Row]:
     """Tests rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights,
-    with the first of the skips' gains.
+    and what has skips at each of their gains.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.
         setup: Unused.
     """
-    results = results.isel(skip_gain=0, drop=True)
+    gains = results
+    results = results.isel(skip_gain=0, drop=True)  # without skips their gain changes nothing
+    if gains.sizes["skip_gain"] == 1:
+        gains = results
     # Without skips post- and pre-norm are one network up to an outer norm: the row of post-norm, as
     # published, is that of both.
     norms = list(results.norm_placement.values)
     distinct = [n for n in norms if not (n == "pre" and "post" in norms)]
-    yield from claims_by_variant(results, distinct)
+    yield from claims_by_variant(gains, distinct)
     for key, variant in (("heads bound", "san"), ("mlp bound", "san_mlp")):
         if variant in results.variant and "admissible" in results:
             yield from bound_claims(key, variant, results.sel(variant=variant, drop=True))
@@ -55,7 +64,7 @@ def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]
     """Tests the local rate at the last layer and what is left of the residual ratio, by variant.
 
     Args:
-        results: At one gain of the skips.
+        results: Of all networks; over the gains of the skips where there are several.
         distinct: Norm placements that are different networks without skips.
     """
     log10_ratio = results.log10_residual - results.log10_size
@@ -77,12 +86,21 @@ def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]
     ):
         if variant in variants:
             values = values.sel(variant=variant, norm_placement=norms, drop=True)
+            values = drop_gains(values, variant)
             yield from labelled.statement_rows(key, values, text)
     last = last.sel(norm_placement=distinct)
     for key, variant in (("skips", "san_skip"), ("mlps slow", "san_mlp")):
         if {"san", variant} <= variants:
-            gained = last.sel(variant=variant, drop=True) - last.sel(variant="san", drop=True)
+            own, alone = (last.sel(variant=v, drop=True) for v in (variant, "san"))
+            gained = drop_gains(own, variant) - drop_gains(alone, "san")
             yield from labelled.statement_rows(key, gained)
+
+
+def drop_gains(values: xr.DataArray, variant: str) -> xr.DataArray:
+    """Selects one of the skips' gains for a variant without skips, which do not differ in them."""
+    if "skip_gain" not in values.dims or variant in ("san_skip", "transformer"):
+        return values
+    return values.isel(skip_gain=0, drop=True)
 
 
 def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
@@ -156,6 +174,7 @@ def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.
         setup: Unused.
     """
+    place = describe_first(results)
     results = first(results)
     end, depth = results.isel(layer=-1), results.sizes["layer"] - 1
     curves = published_curves(PUBLISHED["bert-base-cased"], 12)["init"]
@@ -165,23 +184,25 @@ def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
     note = "published: BERT at initialisation (768 wide, 12 heads, post-norm)"
     show = partial(show_ratio, dtype=end.ratio.dtype)
     yield from labelled.compare_means(
-        f"residual ratio after {depth} layers", end.ratio, published, note, show
+        f"residual ratio after {depth} layers{place}", end.ratio, published, note, show
     )
-    yield from labelled.compare_means("log10 of the residual at the last layer", end.log10_residual)
-    yield from labelled.compare_means("the same in plain arithmetic", end.plain_log10_residual)
+    text = f"log10 of the residual at the last layer{place}"
+    yield from labelled.compare_means(text, end.log10_residual)
+    text = f"the same in plain arithmetic{place}"
+    yield from labelled.compare_means(text, end.plain_log10_residual)
     if "admissible" in results:
         admissible = results.where(results.admissible > 0).isel(layer=slice(1, None))
         # The stack's bound needs the condition in every layer so far, a layer's in that one only.
         is_so_far = admissible.admissible.cumprod("layer", skipna=False) > 0
         broken = count_above(admissible, "log10_layer_bound")
         broken = broken + count_above(admissible.where(is_so_far), "log10_bound")
-        text = "layers and depths above the bound with sums over heads (derived here)"
+        text = f"layers and depths above the bound with sums over heads (derived here){place}"
         yield from labelled.compare_means(text, broken.expand_dims("seed"), 0)
         tightness = results[list(TIGHTNESS)].isel(layer=slice(1, None)).to_dataarray("bound")
         free = (tightness.drop_sel(bound="tightness_paper") < -1e-3).sum(["bound", "layer"])
-        text = "layers above a bound that needs no condition (derived here)"
+        text = f"layers above a bound that needs no condition (derived here){place}"
         yield from labelled.compare_means(text, free, 0)
-        text = "powers of ten above what is bounded, median over layers"
+        text = f"powers of ten above what is bounded, median over layers{place}"
         yield from labelled.compare_means(text, tightness.median("layer"))
     if "log10_c" not in results:
         return
@@ -197,7 +218,7 @@ def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
                 lambda p: measured_constant(p).log10_c_eff, network[profile], "layer"
             )
             theorem = network.log10_c.isel(layer=-1).mean("seed")
-            text = f"log10 c_eff of the 3^L law of {name}, beside the theorem's"
+            text = f"log10 c_eff of the 3^L law of {name}, beside the theorem's{place}"
             yield from labelled.compare_means(text, c, theorem)
 
 
@@ -214,7 +235,7 @@ def make_finding(results: xr.Dataset, setup: Any) -> Finding | None:
     lost = float((end.log10_residual - end.log10_size).sel(variant="san"))
     return Finding(
         "depth",
-        f"After {results.sizes['layer'] - 1} layers attention alone keeps "
+        f"After {results.sizes['layer'] - 1} layers{describe_first(results)} attention alone keeps "
         f"10^{float(f'{lost:.2g}'):,.0f} of the differences between tokens, with "
         f"skips {float(end.ratio.sel(variant='san_skip')):.2f}: without them the logarithm grows "
         f"by a factor of {float(end.local_rate.sel(variant='san')):.2f} a layer.",

@@ -30,6 +30,13 @@ def first(results: xr.Dataset, *kept_axes: str) -> xr.Dataset:
     return results.isel(dict.fromkeys(swept, 0), drop=True)
 
 
+def describe_first(results: xr.Dataset) -> str:
+    """Names the networks that `first` selects, " (weight scale 0.25, skip gain 0)"; "" of all."""
+    axes = [n for n in ("weight_scale", "skip_gain") if results.sizes.get(n, 1) > 1]
+    point = {name: results[name].values[0].item() for name in axes}
+    return f" ({labelled.describe_point(point)})" if point else ""
+
+
 def by_variant(values: xr.DataArray, **options: Any):
     """Draws curves of the variants by layer, a panel for each norm placement.
 
@@ -66,7 +73,7 @@ def depth_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
     seeds. Attention alone and with MLPs fall together, within two layers."""
     ratio = as_published(results).ratio
     fig, ((ax,),) = labelled.plot_facets(ratio, hue="variant", style=style, ylabel=RATIO)
-    ax.set(ylim=(-0.03, 1.03), title="")
+    ax.set(ylim=(-0.03, 1.03), title=describe_first(results).strip(" ()"))
     ax.legend(loc="center", bbox_to_anchor=(0.55, 0.4))
     return fig
 
@@ -75,6 +82,7 @@ def residual_ratio_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
     """The same with and without norms."""
     fig, axes = by_variant(first(results).ratio, ylabel=RATIO, width=3.4, height=3.0)
     axes[0, 0].set_ylim(-0.03, 1.03)
+    fig.suptitle(describe_first(results).strip(" ()"), fontsize=9)
     return fig
 
 
