@@ -2,11 +2,14 @@
 
 Barbero et al. 2025 (arXiv 2504.02732) say that heads attend to the first token to prevent
 over-mixing, which is rank collapse. Here later tokens cannot attend to it, from a layer on. Either
-the other weights grow (hidden: more mixing), or its weight is lost (dropped: no more mixing). Each
-text is its own control: everything is a change against the same text in the network as it is.
+the other weights grow (hidden), or its weight is lost (dropped). As a control as much weight is
+lost of all keys in proportion (thinned), so that the first key's vector is not removed. Two
+measures, both ours: the mean cosine of two tokens, and the spread of a changed token. Each text is
+its own control: everything is a change against the same text in the network as it is.
 
     python -m experiments.trained_weights --site=trained/packages
-    python -m experiments.run_sinks --start=0,0.4 --how=hidden,dropped --key=first,random
+    python -m experiments.run_sinks --start=0,0.4 --how=hidden,dropped,thinned \\
+        --key=first,random
 
 Measures every causal network in --folder, and weights of the same shape at random. Two CPU cores:
 10 minutes for a network of 135 M parameters. Expect tokens to become more alike where the key is
@@ -68,7 +71,11 @@ FLAGS.define("integer", "seed", 0, "Of weights at random, and of random keys.", 
 text = "Share of the layers that are left as they are."
 FLAGS.define("float", "start", LATE, text, lower_bound=0.0, upper_bound=1.0)
 FLAGS.define(
-    "enum", "how", "hidden", "Weights renormalised, or their mass lost.", ["hidden", "dropped"]
+    "enum",
+    "how",
+    "hidden",
+    "Other weights grow, the key's weight is lost, or as much of all weights in proportion.",
+    ["hidden", "dropped", "thinned"],
 )
 FLAGS.define(
     "enum", "key", "first", "Which key later tokens cannot attend to.", ["first", "random"]
@@ -80,7 +87,8 @@ class Condition(NamedTuple):
 
     key: Any  # position of the key
     start: Any  # first layer in which it is excluded; the depth for none
-    is_hidden: Any  # Bool: by its score; else by its weight
+    is_hidden: Any  # Bool: by its score
+    is_thinned: Any  # Bool: all weights lose as much together; else the key's weight is lost
 
 
 def open_networks(options: Any) -> list[Network]:
@@ -170,7 +178,7 @@ def measure_network(
     candidates = positions if options.key == "random" else [0]
     draw = np.random.default_rng(options.seed)  # the keys of the texts, one after another
     keys = np.array([draw.choice(candidates) for _ in network.inputs["x"]])[first_text:]
-    is_hidden = jnp.full(len(ids), options.how == "hidden")
+    hidden, thinned = (jnp.full(len(ids), options.how == how) for how in ("hidden", "thinned"))
 
     @jax.jit
     def measure_texts(params, condition):
@@ -180,7 +188,7 @@ def measure_network(
 
     arrays = {}
     for prefix, start in {"": round(options.start * config.depth), "whole_": config.depth}.items():
-        condition = Condition(jnp.asarray(keys), jnp.full(len(ids), start), is_hidden)
+        condition = Condition(jnp.asarray(keys), jnp.full(len(ids), start), hidden, thinned)
         values = jax.tree.map(np.asarray, measure_texts(params, condition))
         output = values.pop("output")[:, None]
         targets, counted = pretrained.targets_of(ids, network.inputs["mask"][first_text:])
@@ -211,7 +219,7 @@ def measure_text(
     """
     edit = {
         "scores": partial(exclude_key, condition, condition.is_hidden, EXCLUDED),
-        "weights": partial(exclude_key, condition, ~condition.is_hidden, 0.0),
+        "weights": partial(lose_weight, condition),
     }
     trace = rc.apply(params, ids, config, edit=edit)
     states, other = trace.hidden, rc.apply(params, changed, config, edit=edit).hidden
@@ -225,6 +233,22 @@ def measure_text(
         "second_norm": norms[:, 1] / norms[:, 0],
         "output": trace.output,
     }
+
+
+def lose_weight(condition: Condition, weights: jax.Array, layer: Any) -> jax.Array:
+    """Takes the key's weight from the rows [h, n, m] of the queries after it, or as much of all.
+
+    Args:
+        condition: Which key, from which layer on, and how.
+        weights: Of the attention.
+        layer: Number of the layer.
+    """
+    is_dropped = ~(condition.is_hidden | condition.is_thinned)
+    dropped = exclude_key(condition, is_dropped, 0.0, weights, layer)
+    is_row = jnp.arange(weights.shape[-2])[:, None] > condition.key
+    is_active = is_row & condition.is_thinned & (layer >= condition.start)
+    lost = jnp.take(weights, condition.key, axis=-1)[..., None]
+    return jnp.where(is_active, weights * (1 - lost), dropped)
 
 
 def exclude_key(
@@ -263,16 +287,21 @@ def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
     """
     for network in networks:
         trained = results.sel(network=f"{network.label}, trained weights", drop=True)
-        cosine = compute_change(trained, "token_cosine")
-        for statement, point in {
-            "sinks mix": {"start": LATE, "how": "hidden", "key": "first"},
-            "sinks drop": {"start": LATE, "how": "dropped", "key": "first"},
-            "sinks move": {"start": 0.0, "how": "hidden", "key": "first"},
-            "sinks control": {"start": LATE, "how": "hidden", "key": "random"},
-        }.items():
-            if all(value in cosine[axis] for axis, value in point.items()):
+        changes = {name: compute_change(trained, name) for name in ("token_cosine", "spread")}
+        for statement, name, start, how, key in (
+            ("sinks mix", "token_cosine", LATE, "hidden", "first"),
+            ("sinks spread", "spread", LATE, "hidden", "first"),
+            ("sinks drop", "token_cosine", LATE, "dropped", "first"),
+            ("sinks drop spread", "spread", LATE, "dropped", "first"),
+            ("sinks thin", "token_cosine", LATE, "thinned", "first"),
+            ("sinks thin spread", "spread", LATE, "thinned", "first"),
+            ("sinks move", "token_cosine", 0.0, "hidden", "first"),
+            ("sinks control", "token_cosine", LATE, "hidden", "random"),
+        ):
+            point, values = {"start": start, "how": how, "key": key}, changes[name]
+            if all(value in values[axis] for axis, value in point.items()):
                 yield from labelled.statement_rows(
-                    statement, cosine.sel(point, drop=True), network.label
+                    statement, values.sel(point, drop=True), network.label
                 )
 
 
@@ -330,16 +359,20 @@ def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None
         networks: The networks and their texts.
     """
     point = {"start": LATE, "key": "first"}
-    if any(value not in results[axis] for axis, value in point.items()) or len(results.how) < 2:
+    is_there = all(value in results[axis] for axis, value in point.items())
+    if not is_there or not {"hidden", "dropped"} <= {*results.how.values}:
         return None
     label = networks[0].label
     trained = results.sel(point, drop=True).sel(network=f"{label}, trained weights", drop=True)
     change = compute_change(trained, "token_cosine").mean("seed")
     hidden, dropped = (float(change.sel(how=how)) for how in ("hidden", "dropped"))
+    spread = compute_change(trained, "spread").mean("seed")
+    wider, lost = (float(spread.sel(how=how)) for how in ("hidden", "dropped"))
     return Finding(
         "cosine",
-        f"In {label} tokens become more alike where the first key is hidden from later layers "
-        f"(mean cosine {hidden:+.3f}), and less alike where its weight is lost ({dropped:+.3f}).",
+        f"In {label} the mean cosine of two tokens changes by {hidden:+.3f} where the first key is "
+        f"hidden from later layers, and by {dropped:+.3f} where its weight is lost; the spread of "
+        f"a changed token by {wider:+.3f} and {lost:+.3f}.",
     )
 
 
@@ -348,14 +381,15 @@ EXPERIMENT = Experiment(
     title="Sinks and mixing",
     brief="a causal network whose first key is hidden: do tokens become alike?",
     claim="Attention sinks prevent over-mixing (Barbero et al. 2025): heads that attend to the "
-    "first token mix the others less.",
+    "first token mix the others less. We measure the cosine of two tokens and the spread of a "
+    "changed one.",
     presets={
         "quick": "--start=0,0.4 --how=hidden,dropped --num_texts=4 --max_tokens=32",
-        "reported": "--start=0,0.4 --how=hidden,dropped --key=first,random "
+        "reported": "--start=0,0.4 --how=hidden,dropped,thinned --key=first,random "
         "--seed=3000 --num_texts=7 --text=data/RTE/train.tsv --last_texts "
         "--skip_texts=16",
-        "tiny": "--untrained --start=0,0.4 --how=hidden,dropped --key=first,random --num_texts=3 "
-        "--max_tokens=16",
+        "tiny": "--untrained --start=0,0.4 --how=hidden,dropped,thinned --key=first,random "
+        "--num_texts=3 --max_tokens=16",
     },
     needs="trained",
 )

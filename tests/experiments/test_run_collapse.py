@@ -264,7 +264,9 @@ def test_the_published_form_and_skips_with_mlps_have_rows():
     claims = list(judge_points(make_point("post", swept=curves, **variants)))
     stop = {row.setting.split(",")[0]: row for row in claims if row.key == "mlps stop"}
     text = "MLPs with their own skip"
-    assert [*stop] == ["skips and MLPs", "MLPs alone", text]
+    assert [*stop] == ["Post-LN", text]  # MLPs alone, and as published
+    place = "Post-LN, weight scale 1"
+    assert [row.setting for row in claims if row.key == "mlps and skips stop"] == [place]
     assert stop[text].estimate == 0.5
     slow = [r.estimate for r in claims if r.key == "mlps slow" and r.setting.startswith(text)]
     assert slow == pytest.approx([2.25])
