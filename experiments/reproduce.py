@@ -8,9 +8,10 @@ et al. 2017, section 3.2.1), each with its own command.
     python -m experiments.reproduce --preset=reported    (the sizes of the pages)
 
 Writes results/reproduce/report.html, one self-contained page, anew whenever an experiment ends. It
-lists every statement of the papers with its source and its answer: holds, partly supported, does
-not hold, or inconclusive. The answer follows from the rows below it, one per setting, with joint
-intervals. Finished experiments are not computed again; the exit code is 1 if an experiment failed.
+lists every statement of the papers with its source and its answer: holds, in some settings, not in
+all settings, does not hold, not rejected, or open after N draws. The answer follows from the rows
+below it, one per setting, with joint intervals. With --until=decided seeds are added until rows are
+decided. Finished experiments are not computed again; the exit code is 1 if an experiment failed.
 Speed: `python -m experiments.benchmark`.
 """
 

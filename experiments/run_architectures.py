@@ -10,7 +10,7 @@ Without --checkpoints: the three published models at random initialisation, abou
 cores. Otherwise folders as Hugging Face saves them, or --checkpoints=hf:bert-base-cased with the
 package huggingface_hub, each beside its own random initialisation. Weights are read layer by layer.
 All else about a checkpoint: `rank-collapse check` and `rank-collapse depth`. Expect SAN to collapse
-within 3 to 6 layers, and skips to stop it.
+within three layers, and skips to stop it.
 """
 
 import re

@@ -379,7 +379,8 @@ def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:
         yield Comparison(text, f"{count} of {total}", published, note)
         if case["orders"].size:
             theory, order = 3 if cell[0] in ORDERS else 1, float(np.median(case["orders"]))
-            yield Comparison(f"{name}: order p of d' ~ d^p, median", order, f"theory: {theory}")
+            text = f"{name}: order p of d' ~ d^p, median"
+            yield Comparison(text, order, f"theory: {theory}", source="theory")
         # δ' = Σ_h τ_h δ W_h: do heads of opposite sign keep two walkers apart?
         opposite = case["opposite_at_start"]
         opposite_fell, num_opposite = int(fell[opposite].sum()), int(opposite.sum())
@@ -390,7 +391,8 @@ def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:
                 f"{name}: fell, of those whose heads' τ begin with opposite signs",
                 f"{opposite_fell} of {num_opposite}",
                 "theory: fewer",
-                f"of the same sign {same_fell} of {num_same}; Fisher's exact p = {p:.2g}",
+                note=f"of the same sign {same_fell} of {num_same}; Fisher's exact p = {p:.2g}",
+                source="theory",
             )
 
 

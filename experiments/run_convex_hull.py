@@ -11,8 +11,9 @@ repeats. The exact sum over all paths of a length stands beside the sampled sets
 A point on an edge between two corners counts as on the hull, and so does every copy of a repeated
 point: the label is a property of the place, and does not depend on the order of the points.
 
-Two CPU cores: about 100 seconds of training a seed. Expected: whole-model accuracy 0.951. What is
-measured of a network: `experiments.paper.paths.measure`.
+Two CPU cores: about 100 seconds of training a seed. What came out stands on
+docs/experiments/run_convex_hull.md, what is measured of a network in
+`experiments.paper.paths.measure`.
 """
 
 import functools

@@ -7,8 +7,8 @@ tokens at initialisation.
 
     python -m experiments.run_loops --depth=8,64 --tied=true,false --gain_power=0.5,1
 
-Two CPU cores: a minute of one. Expected at 64 loops: root mean square 5 and cosine 0.9 with tied
-weights and 1/√N, 1.06 and 0.02 otherwise.
+Two CPU cores: a minute of one. Expect states to grow and tokens to align with tied weights and 1/√N
+alone.
 """
 
 from collections.abc import Iterator

@@ -14,8 +14,9 @@ Needs RTE's train.tsv in --data_dir. --model_name_or_path names a local folder w
 tokenizer; where it does not exist a vocabulary is trained on the data (nothing is downloaded).
 Texts are packed: one row holds several whole texts, and each attends only to itself. A step takes
 about as many texts as without, and texts of a row are always in one batch; it is twice as fast. Two
-CPU cores: 18.5 minutes for five seeds, other jobs running. Expected: whole-model accuracy 0.858.
-What is measured of a network: `experiments.paper.paths.measure`.
+CPU cores: 18.5 minutes for five seeds, other jobs running. What came out stands on
+docs/experiments/run_memorization.md, what is measured of a network in
+`experiments.paper.paths.measure`.
 """
 
 import functools

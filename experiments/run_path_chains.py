@@ -335,6 +335,7 @@ def compare_results(results: dict[str, Any], setup: inputs.TokenNetwork) -> list
             float(results["sum_error"].max()),
             0.0,
             f"theorem 2.1, an identity; rounding is of the order L d eps = {rounding:.1g}",
+            source="identity",
         ),
         Comparison(
             f"median residual of chains, length 1 and {depth}",

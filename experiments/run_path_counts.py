@@ -187,7 +187,7 @@ def compare_results(tables: Tables, sizes: Sizes) -> Iterator[Comparison]:
         for rows in tables.values()
     ]
     text = "largest difference of a share of paths from the binomial law"
-    yield Comparison(text, float(max(differences)), 0)
+    yield Comparison(text, float(max(differences)), 0, source="identity")
     for name, (heads, layers) in sizes.items():
         shares = select_column(tables[name], "share")
         yield Comparison(
@@ -206,6 +206,7 @@ def compare_results(tables: Tables, sizes: Sizes) -> Iterator[Comparison]:
             f"beside it by count; median {np.argmax(reached >= 0.5)}, "
             f"{reached[3]:.2g} of the weight at most 3 long, "
             f"99 % at most {np.argmax(reached >= 0.99)}",
+            source="length by count",
         )
 
 

@@ -63,6 +63,7 @@ def write_numbers(comparisons: Sequence[Comparison], claims: Sequence[Row]) -> b
             "high": None,
             "draws": None,
             "published": row.published,
+            "source": None if row.published is None else row.source,
             "note": row.note,
         }
         for row in comparisons

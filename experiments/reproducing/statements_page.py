@@ -234,9 +234,10 @@ def render_page(rows: TableRows) -> str:
                 answer = f"**{OPEN} after {describe_draws(still_open)}** {counts}"
             tested += f"| {answer} | **{key}** {text} | {draws} | {refuting} |\n"
         elif statement.test:
-            estimates = [row["estimate"] for row in rows if row["statement"] == key]
-            values = [float(value) for value in estimates if value not in ("", None)]
-            measured = f"{statement.statistic}: {range_of_values(values)}"
+            own = [row for row in rows if row["statement"] == key]
+            values = [float(row["estimate"]) for row in own if row["estimate"] not in ("", None)]
+            bound = "at least " * any(row["note"].startswith("at least") for row in own)
+            measured = f"{statement.statistic}: {bound}{range_of_values(values)}"
             if not statement.experiments:
                 measured = f"{statement.statistic}: by the test alone"
             checked += f"| {text} | {measured} | `{statement.test}` |\n"

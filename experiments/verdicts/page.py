@@ -66,6 +66,7 @@ class Comparison:
     measured: Any  # Our value
     published: Any = None  # The paper's value; None where it has none
     note: str = ""  # Where the published value stands, or why the two differ
+    source: str = "published"  # What `published` is: a law, a theory, or another computation
 
 
 @dataclass(frozen=True)

@@ -197,11 +197,12 @@ def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
         broken = count_above(admissible, "log10_layer_bound")
         broken = broken + count_above(admissible.where(is_so_far), "log10_bound")
         text = f"layers and depths above the bound with sums over heads (derived here){place}"
-        yield from labelled.compare_means(text, broken.expand_dims("seed"), 0)
+        zero = broken.expand_dims("seed")
+        yield from labelled.compare_means(text, zero, 0, source="bound")
         tightness = results[list(TIGHTNESS)].isel(layer=slice(1, None)).to_dataarray("bound")
         free = (tightness.drop_sel(bound="tightness_paper") < -1e-3).sum(["bound", "layer"])
         text = f"layers above a bound that needs no condition (derived here){place}"
-        yield from labelled.compare_means(text, free, 0)
+        yield from labelled.compare_means(text, free, 0, source="bound")
         text = f"powers of ten above what is bounded, median over layers{place}"
         yield from labelled.compare_means(text, tightness.median("layer"))
     if "log10_c" not in results:
@@ -219,7 +220,7 @@ def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
             )
             theorem = network.log10_c.isel(layer=-1).mean("seed")
             text = f"log10 c_eff of the 3^L law of {name}, beside the theorem's{place}"
-            yield from labelled.compare_means(text, c, theorem)
+            yield from labelled.compare_means(text, c, theorem, source="theorem")
 
 
 def make_finding(results: xr.Dataset, setup: Any) -> Finding | None:
