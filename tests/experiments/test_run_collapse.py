@@ -363,3 +363,14 @@ def test_the_constant_of_the_law_is_that_of_networks_without_skips(base, tmp_pat
     assert run(run_collapse, [*SIZE, "--variants=san_mlp", "--mlp_gain=1,2"], tmp_path) == 0
     assert (tmp_path / "figures" / "log_residual.png").exists()
     assert not (tmp_path / "figures" / "mlp_gain.png").exists()
+
+
+def test_points_of_a_grid_have_their_own_verdicts_with_their_labels():
+    """At a gain of 0 a network with skips has none: its row says nothing of the other gains."""
+    points = {}
+    for gain, remaining in ((0.0, 1e-6), (1.0, 0.6)):
+        variants = {"san_skip": make_variant([-9.0] * 12, remaining=remaining)}
+        points |= {(*key[:2], gain): value for key, value in make_point(**variants).items()}
+    rows = {row.setting: row for row in judge_points(points) if row.key == "skips stop"}
+    shares = {setting.rpartition("skip gain ")[2]: row.estimate for setting, row in rows.items()}
+    assert shares == {"0": 0.0, "1": 1.0}
