@@ -29,7 +29,7 @@ from rank_collapse.measures.arrays import (
 from rank_collapse.measures.norms import matrix_norm
 from rank_collapse.measures.profiles import measure_states
 from rank_collapse.report import figures
-from rank_collapse.report.intervals import mean_interval
+from rank_collapse.report.intervals import Interval, all_equal, mean_interval
 from rank_collapse.struct import check_numbers, check_whole, refuse, refuse_if
 
 MEANING = {
@@ -52,8 +52,8 @@ class Slope(NamedTuple):
 
     Attributes:
         quantity, over: Its name; "depth" or "width".
-        slope, low, high: Mean over seeds and its 95 % interval: infinite of one seed, the slope
-            itself where several seeds agree in it exactly; NaN where a size has no positive number.
+        slope, low, high: Mean over seeds and its 95 % interval, infinite of one seed, and the slope
+            itself where several seeds agree exactly; NaN where a size has no positive number.
         ratio: Largest over smallest geometric mean over seeds, between all depths or widths.
         reason: Why there is no number, or "".
     """
@@ -172,10 +172,10 @@ def _fit_slope(name, over, sizes, logs):
     by_seed = away @ logs / (away @ away)  # least squares, [seeds]
     means = logs.mean(axis=1)
     ratio = float(np.exp(means.max() - means.min()))
-    slope = float(by_seed.mean())
-    is_fixed = len(by_seed) > 1 and np.ptp(by_seed) < 1e-12  # but for the fit's rounding
-    interval = (slope, slope) if is_fixed else mean_interval(by_seed)
-    return Slope(name, over, slope, *interval, ratio, "")
+    slope, ends = float(by_seed.mean()), mean_interval(by_seed)
+    if len(by_seed) > 1 and all_equal(by_seed):  # Student's interval knows no spread then
+        ends = Interval(slope, slope)
+    return Slope(name, over, slope, *ends, ratio, "")
 
 
 def coord_check(

@@ -73,6 +73,12 @@ def test_slopes_have_intervals_over_seeds():
     np.testing.assert_allclose(ends, [slopes.mean() - half, slopes.mean() + half], rtol=1e-9)
     (slope, *_) = rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=1).slopes()
     assert (slope.low, slope.high) == (-np.inf, np.inf)
+    # seeds that agree exactly decide
+    (slope, *_) = rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=3).slopes()
+    assert slope.low == slope.high == slope.slope == pytest.approx(0.5)
+    assert f"{slope.slope:.2f} to {slope.slope:.2f}" in str(
+        rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=3)
+    )
 
 
 def test_a_bump_that_no_slope_shows_is_the_largest_ratio():
