@@ -48,8 +48,15 @@ from experiments.lab import (
 from experiments.paper.circle import walks
 from experiments.train import arguments
 from experiments.train.training import TrainedTask, model_files, train_tasks
-from experiments.verdicts import Comparison, Row, fisher_exact, make_row, mean_row, seed_rows
-from experiments.verdicts.claims import FEWEST_OF_SHARE
+from experiments.verdicts import (
+    PROTOCOL,
+    Comparison,
+    Row,
+    fisher_exact,
+    make_row,
+    mean_row,
+    seed_rows,
+)
 from experiments.verdicts.intervals import wilson_interval
 from rank_collapse.report import figures
 
@@ -406,7 +413,7 @@ def describe_limit(options: Flags) -> str:
     Returns:
         Two lines; "" where variants are compared, or where there are seeds enough for a share.
     """
-    if options.compare or options.num_seeds >= FEWEST_OF_SHARE:
+    if options.compare or options.num_seeds >= PROTOCOL.rounds[0]:
         return ""
     fell = [count for (variant, _), count in PUBLISHED_FELL.items() if variant == "base"]
     return (
