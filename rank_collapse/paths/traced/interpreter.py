@@ -117,7 +117,7 @@ class Interpreter:
         return self._differentiate(eqn, values, place)
 
     def _runs_in_place(self, eqn):
-        """Whether a call is opened; a custom rule without branches is kept for exact derivatives."""
+        """Whether a call is opened. Exact derivatives keep a custom rule without branches."""
         if self.freeze or eqn.primitive.name != "custom_jvp_call":
             return True
         jaxpr, _ = open_program(eqn.params["call_jaxpr"])

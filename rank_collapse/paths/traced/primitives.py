@@ -11,13 +11,12 @@ def _names(text: str) -> frozenset[str]:
 # Reorder or copy the entries of one array. A gate stays a gate.
 STRUCTURAL = _names(
     "reshape transpose broadcast_in_dim convert_element_type reduce_precision slice squeeze rev "
-    "expand_dims copy copy_p split name optimization_barrier sharding_constraint "
+    "expand_dims copy copy_p split name sharding_constraint "
     "layout_constraint mesh_cast reshard pvary pbroadcast device_put unstack"
 )
 # Those of them whose effect on a value is not one on its sums.
 IDENTITIES = _names(
-    "copy copy_p name optimization_barrier sharding_constraint layout_constraint mesh_cast reshard "
-    "device_put"
+    "copy copy_p name sharding_constraint layout_constraint mesh_cast reshard device_put"
 )
 # Choose entries of several arrays, at indices that are constants of the pass.
 SELECTING = _names("concatenate stack tile pad gather dynamic_slice dynamic_update_slice scatter")
@@ -50,7 +49,8 @@ PREDICATES = _names(
 )
 # Nonlinear in several entries: statistics and choices. They may multiply a state and are no state.
 STATISTICS = _names(
-    "pmax pmin reduce_max reduce_min reduce_prod argmax argmin reduce_and reduce_or reduce_xor cummax cummin "
+    "pmax pmin reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin "
+    "cummax cummin "
     "cumprod cumlogsumexp sort top_k approx_top_k reduce_window_max reduce_window_min "
     "scatter_max scatter_min scatter_mul scatter-max scatter-min scatter-mul"
 )

@@ -67,6 +67,9 @@ class Rules:
             return self._apply_to_constants(values)
         if name == "stop_gradient":
             return [make_frozen(a) for a in bind(self.eqn, arrays)]
+        if name == "optimization_barrier":
+            pairs = zip(values, bind(self.eqn, arrays), strict=True)
+            return [v.replace(array=a) for v, a in pairs]
         if name in primitives.STRUCTURAL:
             return self._move(values[0])
         if name in primitives.STATISTICS:
