@@ -319,7 +319,7 @@ def rotary(x):
 
 
 def maxtext_like():
-    """Names for remat, a scan, grouped keys, rotary positions, norms of queries and keys, SwiGLU."""
+    """Names for remat, a scan, grouped keys, rotary positions, QK-norm, SwiGLU."""
     layers = without_bias(draw_layers(5, kv=1, gated=True, q_norm=(E,), k_norm=(E,)))
     stacked = jax.tree.map(lambda *a: jnp.stack(a), *layers)
 
@@ -368,7 +368,7 @@ def gemma_like():
 
 
 def squared_relu_alibi():
-    """Linear position biases, squared ReLU, RMSNorm without a gain, the exponential of log_softmax."""
+    """Linear position biases, squared ReLU, RMSNorm without a gain, exp of log_softmax."""
     layers = without_bias(draw_layers(11, slopes=(H,)))
     for w in layers:
         w["norm1"] = w["norm2"] = (1.0, 0.0)
