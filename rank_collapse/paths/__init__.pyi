@@ -32,4 +32,10 @@ from .sharing import (
     covariance_shares as covariance_shares,
     shapley_values as shapley_values,
 )
+from .transport import (
+    Transport as Transport,
+    name_states as name_states,
+    transport as transport,
+    transport_ranks as transport_ranks,
+)
 from .truncation import truncated as truncated

@@ -20,9 +20,9 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.traced.branches import Branches
 from rank_collapse.paths.traced.channels import LazySums, Slots
-from rank_collapse.paths.traced.interpreter import Interpreter
+from rank_collapse.paths.traced.interpreter import Interpreter, Start
 from rank_collapse.paths.traced.programs import trace
-from rank_collapse.paths.traced.values import Kind, Value, is_inexact, make_state
+from rank_collapse.paths.traced.values import Kind, Value, is_inexact, make_constant, make_state
 
 CURE = "take jax.lax.stop_gradient of the one that is to be frozen"
 
@@ -73,17 +73,44 @@ def function_contributions(
 
     Source: Theorem 2.1 of Dong et al. 2021, summed by length as in its section 2.1.
     """
-    counted = Branches(branches)
     x = _check_state(x)
     direction = x if direction is None else _check_direction(direction, x)
+    return sum_paths(fn, x, branches, longest, freeze, direction=direction)
+
+
+def sum_paths(
+    fn: Callable[[Any], Any],
+    x: Any,
+    branches: str | Mapping[str, str],
+    longest: int | Mapping[str, int] | None,
+    freeze: bool,
+    *,
+    direction: Any = None,
+    start: Start | None = None,
+) -> PathContributions:
+    """Sum the paths from the input along a direction, or from a state inside of the function.
+
+    Args:
+        fn, x, branches, longest, freeze: As in `function_contributions`; x may be whole numbers
+            where there is a start.
+        direction: At the input; None where paths start inside.
+        start: Where they do; None where they start at the input.
+
+    Raises:
+        ValueError: As `function_contributions`.
+    """
+    counted = Branches(branches)
     if not isinstance(freeze, bool):
         raise ValueError(f"freeze={freeze!r} is not True or False")
-    limits = _check_longest(longest, counted.kinds)
-    slots = Slots(limits)
+    slots = Slots(_check_longest(longest, counted.kinds))
     program = _trace(fn, x)
-    start = make_state(x, LazySums(lambda: slots.start(direction)))
-    interpreter = Interpreter(slots, counted, freeze)
-    (out,) = interpreter.run(program.jaxpr, program.consts, [start])
+    value = make_constant(x)
+    if start is None:
+        value = make_state(x, LazySums(lambda: slots.start(direction)))
+    interpreter = Interpreter(slots, counted, freeze, start)
+    (out,) = interpreter.run(program.jaxpr, program.consts, [value])
+    if start is not None:
+        start.check_reached()
     return _build_result(interpreter.resolve(out), slots, counted)
 
 

@@ -5,9 +5,11 @@ run in place; loops and conditions are built again around the values and their s
 A value that leaves a branch moves to one length more.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax.extend import core as jax_core
 
 from rank_collapse.paths.traced import loops, primitives
@@ -35,6 +37,59 @@ from rank_collapse.paths.traced.values import (
 )
 
 
+class Start:
+    """Where paths start inside a program: at one of the states of a `checkpoint_name`.
+
+    Args:
+        pattern: A regular expression for the whole name.
+        number: Which of the states of that name, from 0.
+        place: From the state to the direction there, an array of its shape.
+    """
+
+    def __init__(self, pattern: str, number: int, place: Callable[[Any], Any]):
+        self.pattern, self.number, self.place = re.compile(pattern), number, place
+        self.count: Any = 0  # states so far; traced inside of a loop
+        self.num_seen = 0  # the same without a loop's number of steps, which is known afterwards
+
+    def add(self, value: Value, slots: Slots) -> Value:
+        """Let paths start at a state if it is the one, and count it."""
+        is_here = self.count == self.number
+        self.count, self.num_seen = self.count + 1, self.num_seen + 1
+        if is_here is False or value.kind > Kind.GATE:
+            return value
+        value = resolve_state(value, slots)
+        begun = slots.start(self.place(value.array))
+        begun = begun * jnp.asarray(is_here, begun.dtype)
+        if value.kind != Kind.STATE:
+            return make_state(value.array, LazySums(lambda: begun))
+
+        def join(sums):
+            return sum(slots.pad_alike(sums, begun))
+
+        return make_state(value.array, LazySums(join, [value.sums]))
+
+    def check_reached(self) -> None:
+        """Check that there was a state of that number.
+
+        Raises:
+            ValueError: There was none.
+        """
+        if self.number >= self.count:
+            raise ValueError(
+                f"layer={self.number} is not one of the {self.count} states of the name "
+                f"{self.pattern.pattern!r}: name each layer's state by "
+                "jax.ad_checkpoint.checkpoint_name(x, name)"
+            )
+
+    def is_in(self, jaxpr: Any) -> bool:
+        """Whether a program has states of the name."""
+        return any(
+            (eqn.primitive.name == "name" and self.pattern.fullmatch(eqn.params["name"]))
+            or any(map(self.is_in, jax_core.jaxprs_in_params(eqn.params)))
+            for eqn in jaxpr.eqns
+        )
+
+
 class Interpreter:
     """Runs programs on values.
 
@@ -42,10 +97,11 @@ class Interpreter:
         slots: Of the sums by length.
         branches: What counts as a branch.
         freeze: Whether weights, statistics and gates are constants; False for the exact derivative.
+        start: Where paths start inside the program; None where only arguments have sums.
     """
 
-    def __init__(self, slots: Slots, branches: Branches, freeze: bool):
-        self.slots, self.branches, self.freeze = slots, branches, freeze
+    def __init__(self, slots: Slots, branches: Branches, freeze: bool, start: Start | None = None):
+        self.slots, self.branches, self.freeze, self.start = slots, branches, freeze, start
 
     def run(
         self,
@@ -71,6 +127,8 @@ class Interpreter:
             inside = entry or self.branches.find_entry(inner_scopes)
             if eqn.primitive.name == "name":
                 inside, values = self._name(eqn, frame, inside)
+                if self.start is not None and self.start.pattern.fullmatch(eqn.params["name"]):
+                    values = [self.start.add(v, self.slots) for v in values]
             else:
                 arguments = [frame.read(v, inside) for v in eqn.invars]
                 values = self.compute(eqn, arguments, inner_scopes, inside)
@@ -108,13 +166,18 @@ class Interpreter:
             jaxpr, constants = open_program(program)
             return self.run(jaxpr, constants, values, scopes, entry)
         depends = any(v.depends for v in values)
-        if depends and name in ("scan", "cond"):
+        if name in ("scan", "cond") and (depends or self._starts_in(eqn)):
             build = {"scan": loops.run_scan, "cond": loops.run_cond}[name]
             return build(self, eqn, values, scopes, entry)
         place = describe_place(eqn, scopes)
         if self.freeze or not depends:
             return Rules(self.slots, place, eqn).apply(values)
         return self._differentiate(eqn, values, place)
+
+    def _starts_in(self, eqn):
+        """Whether paths can start inside a loop or a condition."""
+        programs = jax_core.jaxprs_in_params(eqn.params)
+        return self.start is not None and any(map(self.start.is_in, programs))
 
     def _runs_in_place(self, eqn):
         """Whether a call is opened. Exact derivatives keep a custom rule without branches."""

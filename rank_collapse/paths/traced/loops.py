@@ -127,6 +127,9 @@ class _Scan:
             if self.sums[i] is not None:
                 self.sums[i] = jnp.moveaxis(self.sums[i], run.slots.num_axes, 0)
         self.out_labels = None
+        # States of the name that paths may start at: before the scan, and in each step of it.
+        self.first_state = 0 if run.start is None else run.start.count
+        self.states_per_step = 0
 
     def step(self, carry, slices, labels):
         """Run the body once on arrays and sums."""
@@ -142,12 +145,17 @@ class _Scan:
         ]
         arrays, sums = carry
         carried = [unpack(*part) for part in zip(labels, arrays, sums, strict=True)]
-        arrays, sums = slices
+        arrays, sums, number = slices
+        if self.run.start is not None:
+            self.run.start.count = self.first_state + number * self.states_per_step
         slice_labels = self.labels[self.num_fixed + self.num_carry :]
         sliced = [unpack(*part) for part in zip(slice_labels, arrays, sums, strict=True)]
+        before = None if self.run.start is None else self.run.start.num_seen
         outs = self.run.run(
             self.jaxpr, self.constants, [*fixed, *carried, *sliced], self.scopes, self.entry
         )
+        if before is not None:
+            self.states_per_step, self.run.start.num_seen = self.run.start.num_seen - before, before
         packed = [pack(v, self.run) for v in outs]
         self.out_labels = [label for label, _, _ in packed]
         return [(a, None if s is None else s.array) for _, a, s in packed]
@@ -188,7 +196,13 @@ class _Scan:
         grown = run.slots.largest([s for _, s in outs[:num_carry] if s is not None])
         growth = [max(g - s, 0) for g, s in zip(grown, sizes, strict=True)]
         run.branches.num_shifts = num_shifts
-        return self.run_parts(labels, sizes, growth)
+        if run.start is None:
+            return self.run_parts(labels, sizes, growth)
+        values = self.run_parts(labels, sizes, growth)
+        num_states = self.params["length"] * self.states_per_step
+        run.start.count = self.first_state + num_states
+        run.start.num_seen += num_states
+        return values
 
     def first_sums(self):
         """Return the shapes of all sums that the first step takes."""
@@ -220,8 +234,11 @@ class _Scan:
         length, reverse = self.params["length"], self.params["reverse"]
         low, high = (length - stop, length - start) if reverse else (start, stop)
         last = self.num_fixed + self.num_carry
+        numbers = jnp.arange(length, dtype=jnp.int32)
+        numbers = numbers[::-1] if reverse else numbers
         slices = jax.tree.map(
-            lambda a: jax.lax.slice_in_dim(a, low, high), (self.arrays[last:], self.sums[last:])
+            lambda a: jax.lax.slice_in_dim(a, low, high),
+            (self.arrays[last:], self.sums[last:], numbers),
         )
 
         def body(carry, slices):
@@ -248,6 +265,10 @@ class _Scan:
         return values
 
 
+def _branch_programs(eqn):
+    return [open_program(program)[0] for program in eqn.params["branches"]]
+
+
 def run_cond(run: Any, eqn: Any, values: Sequence[Value], scopes: Any, entry: Any) -> list[Value]:
     """Run a condition on values and their sums. Which branch is taken is frozen.
 
@@ -257,6 +278,8 @@ def run_cond(run: Any, eqn: Any, values: Sequence[Value], scopes: Any, entry: An
         values: The index of the branch, and its arguments.
         scopes, entry: As in `Interpreter.run`.
     """
+    if run.start is not None and any(map(run.start.is_in, _branch_programs(eqn))):
+        raise ValueError("states: the name stands inside a condition, where it cannot be counted")
     index, operands = values[0].array, values[1:]
     packed = [pack(v, run) for v in operands]
     labels = [label for label, _, _ in packed]
