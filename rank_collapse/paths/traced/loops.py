@@ -163,9 +163,11 @@ class _Scan:
     def trace_step(self, labels, sizes):
         """Return the shapes of what a step returns, for a carry of these labels and slots."""
         first, carried = self.num_fixed, self.num_fixed + self.num_carry
-        slices = [
-            jax.tree.map(lambda a: a[0], s) for s in (self.arrays[carried:], self.sums[carried:])
-        ]
+        slices = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(jnp.shape(a)[1:], jnp.result_type(a)),
+            (self.arrays[carried:], self.sums[carried:]),
+        )
+        slices = (*slices, jax.ShapeDtypeStruct((), jnp.int32))
         return jax.eval_shape(
             lambda carry, slices: self.step(carry, slices, labels),
             self.make_carry(labels, sizes, self.arrays[first:carried], self.sums[first:carried]),
