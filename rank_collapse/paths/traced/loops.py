@@ -198,6 +198,11 @@ class _Scan:
         grown = run.slots.largest([s for _, s in outs[:num_carry] if s is not None])
         growth = [max(g - s, 0) for g, s in zip(grown, sizes, strict=True)]
         run.branches.num_shifts = num_shifts
+        # How many slots more than the carry before the step each stacked result can have.
+        self.stacked_growth = [
+            None if s is None else [a - b for a, b in zip(run.slots.sizes(s), sizes, strict=True)]
+            for _, s in outs[num_carry:]
+        ]
         if run.start is None:
             return self.run_parts(labels, sizes, growth)
         values = self.run_parts(labels, sizes, growth)
@@ -220,12 +225,13 @@ class _Scan:
         arrays, sums = self.arrays[first:last], self.sums[first:last]
         num_parts = min(PARTS, length) if any(growth) else 1
         bounds = [length * i // max(num_parts, 1) for i in range(num_parts + 1)]
-        parts, reverse = [], self.params["reverse"]
+        parts, reverse, first_sizes = [], self.params["reverse"], sizes
         for start, stop in itertools.pairwise(bounds):
             grown = [s + g * (stop - start) for s, g in zip(sizes, growth, strict=True)]
             sizes = run.slots.cap(grown)
             (arrays, sums), stacked = self.run_part(labels, sizes, arrays, sums, start, stop)
-            parts.append(stacked)
+            before_last = [s + g * (stop - 1) for s, g in zip(first_sizes, growth, strict=True)]
+            parts.append(self.drop_empty_slots(stacked, before_last))
         if reverse:
             parts = parts[::-1]
         carried = [unpack(*part) for part in zip(labels, arrays, sums, strict=True)]
@@ -254,6 +260,18 @@ class _Scan:
             body, carry, slices, length=high - low, reverse=reverse, unroll=self.params["unroll"]
         )
 
+    def drop_empty_slots(self, stacked, before_last):
+        """Drop slots of stacked results for lengths that no path can have by the last step."""
+        arrays, sums = stacked
+        slots, kept = self.run.slots, []
+        for s, more in zip(sums, self.stacked_growth, strict=True):
+            if s is not None:
+                s = jnp.moveaxis(s, 0, slots.num_axes)
+                most = [b + m for b, m in zip(before_last, more, strict=True)]
+                s = slots.resize(s, [min(*pair) for pair in zip(slots.sizes(s), most, strict=True)])
+            kept.append(s)
+        return arrays, kept
+
     def join_parts(self, parts):
         """Join what the steps of all parts returned."""
         values, lead = [], self.run.slots.num_axes
@@ -261,8 +279,8 @@ class _Scan:
             array = jnp.concatenate([arrays[i] for arrays, _ in parts])
             sums = None
             if label.has_sums:
-                moved = [jnp.moveaxis(sums[i], 0, lead) for _, sums in parts]
-                sums = jnp.concatenate(self.run.slots.pad_alike(*moved), axis=lead)
+                sums = self.run.slots.pad_alike(*(sums[i] for _, sums in parts))
+                sums = jnp.concatenate(sums, axis=lead)
             values.append(unpack(label, array, sums))
         return values
 
