@@ -34,7 +34,7 @@ TOP = {
     "bound_report", "BoundReport", "log_residual_profile", "local_rate", "collapse_law",
     "transverse_exponents",
     "depth_report", "coord_check", "depth_rule", "loop_report", "pretrained", "training",
-    "branch_shares", "path_length_law", "rollout", "duplicates", "spikes",
+    "branch_shares", "path_length_law", "rollout", "duplicates", "spikes", "record",
 }
 # fmt: on
 
