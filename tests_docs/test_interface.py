@@ -29,6 +29,7 @@ TOP = {
     "TransformerConfig", "EmbeddingConfig", "Gains", "san", "san_mlp", "san_skip", "transformer",
     "init", "apply", "Trace", "design", "variant", "surgery",
     "path_contributions", "PathContributions", "head_contributions", "direct_contributions",
+    "function_contributions",
     "logit_attribution", "truncated", "shapley_values", "count_paths",
     "bound_report", "BoundReport", "log_residual_profile", "local_rate", "collapse_law",
     "transverse_exponents",
@@ -39,7 +40,7 @@ TOP = {
 
 
 def test_the_names_at_the_top_are_these():
-    assert set(rc.__all__) == {*TOP, *PACKAGES} and len(TOP) == 57
+    assert set(rc.__all__) == {*TOP, *PACKAGES} and len(TOP) == 58
 
 
 @pytest.mark.parametrize("package", ["", *PACKAGES])

@@ -25,6 +25,7 @@ ALONE = (
     "depth",
     "before_training",
     "attention_layer",
+    "your_model",
 )
 PAGES = [
     README,

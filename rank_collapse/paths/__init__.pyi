@@ -10,6 +10,7 @@ from .direct import (
     logit_attribution as logit_attribution,
 )
 from .enumeration import count_paths as count_paths
+from .functions import function_contributions as function_contributions
 from .heads import head_contributions as head_contributions
 from .lengths import (
     BranchShares as BranchShares,
@@ -30,5 +31,11 @@ from .sharing import (
     coalition_values as coalition_values,
     covariance_shares as covariance_shares,
     shapley_values as shapley_values,
+)
+from .transport import (
+    Transport as Transport,
+    name_states as name_states,
+    transport as transport,
+    transport_ranks as transport_ranks,
 )
 from .truncation import truncated as truncated

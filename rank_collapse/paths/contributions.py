@@ -42,6 +42,8 @@ class PathContributions(struct.Struct):
         from_memory: The part of by_length whose paths start at the memory; None without one.
         output: [n, d], the network's own output, from the same pass.
         count_mlps: Whether by_length has the axis of MLPs; static.
+        longer: [n, d], the sum of all paths longer than by_length has; None where it has all.
+        num_state_axes: Axes of the output: 2 of [n, d]; static.
     """
 
     by_length: struct.Leaf
@@ -49,6 +51,8 @@ class PathContributions(struct.Struct):
     from_memory: struct.Leaf | None = None
     output: struct.Leaf | None = None
     count_mlps: bool = struct.static(False)
+    longer: struct.Leaf | None = None
+    num_state_axes: int = struct.static(2)
 
     def __iter__(self):
         return iter((self.by_length, self.offset))
@@ -56,20 +60,26 @@ class PathContributions(struct.Struct):
     @property
     def total(self) -> struct.Leaf:
         """Σ_k C_k + offset: the output, unless a gain of `path_contributions` removed a branch."""
-        return self.by_attention_length.sum(axis=-3) + self.offset
+        total = self.by_attention_length.sum(axis=self._length_axis) + self.offset
+        return total if self.longer is None else total + self.longer
+
+    @property
+    def _length_axis(self) -> int:
+        return -1 - self.num_state_axes
 
     @property
     def by_attention_length(self) -> struct.Leaf:
         """[L + 1, n, d], summed over the number of MLPs where they are counted apart."""
-        return self.by_length.sum(axis=-3) if self.count_mlps else self.by_length
+        return self.by_length.sum(axis=self._length_axis) if self.count_mlps else self.by_length
 
     def up_to(self) -> struct.Leaf:
         """Sum the paths of lengths 0 .. k and the offset, for each k: [L + 1, n, d]."""
-        return jnp.cumsum(self.by_attention_length, axis=-3) + self.offset[..., None, :, :]
+        sums = jnp.cumsum(self.by_attention_length, axis=self._length_axis)
+        return sums + jnp.expand_dims(self.offset, self._length_axis)
 
     def all_but(self) -> Any:
         """Sum everything but the paths of length k, for each k: [L + 1, n, d]."""
-        return self.total[..., None, :, :] - self.by_attention_length
+        return jnp.expand_dims(self.total, self._length_axis) - self.by_attention_length
 
 
 @full_precision

@@ -1,0 +1,220 @@
+"""Paths by length through any JAX function, which is not changed for it.
+
+    contributions = rc.function_contributions(model, x, branches="attention")
+    contributions.by_length  # [longest + 1, n, d]
+
+Softmax weights, norm statistics, gates and choices are constants of the pass at x, as in
+`path_contributions`; the function is then affine, and its paths are counted by the branches that
+they take. `branches` names scopes of `jax.named_scope`, which Equinox and Flax Linen set for each
+module, or names of `jax.ad_checkpoint.checkpoint_name`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rank_collapse import struct
+from rank_collapse.network.precision import full_precision
+from rank_collapse.paths.contributions import PathContributions
+from rank_collapse.paths.traced.branches import Branches
+from rank_collapse.paths.traced.channels import LazySums, Slots
+from rank_collapse.paths.traced.interpreter import Interpreter, Start
+from rank_collapse.paths.traced.programs import trace
+from rank_collapse.paths.traced.values import Kind, Value, is_inexact, make_constant, make_state
+
+CURE = "take jax.lax.stop_gradient of the one that is to be frozen"
+
+
+@full_precision
+def function_contributions(
+    fn: Callable[[Any], Any],
+    x: Any,
+    *,
+    branches: str | Mapping[str, str],
+    longest: int | Mapping[str, int] | None = None,
+    direction: Any = None,
+    freeze: bool = True,
+) -> PathContributions:
+    """Sum all paths of each length through a function, exactly: Σ_k C_k + offset = fn(x).
+
+    Frozen at x: softmax weights, norm statistics, gates, maxima, choices of experts. An elementwise
+    function f of a state h is a gate f(h)/h times h, however it is spelled; a gate times another
+    value is frozen whole. What is linear passes. A product of two states, and what is not known, is
+    refused with its scope and line; `jax.lax.stop_gradient` freezes what is to be frozen.
+
+    A path takes or skips each branch: each entry into a scope that matches, or each value of a name
+    that matches. Its length counts them. A scope has to hold the branch without the skip. Branches
+    inside of branches count once, as the outermost.
+
+    Runs under jit, vmap and grad, and through scan, remat, jit, cond and custom derivatives. It
+    traces fn again at every call: `jax.jit(lambda x: rc.function_contributions(fn, x, ...))`.
+
+    Args:
+        fn: Of one array, returns one array. Functions of token ids are given as functions of their
+            embeddings.
+        x: Where paths start and where fn is frozen: the residual stream or the embedding, floats
+            of any shape.
+        branches: A regular expression for whole parts of scopes, "LB_0/att" for several, or for
+            names; or {"attention": …, "mlp": …} to count both, by_length [a, m, ...].
+        longest: The longest length apart, `longer` the sum of those beyond; None for all. For two
+            kinds a number, or one for each.
+        direction: What the paths carry, of the shape of x; None for x. The offset is output − Σ_k
+            C_k, which is the constant part of fn where the direction is x.
+        freeze: False for the exact derivative at x, Σ_k C_k = jvp(fn, x, direction), instead.
+
+    Returns:
+        `PathContributions`: by_length [longest + 1, ...], offset, output and longer.
+
+    Raises:
+        ValueError: What cannot be frozen, with its place; a pattern without a match, with the
+            nearest scopes; whole numbers for x; several outputs; another shape of the direction.
+
+    Source: Theorem 2.1 of Dong et al. 2021, summed by length as in its section 2.1.
+    """
+    x = _check_state(x)
+    direction = x if direction is None else _check_direction(direction, x)
+    return sum_paths(fn, x, branches, longest, freeze, direction=direction)
+
+
+def sum_paths(
+    fn: Callable[[Any], Any],
+    x: Any,
+    branches: str | Mapping[str, str],
+    longest: int | Mapping[str, int] | None,
+    freeze: bool,
+    *,
+    direction: Any = None,
+    start: Start | None = None,
+) -> PathContributions:
+    """Sum the paths from the input along a direction, or from a state inside of the function.
+
+    Args:
+        fn, x, branches, longest, freeze: As in `function_contributions`; x may be whole numbers
+            where there is a start.
+        direction: At the input; None where paths start inside.
+        start: Where they do; None where they start at the input.
+
+    Raises:
+        ValueError: As `function_contributions`.
+    """
+    counted = Branches(branches)
+    if not isinstance(freeze, bool):
+        raise ValueError(f"freeze={freeze!r} is not True or False")
+    slots = Slots(_check_longest(longest, counted.kinds))
+    program = _trace(fn, x)
+    value = make_constant(x)
+    if start is None:
+        value = make_state(x, LazySums(lambda: slots.start(direction)))
+    interpreter = Interpreter(slots, counted, freeze, start)
+    (out,) = interpreter.run(program.jaxpr, program.consts, [value])
+    if start is not None:
+        start.check_reached()
+    return _build_result(interpreter.resolve(out), slots, counted)
+
+
+def _build_result(out: Value, slots: Slots, counted: Branches) -> PathContributions:
+    """Return the contributions, once the output is known to be a state.
+
+    Raises:
+        ValueError: It is not.
+    """
+    counted.check_matched()
+    if out.kind in (Kind.FACTOR, Kind.PRODUCT):
+        cure = CURE if out.kind == Kind.PRODUCT else "take jax.lax.stop_gradient of it"
+        raise ValueError(f"the output is no sum of paths, because of {out.reason}: {cure}")
+    if out.kind != Kind.STATE:
+        raise ValueError(
+            "the output depends on the input only through what is frozen (softmax weights, "
+            "statistics, choices), or not at all"
+        )
+    counted.check_counted()
+    sums, output, axes = out.sums.array, out.array, tuple(range(slots.num_axes))
+    wide = jnp.promote_types(output.dtype, jnp.float32)
+    total = sums.astype(wide).sum(axes)
+    offset = (output.astype(wide) - total).astype(output.dtype)
+    sizes = [
+        size if limit is None else limit + 1
+        for size, limit in zip(slots.sizes(sums), slots.limits, strict=True)
+    ]
+    by_length = slots.resize(sums, sizes)
+    longer = None
+    if any(size > kept for size, kept in zip(slots.sizes(sums), sizes, strict=True)):
+        longer = (total - by_length.astype(wide).sum(axes)).astype(output.dtype)
+    return PathContributions(
+        by_length, offset, None, output, slots.num_axes == 2, longer, output.ndim
+    )
+
+
+def _check_state(x):
+    """Return what paths start from as an array.
+
+    Raises:
+        ValueError: Several arrays, whole numbers, or an array that was donated.
+    """
+    if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted():
+        raise ValueError("x was deleted: it was donated to another function; give a copy")
+    leaves = jax.tree.leaves(x)
+    if len(leaves) != 1 or leaves[0] is not x:
+        raise ValueError(
+            f"x is {type(x).__name__}, not one array: give the state that paths start from, and "
+            "the others by a function of it, lambda h: fn(h, others)"
+        )
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(
+            f"x is {x.dtype}: paths start from a state; give the embedding of token ids, and fn as "
+            "a function of it"
+        )
+    return x
+
+
+def _check_direction(direction, x):
+    """Return the direction in the numbers of x.
+
+    Raises:
+        ValueError: Another shape.
+    """
+    direction = jnp.asarray(direction)
+    if direction.shape != x.shape or not jnp.issubdtype(direction.dtype, jnp.floating):
+        raise ValueError(
+            f"direction {direction.dtype}{list(direction.shape)} is not of floats like x "
+            f"{x.dtype}{list(x.shape)}"
+        )
+    return direction.astype(x.dtype)
+
+
+def _check_longest(longest, kinds):
+    """Return the limit of each kind of branch.
+
+    Raises:
+        ValueError: Not a whole number, or one for another kind.
+    """
+    by_kind = longest if isinstance(longest, Mapping) else dict.fromkeys(kinds, longest)
+    if set(by_kind) - set(kinds):
+        raise ValueError(f"longest={longest!r} names others than the branches {kinds}")
+    limits = tuple(by_kind.get(kind) for kind in kinds)
+    for limit in limits:
+        if limit is not None:
+            struct.check_whole("longest", limit, 0)
+    return limits
+
+
+def _trace(fn, x):
+    """Trace the function.
+
+    Raises:
+        ValueError: It is no function, or does not return one array of floats.
+    """
+    if not callable(fn):
+        raise ValueError(f"fn is {type(fn).__name__}, not a function of x")
+    program, outputs = trace(fn, x)
+    leaves = jax.tree.leaves(outputs)
+    if len(leaves) != 1:
+        raise ValueError(
+            f"fn returns {len(leaves)} arrays, not one state: choose it, lambda x: fn(x)[0]"
+        )
+    if not is_inexact(leaves[0]) or jnp.issubdtype(leaves[0].dtype, jnp.complexfloating):
+        raise ValueError(f"fn returns {leaves[0].dtype}, not a state of floats")
+    return program

@@ -1,0 +1,152 @@
+"""Which parts of a program are branches: scopes and names that match a pattern."""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rank_collapse.paths.traced.programs import Scope
+
+KINDS = ("attention", "mlp")
+
+
+class Entry(NamedTuple):
+    """One entry into a scope that is a branch.
+
+    Attributes:
+        axis: Of the sums: which kind of branch.
+        path: The names of the scopes up to it.
+        number: Tells entries into scopes of one name apart.
+    """
+
+    axis: int
+    path: tuple[str, ...]
+    number: int
+
+
+class Branches:
+    """The patterns of the branches, and what was seen of them in a program.
+
+    Args:
+        patterns: A regular expression, or one for each of "attention" and "mlp". It is compared
+            with every whole part of a scope's path, and with runs of parts joined by "/".
+
+    Raises:
+        ValueError: No patterns of that form.
+    """
+
+    def __init__(self, patterns: str | Mapping[str, str]):
+        if isinstance(patterns, Mapping):
+            if not patterns or not set(patterns) <= set(KINDS) or "attention" not in patterns:
+                raise ValueError(
+                    f"branches={patterns!r} has to name 'attention', or 'attention' and 'mlp'"
+                )
+            patterns = {kind: patterns[kind] for kind in KINDS if kind in patterns}
+        else:
+            patterns = {"attention": patterns}
+        self.kinds = tuple(patterns)
+        self.patterns = [_compile(p) for p in patterns.values()]
+        self.names: set[str] = set()  # all scopes and names of the program
+        self.places: list[set[str]] = [set() for _ in patterns]  # those that match
+        self.num_shifts = [0] * len(self.patterns)
+
+    def find_entry(self, scopes: Sequence[Scope]) -> Entry | None:
+        """Return the outermost scope that is a branch; None where there is none.
+
+        Args:
+            scopes: From the outermost to the innermost.
+
+        Raises:
+            ValueError: A branch of one kind inside a branch of the other.
+        """
+        path = tuple(scope.name for scope in scopes)
+        self.names.update(path)
+        entries = []
+        for axis, pattern in enumerate(self.patterns):
+            for end in range(1, len(path) + 1):
+                if _matches(pattern, path[:end]):
+                    entries.append(Entry(axis, path[:end], scopes[end - 1].number))
+                    break
+        if len(entries) > 1:
+            raise ValueError(
+                f"branches: the scope {'/'.join(path)!r} is a branch both of "
+                f"{self.kinds[0]!r} and of {self.kinds[1]!r}"
+            )
+        for entry in entries:
+            self.places[entry.axis].add("/".join(entry.path))
+        return entries[0] if entries else None
+
+    def find_name(self, name: str) -> int | None:
+        """Return the axis of a `checkpoint_name` that is a branch; None where it is none.
+
+        Args:
+            name: The name.
+
+        Raises:
+            ValueError: Patterns of both kinds match it.
+        """
+        self.names.add(name)
+        axes = [axis for axis, p in enumerate(self.patterns) if p.fullmatch(name)]
+        if len(axes) > 1:
+            raise ValueError(f"branches: the name {name!r} is one of both 'attention' and 'mlp'")
+        for axis in axes:
+            self.places[axis].add(name)
+        return axes[0] if axes else None
+
+    def check_matched(self) -> None:
+        """Check that every pattern matches.
+
+        Raises:
+            ValueError: One matches no scope and no name; the message lists the nearest.
+        """
+        for pattern, places in zip(self.patterns, self.places, strict=True):
+            if not places:
+                text = pattern.pattern
+                raise ValueError(f"branches={text!r} matches no scope or name{self._nearest(text)}")
+
+    def check_counted(self) -> None:
+        """Check that states left branches of every kind.
+
+        Raises:
+            ValueError: No state left what matched.
+        """
+        for kind, pattern, places, count in zip(
+            self.kinds, self.patterns, self.places, self.num_shifts, strict=True
+        ):
+            if not count:
+                raise ValueError(
+                    f"branches={pattern.pattern!r} matches {_list(places)}, which no state leaves: "
+                    f"the output of the {kind} branch has to be in the scope, or to have the name"
+                )
+
+    def _nearest(self, text):
+        """List the names that are nearest to a pattern."""
+        names = sorted(self.names)
+        if not names:
+            return (
+                ": the function has none; put `with jax.named_scope('attention'):` around the "
+                "branch, or jax.ad_checkpoint.checkpoint_name(output, 'attention')"
+            )
+        lower = {name.lower(): name for name in names}
+        close = difflib.get_close_matches(text.lower(), lower, 5, cutoff=0.4)
+        listed = [lower[name] for name in close] or names[:12]
+        return f"; {'nearest' if close else 'there are'}: {', '.join(map(repr, listed))}"
+
+
+def _compile(pattern: Any) -> re.Pattern:
+    if not isinstance(pattern, str | re.Pattern) or not pattern:
+        raise ValueError(f"branches={pattern!r} is not a regular expression")
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"branches={pattern!r} is not a regular expression: {error}") from None
+
+
+def _matches(pattern, path):
+    """Whether a pattern matches the end of a path: its last part, or several."""
+    return any(pattern.fullmatch("/".join(path[start:])) for start in range(len(path)))
+
+
+def _list(places):
+    places = sorted(places)
+    return ", ".join(map(repr, places[:5])) + (", …" if len(places) > 5 else "")

@@ -1,0 +1,113 @@
+"""Sums of paths by length, computed only where a later sum needs them.
+
+The sums of a value of shape [...] are an array [k, ...] with a slot for each length, or [k, m, ...]
+where MLPs are counted too. A value that no path of length k reaches yet has no slot for it: sums of
+different numbers of slots are padded where they meet.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+class LazySums:
+    """Sums by length that are computed at their first use."""
+
+    __slots__ = ("_array", "_compute", "_sources")
+
+    def __init__(self, compute: Callable[..., Any], sources: Sequence["LazySums"] = ()):
+        self._compute, self._sources, self._array = compute, tuple(sources), None
+
+    @property
+    def array(self) -> Any:
+        """The sums. Sources are computed without recursion: a network may be deep."""
+        waiting = [self]
+        while waiting:
+            node = waiting[-1]
+            missing = [s for s in node._sources if s._array is None]
+            if node._array is not None or not missing:
+                waiting.pop()
+                node._finish()
+            waiting.extend(missing if node._array is None else ())
+        return self._array
+
+    def _finish(self):
+        if self._array is None:
+            self._array = self._compute(*(s._array for s in self._sources))
+            self._compute, self._sources = None, ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Slots:
+    """The slot axes in front of all sums: one for each kind of branch that is counted.
+
+    Attributes:
+        limits: The longest length of each axis that has a slot of its own; None for no limit.
+            Longer paths share one more slot at the end.
+    """
+
+    limits: tuple[int | None, ...]
+
+    @property
+    def num_axes(self) -> int:
+        """The number of slot axes."""
+        return len(self.limits)
+
+    def start(self, direction: Any) -> Any:
+        """Return the sums of the input: the direction in the slot of length 0."""
+        return direction[(None,) * self.num_axes]
+
+    def map(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Map a function of arrays over the slots of sums, padded to equal numbers."""
+        mapped = fn
+        for _ in range(self.num_axes):
+            mapped = jax.vmap(mapped)
+        return lambda *sums: mapped(*self.pad_alike(*sums))
+
+    def sizes(self, sums: Any) -> tuple[int, ...]:
+        """Return the number of slots on each axis."""
+        return sums.shape[: self.num_axes]
+
+    def pad_alike(self, *sums: Any) -> tuple[Any, ...]:
+        """Pad sums with empty slots up to the largest numbers among them."""
+        sizes = self.largest(sums)
+        return tuple(self.resize(s, sizes) for s in sums)
+
+    def largest(self, sums: Sequence[Any]) -> tuple[int, ...]:
+        """Return the largest number of slots on each axis; 1 where there are no sums."""
+        sizes = [self.sizes(s) for s in sums] or [(1,) * self.num_axes]
+        return tuple(map(max, zip(*sizes, strict=True)))
+
+    def resize(self, sums: Any, sizes: Sequence[int]) -> Any:
+        """Add empty slots at the end of each axis, or drop slots that are known to be empty."""
+        for axis, size in enumerate(sizes):
+            missing = size - sums.shape[axis]
+            if missing < 0:
+                sums = jax.lax.slice_in_dim(sums, 0, size, axis=axis)
+            elif missing:
+                pads = [(0, missing if i == axis else 0) for i in range(sums.ndim)]
+                sums = jnp.pad(sums, pads)
+        return sums
+
+    def shift(self, sums: Any, axis: int) -> Any:
+        """Move sums to one length more. The last slot keeps all that is longer than the limit."""
+        limit, size = self.limits[axis], sums.shape[axis]
+        pads = [(int(i == axis), 0) for i in range(sums.ndim)]
+        moved = jnp.pad(sums, pads)
+        if limit is None or size < limit + 2:
+            return moved
+        last = jax.lax.slice_in_dim(moved, size, size + 1, axis=axis)
+        moved = jax.lax.slice_in_dim(moved, 0, size, axis=axis)
+        index = [slice(None)] * moved.ndim
+        index[axis] = slice(size - 1, size)
+        return moved.at[tuple(index)].add(last)
+
+    def cap(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Return numbers of slots, no larger than the limits with their last slot."""
+        return tuple(
+            size if limit is None else min(size, limit + 2)
+            for size, limit in zip(sizes, self.limits, strict=True)
+        )

@@ -1,0 +1,289 @@
+"""A traced program run again, with sums of paths by length beside its values.
+
+`run` goes through the equations. Programs inside the program (jit, remat, custom derivatives) are
+run in place; loops and conditions are built again around the values and their sums (`loops.py`).
+A value that leaves a branch moves to one length more.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax.extend import core as jax_core
+
+from rank_collapse.paths.traced import loops, primitives
+from rank_collapse.paths.traced.branches import Branches, Entry
+from rank_collapse.paths.traced.channels import LazySums, Slots
+from rank_collapse.paths.traced.programs import (
+    Scope,
+    bind,
+    describe_place,
+    has_scopes,
+    open_program,
+    push_tangents,
+    read_scopes,
+)
+from rank_collapse.paths.traced.rules import Rules
+from rank_collapse.paths.traced.values import (
+    Form,
+    Kind,
+    Value,
+    is_inexact,
+    make_constant,
+    make_frozen,
+    make_state,
+    resolve_state,
+)
+
+
+class Start:
+    """Where paths start inside a program: at one of the states of a `checkpoint_name`.
+
+    Args:
+        pattern: A regular expression for the whole name.
+        number: Which of the states of that name, from 0.
+        place: From the state to the direction there, an array of its shape.
+    """
+
+    def __init__(self, pattern: str, number: int, place: Callable[[Any], Any]):
+        self.pattern, self.number, self.place = re.compile(pattern), number, place
+        self.count: Any = 0  # states so far; traced inside of a loop
+        self.num_seen = 0  # the same without a loop's number of steps, which is known afterwards
+
+    def add(self, value: Value, slots: Slots) -> Value:
+        """Let paths start at a state if it is the one, and count it."""
+        is_here = self.count == self.number
+        self.count, self.num_seen = self.count + 1, self.num_seen + 1
+        if is_here is False or value.kind > Kind.GATE:
+            return value
+        value = resolve_state(value, slots)
+        begun = slots.start(self.place(value.array))
+        begun = begun * jnp.asarray(is_here, begun.dtype)
+        if value.kind != Kind.STATE:
+            return make_state(value.array, LazySums(lambda: begun))
+
+        def join(sums):
+            return sum(slots.pad_alike(sums, begun))
+
+        return make_state(value.array, LazySums(join, [value.sums]))
+
+    def check_reached(self) -> None:
+        """Check that there was a state of that number.
+
+        Raises:
+            ValueError: There was none.
+        """
+        if self.number >= self.count:
+            raise ValueError(
+                f"layer={self.number} is not one of the {self.count} states of the name "
+                f"{self.pattern.pattern!r}: name each layer's state by "
+                "jax.ad_checkpoint.checkpoint_name(x, name)"
+            )
+
+    def is_in(self, jaxpr: Any) -> bool:
+        """Whether a program has states of the name."""
+        return any(
+            (eqn.primitive.name == "name" and self.pattern.fullmatch(eqn.params["name"]))
+            or any(map(self.is_in, jax_core.jaxprs_in_params(eqn.params)))
+            for eqn in jaxpr.eqns
+        )
+
+
+class Interpreter:
+    """Runs programs on values.
+
+    Args:
+        slots: Of the sums by length.
+        branches: What counts as a branch.
+        freeze: Whether weights, statistics and gates are constants; False for the exact derivative.
+        start: Where paths start inside the program; None where only arguments have sums.
+    """
+
+    def __init__(self, slots: Slots, branches: Branches, freeze: bool, start: Start | None = None):
+        self.slots, self.branches, self.freeze, self.start = slots, branches, freeze, start
+
+    def run(
+        self,
+        jaxpr: Any,
+        constants: Sequence[Any],
+        arguments: Sequence[Value],
+        scopes: tuple[Scope, ...] = (),
+        entry: Entry | None = None,
+    ) -> list[Value]:
+        """Run a program.
+
+        Args:
+            jaxpr, constants: The program.
+            arguments: Its inputs.
+            scopes: Around the program.
+            entry: The branch that the whole program is inside of; None for none.
+        """
+        frame = _Frame(self, entry)
+        frame.define(jaxpr.constvars, [make_constant(c) for c in constants])
+        frame.define(jaxpr.invars, arguments)
+        for eqn in jaxpr.eqns:
+            inner_scopes = scopes + read_scopes(eqn)
+            inside = entry or self.branches.find_entry(inner_scopes)
+            if eqn.primitive.name == "name":
+                inside, values = self._name(eqn, frame, inside)
+                if self.start is not None and self.start.pattern.fullmatch(eqn.params["name"]):
+                    values = [self.start.add(v, self.slots) for v in values]
+            else:
+                arguments = [frame.read(v, inside) for v in eqn.invars]
+                values = self.compute(eqn, arguments, inner_scopes, inside)
+            frame.define(eqn.outvars, values, inside)
+        return [frame.read(v, entry) for v in jaxpr.outvars]
+
+    def _name(self, eqn, frame, inside):
+        """Compute a `checkpoint_name`: the name of what leaves a branch, or a branch itself."""
+        axis = self.branches.find_name(eqn.params["name"])
+        if axis is None or inside is not None:
+            values = [frame.read(eqn.invars[0], inside)]
+            return inside, self.compute(eqn, values, (), inside)
+        left = frame.entry_of(eqn.invars[0])
+        if left is not None and left.axis == axis:
+            return left, self.compute(eqn, [frame.read(eqn.invars[0], left)], (), left)
+        values = self.compute(eqn, [frame.read(eqn.invars[0], None)], (), None)
+        return None, [self.shift(v, axis) for v in values]
+
+    def compute(
+        self, eqn: Any, values: Sequence[Value], scopes: tuple[Scope, ...], entry: Entry | None
+    ) -> list[Value]:
+        """Compute one equation.
+
+        Args:
+            eqn: The equation.
+            values: Its arguments.
+            scopes, entry: As in `run`.
+
+        Raises:
+            ValueError: It cannot be frozen.
+        """
+        name = eqn.primitive.name
+        if name in primitives.CALLS and self._runs_in_place(eqn):
+            program = eqn.params[primitives.CALLS[name]]
+            jaxpr, constants = open_program(program)
+            return self.run(jaxpr, constants, values, scopes, entry)
+        depends = any(v.depends for v in values)
+        if name in ("scan", "cond") and (depends or self._starts_in(eqn)):
+            build = {"scan": loops.run_scan, "cond": loops.run_cond}[name]
+            return build(self, eqn, values, scopes, entry)
+        place = describe_place(eqn, scopes)
+        if self.freeze or not depends:
+            return Rules(self.slots, place, eqn).apply(values)
+        return self._differentiate(eqn, values, place)
+
+    def _starts_in(self, eqn):
+        """Whether paths can start inside a loop or a condition."""
+        programs = jax_core.jaxprs_in_params(eqn.params)
+        return self.start is not None and any(map(self.start.is_in, programs))
+
+    def _runs_in_place(self, eqn):
+        """Whether a call is opened. Exact derivatives keep a custom rule without branches."""
+        if self.freeze or eqn.primitive.name != "custom_jvp_call":
+            return True
+        jaxpr, _ = open_program(eqn.params["call_jaxpr"])
+        return has_scopes(jaxpr)
+
+    def _differentiate(self, eqn, values, place):
+        """Compute an equation and its exact derivative."""
+        arrays = [v.array for v in values]
+        outs = bind(eqn, arrays)
+        states = [v.sums if v.depends and is_inexact(v.array) else None for v in values]
+        sources = [s for s in states if s is not None]
+        if eqn.primitive.name == "stop_gradient" or not sources:
+            return [make_frozen(a) for a in outs]
+
+        def push(*tangents):
+            rest = iter(tangents)
+            return push_tangents(eqn, arrays, [None if s is None else next(rest) for s in states])
+
+        try:
+            pushed = LazySums(self.slots.map(push), sources)
+            _ = pushed.array
+        except NotImplementedError as error:
+            raise ValueError(
+                f"{eqn.primitive.name} at {place} has no derivative along a direction: {error}"
+            ) from None
+        return [
+            make_state(a, LazySums(lambda p, i=i: p[i], [pushed]))
+            if is_inexact(a)
+            else make_frozen(a)
+            for i, a in enumerate(outs)
+        ]
+
+    def shift(self, value: Value, axis: int) -> Value:
+        """Return a value after it left a branch: its sums belong to paths of one length more.
+
+        Args:
+            value: Inside of the branch.
+            axis: The kind of branch.
+        """
+        if value.kind not in (Kind.STATE, Kind.GATE):
+            return value
+        self.branches.num_shifts[axis] += 1
+
+        def move(sums):
+            return self.slots.shift(sums, axis)
+
+        sums = None if value.sums is None else LazySums(move, [value.sums])
+        forms = tuple(
+            Form(f.root.derive(("shift", axis), lambda a: a, move), f.at_zero, f.slope, f.quotient)
+            for f in value.forms
+        )
+        # `derive` gives the root's array unchanged.
+        return value.replace(sums=sums, forms=forms)
+
+    def resolve(self, value: Value) -> Value:
+        """Return a value as later sums take it."""
+        return resolve_state(value, self.slots)
+
+
+class _Frame:
+    """The values of one run of a program, and which branch each was made in."""
+
+    def __init__(self, interpreter, entry):
+        self.interpreter, self.entry = interpreter, entry
+        self.values, self.entries, self.shifted = {}, {}, {}
+        self.crossings = {}
+
+    def define(self, variables, values, entry=None):
+        for variable, value in zip(variables, values, strict=True):
+            self.values[variable] = value
+            if entry is not None and entry != self.entry:
+                self.entries[variable] = entry
+
+    def entry_of(self, variable):
+        """The branch that a variable was made in."""
+        return None if isinstance(variable, jax_core.Literal) else self.entries.get(variable)
+
+    def read(self, variable, inside):
+        """Return a variable as it is inside a branch, or outside of all."""
+        if isinstance(variable, jax_core.Literal):
+            return make_constant(variable.val)
+        made_in = self.entries.get(variable)
+        if made_in is None or made_in == inside:
+            return self.values[variable]
+        if variable not in self.shifted:
+            self.shifted[variable] = self.interpreter.shift(self.values[variable], made_in.axis)
+        if inside is not None and inside.path == made_in.path:
+            self._check_crossing(variable, made_in, inside)
+        return self.shifted[variable]
+
+    def _check_crossing(self, variable, made_in, inside):
+        """Check that not several values go from one entry of a scope into the next.
+
+        Raises:
+            ValueError: They do: one branch may have been entered in several parts.
+        """
+        if not self.values[variable].depends:
+            return
+        crossing = self.crossings.setdefault((made_in, inside), set())
+        crossing.add(variable)
+        if len(crossing) > 1:
+            raise ValueError(
+                f"branches: several values go from one entry of the scope "
+                f"{'/'.join(made_in.path)!r} directly into another, which would count twice: put "
+                "the branch into one scope, or name its output by checkpoint_name"
+            )

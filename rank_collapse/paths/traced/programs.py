@@ -1,0 +1,84 @@
+"""Programs of traced functions: how they are opened, computed and described."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core as jax_core, source_info_util
+
+
+class Scope(NamedTuple):
+    """A named scope, and the number that tells entries into scopes of one name apart."""
+
+    name: str
+    number: int
+
+
+def open_program(program: Any) -> tuple[Any, Sequence[Any]]:
+    """Return the equations and the constants of a program inside a program."""
+    if hasattr(program, "consts"):
+        return program.jaxpr, program.consts
+    return program, ()
+
+
+def read_scopes(eqn: Any) -> tuple[Scope, ...]:
+    """Return the named scopes of an equation, without transformations such as vmap."""
+    stack = eqn.source_info.name_stack.stack
+    return tuple(Scope(s.name, id(s)) for s in stack if type(s).__name__ == "Scope")
+
+
+def has_scopes(jaxpr: Any) -> bool:
+    """Whether a program has scopes or names of its own."""
+    return any(
+        eqn.primitive.name == "name"
+        or read_scopes(eqn)
+        or any(map(has_scopes, jax_core.jaxprs_in_params(eqn.params)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def describe_place(eqn: Any, scopes: Sequence[Scope]) -> str:
+    """Say where an equation stands: its scope, its file and its line."""
+    scope = "/".join(scope.name for scope in scopes) or "the top level"
+    return f"{scope} ({source_info_util.summarize(eqn.source_info)})"
+
+
+def bind(eqn: Any, arrays: Sequence[Any]) -> list[Any]:
+    """Compute an equation of a program.
+
+    Args:
+        eqn: The equation.
+        arrays: Its arguments.
+    """
+    with eqn.ctx.manager:  # the precision and number types of its place
+        out = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def push_tangents(eqn: Any, arrays: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+    """Compute the derivative of an equation along tangents, None for 0.
+
+    Args:
+        eqn, arrays: As in `bind`.
+        tangents: Of the arguments.
+    """
+    is_moving = [t is not None for t in tangents]
+    moving = tuple(a for a, moves in zip(arrays, is_moving, strict=True) if moves)
+
+    def compute(*moving):
+        arguments = iter(moving)
+        return bind(
+            eqn,
+            [next(arguments) if moves else a for a, moves in zip(arrays, is_moving, strict=True)],
+        )
+
+    return jax.jvp(compute, moving, tuple(t for t in tangents if t is not None))[1]
+
+
+def trace(fn: Callable[[Any], Any], x: Any) -> tuple[Any, Any]:
+    """Trace a function of one array.
+
+    Returns:
+        Its program with constants, and the tree of the shapes of its outputs.
+    """
+    return jax.make_jaxpr(fn, return_shape=True)(x)

@@ -1,0 +1,206 @@
+"""Values of a traced program with what paths make of them.
+
+The kinds, from what passes nothing to what is refused:
+
+CONSTANT  does not depend on the input
+FROZEN    depends on it, and is a constant of the pass: softmax weights, norm statistics, choices
+STATE     affine in the input once those are constants; has sums by length
+GATE      a function of each entry of a state. It multiplies another value as a constant of the
+          pass; as a state, f(h) is f(h)/h times h
+FACTOR    may multiply, divide or weigh, and is no state: a maximum, a sum of exponentials
+PRODUCT   a product of two states or gates, whose nonlinear functions are FROZEN
+"""
+
+import dataclasses
+import enum
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rank_collapse.paths.traced.channels import LazySums, Slots
+
+
+class Kind(enum.IntEnum):
+    """What paths make of a value."""
+
+    CONSTANT = 0
+    FROZEN = 1
+    STATE = 2
+    GATE = 3
+    FACTOR = 4
+    PRODUCT = 5
+
+
+_ages = itertools.count()
+
+
+class Root:
+    """A state h of which other values are functions f(h), entry by entry."""
+
+    def __init__(self, compute: Callable[[], Any], sums: LazySums, age: int | None = None):
+        self._compute, self.sums = compute, sums
+        self.age = next(_ages) if age is None else age
+        self._derived = {}
+
+    @functools.cached_property
+    def array(self) -> Any:
+        """The value h."""
+        return self._compute()
+
+    def derive(self, key: Any, change: Callable, change_sums: Callable) -> "Root":
+        """Return the root after an operation that moves entries; the same one for the same key."""
+        if key not in self._derived:
+            sums = LazySums(change_sums, [self.sums])
+            self._derived[key] = Root(lambda: change(self.array), sums, self.age)
+        return self._derived[key]
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """A value as a function f of a root h.
+
+    Attributes:
+        root: h.
+        at_zero: f(0) where it is one known number, else None.
+        slope: Computes f′(h).
+        quotient: Computes g with g h = f(h), or g h = f(h) − c where a constant c was added; None
+            for f(h)/h.
+    """
+
+    root: Root
+    at_zero: Any
+    slope: Callable[[], Any]
+    quotient: Callable[[], Any] | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether f(0) = 0, so that the quotient times h is all of f(h)."""
+        return self.at_zero is not None and bool(np.all(self.at_zero == 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """A traced value.
+
+    Attributes:
+        array: As the function computes it.
+        kind: What paths make of it.
+        sums: By length, of a state; of a gate without forms, as a state. None where none pass.
+        forms: The value as a function of roots, the nearest root first.
+        fill: The number that fills a constant; None where it is not known.
+        is_weight: Of a gate: whether transcendental functions made it, so that it may weigh what
+            it is contracted with.
+        is_exponential: Of a gate: whether it is an exponential, which is no state.
+        is_step: Of a gate: whether it is piecewise constant, and a constant as a state.
+        is_shifted: Whether a statistic of the pass was added.
+        passes_whole: Of a gate: whether it can be a state as it stands, f(0) = 0.
+        reason: Of a factor or a product: what made it, for the message.
+    """
+
+    array: Any
+    kind: Kind = Kind.CONSTANT
+    sums: LazySums | None = None
+    forms: tuple[Form, ...] = ()
+    fill: Any = None
+    is_weight: bool = False
+    is_exponential: bool = False
+    is_step: bool = False
+    is_shifted: bool = False
+    passes_whole: bool = False
+    reason: str = ""
+
+    def replace(self, **changes: Any) -> "Value":
+        """Return the value with other attributes."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def depends(self) -> bool:
+        """Whether it is neither a constant nor frozen."""
+        return self.kind >= Kind.STATE
+
+
+def make_constant(array: Any) -> Value:
+    """Return a constant, with its number where it has one entry."""
+    is_known = np.size(array) == 1 and not isinstance(array, jax.core.Tracer)
+    return Value(array, fill=np.asarray(array).reshape(()) if is_known else None)
+
+
+def make_frozen(array: Any) -> Value:
+    """Return a constant of the pass."""
+    return Value(array, Kind.FROZEN)
+
+
+def make_state(array: Any, sums: LazySums, forms: tuple[Form, ...] = (), **flags: Any) -> Value:
+    """Return a state, which is a function of itself before all."""
+    own = Form(Root(lambda: array, sums), np.float32(0), *2 * (lambda: jnp.ones_like(array),))
+    return Value(array, Kind.STATE, sums, (own, *forms[:3]), **flags)
+
+
+def make_gate(array: Any, forms: tuple[Form, ...], **flags: Any) -> Value:
+    """Return a gate of the given forms."""
+    nearest = forms[0]
+    passes_whole = nearest.quotient is not None or nearest.is_exact
+    passes_whole &= not flags.get("is_step", False)
+    return Value(array, Kind.GATE, None, forms, passes_whole=passes_whole, **flags)
+
+
+def is_inexact(array: Any) -> bool:
+    """Whether an array has real or complex entries, and so can be a state."""
+    return jnp.issubdtype(jnp.result_type(array), jnp.inexact)
+
+
+def compute_quotient(value: Value, form: Form) -> Any:
+    """Compute f(h)/h; f′(0) where h is 0, and 0 where that is infinite."""
+    if form.quotient is not None:
+        return form.quotient()
+    h = form.root.array
+    is_zero = h == 0
+    slope = jnp.broadcast_to(jnp.asarray(form.slope(), value.array.dtype), h.shape)
+    slope = jnp.where(jnp.isfinite(slope), slope, 0)
+    return jnp.where(
+        is_zero, slope, value.array / jnp.where(is_zero, 1, h).astype(value.array.dtype)
+    )
+
+
+def resolve_state(value: Value, slots: Slots) -> Value:
+    """Return a value as later sums take it: a gate becomes a state, a step or an exponential not.
+
+    Args:
+        value: Of any kind.
+        slots: Of the sums.
+    """
+    if value.kind != Kind.GATE:
+        return value
+    if value.is_step:
+        return make_frozen(value.array)
+    if value.is_exponential and not value.passes_whole:
+        return Value(value.array, Kind.FACTOR, reason=value.reason)
+    return make_state(value.array, gate_sums(value, slots), is_shifted=value.is_shifted)
+
+
+def gate_sums(value: Value, slots: Slots) -> LazySums:
+    """Compute the sums of a gate as a state: f(h)/h times those of h."""
+    if value.sums is not None or not value.forms:
+        return value.sums
+    form, lead = value.forms[0], (None,) * slots.num_axes
+
+    def multiply(sums):
+        quotient = compute_quotient(value, form)
+        return (quotient[lead] * sums).astype(value.array.dtype)
+
+    return LazySums(multiply, [form.root.sums])
+
+
+def merge_kinds(first: Value, second: Value) -> Kind:
+    """Return the kind that covers two values which become one: of branches, or around a loop."""
+    low, high = sorted((first.kind, second.kind))
+    if {low, high} == {Kind.STATE, Kind.GATE}:
+        return Kind.STATE
+    if high == Kind.FACTOR and low in (Kind.STATE, Kind.GATE):
+        return Kind.PRODUCT
+    return Kind(high)

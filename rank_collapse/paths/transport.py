@@ -1,0 +1,205 @@
+"""What a state inside a network does to the last one: the Jacobian J_l, exact and by path length.
+
+    fn = rc.paths.name_states(params, config)  # or any function with names
+    moved = rc.paths.transport(fn, ids, direction, layer=4, branches="attention")
+    moved.by_length  # [longest + 1, d]: J_l · direction, split by the attentions passed
+
+J_l is the mean Jacobian of the Jacobian lens: of the last state at all positions with respect to
+the state after layer l at one, summed over the later ones and averaged over the sources, without
+the first 16 positions, whose states are those of attention sinks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
+
+from rank_collapse import struct
+from rank_collapse.measures.residuals import effective_rank
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import apply
+from rank_collapse.paths.functions import sum_paths
+from rank_collapse.paths.traced.interpreter import Start
+
+
+class Transport(NamedTuple):
+    """What `transport` measured.
+
+    Attributes:
+        by_length: [k, d], mean over sources of the sum over positions, by path length.
+        by_position: [k, n, d], what arrives at each position from all sources together.
+        total: [d], of all lengths, those beyond the longest included: J_l · direction.
+    """
+
+    by_length: Float[Array, "k d"]
+    by_position: Float[Array, "k n d"]
+    total: Array
+
+
+def name_states(
+    params: TransformerParams, config: TransformerConfig, **inputs: Any
+) -> Callable[[Any], Any]:
+    """Return a network as a function from its input to its last state, with names for `transport`.
+
+    The names are "attention", "cross" and "mlp" of the branches, and "residual" of the state after
+    each layer.
+
+    Args:
+        params, config: The network, as `rc.pretrained.load` returns them.
+        **inputs: As in `rc.apply`, but `edit`.
+    """
+    places = {f"{kind}_branch": kind for kind in config.kinds} | {"residual": "residual"}
+    edit = {
+        place: lambda value, layer, name=name: checkpoint_name(value, name)
+        for place, name in places.items()
+    }
+    return lambda x: apply(params, x, config, edit=edit, **inputs).hidden[-1]
+
+
+@full_precision
+def transport(
+    fn: Callable[[Any], Any],
+    x: Any,
+    direction: Any,
+    *,
+    layer: int,
+    branches: str | Mapping[str, str],
+    states: str = "residual",
+    sources: int | Sequence[int] | None = None,
+    skip: int = 16,
+    longest: int | None = None,
+    freeze: bool = False,
+) -> Transport:
+    """Compute J_l · direction from the state after layer l to the last state, by path length.
+
+    Exact by default: Σ_k by_length is the derivative. With freeze=True its frozen part, the path
+    sums of Dong et al. 2021, which is another vector.
+
+    Args:
+        fn: From x to the last state [n, d], each layer's state with a `checkpoint_name`.
+        x: Its input; token ids too.
+        direction: [d], or [n, d] to use it as it is, without sources.
+        layer: Which state of the name, from 0.
+        branches, longest, freeze: As in `function_contributions`, of one kind of branch.
+        states: The name of the states: a regular expression.
+        sources: Positions that the direction is added to, whose mean is taken; None for all from
+            `skip` on.
+        skip: Positions from the start whose outputs are left out; where sources are given, too.
+
+    Returns:
+        `Transport`.
+
+    Raises:
+        ValueError: No such layer, a direction of another width, no positions left, and as
+            `function_contributions`.
+
+    Source: the mean over sources of the Jacobian lens, its cotangent on all later positions.
+    """
+    if isinstance(branches, Mapping):
+        raise ValueError(f"branches={branches!r}: transport counts one kind")
+    layer, skip = struct.check_whole("layer", layer, 0), struct.check_whole("skip", skip, 0)
+    direction = jnp.asarray(direction)
+    num_sources = []
+
+    def place(state):
+        moved, count = _place(direction.astype(state.dtype), state, sources, skip)
+        num_sources.append(count)
+        return moved
+
+    start = Start(states, layer, place)
+    contributions = sum_paths(fn, jnp.asarray(x), branches, longest, freeze, start=start)
+    by_position = contributions.by_length
+    if by_position.ndim != 3:
+        raise ValueError(f"fn returns {list(by_position.shape[1:])}, not states [n, d]")
+    counted = jnp.arange(by_position.shape[1]) >= skip
+    by_length = jnp.sum(by_position * counted[None, :, None], axis=1) / num_sources[0]
+    total = by_length.sum(0)
+    if contributions.longer is not None:
+        total = total + jnp.sum(contributions.longer * counted[:, None], axis=0) / num_sources[0]
+    return Transport(by_length, by_position, total)
+
+
+def _place(direction, state, sources, skip):
+    """Return the direction at its sources [n, d], and the number of these.
+
+    Raises:
+        ValueError: Another shape, or no positions.
+    """
+    if state.ndim != 2 or direction.shape not in (state.shape, state.shape[1:]):
+        raise ValueError(
+            f"direction of shape {list(direction.shape)} does not fit states {list(state.shape)}"
+        )
+    n = state.shape[0]
+    if skip >= n:
+        raise ValueError(f"skip={skip} leaves none of {n} positions")
+    if direction.ndim == 2:
+        return direction, 1
+    sources = np.arange(skip, n) if sources is None else np.atleast_1d(np.asarray(sources))
+    if (
+        not sources.size
+        or sources.dtype.kind not in "iu"
+        or sources.min() < 0
+        or sources.max() >= n
+    ):
+        raise ValueError(f"sources={sources.tolist()} are not positions from 0 to {n - 1}")
+    return jnp.zeros_like(state).at[sources].set(direction), sources.size
+
+
+@full_precision
+def transport_ranks(
+    fn: Callable[[Any], Any],
+    x: Any,
+    *,
+    layer: int,
+    source: int,
+    states: str = "residual",
+    branches: str,
+    longest: int | None = None,
+    freeze: bool = False,
+    distances: Sequence[int] | None = None,
+) -> Float[Array, "k m"]:
+    """Compute the effective rank of ∂(last state at s + m)/∂(state of layer l at s), by distance m.
+
+    It runs the derivative along all d unit vectors of the source's state.
+
+    Args:
+        fn, x, layer, states, branches, freeze, longest: As in `transport`.
+        source: s.
+        distances: m; None for all from 0 to the last position.
+
+    Returns:
+        [longest + 2, distances]: of the part of each length, and last of all lengths together.
+
+    Raises:
+        ValueError: As `transport`; distances beyond the last position.
+    """
+    shape = jax.eval_shape(fn, jnp.asarray(x))
+    n, d = shape.shape
+    distances = np.arange(n - source) if distances is None else np.asarray(distances)
+    if distances.min() < 0 or source + distances.max() >= n:
+        raise ValueError(f"distances={distances.tolist()} leave the {n} positions from {source} on")
+
+    def run(unit):
+        moved = transport(
+            fn,
+            x,
+            unit,
+            layer=layer,
+            branches=branches,
+            states=states,
+            sources=source,
+            skip=0,
+            longest=longest,
+            freeze=freeze,
+        )
+        parts = moved.by_position[:, source + distances]
+        return jnp.concatenate([parts, parts.sum(0, keepdims=True)])
+
+    jacobians = jax.vmap(run)(jnp.eye(d, dtype=shape.dtype))  # [d, k + 1, m, d]
+    return effective_rank(jnp.moveaxis(jacobians, 0, 2))

@@ -1,0 +1,129 @@
+"""The Jacobian from a state to the last one: against jacfwd, in three kinds of functions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from refusals import refused
+
+import rank_collapse as rc
+from rank_collapse.paths import name_states, transport, transport_ranks
+
+DEPTH, N, D = 3, 6, 8
+CONFIG = rc.transformer(
+    depth=DEPTH, num_heads=2, d_model=D, mlp="gelu", norm_placement="pre", mask="causal"
+)
+
+
+def draw_params():
+    params = rc.init(jax.random.key(0), CONFIG, 2.0, 0.3)
+    return jax.tree.map(lambda a: a.astype(jnp.float64), params)
+
+
+def last_state(params, x, layer, delta):
+    """The last state, with delta added to the state after a layer."""
+
+    def add(state, l):
+        return state + jnp.where(l == layer, 1.0, 0.0) * delta
+
+    return rc.apply(params, x, CONFIG, edit={"residual": add}).hidden[-1]
+
+
+def by_hand(params):
+    """The same network, layer by layer in Python, with names: no scan."""
+
+    def fn(x):
+        layers = [jax.tree.map(lambda a, l=l: a[l : l + 1], params.layers) for l in range(DEPTH)]
+        for layer in layers:
+            one = params.replace(layers=layer)
+            named = name_states(one, CONFIG.replace(depth=1))
+            x = named(x)
+        return x
+
+    return fn
+
+
+@pytest.fixture
+def inputs(x64):
+    return draw_params(), jax.random.normal(jax.random.key(1), (N, D), jnp.float64)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_transport_is_the_jacobian_in_a_scan_and_in_a_loop(inputs, layer):
+    params, x = inputs
+    v = np.random.default_rng(2).normal(size=D)
+    jacobian = jax.jacfwd(lambda delta: last_state(params, x, layer, delta))(jnp.zeros((N, D)))
+    want = np.einsum("tisj,j->tsi", jacobian, v)
+    for fn in (name_states(params, CONFIG), by_hand(params)):
+        moved = jax.jit(
+            lambda x, v, fn=fn: transport(fn, x, v, layer=layer, branches="attention", skip=2)
+        )(x, v)
+        np.testing.assert_allclose(moved.total, want[2:, 2:].sum(0).mean(0), rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(moved.by_length.sum(0), moved.total, atol=1e-10)
+        # no path passes more attentions than there are layers left
+        assert np.all(np.abs(moved.by_length[DEPTH - layer :]) < 1e-12)
+        one = transport(fn, x, v, layer=layer, branches="attention", skip=0, sources=3)
+        np.testing.assert_allclose(one.by_position.sum(0), want[:, 3], rtol=1e-9, atol=1e-10)
+
+
+def test_frozen_transport_starts_at_the_state_as_path_contributions_do(inputs):
+    """With the state itself as the direction, frozen parts are the network's own path sums."""
+    params, x = inputs
+    hidden = rc.apply(params, x, CONFIG).hidden
+    fn = name_states(params, CONFIG)
+    moved = transport(fn, x, hidden[1], layer=0, branches="attention", skip=0, freeze=True)
+    later = jax.tree.map(lambda a: a[1:], params.layers)
+    want = rc.path_contributions(
+        params.replace(layers=later), hidden[1], CONFIG.replace(depth=DEPTH - 1)
+    )
+    np.testing.assert_allclose(moved.by_position[:DEPTH], want.by_length, atol=1e-10)
+
+
+def test_the_rank_of_the_jacobian_by_distance(inputs):
+    params, x = inputs
+    fn = name_states(params, CONFIG)
+    jacobian = jax.jacfwd(lambda delta: last_state(params, x, 1, delta))(jnp.zeros((N, D)))
+    want = [rc.effective_rank(np.asarray(jacobian)[2 + m, :, 2]) for m in (0, 1, 3)]
+    ranks = transport_ranks(fn, x, layer=1, source=2, branches="attention", distances=(0, 1, 3))
+    np.testing.assert_allclose(ranks[-1], want, rtol=1e-8)
+
+
+def test_longest_leaves_the_total_whole(inputs):
+    params, x = inputs
+    fn, v = name_states(params, CONFIG), np.ones(D)
+    whole = transport(fn, x, v, layer=0, branches="attention", skip=1)
+    cut = transport(fn, x, v, layer=0, branches="attention", skip=1, longest=1)
+    assert cut.by_length.shape == (2, D)
+    np.testing.assert_allclose(cut.total, whole.total, atol=1e-10)
+
+
+def call(**changes):
+    options = {"direction": np.ones(D), "layer": 0, "branches": "attention", "skip": 0} | changes
+    fn = name_states(rc.init(jax.random.key(0), CONFIG), CONFIG)
+    return transport(fn, np.ones((N, D), np.float32), **options)
+
+
+test_a_wrong_use_is_refused = refused(
+    [
+        ({"layer": 3}, "layer=3 is not one of the 3 states of the name 'residual'"),
+        ({"states": "stream"}, "layer=0 is not one of the 0 states of the name 'stream'"),
+        ({"layer": -1}, "layer=-1"),
+        ({"direction": np.ones(3)}, r"direction of shape \[3\] does not fit states \[6, 8\]"),
+        ({"skip": 6}, "skip=6 leaves none of 6 positions"),
+        ({"sources": 6}, r"sources=\[6\] are not positions from 0 to 5"),
+        ({"branches": {"attention": "a"}}, "transport counts one kind"),
+        ({"branches": "attn"}, "branches='attn' matches no scope or name; nearest: 'attention'"),
+    ],
+    by=lambda changes: call(**changes),
+)
+
+
+def test_a_name_in_a_condition_is_refused():
+    def fn(x):
+        return jax.lax.cond(
+            x.sum() > 0, lambda x: checkpoint_name(x, "residual"), lambda x: 2 * x, x
+        )
+
+    with pytest.raises(ValueError, match="the name stands inside a condition"):
+        transport(fn, np.ones((4, 3)), np.ones(3), layer=0, branches="a", skip=0)
