@@ -23,7 +23,7 @@ from rank_collapse.torch.operators import (
     STATISTICS,
     SUMS,
 )
-from rank_collapse.torch.refusals import refuse_argument, refuse_kernel, refuse_operator
+from rank_collapse.torch.refusals import describe, refuse_argument, refuse_kernel, refuse_operator
 from rank_collapse.torch.values import Value, is_floating
 
 _KEEPS_ENTRIES = COMPARISONS | {"mul", "add", "sub", "div", "where", "_to_copy", "clone", "alias"}
@@ -56,6 +56,8 @@ def freeze_call(call: Call, result: Any) -> Any:
         return _quotient(call, result)
     if name in ("add", "sub", "rsub"):
         return _sum(call, result)
+    if name == "neg":
+        return _negate(call, result)
     if name in MOVES:
         return _move(call, result)
     if name in SUMS:
@@ -160,8 +162,9 @@ def _move(call, result):
         bases = [dependent[0].base]
     roots = _move_roots(call, positions, dependent, count)
     values = _linear(call, result, positions, bases=bases, roots=roots)
-    if isinstance(values, Value) and len(dependent) == 1:
-        values.summed_base = dependent[0].summed_base
+    if len(dependent) == 1:
+        for value in list_values(values):
+            value.summed_base, value.at_zero = dependent[0].summed_base, dependent[0].at_zero
     return values
 
 
@@ -171,7 +174,8 @@ def _move_roots(call, positions, dependent, count):
         return None
     gates = tuple(dependent)
     moved = call.compute_linear(positions, gates, tuple(v.gate_of.array for v in gates))
-    arrays = moved if count > 1 else [moved[0] if isinstance(moved, list | tuple) else moved]
+    has_many = isinstance(moved, list | tuple)
+    arrays = moved if has_many else [moved]
     return [
         _make(
             call,
@@ -206,14 +210,28 @@ def _gate(call, result, root, base, slope=None):
     Args:
         slope: Computes the derivative of the function, for where `root` is 0.
     """
+    at_zero = _evaluate_at_zero(call)
 
     def push(tangent):
-        at_zero = root.array == 0
-        quotient = result / torch.where(at_zero, torch.ones_like(root.array), root.array)
+        is_zero = root.array == 0
+        quotient = result / torch.where(is_zero, torch.ones_like(root.array), root.array)
         slopes = torch.zeros_like(quotient) if slope is None else slope()
-        return (tangent * torch.where(at_zero, slopes, quotient)).to(result.dtype)
+        return (tangent * torch.where(is_zero, slopes, quotient)).to(result.dtype)
 
-    return _make(call, result, base=base, gate_of=root, sources=(root,), push=push)
+    fields = {"base": base, "gate_of": root, "at_zero": at_zero}
+    return _make(call, result, sources=(root,), push=push, **fields)
+
+
+def _evaluate_at_zero(call):
+    """Compute an entrywise function of one value h where h is 0; None if that is not known."""
+    dependent = call.dependent
+    numbers = [0.0 if v.gate_of is None else v.at_zero for v in dependent]
+    if None in numbers or any(v.shape != () for v in call.values if not v.degree):
+        return None
+    zeros = [v.array.new_full((), n) for v, n in zip(dependent, numbers, strict=True)]
+    result = call.compute_replacing(tuple(dependent), tuple(zeros))
+    is_known = not result.is_complex() and bool(torch.isfinite(result))
+    return float(result) if is_known else None
 
 
 def _entrywise(call, result, position):
@@ -265,14 +283,24 @@ def _sum(call, result):
     if len(dependent) == 1:
         other = right if value is left else left
         is_scalar = not isinstance(other, Value) or other.shape == ()
-        if gate is not None and is_scalar:
-            # A number that is added to a gate belongs to the function: 1 + exp(-h).
+        if value.is_weight and is_scalar:
+            # A number that is added to exp(-h) belongs to the function; to gelu(h) it is a bias.
             return _gate(call, result, gate, value.base)
         if value.summed_base is not None and is_scalar:
             total = _linear(call, result, (0, 1))
             total.summed_base = value.summed_base
             return total
-    return _linear(call, result, (0, 1), bases=[value.base], roots=[gate])
+    total = _linear(call, result, (0, 1), bases=[value.base], roots=[gate])
+    total.at_zero = None if gate is None else _evaluate_at_zero(call)
+    return total
+
+
+def _negate(call, result):
+    """Return a value with the opposite sign."""
+    value = call.get(0)
+    negated = _linear(call, result, (0,), bases=[value.base], roots=[value.gate_of])
+    negated.at_zero = None if value.at_zero is None else -value.at_zero
+    return negated
 
 
 def _product(call, result):
@@ -286,18 +314,21 @@ def _product(call, result):
         position = rule.right if depends[1] else rule.left
         return _scaled(call, result, rule, position)
     if not rule.entrywise:
-        return _scores(call, result, call.place)
+        if left.is_weight != right.is_weight:  # weights that are written out, not yet divided
+            return _carry(call, result, rule, rule.right if left.is_weight else rule.left)
+        return _scores(call, result, describe(call))
     if left.base == right.base and left.shape == right.shape:
         # The product of two functions of the same value is one, and a gate.
         position = rule.right if left.is_gate and not right.is_gate else rule.left
         carrier = call.get(position)
         root = next((v.gate_of for v in (left, right) if v.is_gate), carrier)
-        return _carry(call, result, rule, position, base=left.base, gate_of=root)
+        fields = {"base": left.base, "gate_of": root, "at_zero": _evaluate_at_zero(call)}
+        return _carry(call, result, rule, position, **fields)
     if left.is_gate != right.is_gate:
         position = rule.right if left.is_gate else rule.left
         if call.get(position).shape == result.shape:
             return _carry(call, result, rule, position)
-    return _scores(call, result, call.place)
+    return _scores(call, result, describe(call))
 
 
 def _scaled(call, result, rule, position):
@@ -307,7 +338,7 @@ def _scaled(call, result, rule, position):
         return _carry(call, result, rule, position)
     is_scalar = not isinstance(factor, Value) or factor.shape == ()
     keeps_shape = value.shape == result.shape
-    if value.is_gate and not keeps_shape and factor.from_inputs:
+    if value.is_weight and not is_scalar and factor.from_inputs:
         return call.constant(result)  # a gate of a value that does not depend on the state
     root = value.gate_of
     if root is None and keeps_shape and isinstance(factor, Value) and factor.base == value.base:
@@ -315,6 +346,10 @@ def _scaled(call, result, rule, position):
     fields = {"gate_of": root, "summed_base": value.summed_base if is_scalar else None}
     if keeps_shape:
         fields["base"] = value.base
+    if root is value:
+        fields["at_zero"] = 0.0
+    elif root is not None:
+        fields["at_zero"] = _evaluate_at_zero(call) if is_scalar else value.at_zero
     return _carry(call, result, rule, position, **fields)
 
 
@@ -351,11 +386,13 @@ def _quotient(call, result):
             return call.constant(result)  # a softmax that is written out
         if below.base == above.base and below.shape == above.shape:
             root = next((v.gate_of for v in (above, below) if v.is_gate), above)
-            fields = {"gate_of": root, "base": above.base}
+            fields = {"gate_of": root, "base": above.base, "at_zero": _evaluate_at_zero(call)}
     elif keeps_shape:
         fields["base"] = above.base
         is_function = isinstance(below, Value) and below.base == above.base
         fields["gate_of"] = above.root if is_function else above.gate_of
+        if above.is_gate:
+            fields["at_zero"] = above.at_zero
         if not isinstance(below, Value) or below.shape == ():
             fields["summed_base"] = above.summed_base
 

@@ -12,7 +12,7 @@ from rank_collapse.torch.exporting import Exported, describe_place
 from rank_collapse.torch.frozen import freeze_call
 from rank_collapse.torch.refusals import refuse_operator, refuse_random
 from rank_collapse.torch.scopes import Branch, Branches
-from rank_collapse.torch.values import Bases, Value, is_floating
+from rank_collapse.torch.values import Bases, Value
 
 
 class Evaluation:
@@ -127,13 +127,13 @@ class Evaluation:
             return None
         return freeze_call(call, result) if self._freeze else differentiate_call(call, result)
 
-    def _call_graph(self, name: str, call: Call, branch: Branch | None) -> Any:
+    def _call_graph(self, call: Call, branch: Branch | None) -> Any:
         """Evaluate an operator that calls graphs, such as `torch.cond`."""
-        if name == "cond":
+        if call.name == "cond":
             predicate, on_true, on_false, operands = call.args
             chosen = on_true if bool(call.argument(0, predicate)) else on_false
             return self._run(chosen, list_values(operands), branch)
-        if name == "wrap_with_set_grad_enabled":
+        if call.name == "wrap_with_set_grad_enabled":
             return self._run(call.args[1], list_values(call.args[2:]), branch)
         refuse_operator(call)
         return None

@@ -18,6 +18,10 @@ KERNELS     attention in one operator, whose weights are not in the graph; refus
 import dataclasses
 
 
+def _names(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
 def _at(position: int, names: str) -> dict[str, tuple[int, ...]]:
     return dict.fromkeys(names.split(), (position,))
 
@@ -99,31 +103,30 @@ ENTRYWISE: dict[str, tuple[int, ...]] = {
     ),
     "pow": (0, 1),
 }
-STATISTICS = frozenset(
-    "_softmax _log_softmax _safe_softmax var std norm linalg_vector_norm logsumexp "
-    "logcumsumexp".split()
+STATISTICS = _names(
+    "_softmax _log_softmax _safe_softmax var std norm linalg_vector_norm logsumexp logcumsumexp"
 )
-COMPARISONS = frozenset(
+COMPARISONS = _names(
     "eq ne gt ge lt le isnan isinf logical_not logical_and logical_or logical_xor bitwise_not "
-    "bitwise_and bitwise_or bitwise_xor".split()
+    "bitwise_and bitwise_or bitwise_xor"
 )
-CONSTANTS = COMPARISONS | frozenset(
+CONSTANTS = COMPARISONS | _names(
     "any all argmax argmin argsort nonzero count_nonzero searchsorted bucketize histc isin "
     "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty "
     "_local_scalar_dense sym_size sym_stride sym_numel detach _assert_async "
-    "_assert_scalar _assert_tensor_metadata floor_divide".split()
+    "_assert_scalar _assert_tensor_metadata floor_divide"
 )
-CHOICES = frozenset(
-    "topk sort max min amax amin median kthvalue maximum minimum max_pool2d_with_indices".split()
+CHOICES = _names(
+    "topk sort max min amax amin median kthvalue maximum minimum max_pool2d_with_indices"
 )
-NORMS = frozenset(
+NORMS = _names(
     "native_layer_norm native_group_norm _fused_rms_norm var_mean "
-    "_native_batch_norm_legit_no_training".split()
+    "_native_batch_norm_legit_no_training"
 )
-KERNELS = frozenset(
+KERNELS = _names(
     "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu "
     "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
     "_scaled_dot_product_fused_attention_overrideable _flash_attention_forward "
     "_efficient_attention_forward flex_attention _native_multi_head_attention "
-    "_transformer_encoder_layer_fwd".split()
+    "_transformer_encoder_layer_fwd"
 )

@@ -22,9 +22,10 @@ class PathLengths:
     Attributes:
         by_length: [longest + 1, *output]; with several axes of branches [K_1 + 1, K_2 + 1, …,
             *output], in the order of `branches`.
-        offset: [*output], what does not come from the state that paths start from, such as biases.
+        offset: [*output], output − Σ_k by_length − longer: what biases contribute, where the sums
+            are those of the state itself.
         output: [*output], the model's own output.
-        longer: [*output], the sum of all paths longer than `longest`; 0 where there are none.
+        longer: [*output], the sum of all paths longer than `longest`; None where there are none.
         start: The name of the argument or module that paths start from.
         output_name: Which of the model's results this is.
     """
@@ -32,7 +33,7 @@ class PathLengths:
     by_length: Tensor
     offset: Tensor
     output: Tensor
-    longer: Tensor
+    longer: Tensor | None
     start: str
     output_name: str
 
@@ -101,25 +102,25 @@ def path_lengths(
     result = evaluation.output
     if evaluation.start is None or not result.degree:
         raise ValueError(
-            f"{exported.output} does not depend on start={start!r}, other than through what is frozen"
+            f"{exported.output} depends on start={start!r} at most through what is frozen (softmax "
+            "weights, statistics, choices)"
         )
     if result.degree == 2:
-        refuse_product(result.product or "")
+        refuse_product(str(result.product))
     state = evaluation.start.array
     if direction is not None and direction.shape != state.shape:
         raise ValueError(f"direction of shape {tuple(direction.shape)} is not {tuple(state.shape)}")
-    num_axes = len(matched.axes)
-
-    def carry(tangent, limit):
-        return carry_sums(result, evaluation.start, tangent, num_axes, limit)
-
-    sums = carry(state if direction is None else direction.to(state), longest)
-    total = sums if direction is None else carry(state, -1)
-    total = total.sum(tuple(range(num_axes)))
-    by_length, longer = _split_longer(sums, num_axes, longest)
+    sums = carry_sums(
+        result,
+        evaluation.start,
+        state if direction is None else direction.to(state),
+        len(matched.axes),
+        longest,
+    )
+    by_length, longer = _split_longer(sums, len(matched.axes), longest)
     return PathLengths(
         by_length=by_length,
-        offset=result.array - total,
+        offset=result.array - sums.sum(tuple(range(len(matched.axes)))),
         output=result.array,
         longer=longer,
         start=start,
@@ -128,14 +129,20 @@ def path_lengths(
 
 
 def _split_longer(sums, num_axes, longest):
-    """Split sums by length into those up to `longest`, with zeros where none are, and the others."""
-    total = sums.sum(tuple(range(num_axes)))
+    """Split sums by length into those up to `longest`, zeros where there are none, and the others.
+
+    Args:
+        sums: [*lengths, *output].
+        num_axes: Of lengths.
+        longest: None for all.
+    """
     if longest is None:
-        return sums, torch.zeros_like(total)
+        return sums, None
+    is_longer = any(size > longest + 1 for size in sums.shape[:num_axes])
+    total = sums.sum(tuple(range(num_axes)))
     for axis in range(num_axes):
         size = sums.shape[axis]
-        shape = (*sums.shape[:axis], max(longest + 1 - size, 0), *sums.shape[axis + 1 :])
-        sums = torch.cat(
-            [sums.narrow(axis, 0, min(size, longest + 1)), sums.new_zeros(shape)], axis
-        )
-    return sums, total - sums.sum(tuple(range(num_axes)))
+        missing = (*sums.shape[:axis], max(longest + 1 - size, 0), *sums.shape[axis + 1 :])
+        kept = sums.narrow(axis, 0, min(size, longest + 1))
+        sums = torch.cat([kept, sums.new_zeros(missing)], axis)
+    return sums, total - sums.sum(tuple(range(num_axes))) if is_longer else None

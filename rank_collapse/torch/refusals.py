@@ -16,8 +16,8 @@ def refuse_operator(call: Call) -> NoReturn:
 def refuse_argument(call: Call) -> NoReturn:
     """Refuse an operator that depends on the state through an argument that no rule has."""
     raise ValueError(
-        f"{describe(call)} depends on the start through several arguments or an unusual one, and no "
-        "rule says how to freeze it: freeze an argument with .detach()"
+        f"{describe(call)} depends on the start through several arguments or an unusual one, and "
+        "no rule says how to freeze it: freeze an argument with .detach()"
     )
 
 
@@ -46,6 +46,6 @@ def refuse_random(call: Call) -> NoReturn:
 def refuse_product(product: str) -> NoReturn:
     """Refuse an output that depends on a product of two values of degree 1."""
     raise ValueError(
-        f"two values that depend on the start are multiplied in {product}, and neither is a gate or "
-        "ends in a softmax: freeze one of them with .detach(), as attention weights are"
+        f"{product} multiplies two values that depend on the start; neither is a gate, and the "
+        "product is not frozen by a softmax: freeze one of them with .detach()"
     )

@@ -47,7 +47,9 @@ class Branches:
             )
         self.axes = tuple(patterns)
         self._patterns = [_compile(name, pattern) for name, pattern in patterns.items()]
-        modules = {path: module for path, module in model.named_modules() if path}
+        named = model.named_modules(remove_duplicate=False)
+        modules = {path: module for path, module in named if path}
+        self._paths = list_paths(model)
         for name, pattern in zip(self.axes, self._patterns, strict=True):
             if not any(pattern.fullmatch(path) for path in modules):
                 raise ValueError(_no_match(name, pattern.pattern, list(modules)))
@@ -64,9 +66,18 @@ class Branches:
         """Return the branch in which a node is computed, the outermost that matches."""
         for call, path in module_calls(node):
             for axis, pattern in enumerate(self._patterns):
-                if pattern.fullmatch(path):
+                if any(pattern.fullmatch(p) for p in self._paths.get(path, (path,))):
                     return Branch(call, axis)
         return None
+
+
+def list_paths(model: nn.Module) -> dict[str, list[str]]:
+    """List for each path of a module all paths of that module, which may be shared."""
+    paths: dict[int, list[str]] = {}
+    named = list(model.named_modules(remove_duplicate=False))
+    for path, module in named:
+        paths.setdefault(id(module), []).append(path)
+    return {path: paths[id(module)] for path, module in named}
 
 
 def _compile(name, pattern):
@@ -123,14 +134,15 @@ def find_start(model: nn.Module, exported: Exported, start: str | None) -> tuple
                 f"floating-point state; {_candidates(model, arguments)}"
             )
         return start, {nodes[n] for n, tensor in exported.inputs.items() if tensor is state}
-    if start not in dict(model.named_modules()) or not start:
-        near = difflib.get_close_matches(start, [*arguments, *dict(model.named_modules())], n=3)
+    paths = list_paths(model)
+    if start not in paths or not start:
+        near = difflib.get_close_matches(str(start), [*arguments, *paths], n=3)
         hint = f"; near it: {', '.join(near)}" if near else ""
         raise ValueError(
             f"start={start!r} is neither an argument of the call nor a module{hint}; "
             f"{_candidates(model, arguments)}"
         )
-    return start, {_module_output(exported, start)}
+    return start, {_module_output(exported, start, paths[start])}
 
 
 def _candidates(model, arguments):
@@ -142,12 +154,12 @@ def _candidates(model, arguments):
     return f"name one with start=, such as {', '.join(named) or 'the module that makes the state'}"
 
 
-def _module_output(exported, start):
+def _module_output(exported, start, paths):
     """Return the node of a module's output: what is computed in it and read outside of it."""
     calls: dict[str, list[fx.Node]] = {}
     for node in exported.program.graph.nodes:
         for call, path in module_calls(node):
-            if path == start:
+            if path in paths:
                 calls.setdefault(call, []).append(node)
     if not calls:
         raise ValueError(f"start={start!r}: this module computes nothing in this pass")

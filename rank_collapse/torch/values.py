@@ -31,6 +31,7 @@ class Value:
         from_inputs: Whether it depends on an argument of the model, and not on weights alone.
         base: A number shared by values that are entrywise functions of the same value, or None.
         gate_of: The value of degree 1 that this is a non-linear entrywise function of, or None.
+        at_zero: Of a gate f(h), the number f(0), or None where it is not known.
         summed_base: Of a sum over entries, the base of the summands.
         product: Of degree 2, where the product was computed.
         sources: The values of degree 1 that `push` needs the path sums of.
@@ -45,6 +46,7 @@ class Value:
     from_inputs: bool = False
     base: int | None = None
     gate_of: "Value | None" = None
+    at_zero: float | None = None
     summed_base: int | None = None
     product: str | None = None
     sources: "tuple[Value, ...]" = ()
@@ -59,6 +61,11 @@ class Value:
         return self.degree == 1 and self.gate_of is not None
 
     @property
+    def is_weight(self) -> bool:
+        """Whether this is a gate with f(0) ≠ 0, such as exp or sigmoid, and so no activation."""
+        return self.is_gate and self.at_zero not in (None, 0)
+
+    @property
     def root(self) -> "Value":
         """The value of degree 1 that this is an entrywise function of: itself, if it is linear."""
         return self if self.gate_of is None else self.gate_of
@@ -69,7 +76,7 @@ class Value:
 
 
 class Bases:
-    """Numbers the bases, so that the same move of entries of the same base gives the same number."""
+    """Numbers the bases; the same move of entries of the same base gives the same number."""
 
     def __init__(self):
         self._count = itertools.count()
