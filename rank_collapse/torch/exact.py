@@ -1,5 +1,6 @@
 """What one operator makes of values in the exact derivative, in which nothing is frozen."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -86,6 +87,8 @@ def _differentiate_any(call, index):
             result = call.compute_replacing(sources, arrays)
             return result if index is None else result[index]
 
-        return torch.func.jvp(function, tuple(v.array for v in sources), tangents)[1]
+        with warnings.catch_warnings():  # of what torch itself imports for forward mode
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return torch.func.jvp(function, tuple(v.array for v in sources), tangents)[1]
 
     return sources, push

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -78,7 +79,8 @@ def export_model(
 
     wrapped = _OneResult(model, compute)
     math_attention = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
-    with _attributes_kept(model), torch.no_grad(), math_attention:
+    with _attributes_kept(model), torch.no_grad(), math_attention, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch.export, about its own insides
         try:
             program = torch.export.export(wrapped, tuple(tensors), strict=False)
             program = program.run_decompositions()

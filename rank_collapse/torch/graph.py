@@ -143,9 +143,9 @@ def _name_of(node: fx.Node) -> str:
     """Return the name of an operator, of aten without its namespace."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return getattr(node.target, "__name__", str(node.target))
-    # Decomposition writes `detach` as an alias.
-    original = node.meta.get("original_aten")
-    if node.target is torch.ops.aten.alias.default and original is torch.ops.aten.detach.default:
+    # Decomposition writes `detach` as an alias; its operator there is a copy.
+    original = str(node.meta.get("original_aten"))
+    if node.target is torch.ops.aten.alias.default and original == "aten.detach.default":
         return "detach"
     return node.target.name().removeprefix("aten::").split(".")[0]
 

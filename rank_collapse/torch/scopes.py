@@ -119,7 +119,10 @@ def find_start(model: nn.Module, exported: Exported, start: str | None) -> tuple
     nodes = {node.name: node for node in exported.program.graph.nodes}
     arguments = exported.arguments
     if start is None:
-        distinct = {id(t): name for name, t in arguments.items() if is_floating(t)}
+        distinct: dict[int, str] = {}
+        for name, tensor in arguments.items():
+            if is_floating(tensor):
+                distinct.setdefault(id(tensor), name)
         if len(distinct) != 1:
             count = "several arguments" if distinct else "no argument"
             raise ValueError(
