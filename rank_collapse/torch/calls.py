@@ -124,11 +124,24 @@ class Call:
 
         return (str(self.target), str(map_nested(identify, [self.args, self.kwargs])))
 
-    def constant(self, result: Any, base: int | None = None) -> Any:
-        """Return the result as a value of degree 0; a list of values for several results."""
+    def constant(self, result: Any, base: int | None = None, product: str | None = None) -> Any:
+        """Return the result as a value of degree 0; a list of values for several results.
+
+        Args:
+            result: What the model computes.
+            base: Of the value that this is a frozen function of.
+            product: Of a frozen function of a product, where that was computed.
+        """
         if isinstance(result, list | tuple):
-            return [self.constant(item) for item in result]
-        return Value(result, from_inputs=any(v.from_inputs for v in self.values), base=base)
+            return [self.constant(item, base, product) for item in result]
+        product = product if is_floating(result) else None
+        from_inputs = any(v.from_inputs for v in self.values)
+        return Value(result, from_inputs=from_inputs, base=base, product=product)
+
+    @property
+    def product(self) -> str | None:
+        """Where a product was computed that an argument is, or is a frozen function of."""
+        return next((v.product for v in self.values if v.product is not None), None)
 
 
 def split_results(result: Any) -> Iterator[tuple[int | None, Any]]:

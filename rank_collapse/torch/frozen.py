@@ -41,7 +41,8 @@ def freeze_call(call: Call, result: Any) -> Any:
     """
     name = call.name
     if not call.dependent:
-        return call.constant(result, _base_of_constant(call, result))
+        product = None if name in STATISTICS or name in CONSTANTS else call.product
+        return call.constant(result, _base_of_constant(call, result), product)
     if name in CONSTANTS or (not has_floating(result) and name != "_assert_scalar"):
         return call.constant(result, _base_of_constant(call, result))
     if name in STATISTICS:
@@ -93,8 +94,7 @@ def _make(call, array, degree=1, **fields):
 
 def _scores(call, array, product=None):
     """Make a value of degree 2."""
-    product = product or next(v.product for v in call.dependent if v.degree == 2)
-    return _make(call, array, 2, product=product)
+    return _make(call, array, 2, product=product or call.product)
 
 
 def _linear(call, result, positions, *, summed=False, bases=None, roots=None):
@@ -110,7 +110,7 @@ def _linear(call, result, positions, *, summed=False, bases=None, roots=None):
         fields = {} if bases is None else {"base": bases[index or 0]}
         if not is_floating(array):
             values.append(call.constant(array))
-        elif any(v.degree == 2 for v in sources):
+        elif call.product is not None:
             values.append(_scores(call, array))
         else:
             root = None if roots is None else roots[index or 0]
@@ -241,7 +241,7 @@ def _entrywise(call, result, position):
     if len(dependent) != 1 or dependent[0] is not value:
         refuse_argument(call)
     if value.degree == 2:
-        return call.constant(result)
+        return call.constant(result, product=value.product)
     slope = None
     if value.gate_of is None:
 
@@ -274,7 +274,7 @@ def _power(call, result):
 def _sum(call, result):
     """Return a sum or difference of two arguments."""
     dependent, (left, right) = call.dependent, (call.get(0), call.get(1))
-    if any(v.degree == 2 for v in dependent):
+    if call.product is not None:
         return _scores(call, result)
     value = dependent[0]
     keeps_shape = all(v.shape == result.shape for v in dependent)
@@ -475,7 +475,7 @@ def _norm(call, result):
     if len(call.dependent) != 1 or call.dependent[0] is not value:
         refuse_argument(call)
     if value.degree == 2:
-        return call.constant(result)
+        return [_scores(call, result[0]), *call.constant(result[1:], product=value.product)]
     push_first, push_mean = None, None
     gain = call.argument(1, None)
     if call.name == "var_mean":

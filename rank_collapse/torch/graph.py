@@ -10,7 +10,8 @@ from rank_collapse.torch.calls import Call, list_values, map_nested
 from rank_collapse.torch.exact import differentiate_call
 from rank_collapse.torch.exporting import Exported, describe_place
 from rank_collapse.torch.frozen import freeze_call
-from rank_collapse.torch.refusals import refuse_operator, refuse_random
+from rank_collapse.torch.operators import BATCH_NORMS
+from rank_collapse.torch.refusals import refuse_batch_statistics, refuse_operator, refuse_random
 from rank_collapse.torch.scopes import Branch, Branches
 from rank_collapse.torch.values import Bases, Value
 
@@ -118,6 +119,8 @@ class Evaluation:
         call = Call(name, target, args, kwargs, place, self._bases)
         if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
             refuse_random(call)
+        if name in BATCH_NORMS:
+            refuse_batch_statistics(call)
         result = call.compute()
         if not isinstance(target, torch._ops.OpOverload):
             if call.dependent:

@@ -130,3 +130,7 @@ KERNELS = _names(
     "_efficient_attention_forward flex_attention _native_multi_head_attention "
     "_transformer_encoder_layer_fwd"
 )
+# Batch norms in training mode.
+BATCH_NORMS = _names(
+    "_native_batch_norm_legit_functional _native_batch_norm_legit native_batch_norm"
+)

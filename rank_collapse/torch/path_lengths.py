@@ -97,6 +97,7 @@ def path_lengths(
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     matched = Branches(model, branches)
     exported = export_model(model, inputs, kwargs, output)
+    matched.check_used(exported)
     start, start_nodes = find_start(model, exported, start)
     evaluation = Evaluation(exported, matched, start_nodes, freeze)
     result = evaluation.output

@@ -43,6 +43,11 @@ def refuse_random(call: Call) -> NoReturn:
     )
 
 
+def refuse_batch_statistics(call: Call) -> NoReturn:
+    """Refuse a batch norm that takes its statistics from the batch."""
+    raise ValueError(f"{describe(call)} takes statistics of the batch: call model.eval() first")
+
+
 def refuse_product(product: str) -> NoReturn:
     """Refuse an output that depends on a product of two values of degree 1."""
     raise ValueError(

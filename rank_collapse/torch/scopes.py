@@ -62,6 +62,22 @@ class Branches:
                     f"branches matches {path!r}, an nn.Identity, which computes nothing to count"
                 )
 
+    def check_used(self, exported: Exported) -> None:
+        """Check that along every axis some branch computes something in this pass.
+
+        Raises:
+            ValueError: Only modules match whose forward is not called.
+        """
+        branches = [self.find(node) for node in exported.program.graph.nodes]
+        used = {branch.axis for branch in branches if branch is not None}
+        for axis, pattern in enumerate(self._patterns):
+            if axis not in used:
+                paths = [path for path in self._paths if pattern.fullmatch(path)]
+                raise ValueError(
+                    f"branches: {pattern.pattern!r} matches {', '.join(paths[:3])}, whose forward "
+                    "is not called in this pass, or computes nothing: name the module around it"
+                )
+
     def find(self, node: fx.Node) -> Branch | None:
         """Return the branch in which a node is computed, the outermost that matches."""
         for call, path in module_calls(node):

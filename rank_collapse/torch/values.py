@@ -33,7 +33,9 @@ class Value:
         gate_of: The value of degree 1 that this is a non-linear entrywise function of, or None.
         at_zero: Of a gate f(h), the number f(0), or None where it is not known.
         summed_base: Of a sum over entries, the base of the summands.
-        product: Of degree 2, where the product was computed.
+        product: Of degree 2, where the product was computed. Of degree 0 it says that this is a
+            frozen function of a product, such as exp of scores, which may weigh values of degree 1
+            but not be added to them.
         sources: The values of degree 1 that `push` needs the path sums of.
         push: Maps the path sums of one length of `sources` to those of this value.
         batched: Whether `push` may run under `torch.func.vmap`.

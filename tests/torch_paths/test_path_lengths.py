@@ -94,17 +94,28 @@ def test_a_transformer_encoder(norm_first):
     assert not torch.allclose(exact.by_length, frozen.by_length, atol=1e-3)
 
 
-def test_multihead_attention_reads_one_state_three_times():
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(D, 2, batch_first=True)
+
+    def forward(self, x):
+        return x + self.attention(x, x, x, need_weights=False)[0]
+
+
+@torch.no_grad()
+def test_multihead_attention():
     torch.manual_seed(0)
-    attention = nn.MultiheadAttention(D, 2, batch_first=True).double().eval()
-    contributions = path_lengths(attention, HIDDEN, HIDDEN, HIDDEN, branches="out_proj")
-    output, weights = attention(HIDDEN, HIDDEN, HIDDEN, average_attn_weights=False)
+    block = Block().double().eval()
+    contributions = path_lengths(block, HIDDEN, branches="attention")
+    attention = block.attention
+    _, weights = attention(HIDDEN, HIDDEN, HIDDEN, average_attn_weights=False)
     values = (HIDDEN @ attention.in_proj_weight[2 * D :].T).view(1, N, 2, D // 2).transpose(1, 2)
     heads = (weights @ values).transpose(1, 2).reshape(1, N, D)
-    assert contributions.start == "query" and contributions.by_length.shape[0] == 2
-    torch.testing.assert_close(contributions.output, output)
+    torch.testing.assert_close(contributions.by_length[0], HIDDEN)
     torch.testing.assert_close(contributions.by_length[1], heads @ attention.out_proj.weight.T)
-    torch.testing.assert_close(contributions.by_length[0], torch.zeros_like(output))
+    with pytest.raises(ValueError, match=r"matches attention.out_proj, whose forward is not call"):
+        path_lengths(block, HIDDEN, branches=r"attention\.out_proj")
 
 
 @torch.no_grad()
@@ -172,7 +183,7 @@ def test_the_model_and_torch_stay_as_they_were():
     backends = torch.backends.cuda
     settings = (backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled())
     assert path_lengths(model, IDS, branches=LAYERS, start="embed").by_length.shape[0] == 3
-    with pytest.raises(ValueError, match="torch.export fails"):
+    with pytest.raises(ValueError, match=r"torch\.export fails"):
         path_lengths(model, hidden=HIDDEN[..., :3], branches=LAYERS)
     assert [dict(vars(m)) for m in model.modules()] == attributes
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
@@ -180,6 +191,8 @@ def test_the_model_and_torch_stay_as_they_were():
     assert torch.is_grad_enabled() and not model.training
 
 
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_bfloat16_and_a_compiled_model(model):
     half = copy.deepcopy(model).to(torch.bfloat16)
     contributions = path_lengths(half, hidden=HIDDEN.bfloat16(), branches=LAYERS)
@@ -247,6 +260,13 @@ class Bilinear(Attention):
         return self.q(x) * self.v(x)
 
 
+class Rectified(Attention):
+    """A product of two states behind a non-linear function, which is no attention weight."""
+
+    def forward(self, x):
+        return self.k(F.relu(self.q(x) * self.v(x)))
+
+
 class Batched(Attention):
     def __init__(self):
         super().__init__()
@@ -257,81 +277,88 @@ class Batched(Attention):
 
 
 WRONG = {
-    "no module": (dict(model=lambda x: x), "model is a function, not a torch.nn.Module"),
-    "no match": (dict(branches="layer"), r"branches='layer' matches .* nearest are layers\\"),
-    "no pattern": (dict(branches="(["), r"branches='\(\[' is not a regular expression: "),
-    "no dict": (dict(branches=3), r"branches=3 is neither a regular expression .* nor a dict"),
-    "empty": (dict(branches={}), "branches={} is neither"),
-    "number in dict": (dict(branches={"mlp": 3}), r"branches\['mlp'\]=3 is not a regular"),
+    "no module": ({"model": lambda x: x}, "model is a function, not a torch.nn.Module"),
+    "no match": (
+        {"branches": "layer"},
+        r"='layer' matches .* nearest are layers, layers\\",
+    ),
+    "no pattern": ({"branches": "(["}, r"branches='\(\[' is not a regular expression: "),
+    "no dict": ({"branches": 3}, r"branches=3 is neither a regular expression .* nor a dict"),
+    "empty": ({"branches": {}}, "branches={} is neither"),
+    "number in dict": ({"branches": {"mlp": 3}}, r"branches\['mlp'\]=3 is not a regular"),
     "two axes": (
-        dict(branches={"a": LAYERS, "b": r"layers\.1"}),
+        {"branches": {"a": LAYERS, "b": r"layers\.1"}},
         r"branches: module 'layers.1' matches several patterns",
     ),
-    "no start": (dict(start="embedding"), r"start='embedding' is neither .* near it: embed"),
-    "unused module": (dict(start="unused"), "start='unused': this module computes nothing"),
+    "no start": ({"start": "embedding"}, r"start='embedding' is neither .* near it: embed"),
+    "unused module": ({"start": "unused"}, "start='unused': this module computes nothing"),
     "ids": (
-        dict(inputs=(IDS,), kwargs={}, start="ids"),
+        {"inputs": (IDS,), "kwargs": {}, "start": "ids"},
         r"start='ids' is an argument of torch.int64, .* such as 'embed'",
     ),
     "ids alone": (
-        dict(inputs=(IDS,), kwargs={}),
+        {"inputs": (IDS,), "kwargs": {}},
         "start=None: no argument of floating point; name one with start=, such as 'embed'",
     ),
     "two states": (
-        dict(kwargs={"hidden": HIDDEN, "scale": HIDDEN + 1}),
+        {"kwargs": {"hidden": HIDDEN, "scale": HIDDEN + 1}},
         "start=None: several arguments of floating point; .* 'hidden', 'scale'",
     ),
     "unknown argument": (
-        dict(kwargs={"hidden": HIDDEN, "mask": None}),
+        {"kwargs": {"hidden": HIDDEN, "mask": None}},
         "Model.forward: got an unexpected keyword argument 'mask'",
     ),
-    "no output": (dict(output="logits"), r"output='logits' is not one .*'last_hidden_state'"),
-    "integer output": (dict(output="count"), r"output='count' is not one of the model's tensors"),
-    "longest": (dict(longest=-1), "longest=-1"),
-    "direction": (dict(direction=HIDDEN[:, :2]), r"direction of shape \(1, 2, 8\) is not \(1, 5,"),
+    "no output": ({"output": "logits"}, r"output='logits' is not one .*'last_hidden_state'"),
+    "integer output": ({"output": "count"}, r"output='count' is not one of the tensors it returns"),
+    "longest": ({"longest": -1}, "longest=-1"),
+    "direction": ({"direction": HIDDEN[:, :2]}, r"direction of shape \(1, 2, 8\) is not \(1, 5,"),
     "frozen alone": (
-        dict(model=Model().layers[0], kwargs={"x": HIDDEN}, branches="k", start="k"),
+        {"model": Model().layers[0], "kwargs": {"x": HIDDEN}, "branches": "k", "start": "k"},
         "depends on start='k' at most through what is frozen",
     ),
     "dropout": (
-        dict(model=Model().train()),
+        {"model": Model().train()},
         r"in module 'drop' .* draws random numbers, .*model.eval\(\)",
     ),
     "batch statistics": (
-        dict(
-            model=nn.Sequential(Batched().double().train()),
-            inputs=(HIDDEN,),
-            kwargs={},
-            branches="0",
-        ),
+        {
+            "model": nn.Sequential(Batched().double().train()),
+            "inputs": (HIDDEN,),
+            "kwargs": {},
+            "branches": "0",
+        },
         r"in module '0.norm' .*model.eval\(\)",
     ),
     "wrong width": (
-        dict(kwargs={"hidden": HIDDEN[..., :3]}),
-        r"torch.export fails in layers.0.q \(linear.py:\d+\): RuntimeError: .*shape",
+        {"kwargs": {"hidden": HIDDEN[..., :3]}},
+        r"torch.export fails in layers.0.q \(linear.py:\d+\): RuntimeError: .*",
     ),
     "branching": (
-        dict(model=Model(Branching)),
+        {"model": Model(Branching)},
         r"torch.export fails in layers.0 .*branches on values of a tensor",
     ),
     "linear attention": (
-        dict(model=Model(Linear)),
+        {"model": Model(Linear)},
         r"aten.bmm in module 'layers.0' .* multiplies two values .*\.detach\(\)",
     ),
     "bilinear": (
-        dict(model=Model(Bilinear)),
+        {"model": Model(Bilinear)},
         r"aten.mul in module 'layers.0' \(test_path_lengths.py:\d+: return self.q\(x\) \* self",
     ),
+    "bilinear, rectified": (
+        {"model": Model(Rectified)},
+        r"aten.mul in module 'layers.0' .* multiplies two values .*\.detach\(\)",
+    ),
     "no rule": (
-        dict(model=Model(Unfrozen)),
+        {"model": Model(Unfrozen)},
         r"aten.cumprod in module 'layers.0' .* no rule says how to freeze it",
     ),
     "identity": (
-        dict(model=nn.Sequential(nn.Identity(), nn.Linear(D, D)), branches="0"),
+        {"model": nn.Sequential(nn.Identity(), nn.Linear(D, D)), "branches": "0"},
         "branches matches '0', an nn.Identity",
     ),
     "no tensor": (
-        dict(model=nn.Flatten(), inputs=(IDS,), kwargs={}, branches="x"),
+        {"model": nn.Flatten(), "inputs": (IDS,), "kwargs": {}, "branches": "x"},
         "branches='x' matches no module's path in full; .* the model has no modules",
     ),
 }
@@ -340,7 +367,12 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_uses_get_one_line(name, model):
     changes, line = WRONG[name]
-    arguments = dict(model=model, inputs=(), kwargs={"hidden": HIDDEN}, branches=LAYERS) | changes
+    arguments = {
+        "model": model,
+        "inputs": (),
+        "kwargs": {"hidden": HIDDEN},
+        "branches": LAYERS,
+    } | changes
     inputs, kwargs = arguments.pop("inputs"), arguments.pop("kwargs")
     model = arguments.pop("model")
     with pytest.raises(ValueError, match=line) as error:
