@@ -114,7 +114,7 @@ def attention_deviation(
         keep: Bool [n], the tokens that exist.
     """
     total, largest = jnp.sum(spread, axis=-1), jnp.max(spread, axis=-1)
-    return total / 2, (largest + total / jnp.sum(keep)) / 2
+    return total / 2, (largest + total / jnp.sum(keep, dtype=total.dtype)) / 2
 
 
 def product_norm(a: Float[Array, "d k"], b: Float[Array, "e k"]) -> Float[Array, ""]:
@@ -221,7 +221,7 @@ def diameter_sides(
         diameters: log10 of the diameters of X^0 .. X^L.
         config: Of the network.
     """
-    skip = gain_size(gains.skip.attention) * config.attention_skip
+    skip = gain_size(gains.skip.attention) * float(config.attention_skip)
     steps = (constants, _safe_log(gain_size(gains.branch.attention)), _safe_log(skip))
 
     def carry_diameter(log_diameter, step):  # [2]: the bound with tanh, and the cubic one

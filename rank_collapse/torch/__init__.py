@@ -14,4 +14,5 @@ from rank_collapse.torch.path_lengths import (
     PathLengths as PathLengths,
     path_lengths as path_lengths,
 )
+from rank_collapse.torch.recording import record as record
 from rank_collapse.watch.torch_watch import Watch as Watch, watch as watch

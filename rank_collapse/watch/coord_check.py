@@ -26,6 +26,7 @@ from rank_collapse.measures.arrays import (
     namespace,
     on_host,
 )
+from rank_collapse.measures.norms import matrix_norm
 from rank_collapse.measures.profiles import measure_states
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import mean_interval
@@ -51,8 +52,8 @@ class Slope(NamedTuple):
 
     Attributes:
         quantity, over: Its name; "depth" or "width".
-        slope, low, high: Mean over seeds and its 95 % interval, infinite of one seed; NaN where a
-            size has no positive number.
+        slope, low, high: Mean over seeds and its 95 % interval: infinite of one seed, the slope
+            itself where several seeds agree in it exactly; NaN where a size has no positive number.
         ratio: Largest over smallest geometric mean over seeds, between all depths or widths.
         reason: Why there is no number, or "".
     """
@@ -171,7 +172,10 @@ def _fit_slope(name, over, sizes, logs):
     by_seed = away @ logs / (away @ away)  # least squares, [seeds]
     means = logs.mean(axis=1)
     ratio = float(np.exp(means.max() - means.min()))
-    return Slope(name, over, float(by_seed.mean()), *mean_interval(by_seed), ratio, "")
+    slope = float(by_seed.mean())
+    is_fixed = len(by_seed) > 1 and np.ptp(by_seed) < 1e-12  # but for the fit's rounding
+    interval = (slope, slope) if is_fixed else mean_interval(by_seed)
+    return Slope(name, over, slope, *interval, ratio, "")
 
 
 def coord_check(
@@ -270,8 +274,7 @@ def _subtract_states(hidden, other, subject):
 
 
 def _frobenius_norm(a):
-    xp = namespace(a)
-    return xp.sqrt(xp.sum(xp.square(a)))
+    return matrix_norm(a.reshape((1, -1)), "frobenius") if a.shape else abs(a)
 
 
 @figures.styled

@@ -1,4 +1,4 @@
-"""`path_lengths` of models of transformers, unchanged, against our own networks of their weights."""
+"""`path_lengths` of models of transformers, against our own networks of the same weights."""
 
 import numpy as np
 import pytest
