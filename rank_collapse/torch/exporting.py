@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import inspect
+import io
+import logging
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -79,8 +81,7 @@ def export_model(
 
     wrapped = _OneResult(model, compute)
     math_attention = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
-    with _attributes_kept(model), torch.no_grad(), math_attention, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch.export, about its own insides
+    with _attributes_kept(model), torch.no_grad(), math_attention, _without_logs():
         try:
             program = torch.export.export(wrapped, tuple(tensors), strict=False)
             program = program.run_decompositions()
@@ -168,6 +169,19 @@ def select_result(results: Any, output: str | int | None) -> tuple[str, Tensor]:
         raise _WrongResult(f"the model returns no floating-point tensor, but {list(named)}")
     name = "last_hidden_state" if "last_hidden_state" in floating else floating[0]
     return str(name), named[name]
+
+
+@contextlib.contextmanager
+def _without_logs() -> Iterator[None]:
+    """Hold back what torch.export itself writes about a failure, which the exception repeats."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
 
 
 @contextlib.contextmanager

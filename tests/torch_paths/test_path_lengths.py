@@ -365,7 +365,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_uses_get_one_line(name, model):
+def test_wrong_uses_get_one_line(name, model, capfd):
     changes, line = WRONG[name]
     arguments = {
         "model": model,
@@ -377,4 +377,4 @@ def test_wrong_uses_get_one_line(name, model):
     model = arguments.pop("model")
     with pytest.raises(ValueError, match=line) as error:
         path_lengths(model, *inputs, **arguments, **kwargs)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and not any(capfd.readouterr())
