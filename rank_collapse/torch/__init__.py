@@ -1,13 +1,18 @@
-"""Watching a PyTorch model while it trains.
+"""Watching a PyTorch model while it trains, and its exact path sums by length.
 
-    from rank_collapse.torch import watch
+    from rank_collapse.torch import path_lengths, watch
 
     watched = watch(model, every=100, log="run/metrics.jsonl")   # or log=wandb.log
+    paths = path_lengths(model, x, branches=r"layers\\.\\d+\\.self_attn")
 
-Measured on the device, as scalars alone: the tokens that each layer's attention reads, the weights
-of some of its queries, and the gradients of queries, keys and values. Training is the same to the
-bit. `rank-collapse watch` draws the file.
+`watch` measures on the device, as scalars alone: the tokens that each layer's attention reads, the
+weights of some of its queries, and the gradients of queries, keys and values. Training is the same
+to the bit. `rank-collapse watch` draws the file. `path_lengths` splits one forward pass.
 """
 
+from rank_collapse.torch.path_lengths import (
+    PathLengths as PathLengths,
+    path_lengths as path_lengths,
+)
 from rank_collapse.torch.recording import record as record
 from rank_collapse.watch.torch_watch import Watch as Watch, watch as watch

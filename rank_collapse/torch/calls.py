@@ -1,0 +1,161 @@
+"""One operator of a model's graph with its arguments, and how to run it on path sums."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rank_collapse.torch.values import Bases, Value, is_floating
+
+# A view needs strides that path sums may not have.
+_WITHOUT_STRIDES = {
+    torch.ops.aten.view.default: torch.ops.aten.reshape.default,
+    torch.ops.aten._unsafe_view.default: torch.ops.aten.reshape.default,
+}
+
+
+def map_nested(fn: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply a function to what lists, tuples, dicts and slices hold, and keep their structure."""
+    if isinstance(tree, list | tuple):
+        return type(tree)(map_nested(fn, item) for item in tree)
+    if isinstance(tree, dict):
+        return {key: map_nested(fn, item) for key, item in tree.items()}
+    if isinstance(tree, slice):
+        return slice(*(map_nested(fn, part) for part in (tree.start, tree.stop, tree.step)))
+    return fn(tree)
+
+
+def list_values(tree: Any) -> list[Value]:
+    """List the values that lists, tuples and dicts hold."""
+    values: list[Value] = []
+    map_nested(lambda item: values.append(item) if isinstance(item, Value) else None, tree)
+    return values
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """An operator and its arguments.
+
+    Attributes:
+        name: Of the operator, without overload: "mul"; with its namespace unless it is aten's.
+        target: What computes it.
+        args: In the order of its schema; `Value`s, lists of them, numbers.
+        kwargs: The others.
+        place: The module and the line of code that call it, for messages.
+        bases: Of the whole graph.
+    """
+
+    name: str
+    target: Callable[..., Any]
+    args: list[Any]
+    kwargs: dict[str, Any]
+    place: str
+    bases: Bases
+
+    @property
+    def values(self) -> list[Value]:
+        return list_values([self.args, self.kwargs])
+
+    @property
+    def dependent(self) -> list[Value]:
+        """The values of degree 1 or 2 among the arguments, each once."""
+        return list({id(v): v for v in self.values if v.degree}.values())
+
+    def get(self, position: int) -> Any:
+        """Return an argument, None where it is left out."""
+        return self.args[position] if position < len(self.args) else None
+
+    def argument(self, position: int, default: Any) -> Any:
+        """Return the array or number of an argument, or its default."""
+        value = self.get(position)
+        return default if value is None else value.array if isinstance(value, Value) else value
+
+    def compute(self) -> Any:
+        """Compute what the model computes."""
+        return self.target(*_arrays(self.args), **_arrays(self.kwargs))
+
+    def compute_with(self, arguments: dict[int, Any]) -> Any:
+        """Compute the operator with other arrays at some positions."""
+        args = [_arrays(arguments.get(i, arg)) for i, arg in enumerate(self.args)]
+        return _WITHOUT_STRIDES.get(self.target, self.target)(*args, **_arrays(self.kwargs))
+
+    def compute_linear(
+        self, positions: tuple[int, ...], sources: tuple[Value, ...], tangents: tuple[Tensor, ...]
+    ) -> Any:
+        """Compute an operator that is linear in some arguments together.
+
+        Args:
+            positions: Of these arguments.
+            sources: The values among them that depend on the state; all else in them is 0 here.
+            tangents: In place of the sources.
+        """
+        arrays = {id(value): tangent for value, tangent in zip(sources, tangents, strict=True)}
+
+        def replace(item):
+            array = item.array if isinstance(item, Value) else item
+            if id(item) in arrays:
+                return arrays[id(item)]
+            if isinstance(array, Tensor):
+                return torch.zeros_like(array)
+            return array if array is None or isinstance(array, bool | str) else 0
+
+        linear = {i: map_nested(replace, self.args[i]) for i in positions if i < len(self.args)}
+        return self.compute_with(linear)
+
+    def compute_replacing(self, values: tuple[Value, ...], arrays: tuple[Tensor, ...]) -> Any:
+        """Compute the operator with other arrays for some values, wherever they stand."""
+        replacement = {id(value): array for value, array in zip(values, arrays, strict=True)}
+
+        def replace(item):
+            return replacement.get(id(item), item)
+
+        args, kwargs = map_nested(replace, self.args), map_nested(replace, self.kwargs)
+        return _WITHOUT_STRIDES.get(self.target, self.target)(*_arrays(args), **_arrays(kwargs))
+
+    def move_key(self) -> tuple[Any, ...]:
+        """Return what identifies a move of entries, apart from the values that it moves."""
+
+        def identify(item):
+            if isinstance(item, Value):
+                return "value" if item.degree or item.base is not None else id(item.array)
+            return repr(item)
+
+        return (str(self.target), str(map_nested(identify, [self.args, self.kwargs])))
+
+    def constant(self, result: Any, base: int | None = None, product: str | None = None) -> Any:
+        """Return the result as a value of degree 0; a list of values for several results.
+
+        Args:
+            result: What the model computes.
+            base: Of the value that this is a frozen function of.
+            product: Of a frozen function of a product, where that was computed.
+        """
+        if isinstance(result, list | tuple):
+            return [self.constant(item, base, product) for item in result]
+        product = product if is_floating(result) else None
+        from_inputs = any(v.from_inputs for v in self.values)
+        return Value(result, from_inputs=from_inputs, base=base, product=product)
+
+    @property
+    def product(self) -> str | None:
+        """Where a product was computed that an argument is, or is a frozen function of."""
+        return next((v.product for v in self.values if v.product is not None), None)
+
+
+def split_results(result: Any) -> Iterator[tuple[int | None, Any]]:
+    """Yield (index, array) of each result of an operator; the index is None for a single one."""
+    if isinstance(result, list | tuple):
+        yield from enumerate(result)
+    else:
+        yield None, result
+
+
+def has_floating(result: Any) -> bool:
+    """Whether any result of an operator has a derivative."""
+    return any(is_floating(array) for _, array in split_results(result))
+
+
+def _arrays(tree: Any) -> Any:
+    return map_nested(lambda item: item.array if isinstance(item, Value) else item, tree)

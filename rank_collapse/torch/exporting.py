@@ -1,0 +1,249 @@
+"""The graph of a model's forward pass, from `torch.export`, with the model left as it was."""
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import logging
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from rank_collapse.torch.calls import map_nested
+from rank_collapse.torch.values import is_floating
+
+_ROOT = "model"  # the model's name in the module that is exported
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """A model's graph and the tensors that enter it.
+
+    Attributes:
+        program: From `torch.export`, decomposed into core ATen operators.
+        weights: Parameters, buffers and constants, by the name of their node.
+        inputs: The tensors among the arguments, by the name of their node.
+        arguments: The tensors among the arguments, by their name: "hidden_states", "masks.0".
+        output: Which of the model's results the graph returns, in words.
+    """
+
+    program: ExportedProgram
+    weights: dict[str, Tensor]
+    inputs: dict[str, Tensor]
+    arguments: dict[str, Tensor]
+    output: str
+
+
+class _OneResult(nn.Module):
+    """Calls a model with some tensors and returns one of its results."""
+
+    def __init__(self, model, compute):
+        super().__init__()
+        self.model = model
+        self._compute = compute
+
+    def forward(self, *tensors):
+        return self._compute(self.model, tensors)
+
+
+def export_model(
+    model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: str | int | None
+) -> Exported:
+    """Export a model's forward pass at some inputs.
+
+    Args:
+        model: In evaluation mode.
+        inputs, kwargs: Of its forward pass.
+        output: The name or number of the result; None for `last_hidden_state` or the first
+            floating-point tensor.
+
+    Raises:
+        ValueError: Inputs that the model does not take; a model that torch.export cannot trace.
+    """
+    arguments = name_arguments(model, inputs, kwargs)
+    tensors = list({id(t): t for t in arguments.values()}.values())
+    places = {id(tensor): i for i, tensor in enumerate(tensors)}
+    described: list[str] = []
+
+    def compute(model, traced):
+        def replace(item):
+            return traced[places[id(item)]] if id(item) in places else item
+
+        args, keywords = map_nested(replace, (inputs, kwargs))
+        name, result = select_result(model(*args, **keywords), output)
+        described.append(name)
+        return result
+
+    wrapped = _OneResult(model, compute)
+    math_attention = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+    with _attributes_kept(model), torch.no_grad(), math_attention, _without_logs():
+        try:
+            program = torch.export.export(wrapped, tuple(tensors), strict=False)
+            program = program.run_decompositions()
+        except _WrongResult as error:
+            raise ValueError(str(error)) from None
+        except Exception as error:
+            raise ValueError(_describe_failure(error, model)) from error
+    signature = program.graph_signature
+    stored = {**program.state_dict, **program.constants}
+    names = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    weights = {node: stored[name] for node, name in names.items()}
+    nodes = [node for node in signature.user_inputs if isinstance(node, str)]
+    inputs_of_nodes = dict(zip(nodes, tensors, strict=True))
+    return Exported(program, weights, inputs_of_nodes, arguments, described[0])
+
+
+def name_arguments(
+    model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Tensor]:
+    """Name the tensors among the arguments of a model's forward pass.
+
+    Raises:
+        ValueError: Arguments that its signature does not have.
+    """
+    signature = inspect.signature(model.forward)
+    try:
+        bound = signature.bind(*inputs, **kwargs).arguments
+    except TypeError as error:
+        raise ValueError(f"{type(model).__name__}.forward: {error}") from None
+    named: dict[str, Any] = {}
+    for name, value in bound.items():
+        is_keywords = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        named |= value if is_keywords else {name: value}
+    return {name: tensor for key, value in named.items() for name, tensor in _leaves(key, value)}
+
+
+def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(tree, Tensor):
+        yield name, tree
+    elif isinstance(tree, list | tuple):
+        for i, item in enumerate(tree):
+            yield from _leaves(f"{name}.{i}", item)
+    elif isinstance(tree, dict):
+        for key, item in tree.items():
+            yield from _leaves(f"{name}.{key}", item)
+
+
+class _WrongResult(ValueError):
+    """Says that `output` names no tensor of the model's results."""
+
+
+def select_result(results: Any, output: str | int | None) -> tuple[str, Tensor]:
+    """Return one tensor of a model's results, with its name.
+
+    Raises:
+        ValueError: No such result, or none that is a floating-point tensor.
+    """
+    if isinstance(results, Tensor):
+        if output is not None:
+            raise _WrongResult(f"output={output!r}: the model returns one tensor; leave output out")
+        named: dict[Any, Any] = {"the model's result": results}
+    elif isinstance(results, Mapping):
+        named = dict(results)
+    elif isinstance(results, list | tuple):
+        fields = getattr(results, "_fields", range(len(results)))
+        named = dict(zip(fields, results, strict=True))
+    elif dataclasses.is_dataclass(results):
+        named = {f.name: getattr(results, f.name) for f in dataclasses.fields(results)}
+    else:
+        raise _WrongResult(
+            f"the model returns a {type(results).__name__}, not a tensor, tuple, dict or dataclass"
+        )
+    floating = [name for name, value in named.items() if is_floating(value)]
+    if output is not None:
+        if output not in floating:
+            raise _WrongResult(
+                f"output={output!r} is not one of the tensors it returns: {floating}"
+            )
+        return str(output), named[output]
+    if not floating:
+        raise _WrongResult(f"the model returns no floating-point tensor, but {list(named)}")
+    name = "last_hidden_state" if "last_hidden_state" in floating else floating[0]
+    return str(name), named[name]
+
+
+@contextlib.contextmanager
+def _without_logs() -> Iterator[None]:
+    """Hold back what torch.export itself writes about a failure, which the exception repeats."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+@contextlib.contextmanager
+def _attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Put back all attributes of all modules that a traced forward pass assigns."""
+    saved = []
+    for module in model.modules():
+        attributes = dict(vars(module))
+        tables = {
+            key: dict(value)
+            for key, value in attributes.items()
+            if key in ("_parameters", "_buffers", "_modules")
+        }
+        saved.append((module, attributes, tables))
+    try:
+        yield
+    finally:
+        for module, attributes, tables in saved:
+            for name in vars(module).keys() - attributes.keys():
+                vars(module).pop(name)
+            vars(module).update(attributes)
+            for key, table in tables.items():
+                current = vars(module)[key]
+                if dict(current) != table or any(current[k] is not table[k] for k in table):
+                    current.clear()
+                    current.update(table)
+
+
+def _describe_failure(error: Exception, model: nn.Module) -> str:
+    """Say in one line where a model cannot be exported, and what to change."""
+    names = {id(module): name for name, module in model.named_modules()}
+    place = "the model"
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and names.get(id(module)):
+            file = frame.f_code.co_filename.rsplit("/", 1)[-1]
+            place = f"{names[id(module)]} ({file}:{line})"
+    message = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    cure = "make its forward pass one that torch.export takes"
+    if "data-dependent" in str(error).lower() or "DataDependent" in type(error).__name__:
+        cure = "its Python code branches on values of a tensor; write that with torch.where"
+    return f"torch.export fails in {place}: {type(error).__name__}: {message[:200]}; {cure}"
+
+
+def module_calls(node: torch.fx.Node) -> list[tuple[str, str]]:
+    """List (call, path) of the modules in which a node is computed, the outermost first.
+
+    A call tells the calls of one module apart. The model itself is left out.
+    """
+    calls = []
+    for call, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
+        if path.startswith(f"{_ROOT}."):
+            calls.append((call, path.removeprefix(f"{_ROOT}.").split("@")[0]))
+    return calls
+
+
+def describe_place(node: torch.fx.Node) -> str:
+    """Name the module of a node and the line of code that computes it."""
+    calls = module_calls(node)
+    module = f"module {calls[-1][1]!r}" if calls else "the model's own forward"
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").strip().splitlines()]
+    if len(lines) > 1 and lines[-2].startswith("File "):
+        file, number = lines[-2].split('"')[1], lines[-2].split(", line ")[1].split(",")[0]
+        return f"{module} ({file.rsplit('/', 1)[-1]}:{number}: {lines[-1][:70]})"
+    return module

@@ -1,0 +1,164 @@
+"""Evaluation of a model's graph on its own inputs, with what each value depends on."""
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from rank_collapse.torch.calls import Call, list_values, map_nested
+from rank_collapse.torch.exact import differentiate_call
+from rank_collapse.torch.exporting import Exported, describe_place
+from rank_collapse.torch.frozen import freeze_call
+from rank_collapse.torch.operators import BATCH_NORMS
+from rank_collapse.torch.refusals import refuse_batch_statistics, refuse_operator, refuse_random
+from rank_collapse.torch.scopes import Branch, Branches
+from rank_collapse.torch.values import Bases, Value
+
+
+class Evaluation:
+    """Runs a graph once and records of every value how it depends on the state.
+
+    Attributes:
+        output: The value that the graph returns.
+        start: The value that paths start from.
+    """
+
+    def __init__(
+        self, exported: Exported, branches: Branches, start_nodes: set[fx.Node], freeze: bool
+    ):
+        """Evaluate the graph.
+
+        Args:
+            exported: The model.
+            branches: What counts as a branch.
+            start_nodes: Of the state that paths start from; each holds the same tensor.
+            freeze: Whether to freeze weights, statistics and gates; False for the exact derivative.
+
+        Raises:
+            ValueError: What cannot be frozen, with its module and line.
+        """
+        self._branches, self._start_nodes, self._freeze = branches, start_nodes, freeze
+        self._bases = Bases()
+        self._moved: dict[int, Value] = {}
+        self.start: Value | None = None
+        entering = {name: Value(array) for name, array in exported.weights.items()}
+        entering |= {name: Value(a, from_inputs=True) for name, a in exported.inputs.items()}
+        module = exported.program.graph_module
+        order = [n for n in module.graph.nodes if n.op == "placeholder"]
+        arguments = [entering.get(n.name, Value(None)) for n in order]
+        (self.output,) = list_values(self._run(module, arguments, None))
+
+    def _run(self, module: fx.GraphModule, arguments: list[Value], caller: Branch | None) -> Any:
+        """Evaluate a graph, or one that another calls from within a branch."""
+        entering = iter(arguments)
+        values: dict[fx.Node, Any] = {}
+        for node in module.graph.nodes:
+            branch = caller or self._branches.find(node)
+
+            def read(item, branch=branch):
+                if not isinstance(item, fx.Node):
+                    return item
+                return map_nested(lambda v: self._enter(v, branch), values[item])
+
+            if node.op == "output":
+                return map_nested(read, node.args[0])
+            if node.op == "placeholder":
+                value: Any = next(entering)
+            elif node.op == "get_attr":
+                attribute = operator.attrgetter(node.target)(module)
+                is_graph = isinstance(attribute, torch.nn.Module)
+                value = attribute if is_graph else Value(attribute)
+            else:
+                args, kwargs = map_nested(read, node.args), map_nested(read, node.kwargs)
+                value = self._call(node, args, kwargs, branch)
+                for result in list_values(value):
+                    result.branch = branch
+            if node in self._start_nodes:
+                value = self._start_at(value)
+            values[node] = value
+        raise AssertionError("a graph without an output")
+
+    def _start_at(self, value: Value) -> Value:
+        if self.start is None:
+            self.start = Value(value.array, 1, True, base=self._bases.new())
+        return self.start
+
+    def _enter(self, value: Any, branch: Branch | None) -> Any:
+        """Return a value as it is read in `branch`: moved by one length if it leaves its own."""
+        if not isinstance(value, Value) or not value.degree or value.branch in (None, branch):
+            return value
+        return self._leave(value, value.branch.axis)
+
+    def _leave(self, value: Value, axis: int) -> Value:
+        if id(value) not in self._moved:
+            self._moved[id(value)] = Value(
+                value.array,
+                value.degree,
+                value.from_inputs,
+                base=self._bases.after(("leaves", axis), value.base),
+                gate_of=None if value.gate_of is None else self._leave(value.gate_of, axis),
+                summed_base=self._bases.after(("leaves", axis), value.summed_base),
+                product=value.product,
+                sources=(value,),
+                axis=axis,
+            )
+        return self._moved[id(value)]
+
+    def _call(self, node: fx.Node, args: Any, kwargs: Any, branch: Branch | None) -> Any:
+        """Evaluate one operator."""
+        target, place = node.target, describe_place(node)
+        if target is operator.getitem and not isinstance(args[0], Value):
+            return args[0][args[1]]
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return self._call_graph(
+                target.name(), Call(target.name(), target, args, kwargs, place, self._bases), branch
+            )
+        name = _name_of(node)
+        args, kwargs = _by_position(target, list(args), dict(kwargs))
+        call = Call(name, target, args, kwargs, place, self._bases)
+        if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+            refuse_random(call)
+        if name in BATCH_NORMS:
+            refuse_batch_statistics(call)
+        result = call.compute()
+        if not isinstance(target, torch._ops.OpOverload):
+            if call.dependent:
+                refuse_operator(call)
+            return result  # arithmetic of sizes
+        if result is None:
+            return None
+        return freeze_call(call, result) if self._freeze else differentiate_call(call, result)
+
+    def _call_graph(self, call: Call, branch: Branch | None) -> Any:
+        """Evaluate an operator that calls graphs, such as `torch.cond`."""
+        if call.name == "cond":
+            predicate, on_true, on_false, operands = call.args
+            chosen = on_true if bool(call.argument(0, predicate)) else on_false
+            return self._run(chosen, list_values(operands), branch)
+        if call.name == "wrap_with_set_grad_enabled":
+            return self._run(call.args[1], list_values(call.args[2:]), branch)
+        refuse_operator(call)
+        return None
+
+
+def _name_of(node: fx.Node) -> str:
+    """Return the name of an operator, of aten without its namespace."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return getattr(node.target, "__name__", str(node.target))
+    # Decomposition writes `detach` as an alias; its operator there is a copy.
+    original = str(node.meta.get("original_aten"))
+    if node.target is torch.ops.aten.alias.default and original == "aten.detach.default":
+        return "detach"
+    return node.target.name().removeprefix("aten::").split(".")[0]
+
+
+def _by_position(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Put arguments in the order of the operator's schema; those by keyword alone stay apart."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return args, kwargs
+    positional = [a for a in target._schema.arguments if not a.kwarg_only]
+    last = max((i for i, a in enumerate(positional) if a.name in kwargs), default=-1)
+    for argument in positional[len(args) : last + 1]:
+        args.append(kwargs.pop(argument.name, argument.default_value))
+    return args, kwargs

@@ -1,0 +1,149 @@
+"""Exact path sums by length of any PyTorch model, unchanged."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rank_collapse.struct import check_whole
+from rank_collapse.torch.exporting import export_model
+from rank_collapse.torch.graph import Evaluation
+from rank_collapse.torch.refusals import refuse_product
+from rank_collapse.torch.scopes import Branches, find_start
+from rank_collapse.torch.sums import carry_sums
+
+
+@dataclasses.dataclass(frozen=True)
+class PathLengths:
+    """A model's output, split by the length of the paths that carry it.
+
+    Attributes:
+        by_length: [longest + 1, *output]; with several axes of branches [K_1 + 1, K_2 + 1, …,
+            *output], in the order of `branches`.
+        offset: [*output], output − Σ_k by_length − longer: what biases contribute, where the sums
+            are those of the state itself.
+        output: [*output], the model's own output.
+        longer: [*output], the sum of all paths longer than `longest`; None where there are none.
+        start: The name of the argument or module that paths start from.
+        output_name: Which of the model's results this is.
+    """
+
+    by_length: Tensor
+    offset: Tensor
+    output: Tensor
+    longer: Tensor | None
+    start: str
+    output_name: str
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.by_length, self.offset))
+
+
+@torch.no_grad()
+def path_lengths(
+    model: nn.Module,
+    *inputs: Any,
+    branches: str | Mapping[str, str],
+    start: str | None = None,
+    longest: int | None = None,
+    direction: Tensor | None = None,
+    freeze: bool = True,
+    output: str | int | None = None,
+    **kwargs: Any,
+) -> PathLengths:
+    """Sum all paths of each length through a model's branches, exactly.
+
+    With attention weights, norm statistics and gates frozen at their values of this pass, the
+    output is affine in the state: F(x) = J x + c. Every branch b is marked as t b; then J is a
+    polynomial Σ_k t^k J_k, and J_k x is the sum over all paths through k branches. With
+    `freeze=False` the same splits the exact Jacobian at this input.
+
+    The graph is that of `torch.export`, in which attention is written out; the model is neither
+    changed nor run. Entrywise functions are gates f(h)/h times h, however they are written. Of a
+    gate times another value the gate is frozen, and so are denominators, the choice of a maximum
+    and of experts, and what is detached.
+
+    Args:
+        model: In evaluation mode, on any device.
+        *inputs, **kwargs: Of its forward pass.
+        branches: A regular expression that is matched in full against the paths of modules, such as
+            r"layers\\.\\d+\\.(self_attn|mlp)"; or one for each axis of lengths,
+            {"attention": ..., "mlp": ...}. Of modules within each other the outermost counts. Each
+            call of a module is a branch of its own.
+        start: The state that paths start from: the name of an argument of floating point, or of a
+            module for its output, such as "embed_tokens". None for the only argument of floating
+            point.
+        longest: The longest path that is counted apart; None for all.
+        direction: What the sums are applied to, of the state's shape; None for the state itself.
+        freeze: False for the exact Jacobian.
+        output: The name or number of the model's result; None for `last_hidden_state`, or else the
+            first tensor of floating point.
+
+    Returns:
+        `PathLengths`: for the state itself Σ_k by_length + longer + offset = output.
+
+    Raises:
+        ValueError: What cannot be exported or frozen, with its module and line; dropout that is on;
+            a pattern, start, output or direction that does not fit.
+
+    Source: Theorem 2.1 of Dong et al. 2021, summed by length as in its section 2.1.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is a {type(model).__name__}, not a torch.nn.Module")
+    if longest is not None:
+        check_whole("longest", longest, 0)
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    matched = Branches(model, branches)
+    exported = export_model(model, inputs, kwargs, output)
+    matched.check_used(exported)
+    start, start_nodes = find_start(model, exported, start)
+    evaluation = Evaluation(exported, matched, start_nodes, freeze)
+    result = evaluation.output
+    if evaluation.start is None or not result.degree:
+        raise ValueError(
+            f"{exported.output} depends on start={start!r} at most through what is frozen (softmax "
+            "weights, statistics, choices)"
+        )
+    if result.degree == 2:
+        refuse_product(str(result.product))
+    state = evaluation.start.array
+    if direction is not None and direction.shape != state.shape:
+        raise ValueError(f"direction of shape {tuple(direction.shape)} is not {tuple(state.shape)}")
+    sums = carry_sums(
+        result,
+        evaluation.start,
+        state if direction is None else direction.to(state),
+        len(matched.axes),
+        longest,
+    )
+    by_length, longer = _split_longer(sums, len(matched.axes), longest)
+    return PathLengths(
+        by_length=by_length,
+        offset=result.array - sums.sum(tuple(range(len(matched.axes)))),
+        output=result.array,
+        longer=longer,
+        start=start,
+        output_name=exported.output,
+    )
+
+
+def _split_longer(sums, num_axes, longest):
+    """Split sums by length into those up to `longest`, zeros where there are none, and the others.
+
+    Args:
+        sums: [*lengths, *output].
+        num_axes: Of lengths.
+        longest: None for all.
+    """
+    if longest is None:
+        return sums, None
+    is_longer = any(size > longest + 1 for size in sums.shape[:num_axes])
+    total = sums.sum(tuple(range(num_axes)))
+    for axis in range(num_axes):
+        size = sums.shape[axis]
+        missing = (*sums.shape[:axis], max(longest + 1 - size, 0), *sums.shape[axis + 1 :])
+        kept = sums.narrow(axis, 0, min(size, longest + 1))
+        sums = torch.cat([kept, sums.new_zeros(missing)], axis)
+    return sums, total - sums.sum(tuple(range(num_axes))) if is_longer else None
