@@ -18,6 +18,7 @@ from rank_collapse.printed import format_one_line
 # {file: what helps where it is damaged}; others are made again.
 _REMEDIES = {
     "config.json": "use another folder, this one is of no run or damaged",
+    "sweep.json": "use another folder, this one is damaged",
     "trainer_state.json": "transformers writes it anew at the next checkpoint",
 }
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)

@@ -100,9 +100,7 @@ def sweep(
     import_package("xarray", "training.sweep", "training")  # before anything is trained
     axes, base_key = make_axes(hyper, static), _make_base_key(key)
     mesh = run_seeds.seed_mesh(jax.local_devices()) if mesh is None else mesh
-    at_once = (
-        run_seeds.group_size(mesh) if at_once is None else check_whole("at_once", at_once, 1)
-    )
+    at_once = run_seeds.group_size(mesh) if at_once is None else check_whole("at_once", at_once, 1)
     functions = [
         Functions(init, step, look, axes, point, base_key) for point in axes.static_points()
     ]
@@ -126,7 +124,7 @@ def sweep(
             trainer.train(numbers[start : start + size], size)
             points = trainer.points(numbers[: start + size])
             metrics = points.metrics(steps)
-            if until is not None and bool(until(metrics)):
+            if until is not None and _is_enough(until(metrics)):
                 break
         return Swept(
             metrics,
@@ -135,6 +133,12 @@ def sweep(
             points.diverged_at(),
             trainer.seconds,
         )
+
+
+def _is_enough(answer):
+    is_one = not isinstance(answer, Mapping | str | None) and np.ndim(answer) == 0
+    refuse_if(not is_one, f"until returns {type(answer).__name__}, which is not true or false")
+    return bool(answer)
 
 
 def _make_base_key(key):
@@ -170,8 +174,11 @@ def _describe_sweep(functions, axes, base_key, every, finite):
 def _say_notes(functions, axes, base_key, mesh, count, progress):
     """Says what is no mistake for sure, but often one."""
     values = [leaf[0] for leaf in axes.hyper_leaves(np.zeros(1, int))]
-    if reused := tracing.find_reused_key(functions.init, functions.step, base_key, values):
-        progress.say(f"note: a random key is used twice in the first steps: {reused}")
+    if tracing.reuses_key(functions.init, functions.step, base_key, values):
+        progress.say(
+            "note: a random key that was used is used again in the first two steps, which then "
+            "draw the same numbers; jax.random.split it, or fold_in the index"
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if run_seeds.is_on_cpu(mesh) and mesh.size == 1 < min(cores, count * axes.num_hyper):
         progress.say(

@@ -1,8 +1,8 @@
 """The folder of a sweep: what it is of, and its runs at the last snapshot.
 
-    sweep.json          fingerprints of the functions, axes
-    runs/<point>-….npz  states and metrics of runs at one step; a newer file replaces those whose
-                        runs it has, so that any grouping of runs resumes from any other
+sweep.json          fingerprints of the functions, axes
+runs/<point>-….npz  states and metrics of runs at one step; a newer file replaces those whose
+                    runs it has, so that any grouping of runs resumes from any other
 """
 
 import hashlib
@@ -43,6 +43,8 @@ class SweepFolder:
         locked = self.path / f"process-{process}" if process else self.path
         files.make_folder(locked)
         self._lock: TextIO = files.lock_folder(locked)
+        if jax.process_count() == 1:  # what a killed process was writing
+            files.delete_files(self._runs, [p.name for p in self._runs.glob(".*.tmp")])
         self._saved: dict[Path, tuple[int, set]] = {}
         self._next_save = 0.0
         try:
@@ -65,13 +67,20 @@ class SweepFolder:
             files.write_atomically(path, json.dumps(config, indent=1).encode())
             return
         saved = files.read_object(path)
-        differing = [k for k in [*config, *saved] if saved.get(k) != config.get(k)]
-        parts = [k for k in dict.fromkeys(differing) if k != "jax"]
-        if not parts:  # another version of JAX traces the same program
-            return
-        what = "; ".join(_describe_change(k, saved.get(k), config.get(k)) for k in parts)
-        versions = f" (made by JAX {saved.get('jax')})" if "jax" in differing else ""
-        raise files.RunError(f"{self.path} is of another sweep{versions}: {what}; use another folder")
+        parts = [k for k in dict.fromkeys([*config, *saved]) if saved.get(k) != config.get(k)]
+        # Other axes make other programs; of an older JAX the same program may be another text.
+        for cause, effects in (
+            ({"hyper", "static"}, {"init", "step", "data", "look", "every"}),
+            ({"look"}, {"every"}),
+        ):
+            parts = [k for k in parts if k not in effects or not cause.intersection(parts)]
+        version = f" (made by JAX {saved.get('jax')})" if "jax" in parts else ""
+        changes = [_describe_change(k, saved.get(k), config.get(k)) for k in parts if k != "jax"]
+        if changes:
+            what = "; ".join(changes)
+            raise files.RunError(
+                f"{self.path} is of another sweep{version}: {what}; use another folder"
+            )
 
     def load(self, functions: Functions, point: int) -> list[Runs]:
         """Loads the runs of a point of the static values, each once, in its furthest state.
@@ -123,7 +132,9 @@ class SweepFolder:
 
 def _describe_change(name, old, new):
     if name in ("init", "step", "look"):
-        return f"{name} is another function" if old and new else f"it has {'a' if old else 'no'} look"
+        if old and new:
+            return f"{name} is another function"
+        return f"look= is {'given there, not here' if old else 'given here, not there'}"
     if name == "data":
         return "init or step close over other arrays"
     if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -6,7 +6,7 @@ and the repetition that looks for the last finite state.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -134,7 +134,10 @@ class Program:
     ):
         self._axes, self._base_key, self._mesh, self._every = axes, base_key, mesh, every
         self._progress = progress
-        self._by_seed, self._shared = seeds.seed_sharding(mesh), NamedSharding(mesh, PartitionSpec())
+        self._by_seed, self._shared = (
+            seeds.seed_sharding(mesh),
+            NamedSharding(mesh, PartitionSpec()),
+        )
         self._functions = functions
         self._must = [
             i
@@ -199,15 +202,16 @@ class Program:
             return [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self._shared) for a in consts]
 
         def compile_size(size):
-            arguments = [by_seed(shapes, size) for shapes in (self._functions.state_shapes, hyper)]
+            arguments = [by_seed(shapes, size) for shapes in (functions.state_shapes, hyper)]
             shared = (number, number, shapes_of(step.consts))
             return spread(advance).lower(*arguments, by_seed([flag], size)[0], shared).compile()
 
         with self._progress.time_activity("compiling"):
-            self._advance, self.size = memory.compile_largest(
-                compile_size, size, least, self._mesh
+            self._advance, self.size = memory.compile_largest(compile_size, size, least, self._mesh)
+            state, values = (
+                by_seed(self._functions.state_shapes, self.size),
+                by_seed(hyper, self.size),
             )
-            state, values = by_seed(self._functions.state_shapes, self.size), by_seed(hyper, self.size)
             keys = by_seed([key_shape], self.size)[0]
             self._begin = spread(begin, 0).lower(keys, values, shapes_of(init.consts)).compile()
             if look is not None:
@@ -278,36 +282,42 @@ class Program:
         ]
         return dataclasses.replace(runs, looks=looks, look_steps=(*runs.look_steps, runs.step))
 
-    def advance(self, runs: Runs, stop: int, report: Callable[[int, str], None]) -> Runs:
+    def advance(self, runs: Runs, stop: int) -> tuple[Runs, list[tuple[int, str]]]:
         """Makes the steps up to a number; a run that is no longer finite keeps its last state.
 
         Args:
             runs: On the devices.
             stop: At most `every` steps from where they are.
-            report: Called with (position, what happened) for a run that is no longer finite.
+
+        Returns:
+            (runs, [(position, what happened)] of those that are no longer finite).
         """
         active = runs.finite_steps < 0
         if not active.any():
-            return self._rest(runs, stop)
+            return self._rest(runs, stop), []
         values = self._values(runs.points)
         state, metrics, finite = self._call(runs.state, values, active, runs.step, stop)
         new = [np.asarray(m)[: len(runs), : stop - runs.step] for m in metrics]
         wrong_step, wrong = self._find_wrong(new, len(runs), runs.step, stop)
         wrong_state = ~(finite | runs.exempt).all(axis=1)
         is_wrong = active & ((wrong_step < stop) | wrong_state)
-        finite_steps = runs.finite_steps
+        finite_steps, stopped = runs.finite_steps, []
         if is_wrong.any():
             first = np.where(is_wrong, wrong_step, -1)
             last, state = self._find_last_finite(runs, values, state, first, stop)
             finite_steps = np.where(is_wrong, last, finite_steps)
             for i in np.flatnonzero(is_wrong):
-                name = f"{self._functions.metric_names[wrong[i]]} is" if wrong[i] >= 0 else "its state is"
-                value = _name_value(new[wrong[i]][i, wrong_step[i] - runs.step], wrong[i] >= 0)
-                report(int(i), f"{name} {value} at step {min(wrong_step[i], stop - 1)}")
+                name, value, at = "its state", "not finite", finite_steps[i]
+                if wrong[i] >= 0:
+                    name, at = self._functions.metric_names[wrong[i]], wrong_step[i]
+                    metric = new[wrong[i]][i, at - runs.step]
+                    value = value if metric.ndim else f"{metric}"
+                stopped.append((int(i), f"{name} is {value} at step {at}"))
         pieces = [[*old, piece] for old, piece in zip(runs.metrics, new, strict=True)]
-        return dataclasses.replace(
+        new_runs = dataclasses.replace(
             runs, step=stop, state=state, metrics=pieces, finite_steps=finite_steps
         )
+        return new_runs, stopped
 
     def _rest(self, runs, stop):
         """Counts steps that no run makes."""
@@ -395,13 +405,6 @@ def _are_finite(leaves):
         for a in leaves
     ]
     return jnp.stack(flags)
-
-
-def _name_value(value, is_metric):
-    if not is_metric:
-        return "not finite"
-    value = np.asarray(value)
-    return f"{value}" if value.ndim == 0 else "not finite"
 
 
 def key_kind(dtype: Any) -> Any:

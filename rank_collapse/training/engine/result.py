@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from rank_collapse.training.engine.functions import Functions
 from rank_collapse.training.engine.groups import Runs, join_pieces, key_kind
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class Swept:
     """The result of a sweep.
 
@@ -39,6 +38,10 @@ class Swept:
     looks: Any
     diverged_at: Any
     seconds: Mapping[str, float]
+
+    def __repr__(self) -> str:
+        """Shows names and sizes alone."""
+        return f"Swept(metrics={list(self.metrics)}, {dict(self.metrics.sizes)})"
 
     def state(self, seed: int, **values: Any) -> Any:
         """Returns the pytree of one run.

@@ -17,6 +17,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from rank_collapse.printed import format_one_line, quote_value
+from rank_collapse.runs.states import is_key
 from rank_collapse.struct import refuse_if
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -53,7 +54,7 @@ class Traced:
         static: Mapping[str, Any],
         check: Callable[[Any], Any] = lambda value: value,
     ):
-        closed, self.out = _trace(name, fn, arguments, static, check)
+        closed, self.out, self.data = _trace(name, fn, arguments, static, check)
         effects = sorted({str(effect) for effect in closed.effects})
         refuse_if(
             effects,
@@ -63,20 +64,24 @@ class Traced:
         self._jaxpr, self.consts = closed.jaxpr, [_as_array(c) for c in closed.consts]
         paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(self.out)]
         self.fingerprint = _hash(_print(closed), *paths)
-        self.data = _hash(*_list_data(closed))
-        again, _ = _trace(name, fn, arguments, static, check)
+        again, _, data = _trace(name, fn, arguments, static, check)
         refuse_if(
-            _hash(_print(again), *paths) != self.fingerprint or _hash(*_list_data(again)) != self.data,
+            (_hash(_print(again), *paths), data) != (self.fingerprint, self.data),
             f"{name} is not the same when it is traced again: it draws from NumPy or random, reads "
             "a clock, or counts its calls; draw from the key, and keep what changes in the state",
         )
 
     def __call__(self, consts: Sequence[Any], *leaves: Any) -> list[Any]:
         """Computes the leaves of the result."""
-        return jax.core.eval_jaxpr(self._jaxpr, consts, *leaves)
+        results = jax.core.eval_jaxpr(self._jaxpr, consts, *leaves)
+        return [
+            leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf, shape.dtype)  # a constant
+            for leaf, shape in zip(results, jax.tree.leaves(self.out), strict=True)
+        ]
 
 
 def _trace(name, fn, arguments, static, check):
+    """Returns (program, the shapes that it returns, hash of its arrays)."""
     while isinstance(fn, _JITTED):
         fn = fn.__wrapped__
 
@@ -84,7 +89,8 @@ def _trace(name, fn, arguments, static, check):
         return check(fn(*traced, **static))  # a function of its own each time: none is cached
 
     try:
-        return jax.make_jaxpr(call, return_shape=True)(*arguments)
+        closed, out = jax.make_jaxpr(call, return_shape=True)(*arguments)
+        return closed, out, _hash(*_list_data(closed))
     except Refused as error:
         raise ValueError(str(error)) from None
     except Exception as error:
@@ -96,7 +102,7 @@ class Refused(Exception):
 
 
 _TRACED_VALUE = (
-    "uses a traced value as a Python number (if, while, float(), int(), NumPy): use jnp.where or "
+    "uses a traced value as a Python number (if, while, float(), a shape, NumPy): use jnp.where or "
     "lax.cond, or give the value in static="
 )
 
@@ -113,6 +119,10 @@ def _explain(error):
     ):
         return _TRACED_VALUE
     text = str(error).strip().partition("\n")[0]
+    if "concrete values" in text:  # of a shape
+        return _TRACED_VALUE
+    if "has been deleted" in text:
+        return "uses an array that was given away, by donate_argnums or delete()"
     return f"raises {type(error).__name__}: {format_one_line(text, 300)}"
 
 
@@ -174,10 +184,10 @@ def as_arrays(what: str, tree: Any, advice: str = "", keys: bool = True) -> Any:
         is_number |= isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind not in "OSUMm"
         if not (is_number or isinstance(leaf, jax.Array)):
             kind = type(leaf).__name__
-            raise Refused(f"{what} has a {kind} at {name}, which is no array{advice}")
-        if not keys and jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key):
+            raise Refused(f"{what} holds {kind} at {name}, which is no array{advice}")
+        if not keys and is_key(leaf):
             raise Refused(f"{what} has random keys at {name}: return numbers")
-    return jax.tree.map(jnp.asarray, tree)
+    return jax.tree.map(lambda a: a if isinstance(a, jax.Array) else jnp.asarray(a), tree)
 
 
 def check_state(state: Any) -> Any:
@@ -203,10 +213,8 @@ def check_step(output: Any, like: Any) -> Any:
         Refused: Another state than it was given, or metrics that are no arrays.
     """
     if not (isinstance(output, tuple) and len(output) == 2):
-        kind = f"{type(output).__name__}" + (
-            f" of {len(output)}" if isinstance(output, tuple) else ""
-        )
-        raise Refused(f"step returns a {kind}, not (state, metrics)")
+        size = f" of {len(output)}" if isinstance(output, tuple) else ""
+        raise Refused(f"step returns {type(output).__name__}{size}, not (state, metrics)")
     state = as_arrays("the state that step returns", output[0])
     old, new = (dict(_name_leaves(tree)) for tree in (like, state))
     for name in sorted(old.keys() ^ new.keys()):
@@ -234,7 +242,7 @@ def check_metrics(name: str, metrics: Any) -> dict[str, Any]:
     Raises:
         Refused: A leaf is no array of numbers.
     """
-    metrics = as_arrays(f"what {name} returns as metrics", metrics, keys=False)
+    metrics = as_arrays(f"what {name} returns to be kept", metrics, keys=False)
     return {
         jax.tree_util.keystr(path, simple=True, separator="/") or "metric": leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(metrics)
@@ -255,8 +263,8 @@ def drop_weak_types(tree: Any) -> Any:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
 
 
-def find_reused_key(init: Traced, step: Traced, key: Any, hyper: Sequence[Any]) -> str:
-    """Returns what JAX says of a random key that the first steps use twice; "" of none.
+def reuses_key(init: Traced, step: Traced, key: Any, hyper: Sequence[Any]) -> bool:
+    """Returns whether the first two steps use a random key again that was used before.
 
     Args:
         init, step: Of one run.
@@ -265,7 +273,7 @@ def find_reused_key(init: Traced, step: Traced, key: Any, hyper: Sequence[Any]) 
     """
     size = len(jax.tree.leaves(init.out))
 
-    def two_steps(key, hyper):
+    def make_steps(key, hyper):
         leaves = init(init.consts, key, *hyper)
         for index in range(2):
             leaves = step(step.consts, *leaves, *hyper, jnp.int32(index))[:size]
@@ -273,12 +281,12 @@ def find_reused_key(init: Traced, step: Traced, key: Any, hyper: Sequence[Any]) 
 
     with jax.debug_key_reuse(True):
         try:
-            jax.make_jaxpr(two_steps)(key, list(hyper))
-        except jax.errors.KeyReuseError as error:
-            return str(error).partition("\n")[0]
-        except Exception:  # the check itself fails on programs that it does not know
-            return ""
-    return ""
+            jax.make_jaxpr(make_steps)(key, list(hyper))
+        except jax.errors.KeyReuseError:
+            return True
+        except Exception:  # the check of JAX does not know every program
+            return False
+    return False
 
 
 def _as_array(const):
@@ -315,8 +323,9 @@ def _is_program(value):
 
 
 def _as_bytes(array):
+    if isinstance(array, jax.core.Tracer):
+        raise jax.errors.UnexpectedTracerError("of an earlier trace")
     if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     array = np.ascontiguousarray(np.asarray(array))
     return f"{array.dtype}{array.shape}".encode() + hashlib.sha256(array.tobytes()).digest()
-

@@ -141,8 +141,7 @@ class Trainer:
         try:
             while runs.step < self.steps:
                 stop = min(self.steps, (runs.step // self.every + 1) * self.every)
-                stopped: list[tuple[int, str]] = []
-                new = program.advance(runs, stop, lambda *what: stopped.append(what))
+                new, stopped = program.advance(runs, stop)
                 count = len(runs) * (stop - runs.step)
                 runs, is_saved = program.look_at(new), False
                 self._name_stopped(point, runs, stopped)
@@ -173,9 +172,12 @@ class Trainer:
             self.progress.say(f"and {len(stopped) - MOST_NAMED} more runs")
 
     def _describe_metric(self, runs):
-        """Describes the median of the first metric, such as "loss 0.31"."""
-        for name, pieces in zip(self.functions[0].metric_names, runs.metrics, strict=True):
-            last = np.asarray(pieces[-1][runs.finite_steps < 0, -1], np.float64)
-            if last.ndim == 1 and len(last):
-                return f"{name} {np.median(last):.4g}"
+        """Describes the median of the first number that is measured, such as "loss 0.31"."""
+        names = [*self.functions[0].metric_names]
+        names.sort(key=lambda name: name != "loss")
+        for name in names:
+            pieces = runs.metrics[self.functions[0].metric_names.index(name)]
+            last = pieces[-1][runs.finite_steps < 0, -1]
+            if last.ndim == 1 and len(last) and last.dtype.kind in "fV":
+                return f"{name} {np.median(last.astype(np.float64)):.4g}"
         return ""
