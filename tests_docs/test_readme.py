@@ -17,7 +17,7 @@ DOCS = REPOSITORY / "docs"
 README, BUILD = (REPOSITORY / name for name in ("README.md", "BUILD.md"))
 # Pages whose blocks stand alone. Those of monitoring are recipes, below; those of variants and the
 # API run in test_site; others are parts of a program.
-ALONE = ("measures", "networks", "paths", "checkpoints", "depth", "before_training")
+ALONE = ("measures", "networks", "paths", "checkpoints", "depth", "before_training", "seeds")
 PAGES = [
     README,
     *(DOCS / f"{name}.md" for name in ALONE),

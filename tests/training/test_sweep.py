@@ -234,7 +234,7 @@ def test_sixty_four_rates_compile_once():
         jax.monitoring.unregister_event_duration_listener(count)
     assert result.metrics["loss"].shape == (64, 2, 3)
     assert numbers[0][0] == numbers[1][0] == 2  # the second says whether it is the same again
-    assert 0 < numbers[1][1] == numbers[0][1] < 6  # with small programs that draw keys
+    assert 0 < numbers[1][1] == numbers[0][1] < 15  # with small programs that draw keys
 
 
 def test_more_seeds_and_more_steps_extend_a_folder(whole, tmp_path):
