@@ -45,7 +45,7 @@ def fold_seeds(base_seed: int, numbers: np.ndarray) -> Any:
 
 
 @jax.jit
-def fold_key(key: Any, numbers: np.ndarray) -> Any:
+def fold_key(key: Any, numbers: Any) -> Any:
     """Return fold_in(key, s) of each number s."""
     return jax.vmap(lambda s: jax.random.fold_in(key, s))(numbers)
 
