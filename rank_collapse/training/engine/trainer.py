@@ -165,7 +165,9 @@ class Trainer:
 
     def _name_stopped(self, point, runs, stopped):
         for position, what in stopped[:MOST_NAMED]:
-            name = self.axes.describe_run(point, int(runs.points[position]), runs.seeds[position])
+            name = self.axes.describe_run(
+                point, int(runs.points[position]), int(runs.seeds[position])
+            )
             last = runs.finite_steps[position]
             self.progress.say(f"{name}: {what}; it keeps its state after {last} steps")
         if len(stopped) > MOST_NAMED:
