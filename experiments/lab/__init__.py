@@ -38,5 +38,7 @@ from experiments.lab.folder import (
 )
 from experiments.lab.progress import (
     Progress as Progress,
+    report_activity as report_activity,
     stop_requested as stop_requested,
 )
+from experiments.lab.rounds import extend_part as extend_part

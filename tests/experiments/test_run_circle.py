@@ -170,9 +170,14 @@ def case(distances, logs=None):
 
 
 def make_results(counts, seeds=64):
-    """Makes results in which `counts` seeds of each case halve their distance at every step."""
+    """Makes results in which `counts` seeds of each case halve their distance at every step.
+
+    They are spread over the seeds, those of a smaller count among those of a larger one.
+    """
     fallen, apart = 0.6 * 0.5 ** np.arange(60), np.full(60, 0.6)
-    return {n: case([fallen] * count + [apart] * (seeds - count)) for n, count in counts.items()}
+    places = np.argsort(np.arange(seeds) * 0.618033988749895 % 1)  # of the golden ratio: even
+    rank = np.argsort(places)
+    return {n: case([fallen if r < c else apart for r in rank]) for n, c in counts.items()}
 
 
 def verdicts(results):
@@ -254,3 +259,20 @@ def test_an_order_other_than_the_theorys_is_said_to_be():
     steps, orders = np.arange(60), np.array([[1.0], [1.1], [1.2]])
     assert estimate_order(-(orders**steps) * (1 + 0.3 * steps)) < 1.5
     assert estimate_order(-((2 + orders) ** steps)) == pytest.approx(3.1, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_said"),
+    [
+        (["--num_seeds=2", "--circle_skip", "--do_mlp"], True),
+        (["--num_seeds=5"], False),
+        (["--num_seeds=2", "--compare=pure"], False),
+    ],
+)
+def test_few_seeds_of_the_published_command_say_what_they_cannot_show(flags, is_said):
+    text = run_circle.describe_limit(parsed(run_circle, *flags))
+    assert bool(text) == is_said
+    if is_said:
+        assert text.startswith("2 seeds cannot show") and "1 to 3 of 8" in text
+        command = text.split("experiments.run_circle ")[1].split()
+        assert parsed(run_circle, *command).compare == "pure"
