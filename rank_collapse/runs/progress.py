@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from rank_collapse.printed import escape_text, print_lines
+
 
 class Progress:
     """Shows the part that is done and the time left, on the standard error by default.
@@ -57,7 +59,7 @@ class Progress:
         """Write a line that stays."""
         if not self._quiet:
             self._clear()
-            print(f"{self._label}: {message}", file=self._stream, flush=True)
+            print_lines(f"{self._label}: {message}", file=self._stream, flush=True)
 
     @contextlib.contextmanager
     def time_activity(self, activity: str) -> Iterator[None]:
@@ -74,7 +76,7 @@ class Progress:
 
     def __exit__(self, *_: Any) -> None:
         if self._width:  # the line of a terminal
-            print(file=self._stream, flush=True)
+            print_lines("", file=self._stream, flush=True)
             self._width = 0
 
     def _describe(self, now, values):
@@ -88,16 +90,17 @@ class Progress:
     def _show(self, line):
         if self._quiet:
             return
-        line = f"{self._label}: {line}"
+        line = escape_text(f"{self._label}: {line}")
         if self._in_terminal:
-            print(f"\r{line:<{self._width}}", end="", file=self._stream, flush=True)
+            self._stream.write(f"\r{line:<{self._width}}")
+            self._stream.flush()
             self._width = len(line)
         else:
-            print(line, file=self._stream, flush=True)
+            print_lines(line, file=self._stream, flush=True)
 
     def _clear(self):
         if self._width:
-            print(f"\r{'':<{self._width}}\r", end="", file=self._stream)
+            self._stream.write(f"\r{'':<{self._width}}\r")
             self._width = 0
 
 
