@@ -19,7 +19,7 @@ from functools import partial
 import jax
 from absl import flags
 
-from experiments.benchmarks import monitoring, paths, profiles, training
+from experiments.benchmarks import monitoring, paths, profiles, seeds, training
 from experiments.benchmarks.timing import print_report
 from experiments.lab import check_names, cli
 
@@ -32,6 +32,7 @@ BENCHMARKS = {
     "head_contributions": paths.time_head_contributions,
     "recomputed_paths": paths.time_recomputed_paths,
     "monitor": monitoring.time_monitor,
+    "seeds": seeds.time_seeds,
 } | {f"train_{name}": partial(training.time_training, name) for name in training.CASES}
 
 # Seconds of CPU that each takes with five rounds; beyond `LONG` it runs only where it is named.

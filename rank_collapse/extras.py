@@ -11,7 +11,7 @@ PACKAGES = {
     "hub": "huggingface_hub",
     "pretrained": "safetensors tokenizers sentencepiece",
     "report": "matplotlib scipy pillow",
-    "training": "optax safetensors",
+    "training": "optax safetensors xarray",
 }
 
 

@@ -10,7 +10,7 @@ import rank_collapse as rc
 from rank_collapse.report import figures
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SWEEP = re.compile(r"<!-- test: sweep -->\n```python\n(.*?)```", re.DOTALL)
+BLOCK = r"<!-- test: {} -->\n```python\n(.*?)```"
 SEEN = 1e-7  # float32 shows no smaller residual
 
 
@@ -118,11 +118,38 @@ def draw_paths():
     return fig
 
 
-if __name__ == "__main__":
+@figures.styled
+def draw_seeds(mlp, transformer, equinox):
+    """Draws results of sweeps by step: the mean over seeds, and one standard deviation."""
+    fig, axes = figures.figure(columns=3, width=3.2, height=2.8)
+    for ax, result, metric, axis, title in (
+        (axes[0, 0], mlp, "loss", "learning_rate", "MLP, optax"),
+        (axes[0, 1], transformer, "loss", "rate", "Transformer on bytes, Flax NNX"),
+        (axes[0, 2], equinox, "accuracy", "width", "MLP, Equinox"),
+    ):
+        smooth = result.metrics[metric].coarsen(step=10).mean()
+        for index, value in enumerate(smooth[axis].values):
+            label = f"{axis.replace('_', ' ')} {value:g}"
+            runs = smooth.sel({axis: value})
+            figures.band(ax, runs["step"], runs.values, label, index, markevery=5)
+        ax.set(xlabel="step", ylabel=metric, title=title)
+        ax.legend()
+    return fig
+
+
+def run_block(page, name):
+    """Runs a marked block of a page; returns the names that it defines."""
     scope = {}
-    page = (REPOSITORY / "docs" / "networks.md").read_text("utf-8")
-    exec(SWEEP.search(page)[1], scope)
+    text = (REPOSITORY / "docs" / f"{page}.md").read_text("utf-8")
+    exec(re.search(BLOCK.format(name), text, re.DOTALL)[1], scope)
+    return scope
+
+
+if __name__ == "__main__":
+    scope = run_block("networks", "sweep")
+    results = (run_block("seeds", f"{n} seeds")["result"] for n in ("optax", "nnx", "equinox"))
     pictures = {
+        "seeds": draw_seeds(*results),
         "skip_gain": draw_skip_gain(scope["gains"], scope["curves"]),
         "rank_collapse": draw_collapse(),
         "concept_residual": draw_residual(),

@@ -26,6 +26,7 @@ ALONE = (
     "before_training",
     "attention_layer",
     "your_model",
+    "seeds",
 )
 PAGES = [
     README,

@@ -24,6 +24,7 @@ from rank_collapse.regular import open_in_place, open_regular, read_regular
 # {file: what helps where it is damaged}; others are made again.
 _REMEDIES = {
     "config.json": "use another folder, this one is of no run or damaged",
+    "sweep.json": "use another folder, this one is damaged",
     "trainer_state.json": "transformers writes it anew at the next checkpoint",
 }
 _TEMPORARY = ".rank_collapse-"  # files that are being written; a killed process leaves them

@@ -41,11 +41,12 @@ def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Any:
 
 def fold_seeds(base_seed: int, numbers: np.ndarray) -> Any:
     """Return the keys of some seeds, by their numbers."""
-    return _fold_keys(jax.random.key(base_seed), numbers)
+    return fold_key(jax.random.key(base_seed), numbers)
 
 
 @jax.jit
-def _fold_keys(key, numbers):
+def fold_key(key: Any, numbers: Any) -> Any:
+    """Return fold_in(key, s) of each number s."""
     return jax.vmap(lambda s: jax.random.fold_in(key, s))(numbers)
 
 

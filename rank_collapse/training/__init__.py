@@ -2,6 +2,7 @@
 
 from rank_collapse.training.ensemble import Ensemble as Ensemble, Trained as Trained
 from rank_collapse.training.model_file import dump_models as dump_models, load_models as load_models
+from rank_collapse.training.sweep import Swept as Swept, sweep as sweep
 from rank_collapse.training.training import (
     Hyper as Hyper,
     Model as Model,

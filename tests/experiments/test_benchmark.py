@@ -6,7 +6,7 @@ import pytest
 
 import rank_collapse as rc
 from experiments import benchmark
-from experiments.benchmarks import paths, profiles, training
+from experiments.benchmarks import paths, profiles, seeds, training
 from experiments.benchmarks.timing import Report, Timing, median_ratio, time_cases
 from experiments.lab import cli
 from rank_collapse.training.training import Hyper, init_model
@@ -52,6 +52,23 @@ def test_training_benchmarks_take_the_published_commands(options, name):
     (ours,) = (report := training.time_training(name, options, training.TINY)).timings
     assert ours.compile_seconds > 0 and len(ours.seconds) == 2
     assert find_figure(report, "ms per seed") == 1e3 * min(ours.seconds)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", seeds.SIZES)
+def test_every_way_trains_the_same_seeds(options, name):
+    """Tiny networks; a process for each seed gives the losses of its seed too."""
+    sizes = {"mlp": {}, "cnn": {"batch_size": 2}, "sort": {"arguments": training.TINY}}[name]
+    report = seeds.time_seeds(options, {name: ((3,), 4)}, **sizes)
+    ways = {timing.name.rpartition(", ")[2]: timing for timing in report.timings}
+    assert list(ways) == list(seeds.WAYS) and all(len(t.seconds) == 2 for t in ways.values())
+    expected = ways["one by one"].output
+    assert expected.shape == (3, 4) and len(np.unique(expected[:, 0])) == 3
+    for timing in ways.values():
+        rows = len(timing.output)
+        np.testing.assert_allclose(timing.output, expected[:rows], rtol=1e-3)
+    assert find_figure(report, "sweep over the faster by hand") > 0
+    assert find_figure(report, "seeds from which vmap is faster") in (3, np.inf)
 
 
 @pytest.mark.full

@@ -1,0 +1,1 @@
+"""Many runs of one training program: its axes, its trace, groups on devices, files, result."""

@@ -1,0 +1,192 @@
+"""The axes of a sweep: swept floats, static values and seeds, and the names of their points."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from rank_collapse.printed import quote_value
+from rank_collapse.struct import refuse, refuse_if
+
+RESERVED = ("seed", "step")  # axes of every result
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """Values by name of a sweep.
+
+    Attributes:
+        hyper: Every traced value: {name: array, [] of a constant, [values] of an axis}.
+        static: Every static value: {name: all its values}.
+        hyper_axes, static_axes: The coordinates of those that are swept: {name: values}.
+    """
+
+    hyper: Mapping[str, np.ndarray]
+    static: Mapping[str, Sequence[Any]]
+    hyper_axes: Mapping[str, Sequence[Any]]
+    static_axes: Mapping[str, Sequence[Any]]
+
+    @property
+    def hyper_shape(self) -> tuple[int, ...]:
+        """Returns the number of values of each swept float."""
+        return tuple(map(len, self.hyper_axes.values()))
+
+    @property
+    def static_shape(self) -> tuple[int, ...]:
+        """Returns the number of values of each swept static."""
+        return tuple(map(len, self.static_axes.values()))
+
+    @property
+    def num_hyper(self) -> int:
+        """Returns the number of points of the swept floats."""
+        return math.prod(self.hyper_shape)
+
+    def static_points(self) -> list[dict[str, Any]]:
+        """Lists the keyword arguments of each point of the static values."""
+        names = list(self.static)
+        return [
+            dict(zip(names, point, strict=True))
+            for point in itertools.product(*self.static.values())
+        ]
+
+    def examples(self) -> dict[str, Any]:
+        """Returns one value of each traced one, of the type that the functions see.
+
+        Python's numbers adapt to the dtype of what they meet, as they do in code: float32 weights
+        times a rate stay float32, bfloat16 ones bfloat16.
+        """
+        return {name: _example(array) for name, array in self.hyper.items()}
+
+    def hyper_leaves(self, points: np.ndarray) -> list[np.ndarray]:
+        """Returns the traced values [r] of some points, in the order of a dictionary's leaves."""
+        axes = np.unravel_index(points, self.hyper_shape) if self.hyper_axes else ()
+        index = dict(zip(self.hyper_axes, axes, strict=True))
+        with np.errstate(all="ignore"):  # what is too small or large for float32
+            return [
+                np.asarray(
+                    array[index[name]] if name in index else np.full(len(points), array),
+                    jax.dtypes.canonicalize_dtype(array.dtype),
+                )
+                for name, array in sorted(self.hyper.items())
+            ]
+
+    def describe_static(self, point: int) -> str:
+        """Names a point of the static axes, such as "depth=2"; "" where there are none."""
+        index = np.unravel_index(point, self.static_shape) if self.static_axes else ()
+        return _join(self.static_axes, index)
+
+    def describe_run(self, point: int, hyper_point: int, seed: int) -> str:
+        """Names a run, such as "seed 3 (depth=2, learning_rate=0.1)"."""
+        index = np.unravel_index(hyper_point, self.hyper_shape) if self.hyper_axes else ()
+        parts = [self.describe_static(point), _join(self.hyper_axes, index)]
+        values = ", ".join(filter(None, parts))
+        return f"seed {seed}" + (f" ({values})" if values else "")
+
+
+def _join(axes, index):
+    return ", ".join(f"{n}={v[i]}" for (n, v), i in zip(axes.items(), index, strict=True))
+
+
+def _example(array):
+    """Returns the first value; of 64 bits, as Python's and NumPy's numbers are, a Python number."""
+    first = array.reshape(-1)[0]
+    return first.item() if array.dtype in (np.float64, np.int64, bool) else first
+
+
+def make_axes(hyper: Mapping[str, Any] | None, static: Mapping[str, Any] | None) -> Axes:
+    """Makes the axes of a sweep.
+
+    Args:
+        hyper: Numbers, or lists of them, by name.
+        static: Any values, or lists of them, by name.
+
+    Raises:
+        ValueError: Values that mean nothing, or one name for two of them.
+    """
+    hyper, static = _as_mapping("hyper", hyper), _as_mapping("static", static)
+    for name in hyper.keys() & static.keys():
+        raise ValueError(f"{name!r} is in hyper and in static: one of them is enough")
+    arrays = {name: _as_numbers(f"hyper[{name!r}]", value) for name, value in hyper.items()}
+    lists = {name: value if isinstance(value, list) else [value] for name, value in static.items()}
+    coordinates = {
+        name: _label_values(f"static[{name!r}]", value)
+        for name, value in static.items()
+        if isinstance(value, list)
+    }
+    hyper_axes = {name: array.tolist() for name, array in arrays.items() if array.ndim}
+    for name, values in hyper_axes.items():
+        leaf = np.float32(values) if arrays[name].dtype.kind == "f" else values
+        _refuse_repeats(f"hyper[{name!r}]", list(values), leaf)
+    return Axes(arrays, lists, hyper_axes, coordinates)
+
+
+def _as_mapping(name, value):
+    refuse_if(
+        not isinstance(value or {}, Mapping),
+        f"{name}={quote_value(value)} is no dictionary of values by name",
+    )
+    for key in value or {}:
+        refuse(
+            (not isinstance(key, str), f"{name} has the name {key!r}, which is no text"),
+            (key in RESERVED, f"{name} has the name {key!r}, which is an axis of every sweep"),
+            (
+                name == "static" and not str(key).isidentifier(),
+                f"static has the name {key!r}, which cannot be a keyword argument",
+            ),
+        )
+    return dict(value or {})
+
+
+def _as_numbers(name, value):
+    """Converts a number or a list of them to an array."""
+    shown = f"{name}={quote_value(value)}"
+    if isinstance(value, range | tuple):
+        value = list(value)
+    refuse_if(isinstance(value, list) and not value, f"{name} is empty: list a value at least")
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:  # of different lengths, traced
+        raise ValueError(f"{shown} is neither a number nor a list of numbers") from error
+    refuse(
+        (not array.size, f"{name} is empty: list a value at least"),
+        (
+            array.dtype.kind in "OSUMm",
+            f"{shown} is neither a number nor a list of numbers; other values go to static=",
+        ),
+        (array.ndim > 1, f"{shown} has {array.ndim} axes: a swept value is a list of numbers"),
+    )
+    refuse_if(array.dtype.kind in "fc" and np.isnan(array).any(), f"{shown} has a NaN")
+    if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
+        dtype = jax.dtypes.canonicalize_dtype(np.int64)
+        limits = np.iinfo(dtype)
+        refuse_if(
+            (array < limits.min).any() or (array > limits.max).any(),
+            f"{shown} does not fit into {dtype}",
+        )
+        array = array.astype(np.int64)
+    return array
+
+
+def _label_values(name, values):
+    """Returns the coordinates of the values of a static axis: numbers and text as they are."""
+    refuse_if(not values, f"{name} is empty: list a value at least")
+    plain = all(isinstance(value, str | int | float) for value in values)
+    same = len({isinstance(value, str) for value in values}) == 1
+    labels = list(values) if plain and same else [_label(value) for value in values]
+    _refuse_repeats(name, labels, labels)
+    return labels
+
+
+def _label(value):
+    return getattr(value, "__name__", None) or str(value)
+
+
+def _refuse_repeats(name, shown, values):
+    seen = set()
+    for text, value in zip(shown, list(values), strict=True):
+        refuse_if(value in seen, f"{name} has {text!r} twice")
+        seen.add(value)

@@ -1,0 +1,203 @@
+"""The result of a sweep: labelled arrays over its axes, and the states."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rank_collapse.extras import import_package
+from rank_collapse.struct import refuse_if
+from rank_collapse.training.engine.axes import Axes
+from rank_collapse.training.engine.functions import Functions
+from rank_collapse.training.engine.groups import Runs, join_pieces, key_kind
+
+
+@dataclasses.dataclass(repr=False)
+class Swept:
+    """The result of a sweep.
+
+    Attributes:
+        metrics: xarray.Dataset; each metric has the axes (static lists, hyper lists, "seed",
+            "step", further ones of its own). NaN after the step at which a run was not finite.
+        states: The pytree that `init` made, as NumPy arrays [seed, hyper lists, ...]; random keys
+            stay keys. With lists in static it is {value: such a pytree}, or {(value, ...): it}
+            with several lists, since their shapes may differ.
+        looks: xarray.Dataset of what `look` gave, with the axes of the metrics; its "step" is the
+            number of steps done, 0 before training. None without `look`.
+        diverged_at: xarray.DataArray (static lists, hyper lists, "seed"): the step at which a run
+            was no longer finite, -1 for none. Its state is the one that this step began with.
+        seconds: {"compiling", "running"}.
+    """
+
+    metrics: Any
+    states: Any
+    looks: Any
+    diverged_at: Any
+    seconds: Mapping[str, float]
+
+    def __repr__(self) -> str:
+        """Shows names and sizes alone."""
+        return f"Swept(metrics={list(self.metrics)}, {dict(self.metrics.sizes)})"
+
+    def state(self, seed: int, **values: Any) -> Any:
+        """Returns the pytree of one run.
+
+        Args:
+            seed: Its number.
+            **values: One of each list of hyper and static, by name.
+
+        Raises:
+            ValueError: The sweep has no such run, or several.
+        """
+        names = [str(name) for name in self.diverged_at.dims]
+        refuse_if(
+            {*values, "seed"} != set(names),
+            f"state() is given values of {sorted(values)}; this sweep has {names[:-1]}",
+        )
+        index = {}
+        for name, value in (*values.items(), ("seed", seed)):
+            labels = self.diverged_at.coords[name].values.tolist()
+            label = value if value in labels else _name_value(value)
+            refuse_if(label not in labels, f"{name}={value!r} is not one of {labels}")
+            index[name] = labels.index(label)
+        num_static = len(names) - 1 - self._num_hyper()
+        states = self.states
+        if num_static:
+            states = list(states.values())[
+                np.ravel_multi_index(
+                    [index[name] for name in names[:num_static]],
+                    self.diverged_at.shape[:num_static],
+                )
+            ]
+        place = (index["seed"], *(index[name] for name in names[num_static:-1]))
+        return jax.tree.map(lambda leaf: leaf[place], states)
+
+    def _num_hyper(self):
+        return self.diverged_at.attrs["swept floats"]
+
+
+def _name_value(value):
+    return getattr(value, "__name__", None) or str(value)
+
+
+class Points:
+    """All runs of a sweep, by point of the static values.
+
+    Args:
+        axes: Of the sweep.
+        functions, runs: Of each point; all runs are done.
+        numbers: Of the seeds.
+    """
+
+    def __init__(
+        self,
+        axes: Axes,
+        functions: Sequence[Functions],
+        runs: Sequence[Runs],
+        numbers: np.ndarray,
+    ):
+        self._axes, self._functions, self._runs, self._numbers = axes, functions, runs, numbers
+        self._names = [*axes.static_axes, *axes.hyper_axes, "seed"]
+        self._coordinates = {**axes.static_axes, **axes.hyper_axes, "seed": numbers}
+
+    def metrics(self, steps: int) -> Any:
+        """Makes the dataset of the metrics of so many steps."""
+        leaves = [[join_pieces(p) for p in runs.metrics] for runs in self._runs]
+        return self._make_dataset(self._functions[0].metric_names, leaves, np.arange(steps))
+
+    def looks(self, look_steps: Sequence[int]) -> Any:
+        """Makes the dataset of what was looked at after some numbers of steps."""
+        if not self._functions[0].look_names:
+            return None
+        leaves = [
+            [join_pieces(p)[:, [runs.look_steps.index(s) for s in look_steps]] for p in runs.looks]
+            for runs in self._runs
+        ]
+        return self._make_dataset(self._functions[0].look_names, leaves, np.array(look_steps))
+
+    def diverged_at(self) -> Any:
+        """Makes the array of the first steps that were not finite."""
+        values = self._gather([runs.finite_steps for runs in self._runs])
+        attributes = {"swept floats": len(self._axes.hyper_axes)}
+        return self._xarray.DataArray(values, self._coordinates, self._names, attrs=attributes)
+
+    @property
+    def _xarray(self):
+        return import_package("xarray", "training.sweep", "training")
+
+    def _make_dataset(self, listing, leaves, steps):
+        """Makes a dataset of leaves [r, steps, ...] of each point, which begin with `steps`."""
+        axes, variables = self._axes, {}
+        for i, name in enumerate(listing):
+            values = self._gather(
+                [
+                    _mask(point[i], runs, steps)
+                    for point, runs in zip(leaves, self._runs, strict=True)
+                ]
+            )
+            further = [f"{name}_{k}" for k in range(values.ndim - len(self._names) - 1)]
+            variables[name] = [*self._names, "step", *further], values
+        constants = {n: a.item() for n, a in axes.hyper.items() if not a.ndim}
+        constants |= {n: str(v[0]) for n, v in axes.static.items() if n not in axes.static_axes}
+        return self._xarray.Dataset(variables, {**self._coordinates, "step": steps}, constants)
+
+    def _gather(self, values):
+        """Joins values [r, ...] of each point over all axes; shorter ones are filled with NaN."""
+        axes, count = self._axes, len(self._numbers)
+        longest = tuple(map(max, zip(*(v.shape[1:] for v in values), strict=True)))
+        is_ragged = any(v.shape[1:] != longest for v in values)
+        dtype = np.result_type(*(v.dtype for v in values), *([np.float32] if is_ragged else []))
+        whole = np.zeros((len(values), axes.num_hyper, count, *longest), dtype)
+        if is_ragged:
+            whole[...] = np.nan
+        for i, (value, runs) in enumerate(zip(values, self._runs, strict=True)):
+            rows = runs.seeds - self._numbers[0]
+            whole[(i, runs.points, rows, *(slice(size) for size in value.shape[1:]))] = value
+        return whole.reshape(*axes.static_shape, *axes.hyper_shape, count, *longest)
+
+    def states(self, trees: Sequence[Any]) -> Any:
+        """Makes the pytrees of all states: see `Swept`.
+
+        Args:
+            trees: What `init` returns at each point of the static values.
+        """
+        axes, states = self._axes, {}
+        for label, runs, functions, tree in zip(
+            _list_labels(axes), self._runs, self._functions, trees, strict=True
+        ):
+            leaves = []
+            for leaf, shape in zip(runs.state, functions.state_shapes, strict=True):
+                whole = np.empty((len(self._numbers), axes.num_hyper, *leaf.shape[1:]), leaf.dtype)
+                whole[runs.seeds - self._numbers[0], runs.points] = leaf
+                whole = whole.reshape(len(self._numbers), *axes.hyper_shape, *leaf.shape[1:])
+                if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+                    whole = jax.random.wrap_key_data(whole, impl=key_kind(shape.dtype))
+                leaves.append(whole)
+            states[label] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+        return states if axes.static_axes else next(iter(states.values()))
+
+
+def _list_labels(axes: Axes) -> Iterator[Any]:
+    """Lists the keys of the states: the value of one list in static, a tuple of several."""
+    for values in itertools.product(*axes.static_axes.values()):
+        yield values[0] if len(values) == 1 else values
+
+
+def _mask(values, runs, steps):
+    """Replaces by NaN what comes after a run was finite: values [r, steps, ...].
+
+    The step that made it not finite began with a finite state: its metrics stay as they are. A look
+    after k steps sees the state that step k begins with.
+    """
+    if values.dtype.kind == "V" or values.dtype.name == "float16":
+        values = values.astype(np.float32)  # which xarray computes with
+    stopped = runs.finite_steps >= 0
+    if not stopped.any():
+        return values
+    values = values.astype(values.dtype if values.dtype.kind in "fc" else np.float64)
+    values[stopped[:, None] & (steps[None] > runs.finite_steps[:, None])] = np.nan
+    return values

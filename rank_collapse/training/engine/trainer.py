@@ -1,0 +1,185 @@
+"""Trains the runs of a sweep: groups that fit into memory, chunk by chunk, with snapshots."""
+
+import dataclasses
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from rank_collapse.runs.files import RunError
+from rank_collapse.runs.progress import Progress
+from rank_collapse.struct import refuse_if
+from rank_collapse.training.engine import processes
+from rank_collapse.training.engine.axes import Axes
+from rank_collapse.training.engine.files import SweepFolder
+from rank_collapse.training.engine.functions import Functions
+from rank_collapse.training.engine.groups import Program, Runs, join_runs
+from rank_collapse.training.engine.result import Points
+
+MOST_NAMED = 8  # runs that are no longer finite, in one chunk
+
+
+@dataclasses.dataclass
+class Trainer:
+    """Trains runs, and keeps those that are done.
+
+    Attributes:
+        functions: Of each point of the static values.
+        axes, base_key, finite: Of the sweep.
+        mesh, at_once: Where runs are computed, and how many a device vmaps over.
+        steps, every: Of each run, and in one call.
+        store: The folder, or None.
+        progress: Counts steps of all runs.
+    """
+
+    functions: Sequence[Functions]
+    axes: Axes
+    base_key: Any
+    finite: Sequence[str] | None
+    mesh: Mesh
+    at_once: int | None
+    steps: int
+    every: int
+    store: SweepFolder | None
+    progress: Progress
+
+    def __post_init__(self):
+        self._saved: dict[int, list[Runs]] = {}
+        self._programs: dict[int, Program] = {}
+        self._gathered: Mapping[int, list[Runs]] = defaultdict(list)
+        self.seconds = {"compiling": 0.0, "running": 0.0}
+
+    def train(self, numbers: np.ndarray, most: int) -> None:
+        """Trains some seeds at all points.
+
+        Args:
+            numbers: Of the seeds.
+            most: The most seeds of any such call, whose programs this one uses.
+
+        Raises:
+            ValueError: The folder has runs of more steps.
+            RunError: A file of the folder is damaged or cannot be written.
+        """
+        share = processes.take_share(numbers)
+        for point, functions in enumerate(self.functions):
+            parts = self._load(point, share)
+            names = {name for runs in parts for name in runs.names()}
+            missing = [(p, s) for s in share.tolist() for p in range(self.axes.num_hyper)]
+            missing = np.array([name for name in missing if name not in names], int).reshape(-1, 2)
+            by_step: Mapping[int, list[Runs]] = defaultdict(list)
+            for runs in parts:
+                self._check_steps(runs)
+                by_step[runs.step].append(runs)
+                self.progress.skip(runs.step * len(runs))
+            done = by_step.pop(self.steps, [])
+            unfinished = [join_runs(by_step[step]) for step in sorted(by_step, reverse=True)]
+            if unfinished or len(missing):
+                program = self._program(point, functions, most)
+                size = program.size
+                for runs in unfinished:
+                    for start in range(0, len(runs), size):
+                        group = runs.take(np.arange(start, min(start + size, len(runs))))
+                        done.append(self._train_group(point, program, program.lay_out(group)))
+                for start in range(0, len(missing), size):
+                    points, seeds = missing[start : start + size].T
+                    begun = program.look_at(program.begin(points, seeds))
+                    done.append(self._train_group(point, program, begun))
+            self._gathered[point].append(processes.gather(join_runs(done), len(numbers)))
+
+    def points(self, numbers: np.ndarray) -> Points:
+        """Returns all runs of the seeds that were trained.
+
+        Args:
+            numbers: Of the seeds.
+        """
+        runs = [join_runs(self._gathered[point]) for point in range(len(self.functions))]
+        return Points(self.axes, self.functions, runs, numbers)
+
+    def _load(self, point, share):
+        """Loads what the folder has of some seeds."""
+        if self.store is None:
+            return []
+        if point not in self._saved:
+            self._saved[point] = self.store.load(self.functions[point], point)
+        parts = []
+        for runs in self._saved[point]:
+            chosen = np.flatnonzero(np.isin(runs.seeds, share))
+            if len(chosen):
+                parts.append(runs.take(chosen))
+        return parts
+
+    def _check_steps(self, runs):
+        refuse_if(
+            runs.step > self.steps,
+            f"steps={self.steps}, but {self.store and self.store.path} has {runs.step} steps: a "
+            "sweep can be extended, not shortened",
+        )
+
+    def _program(self, point, functions, most):
+        if point not in self._programs:
+            begun = time.monotonic()
+            self._programs[point] = Program(
+                functions,
+                axes=self.axes,
+                base_key=self.base_key,
+                mesh=self.mesh,
+                every=max(1, min(self.every, self.steps)),
+                at_once=self.at_once,
+                num_runs=self.axes.num_hyper * processes.count_share(most),
+                finite=self.finite,
+                progress=self.progress,
+            )
+            self.seconds["compiling"] += time.monotonic() - begun
+        return self._programs[point]
+
+    def _train_group(self, point, program, runs):
+        """Trains runs that are on the devices; returns them on the host."""
+        begun, is_saved = time.monotonic(), False
+        try:
+            while runs.step < self.steps:
+                stop = min(self.steps, (runs.step // self.every + 1) * self.every)
+                new, stopped = program.advance(runs, stop)
+                count = len(runs) * (stop - runs.step)
+                runs, is_saved = program.look_at(new), False
+                self._name_stopped(point, runs, stopped)
+                if self.store is not None and self.store.is_due() and stop < self.steps:
+                    self.store.save(point, program.to_host(runs))
+                    is_saved = True
+                self.progress.advance(count, self._describe_metric(runs))
+            runs = program.to_host(runs)
+            if self.store is not None:
+                self.store.save(point, runs)
+        except RunError:  # of the folder: what it has stays
+            raise
+        except BaseException:
+            if self.store is not None and not is_saved and 0 < runs.step < self.steps:
+                self.store.save(point, program.to_host(runs))
+            if self.store is not None:
+                self.progress.say(f"stopped at step {runs.step}; the same call resumes")
+            raise
+        self.seconds["running"] += time.monotonic() - begun
+        return runs
+
+    def _name_stopped(self, point, runs, stopped):
+        for position, what in stopped[:MOST_NAMED]:
+            name = self.axes.describe_run(
+                point, int(runs.points[position]), int(runs.seeds[position])
+            )
+            last = runs.finite_steps[position]
+            self.progress.say(f"{name}: {what}; it keeps its state after {last} steps")
+        if len(stopped) > MOST_NAMED:
+            self.progress.say(f"and {len(stopped) - MOST_NAMED} more runs")
+
+    def _describe_metric(self, runs):
+        """Describes the median of the first number that is measured, such as "loss 0.31"."""
+        names = [*self.functions[0].metric_names]
+        names.sort(key=lambda name: name != "loss")
+        for name in names:
+            pieces = runs.metrics[self.functions[0].metric_names.index(name)]
+            last = pieces[-1][runs.finite_steps < 0, -1]
+            if last.ndim == 1 and len(last) and last.dtype.kind in "fV":
+                return f"{name} {np.median(last.astype(np.float64)):.4g}"
+        return ""

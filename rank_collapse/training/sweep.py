@@ -1,0 +1,188 @@
+"""Many seeds and swept values of anyone's training, in one call: resumable, on all devices.
+
+    result = sweep(init, step, steps=2000, seeds=64, hyper={"learning_rate": [1e-4, 1e-3]})
+    result.metrics["loss"].mean("seed")
+
+docs/seeds.md has examples, and what the functions must be.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from rank_collapse.extras import import_package
+from rank_collapse.printed import quote_value
+from rank_collapse.runs import seeds as run_seeds
+from rank_collapse.runs.progress import Progress
+from rank_collapse.struct import check_whole, refuse_if
+from rank_collapse.training.engine import processes, tracing
+from rank_collapse.training.engine.axes import make_axes
+from rank_collapse.training.engine.files import SweepFolder
+from rank_collapse.training.engine.functions import Functions, check_names
+from rank_collapse.training.engine.result import Swept
+from rank_collapse.training.engine.trainer import Trainer
+
+
+def sweep(
+    init: Callable[..., Any],
+    step: Callable[..., Any],
+    *,
+    steps: int,
+    seeds: int = 8,
+    every: int = 100,
+    hyper: Mapping[str, Any] | None = None,
+    static: Mapping[str, Any] | None = None,
+    folder: str | os.PathLike | None = None,
+    first_seed: int = 0,
+    look: Callable[..., Any] | None = None,
+    at_once: int | None = None,
+    until: Callable[[Any], Any] | None = None,
+    round_seeds: int = 8,
+    finite: Sequence[str] | None = None,
+    key: Any = 0,
+    mesh: Mesh | None = None,
+    quiet: bool = False,
+) -> Swept:
+    """Trains many seeds at all swept values.
+
+    The functions are pure functions of one run, whose arrays may be any pytree. They are traced and
+    compiled once for each point of `static`; seeds and values of `hyper` are one axis, which is
+    spread over the devices. Results do not depend on the devices, on `every`, on `at_once` or on
+    the other seeds, but for rounding where XLA compiles other loops.
+
+    Args:
+        init: (key, hyper, **static) → state, a pytree of arrays.
+        step: (state, hyper, index, **static) → (state, metrics): the state with the same shapes
+            and dtypes, and a pytree of arrays, {"loss": []} for example. `index` counts from 0.
+        steps: Steps of each run.
+        seeds: Number of seeds. Seed s has the key fold_in(key, s) at each value of all others.
+        every: Steps in one call; progress, snapshots and looks come between calls.
+        hyper: Traced values by name: a number, or a list of numbers, which is an axis.
+        static: Values that are compiled in, by name, given as keywords: any value, or a list of
+            them, which is an axis with one compilation each.
+        folder: Keeps snapshots. The same call resumes; more seeds or more steps extend.
+        first_seed: Number of the first seed.
+        look: (state, hyper, key) → pytree of arrays, before training and at each snapshot; `key`
+            is one of the run, the same at each look, and independent of that of `init`. Those of
+            `static` that it takes are given as keywords.
+        at_once: Runs that a device vmaps over; None for one after the other on a CPU, and on an
+            accelerator as many as fit into memory.
+        until: (metrics Dataset of the seeds so far) → whether they are enough; asked after each
+            round of seeds, of which `seeds` is then the most.
+        round_seeds: Seeds of one round, with `until`.
+        finite: Names of the metrics that must be finite; None for all. A run with another value
+            keeps its last finite state, and has the metrics NaN from there on.
+        key: Base key of the seeds, or a whole number for `jax.random.key`.
+        mesh: Of the devices, from `runs.seeds.seed_mesh`; all of this process by default.
+        quiet: Whether neither progress nor runs that are no longer finite are printed.
+
+    Returns:
+        `Swept`: metrics, states, looks.
+
+    Raises:
+        ValueError: Functions or values that mean nothing.
+        RunError: The folder is of another sweep, in use, or cannot be written.
+    """
+    steps, every = check_whole("steps", steps, 0), check_whole("every", every, 1)
+    count = check_whole("seeds", seeds, 1)
+    first = check_whole("first_seed", first_seed, 0, 2**31 - 1 - count)
+    round_seeds = check_whole("round_seeds", round_seeds, 1)
+    refuse_if(
+        until is not None and not callable(until),
+        f"until={quote_value(until)} is no function of the metrics",
+    )
+    import_package("xarray", "training.sweep", "training")  # before anything is trained
+    axes, base_key = make_axes(hyper, static), _make_base_key(key)
+    mesh = run_seeds.seed_mesh(jax.local_devices()) if mesh is None else mesh
+    at_once = run_seeds.group_size(mesh) if at_once is None else check_whole("at_once", at_once, 1)
+    functions = [
+        Functions(init, step, look, axes, point, base_key) for point in axes.static_points()
+    ]
+    check_names(functions, axes, finite)
+    numbers = first + np.arange(count)
+    total = len(functions) * axes.num_hyper * processes.count_share(count) * steps
+    with contextlib.ExitStack() as stack:
+        progress = stack.enter_context(
+            Progress(total, "sweep", quiet=quiet or not processes.is_first())
+        )
+        store = None
+        if folder is not None:
+            config = _describe_sweep(functions, axes, base_key, every, finite)
+            store = stack.enter_context(SweepFolder(folder, config))
+        _say_notes(functions[0], axes, base_key, mesh, count, progress)
+        trainer = Trainer(
+            functions, axes, base_key, finite, mesh, at_once, steps, every, store, progress
+        )
+        size = count if until is None else min(round_seeds, count)
+        for start in range(0, count, size):
+            trainer.train(numbers[start : start + size], size)
+            points = trainer.points(numbers[: start + size])
+            metrics = points.metrics(steps)
+            if until is not None and _is_enough(until(metrics)):
+                break
+        return Swept(
+            metrics,
+            points.states([f.init.out for f in functions]),
+            points.looks([*range(0, steps, every), steps]),
+            points.diverged_at(),
+            trainer.seconds,
+        )
+
+
+def _is_enough(answer):
+    is_one = not isinstance(answer, Mapping | str | None) and np.ndim(answer) == 0
+    refuse_if(not is_one, f"until returns {type(answer).__name__}, which is not true or false")
+    return bool(answer)
+
+
+def _make_base_key(key):
+    """Returns a typed key of a whole number, of a typed key or of an older one."""
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        refuse_if(key.ndim, f"key of shape {key.shape} is not one key")
+        return key
+    if np.ndim(key):
+        shape, dtype = np.shape(key), np.asarray(key).dtype
+        refuse_if(
+            (shape, dtype) != ((2,), np.uint32), f"key of {dtype}{list(shape)} is no random key"
+        )
+        return jax.random.wrap_key_data(jnp.asarray(key))
+    return jax.random.key(check_whole("key", key, 0, 2**32 - 1))
+
+
+def _describe_sweep(functions, axes, base_key, every, finite):
+    """Describes what determines the results, as JSON stores it."""
+    config = {
+        "hyper": {name: array.tolist() for name, array in axes.hyper.items()},
+        "static": {name: [str(value) for value in values] for name, values in axes.static.items()},
+        "key": jax.random.key_data(base_key).tolist(),
+        "finite": None if finite is None else sorted(finite),
+        "init": [f.init.fingerprint for f in functions],
+        "step": [f.step.fingerprint for f in functions],
+        "data": [f.init.data + f.step.data for f in functions],
+        "look": [f.look.fingerprint + f.look.data for f in functions if f.look is not None],
+        "jax": jax.__version__,
+    }
+    return config | ({"every": every} if config["look"] else {})
+
+
+def _say_notes(functions, axes, base_key, mesh, count, progress):
+    """Says what is no mistake for sure, but often one."""
+    values = [leaf[0] for leaf in axes.hyper_leaves(np.zeros(1, int))]
+    if tracing.reuses_key(functions.init, functions.step, base_key, values):
+        progress.say(
+            "note: a random key that was used is used again in the first two steps, which then "
+            "draw the same numbers; jax.random.split it, or fold_in the index"
+        )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if run_seeds.is_on_cpu(mesh) and mesh.size == 1 < min(cores, count * axes.num_hyper):
+        progress.say(
+            f"note: JAX has one CPU device for {cores} cores; "
+            f"jax.config.update('jax_num_cpu_devices', {cores}) before its first use shares the "
+            "seeds among them"
+        )

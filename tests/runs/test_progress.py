@@ -1,0 +1,78 @@
+"""Progress: lines of a log, one line of a terminal, and the time left without compiling."""
+
+import io
+
+import pytest
+
+from rank_collapse.runs import progress
+from rank_collapse.runs.progress import Progress, format_seconds
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that is set by hand."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_log_has_a_line_from_time_to_time(clock):
+    stream = io.StringIO()
+    with Progress(100, "it", stream=stream) as bar:
+        for _ in range(4):
+            clock[0] += 2
+            bar.advance(10, "loss 0.3")
+        bar.say("note")
+        clock[0] += 2
+        bar.advance(60)
+    assert stream.getvalue().splitlines() == [
+        "it:  30%, loss 0.3, 6.0 s, 14 s left",
+        "it: note",
+        "it: 100%, 10 s",
+    ]
+
+
+def test_compiling_and_earlier_steps_do_not_enter_the_time_left(clock):
+    stream = io.StringIO()
+    bar = Progress(100, "it", stream=stream, interval=1)
+    bar.skip(50)
+    with bar.time_activity("compiling"):
+        clock[0] += 100
+    clock[0] += 10
+    bar.advance(10)
+    assert stream.getvalue().splitlines() == [
+        "it: compiling took 1:40",
+        "it:  60%, 10 s, 40 s left",
+    ]
+
+
+def test_a_terminal_has_one_line(clock):
+    stream = Terminal()
+    with Progress(2, "it", stream=stream) as bar:
+        clock[0] += 1
+        bar.advance(1, "loss 0.25")
+        bar.say("a note")
+        clock[0] += 1
+        bar.advance(1)
+    text = stream.getvalue()
+    assert text.startswith("\rit:  50%, loss 0.25, 1.0 s, 1.0 s left\r")
+    assert text.endswith("it: a note\n\rit: 100%, 2.0 s\n")
+
+
+def test_quiet_is_quiet(clock):
+    stream = Terminal()
+    with Progress(2, "it", stream=stream, quiet=True) as bar:
+        clock[0] += 9
+        bar.advance(2)
+        bar.say("note")
+    assert stream.getvalue() == ""
+
+
+def test_times_are_short():
+    times = [format_seconds(s) for s in (0.04, 9.94, 9.96, 59.9, 61, 3599.6, 7385)]
+    assert times == ["0.0 s", "9.9 s", "10 s", "60 s", "1:01", "1:00:00", "2:03:05"]
