@@ -27,7 +27,7 @@ class Notes:
     """Reasons by the dotted name of a module, or None, and by what is left out.
 
     Attributes:
-        reasons: {(name, subject): reason}, the last of each.
+        reasons: {(name, subject): a sentence}, the last of each.
     """
 
     def __init__(self):
@@ -60,11 +60,24 @@ class Notes:
             name, subject: As `attempt` takes them.
             reason: Why it is not measured.
         """
-        self.reasons[name, subject] = reason
+        self.reasons[name, subject] = f"no {subject}: {reason}"
+        self._say(reason, f"no {subject}{f' of {name}' if name else ''}: {reason}")
+
+    def remark(self, name: str | None, subject: str, text: str) -> None:
+        """Keeps a sentence about what is measured; the first of its kind is also a warning.
+
+        Args:
+            name, subject: As `attempt` takes them.
+            text: The sentence.
+        """
+        self.reasons[name, subject] = text
+        self._say(text, f"{name}: {text}" if name else text)
+
+    def _say(self, reason, text):
         kind = reason.partition(":")[0]  # texts of one error may differ, as those of no memory do
         if kind not in self._said:
             self._said.add(kind)
-            self.warn(f"watch: no {subject}{f' of {name}' if name else ''}: {reason}")
+            self.warn(f"watch: {text}")
 
     def warn(self, text: Any) -> None:
         """Writes a warning to the logger `rank_collapse`, whose handlers may raise."""

@@ -21,6 +21,12 @@ PRODUCTS = EINSUM | _find_functions("matmul", "mm", "bmm", "baddbmm", "__matmul_
 MAPS = PRODUCTS | CONVOLUTIONS | {functional.linear} | _find_functions("addmm")
 SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
 EXPONENTIALS = {torch.exp, Tensor.exp}
+GATES = _find_functions("sigmoid", "tanh", "hardtanh") | {
+    functional.sigmoid, functional.tanh, functional.hardsigmoid, functional.softplus,
+    functional.hardtanh, *SOFTMAX, *EXPONENTIALS,
+}  # fmt: skip
+FACTORS = _find_functions("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
+QUOTIENTS = _find_functions("div", "div_", "true_divide", "divide")
 JOINS = _find_functions("cat", "concat", "stack", "hstack", "vstack")
 MOVES = JOINS | {Tensor.T.__get__, Tensor.mT.__get__} | _find_functions(
     "view", "reshape", "transpose", "permute", "contiguous", "flatten", "unflatten", "squeeze",

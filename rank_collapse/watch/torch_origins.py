@@ -8,131 +8,35 @@ changed.
 Axis letters: n queries, m keys, k width; others as in an equation of `einsum`.
 """
 
-import dataclasses
 import functools
+import itertools
 import math
 import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
+from rank_collapse.watch import torch_products as products
 from rank_collapse.watch.torch_functions import (
     EXPONENTIALS,
+    FACTORS,
+    GATES,
     JOINS,
     MOVES,
     PRODUCTS,
+    QUOTIENTS,
     SOFTMAX,
     Product,
     floats_in,
+    tensors_in,
 )
-from rank_collapse.watch.torch_products import is_allowed
-
-
-@dataclasses.dataclass(eq=False)
-class Source:
-    """A tensor as linear maps read it: a matrix.
-
-    Attributes:
-        tag: Of the tensor.
-        order: Of its axes, those of rows first.
-        count: How many rows there are.
-        matrix: [count, d]; None after the layer that read it.
-    """
-
-    tag: "Tag"
-    order: list[int]
-    count: int
-    matrix: Tensor | None = None
-
-
-@dataclasses.dataclass(eq=False)
-class Map:
-    """A linear map that ran.
-
-    Attributes:
-        source: What it read.
-        parameters: ((parameter, axis of its outputs or −1, the first of them), ...); None for a
-            part of one.
-        frames: Numbers of the modules that ran then.
-        start, count: The number of its first entry, and how many there are, row by row.
-        width: How many of them are of one row.
-        has_rows: Whether its rows are those of its source.
-    """
-
-    source: Source
-    parameters: tuple[tuple[Any, int, int], ...]
-    frames: tuple[int, ...]
-    start: int
-    count: int
-    width: int
-    has_rows: bool
-
-    def find_rows(self, entries: Tensor) -> Tensor:
-        """Finds the row of the source of each entry; −1 for those of other maps."""
-        is_inside = (entries >= self.start) & (entries < self.start + self.count) & self.has_rows
-        return torch.where(is_inside, (entries - self.start) // self.width, -1)
-
-
-@dataclasses.dataclass(eq=False)
-class Term:
-    """A product of queries and keys.
-
-    Attributes:
-        letters: Of the axes of queries, of keys and of their product.
-        sizes: Of the letters.
-        query, key: Tags of both.
-    """
-
-    letters: tuple[str, str, str]
-    sizes: dict[str, int]
-    query: "Tag"
-    key: "Tag"
-
-
-@dataclasses.dataclass(eq=False)
-class Tag:
-    """What is said of one tensor.
-
-    Attributes:
-        maps: Those that made it, without those behind them.
-        behind: What all maps behind it read, and its roots: what no map made.
-        past: Names of the attentions that it comes from, the first that ran first.
-        parameters: If it comes from parameters alone, which.
-        terms: The products of queries and keys whose sum it is, or comes from.
-        is_softmax: Whether a softmax came after them.
-        followers: {name: a function that gives a tensor of the same shape}: numbers of "entries",
-            −1 for no map's; "allowed", Bool, the keys of a query; "softmax".
-        source: It, if a map read it.
-    """
-
-    maps: frozenset[Map] = frozenset()
-    behind: frozenset[Any] = frozenset()
-    past: tuple[str, ...] = ()
-    parameters: tuple[Any, ...] = ()
-    terms: tuple[Term, ...] = ()
-    is_softmax: bool = False
-    followers: dict[str, Callable[[], Tensor]] = dataclasses.field(default_factory=dict)
-    source: Source | None = None
-
-    def list_maps(self) -> list[Map]:
-        """Lists the maps that made it, in order."""
-        return sorted(self.maps, key=lambda linear_map: linear_map.start)
-
-
-def join_pasts(tags: Iterable[Tag]) -> tuple[str, ...]:
-    """Lists the names of the attentions that tensors come from."""
-    return tuple(dict.fromkeys(name for tag in tags for name in tag.past))
-
-
-def _join_tags(tags, terms=(), is_softmax=False):
-    """Returns the tag of what comes from several tensors."""
-    maps = frozenset().union(*(tag.maps for tag in tags))
-    behind = frozenset().union(*(tag.behind for tag in tags))
-    return Tag(maps, behind, join_pasts(tags), terms=terms, is_softmax=is_softmax)
+from rank_collapse.watch.torch_masks import SIDES, inverts, is_allowed, makes_numbers, read_masks
+from rank_collapse.watch.torch_tags import PAIR, Map, Source, Tag, Term, join_pasts, join_streams
 
 
 class Origins:
@@ -140,44 +44,77 @@ class Origins:
 
     Args:
         frames: Of the modules that run, each with its `number`.
+        buffers: Of the model, which are constant.
     """
 
-    def __init__(self, frames: Sequence[Any]):
+    def __init__(self, frames: Sequence[Any], buffers: Iterable[Tensor] = ()):
         self._frames = frames
         self._tags: Any = WeakIdKeyDictionary()
         self._recent: list[Tag] = []  # those of the layer that runs
         self._num_entries = 0
+        self._results: set[Any] = set()  # roots that attentions gave
+        for buffer in buffers:
+            self._tags[buffer] = Tag(is_constant=True)
 
     def tag(self, tensor: Tensor) -> Tag:
         """Returns the tag of a tensor, made where it has none: of a parameter, or of a root."""
         if tensor not in self._tags:
             if isinstance(tensor, nn.Parameter):
-                self._record(tensor, Tag(parameters=(tensor,)))
+                self._record(tensor, Tag(is_constant=True, parameters=(tensor,)))
             else:
-                self.begin(tensor, ())
+                self.begin(tensor)
         return self._tags[tensor]
 
     def _record(self, tensor, tag):
         self._tags[tensor] = tag
         self._recent.append(tag)
 
-    def begin(self, tensor: Tensor, past: tuple[str, ...]) -> None:
+    def begin(self, tensor: Tensor, tags: Iterable[Tag] = (), past: tuple[str, ...] = ()) -> None:
         """Makes a tensor one that no map made, such as the result of an attention.
 
         Args:
             tensor: It.
-            past: Names of the attentions that it comes from.
+            tags: Of tensors that have its rows.
+            past: Names of the attentions that it comes from, before those of the tags.
         """
-        self._record(tensor, Tag(behind=frozenset([object()]), past=past))
+        tags, root = list(tags), object()
+        stream = join_streams(tags) or frozenset([root])
+        if past:
+            self._results.add(root)
+        is_content = bool(past) or any(tag.is_content for tag in tags)
+        past = tuple(dict.fromkeys(past + join_pasts(tags)))
+        self._record(
+            tensor, Tag(frozenset(), frozenset([root]), past, stream, is_content=is_content)
+        )
 
     def has(self, tensor: Tensor) -> bool:
         """Returns whether a tensor has a tag."""
         return tensor in self._tags
 
+    def comes_from_attention(self, tensor: Tensor) -> bool:
+        """Returns whether the result of an attention is behind a tensor, or nothing that is known."""
+        tag = self.tag(tensor)
+        return not tag.maps or not self._results.isdisjoint(tag.behind)
+
+    def is_content(self, tensor: Tensor) -> bool:
+        """Returns whether a map made a tensor, or something that a map made decided it."""
+        return self.has(tensor) and self._tags[tensor].is_content
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor comes from parameters, buffers and numbers alone."""
+        is_parameter = isinstance(tensor, nn.Parameter)
+        return is_parameter or (self.has(tensor) and self._tags[tensor].is_constant)
+
     def forget_layer(self) -> None:
-        """Drops what a layer's maps read, and numbers; a checkpointed layer holds none either."""
+        """Drops what a layer's maps read, masks and numbers; a checkpointed layer holds none either.
+
+        The numbers are made again where a later layer uses the same keys.
+        """
         for tag in self._recent:
-            tag.followers.clear()
+            for name in (*SIDES, "softmax"):
+                tag.followers.pop(name, None)
+            for follower in tag.followers.values():
+                follower.cache_clear()
             if tag.source is not None:
                 tag.source.matrix = None
         self._recent.clear()
@@ -192,16 +129,34 @@ class Origins:
             product: What it multiplies, as `read_product` reads it.
             args, kwargs, result: Of its call.
         """
-        outputs = floats_in(args[0] if function is Tensor.__setitem__ else result)
-        inputs = floats_in([args, kwargs])
-        if not outputs or not inputs:
+        is_assignment = function is Tensor.__setitem__
+        outputs, inputs = (
+            tensors_in(args[0] if is_assignment else result),
+            tensors_in([args, kwargs]),
+        )
+        floats = floats_in(inputs)
+        if makes_numbers(function) or not (inputs or is_assignment):
+            for output in floats_in(outputs):
+                self._tags[output] = Tag(is_constant=True)
             return
-        if product is not None and self._see_product(function, product, inputs, outputs[0]):
+        if product is not None and self._see_product(function, product, floats, outputs[0]):
             return
-        self._derive_tags(function, (args, kwargs), inputs, outputs)
+        is_decided = any(self.is_content(a) for a in inputs)
+        if floats_in(outputs) and floats:
+            self._derive_tags(function, (args, kwargs), floats, floats_in(outputs))
+        for output in outputs:
+            if is_decided and not self.has(output):
+                self._record(output, Tag())
+            if is_decided:
+                tag = self._tags[output]
+                if tag.parameters:  # which of several weights
+                    continue
+                tag.is_content, tag.is_constant = True, False
+                if tag.terms or not (tag.maps or tag.stream):
+                    self._see_masks(function, args, kwargs, output, tag)
         if function in SOFTMAX | EXPONENTIALS and outputs[0].ndim > 2:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-            self._see_softmax(function, inputs[0], dim, outputs[0])
+            self._see_softmax(function, floats[0], dim, outputs[0])
 
     def see_module(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
         """Records a module whose code torch does not show: a linear map, if it can be one.
@@ -222,27 +177,112 @@ class Origins:
         else:
             self._derive_tags(None, (), tensors, [output])
 
+    def is_weights(self, product: Product) -> bool:
+        """Returns whether the first factor of a product has weights of keys, which it sums over.
+
+        Args:
+            product: It.
+        """
+        tag = self.tag(product.first)
+        if tag.is_constant or not (tag.terms or tag.is_softmax):
+            return False
+        letters, _, result = product.letters
+        axes = [i for i, c in enumerate(letters) if c not in result]
+        changes = _find_changes(tag, axes)
+        if changes is None:
+            return True
+        size = math.prod(product.first.shape[i] for i in axes)
+        return changes == (False, True) or (changes == (False, False) and size == 1)
+
+    def read_weights(self, product: Product) -> products.Weights:
+        """Reads the weights that meet values, and which keys masks leave them.
+
+        Args:
+            product: Of weights and values.
+        """
+        tag = self.tag(product.first)
+        allowed, softmax = (
+            tag.followers.get(name, lambda: None)() for name in ("allowed", "softmax")
+        )
+        if allowed is None and tag.is_unread and not tag.is_chosen:
+            allowed = product.first > 0
+        return products.read_weights(product.first, allowed, softmax, product.letters)
+
+    def read_choice(self, mask: Tensor) -> dict[str, Any]:
+        """Reads whether content decides a mask, and what of it is not so, for `compute_dot_weights`.
+
+        Args:
+            mask: Of `scaled_dot_product_attention`.
+        """
+        if not self.is_content(mask):
+            return {}
+        return {"is_chosen": True, "static": self._tags[mask].followers.get("allowed")}
+
     def _see_product(self, function, product, inputs, output):
         """Records a linear map, or a product of queries and keys; returns whether it is one."""
-        is_weight = [self._is_weight(factor) for factor in product[:2]]
+        is_weight = [self.is_constant(factor) for factor in product[:2]]
         if function not in PRODUCTS or any(is_weight):
+            if all(is_weight) and function in PRODUCTS and product.first.ndim < 3:
+                return False  # a weight that is made of two
             if is_weight == [True, False] and function in PRODUCTS:
                 product = product.swap()
-            tag = self.tag(product.first)
-            if tag.terms or tag.is_softmax:
-                return False  # heads are mixed
+            if self._mixes_heads(function, product):
+                return False
             self._see_map(product, [a for a in inputs if a is not product.first], output)
             return True
-        if product.letters[2][-2] not in product.letters[0]:
+        if product.letters[2][-2:-1] not in product.letters[0]:
             product = product.swap()
+        first, second, result = product.letters
+        is_matrix = all(
+            [set(a) & set(result) - set(b) for a, b in ((first, second), (second, first))]
+        )
+        if not is_matrix or self._is_mixture(product) or self._is_mixture(product.swap()):
+            return False
         query, key = self.tag(product.first), self.tag(product.second)
-        sizes = dict(zip(product.letters[2], output.shape, strict=True))
-        terms = (Term(product.letters, sizes, query, key),)
-        self._record(output, _join_tags([query, key], terms))
+        sizes = dict(zip(result, output.shape, strict=True))
+        tag = _join_tags([query, key])
+        tag.terms = (Term(product.letters, sizes, query, key),)
+        tag.is_content = True
+        n, m = output.shape[-2:]
+
+        def number_pairs():
+            numbers = torch.arange(n, device=output.device)[:, None] * PAIR
+            return (numbers + torch.arange(m, device=output.device)).expand(output.shape)
+
+        tag.followers["pairs"] = functools.cache(number_pairs)
+        self._record(output, tag)
+        if function in (torch.baddbmm, Tensor.baddbmm):
+            self._see_masks(function, inputs, {}, output, tag)
         return True
 
-    def _is_weight(self, tensor):
-        return isinstance(tensor, nn.Parameter) or bool(self._tags.get(tensor, Tag()).parameters)
+    def _mixes_heads(self, function, product):
+        """Returns whether a linear map mixes heads of weights or scores, and no features."""
+        tag = self.tag(product.first)
+        letters, _, result = product.letters
+        changes = _find_changes(tag, [i for i, c in enumerate(letters) if c not in result])
+        if changes is None:
+            return bool(tag.terms) and function is not functional.linear
+        return changes == (False, False)
+
+    def _is_mixture(self, product):
+        """Returns whether the features of a token are the columns of the first factor, and its rows.
+
+        So it is with what mixes experts, or streams of a token.
+        """
+        tag = self.tag(product.first)
+        if "entries" not in tag.followers or not tag.maps:
+            return False
+        letters, other, result = product.letters
+        numbers = tag.followers["entries"]()
+        free = [i for i, c in enumerate(letters) if c in result and c not in other]
+        summed = [i for i, c in enumerate(letters) if c not in result]
+        if math.prod(numbers.shape[i] for i in free) < 2 or not numbers.numel():
+            return False
+        rows = []
+        for axes in ([], free, summed):
+            entry = numbers[tuple(-1 if i in axes else 0 for i in range(numbers.ndim))]
+            rows.append([m.find_rows(entry).item() for m in tag.list_maps()])
+        return rows[0] == rows[1] == rows[2] and max(rows[0]) >= 0
 
     def _see_map(self, product, parameters, output):
         """Records a linear map, and keeps what it read.
@@ -260,20 +300,20 @@ class Origins:
         shape = [sizes[c] for c in axes + features]
         has_rows = [x.shape[read.index(c)] for c in axes] == shape[: len(axes)]
         axis = weight.find(features[0]) if len(features) == 1 else -1
-        shares = tuple(self._read_parameter(a, axis) for a in parameters)
+        shares = tuple(share for a in parameters for share in self._read_parameters(a, axis))
         running = tuple(frame.number for frame in self._frames)
         entries = self._num_entries, output.numel(), math.prod(shape[len(axes) :]), has_rows
         linear_map = Map(source, shares, running, *entries)
         self._num_entries += output.numel()
         tag = Tag(frozenset([linear_map]), source.tag.behind | {source}, source.tag.past)
+        tag.stream, tag.is_content = source.tag.stream, True
 
-        @functools.cache
         def number_entries():
             numbers = torch.arange(linear_map.count, device=output.device).reshape(shape)
             order = [(axes + features).index(c) for c in result]
             return (numbers + linear_map.start).permute(order)
 
-        tag.followers["entries"] = number_entries
+        tag.followers["entries"] = functools.cache(number_entries)
         self._record(output, tag)
 
     def _read_source(self, x, axes):
@@ -285,35 +325,41 @@ class Origins:
         """
         tag, order = self.tag(x), axes + [i for i in range(x.ndim) if i not in axes]
         count = math.prod(x.shape[i] for i in axes)
+        tag.stream = tag.stream or frozenset([tag])
         if tag.source is None or tag.source.order != order:
             tag.source = Source(tag, order, count)
         tag.source.matrix = x.detach().permute(order).reshape(count, x.numel() // max(count, 1))
         self._recent.append(tag)
         return tag.source
 
-    def _read_parameter(self, tensor, axis):
-        """Reads which parameter a weight is, or is made of.
+    def _read_parameters(self, tensor, axis):
+        """Reads which parameters a weight is, or is made of.
 
         Args:
             tensor: The weight.
             axis: Of the outputs in it.
 
         Returns:
-            (the parameter, axis of the outputs or −1, the first of them); (None, −1, 0) if unknown.
+            [(the parameter, axis of the outputs or −1, the first of them), ...]; None for the
+            parameter if it is unknown; [] of a buffer.
         """
         axis = 0 if tensor.ndim == 1 else axis
         if isinstance(tensor, nn.Parameter):
-            return tensor, axis, 0
-        parameters = self._tags.get(tensor, Tag()).parameters
-        if len(parameters) != 1:
-            return None, -1, 0
-        parameter = parameters[0]
-        if parameter.numel() == tensor.numel():
-            return parameter, -1, 0
-        is_slice = tensor._base is parameter and tensor.is_contiguous()
-        if is_slice and tensor.shape[1:] == parameter.shape[1:] and axis == 0:
-            return parameter, axis, tensor.storage_offset() // tensor.stride(0)
-        return None, -1, 0
+            return [(tensor, axis, 0)]
+        tag = self._tags.get(tensor, Tag())
+        if tag.is_constant and not tag.parameters:
+            return []
+        if len(tag.parameters) == 1:
+            (parameter,) = tag.parameters
+            is_slice = tensor._base is parameter and tensor.is_contiguous()
+            if parameter.numel() != tensor.numel():
+                if is_slice and tensor.shape[1:] == parameter.shape[1:] and axis == 0:
+                    return [(parameter, axis, tensor.storage_offset() // tensor.stride(0))]
+                return [(None, -1, 0)]
+        largest = max((p.numel() for p in tag.parameters), default=0)
+        if largest != tensor.numel():
+            return [(None, -1, 0)]
+        return [(parameter, -1, 0) for parameter in tag.parameters]
 
     def _derive_tags(self, function, arguments, inputs, outputs):
         """Records another function: its results come from where its arguments come from.
@@ -322,27 +368,35 @@ class Origins:
             function, arguments: The call, with (args, kwargs).
             inputs, outputs: Its tensors of floats.
         """
-        tagged = [(self.tag(a), a) for a in inputs if self.has(a) or self._is_weight(a)]
-        pairs = [(tag, a) for tag, a in tagged if not tag.parameters]
+        tagged = [(self.tag(a), a) for a in inputs if self.has(a) or self.is_constant(a)]
+        pairs = [(tag, a) for tag, a in tagged if not tag.is_constant]
         if not pairs and len(tagged) == len(inputs):
+            if _looks_up(function, arguments):
+                for output in outputs:
+                    self.begin(output)
+                return
             parameters = tuple(dict.fromkeys(p for tag, _ in tagged for p in tag.parameters))
             for output in outputs:
-                self._record(output, Tag(parameters=parameters))
+                self._record(output, Tag(is_constant=True, parameters=parameters))
             return
-        pairs = pairs or [(self.tag(a), a) for a in inputs if not self._is_weight(a)]
-        names = dict.fromkeys(name for tag, _ in pairs for name in tag.followers)
+        pairs = pairs or [(self.tag(a), a) for a in inputs if not self.is_constant(a)]
         is_move = function in MOVES and (len(pairs) == 1 or function in JOINS)
         for i, output in enumerate(outputs):
-            tag = _join_tags([tag for tag, _ in pairs], *_merge_terms(pairs, output))
-            for name in names:
-                if is_move:
+            makers = _select_makers(function, pairs, output)
+            tag = _join_tags([tag for tag, _ in pairs])
+            tag.maps = frozenset().union(*(maker.maps for maker, _ in makers))
+            alike = [t for t, a in pairs if a.numel() == output.numel()]
+            tag.stream = join_streams(alike or [t for t, _ in pairs])
+            tag.terms, tag.is_softmax = _merge_terms(pairs, output)
+            tag.is_gate = function in GATES or all(t.is_gate for t, _ in pairs)
+            if is_move:
+                names = dict.fromkeys(name for t, _ in pairs for name in t.followers)
+                for name in names:
                     followers = pytree.tree_map(self._find_follower(name), arguments)
                     move = functools.partial(_move_followers, function, followers, i)
                     tag.followers[name] = functools.cache(move)
-                else:
-                    alike = [t for t, a in pairs if name in t.followers and a.shape == output.shape]
-                    if alike:
-                        tag.followers[name] = alike[0].followers[name]
+            else:
+                tag.followers = _join_followers([t for t, a in makers if a.shape == output.shape])
             self._record(output, tag)
 
     def _find_follower(self, name):
@@ -369,16 +423,137 @@ class Origins:
             x, result: Scores, and what it makes of them.
             dim: Over which it sums.
         """
-        terms, tag = self.tag(x).terms, self.tag(result)
+        scores, tag = self.tag(x), self.tag(result)
         if function in SOFTMAX:
-            tag.terms = terms
-            tag.is_softmax = True
-            tag.followers = {}
-        if terms and dim in (-1, x.ndim - 1):  # over keys
-            allowed, softmax = is_allowed(x.detach()), result.detach()
-            tag.followers["allowed"] = lambda: allowed
+            tag.terms, tag.is_softmax = scores.terms, True
+            tag.followers = {n: f for n, f in tag.followers.items() if n in ("pairs", "allowed")}
+        if scores.terms and dim in (-1, x.ndim - 1):  # over keys
+            is_masked = "allowed" in scores.followers or scores.is_unread
+            if is_masked and not scores.is_chosen:
+                tag.followers["allowed"] = _keep(is_allowed(x.detach()))
             if function in SOFTMAX:
-                tag.followers["softmax"] = lambda: softmax
+                tag.followers["softmax"] = _keep(result.detach())
+
+    def _see_masks(self, function, args, kwargs, result, tag):
+        """Records which scores masks leave that content does not decide.
+
+        Args:
+            function, args, kwargs: The call.
+            result, tag: Scores, and their tag; or a mask that content decides, and its tag.
+        """
+        operands = [(self._tags[a], a) for a in tensors_in([args, kwargs]) if self.has(a)]
+        tag.is_chosen |= any(t.is_chosen for t, _ in operands)
+        tag.is_unread |= any(t.is_unread for t, _ in operands)
+        if function is None:
+            return
+        if not result.is_floating_point():
+            sides = SIDES[::-1] if inverts(function, args) else SIDES
+            for t, a in operands:
+                for name, side in zip(SIDES, sides, strict=True):
+                    if name in t.followers and a.shape == result.shape:
+                        tag.followers.setdefault(side, t.followers[name])
+        for operand, keep, name in read_masks(function, args, kwargs, result):
+            mask = Tag() if operand is None else self._tags.get(operand, Tag())
+            is_float = operand is not None and operand.is_floating_point()
+            if mask.terms or (mask.is_content and is_float and keep is None):
+                continue  # scores
+            if mask.is_content:
+                tag.is_chosen = True
+                sides = SIDES if is_float else (name,)
+                keep = next((mask.followers[n] for n in sides if n in mask.followers), None)
+            elif keep is None:
+                tag.is_unread |= not mask.parameters
+            if keep is not None:
+                side = SIDES[0] if result.is_floating_point() else name
+                join = functools.partial(_intersect, tag.followers.get(side), keep, result.shape)
+                tag.followers[side] = functools.cache(join)
+
+
+def _keep(tensor):
+    """Returns a follower that gives a tensor."""
+    return functools.cache(lambda: tensor)
+
+
+def _intersect(first, second, shape):
+    """Joins Bool followers of a shape, of which the first may be missing."""
+    allowed = second().bool().expand(shape)
+    return allowed if first is None else first() & allowed
+
+
+def _join_tags(tags):
+    """Returns the tag of what comes from several tensors, without what depends on shapes."""
+    maps = frozenset().union(*(tag.maps for tag in tags))
+    behind = frozenset().union(*(tag.behind for tag in tags))
+    is_content = any(tag.is_content for tag in tags)
+    return Tag(maps, behind, join_pasts(tags), join_streams(tags), is_content=is_content)
+
+
+def _join_followers(tags):
+    """Joins the followers of tensors of one shape; the entries of further summands stay apart."""
+    followers: dict[str, Any] = {}
+    for tag in tags:
+        for name, follower in tag.followers.items():
+            if name in SIDES and name in followers:
+                parts = followers[name], follower
+                followers[name] = functools.cache(lambda parts=parts: parts[0]() & parts[1]())
+            else:
+                followers.setdefault(name, follower)
+    numbered = [tag for tag in tags if "entries" in tag.followers]
+    covered = numbered[0].maps if numbered else frozenset()
+    for tag in numbered[1:]:
+        if not tag.maps <= covered:
+            covered |= tag.maps
+            for name in [name for name in tag.followers if name.startswith("entries")]:
+                place = next(i for i in itertools.count(2) if f"entries {i}" not in followers)
+                followers[f"entries {place}"] = tag.followers[name]
+    return followers
+
+
+def _select_makers(function, pairs, output):
+    """Selects those of the arguments whose maps make the result: no gates and no divisors.
+
+    Args:
+        function: The function.
+        pairs: (tag, tensor) of each argument that counts.
+        output: The result.
+    """
+    if function in QUOTIENTS and len(pairs) == 2:
+        return pairs[:1]
+    if function not in FACTORS or len(pairs) < 2:
+        return pairs
+    makers = [(tag, a) for tag, a in pairs if not tag.is_gate and a.numel() == output.numel()]
+    return makers or pairs
+
+
+def _looks_up(function, arguments):
+    """Returns whether a function looks tokens up in a table, by their numbers."""
+    if function is functional.embedding:
+        return True
+    args, _ = arguments
+    if function is not Tensor.__getitem__ or args[0].ndim != 2 or not isinstance(args[1], Tensor):
+        return False
+    return args[1].ndim > 1 and not args[1].is_floating_point() and args[1].dtype != torch.bool
+
+
+def _find_changes(tag, axes):
+    """Finds whether the query, and whether the key, changes along axes of scores; None if unknown.
+
+    Args:
+        tag: Of the scores.
+        axes: Numbers of the axes.
+    """
+    if "pairs" not in tag.followers:
+        return None
+    pairs = tag.followers["pairs"]()
+    if not pairs.numel():
+        return None
+    pairs = pairs[tuple(slice(0, None if step else 1) for step in pairs.stride())]
+    largest = pairs.amax(dim=axes, keepdim=True) if axes else pairs
+    query, key = (
+        ((change(pairs) != change(largest)) & (pairs >= 0)).any().item()
+        for change in (lambda a: a // PAIR, lambda a: a % PAIR)
+    )
+    return query, key
 
 
 def _move_followers(function, arguments, i):
@@ -390,6 +565,10 @@ def _move_followers(function, arguments, i):
         i: Which of several results.
     """
     args, kwargs = pytree.tree_map(lambda a: a() if callable(a) else a, arguments)
+    if function is Tensor.contiguous:
+        return args[0]
+    if function is Tensor.view:  # followers may lie otherwise in memory
+        function = Tensor.reshape
     if function is torch.view_as_complex:
         args = [a.double() for a in args]
     result = function(*args, **kwargs)
@@ -425,15 +604,30 @@ def find_shared_sources(maps: Sequence[Map], query: Tag, key: Tag) -> list[Sourc
 
     Returns:
         What stands behind the fewest maps; [] if both have the same roots by ways of their own,
-        such as two norms; None if keys are of other tokens.
+        such as two norms, or keys are of the same rows of the stream in an earlier layer; None if
+        keys are of other tokens.
     """
+    read, read_by_keys = ([m.source for m in used] for used in (maps, key.list_maps()))
+    is_same_rows = {source.count for source in read} == {source.count for source in read_by_keys}
+    if is_same_rows and _list_makers(read) == _list_makers(read_by_keys):
+        return [source for source in dict.fromkeys(read) if source in read_by_keys]
     while maps:
         sources = list(dict.fromkeys(linear_map.source for linear_map in maps))
         shared = [source for source in sources if source in key.behind]
+        if any(source.matrix is None for source in shared):
+            break  # of another layer
         if shared:
             return shared
         maps = [earlier for source in sources for earlier in source.tag.list_maps()]
-    return [] if _list_roots(query) == _list_roots(key) else None
+    if _list_roots(query) == _list_roots(key):
+        return []
+    is_earlier = set(key.past) <= set(query.past) and not query.stream.isdisjoint(key.stream)
+    return [] if is_earlier and is_same_rows else None
+
+
+def _list_makers(sources):
+    """Lists the maps and roots that sources come from, without those behind other maps."""
+    return {a for source in sources for a in source.tag.maps | source.tag.behind}
 
 
 def _list_roots(tag):
@@ -448,10 +642,12 @@ def find_features(tag: Tag, linear_map: Map) -> Tensor | None:
         tag: Of the tensor.
         linear_map: The map.
     """
-    if "entries" not in tag.followers:
-        return None
-    entries, width = tag.followers["entries"]() - linear_map.start, linear_map.width
-    is_inside = (entries >= 0) & (entries < linear_map.count)
-    features = torch.zeros(width + 1, dtype=torch.bool, device=entries.device)
-    features[torch.where(is_inside, entries % width, width)] = True
-    return features[:-1] if features[:-1].any() else None
+    width, parts = linear_map.width, []
+    for name in [name for name in tag.followers if name.startswith("entries")]:
+        entries = tag.followers[name]() - linear_map.start
+        is_inside = (entries >= 0) & (entries < linear_map.count)
+        part = torch.zeros(width + 1, dtype=torch.bool, device=entries.device)
+        part[torch.where(is_inside, entries % width, width)] = True
+        parts.append(part[:-1])
+    features = torch.stack(parts).any(dim=0) if parts else None
+    return features if features is not None and features.any() else None

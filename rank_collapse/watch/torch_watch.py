@@ -133,8 +133,8 @@ class Watch:
         title = "a model that is gone" if model is None else type(model).__name__
         lines = [f"{title}, every {self._every} steps, {len(self.rows)} rows"]
         texts: dict[Any, list[str]] = {}
-        for (name, subject), reason in self.notes.reasons.items():
-            texts.setdefault(name, []).append(f"no {subject}: {reason}")
+        for (name, _), text in self.notes.reasons.items():
+            texts.setdefault(name, []).append(text)
         for name in texts.keys() - {name for name, _ in self._layers}:
             title = f"{name}: " if name else ""
             lines += [f"  {title}{text}" for text in texts[name]]
