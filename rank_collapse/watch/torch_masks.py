@@ -50,9 +50,8 @@ def makes_numbers(function: Any) -> bool:
 def inverts(function: Any, args: Any) -> bool:
     """Returns whether a function exchanges true and false: "not", or "equals 0"."""
     name = _get_name(function)
-    return name in _INVERSIONS or (
-        name == "eq" and len(args) > 1 and not isinstance(args[1], Tensor) and args[1] == 0
-    )
+    is_zero = name == "eq" and len(args) > 1 and not isinstance(args[1], Tensor) and args[1] == 0
+    return is_zero or name in _INVERSIONS
 
 
 def _get_name(function):

@@ -92,7 +92,7 @@ class Origins:
         return tensor in self._tags
 
     def comes_from_attention(self, tensor: Tensor) -> bool:
-        """Returns whether the result of an attention is behind a tensor, or nothing that is known."""
+        """Returns whether the result of an attention is behind a tensor, or no map."""
         tag = self.tag(tensor)
         return not tag.maps or not self._results.isdisjoint(tag.behind)
 
@@ -106,7 +106,7 @@ class Origins:
         return is_parameter or (self.has(tensor) and self._tags[tensor].is_constant)
 
     def forget_layer(self) -> None:
-        """Drops what a layer's maps read, masks and numbers; a checkpointed layer holds none either.
+        """Drops what a layer's maps read, masks, numbers; a checkpointed layer holds none either.
 
         The numbers are made again where a later layer uses the same keys.
         """
@@ -208,11 +208,43 @@ class Origins:
             allowed = product.first > 0
         return products.read_weights(product.first, allowed, softmax, product.letters)
 
+    def read_linear_attention(self, product: Product) -> tuple[Term, Tag] | None:
+        """Reads which queries and keys a product has whose second factor is Σ_j k_j v_jᵀ.
+
+        Args:
+            product: Of two tensors.
+
+        Returns:
+            The product of queries and keys that nobody computes, and the tag of the values; None if
+            it is another product.
+        """
+        tag = self.tag(product.second)
+        if len(tag.terms) != 1 or tag.is_softmax or self.tag(product.first).terms:
+            return None
+        (inner,) = tag.terms
+        first, second, result = product.letters
+        shape = [inner.sizes[c] for c in inner.letters[2]]
+        summed = [i for i, c in enumerate(second) if c not in result]
+        if list(product.second.shape) != shape or _find_changes(tag, summed) != (True, False):
+            return None
+        letters = dict(zip(inner.letters[2], second, strict=True))
+        (token,) = [c for c in inner.letters[0] if c not in letters] or [""]
+        if not token or not _sums_tokens(inner, token):
+            return None
+        unused = next(c for c in string.ascii_uppercase if c not in first + second)
+        key = "".join(letters.get(c, unused) for c in inner.letters[0])
+        sizes = dict(zip(first, product.first.shape, strict=True)) | {unused: inner.sizes[token]}
+        scores = "".join(c for c in result if c in first) + unused
+        return Term((first, key, scores), sizes, self.tag(product.first), inner.query), inner.key
+
     def read_choice(self, mask: Tensor) -> dict[str, Any]:
-        """Reads whether content decides a mask, and what of it is not so, for `compute_dot_weights`.
+        """Reads whether content decides a mask, and what it leaves whatever the content is.
 
         Args:
             mask: Of `scaled_dot_product_attention`.
+
+        Returns:
+            Arguments of `compute_dot_weights`.
         """
         if not self.is_content(mask):
             return {}
@@ -239,7 +271,9 @@ class Origins:
         if not is_matrix or self._is_mixture(product) or self._is_mixture(product.swap()):
             return False
         query, key = self.tag(product.first), self.tag(product.second)
-        sizes = dict(zip(result, output.shape, strict=True))
+        sizes = dict(zip(first, product.first.shape, strict=True))
+        sizes |= dict(zip(second, product.second.shape, strict=True))
+        sizes |= dict(zip(result, output.shape, strict=True))
         tag = _join_tags([query, key])
         tag.terms = (Term(product.letters, sizes, query, key),)
         tag.is_content = True
@@ -265,7 +299,7 @@ class Origins:
         return changes == (False, False)
 
     def _is_mixture(self, product):
-        """Returns whether the features of a token are the columns of the first factor, and its rows.
+        """Returns whether the first factor has a matrix for each token, and both axes are features.
 
         So it is with what mixes experts, or streams of a token.
         """
@@ -574,6 +608,16 @@ def _move_followers(function, arguments, i):
     result = function(*args, **kwargs)
     result = result if isinstance(result, Tensor) else result[i]
     return result.long() if function is torch.view_as_real else result
+
+
+def _sums_tokens(term, letter):
+    """Returns whether a product sums over tokens of its first factor, along this letter."""
+    if "entries" not in term.query.followers:
+        return False
+    numbers, axis = term.query.followers["entries"](), term.letters[0].index(letter)
+    ends = [numbers.select(axis, i).flatten()[:1] for i in (0, -1)]
+    rows = [[m.find_rows(end).item() for m in term.query.list_maps()] for end in ends]
+    return rows[0] != rows[1]
 
 
 def _merge_terms(pairs, output):

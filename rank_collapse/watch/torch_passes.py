@@ -172,6 +172,11 @@ class Pass(TorchFunctionMode):
             if factors and not any(map(self._origins.is_constant, product[:2])):
                 self._measure_product(self._see_weighted, factors, result)
                 return
+            for order in (product, product.swap()):
+                linear = self._origins.read_linear_attention(order)
+                if linear is not None:
+                    self._measure_product(self._see_linear, *linear, result)
+                    return
         self._origins.see_function(function, product, args, kwargs, result)
 
     def _measure_product(self, see, *args):
@@ -202,6 +207,19 @@ class Pass(TorchFunctionMode):
         choice = self._origins.read_choice(mask) if mask is not None else {}
         weights = products.compute_dot_weights(*args, **kwargs, **choice)
         self.runs.add_product(self._frames, self._origins, term, weights, "", tags[2], result)
+
+    def _see_linear(self, term, value, result):
+        """Measures the tokens of linear attention, which has no weights.
+
+        Args:
+            term: Of its queries and keys.
+            value: Tag of the values.
+            result: What the product of queries and Σ_j k_j v_jᵀ gives.
+        """
+        n, m = (term.sizes[c] for c in term.letters[2][-2:])
+        weights = products.allow_all(n, m, result.device)
+        reason = "linear attention has none"
+        self.runs.add_product(self._frames, self._origins, term, weights, reason, value, result)
 
     def _see_weighted(self, factors, result):
         """Measures a product of weights and values.

@@ -124,6 +124,12 @@ def read_weights(
     return Weights(before if _is_dropped(before, p) else p, rows, allowed)
 
 
+def allow_all(n: int, m: int, device: Any) -> Weights:
+    """Returns that each of n queries may attend to m keys, without weights."""
+    allowed = torch.ones(1, 1, 1, dtype=torch.bool, device=device).expand(1, n, m)
+    return Weights(torch.empty(0, 0, m, device=device), choose_rows(n, device), allowed)
+
+
 def sort_examples(weights: Weights, order: Tensor, num_examples: int) -> Weights:
     """Returns weights sorted by examples.
 

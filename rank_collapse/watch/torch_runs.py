@@ -217,7 +217,8 @@ class Runs:
             weights = products.sort_examples(weights, tokens.order, len(tokens.index))
         else:
             counts = f"{len(weights.p)} matrices of weights for {len(tokens.order)} of queries"
-            weights, refusal = products.join_heads(weights, tokens.order, len(tokens.index)), counts
+            weights = products.join_heads(weights, tokens.order, len(tokens.index))
+            refusal = refusal or counts
         documents = self._find_documents(frames, tokens, weights, names)
         if not run.pieces and owner.number == run.frames[-1]:
             run.tokens = tokens.index, documents  # for attention to other tokens in this call
@@ -342,12 +343,12 @@ class Runs:
         for name, *sides in masks:
             if _TOKEN_MASK.fullmatch(name) and shape[0] != shape[1]:
                 self._mask_streams[name] = stream
-                crossings = [products.compute_crossing(tokens, weights, side) for side in sides]
-                least = min(range(2), key=lambda i: crossings[i])
-                if crossings[least] > CROSSING:
-                    text = f"attention reads tokens that the argument {name} leaves out"
-                    self._notes.remark(names[-1], f"reading past {name}", text)
-                return sides[least]
+                for side in sides:
+                    if products.compute_crossing(tokens, weights, side) <= CROSSING:
+                        return side
+                text = f"attention reads tokens that the argument {name} leaves out"
+                self._notes.remark(names[-1], f"reading past {name}", text)
+                return sides[0]
         return None
 
     def measure_output(self, frame: Frame, output: Any) -> None:

@@ -30,7 +30,7 @@ class Source:
     matrix: Tensor | None = None
 
     def read_entries(self) -> Tensor | None:
-        """Reads the numbers of the entries of the first and the last feature of each row [count, 2]."""
+        """Reads the numbers of the first and of the last entry of each row [count, 2]."""
         if "entries" not in self.tag.followers or not self.tag.maps:
             return None
         numbers = self.tag.followers["entries"]().permute(self.order).reshape(self.count, -1)
