@@ -20,6 +20,7 @@ _BOTH = {"logical_and", "logical_and_", "__and__", "__iand__", "bitwise_and", "b
 _EITHER = {"logical_or", "logical_or_", "__or__", "__ior__", "bitwise_or", "bitwise_or_"}
 _INVERSIONS = {"__invert__", "logical_not", "logical_not_", "bitwise_not", "bitwise_not_"}
 _NUMBERS = {"full", "zeros", "ones", "empty", "rand", "randn", "randint"}  # also "zeros_like", ...
+_OPERATIONS = ("add", "sub", "mul", "truediv", "and", "or", "xor")
 SIDES = ("allowed", "left out")
 
 
@@ -45,6 +46,13 @@ def is_allowed(mask: Tensor) -> Tensor:
 def makes_numbers(function: Any) -> bool:
     """Returns whether a function of torch takes from a tensor at most its shape."""
     return _get_name(function).removesuffix("_like").removeprefix("new_") in _NUMBERS
+
+
+def is_in_place(function: Any) -> bool:
+    """Returns whether a function changes its first argument."""
+    name = _get_name(function)
+    is_method = name.endswith("_") and not name.startswith("__")
+    return is_method or name in {f"__i{operation}__" for operation in _OPERATIONS}
 
 
 def inverts(function: Any, args: Any) -> bool:

@@ -35,7 +35,14 @@ from rank_collapse.watch.torch_functions import (
     floats_in,
     tensors_in,
 )
-from rank_collapse.watch.torch_masks import SIDES, inverts, is_allowed, makes_numbers, read_masks
+from rank_collapse.watch.torch_masks import (
+    SIDES,
+    inverts,
+    is_allowed,
+    is_in_place,
+    makes_numbers,
+    read_masks,
+)
 from rank_collapse.watch.torch_tags import PAIR, Map, Source, Tag, Term, join_pasts, join_streams
 
 
@@ -144,6 +151,8 @@ class Origins:
         is_decided = any(self.is_content(a) for a in inputs)
         if floats_in(outputs) and floats:
             self._derive_tags(function, (args, kwargs), floats, floats_in(outputs))
+        if is_assignment or is_in_place(function):
+            self._see_write(args, is_assignment)
         for output in outputs:
             if is_decided and not self.has(output):
                 self._record(output, Tag())
@@ -157,6 +166,65 @@ class Origins:
         if function in SOFTMAX | EXPONENTIALS and outputs[0].ndim > 2:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
             self._see_softmax(function, floats[0], dim, outputs[0])
+
+    def _see_write(self, args, is_assignment):
+        """Records what is written into a tensor by an index, or into a view of it.
+
+        Args:
+            args: Of the call.
+            is_assignment: Whether by an index.
+        """
+        target = args[0]
+        if is_assignment and isinstance(args[2], Tensor) and self.has(target) and self.has(args[2]):
+
+            def write(numbers, name):
+                numbers[args[1]] = self._number(args[2], name)
+
+            self._write_followers(target, self._tags[target], self._tags[args[2]], write)
+        base = target._base
+        if base is None or not self.has(target) or self.is_constant(target):
+            return
+        view, earlier = self._tags[target], self.tag(base)
+        tag = _join_tags([t for t in (earlier, view) if not t.is_constant])
+        tag.terms = tuple(dict.fromkeys(earlier.terms + view.terms))
+        tag.is_softmax = earlier.is_softmax or view.is_softmax
+        tag.is_chosen = earlier.is_chosen or view.is_chosen
+        tag.is_unread = earlier.is_unread or view.is_unread or "allowed" in view.followers
+        tag.followers = dict(earlier.followers)
+        place = target.storage_offset() - base.storage_offset()
+
+        def write_view(numbers, name):
+            part = numbers.as_strided(target.shape, target.stride(), place)
+            part.copy_(self._number(target, name, view))
+
+        self._write_followers(base, tag, view, write_view)
+        self._record(base, tag)
+
+    def _write_followers(self, tensor, tag, written, write):
+        """Makes followers of a tensor into which others were written.
+
+        Args:
+            tensor, tag: It, and its tag.
+            written: Tag of what was written.
+            write: write(numbers of the tensor, name of the follower), which writes those of a part.
+        """
+        shape, stride, device = tensor.shape, tensor.stride(), tensor.device
+        names = [n for n in {**tag.followers, **written.followers} if n not in (*SIDES, "softmax")]
+        for name in names:
+            earlier = tag.followers.get(name)
+
+            def make_numbers(name=name, earlier=earlier):
+                numbers = torch.empty_strided(shape, stride, dtype=torch.long, device=device)
+                numbers.copy_(earlier()) if earlier else numbers.fill_(-1)
+                write(numbers, name)
+                return numbers
+
+            tag.followers[name] = functools.cache(make_numbers)
+
+    def _number(self, tensor, name, tag=None):
+        """Returns the numbers of a tensor's follower of a name, or −1 where it has none."""
+        follower = (tag or self._tags[tensor]).followers.get(name)
+        return -torch.ones_like(tensor, dtype=torch.long) if follower is None else follower()
 
     def see_module(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
         """Records a module whose code torch does not show: a linear map, if it can be one.
