@@ -15,7 +15,7 @@ from watched_gpt2 import IDS, QUIET, L, gpt2, measure_rows, torch, train_gpt2, t
 from rank_collapse.runs import metrics
 from rank_collapse.torch import Watch, watch
 from rank_collapse.watch import torch_passes
-from rank_collapse.watch.torch_watch import _Watches
+from rank_collapse.watch.torch_steps import OpenWatches
 
 
 def test_a_forward_pass_inside_the_step_of_the_optimizer():
@@ -431,7 +431,7 @@ def test_a_pass_that_ctrl_c_ended_keeps_no_model():
     del model
     gc.collect()
     assert "a model that is gone" in watched.describe()
-    assert not torch.overrides._len_torch_function_stack() and _Watches.stance is None
+    assert not torch.overrides._len_torch_function_stack() and OpenWatches.stance is None
 
 
 @pytest.mark.parametrize("mode", ["eval", "no gradients", "another class"])

@@ -8,6 +8,7 @@ changed.
 Axis letters: n queries, m keys, k width; others as in an equation of `einsum`.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -305,6 +306,20 @@ class Origins:
         scores = "".join(c for c in result if c in first) + unused
         return Term((first, key, scores), sizes, self.tag(product.first), inner.query), inner.key
 
+    def split_nested(self, tensor: Tensor) -> list[tuple[Tensor, Tag]]:
+        """Splits a jagged tensor into those of its rows [1, ...], each with its tag.
+
+        Args:
+            tensor: It.
+        """
+        tag = self.tag(tensor)
+        follower = tag.followers.get("entries", lambda: -torch.ones_like(tensor, dtype=torch.long))
+        rows = zip(tensor.unbind(), follower().unbind(), strict=True)
+        return [
+            (x[None], dataclasses.replace(tag, followers={"entries": _keep(numbers[None])}))
+            for x, numbers in rows
+        ]
+
     def read_choice(self, mask: Tensor) -> dict[str, Any]:
         """Reads whether content decides a mask, and what it leaves whatever the content is.
 
@@ -395,6 +410,10 @@ class Origins:
             output: Its result.
         """
         (read, weight, result), x = product.letters, product.first
+        nested = output if output.is_nested else None
+        if nested is not None:  # one row of tokens after the other
+            (read, result), x, output = ("ay", "az"), x.values(), output.values()
+            self._tags[x] = self.tag(product.first)
         axes = [c for c in read if c in result]
         features = [c for c in result if c not in read]
         source = self._read_source(x, [read.index(c) for c in axes])
@@ -413,10 +432,11 @@ class Origins:
         def number_entries():
             numbers = torch.arange(linear_map.count, device=output.device).reshape(shape)
             order = [(axes + features).index(c) for c in result]
-            return (numbers + linear_map.start).permute(order)
+            numbers = (numbers + linear_map.start).permute(order)
+            return numbers if nested is None else _nest(numbers, nested)
 
         tag.followers["entries"] = functools.cache(number_entries)
-        self._record(output, tag)
+        self._record(output if nested is None else nested, tag)
 
     def _read_source(self, x, axes):
         """Returns what a map reads: a tensor as a matrix.
@@ -569,6 +589,11 @@ class Origins:
                 side = SIDES[0] if result.is_floating_point() else name
                 join = functools.partial(_intersect, tag.followers.get(side), keep, result.shape)
                 tag.followers[side] = functools.cache(join)
+
+
+def _nest(values, nested):
+    """Returns values [tokens, d] as a jagged tensor with the rows of another."""
+    return torch.nested.nested_tensor_from_jagged(values, nested.offsets(), nested.lengths())
 
 
 def _keep(tensor):

@@ -26,6 +26,7 @@ from rank_collapse.watch.torch_runs import Frame, Runs, Select
 from rank_collapse.watch.torch_tags import Term
 from rank_collapse.watch.torch_tokens import choose_term
 
+_DOT_OPTIONS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _HEADS = functional.multi_head_attention_forward
 _SHOWN_HEADS = types.FunctionType(  # the same code, which does not hide what it calls from modes
     _HEADS.__code__, vars(functional) | {"has_torch_function": lambda tensors: False}
@@ -59,9 +60,8 @@ class Pass(TorchFunctionMode):
     ):
         super().__init__()
         self._model, self._mask, self._notes = model, mask, notes
-        self._names: Any = weakref.WeakKeyDictionary(
-            {module: plain_name(name) for name, module in model().named_modules()}
-        )
+        self._names: Any = weakref.WeakKeyDictionary()
+        self._read_names()
         self.runs = Runs(select, tokens, mask is not None, notes)
         self.loss, self.reason = None, "none of its modules ran"
         self._finished: set[int] = set()  # ids of modules
@@ -77,6 +77,8 @@ class Pass(TorchFunctionMode):
             module, *args, **kwargs: What is called.
         """
         is_other = self._frames and self._thread != threading.get_ident()
+        if not self._frames and module in self._names:
+            self._read_names()  # modules may be new
         if module not in self._names or is_other or _is_traced():
             return call(module, *args, **kwargs)
         is_outermost, self._number = not self._frames, self._number + 1
@@ -112,6 +114,12 @@ class Pass(TorchFunctionMode):
         if isinstance(result, Tensor | tuple | list) or func is Tensor.__setitem__:
             self._measure(self._see_call, func, args, kwargs or {}, result)
         return result
+
+    def _read_names(self):
+        model = self._model()
+        if model is not None:
+            for name, module in model.named_modules():
+                self._names[module] = plain_name(name)
 
     def _begin_origins(self):
         model = self._model()
@@ -195,17 +203,31 @@ class Pass(TorchFunctionMode):
     def _see_dot(self, args, kwargs, result):
         names = ("query", "key", "value")[len(args) :]
         q, k, v = *args[:3], *(kwargs[name] for name in names)
+        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+        options = self._origins.read_choice(mask) if mask is not None else {}
+        options |= dict(zip(_DOT_OPTIONS, args[3:], strict=False))
+        options |= {name: a for name, a in kwargs.items() if name not in ("query", "key", "value")}
         if q.is_nested:
-            raise LeftOut("nested tensors")
+            for row in zip(*(self._origins.split_nested(a) for a in (q, k, v)), strict=True):
+                self._add_dot(*zip(*row, strict=True), options, result)
+        else:
+            self._add_dot((q, k, v), [self._origins.tag(a) for a in (q, k, v)], options, result)
+
+    def _add_dot(self, tensors, tags, options, result):
+        """Measures a call of `scaled_dot_product_attention`.
+
+        Args:
+            tensors, tags: Queries, keys and values.
+            options: Other arguments of `compute_dot_weights`.
+            result: What the call gave.
+        """
+        q, k, _ = tensors
         axes = string.ascii_lowercase[: q.ndim - 2]
         sizes = dict(zip(axes + "xy", (*q.shape[:-1], k.shape[-2]), strict=True))
         shares_keys = axes and k.shape[-3] != q.shape[-3]  # heads in groups
         key_axes = (axes[:-1] + "g" if shares_keys else axes) + "yz"
-        tags = [self._origins.tag(a) for a in (q, k, v)]
         term = Term((axes + "xz", key_axes, axes + "xy"), sizes, *tags[:2])
-        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-        choice = self._origins.read_choice(mask) if mask is not None else {}
-        weights = products.compute_dot_weights(*args, **kwargs, **choice)
+        weights = products.compute_dot_weights(*tensors, **options)
         self.runs.add_product(self._frames, self._origins, term, weights, "", tags[2], result)
 
     def _see_linear(self, term, value, result):
