@@ -34,6 +34,7 @@ from rank_collapse.watch.torch_functions import (
     SOFTMAX,
     Product,
     floats_in,
+    reorders,
     tensors_in,
 )
 from rank_collapse.watch.torch_masks import (
@@ -517,7 +518,7 @@ class Origins:
                     followers = pytree.tree_map(self._find_follower(name), arguments)
                     move = functools.partial(_move_followers, function, followers, i)
                     tag.followers[name] = functools.cache(move)
-            else:
+            elif not reorders(function):
                 tag.followers = _join_followers([t for t, a in makers if a.shape == output.shape])
             self._record(output, tag)
 

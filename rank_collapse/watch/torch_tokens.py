@@ -55,11 +55,15 @@ def read_tokens(term: Term) -> Tokens:
     Raises:
         LeftOut: It cannot be said which tokens queries are of.
     """
-    first, second, result = term.letters
-    queries = _read_entries(term.query, first, result[:-1], term.sizes)
+    first, _, result = term.letters
+    maker, queries = term.query, _read_entries(term.query, first, result[:-1], term.sizes)
+    if queries is None and not term.query.stream.isdisjoint(term.key.stream):
+        maker, queries = term.key, _read_keys(term)
+        if queries is not None and queries.shape[-2] != term.sizes[result[-2]]:
+            queries = None
     if queries is None:
         raise LeftOut("which linear map made its queries is not known")
-    used = _list_maps(term.query, queries)
+    used = _list_maps(maker, queries)
     shared = find_shared_sources(used, term.query, term.key)
     sources = shared or list(dict.fromkeys(linear_map.source for linear_map in used))
     if any(source.matrix is None for source in sources):
@@ -74,12 +78,18 @@ def read_tokens(term: Term) -> Tokens:
     heads, index = len(rows) // e, rows[order][:: len(rows) // e]
     if len(rows) % e or not torch.equal(rows[order], index.repeat_interleave(heads, 0)):
         raise LeftOut("its heads have different tokens")
-    keys = _read_entries(term.key, second, result[:-2] + result[-1], term.sizes)
+    keys = _read_keys(term)
     if keys is not None:
         keys = _find_places(keys, _list_maps(term.key, keys), sources)
     keys = None if keys is None or shared is None else keys[order][::heads]
     matrix = torch.cat([source.matrix for source in sources])
     return Tokens(matrix, index, keys, order, shared is None, tuple(sources))
+
+
+def _read_keys(term):
+    """Reads the numbers of entries that keys are made of, as `_read_entries` does."""
+    _, second, result = term.letters
+    return _read_entries(term.key, second, result[:-2] + result[-1], term.sizes)
 
 
 def _read_entries(tag, letters, wanted, sizes):
