@@ -21,7 +21,7 @@ EINSUM = _find_functions("einsum")
 PRODUCTS = EINSUM | _find_functions("matmul", "mm", "bmm", "baddbmm", "__matmul__")
 MAPS = PRODUCTS | CONVOLUTIONS | {functional.linear} | _find_functions("addmm")
 SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
-EXPONENTIALS = {torch.exp, Tensor.exp}
+EXPONENTIALS = {torch.exp, Tensor.exp, torch.exp2, Tensor.exp2}
 GATES = _find_functions("sigmoid", "tanh", "hardtanh") | {
     functional.sigmoid, functional.tanh, functional.hardsigmoid, functional.softplus,
     functional.hardtanh, *SOFTMAX, *EXPONENTIALS,

@@ -166,8 +166,7 @@ class Origins:
                 if tag.terms or not (tag.maps or tag.stream):
                     self._see_masks(function, args, kwargs, output, tag)
         if function in SOFTMAX | EXPONENTIALS and outputs[0].ndim > 2:
-            dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-            self._see_softmax(function, floats[0], dim, outputs[0])
+            self._see_softmax(function, floats[0], outputs[0])
 
     def _see_write(self, args, is_assignment):
         """Records what is written into a tensor by an index, or into a view of it.
@@ -260,9 +259,27 @@ class Origins:
         axes = [i for i, c in enumerate(letters) if c not in result]
         changes = _find_changes(tag, axes)
         if changes is None:
-            return True
+            return bool(tag.terms) or not self._has_same_rows(tag, axes)
         size = math.prod(product.first.shape[i] for i in axes)
-        return changes == (False, True) or (changes == (False, False) and size == 1)
+        is_turned = changes == (True, False) and tag.is_softmax and bool(tag.terms)
+        return is_turned or changes == (False, True) or (changes == (False, False) and size == 1)
+
+    def read_terms(self, product: Product) -> tuple[Term, ...]:
+        """Reads the products of queries and keys that weights come from.
+
+        Args:
+            product: Of weights and values. If it sums over what came first in scores, these are
+                keys, and what came second are queries.
+        """
+        tag, (letters, _, result) = self.tag(product.first), product.letters
+        axes = [i for i, c in enumerate(letters) if c not in result]
+        if _find_changes(tag, axes) != (True, False):
+            return tag.terms
+        return tuple(
+            Term((second, first, scores[:-2] + scores[-1] + scores[-2]), t.sizes, t.key, t.query)
+            for t in tag.terms
+            for first, second, scores in (t.letters,)
+        )
 
     def read_weights(self, product: Product) -> products.Weights:
         """Reads the weights that meet values, and which keys masks leave them.
@@ -388,19 +405,24 @@ class Origins:
         So it is with what mixes experts, or streams of a token.
         """
         tag = self.tag(product.first)
-        if "entries" not in tag.followers or not tag.maps:
-            return False
         letters, other, result = product.letters
-        numbers = tag.followers["entries"]()
         free = [i for i, c in enumerate(letters) if c in result and c not in other]
         summed = [i for i, c in enumerate(letters) if c not in result]
-        if math.prod(numbers.shape[i] for i in free) < 2 or not numbers.numel():
+        is_matrix = math.prod(product.first.shape[i] for i in free) > 1
+        return is_matrix and self._has_same_rows(tag, free) and self._has_same_rows(tag, summed)
+
+    def _has_same_rows(self, tag, axes):
+        """Returns whether entries along axes of a tensor are features of one token, as is known."""
+        if "entries" not in tag.followers or not tag.maps:
+            return False
+        numbers = tag.followers["entries"]()
+        if not numbers.numel():
             return False
         rows = []
-        for axes in ([], free, summed):
-            entry = numbers[tuple(-1 if i in axes else 0 for i in range(numbers.ndim))]
+        for ends in ([], axes):
+            entry = numbers[tuple(-1 if i in ends else 0 for i in range(numbers.ndim))]
             rows.append([m.find_rows(entry).item() for m in tag.list_maps()])
-        return rows[0] == rows[1] == rows[2] and max(rows[0]) >= 0
+        return rows[0] == rows[1] and max(rows[0]) >= 0
 
     def _see_map(self, product, parameters, output):
         """Records a linear map, and keeps what it read.
@@ -510,7 +532,9 @@ class Origins:
             tag.maps = frozenset().union(*(maker.maps for maker, _ in makers))
             alike = [t for t, a in pairs if a.numel() == output.numel()]
             tag.stream = join_streams(alike or [t for t, _ in pairs])
-            tag.terms, tag.is_softmax = _merge_terms(pairs, output)
+            if function not in PRODUCTS or len(pairs) == 1:  # a mixture has no weights
+                tag.terms, tag.is_softmax = _merge_terms(pairs, output)
+            tag.is_exponential = function in EXPONENTIALS or any(t.is_exponential for t, _ in pairs)
             tag.is_gate = function in GATES or all(t.is_gate for t, _ in pairs)
             if is_move:
                 names = dict.fromkeys(name for t, _ in pairs for name in t.followers)
@@ -538,19 +562,20 @@ class Origins:
 
         return find
 
-    def _see_softmax(self, function, x, dim, result):
+    def _see_softmax(self, function, x, result):
         """Records a softmax, or the exponentials of one that is computed by hand.
 
         Args:
             function: Of `SOFTMAX` or `EXPONENTIALS`.
             x, result: Scores, and what it makes of them.
-            dim: Over which it sums.
         """
         scores, tag = self.tag(x), self.tag(result)
         if function in SOFTMAX:
             tag.terms, tag.is_softmax = scores.terms, True
-            tag.followers = {n: f for n, f in tag.followers.items() if n in ("pairs", "allowed")}
-        if scores.terms and dim in (-1, x.ndim - 1):  # over keys
+            if tag.terms:
+                names = ("pairs", "allowed")
+                tag.followers = {n: f for n, f in tag.followers.items() if n in names}
+        if scores.terms:
             is_masked = "allowed" in scores.followers or scores.is_unread
             if is_masked and not scores.is_chosen:
                 tag.followers["allowed"] = _keep(is_allowed(x.detach()))

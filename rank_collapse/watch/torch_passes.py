@@ -260,11 +260,12 @@ class Pass(TorchFunctionMode):
             raise LeftOut("several products of queries and keys are multiplied")
         weights = self._origins.read_weights(product)
         refusal = ""
-        if not tag.is_softmax and not products.is_distribution(weights.p):
+        is_normed = tag.is_softmax or tag.is_exponential or products.sums_to_one(weights.p)
+        if not tag.is_softmax and not (is_normed and products.is_distribution(weights.p)):
             refusal = "its weights are no distribution over keys"
             if "pairs" not in tag.followers:
                 raise LeftOut(refusal)
-        term = choose_term(tag.terms)
+        term = choose_term(self._origins.read_terms(product))
         self.runs.add_product(self._frames, self._origins, term, weights, refusal, value, result)
 
 

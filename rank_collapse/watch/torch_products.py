@@ -184,6 +184,12 @@ def compute_crossing(tokens: Any, weights: Weights, exists: Tensor) -> float:
     return float(mass.mean()) if mass.numel() else 0.0
 
 
+def sums_to_one(p: Tensor) -> bool:
+    """Returns whether the weights of each query that has any sum to 1."""
+    sums = p.sum(dim=-1)
+    return bool(((sums - 1).abs() < SUM).logical_or(sums == 0).all() and (sums != 0).any())
+
+
 def is_distribution(p: Tensor) -> bool:
     """Returns whether no weight is below 0, and no sum over keys above 1."""
     return not bool((p < -1e-6).any() or (p.sum(dim=-1) > 1 + SUM).any())

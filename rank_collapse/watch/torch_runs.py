@@ -389,8 +389,9 @@ def _list_sides(name, mask):
 
 def _find_owner(frames, term):
     """Finds the innermost module with parameters in which the queries of a product were made."""
-    numbers = {number for linear_map in term.query.maps for number in linear_map.frames}
-    for frame in reversed(frames):
-        if frame.number in numbers and next(frame.module.parameters(), None) is not None:
-            return frame
+    for tag in (term.query, term.key):  # queries may be tokens as they are
+        numbers = {number for linear_map in tag.maps for number in linear_map.frames}
+        for frame in reversed(frames):
+            if frame.number in numbers and next(frame.module.parameters(), None) is not None:
+                return frame
     raise LeftOut("no module with parameters made its queries")

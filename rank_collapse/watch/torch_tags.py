@@ -97,6 +97,7 @@ class Tag:
         is_content: Whether a map made it, or something made by one decided it.
         terms: The products of queries and keys whose sum it is, or comes from.
         is_softmax: Whether a softmax came after them.
+        is_exponential: Whether an exponential is in it, as in a softmax that is computed by hand.
         is_chosen: Whether content decided which of its scores are hidden.
         is_unread: Whether something met its scores that may be a mask, in an unknown way.
         followers: {name: a function that gives a tensor of the same shape}: numbers of "entries",
@@ -115,6 +116,7 @@ class Tag:
     is_content: bool = False
     terms: tuple[Term, ...] = ()
     is_softmax: bool = False
+    is_exponential: bool = False
     is_chosen: bool = False
     is_unread: bool = False
     followers: dict[str, Callable[[], Tensor]] = dataclasses.field(default_factory=dict)

@@ -57,6 +57,8 @@ def read_tokens(term: Term) -> Tokens:
     """
     first, _, result = term.letters
     maker, queries = term.query, _read_entries(term.query, first, result[:-1], term.sizes)
+    if queries is not None and not _list_maps(maker, queries):
+        queries = None
     if queries is None and not term.query.stream.isdisjoint(term.key.stream):
         maker, queries = term.key, _read_keys(term)
         if queries is not None and queries.shape[-2] != term.sizes[result[-2]]:

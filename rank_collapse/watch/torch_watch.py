@@ -130,8 +130,8 @@ class Watch:
         """Lists what was last measured in each layer, and what is left out and why."""
         model, row = self._model(), self.rows[-1] if self.rows else {}
         title = "a model that is gone" if model is None else type(model).__name__
-        lines = [f"{title}, every {self._every} steps, {len(self.rows)} rows"]
-        lines.append(f"  cost: {self._times.describe(self._every)}")
+        cost = self._times.describe(self._every)
+        lines = [f"{title}, every {self._every} steps, {len(self.rows)} rows; cost: {cost}"]
         if not OpenWatches.has_hooks():
             lines.append(f"  no steps: {REMOVED}")
         texts: dict[Any, list[str]] = {}
