@@ -101,14 +101,27 @@ def with_hugging_face(model, folder, **options):
     )
     examples = [{"input_ids": row, "labels": row} for row in IDS]
     watched = watch(model, **options)
+    prints = []
+
+    class Keep(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            prints.append(dict(logs))
+
     trainer = transformers.Trainer(
-        model, arguments, train_dataset=examples, callbacks=[watched.hf()]
+        model, arguments, train_dataset=examples, callbacks=[watched.hf(), Keep()]
     )
     trainer.train()
     logged = {entry["step"]: entry for entry in trainer.state.log_history[:-1]}
     for row in watched.rows[1:]:
         scalars = {f"residual_ratio/layer_{i}": v for i, v in enumerate(row["residual_ratio"])}
         assert scalars.items() <= logged[row["step"]].items()
+    printed, row = [logs for logs in prints if "loss" in logs][-1], watched.rows[-1]
+    ours = {name for name in printed if name.startswith(("residual", "attention", "token"))}
+    assert len(ours) == 6 and next(iter(printed)) == "loss"
+    for name in ("residual_ratio", "attention_entropy"):
+        assert printed[f"{name}_mean_of_layers"] == pytest.approx(np.mean(row[name]))
+        assert printed[f"{name}_of_worst_layer"] == min(row[name])
+        assert printed[f"{name}_worst_layer"] == np.argmin(row[name])
     return watched
 
 

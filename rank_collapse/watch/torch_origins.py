@@ -366,8 +366,8 @@ class Origins:
         if product.letters[2][-2:-1] not in product.letters[0]:
             product = product.swap()
         first, second, result = product.letters
-        is_matrix = all(
-            [set(a) & set(result) - set(b) for a, b in ((first, second), (second, first))]
+        is_matrix = set(first) & set(result) - set(second) and set(second) & set(result) - set(
+            first
         )
         if not is_matrix or self._is_mixture(product) or self._is_mixture(product.swap()):
             return False

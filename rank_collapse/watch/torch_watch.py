@@ -62,7 +62,8 @@ def watch(
         What watches: `rows`, `alarms`, `describe()`, `close()`, and the callback `hf()`.
 
     Raises:
-        ValueError: An argument that is not as above, or a model under FSDP (not FSDP2) or tensor parallelism.
+        ValueError: An argument that is not as above, or a model under tensor parallelism or the
+            first FSDP.
     """
     return Watch(model, every, log, tokens, layers, mask)
 
