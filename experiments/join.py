@@ -27,12 +27,13 @@ from experiments.lab import (
     cli,
     make_config,
     pool,
+    provenance,
     read_config,
     read_flags,
     read_summary,
     vocabulary,
 )
-from rank_collapse.runs.files import damaged_file_error
+from rank_collapse.runs.files import damaged_file_error, read_object
 
 FLAGS = cli.bare_flags(Flags("join"))
 vocabulary.define(FLAGS, output_dir=None, overwrite=False)
@@ -80,8 +81,18 @@ def main(options: Flags) -> Shown:
     for point in joined_flags.points():
         part = by_values[tuple(str(point[name].value) for name in axes)]
         arrays |= {point.prefix + name: array for name, array in part.arrays.items()}
-    vars(joined_flags)["begin_with"] = arrays
+    vars(joined_flags).update(begin_with=arrays, begun_in=list_origins(folders))
     return module.main(joined_flags)
+
+
+def list_origins(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Lists the environments in which the results of folders were made.
+
+    Args:
+        folders: Run folders.
+    """
+    contents = [read_object(folder / "config.json") for folder in folders]
+    return list(itertools.chain.from_iterable(map(provenance.list_environments, contents)))
 
 
 def common_module(folders: Sequence[Path]) -> ModuleType:

@@ -7,10 +7,12 @@ et al. 2017, section 3.2.1), each with its own command.
     python -m experiments.reproduce                   (quick sizes, minutes on two cores)
     python -m experiments.reproduce --preset=paper    (the paper's sizes)
 
-Writes results/reproduce/report.html, one self-contained page, anew whenever an experiment ends. It
-lists every statement of the papers with its source and its answer: holds, partly supported, does
-not hold, or inconclusive. The answer follows from the rows below it, one per setting, with joint
-intervals. Finished experiments are not computed again; the exit code is 1 if an experiment failed.
+Prints a line for each experiment that ends, with one of its numbers beside the published one, then
+what came out. Writes results/reproduce/report.html, one self-contained page, anew whenever an
+experiment ends. It lists every statement of the papers with its source and its answer: holds,
+partly supported, not in all settings, does not hold, or inconclusive. The answer follows from the
+rows below it, one per setting, with joint intervals; --verdicts prints them too. Finished
+experiments are not computed again; the exit code is 1 if an experiment failed.
 Speed: `python -m experiments.benchmark`.
 """
 
@@ -22,7 +24,7 @@ import jax
 from absl import flags
 
 from experiments import verdicts
-from experiments.lab import check_names, cli, describe_experiment, list_experiments
+from experiments.lab import check_names, cli, describe_experiment, list_experiments, progress
 from experiments.reproducing.results_page import write_markdown
 from experiments.reproducing.running import render_report, run_experiments
 from experiments.reproducing.sections import PRESETS, answer_sections
@@ -48,6 +50,9 @@ FLAGS.define(
     lower_bound=0,
 )
 FLAGS.define("string", "docs", "docs", "Folder of the pages.")
+FLAGS.define(
+    "boolean", "verdicts", False, "Also print the answer to each statement, with its rows."
+)
 FLAGS.define(
     "list", "only", [], f"Experiments to run, out of {', '.join(EXPERIMENTS)} (default: all)."
 )
@@ -80,12 +85,17 @@ def main(options: flags.FlagValues) -> int:
 
     print(f"report, written anew whenever an experiment ends: {path}", flush=True)
     sections = run_experiments(chosen, options, folder / options.preset, show)
-    answers = answer_sections(sections)
-    for answer in answers:
-        print(verdicts.answer_lines(answer))
-    failed = [s.name for s in sections if s.error]
-    print(verdicts.count_line(answers))
-    print(f"{len(sections) - len(failed)} of {len(sections)} experiments done: {path}")
+    answers, failed = answer_sections(sections), [s.name for s in sections if s.error]
+    seconds = progress.Progress.format_interval(time.monotonic() - started)
+    print(f"{len(sections) - len(failed)} of {len(sections)} experiments done in {seconds}")
+    if findings := [f"  {s.title}: {s.finding}" for s in sections if s.finding]:
+        print("\n".join(["", "What came out:", *findings, ""]))
+    if options.verdicts:
+        for answer in answers:
+            print(verdicts.answer_lines(answer))
+    if answers:
+        print(verdicts.count_line(answers))
+    print(f"report: {path}" + " (--verdicts prints the answers)" * (len(answers) > 0))
     if options.markdown:
         path = write_markdown(folder / options.preset, options.preset, Path(options.docs))
         print(f"written to {path}")

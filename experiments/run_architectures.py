@@ -4,11 +4,12 @@ Reproduces the residual figures of BERT, ALBERT and XLNet of Dong, Cordonnier an
 ‖res(X)‖/‖X‖ by layer for SAN, SAN+MLP, SAN+skip and the whole Transformer, on the same weights.
 
     python -m experiments.run_architectures
-    python -m experiments.run_architectures --checkpoints=bert-base-cased --text_file=texts.txt
+    python -m experiments.run_architectures --checkpoints=my-bert,hf:gpt2 --text_file=texts.txt
 
 Without --checkpoints: the three published models at random initialisation, about 2 minutes on two
 cores. Otherwise folders as Hugging Face saves them, or --checkpoints=hf:bert-base-cased with the
-package huggingface_hub, each beside its own random initialisation. Weights are read layer by layer.
+package huggingface_hub, each beside its own random initialisation; random:NAME is an architecture
+with random weights alone, as in `rank-collapse check`. Weights are read layer by layer.
 All else about a checkpoint: `rank-collapse check` and `rank-collapse depth`. Expect SAN to collapse
 within 3 to 6 layers, and skips to stop it.
 """
@@ -52,7 +53,7 @@ FEWEST_DRAWS = 60  # with which one of 3 networks can be refused at 5 % of all o
 
 FLAGS = cli.make_flags("architectures", num_seeds=1, shows="mean,layer=last", execution=("chunk",))
 FLAGS["num_devices"].default = 1  # one device whose matrix products use all cores
-FLAGS.define("list", "checkpoints", [], "Checkpoint folders, or hf:NAME of the Hugging Face hub.")
+FLAGS.define("list", "checkpoints", [], "Checkpoint folders, hf:NAME of the hub, or random:NAME.")
 FLAGS.define(
     "list",
     "models",
@@ -104,6 +105,7 @@ def make_rows(results: Results, models: Sequence[Model]) -> Iterator[dict[str, A
                         "layer": layer,
                         "mean": float(column.mean()),
                         "std": float(column.std()),
+                        "rounding": float((column <= ROUNDING).mean()),
                         "examples": len(flat),
                     }
 

@@ -49,6 +49,7 @@ from experiments.paper.circle import walks
 from experiments.train import arguments
 from experiments.train.training import TrainedTask, model_files, train_tasks
 from experiments.verdicts import Comparison, Row, fisher_exact, make_row, mean_row, seed_rows
+from experiments.verdicts.claims import FEWEST_OF_SHARE
 from experiments.verdicts.intervals import wilson_interval
 from rank_collapse.report import figures
 
@@ -394,6 +395,26 @@ def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:
             )
 
 
+def describe_limit(options: Flags) -> str:
+    """Says what few seeds of the published command cannot show, and which command shows it.
+
+    Args:
+        options: The flags.
+
+    Returns:
+        Two lines; "" where variants are compared, or where there are seeds enough for a share.
+    """
+    if options.compare or options.num_seeds >= FEWEST_OF_SHARE:
+        return ""
+    fell = [count for (variant, _), count in PUBLISHED_FELL.items() if variant == "base"]
+    return (
+        f"{options.num_seeds} seeds cannot show whether walkers fall together: of the published "
+        f"network {min(fell)} to {max(fell)} of {PUBLISHED_SEEDS} do, with --circle_skip none. "
+        "Pure attention falls in most seeds:\n    python -m experiments.run_circle --compare=pure "
+        "--widths=32 --num_seeds=32 --n_epochs=7 --learning_rate=1e-4"
+    )
+
+
 EXPERIMENT = Experiment(
     order=80,
     title="Circle: recurrent attention",
@@ -416,7 +437,7 @@ def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
     with open_run(options, make_cases) as run:
         points = run.measure(measure)
-        return run.publish(
+        published = run.publish(
             points,
             table=make_rows,
             figures=FIGURES,
@@ -425,6 +446,9 @@ def main(options: Flags) -> Shown:
             finding=make_finding,
             files=model_files,
         )
+        if (text := describe_limit(options)) and not options.reading:
+            print(text)
+        return published
 
 
 if __name__ == "__main__":

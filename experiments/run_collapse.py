@@ -47,6 +47,7 @@ from experiments.paper.collapse.measure import (
     measure_laws,
     measure_plain,
 )
+from rank_collapse.measures.profiles import rounding_limit
 from rank_collapse.network.layers import MLP_KINDS
 from rank_collapse.network.residual import Gains
 from rank_collapse.theory import logdomain
@@ -62,6 +63,7 @@ COLUMNS = (
     "ratio",
     "log10_residual",
     "plain_log10_residual",
+    "rounding",
     "log10_bound",
     "log10_layer_bound",
     "log10_published_bound",
@@ -120,6 +122,7 @@ class Networks(NamedTuple):
     gains: list[float]  # Of the MLPs, ascending; none by default
     ids: Any  # Token ids of the text; None for Gaussian tokens
     source: dict[str, str]  # What identifies the input
+    rounding: float  # Residual ratio at which rounding decides the ordinary forward pass
 
 
 def make_setup(options: Flags) -> Networks:
@@ -139,7 +142,8 @@ def make_setup(options: Flags) -> Networks:
     if gains and "san_mlp" not in options.variants:
         raise ValueError(f"--mlp_gain={options.mlp_gain} needs san_mlp in --variants")
     networks = make_configs(options, options.norm_placement, options.variants)
-    return Networks(networks, gains, ids, source)
+    limit = rounding_limit(inputs.DTYPES[options.dtype])
+    return Networks(networks, gains, ids, source, limit)
 
 
 def make_configs(options: Flags, norm: str, variants: Sequence[str]) -> Configs:
@@ -292,6 +296,8 @@ EXPERIMENT = Experiment(
 def make_rows(results: xr.Dataset, setup: Networks) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, seed and layer."""
     by_variant = results.drop_dims("mlp_gain", errors="ignore")
+    is_rounding = (by_variant.ratio <= setup.rounding).astype(float)
+    by_variant = by_variant.assign(rounding=is_rounding.where(by_variant.ratio.notnull()))
     return labelled.table_rows(by_variant, (*AXES, "variant", "seed", "layer"), COLUMNS)
 
 

@@ -148,16 +148,20 @@ def fit_power(values: xr.DataArray) -> xr.DataArray:
     )
 
 
-def select_rate(results: xr.Dataset) -> xr.Dataset:
-    """Selects the learning rate of comparisons and figures: `PUBLISHED_RATE`, else the first."""
-    rates = results.learning_rate.values
-    rate = PUBLISHED_RATE if PUBLISHED_RATE in rates else rates[0]
-    return results.sel(learning_rate=rate, drop=True)
+def choose_rate(results: xr.Dataset) -> float:
+    """Chooses the learning rate of the figure: `PUBLISHED_RATE`, else the first."""
+    rates = results.learning_rate.values.tolist()
+    return PUBLISHED_RATE if PUBLISHED_RATE in rates else rates[0]
 
 
 def align_published(results: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
-    """Aligns mean |x_L| at one rate with figure 7's by step, rule and depth; returns both."""
-    results = select_rate(results)
+    """Aligns mean |x_L| with figure 7's by step, rule and depth, at its rate; returns both.
+
+    Without this rate both are empty.
+    """
+    rates = [rate for rate in results.learning_rate.values if rate == PUBLISHED_RATE]
+    results = results.sel(learning_rate=rates)
+    results = results.squeeze("learning_rate", drop=True) if rates else results.isel(step=slice(0))
     values = np.reshape(PUBLISHED, (2, 3, len(DEPTHS)))
     coordinates = {"step": [1, 10], "rule": ["mup", "half", "completep"], "depth": [*DEPTHS]}
     published = xr.DataArray(values, coordinates, [*coordinates])
@@ -208,7 +212,7 @@ def compare_results(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
         last, text = results.isel(step=-1, drop=True), f"at step {int(results.step[-1])}"
         power = fit_power(last.residual_ratio)
         yield from labelled.compare_means(f"power of the depth, residual ratio {text}", power)
-        deepest = last.loss.isel(depth=-1)
+        deepest = last.loss.sel(depth=results.depth.max(), drop=True)
         yield from labelled.compare_means(f"loss of the deepest network {text}", deepest)
 
 
@@ -221,14 +225,17 @@ def quantities_figure(results: xr.Dataset, setup: Setup):
     """Quantities over depth by rule, at the largest width and a rate of 1e-3 where it was run:
     dotted at the first step, solid at the last; geometric mean over seeds and a deviation of the
     logarithm."""
-    results = select_rate(results)
-    wide = results[[name for name in MEANING if name in results]].isel(d_model=-1)
+    rate, width = choose_rate(results), int(results.d_model.max())
+    wide = results[[name for name in MEANING if name in results]]
+    wide = wide.sel(learning_rate=rate, d_model=width, drop=True).sortby("depth")
     wide = wide.transpose("rule", "depth", "seed", "step")
     curves = {
         rule: {name: values.values for name, values in wide.sel(rule=rule).items()}
         for rule in wide.rule.values
     }
-    return coordinates_figure(curves, wide.depth.values.tolist(), MEANING)
+    fig = coordinates_figure(curves, wide.depth.values.tolist(), MEANING)
+    fig.suptitle(f"width {width}, learning rate {rate:g}", fontsize=9)
+    return fig
 
 
 EXPERIMENT = Experiment(

@@ -133,9 +133,10 @@ def plot_by_loop(results: xr.Dataset, name: str, ylabel: str, **options: Any):
         ylabel: Of the axis.
         **options: As of `labelled.plot_facets`.
     """
-    deep = results[name].isel(depth=-1).sel(loop=slice(0, int(results.depth[-1])))
+    largest = int(results.depth.max())
+    deep = results[name].sel(depth=largest, drop=True).sel(loop=slice(0, largest))
     options |= {"ylabel": ylabel, "sharey": True, "style": lambda *_: {"marker": ""}}
-    fig, axes = labelled.plot_facets(deep, "loop", "gain_power", "tied", **options)
+    fig, axes = labelled.plot_facets(deep, "loop", "gain_power", **options)
     axes[0, 0].legend(title="gain 1/N to the power of")
     return fig
 

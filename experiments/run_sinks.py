@@ -24,7 +24,17 @@ import numpy as np
 import xarray as xr
 
 import rank_collapse as rc
-from experiments.lab import Experiment, Finding, Flags, Shown, cli, labelled, name_figures, open_run
+from experiments.lab import (
+    Experiment,
+    Finding,
+    Flags,
+    Shown,
+    cli,
+    labelled,
+    name_figures,
+    open_run,
+    report_activity,
+)
 from experiments.paper.trained.networks import (
     Network,
     identify_texts,
@@ -114,7 +124,8 @@ def measure(options: Any, networks: list[Network], run: Any) -> xr.Dataset:
     for network in networks:
         for weights in ("trained", "random"):
             label = f"{network.label}, {weights} weights"
-            arrays = run.cached(label, partial(measure_network, options, network, weights))
+            with report_activity(f"measuring {label}", run.log):
+                arrays = run.cached(label, partial(measure_network, options, network, weights))
             parts |= {f"{name}/{label}": values for name, values in arrays.items()}
     deepest = max(network.source.config.depth for network in networks) + 1
     parts = {name: pad_layers(values, deepest) for name, values in parts.items()}

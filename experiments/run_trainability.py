@@ -18,6 +18,7 @@ it trains only those that its folder lacks, and shows the requested ones.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,7 +43,7 @@ from experiments.train.designs import Cell, gradient_norms
 from experiments.verdicts import Comparison, Row, make_row, seed_rows
 from experiments.verdicts.intervals import wilson_interval
 from rank_collapse.report import figures
-from rank_collapse.report.wording import words
+from rank_collapse.report.wording import power_of_ten, words
 
 SOURCE = "Liu et al. 2020, table 1: WMT'14 English-German, encoder and decoder, with warm-up"
 
@@ -149,6 +150,9 @@ def loss_figure(cells: ByCell, setup: Any):
     return fig
 
 
+NAMED = ("post", "pre", "admin")  # designs of the finding
+
+
 def make_finding(cells: ByCell, setup: Any) -> Finding | None:
     """Reports how many seeds of the deepest networks fail, and what is left of their tokens.
 
@@ -160,10 +164,11 @@ def make_finding(cells: ByCell, setup: Any) -> Finding | None:
     deepest = max(cell.depth for cell in cells)
     texts = []
     for cell, results in cells.items():
-        if (cell.depth, cell.warmup) == (deepest, shortest) and cell.design in ("post", "pre"):
+        if (cell.depth, cell.warmup) == (deepest, shortest) and cell.design in NAMED:
             remaining = float(np.median(seed_columns(results)["residual_ratio_after"]))
             failed = f"{int(results['failed'].sum())} of {len(results['failed'])} seeds"
-            outcome = f"learns nothing in {failed}, with a residual ratio of {remaining:.1g}"
+            ratio = power_of_ten(math.log10(remaining)) if remaining else "0"
+            outcome = f"learns nothing in {failed}, with a residual ratio of {ratio}"
             texts.append(f"{words(cell.design)} {outcome}")
     if not texts:
         return None
@@ -264,7 +269,7 @@ EXPERIMENT = Experiment(
     "English-German, Pre-LN and Admin train. Noci et al. 2022: tokens that have collapsed to rank "
     "one take the gradients from queries and keys.",
     presets={
-        "quick": "--depths=18 --designs=post,pre --warmup=0 --num_seeds=3 "
+        "quick": "--depths=18 --designs=post,pre,admin --warmup=0 --num_seeds=3 "
         "--n_steps=100 --num_tokens=8 --num_labels=5 --d_model=16 --num_heads=2 --d_ff=32 "
         "--batch_size=16",
         "paper": "--seed=1000 --num_seeds=7 --depths=6,18 --designs=post,pre,admin --warmup=100",

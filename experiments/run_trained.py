@@ -23,7 +23,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.lab import Experiment, Flags, Shown, check_names, cli, name_figures, open_run
+from experiments.lab import (
+    Experiment,
+    Flags,
+    Progress,
+    Shown,
+    check_names,
+    cli,
+    name_figures,
+    open_run,
+    report_activity,
+)
 from experiments.paper.trained import figures, measure as measures, results
 from experiments.paper.trained.networks import (
     UNTRAINED,
@@ -75,10 +85,13 @@ def open_networks(options: Any) -> list[Network]:
 
 def measure(options: Any, networks: list[Network], run: Any) -> dict[str, dict[str, np.ndarray]]:
     """Measures every network, {network: arrays by name}; what the run has is not computed again."""
-    return {
-        network.label: run.cached(network.label, partial(measure_network, options, network))
-        for network in networks
-    }
+    missing = [network for network in networks if run.part(network.label) is None]
+    with Progress(len(missing), "trained networks", log=run.log) as progress:
+        for network in missing:
+            with report_activity(f"measuring {network.label}", run.log):
+                run.cached(network.label, partial(measure_network, options, network))
+            progress.advance()
+    return {network.label: run.part(network.label) for network in networks}
 
 
 def measure_network(options: Any, network: Network) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ from . import (
     theory as theory,
     training as training,
 )
+from .agree.recording import record as record
 from .measures.attention import (
     attention_entropy as attention_entropy,
     sink_rate as sink_rate,

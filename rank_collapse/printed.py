@@ -1,20 +1,79 @@
-"""What others wrote, as it is printed: names in files, folders, messages of other packages."""
+"""What others wrote, as it is printed: names in files, folders, messages of other packages.
+
+All that the commands print goes through `print_lines`, so that nothing of a file's name or content
+reaches the terminal as a control sequence.
+"""
 
 import re
+import sys
 import unicodedata
-from typing import Any
+import warnings
+from typing import Any, TextIO
 
 _NOT_ASCII_PRINTABLE = re.compile(r"[^ -~]")
+_FORMULA = ("=", "+", "-", "@")  # a spreadsheet computes a cell that begins so
 
 
 def escape_text(text: str) -> str:
-    """Escape control characters as Python writes them; a terminal would obey them."""
+    """Escape control characters as Python writes them; a terminal would obey them.
+
+    Among them are those that change the direction of the text, and ends of lines.
+    """
     return _NOT_ASCII_PRINTABLE.sub(_escape, text)
 
 
 def _escape(match):
     character = match[0]
-    return ascii(character)[1:-1] if unicodedata.category(character)[0] == "C" else character
+    category = unicodedata.category(character)
+    is_escaped = category[0] == "C" or category in ("Zl", "Zp")  # control, format; ends of lines
+    return ascii(character)[1:-1] if is_escaped else character
+
+
+def escape_cell(value: Any) -> Any:
+    """Escape text for a table: control characters, and what a spreadsheet takes for a formula.
+
+    Args:
+        value: Of a cell; what is no text stays, and so does text that is a number.
+    """
+    if not isinstance(value, str):
+        return value
+    text = escape_text(value)
+    if not text.lstrip().startswith(_FORMULA):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
+def print_lines(*lines: Any, file: TextIO | None = None, flush: bool = False) -> None:
+    """Print lines, each escaped: what stands in one argument stays in one line.
+
+    Args:
+        *lines: Printed as str(line).
+        file: Where to; standard output by default.
+        flush: Whether it is to be seen at once.
+    """
+    text = "".join(f"{escape_text(str(line))}\n" for line in lines)
+    print(text, end="", file=file, flush=flush)
+
+
+def print_warning(message: Any, category: type[Warning], *_: Any) -> None:
+    """Print a warning of Python in one line on standard error: a `warnings.showwarning`.
+
+    Args:
+        message: Of the warning.
+        category: Its class; those for programmers are not printed.
+        *_: Where it was raised, which says nothing to the user of a command.
+    """
+    if not issubclass(category, DeprecationWarning | PendingDeprecationWarning | ImportWarning):
+        print_lines(f"warning: {format_one_line(message, 300)}", file=sys.stderr)
+
+
+def show_warnings_in_lines() -> None:
+    """Makes this process print warnings by `print_warning`."""
+    warnings.showwarning = print_warning
 
 
 def quote_value(value: Any, max_length: int = 100) -> str:

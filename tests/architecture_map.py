@@ -12,9 +12,9 @@ PACKAGES = ("rank_collapse", "experiments")
 # The levels of rank_collapse, the lowest first. Packages of the second level do not import each
 # other. Above it a package may import those that are named before it on its level.
 LEVELS = (
-    ("printed", "struct", "extras"),  # what everything is made of
+    ("printed", "regular", "struct", "extras"),  # what everything is made of
     ("measures", "text", "runs"),
-    ("network", "report"),
+    ("network", "agree", "report"),
     ("theory", "paths", "flax_adapters", "watch", "jax_watch", "torch"),
     ("training", "pretrained"),
     ("command",),

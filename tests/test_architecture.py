@@ -114,3 +114,33 @@ def test_the_map_has_the_packages():
     folders = {p.parent for package in PACKAGES for p in files(package) if p.suffix == ".py"}
     assert {name for name, _ in packages()} == {f"`{folder}`" for folder in folders}
     assert all(about for _, about in packages())
+
+
+def test_commands_print_through_one_function():
+    """What escapes control characters, so that no name of a file reaches the terminal raw."""
+    wrong = [
+        f"{path}:{node.lineno}"
+        for path in (p for p in LIBRARY if p.parts[1] in ("command", "text", "pretrained", "runs"))
+        for node in tree(path)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("print", "sys.stdout.write", "sys.stderr.write")
+        and "escape_text" not in ast.unparse(node)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_files_are_written_and_opened_in_one_place():
+    """Names in a folder of the user may be links or pipes: see runs/files.py and regular.py."""
+    names = ("open", "write_text", "write_bytes", "read_bytes", "os.open", "np.save", "savefig")
+    places = {"rank_collapse/runs/files.py", "rank_collapse/regular.py"}
+    wrong = [
+        f"{path}:{node.lineno}: {ast.unparse(node.func)}"
+        for path in LIBRARY
+        if str(path) not in places and path.parts[1] in ("command", "text", "pretrained", "runs")
+        for node in tree(path)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(names)
+        if ast.unparse(node.func).split(".")[-1] in {n.split(".")[-1] for n in names}
+        and "devnull" not in ast.unparse(node)
+        and "stream" not in ast.unparse(node)
+    ]
+    assert not wrong, "\n".join(wrong)

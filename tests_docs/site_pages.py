@@ -78,7 +78,10 @@ def columns() -> str:
     return "".join(parts) + "\n"
 
 
-ALSO = {"measures": ("rank_collapse.watch.",)}  # what stands on a page beside its package
+ALSO = {  # what stands on a page beside its package
+    "measures": ("rank_collapse.watch.",),
+    "report": ("rank_collapse.agree.",),
+}
 
 
 def load_exports(package: str) -> list[str]:

@@ -33,13 +33,13 @@ TOP = {
     "bound_report", "BoundReport", "log_residual_profile", "local_rate", "collapse_law",
     "transverse_exponents",
     "depth_report", "coord_check", "depth_rule", "loop_report", "pretrained", "training",
-    "branch_shares", "path_length_law", "rollout", "duplicates", "spikes",
+    "branch_shares", "path_length_law", "rollout", "duplicates", "spikes", "record",
 }
 # fmt: on
 
 
 def test_the_names_at_the_top_are_these():
-    assert set(rc.__all__) == {*TOP, *PACKAGES} and len(TOP) == 56
+    assert set(rc.__all__) == {*TOP, *PACKAGES} and len(TOP) == 57
 
 
 @pytest.mark.parametrize("package", ["", *PACKAGES])

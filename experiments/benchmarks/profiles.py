@@ -1,5 +1,6 @@
 """Benchmarks of residual profiles: many seeds in one call, and logarithms beside a forward pass."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -55,21 +56,61 @@ def time_collapse_sweep(
     return compare_cases(cases, options.rounds, make_figures)
 
 
-def time_log_profile(
-    options: Any, depth: int = 12, num_tokens: int = 64, d_model: int = 64, num_heads: int = 4
-) -> Report:
-    """Measures the time of residuals in logarithms, of one scale and proved in ball arithmetic.
+def time_log_profile(options: Any, **sizes: int) -> Report:
+    """Measures the time of residuals in logarithms, of one scale.
 
     The baseline is a forward pass with residual ratios.
 
     Args:
         options: The flags of `experiments.benchmark`.
+        **sizes: As of `make_profiles`.
+    """
+    cases = make_profiles(**sizes)
+    del cases["proved"]
+    return compare_cases(
+        cases,
+        options.rounds,
+        lambda forward, one_scale: {
+            "forward passes for one scale": (median_ratio(one_scale, forward), None)
+        },
+    )
+
+
+def time_exact_profile(options: Any, **sizes: int) -> Report:
+    """Measures the time of residuals that are proved in ball arithmetic, beside those of one scale.
+
+    It takes minutes.
+
+    Args:
+        options: The flags of `experiments.benchmark`.
+        **sizes: As of `make_profiles`.
+    """
+    cases = make_profiles(**sizes)
+
+    def make_figures(one_scale, proved):
+        difference = np.abs(np.asarray(one_scale.output) - proved.output)
+        return {
+            "seconds for every digit proved": (proved.best, 10.0),
+            "largest difference of the logarithms": (float(difference.max()), None),
+        }
+
+    return compare_cases(
+        {n: cases[n] for n in ("one scale", "proved")}, options.rounds, make_figures
+    )
+
+
+def make_profiles(
+    depth: int = 12, num_tokens: int = 64, d_model: int = 64, num_heads: int = 4
+) -> dict[str, tuple[Callable, tuple]]:
+    """Makes three profiles of one network of attention alone: {name: (function, its arguments)}.
+
+    Args:
         depth, num_tokens, d_model, num_heads: Of the network.
     """
     config = rc.san(depth, num_heads, d_model)
     params = rc.init(jax.random.key(0), config)
     x = jax.random.normal(jax.random.key(1), (num_tokens, d_model))
-    cases = {
+    return {
         "forward pass with residual ratios": (
             jax.jit(lambda p, x: jax.vmap(rc.residual_ratio)(rc.apply(p, x, config).hidden)),
             (params, x),
@@ -77,13 +118,3 @@ def time_log_profile(
         "one scale": (jax.jit(lambda p, x: rc.log_residual_profile(p, x, config)), (params, x)),
         "proved": (lambda p, x: rc.theory.exact_profile(p, x, config).profile, (params, x)),
     }
-
-    def make_figures(forward, one_scale, proved):
-        difference = np.abs(np.asarray(one_scale.output) - proved.output)
-        return {
-            "seconds for every digit proved": (proved.best, 10.0),
-            "forward passes for one scale": (median_ratio(one_scale, forward), None),
-            "largest difference of the logarithms": (float(difference.max()), None),
-        }
-
-    return compare_cases(cases, options.rounds, make_figures)

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.lab.progress import report_activity
+
 
 @dataclass
 class Timing:
@@ -53,8 +55,13 @@ class Report:
     figures: Mapping[str, tuple[float, float | None]]
 
 
+def say(line: str) -> None:
+    """Prints a line at once, also where the output is a file."""
+    print(f"  {line}", flush=True)
+
+
 def time_cases(cases: Mapping[str, tuple[Callable, tuple]], rounds: int) -> list[Timing]:
-    """Measures the time of functions in turn, round after round.
+    """Measures the time of functions in turn, round after round; prints each as it comes.
 
     Args:
         cases: {name: (function, its arguments)}; a jitted function is compiled before, any other
@@ -71,15 +78,31 @@ def time_cases(cases: Mapping[str, tuple[Callable, tuple]], rounds: int) -> list
             memory = fn.memory_analysis()
             timing.temporary_bytes = memory.temp_size_in_bytes
             timing.output_bytes = memory.output_size_in_bytes
-        jax.block_until_ready(fn(*args))
+        with report_activity(f"  {name}: first call"):
+            jax.block_until_ready(fn(*args))
+        say(f"{name}: first call {time.perf_counter() - start:.1f} s, with compiling")
         timings.append(timing)
         calls.append((fn, args))
-    for _ in range(rounds):
+    for number in range(rounds):
         for timing, (fn, args) in zip(timings, calls, strict=True):
-            start = time.perf_counter()
-            timing.output = jax.block_until_ready(fn(*args))
-            timing.seconds.append(time.perf_counter() - start)
+            with report_activity(f"  {timing.name}: round {number + 1} of {rounds}"):
+                start = time.perf_counter()
+                timing.output = jax.block_until_ready(fn(*args))
+                timing.seconds.append(time.perf_counter() - start)
+        say(describe_round(timings, number, rounds))
     return timings
+
+
+def describe_round(timings: Sequence[Timing], number: int, rounds: int) -> str:
+    """Writes the seconds of a round: "round 1 of 5: 0.12 s, 0.34 s".
+
+    Args:
+        timings: Of all cases.
+        number: Of the round, from 0.
+        rounds: In all.
+    """
+    seconds = ", ".join(f"{timing.seconds[number]:.3g} s" for timing in timings)
+    return f"round {number + 1} of {rounds}: {seconds}"
 
 
 def compare_cases(
@@ -133,7 +156,7 @@ def print_report(report: Report) -> list[str]:
     print(f"  ratios: median over rounds, to {baseline.name!r} in the same round")
     failures = []
     for name, (value, limit) in report.figures.items():
-        print(f"  {name}: {value:.4g}" + ("" if limit is None else f" (limit {limit:g})"))
+        say(f"{name}: {value:.4g}" + ("" if limit is None else f" (limit {limit:g})"))
         if limit is not None and not value <= limit:
             failures.append(f"{name} = {value:.4g}, limit {limit:g}")
     return failures

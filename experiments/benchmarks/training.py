@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import run_convex_hull, run_memorization, run_sort, run_transformer
-from experiments.benchmarks.timing import Report, Timing, median_ratio
-from experiments.lab import cli
+from experiments.benchmarks.timing import Report, Timing, describe_round, median_ratio, say
+from experiments.lab import cli, report_activity
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.training import Hyper, num_batches
@@ -60,10 +60,12 @@ def time_training(name: str, options: Any, arguments: Sequence[str] = ()) -> Rep
     keys, hyper = ensemble.lay_out((seed_keys(0, num_seeds), hyper))
     ours = Timing(f"ours, {num_seeds} seeds on {ensemble.mesh.size} devices", 0.0)
     start = time.perf_counter()
-    state, data = ensemble.begin(keys, hyper, None)
-    epoch = ensemble.chunk.trace(state, data, hyper, jnp.int32(0)).lower().compile()
-    state, _ = jax.block_until_ready(epoch(state, data, hyper, jnp.int32(0)))
+    with report_activity(f"  {ours.name}: compiling, and the first epoch"):
+        state, data = ensemble.begin(keys, hyper, None)
+        epoch = ensemble.chunk.trace(state, data, hyper, jnp.int32(0)).lower().compile()
+        state, _ = jax.block_until_ready(epoch(state, data, hyper, jnp.int32(0)))
     ours.compile_seconds = time.perf_counter() - start
+    say(f"{ours.name}: first epoch {ours.compile_seconds:.1f} s, with compiling")
     # Per step of the padded examples: packed rows are fewer, but an epoch is the same texts.
     example_data = make_data(jax.random.key(0))
     examples = example_data.get("texts", example_data["train"])
@@ -75,18 +77,21 @@ def time_training(name: str, options: Any, arguments: Sequence[str] = ()) -> Rep
         padded = dataclasses.replace(recipe, batch_size=batch_size)
         baseline = Training(padded, examples, values, ensemble.mesh.devices.flat[0].platform)
     torch = Timing("PyTorch, one seed", 0.0)
+    timings = [torch, ours] if baseline else [ours]
     for r in range(options.rounds):
-        start = time.perf_counter()
-        state, _ = jax.block_until_ready(epoch(state, data, hyper, jnp.int32(r)))
-        ours.seconds.append((time.perf_counter() - start) / steps / num_seeds)
-        if baseline:
-            torch.seconds.append(baseline.seconds_per_step(steps))
+        with report_activity(f"  round {r + 1} of {options.rounds}"):
+            start = time.perf_counter()
+            state, _ = jax.block_until_ready(epoch(state, data, hyper, jnp.int32(r)))
+            ours.seconds.append((time.perf_counter() - start) / steps / num_seeds)
+            if baseline:
+                torch.seconds.append(baseline.seconds_per_step(steps))
+        say(f"{describe_round(timings, r, options.rounds)} a seed and step")
     figures = {"ms per seed and step, ours": (1e3 * ours.best, None)}
     if not baseline:
         return Report([ours], figures)
     ratio = 1 / median_ratio(ours, torch)
     return Report(
-        [torch, ours],
+        timings,
         figures
         | {
             "ms per step, PyTorch": (1e3 * torch.best, None),

@@ -38,5 +38,6 @@ from experiments.lab.folder import (
 )
 from experiments.lab.progress import (
     Progress as Progress,
+    report_activity as report_activity,
     stop_requested as stop_requested,
 )

@@ -30,9 +30,10 @@ from experiments.lab.flags import (
     make_flags as make_flags,
     parse_flags as parse_flags,
 )
+from experiments.lab.suggestions import suggest_flag
 from experiments.lab.vocabulary import MOST_SEEDS as MOST_SEEDS
 from rank_collapse.extras import MissingPackage
-from rank_collapse.printed import format_one_line
+from rank_collapse.printed import format_one_line, print_lines
 from rank_collapse.runs.files import RunError
 
 # Mistakes of the user or the machine, said in one line. Other errors are ours, with a traceback.
@@ -87,11 +88,12 @@ def execute(
         if "--debug" in arguments:
             traceback.print_exc()
         message = in_typed_names(format_one_line(error), arguments, flag_values)
+        message += suggest_flag(error, arguments, flag_values)
         if isinstance(error, jax.errors.JaxRuntimeError):
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             message = "out of memory: fewer seeds at a time need less"
-        print(f"error: {message}", file=sys.stderr)
+        print_lines(f"error: {message}", file=sys.stderr)
         return 2
 
 

@@ -70,7 +70,10 @@ class Executor(contextlib.ExitStack):
         self.run, self._options, self.mesh = run.at(""), options, devices.device_mesh(options)
         if label:
             total = len(options.group) * (options.num_seeds if total is None else total)
-        bar = Progress(total if label else 0, label, log=run.log)
+            if options.experiment.replace("_", " ") != label:
+                label = f"{options.experiment}, {label}"
+        is_shown = label and run.writable  # a run that is only read has nothing to compute
+        bar = Progress(total if is_shown else 0, label, log=run.log)
         self.progress = self.enter_context(bar)
 
     def measure(
@@ -108,7 +111,7 @@ class Executor(contextlib.ExitStack):
             program: Makes the function that computes a chunk, where one is missing. It returns
                 arrays on the host, leaves [r, ...], whose names are joined by "/" where they are
                 nested. Its method count_bytes(chunk, size), if any, returns the bytes of so many
-                seeds on a device.
+                seeds on a device; name_arrays(chunk), if any, the names of what it returns.
             cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None;
                 or flags → that. Points with invalid flags are skipped.
             keys: Of the seeds [s], the same of every cell; by default those of the flags.
@@ -133,6 +136,7 @@ class Executor(contextlib.ExitStack):
             self.progress.skip(len(floats) * count - len(missing))
             self._compute(program(), floats, keys, missing, most)
         else:
+            self._check_measures(program, requested, keys)
             self.progress.skip(len(options.group) * len(requested) * count)
         return {cell.removeprefix(options.prefix): self.run.part(cell) for cell in requested}
 
@@ -166,6 +170,24 @@ class Executor(contextlib.ExitStack):
                 )
             missing += [(cell, seed) for seed in range(saved, count)]
         return missing
+
+    def _check_measures(self, program, floats, keys):
+        """Refuses finished cells of an unfinished run that lack what the program measures.
+
+        Another commit may have begun the run, with fewer measures.
+        """
+        if not (self.run.resumed and self.run.writable) or self.run.summary is not None:
+            return
+        program = program()
+        if not hasattr(program, "name_arrays"):
+            return
+        for cell in floats:
+            pairs = [(cell, 0)]
+            expected = program.name_arrays(make_chunk(floats, keys, pairs, self.mesh.size))
+            if lost := expected - (self.run.part(cell) or {}).keys():
+                raise damaged_file_error(
+                    self.run.path / "arrays.npz", f"it lacks {cell}/{min(lost)}"
+                )
 
     def _compute(self, program, floats, keys, missing, most):
         """Computes the (cell, seed) pairs that are missing, and saves them chunk by chunk."""
@@ -272,6 +294,17 @@ class Mapped:
         arrays = usage.argument_size_in_bytes + usage.output_size_in_bytes
         return arrays + usage.temp_size_in_bytes - usage.alias_size_in_bytes
 
+    def name_arrays(self, chunk: Chunk) -> set[str]:
+        """Returns the names of the arrays that it computes, without computing them.
+
+        Args:
+            chunk: At least one seed for each device.
+        """
+        arguments = chunk.keys, chunk.floats
+        if self._draw is not None:
+            arguments = jax.eval_shape(self._draw, arguments, None), chunk.floats
+        return set(name_parts(jax.eval_shape(self._call, arguments, None)))
+
     def _compile(self, like, size):
         """Compiles for so many seeds like those of some arrays, or of their shapes."""
         sharding, self._size = seeds.seed_sharding(self._mesh), size
@@ -290,7 +323,12 @@ def _spread_function(fn, mesh, at_once, level):
 
 def name_leaves(tree: Any) -> dict[str, np.ndarray]:
     """Flattens a nested dictionary to {path: array}, with "/" between the names of the levels."""
+    return {name: np.asarray(leaf) for name, leaf in name_parts(tree).items()}
+
+
+def name_parts(tree: Any) -> dict[str, Any]:
+    """Flattens a nested dictionary to {path: leaf}, with "/" between the names of the levels."""
     return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }

@@ -30,8 +30,11 @@ import jax
 
 from experiments import verdicts
 from experiments.lab import devices, labelled, pool
+from experiments.lab.arrays import dump_descriptions
 from experiments.lab.flags import Flags, command_line, make_config, read_flags, run_path
 from experiments.lab.folder import RunFolder, read_summary
+from experiments.lab.progress import report_activity
+from rank_collapse.printed import print_lines
 from rank_collapse.report import figures as drawing
 from rank_collapse.runs.files import damaged_file_error
 
@@ -153,6 +156,7 @@ def run_folder(options: Flags, extra: Mapping[str, Any] | None = None) -> RunFol
         read_only=options.reading,
     )
     if options.begin_with:
+        folder.add_environments(options.begun_in)
         folder.save_arrays(options.begin_with)
     return folder
 
@@ -229,11 +233,10 @@ class Run:
         """
         if self.options.worker_group is not None:  # a worker's: the arrays are enough
             return Shown()
-        first = points[0]
         published = Shown(
             [row for point in points for row in name_settings(claims, point)],
             [row for point in points for row in name_quantities(compare, point)],
-            finding(first.results, first.setup),
+            name_finding(finding, points),
             points,
             1 if self.failures else 0,
         )
@@ -244,20 +247,24 @@ class Run:
             return [{**p.axes, **row} for p in points for row in table(p.results, p.setup)]
 
         makers = [files(point.results, point.setup, point.folder) for point in points]
-        self.folder.publish(
-            rows=rows,
-            figures=figure_makers(points, figures, rows, self.options.shows),
-            files={name: make for maker in makers for name, make in maker.items()},
-            summary=partial(summarise, published),
-            selection={name: self.options[name].value for name in self.options.selecting} or None,
-        )
+        extra = {name: make for maker in makers for name, make in maker.items()}
+        if arrays := self.folder.arrays:
+            describe = partial(dump_descriptions, self.options.experiment, arrays)
+            extra["arrays.json"] = describe
+        with report_activity(f"{self.options.experiment}: drawing figures", self.folder.log):
+            self.folder.publish(
+                rows=rows,
+                figures=figure_makers(points, figures, rows, self.options.shows),
+                files=extra,
+                summary=partial(summarise, published),
+                selection={n: self.options[n].value for n in self.options.selecting} or None,
+            )
         for row in published.comparisons:
-            print(verdicts.comparison_line(row))
+            print_lines(verdicts.comparison_line(row))
         for answer in verdicts.answer_statements(verdicts.STATEMENTS, published.claims):
-            print(verdicts.answer_lines(answer))
-        for line in self.failures:
-            print(line, file=sys.stderr)
-        print(f"written to {self.folder.path}")
+            print_lines(*verdicts.answer_lines(answer).split("\n"))
+        print_lines(*self.failures, file=sys.stderr)
+        print_lines(f"written to {self.folder.path}")
         return published
 
 
@@ -279,6 +286,26 @@ def join_points(points: Sequence[Point], over: Sequence[str]) -> list[Point]:
         parts = {tuple(p.options[name].value for name in over): p.results for p in group}
         joined.append(group[0]._replace(results=labelled.join_datasets(parts, over)))
     return joined
+
+
+def name_finding(finding: Callable, points: Sequence[Point]) -> Finding | None:
+    """Returns the finding of the first point, which it names where there are several.
+
+    Args:
+        finding: (results, setup) → the finding, or None.
+        points: With results.
+    """
+    point = points[0]
+    result = finding(point.results, point.setup)
+    if result is None or len(points) == 1:
+        return result
+    sentence = f"{labelled.describe_point(point.axes)}: {result.sentence}"
+    return Finding(result.figure + name_suffix(point.axes), sentence)
+
+
+def name_suffix(axes: Mapping[str, Any]) -> str:
+    """Names the files of a point: ",depth=2"."""
+    return "".join(f",{name}={value}" for name, value in axes.items())
 
 
 def name_settings(claims: Callable, point: Point) -> Iterator[verdicts.Row]:
@@ -333,13 +360,27 @@ def figure_makers(
     """
     makers: dict[str, Callable[[], Any]] = {}
     for point in points:
-        suffix = "".join(f",{name}={value}" for name, value in point.axes.items())
         for name, draw in figures.items():
-            makers[f"{name}{suffix}"] = partial(drawing.styled(draw), point.results, point.setup)
+            file_name = f"{name}{name_suffix(point.axes)}"
+            makers[file_name] = partial(draw_point, drawing.styled(draw), point)
     axes = [*points[0].axes]
     if axes:
         makers["axes"] = lambda: labelled.plot_axes(rows(), axes, column)
     return makers
+
+
+def draw_point(draw: Callable, point: Point) -> Any:
+    """Draws a figure of a point, whose title names it where the run has several.
+
+    Args:
+        draw: (results, setup) → figure, or None.
+        point: With results.
+    """
+    figure = draw(point.results, point.setup)
+    if figure is not None and point.axes:
+        titles = filter(None, (labelled.describe_point(point.axes), figure.get_suptitle()))
+        figure.suptitle(", ".join(titles), fontsize=9)
+    return figure
 
 
 def name_figures(*functions: Callable) -> dict[str, Callable]:

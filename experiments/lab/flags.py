@@ -60,6 +60,7 @@ class Flags(flags.FlagValues):
         worker_group: The number of the group that a worker measures; None measures all.
         reading: Whether a finished folder is only read.
         begin_with: Arrays that a new folder begins with.
+        begun_in: The environments in which they were made.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Flags(flags.FlagValues):
             worker_group=None,
             reading=False,
             begin_with={},
+            begun_in=[],
         )
 
     def define(
@@ -180,7 +182,9 @@ def parse_flags(
     """
     for name in flag_values:
         flag_values[name].unparse()
-    vars(flag_values).update(typed=arguments, worker_group=None, reading=False, begin_with={})
+    vars(flag_values).update(
+        typed=arguments, worker_group=None, reading=False, begin_with={}, begun_in=[]
+    )
     arguments, axes = _split_axes(flag_values, arguments)
     vars(flag_values)["axes"] = axes
     unparsed = flag_values(["binary", *arguments])[1:]

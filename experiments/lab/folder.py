@@ -1,9 +1,10 @@
 """Run folders: all files of one run of an experiment, and how a run resumes.
 
     <folder>/config.json    flags and layout (compared on resume), execution, versions, devices,
-                            git revision
+                            git revision of all processes that wrote, names of the arrays
              results.csv    tidy rows, one per seed, layer, path length, ...
              arrays.npz     named arrays, also the cache from which an interrupted run resumes
+             arrays.json    names of their dimensions, and what they are (`lab.arrays`)
              checkpoints/   states of an unfinished computation, <step>.npz
              figures/       *.png and *.pdf
              models.safetensors
@@ -15,9 +16,9 @@
              log.txt
 
 Every file but metrics and log.txt is written to a temporary name and renamed, so a file is either
-complete or absent. The checksums of arrays.npz show damage; names and shapes in summary.json show
-an array that was removed. Files made of the arrays are made again where they are missing, and
-results.csv where it is not what they say.
+complete or absent. The checksums of arrays.npz show damage; names in config.json, with shapes in
+summary.json, show an array that was removed. Files made of the arrays are made again where they are
+missing, and results.csv where it is not what they say.
 
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
@@ -43,17 +44,22 @@ from typing import Any
 import numpy as np
 
 from experiments.lab import provenance
+from rank_collapse.printed import escape_cell, escape_text
+from rank_collapse.regular import read_regular
 from rank_collapse.runs import metrics, states
 from rank_collapse.runs.drawn import OPTIONS, draw_files
 from rank_collapse.runs.files import (
     RunError,
+    check_no_links,
     damaged_file_error,
     delete_files,
+    delete_temporary,
     describe_difference,
     load_arrays,
     lock_folder,
     make_folder,
-    name_write_errors,
+    make_subfolder,
+    open_log,
     read_object,
     write_arrays,
     write_atomically,
@@ -63,6 +69,7 @@ CONTENTS = (
     "config.json",
     "results.csv",
     "arrays.npz",
+    "arrays.json",
     "summary.json",
     "log.txt",
     "models.safetensors",
@@ -108,6 +115,10 @@ class RunFolder(contextlib.ExitStack):
         # {prefix: {name after it: array}} of every beginning of a name that ends at a "/".
         self._arrays: dict[str, dict[str, np.ndarray]] = collections.defaultdict(dict)
         self._last_write, self._pause, self._unwritten = time.monotonic(), PAUSE, False
+        # Shared by all views: names that config.json lists, and environments that it has.
+        self._listed: set[str] = set()
+        self._environments: list[dict[str, Any]] = []
+        self._has_noted: list[bool] = []  # not empty when the environment of this process is there
         self.writable = not read_only
         try:
             if self.writable:
@@ -115,6 +126,8 @@ class RunFolder(contextlib.ExitStack):
                 self._lock = self.enter_context(lock_folder(self.path))
                 if self._is_of_a_run() and overwrite:
                     delete_files(self.path, (*FOLDERS, *CONTENTS[::-1]))  # the config last
+                check_no_links(self.path, FOLDERS)
+                delete_temporary(self.path)
             self.resumed = self._is_of_a_run()
             if self.resumed:
                 self._check_config()
@@ -122,8 +135,13 @@ class RunFolder(contextlib.ExitStack):
                 content = {"config": config, "execution": execution or {}, "layout": LAYOUT}
                 content |= {"environment": provenance.environment()}
                 self._write_json("config.json", content)
+                self._has_noted.append(True)
+            saved = read_object(self.path / "config.json")
+            self._environments += provenance.list_environments(saved)
             if (self.path / "arrays.npz").exists():
-                self._read_arrays()
+                self._read_arrays(saved)
+            elif saved.get("arrays") and self.writable:  # which were deleted, to be made again
+                self._write_json("config.json", saved | {"arrays": []})
         except BaseException:
             self.close()
             raise
@@ -131,8 +149,33 @@ class RunFolder(contextlib.ExitStack):
     def log(self, message: str) -> None:
         """Appends a line with the time to log.txt."""
         if self.writable:
-            with name_write_errors(self.path / "log.txt"), open(self.path / "log.txt", "a") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
+            line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {escape_text(message)}\n"
+            with open_log(self.path / "log.txt") as file:
+                file.write(line.encode())
+
+    # Where the results come from.
+
+    def _note_environment(self):
+        """Adds the environment of this process before its first write, where it is new."""
+        if not self._has_noted:
+            self._has_noted.append(True)
+            self.add_environments([provenance.environment()])
+
+    @property
+    def environments(self) -> list[dict[str, Any]]:
+        """The environments of all processes whose results are here, that which began it first."""
+        return list(self._environments)
+
+    def add_environments(self, environments: Iterable[Mapping[str, Any]]) -> None:
+        """Adds environments in which results of this folder were made, those that are new.
+
+        Args:
+            environments: As `provenance.environment` describes them.
+        """
+        if new := provenance.find_new(environments, self._environments):
+            self._environments += new
+            saved = read_object(self.path / "config.json")
+            self._write_json("config.json", saved | {"later": self._environments[1:]})
 
     # Tables, figures and the summary.
 
@@ -172,7 +215,7 @@ class RunFolder(contextlib.ExitStack):
                 for suffix, content in draw_files(figure).items():
                     self._write(f"figures/{name}{suffix}", content)
         table = table_bytes(rows())
-        if not self.has_file("results.csv") or (self.path / "results.csv").read_bytes() != table:
+        if not self.has_file("results.csv") or read_regular(self.path / "results.csv") != table:
             self._write("results.csv", table)
         for name, make in (files or {}).items():
             if not self.has_file(name):
@@ -271,7 +314,12 @@ class RunFolder(contextlib.ExitStack):
         """Adds (or replaces) named arrays, and writes arrays.npz."""
         started = time.monotonic()
         self._add_arrays(arrays)
+        self._note_environment()
         write_arrays(self._check_place() / "arrays.npz", self._arrays[""])
+        if not self._listed >= self._arrays[""].keys():  # after the arrays: none is listed too soon
+            self._listed |= self._arrays[""].keys()
+            saved = read_object(self.path / "config.json")
+            self._write_json("config.json", saved | {"arrays": sorted(self._listed)})
         self._last_write, self._unwritten = time.monotonic(), False
         self._pause = max(PAUSE, (self._last_write - started) / SHARE)
 
@@ -293,6 +341,7 @@ class RunFolder(contextlib.ExitStack):
             step, state: See `states.save_state`.
             name: Name of the computation, where a run has several.
         """
+        self._note_environment()
         states.save_state(self._check_place() / "checkpoints" / name, step, state)
 
     def restore_checkpoint(self, like: Any, name: str = "") -> tuple[int, Any] | None:
@@ -326,13 +375,24 @@ class RunFolder(contextlib.ExitStack):
 
     # Opening and writing.
 
-    def _read_arrays(self):
-        """Reads arrays.npz; refuses it where it lacks what a complete run was published of."""
+    def _read_arrays(self, saved):
+        """Reads arrays.npz; refuses it where it lacks what was written, or published.
+
+        Args:
+            saved: Content of config.json.
+        """
         path = self.path / "arrays.npz"
         self._add_arrays(load_arrays(path))
-        listed = (self.summary or {}).get("arrays")
-        if isinstance(listed, list) and (lost := {*map(str, listed)} - {*self._describe_arrays()}):
-            raise damaged_file_error(path, f"it lacks {min(lost)}")
+        pairs = (
+            (self.summary or {}, self._describe_arrays()),
+            (saved, self._arrays[""].keys()),
+        )
+        for content, present in pairs:
+            listed = content.get("arrays")
+            if isinstance(listed, list) and (lost := {*map(str, listed)} - {*present}):
+                raise damaged_file_error(path, f"it lacks {min(lost)}")
+        listed = saved.get("arrays")
+        self._listed |= {*map(str, listed)} if isinstance(listed, list) else set()
 
     def _describe_arrays(self):
         """Lists names and shapes of all arrays: "rms (8, 65)"."""
@@ -376,15 +436,17 @@ class RunFolder(contextlib.ExitStack):
         self._write(name, (json.dumps(states.as_json(value), indent=2) + "\n").encode())
 
     def _write(self, name, content):
+        if name != "config.json":
+            self._note_environment()
         path = self._check_place() / name
-        with name_write_errors(path.parent):
-            path.parent.mkdir(exist_ok=True)
+        if path.parent != self.path:
+            make_subfolder(path.parent)
         write_atomically(path, content)
 
 
 def table_bytes(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Writes rows as CSV: one column per key, in order of first appearance."""
-    rows = list(rows)
+    """Writes rows as CSV: one column per key, in order of first appearance; without formulas."""
+    rows = [{name: escape_cell(value) for name, value in row.items()} for row in rows]
     text = io.StringIO()
     columns = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")

@@ -9,6 +9,7 @@ They take any axes. "seed" is the axis of independent draws.
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ from rank_collapse.report.intervals import mean_interval
 from rank_collapse.report.wording import WORDS
 
 MOST_LABELS = 12  # of the curves of a panel: a legend of hundreds takes minutes to lay out
+MOST_PANELS = 24  # of a figure
+# {axis: the value that a label need not name}; of other axes it need not name a single value.
+USUAL = {"skip_gain": 1.0}
 
 
 def make_dataset(
@@ -100,10 +104,30 @@ def iterate_points(values: Any, *but: str) -> Iterator[tuple[dict[str, Any], Any
         yield {axis: selected[axis].item() for axis in sizes}, selected
 
 
-def drop_single_axes(values: xr.DataArray) -> xr.DataArray:
-    """Drops axes of one value, which a setting need not name, unless all but "seed" are such."""
-    single = [axis for axis, size in values.sizes.items() if size == 1 and axis != "seed"]
-    return values.squeeze(single, drop=True) if len(single) + 1 < values.ndim else values
+def is_named(values: Any, axis: str) -> bool:
+    """Returns whether a label names the values of an axis: several, or one that is not usual.
+
+    Args:
+        values: DataArray or Dataset.
+        axis: Its name; results need not have it.
+    """
+    if axis not in values.sizes:
+        return False
+    if values.sizes[axis] > 1:
+        return True
+    return axis in USUAL and values[axis].item() != USUAL[axis]
+
+
+def drop_single_axes(values: Any, but: Sequence[str] = ()) -> Any:
+    """Drops axes of one value, which a setting need not name, unless all but "seed" are such.
+
+    Args:
+        values: DataArray, or Dataset.
+        but: Axes that stay.
+    """
+    single = [a for a, n in values.sizes.items() if n == 1 and a not in ("seed", *but)]
+    single = [axis for axis in single if not is_named(values, axis)]
+    return values.squeeze(single, drop=True) if len(single) + 1 < len(values.sizes) else values
 
 
 def describe_point(point: Mapping[str, Any]) -> str:
@@ -140,7 +164,7 @@ def compare_means(
     show: Callable = float,
     interval: bool = False,
 ) -> Iterator[Comparison]:
-    """Yields comparisons of means over seeds, one for each point of the other axes.
+    """Yields comparisons of means over seeds, one for each point of the other axes with a number.
 
     Args:
         text: The quantity, written after the point.
@@ -151,6 +175,8 @@ def compare_means(
         interval: Whether the note has Student's 95 % interval of the mean over seeds.
     """
     for point, draws in iterate_points(drop_single_axes(values), "seed"):
+        if draws.isnull().all():
+            continue
         published = other
         if isinstance(other, xr.DataArray):
             published = other.sel({n: v for n, v in point.items() if n in other.dims}).item()
@@ -206,29 +232,28 @@ def plot_facets(
     values: xr.DataArray,
     x: str = "layer",
     hue: str = "",
-    col: str = "",
     draw: Callable = figures.band,
     style: Callable[[int, int], dict[str, Any]] = lambda index, count: {},
     columns: int | None = None,
     ylabel: str | None = None,
     **options: Any,
 ):
-    """Plots a panel for each value of `col`, in it a curve over x for each of `hue`, over seeds.
+    """Plots a panel for each point of all axes but seeds, x and hue; a curve over x for each hue.
 
     Args:
-        values: Over seeds, x, hue and col.
-        x, hue, col: Names of axes; "" for none.
+        values: Over seeds, x, hue and the axes of the panels, whose titles name them.
+        x, hue: Names of axes; "" for none.
         draw: As `figures.band`.
         style: (place of a curve, number of curves) → options of `draw`.
-        columns: Panels in a row at the most; all by default.
+        columns: Panels in a row at the most; by default all of up to four.
         ylabel: Of the first panel.
         options: As of `figures.figure`.
 
     Returns:
         The figure and its axes.
     """
-    count = values.sizes.get(col, 1)
-    fig, axes = figures.panels(count, columns or count, **options)
+    count = count_panels(values, x, hue)
+    fig, axes = figures.panels(count, columns or min(count, 4), **options)
     for ax, (point, panel) in zip(axes.flat, iterate_points(values, "seed", hue, x), strict=False):
         curves = list(iterate_points(panel, "seed", x))
         label_step = -(-len(curves) // MOST_LABELS)
@@ -240,15 +265,21 @@ def plot_facets(
                 draw(ax, curve[x].values, seeds.values, name, index, **style(index, len(curves)))
         ax.set(xlabel=x, title=describe_point(point))
         figures.integer_ticks(ax)
-    axes[0, 0].set_ylabel(ylabel)
+    for row in axes if ylabel else ():
+        row[0].set_ylabel(ylabel)
     return fig, axes
+
+
+def count_panels(values: Any, x: str = "layer", hue: str = "") -> int:
+    """Counts the panels of `plot_facets`."""
+    return math.prod(n for axis, n in values.sizes.items() if axis not in ("seed", x, hue))
 
 
 @figures.styled
 def plot_axes(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], column: str):
     """Plots a column of the table over the first axis; means over seeds.
 
-    There is a curve for each value of the second axis, a panel for each of the third.
+    There is a curve for each value of the second axis, a panel for each point of the others.
 
     Args:
         rows: Of the table.
@@ -256,7 +287,7 @@ def plot_axes(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], column: st
         column: "column,name=value,...": the column, and which rows; "last" is the last value.
 
     Returns:
-        The figure.
+        The figure; None where it would have more than `MOST_PANELS`.
     """
     import pandas as pd  # here: it takes half a second, which `--help` need not
 
@@ -265,9 +296,11 @@ def plot_axes(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], column: st
     for name, value in (condition.split("=") for condition in conditions):
         value = table[name].iloc[-1] if value == "last" else value
         table = table[table[name].astype(str) == str(value)]
-    x, hue, col, *_ = [*axes, "", ""]
-    groups = [name for name in (x, hue, col, "seed") if name in table]
+    x, hue, *_ = [*axes, ""]
+    groups = [name for name in (*axes, "seed") if name in table]
     values = table.groupby(groups)[column].mean().to_xarray()
     if "seed" not in values.dims:
         values = values.expand_dims("seed")
-    return plot_facets(values, x, hue, col, ylabel=column, sharey=True)[0]
+    if count_panels(values, x, hue) > MOST_PANELS:
+        return None
+    return plot_facets(values, x, hue, ylabel=column, sharey=True)[0]

@@ -12,10 +12,12 @@ process.
 import contextlib
 import copy
 import importlib
+import io
 import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
@@ -27,10 +29,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.lab import devices, progress
+from experiments.lab import devices, progress, provenance
 from experiments.lab.flags import Flags, parse_flags
 from experiments.lab.folder import RunFolder
-from rank_collapse.runs.files import RunError, load_arrays
+from rank_collapse.printed import print_lines
+from rank_collapse.runs.files import RunError, load_arrays, make_subfolder, read_object
 
 
 @contextlib.contextmanager
@@ -139,6 +142,9 @@ def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder
         run: Gets the arrays.
     """
     in_worker = multiprocessing.parent_process() is not None
+    if "scheduler" in options and options.scheduler is not None and not options.axes:
+        text = f"--scheduler={options.scheduler} is not used: a single point is measured here"
+        print_lines(text, file=sys.stderr)
     missing = {point.number for point in points if not run.part(point.prefix.rstrip("/"))}
     if not (options.axes and "jobs" in options and missing and run.writable) or run.summary:
         return
@@ -149,21 +155,29 @@ def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder
         return
     num_devices = options.num_devices or max(1, devices.count_cores() // jobs)
     module = module_name(options.experiment)
+    folders = {number: run.path.resolve() / "points" / str(number) for number in missing}
+    running: dict[futures.Future, int] = {}
+
+    def describe_workers():
+        numbers = sorted(running.copy().values())
+        return "; ".join(f"{n}: {progress.read_activity(folders[n])}" for n in numbers)
+
     with (
-        progress.Progress(len(missing), "points", log=run.log) as bar,
+        progress.Progress(len(missing), "points", log=run.log, details=describe_workers) as bar,
         start_workers(min(jobs, len(missing)), options.scheduler) as pool,
     ):
-        folders = {number: run.path.resolve() / "points" / str(number) for number in missing}
         work = {
             number: (measure_points, module, options.typed, folders[number], num_devices, number)
             for number in sorted(missing)
         }
         most = len(missing) if options.scheduler else jobs  # a scheduler takes all, and cancels
         try:
-            for number, future in iterate_ended(pool, work, most, {}):
-                run.keep_arrays(future.result())
+            for number, future in iterate_ended(pool, work, most, running):
+                arrays, environments = future.result()
+                run.add_environments(environments)
+                run.keep_arrays(arrays)
                 for path in folders[number].glob("metrics/*"):  # written while a group was trained
-                    (run.path / "metrics").mkdir(exist_ok=True)
+                    make_subfolder(run.path / "metrics")
                     os.replace(path, run.path / "metrics" / path.name)
                 bar.advance()
         finally:
@@ -185,7 +199,7 @@ def module_name(experiment: Any) -> str:
 
 def measure_points(
     module: str, arguments: Sequence[str], folder: Path, num_devices: int, number: int
-) -> dict[str, np.ndarray]:
+) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
     """Measures one group of points in a worker.
 
     Args:
@@ -196,7 +210,8 @@ def measure_points(
         number: Of the group; if a point cannot be measured the parent says so.
 
     Returns:
-        Arrays by the names of the full run's.
+        Arrays by the names of the full run's, and the environments in which they were made: a
+        worker of a cluster may be another machine, with another commit.
     """
     experiment = importlib.import_module(module)
     options = parse_flags(copy.deepcopy(experiment.FLAGS), arguments)
@@ -207,8 +222,12 @@ def measure_points(
         if threading.current_thread() is threading.main_thread():  # not so of a Dask worker
             devices.start_devices(options.num_devices)
             stack.enter_context(progress.handle_signals())
+            # Its log says what it does; lines of several workers would be mixed.
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         stack.enter_context(jax.default_matmul_precision("highest"))
         stack.enter_context(contextlib.suppress(ValueError))
         experiment.main(options)
     saved = folder / "arrays.npz"
-    return load_arrays(saved) if saved.exists() else {}
+    if not saved.exists():
+        return {}, []
+    return load_arrays(saved), provenance.list_environments(read_object(folder / "config.json"))

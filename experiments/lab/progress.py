@@ -1,5 +1,8 @@
 """Progress of a long computation, and where it ends if a signal asks: at the next step.
 
+A computation is never silent for longer than `SILENCE`: where it has no step to report, a thread
+says what it does and for how long. Compiling is named, and does not enter the remaining time.
+
 A first SIGINT, SIGTERM or SIGHUP waits until then, so that finished work is saved; a second ends
 the process at once.
 """
@@ -13,11 +16,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from rank_collapse.printed import format_one_line
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SILENCE = 10.0  # most seconds between two plain lines
+REDRAWN = 1.0  # seconds between two drawings of a bar in a terminal
+TAIL_BYTES = 2000  # of a log
 _signals_received: list[int] = []  # by this process, which has one set of handlers
 _signal_read = threading.Event()
 
@@ -81,27 +90,93 @@ def _read_signals(reader):
     os.close(reader)
 
 
+def print_line(line: str, log: Callable[[str], None]) -> None:
+    """Prints a line on stderr, and logs it."""
+    print(line, file=sys.stderr, flush=True)
+    log(line)
+
+
+@contextlib.contextmanager
+def repeat_until_done(report: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Calls a function of no arguments at regular intervals meanwhile, from a thread.
+
+    Args:
+        report: The function; it returns at once.
+        seconds: Between two calls, and before the first.
+    """
+    done = threading.Event()
+
+    def repeat():
+        while not done.wait(seconds):
+            with contextlib.suppress(OSError, ValueError):  # of a terminal that is gone
+                report()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def report_activity(
+    activity: str, log: Callable[[str], None] = lambda line: None
+) -> Iterator[None]:
+    """Says what goes on, and for how long, where it takes longer than `SILENCE`.
+
+    Args:
+        activity: Such as "drawing figures".
+        log: Called with each line.
+    """
+    start = time.monotonic()
+
+    def report():
+        print_line(f"{activity}, {tqdm.format_interval(time.monotonic() - start)}", log)
+
+    with repeat_until_done(report, SILENCE):
+        yield
+
+
+def read_activity(folder: Path) -> str:
+    """Reads what a run does: the last line of its log, without the time; "starting" without one.
+
+    Args:
+        folder: Of the run.
+    """
+    path = folder / "log.txt"
+    if not path.is_file():
+        return "starting"
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    return format_one_line(lines[-1][20:]) if lines else "starting"
+
+
 class _Lines(io.TextIOBase):
     """A stream that prints and logs each drawing of a bar as a line."""
 
     def __init__(self, log: Callable[[str], None]):
         self._log = log
+        self.last = time.monotonic()
 
     def write(self, text: str) -> int:
         if line := text.strip():
-            print(line, file=sys.stderr)
-            self._log(line)
+            print_line(line, self._log)
+            self.last = time.monotonic()
         return len(text)
 
 
 class Progress(tqdm):
-    """A bar in a terminal; otherwise plain lines, which are logged too.
+    """A bar in a terminal; otherwise plain lines, which are logged too. A context manager.
 
     Args:
         total: Steps in all; 0 shows nothing.
         label: Name of the computation.
         log: Called with each plain line, such as `RunFolder.log`.
         interval: Seconds between plain lines.
+        details: Returns what else is said where there was no line for nearly `SILENCE`.
     """
 
     def __init__(
@@ -111,15 +186,41 @@ class Progress(tqdm):
         *,
         log: Callable[[str], None] = lambda line: None,
         interval: float = 5.0,
+        details: Callable[[], str] = lambda: "",
     ):
         options: dict[str, Any] = {}
-        if not sys.stderr.isatty():
-            options = {"file": _Lines(log), "mininterval": interval, "delay": 1e-6}
+        self._lines = None if sys.stderr.isatty() else _Lines(log)
+        if self._lines is not None:
+            options = {"file": self._lines, "mininterval": interval, "delay": 1e-6}
             options["bar_format"] = (
                 "{desc}: {n_fmt}/{total_fmt}{postfix}, {elapsed}, {remaining} left"
             )
-        super().__init__(total=total, desc=label, disable=total == 0, **options)
-        self.label, self.log = label, log
+        # Without smoothing the remaining time follows from all steps since the clock was started.
+        super().__init__(total=total, desc=label, disable=total == 0, smoothing=0, **options)
+        self.label, self.log, self._activity, self._details = label, log, "", details
+        self._begun = time.monotonic()  # the activity, or counting
+        self._reports = contextlib.ExitStack()
+        if not self.disable:
+            seconds = REDRAWN if self._lines is None else SILENCE / 4
+            self._reports.enter_context(repeat_until_done(self._report, seconds))
+
+    def close(self) -> None:
+        """Draws the bar for the last time."""
+        if hasattr(self, "_reports"):  # not so where `tqdm` itself was refused
+            self._reports.close()
+        super().close()
+
+    def _report(self) -> None:
+        """Redraws the bar; prints a line where there was none for nearly `SILENCE`."""
+        if self._lines is None:
+            if details := self._details():
+                self.set_postfix_str(details, refresh=False)
+            self.refresh()
+        elif time.monotonic() - self._lines.last > SILENCE * 0.7:
+            elapsed = self.format_interval(time.monotonic() - self._begun)
+            doing = self._activity or f"{self.n}/{self.total}"
+            texts = f"{self.label}: {doing}, {elapsed}", self._details()
+            self._lines.write("; ".join(filter(None, texts)))
 
     def skip(self, steps: int) -> None:
         """Counts steps of an earlier run, which do not enter the speed."""
@@ -149,12 +250,30 @@ class Progress(tqdm):
         """Writes one line, in the log and above the bar."""
         self.log(f"{self.label}: {message}")
         self.write(f"{self.label}: {message}", file=sys.stderr)
+        if self._lines is not None:
+            self._lines.last = time.monotonic()
 
     @contextlib.contextmanager
     def time_activity(self, activity: str) -> Iterator[None]:
-        """Says how long an activity took that is no step, such as compiling."""
-        start = time.monotonic()
-        yield
+        """Names an activity that is no step, such as compiling, and says how long it took.
+
+        Its time does not enter the speed of the steps.
+
+        Args:
+            activity: What is done meanwhile.
+        """
+        start, outer = time.monotonic(), self._activity
+        self._activity, self._begun = activity, start
         if not self.disable:
-            self.start_t += time.monotonic() - start
-            self.say(f"{activity} took {self.format_interval(time.monotonic() - start)}")
+            self.set_description_str(f"{self.label}: {activity}", refresh=self._lines is None)
+        try:
+            yield
+        finally:
+            self._activity, self._begun = outer, time.monotonic()
+            if not self.disable:
+                self.set_description_str(self.label, refresh=False)
+        if not self.disable:
+            took = time.monotonic() - start
+            if not outer:  # else its time is part of the outer activity's
+                self.start_t += took
+            self.say(f"{activity} took {self.format_interval(took)}")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.lab import list_experiments, table_bytes
+from experiments.lab import list_experiments, provenance, table_bytes
 from experiments.reproducing import statements_page
 from experiments.reproducing.filling import (
     Texts,
@@ -161,8 +161,8 @@ def describe_run(parent: Path, name: str) -> dict[str, Any]:
             "at_least": bool(times.get("at_least", True)),
             "jobs": times.get("jobs"),
             "machine": f"{environment['num_devices']} × {device}",
-            "jax": environment["versions"]["jax"],
-            "commit": environment["git"],
+            "jax": provenance.list_versions(saved, "jax"),
+            "commit": provenance.list_commits(saved),
             "command": saved["execution"]["command"],
         }
     except (KeyError, TypeError, AttributeError) as error:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from absl import flags
 
 from experiments import verdicts
-from experiments.lab import cli, count_cores, has_accelerator, pool, progress
+from experiments.lab import cli, count_cores, has_accelerator, pool, progress, provenance
+from experiments.reproducing import terminal
 from experiments.reproducing.sections import (
     RunRecord,
     answer_sections,
@@ -27,10 +28,12 @@ from rank_collapse.runs import files
 
 SIGNAL_CODES = 128  # above it an exit code is of a process that a signal ended
 SIZES = {
-    "quick": "Sizes are those of the preset “quick”: small networks and few seeds, for minutes on "
-    "two cores. Results at full size stand with them.",
-    "paper": "Networks are as large as the published ones; tokens, seeds and epochs are fewer "
-    "where they would take more than an hour and a half on two cores.",
+    "quick": "“Here” is this run, of the preset “quick”: small networks and few seeds, for minutes "
+    "on two cores. The pictures are of it. “Reference run” is a run of the preset “paper”, whose "
+    "numbers are on the project’s pages.",
+    "paper": "“Here” is this run, “Reference run” an earlier one of the same sizes, whose numbers "
+    "are on the project’s pages. Networks are as large as the published ones; tokens, seeds and "
+    "epochs are fewer where they would take more than an hour and a half on two cores.",
 }
 
 
@@ -60,7 +63,8 @@ def run_binary(module: str, *arguments: str) -> ProcessResult:
     binary = importlib.import_module(module)
     start, start_of_cpu = time.monotonic(), time.process_time()
     sys.modules["__main__"], sys.argv = binary, [str(binary.__file__), *arguments]
-    with contextlib.redirect_stdout(io.StringIO()) as output:
+    # Of several experiments, whose lines would be mixed: `terminal` says what they do.
+    with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(output):
         code = cli.execute(binary.main, binary.FLAGS, arguments)
     seconds, cpu_seconds = time.monotonic() - start, time.process_time() - start_of_cpu
     return ProcessResult(code, output.getvalue(), seconds, cpu_seconds)
@@ -89,8 +93,6 @@ def run_commands(
                 running = {}
                 for name, future in pool.iterate_ended(executor, work, jobs, running):
                     del remaining[name]
-                    num_ended = len(commands) - len(remaining)
-                    print(f"[{num_ended}/{len(commands)}] {name}", file=sys.stderr)
                     try:
                         yield name, future.result()
                     except BrokenProcessPool:  # its process died: the others go on
@@ -120,6 +122,7 @@ def run_experiments(
         options: The flags.
         parent: Of the folders.
         show: Called with the sections of those that have ended, before the first and after each.
+            Each has a line in the terminal.
 
     Returns:
         The sections.
@@ -145,15 +148,25 @@ def run_experiments(
         command, label = run_command(run, arguments[name][run], folder), run.partition("/")[2]
         return RunRecord(folder, command, details, label, result.code, result.output)
 
+    usual = terminal.read_times(options.preset)
+    expected = {
+        run: terminal.SECONDS_TO_READ if run in complete else usual.get(run, terminal.USUAL_SECONDS)
+        for run in commands
+    }
     show([])
-    for run, result in run_commands(commands, jobs):
-        results[run], name = result, run.partition("/")[0]
-        if run not in complete and result.seconds:
-            save_time(parent, run, result, min(jobs, len(commands)), run in begun)
-        was_stopped = result.code > SIGNAL_CODES  # to be resumed
-        if not was_stopped and results.keys() >= arguments[name].keys():
-            sections[name] = make_section(name, [make_record(name, r) for r in arguments[name]])
-            show([sections[name] for name in names if name in sections])
+    with terminal.Screen(expected, jobs, parent) as screen:
+        for run, result in run_commands(commands, jobs):
+            results[run], name = result, run.partition("/")[0]
+            screen.end(run, result.seconds)
+            if run not in complete and result.seconds:
+                save_time(parent, run, result, min(jobs, len(commands)), run in begun)
+            was_stopped = result.code > SIGNAL_CODES  # to be resumed
+            if not was_stopped and results.keys() >= arguments[name].keys():
+                sections[name] = make_section(name, [make_record(name, r) for r in arguments[name]])
+                show([sections[name] for name in names if name in sections])
+                cpu_seconds = sum(results[run].cpu_seconds for run in arguments[name])
+                place = f"{len(sections)}/{len(names)}"
+                screen.say(terminal.describe_ended(place, sections[name], cpu_seconds))
     return [sections[name] for name in names if name in sections]
 
 
@@ -195,12 +208,13 @@ def describe_machine(parent: Path) -> str:
     """Says when and on which machine the newest run was made; "" where there is none."""
     paths = sorted(parent.rglob("config.json"), key=lambda path: path.stat().st_mtime)
     try:
-        environment = files.read_object(paths[-1])["environment"]
+        saved = files.read_object(paths[-1])
+        environment = saved["environment"]
         versions = ", ".join(f"{n} {version}" for n, version in environment["versions"].items())
         return (
             f"Made {environment['started']} on {environment['device']} "
             f"({environment['num_devices']} devices), Python {environment['python']}, {versions}, "
-            f"git {environment['git'] or 'none'}."
+            f"git {provenance.list_commits(saved) or 'none'}."
         )
     except (runs.RunError, IndexError, KeyError, TypeError, AttributeError):
         return ""

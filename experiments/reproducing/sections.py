@@ -1,9 +1,10 @@
 """Run folders of experiments as sections of a report, and answers to statements."""
 
+import contextlib
+import io
 import json
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +86,9 @@ def make_section(name: str, records: Sequence[RunRecord]) -> verdicts.Section:
         try:
             if record.code:
                 raise runs.RunError(f"exit code {record.code}")
-            published = read_run(import_experiment(name), record.folder)
+            # What it prints its process has printed already.
+            with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+                published = read_run(import_experiment(name), record.folder)
             captions = figure_captions(import_experiment(name).FIGURES)
             paths = {path.stem: path for path in (record.folder / "figures").glob("*.png")}
             figures += [
@@ -100,7 +103,6 @@ def make_section(name: str, records: Sequence[RunRecord]) -> verdicts.Section:
             comparisons += [replace(c, quantity=label + c.quantity) for c in published.comparisons]
         except Exception as error:  # one broken experiment must not take the others' report with it
             errors.append(f"{label}{type(error).__name__}: {error}\n{record.output[-2000:]}")
-            print(f"{name} failed: {error}", file=sys.stderr)
     return verdicts.Section(
         name,
         experiment.title,

@@ -11,7 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.lab import import_experiment, list_experiments, read_run, table_bytes
+from experiments.lab import (
+    import_experiment,
+    list_experiments,
+    provenance,
+    read_run,
+    table_bytes,
+)
 from experiments.verdicts import (
     ANSWERS,
     ERROR,
@@ -92,7 +98,7 @@ def read_run_rows(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
     run = {
         "experiment": name,
         "first_seed": max(seeds, default=""),  # no seed: draws are texts
-        "commit": saved["environment"]["git"],
+        "commit": provenance.list_commits(saved),
         "command": " ".join(w for w in words if not w.startswith(("--output_dir", "--run_name"))),
     }
     return [(row, run) for row in read_run(import_experiment(name), folder).claims]
@@ -160,7 +166,7 @@ def describe_origin(rows: TableRows) -> str:
     Args:
         rows: Of the table.
     """
-    commits = sorted({row["commit"] or "unknown" for row in rows})
+    commits = sorted({c for row in rows for c in (row["commit"] or "unknown").split(" and ")})
     seeds = [int(row["first_seed"]) for row in rows if row["first_seed"] != ""]
     is_one_run = len(commits) == 1 and CLEAN_COMMIT.fullmatch(commits[0])
     if is_one_run and seeds and min(seeds) >= UNUSED_SEEDS:

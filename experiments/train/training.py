@@ -20,6 +20,7 @@ from experiments.lab import (
     Progress,
     RunFolder,
     content_hash,
+    report_activity,
     stop_requested,
 )
 from experiments.train import arguments
@@ -122,13 +123,22 @@ class Training:
         self.run.log(f"{describe_run(chunk, 0)} to {describe_run(chunk, count - 1)}")
         sharded = ensemble.lay_out((hyper, keys))
         if self.prepare is not None:
-            state, data = ensemble.begin(sharded[1], sharded[0], None)
-            hyper = self.prepare(state, data, *sharded, num_seeds=count)
+            with report_activity(f"preparing {self._label(chunk)}", self.run.log):
+                state, data = ensemble.begin(sharded[1], sharded[0], None)
+                hyper = self.prepare(state, data, *sharded, num_seeds=count)
             sharded = ensemble.lay_out((hyper, keys))
         trained = self.train(chunk, keys, hyper)
         results = trained.watched
         if self.measure is not None:
-            results = self.measure(trained.state, trained.data, *sharded, num_seeds=count)
+            with Progress(count, f"measuring {self._label(chunk)}", log=self.run.log) as progress:
+                results = self.measure(
+                    trained.state,
+                    trained.data,
+                    *sharded,
+                    num_seeds=count,
+                    activity=progress.time_activity,
+                    on_seeds=progress.reach,
+                )
             for name, curve in (trained.watched or {}).get("curves", {}).items():
                 results |= {f"curves/{name}": curve[:, 1:], f"whole/{name}": curve[:, -1]}
         if self.keep:
@@ -180,17 +190,21 @@ class Training:
                 metrics.append(run.path / files[cell], epoch, row, seed=seed)
 
         files = {c: network_file(c, metrics.NAME) for c in chunk.cells if self.is_monitored}
-        first, *further = dict.fromkeys(chunk.cells)
-        label = self.name or first + (f" and {len(further)} more" if further else "")
         saved = time.monotonic()
-        with Progress(num_epochs, f"training {label}", log=run.log) as progress:
+        with Progress(num_epochs, f"training {self._label(chunk)}", log=run.log) as progress:
             return self.ensemble.train(
                 keys,
                 hyper,
                 resume=resume,
                 on_chunk=on_chunk,
                 on_watched=on_watched if files else None,
+                activity=progress.time_activity,
             )
+
+    def _label(self, chunk):
+        """Names what a chunk trains: the network, or the first of its cells."""
+        first, *further = dict.fromkeys(chunk.cells)
+        return self.name or first + (f" and {len(further)} more" if further else "")
 
 
 def train_flat(

@@ -98,10 +98,12 @@ def render(
     Args:
         title: Of the page.
         intro: Its first paragraph.
-        sections: The experiments.
+        sections: The experiments; those with a picture on the first screen become the first.
         footer: Its last line.
         answers: To the statements that they test.
     """
+    # Those with a picture on the first screen go first, so that the menu has the pictures' order.
+    sections = sorted(sections, key=lambda section: not (section.finding and section.picture))
     parts = [_report_section(section, answers) for section in sections]
     if answers:
         body = render_board(answers)
@@ -124,9 +126,9 @@ def _report_section(section, answers):
         answers: To all statements.
     """
     paragraphs = {
-        "": section.finding,
+        "Here: ": section.finding,
         "The paper: ": section.claim,
-        "Result at full size: ": re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", section.came_out),
+        "Reference run: ": re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", section.came_out),
     }
     body = "".join(
         f"<p><b>{label}</b>{escape_html(text)}</p>" for label, text in paragraphs.items() if text

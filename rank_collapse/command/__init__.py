@@ -3,13 +3,15 @@
     rank-collapse check FOLDER ...            one page about checkpoints
     rank-collapse depth FOLDER                how much of its depth a language model uses
     rank-collapse watch FILE_OR_FOLDER        a training run while it runs
+    rank-collapse agree A B                   at which layer two runs of one model part
 
 `python -m rank_collapse` is the same; without one of these names it is `check`. Exit codes: 0 done,
-2 a mistake in one line, 3 a threshold of `watch` was passed, 130 an interrupt, 141 where nobody
-reads what is printed any more.
+1 two runs differ, 2 a mistake in one line, 3 a threshold of `watch` was passed, 130 an interrupt,
+141 where nobody reads what is printed any more.
 """
 
 import argparse
+import difflib
 import importlib
 import os
 import signal
@@ -18,11 +20,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rank_collapse.printed import format_one_line
+from rank_collapse.printed import format_one_line, print_lines, show_warnings_in_lines
 from rank_collapse.runs import files
 
-# Modules, imported when they are asked for.
-COMMANDS = ("check", "depth", "watch")
+# Modules, imported when they are asked for, and what they do.
+COMMANDS = {
+    "check": "one page about checkpoints; the command where none is named",
+    "depth": "how much of its depth a language model uses",
+    "watch": "what a training run has measured so far",
+    "agree": "at which layer two runs of one model part",
+}
 
 
 def run() -> NoReturn:
@@ -32,6 +39,7 @@ def run() -> NoReturn:
     """
     if sys.stdout is not None:  # "?" for what the encoding has no character for
         sys.stdout.reconfigure(errors="replace")
+    show_warnings_in_lines()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, end_on_interrupt)
     sys.exit(main())
@@ -64,13 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError, MemoryError, ModuleNotFoundError, files.RunError) as error:
-        print(f"error: {format_one_line(error)}", file=sys.stderr)
+        print_lines(f"error: {format_one_line(error)}", file=sys.stderr)
     except RuntimeError as error:  # of JAX
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        print(f"error: out of memory: {format_one_line(error, 300)}", file=sys.stderr)
+        print_lines(f"error: out of memory: {format_one_line(error, 300)}", file=sys.stderr)
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        print_lines("", "interrupted", file=sys.stderr)
         return 130
     return 2
 
@@ -88,12 +96,21 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
     form = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     first, *remaining = arguments or ["--help"]
     if first in ("-h", "--help"):
-        _Parser(prog="rank-collapse", description=__doc__, **form).parse_args(["--help"])
+        parser = _Parser(prog="rank-collapse", description=__doc__, **form)
+        listed = parser.add_subparsers(title="commands", metavar="COMMAND")
+        for name, text in COMMANDS.items():
+            listed.add_parser(name, help=text)
+        parser.parse_args(["--help"])
     if first not in COMMANDS:
         first, remaining = "check", list(arguments)
         if remaining[0].isidentifier() and not Path(remaining[0]).exists():
+            from rank_collapse.pretrained.published import suggest_names  # here: it takes seconds
+
+            near = difflib.get_close_matches(remaining[0], COMMANDS, 1)
+            meant = f", did you mean {near[0]}?" if near else suggest_names(remaining[0])
+            commands = ", ".join(COMMANDS)
             raise ValueError(
-                f"{remaining[0]} is neither a command ({', '.join(COMMANDS)}) nor a folder"
+                f"{remaining[0]} is neither a command ({commands}) nor a folder{meant}"
             )
     module = importlib.import_module(f"rank_collapse.command.{first}")
     parser = _Parser(prog=f"rank-collapse {first}", description=module.__doc__, **form)

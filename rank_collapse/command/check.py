@@ -1,11 +1,11 @@
 """One page about checkpoints: `rank-collapse check FOLDER_OR_NAME ...`.
 
-    rank-collapse check bert-base-cased-folder
+    rank-collapse check my-bert
     rank-collapse check hf:gpt2 hf:EleutherAI/pythia-70m@step1000 --text my.txt --out two.html
-    rank-collapse check my-run/checkpoint --tokenizer bert-base-cased-folder
+    rank-collapse check my-run/checkpoint --tokenizer my-bert
     rank-collapse check my-run/checkpoint --ids 5,8,13 --ids 7,7,1,2 --json
     rank-collapse check my-vit --inputs images.npy
-    rank-collapse check bert-base-cased       (published sizes at random initialisation)
+    rank-collapse check random:bert-base-cased       (the architecture of BERT, random weights)
 
 It opens with a sentence made of the numbers. By layer, on a few texts: residual ratio, token cosine
 and effective rank before the final norm, of the whole network, of what its attention reads, and of
@@ -24,10 +24,19 @@ import numpy as np
 
 from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
-from rank_collapse.command.checkpoint import ALONE, NETWORKS, OF_ATTENTION, READ, WHOLE, Checked
+from rank_collapse.command.checkpoint import (
+    ALONE,
+    NETWORKS,
+    OF_ATTENTION,
+    READ,
+    WHOLE,
+    Checked,
+    to_json,
+)
 from rank_collapse.measures.profiles import rounding_limit
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.pretrained.path_lengths import tabulate_lengths
+from rank_collapse.pretrained.published import RANDOM_WEIGHTS
 from rank_collapse.report import figures, page as page_html
 from rank_collapse.report.path_lengths import path_length_figure
 from rank_collapse.runs.drawn import draw_files
@@ -66,7 +75,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     ]
 
     def make_files(out: Path) -> dict[Path, bytes]:
-        numbers = json.dumps(about if len(about) > 1 else about[0], indent=1) + "\n"
+        numbers = json.dumps(to_json(about if len(about) > 1 else about[0]), indent=1) + "\n"
         html = render_page(checks, about[0]["command"])
         return {out: html.encode(), out.with_suffix(".json"): numbers.encode()}
 
@@ -79,13 +88,13 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def yield_rows(checks: Sequence[Checked]) -> Iterator[tuple[Any, ...]]:
-    """Yields all numbers, one a row: network, measure, text, and layer or path length.
+    """Yields all numbers, one a row: weights, network, measure, text, and layer or path length.
 
     Args:
         checks: With several of them, each row begins with the checkpoint's name.
     """
     has_sources = len(checks) > 1
-    head = ("network", "measure", "text", "layer_or_length", "value")
+    head = ("weights", "network", "measure", "text", "layer_or_length", "value")
     yield ("source", *head) if has_sources else head
     for check in checks:
         measures: dict[tuple[str, str], np.ndarray] = {}
@@ -97,7 +106,7 @@ def yield_rows(checks: Sequence[Checked]) -> Iterator[tuple[Any, ...]]:
         for (network, measure), values in measures.items():
             first = check.report.path_size.shape[1] - values.shape[1]  # 1 for a layer's attention
             for (text, index), value in np.ndenumerate(values):
-                row = (network, measure, text, first + index, float(value))
+                row = (check.opened.weights, network, measure, text, first + index, float(value))
                 yield (check.opened.name, *row) if has_sources else row
 
 
@@ -160,12 +169,13 @@ def headline_rows(check: Checked) -> list[dict[str, str]]:
         check: Of one checkpoint.
     """
     bounds, references = check.upper_bounds(), check.find_references()
-    rows = []
+    rows, is_random = [], check.opened.source.has_random_weights
+    heading = f"this checkpoint, {RANDOM_WEIGHTS}" if is_random else "this checkpoint"
     for name, value in check.headline_numbers().items():
         sign = "≤ " if name in bounds else ""
         text = "none" if value is None else f"{sign}{value:.3g}"
         reference = references.get(name, "")
-        rows.append({"quantity": name, "this checkpoint": text, "to compare with": reference})
+        rows.append({"quantity": name, heading: text, "to compare with": reference})
     return rows
 
 

@@ -6,7 +6,6 @@ import io
 import json
 import math
 import shlex
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,10 +14,11 @@ import numpy as np
 
 from rank_collapse import __version__, pretrained
 from rank_collapse.command.inputs import MAX_TOKENS, NUM_TEXTS, Inputs, Opened
+from rank_collapse.command.progress import StepReporter, report_layers
 from rank_collapse.measures.profiles import Profile, rounding_limit
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.pretrained.path_lengths import BY_NORM, mean_lengths, tabulate_lengths
-from rank_collapse.pretrained.streaming import State
+from rank_collapse.printed import escape_cell, escape_text, print_lines
 from rank_collapse.runs import files
 from rank_collapse.runs.drawn import check_drawing
 from rank_collapse.struct import refuse_if
@@ -39,18 +39,25 @@ OF_STATES = (
     "spike_norm",
     "spike_share",
     "residual_spike",
+    "bulk_ratio",
 )
 LAST = f"residual ratio after the last layer, {WHOLE}"
 FINAL = "residual ratio after the final norm"
 LAST_ALONE = f"residual ratio after the last layer, {ALONE}"
 COLLAPSED = MEASURES["residual_ratio"].alarm.value
 FIRST_LAYER = f"first layer below {COLLAPSED:g}, {ALONE}"
+# {kind of published curves: how they are introduced}
+PUBLISHED_KINDS = {
+    "pretrained": "published of trained models: ",
+    "init": "published of random weights: ",
+}
 MOST_TOKENS = 10**6
 MAX_SPIKES = 8  # rows of the list of massive activations
 
 SOURCE = (
-    "checkpoint folder as Hugging Face saves it, hf:NAME or hf:NAME@REVISION, or one of "
-    f"{', '.join(pretrained.PUBLISHED)} at random initialisation"
+    "checkpoint folder as Hugging Face saves it; hf:NAME or hf:NAME@REVISION of its hub; "
+    "random:NAME, random weights of the architecture NAME, a folder or one of "
+    f"{', '.join(pretrained.PUBLISHED)}"
 )
 
 
@@ -167,12 +174,13 @@ class Checked(NamedTuple):
         """Returns what a headline number is to be compared with."""
         config = self.opened.source.config
         ratios, alone_ratios, layers = [], [], []
-        for name, curves in published_curves().items():
+        kind = "init" if self.opened.source.has_random_weights else "pretrained"
+        for name, curves in published_curves(kind).items():
             ratios.append(f"{name} {curves['Transformer'][-1]:.2g}")
             alone_ratios.append(f"{name} {curves['SAN'][-1]:.2g}")
             layers.append(f"{name} {np.argmax(np.array(curves['SAN']) < COLLAPSED)}")
         counted = config.depth * config.num_heads / (1 + config.num_heads)
-        trained = "published of trained models: "
+        trained = PUBLISHED_KINDS[kind]
         references = {
             LAST: f"0 where all tokens are equal; {trained}{', '.join(ratios)}",
             LAST_ALONE: "the same weights without skips and MLPs; "
@@ -203,23 +211,41 @@ class Checked(NamedTuple):
                 )
         return rows
 
+    def describe_bulk(self, ablation: str, layer: int) -> str:
+        """Returns the ratio without a few tokens where these decide that of all; else "".
+
+        Args:
+            ablation: As of `CheckpointReport.collapsed_at`.
+            layer: Index of a state.
+        """
+        ratios = self.report.states[ablation]["residual_ratio"][:, layer]
+        decisive = self.report.decisive_ratios(ablation)[:, layer]
+        count = int((decisive != ratios).sum())
+        if not count:
+            return ""
+        texts = "" if count == len(ratios) else f" in {count} of {len(ratios)} texts"
+        return f" ({decisive.mean():.3g} without the few tokens that decide it{texts})"
+
     def write_verdict(self) -> str:
         """Returns the measurements in one sentence, by the thresholds of `MEASURES`."""
         report, depth = self.report, self.opened.source.config.depth
         last, alone_ratio = self.format_ratio(WHOLE, -1), self.format_ratio(ALONE, -1)
         tokens = f"tokens stay apart: residual ratio {last} after {depth} layers"
+        tokens += self.describe_bulk("Transformer", -1)
         layer = report.collapsed_at()
         if layer is not None:
+            bulk = self.describe_bulk("Transformer", layer)
             tokens = (
-                f"tokens collapse: residual ratio below {COLLAPSED:g} at layer {layer}, "
-                f"{last} after {depth}"
+                f"{'nearly all ' if bulk else ''}tokens collapse: residual ratio below "
+                f"{COLLAPSED:g} at layer {layer}{bulk}, {last} after {depth}"
             )
         attention = f"attention alone (without skips and MLPs) stays at {alone_ratio}"
+        attention += self.describe_bulk("SAN", -1)
         layer = report.collapsed_at("SAN")
         if layer is not None:
             attention = (
                 f"attention alone (without skips and MLPs) falls below {COLLAPSED:g} at layer "
-                f"{layer} ({alone_ratio} at the end)"
+                f"{layer}{self.describe_bulk('SAN', layer)} ({alone_ratio} at the end)"
             )
         parts = [tokens, attention]
         share = self.networks[WHOLE]["spike_share"].mean(axis=0)
@@ -230,8 +256,7 @@ class Checked(NamedTuple):
         side = "collapses to" if collapsed else "is at least"
         layer = entropy.argmin() + 1
         parts.append(f"the entropy of attention {side} {entropy.min():.3g} nats (layer {layer})")
-        half = f"{self.opened.half}: " if self.opened.half else ""
-        return f"{half}{'; '.join(parts)}."
+        return f"{self.opened.about}{'; '.join(parts)}."
 
 
 def describe_measurement(
@@ -244,22 +269,26 @@ def describe_measurement(
         inputs: On which.
         command: Words of the command line.
     """
-    line = shlex.join(["python", "-m", "rank_collapse", *command])
+    line = escape_text(shlex.join(["python", "-m", "rank_collapse", *command]))
     return {
         "source": checkpoint.name,
+        "weights": checkpoint.weights,
         "command": line,
         "tokens": inputs.description,
         "rank_collapse": __version__,
     }
 
 
-def published_curves() -> dict[str, Any]:
-    """Returns residual ratios by layer of the networks of Dong et al. 2021, {name: {variant}}."""
+def published_curves(kind: str) -> dict[str, Any]:
+    """Returns residual ratios by layer of the networks of Dong et al. 2021, {name: {variant}}.
+
+    Args:
+        kind: "pretrained", or "init" of random weights.
+    """
     names = {"bert-base-cased": "BERT", "albert-base-v2": "ALBERT", "xlnet-base-cased": "XLNet"}
-    sizes = {name: pretrained.settings_of(model) for model, name in names.items()}
     return {
-        name: pretrained.published_curves(settings, 12)["pretrained"]
-        for name, settings in sizes.items()
+        name: pretrained.published_curves(pretrained.PUBLISHED[model], 12)[kind]
+        for model, name in names.items()
     }
 
 
@@ -338,30 +367,10 @@ def measure_checkpoint(opened: Opened, inputs: Inputs) -> Checked:
         opened: An open checkpoint.
         inputs: Its tokens or vectors.
     """
-    progress = report_progress(opened, inputs)
+    done = report_layers(opened, inputs, StepReporter())
     model_inputs = {"x": inputs.x, "mask": inputs.mask}
-    return Checked(
-        opened, inputs, pretrained.checkpoint_report(opened.source, model_inputs, **progress)
-    )
-
-
-def report_progress(opened: Opened, inputs: Inputs) -> dict[str, Any]:
-    """Reports what is begun; returns the stream's `done`, which on a terminal reports layers.
-
-    Args:
-        opened: The checkpoint.
-        inputs: Its tokens or vectors.
-    """
-    depth = opened.source.config.depth
-    print(f"{opened.name}: {depth} layers, {inputs.counts}", file=sys.stderr, flush=True)
-    if not sys.stderr.isatty():
-        return {}
-
-    def report_layer(state: State) -> None:
-        end = "\n" if state.layers == depth else ""
-        print(f"\r\x1b[Klayer {state.layers} of {depth}", end=end, file=sys.stderr, flush=True)
-
-    return {"done": report_layer}
+    report = pretrained.checkpoint_report(opened.source, model_inputs, done=done)
+    return Checked(opened, inputs, report)
 
 
 def write_outputs(
@@ -382,12 +391,13 @@ def write_outputs(
     """
     if flags.json:
         for line in lines:
-            print(json.dumps(to_json(line)))
+            print_lines(json.dumps(to_json(line)))
         return
     table_text = io.StringIO()
-    csv.writer(table_text, lineterminator="\n").writerows(rows)
+    writer = csv.writer(table_text, lineterminator="\n")
+    writer.writerows(map(escape_cell, row) for row in rows)
     if flags.csv:
-        print(table_text.getvalue(), end="")
+        print_lines(*table_text.getvalue().splitlines())
         return
     out = Path(flags.out)
     table = {out.with_suffix(".csv"): table_text.getvalue().encode()}
@@ -395,13 +405,14 @@ def write_outputs(
     for path, content in contents.items():
         files.write_atomically(path, content)
     paths = [str(path) for path in contents if path != out]
-    print(*sentences, f"written to {', '.join([str(out), *paths[:-1]])} and {paths[-1]}", sep="\n")
+    written = f"written to {', '.join([str(out), *paths[:-1]])} and {paths[-1]}"
+    print_lines(*sentences, written)
 
 
 def to_json(value: Any) -> Any:
     """Convert a value to what JSON has for it: null for a number that is not finite."""
     if isinstance(value, Mapping):
         return {name: to_json(part) for name, part in value.items()}
-    if isinstance(value, np.ndarray):
-        return [to_json(part) for part in value.tolist()]
+    if isinstance(value, np.ndarray | list | tuple):
+        return [to_json(part) for part in (value.tolist() if hasattr(value, "tolist") else value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,6 +3,7 @@
     rank-collapse depth hf:gpt2
     rank-collapse depth my-run/checkpoint --text my.txt --out depth.html
     rank-collapse depth my-run/checkpoint --token_ids ids.txt --json
+    rank-collapse depth random:my-run/checkpoint     (the same architecture, random weights)
 
 `rc.depth_report` of a few texts: layers used by each definition of the literature, and by layer
 what they are computed of. Beside the page are a table by layer (.csv) and all numbers (.json).
@@ -16,6 +17,7 @@ from typing import Any
 
 from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
+from rank_collapse.command.progress import StepReporter, report_layers, report_words
 from rank_collapse.pretrained.path_lengths import tabulate_lengths
 from rank_collapse.pretrained.used_depth import DepthReport, depth_report, find_extremes
 from rank_collapse.report import page as page_html
@@ -40,9 +42,11 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     if opened.source.unembedding is None:
         raise ValueError(f"{opened.name} is no language model: it has no unembedding")
     batch = inputs.read_inputs(flags, opened)
-    progress = checkpoint.report_progress(opened, batch)
-    measured = depth_report(opened.source, batch.x, mask=batch.mask, **progress)
-    layers, sentence = measured.by_layer(), write_verdict(measured)
+    reporter = StepReporter()
+    head = report_words(opened.source.unembedding, reporter)
+    done = report_layers(opened, batch, reporter)
+    measured = depth_report(opened.source, batch.x, mask=batch.mask, unembedding=head, done=done)
+    layers, sentence = measured.by_layer(), f"{opened.about}{write_verdict(measured)}"
     about = checkpoint.describe_measurement(opened, batch, command) | {
         "verdict": sentence,
         "used": as_dicts(measured.used),
@@ -59,7 +63,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
         lengths = tabulate_lengths(measured.length_laws)
         section = report.Section(
             "depth",
-            opened.name,
+            f"{opened.about}{opened.name}",
             about["command"],
             figures=[(draw_files(measured.figure())[".png"], "By layer; bands over texts.")],
             table=rows,
@@ -70,8 +74,11 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
         numbers = json.dumps(checkpoint.to_json(about), indent=1) + "\n"
         return {out: page.encode(), out.with_suffix(".json"): numbers.encode()}
 
-    rows = [("layer", *layers), *zip(range(measured.depth + 1), *layers.values(), strict=True)]
-    checkpoint.write_outputs(flags, [about], rows, make_files, [str(measured), batch.description])
+    columns = [*zip(*layers.values(), strict=True)]
+    rows = [("weights", "layer", *layers)]
+    rows += [(opened.weights, layer, *values) for layer, values in enumerate(columns)]
+    sentences = [*f"{opened.about}{measured}".split("\n"), batch.description]
+    checkpoint.write_outputs(flags, [about], rows, make_files, sentences)
     return 0
 
 

@@ -1,8 +1,10 @@
 """A checkpoint that a command is given, and the tokens, images or features that it measures."""
 
 import argparse
+import contextlib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +14,9 @@ import numpy as np
 from rank_collapse import pretrained
 from rank_collapse.command.folders import check_folder
 from rank_collapse.pretrained.hub import hub_folder, is_hub_name
+from rank_collapse.pretrained.published import RANDOM_WEIGHTS, is_random_name
+from rank_collapse.printed import escape_text, print_lines
+from rank_collapse.regular import open_regular
 from rank_collapse.struct import refuse_if
 from rank_collapse.text import encoders, tokens, words
 
@@ -23,7 +28,7 @@ DRAWN = "Drawn inputs, standard normal: no {}; --inputs=FILE.npy measures real o
 class Opened(NamedTuple):
     """A checkpoint before it is measured."""
 
-    name: str  # As the command names it
+    name: str  # As the command names it, without control characters
     source: pretrained.OpenCheckpoint
     folder: Path | None  # None where it is drawn anew
 
@@ -32,6 +37,17 @@ class Opened(NamedTuple):
         """Returns which half of an encoder-decoder it is, or ""."""
         part = self.source.settings.get("part")
         return f"its {part}" if part else ""
+
+    @property
+    def weights(self) -> str:
+        """Returns what its weights are, as the page, the table and the JSON say it."""
+        return RANDOM_WEIGHTS if self.source.has_random_weights else "of the checkpoint"
+
+    @property
+    def about(self) -> str:
+        """Returns the beginning of its verdict, such as "random weights: "; or ""."""
+        parts = [RANDOM_WEIGHTS] * self.source.has_random_weights + [self.half]
+        return "".join(f"{part}: " for part in parts if part)
 
 
 class Inputs(NamedTuple):
@@ -61,16 +77,17 @@ def open_source(name: str) -> Opened:
     """Opens a checkpoint.
 
     Args:
-        name: A folder, a name on the hub, or the name of a published model.
+        name: A folder, a name on the hub, or "random:" and a name: weights drawn at random.
 
     Raises:
         FileNotFoundError, ValueError: What cannot be read, or takes in neither tokens nor vectors.
     """
-    if name in pretrained.PUBLISHED and not Path(name).is_dir():
-        return Opened(name, pretrained.open_random(name, jax.random.key(0)), None)
+    shown = escape_text(name)
+    if is_random_name(name):
+        return Opened(shown, pretrained.open_random(name, jax.random.key(0)), None)
     folder = hub_folder(name) if is_hub_name(name) else Path(name)
     check_folder(folder)
-    return Opened(name, pretrained.open_checkpoint(folder), folder)
+    return Opened(shown, pretrained.open_checkpoint(folder), folder)
 
 
 def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
@@ -98,7 +115,7 @@ def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
         limit and length > limit,
         f"text {longest} has {length} tokens, the model {limit} positions: --max_tokens={limit}",
     )
-    return Inputs(batch.ids, batch.mask, description, kind)
+    return Inputs(batch.ids, batch.mask, escape_text(description), kind)
 
 
 def check_comparable(sources: Sequence[Opened], batches: Sequence[Inputs]) -> None:
@@ -164,10 +181,27 @@ def _read_texts(flags, checkpoint):
         rows = draw.integers(embedding.vocab_size, size=(count, limit)).tolist()
         description = f"Random token ids, since {absent}; --tokenizer=FOLDER or --ids=5,8,13."
         return rows, description, "random"
-    rows = [encoder(text) for text in texts]
+    with hide_native_errors():
+        rows = [encoder(text) for text in texts]
     description += _describe_cut(rows, limit)
     rows = [tokens.cut_text(row, limit) for row in rows]
     return rows, f"{description}{_describe_unknown(encoder, rows)}", "texts"
+
+
+@contextlib.contextmanager
+def hide_native_errors() -> Iterator[None]:
+    """Hides what a library writes on the process's standard error itself, as the panics of Rust.
+
+    Its exception says the same in one line.
+    """
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
 
 
 def _select_first(texts: Sequence[Any], count: int | None, name: str) -> tuple[Sequence[Any], str]:
@@ -191,7 +225,8 @@ def _describe_unknown(encoder, rows):
     share = float((np.concatenate(rows) == unknown).mean())
     if share <= UNKNOWN:
         return f", {share:.0%} of them unknown to it."
-    print(f"warning: {share:.0%} of the tokens are unknown to the tokenizer", file=sys.stderr)
+    text = f"warning: {share:.0%} of the tokens are unknown to the tokenizer"
+    print_lines(text, file=sys.stderr)
     about = "The numbers are of the unknown token: give --text of its kind, or --token_ids."
     return f", {share:.0%} of them unknown to it. {about}"
 
@@ -217,19 +252,21 @@ def _read_arrays(flags, settings, embedding):
         x = np.random.default_rng(0).standard_normal((count, *shape), np.float32)
         description = DRAWN.format(noun)
     if not embedding.convolutions:
-        return Inputs(pretrained.image_patches(x, settings), None, description, "arrays")
+        return Inputs(
+            pretrained.image_patches(x, settings), None, escape_text(description), "arrays"
+        )
     # as feature extractors of transformers give them
     x = x.swapaxes(1, 2) if x.ndim == 3 and x.shape[1:] == shape[::-1] else x
     refuse_if(
         x.ndim != 3 or x.shape[2] != embedding.d_input,
         f"{flags.inputs} of shape {x.shape} is not [b, *, {embedding.d_input}]",
     )
-    return Inputs(x, None, description, "arrays")
+    return Inputs(x, None, escape_text(description), "arrays")
 
 
 def _read_array(path, count):
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             array = np.asarray(np.load(file)[:count], np.float32)
         refuse_if(not array.size, f"its shape is {array.shape}")
     except OSError:

@@ -30,12 +30,13 @@ import numpy as np
 
 from rank_collapse.extras import MissingPackage
 from rank_collapse.measures.table import COLLAPSE
-from rank_collapse.printed import format_one_line
+from rank_collapse.printed import print_lines
+from rank_collapse.regular import read_regular
 from rank_collapse.report.alarms import Threshold, find_alarms, metric_thresholds
 from rank_collapse.report.metrics import MOST_PANELS, metric_names, metrics_figure
 from rank_collapse.runs import metrics
 from rank_collapse.runs.drawn import check_drawing, draw_files
-from rank_collapse.runs.files import RunError, damaged_file_error, make_folder, write_atomically
+from rank_collapse.runs.files import RunError, damaged_file_error, make_subfolder, write_atomically
 
 PASSED = 3
 STATE = "trainer_state.json"
@@ -70,7 +71,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
         network = network_name(file)
         for alarm in find_alarms(file_rows, thresholds):
             passed += 1
-            print(format_one_line(f"{network}: {alarm}" if network else alarm))
+            print_lines(f"{network}: {alarm}" if network else alarm)
     try:
         check_drawing("the picture")
         pictures = [draw_picture(file, file_rows, thresholds) for file, file_rows in rows.items()]
@@ -78,7 +79,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
         pictures_text = ", ".join(paths) if paths else "no metric yet"
     except MissingPackage as error:
         pictures_text = f"no picture: {error}"
-    print(f"{passed} thresholds passed; {pictures_text}")
+    print_lines(f"{passed} thresholds passed; {pictures_text}")
     _check_metrics(itertools.chain.from_iterable(rows.values()), flag_thresholds)
     return PASSED if passed else 0
 
@@ -195,10 +196,11 @@ def draw_picture(file: Path, rows: Sequence[Any], thresholds: Sequence[Threshold
     if folder.name.startswith("checkpoint-"):
         folder = folder.parent
     picture = folder / "figures" / f"{picture_name(file)}.png"
-    make_folder(picture.parent)
+    make_subfolder(picture.parent)
     write_atomically(picture, draw_files(metrics_figure(rows, thresholds))[".png"])
     if len(names) > MOST_PANELS:
-        print(f"{picture} shows {MOST_PANELS} of {len(names)} metrics", file=sys.stderr)
+        text = f"{picture} shows {MOST_PANELS} of {len(names)} metrics"
+        print_lines(text, file=sys.stderr)
     return picture
 
 
@@ -213,7 +215,7 @@ def trainer_rows(file: Path) -> list[dict[str, Any]]:
     """
     rows: dict[int, dict[str, Any]] = {}
     try:
-        for entry in json.loads(file.read_bytes())["log_history"]:
+        for entry in json.loads(read_regular(file))["log_history"]:
             step = int(entry["step"])
             rows.setdefault(step, {"step": step}).update(_select_metrics(entry))
     except (OSError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:

@@ -26,6 +26,7 @@ from .residuals import (
     token_cosine as token_cosine,
 )
 from .spikes import (
+    bulk_ratio as bulk_ratio,
     residual_spike as residual_spike,
     spike_entry as spike_entry,
     spike_feature as spike_feature,

@@ -24,7 +24,13 @@ from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS, measure_states
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.struct import check_numbers, refuse_if
 
-TOKENS = ("residual_ratio", "token_cosine", "participation_ratio", "stable_rank_bound")
+TOKENS = (
+    "residual_ratio",
+    "token_cosine",
+    "participation_ratio",
+    "stable_rank_bound",
+    "bulk_ratio",
+)
 ATTENTION = ("attention_entropy", "largest_weight", "largest_column", "sink_rate")
 
 
@@ -43,8 +49,8 @@ def monitor(
 ) -> dict[str, Float[Any, ""]]:
     """Measure one layer's tokens and attention weights: scalars, means over leading axes and heads.
 
-    `MEASURES` says what they mean: "residual_ratio", "token_cosine", "participation_ratio" and
-    "stable_rank_bound"; with attention also "attention_entropy", "largest_weight",
+    `MEASURES` says what they mean: "residual_ratio", "token_cosine", "participation_ratio",
+    "stable_rank_bound" and "bulk_ratio"; with attention also "attention_entropy", "largest_weight",
     "largest_column" and "sink_rate". Further scalars:
 
     attention_entropy_least, attention_entropy_largest   over heads, of means over examples

@@ -63,8 +63,29 @@ def repeat_step(step: Callable[[Array], Array], v: Array, times: int, x: Array) 
     return jax.lax.scan(lambda v, _: (step(v), None), v, None, length=times)[0]
 
 
-def _loop_on_cpu(plain: Callable) -> Callable:
+def retry_unless_finite(first: Callable, second: Callable) -> Callable:
+    """Return `first` of a finite array, and on a CPU `second` where the result has a NaN.
+
+    LAPACK's divide and conquer does not converge for one matrix in some ten thousand, and JAX then
+    returns NaN. Its iteration by QR is slower and converges there.
+
+    Args:
+        first, second: Functions of one matrix [n, d] with results of the same shapes.
+    """
+
+    def check_first(x):
+        results = first(x)
+        is_finite = [jnp.isfinite(a).all() for a in jax.tree.leaves(results)]
+        must_retry = jnp.isfinite(x).all() & ~jnp.stack(is_finite).all()
+        return jax.lax.cond(must_retry, second, lambda _: results, x)
+
+    return partial(jax.lax.platform_dependent, cpu=check_first, default=first)
+
+
+def _loop_on_cpu(plain: Callable, second: Callable) -> Callable:
     """Return `plain` of [..., n, d], one matrix at a time on a CPU, with the same derivatives.
+
+    Where `plain` returns NaN on a CPU, `second` is called, but not in a derivative.
 
     jaxlib's LAPACK calls for several matrices split them over the thread pool that already runs the
     call, and wait for it. With as many CPU devices as threads all of them wait, for ever (jaxlib
@@ -72,12 +93,13 @@ def _loop_on_cpu(plain: Callable) -> Callable:
     becomes a loop on a CPU; elsewhere it stays the batched call.
 
     Args:
-        plain: A function of one matrix [n, d].
+        plain, second: Functions of one matrix [n, d] with results of the same shapes.
     """
+    checked = retry_unless_finite(plain, second)
 
     @jax.custom_batching.custom_vmap
     def call_batch(x):
-        return plain(x)
+        return checked(x)
 
     @call_batch.def_vmap
     def vmap_batch(size, in_batched, x):
@@ -99,9 +121,14 @@ def _loop_on_cpu(plain: Callable) -> Callable:
     return decompose_matrices
 
 
+_svd = partial(jax.lax.linalg.svd, full_matrices=False)
+_svdvals = partial(jax.lax.linalg.svd, compute_uv=False)
+_BY_QR = jax.lax.linalg.SvdAlgorithm.QR
+
 # x [..., n, d] → U [n, r], singular values [r], largest first, and Vᵀ [r, d], with r = min(n, d)
-svd = _loop_on_cpu(partial(jnp.linalg.svd, full_matrices=False))
-svdvals = _loop_on_cpu(jnp.linalg.svdvals)  # x [n, d] → singular values [r], largest first
+svd = _loop_on_cpu(_svd, partial(_svd, algorithm=_BY_QR))
+# x [n, d] → singular values [r], largest first
+svdvals = _loop_on_cpu(_svdvals, partial(_svdvals, algorithm=_BY_QR))
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from rank_collapse.measures.table import MEASURES, MeasureName, check_measure_na
 from rank_collapse.struct import refuse, refuse_if
 
 # Of one token these say nothing: NaN.
-NEEDS_TWO_TOKENS = ("residual_ratio", "token_cosine")
+NEEDS_TWO_TOKENS = ("residual_ratio", "token_cosine", "bulk_ratio")
 
 
 class Profile(NamedTuple):

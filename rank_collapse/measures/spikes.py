@@ -6,6 +6,7 @@ nothing of the others: measured are unit tokens, what the layer reads, or tokens
 
 from typing import Any, Literal, get_args
 
+import numpy as np
 from jaxtyping import Float
 
 from rank_collapse.measures.arrays import as_floats, namespace, where_it_lives
@@ -14,6 +15,7 @@ from rank_collapse.measures.residuals import (
     compute_residual,
     nan_if_empty,
     normalize_tokens,
+    residual_ratio,
     scale_tokens,
 )
 from rank_collapse.struct import check_numbers, refuse
@@ -131,6 +133,52 @@ def residual_spike(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     x, mask = scale_tokens(x, mask)
     share = _largest_share(scale_to_unit(compute_residual(x, mask))[0])
     return namespace(x).where(num_tokens(x, mask) < 3, float("nan"), share)
+
+
+@where_it_lives
+def bulk_ratio(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+    """Compute ‖res(X)‖ / ‖X‖ in ‖·‖_{1,∞} of the bulk: without a few tokens far from the others.
+
+    With m the median token, by feature, a token is far where |x_i − m| > 5 median_j |x_j − m|. The
+    farthest are left out, an eighth of the tokens at most, or one; of as far tokens all or none. It
+    is near 0 where nearly all tokens are equal, whatever the others are: with a single long token
+    `residual_ratio` is about 1 there.
+
+    Args:
+        x, mask: As `spike_entry` takes them.
+    """
+    x, mask = scale_tokens(x, mask)
+    return residual_ratio(x, mask=_select_bulk(x, mask))
+
+
+def choose_ratio(ratio: Any, bulk: Any) -> np.ndarray:
+    """Choose the ratio that a verdict on all tokens rests on.
+
+    It is `residual_ratio`; where a few tokens make more than half of it, `bulk_ratio`.
+
+    Args:
+        ratio, bulk: Both measures of the same tokens, of any shape; NaN of bulk decides nothing.
+    """
+    ratio, bulk = np.asarray(ratio, float), np.asarray(bulk, float)
+    return np.where(2 * bulk < ratio, bulk, ratio)
+
+
+def _select_bulk(x, mask):
+    """Select the tokens that `bulk_ratio` is of: Bool [..., n]."""
+    xp, count = namespace(x), num_tokens(x, mask)[..., None]
+    exists = xp.ones_like(x[..., 0], dtype=xp.bool) if mask is None else mask
+    exists = xp.broadcast_to(exists, x.shape[:-1])
+    median = masked_median(xp.where(exists[..., None], x, xp.inf), count)
+    is_any = count[..., None] > 0
+    offset = xp.where(exists[..., None] & is_any, x - xp.where(is_any, median, 0), 0)
+    distances = safe_sqrt(xp.sum(xp.square(scale_to_unit(offset)[0]), axis=-1))
+    sorts_last = xp.where(exists, distances, xp.inf)[..., None]
+    middle = masked_median(sorts_last, count)[..., 0]
+    count = xp.astype(count, xp.arange(0).dtype)
+    most = xp.maximum(count // 8, xp.ones_like(count))
+    kept = xp.maximum(count - 1 - most, xp.zeros_like(count))[..., None]
+    cutoff = xp.take_along_axis(xp.sort(sorts_last, axis=-2), kept, axis=-2)[..., 0]
+    return exists & ~((distances > SPIKE * middle) & (distances > cutoff))
 
 
 @where_it_lives

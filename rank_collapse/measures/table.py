@@ -28,6 +28,7 @@ MeasureName = Literal[
     "spike_token",
     "spike_feature",
     "residual_spike",
+    "bulk_ratio",
     "attention_entropy",
     "largest_weight",
     "saturated_share",
@@ -183,6 +184,13 @@ MEASURES: dict[MeasureName, Measure] = {
         "tokens",
         "n d",
         "the largest token's share of ‖res(X)‖_F²; above 1/2 residual_ratio is flagged",
+        "",
+    ),
+    "bulk_ratio": Measure(
+        spikes.bulk_ratio,
+        "tokens",
+        "n d log(n), a sort of each feature",
+        "residual_ratio without tokens far from the median one, an eighth at most",
         "",
     ),
     "attention_entropy": Measure(

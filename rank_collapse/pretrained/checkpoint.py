@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from rank_collapse.pretrained.published import suggest_names
 from rank_collapse.pretrained.tensors import Tensors, list_tensors
 from rank_collapse.printed import quote_value
 from rank_collapse.struct import refuse_if
@@ -36,7 +37,8 @@ def read_config(folder: str | os.PathLike) -> dict[str, Any]:
             raise NotADirectoryError(
                 f"{folder} is a file; a checkpoint is the folder it is in{gguf}"
             )
-        raise FileNotFoundError(f"checkpoint folder {folder} does not exist")
+        hint = suggest_names(folder)
+        raise FileNotFoundError(f"checkpoint folder {folder} does not exist{hint}")
     refuse_if(
         (folder / "adapter_config.json").exists(),
         f"{folder} holds an adapter of peft (adapter_config.json), which is not measured: save the "
@@ -68,7 +70,12 @@ def open_weights(folder: str | os.PathLike) -> Tensors:
         isinstance(shard, str) for shard in weight_map.values()
     )
     refuse_if(not has_names, f"{first} has no weight_map of names of files")
-    for shard in weight_map.values():
+    for shard in sorted(set(weight_map.values())):
+        place = Path(shard)
+        refuse_if(
+            place.is_absolute() or ".." in place.parts,
+            f"{first} names {quote_value(shard)}, which is outside of its folder",
+        )
         if not (folder / shard).is_file():
             raise FileNotFoundError(f"{folder / shard}, named by {first.name}, is missing")
     shards = {shard: list_tensors(folder / shard) for shard in sorted(set(weight_map.values()))}

@@ -1,9 +1,9 @@
 """Networks and their weights from folders, models in memory, published names and configs."""
 
 import os
-from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from rank_collapse.network.config import TransformerConfig
@@ -13,10 +13,11 @@ from rank_collapse.pretrained.entries import Entry, Settings, check_entry
 from rank_collapse.pretrained.families import find_family
 from rank_collapse.pretrained.hub import hub_folder, is_hub_name
 from rank_collapse.pretrained.opened import OpenCheckpoint
-from rank_collapse.pretrained.published import PUBLISHED
+from rank_collapse.pretrained.published import PUBLISHED, RANDOM, is_random_name
 from rank_collapse.pretrained.random_weights import RandomWeights
 from rank_collapse.pretrained.tensors import is_model, live_model
 from rank_collapse.pretrained.weights import CheckpointWeights
+from rank_collapse.struct import refuse_if
 
 # Models of images and text, of which the language model is read.
 TEXT_PARTS = {"gemma3": "gemma3_text"}
@@ -26,15 +27,20 @@ def settings_of(source: Any, part: str | None = None) -> Settings:
     """Read the entries of a config.json, completed by the family's defaults.
 
     Args:
-        source: One of: a checkpoint folder; the name of one of `PUBLISHED` (a folder of such a
-            name is given as a `Path`); "hf:" and a name on the hub, see `hub`; a dictionary with
-            the entries of a config.json, `model_type` among them.
+        source: One of: a checkpoint folder; "hf:" and a name on the hub, see `hub`; "random:" and
+            the name of one of `PUBLISHED`, a folder or a name on the hub, of whose architecture
+            weights are then drawn; a dictionary with the entries of a config.json, `model_type`
+            among them.
         part: "encoder" or "decoder" of a model that has both (T5); its encoder by default.
 
     Raises:
         FileNotFoundError: No such folder, or no config.json in it.
         ValueError: An unknown model type, or a part that the model does not have.
     """
+    is_published = is_random_name(source) and source.removeprefix(RANDOM) in PUBLISHED
+    if is_random_name(source):
+        source = source.removeprefix(RANDOM)
+        refuse_if(not source, f"{RANDOM} has no name: {RANDOM}{' or '.join(PUBLISHED)}")
     if is_hub_name(source):
         source = hub_folder(source)
     if not isinstance(source, dict | str | os.PathLike):
@@ -45,7 +51,7 @@ def settings_of(source: Any, part: str | None = None) -> Settings:
         )
     if isinstance(source, dict):
         config_json = source
-    elif source in PUBLISHED:
+    elif is_published:
         config_json = PUBLISHED[source]
     else:
         config_json = read_config(source)
@@ -75,7 +81,8 @@ def load(
 
     Args:
         folder: Holds config.json and model.safetensors, pytorch_model.bin, or shards of either.
-            Or "hf:" and a name on the hub, or a model in memory, with the `config` and
+            Or "hf:" and a name on the hub; "random:" and a name, whose weights are drawn by the
+            first key, `jax.random.key(0)`; or a model in memory, with the `config` and
             `state_dict()` of `transformers`.
         part: "encoder" or "decoder" of a model that has both; its encoder by default.
         dtype: Dtype of the parameters.
@@ -143,13 +150,15 @@ def _read_checkpoint(folder, part, dtype, *, lazy):
         folder, part, dtype: As of `load`.
         lazy: Whether layers stay on disk.
     """
+    if is_random_name(folder):
+        return _draw_random(folder, jax.random.key(0), part, dtype, lazy=lazy)
     tensors = None
     if is_model(folder):
         folder_or_config, tensors = folder.config.to_dict(), live_model(folder)
     elif is_hub_name(folder):
         folder_or_config = hub_folder(folder)
-    else:  # a path is never the name of a published model
-        folder_or_config = Path(folder) if isinstance(folder, str) else folder
+    else:
+        folder_or_config = folder
     settings = settings_of(folder_or_config, part)
     family = find_family(settings["model_type"])
     family.make_config(settings)  # refuses an unsupported network before weights are opened

@@ -37,6 +37,11 @@ class OpenCheckpoint:
         weights.checks = False  # layers are, on the device
 
     @property
+    def has_random_weights(self) -> bool:
+        """Returns whether its weights are drawn, and none are trained."""
+        return self.weights.is_random
+
+    @property
     def is_causal_lm(self) -> bool:
         """Returns whether it is a causal language model, with a head for the next token."""
         return self.unembedding is not None

@@ -25,16 +25,18 @@ def compute_length_laws(
         path_size: ‖C_k‖ [b, L + 1], of `rc.path_contributions`.
 
     Returns:
-        {weighting: probabilities [b, L + 1] of the lengths 0 .. L}.
+        {weighting: probabilities [b, L + 1] of the lengths 0 .. L}; NaN where all sizes are 0, as
+        of weights so small that products of them are.
 
     Source: Dong et al. 2021; arXiv 2602.16837 for the shares.
     """
     share = np.clip(np.asarray(attention_share, np.float64), 0, 1)
     size = np.asarray(path_size, np.float64)
+    total = size.sum(axis=1, keepdims=True)
     return {
         COUNTED: path_length_law(np.full_like(share, num_heads / (1 + num_heads))),
         ROLLOUT: path_length_law(share),
-        BY_NORM: size / size.sum(axis=1, keepdims=True),
+        BY_NORM: np.divide(size, total, out=np.full_like(size, np.nan), where=total > 0),
     }
 
 
@@ -50,12 +52,18 @@ def mean_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> dict[str, floa
 def tabulate_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> list[dict[str, Any]]:
     """Tabulate mean, median and 99 % quantile of the path length by each law, a row for each.
 
+    A law that is NaN, of some text, has None.
+
     Args:
         laws: Of `compute_length_laws`.
     """
     rows = []
     for name, mean in mean_lengths(laws).items():
         cumulative = np.cumsum(laws[name].mean(axis=0))
+        if np.isnan(mean):
+            quantiles = dict.fromkeys(("mean length", "median", "99 % at most"))
+            rows.append({"paths weighted": name, **quantiles})
+            continue
         row = {
             "paths weighted": name,
             "mean length": mean,

@@ -1,6 +1,11 @@
-"""The three models whose residual curves were published (Dong et al. 2021): sizes and curves."""
+"""The three models whose residual curves were published (Dong et al. 2021): sizes and curves.
+
+A name such as "random:bert-base-cased" is that architecture with random weights; a plain name is
+that of a folder, everywhere.
+"""
 
 import json
+import os
 from importlib import resources
 from typing import Any
 
@@ -22,7 +27,35 @@ PUBLISHED = {
         "d_inner": 3072,
     },
 }
+RANDOM = "random:"
+RANDOM_WEIGHTS = "random weights"  # what is written wherever numbers of these are
 _COMPARED = ("model_type", "hidden_size", "d_model")  # entries that a model of this size shares
+
+
+def is_random_name(source: object) -> bool:
+    """Check whether a source is "random:" and a name or a folder: its architecture, random weights.
+
+    Args:
+        source: As of `pretrained.settings_of`.
+    """
+    return isinstance(source, str) and source.startswith(RANDOM)
+
+
+def suggest_names(folder: str | os.PathLike) -> str:
+    """Says what a name that is no folder could have meant.
+
+    Args:
+        folder: That does not exist; a path of several folders could have meant nothing else.
+    """
+    name = str(folder)
+    if not name or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        return ""
+    drawn = name if name in PUBLISHED else "NAME"
+    names = "" if name in PUBLISHED else f" (NAME: {', '.join(PUBLISHED)})"
+    return (
+        f"; hf:{name} is the model of that name on the Hugging Face hub, {RANDOM}{drawn} random "
+        f"weights of an architecture{names}"
+    )
 
 
 def published_curves(settings: dict[str, Any], depth: int) -> dict[str, dict[str, list[float]]]:

@@ -17,6 +17,7 @@ import numpy as np
 from rank_collapse.measures.listings import Spike, spikes
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import Profile
+from rank_collapse.measures.spikes import choose_ratio
 from rank_collapse.measures.table import MEASURES, MeasureName
 from rank_collapse.network.measured.heads import measure_heads
 from rank_collapse.network.measured.influence import attention_share
@@ -38,6 +39,7 @@ STATES: tuple[MeasureName, ...] = (
     "spike_token",
     "spike_feature",
     "residual_spike",
+    "bulk_ratio",
 )
 
 
@@ -64,14 +66,23 @@ class CheckpointReport:
     def collapsed_at(self, ablation: str = WHOLE) -> int | None:
         """Returns the first layer whose mean residual ratio is below the alarm of `rc.MEASURES`.
 
-        None where no layer is; the mean is over examples.
+        None where no layer is; the mean is over examples, of `decisive_ratios`.
 
         Args:
             ablation: "Transformer" for the full model, "SAN" for its attention alone.
         """
         threshold = MEASURES["residual_ratio"].alarm.value
-        is_below = self.states[ablation]["residual_ratio"].mean(axis=0) < threshold
+        is_below = self.decisive_ratios(ablation).mean(axis=0) < threshold
         return int(np.argmax(is_below)) if is_below.any() else None
+
+    def decisive_ratios(self, ablation: str = WHOLE) -> np.ndarray:
+        """Returns the residual ratios [b, L + 1]; without a few tokens where these decide them.
+
+        Args:
+            ablation: As of `collapsed_at`.
+        """
+        states = self.states[ablation]
+        return choose_ratio(states["residual_ratio"], states["bulk_ratio"])
 
     def length_laws(self, num_heads: int) -> dict[str, np.ndarray]:
         """Computes {weighting: [b, L + 1]}, see `path_lengths.compute_length_laws`."""

@@ -169,11 +169,35 @@ def wrap_torch_tensors(path: Path, tensors: Mapping[str, Any]) -> dict[str, Stor
     Args:
         path: Of their file or model, for messages.
         tensors: {name: tensor}.
+
+    Raises:
+        ValueError: One whose values are no array in memory: nested, sparse, quantised, or on the
+            device "meta".
     """
-    return {
-        name: Stored(path, numpy_dtype(t), tuple(t.shape), lambda rows, t=t: as_array(t[rows]))
-        for name, t in tensors.items()
-    }
+    return {name: _wrap_tensor(path, name, tensor) for name, tensor in tensors.items()}
+
+
+def _wrap_tensor(path, name, tensor):
+    fault = _find_fault(tensor)
+    if fault:
+        raise ValueError(f"{path}: tensor {quote_value(name)} is {fault}, which is not read")
+    return Stored(
+        path, numpy_dtype(tensor), tuple(tensor.shape), lambda rows: as_array(tensor[rows])
+    )
+
+
+def _find_fault(tensor):
+    """Returns why the values of a tensor of torch are no array in memory; "" where they are."""
+    kind, layout = (str(value).removeprefix("torch.") for value in (tensor.dtype, tensor.layout))
+    if getattr(tensor, "is_nested", False):
+        return "nested"
+    if layout != "strided":
+        return f"not dense ({layout})"
+    if tensor.device.type == "meta":
+        return "on the device 'meta', without values"
+    if getattr(tensor, "is_quantized", False) or not (kind == "bfloat16" or hasattr(np, kind)):
+        return f"of the unsupported dtype {kind}: a quantised checkpoint"
+    return ""
 
 
 def numpy_dtype(tensor: Any) -> np.dtype:

@@ -5,7 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rank_collapse.measures.spikes import choose_ratio
 from rank_collapse.measures.table import Threshold
+
+_RATIO = "residual_ratio"
 
 
 class Alarm(NamedTuple):
@@ -18,6 +21,9 @@ class Alarm(NamedTuple):
     layer: int | None  # From 0; None for a metric without layers
     seed: int | None  # Of an ensemble; None without
     spiked: bool = False  # Whether a residual ratio is mostly of one token, see `measures.Profile`
+    of_bulk: bool = (
+        False  # Whether it is `bulk_ratio`, since a few tokens decide the residual ratio
+    )
 
     def __str__(self) -> str:
         _, bound, above, meaning, _ = self.threshold
@@ -27,7 +33,9 @@ class Alarm(NamedTuple):
         if not np.isfinite(self.value):
             side = "is not finite"
         text = f"step {self.step}: {self.metric} {self.value:.3g} {side}{where}"
-        meaning = ", ".join(filter(None, (meaning, "of one token" if self.spiked else "")))
+        note = "of one token" if self.spiked else ""
+        note = "of all tokens but a few" if self.of_bulk else note
+        meaning = ", ".join(filter(None, (meaning, note)))
         return f"{text} ({meaning})" if meaning else text
 
 
@@ -51,7 +59,7 @@ def find_alarms(rows: Iterable[Mapping[str, Any]], thresholds: Sequence[Threshol
         for name in (n for n in row if n in guarded):
             seed_rows, values = columns.setdefault((name, row.get("seed")), ([], []))
             seed_rows.append(row)
-            values.append(row[name])
+            values.append(_decisive_value(row, name))
     raised = []
     for (name, seed), (seed_rows, values) in columns.items():
         for threshold in guarded[name]:
@@ -64,10 +72,29 @@ def find_alarms(rows: Iterable[Mapping[str, Any]], thresholds: Sequence[Threshol
                         float(np.atleast_1d(value_at_step)[worst]),
                     )
                     row = seed_rows[index]
-                    spiked = _is_spiked(row, name, worst)
-                    raised.append(Alarm(name, threshold, row["step"], value, layer, seed, spiked))
+                    of_all = np.atleast_1d(np.asarray(row[name], float))[worst]
+                    of_bulk = bool(np.isfinite(value) and value != of_all)
+                    spiked = not of_bulk and _is_spiked(row, name, worst)
+                    raised.append(
+                        Alarm(name, threshold, row["step"], value, layer, seed, spiked, of_bulk)
+                    )
                     break
     return sorted(raised, key=lambda alarm: alarm.step)
+
+
+def _decisive_value(row, name):
+    """Returns a value of a row; of a residual ratio that of the bulk where a few tokens decide it.
+
+    Args:
+        row: From `runs.metrics.read`.
+        name: Of the metric, such as "encoder.residual_ratio".
+    """
+    value, bulk_name = row[name], name.removesuffix(_RATIO) + "bulk_ratio"
+    if name.rpartition(".")[2] != _RATIO or bulk_name not in row:
+        return value
+    if np.shape(row[bulk_name]) != np.shape(value):
+        return value
+    return choose_ratio(value, row[bulk_name])
 
 
 def metric_thresholds(name: str, thresholds: Sequence[Threshold]) -> list[Threshold]:

@@ -31,3 +31,17 @@ WORDS = {
 def words(name: Any) -> Any:
     """Returns a name of the code in words; anything else as it is."""
     return WORDS.get(name, name)
+
+
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def power_of_ten(exponent: float) -> str:
+    """Writes 10 to a power: "10⁻²³⁰⁰⁰⁰" with two digits of the exponent, "0.5" near 1.
+
+    Args:
+        exponent: The decimal logarithm of the number.
+    """
+    if abs(exponent) < 2:
+        return f"{10.0**exponent:.2g}"
+    return "10" + f"{float(f'{exponent:.2g}'):.0f}".translate(SUPERSCRIPTS)

@@ -1,4 +1,8 @@
-"""Files of a run: written whole, and locked; every error is one line."""
+"""Files of a run: written whole, and locked; every error is one line.
+
+All that is written into a folder of the user is written here: under a temporary name that nobody
+can foresee, or in place (`open_log`), and through no link.
+"""
 
 import contextlib
 import errno
@@ -6,20 +10,23 @@ import fcntl
 import json
 import os
 import platform
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from rank_collapse.printed import format_one_line
+from rank_collapse.regular import open_in_place, open_regular, read_regular
 
 # {file: what helps where it is damaged}; others are made again.
 _REMEDIES = {
     "config.json": "use another folder, this one is of no run or damaged",
     "trainer_state.json": "transformers writes it anew at the next checkpoint",
 }
+_TEMPORARY = ".rank_collapse-"  # files that are being written; a killed process leaves them
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -41,7 +48,7 @@ def name_write_errors(path: str | os.PathLike) -> Iterator[None]:
 
 
 def make_folder(path: str | os.PathLike) -> None:
-    """Makes a folder and its parents.
+    """Makes a folder and its parents; the folder that the user names may be a link to one.
 
     Raises:
         RunError: It cannot be made or written to.
@@ -50,6 +57,33 @@ def make_folder(path: str | os.PathLike) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
     if not os.access(path, os.W_OK | os.X_OK):
         raise RunError(f"cannot write to {path}: permission denied")
+
+
+def make_subfolder(path: str | os.PathLike) -> None:
+    """Makes a folder inside of the one that the user names, which is no link.
+
+    Raises:
+        RunError: It is a link, which may lead out of the folder; or it cannot be made.
+    """
+    check_no_links(Path(path).parent, [Path(path).name])
+    make_folder(path)
+
+
+def check_no_links(folder: str | os.PathLike, names: Iterable[str]) -> None:
+    """Check that some folders of a folder, and all that are inside of them, are no links.
+
+    Args:
+        folder: That the user names.
+        names: Of folders in it, which need not be there.
+
+    Raises:
+        RunError: One is a link: what is written into it would be outside.
+    """
+    for name in names:
+        path = Path(folder) / name
+        inner = [Path(root) / d for root, folders, _ in os.walk(path) for d in folders]
+        for link in filter(Path.is_symlink, [path, *inner]):
+            raise RunError(f"cannot write to {link}: it is a link, to {os.readlink(link)}")
 
 
 def write_atomically(path: str | os.PathLike, data: bytes) -> None:
@@ -71,22 +105,58 @@ def open_replacement(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """Open a file under a temporary name, which replaces another when it is written.
 
     Args:
-        path: Of the file that is replaced.
+        path: Of the file that is replaced; of a link the link.
 
     Raises:
         RunError: The file cannot be written; the other is as it was.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}.tmp")
     with name_write_errors(path):
         try:
-            with open(temporary, "wb+") as file:
+            # A new file, so that no link is followed; with the permissions of any other.
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(temporary, flags, 0o666), "wb+") as file:
                 yield file
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
+
+
+def delete_temporary(folder: str | os.PathLike) -> None:
+    """Delete what processes that were killed have left of `open_replacement`; the caller locks.
+
+    Args:
+        folder: With all folders inside of it.
+    """
+    with name_write_errors(folder):
+        for path in Path(folder).rglob(f"{_TEMPORARY}*.tmp"):
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def open_log(path: str | os.PathLike) -> Iterator[BinaryIO]:
+    """Open a file to append lines to it; made if absent.
+
+    Of a file with a second name (a hard link) only this one gets the lines.
+
+    Args:
+        path: Of the file.
+
+    Raises:
+        RunError: It cannot be written, or is a link, a folder, a pipe or a device.
+    """
+    with name_write_errors(path):
+        file = open_in_place(path, os.O_APPEND)
+        if os.fstat(file.fileno()).st_nlink > 1:
+            with file:
+                file.seek(0)
+                write_atomically(path, file.read())
+            file = open_in_place(path, os.O_APPEND)
+        with file:
+            yield file
 
 
 def delete_files(folder: str | os.PathLike, names: Iterable[str]) -> None:
@@ -108,7 +178,7 @@ def delete_files(folder: str | os.PathLike, names: Iterable[str]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def lock_folder(path: Path) -> TextIO:
+def lock_folder(path: Path) -> BinaryIO:
     """Lock a folder until the returned file is closed or the process ends.
 
     Where the file system has no locks there is none.
@@ -120,20 +190,20 @@ def lock_folder(path: Path) -> TextIO:
         InUseError: Another process holds the lock.
         RunError: The folder cannot be written to.
     """
-    with name_write_errors(path / ".lock"):  # not through a link, whose target it would empty
-        number = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    file = os.fdopen(number, "r+")
+    with name_write_errors(path / ".lock"):
+        file = open_in_place(path / ".lock")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _NO_LOCKS:
             return file
-        holder = file.read().strip() or "unknown"
+        holder = file.read(200).decode(errors="replace").strip() or "unknown"
         file.close()
         raise InUseError(f"{path} is in use by another process ({holder})") from error
-    file.truncate(0)
-    file.write(f"pid {os.getpid()} on {platform.node()}")
-    file.flush()
+    if os.fstat(file.fileno()).st_nlink == 1:  # else it may be any file of the user
+        file.truncate(0)
+        file.write(f"pid {os.getpid()} on {platform.node()}".encode())
+        file.flush()
     return file
 
 
@@ -161,7 +231,7 @@ def load_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
         RunError: It cannot be read, or is not as it was written.
     """
     try:
-        with open(path, "rb") as file, np.load(file) as saved:
+        with open_regular(path) as file, np.load(file) as saved:
             # Of one entry of the list, which has no checksum, others may be taken for a comment.
             if any(len(info.comment + info.extra) > 28 for info in saved.zip.infolist()):
                 raise ValueError("its list of arrays is damaged")
@@ -180,7 +250,7 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
         RunError: It cannot be read, or is no JSON object.
     """
     try:
-        content = json.loads(Path(path).read_bytes())
+        content = json.loads(read_regular(path))
         if not isinstance(content, dict):
             raise ValueError(f"it holds a {type(content).__name__}, not an object")
     except (ValueError, OSError, RecursionError) as error:

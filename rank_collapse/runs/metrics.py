@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.runs.files import RunError, make_folder, name_write_errors, write_atomically
+from rank_collapse.regular import read_regular
+from rank_collapse.runs.files import RunError, make_folder, open_log, write_atomically
 from rank_collapse.struct import refuse_if
 
 NAME = "metrics.jsonl"
@@ -66,11 +67,14 @@ def drop(path: str | os.PathLike, seeds: Iterable[int], after: int = -1) -> None
         after: The last step whose lines stay.
 
     Raises:
-        RunError: The file cannot be written.
+        RunError: The file cannot be read or written.
     """
     if not os.path.exists(path):
         return
-    lines, seeds = Path(path).read_bytes().splitlines(keepends=True), set(seeds)
+    try:
+        lines, seeds = read_regular(path).splitlines(keepends=True), set(seeds)
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
     remaining = [line for line in lines if not _is_later(line, seeds, after)]
     if len(remaining) < len(lines):
         write_atomically(path, b"".join(remaining))
@@ -87,7 +91,8 @@ def _is_later(line, seeds, after):
 
 def _append_line(path, line):
     make_folder(Path(path).parent)
-    with name_write_errors(path), open(path, "ab+") as file:
+    with open_log(path) as file:
+        file.seek(0, os.SEEK_END)
         ended = file.tell() == 0 or _last_byte(file) == b"\n"
         file.write((b"" if ended else b"\n") + json.dumps(line).encode() + b"\n")
 
@@ -121,7 +126,7 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
         RunError: The file cannot be read, or has lines, but none of a metric.
     """
     try:
-        lines = Path(path).read_bytes().split(b"\n")
+        lines = read_regular(path).split(b"\n")
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
     rows: dict[tuple[int, int], dict[str, Any]] = {}

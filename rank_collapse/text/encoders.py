@@ -8,6 +8,7 @@ from typing import Any
 
 from rank_collapse.extras import import_package
 from rank_collapse.text.files import read_json
+from rank_collapse.text.growth import check_growth
 from rank_collapse.text.vocabulary import (
     call_tokenizers,
     read_byte_level,
@@ -83,10 +84,13 @@ def trained_tokenizer(texts: Sequence[str], vocab_size: int) -> Encoder:
 def _encode_with(path, tokenizer):
     names = [getattr(getattr(tokenizer, "model", None), "unk_token", None), "[UNK]", "<unk>"]
     unknown = [tokenizer.token_to_id(name) for name in names if name]
-    return VocabularyEncoder(
-        lambda text: call_tokenizers(f"{path} encodes no text", tokenizer.encode, text).ids,
-        next((i for i in unknown if i is not None), None),
-    )
+
+    def encode(text):
+        message = f"{path} encodes no text"
+        call_tokenizers(message, check_growth, tokenizer, text)
+        return call_tokenizers(message, tokenizer.encode, text).ids
+
+    return VocabularyEncoder(encode, next((i for i in unknown if i is not None), None))
 
 
 def _byte_level(folder, settings):

@@ -2,9 +2,9 @@
 
 import json
 import os
-import stat
-from pathlib import Path
 from typing import Any
+
+from rank_collapse.regular import read_regular
 
 MAX_JSON = 100_000_000  # bytes: three times an index of 200,000 tensors or a large vocabulary
 
@@ -21,12 +21,8 @@ def read_utf8(path: str | os.PathLike, *, max_bytes: int | None = None) -> str:
         ValueError: A folder, a pipe or a device, larger, not readable, or not UTF-8.
     """
     try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):  # a pipe waits for its writer; a device may never end
-            raise ValueError(f"{path} cannot be read: it is not a regular file")
-        if max_bytes is not None and status.st_size > max_bytes:
-            raise ValueError(f"{path} has {status.st_size} bytes, more than {max_bytes}")
-        return Path(path).read_text("utf-8-sig")
+        content = read_regular(path, max_bytes).decode("utf-8-sig")
+        return content.replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist") from None
     except UnicodeDecodeError as error:

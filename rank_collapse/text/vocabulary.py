@@ -10,7 +10,7 @@ from typing import Any
 
 from rank_collapse.extras import import_package
 from rank_collapse.printed import format_one_line
-from rank_collapse.text.files import read_json
+from rank_collapse.text.files import MAX_JSON, read_json, read_utf8
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -94,8 +94,9 @@ def read_byte_level(vocabulary: str | os.PathLike, merges: str | os.PathLike) ->
 
 def read_tokenizer(path: str | os.PathLike) -> Any:
     """Read the `tokenizers.Tokenizer` of a tokenizer.json, which then neither cuts nor pads."""
-    make = _import_tokenizers().Tokenizer.from_file
-    tokenizer = call_tokenizers(f"{path} is not a tokenizer", make, str(path))
+    make = _import_tokenizers().Tokenizer.from_str
+    text = read_utf8(path, max_bytes=MAX_JSON)
+    tokenizer = call_tokenizers(f"{path} is not a tokenizer", make, text)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -109,11 +110,13 @@ def call_tokenizers(message: str, function: Callable, *arguments: Any, **options
         function: Called with the other arguments.
 
     Raises:
-        ValueError: Whatever the package refuses.
+        ValueError: Whatever the package refuses; also a panic of its Rust, which is no `Exception`.
     """
     try:
         return function(*arguments, **options)
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
         raise ValueError(f"{message}: {format_one_line(error, 300)}") from None
 
 

@@ -9,4 +9,5 @@ of some of its queries, and the gradients of queries, keys and values. Training 
 bit. `rank-collapse watch` draws the file.
 """
 
+from rank_collapse.torch.recording import record as record
 from rank_collapse.watch.torch_watch import Watch as Watch, watch as watch

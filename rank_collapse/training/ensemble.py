@@ -5,6 +5,7 @@ says how many. A CPU runs one after the other, since one small network already f
 fills a core. How seeds are shared changes results by rounding alone (docs/sweeps.md).
 """
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,10 @@ from rank_collapse.training.recipe import Hyper, Recipe, check_hyper
 from rank_collapse.training.training import init_state, train_epoch
 
 
+def _no_activity(name: str) -> contextlib.AbstractContextManager:
+    return contextlib.nullcontext()
+
+
 @dataclasses.dataclass
 class Trained:
     """The result of training: states and losses of all seeds."""
@@ -29,7 +34,7 @@ class Trained:
     data: Any  # What `make_data` made, with a leading seed axis, padded to the mesh
     losses: np.ndarray  # [s, epochs] mean training loss; NaN from where a seed diverged
     watched: Any = None  # What `watch` gives before training and after each chunk: [s, looks, ...]
-    chunk_seconds: Sequence[float] = ()  # Of each chunk; the first compiles
+    chunk_seconds: Sequence[float] = ()  # Of each chunk, without compiling
 
     @property
     def diverged_at(self) -> np.ndarray:
@@ -116,11 +121,45 @@ class Ensemble:
 
         Returns:
             A function of (states, data, hyper, keys, num_seeds=s) of all seeds, which gives host
-            arrays [s, ...]; compiled at the first call.
+            arrays [s, ...]; compiled at the first call. Its further arguments are `activity`, as
+            of `train`, and `on_seeds`, called with the number of seeds that are done; on a CPU
+            they are then computed some at a time.
         """
-
         spread = self._of_states(fn)
-        return lambda *laid_out, num_seeds: seeds.to_host(spread(*laid_out, None), num_seeds)
+
+        def call(*laid_out, num_seeds, activity=_no_activity, on_seeds=None):
+            size = jax.tree.leaves(laid_out)[0].shape[0]
+            part = size if on_seeds is None else self._seeds_of_a_part(size)
+            on_host, parts = seeds.to_host(laid_out) if part < size else None, []
+            for start in range(0, num_seeds, part):
+                arguments = laid_out
+                if part < size:
+                    rows = jax.tree.map(lambda a, i=start: a[i : i + part], on_host)
+                    arguments = seeds.shard_seeds(rows, self.mesh, part)
+                if not parts:
+                    with activity("compiling what is measured"):
+                        spread.lower(*arguments, None).compile()
+                parts.append(seeds.to_host(spread(*arguments, None), min(part, num_seeds - start)))
+                if on_seeds is not None:
+                    on_seeds(min(start + part, num_seeds))
+            return jax.tree.map(lambda *a: a[0] if len(a) == 1 else np.concatenate(a), *parts)
+
+        return call
+
+    def _seeds_of_a_part(self, size: int) -> int:
+        """Returns how many of so many seeds are computed in a call that reports when it is done.
+
+        A device that runs seeds one after the other takes two or more in each call, since XLA
+        compiles a single one without the loop, and then rounds otherwise. Calls are filled up by
+        repeated seeds, which take at most a sixth of the time.
+        """
+        if self.at_once != 1:
+            return size
+        per_device = size // self.mesh.size
+        for count in range(2, per_device):
+            if -(-per_device // count) * count - per_device <= per_device / 6:
+                return count * self.mesh.size
+        return size
 
     def _of_states(self, fn):
         return self._spread(lambda state, data, hyper, key, _: fn(state.model, data, hyper, key))
@@ -133,6 +172,7 @@ class Ensemble:
         resume: Callable[[Any], tuple[int, Any] | None] | None = None,
         on_chunk: Callable[[int, Callable[[], Any], np.ndarray], None] | None = None,
         on_watched: Callable[[int, Any, np.ndarray], None] | None = None,
+        activity: Callable[[str], contextlib.AbstractContextManager] = _no_activity,
     ) -> Trained:
         """Trains one run per key.
 
@@ -147,6 +187,8 @@ class Ensemble:
                 processes, all must call it or none.
             on_watched: Called with (epochs done, what `watch` gives [s, ...], losses [s, epochs
                 done]) where training begins, and then before each `on_chunk`.
+            activity: Name of what is no training, such as "compiling" → a context in which it is
+                done.
 
         Returns:
             `Trained`.
@@ -160,7 +202,8 @@ class Ensemble:
         count, total = keys.shape[0], self.recipe.num_epochs
         epochs_per_chunk = self.epochs_per_chunk
         keys, hyper = self.lay_out((keys, _as_runs(hyper, count)))
-        state, data = self.begin(keys, hyper, None)
+        with activity("drawing data and weights"):
+            state, data = jax.block_until_ready(self.begin(keys, hyper, None))
         losses = np.full((count, total), np.nan, np.float32)
         seconds, epoch, watched = [], 0, None
         if self._watched is not None:
@@ -193,6 +236,11 @@ class Ensemble:
             refuse_if(not fits, f"resume gave a snapshot of epoch {epoch} that is of other runs")
             state, losses = self.lay_out(saved["state"]), np.array(saved["losses"])
             watched = jax.tree.map(np.array, saved.get("watched"))
+        with activity("compiling"):
+            if epoch < total:
+                self.chunk.lower(state, data, hyper, jnp.int32(epoch)).compile()
+            if self._watched:
+                self._watched.lower(state, data, hyper, keys, None).compile()
         if epoch == 0 and self._watched:
             look()
         while epoch < total:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY
 from marks import full_but
+from safetensors.numpy import load_file, save_file
 
 import rank_collapse as rc
 from rank_collapse.command import check, checkpoint, inputs, main, parse_flags
@@ -275,16 +276,121 @@ def test_files_of_images_that_are_none_are_refused(kind, tmp_path, capsys):
         ([str(GOLDEN), "--ids=5,100000"], "token id 100000 of text 0"),
         ([str(GOLDEN), "--ids=5"], "text 0 has fewer than 2 tokens"),
         ([str(GOLDEN), "--ids=5,6", "--text=x"], "--ids excludes --text"),
-        (["bert-base-cased", "--text", "no.txt"], "no.txt"),
-        (["bert-base-cased", "--num_texts", "-1"], "--num_texts -1"),
-        (["bert-base-cased", "--out", "no/folder/page.html"], "no/folder/page.html"),
-        (["bert-base-cased", "--out", "."], "--out ."),
+        (["random:bert-base-cased", "--text", "no.txt"], "no.txt"),
+        (["random:bert-base-cased", "--num_texts", "-1"], "--num_texts -1"),
+        (["random:bert-base-cased", "--out", "no/folder/page.html"], "no/folder/page.html"),
+        (["random:bert-base-cased", "--out", "."], "--out ."),
     ],
 )
 def test_what_cannot_be_read_is_one_line_and_exit_code_2(arguments, message, capsys):
     assert main(arguments) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("error: ") and printed.count("\n") == 1 and message in printed
+
+
+RANDOM_WORDS = f"random:{GOLDEN}"
+
+
+def test_random_weights_are_said_in_sentence_page_table_and_json(tmp_path, capsys):
+    out = tmp_path / "page.html"
+    assert main([RANDOM_WORDS, "--ids=5,8,13,7", "--out", str(out)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith(f"{RANDOM_WORDS}: random weights: tokens ")
+    assert "random weights" in captured.err
+    page, about = out.read_text("utf-8"), json.loads(out.with_suffix(".json").read_text())
+    assert "this checkpoint, random weights" in page and "of trained models" not in page
+    assert "published of random weights: BERT 0.3" in page
+    assert about["weights"] == "random weights" and about["verdict"].startswith("random weights: ")
+    rows = [*csv.DictReader(out.with_suffix(".csv").read_text().splitlines())]
+    assert {row["weights"] for row in rows} == {"random weights"}
+    assert main([str(GOLDEN), "--ids=5,8,13,7", "--out", str(out)]) == 0
+    captured = capsys.readouterr()
+    assert "random weights" not in captured.out + captured.err + out.read_text("utf-8")
+    rows = [*csv.DictReader(out.with_suffix(".csv").read_text().splitlines())]
+    assert {row["weights"] for row in rows} == {"of the checkpoint"}
+
+
+def test_a_plain_name_that_is_no_folder_names_the_others(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["bert-base-cased"], ["gpt2"], ["check", "gpt2"], ["depth", "gpt2"]):
+        assert main(arguments) == 2
+        err = capsys.readouterr().err
+        drawn = arguments[-1] if arguments[-1] == "bert-base-cased" else "NAME"
+        assert f"hf:{arguments[-1]} is" in err and f"random:{drawn} " in err
+        assert err.count("\n") == 1 and err.startswith("error: ")
+
+
+ODD = "=HYPERLINK(1)\x1b]0;owned\x07\u202egnp"
+
+
+def test_a_folder_with_an_odd_name_is_escaped_everywhere(tmp_path, monkeypatch, capsys):
+    """No control character in the page, the table, the JSON or the terminal; no cell a formula."""
+    monkeypatch.chdir(tmp_path)
+    for folder in (ODD, "+A1"):
+        shutil.copytree(GOLDEN, tmp_path / folder)
+    assert main(["check", ODD, "+A1", "--ids=5,8,13,7", "--out=page.html"]) == 0
+    captured = capsys.readouterr()
+    texts = [captured.out, captured.err]
+    texts += [(tmp_path / f"page.{end}").read_text("utf-8") for end in ("html", "csv", "json")]
+    for text in texts:
+        assert text and not set(text) & set("\x1b\x07\u202e")
+    rows = [*csv.DictReader(texts[3].splitlines())]
+    sources = {row["source"] for row in rows}
+    assert len(sources) == 2 and all(source.startswith("'") for source in sources)
+    assert main(["check", f"none{ODD}"]) == 2
+    assert not set(capsys.readouterr().err) & set("\x1b\x07\u202e")
+
+
+def test_no_file_is_written_through_a_link(tmp_path, monkeypatch, capsys):
+    """Inside of a folder that somebody else filled, as by `rank-collapse check .`."""
+    folder = tmp_path / "model"
+    shutil.copytree(GOLDEN, folder)
+    (tmp_path / "mine").write_text("mine")
+    for end in ("html", "csv", "json"):
+        for name in (f".rank_collapse.{end}.tmp", f"rank_collapse.{end}"):
+            (folder / name).symlink_to(tmp_path / "mine")
+    monkeypatch.chdir(folder)
+    assert main(["check", ".", "--ids=5,8,13,7"]) == 0
+    capsys.readouterr()
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert all((folder / f"rank_collapse.{end}").stat().st_size > 100 for end in ("csv", "json"))
+
+
+def test_weights_of_almost_nothing_are_measured_without_a_warning(tmp_path, capsys):
+    """Products of them underflow, so that sums over paths are 0: no law, and valid JSON."""
+    shutil.copytree(GOLDEN, tmp_path / "a")
+    path = tmp_path / "a" / "model.safetensors"
+    save_file({n: (1e-30 * a).astype(a.dtype) for n, a in load_file(path).items()}, path)
+    out = tmp_path / "page.html"
+    assert main([str(tmp_path / "a"), "--ids=5,8,13,7", "--out", str(out)]) == 0
+    assert "warning" not in capsys.readouterr().err.lower()
+    about = json.loads(out.with_suffix(".json").read_text(), parse_constant=pytest.fail)
+    law = next(row for row in about["path_lengths"] if "norm" in row["paths weighted"])
+    assert law["mean length"] is None and law["median"] is None
+
+
+@pytest.mark.parametrize("kind", ["one", "two", "of the same length"])
+def test_equal_tokens_beside_a_few_others_have_collapsed(kind, tmp_path, capsys):
+    """Of 48 tokens with one embedding, some have a position of their own."""
+    folder = tmp_path / "a"
+    shutil.copytree(GOLDEN.parent / "gpt2-head", folder)
+    tensors, path = load_file(folder / "model.safetensors"), folder / "model.safetensors"
+    words = next(name for name in tensors if name.endswith("wte.weight"))
+    places = next(name for name in tensors if name.endswith("wpe.weight"))
+    tensors[words][:] = tensors[words][3]
+    tensors[places][:] = 0
+    for name in tensors:
+        if ".h." in name and name.endswith(".weight") and tensors[name].ndim == 2:
+            tensors[name] *= 1e-3
+    count = 2 if kind == "two" else 1
+    tensors[places][:count] = 1000 if "same" not in kind else -2 * tensors[words][3]
+    save_file(tensors, path)
+    length = min(48, len(tensors[places]))
+    ids = ",".join(str(1 + i % 20) for i in range(length))
+    assert main([str(folder), f"--ids={ids}", "--json"]) == 0
+    verdict = json.loads(capsys.readouterr().out)["verdict"]
+    assert verdict.startswith("nearly all tokens collapse: residual ratio below 0.01 at layer 0 (")
+    assert "without the few tokens that decide it" in verdict
 
 
 def test_output_that_is_closed_is_an_error(monkeypatch, capsys):
@@ -298,7 +404,7 @@ def test_an_interrupt_is_one_line(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(inputs, "open_source", interrupt)
-    assert main(["bert-base-cased"]) == 130
+    assert main(["random:bert-base-cased"]) == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
 
 

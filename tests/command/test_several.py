@@ -25,6 +25,7 @@ LAYERS = {"type": "object", "additionalProperties": {"type": "array", "items": N
 ROWS = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
 ABOUT = {
     "source": {"type": "string"},
+    "weights": {"type": "string"},
     "command": {"type": "string"},
     "tokens": {"type": "string"},
     "rank_collapse": {"type": "string"},
@@ -83,7 +84,7 @@ def test_json_and_csv_of_every_command_agree(run, capsys):
     assert first["layers"][entropy][0] is None and None not in first["layers"][ratio]
 
     rows = run_command(capsys, "check", *folders[::2], *IDS, "--csv").splitlines()
-    assert rows[0] == "source,network,measure,text,layer_or_length,value"
+    assert rows[0] == "source,weights,network,measure,text,layer_or_length,value"
     assert {row.split(",")[0] for row in rows[1:]} == set(folders[::2])
 
 
@@ -107,7 +108,7 @@ def test_files_of_several(run, tmp_path, capsys, monkeypatch):
     about = json.loads((tmp_path / "two.json").read_text())
     assert [one["source"] for one in about] == folders[::2]
     head, *rows = (tmp_path / "two.csv").read_text().splitlines()
-    assert head == "source,network,measure,text,layer_or_length,value"
+    assert head == "source,weights,network,measure,text,layer_or_length,value"
     assert {row.split(",")[0] for row in rows} == set(folders[::2])
 
 

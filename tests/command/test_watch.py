@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 
 import numpy as np
@@ -46,6 +47,38 @@ def test_control_characters_of_a_name_are_not_printed(tmp_path, capsys):
     metrics.append(tmp_path / metrics.NAME, 1, {"\x1b[31mx.residual_ratio": 1e-4})
     out = read_output(capsys, str(tmp_path), code=3).out
     assert "x.residual_ratio 0.0001 below" in out and "\x1b" not in out
+
+
+@pytest.mark.parametrize("control", ["\x1b]0;owned\x07", "\u202egnp", "a\rb", "a\nb"])
+def test_control_characters_of_a_file_are_not_printed(control, tmp_path, capsys):
+    """Of a network's file, of the folder, of the picture, of a list of metrics that is cut."""
+    folder = tmp_path / f"run{control}"
+    values = {f"{control}{i}": 1.0 for i in range(99)}
+    metrics.append(folder / metrics.FOLDER / f"net{control}.jsonl", 1, values)
+    captured = read_output(capsys, str(folder))
+    for text in (captured.out, captured.err):
+        assert text and control not in text and not set(text) & set("\x1b\x07\u202e\r")
+    assert captured.out.count("\n") == captured.err.count("\n") == 1
+    assert main(["watch", str(folder / f"no{control}")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_no_picture_is_drawn_through_a_link(tmp_path, capsys):
+    """Neither under the name that was temporary once, nor the picture's, nor elsewhere."""
+    write(tmp_path, 0.5)
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "figures").mkdir()
+    for name in (".metrics.png.tmp", "metrics.png"):
+        (tmp_path / "figures" / name).symlink_to(tmp_path / "mine")
+    read_output(capsys, str(tmp_path))
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (tmp_path / "figures" / "metrics.png").is_symlink()
+    shutil.rmtree(tmp_path / "figures")
+    (tmp_path / "figures").symlink_to(tmp_path / "docs")
+    assert main(["watch", str(tmp_path)]) == 2
+    assert "figures: it is a link" in capsys.readouterr().err
+    assert not [*(tmp_path / "docs").iterdir()]
 
 
 def test_each_network_of_several_has_its_picture_and_its_alarms(tmp_path, capsys):

@@ -41,6 +41,8 @@ def test_profile_benchmarks_compare_what_is_equal(options):
     for single_output, vmapped_output in zip(single.output[2], vmapped.output, strict=True):
         np.testing.assert_allclose(single_output, vmapped_output[2], atol=1e-5)
     report = profiles.time_log_profile(options, depth=2, num_tokens=4, d_model=8)
+    assert find_figure(report, "forward passes") > 0
+    report = profiles.time_exact_profile(options, depth=2, num_tokens=4, d_model=8)
     assert find_figure(report, "difference") < 1e-2
 
 
@@ -75,17 +77,35 @@ def test_a_figure_above_its_limit_is_exit_1(monkeypatch, capsys):
     monkeypatch.setattr(
         benchmark, "BENCHMARKS", {"low": make_benchmark(1.0), "high": make_benchmark(3.0)}
     )
+    monkeypatch.setitem(benchmark.CPU_SECONDS, "low", 70)
     execute = lambda *a: cli.execute(benchmark.main, benchmark.FLAGS, a)  # noqa: E731
     assert execute("--benchmark=high") == 0
     assert execute("--benchmark=high,low") == 1
-    assert "low: size = 2, limit 1" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "low: size = 2, limit 1" in printed
+    assert "\nlow, about 70 s of CPU with five rounds\n" in printed
     assert execute("--benchmark=middle") == 2
     assert "--benchmark=middle" in capsys.readouterr().err
 
 
-def test_cases_take_turns():
+def test_what_takes_minutes_runs_where_it_is_named():
+    assert benchmark.CPU_SECONDS.keys() == benchmark.BENCHMARKS.keys()
+    default = cli.parse_flags(benchmark.FLAGS, []).benchmark
+    assert default == [n for n, t in benchmark.CPU_SECONDS.items() if t <= benchmark.LONG]
+    assert "exact_profile" not in default and "train_sort" in default
+    named = cli.parse_flags(benchmark.FLAGS, ["--benchmark=exact_profile"]).benchmark
+    assert named == ["exact_profile"]
+
+
+def test_cases_take_turns_and_say_so(capsys):
     order = []
     timings = time_cases({n: (order.append, (n,)) for n in "ab"}, rounds=3)
     assert "".join(order) == "ab" + 3 * "ab"
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0].strip() for line in lines] == [
+        "a",
+        "b",
+        *(f"round {number} of 3" for number in (1, 2, 3)),
+    ]
     timings[0].seconds, timings[1].seconds = [2.0, 9.0, 4.0], [1.0, 3.0, 1.0]
     assert median_ratio(*timings) == 3.0 and timings[0].best == 2.0

@@ -6,6 +6,7 @@ are of a run itself, with an experiment of a few numbers.
 """
 
 import importlib
+import json
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
@@ -18,10 +19,19 @@ from data_dictionary import check_columns
 from figures_as_data import as_data
 from marks import full_but
 from matplotlib.figure import Figure
-from trained_runs import check_second_run, contents, rows, run, same_arrays, single_columns
+from trained_runs import (
+    arrays,
+    check_second_run,
+    contents,
+    rows,
+    run,
+    same_arrays,
+    single_columns,
+)
 
 from experiments import reproduce
 from experiments.lab import cli, experiment, folder, labelled, progress
+from experiments.lab.arrays import describe_array
 from experiments.lab.experiment import describe_experiment
 from experiments.lab.folder import RunFolder
 from experiments.reproducing import running
@@ -86,6 +96,17 @@ def check_resumed(name, resumed_folder, complete_folder, other_process, monkeypa
     assert contents(complete_folder) == contents(resumed_folder)
 
 
+def check_dimensions(name, folder):
+    """Every array of a run has a name for each of its axes, and a folder without them gets them."""
+    if (folder / "arrays.npz").exists():
+        described = json.loads((folder / "arrays.json").read_text("utf-8"))
+        for array, values in arrays(folder).items():
+            assert described[array] == describe_array(name, array, values.ndim)
+            assert len(described[array]["dimensions"]) == values.ndim
+            assert described[array]["meaning"]
+        (folder / "arrays.json").unlink()
+
+
 # One that trains, and those that take few seconds.
 SHORT = ("run_sort", "run_path_counts", "check_bounds")
 
@@ -101,6 +122,7 @@ def test_an_experiment_keeps_to_the_contract(name, request, tmp_path, monkeypatc
     else:
         assert run(module, tiny, run_folder) == 0
     check_columns(rows(run_folder))
+    check_dimensions(name, run_folder)
 
     monkeypatch.setattr(RunFolder, "save_arrays", lambda *_: pytest.fail("computed again"))
     check_second_run(lambda: run(module, tiny, run_folder), run_folder, capsys)

@@ -1,11 +1,14 @@
 """Seeds of cells in chunks: in order, resumed after the last one saved, whatever its size was."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
+from refusals import is_refused
 
 from experiments.lab import cli, folder, vocabulary
-from experiments.lab.executor import Executor, Mapped, name_leaves
+from experiments.lab.executor import Executor, Mapped, make_chunk, name_leaves
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from rank_collapse.runs import seeds
@@ -65,6 +68,46 @@ def test_all_cells_are_one_list_of_seeds_and_what_is_there_is_read(tmp_path):
         results, chunks = run_cells(tmp_path, parse_options())
         check(results)
         assert chunks == expected
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_run_that_an_earlier_commit_began_with_fewer_measures_is_refused(tmp_path, finished):
+    """Unless it is finished: then it is what that commit published."""
+    run_cells(tmp_path, parse_options())
+    with np.load(tmp_path / "arrays.npz") as saved:
+        arrays = {name: saved[name] for name in saved.files if name != "high/of/scaled"}
+    np.savez(tmp_path / "arrays.npz", **arrays)
+    content = json.loads((tmp_path / "config.json").read_text())
+    content["arrays"].remove("high/of/scaled")
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    if finished:
+        with RunFolder(tmp_path, {}) as run:
+            run.finish({})
+        results, _ = run_cells(tmp_path, parse_options())
+        assert [*results["high"]] == ["of/bits"]
+    else:
+        message = r"arrays\.npz .*it lacks high/of/scaled\); delete this file"
+        is_refused(message, run_cells, tmp_path, parse_options(), error=RunError)
+
+
+@pytest.mark.parametrize("draw", [None, lambda key, _: jax.random.normal(key, (3,))])
+def test_the_names_of_arrays_are_known_before_they_are_computed(draw):
+    options = parse_options()
+    with Executor(options, FakeRun()) as executor:
+        fn = (lambda x, factor: {"a": {"b": factor * x}, "c": factor}) if draw else scale_bits
+        program = Mapped(fn, executor.mesh, Progress(0, ""), draw=draw)
+        chunk = make_chunk(CELLS, KEYS, [("low", 0)], executor.mesh.size)
+        assert program.name_arrays(chunk) == name_leaves(program(chunk)).keys()
+
+
+class FakeRun:
+    """A run folder without files."""
+
+    def at(self, prefix):
+        return self
+
+    def log(self, message):
+        pass
 
 
 def test_a_run_resumes_where_it_was_with_chunks_of_another_size(tmp_path):

@@ -112,7 +112,10 @@ def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypa
     assert "exit code 2" in path.read_text() and "half way" in path.read_text()
     printed = capfd.readouterr()
     assert "failed: run_path_counts" in printed.err
-    assert printed.out.splitlines()[0].endswith(str(path))
+    lines = printed.out.splitlines()
+    assert lines[0].endswith(str(path))
+    assert lines[1].startswith("  1/2 run_path_counts")
+    assert "failed: RunError: exit code 2" in lines[1]
 
 
 FEW_TEXTS = {

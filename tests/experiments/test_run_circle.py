@@ -254,3 +254,20 @@ def test_an_order_other_than_the_theorys_is_said_to_be():
     steps, orders = np.arange(60), np.array([[1.0], [1.1], [1.2]])
     assert estimate_order(-(orders**steps) * (1 + 0.3 * steps)) < 1.5
     assert estimate_order(-((2 + orders) ** steps)) == pytest.approx(3.1, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_said"),
+    [
+        (["--num_seeds=2", "--circle_skip", "--do_mlp"], True),
+        (["--num_seeds=5"], False),
+        (["--num_seeds=2", "--compare=pure"], False),
+    ],
+)
+def test_few_seeds_of_the_published_command_say_what_they_cannot_show(flags, is_said):
+    text = run_circle.describe_limit(parsed(run_circle, *flags))
+    assert bool(text) == is_said
+    if is_said:
+        assert text.startswith("2 seeds cannot show") and "1 to 3 of 8" in text
+        command = text.split("experiments.run_circle ")[1].split()
+        assert parsed(run_circle, *command).compare == "pure"

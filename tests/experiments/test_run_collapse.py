@@ -16,7 +16,11 @@ from experiments.lab import labelled
 from experiments.lab.executor import Chunk
 from experiments.lab.labelled import join_datasets, make_dataset
 from experiments.paper import inputs
-from experiments.paper.collapse import claims as collapse_claims, measure
+from experiments.paper.collapse import (
+    claims as collapse_claims,
+    figures as collapse_figures,
+    measure,
+)
 from experiments.paper.collapse.figures import raised_constant
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
@@ -175,11 +179,76 @@ def test_every_variant_has_a_published_curve_to_stand_beside():
     comparisons = compare_points(
         make_point("post", **variants) | make_point("post", 2.0, **variants)
     )
-    ratios = [c.published for c in comparisons if "ratio" in c.quantity]
+    ratios = {c.quantity: c.published for c in comparisons if "ratio" in c.quantity}
     curves = collapse_claims.published_curves(collapse_claims.PUBLISHED["bert-base-cased"], 12)[
         "init"
     ]
-    assert ratios == [curves[n][2] for n in collapse_claims.PUBLISHED_NAMES.values()]
+    published = [curves[n][2] for n in collapse_claims.PUBLISHED_NAMES.values()]
+    assert [*ratios.values()] == 2 * published
+    for name in ("weight scale 1, attention and skips", "weight scale 2, attention and skips"):
+        assert ratios[f"{name}: residual ratio after 2 layers"] == published[2]
+
+
+def make_gains(*gains, rest=(-2.0, -3.0)):
+    """Makes the points of gains of the skips, each with another last residual of skips."""
+    points = {}
+    for gain in gains:
+        variants = {"san": make_variant([-9.0, -9.1, -9.2])}
+        variants["san_skip"] = make_variant([rest[gain == 1]] * 3)
+        points |= make_point("post", 0.5, gain, **variants)
+    return points
+
+
+def test_of_a_grid_of_gains_each_number_has_its_label():
+    """The example of --help begins with a gain of 0, which says nothing about skips."""
+    points = make_gains(0.0, 1.0)
+    for row in judge_points(points):
+        if row.key == "skips":
+            assert row.estimate == pytest.approx(-3.0 + 9.0, abs=0.2)
+    ratios = {c.quantity: c for c in compare_points(points)}
+    texts = [f"skip gain {gain}, attention and skips" for gain in (0, 1)]
+    texts = [f"{text}: residual ratio after 2 layers" for text in texts]
+    assert ratios[texts[0]].published is None and ratios[texts[1]].published > 0.1
+    finding = collapse_claims.make_finding(join_datasets(points, run_collapse.AXES), None)
+    assert finding.sentence.startswith("Skip gain 1: after 2 layers")
+
+
+def test_without_skips_of_gain_1_nothing_is_said_of_them():
+    points = make_gains(0.0)
+    assert {row.key for row in judge_points(points)} <= {"norm", "mlp rate", "mlps stop"}
+    quantities = [c.quantity for c in compare_points(points)]
+    assert quantities[1].startswith("skip gain 0, attention and skips: ")
+    results = join_datasets(points, run_collapse.AXES)
+    assert collapse_claims.make_finding(results, None) is None
+    assert collapse_figures.depth_figure(results, None) is None
+
+
+def test_the_first_picture_shows_what_the_arrays_have():
+    """On a logarithmic axis, at the gain of 1 whichever comes first; the title names the point."""
+    results = join_datasets(make_gains(0.5, 1.0), run_collapse.AXES)
+    (ax,) = collapse_figures.depth_figure(results, None).axes
+    assert ax.get_yscale() == "log" and ax.get_title() == "skip gain 1"
+    lines = {line.get_label(): line.get_ydata() for line in ax.lines}
+    chosen = results.sel(norm_placement="post", weight_scale=0.5, skip_gain=1)
+    for variant, name in (("san", "attention alone"), ("san_skip", "attention and skips")):
+        network = chosen.sel(variant=variant).mean("seed")
+        expected = 10.0 ** (network.log10_residual - network.log10_size)
+        np.testing.assert_allclose(lines[name], expected, rtol=1e-3)
+
+
+def test_every_point_of_a_grid_has_a_panel():
+    results = join_datasets(make_gains(0.0, 0.5, 1.0), run_collapse.AXES)
+    for draw in (collapse_figures.residual_ratio_figure, collapse_figures.log_residual_figure):
+        titles = [ax.get_title() for ax in draw(results, None).axes]
+        assert titles == [f"Post-LN, skip gain {gain:g}" for gain in (0.0, 0.5, 1.0)]
+    panel = collapse_figures.residual_ratio_figure(results, None).axes[1]
+    lines = {line.get_label(): line.get_ydata() for line in panel.lines}
+    expected = results.ratio.sel(skip_gain=0.5, variant="san_skip").mean("seed").squeeze()
+    np.testing.assert_allclose(lines["attention and skips"], expected)
+    many = make_gains(*np.linspace(0.0, 1.0, 1 + labelled.MOST_PANELS).tolist())
+    assert (
+        collapse_figures.log_residual_figure(join_datasets(many, run_collapse.AXES), None) is None
+    )
 
 
 def test_every_scale_of_the_weights_is_a_setting_with_the_first_gain_of_the_skips():
@@ -323,13 +392,10 @@ def test_the_gain_of_mlps_is_swept_in_one_program(tmp_path):
     assert (tmp_path / "figures" / "mlp_gain.png").exists()
 
 
-def test_what_float32_cannot_decide_comes_from_float64():
-    """Seeds without a number are computed again, except those whose states overflow."""
-    config = rc.san(2, 2, 8)
+def decide(config, profile, ratio, gains):
+    """Decides profiles [s, L + 1] of drawn networks; returns them, and the draws of the seeds."""
     seed_draws = [(draws.tokens(4, 8, s), draws.parameters(config, s)) for s in range(3)]
     stacked = jax.tree.map(lambda *a: np.stack(a), *seed_draws)
-    profile = np.array([[1, 2, 3], [1, np.nan, np.nan], [1, np.nan, np.nan]], np.float32)
-    ratio = np.array([[1, 1, 1], [1, 1, 1], [1, np.inf, np.nan]])
 
     class Measured:
         def __call__(self, chunk):
@@ -340,13 +406,37 @@ def test_what_float32_cannot_decide_comes_from_float64():
 
     progress = SimpleNamespace(time_activity=lambda activity: nullcontext())
     program = measure.DecidedProgram(Measured(), {"san": config}, "none", progress)
-    chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.ones(3)))
-    profiles = program(chunk)["log10_residual"]["san"]
-    x, params = jax.tree.map(lambda a: a[1], stacked)
+    chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.asarray(gains)))
+    return program(chunk)["log10_residual"]["san"], seed_draws
+
+
+def test_what_float32_cannot_decide_comes_from_float64():
+    """Seeds without a number are computed again, except those whose states overflow."""
+    config = rc.san(2, 2, 8)
+    profile = np.array([[1, 2, 3], [1, np.nan, np.nan], [1, np.nan, np.nan]], np.float32)
+    ratio = np.array([[1, 1, 1], [1, 1, 1], [1, np.inf, np.nan]])
+    profiles, seed_draws = decide(config, profile, ratio, np.ones(3))
+    x, params = seed_draws[1]
     expected = rc.log_residual_profile(params, x, config, replicas=0)
     np.testing.assert_allclose(profiles[1], expected, atol=1e-4)
     np.testing.assert_array_equal(profiles[[0, 2]], profile[[0, 2]])
     assert np.isnan(profile[1, 1])  # what was given stays as it was
+
+
+def test_float64_has_the_gain_of_each_seed_and_infinities_are_not_decided():
+    """Seeds of a sweep differ in the gain of their skips: each residual is of its own network."""
+    config, gains = rc.san_skip(2, 2, 8), (0.25, 0.5, 1.0)
+    profile = np.array([[1, 2, 3], [1, np.nan, np.nan], [1, np.inf, np.inf]], np.float32)
+    profiles, seed_draws = decide(config, profile, np.ones((3, 3)), gains)
+    for seed in (1, 2):
+        x, params = seed_draws[seed]
+        expected, other = (
+            rc.log_residual_profile(params, x, config.replace(skip_gain=gain), replicas=0)
+            for gain in (gains[seed], gains[seed - 1])
+        )
+        assert abs(expected[-1] - other[-1]) > 0.05  # another gain is another number
+        np.testing.assert_allclose(profiles[seed], expected, atol=1e-4)
+    np.testing.assert_array_equal(profiles[0], profile[0])
 
 
 @pytest.mark.full

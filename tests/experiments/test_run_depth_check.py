@@ -53,6 +53,43 @@ def test_the_published_figure_is_compared_at_one_rate():
     assert run_depth_check.quantities_figure(make_results(), SETUP) is not None
 
 
+def test_the_figure_shows_the_largest_width_at_the_rate_of_its_title():
+    """Widths and depths in the order of the flags: 64 before 32, 64 layers before 2."""
+    narrow = make_results()
+    wide = (10 * narrow).assign_coords(d_model=[128])
+    results = xr.concat([wide, narrow], "d_model").isel(depth=slice(None, None, -1))
+    fig = run_depth_check.quantities_figure(results, SETUP)
+    assert fig.get_suptitle() == "width 128, learning rate 0.001"
+    lines = {line.get_label(): line for line in fig.axes[0].lines}
+    for rule in SLOPES:
+        values = results.stream.sel(rule=rule, learning_rate=1e-3, d_model=128, step=10)
+        expected = np.exp(np.log(values.sortby("depth")).mean("seed"))
+        line = next(line for label, line in lines.items() if label == f"{rule} last step")
+        np.testing.assert_array_equal(line.get_xdata(), sorted(run_depth_check.DEPTHS))
+        np.testing.assert_allclose(line.get_ydata(), expected, rtol=1e-6)
+
+
+def test_without_the_published_rate_nothing_is_compared_with_the_figure():
+    results = make_results().sel(learning_rate=[1e-4, 3e-3])
+    keys = {row.key for row in run_depth_check.judge_claims(results, SETUP)}
+    assert "depth growth" not in keys and "depth tokens" in keys
+    comparisons = list(run_depth_check.compare_results(results, SETUP))
+    assert comparisons and all(c.published is None for c in comparisons)
+    fig = run_depth_check.quantities_figure(results, SETUP)
+    assert fig.get_suptitle() == "width 64, learning rate 0.0001"
+
+
+def test_the_loss_is_of_the_deepest_network_in_any_order():
+    results = make_results().isel(depth=slice(None, None, -1))
+    losses = {
+        c.quantity: c.measured
+        for c in run_depth_check.compare_results(results, SETUP)
+        if "loss" in c.quantity
+    }
+    deepest = results.loss.sel(depth=max(run_depth_check.DEPTHS), step=10).mean("seed")
+    assert [*losses.values()] == pytest.approx(deepest.values.ravel().tolist())
+
+
 def test_a_ratio_that_rounding_decides_is_a_bound():
     assert wording.show_ratio(1.4e-7) == "below 1e-06 (rounding)"
     assert wording.show_ratio(np.float32(0.25)) == 0.25

@@ -254,3 +254,50 @@ def test_reverse_is_what_is_learned():
     data = designs.make_data(parsed(binary, *ARGUMENTS), 4, jax.random.key(0))
     assert isinstance(data["train"], Examples) and data["train"].inputs.shape == (100, 4)
     np.testing.assert_array_equal(data["train"].labels, data["train"].inputs[:, ::-1])
+
+
+def make_cells(depth=2, num_seeds=3, num_looks=4):
+    """Makes results of two designs, every number another one."""
+    cells, draw = {}, np.random.default_rng(0)
+    for design in ("post", "admin"):
+        cell = designs.Cell(depth, design, 1e-3, 0, 4)
+        cells[cell] = {
+            "residual_ratio": draw.uniform(0.1, 1, (num_seeds, num_looks, depth + 1)),
+            "gradients": draw.uniform(0.1, 1, (num_seeds, num_looks, 6, depth)),
+            "losses": draw.uniform(1, 2, (num_seeds, 5)),
+            "accuracy": draw.uniform(0, 1, (num_seeds, num_looks)),
+            "failed": np.array([True, False, False]),
+        }
+    return cells
+
+
+def test_solid_lines_are_before_training_and_dashed_ones_after_it():
+    """The data of the picture are compared with the arrays."""
+    cells = make_cells()
+    panels = iter(binary.inside_figure(cells, None).axes)
+    measures = {"residual_ratio": None, "w_q": 0, "w_v": 2}  # places among `designs.GRADIENTS`
+    for ax, (name, place) in zip(panels, measures.items(), strict=True):
+        solid, dashed = ([a for a in ax.lines if a.get_linestyle() == s] for s in ("-", "--"))
+        assert len(solid) == len(dashed) == len(cells)
+        for results, before, after in zip(cells.values(), solid, dashed, strict=True):
+            values = results[name][..., 1:] if place is None else results["gradients"][:, :, place]
+            values = np.log10(values)
+            np.testing.assert_allclose(before.get_ydata(), values[:, 0].mean(axis=0))
+            np.testing.assert_allclose(after.get_ydata(), np.median(values[:, -1], axis=0))
+
+
+def test_the_finding_names_admin_too():
+    sentence = binary.make_finding(make_cells(), None).sentence
+    assert "Post-LN learns nothing in 1 of 3 seeds" in sentence
+    assert "Admin learns nothing in 1 of 3 seeds" in sentence
+
+
+def test_losses_and_shares_drawn_are_those_of_the_arrays():
+    cells = make_cells()
+    axes = binary.loss_figure(cells, None).axes
+    lines = [line.get_ydata() for line in axes[0].lines]
+    for results, line in zip(cells.values(), lines, strict=True):
+        np.testing.assert_allclose(line, results["losses"].mean(axis=0))
+    (ax,) = binary.share_figure(cells, None).axes
+    shares = [float(container.lines[0].get_ydata()[0]) for container in ax.containers]
+    np.testing.assert_allclose(shares, [1 / 3, 1 / 3])

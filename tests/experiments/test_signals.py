@@ -177,7 +177,7 @@ def test_ctrl_c_ends_the_command_while_it_compiles(delay, tmp_path):
         "import sys; from rank_collapse import command; print('ready', flush=True); command.run()"
     )
     page = tmp_path / "a.html"
-    command = [sys.executable, "-c", code, "check", "bert-base-cased", f"--out={page}"]
+    command = [sys.executable, "-c", code, "check", "random:bert-base-cased", f"--out={page}"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
     with subprocess.Popen(command, env=environment, **pipes) as process:

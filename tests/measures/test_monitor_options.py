@@ -10,7 +10,7 @@ from refusals import is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.measures.monitor import ATTENTION, TOKENS
-from rank_collapse.measures.profiles import make_profile, rounding_limit
+from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS, make_profile, rounding_limit
 from rank_collapse.measures.spikes import choose_tokens
 
 RNG = np.random.default_rng(7)
@@ -48,7 +48,7 @@ def test_spikes_are_left_out_of_tokens_of_examples_and_of_the_batch(choice, thre
     kept = KEPT[threshold]
     examples = [change(x)[rows] for x, rows in zip(X, kept, strict=True)]
     for name in TOKENS:
-        least = 2 if name in ("residual_ratio", "token_cosine") else 1
+        least = 2 if name in NEEDS_TWO_TOKENS else 1
         values = [rc.MEASURES[name](x) for x in examples if len(x) >= least]
         np.testing.assert_allclose(statistics[name], np.mean(values), err_msg=name)
     pooled = np.stack([x.mean(axis=0) for x in examples])

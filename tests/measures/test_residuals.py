@@ -137,7 +137,7 @@ def test_participation_ratio():
 
 
 PLAIN = {
-    "svd": lambda x: jnp.linalg.svd(x, full_matrices=False),
+    "svd": lambda x: tuple(jnp.linalg.svd(x, full_matrices=False)),
     "svdvals": jnp.linalg.svdvals,
 }
 
@@ -162,6 +162,22 @@ def test_values_and_derivatives_under_vmap_are_those_of_one_matrix(name, dtype):
         np.testing.assert_allclose(
             outside, jax.vmap(jax.grad(largest(plain)))(x[0]), rtol=1e-4, atol=1e-5
         )
+
+
+def test_a_decomposition_that_does_not_converge_is_repeated_by_another():
+    """NaN of a NaN stays, and the first result stays where it is finite."""
+
+    def fail_at_large(x):
+        return jnp.where(x[0, 0] > 1, jnp.nan, jnp.sum(x)), 1.0
+
+    decompose = on_jax.retry_unless_finite(fail_at_large, lambda x: (2 * jnp.sum(x), 2.0))
+    x = np.stack([np.full((2, 2), a, "float32") for a in (0.5, 3.0, np.nan)])
+    for results in (
+        jax.vmap(decompose)(x),
+        [np.stack(a) for a in zip(*map(decompose, x), strict=True)],
+    ):
+        np.testing.assert_array_equal(results[0], [2, 24, np.nan])
+        np.testing.assert_array_equal(results[1], [1, 2, 1])
 
 
 SHARED = """

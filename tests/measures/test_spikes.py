@@ -12,7 +12,7 @@ import pytest
 from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse.measures.spikes import choose_tokens
+from rank_collapse.measures.spikes import choose_ratio, choose_tokens
 from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.pretrained import Group, InMemory, stream
 
@@ -112,6 +112,60 @@ def test_closed_forms_of_spikes():
     )
     none = [rc.MEASURES[name](x, mask=np.zeros(4, bool)) for name in values]
     assert np.isnan(none).all() and np.isnan(rc.measures.residual_spike(x[:, :2])).all()
+
+
+def leave_out_far(x):
+    """The ratio of the bulk by its definition, one token after another."""
+    distances = np.linalg.norm(x - np.median(x, axis=0), axis=1)
+    most = max(1, len(x) // 8)
+    kept = [
+        x[i]
+        for i, distance in enumerate(distances)
+        if distance <= 5 * np.median(distances) or (distances >= distance).sum() > most
+    ]
+    return float(rc.residual_ratio(np.array(kept)))
+
+
+@pytest.mark.parametrize("framework", ["numpy", "jax", "torch"])
+@pytest.mark.parametrize("count", [0, 1, 2, 6, 7, 20])
+def test_the_bulk_is_what_is_left_without_a_few_far_tokens(framework, count):
+    """Whether they are long or of the same length; more than an eighth of 48 stay."""
+    rng = np.random.default_rng(count)
+    x = rng.normal(size=16) + 0.002 * rng.normal(size=(48, 16))
+    x[:count] = rng.normal(size=(count, 16)) * rng.choice([1, 300], size=(count, 1))
+    expected = leave_out_far(x)
+    assert expected < 0.01 if count <= 6 else expected > 0.05
+    assert rc.residual_ratio(x) > 0.1 or count == 0
+    array = x.astype(np.float32)
+    if framework == "jax":
+        array = jnp.asarray(array)
+    elif framework == "torch":
+        array = pytest.importorskip("torch").from_numpy(array)
+    np.testing.assert_allclose(float(rc.measures.bulk_ratio(array)), expected, rtol=1e-3)
+    padded = np.concatenate([x, rng.normal(size=(5, 16))])
+    mask = np.arange(53) < 48
+    np.testing.assert_allclose(rc.measures.bulk_ratio(padded, mask=mask), expected, rtol=1e-12)
+    for scale in (1e-30, 1e30):
+        np.testing.assert_allclose(rc.measures.bulk_ratio(scale * x), expected, rtol=1e-9)
+    order = rng.permutation(48)
+    np.testing.assert_allclose(rc.measures.bulk_ratio(x[order]), expected, rtol=1e-12)
+
+
+def test_the_bulk_of_equal_and_of_few_tokens():
+    x = np.ones((9, 4))
+    assert rc.measures.bulk_ratio(x) == 0 and rc.measures.bulk_ratio(0 * x) == 0
+    x[3:] = np.eye(4)[[0, 1, 2, 3, 0, 1]]
+    for part in (x, x[:2], x[2:5]):  # in which none is far
+        assert rc.measures.bulk_ratio(part) == rc.residual_ratio(part)
+    assert np.isnan(rc.measures.bulk_ratio(x, mask=np.zeros(9, bool)))
+    same = np.ones((48, 4))
+    same[:7] = 5  # as far as each other: all stay, though six might go
+    assert rc.measures.bulk_ratio(same) == rc.residual_ratio(same)
+
+
+def test_a_verdict_rests_on_the_bulk_where_a_few_tokens_make_more_than_half():
+    ratio, bulk = np.array([1.4, 1.4, 0.01, np.nan, 0.5]), np.array([0.1, 0.8, np.nan, 0.1, 0.25])
+    np.testing.assert_array_equal(choose_ratio(ratio, bulk), [0.1, 1.4, 0.01, np.nan, 0.5])
 
 
 @pytest.mark.full

@@ -24,6 +24,7 @@ from rank_collapse import pretrained
 from rank_collapse.pretrained import open_checkpoint
 from rank_collapse.pretrained.checkpoint import open_weights
 from rank_collapse.pretrained.hub import hub_folder, is_hub_name
+from rank_collapse.pretrained.published import suggest_names
 from rank_collapse.pretrained.random_weights import Draw, RandomWeights
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -308,16 +309,56 @@ def test_rows_of_a_truncated_table_are_those_of_the_whole_one():
 
 def test_published_sizes():
     shapes = {
-        name: pretrained.config_of(name)
+        name: pretrained.config_of(f"random:{name}")
         for name in ("bert-base-cased", "albert-base-v2", "xlnet-base-cased")
     }
     for name, config in shapes.items():
         assert (config.depth, config.num_heads, config.d_model) == (12, 12, 768)
-        curves = pretrained.published_curves(pretrained.settings_of(name), 12)
+        curves = pretrained.published_curves(pretrained.settings_of(f"random:{name}"), 12)
         assert set(curves) == {"init", "pretrained"}
     assert shapes["albert-base-v2"].num_rows == 1
     assert pretrained.published_curves(pretrained.settings_of(BERT), 2) == {}
     is_refused("bert-huge", pretrained.config_of, "bert-huge", error=FileNotFoundError)
+
+
+READERS = {
+    "settings_of": pretrained.settings_of,
+    "load": pretrained.load,
+    "open_checkpoint": pretrained.open_checkpoint,
+    "random_like": lambda name: pretrained.random_like(name, jax.random.key(0)),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("name", ["bert-base-cased", "gpt2", "openai/gpt2"])
+def test_a_plain_name_is_a_folder_everywhere(reader, name, tmp_path, monkeypatch):
+    """A published name that is no folder names both others, and a folder of that name is read."""
+    monkeypatch.chdir(tmp_path)
+    drawn = "bert-base-cased" if name == "bert-base-cased" else "NAME"
+    message = rf"{name} does not exist; hf:{name} is .*hub, random:{drawn} random weights"
+    is_refused(message, READERS[reader], name, error=FileNotFoundError)
+    shutil.copytree(GOLDEN / "bert", tmp_path / name)
+    READERS[reader](name)
+    assert pretrained.config_of(name).depth == pretrained.config_of(GOLDEN / "bert").depth
+
+
+@pytest.mark.parametrize("name", ["", "/no/such", "./gpt2", "a/b/gpt2", "~/gpt2"])
+def test_a_path_is_no_name_of_a_model(name):
+    assert suggest_names(name) == ""
+
+
+def test_random_weights_of_a_folder_or_a_name():
+    """They are those of `random_like`, the first key, and say of themselves that they are."""
+    folder = GOLDEN / "bert"
+    source = f"random:{folder}"
+    config, params = pretrained.load(source)
+    expected_config, expected = pretrained.random_like(folder, jax.random.key(0))
+    assert config == expected_config
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    assert pretrained.open_checkpoint(source).has_random_weights
+    assert not pretrained.open_checkpoint(folder).has_random_weights
+    is_refused("random: has no name", pretrained.load, "random:")
+    is_refused(r"none does not exist", pretrained.load, "random:none", error=FileNotFoundError)
 
 
 test_a_model_that_is_none_of_transformers_is_named = refused(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rank_collapse.pretrained.checkpoint import open_weights
+from rank_collapse.pretrained.tensors import wrap_torch_tensors
 
 with_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
@@ -46,13 +47,78 @@ def make_entry(begin, end, shape, dtype="F32"):
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-@pytest.mark.parametrize("shard", ["../x", ""])
-def test_an_index_names_files_of_its_folder(tmp_path, shard):
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": shard, "b": "b.safetensors"}}))
-    write_safetensors(tmp_path / "b.safetensors", {"b": make_entry(0, 32, [8])})
-    with pytest.raises((ValueError, FileNotFoundError)):
-        open_weights(tmp_path)
+@pytest.fixture
+def indexed(tmp_path):
+    """Makes a folder with a shard, beside a file outside; returns what writes its index."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_safetensors(tmp_path / "outside.safetensors", {"a": make_entry(0, 32, [8])})
+    write_safetensors(folder / "b.safetensors", {"b": make_entry(0, 32, [8])})
+
+    def write_index(shard):
+        names = {"weight_map": {"a": shard, "b": "b.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(names))
+        return folder
+
+    return write_index
+
+
+OUTSIDE = ["../outside.safetensors", "{0}/outside.safetensors", "x/../../outside.safetensors"]
+
+
+@pytest.mark.parametrize("shard", [*OUTSIDE, "../absent", "/absent", "..", "b.safetensors/.."])
+def test_an_index_that_names_files_outside_of_its_folder_is_refused(indexed, tmp_path, shard):
+    """Whether the file exists or not, so that nothing is said of what else there is."""
+    with pytest.raises(ValueError, match="which is outside of its folder") as caught:
+        open_weights(indexed(shard.format(tmp_path)))
+    assert "index.json names" in str(caught.value)
+
+
+@pytest.mark.parametrize("shard", ["", ".", "absent", "a\0b"])
+def test_a_file_that_an_index_names_and_that_is_none_is_missing(indexed, shard):
+    with pytest.raises(FileNotFoundError, match=r"named by .* is missing"):
+        open_weights(indexed(shard))
+
+
+@pytest.mark.parametrize("shard", ["b.safetensors", "./b.safetensors", "inner/a.safetensors"])
+def test_an_index_names_files_of_its_folder(indexed, shard):
+    folder = indexed(shard)
+    (folder / "inner").mkdir()
+    write_safetensors(folder / "inner" / "a.safetensors", {"a": make_entry(0, 32, [8])})
+    (folder / "b.safetensors").unlink()
+    both = {"a": make_entry(0, 16, [4]), "b": make_entry(16, 32, [4])}
+    write_safetensors(folder / "b.safetensors", both)
+    assert open_weights(folder).read("a").size in (4, 8)
+
+
+def list_kinds():
+    import torch
+
+    x = torch.eye(4)
+    return {
+        "not dense .sparse_coo": x.to_sparse(),
+        "not dense .sparse_csr": x.to_sparse_csr(),
+        "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "on the device 'meta'": x.to("meta"),
+        "of the unsupported dtype float8_e4m3fn": x.to(torch.float8_e4m3fn),
+    }
+
+
+@with_torch
+@pytest.mark.filterwarnings("ignore")  # of torch, that it may change some of these
+@pytest.mark.parametrize("kind", range(5))
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_tensor_without_an_array_is_named(tmp_path, kind, in_memory):
+    import torch
+
+    message, tensor = [*list_kinds().items()][kind]
+    path = tmp_path / "pytorch_model.bin"
+    with pytest.raises(ValueError, match=f"{path}: tensor 'odd' is {message}"):
+        if in_memory:
+            wrap_torch_tensors(path, {"plain": torch.ones(2), "odd": tensor})
+        else:
+            torch.save({"plain": torch.ones(2), "odd": tensor}, path)
+            open_weights(tmp_path)
 
 
 def test_a_dtype_that_numpy_lacks_is_named(tmp_path):

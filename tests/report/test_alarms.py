@@ -91,6 +91,28 @@ def test_nothing_there_passes_nothing():
     )  # there is no loss
 
 
+def test_tokens_that_are_equal_but_for_a_few_are_an_alarm():
+    """The long token holds the ratio; the bulk is below the threshold, in its worst layer."""
+    row = {"step": 4, "residual_ratio": [0.9, 1.3, 1.2], "bulk_ratio": [0.8, 0.005, 0.002]}
+    (alarm,) = find_alarms([row], COLLAPSE)
+    assert str(alarm).startswith(
+        "step 4: residual_ratio 0.002 below 0.01 at layer 2 (rank collapse"
+    )
+    assert str(alarm).endswith("of all tokens but a few)")
+    assert find_alarms([row | {"bulk_ratio": [0.8, 0.7, 0.7]}], COLLAPSE) == []
+    part = {
+        "step": 4,
+        "encoder.residual_ratio": 1.3,
+        "encoder.bulk_ratio": 0.001,
+        "bulk_ratio": 1.0,
+    }
+    (alarm,) = find_alarms([part], COLLAPSE)
+    assert alarm.of_bulk and alarm.metric == "encoder.residual_ratio"
+    (alarm,) = find_alarms([{"step": 4, "residual_ratio": 0.001, "bulk_ratio": 0.0009}], COLLAPSE)
+    assert not alarm.of_bulk and alarm.value == 0.001
+    assert find_alarms([{"step": 1, "residual_ratio": 0.5, "bulk_ratio": [0.1]}], COLLAPSE) == []
+
+
 def test_a_part_of_a_network_has_the_thresholds_of_the_whole_or_its_own():
     rows = [{"step": 1, "encoder.residual_ratio": 1e-3, "decoder.residual_ratio": 1e-3}]
     alarms = find_alarms(rows, COLLAPSE)

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import os
 import random
 import re
 import resource
@@ -139,12 +140,88 @@ def test_a_folder_that_is_a_file_is_one_error(tmp_path):
     RunFolder(tmp_path, CONFIG, overwrite=True).close()
 
 
-def test_a_lock_that_is_a_link_is_refused_and_its_target_is_left_alone(tmp_path):
+@pytest.fixture
+def linked(tmp_path):
+    """A run folder beside a file and a folder of the user, which links inside of it lead to."""
     (tmp_path / "mine").write_text("mine")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "mine")
-    cannot_open(tmp_path / "run", r"cannot write to .*\.lock: Too many levels of symbolic")
+    (tmp_path / "docs").mkdir()
+    with RunFolder(tmp_path / "run", CONFIG) as run:
+        run.save_arrays({"a": np.ones(2)})
+    yield tmp_path / "run"
     assert (tmp_path / "mine").read_text() == "mine"
+    assert not [*(tmp_path / "docs").iterdir()]
+
+
+@pytest.mark.parametrize("name", [".lock", "log.txt"])
+def test_a_file_that_is_written_in_place_is_no_link(linked, name):
+    (linked / name).unlink(missing_ok=True)
+    (linked / name).symlink_to(linked.parent / "mine")
+
+    def write():
+        with RunFolder(linked, CONFIG) as run:
+            run.log("a line")
+
+    is_refused(rf"cannot write to .*{re.escape(name)}: it is a link", write, error=RunError)
+
+
+@pytest.mark.parametrize("name", ["figures", "metrics", "models", "checkpoints/sort", "points/0"])
+def test_a_folder_inside_of_a_run_is_no_link(linked, name):
+    (linked / name).parent.mkdir(exist_ok=True)
+    (linked / name).symlink_to(linked.parent / "docs")
+    cannot_open(linked, rf"cannot write to .*{name}: it is a link, to .*docs$")
+    RunFolder(linked, CONFIG, overwrite=True).close()  # which deletes the link
+
+
+def test_the_folder_of_a_run_may_be_a_link(linked):
+    (linked.parent / "link").symlink_to(linked)
+    with RunFolder(linked.parent / "link", CONFIG) as run:
+        run.log("a line")
+        assert run.resumed
+
+
+def test_no_file_of_a_run_is_written_through_a_link_or_a_second_name(linked):
+    """The temporary names of earlier versions, final names, and hard links to a file."""
+    names = ("results.csv", "config.json", "arrays.npz", "figures/f.png", "summary.json")
+    (linked / "figures").mkdir()
+    for name in names:
+        path = linked / name
+        path.with_name(f".{path.name}.tmp").symlink_to(linked.parent / "mine")
+        if not path.exists() and name != "summary.json":  # which is read first
+            path.symlink_to(linked.parent / "mine")
+    (linked / ".lock").unlink()
+    (linked / ".lock").hardlink_to(linked.parent / "mine")
+    (linked / "log.txt").hardlink_to(linked.parent / "mine")
+    figure = Figure()
+    figure.subplots().plot([1, 2])
+    with RunFolder(linked, CONFIG) as run:
+        run.log("a line")
+        run.save_arrays({"b": np.ones(2)})
+        run.publish(rows=lambda: [{"x": 1}], summary=dict, figures={"f": lambda: figure})
+    for path in (linked / name for name in names):
+        assert path.stat().st_size and not path.is_symlink()
+    log = (linked / "log.txt").read_text()
+    assert log.startswith("mine") and "a line" in log
+
+
+@pytest.mark.parametrize("name", ["log.txt", "config.json", "arrays.npz", "summary.json", ".lock"])
+def test_a_pipe_in_the_place_of_a_file_is_one_line_at_once(linked, name):
+    (linked / name).unlink(missing_ok=True)
+    os.mkfifo(linked / name)
+
+    def use():
+        with RunFolder(linked, CONFIG) as run:
+            run.log("a line")
+
+    is_refused(rf"{re.escape(name)}.*not a regular file", use, error=RunError)
+
+
+def test_what_a_killed_process_left_is_deleted(linked):
+    left = linked / "checkpoints" / ".rank_collapse-0123456789abcdef.tmp"
+    left.parent.mkdir()
+    left.write_text("")
+    (linked / ".notes.tmp").write_text("")  # of somebody else
+    RunFolder(linked, CONFIG).close()
+    assert not left.exists() and (linked / ".notes.tmp").exists()
 
 
 def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):

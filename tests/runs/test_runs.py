@@ -62,6 +62,54 @@ def test_a_run_leaves_everything_and_its_second_opening_finds_it(tmp_path):
     assert "begun" in (folder / "log.txt").read_text()
 
 
+def test_a_folder_names_every_environment_that_wrote_into_it(tmp_path, monkeypatch):
+    """The commit that began it, those that went on, but none that only read or wrote the same."""
+    here = provenance.environment()
+
+    def enter(**changes):
+        changed = here | {"started": "2038-01-19 03:14:07", "num_devices": 7} | changes
+        monkeypatch.setattr(provenance, "environment", lambda: changed)
+
+    def write(name):
+        with RunFolder(tmp_path, CONFIG) as run:
+            run.at("view/").save_arrays({name: np.ones(2)})
+
+    enter(git="a1")
+    write("a")
+    enter(git="b2")
+    with RunFolder(tmp_path, CONFIG) as run:
+        assert run.resumed
+    write("b")
+    write("c")
+    enter(git="b2", versions=here["versions"] | {"jax": "0.11"})
+    write("d")
+    enter(git="a1")
+    write("e")
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert provenance.list_commits(saved) == "a1 and b2"
+    assert provenance.list_versions(saved, "jax") == f"{jax.__version__} and 0.11"
+    found = [(e["git"], e["versions"]["jax"]) for e in provenance.list_environments(saved)]
+    assert found == [("a1", jax.__version__), ("b2", jax.__version__), ("b2", "0.11")]
+    assert provenance.list_commits({"environment": here | {"git": None}}) == ""
+    enter(git="c3")
+    with RunFolder(tmp_path, CONFIG) as run:  # which makes a table of the others' arrays
+        run.publish(rows=lambda: [{"x": 1}], summary=dict)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert provenance.list_commits(saved) == "a1 and b2 and c3"
+
+
+def test_an_unfinished_run_that_lacks_an_array_is_refused_until_all_are_made_again(tmp_path):
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_arrays({"seeds/a": np.ones(2), "seeds/b": np.ones(2)})
+    np.savez(tmp_path / "arrays.npz", **{"seeds/a": np.ones(2)})
+    is_refused(r"arrays\.npz .*it lacks seeds/b\)", RunFolder, tmp_path, CONFIG, error=RunError)
+    (tmp_path / "arrays.npz").unlink()  # as the message says
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_arrays({"seeds/a": np.ones(1)})
+    with RunFolder(tmp_path, CONFIG) as run:
+        assert set(run.arrays) == {"seeds/a"}
+
+
 @pytest.mark.parametrize("layout", [None, 1, "2"])
 def test_a_folder_that_another_version_made_is_refused(tmp_path, layout):
     with RunFolder(tmp_path, CONFIG):

@@ -1,5 +1,6 @@
 """Ensembles: seeds, devices and chunks that do not change results, divergence, resume."""
 
+import contextlib
 import dataclasses
 from typing import NamedTuple
 
@@ -184,9 +185,11 @@ def make_counting_ensemble():
     """An ensemble whose model is the number of epochs that it was trained."""
     ensemble = make_ensemble(devices=1, watch=lambda count, *_: count)
     ensemble.begin = lambda keys, hyper, _: (Count(jnp.zeros(len(keys))), {})
-    ensemble.chunk = lambda state, data, hyper, first: (
-        Count(jnp.minimum(state.model + 3, 4)),
-        jnp.full((len(state.model), 3), first) + jnp.arange(3)[None],
+    ensemble.chunk = jax.jit(
+        lambda state, data, hyper, first: (
+            Count(jnp.minimum(state.model + 3, 4)),
+            jnp.full((len(state.model), 3), first) + jnp.arange(3)[None],
+        )
     )
     return ensemble
 
@@ -236,6 +239,55 @@ def test_a_function_of_models_is_of_each_seed_with_its_data_values_and_key():
     results = call(*ensemble.lay_out((*laid_out[:2], _as_runs(laid_out[2], 3), keys)), num_seeds=2)
     np.testing.assert_allclose(results["all"], [[1, 4, 0.1], [2, 5, 0.2]], rtol=1e-6)
     np.testing.assert_array_equal(results["key"], jax.random.key_data(keys)[:2])
+
+
+def measure_models(count, **options):
+    """Measures so many made-up models on one device, but the last, which pads the others."""
+    ensemble = make_ensemble(devices=1)
+    call = ensemble.of_models(
+        lambda model, data, hyper, key: {"sum": model + data["a"] + hyper.learning_rate}
+    )
+    keys, values = seed_keys(0, count), jnp.arange(1.0, count + 1)
+    hyper = _as_runs(Hyper(0.5 * values), count)
+    laid_out = ensemble.lay_out((Count(values), {"a": 10 * values}, hyper, keys))
+    return call(*laid_out, num_seeds=count - 1, **options)["sum"]
+
+
+@pytest.mark.parametrize(
+    ("count", "reached"), [(3, [2]), (4, [2, 3]), (8, [2, 4, 6, 7]), (5, [4]), (7, [2, 4, 6])]
+)
+def test_seeds_that_are_measured_some_at_a_time_are_those_of_one_call(count, reached):
+    """Two or more at a time, so that XLA compiles a loop, and few that are repeated."""
+    done, activities = [], []
+
+    @contextlib.contextmanager
+    def note_activity(name):
+        activities.append(name)
+        yield
+
+    expected = measure_models(count)
+    np.testing.assert_allclose(expected, 11.5 * np.arange(1, count), rtol=1e-6)
+    some = measure_models(count, on_seeds=done.append, activity=note_activity)
+    np.testing.assert_array_equal(some, expected)
+    assert done == reached and activities == ["compiling what is measured"]
+
+
+def test_compiling_is_an_activity_before_the_first_chunk(two_devices, reference_run):
+    order = []
+
+    @contextlib.contextmanager
+    def note_activity(name):
+        order.append(name)
+        yield
+
+    run = two_devices.train(
+        seed_keys(2, 5),
+        Hyper(learning_rate=0.01),
+        activity=note_activity,
+        on_chunk=lambda epoch, *_: order.append(epoch),
+    )
+    assert order == ["drawing data and weights", "compiling", 3, 4]
+    np.testing.assert_array_equal(run.losses, reference_run.losses)
 
 
 def test_a_run_diverges_in_its_first_epoch_without_a_finite_loss():

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from measured_layers import (
+    Attention,
     D,
     F,
-    Attention,
     Stack,
     X,
     add_in_turn,

@@ -19,6 +19,7 @@ from rank_collapse.network.surgery import list_ablations
 from rank_collapse.pretrained import PUBLISHED
 from rank_collapse.pretrained.checkpoint import open_weights
 from rank_collapse.pretrained.hub import PREFIX, hub_folder, is_hub_name
+from rank_collapse.pretrained.published import RANDOM, is_random_name
 from rank_collapse.text import encoders, tokens as texts_of, words
 
 NAMES = {"pretrained": "pretrained", "init": "random initialisation"}
@@ -31,7 +32,7 @@ class Model:
     """One architecture, and the tokens that it is measured on."""
 
     label: str
-    source: str  # A folder, or the name of a published model
+    source: str  # A folder, or "random:" and a name
     settings: dict[str, Any]
     has_weights: bool
     inputs: dict[str, Any]  # x and mask of `rank_collapse.apply`, [b, n]
@@ -61,7 +62,7 @@ class Weights(NamedTuple):
 
 
 def make_models(options: Flags) -> list[Model]:
-    """Opens the folders of --checkpoints, or makes the published models.
+    """Opens the folders and names of --checkpoints, or makes the published models.
 
     Args:
         options: The flags.
@@ -72,15 +73,16 @@ def make_models(options: Flags) -> list[Model]:
     models: list[Model] = []
     if not options.checkpoints:
         check_names(options, "models", PUBLISHED)
-    for name in options.checkpoints or options.models:
-        label, folder = Path(name).name, name
+    names = options.checkpoints or [f"{RANDOM}{name}" for name in options.models]
+    for name in names:
+        label, folder = Path(name.removeprefix(RANDOM)).name, name
         if is_hub_name(name):
             label, folder = name.rsplit("/", 1)[-1].removeprefix(PREFIX), hub_folder(name)
         label += "+" * sum(model.label.rstrip("+") == label for model in models)
-        settings = pretrained.settings_of(Path(folder) if options.checkpoints else folder)
+        settings = pretrained.settings_of(folder)
         if not pretrained.config_of(settings).embedding.vocab_size:
             raise ValueError(f"{label} is a {settings['model_type']}, which reads no tokens")
-        model = Model(label, str(folder), settings, bool(options.checkpoints), {})
+        model = Model(label, str(folder), settings, not is_random_name(name), {})
         models.append(dataclasses.replace(model, inputs=read_inputs(model, options)))
     return models
 

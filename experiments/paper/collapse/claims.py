@@ -9,9 +9,16 @@ import xarray as xr
 
 from experiments.lab import Finding, labelled
 from experiments.paper.collapse.cubic_law import measured_constant
-from experiments.paper.collapse.figures import TIGHTNESS, as_published, first, raised_constant
+from experiments.paper.collapse.figures import (
+    TIGHTNESS,
+    choose_published,
+    describe_published,
+    raised_constant,
+    without_skips,
+)
 from experiments.verdicts import Comparison, Row, cases_row, power_law_wins, show_ratio
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
+from rank_collapse.report.wording import power_of_ten
 
 PUBLISHED_NAMES = {
     "san": "SAN",
@@ -19,6 +26,8 @@ PUBLISHED_NAMES = {
     "san_skip": "SAN+skip",
     "transformer": "Transformer",
 }
+
+WITHOUT_SKIPS = ("san", "san_mlp")
 
 
 def count_above(results: xr.Dataset, bound: str) -> xr.DataArray:
@@ -31,14 +40,19 @@ def count_above(results: xr.Dataset, bound: str) -> xr.DataArray:
 
 
 def judge_claims(results: xr.Dataset, setup: Any) -> Iterator[Row]:
-    """Tests rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights,
-    with the first of the skips' gains.
+    """Tests rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights.
+
+    The papers' skips have a gain of 1: without it nothing is said of networks with skips.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.
         setup: Unused.
     """
-    results = results.isel(skip_gain=0, drop=True)
+    if 1 in results.skip_gain:
+        results = results.sel(skip_gain=1, drop=True)
+    else:
+        names = [name for name in WITHOUT_SKIPS if name in results.variant]
+        results = without_skips(results).sel(variant=names)
     # Without skips post- and pre-norm are one network up to an outer norm: the row of post-norm, as
     # published, is that of both.
     norms = list(results.norm_placement.values)
@@ -149,19 +163,20 @@ def crossing(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
 
 
 def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
-    """Compares residual ratios with BERT's published curve, and shows what only logarithms show, at
-    the first of the swept values.
+    """Compares residual ratios with BERT's published curve, where skips have a gain of 1 as there,
+    and shows what only logarithms show.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.
         setup: Unused.
     """
-    results = first(results)
     end, depth = results.isel(layer=-1), results.sizes["layer"] - 1
     curves = published_curves(PUBLISHED["bert-base-cased"], 12)["init"]
     curves = {v: curves[PUBLISHED_NAMES[v]] for v in results.variant.values}
     ends = [curve[min(depth, len(curve) - 1)] for curve in curves.values()]
     published = xr.DataArray(ends, {"variant": [*curves]})
+    is_alike = (results.skip_gain == 1) | published.variant.isin(WITHOUT_SKIPS)
+    published = published.where(is_alike)
     note = "published: BERT at initialisation (768 wide, 12 heads, post-norm)"
     show = partial(show_ratio, dtype=end.ratio.dtype)
     yield from labelled.compare_means(
@@ -169,16 +184,20 @@ def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
     )
     yield from labelled.compare_means("log10 of the residual at the last layer", end.log10_residual)
     yield from labelled.compare_means("the same in plain arithmetic", end.plain_log10_residual)
+    # What follows is of networks without skips.
+    results = without_skips(results)
     if "admissible" in results:
         admissible = results.where(results.admissible > 0).isel(layer=slice(1, None))
         # The stack's bound needs the condition in every layer so far, a layer's in that one only.
         is_so_far = admissible.admissible.cumprod("layer", skipna=False) > 0
         broken = count_above(admissible, "log10_layer_bound")
         broken = broken + count_above(admissible.where(is_so_far), "log10_bound")
+        broken = broken.where(results.admissible.notnull().any(["seed", "layer"]))
         text = "layers and depths above the bound with sums over heads (derived here)"
         yield from labelled.compare_means(text, broken.expand_dims("seed"), 0)
         tightness = results[list(TIGHTNESS)].isel(layer=slice(1, None)).to_dataarray("bound")
         free = (tightness.drop_sel(bound="tightness_paper") < -1e-3).sum(["bound", "layer"])
+        free = free.where(tightness.notnull().any(["bound", "layer"]))
         text = "layers above a bound that needs no condition (derived here)"
         yield from labelled.compare_means(text, free, 0)
         text = "powers of ten above what is bounded, median over layers"
@@ -202,20 +221,23 @@ def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
 
 
 def make_finding(results: xr.Dataset, setup: Any) -> Finding | None:
-    """Reports what is left of attention alone and of attention with skips.
+    """Reports what is left of attention alone and of attention with skips of gain 1.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.
         setup: Unused.
     """
-    end = as_published(results).squeeze("norm_placement").mean("seed").isel(layer=-1)
-    if not {"san", "san_skip"} <= {*end.variant.values}:
+    chosen = choose_published(results)
+    if chosen is None or not {"san", "san_skip"} <= {*results.variant.values}:
         return None
+    end = chosen.squeeze().mean("seed").isel(layer=-1)
     lost = float((end.log10_residual - end.log10_size).sel(variant="san"))
-    return Finding(
-        "depth",
-        f"After {results.sizes['layer'] - 1} layers attention alone keeps "
-        f"10^{float(f'{lost:.2g}'):,.0f} of the differences between tokens, with "
-        f"skips {float(end.ratio.sel(variant='san_skip')):.2f}: without them the logarithm grows "
-        f"by a factor of {float(end.local_rate.sel(variant='san')):.2f} a layer.",
-    )
+    rate = float(end.local_rate.sel(variant="san"))
+    point = describe_published(results)
+    text = f"{point}: after" if point else "After"
+    text += f" {results.sizes['layer'] - 1} layers attention alone keeps {power_of_ten(lost)} of "
+    text += "the differences between tokens, with skips "
+    text += f"{float(end.ratio.sel(variant='san_skip')):.2f}"
+    if np.isfinite(rate):
+        text += f": without them the logarithm grows by a factor of {rate:.2f} a layer"
+    return Finding("depth", f"{text[0].upper()}{text[1:]}.")

@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 
 from experiments.lab import labelled, name_figures
+from rank_collapse.measures.profiles import rounding_limit
 from rank_collapse.report import figures
 
 # {measure: what it is the tightness of}
@@ -17,6 +18,8 @@ TIGHTNESS = {
 }
 RATIO = r"residual ratio $\|\mathrm{res}(X^l)\|_{1,\infty} \,/\, \|X^l\|_{1,\infty}$"
 NOTE = {"color": "#555555", "fontsize": 7}
+AXES = ("norm_placement", "weight_scale", "skip_gain")
+LEAST_DRAWN = -40  # log10 of the least ratio that the first figure shows
 
 
 def style(index: int, count: int) -> dict[str, Any]:
@@ -24,24 +27,26 @@ def style(index: int, count: int) -> dict[str, Any]:
     return {} if index else {"linewidth": 5.0, "alpha": 0.35, "marker": ""}
 
 
-def first(results: xr.Dataset, *kept_axes: str) -> xr.Dataset:
-    """Selects the networks at the first of the swept values, of axes that are not kept."""
-    swept = {"weight_scale", "skip_gain"}.difference(kept_axes)
-    return results.isel(dict.fromkeys(swept, 0), drop=True)
-
-
 def by_variant(values: xr.DataArray, **options: Any):
-    """Draws curves of the variants by layer, a panel for each norm placement.
+    """Draws curves of the variants by layer, a panel for each norm placement and swept value.
 
     Args:
-        values: Over "seed", "layer", "variant" and "norm_placement".
+        values: Over "seed", "layer", "variant", "norm_placement" and the swept values.
         **options: As of `labelled.plot_facets`.
     """
-    fig, axes = labelled.plot_facets(
-        values, hue="variant", col="norm_placement", sharey=True, style=style, **options
-    )
+    fig, axes = labelled.plot_facets(values, hue="variant", sharey=True, style=style, **options)
     fig.legend(*axes[0, -1].get_legend_handles_labels(), loc="outside right center")
     return fig, axes
+
+
+def can_show(results: xr.Dataset) -> bool:
+    """Returns whether a figure has room for a panel for each norm placement and swept value."""
+    return labelled.count_panels(results.ratio, hue="variant") <= labelled.MOST_PANELS
+
+
+def name_networks(results: xr.Dataset) -> xr.Dataset:
+    """Drops the swept axes that titles need not name."""
+    return labelled.drop_single_axes(results, but=("norm_placement", "variant", "mlp_gain"))
 
 
 def raised_constant(results: xr.Dataset) -> xr.DataArray:
@@ -53,47 +58,82 @@ def raised_constant(results: xr.Dataset) -> xr.DataArray:
     return ((results.swept - san) / 3.0 ** san.layer[-1]).isel(layer=-1, drop=True)
 
 
-def as_published(results: xr.Dataset) -> xr.Dataset:
-    """Selects the networks with BERT's norm, where the run has it, at the first of the swept
-    values.
+def without_skips(results: xr.Dataset) -> xr.Dataset:
+    """Selects one gain of the skips, for networks that have none and do not depend on it."""
+    return results.isel(skip_gain=0, drop=True)
+
+
+def choose_published(results: xr.Dataset) -> xr.Dataset | None:
+    """Selects the networks that are most like BERT: its norm, skips of gain 1.
+
+    Args:
+        results: Over norm placement, weight scale, skip gain, variant, seed and layer.
+
+    Returns:
+        Results whose axes have one value, at the first of the scales; None without skips of gain 1.
     """
+    if 1 not in results.skip_gain:
+        return None
     norms = [*results.norm_placement.values]
-    return first(results).sel(norm_placement=["post" if "post" in norms else norms[0]])
+    norm = "post" if "post" in norms else norms[0]
+    return results.sel(norm_placement=[norm], skip_gain=[1.0]).isel(weight_scale=[0])
 
 
-def depth_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
-    """Residual ratio by layer at initialisation, on English text: mean and standard deviation over
-    seeds. Attention alone and with MLPs fall together, within two layers."""
-    ratio = as_published(results).ratio
-    fig, ((ax,),) = labelled.plot_facets(ratio, hue="variant", style=style, ylabel=RATIO)
-    ax.set(ylim=(-0.03, 1.03), title="")
-    ax.legend(loc="center", bbox_to_anchor=(0.55, 0.4))
+def describe_published(results: xr.Dataset) -> str:
+    """Names the point of `choose_published` among those of the run: "weight scale 0.55"."""
+    chosen = choose_published(results)
+    point = {axis: chosen[axis].item() for axis in AXES if results.sizes[axis] > 1}
+    return labelled.describe_point(point)
+
+
+def depth_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
+    """Residual ratio by layer at initialisation: mean of the logarithm over seeds and a deviation.
+    Attention alone and with MLPs fall faster with every layer, by the third power of what is left;
+    below the dotted line rounding decides what an ordinary forward pass in float32 shows."""
+    chosen = choose_published(results)
+    if chosen is None:
+        return None
+    lost = (chosen.log10_residual - chosen.log10_size).squeeze(AXES, drop=True)
+    ratio = 10.0 ** lost.astype(float).clip(min=LEAST_DRAWN - 300)
+    fig, ((ax,),) = labelled.plot_facets(
+        ratio, hue="variant", style=style, ylabel=RATIO, draw=figures.log_band
+    )
+    ax.axhline(rounding_limit("float32"), color="#555555", lw=0.9, ls=":")
+    ax.set(yscale="log", ylim=(10.0**LEAST_DRAWN, 10), title=describe_published(results))
+    ax.set_yticks(10.0 ** np.arange(LEAST_DRAWN, 1, 10.0))
+    ax.legend(loc="center right", bbox_to_anchor=(1.0, 0.6))
     return fig
 
 
-def residual_ratio_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
-    """The same with and without norms."""
-    fig, axes = by_variant(first(results).ratio, ylabel=RATIO, width=3.4, height=3.0)
+def residual_ratio_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
+    """The same on a linear axis, of all norms and swept values: mean and standard deviation over
+    seeds."""
+    if not can_show(results):
+        return None
+    ratio = name_networks(results).ratio
+    fig, axes = by_variant(ratio, ylabel=RATIO, width=3.4, height=3.0)
     axes[0, 0].set_ylim(-0.03, 1.03)
     return fig
 
 
-def log_residual_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
+def log_residual_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     """By how many powers of ten the residual ratio falls, to any depth; geometric means over seeds.
     Black, dashed: three times as many with each layer. Dotted: what an ordinary float32 forward
     pass shows of attention alone."""
-    results, label = first(results), "powers of ten that the residual ratio has lost"
+    if not can_show(results):
+        return None
+    results, label = name_networks(results), "powers of ten that the residual ratio has lost"
     start = (results.log10_residual - results.log10_size).isel(layer=0, drop=True)
     lost = start - (results.log10_residual - results.log10_size)
     fig, axes = by_variant(lost, ylabel=label, width=3.6, height=3.4, draw=figures.log_band)
-    if "san" in results.variant:
-        panels = labelled.iterate_points(results.sel(variant="san"), "seed", "layer", "mlp_gain")
-        for ax, (point, panel) in zip(axes[0], panels, strict=True):
+    points = labelled.iterate_points(lost, "seed", "layer", "variant")
+    for ax, (point, _) in zip(axes.flat, points, strict=False):
+        if "san" in results.variant:
             san_point = {"variant": "san"} | point
-            plain = start.sel(san_point) - panel.plain_log10_residual + panel.log10_size
+            san = results[["plain_log10_residual", "log10_size"]].sel(san_point)
+            plain = start.sel(san_point) - san.plain_log10_residual + san.log10_size
             ax.plot(plain.where(plain > 0).mean("seed"), color=figures.color(0), linestyle=":")
             draw_cubic_line(ax, lost.sel(san_point).mean("seed", dtype=float).values)
-    for ax in axes[0]:
         ax.set(yscale="log", ylim=(0.01, None))
     return fig
 
@@ -112,11 +152,14 @@ def draw_cubic_line(ax: Any, lost: np.ndarray) -> None:
         ax.plot(layers, lost[-1] * 3.0 ** (layers - layers[-1]), "k--", lw=1, zorder=5)
 
 
-def local_rate_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
+def local_rate_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     """Local rate of the logarithms: 3 is doubly exponential collapse, 1 exponential or none."""
+    if not can_show(results):
+        return None
     label = "local rate\n" + r"$(y_l - y_{l-1}) / (y_{l-1} - y_{l-2}), y = \log\|\mathrm{res}\|$"
-    fig, axes = by_variant(first(results).local_rate, ylabel=label, width=3.6, height=2.8)
-    for ax in axes[0]:
+    rate = name_networks(results).local_rate
+    fig, axes = by_variant(rate, ylabel=label, width=3.6, height=2.8)
+    for ax in axes.flat:
         for level, text in ((3.0, "3: doubly exponential"), (1.0, "1: exponential or none")):
             ax.axhline(level, color="#555555", lw=0.9, ls="--")
             place = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "top"}
@@ -125,24 +168,22 @@ def local_rate_figure(results: xr.Dataset, setup: Any) -> figures.Figure:
     return fig
 
 
-def has_law(results: xr.Dataset) -> bool:
-    """Returns whether the first networks have a law in closed form."""
-    return "log10_cubic" in results and bool(first(results).log10_cubic.notnull().any())
-
-
 def bounds_and_constant_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     """Left: how many powers of ten the bounds of one layer of attention alone lie above what they
     bound; all but the paper's need no condition. Right: the constant of the 3^l law as each depth
     shows it (markers), from the closed recursion of the covariance (dashed), and by the theorem
     (dotted), which does not cover norms."""
-    if not has_law(results):
+    if "log10_cubic" not in results:
         return None
-    fig, ((bounds_ax, constant_ax),) = figures.figure(1, 2, width=4.2, height=3.1)
+    alone = without_skips(results)
     networks = [
         (labelled.describe_point(point), network.transpose("seed", "layer", ...))
-        for point, network in labelled.iterate_points(first(results), "seed", "layer", "mlp_gain")
+        for point, network in labelled.iterate_points(alone, "seed", "layer", "mlp_gain")
         if network.log10_cubic.notnull().any()
     ]
+    if not networks:
+        return None
+    fig, ((bounds_ax, constant_ax),) = figures.figure(1, 2, width=4.2, height=3.1)
     layers = np.arange(results.sizes["layer"])
     for index, (name, text) in enumerate(TIGHTNESS.items()):
         if name in results and networks[0][1][name].notnull().any():
@@ -154,9 +195,12 @@ def bounds_and_constant_figure(results: xr.Dataset, setup: Any) -> figures.Figur
         if "log10_c" in network and network.log10_c.notnull().any():
             theorem = float((network.log10_residual[:, 0] + network.log10_c[:, 0] / 2).mean())
             constant_ax.axhline(theorem, linestyle=":", **style)
-    bounds_ax.set(ylabel="powers of ten above what is bounded", title="bounds of one layer")
+    name = networks[0][0] if len(networks) > 1 else ""
+    title = ": ".join(filter(None, ("bounds of one layer", name)))
+    bounds_ax.set(ylabel="powers of ten above what is bounded")
+    bounds_ax.set_title(title, fontsize=8 if name else None)
     constant_ax.set(
-        ylabel=r"$\Lambda_l = \log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$", title="3^l law"
+        ylabel=r"$\Lambda_l = \log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$", title=r"$3^l$ law"
     )
     figures.finish_axes([bounds_ax, constant_ax], "layer")
     return fig
@@ -181,21 +225,21 @@ def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
     """
     if results.sizes[swept] == 1:
         return None
-    ratio = first(results, swept).ratio.stack(network=("norm_placement", "variant"))
+    ratio = name_networks(results).ratio
+    if labelled.count_panels(ratio, hue=swept) > labelled.MOST_PANELS:
+        return None
     colors = figures.shades(ratio.sizes[swept])
     fig, axes = labelled.plot_facets(
         ratio,
         hue=swept,
-        col="network",
-        columns=4,
         ylabel=RATIO,
         width=3.0,
         height=2.7,
         sharey=True,
         style=lambda index, count: {"color": colors[index], "marker": ""},
     )
-    for ax, (norm, variant) in zip(axes.flat, ratio.network.values, strict=False):
-        ax.set_title(labelled.describe_point({"variant": variant, "norm_placement": norm}))
+    for ax in axes.flat:
+        ax.set_title(ax.get_title(), fontsize=8)
     handles = axes[0, -1].get_legend_handles_labels()
     fig.legend(*handles, title=swept.replace("_", " "), loc="outside right center")
     return fig
@@ -206,13 +250,11 @@ def mlp_gain_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     they slow the collapse."""
     if "swept" not in results or "san" not in results.variant:
         return None
-    raised = raised_constant(first(results))
-    if not raised.size:
+    raised = raised_constant(name_networks(without_skips(results)))
+    if not raised.size or labelled.count_panels(raised, "mlp_gain") > labelled.MOST_PANELS:
         return None
-    fig, axes = labelled.plot_facets(
-        raised, "mlp_gain", col="norm_placement", width=3.4, height=2.8, sharey=True
-    )
-    for ax in axes[0]:
+    fig, axes = labelled.plot_facets(raised, "mlp_gain", width=3.4, height=2.8, sharey=True)
+    for ax in axes.flat:
         ax.axhline(0, color="#555555", lw=0.9, ls="--")
         ax.set_xscale("log", base=2)
         ax.set_xticks(raised.mlp_gain.values, [f"{gain:g}" for gain in raised.mlp_gain.values])

@@ -116,6 +116,10 @@ class DecidedProgram(NamedTuple):
         """Returns the memory that so many seeds take on a device."""
         return self.measured.count_bytes(chunk, size)
 
+    def name_arrays(self, chunk: Chunk) -> set[str]:
+        """Returns the names of the arrays that it computes."""
+        return self.measured.name_arrays(chunk)
+
     def __call__(self, chunk: Chunk) -> dict[str, dict[str, np.ndarray]]:
         """Measures a chunk as `Mapped` does, with residuals of float64 where float32 has none.
 

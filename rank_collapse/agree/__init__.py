@@ -1,0 +1,1 @@
+"""At which layer two runs of one model part, and whether that is rounding."""

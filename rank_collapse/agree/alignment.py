@@ -1,0 +1,122 @@
+"""Which tokens of two recordings belong together: padding on either side, another order."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from rank_collapse.agree.recording import Layer, Recording
+from rank_collapse.struct import refuse_if
+
+
+class Alignment(NamedTuple):
+    """Tokens of two recordings that belong together.
+
+    Attributes:
+        first, second: Positions [b, m] of the m-th token that exists in each run.
+        mask: Bool [b, m], which of them exist.
+        remarks: What differs in how the tokens lie, for people.
+        order: "" or the kind of difference, where the tokens stand in another order.
+    """
+
+    first: Int[np.ndarray, "b m"]
+    second: Int[np.ndarray, "b m"]
+    mask: Bool[np.ndarray, "b m"]
+    remarks: tuple[str, ...] = ()
+    order: str = ""
+
+    def take(self, layer: Layer, positions: Int[np.ndarray, "b m"]) -> Layer:
+        """Returns a layer with the aligned tokens alone.
+
+        Args:
+            layer: Of a recording.
+            positions: `first` or `second`.
+        """
+
+        def gather(array):
+            return np.take_along_axis(array, positions[..., None], axis=1)
+
+        branches = {name: gather(array) for name, array in layer.branches.items()}
+        return Layer(layer.index, gather(layer.before), gather(layer.after), branches)
+
+
+def align_tokens(first: Recording, second: Recording) -> Alignment:
+    """Align the tokens that exist, the k-th of each example with the k-th.
+
+    Padding may be on either side. Where the embeddings are the same in another order, tokens are
+    aligned by them.
+
+    Args:
+        first, second: The recordings.
+
+    Raises:
+        ValueError: They have other numbers of examples, of tokens that exist, or another width;
+            other token ids.
+    """
+    (b, _, d), (b2, _, d2) = first.shape, second.shape
+    refuse_if(d != d2, f"the width is {d} in {first.path.name} and {d2} in {second.path.name}")
+    refuse_if(b != b2, f"{first.path.name} has {b} examples, {second.path.name} {b2}")
+    masks = [first.read_mask(), second.read_mask()]
+    counts = [mask.sum(axis=1) for mask in masks]
+    if not np.array_equal(*counts):
+        example = int(np.flatnonzero(counts[0] != counts[1])[0])
+        raise ValueError(
+            f"example {example} has {counts[0][example]} tokens in {first.path.name} and "
+            f"{counts[1][example]} in {second.path.name}; `mask` says which tokens exist"
+        )
+    most = int(counts[0].max())
+    exists = np.arange(most) < counts[0][:, None]
+    # A stable sort: the tokens that exist first, each in its order.
+    positions = [np.argsort(~mask, axis=1, kind="stable")[:, :most] for mask in masks]
+    remarks = []
+    if masks[0].shape != masks[1].shape or not np.array_equal(*masks):
+        remarks.append("padding lies elsewhere; tokens are compared in their order")
+    states = [
+        np.take_along_axis(next(r.read_layers()).before, p[..., None], axis=1)
+        for r, p in zip((first, second), positions, strict=True)
+    ]
+    order = [_match_rows(*rows, n) for *rows, n in zip(*states, counts[0], strict=True)]
+    kind = ""
+    if all(o is not None for o in order) and any((o != np.arange(len(o))).any() for o in order):
+        kind = "the tokens stand in another order"
+        for example, permutation in enumerate(order):
+            n = len(permutation)
+            positions[1][example, :n] = positions[1][example, permutation]
+    ids = [recording.read_token_ids() for recording in (first, second)]
+    if None not in (ids[0] is None and None, ids[1] is None and None):
+        aligned = [np.take_along_axis(i, p, axis=1) for i, p in zip(ids, positions, strict=True)]
+        differs = (aligned[0] != aligned[1]) & exists
+        if differs.any():
+            example, token = (int(k[0]) for k in np.nonzero(differs))
+            raise ValueError(
+                f"the inputs differ: token {token} of example {example} is "
+                f"{aligned[0][example, token]} in {first.path.name} and "
+                f"{aligned[1][example, token]} in {second.path.name}"
+            )
+    return Alignment(positions[0], positions[1], exists, tuple(remarks), kind)
+
+
+def _match_rows(x: Float[np.ndarray, "n d"], y: Float[np.ndarray, "n d"], count: int):
+    """Return which row of y each row of x is nearest to, if that is one to one and much nearer
+    than the row at its own place; None otherwise.
+
+    Args:
+        x, y: States before the first layer.
+        count: How many of the rows exist.
+    """
+    x, y = x[:count], y[:count]
+    squares = (x * x).sum(axis=1)[:, None] + (y * y).sum(axis=1) - 2 * x @ y.T
+    distances = np.sqrt(np.maximum(squares, 0))
+    at_place = np.diagonal(distances)
+    # Equal tokens may have equal embeddings: the own place wins.
+    nearest = np.where(
+        at_place <= 1.5 * distances.min(axis=1), np.arange(count), distances.argmin(axis=1)
+    )
+    if len(set(nearest)) < count:
+        return None
+    return (
+        nearest
+        if distances[np.arange(count), nearest].max() < 0.1 * max(at_place.max(), 1e-300)
+        or (nearest == np.arange(count)).all()
+        else None
+    )

@@ -1,0 +1,256 @@
+"""How far two recordings differ in each sublayer, beside what rounding explains.
+
+Of a sublayer that maps the stream x to a branch b(x), a token of the second run has the input
+x + e and the branch b + δ. The error that comes in is ‖e‖/‖x‖, and the sublayer adds ‖δ‖/‖b‖.
+Rounding of relative size u predicts
+
+    added ≈ √((1.5 · in)² + (2u)² + (.4 · u_stream (‖x‖ + ‖y‖)/‖b‖)²),
+
+with the last term where b = y − x is a difference of recorded states y and x, and 3u for such a
+whole layer. In float32 and float64 the sums of products are rounded, too: there u is multiplied by
+1 + √d/4. The quotient of both
+sides, `excess`, has a median over tokens of .6 to 1.8 in rounded random networks with or without
+skips, norms before or after, spikes, masks, and weights of up to twice the usual scale
+(tests/agree/test_differences.py). An error of all tokens in the whole stream is nearly blind for a
+sublayer: its branch is a small part of the stream, and one large token hides all others.
+"""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Bool, Float
+
+from rank_collapse.agree.recording import ROUNDING, Layer, Recording
+
+Part = Literal["attention", "mlp", "layer"]
+SPIKE = 5.0  # times the median norm: tokens that are reported apart
+MEDIAN = 2.6  # times what rounding explains: more in the median token is no rounding
+_LEAST = 0.1  # of the median norm: the least by which an error is divided
+_GAIN, _FLOOR, _STREAM = 1.5, {"attention": 2.0, "mlp": 2.0, "layer": 3.0}, 0.4
+
+
+class Rounding(NamedTuple):
+    """Relative errors of one rounding.
+
+    Attributes:
+        products: Of what the sublayers compute.
+        stream: Of the states.
+        name: Of the dtype of `products`.
+    """
+
+    products: float
+    stream: float
+    name: str
+
+
+class Difference(NamedTuple):
+    """The difference of two runs in one sublayer; of examples and tokens [b, n], NaN where masked.
+
+    Attributes:
+        layer: From 0.
+        part: "attention", "mlp", or "layer" where no branch was recorded.
+        error_in: ‖e‖/‖x‖ of the input.
+        added: ‖δ‖/‖b‖ of the branch.
+        predicted: What rounding explains of `added`.
+        spikes: Tokens whose input or branch is five times the median's or more.
+        scale: c of the best δ ≈ c b, over all tokens without spikes.
+        coherence: How much of ‖δ‖ that explains, 0 to 1.
+        first, second: The branches [b, n, d] of both runs.
+    """
+
+    layer: int
+    part: Part
+    error_in: Float[np.ndarray, "b n"]
+    added: Float[np.ndarray, "b n"]
+    predicted: Float[np.ndarray, "b n"]
+    spikes: Bool[np.ndarray, "b n"]
+    scale: float
+    coherence: float
+    first: Float[np.ndarray, "b n d"]
+    second: Float[np.ndarray, "b n d"]
+
+    @property
+    def measured(self) -> Bool[np.ndarray, "b n"]:
+        """Returns which tokens exist and are no spikes; all that exist where all others are."""
+        exists = np.isfinite(self.added)
+        return exists & ~self.spikes if (exists & ~self.spikes).any() else exists
+
+    @property
+    def excess(self) -> Float[np.ndarray, "b n"]:
+        """Returns added/predicted."""
+        return self.added / self.predicted
+
+    def quantile(self, name: str, share: float) -> float:
+        """Returns a quantile over the measured tokens.
+
+        Args:
+            name: "error_in", "added", "predicted" or "excess".
+            share: From 0 to 1.
+        """
+        return float(np.quantile(getattr(self, name)[self.measured], share))
+
+
+def compare_layer(
+    first: Layer, second: Layer, mask: Bool[np.ndarray, "b n"], rounding: Rounding
+) -> Iterator[Difference]:
+    """Yields the differences of one layer's sublayers in their order.
+
+    Args:
+        first, second: The layer in both runs, with the same tokens.
+        mask: Tokens that exist.
+        rounding: Of the coarser run.
+    """
+    names = [name for name in first.branches if name in second.branches]
+    x, y = first.before, second.before
+    if "attention_branch" in names:
+        a, b = first.branches["attention_branch"], second.branches["attention_branch"]
+        yield _compare(first.index, "attention", (x, y), (a, b), mask, rounding, mixes=True)
+        x, y = x + a, y + b
+    if "mlp_branch" in names:
+        # Without the attention's branch its input is known before the attention alone.
+        a, b = first.branches["mlp_branch"], second.branches["mlp_branch"]
+        yield _compare(
+            first.index,
+            "mlp",
+            (x, y),
+            (a, b),
+            mask,
+            rounding,
+            mixes="attention_branch" not in names,
+        )
+    if not names:
+        a, b = first.after - x, second.after - y
+        ends = np.linalg.norm(x, axis=-1) + np.linalg.norm(first.after, axis=-1)
+        yield _compare(first.index, "layer", (x, y), (a, b), mask, rounding, mixes=True, ends=ends)
+
+
+def compare_sums(
+    first: Layer, second: Layer, mask: Bool[np.ndarray, "b n"], rounding: Rounding
+) -> Difference | None:
+    """Compare what both runs make of the stream and the branches: their sum, norms and skips.
+
+    Args:
+        first, second: The layer in both runs, with both branches.
+        mask: Tokens that exist.
+        rounding: Of the coarser run.
+
+    Returns:
+        The difference of the state after the layer, given the differences of its summands; None
+        where a branch was not recorded.
+    """
+    if not {"attention_branch", "mlp_branch"} <= first.branches.keys() & second.branches.keys():
+        return None
+    x, y = (layer.before + sum(layer.branches.values()) for layer in (first, second))
+    ends = 2 * np.linalg.norm(first.after, axis=-1)
+    return _compare(
+        first.index,
+        "layer",
+        (x, y),
+        (first.after, second.after),
+        mask,
+        rounding,
+        mixes=False,
+        ends=ends,
+    )
+
+
+def _compare(layer, part, inputs, branches, mask, rounding, *, mixes, ends=None):
+    """Compare one sublayer.
+
+    Args:
+        layer, part: Its place.
+        inputs, branches: Of both runs [b, n, d].
+        mask: Tokens that exist.
+        rounding: Of the coarser run.
+        mixes: Whether it mixes tokens: then the error of other tokens comes in, too.
+        ends: Norms of the states of which the branch is the difference.
+    """
+    (x, y), (a, b) = inputs, branches
+    input_norm, branch_norm = (np.linalg.norm(z, axis=-1) for z in (x, a))
+    spikes = np.zeros_like(mask)
+    for norm in (input_norm, branch_norm):
+        spikes |= norm > SPIKE * np.median(norm[mask])
+    spikes &= mask
+    usual = mask & ~spikes if (mask & ~spikes).any() else mask
+    error_in = _divide(np.linalg.norm(y - x, axis=-1), input_norm, usual)
+    added = _divide(np.linalg.norm(b - a, axis=-1), branch_norm, usual)
+    comes_in = error_in
+    if mixes:
+        comes_in = np.maximum(error_in, np.sqrt(np.mean(error_in[usual] ** 2)))
+    floor = _FLOOR[part] * rounding.products
+    if rounding.products <= ROUNDING["float32"]:  # sums are rounded term by term, in another order
+        floor *= 1 + np.sqrt(x.shape[-1]) / 4
+    squares = (_GAIN * comes_in) ** 2 + floor**2
+    if ends is not None:
+        squares = squares + _divide(_STREAM * rounding.stream * ends, branch_norm, usual) ** 2
+    scale, coherence = _fit_scale(a[usual], b[usual])
+    absent = np.where(mask, 0, np.nan)
+    return Difference(
+        layer,
+        part,
+        error_in + absent,
+        added + absent,
+        np.sqrt(squares) + absent,
+        spikes,
+        scale,
+        coherence,
+        a,
+        b,
+    )
+
+
+def _divide(error, norm, usual):
+    """Divide by norms, of which those far below the median count as a tenth of it."""
+    least = _LEAST * np.median(norm[usual])
+    return error / np.maximum(norm, least if least > 0 else np.finfo(float).tiny)
+
+
+def _fit_scale(a, b):
+    """Return c of δ ≈ c a, each token weighed by 1/‖a‖², and the share of ‖δ‖ it explains."""
+    norm = np.linalg.norm(a, axis=-1, keepdims=True)
+    norm = np.maximum(norm, max(_LEAST * np.median(norm), np.finfo(float).tiny))
+    a, change = a / norm, (b - a) / norm
+    size, total = np.sum(a * a), np.sum(change * change)
+    if size == 0 or total == 0:
+        return 0.0, 0.0
+    scale = float(np.sum(a * change) / size)
+    return scale, float(abs(scale) * np.sqrt(size / total))
+
+
+def find_rounding(first: Recording, second: Recording) -> Rounding:
+    """Find what the coarser of two runs rounds to: as it says, or as the bits of its numbers say.
+
+    float32 numbers whose last 16 bits are 0 are those of bfloat16.
+
+    Args:
+        first, second: The recordings; their first layer is read.
+    """
+    branches, states = [], []
+    for recording in (first, second):
+        layer = next(recording.read_layers())
+        states.append(find_dtype(layer.after))
+        arrays = layer.branches.values()
+        branches += [find_dtype(array) for array in arrays] or [states[-1]]
+        declared = recording.metadata.get("dtype")
+        branches += [declared] if declared in ROUNDING else []
+    products, stream = (max(names, key=ROUNDING.__getitem__) for names in (branches, states))
+    return Rounding(ROUNDING[products], ROUNDING[stream], products)
+
+
+def find_dtype(array: Float[np.ndarray, "..."]) -> str:
+    """Find the coarsest dtype that holds all numbers exactly.
+
+    Args:
+        array: Numbers in float64.
+    """
+    for name, dtype in (
+        ("bfloat16", ml_dtypes.bfloat16),
+        ("float16", np.float16),
+        ("float32", np.float32),
+    ):
+        with np.errstate(over="ignore"):
+            if np.array_equal(array.astype(dtype).astype(np.float64), array):
+                return name
+    return "float64"

@@ -1,0 +1,195 @@
+"""The usual mistakes, each tested on the states of the sublayer where two runs part."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from rank_collapse.agree.differences import MEDIAN, Difference
+
+_CLEAR = 0.9  # share of a difference that an explanation accounts for
+_COHERENT = 0.5  # the same of a small factor
+
+
+def name_kind(difference: Difference, mask: Bool[np.ndarray, "b n"]) -> str | None:
+    """Name the mistake that explains the difference of a sublayer, or None.
+
+    Args:
+        difference: Of the first sublayer at fault.
+        mask: Tokens that exist.
+    """
+    tests: tuple[Callable[..., Iterator[str]], ...] = (
+        _test_absent,
+        _test_dropout,
+        _test_scale,
+        _test_norm,
+        _test_features,
+        _test_bias,
+        _test_tokens,
+    )
+    for test in tests:
+        for kind in test(difference, mask):
+            return kind
+    return None
+
+
+def name_embedding(first: Float[np.ndarray, "b n d"], second: Float[np.ndarray, "b n d"]) -> str:
+    """Name how two embeddings differ.
+
+    Args:
+        first, second: States before the first layer, with 0 where no token exists.
+    """
+    scale = float(np.sum(first * second) / max(np.sum(first * first), 1e-300))
+    share = 1 - _relative(second - scale * first, second - first)
+    if share > _CLEAR and scale > 0:
+        return f"the embeddings are multiplied by {scale:.4g}{_as_root(scale, first.shape[-1])}"
+    constant = (second - first).reshape(-1, first.shape[-1]).mean(axis=0)
+    if 1 - _relative(second - first - constant, second - first) > _CLEAR:
+        return "one vector is added to all embeddings"
+    by_position = (second - first).std(axis=0).max() if len(first) > 1 else np.inf
+    if by_position < 1e-3 * np.abs(second - first).max():
+        return "a vector for each position is added: other positions"
+    return "the embeddings differ"
+
+
+def _as_root(scale, width):
+    """Say that a scale is the root of the width, or its inverse."""
+    root = np.sqrt(width)
+    if abs(scale / root - 1) < 0.01:
+        return f", the root of the width {width}"
+    return f", 1 over the root of the width {width}" if abs(scale * root - 1) < 0.01 else ""
+
+
+def _relative(error, size):
+    """Return ‖error‖/‖size‖."""
+    return float(np.linalg.norm(error) / max(np.linalg.norm(size), 1e-300))
+
+
+def _test_absent(difference, mask):
+    """One run has no such branch."""
+    for run, other, name in (
+        (difference.first, difference.second, "first"),
+        (difference.second, difference.first, "second"),
+    ):
+        if np.linalg.norm(run) < 1e-3 * np.linalg.norm(other):
+            yield f"the {name} run adds nothing here: the sublayer is absent"
+
+
+def _test_dropout(difference, mask):
+    """One run has zeros where the other has none, and the others are larger by one factor."""
+    for run, other, name in (
+        (difference.first, difference.second, "first"),
+        (difference.second, difference.first, "second"),
+    ):
+        usual = difference.measured
+        zeros = (run[usual] == 0) & (other[usual] != 0)
+        share = zeros.mean()
+        if not 0.005 < share < 0.95:
+            continue
+        kept = ~zeros
+        ratio = np.median(
+            run[usual][kept] / np.where(other[usual][kept] == 0, np.inf, other[usual][kept])
+        )
+        if abs(ratio * (1 - share) - 1) < 0.1:
+            yield f"dropout is on in the {name} run: {share:.0%} of the numbers are 0"
+
+
+def _test_scale(difference, mask):
+    """The second branch is the first times one number."""
+    # A branch that has nothing to do with the other has the factor 0, which explains .71 of δ.
+    is_small = abs(difference.scale) < 0.3 and difference.coherence > _COHERENT
+    if is_small or difference.coherence > _CLEAR:
+        factor = 1 + difference.scale
+        if factor < 0:
+            yield f"the output is multiplied by {factor:.4g}: a sign"
+        else:
+            width = difference.first.shape[-1]
+            yield f"the output is multiplied by {factor:.4g}{_as_root(factor, width)}"
+
+
+def _test_norm(difference, mask):
+    """One run's states are the other's after a norm."""
+    if difference.part != "layer":
+        return
+    first, second = (run[difference.measured] for run in (difference.first, difference.second))
+    for before, after, name in ((first, second, "second"), (second, first, "first")):
+        for centered in (False, True):
+            states = before - before.mean(axis=-1, keepdims=True) if centered else before
+            unit = states / np.maximum(np.sqrt((states**2).mean(axis=-1, keepdims=True)), 1e-300)
+            gain = (unit * after).sum(axis=0) / np.maximum((unit * unit).sum(axis=0), 1e-300)
+            spread = np.std(np.linalg.norm(before, axis=-1)) / np.mean(
+                np.linalg.norm(before, axis=-1)
+            )
+            if _relative(after - gain * unit, after) < 0.05 < spread:
+                yield f"the state of the {name} run is taken after a norm, the other's before it"
+
+
+def _test_features(difference, mask):
+    """Each feature has a factor of its own."""
+    first, second = (run[difference.measured] for run in (difference.first, difference.second))
+    if len(first) < 4:
+        return
+    gain = (first * second).sum(axis=0) / np.maximum((first * first).sum(axis=0), 1e-300)
+    if 1 - _relative(second - gain * first, second - first) > _CLEAR:
+        yield "each feature has a factor of its own: the weight of a norm or of a scale"
+
+
+def _test_bias(difference, mask):
+    """One vector is added to all tokens."""
+    change = (difference.second - difference.first)[difference.measured]
+    if len(change) < 4:
+        return
+    if 1 - _relative(change - change.mean(axis=0), change) > _CLEAR - 0.2:
+        yield "one vector is added to all tokens: a bias"
+
+
+def _test_tokens(difference, mask):
+    """Some tokens differ and others do not."""
+    excess = np.where(mask, difference.excess, np.nan)
+    differs = excess > MEDIAN
+    if difference.part == "mlp":
+        if 0 < differs[mask].mean() < 0.2:
+            yield (
+                "few tokens differ, by much: if the layer has experts, others were chosen, as "
+                "rounding does where two are nearly equal"
+            )
+        return
+    agrees = mask & ~differs
+    if not differs.any():
+        return
+    if not agrees.any():
+        if difference.part == "attention":
+            yield (
+                "values or the output projection: the order of the key-value heads, a transposed "
+                "matrix or an absent bias (the first token, which may attend to itself alone, "
+                "differs too)"
+            )
+        return
+    lengths = mask.sum(axis=1)
+    if len(set(lengths)) > 1:
+        longest = lengths == lengths.max()
+        if not differs[longest].any() and differs[~longest].any():
+            yield "only examples with padding differ: attention to padding"
+            return
+    positions = np.broadcast_to(np.arange(mask.shape[1]), mask.shape)
+    start = int(positions[differs].min())
+    if start > 1 and np.mean(differs[mask & (positions >= start)]) > 0.7:
+        by_position = np.nanmedian(excess, axis=0)
+        if by_position[start] > 0.3 * np.nanmedian(by_position[start:]):
+            yield f"only tokens from position {start} on differ: a window, or another mask"
+        else:
+            yield (
+                "the difference grows with the position: positions differ (the theta of rotary "
+                "positions, their scale, or slopes)"
+            )
+        return
+    last = positions == (lengths - 1)[:, None]
+    if agrees[last & mask].all() and differs[mask & ~last].mean() > 0.7:
+        yield "all tokens but the last differ: a causal mask in one run alone"
+        return
+    if agrees[mask & (positions == 0)].all() and differs[mask & (positions > 0)].mean() > 0.3:
+        yield (
+            "the first token, which attends to itself alone, agrees: queries and keys differ "
+            "(positions, the rotary form or its theta, the scale of scores, a norm of queries, "
+            "another mask), not the values"
+        )

@@ -1,0 +1,143 @@
+"""Whether two recordings agree to rounding, and the first sublayer that adds more.
+
+A sublayer is at fault if one of these holds (`excess` is what it adds over what rounding explains):
+
+- its median excess is above `MEDIAN`, its 95 % quantile above `MOST`, or its 98 % quantile above
+  `WORST`;
+- its median excess is far above that of the same part in the other layers;
+- what it adds is its own output times one number: rounding does not do that.
+
+The thresholds were chosen on simulated pairs of the seeds 0 to 999, and their error rates measured
+on others (docs/agree.md).
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from rank_collapse.agree.differences import MEDIAN, Difference, Rounding
+
+MOST, WORST = 6.0, 12.0
+FEW = 0.02  # of the tokens: those near to becoming a spike amplify rounding a hundredfold
+JUDGED = 0.3  # the largest median error that comes in
+_OUTLIER, _LEAST_SPREAD = 5.0, 0.11  # standard deviations; of the logarithm of the excess
+_COHERENCE, _CLEAR_COHERENCE = 0.7, 0.5  # of all factors; of one unlike those of other layers
+_LEAST_SCALE = 0.5  # of what rounding explains
+
+
+class Row(NamedTuple):
+    """One sublayer of the table."""
+
+    layer: int
+    part: str
+    error_in: float
+    added: float
+    added_most: float
+    predicted: float
+    excess: float
+    excess_most: float
+    excess_few: float
+    excess_worst: float
+    worst_token: tuple[int, int]
+    scale: float
+    coherence: float
+    spikes: int
+    spikes_added: float
+
+
+class Fault(NamedTuple):
+    """A sublayer that adds more than rounding explains.
+
+    Attributes:
+        index: Of its row.
+        reason: What it does.
+    """
+
+    index: int
+    reason: Literal["all tokens", "some tokens", "unlike other layers", "one factor"]
+
+
+def summarize(difference: Difference) -> Row:
+    """Summarize the difference of a sublayer over tokens.
+
+    Args:
+        difference: Of one sublayer.
+    """
+    excess = np.where(difference.measured, difference.excess, -np.inf)
+    worst = np.unravel_index(int(np.argmax(excess)), excess.shape)
+    spikes = difference.added[difference.spikes]
+    return Row(
+        difference.layer,
+        difference.part,
+        difference.quantile("error_in", 0.5),
+        difference.quantile("added", 0.5),
+        difference.quantile("added", 0.95),
+        difference.quantile("predicted", 0.5),
+        difference.quantile("excess", 0.5),
+        difference.quantile("excess", 0.95),
+        float(np.quantile(excess[difference.measured], 1 - FEW, method="higher")),
+        float(excess[worst]),
+        (int(worst[0]), int(worst[1])),
+        difference.scale,
+        difference.coherence,
+        int(difference.spikes.sum()),
+        float(spikes.max()) if spikes.size else float("nan"),
+    )
+
+
+def is_judged(row: Row) -> bool:
+    """Return whether the input of a sublayer is near enough that its own error shows."""
+    return row.error_in < JUDGED
+
+
+def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
+    """Find the sublayers that add more than rounding explains.
+
+    Args:
+        rows: All sublayers in order.
+        rounding: Of the coarser run.
+
+    Returns:
+        (index of the row, why) in order.
+    """
+    faults = []
+    judged = [row for row in rows if is_judged(row)]
+    usual = {
+        part: _usual_excess([row for row in judged if row.part == part])
+        for part in {row.part for row in judged}
+    }
+    scale_limit = {part: _limit_scale([r for r in judged if r.part == part]) for part in usual}
+    for index, row in enumerate(rows):
+        if not is_judged(row):
+            continue
+        center, spread = usual[row.part]
+        logarithm = np.log(max(row.excess, 1e-12))
+        reasons = {
+            "all tokens": row.excess > MEDIAN,
+            "some tokens": row.excess_most > MOST or row.excess_few > WORST,
+            "unlike other layers": (logarithm - center) / spread > _OUTLIER and row.excess > 1,
+            "one factor": row.coherence
+            > (_COHERENCE if abs(row.scale) < scale_limit[row.part] else _CLEAR_COHERENCE)
+            and abs(row.scale) > max(rounding.products, _LEAST_SCALE * row.predicted),
+        }
+        why = next((name for name, holds in reasons.items() if holds), None)
+        if why is not None:
+            faults.append(Fault(index, why))
+    return faults
+
+
+def _limit_scale(rows):
+    """Return the factor, less 1, from which on a layer is unlike the others."""
+    scales = np.abs([row.scale for row in rows])
+    return np.inf if len(rows) < 4 else 8 * 1.4826 * np.median(scales) * (1 + 4 / len(rows))
+
+
+def _usual_excess(rows):
+    """Return the median and the spread of log(excess) over layers."""
+    logarithms = np.log([max(row.excess, 1e-12) for row in rows])
+    center = np.median(logarithms)
+    spread = 1.4826 * np.median(np.abs(logarithms - center))
+    if len(rows) < 4:
+        return center, np.inf
+    return center, max(spread, _LEAST_SPREAD) * (1 + 4 / len(rows))  # few layers: a rough spread

@@ -1,0 +1,232 @@
+"""At which layer two runs of one model part, and is it rounding?: `rank-collapse agree A B`.
+
+    rank-collapse agree a.npz b.safetensors              (recordings: see docs/agree.md)
+    rank-collapse agree FOLDER OTHER_FOLDER              (checkpoints, on the same tokens)
+    rank-collapse agree FOLDER FOLDER --dtype=float32,bfloat16
+    rank-collapse agree FOLDER FOLDER --attention=eager,sdpa --text=my.txt
+    rank-collapse agree FOLDER FOLDER --with=torch,jax
+    rank-collapse agree FOLDER b.safetensors --ids=5,8,13
+
+For each sublayer it shows the relative error that comes in, the error that the sublayer adds, and
+the error that rounding explains. It prints one sentence and writes a page with a figure and a table
+(.html, .csv, .json). Checkpoints are run by transformers (pip install torch transformers), or by
+rank_collapse itself.
+
+Exit code: 0 the runs agree to rounding, 1 they differ, 2 a mistake, or nothing can be said.
+"""
+
+import argparse
+import csv
+import io
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rank_collapse import __version__, report
+from rank_collapse.agree.comparison import Agreement, compare_files
+from rank_collapse.agree.recording import SUFFIXES
+from rank_collapse.printed import print_lines
+from rank_collapse.report.agreement import agreement_figure
+from rank_collapse.runs import files
+from rank_collapse.runs.drawn import check_drawing, draw_files
+from rank_collapse.struct import refuse, refuse_if
+
+COLUMNS = {
+    "layer": "layer",
+    "part": "part",
+    "error_in": "error that comes in",
+    "added": "error that is added",
+    "predicted": "rounding explains",
+    "excess": "added / explained",
+    "excess_most": "the same, 95 % of tokens",
+    "excess_worst": "the same, worst token",
+    "worst_token": "worst token (example, position)",
+    "scale": "best factor, less 1",
+    "spikes": "spikes",
+    "spikes_added": "error added to spikes",
+}
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flex_attention")
+BACKENDS = ("torch", "jax")
+NUM_TEXTS, MAX_TOKENS = 4, 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `agree`."""
+    for name in ("first", "second"):
+        parser.add_argument(
+            name,
+            metavar="FILE_OR_FOLDER",
+            help="a recording (.npz, .safetensors) or a checkpoint folder",
+        )
+    pair = "of checkpoint folders, one for both or two by a comma"
+    parser.add_argument("--dtype", help=f"{pair}: {', '.join(DTYPES)} (default: float32)")
+    parser.add_argument("--attention", help=f"{pair}: {', '.join(ATTENTION)} (default: eager)")
+    parser.add_argument("--with", dest="backend", help=f"{pair}: torch or jax (default: torch)")
+    parser.add_argument("--text", help="texts, one a paragraph (default: a shipped one)")
+    parser.add_argument("--tokenizer", help="folder of tokenizer files (default: the first folder)")
+    parser.add_argument("--token_ids", help="file of token ids, a text a line, in place of --text")
+    parser.add_argument("--ids", action="append", help="token ids, such as 5,8,13; may be repeated")
+    parser.add_argument("--num_texts", type=int, help=f"texts at most (default: {NUM_TEXTS})")
+    parser.add_argument("--max_tokens", type=int, help=f"of each text (default: {MAX_TOKENS})")
+    parser.add_argument(
+        "--out",
+        default="agree.html",
+        help="the page, beside it .csv and .json (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the numbers, write no file")
+
+
+def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
+    """Runs `agree`; returns its exit code.
+
+    Args:
+        flags: Of `add_arguments`.
+        command: Words of the command line, for the page.
+    """
+    out = Path(flags.out)
+    refuse_if(
+        not out.absolute().parent.is_dir() or out.is_dir() or out.suffix != ".html",
+        f"--out {out} is no .html file in an existing folder",
+    )
+    if not flags.json:
+        check_drawing(f"--out {out}", "--json does without")
+    sources = [Path(flags.first), Path(flags.second)]
+    for source in sources:
+        refuse(
+            (not source.exists(), f"{source} does not exist"),
+            (
+                not source.is_dir() and source.suffix not in SUFFIXES,
+                f"{source} is neither a recording (.npz, .safetensors) nor a checkpoint folder",
+            ),
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        paths = _record_folders(flags, sources, Path(scratch))
+        agreement = compare_files(*paths)
+    line = shlex.join(["rank-collapse", *command])
+    about = agreement.to_dict() | {
+        "first_source": flags.first,
+        "second_source": flags.second,
+        "command": line,
+        "rank_collapse": __version__,
+    }
+    if flags.json:
+        print(json.dumps(about))
+        return agreement.exit_code
+    contents = {
+        out: render_page(agreement, about).encode(),
+        out.with_suffix(".csv"): write_table(agreement).encode(),
+        out.with_suffix(".json"): (json.dumps(about, indent=1) + "\n").encode(),
+    }
+    for path, content in contents.items():
+        files.write_atomically(path, content)
+    written = f"written to {', '.join(map(str, contents))}"
+    print_lines(agreement.sentence, *describe(agreement), written)
+    return agreement.exit_code
+
+
+def describe(agreement: Agreement) -> list[str]:
+    """Returns remarks and the differences of the outputs as sentences.
+
+    Args:
+        agreement: The comparison.
+    """
+    outputs = "; ".join(f"{name}: {value:.3g}" for name, value in agreement.outputs.items())
+    remarks = [f"{text[0].upper()}{text[1:]}." for text in agreement.remarks]
+    return remarks + ([f"Of the outputs: {outputs}."] if outputs else [])
+
+
+def write_table(agreement: Agreement) -> str:
+    """Returns the table of sublayers as CSV.
+
+    Args:
+        agreement: The comparison.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in agreement.rows:
+        values = row._asdict() | {"worst_token": " ".join(map(str, row.worst_token))}
+        writer.writerow([values[name] for name in COLUMNS])
+    return text.getvalue()
+
+
+def render_page(agreement: Agreement, about: dict[str, Any]) -> str:
+    """Render the page as HTML.
+
+    Args:
+        agreement: The comparison.
+        about: What is written as JSON.
+    """
+    pictures, table = [], []
+    if agreement.rows:
+        columns = {
+            name: np.array([getattr(row, name) for row in agreement.rows])
+            for name in ("layer", "part", "error_in", "added", "predicted")
+        }
+        fault = agreement.first and (agreement.first["layer"], agreement.first["part"])
+        picture = draw_files(agreement_figure(columns, fault))[".png"]
+        pictures = [(picture, "Relative errors by layer, medians over tokens without spikes.")]
+        table = [
+            {label: _format(getattr(row, name)) for name, label in COLUMNS.items()}
+            for row in agreement.rows
+        ]
+    section = report.Section(
+        "agree",
+        "Sublayers",
+        about["command"],
+        figures=pictures,
+        table=table,
+        details=f"rank_collapse {__version__}",
+    )
+    names = f"{about['first_source']} and {about['second_source']}"
+    intro = " ".join([agreement.sentence, *describe(agreement)])
+    return report.render(f"Do {names} agree?", intro, [section])
+
+
+def _format(value):
+    """Return a value as the table of a page has it."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _record_folders(flags, sources, scratch):
+    """Return the recordings of both sources; those of folders are made in a temporary folder."""
+    if not any(source.is_dir() for source in sources):
+        return sources
+    from rank_collapse.command import recorded
+
+    options = {
+        "dtype": _split(flags.dtype, "dtype", DTYPES, "float32"),
+        "attention": _split(flags.attention, "attention", ATTENTION, "eager"),
+        "backend": _split(flags.backend, "with", BACKENDS, "torch"),
+    }
+    tokens = recorded.read_tokens(flags, next(s for s in sources if s.is_dir()))
+    paths = []
+    for index, source in enumerate(sources):
+        if not source.is_dir():
+            paths.append(source)
+            continue
+        chosen = {name: values[index] for name, values in options.items()}
+        print_lines(f"{source}: {', '.join(chosen.values())}", file=sys.stderr)
+        paths.append(scratch / f"{'ab'[index]}.safetensors")
+        recorded.record_folder(source, paths[-1], tokens, **chosen)
+    return paths
+
+
+def _split(text, flag, allowed, default):
+    """Return the values for both runs of a flag.
+
+    Raises:
+        ValueError: One that is not allowed, or more than two.
+    """
+    values = (text or default).split(",")
+    refuse_if(len(values) > 2, f"--{flag}={text} has more than two values")
+    for value in values:
+        refuse_if(value not in allowed, f"--{flag}={value} is not one of {', '.join(allowed)}")
+    return values if len(values) == 2 else values * 2

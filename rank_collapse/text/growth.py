@@ -1,0 +1,76 @@
+"""How long a text becomes before a tokenizer splits it: a replacement in a file can be of any size.
+
+The package `tokenizers` ends the process where the memory is not enough, which nothing can catch.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rank_collapse.extras import import_package
+from rank_collapse.struct import refuse_if
+
+MOST_LETTERS = 20_000_000  # of a text as its tokenizer splits it: about 0.4 GB there
+_FOLDED = 18  # letters that Unicode makes of one at most, in NFKC
+_GROWTH = {"NFKC": _FOLDED, "NFKD": _FOLDED, "Precompiled": _FOLDED, "NFC": 3, "NFD": 4}
+_GROWTH |= {"BertNormalizer": 12, "ByteLevel": 4, "Lowercase": 3}
+
+
+def check_growth(tokenizer: Any, text: str) -> None:
+    """Check that the normalizers of a tokenizer make no giant of a text.
+
+    Args:
+        tokenizer: Of the package `tokenizers`.
+        text: That it is to encode.
+
+    Raises:
+        ValueError: They may make more than `MOST_LETTERS` of it.
+    """
+    normalizer = getattr(tokenizer, "normalizer", None)
+    if normalizer is None or not hasattr(normalizer, "__getstate__"):
+        return
+    steps = list(_list_steps(json.loads(normalizer.__getstate__())))
+    given = length = len(text)
+    for step in steps:
+        length = _bound_length(step, length, None)
+    if length <= MOST_LETTERS:
+        return
+    step_normalizer = import_package("tokenizers", "a tokenizer", "pretrained").normalizers.NFC()
+    for step in steps:  # such bounds are far too large: what each step makes of this text counts
+        length = _bound_length(step, len(text), text)
+        refuse_if(
+            length > MOST_LETTERS,
+            f"its normalizers may make {length} letters of a text of {given}, more than "
+            f"{MOST_LETTERS}",
+        )
+        step_normalizer.__setstate__(json.dumps(step).encode())
+        text = step_normalizer.normalize_str(text)
+
+
+def _list_steps(normalizer: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields the normalizers of a sequence, those of sequences in it too."""
+    if normalizer.get("type") != "Sequence":
+        yield normalizer
+        return
+    for inner in normalizer["normalizers"]:
+        yield from _list_steps(inner)
+
+
+def _bound_length(step, length, text):
+    """Returns how many letters a normalizer makes at most of so many.
+
+    Args:
+        step: As tokenizer.json has it.
+        length: Of the text.
+        text: Where it is known, for the number of its matches.
+    """
+    kind = step.get("type")
+    if kind == "Prepend":
+        return length + len(step["prepend"])
+    if kind != "Replace":
+        return length * _GROWTH.get(kind, 1)
+    pattern, new = step["pattern"].get("String", ""), len(step["content"])
+    if not pattern:  # a regular expression may match at every place, and nothing there
+        return length + (length + 1) * new
+    count = length // len(pattern) if text is None else text.count(pattern)
+    return length + count * max(0, new - len(pattern))

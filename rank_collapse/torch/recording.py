@@ -1,0 +1,288 @@
+"""Records the residual stream and the branches of a PyTorch model for `rank-collapse agree`.
+
+from rank_collapse.torch import record
+
+with record(model, "a.safetensors"):
+    model(**batch)
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from rank_collapse.agree.recording import BRANCHES, write_tensors
+from rank_collapse.struct import refuse, refuse_if
+
+# Names of the modules whose output a layer adds to the stream, in the order in which they are
+# looked up: the first that a layer has. In BERT's layers it is the projection before the sum.
+ATTENTION = (
+    r"attention\.output\.dense", r"attention\.out_lin", r"self_attn", r"self_attention", r"attn",
+    r"attention", r"mha", r"temporal_block", r"layer\.0\.SelfAttention",
+)  # fmt: skip
+MLP = (
+    r"output\.dense", r"ffn\.lin2", r"mlp", r"feed_forward", r"ffn", r"ff", r"moe", r"linear2",
+    r"fc2", r"ffn_output", r"block_sparse_moe", r"layer\.1\.DenseReluDense",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def record(
+    model: nn.Module,
+    path: str | os.PathLike,
+    *,
+    layers: str | Sequence[nn.Module] | None = None,
+    attention: str | Sequence[str] = ATTENTION,
+    mlp: str | Sequence[str] = MLP,
+) -> Iterator[None]:
+    """Record what the model computes inside the block, and write it at the end.
+
+    Several calls, such as steps with a cache of keys and values, are joined along the tokens. The
+    model computes the same numbers; its hooks are removed.
+
+    Args:
+        model: Any model whose layers take the stream [b, n, d] as their first argument and return
+            it, alone or first.
+        path: An .npz or .safetensors file.
+        layers: The layers in their order, or a pattern of their names; by default the elements of
+            the longest list of modules.
+        attention, mlp: Patterns of the names, within a layer, of the modules whose output is the
+            branch. Where none matches, the branch is not recorded.
+
+    Raises:
+        ValueError: No layers, or what they take and return is no stream.
+    """
+    blocks = find_layers(model, layers)
+    tape = _Tape(names={module: name for name, module in model.named_modules()})
+    handles = [
+        model.register_forward_pre_hook(tape.begin_call, with_kwargs=True),
+        model.register_forward_hook(tape.keep_logits),
+    ]
+    for block in dict.fromkeys(blocks):
+        handles.append(block.register_forward_pre_hook(tape.begin_layer, with_kwargs=True))
+        for name, patterns in (("attention_branch", attention), ("mlp_branch", mlp)):
+            part = find_part(block, [patterns] if isinstance(patterns, str) else patterns)
+            if part is not None:
+                handles.append(part.register_forward_hook(partial(tape.keep_branch, name)))
+        handles.append(block.register_forward_hook(tape.end_layer))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    arrays = tape.join()
+    metadata = {
+        "torch": torch.__version__,
+        "model": type(model).__name__,
+        "layers": ",".join(tape.layer_names),
+    }
+    write_tensors(path, arrays, metadata)
+
+
+def find_layers(
+    model: nn.Module, layers: str | Sequence[nn.Module] | None = None
+) -> list[nn.Module]:
+    """Find the layers of a model in their order.
+
+    Args:
+        model: The model.
+        layers: See `record`.
+
+    Raises:
+        ValueError: There are none.
+    """
+    if layers is None:
+        lists = [
+            list(module)
+            for module in model.modules()
+            if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 0
+        ]
+        blocks = max(lists, key=lambda m: (len(m), _count_parameters(m)), default=[])
+        refuse_if(
+            not blocks,
+            f"{type(model).__name__} has no list of modules: layers= takes its layers, or a "
+            "pattern of their names",
+        )
+        return blocks
+    if isinstance(layers, str):
+        blocks = [m for name, m in model.named_modules() if re.fullmatch(layers, name)]
+        refuse_if(not blocks, f"layers={layers!r} matches the name of no module")
+        return blocks
+    refuse(
+        (not layers, "layers= is empty"),
+        (not all(isinstance(m, nn.Module) for m in layers), "layers= has what is no module"),
+    )
+    return list(layers)
+
+
+def find_part(block: nn.Module, patterns: Sequence[str]) -> nn.Module | None:
+    """Find the module of a layer that makes a branch, by the first pattern that matches.
+
+    Args:
+        block: The layer.
+        patterns: Of names within the layer.
+    """
+    modules = dict(block.named_modules())
+    for pattern in patterns:
+        for name, module in modules.items():
+            if re.fullmatch(pattern, name):
+                return module
+    return None
+
+
+def _count_parameters(modules):
+    """Return how many numbers the modules hold."""
+    return sum(p.numel() for module in modules for p in module.parameters())
+
+
+def _first_tensor(values: Any, name: str) -> torch.Tensor:
+    """Return the first tensor of floats of arguments or of an output.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if isinstance(values, torch.Tensor):
+        return values
+    candidates = values.values() if isinstance(values, Mapping) else values
+    for value in candidates if isinstance(candidates, (list, tuple)) else list(candidates or ()):
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value
+    raise ValueError(f"{name} has no tensor of floats")
+
+
+class _LayerCall:
+    """What one call of a layer showed."""
+
+    def __init__(self, name: str, before: torch.Tensor):
+        self.name, self.before = name, before
+        self.after: torch.Tensor | None = None
+        self.branches: dict[str, torch.Tensor] = {}
+
+
+class _Tape:
+    """What the calls of a model showed: the calls of its layers, in their order.
+
+    A layer that is called several times in a call of the model, as ALBERT's, is as many layers.
+
+    Args:
+        names: Of modules.
+    """
+
+    def __init__(self, names: Mapping[nn.Module, str]):
+        self.names = names
+        self.calls: list[list[_LayerCall]] = []
+        self.token_ids: list[torch.Tensor] = []
+        self.masks: list[torch.Tensor] = []
+        self.logits: list[torch.Tensor] = []
+
+    @property
+    def layer_names(self) -> list[str]:
+        """Returns the names of the layers in the order of their calls."""
+        return [layer.name for layer in self.calls[0]]
+
+    def begin_call(self, module, arguments, keywords):
+        """Keeps token ids and the mask of a call of the model."""
+        self.calls.append([])
+        tensors = [t for t in (*arguments, *keywords.values()) if isinstance(t, torch.Tensor)]
+        whole = [
+            t
+            for t in (keywords.get("input_ids"), *tensors)
+            if isinstance(t, torch.Tensor)
+            and not t.is_floating_point()
+            and t.dtype != torch.bool
+            and t.ndim in (1, 2)
+        ]
+        if whole:
+            self.token_ids.append(_keep(whole[0]))
+        mask = next(
+            (keywords[k] for k in ("attention_mask", "mask") if keywords.get(k) is not None), None
+        )
+        if isinstance(mask, torch.Tensor) and mask.ndim == 2:
+            self.masks.append(_keep(mask))
+
+    def keep_logits(self, module, arguments, output):
+        """Keeps the logits of a call, if its output names them."""
+        logits = getattr(output, "logits", None)
+        if isinstance(logits, torch.Tensor) and logits.ndim == 3:
+            self.logits.append(_keep(logits))
+
+    def begin_layer(self, module, arguments, keywords):
+        """Keeps the stream before a layer."""
+        if not self.calls:
+            self.calls.append([])  # a part of the model is called, not the model
+        name = self.names[module]
+        state = _first_tensor([*arguments, *keywords.values()], f"the input of layer {name}")
+        self.calls[-1].append(_LayerCall(name, _keep(state)))
+
+    def end_layer(self, module, arguments, output):
+        """Keeps the stream after a layer."""
+        name = self.names[module]
+        self.calls[-1][-1].after = _keep(_first_tensor(output, f"the output of layer {name}"))
+
+    def keep_branch(self, branch, module, arguments, output):
+        """Keeps a branch of the layer that is computed."""
+        if self.calls and self.calls[-1]:
+            state = self.calls[-1][-1].before
+            tensor = _first_tensor(output, f"the output of {self.names[module]}")
+            if tensor.numel() == state.numel():  # OPT computes its MLP of [b · n, d]
+                self.calls[-1][-1].branches[branch] = _keep(tensor).reshape(state.shape)
+
+    def join(self) -> dict[str, torch.Tensor]:
+        """Join the calls of the model along the tokens.
+
+        Raises:
+            ValueError: No call, or its layers have no common stream.
+        """
+        self.calls = [layers for layers in self.calls if layers]
+        refuse_if(not self.calls, "the model was not called inside record(…), or no layer of it")
+        for layers in self.calls:
+            refuse_if(
+                [layer.name for layer in layers] != self.layer_names,
+                f"one call of the model has the layers {', '.join(self.layer_names)}, another "
+                f"{', '.join(layer.name for layer in layers)}",
+            )
+            self._check_stream(layers)
+        states = [[layers[0].before, *(layer.after for layer in layers)] for layers in self.calls]
+        residual = [torch.cat(parts, dim=-2) for parts in zip(*states, strict=True)]
+        arrays = {"residual": torch.stack(residual)}
+        for name in BRANCHES:
+            if all(name in layer.branches for layers in self.calls for layer in layers):
+                by_call = [[layer.branches[name] for layer in layers] for layers in self.calls]
+                parts = zip(*by_call, strict=True)
+                arrays[name] = torch.stack([torch.cat(part, dim=-2) for part in parts])
+        tokens = residual[0].shape[:-1]
+        for name, values in (("token_ids", self.token_ids), ("logits", self.logits)):
+            axis = -1 if name == "token_ids" else -2
+            joined = torch.cat(values, dim=axis) if values else None
+            if joined is not None and joined.shape[: len(tokens)] == tokens:
+                arrays[name] = joined
+        if self.masks and self.masks[-1].shape == tokens:  # with a cache the last call has all
+            arrays["mask"] = self.masks[-1].to(torch.uint8)
+        return arrays
+
+    def _check_stream(self, layers):
+        """Raises a ValueError where the layers of a call have no common stream."""
+        shape = layers[0].before.shape
+        refuse_if(
+            len(shape) not in (2, 3),
+            f"the input of layer {layers[0].name} has shape {list(shape)}, not [examples, "
+            "tokens, width]",
+        )
+        for layer in layers:
+            refuse_if(layer.after is None, f"layer {layer.name} did not return")
+            for text, state in (("before", layer.before), ("after", layer.after)):
+                refuse_if(
+                    state.shape != shape,
+                    f"the stream has shape {list(shape)} before layer {layers[0].name} and "
+                    f"{list(state.shape)} {text} layer {layer.name}",
+                )
+
+
+def _keep(tensor):
+    """Return a copy in the host's memory without a graph."""
+    return tensor.detach().to("cpu", copy=True)

@@ -1,0 +1,211 @@
+"""Rounding is no fault, and planted faults are found where they are: tests/rounded_transformer.py.
+
+Seeds 0 to 1999 were used to choose the rule; those of the tests are others.
+"""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from refusals import is_refused
+from rounded_transformer import FAULTS, Fault, draw_model, run
+
+from rank_collapse.agree.comparison import compare_files
+from rank_collapse.agree.recording import record
+
+
+@pytest.fixture
+def compare(tmp_path):
+    """Return a function that compares two recordings through files."""
+
+    def compare_arrays(first, second, **arrays):
+        record(first, tmp_path / "first.npz", **{k: v[0] for k, v in arrays.items()})
+        record(second, tmp_path / "second.safetensors", **{k: v[1] for k, v in arrays.items()})
+        return compare_files(tmp_path / "first.npz", tmp_path / "second.safetensors")
+
+    return compare_arrays
+
+
+def states_alone(arrays):
+    return {"residual": arrays["residual"]}
+
+
+def coarse_dtypes(rng):
+    return str(rng.choice(["bfloat16", "bfloat16", "float16"])), rng.choice([None, "float32"])
+
+
+def is_clean(compare, seed):
+    model, rng = draw_model(seed)
+    dtype, stream = coarse_dtypes(rng)
+    fine, coarse = run(model), run(model, dtype, stream)
+    answers = compare(fine, coarse), compare(states_alone(fine), states_alone(coarse))
+    return all(answer.agree is not False and answer.first is None for answer in answers)
+
+
+def test_rounding_is_no_fault(compare):
+    assert all(is_clean(compare, seed) for seed in range(10_000, 10_015))
+
+
+@pytest.mark.full
+def test_rounding_is_no_fault_in_many_networks(compare):
+    assert sum(not is_clean(compare, seed) for seed in range(20_000, 20_200)) == 0
+
+
+def find_fault(compare, kind, seed, dtype, stream, alone):
+    size, part = FAULTS[kind]
+    form = {"causal": True} if kind == "no causal mask" else {}
+    form |= {"post_norm": False} if kind in ("skip scaled", "norm with 1 + weight") else {}
+    model, rng = draw_model(seed, **form)
+    layer = int(rng.integers(model.depth))
+    pair = run(model), run(model, dtype, stream, Fault(kind, layer, size))
+    answer = compare(*map(states_alone, pair)) if alone else compare(*pair)
+    return answer.first == {"layer": layer, "part": "layer" if alone else part}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_planted_fault_is_found(compare, kind):
+    """At weights of usual scale, where rounding stays below .02 of a branch."""
+    hits = [find_fault(compare, kind, seed, "bfloat16", None, False) for seed in (30, 31, 33)]
+    assert sum(hits) >= 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("alone", [False, True], ids=["branches", "states"])
+def test_nine_of_ten_planted_faults_are_found(compare, kind, alone):
+    seeds = range(40_000, 40_020)
+    hits = [find_fault(compare, kind, seed, "bfloat16", "float32", alone) for seed in seeds]
+    least = {"attention scaled": 10, "MLP scaled": 10}.get(kind, 15) if alone else 18
+    assert sum(hits) >= least
+
+
+def compare_kind(compare, kind, size, layer=3, **form):
+    model, _ = draw_model(3, causal=True, gated=True, post_norm=False, **form)
+    return compare(run(model), run(model, "bfloat16", None, Fault(kind, layer, size)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "words"),
+    [
+        ("attention scaled", 0.2, r"multiplied by 0\.(79|80|8)"),
+        ("MLP scaled", 0.5, r"multiplied by 0\.(49|50|5)"),
+        ("MLP scaled", 2.0, "a sign"),
+        ("MLP absent", 1.0, "absent"),
+        ("bias", 0.3, "one vector is added to all tokens"),
+        ("dropout", 0.1, "dropout is on in the second run"),
+        ("window", 4, "only tokens from position 4 on"),
+        ("theta", 0.1, "theta"),
+        ("rotary pairs", 0, "rotary form"),
+        ("temperature", 0.3, "scale of scores"),
+        ("heads repeated in another order", 0, "order of the key-value heads"),
+        ("output transposed", 0, "transposed"),
+        ("no causal mask", 0, "causal mask in one run alone"),
+        ("skip scaled", 0.1, r"multiplied by 0\.(89|90|9)"),
+    ],
+)
+def test_the_kind_is_named(compare, kind, size, words):
+    answer = compare_kind(compare, kind, size)
+    assert re.search(words, answer.kind) and re.search(words, answer.sentence)
+    assert answer.exit_code == 1
+
+
+def test_a_fault_of_all_layers_begins_in_the_first(compare):
+    for kind, size in (("temperature", 0.3), ("rotary pairs", 0), ("MLP scaled", 0.2)):
+        answer = compare_kind(compare, kind, size, layer=None)
+        assert answer.first == {"layer": 0, "part": FAULTS[kind][1]}
+
+
+def test_embeddings_that_differ_have_no_layer(compare):
+    model, _ = draw_model(3)
+    answer = compare(run(model), run(model, "bfloat16", None, Fault("embedding", None)))
+    width = model.tokens.shape[1]
+    assert answer.first is None and not answer.agree
+    assert f"{np.sqrt(width):.4g}, the root of the width {width}" in answer.kind
+
+
+def test_states_off_by_one_layer(compare):
+    model, _ = draw_model(4)
+    states = run(model)["residual"]
+    late = np.concatenate([states[1:], states[-1:]])
+    answer = compare({"residual": states}, {"residual": late})
+    assert "off by one layer" in answer.kind and answer.exit_code == 1
+
+
+def test_the_last_state_after_the_final_norm(compare):
+    model, rng = draw_model(3, post_norm=False)
+    first, second = run(model), run(model, "bfloat16")
+    last = second["residual"][-1]
+    last /= np.sqrt((last**2).mean(axis=-1, keepdims=True))
+    second["residual"][-1] = last * (1 + 0.1 * rng.normal(size=last.shape[-1]))
+    answer = compare(first, second)
+    assert answer.first == {"layer": model.depth - 1, "part": "layer"}
+    assert "after a norm" in answer.kind
+
+
+def test_padding_on_either_side_is_aligned(compare):
+    model, _ = draw_model(3)
+    first, second = run(model), run(model, "bfloat16")
+    n = model.tokens.shape[0]
+
+    def pad(arrays, before, after):
+        return {k: np.pad(a, ((0, 0), (before, after), (0, 0))) for k, a in arrays.items()}
+
+    masks = np.r_[np.ones(n), np.zeros(3)], np.r_[np.zeros(3), np.ones(n)]
+    answer = compare(pad(first, 0, 3), pad(second, 3, 0), mask=masks)
+    assert answer.agree and any("padding" in text for text in answer.remarks)
+
+
+def test_tokens_in_another_order_are_named(compare):
+    model, rng = draw_model(3)
+    order = rng.permutation(len(model.tokens))
+    second = {name: a[:, order] for name, a in run(model, "bfloat16").items()}
+    answer = compare(run(model), second)
+    assert answer.kind == "the tokens stand in another order" and answer.first is None
+
+
+def test_the_same_numbers(compare):
+    arrays = run(draw_model(5)[0])
+    answer = compare(arrays, arrays)
+    assert answer.exit_code == 0 and answer.sentence == "the same numbers in all layers."
+    assert json.loads(json.dumps(answer.to_dict()))["first"] is None
+
+
+def test_an_error_that_rounding_made_large_cannot_be_judged(compare):
+    """Between unrelated states nothing can be said."""
+    first = {"residual": np.random.default_rng(0).normal(size=(5, 16, 8)).astype("float32")}
+    second = {"residual": first["residual"].copy()}
+    second["residual"][1:] = np.random.default_rng(1).normal(size=(4, 16, 8))
+    assert compare(first, second).first == {"layer": 0, "part": "layer"}
+
+
+def test_logits_are_compared_over_tokens_that_exist(compare):
+    model, rng = draw_model(3)
+    n = model.tokens.shape[0]
+    logits = rng.normal(size=(n, 9)).astype("float32")
+    changed = logits.copy()
+    changed[1] = -changed[1]
+    changed[-1] = -changed[-1]
+    mask = np.arange(n) < n - 1
+    arrays = {"logits": (logits, changed), "mask": (mask.astype("uint8"),) * 2}
+    outputs = compare(run(model), run(model, "bfloat16"), **arrays).outputs
+    assert outputs["share of next tokens that differ"] == pytest.approx(1 / (n - 1))
+    log_p = [v - np.log(np.exp(v).sum(axis=-1, keepdims=True)) for v in (logits, changed)]
+    token = logits[1].argmax()
+    expected = abs(log_p[0][1, token] - log_p[1][1, token])
+    assert outputs["largest change of their log-probability"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_other_inputs_are_refused(compare):
+    model, _ = draw_model(3)
+    arrays, n = run(model), model.tokens.shape[0]
+    ids = np.arange(n)
+    is_refused(
+        "the inputs differ: token 2", compare, arrays, arrays, token_ids=(ids, ids + (ids == 2))
+    )
+    fewer = {name: a[:, :-1] for name, a in arrays.items()}
+    is_refused(f"example 0 has {n} tokens", compare, arrays, fewer)
+    less_deep = {"residual": arrays["residual"][:-1]}
+    is_refused("layers", compare, arrays, less_deep)
+    narrow = {name: a[..., :-1] for name, a in arrays.items()}
+    is_refused("the width is", compare, arrays, narrow)

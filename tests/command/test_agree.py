@@ -1,0 +1,79 @@
+"""`rank-collapse agree`: exit codes, what is printed, the files."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from rounded_transformer import Fault, draw_model, run
+
+from rank_collapse.agree.recording import record
+from rank_collapse.command import main
+
+
+@pytest.fixture
+def recordings(tmp_path, monkeypatch):
+    """Writes a.npz, rounded.npz and faulty.npz in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    model, _ = draw_model(3, causal=True, post_norm=False)
+    record(run(model), "a.npz")
+    record(run(model, "bfloat16"), "rounded.npz")
+    record(run(model, "bfloat16", None, Fault("rotary pairs", 2)), "faulty.npz")
+    return tmp_path
+
+
+def test_runs_that_agree(recordings, capsys):
+    assert main(["agree", "a.npz", "rounded.npz"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("agree to bfloat16 rounding") and "agree.html" in printed
+
+
+def test_runs_that_differ(recordings, capsys):
+    assert main(["agree", "a.npz", "faulty.npz", "--out", "b.html"]) == 1
+    sentence = capsys.readouterr().out.splitlines()[0]
+    assert sentence.startswith("layer 2's attention adds") and "rotary form" in sentence
+    about = json.loads((recordings / "b.json").read_text())
+    assert about["first"] == {"layer": 2, "part": "attention"} and about["agree"] is False
+    html = (recordings / "b.html").read_text()
+    assert "rotary form" in html and "data:image/png" in html
+    rows = list(csv.DictReader((recordings / "b.csv").read_text().splitlines()))
+    assert len(rows) == len(about["sublayers"])
+    assert [r["part"] for r in rows[:3]] == ["attention", "mlp", "layer"]
+    assert float(rows[6]["added"]) == about["sublayers"][6]["added"]
+
+
+def test_json_writes_no_file(recordings, capsys):
+    assert main(["agree", "a.npz", "faulty.npz", "--json"]) == 1
+    about = json.loads(capsys.readouterr().out)
+    assert {"agree", "first", "kind"} <= about.keys()
+    assert not (recordings / "agree.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a.npz", "none.npz"], "none.npz does not exist"),
+        (["a.npz", "text.txt"], "neither a recording"),
+        (["a.npz", "a.npz", "--out", "x.txt"], "is no .html file"),
+        (["a.npz", "folder", "--dtype=int8"], "--dtype=int8 is not one of float32"),
+        (["a.npz", "folder", "--dtype=float32,float32,float32"], "more than two"),
+        (["a.npz", "folder", "--attention=fast"], "--attention=fast is not one of"),
+        (["a.npz", "folder", "--with=tf"], "--with=tf is not one of torch, jax"),
+    ],
+)
+def test_mistakes_are_one_line(recordings, capsys, words, message):
+    (recordings / "text.txt").write_text("x")
+    (recordings / "folder").mkdir()
+    assert main(["agree", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_nothing_can_be_said_of_states_that_have_nothing_in_common(recordings, capsys):
+    """The first layer is at fault; of the others nothing is said."""
+    states = np.load("a.npz")["residual"]
+    other = np.random.default_rng(0).normal(size=states.shape).astype("float32")
+    other[0] = states[0]
+    record({"residual": other}, "other.npz")
+    assert main(["agree", "a.npz", "other.npz", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["first"] == {"layer": 0, "part": "layer"}

@@ -1,0 +1,90 @@
+"""What `reproduce` prints while experiments run."""
+
+import csv
+import sys
+
+import pytest
+
+from experiments.lab import progress
+from experiments.lab.experiment import list_experiments
+from experiments.reproducing import terminal
+from experiments.reproducing.sections import PRESETS, list_runs
+from experiments.verdicts import Comparison, Section
+from experiments.verdicts.claims import mean_row
+
+
+def make_section(**fields):
+    return Section("run_sort", "Sorting", "", "python", **fields)
+
+
+def test_a_line_has_name_time_and_a_number_beside_the_published_one():
+    comparisons = [
+        Comparison("error", 1e-15, 0, "a note"),
+        Comparison("order", 2.9, "falls"),
+        Comparison("whole model", 0.98, 0.9, "a note"),
+        Comparison("best length", 3),
+    ]
+    line = terminal.describe_ended("3/16", make_section(comparisons=comparisons), 12.4)
+    assert line == " 3/16 run_sort                12 s CPU  whole model: 0.98, beside 0.9"
+    for count, text in ((2, "order: 2.9, beside falls"), (1, "error: 1e-15, beside 0")):
+        assert terminal.describe_number(make_section(comparisons=comparisons[:count])) == text
+    row = mean_row("loops grow", "16 loops", [0.25, 0.35])
+    number = terminal.describe_number(make_section(claims=[row]))
+    assert number.endswith(", 16 loops: 0.3")
+    assert terminal.describe_number(make_section()) == "it has no number"
+
+
+def test_a_failed_experiment_says_so_in_its_line():
+    section = make_section(error="RunError: exit code 2\nmore", comparisons=[])
+    assert terminal.describe_ended("1/2", section, 0.0).endswith("failed: RunError: exit code 2")
+
+
+def test_the_remaining_time_follows_from_what_has_ended(tmp_path, capsys):
+    expected = {"a": 30.0, "b": 60.0, "c": 30.0}
+    screen = terminal.Screen(expected, 1, tmp_path)
+    assert screen.seconds_left() == pytest.approx(120, abs=1)
+    screen.end("a", 90.0)  # three times as slow, of which some is believed at once
+    assert screen.seconds_left() == pytest.approx(180, abs=1)
+    screen.end("b", 180.0)
+    screen.end("c", 0.0)  # of a process that was killed no time is known
+    assert screen.seconds_left() == 0
+    two = terminal.Screen(expected, 2, tmp_path)
+    assert two.seconds_left() == pytest.approx(60, abs=1)
+
+
+def test_what_runs_is_the_last_line_of_its_log(tmp_path):
+    assert progress.read_activity(tmp_path) == "starting"
+    log = tmp_path / "log.txt"
+    log.write_text("2026-11-29 01:02:03 training: 1/5\n2026-11-29 01:02:04 training: \x1b[2J2/5\n")
+    assert progress.read_activity(tmp_path) == "training: \\x1b[2J2/5"
+
+
+def test_lines_are_whole_where_nobody_watches(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(terminal.progress, "SILENCE", 0.0)
+    with terminal.Screen({"run_sort": 1.0}, 1, tmp_path) as screen:
+        screen.say("x" * 300)
+        screen._draw()
+    printed = capsys.readouterr()
+    assert printed.out == "x" * 300 + "\n"
+    line = printed.err.splitlines()[0]
+    assert line.startswith("  0 of 1 runs in 00:00, about 00:0")
+    assert line.endswith("left; run_sort: starting")
+
+
+def test_a_terminal_gets_lines_that_are_redrawn(tmp_path, monkeypatch, capsys):
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    with terminal.Screen({"run_sort": 1.0, "run_width": 1.0}, 2, tmp_path) as screen:
+        screen._draw()
+        screen.say("x" * 300)
+    printed = capsys.readouterr()
+    assert printed.out == "x" * 59 + "\n"
+    assert printed.err.count("\x1b[3A\x1b[J") >= 2  # two runs and the total
+
+
+def test_the_table_of_times_has_every_run_of_a_preset():
+    with terminal.TIMES.open(encoding="utf-8", newline="") as file:
+        runs = {(row["preset"], row["run"]) for row in csv.DictReader(file)}
+    names = list_experiments()
+    assert runs == {(p, run) for p in PRESETS for name in names for run in list_runs(name, p)}

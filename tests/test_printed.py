@@ -1,0 +1,47 @@
+"""What others wrote reaches the terminal and a table as text, never as a command or a formula."""
+
+import sys
+import warnings
+
+import pytest
+
+from rank_collapse import printed
+
+CONTROLS = ["\x1b]0;owned\x07", "\x9b31m", "\u202eevil", "\u2028", "\r", "\n", "\x7f", "\ud800"]
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_a_control_character_is_printed_as_python_writes_it(control, capsys):
+    text = f"folder {control} ‖X‖ é"
+    printed.print_lines(text, "second", file=sys.stdout)
+    first, second, end = capsys.readouterr().out.split("\n")
+    assert first == f"folder {ascii(control)[1:-1]} ‖X‖ é" and (second, end) == ("second", "")
+    assert printed.escape_text("plain text, ≤ 9.5e-07 — “quoted”") == (
+        "plain text, ≤ 9.5e-07 — “quoted”"
+    )
+
+
+def test_a_warning_is_one_line_without_its_source(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        shown = warnings.showwarning
+        try:
+            printed.show_warnings_in_lines()
+            warnings.warn("divide by\nzero \x1b[31m", RuntimeWarning, stacklevel=1)
+            warnings.warn("old", DeprecationWarning, stacklevel=1)
+        finally:
+            warnings.showwarning = shown
+    assert capsys.readouterr().err == "warning: divide by zero \\x1b[31m\n"
+
+
+@pytest.mark.parametrize(
+    "cell", ["=HYPERLINK(1)", "+A1", "-A1", "@SUM(A1)", " =1+1", "-", "=1", "\t=1"]
+)
+def test_no_cell_is_a_formula(cell):
+    assert printed.escape_cell(cell)[0] == "'" or "\\t" in printed.escape_cell(cell)
+
+
+@pytest.mark.parametrize("cell", ["-1.5", "+2", "-inf", "SAN", "a=1", "", "1e-3"])
+def test_numbers_and_names_stay(cell):
+    assert printed.escape_cell(cell) == cell
+    assert printed.escape_cell(-1.5) == -1.5 and printed.escape_cell(None) is None

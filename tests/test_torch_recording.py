@@ -1,0 +1,128 @@
+"""rank_collapse.torch.record: what is recorded is what the model computes, and nothing changes."""
+
+import numpy as np
+import pytest
+from refusals import is_refused
+
+torch = pytest.importorskip("torch")
+
+from rank_collapse.agree.comparison import compare_files  # noqa: E402
+from rank_collapse.agree.recording import open_recording  # noqa: E402
+from rank_collapse.torch import record  # noqa: E402
+
+
+class Block(torch.nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(d)
+        self.attn = torch.nn.MultiheadAttention(d, 2, batch_first=True)
+        self.mlp = torch.nn.Sequential(
+            torch.nn.Linear(d, 8), torch.nn.GELU(), torch.nn.Linear(8, d)
+        )
+
+    def forward(self, x):
+        y = self.norm(x)
+        x = x + self.attn(y, y, y)[0]
+        return x + self.mlp(self.norm(x))
+
+
+class Model(torch.nn.Module):
+    def __init__(self, depth=3, d=8):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(10, d)
+        self.blocks = torch.nn.ModuleList(Block(d) for _ in range(depth))
+
+    def forward(self, ids, attention_mask=None):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+IDS = torch.arange(6).reshape(2, 3)
+
+
+def test_states_and_branches_are_those_of_the_model(tmp_path):
+    model = Model().eval()
+    plain = model(IDS)
+    with record(model, tmp_path / "a.safetensors"):
+        recorded = model(IDS, attention_mask=torch.ones(2, 3, dtype=torch.long))
+    assert torch.equal(plain, recorded)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    recording = open_recording(tmp_path / "a.safetensors")
+    assert recording.num_layers == 3 and recording.shape == (2, 3, 8)
+    assert recording.metadata["layers"] == "blocks.0,blocks.1,blocks.2"
+    np.testing.assert_array_equal(recording.read_token_ids(), IDS)
+    x = model.embed(IDS)
+    for block, layer in zip(model.blocks, recording.read_layers(), strict=True):
+        np.testing.assert_array_equal(layer.before, x.detach())
+        y = block.norm(x)
+        attention = block.attn(y, y, y)[0]
+        x = block(x)
+        np.testing.assert_allclose(
+            layer.branches["attention_branch"], attention.detach(), atol=1e-6
+        )
+        total = layer.before + layer.branches["attention_branch"] + layer.branches["mlp_branch"]
+        np.testing.assert_allclose(total, x.detach(), atol=1e-6)
+
+
+def test_bfloat16_is_kept(tmp_path):
+    model = Model().eval()
+    with record(model, tmp_path / "a.npz"):
+        model(IDS)
+    with record(model.bfloat16(), tmp_path / "b.npz"):
+        model(IDS)
+    answer = compare_files(tmp_path / "a.npz", tmp_path / "b.npz")
+    assert answer.rounding.name == "bfloat16" and answer.agree
+
+
+def test_calls_are_joined_along_the_tokens(tmp_path):
+    model = Model()
+    for block in model.blocks:  # without attention each token is on its own
+        torch.nn.init.zeros_(block.attn.out_proj.weight)
+    with record(model, tmp_path / "a.npz"):
+        model(IDS)
+    with record(model, tmp_path / "b.npz"):
+        for token in range(3):
+            model(IDS[:, token : token + 1])
+    answer = compare_files(tmp_path / "a.npz", tmp_path / "b.npz")
+    assert answer.agree
+
+
+def test_layers_and_branches_by_name(tmp_path):
+    model = Model()
+    with record(model, tmp_path / "a.npz", layers=r"blocks\.[01]", mlp="nothing"):
+        model(IDS)
+    recording = open_recording(tmp_path / "a.npz")
+    assert recording.num_layers == 2 and recording.branches == ("attention_branch",)
+
+
+def record_nothing(model, path, **options):
+    with record(model, path, **options):
+        pass
+
+
+def test_what_cannot_be_recorded_is_one_line(tmp_path):
+    path = tmp_path / "a.npz"
+    is_refused("was not called", record_nothing, Model(), path)
+    is_refused("has no list of modules", record_nothing, torch.nn.Linear(2, 2), path)
+    is_refused("matches the name of no module", record_nothing, Model(), path, layers="x")
+    is_refused("layers= is empty", record_nothing, Model(), path, layers=[])
+    is_refused("no module", record_nothing, Model(), path, layers=[1])
+
+    def record_widths():
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 5))
+        with record(model, path):
+            model(torch.ones(1, 2, 4))
+
+    is_refused("the stream has shape", record_widths)
+    assert not path.exists()
+
+
+def test_an_error_of_the_model_is_its_own_and_leaves_no_hook(tmp_path):
+    model = Model()
+    with pytest.raises(IndexError), record(model, tmp_path / "a.npz"):
+        model(IDS + 100)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not (tmp_path / "a.npz").exists()
