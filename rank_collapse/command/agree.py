@@ -117,7 +117,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
         "rank_collapse": __version__,
     }
     if flags.json:
-        print(json.dumps(about))
+        print_lines(json.dumps(about))
         return agreement.exit_code
     contents = {
         out: render_page(agreement, about).encode(),

@@ -54,7 +54,8 @@ def test_a_fork_writes_no_line(tmp_path, monkeypatch):
     watched, step = watch(model, 1, path), make_stepper(model)
     step()
     with monkeypatch.context() as forked:
-        forked.setattr(os, "getpid", lambda process=os.getpid(): process + 1)
+        process = os.getpid()
+        forked.setattr(os, "getpid", lambda: process + 1)
         step()
         assert len(watched.rows) == 2
         assert "no line of the log: this process was forked" in watched.describe()
