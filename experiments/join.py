@@ -127,6 +127,10 @@ def read_parts(flag_values: Flags, folder: Path) -> list[Part]:
     """
     read_summary(folder)
     config = read_config(folder)
+    if config.get("until"):
+        raise ValueError(
+            f"{folder} is of --until={config['until']}: a larger --max_seeds adds seeds"
+        )
     run = RunFolder(folder, config, read_only=True)
     parts = []
     for point in read_flags(copy.deepcopy(flag_values), folder, {}).points():

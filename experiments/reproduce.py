@@ -5,14 +5,15 @@ loses rank doubly exponentially with depth" (2021), and of the note on attention
 et al. 2017, section 3.2.1), each with its own command.
 
     python -m experiments.reproduce                   (quick sizes, minutes on two cores)
-    python -m experiments.reproduce --preset=paper    (the paper's sizes)
+    python -m experiments.reproduce --preset=reported    (the sizes of the pages)
 
 Prints a line for each experiment that ends, with one of its numbers beside the published one, then
 what came out. Writes results/reproduce/report.html, one self-contained page, anew whenever an
 experiment ends. It lists every statement of the papers with its source and its answer: holds,
-partly supported, not in all settings, does not hold, or inconclusive. The answer follows from the
-rows below it, one per setting, with joint intervals; --verdicts prints them too. Finished
-experiments are not computed again; the exit code is 1 if an experiment failed.
+in some settings, not in all settings, does not hold, not rejected, or open after N draws. The
+answer follows from the rows below it, one per setting, with joint intervals; --verdicts prints them
+too. With --until=decided seeds are added until rows are decided. Finished experiments are not
+computed again; the exit code is 1 if an experiment failed.
 Speed: `python -m experiments.benchmark`.
 """
 
@@ -32,7 +33,7 @@ from rank_collapse import runs
 
 EXPERIMENTS = list_experiments()  # in the order of the report
 
-FLAGS = cli.make_flags("reproduce")
+FLAGS = cli.make_flags("reproduce", counts="")
 FLAGS.define("enum", "preset", "quick", "Sizes of the experiments.", PRESETS)
 FLAGS.define(
     "boolean",
@@ -48,6 +49,14 @@ FLAGS.define(
     "Experiments that run side by side (0: two on two cores or more without "
     "an accelerator, else one).",
     lower_bound=0,
+)
+FLAGS.define(
+    "enum",
+    "until",
+    None,
+    "decided: add seeds, or texts, until the statements are decided, at most those that "
+    "experiments/verdicts/statements.toml has as budgets.",
+    ["decided"],
 )
 FLAGS.define("string", "docs", "docs", "Folder of the pages.")
 FLAGS.define(
@@ -85,7 +94,10 @@ def main(options: flags.FlagValues) -> int:
 
     print(f"report, written anew whenever an experiment ends: {path}", flush=True)
     sections = run_experiments(chosen, options, folder / options.preset, show)
-    answers, failed = answer_sections(sections), [s.name for s in sections if s.error]
+    answers, failed = (
+        answer_sections(sections, options.preset),
+        [s.name for s in sections if s.error],
+    )
     seconds = progress.Progress.format_interval(time.monotonic() - started)
     print(f"{len(sections) - len(failed)} of {len(sections)} experiments done in {seconds}")
     if findings := [f"  {s.title}: {s.finding}" for s in sections if s.finding]:

@@ -187,7 +187,7 @@ def compare_results(tables: Tables, sizes: Sizes) -> Iterator[Comparison]:
         for rows in tables.values()
     ]
     text = "largest difference of a share of paths from the binomial law"
-    yield Comparison(text, float(max(differences)), 0)
+    yield Comparison(text, float(max(differences)), 0, source="identity")
     for name, (heads, layers) in sizes.items():
         shares = select_column(tables[name], "share")
         yield Comparison(
@@ -206,6 +206,7 @@ def compare_results(tables: Tables, sizes: Sizes) -> Iterator[Comparison]:
             f"beside it by count; median {np.argmax(reached >= 0.5)}, "
             f"{reached[3]:.2g} of the weight at most 3 long, "
             f"99 % at most {np.argmax(reached >= 0.99)}",
+            source="length by count",
         )
 
 
@@ -216,7 +217,7 @@ EXPERIMENT = Experiment(
     claim="Path decomposition: a network of L layers and H heads is a sum over (1+H)^L paths, "
     "whose lengths follow Binomial(L, H/(1+H)), so most paths are long, although long paths "
     "contribute least (published figure of path length distributions).",
-    presets={"quick": "", "paper": "", "tiny": "--heads=2 --layers=2"},
+    presets={"quick": "", "reported": "", "tiny": "--heads=2 --layers=2"},
 )
 FIGURES = name_figures(path_counts_figure, weighted_lengths_figure)
 

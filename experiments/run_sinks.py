@@ -2,11 +2,14 @@
 
 Barbero et al. 2025 (arXiv 2504.02732) say that heads attend to the first token to prevent
 over-mixing, which is rank collapse. Here later tokens cannot attend to it, from a layer on. Either
-the other weights grow (hidden: more mixing), or its weight is lost (dropped: no more mixing). Each
-text is its own control: everything is a change against the same text in the network as it is.
+the other weights grow (hidden), or its weight is lost (dropped). As a control as much weight is
+lost of all keys in proportion (thinned), so that the first key's vector is not removed. Two
+measures, both ours: the mean cosine of two tokens, and the spread of a changed token. Each text is
+its own control: everything is a change against the same text in the network as it is.
 
     python -m experiments.trained_weights --site=trained/packages
-    python -m experiments.run_sinks --start=0,0.4 --how=hidden,dropped --key=first,random
+    python -m experiments.run_sinks --start=0,0.4 --how=hidden,dropped,thinned \\
+        --key=first,random
 
 Measures every causal network in --folder, and weights of the same shape at random. Two CPU cores:
 10 minutes for a network of 135 M parameters. Expect tokens to become more alike where the key is
@@ -30,6 +33,7 @@ from experiments.lab import (
     Flags,
     Shown,
     cli,
+    extend_part,
     labelled,
     name_figures,
     open_run,
@@ -41,7 +45,7 @@ from experiments.paper.trained.networks import (
     load_networks,
     make_untrained,
 )
-from experiments.verdicts import Comparison, Row
+from experiments.verdicts import PROTOCOL, Comparison, Row
 from rank_collapse import pretrained
 from rank_collapse.report import figures
 
@@ -51,22 +55,28 @@ READ = 40  # texts read for each one kept, which has enough tokens
 EXCLUDED = -1e9  # score of a hidden key
 LATE = 0.4  # share of the layers after which statements hide the key
 
-FLAGS = cli.make_flags("sinks", shows="token_cosine,layer=last")
+FLAGS = cli.make_flags("sinks", shows="token_cosine,layer=last", counts="num_texts", can_grow=True)
 FLAGS.define(
     "string", "folder", "trained", "Folder of checkpoint folders, as trained_weights makes it."
 )
 FLAGS.define("list", "networks", [], "Some of its causal networks, by name; default: all.")
 FLAGS.define("boolean", "untrained", False, "A small network at random in their place: for tests.")
 FLAGS.define("string", "text", None, "Text: a .tsv with a header (RTE), or paragraphs.")
-FLAGS.define("boolean", "last_texts", False, "The last texts of the file in place of the first.")
+FLAGS.define("boolean", "last_texts", False, "The last texts of the file, backwards.")
 FLAGS.define("integer", "num_texts", 16, "Texts of each network.", lower_bound=2)
+text = "Texts of enough tokens that are left out before the first."
+FLAGS.define("integer", "skip_texts", 0, text, lower_bound=0)
 text = "Tokens of each text; shorter texts are left out."
 FLAGS.define("integer", "max_tokens", 64, text, lower_bound=6)  # two are measured, one more hidden
 FLAGS.define("integer", "seed", 0, "Of weights at random, and of random keys.", lower_bound=0)
 text = "Share of the layers that are left as they are."
 FLAGS.define("float", "start", LATE, text, lower_bound=0.0, upper_bound=1.0)
 FLAGS.define(
-    "enum", "how", "hidden", "Weights renormalised, or their mass lost.", ["hidden", "dropped"]
+    "enum",
+    "how",
+    "hidden",
+    "Other weights grow, the key's weight is lost, or as much of all weights in proportion.",
+    ["hidden", "dropped", "thinned"],
 )
 FLAGS.define(
     "enum", "key", "first", "Which key later tokens cannot attend to.", ["first", "random"]
@@ -78,7 +88,8 @@ class Condition(NamedTuple):
 
     key: Any  # position of the key
     start: Any  # first layer in which it is excluded; the depth for none
-    is_hidden: Any  # Bool: by its score; else by its weight
+    is_hidden: Any  # Bool: by its score
+    is_thinned: Any  # Bool: all weights lose as much together; else the key's weight is lost
 
 
 def open_networks(options: Any) -> list[Network]:
@@ -92,7 +103,7 @@ def open_networks(options: Any) -> list[Network]:
     """
     if options.untrained:
         return [make_untrained("llama", options)]
-    opened = load_networks(options, READ * options.num_texts)
+    opened = load_networks(options, READ * (options.num_texts + options.skip_texts))
     networks = [network for network in opened if network.source.is_causal_lm]
     if not networks:
         raise ValueError(f"--folder={options.folder} has no causal language model")
@@ -100,13 +111,14 @@ def open_networks(options: Any) -> list[Network]:
 
 
 def keep_full_texts(network: Network, options: Any) -> Network:
-    """Keeps the texts of `max_tokens` tokens, at most `num_texts`.
+    """Keeps the texts of `max_tokens` tokens after the skipped ones, at most `num_texts`.
 
     Raises:
         ValueError: Fewer than two.
     """
     is_full = network.inputs["mask"].sum(axis=1) == options.max_tokens
-    ids = network.inputs["x"][is_full, : options.max_tokens][: options.num_texts]
+    ids = network.inputs["x"][is_full, : options.max_tokens][options.skip_texts :]
+    ids = ids[: options.num_texts]
     if len(ids) < 2:
         raise ValueError(f"{network.label}: {len(ids)} texts have {options.max_tokens} tokens")
     return network._replace(inputs={"x": ids, "mask": np.ones(ids.shape, bool)})
@@ -124,8 +136,10 @@ def measure(options: Any, networks: list[Network], run: Any) -> xr.Dataset:
     for network in networks:
         for weights in ("trained", "random"):
             label = f"{network.label}, {weights} weights"
+            measure_texts = partial(measure_network, options, network, weights)
+            count = len(network.inputs["x"])
             with report_activity(f"measuring {label}", run.log):
-                arrays = run.cached(label, partial(measure_network, options, network, weights))
+                arrays = extend_part(run, label, count, measure_texts)
             parts |= {f"{name}/{label}": values for name, values in arrays.items()}
     deepest = max(network.source.config.depth for network in networks) + 1
     parts = {name: pad_layers(values, deepest) for name, values in parts.items()}
@@ -140,15 +154,18 @@ def pad_layers(values: np.ndarray, length: int) -> np.ndarray:
     return values if values.ndim == 1 else np.pad(values, missing, constant_values=np.nan)
 
 
-def measure_network(options: Any, network: Network, weights: str) -> dict[str, np.ndarray]:
+def measure_network(
+    options: Any, network: Network, weights: str, first_text: int
+) -> dict[str, np.ndarray]:
     """Measures the texts as the network is and with the key excluded, arrays [texts, ...].
 
     Args:
         options: The flags.
         network: A network and its texts.
         weights: "trained" or "random", of the same shape.
+        first_text: The first text that is measured.
     """
-    config, ids = network.source.config, network.inputs["x"]
+    config, ids = network.source.config, network.inputs["x"][first_text:]
     key = jax.random.key(options.seed)
     if weights == "trained" and network.folder is not None:
         _, params = pretrained.load(network.folder)
@@ -161,8 +178,9 @@ def measure_network(options: Any, network: Network, weights: str) -> dict[str, n
     changed = np.where(np.arange(options.max_tokens) == replaced, others, ids)
     positions = np.setdiff1d(np.arange(FIRST_MEASURED, options.max_tokens // 2), [replaced])
     candidates = positions if options.key == "random" else [0]
-    keys = np.random.default_rng(options.seed).choice(candidates, len(ids))
-    is_hidden = jnp.full(len(ids), options.how == "hidden")
+    draw = np.random.default_rng(options.seed)  # the keys of the texts, one after another
+    keys = np.array([draw.choice(candidates) for _ in network.inputs["x"]])[first_text:]
+    hidden, thinned = (jnp.full(len(ids), options.how == how) for how in ("hidden", "thinned"))
 
     @jax.jit
     def measure_texts(params, condition):
@@ -172,10 +190,10 @@ def measure_network(options: Any, network: Network, weights: str) -> dict[str, n
 
     arrays = {}
     for prefix, start in {"": round(options.start * config.depth), "whole_": config.depth}.items():
-        condition = Condition(jnp.asarray(keys), jnp.full(len(ids), start), is_hidden)
+        condition = Condition(jnp.asarray(keys), jnp.full(len(ids), start), hidden, thinned)
         values = jax.tree.map(np.asarray, measure_texts(params, condition))
         output = values.pop("output")[:, None]
-        targets, counted = pretrained.targets_of(ids, network.inputs["mask"])
+        targets, counted = pretrained.targets_of(ids, network.inputs["mask"][first_text:])
         losses, *_ = pretrained.token_losses(source.unembedding, output, targets, counted)
         values["loss"] = np.asarray(losses)[:, 0]
         arrays |= {f"{prefix}{name}": a for name, a in values.items()}
@@ -203,7 +221,7 @@ def measure_text(
     """
     edit = {
         "scores": partial(exclude_key, condition, condition.is_hidden, EXCLUDED),
-        "weights": partial(exclude_key, condition, ~condition.is_hidden, 0.0),
+        "weights": partial(lose_weight, condition),
     }
     trace = rc.apply(params, ids, config, edit=edit)
     states, other = trace.hidden, rc.apply(params, changed, config, edit=edit).hidden
@@ -217,6 +235,22 @@ def measure_text(
         "second_norm": norms[:, 1] / norms[:, 0],
         "output": trace.output,
     }
+
+
+def lose_weight(condition: Condition, weights: jax.Array, layer: Any) -> jax.Array:
+    """Takes the key's weight from the rows [h, n, m] of the queries after it, or as much of all.
+
+    Args:
+        condition: Which key, from which layer on, and how.
+        weights: Of the attention.
+        layer: Number of the layer.
+    """
+    is_dropped = ~(condition.is_hidden | condition.is_thinned)
+    dropped = exclude_key(condition, is_dropped, 0.0, weights, layer)
+    is_row = jnp.arange(weights.shape[-2])[:, None] > condition.key
+    is_active = is_row & condition.is_thinned & (layer >= condition.start)
+    lost = jnp.take(weights, condition.key, axis=-1)[..., None]
+    return jnp.where(is_active, weights * (1 - lost), dropped)
 
 
 def exclude_key(
@@ -255,16 +289,21 @@ def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
     """
     for network in networks:
         trained = results.sel(network=f"{network.label}, trained weights", drop=True)
-        cosine = compute_change(trained, "token_cosine")
-        for statement, point in {
-            "sinks mix": {"start": LATE, "how": "hidden", "key": "first"},
-            "sinks drop": {"start": LATE, "how": "dropped", "key": "first"},
-            "sinks move": {"start": 0.0, "how": "hidden", "key": "first"},
-            "sinks control": {"start": LATE, "how": "hidden", "key": "random"},
-        }.items():
-            if all(value in cosine[axis] for axis, value in point.items()):
+        changes = {name: compute_change(trained, name) for name in ("token_cosine", "spread")}
+        for statement, name, start, how, key in (
+            ("sinks mix", "token_cosine", LATE, "hidden", "first"),
+            ("sinks spread", "spread", LATE, "hidden", "first"),
+            ("sinks drop", "token_cosine", LATE, "dropped", "first"),
+            ("sinks drop spread", "spread", LATE, "dropped", "first"),
+            ("sinks thin", "token_cosine", LATE, "thinned", "first"),
+            ("sinks thin spread", "spread", LATE, "thinned", "first"),
+            ("sinks move", "token_cosine", 0.0, "hidden", "first"),
+            ("sinks control", "token_cosine", LATE, "hidden", "random"),
+        ):
+            point, values = {"start": start, "how": how, "key": key}, changes[name]
+            if all(value in values[axis] for axis, value in point.items()):
                 yield from labelled.statement_rows(
-                    statement, cosine.sel(point, drop=True), network.label
+                    statement, values.sel(point, drop=True), network.label
                 )
 
 
@@ -322,16 +361,20 @@ def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None
         networks: The networks and their texts.
     """
     point = {"start": LATE, "key": "first"}
-    if any(value not in results[axis] for axis, value in point.items()) or len(results.how) < 2:
+    is_there = all(value in results[axis] for axis, value in point.items())
+    if not is_there or not {"hidden", "dropped"} <= {*results.how.values}:
         return None
     label = networks[0].label
     trained = results.sel(point, drop=True).sel(network=f"{label}, trained weights", drop=True)
     change = compute_change(trained, "token_cosine").mean("seed")
     hidden, dropped = (float(change.sel(how=how)) for how in ("hidden", "dropped"))
+    spread = compute_change(trained, "spread").mean("seed")
+    wider, lost = (float(spread.sel(how=how)) for how in ("hidden", "dropped"))
     return Finding(
         "cosine",
-        f"In {label} tokens become more alike where the first key is hidden from later layers "
-        f"(mean cosine {hidden:+.3f}), and less alike where its weight is lost ({dropped:+.3f}).",
+        f"In {label} the mean cosine of two tokens changes by {hidden:+.3f} where the first key is "
+        f"hidden from later layers, and by {dropped:+.3f} where its weight is lost; the spread of "
+        f"a changed token by {wider:+.3f} and {lost:+.3f}.",
     )
 
 
@@ -340,13 +383,15 @@ EXPERIMENT = Experiment(
     title="Sinks and mixing",
     brief="a causal network whose first key is hidden: do tokens become alike?",
     claim="Attention sinks prevent over-mixing (Barbero et al. 2025): heads that attend to the "
-    "first token mix the others less.",
+    "first token mix the others less. We measure the cosine of two tokens and the spread of a "
+    "changed one.",
     presets={
         "quick": "--start=0,0.4 --how=hidden,dropped --num_texts=4 --max_tokens=32",
-        "paper": "--start=0,0.4 --how=hidden,dropped --key=first,random "
-        "--seed=1000 --num_texts=7 --text=data/RTE/train.tsv --last_texts",
-        "tiny": "--untrained --start=0,0.4 --how=hidden,dropped --key=first,random --num_texts=3 "
-        "--max_tokens=16",
+        "reported": "--start=0,0.4 --how=hidden,dropped,thinned --key=first,random "
+        "--seed=3000 --num_texts=7 --text=data/RTE/train.tsv --last_texts "
+        "--skip_texts=16",
+        "tiny": "--untrained --start=0,0.4 --how=hidden,dropped,thinned --key=first,random "
+        "--num_texts=3 --max_tokens=16",
     },
     needs="trained",
 )
@@ -355,7 +400,8 @@ FIGURES = name_figures(cosine_figure)
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, open_networks, identify_texts) as run:
+    count = PROTOCOL.rounds[0] if options.grows else None
+    with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
         points = run.measure(measure, over=AXES)
         return run.publish(
             points,

@@ -272,7 +272,7 @@ EXPERIMENT = Experiment(
         "quick": "--depths=18 --designs=post,pre,admin --warmup=0 --num_seeds=3 "
         "--n_steps=100 --num_tokens=8 --num_labels=5 --d_model=16 --num_heads=2 --d_ff=32 "
         "--batch_size=16",
-        "paper": "--seed=1000 --num_seeds=7 --depths=6,18 --designs=post,pre,admin --warmup=100",
+        "reported": "--seed=3000 --num_seeds=7 --depths=6,18 --designs=post,pre,admin --warmup=100",
         "tiny": "--num_seeds=2 --depths=2 --num_heads=2 --d_model=4 --d_ff=4 --num_tokens=3 "
         "--num_labels=4 --batch_size=3 --n_steps=2 --warmup=1 --designs=post,pre",
     },

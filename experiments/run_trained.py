@@ -30,6 +30,7 @@ from experiments.lab import (
     Shown,
     check_names,
     cli,
+    extend_part,
     name_figures,
     open_run,
     report_activity,
@@ -41,10 +42,14 @@ from experiments.paper.trained.networks import (
     identify_texts,
     load_networks,
     make_untrained,
+    skip_texts,
 )
+from experiments.verdicts import PROTOCOL
 from rank_collapse import pretrained
 
-FLAGS = cli.make_flags("trained", shows="mean,measure=last", execution=("chunk",))
+FLAGS = cli.make_flags(
+    "trained", shows="mean,measure=last", execution=("chunk",), counts="num_texts", can_grow=True
+)
 FLAGS.define(
     "string", "folder", "trained", "Folder of checkpoint folders, as trained_weights makes it."
 )
@@ -57,9 +62,10 @@ FLAGS.define(
     "Text for those with a tokenizer: a .tsv with a header (RTE), or "
     "paragraphs; default: the few pieces of a text shipped with the package that do not overlap.",
 )
-FLAGS.define("boolean", "last_texts", False, "The last texts of each file in place of the first.")
+FLAGS.define("boolean", "last_texts", False, "The last texts of each file, backwards.")
 for name, default, least, text in (
     ("num_texts", 32, 2, "Texts of each network."),
+    ("skip_texts", 0, 0, "Texts of each file that are left out before the first."),
     ("max_tokens", 64, 4, "Tokens kept of each text that a tokenizer reads, and of spectrograms."),
     ("num_copies", 2, 1, "Copies of each text with other tokens masked."),
     ("num_paths", 10, 1, "Random paths of each length whose product is measured."),
@@ -80,42 +86,62 @@ def open_networks(options: Any) -> list[Network]:
         check_names(options, "networks", UNTRAINED)
         names = options.networks or UNTRAINED
         return [make_untrained(name, options) for name in names]
-    return load_networks(options, options.num_texts)
+    skipped = options.skip_texts
+    networks = load_networks(options, options.num_texts + skipped)
+    return [skip_texts(network, skipped) for network in networks]
 
 
 def measure(options: Any, networks: list[Network], run: Any) -> dict[str, dict[str, np.ndarray]]:
     """Measures every network, {network: arrays by name}; what the run has is not computed again."""
-    missing = [network for network in networks if run.part(network.label) is None]
-    with Progress(len(missing), "trained networks", log=run.log) as progress:
-        for network in missing:
-            with report_activity(f"measuring {network.label}", run.log):
-                run.cached(network.label, partial(measure_network, options, network))
+    results = {}
+    with Progress(len(networks), "trained networks", log=run.log) as progress:
+        for network in networks:
+            label, count = network.label, len(network.inputs["x"])
+            measure_texts = partial(measure_network, options, network)
+            with report_activity(f"measuring {label}", run.log):
+                results[label] = extend_part(run, f"{label}, texts", count, measure_texts)
+                few = run.cached(f"{label}, few", partial(measure_few, options, network))
+            results[label] |= few
             progress.advance()
-    return {network.label: run.part(network.label) for network in networks}
+    return results
 
 
-def measure_network(options: Any, network: Network) -> dict[str, np.ndarray]:
+def measure_network(options: Any, network: Network, start: int) -> dict[str, np.ndarray]:
     """Measures one network, arrays [texts, ...] by name.
 
     Args:
         options: The flags.
         network: The network and its texts.
+        start: The first text that is measured.
     """
-    source, inputs, chunk = network.source, network.inputs, options.chunk
-    few = {n: a if a is None else a[: options.num_few] for n, a in inputs.items()}
+    source, chunk = network.source, options.chunk
+    inputs = {name: a if a is None else a[start:] for name, a in network.inputs.items()}
     arrays = measures.measure_residuals(source, inputs, chunk)
-    random = pretrained.open_random(source.settings, jax.random.key(options.seed))
-    for name, values in measures.measure_residuals(random, few, chunk).items():
-        arrays[f"random/{name}"] = values
     if inputs["mask"] is not None:  # it reads tokens
         arrays |= measures.measure_states(source, inputs, chunk, options.num_paths)
-        task = measures.make_task(source, inputs, network.mask_id, options.num_copies)
+        task = measures.make_task(source, network.inputs, network.mask_id, options.num_copies)
         if task is not None:
             depth = source.config.depth
             lengths = sorted({*range(min(5, depth + 1)), depth // 4, min(depth // 2, 6)})
-            arrays |= measures.measure_paths(source, task, lengths, chunk)
+            arrays |= measures.measure_paths(source, task.leave_out(start), lengths, chunk)
+    return {name: np.asarray(values) for name, values in arrays.items()}
+
+
+def measure_few(options: Any, network: Network) -> dict[str, np.ndarray]:
+    """Measures the first texts of a network with weights at random, and its bounds.
+
+    Args:
+        options: The flags.
+        network: The network and its texts.
+    """
+    few = {n: a if a is None else a[: options.num_few] for n, a in network.inputs.items()}
+    random = pretrained.open_random(network.source.settings, jax.random.key(options.seed))
+    residuals = measures.measure_residuals(random, few, options.chunk)
+    arrays = {f"random/{name}": values for name, values in residuals.items()}
+    if few["mask"] is not None:
         shortest = int(few["mask"].sum(axis=1).min())
-        arrays |= measures.measure_bounds(source, few["x"][:, :shortest], chunk)
+        ids = few["x"][:, :shortest]
+        arrays |= measures.measure_bounds(network.source, ids, options.chunk)
     return {name: np.asarray(values) for name, values in arrays.items()}
 
 
@@ -129,7 +155,8 @@ EXPERIMENT = Experiment(
     "ones.",
     presets={
         "quick": "--networks=albert-reactions --num_texts=4 --num_few=2 --num_copies=1",
-        "paper": "--seed=1000 --num_texts=8 --text=data/RTE/test.tsv --last_texts",
+        "reported": "--seed=3000 --num_texts=8 --text=data/RTE/test.tsv --last_texts "
+        "--skip_texts=16",
         "tiny": "--untrained --networks=albert --num_texts=3 --max_tokens=8 --num_few=2 "
         "--num_copies=1 --num_paths=2",
     },
@@ -142,7 +169,8 @@ FIGURES = name_figures(
 
 def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
-    with open_run(options, open_networks, identify_texts) as run:
+    count = PROTOCOL.rounds[0] if options.grows else None
+    with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
         points = run.measure(measure)
         return run.publish(
             points,

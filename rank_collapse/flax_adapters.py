@@ -3,7 +3,6 @@
 Plain arrays need none of this: every measure of the package takes an [n, d] array.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from flax import nnx, traverse_util
 from jaxtyping import Array
 
 from rank_collapse.network.attention import AttentionParams, repeat_groups
+from rank_collapse.printed import split_numbers
 
 _OURS = {"query": ("w_q", "b_q"), "key": ("w_k", "b_k"), "value": ("w_v", "b_v")}
 _OURS["out"] = ("w_o", "b_o")
@@ -156,9 +156,4 @@ def named_arrays(tree: Any) -> dict[str, Array]:
             if isinstance(leaf, jax.Array):
                 inside = jax.tree_util.keystr(place, simple=True, separator=".")
                 arrays["/".join(map(str, path)) + (f"#{inside}" if inside else "")] = leaf
-    return dict(sorted(arrays.items(), key=lambda item: _sorting_key(item[0])))
-
-
-def _sorting_key(name):
-    """Return a key that sorts block_2 before block_10."""
-    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in re.split(r"(\d+)", name)]
+    return dict(sorted(arrays.items(), key=lambda item: split_numbers(item[0])))

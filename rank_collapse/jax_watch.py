@@ -4,16 +4,19 @@
     out, scalars = jax_watch.nnx_monitored(model, x)                 # model(x)
     out, scalars = jax_watch.equinox_monitored(model, x, blocks=lambda m: m.layers)
 
-The scalars are those of `rc.monitor`, by layer [l]: of the tokens that each attention reads and, of
-Flax's own multi-head attention, of its weights before dropout. Pure, without gradients: inside
-jit, grad and vmap, where they are outputs as any other. In Flax also inside the model's own scan
-and remat, since they are sown as "intermediates"; no weights and no states are kept.
+The scalars are those of `rc.monitor`, by layer [l] in the order of the calls: of the tokens that
+each attention reads and, of Flax's own multi-head attention, of its weights before dropout. Pure,
+without gradients: inside jit, grad and vmap, where they are outputs as any other. The model may
+use vmap, scan, checkpoint and jit inside, of JAX or of its framework: an axis of a vmap counts as a
+batch, the steps of a scan are layers, see `watch.taps`. No weights and no states are kept.
 """
 
 import contextlib
 import functools
+import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -21,11 +24,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse.flax_adapters import named_arrays
 from rank_collapse.measures.monitor import monitor
+from rank_collapse.struct import refuse_if
+from rank_collapse.watch.taps import measure_taps, tap
 
-NAME = "rank_collapse"  # of what is sown
-WEIGHTS = "attention_weights"  # as Flax names them
 Measure = Callable[..., dict[str, Any]]
 Scalars = dict[str, Float[Array, "l"]]
 
@@ -41,50 +43,51 @@ def linen_monitored(
     *inputs: Any,
     select: Callable[[Any], bool] = is_attention,
     measure: Measure = monitor,
-    mutable: Sequence[str] = (),
+    mutable: Any = False,
     **options: Any,
 ) -> tuple[Any, Scalars]:
     """Apply a Linen model and measure its attentions.
 
     Args:
-        module, variables, *inputs, **options: As `module.apply` takes them. In `nn.scan` its
-            variable_axes needs "intermediates": 0.
+        module, variables, *inputs, mutable, **options: As `module.apply` takes them.
         select: Which modules are measured; of one inside another the inner one.
         measure: measure(x, weights) of tokens [..., n, d] and weights [..., h, n, m] or None, such
-            as functools.partial(rc.monitor, mask=mask, tokens="unit").
-        mutable: Further collections; with any the first output is (output, state), as of Flax.
+            as functools.partial(rc.monitor, mask=mask, tokens="unit"). Axes of a vmap inside the
+            model stand in front.
 
     Returns:
-        The output, and scalars [l] by name, modules in natural order of their paths.
+        What `module.apply` returns, and scalars [l] by name, NaN where a layer has none.
 
     Raises:
-        ValueError: No module was measured.
+        ValueError: No module was measured, or one is inside a transformation that gives nothing
+            out, see `watch.taps.measure_taps`.
     """
     from flax import linen as nn
+    from flax.linen import attention
 
-    record = _Record(measure)
+    record = _Record()
 
     def intercept_call(call, args, kwargs, context):
-        attention = context.module
-        if context.method_name != "__call__" or not select(attention):
+        module = context.module
+        if context.method_name != "__call__" or not select(module):
             return call(*args, **kwargs)
-        has_weights = isinstance(attention, nn.MultiHeadDotProductAttention)
         with record.record_call(args, kwargs) as inside:
-            out = call(*args, **kwargs | {"sow_weights": True} if has_weights else kwargs)
-            if has_weights and attention.has_variable("intermediates", WEIGHTS):
-                weights = attention.get_variable("intermediates", WEIGHTS)
-                inside.weights = weights[-1] if weights else None
-                attention.put_variable("intermediates", WEIGHTS, ())
-        if inside.scalars is not None:
-            attention.sow("intermediates", NAME, inside.scalars)
-        return out
+            if not isinstance(module, nn.MultiHeadDotProductAttention):
+                return call(*args, **kwargs)
+            # Linen's modules are frozen, but for the call alone
+            attend = module.attention_fn
+            kept = inside.keep_weights(attend, attention)
+            object.__setattr__(module, "attention_fn", kept)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                object.__setattr__(module, "attention_fn", attend)
 
-    with nn.intercept_methods(intercept_call):
-        out, state = module.apply(
-            variables, *inputs, mutable=[*mutable, "intermediates"], **options
-        )
-    scalars = _group_by_layer(state.pop("intermediates", {}))
-    return ((out, state) if mutable else out), scalars
+    def apply():
+        with nn.intercept_methods(intercept_call):
+            return module.apply(variables, *inputs, mutable=mutable, **options)
+
+    return _measure_model(apply, measure)
 
 
 def nnx_monitored(
@@ -96,130 +99,166 @@ def nnx_monitored(
 ) -> tuple[Any, Scalars]:
     """Call an NNX model and measure its attentions.
 
+    Transformations of NNX take arguments by position alone: bind the others,
+    nnx.vmap(functools.partial(nnx_monitored, measure=measure), in_axes=(0, None)).
+
     Args:
-        model, *inputs, **options: What is called.
+        model, *inputs, **options: What is called. Variables that the call changes change.
         select, measure: As `linen_monitored` takes them.
 
     Returns:
         (model(*inputs, **options), scalars), see `linen_monitored`.
 
     Raises:
-        ValueError: No module was measured.
+        ValueError: As `linen_monitored`.
     """
     from flax import nnx
+    from flax.nnx.nn import attention
 
-    record = _Record(measure)
+    record = _Record()
 
     def wrap_method(method):
         @functools.wraps(method)
         def call_method(self, *args, **kwargs):
             with record.record_call(args, kwargs) as inside, contextlib.ExitStack() as patches:
                 if isinstance(self, nnx.MultiHeadAttention):
-                    attend = functools.partial(_attend, inside, self.attention_fn)
+                    attend = inside.keep_weights(self.attention_fn, attention)
                     patches.enter_context(mock.patch.object(self, "attention_fn", attend))
-                out = method(self, *args, **kwargs)
-            if inside.scalars is not None:
-                self.sow(nnx.Intermediate, NAME, inside.scalars)
-            return out
+                return method(self, *args, **kwargs)
 
         return call_method
 
-    with contextlib.ExitStack() as patches:
-        for kind in {type(module) for _, module in nnx.iter_modules(model) if select(module)}:
-            method = wrap_method(kind.__call__)
-            patches.enter_context(mock.patch.object(kind, "__call__", method))
-        out, state = nnx.capture(model, nnx.Intermediate)(*inputs, **options)
-    return out, _group_by_layer(nnx.to_pure_dict(state))
+    called = (model, inputs, options)
+    graph, *states = nnx.split(called, nnx.Variable, ...)
 
+    def call():  # on copies, whose variables belong to the trace
+        model, inputs, options = copies = nnx.merge(graph, *states, copy=True)
+        with contextlib.ExitStack() as patches:
+            for kind in {type(module) for _, module in nnx.iter_modules(model) if select(module)}:
+                method = wrap_method(kind.__call__)
+                patches.enter_context(mock.patch.object(kind, "__call__", method))
+            return model(*inputs, **options), nnx.state(copies, nnx.Variable)
 
-def _attend(inside, attend, query, key, value, **options):
-    """Call `attend`, and keep its weights for the measure; nothing holds them afterwards."""
-    from flax.nnx.nn.attention import dot_product_attention_weights
-
-    masks = {name: options[name] for name in ("mask", "is_causal") if name in options}
-    inside.weights = dot_product_attention_weights(query, key, deterministic=True, **masks)
-    return attend(query, key, value, **options)
+    (out, state), scalars = _measure_model(call, measure)
+    nnx.update(called, state)
+    return out, scalars
 
 
 def equinox_monitored(
     model: Any,
     *inputs: Any,
-    blocks: Callable[[Any], Sequence[Any]],
+    blocks: Callable[[Any], Any],
     measure: Measure = monitor,
+    call: Callable[..., Any] | None = None,
     **options: Any,
 ) -> tuple[Any, Scalars]:
-    """Call an Equinox model whose blocks are called one by one, and measure these.
+    """Call an Equinox model and measure the tokens that its blocks are called with.
 
     Args:
         model, *inputs, **options: What is called.
-        blocks: blocks(model), the list of layers, of which the tokens that each is called with are
-            measured: whole blocks, or the attention of each.
-        measure: As in `linen_monitored`, without weights.
+        blocks: blocks(model): the list of layers, whole blocks or the attention of each; or one
+            module whose arrays are stacked, for a scan.
+        measure: As `linen_monitored` takes it, without weights.
+        call: call(model, *inputs, **options) in place of the model, such as
+            lambda model, x: jax.vmap(model)(x), whose examples are measured as one batch.
 
     Returns:
-        (model(*inputs, **options), scalars), see `linen_monitored`.
+        (the output, scalars), see `linen_monitored`.
 
     Raises:
-        ValueError: None of them was called with tokens, or they are stacked in one module.
+        ValueError: None of the blocks was called with tokens; see also `linen_monitored`.
     """
     import equinox as eqx
 
-    record, layers = _Record(measure), []
-    if not isinstance(blocks(model), list | tuple):
-        raise ValueError(
-            f"blocks= gives a {type(blocks(model)).__name__}, not a list: of layers that are "
-            "stacked call rc.monitor in the body of the scan, and return what it gives"
-        )
+    chosen = blocks(model)
+    is_list = isinstance(chosen, list | tuple)
+    refuse_if(
+        not chosen if is_list else not isinstance(chosen, eqx.Module),
+        f"blocks= gives {chosen!r:.60}, not a list of layers or a module of stacked ones",
+    )
+    tapped = [_tap_block(block) for block in chosen] if is_list else _tap_block(chosen)
+    model = eqx.tree_at(blocks, model, tapped)
+    call = (lambda model, *inputs, **options: model(*inputs, **options)) if call is None else call
+    return _measure_model(lambda: call(model, *inputs, **options), measure)
 
-    def wrap_block(block):
+
+def _tap_block(block):
+    """Return a block whose tokens are tapped when it is called; its fields stay what they are."""
+    import equinox as eqx
+
+    if not isinstance(block, eqx.Module):
+
+        @functools.wraps(block)
         def call_block(*args, **kwargs):
-            with record.record_call(args, kwargs) as inside:
-                out = block(*args, **kwargs)
-            layers.append({NAME: (inside.scalars,)})
-            return out
+            with _Record().record_call(args, kwargs):
+                return block(*args, **kwargs)
 
         return call_block
+    tapped = object.__new__(_tap_class(type(block)))
+    tapped.__dict__.update(block.__dict__)
+    return tapped
 
-    model = eqx.tree_at(blocks, model, [wrap_block(block) for block in blocks(model)])
-    out = model(*inputs, **options)
-    return out, _group_by_layer({str(i): scalars for i, scalars in enumerate(layers)})
+
+@functools.cache  # one class for each, or a function that was compiled would be compiled again
+def _tap_class(kind):
+    """Derive a class of blocks whose call taps its tokens."""
+
+    def call_block(self, *args, **kwargs):
+        with _Record().record_call(args, kwargs):
+            return kind.__call__(self, *args, **kwargs)
+
+    names = {"__call__": call_block, "__module__": kind.__module__}
+    names["__qualname__"] = kind.__qualname__
+    return types.new_class(kind.__name__, (kind,), exec_body=lambda body: body.update(names))
 
 
 class _Record:
     """Modules that are being called, and what each of them reads."""
 
-    def __init__(self, measure):
-        self._measure, self._calls = measure, 0
-        self.weights = self.scalars = None
+    def __init__(self):
+        self._calls, self.weights = 0, None
 
     @contextlib.contextmanager
     def record_call(self, args, kwargs) -> Iterator["_Record"]:
-        """Record a call: its scalars, None if one inside was measured or it reads no tokens."""
+        """Record a call: its tokens are tapped, unless one inside was or it reads none."""
         x = next((a for a in (*args, *kwargs.values()) if _are_tokens(a)), None)
-        inside, before = _Record(self._measure), self._calls
+        inside, before = _Record(), self._calls
         yield inside
-        if x is None or self._calls > before:
-            return
-        self._calls += 1
-        x, weights = jax.lax.stop_gradient((x, inside.weights))
-        inside.scalars = self._measure(x, weights)
+        if x is not None and self._calls == before:
+            self._calls += 1
+            tap(x, inside.weights)
+
+    def keep_weights(self, attend, library):
+        """Wrap Flax's `dot_product_attention`, to keep its weights; of another none are known.
+
+        Args:
+            attend: What a module's attention calls.
+            library: The module of Flax that has it.
+        """
+        if getattr(attend, "__wrapped__", attend) is not library.dot_product_attention:
+            return attend
+
+        @functools.wraps(library.dot_product_attention)
+        def keep_and_attend(query, key, value, **options):
+            weigh = library.dot_product_attention_weights
+            names = inspect.signature(weigh).parameters.keys() - {"module", "deterministic"}
+            kept = {name: a for name, a in options.items() if name in names}
+            self.weights = weigh(query, key, deterministic=True, **kept)
+            return attend(query, key, value, **options)
+
+        return keep_and_attend
 
 
 def _are_tokens(a):
-    is_matrix = isinstance(a, jax.Array) and a.ndim in (2, 3) and a.shape[-2] > 1
+    is_matrix = isinstance(a, jax.Array) and a.ndim > 1 and a.shape[-2] > 1
     return is_matrix and jnp.issubdtype(a.dtype, jnp.floating)
 
 
-def _group_by_layer(tree):
-    """Group what was sown: {measure: [l]}."""
-    columns: dict[str, list[Any]] = {}
-    for name, value in named_arrays(tree).items():
-        _, sown, place = name.partition(f"{NAME}#")
-        if sown:
-            columns.setdefault(place.rpartition(".")[2], []).append(jnp.atleast_1d(value))
-    if not columns:
-        raise ValueError(
-            "no attention was measured: select= or blocks= may name the modules, and nn.scan has "
-            'to have variable_axes={..., "intermediates": 0}'
-        )
-    return {measure: jnp.concatenate(values) for measure, values in columns.items()}
+def _measure_model(call, measure):
+    out, scalars = measure_taps(call, measure)
+    refuse_if(
+        not scalars,
+        "no attention was measured: select= or blocks= may name the modules, which have to be "
+        "called with tokens [..., n, d]",
+    )
+    return out, scalars

@@ -88,3 +88,8 @@ def format_one_line(error: Any, max_length: int = 1000) -> str:
     """Return an error's message, or the name of its type, escaped, in one line and cut."""
     text = escape_text(" ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
+
+
+def split_numbers(name: str) -> list[tuple]:
+    """Return a key that sorts block_2 before block_10."""
+    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in re.split(r"(\d+)", name)]

@@ -17,8 +17,13 @@ from pathlib import Path
 
 from architecture_map import REPOSITORY, levels, packages
 
-from experiments.lab.experiment import describe_experiment, list_experiments
+from experiments.lab.experiment import (
+    describe_experiment,
+    import_experiment,
+    list_experiments,
+)
 from experiments.reproducing import statements_page
+from experiments.reproducing.sections import REGISTERED, read_flag_values
 from rank_collapse import MEASURES
 
 DOCS = REPOSITORY / "docs"
@@ -48,6 +53,21 @@ def measures() -> str:
         rows.append((f"`{name}`", m.needs, m.meaning, m.source, m.cost, alarm))
     columns = ("measure", "input", "meaning", "source", "cost", "alarm")
     return table(columns, rows)
+
+
+def sizes() -> str:
+    """A row for each flag of the preset of the pages that differs from the published command.
+
+    The flags of these experiments are at the values of the published commands by default.
+    """
+    rows = []
+    for name in ("run_sort", "run_convex_hull", "run_memorization"):
+        flags, values = import_experiment(name).FLAGS, read_flag_values(name, REGISTERED)
+        for flag, value in values.items():
+            is_size = flag not in ("seed", "num_seeds", "no_sub_path") and flags[flag].name == flag
+            if is_size and value != flags[flag].default:
+                rows.append((f"`{name}`", f"`--{flag}`", str(value), str(flags[flag].default)))
+    return table(("experiment", "flag", "here", "published"), rows)
 
 
 def experiments() -> str:
@@ -157,6 +177,7 @@ MADE = {
     "columns": columns,
     "measures": measures,
     "experiments": experiments,
+    "sizes": sizes,
     "notebooks": notebooks,
     "levels": lambda: table(("level", "packages"), levels()),
     "packages": lambda: table(("package", "what it is for"), packages()),

@@ -20,6 +20,7 @@ FENCED = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 POSITIONAL = {"join": "folders"}  # flags whose values may stand alone
 PROGRAMS = ("python", "python3", "pytest", "rank-collapse", *reproduce.EXPERIMENTS)
 FOREIGN = {"cache-clear"}  # flags of pytest
+TARGETS = {"target", "site", "no"}  # flags of pip and of trained_weights
 
 
 def read_code(text):
@@ -180,3 +181,17 @@ def test_every_flag_on_a_page_exists():
     ]
     used = [(page, flag) for page, span in spans for flag in re.findall(r"--([\w-]+)", span)]
     assert used and [place for place in used if place[1] not in names] == []
+
+
+@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
+def test_what_help_expects_is_what_the_page_says(name):
+    """Numbers of the sentences of `--help` on what to expect stand on the page too; flags exist."""
+    module = importlib.import_module(f"experiments.{name}")
+    text = " ".join(module.__doc__.split())
+    page = (DOCS / "experiments" / f"{name}.md").read_text("utf-8").replace("−", "-")
+    for sentence in re.findall(r"Expect.*?\.(?:\s|$)", text):
+        for number in re.findall(r"(?<![\w.])-?\d+\.\d+(?!\w)", sentence):
+            assert number in page, f"{name}: {number}"
+    for flag in re.findall(r"(?<![\w-])--(\w+)", text):
+        known = module.FLAGS if f"experiments.{name}" in text else reproduce.FLAGS
+        assert flag in known or flag.removeprefix("no") in known or flag in TARGETS, flag

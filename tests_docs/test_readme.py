@@ -17,7 +17,15 @@ DOCS = REPOSITORY / "docs"
 README, BUILD = (REPOSITORY / name for name in ("README.md", "BUILD.md"))
 # Pages whose blocks stand alone. Those of monitoring are recipes, below; those of variants and the
 # API run in test_site; others are parts of a program.
-ALONE = ("measures", "networks", "paths", "checkpoints", "depth", "before_training")
+ALONE = (
+    "measures",
+    "networks",
+    "paths",
+    "checkpoints",
+    "depth",
+    "before_training",
+    "attention_layer",
+)
 PAGES = [
     README,
     *(DOCS / f"{name}.md" for name in ALONE),
@@ -126,6 +134,28 @@ def test_the_network_by_hand_is_the_plain_one():
     np.testing.assert_allclose(scope["trace"].output, output, atol=2e-4)
 
 
+def test_one_attention_layer_is_the_plain_one():
+    """Its loss and entropy by NumPy, head by head."""
+    scope = run_marked_block("attention layer")
+    params, batch = scope["params"], np.asarray(scope["batch"], np.float64)
+    outputs, entropies = [], []
+    for x in batch:
+        out = x
+        for head in range(scope["h"]):
+            w_q, w_k, w_v, w_o = (
+                np.asarray(getattr(params, name)[head], np.float64)
+                for name in ("w_q", "w_k", "w_v", "w_o")
+            )
+            scores = x @ w_q @ (x @ w_k).T / np.sqrt(scope["k"])
+            weights = mp_oracle.softmax(scores, np.tri(len(x), dtype=bool))
+            out = out + weights @ x @ w_v @ w_o
+            entropies.append(-(weights * np.log(np.where(weights > 0, weights, 1))).sum(axis=1))
+        outputs.append(out)
+    np.testing.assert_allclose(scope["value"], np.mean(np.square(outputs)), rtol=1e-5)
+    np.testing.assert_allclose(scope["scalars"]["attention_entropy"], np.mean(entropies), rtol=1e-5)
+    assert scope["gradient"].w_q.shape == (4, 32, 8)
+
+
 def test_the_encoder_decoder_is_its_halves():
     scope = run_marked_block("encoder decoder")
     trace, lengths = scope["trace"], scope["lengths"]
@@ -159,7 +189,7 @@ def run(tmp_path, monkeypatch):
 
 
 def test_every_recipe_is_run():
-    assert RECIPE_TEXT.count("```python") == len(RECIPES) == 6
+    assert RECIPE_TEXT.count("```python") == len(RECIPES) == 7
 
 
 def test_a_file_is_read_back(run):
@@ -182,6 +212,18 @@ def test_one_call_gives_scalars_by_layer(run, name, layers):
     scope = run(name)
     assert {a.shape for a in scope["scalars"].values()} == {(layers,)}
     assert ("attention_entropy" in scope["scalars"]) == (name != "equinox")
+    if name != "linen":
+        assert {a.shape for a in scope["norms"].values()} == {(layers,)} and len(
+            scope["norms"]
+        ) == 3
+
+
+def test_packed_rows_in_a_step(run):
+    scope = run("packed")
+    x, ids = np.asarray(scope["x"], np.float64), np.asarray(scope["ids"])
+    documents = [x[i, ids[i] == number] for i in range(2) for number in np.unique(ids[i]) if number]
+    ratios = [residual_ratio(document) for document in documents]
+    np.testing.assert_allclose(scope["scalars"]["residual_ratio"], np.mean(ratios), rtol=1e-5)
 
 
 def test_a_watched_model_of_torch(run):

@@ -18,9 +18,12 @@ from experiments.reproducing.filling import (
     fill,
     find_missing,
     read_numbers,
+    read_settings,
     read_texts,
     split_placeholder,
 )
+from experiments.reproducing.sections import REGISTERED, read_flag_values
+from experiments.verdicts import PROTOCOL
 
 DOCS = REPOSITORY / "docs"
 TEXTS = read_texts()
@@ -57,6 +60,10 @@ def test_no_text_is_of_no_experiment():
 @pytest.mark.parametrize("name", NAMES)
 def test_pages_say_what_the_tables_have(name):
     numbers = read_numbers((DOCS / "results" / f"{name}.csv").read_bytes())
+    numbers = {**numbers, **read_settings(read_flag_values(name, REGISTERED))}
+    seeds = [int(row["seed"] or PROTOCOL.first_seed) for row in WRITTEN]
+    if min(seeds) < PROTOCOL.first_seed:
+        pytest.skip("the run on the registered seeds, which fills the pages, is still to come")
     assert not find_missing(TEXTS[name].result + TEXTS[name].table, numbers)
     filled = Texts(*(fill(text, numbers).strip() for text in TEXTS[name][:2]))
     page = (DOCS / "experiments" / f"{name}.md").read_text("utf-8")

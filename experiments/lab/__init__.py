@@ -41,3 +41,4 @@ from experiments.lab.progress import (
     report_activity as report_activity,
     stop_requested as stop_requested,
 )
+from experiments.lab.rounds import extend_part as extend_part

@@ -19,7 +19,7 @@ from typing import NoReturn
 import jax
 from absl import flags
 
-from experiments.lab import devices, progress
+from experiments.lab import devices, progress, rounds
 from experiments.lab.devices import device_mesh as device_mesh
 from experiments.lab.flags import (
     Flags,
@@ -73,7 +73,7 @@ def execute(
         if "num_devices" in options and "preset" not in options:  # else its workers have them
             devices.start_devices(options.num_devices)
         with progress.handle_signals(), jax.default_matmul_precision("highest"):
-            result = main(options)
+            result = rounds.run_until_decided(main, options) if options.grows else main(options)
             return getattr(result, "code", result) or 0
     except (KeyboardInterrupt, progress.Stopped) as interrupt:
         if multiprocessing.parent_process() is None:  # else the parent says so

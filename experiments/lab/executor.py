@@ -138,7 +138,11 @@ class Executor(contextlib.ExitStack):
         else:
             self._check_measures(program, requested, keys)
             self.progress.skip(len(options.group) * len(requested) * count)
-        return {cell.removeprefix(options.prefix): self.run.part(cell) for cell in requested}
+        parts = {cell: self.run.part(cell) for cell in requested}
+        return {
+            cell.removeprefix(options.prefix): {name: values[:count] for name, values in a.items()}
+            for cell, a in parts.items()
+        }
 
     def _cell_floats(self, cells, points):
         """Returns {part of the run's arrays: floats} of the cells of some points."""
@@ -157,14 +161,16 @@ class Executor(contextlib.ExitStack):
         """Lists the (cell, seed) pairs that the run does not have.
 
         Raises:
-            RunError: The arrays of a cell have different numbers of seeds, or too many.
+            RunError: The arrays of a cell have different numbers of seeds, or more than a run has
+                that does not grow.
         """
         missing = []
         for cell in cells:
             arrays = self.run.part(cell) or {}
             shapes = [np.shape(array) for array in arrays.values()] or [(0,)]
             saved = shapes[0][0] if shapes[0] else -1  # a number has no seeds
-            if any(shape[:1] != (saved,) for shape in shapes) or saved > count:
+            is_beyond = saved > count and not self._options.grows
+            if any(shape[:1] != (saved,) for shape in shapes) or is_beyond:
                 raise damaged_file_error(
                     self.run.path / "arrays.npz", f"{cell} is not of {count} seeds"
                 )

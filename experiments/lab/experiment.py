@@ -50,8 +50,9 @@ class Experiment:
         title: Heading of its section of the report.
         brief: What it shows, in the README's table of experiments.
         claim: What the paper says, in a sentence or two, with the figure or table it stands in.
-        presets: Arguments by preset: "quick" (seconds on two cores), "paper", and "tiny", at which
-            tests compute all of it; {run: arguments} of a preset of several runs.
+        presets: Arguments by preset: "quick" (seconds on two cores), "reported" (those of the
+            pages), and "tiny", at which tests compute all of it; {run: arguments} of a preset of
+            several runs.
         needs: A folder that must exist; `reproduce` leaves the experiment out without it.
     """
 
@@ -240,12 +241,15 @@ class Run:
             points,
             1 if self.failures else 0,
         )
-        if self.options.reading:
+        if self.options.reading or self.options.judging:
             return published
 
         def rows():
             return [{**p.axes, **row} for p in points for row in table(p.results, p.setup)]
 
+        shown = [*self.options.selecting]
+        if self.options.grows:
+            shown.append(self.options.counts)
         makers = [files(point.results, point.setup, point.folder) for point in points]
         extra = {name: make for maker in makers for name, make in maker.items()}
         if arrays := self.folder.arrays:
@@ -257,7 +261,7 @@ class Run:
                 figures=figure_makers(points, figures, rows, self.options.shows),
                 files=extra,
                 summary=partial(summarise, published),
-                selection={n: self.options[n].value for n in self.options.selecting} or None,
+                selection={n: self.options[n].value for n in shown} or None,
             )
         for row in published.comparisons:
             print_lines(verdicts.comparison_line(row))

@@ -33,10 +33,12 @@ EXECUTION = {
     "jobs",
     "scheduler",
     "debug",
+    "max_seeds",
+    "max_texts",
 }
 LARGEST = 3.4e38  # number of float32
 # Flags of the seeds, which are an axis of every result, and of the arithmetic of the whole run.
-ONE_VALUE = {"seed", "first_seed", "num_seeds", "dtype"}
+ONE_VALUE = {"seed", "first_seed", "num_seeds", "num_texts", "until", "dtype"}
 
 
 class Flags(flags.FlagValues):
@@ -50,6 +52,7 @@ class Flags(flags.FlagValues):
             differ in them alone are computed together, see `Executor`.
         execution: Flags that change no result beyond rounding.
         selecting: Flags that choose what of a folder is shown, which may differ between its runs.
+        counts: The flag that counts draws, of which --until=decided makes more; "" for none.
 
     Attributes:
         typed: The arguments that were parsed.
@@ -59,6 +62,7 @@ class Flags(flags.FlagValues):
         number: Of the group.
         worker_group: The number of the group that a worker measures; None measures all.
         reading: Whether a finished folder is only read.
+        judging: Whether results are only judged, not published: a round of --until=decided.
         begin_with: Arrays that a new folder begins with.
         begun_in: The environments in which they were made.
     """
@@ -71,6 +75,7 @@ class Flags(flags.FlagValues):
         traced: Iterable[str] = (),
         execution: Iterable[str] = (),
         selecting: Iterable[str] = (),
+        counts: str = "num_seeds",
     ):
         super().__init__()
         # absl takes attributes for flags.
@@ -80,6 +85,7 @@ class Flags(flags.FlagValues):
             traced=frozenset(traced),
             execution=frozenset({*EXECUTION, *execution, *selecting}),
             selecting=frozenset(selecting),
+            counts=counts,
             typed=(),
             axes={},
             point={},
@@ -87,6 +93,7 @@ class Flags(flags.FlagValues):
             number=0,
             worker_group=None,
             reading=False,
+            judging=False,
             begin_with={},
             begun_in=[],
         )
@@ -135,17 +142,34 @@ class Flags(flags.FlagValues):
         return type(self[name].parser) in vocabulary.SINGLE
 
     @property
+    def grows(self) -> bool:
+        """Returns whether draws are added until the statements are decided."""
+        return bool(self.counts) and "until" in self and self.until is not None
+
+    @property
+    def num_draws(self) -> int:
+        """Returns the number of seeds, or of texts."""
+        return self[self.counts].value
+
+    @property
     def prefix(self) -> str:
         """The beginning of the names of the arrays of a point; "" where there are no axes."""
         return "".join(f"{name}={value}/" for name, value in self.point.items())
 
 
-def make_flags(experiment: str, *, num_seeds: int | None = None, **properties: Any) -> Flags:
+def make_flags(
+    experiment: str,
+    *,
+    num_seeds: int | None = None,
+    can_grow: bool = False,
+    **properties: Any,
+) -> Flags:
     """Makes the flags that all binaries share, to which a binary adds its own.
 
     Args:
         experiment: Name of the folder under results/.
         num_seeds: Default of --num_seeds; None for a binary without seeds.
+        can_grow: Whether it has --until=decided, which adds seeds until statements are decided.
         **properties: Further arguments of `Flags`.
     """
     values = bare_flags(Flags(experiment, **properties))
@@ -153,6 +177,8 @@ def make_flags(experiment: str, *, num_seeds: int | None = None, **properties: A
     if num_seeds is not None:
         vocabulary.define(values, seed=0, first_seed=0, num_seeds=num_seeds)
         vocabulary.define(values, jobs=0, scheduler=None)
+    if can_grow:
+        vocabulary.define(values, until=None, **{values.counts.replace("num_", "max_"): 256})
     return values
 
 
@@ -183,7 +209,12 @@ def parse_flags(
     for name in flag_values:
         flag_values[name].unparse()
     vars(flag_values).update(
-        typed=arguments, worker_group=None, reading=False, begin_with={}, begun_in=[]
+        typed=arguments,
+        worker_group=None,
+        reading=False,
+        judging=False,
+        begin_with={},
+        begun_in=[],
     )
     arguments, axes = _split_axes(flag_values, arguments)
     vars(flag_values)["axes"] = axes
@@ -294,8 +325,12 @@ def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -
 
 
 def make_config(options: Flags) -> dict[str, Any]:
-    """Lists what determines the results: the experiment, and all flags but those of execution."""
-    names = (n for n in sorted(options) if options[n].name == n and n not in options.execution)
+    """Lists what determines the results: the experiment, and all flags but those of execution.
+
+    Of --until=decided the number of draws is a result.
+    """
+    left_out = options.execution | {options.counts if options.grows else "until"}
+    names = (n for n in sorted(options) if options[n].name == n and n not in left_out)
     axes = {"axes": options.axes} if options.axes else {}
     return {"experiment": options.experiment} | {n: options[n].value for n in names} | axes
 

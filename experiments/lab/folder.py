@@ -77,7 +77,7 @@ CONTENTS = (
     metrics.NAME,
 )
 PAUSE, SHARE = 2.0, 0.1  # seconds between two writes at least, and share of the time they may take
-LAYOUT = 3  # one more whenever names or shapes of what the experiments keep change
+LAYOUT = 4  # one more whenever names or shapes of what the experiments keep change
 FOLDERS = ("checkpoints", "figures", "models", "points", metrics.FOLDER)
 
 
@@ -315,6 +315,7 @@ class RunFolder(contextlib.ExitStack):
         started = time.monotonic()
         self._add_arrays(arrays)
         self._note_environment()
+        delete_files(self._check_place(), ("summary.json",))  # of fewer arrays: no longer complete
         write_arrays(self._check_place() / "arrays.npz", self._arrays[""])
         if not self._listed >= self._arrays[""].keys():  # after the arrays: none is listed too soon
             self._listed |= self._arrays[""].keys()

@@ -163,6 +163,7 @@ def compare_means(
     note: str = "",
     show: Callable = float,
     interval: bool = False,
+    source: str = "published",
 ) -> Iterator[Comparison]:
     """Yields comparisons of means over seeds, one for each point of the other axes with a number.
 
@@ -172,6 +173,7 @@ def compare_means(
         other: The published value, or a DataArray over some of these axes.
         note: Of every comparison.
         show: Mean → the value to show.
+        source: What `other` is.
         interval: Whether the note has Student's 95 % interval of the mean over seeds.
     """
     for point, draws in iterate_points(drop_single_axes(values), "seed"):
@@ -184,7 +186,7 @@ def compare_means(
         ends = mean_interval(draws.values.tolist()) if interval else None
         note = f"95 % {ends.low:.3g} to {ends.high:.3g}" if ends else note
         mean = show(draws.mean().item())
-        yield Comparison(f"{describe_point(point)}: {text}", mean, published, note)
+        yield Comparison(f"{describe_point(point)}: {text}", mean, published, note, source)
 
 
 def table_rows(

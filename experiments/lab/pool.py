@@ -146,7 +146,8 @@ def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder
         text = f"--scheduler={options.scheduler} is not used: a single point is measured here"
         print_lines(text, file=sys.stderr)
     missing = {point.number for point in points if not run.part(point.prefix.rstrip("/"))}
-    if not (options.axes and "jobs" in options and missing and run.writable) or run.summary:
+    is_parallel = options.axes and "jobs" in options and missing and not options.grows
+    if not (is_parallel and run.writable) or run.summary:
         return
     limit = 1 if in_worker or devices.has_accelerator() else devices.count_cores()
     # Of all groups, not of those that are missing: a resumed run has the same devices.

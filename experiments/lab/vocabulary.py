@@ -90,6 +90,14 @@ VOCABULARY = {
         0,
     ),
     "num_seeds": ("integer", "Seeds, run as one ensemble.", 1, MOST_SEEDS),
+    "until": (
+        "enum",
+        "decided: add seeds (or texts) in rounds of 8, 16, 32, ... in all, until every row of the "
+        "statements is decided. Points of a grid are then measured one after another.",
+        ["decided"],
+    ),
+    "max_seeds": ("integer", "The most seeds of --until=decided.", 1, MOST_SEEDS),
+    "max_texts": ("integer", "The most texts of --until=decided.", 2, MOST_SEEDS),
 }
 
 

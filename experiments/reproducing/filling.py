@@ -3,7 +3,8 @@
 `results.toml` has them by experiment. A placeholder names a row of docs/results/NAME.csv:
 `{residual ratio after 12 layers|.2f}`. A column stands between the two: `{rate: BERT|low|.2f}`;
 "interval" writes the number with its interval. Without a format the cell is copied. A format that
-begins with "10^" is of the power of ten.
+begins with "10^" is of the power of ten. `{--n_epochs}` is a flag of the run, the last one of an
+experiment that has several.
 """
 
 import csv
@@ -13,7 +14,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.lab.folder import table_bytes
 from experiments.verdicts import Comparison, Row
@@ -62,6 +63,7 @@ def write_numbers(comparisons: Sequence[Comparison], claims: Sequence[Row]) -> b
             "high": None,
             "draws": None,
             "published": row.published,
+            "source": None if row.published is None else row.source,
             "note": row.note,
         }
         for row in comparisons
@@ -86,6 +88,18 @@ def read_numbers(table: bytes) -> Numbers:
     """Reads the table of an experiment; of rows that name the same quantity, the first."""
     rows = list(csv.DictReader(io.StringIO(table.decode())))
     return {row["quantity"]: row for row in reversed(rows)}
+
+
+def read_settings(arguments: Mapping[str, Any]) -> Numbers:
+    """Makes the rows of the flags of a run, {"--n_epochs": 20}, which texts name as numbers.
+
+    Args:
+        arguments: {flag: its value, or its values}.
+    """
+    return {
+        f"--{name}": {"measured": ", ".join(map(str, v)) if isinstance(v, list) else str(v)}
+        for name, v in arguments.items()
+    }
 
 
 def find_missing(text: str, numbers: Numbers) -> list[str]:

@@ -17,6 +17,7 @@ from experiments.reproducing.filling import (
     fill,
     find_missing,
     read_numbers,
+    read_settings,
     read_texts,
     write_numbers,
 )
@@ -26,6 +27,7 @@ from experiments.reproducing.sections import (
     RunRecord,
     list_runs,
     make_section,
+    read_flag_values,
     read_times,
 )
 from rank_collapse import runs
@@ -71,20 +73,21 @@ def write_markdown(parent: Path, preset: str, docs: Path) -> Path:
             records.append(RunRecord(parent / run, row["command"], format_run(row, preset), label))
         section = make_section(name, records)
         numbers = read_numbers(write_numbers(section.comparisons, section.claims))
+        numbers = {**numbers, **read_settings(read_flag_values(name, preset))}
         wanted = find_missing(texts[name].result + texts[name].table, numbers)
         missing_numbers += [f"{name}: {placeholder}" for placeholder in wanted]
         filled = Texts(*(fill(text, numbers).strip() for text in texts[name][:2]))
         pages[f"experiments/{name}.md"] = filled
         came_out = "\n\n".join(filter(None, filled[:2])).replace("](../", "](")
         sections.append(replace(section, came_out=came_out))
-    if missing_numbers and preset == "paper":
+    if missing_numbers and preset == "reported":
         raise ValueError(f"results.toml names rows that no table has: {'; '.join(missing_numbers)}")
     statements_page.write_page(docs, [parent / row["run"] for row in table])
     missing = [name for name in list_experiments() if name not in names]
     intro = INTRO.format(preset=preset) + (f" Not run: {', '.join(missing)}." if missing else "")
     text, contents = render_markdown("Results", intro, sections)
     contents |= {"results.md": text.encode(), RUNS: table_bytes(table)}
-    if preset == "paper":
+    if preset == "reported":
         contents |= fill_pages(docs, pages)
     for path, content in contents.items():
         runs.make_folder((docs / path).parent)

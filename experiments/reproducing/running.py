@@ -22,6 +22,7 @@ from experiments.reproducing.sections import (
     make_section,
     run_command,
     save_time,
+    until_decided,
 )
 from rank_collapse import runs
 from rank_collapse.runs import files
@@ -29,11 +30,11 @@ from rank_collapse.runs import files
 SIGNAL_CODES = 128  # above it an exit code is of a process that a signal ended
 SIZES = {
     "quick": "“Here” is this run, of the preset “quick”: small networks and few seeds, for minutes "
-    "on two cores. The pictures are of it. “Reference run” is a run of the preset “paper”, whose "
-    "numbers are on the project’s pages.",
-    "paper": "“Here” is this run, “Reference run” an earlier one of the same sizes, whose numbers "
-    "are on the project’s pages. Networks are as large as the published ones; tokens, seeds and "
-    "epochs are fewer where they would take more than an hour and a half on two cores.",
+    "on two cores. The pictures are of it. “Reference run” is a run of the preset “reported”, "
+    "whose numbers are on the project’s pages.",
+    "reported": "“Here” is this run, “Reference run” an earlier one of the same sizes, whose "
+    "numbers are on the project’s pages. Networks are as large as the published ones; tokens, "
+    "seeds and epochs are fewer where they would take more than an hour and a half on two cores.",
 }
 
 
@@ -128,6 +129,11 @@ def run_experiments(
         The sections.
     """
     arguments = {name: list_runs(name, options.preset) for name in names}
+    if options.until:
+        arguments = {
+            name: {run: until_decided(name, flags) for run, flags in named_runs.items()}
+            for name, named_runs in arguments.items()
+        }
     shared = ["--overwrite"] if options.overwrite else []
     shared += [f"--num_devices={options.num_devices}"] if options.num_devices else []
     commands = {
@@ -200,7 +206,7 @@ def render_report(
         + (f" {ended}; reload this page for more." if len(sections) < count else ""),
         sections,
         f"{ended}, after {time.monotonic() - started:.0f} s. {describe_machine(parent)}",
-        answer_sections(sections),
+        answer_sections(sections, preset),
     )
 
 

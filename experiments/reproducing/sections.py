@@ -1,6 +1,7 @@
 """Run folders of experiments as sections of a report, and answers to statements."""
 
 import contextlib
+import copy
 import io
 import json
 import re
@@ -17,12 +18,14 @@ from experiments.lab.experiment import (
     import_experiment,
     read_run,
 )
+from experiments.lab.flags import parse_flags
 from rank_collapse import runs
 from rank_collapse.runs import files
 
 DOCS = Path(__file__).parents[2] / "docs"
 CAME_OUT = re.compile(r"^\*\*Result\.\*\* (.*)$", re.MULTILINE)
-PRESETS = ("quick", "paper")
+PRESETS = ("quick", "reported")
+REGISTERED = "reported"  # the preset whose settings are those of the statements
 TIME_NAMES = ("seconds", "cpu_seconds", "jobs", "at_least")
 
 
@@ -57,6 +60,33 @@ def list_runs(name: str, preset: str) -> dict[str, Sequence[str]]:
     """
     labelled_runs = describe_experiment(name).runs(preset)
     return {f"{name}/{run}" if run else name: flags for run, flags in labelled_runs.items()}
+
+
+def read_flag_values(name: str, preset: str) -> dict[str, Any]:
+    """Returns {flag: value, or values} of the last run of an experiment at a preset.
+
+    Args:
+        name: Of the experiment.
+        preset: Its sizes.
+    """
+    *_, arguments = describe_experiment(name).runs(preset).values()
+    options = parse_flags(copy.deepcopy(import_experiment(name).FLAGS), arguments)
+    return {flag: options[flag].value for flag in options} | options.axes
+
+
+def until_decided(name: str, arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments of a run that adds draws until its statements are decided.
+
+    Args:
+        name: Of the experiment; one without a budget has a fixed number of draws.
+        arguments: Of the preset.
+    """
+    budget = verdicts.PROTOCOL.budgets.get(name)
+    if budget is None:
+        return [*arguments]
+    counts = import_experiment(name).FLAGS.counts
+    others = [a for a in arguments if not a.startswith(f"--{counts}=")]
+    return [*others, "--until=decided", f"--{counts.replace('num_', 'max_')}={budget}"]
 
 
 def run_command(run: str, arguments: Sequence[str], folder: Path) -> str:
@@ -162,6 +192,12 @@ def read_times(parent: Path) -> dict[str, dict[str, float]]:
         return {}
 
 
-def answer_sections(sections: Sequence[verdicts.Section]) -> list[verdicts.Answer]:
-    """Answers all statements that have rows in any of the sections."""
-    return verdicts.answer_statements(verdicts.STATEMENTS, [r for s in sections for r in s.claims])
+def answer_sections(sections: Sequence[verdicts.Section], preset: str) -> list[verdicts.Answer]:
+    """Answers all statements that have rows in any of the sections.
+
+    Args:
+        sections: Of the experiments.
+        preset: Their sizes; of those of the pages the settings are registered.
+    """
+    rows = [row for section in sections for row in section.claims]
+    return verdicts.answer_statements(verdicts.STATEMENTS, rows, preset == REGISTERED)

@@ -5,6 +5,7 @@ Answers follow from the verdicts in the table. Without folders `write_page` writ
 
 import csv
 import io
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,13 +22,17 @@ from experiments.lab import (
 from experiments.verdicts import (
     ANSWERS,
     ERROR,
+    PROTOCOL,
     STATEMENTS,
+    UNDECIDED,
     Row,
     decide_answer,
     judge_rows,
     refuting_text,
     verdict_counts,
 )
+from experiments.verdicts.claims import NOT_MEASURED, OPEN
+from experiments.verdicts.rows import missing_row
 from rank_collapse import runs
 from rank_collapse.report.page import format_number
 from rank_collapse.runs import files
@@ -35,23 +40,26 @@ from rank_collapse.runs import files
 PAGE = Path(__file__).parents[2] / "docs" / "statements.md"
 ROWS = "results/statements.csv"  # relative to the page
 CLEAN_COMMIT = re.compile("[0-9a-f]{40}")  # without changes: not "…-dirty"
-UNUSED_SEEDS = 1000  # from this seed on none was used before the run of the page
 NOT_RUN = "not run"
 PAGE_TEXT = f"""# Statements
 
-Look up whether a claim of a paper holds. Each has one statistic, measured in several settings; a
-setting has an interval over independent draws (seeds or texts), of all settings jointly (Holm).
-{{counts}} Three numbers count settings within the claimed range, outside, and undecided:
-“holds” is all within, “does not hold” all outside, “partly supported” two or more within, “not in
-all settings” some outside, “inconclusive” the rest. “In half” is in half of the draws or more;
-otherwise the mean decides. {{origin}} Rows, intervals, commands: [CSV]({ROWS}). Papers in
-full: [related work](related.md).
+Look up whether a claim of a paper holds. Each statement has one statistic, measured in several
+settings. {{counts}} Three numbers count the settings that are within the claimed range, outside of
+it, and undecided. “Holds” is all within, “does not hold” all outside, “in some settings” some of
+both, “not in all settings” some outside and none within, and “open” the remainder. “In half” is in
+half of the draws or more; otherwise the median over draws decides, or a test that can reject a
+statement and not show it. {{origin}} Rows, intervals and commands: [CSV]({ROWS}). Papers in full:
+[related work](related.md).
 
 ## What could go either way
 
-| answer | statement | refuted by |
-| --- | --- | --- |
+| answer | statement | draws | refuted by |
+| --- | --- | --- | --- |
 {{tested}}
+## How they are decided
+
+{{protocol}}
+
 ## What must hold, and does
 
 These could hardly fail, have no verdict and are not counted. A test checks each on small random
@@ -60,6 +68,17 @@ networks.
 | claim | measured | test |
 | --- | --- | --- |
 {{checked}}"""
+PROTOCOL_TEXT = """\
+A setting gets seeds in rounds of {rounds} in all, until each setting of its statement is decided
+or a budget is spent: “open after 64” is undecided at 64 draws. Evidence is an e-process of the
+share of draws in the range, or of those on each side of the median, so that the error of a
+statement is at most 5 % whenever a run stops (p = 1/max E, Holm at 2.5 % a side). Statistics,
+ranges, settings, rounds and budgets were registered before the run, in
+`experiments/verdicts/statements.toml`; seeds are new, from {first_seed} on. {texts} Some settings
+and statistics were changed after a look at results of earlier seeds:
+
+{changed}
+"""
 YEAR = re.compile(r" et al\. \d{4}")
 TableRows = Sequence[Mapping[str, Any]]
 
@@ -112,9 +131,15 @@ def judge_run_rows(run_rows: Sequence[tuple[Row, Mapping[str, Any]]]) -> Iterato
     """
     for key, statement in STATEMENTS.items():
         statement_rows = [pair for pair in run_rows if pair[0].key == key]
-        judged = judge_rows([row for row, _ in statement_rows], statement.claimed)
+        if not statement_rows:
+            continue
+        present = {row.setting for row, _ in statement_rows}
+        missing = [missing_row(key, s) for s in statement.settings if s not in present]
+        statement_rows += [(row, dict.fromkeys(statement_rows[0][1], "")) for row in missing]
+        judged = judge_rows([row for row, _ in statement_rows], statement)
         for verdict, (row, run) in zip(judged, statement_rows, strict=True):
             interval = verdict.interval
+            log_p = (None, None) if row.evidence is None else row.evidence.log_p()
             yield {
                 "statement": key,
                 "setting": row.setting,
@@ -123,6 +148,8 @@ def judge_run_rows(run_rows: Sequence[tuple[Row, Mapping[str, Any]]]) -> Iterato
                 "low": interval.low if interval.is_finite else None,
                 "high": interval.high if interval.is_finite else None,
                 "draws": row.draws,
+                "p_within": None if log_p[0] is None else f"{math.exp(log_p[0]):.4g}",
+                "p_outside": None if log_p[1] is None else f"{math.exp(log_p[1]):.4g}",
                 "note": row.note,
                 **run,
             }
@@ -143,7 +170,8 @@ def answer_rows(rows: TableRows) -> dict[str, str]:
     for key, statement in STATEMENTS.items():
         if statement.claimed:
             tests = [row for row in rows if row["statement"] == key]
-            is_complete = {row["experiment"] for row in tests} == {*statement.experiments}
+            experiments = {row["experiment"] for row in tests} - {""}
+            is_complete = experiments == {*statement.experiments}
             verdicts = [row["verdict"] for row in tests]
             answers[key] = decide_answer(statement, verdicts) if is_complete else NOT_RUN
     return answers
@@ -161,21 +189,37 @@ def count_sentence(answers: Mapping[str, str]) -> str:
 
 
 def describe_origin(rows: TableRows) -> str:
-    """Says which run the rows are of, and whether its seeds were fresh for its statistics.
+    """Says which run the rows are of, and whether its seeds are the registered ones.
 
     Args:
         rows: Of the table.
     """
-    commits = sorted({c for row in rows for c in (row["commit"] or "unknown").split(" and ")})
-    seeds = [int(row["first_seed"]) for row in rows if row["first_seed"] != ""]
+    measured = [row for row in rows if row["experiment"]]
+    commits = sorted({c for row in measured for c in (row["commit"] or "unknown").split(" and ")})
+    seeds = [int(row["first_seed"]) for row in measured if row["first_seed"] != ""]
     is_one_run = len(commits) == 1 and CLEAN_COMMIT.fullmatch(commits[0])
-    if is_one_run and seeds and min(seeds) >= UNUSED_SEEDS:
+    if is_one_run and seeds and min(seeds) >= PROTOCOL.first_seed:
         return (
-            f"All statistics and ranges were fixed before these seeds, from {min(seeds)} on, and "
-            f"texts were first used. All rows are of one run, of commit {commits[0][:8]}."
+            f"All rows are of one run, of commit {commits[0][:8]}, on seeds from {min(seeds)} on."
         )
     names = ", ".join(commit[:8] for commit in commits) or "none"
-    return f"The run on unused seeds is still to come; these rows are of commits: {names}."
+    return f"The run on the registered seeds is still to come; these rows are of commits: {names}."
+
+
+def describe_draws(rows: TableRows) -> str:
+    """Writes the number of draws of a statement's rows, "8 to 64"."""
+    counts = [int(row["draws"]) for row in rows if row["verdict"] != NOT_MEASURED]
+    return " to ".join(dict.fromkeys(str(end(counts)) for end in (min, max))) if counts else ""
+
+
+def describe_protocol() -> str:
+    """Says how statements are decided, as they are registered."""
+    return PROTOCOL_TEXT.format(
+        rounds=", ".join(map(str, PROTOCOL.rounds)),
+        first_seed=PROTOCOL.first_seed,
+        texts=PROTOCOL.texts.strip(),
+        changed="\n".join(f"- {line}" for line in PROTOCOL.changed),
+    ).strip()
 
 
 def render_page(rows: TableRows) -> str:
@@ -185,19 +229,28 @@ def render_page(rows: TableRows) -> str:
         source = YEAR.sub("", statement.source).replace("section ", "§")
         text = f"({source}) {_escape(statement.text)}"
         if statement.claimed:
-            verdicts = [row["verdict"] for row in rows if row["statement"] == key]
-            counts = verdict_counts(verdicts) if answers[key] != NOT_RUN else ""
+            own = [row for row in rows if row["statement"] == key]
+            counts = verdict_counts([row["verdict"] for row in own])
             refuting = f"{_escape(statement.statistic)}: {refuting_text(statement)}"
-            answer = f"**{answers[key]}** {counts}".strip()
-            tested += f"| {answer} | **{key}** {text} | {refuting} |\n"
+            answer, draws = f"**{answers[key]}** {counts}", describe_draws(own)
+            if answers[key] == NOT_RUN:
+                answer, draws = f"**{NOT_RUN}**", ""
+            elif answers[key] == OPEN:
+                still_open = [row for row in own if row["verdict"] == UNDECIDED]
+                answer = f"**{OPEN} after {describe_draws(still_open)}** {counts}"
+            tested += f"| {answer} | **{key}** {text} | {draws} | {refuting} |\n"
         elif statement.test:
-            estimates = [row["estimate"] for row in rows if row["statement"] == key]
-            values = [float(value) for value in estimates if value not in ("", None)]
-            measured = f"{statement.statistic}: {range_of_values(values)}"
+            own = [row for row in rows if row["statement"] == key]
+            values = [float(row["estimate"]) for row in own if row["estimate"] not in ("", None)]
+            bound = "at least " * any(row["note"].startswith("at least") for row in own)
+            measured = f"{statement.statistic}: {bound}{range_of_values(values)}"
+            if not statement.experiments:
+                measured = f"{statement.statistic}: by the test alone"
             checked += f"| {text} | {measured} | `{statement.test}` |\n"
     return PAGE_TEXT.format(
         counts=count_sentence(answers),
         origin=describe_origin(rows),
+        protocol=describe_protocol(),
         tested=tested,
         checked=checked,
     )

@@ -49,6 +49,7 @@ def make_flags(
     monitor: bool = True,
     do_mlp: bool = False,
     dropout: float = 0.1,
+    can_grow: bool = True,
     **defaults: Any,
 ) -> Flags:
     """Makes the flags that all trained experiments share, by our names and the published ones.
@@ -57,6 +58,7 @@ def make_flags(
         experiment: Name of the folder under results/.
         shows: What the figure of a sweep shows.
         num_seeds, do_mlp, dropout: Defaults.
+        can_grow: As of `cli.make_flags`.
         monitor: Whether there is --monitor: the data have the held-out examples that
             `watched.layer_scalars` measures.
         **defaults: Of the vocabulary's flags, and "no_repeat" where there is one.
@@ -64,6 +66,7 @@ def make_flags(
     values = cli.make_flags(
         experiment,
         num_seeds=num_seeds,
+        can_grow=can_grow,
         shows=shows,
         execution=EXECUTION,
         traced=[field.name for field in dataclasses.fields(Hyper)],

@@ -54,7 +54,12 @@ def make_flags(selecting: Sequence[str]) -> Flags:
         selecting: Flags that say what is shown of a folder, and not what it holds.
     """
     flags = cli.make_flags(
-        "trainability", num_seeds=8, shows="failed", traced=("learning_rate",), selecting=selecting
+        "trainability",
+        num_seeds=8,
+        can_grow=True,
+        shows="failed",
+        traced=("learning_rate",),
+        selecting=selecting,
     )
     vocabulary.define(
         flags,

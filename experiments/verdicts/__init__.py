@@ -3,23 +3,30 @@
 from experiments.verdicts.claims import (
     ANSWERS as ANSWERS,
     ERROR as ERROR,
+    UNDECIDED as UNDECIDED,
     Answer as Answer,
-    Row as Row,
+    Judged as Judged,
     Statement as Statement,
     answer_statements as answer_statements,
-    cases_row as cases_row,
-    curve_row as curve_row,
     decide_answer as decide_answer,
+    group_rows as group_rows,
     judge_rows as judge_rows,
-    mean_row as mean_row,
 )
+from experiments.verdicts.curves import curve_row as curve_row
 from experiments.verdicts.page import (
     Comparison as Comparison,
     Section as Section,
     comparison_line as comparison_line,
     render as render,
 )
+from experiments.verdicts.rows import (
+    Row as Row,
+    cases_row as cases_row,
+    mean_row as mean_row,
+)
+from experiments.verdicts.sequential import list_rounds as list_rounds
 from experiments.verdicts.statements import (
+    PROTOCOL as PROTOCOL,
     STATEMENTS as STATEMENTS,
     make_row as make_row,
 )
@@ -37,6 +44,7 @@ from experiments.verdicts.wording import (
     answer_lines as answer_lines,
     count_line as count_line,
     refuting_text as refuting_text,
+    seeds_to_decide as seeds_to_decide,
     show_ratio as show_ratio,
     verdict_counts as verdict_counts,
 )

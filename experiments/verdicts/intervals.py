@@ -1,4 +1,4 @@
-"""Intervals of shares, slopes and means of logarithms over seeds; how many draws suffice."""
+"""Intervals of shares, slopes and means of logarithms over seeds."""
 
 import math
 from collections.abc import Iterable
@@ -11,30 +11,9 @@ from rank_collapse.report.intervals import (
     Interval,
     all_equal,
     mean_interval,
-    student_quantile,
     upper_tail,
 )
 from rank_collapse.struct import refuse_if
-
-
-def draws_needed(half: float, draws: int, distance: float, level: float = 0.95) -> int:
-    """Computes about how many draws narrow Student's interval t s/√n to less than a distance.
-
-    Args:
-        half: Half the width of the interval of `draws` draws.
-        draws: At least 2.
-        distance: Above 0, as between a mean and the end of a range.
-        level: Of the interval.
-
-    Raises:
-        ValueError: Fewer draws, or no distance.
-    """
-    refuse_if(draws < 2 or not distance > 0, f"draws={draws} or distance={distance} is too small")
-    upper = upper_tail(level)
-    deviation, count = half * math.sqrt(draws) / student_quantile(draws - 1, upper), 2
-    while student_quantile(count - 1, upper) * deviation >= distance * math.sqrt(count):
-        count += 1 + count // 20  # about: steps of 5 %
-    return count
 
 
 def share_interval(values: Iterable[float | int], level: float = 0.95) -> Interval:

@@ -33,9 +33,9 @@ section > details.statement > summary { color: inherit }
 .card:hover .small { text-decoration: underline }
 .answer { font-weight: 600; white-space: nowrap }
 .holds, .within { color: var(--holds) }
-.partly-supported, .not-in-all-settings { color: var(--part) }
+.in-some-settings, .not-in-all-settings { color: var(--part) }
 .does-not-hold, .outside, .failed { color: var(--fails) }
-.inconclusive, .undecided, .must-hold, .finding { color: var(--open) }
+.open, .not-rejected, .undecided, .not-measured, .must-hold, .finding { color: var(--open) }
 .counts { display: flex; flex-wrap: wrap; gap: .2em 1.4em; font-size: 17px; margin: .8em 0 }
 .statement { border-bottom: 1px solid var(--line) }
 .statement > summary { display: grid; gap: .2em 1.2em; padding: .7em 0; align-items: start;
@@ -66,6 +66,7 @@ class Comparison:
     measured: Any  # Our value
     published: Any = None  # The paper's value; None where it has none
     note: str = ""  # Where the published value stands, or why the two differ
+    source: str = "published"  # What `published` is: a law, a theory, or another computation
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ def render_statement(answer: Answer) -> str:
         rows += f'<tr><td>{escape_html(j.row.setting)}</td><td class="number">'
         rows += f"{escape_html(estimate_text(j))}</td><td>{escape_html(row_note(j.row))}</td>"
         rows += f'<td class="{_css_class(j.verdict)}">{verdict}</td></tr>'
-    quantity, label = statement.statistic, answer.answer
+    quantity, label = statement.statistic, answer.in_words
     if statement.claimed:
         quantity += f"; refuted by: {refuting_text(statement)}"
         label += f" {verdict_counts([j.verdict for j in answer.rows])}"

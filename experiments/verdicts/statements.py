@@ -1,40 +1,64 @@
-"""The statements of papers: those that could go either way, what must hold, and findings.
+"""The statements of papers, and the protocol of the run that answers them.
 
-They stand in statements.toml. Each has one statistic, and an experiment's `claims` gives its rows,
-one a setting. Ranges are fixed before the run whose rows docs/statements.md shows. The page is
-written by `python -m experiments.reproduce --markdown`.
+Both stand in statements.toml, which is registered before that run: those that could go either way
+with their ranges and settings, what must hold, and findings. An experiment's `claims` gives the
+rows of a statement, one a setting. docs/statements.md is written by
+`python -m experiments.reproduce --markdown`.
 """
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.verdicts.claims import Row, Statement, mean_row, share_within_row
+from experiments.verdicts.claims import Statement
+from experiments.verdicts.rows import Row, mean_row, median_row, share_within_row
+
+PATH = Path(__file__).with_name("statements.toml")
 
 
-def read_statements(path: Path) -> dict[str, Statement]:
-    """Reads a table of statements; ranges and lists become tuples."""
+@dataclass(frozen=True)
+class Protocol:
+    """How seeds are added until the rows of statements are decided, fixed before the run."""
+
+    first_seed: int  # --seed of the run; none from here on was used before
+    rounds: Sequence[int]  # Seeds of the first rounds; later ones are twice as many
+    budgets: Mapping[str, int]  # {experiment: the most seeds, or texts}
+    texts: str  # Which texts are read, and whether they were used before
+    changed: Sequence[str]  # What earlier looks changed
+
+
+def read_statements(path: Path) -> tuple[Protocol, dict[str, Statement]]:
+    """Reads the protocol and the table of statements; ranges and lists become tuples."""
     table = tomllib.loads(path.read_text("utf-8"))
-    return {
+    protocol = Protocol(**table.pop("protocol"))
+    return protocol, {
         key: Statement(**{n: tuple(v) if isinstance(v, list) else v for n, v in row.items()})
         for key, row in table.items()
     }
 
 
-STATEMENTS = read_statements(Path(__file__).with_name("statements.toml"))
+PROTOCOL, STATEMENTS = read_statements(PATH)
 
 
-def make_row(key: str, setting: str, values: Iterable[Any], *, note: str = "") -> Row:
-    """Makes the row of a statement's draws: their mean, or the share of them in its draw range.
+def make_row(
+    key: str, setting: str, values: Iterable[Any], *, scale: Callable = float, note: str = ""
+) -> Row:
+    """Makes the row of a statement's draws: their median, or the share of them in its draw range.
+
+    What has no range gets a mean.
 
     Args:
         key: Of `STATEMENTS`.
         setting: The network, task or size.
         values: The statistic of each draw; None or NaN where a draw has none.
+        scale: An increasing function in which a mean or a median is shown.
         note: What the numbers do not say by themselves.
     """
-    draw_range = STATEMENTS[key].draw_range
-    if draw_range is None:
-        return mean_row(key, setting, values, note=note)
-    return share_within_row(key, setting, values, draw_range, note=note)
+    statement = STATEMENTS[key]
+    if statement.claimed is None:
+        return mean_row(key, setting, values, scale=scale, note=note)
+    if statement.draw_range is None:
+        return median_row(key, setting, values, statement.claimed, scale=scale, note=note)
+    return share_within_row(key, setting, values, statement.draw_range, note=note)

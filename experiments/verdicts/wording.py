@@ -6,29 +6,30 @@ from typing import Any
 
 from experiments.verdicts.claims import (
     ERROR,
-    FEWEST_DRAWS,
-    FEWEST_OF_SHARE,
+    NOT_MEASURED,
+    NOT_REJECTED,
+    OUTSIDE,
     UNDECIDED,
-    VERDICTS,
+    WITHIN,
     Answer,
     Judged,
-    Range,
-    Row,
     Statement,
     count_answers,
 )
-from experiments.verdicts.intervals import draws_needed
+from experiments.verdicts.rows import Row
 from rank_collapse.measures.profiles import rounding_limit
 from rank_collapse.report.page import format_number
 
 JOINTLY = (
-    "Each line is one setting with its 95 % interval; the intervals of a statement hold jointly "
-    "(Holm). Those of means are Student's and presume draws that are near normal; those of shares "
-    "are Wilson's. A setting is within where all of its interval lies in the claimed range, "
-    "outside where none of it does, and undecided otherwise or with too few draws. A statement "
-    "holds where all settings are within, and does not hold where all are outside. It is partly "
-    "supported where two or more are within; else it does not hold in all settings where some are "
-    "outside, and is inconclusive where none is. What must hold and findings get no answer."
+    "Each line is one setting with its 95 % interval. The intervals of a statement hold jointly "
+    "(Holm) and at any number of draws, so that a run may stop when its last setting is decided. "
+    "They presume nothing about how draws are distributed: a setting is judged by the share of "
+    "draws in a range, or by the median. It is within where more than half of the draws (or the "
+    "median) are shown to lie in the claimed range, outside where they are shown not to, and "
+    "undecided otherwise. A statement holds where all settings are within, does not hold where all "
+    "are outside, and holds in some settings where both occur; else it does not hold in all "
+    "settings where some are outside, and is open where none is. A statement that a test can "
+    "reject and not show is not rejected at best. What must hold and findings get no answer."
 )
 
 
@@ -39,7 +40,7 @@ def show_ratio(ratio: float, dtype: Any = "float32") -> float | str:
 
 
 def count_text(answers: Sequence[Answer]) -> str:
-    """Writes "holds 24, partly supported 7" of the statements that get an answer."""
+    """Writes "holds 24, in some settings 7" of the statements that get an answer."""
     texts = [f"{answer} {n}" for answer, n in count_answers(answers).items() if n]
     return ", ".join(texts) or "none gets an answer"
 
@@ -56,14 +57,20 @@ def count_line(answers: Sequence[Answer]) -> str:
 
 
 def verdict_counts(verdicts: Sequence[str]) -> str:
-    """Writes how many rows have each of `VERDICTS`: "5/1/2"."""
-    return "/".join(str(verdicts.count(verdict)) for verdict in VERDICTS)
+    """Writes how many rows are within (or not rejected), outside and undecided: "5/1/2".
+
+    Rows that were not measured follow: "5/1/0, 2 not measured".
+    """
+    groups = (WITHIN, NOT_REJECTED), (OUTSIDE,), (UNDECIDED,)
+    text = "/".join(str(sum(verdict in group for verdict in verdicts)) for group in groups)
+    missing = verdicts.count(NOT_MEASURED)
+    return text + (f", {missing} {NOT_MEASURED}" if missing else "")
 
 
 def refuting_text(statement: Statement) -> str:
     """Writes the values that refute a statement: "≤ 2.5 or ≥ 3.5 in half"; "" without a range.
 
-    "In half" is in half of the draws or more; otherwise the mean over draws decides.
+    "In half" is in half of the draws or more; otherwise the median over draws decides, or the test.
     """
     if statement.claimed is None:
         return ""
@@ -77,47 +84,55 @@ def estimate_text(judged: Judged) -> str:
     if judged.row.estimate is None:
         return "—"
     estimate, interval = format_number(judged.row.estimate), judged.interval
-    if not interval.is_finite or interval.low == interval.high:
+    is_count = judged.row.evidence is None and interval.low == interval.high
+    if not interval.is_finite or is_count:
         return estimate
     return f"{estimate} ({format_number(interval.low)} to {format_number(interval.high)})"
 
 
 def answer_lines(answer: Answer) -> str:
     """Writes "holds 2/0/0    Section 3.1: ..." and a line for each of its rows."""
-    s, level = answer.statement, 1 - ERROR / max(1, len(answer.rows))
+    s = answer.statement
     counts = verdict_counts([j.verdict for j in answer.rows]) if s.claimed else ""
-    lines = [f"{f'{answer.answer} {counts}':14s} {s.source}: {s.text}"]
+    lines = [f"{f'{answer.in_words} {counts}':14s} {s.source}: {s.text}"]
     for judged in answer.rows:
         verdict = judged.verdict if s.claimed else ""
         parts = [f"    {verdict:10s} {judged.row.setting}: {estimate_text(judged)}"]
-        parts += [row_note(judged.row), draws_to_decide(judged, s.claimed, level)]
+        parts += [row_note(judged.row), seeds_text(judged, len(answer.rows))]
         lines.append("; ".join(filter(None, parts)))
     return "\n".join(lines)
 
 
-def draws_to_decide(judged: Judged, claimed: Range | None, level: float) -> str:
-    """Says how many draws would decide a row, were their mean and spread the same.
+def seeds_to_decide(judged: Judged, num_rows: int) -> int | None:
+    """Computes about how many more draws decide a row, if they go on as so far.
 
     Args:
         judged: The row.
-        claimed: The range of its statement.
-        level: Of its interval.
+        num_rows: Rows that are judged with it, itself among them.
 
     Returns:
-        "about 9 would decide"; "" of a row that is decided or that is inconclusive.
+        0 of a decided row; None of one that more draws will hardly decide, or without evidence.
     """
-    row = judged.row
-    if judged.verdict != UNDECIDED or claimed is None or row.estimate is None:
-        return ""
-    low, high = row.interval(level)
-    distance = min(abs(row.estimate - end) for end in claimed if math.isfinite(end))
-    if math.isfinite(high - low) and high > low and row.draws > 1 and distance:
-        count = draws_needed((high - low) / 2, row.draws, distance, level)
-        return f"about {max(count, FEWEST_DRAWS):,} would decide"
-    fewest = FEWEST_DRAWS if low == high else FEWEST_OF_SHARE
-    return f"{fewest} or more would decide" if row.draws < fewest else ""
+    if judged.verdict != UNDECIDED:
+        return 0
+    evidence = judged.row.evidence
+    needed = None if evidence is None else evidence.draws_needed(ERROR / 2 / max(1, num_rows))
+    return None if needed is None else max(1, needed - judged.row.num_made)
+
+
+def seeds_text(judged: Judged, num_rows: int) -> str:
+    """Says how many draws would decide a row, "about 9 more would decide"; "" if none are needed.
+
+    Args:
+        judged: The row.
+        num_rows: As of `seeds_to_decide`.
+    """
+    more = seeds_to_decide(judged, num_rows)
+    return f"about {more:,} more would decide" if more else ""
 
 
 def row_note(row: Row) -> str:
-    """Writes "8 draws; 2 of 10 draws have no number"."""
+    """Writes "8 draws; 2 of 10 draws have no number"; "" of a row that was not measured."""
+    if not row.num_made:
+        return ""
     return f"{row.draws} draw{'s' * (row.draws != 1)}" + (f"; {row.note}" if row.note else "")

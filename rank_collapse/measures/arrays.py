@@ -31,6 +31,8 @@ def where_it_lives(measure: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(measure)
     def measure_in_place(*args: P.args, **options: P.kwargs) -> R:
+        for value in iterate_leaves((args, options)):
+            refuse_unreadable(value)
         torch = sys.modules.get("torch")
         if torch is not None and torch.compiler.is_compiling():
             return torch.compiler.disable(measure_in_place)(*args, **options)
@@ -66,6 +68,50 @@ def iterate_leaves(values: Any) -> Iterator[Any]:
         yield values
 
 
+def refuse_unreadable(x: Any) -> None:
+    """Refuse an array whose numbers a measure cannot read.
+
+    Args:
+        x: Anything; what is no array passes.
+
+    Raises:
+        ValueError: Of torch, an array without values (meta, fake), or nested, sparse or quantised;
+            of JAX, a deleted one, or one of random keys; of NumPy, more digits than float64.
+    """
+    if is_torch_array(x):
+        refuse_if(
+            x.is_nested,
+            "a nested tensor has rows of different lengths: torch.nested.to_padded_tensor, "
+            "with mask=",
+        )  # before its shape is read, which it may not have
+        layout = str(x.layout).rpartition(".")[2]
+        refuse(
+            (
+                x.is_meta or type(x).__name__ == "FakeTensor",
+                f"a tensor of shape {tuple(x.shape)} on {x.device}, of {type(x).__name__}, has no "
+                "values: measure one that has, not of the meta device or of FakeTensorMode",
+            ),
+            (x.is_quantized, f"a quantised tensor ({x.dtype}) cannot be measured: x.dequantize()"),
+            (layout != "strided", f"a tensor of layout {layout} cannot be measured: x.to_dense()"),
+        )
+    elif is_jax_array(x):
+        import jax
+
+        refuse(
+            (
+                not is_traced(x) and x.is_deleted(),
+                f"an array of shape {x.shape} was deleted or donated: measure it before, or a copy",
+            ),
+            (
+                jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended),
+                f"an array of dtype {x.dtype} holds random keys, not numbers",
+            ),
+        )
+    elif isinstance(x, np.ndarray | np.generic):
+        is_long = x.dtype.kind == "f" and x.dtype.itemsize > 8
+        refuse_if(is_long, f"x of dtype {x.dtype} has more digits than float64: astype(np.float64)")
+
+
 def as_array(x: Any) -> Any:
     """Convert x to an array of NumPy, JAX or torch; those stay as they are.
 
@@ -82,10 +128,9 @@ def as_array(x: Any) -> Any:
         isinstance(x, np.ma.MaskedArray), f"a {kind} has a mask of its own: pass x.data, and mask="
     )
     if not (is_jax_array(x) or is_torch_array(x)):
-        if any(map(is_jax_array, iterate_leaves(x))):  # a list of them
-            import jax.numpy as jnp
-
-            return as_array(jnp.asarray(x))
+        framework = _is_framework_of(x)
+        if framework is not None:  # a list of its arrays
+            return _stack_arrays(x, framework)
         try:
             x = np.asarray(x)
         except ValueError as error:
@@ -94,12 +139,30 @@ def as_array(x: Any) -> Any:
             x.dtype.kind in "OSUMm",
             f"a {kind} is not an array of numbers: pass hidden states or weights",
         )
-    refuse_if(
-        getattr(x, "is_nested", False),
-        "a nested tensor has rows of different lengths: torch.nested.to_padded_tensor, with mask=",
-    )
+    refuse_unreadable(x)
     refuse_if("complex" in str(x.dtype), f"x of dtype {x.dtype} is not real")
     return x
+
+
+def _is_framework_of(x):
+    """Return the test of the framework whose arrays a list holds; None for numbers of NumPy's."""
+    leaves = list(iterate_leaves(x)) if isinstance(x, list | tuple) else []
+    tests = (is_jax_array, is_torch_array)
+    return next((test for test in tests if any(map(test, leaves))), None)
+
+
+def _stack_arrays(x, is_array):
+    """Stack nested lists of arrays of one framework, and numbers or NumPy's arrays beside them."""
+    if not any(map(is_array, iterate_leaves(x))) or is_array(x):
+        return as_array(x)
+    elements = [_stack_arrays(element, is_array) for element in x]
+    first = next(element for element in elements if is_array(element))
+    elements = [match_framework(first, element)[1] for element in elements]
+    shapes = {tuple(element.shape) for element in elements}
+    refuse_if(
+        len(shapes) > 1, f"a {type(x).__name__} of arrays of shapes {shapes}: pad, with mask="
+    )
+    return namespace(first).stack(elements)
 
 
 def as_floats(x: Any) -> Any:
@@ -137,12 +200,12 @@ def as_bools(mask: Any, name: str = "mask") -> Any:
         if "float" not in str(mask.dtype):
             return mask != 0
         return namespace(mask).asarray(as_bools(on_host(mask), name), device=mask.device)
-    xp = namespace(mask)
+    xp, dtype = namespace(mask), str(mask.dtype)
     if mask.dtype == bool:
         return mask
     has_values = not is_traced(mask)
     is_binary = has_values and bool(xp.all((mask == 0) | (mask == 1)))
-    is_integer = xp.isdtype(mask.dtype, "integral")
+    is_integer = "int" in dtype and "float" not in dtype
     refuse(
         (
             not is_integer and not (is_binary and mask.any()),
@@ -214,8 +277,12 @@ def host_values_or_none(x: Any) -> Any:
 
 
 def on_host(x: Any) -> Any:
-    """Convert a torch tensor to NumPy's array; others stay as they are."""
-    return x.detach().cpu().numpy() if is_torch_array(x) else x
+    """Convert a torch tensor to NumPy's array, float32 of what NumPy has not; others stay."""
+    if not is_torch_array(x):
+        return x
+    x = x.detach().cpu()
+    is_narrow = str(x.dtype).rpartition(".")[2].startswith(("bfloat", "float8"))
+    return (x.float() if is_narrow else x).numpy()
 
 
 def stop_gradient(x: Any) -> Any:

@@ -1,17 +1,21 @@
 """Documents in packed rows: several texts in one example, none of which attends to another."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rank_collapse.measures.arrays import (
     as_array,
+    as_bools,
+    host_values_or_none,
+    is_jax_array,
     is_traced,
     match_framework,
     namespace,
     on_host,
 )
-from rank_collapse.struct import refuse_if
+from rank_collapse.struct import check_whole, refuse_if
 
 
 class Documents(NamedTuple):
@@ -55,9 +59,10 @@ def split_documents(segments: Any, mask: Any, shape: tuple[int, int]) -> Documen
     """Split a batch into its documents, in the order in which they begin.
 
     Args:
-        segments: Int [n] or [b, n]: tokens of an example with one number are a document. Known
-            values, since the number of documents is a shape.
-        mask: Bool [n] or [b, n], the tokens that exist; None for all.
+        segments: Int [n] or [b, n]: tokens of an example with one number are a document, of number
+            0 too, by which other libraries mark padding: mask=segments > 0 leaves it out. Known
+            values, since the number of documents is a shape; see `number_documents`.
+        mask: Bool [n] or [b, n], with any leading axes for b, the tokens that exist; None for all.
         shape: (b, n).
 
     Raises:
@@ -65,19 +70,17 @@ def split_documents(segments: Any, mask: Any, shape: tuple[int, int]) -> Documen
     """
     refuse_if(
         is_traced(segments) or is_traced(mask),
-        "segments and their mask are not traced: their values say how many documents there are",
+        "segments or their mask are traced, and their values say how many documents there are: say "
+        "num_segments=, the most documents of a row",
     )
     segments = np.asarray(on_host(as_array(segments)))
-    refuse_if(
-        segments.dtype.kind not in "iub" or segments.shape not in (shape, shape[1:]),
-        f"segments of dtype {segments.dtype} and shape {segments.shape} are not integers of "
-        f"{shape[1:]} or {shape}",
-    )
-    exists = np.ones(shape, bool) if mask is None else np.asarray(on_host(mask))
+    _check_segments(segments, shape)
+    exists = np.ones(shape, bool)
+    if mask is not None:  # of NumPy it stays on the host, inside jit too
+        exists = exists & np.asarray(on_host(as_bools(mask))).reshape((-1, shape[1]))
     rows, places = [], []
-    for row in range(shape[0]):
+    for row, row_exists in enumerate(exists):
         numbers = np.broadcast_to(segments, shape)[row]
-        row_exists = np.broadcast_to(exists, shape)[row]
         for number in dict.fromkeys(numbers[row_exists].tolist()):
             rows.append(row)
             places.append(np.flatnonzero((numbers == number) & row_exists))
@@ -86,3 +89,74 @@ def split_documents(segments: Any, mask: Any, shape: tuple[int, int]) -> Documen
     longest = max(2, lengths.max())
     place = np.stack([np.pad(place, (0, longest - len(place))) for place in places])
     return Documents(np.array(rows)[:, None], place, np.arange(longest) < lengths[:, None])
+
+
+def number_documents(
+    x: Any, segments: Any, mask: Any, shape: tuple[int, int], num_segments: Any
+) -> tuple[Any, Any, int]:
+    """Number the documents of each row in the order in which they begin, traced or not.
+
+    Args:
+        x: Decides the framework.
+        segments, mask, shape: As `split_documents` takes them.
+        num_segments: The most documents of a row.
+
+    Returns:
+        (the document of each token, Int [b, n], −1 of tokens that do not exist; whether a row has
+        more documents than `num_segments`, Bool []; `num_segments` as Python's).
+
+    Raises:
+        ValueError: As `split_documents`, but for traced numbers; more documents, where the values
+            are known.
+    """
+    num_segments = check_whole("num_segments", num_segments, 1)
+    segments = as_array(segments)
+    _check_segments(segments, shape)
+    segments = match_framework(x, segments)[1]
+    exists = match_framework(x, np.ones(shape, bool) if mask is None else mask)[1]
+    xp = namespace(segments, exists)
+    segments, exists = xp.broadcast_to(segments, shape), xp.broadcast_to(exists, shape)
+    is_same = (segments[:, :, None] == segments[:, None, :]) & exists[:, None, :]
+    first = xp.argmax(xp.astype(is_same, xp.int32), axis=-1)  # where a token's document begins
+    places = match_framework(x, np.arange(shape[1]))[1]
+    starts = xp.astype(exists & (first == places[None]), xp.int32)
+    numbers = xp.take_along_axis(xp.cumulative_sum(starts, axis=-1) - 1, first, axis=-1)
+    counts = xp.sum(starts, axis=-1)
+    known = np.asarray(counts) if is_jax_array(counts) and not is_traced(counts) else None
+    known = host_values_or_none(counts) if known is None else known
+    refuse_if(
+        known is not None and known.max() > num_segments,
+        f"num_segments={num_segments} is below the {known if known is None else known.max()} "
+        "documents of a row",
+    )
+    return xp.where(exists, numbers, -1), xp.any(counts > num_segments), num_segments
+
+
+def _check_segments(segments, shape):
+    is_whole = str(segments.dtype).rpartition(".")[2].startswith(("int", "uint", "bool"))
+    refuse_if(
+        not is_whole or tuple(segments.shape) not in (shape, shape[1:]),
+        f"segments of dtype {segments.dtype} and shape {tuple(segments.shape)} are not integers of "
+        f"{shape[1:]} or {shape}",
+    )
+
+
+def measure_documents(
+    measure: Callable[[Any], dict[str, Any]], x: Any, num_segments: int
+) -> dict[str, Any]:
+    """Measure one document of every row after the other, which takes no more memory than one.
+
+    Args:
+        measure: measure(i) of the documents i: {name: [..., b, ...]}.
+        x: Decides the framework.
+        num_segments: How many.
+
+    Returns:
+        {name: [documents, ...]}, a first axis for the documents.
+    """
+    if is_jax_array(x):
+        from rank_collapse.measures import on_jax
+
+        return on_jax.map_numbers(measure, num_segments)
+    results = [measure(number) for number in range(num_segments)]
+    return {name: namespace(x).stack([r[name] for r in results]) for name in results[0]}

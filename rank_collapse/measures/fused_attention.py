@@ -12,7 +12,6 @@ from rank_collapse.measures.arrays import (
     as_floats,
     match_framework,
     namespace,
-    on_host,
     where_it_lives,
 )
 from rank_collapse.measures.attention import (
@@ -33,13 +32,17 @@ def attention_rows(
     layout: Literal["hnk", "nhk"] | None = None,
     mask: Any = None,
     segments: Any = None,
+    num_segments: int | None = None,
     causal: bool = False,
     positions: Any = None,
     window: int | None = None,
     scale: float | None = None,
+    soft_cap: Any = None,
     sink: float = 0.3,
 ) -> dict[str, Float[Any, "..."]]:
     """Measure the weights softmax(scale · q_i·k_j) of some queries i, exact for these.
+
+    With a soft cap c, as in Gemma 2, softmax(c tanh(scale · q_i·k_j / c)).
 
     In O(r m k) operations and O(h r m) memory for r queries and m keys. Means over those of the
     queries that exist and may attend to a key.
@@ -52,13 +55,17 @@ def attention_rows(
             shapes do not suggest the other.
         mask: Bool [m] or [b, m], the keys that exist, and where m = n the queries; None for all.
         segments: Int [n] or [..., n] of packed rows, where m = n: tokens of one number are a
-            document and attend to it alone. An example is then a document, see
-            `documents.split_documents`.
+            document and attend to it alone. An example is then a document. Number 0 is one as any
+            other: where it marks padding, as in MaxText, say mask=segments > 0.
+        num_segments: The most documents of a row that exist. Needed where segments are traced: then
+            each row has so many examples, NaN where it has fewer documents, and all are NaN where
+            one has more.
         causal: Whether query i attends to the keys j ≤ p_i alone.
         positions: Int [n], p_i, the places of the queries among the keys; 0 to n − 1 where m = n.
             With a cache, m > n, None takes the last n keys that the mask lets exist.
         window: Only keys less than so many places from p_i; None for all.
         scale: 1/√k by default.
+        soft_cap: c above 0; None for none.
         sink: Weight of the first key that exists above which a head counts in sink_rate.
 
     Returns:
@@ -104,7 +111,14 @@ def attention_rows(
             m != n or rows is not None or positions is not None,
             "segments= is of all tokens: without rows=, positions= and a cache",
         )
-        q, k, exists = _split_by_document(q, k, segments, exists)
+        if np.ndim(segments) > 1:
+            segments = segments.reshape((-1, n))
+    refuse_if(num_segments is not None and segments is None, "num_segments= goes with segments=")
+    if num_segments is not None:
+        options = {"causal": causal, "window": window, "scale": scale, "soft_cap": soft_cap}
+        return _measure_by_document(q, k, segments, exists, num_segments, sink, options)
+    if segments is not None:
+        q, k, exists = _split_by_document(q, k, segments, mask)
         *leading, h, n, d = q.shape
         m = n
     rows = np.arange(n) if rows is None else as_array(rows)
@@ -133,9 +147,24 @@ def attention_rows(
         counted = counted & xp.take(keys[..., 0, :], rows, axis=-1)
     scale = d**-0.5 if scale is None else scale
     check_numbers("[-inf, inf]", scale=scale)
-    p = _softmax_rows(q, k, rows, scale, allowed)
+    if soft_cap is not None:
+        check_numbers("(0, inf]", soft_cap=soft_cap)
+    p = _softmax_rows(q, k, rows, scale, soft_cap, allowed)
+    return _measure_rows(p, counted, keys[..., 0, :], sink)
+
+
+def _measure_rows(p, counted, keys, sink):
+    """Measure weights.
+
+    Args:
+        p: [..., h, r, m].
+        counted: Bool [..., 1 or h, r], the queries that count.
+        keys: Bool [..., 1 or h, m], the keys that exist.
+        sink: As `attention_rows` takes it.
+    """
+    xp = namespace(p)
     counted = xp.broadcast_to(counted, p.shape[:-1])
-    keys = xp.broadcast_to(keys[..., 0, :], (*leading, h, m))
+    keys = xp.broadcast_to(keys, (*p.shape[:-2], p.shape[-1]))
     return {
         "attention_entropy": attention_entropy(p, mask=counted),
         "largest_weight": largest_weight(p, mask=counted),
@@ -144,15 +173,52 @@ def attention_rows(
     }
 
 
-def _split_by_document(q, k, segments, exists):
+def _split_by_document(q, k, segments, mask):
     """Split (queries, keys [documents, heads, tokens, width], which tokens exist)."""
-    xp, n = namespace(q), q.shape[-2]
     q, k = q.reshape((-1, *q.shape[-3:])), k.reshape((-1, *k.shape[-3:]))
-    shape = (len(q), n)
-    segments = segments if np.ndim(segments) == 1 else np.reshape(on_host(segments), shape)
-    exists = None if exists is None else xp.broadcast_to(exists, shape)
-    packed = documents.split_documents(segments, exists, shape)
+    packed = documents.split_documents(segments, mask, (len(q), q.shape[-2]))
     return packed.split_heads(q), packed.split_heads(k), match_framework(q, packed.exists)[1]
+
+
+def _measure_by_document(q, k, segments, exists, num_segments, sink, options):
+    """Measure packed rows whose documents may be traced.
+
+    Args:
+        q, k: [..., h, n, k] and [..., g, n, k].
+        segments, num_segments, sink: As `attention_rows` takes them.
+        exists: Bool [n] or [..., n]; None for all.
+        options: "causal", "window", "scale" and "soft_cap".
+    """
+    q, k = q.reshape((-1, *q.shape[-3:])), k.reshape((-1, *k.shape[-3:]))
+    xp, (b, _, n, d) = namespace(q), q.shape
+    exists = None if exists is None else exists.reshape((-1, n))
+    numbers, are_too_many, num_segments = documents.number_documents(
+        q, segments, exists, (b, n), num_segments
+    )
+    rows = match_framework(q, np.arange(n))[1]
+    is_pair = (numbers[:, :, None] == numbers[:, None, :]) & (numbers >= 0)[:, None, :]
+    # The place of a token in its document: how many of it come before
+    before = is_pair & (rows[None, :] < rows[:, None])[None]
+    place = xp.sum(before, axis=-1)
+    distance = place[:, :, None] - place[:, None, :]
+    allowed = is_pair & (distance >= 0) if options["causal"] else is_pair
+    if options["window"] is not None:
+        allowed = allowed & (xp.abs(distance) < options["window"])
+    scale = d**-0.5 if options["scale"] is None else options["scale"]
+    check_numbers("[-inf, inf]", scale=scale)
+    if options["soft_cap"] is not None:
+        check_numbers("(0, inf]", soft_cap=options["soft_cap"])
+    p = _softmax_rows(q, k, rows, scale, options["soft_cap"], allowed[:, None])
+
+    def measure_document(number):
+        is_token = (numbers == number)[:, None]
+        weights = xp.where(is_token[..., None], p, 0)
+        return _measure_rows(weights, is_token, is_token, sink)
+
+    values = documents.measure_documents(measure_document, q, num_segments)
+    nan = float("nan")
+    by_row = {name: xp.moveaxis(a, 0, 1).reshape((-1, *a.shape[2:])) for name, a in values.items()}
+    return {name: xp.where(are_too_many, nan, a) for name, a in by_row.items()}
 
 
 def _query_positions(q, positions, n, m, exists):
@@ -187,13 +253,13 @@ def _query_positions(q, positions, n, m, exists):
     )
 
 
-def _softmax_rows(q, k, rows, scale, allowed):
+def _softmax_rows(q, k, rows, scale, soft_cap, allowed):
     """Compute the weights [..., h, r, m] of some queries over their keys.
 
     Args:
         q, k: Queries [..., h, n, k] and keys [..., g, m, k].
         rows: Int [r], the queries.
-        scale: Factor of the scores.
+        scale, soft_cap: As `attention_rows` takes them.
         allowed: Bool [..., 1, r, m], the keys that each may attend to.
     """
     xp = namespace(q)
@@ -202,6 +268,8 @@ def _softmax_rows(q, k, rows, scale, allowed):
     scaled = scale * xp.take(q, rows, axis=-2)
     scaled = scaled.reshape((*leading, g, -1, d))  # a group's heads one after the other
     scores = (scaled @ xp.matrix_transpose(k)).reshape((*leading, h, len(rows), m))
+    if soft_cap is not None:
+        scores = soft_cap * xp.tanh(scores / soft_cap)
     scores = xp.where(allowed, scores, -xp.inf)
     exponentials = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
     return exponentials / xp.sum(exponentials, axis=-1, keepdims=True)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rank_collapse.measures.arrays import as_bools, as_floats, on_host
-from rank_collapse.struct import check_numbers
+from rank_collapse.struct import check_numbers, refuse_if
 
 
 class Spike(NamedTuple):
@@ -34,8 +34,9 @@ def spikes(
     times the median of |X^l|, if that holds in at least `layer_share` of the layers 0 .. L.
 
     Args:
-        trace: One example's pass, from `apply`, or its states [L + 1, n, d] of any framework.
-        mask: Bool [n], True for tokens that are not padding; None for all.
+        trace: One example's pass, from `apply`, or its states [L + 1, n, d] of any framework, or a
+            list or tuple of states [n, d] or [1, n, d], such as `hidden_states` of transformers.
+        mask: Bool [n] or [1, n], True for tokens that are not padding; None for all.
         threshold: In medians of the layer.
         layer_share: In [0, 1]; 0 lists what stands out in a single layer.
 
@@ -43,17 +44,25 @@ def spikes(
         Spikes by falling ratio.
 
     Raises:
-        ValueError: States of other axes, a mask that does not fit, or a threshold or share that is
-            no such number.
+        ValueError: States of other axes or of several examples, or that are not finite, a mask that
+            does not fit, or a threshold or share that is no such number.
 
     Source: Sun et al. 2024, Massive activations in large language models, section 2.
     """
     check_numbers("[0, inf]", threshold=threshold)
     check_numbers("[0, 1]", layer_share=layer_share)
     states = np.asarray(on_host(as_floats(getattr(trace, "hidden", trace))))
+    if isinstance(trace, list | tuple) and states.ndim == 4 and states.shape[1] == 1:
+        states = states[:, 0]
+    refuse_if(
+        states.ndim == 4,
+        f"states of shape {states.shape} are of several examples: pass one, such as "
+        "[layer[0] for layer in states]",
+    )
     if states.ndim != 3:
         raise ValueError(f"states of shape {states.shape} are not [layers, tokens, features]")
     is_token = _check_mask(mask, states.shape[1])
+    _refuse_infinite(states[:, is_token])
     sizes = np.abs(states[:, is_token])
     medians = np.median(sizes, axis=(1, 2))
     ratios = np.divide(
@@ -82,17 +91,19 @@ def duplicates(x: Any, *, mask: Any = None, tolerance: float | None = None) -> l
     network whose input has them begins collapsed.
 
     Args:
-        x: Tokens [n, d] of any framework.
-        mask: Bool [n], True for tokens that are not padding; None for all.
+        x: Tokens [n, d] or [1, n, d] of any framework.
+        mask: Bool [n] or [1, n], True for tokens that are not padding; None for all.
         tolerance: Largest |x_i − x_j| / |x_i| of equal tokens; 8 roundings of the dtype by default.
 
     Returns:
-        Groups of two or more indices, each group and the list in rising order.
+        Groups of two or more indices, each group and the list in rising order; tokens that are not
+        finite are in none.
 
     Raises:
         ValueError: An array of other axes, a mask that does not fit, or a tolerance below 0.
     """
     x = np.asarray(on_host(as_floats(x)))
+    x = x[0] if x.ndim == 3 and len(x) == 1 else x
     if x.ndim != 2:
         raise ValueError(f"x of shape {x.shape} is not [tokens, features]")
     tolerance = 8 * float(np.finfo(x.dtype).eps) if tolerance is None else tolerance
@@ -101,13 +112,26 @@ def duplicates(x: Any, *, mask: Any = None, tolerance: float | None = None) -> l
     groups = []
     while len(remaining):
         token = x[remaining[0]]
-        distances = np.linalg.norm(x[remaining] - token, axis=-1)
-        is_equal = distances <= tolerance * np.linalg.norm(token)
+        with np.errstate(over="ignore", invalid="ignore"):  # such tokens are equal to none
+            distances = _compute_lengths(x[remaining] - token)
+            is_equal = distances <= tolerance * _compute_lengths(token)
         is_equal[0] = True
         if is_equal.sum() > 1:
             groups.append(remaining[is_equal].tolist())
         remaining = remaining[~is_equal]
     return groups
+
+
+def _compute_lengths(x):
+    """Compute |x_i| of tokens [..., d], whose squares may overflow or underflow."""
+    largest = np.abs(x).max(axis=-1, keepdims=True, initial=0)
+    scale = np.where((largest > 0) & np.isfinite(largest), largest, 1)
+    return scale[..., 0] * np.linalg.norm(x / scale, axis=-1)
+
+
+def _refuse_infinite(x):
+    num_bad = x.size - int(np.isfinite(x).sum())
+    refuse_if(num_bad > 0, f"{num_bad} values of states are not finite: exclude these with mask=")
 
 
 def _check_mask(mask, num_tokens):
@@ -119,6 +143,7 @@ def _check_mask(mask, num_tokens):
     if mask is None:
         return np.ones(num_tokens, bool)
     mask = np.asarray(on_host(as_bools(mask)))
+    mask = mask[0] if mask.ndim == 2 and len(mask) == 1 else mask
     if mask.shape != (num_tokens,):
         raise ValueError(f"mask of shape {mask.shape} does not fit {num_tokens} tokens")
     return mask

@@ -16,7 +16,6 @@ from rank_collapse.measures.arrays import (
     is_jax_array,
     match_framework,
     namespace,
-    on_host,
     where_it_lives,
 )
 from rank_collapse.measures.norms import exact_sum, num_tokens, safe_divide
@@ -41,6 +40,7 @@ def monitor(
     *,
     mask: Any = None,
     segments: Any = None,
+    num_segments: int | None = None,
     sink: float = 0.3,
     tokens: spikes.TokenKind = "raw",
     norm: Callable[[Any], Any] | None = None,
@@ -71,7 +71,11 @@ def monitor(
         mask: Bool [n] or [..., n], the tokens that exist; None for all. Where m = n they are the
             keys too, and the first key is the first that exists; elsewhere it is key 0.
         segments: Int [n] or [..., n] of packed rows: tokens of one number are a document, and an
-            example is a document, see `documents.split_documents`.
+            example is a document. Number 0 is one as any other: where it marks padding, as in
+            MaxText, say mask=segments > 0.
+        num_segments: The most documents of a row that exist. Needed where segments are traced, in a
+            step that is compiled; all scalars are NaN where a row has more. The cost is that of so
+            many rows, one after the other.
         sink: Weight of the first key above which a head counts as a sink.
         tokens: "raw", as they are; "unit", x_i/|x_i|; "read", what attention reads, N(x).
         norm: N of "read", a function of x.
@@ -90,6 +94,7 @@ def monitor(
         f"x of shape {tuple(x.shape)} is not [..., n, d] with two tokens or more",
     )
     *leading, n, d = x.shape
+    token_mask = mask
     if mask is not None:
         x, mask = broadcast_mask(x, mask, (*leading, n), "tokens")
         mask = mask.reshape((-1, n))
@@ -97,11 +102,17 @@ def monitor(
     if attention is not None:
         arrays["p"] = _reshape_weights(x, as_floats(attention))
     if segments is not None:
-        arrays = _split_by_document(arrays, segments)
-    x, mask = arrays["x"], arrays["mask"]
+        segments = segments if np.ndim(segments) == 1 else segments.reshape((-1, n))
+    if segments is not None and num_segments is None:
+        arrays = _split_by_document(arrays, segments, token_mask)
+    refuse_if(num_segments is not None and segments is None, "num_segments= goes with segments=")
     choice = {"tokens": tokens, "exclude": exclude, "threshold": threshold}
-    read = None if norm is None else norm(x)
-    chosen, exists, left_out = spikes.choose_tokens(x, mask, read, **choice)
+    if norm is not None:
+        arrays["read"] = norm(arrays["x"])
+    if num_segments is not None:
+        return _measure_by_document(arrays, segments, num_segments, sink, choice)
+    x, mask = arrays["x"], arrays["mask"]
+    chosen, exists, left_out = spikes.choose_tokens(x, mask, arrays.pop("read", None), **choice)
     arrays |= {"x": chosen, "counted": exists}
     if is_jax_array(x):
         from rank_collapse.measures import on_jax
@@ -127,15 +138,55 @@ def _reshape_weights(x, p):
     return match_framework(x, p.reshape((-1, *shape[-3:])))[1]
 
 
-def _split_by_document(arrays, segments):
-    """Split the arrays, an example for each document."""
-    x, mask = arrays["x"], arrays["mask"]
-    segments = segments if np.ndim(segments) == 1 else np.reshape(on_host(segments), x.shape[:2])
+def _split_by_document(arrays, segments, mask):
+    """Split the arrays, an example for each document.
+
+    Args:
+        arrays: "x" [b, n, d], and "p" [b, h, n, n] if there is attention.
+        segments: Int [n] or [b, n].
+        mask: As `monitor` takes it.
+    """
+    x = arrays["x"]
     packed = documents.split_documents(segments, mask, tuple(x.shape[:2]))
     pieces = {"x": packed.split_tokens(x), "mask": match_framework(x, packed.exists)[1]}
     if "p" in arrays:
         pieces["p"] = packed.split_weights(arrays["p"])
     return pieces
+
+
+def _measure_by_document(arrays, segments, num_segments, sink, choice):
+    """Measure packed rows whose documents may be traced.
+
+    Args:
+        arrays: "x" [b, n, d]; "mask" [b, n] or None; "p" [b, h, n, n] if there is attention;
+            "read", what is read, if that is measured.
+        segments, num_segments: As `monitor` takes them.
+        sink: As `monitor` takes it.
+        choice: Of `spikes.choose_tokens`.
+    """
+    x, mask, read = arrays["x"], arrays["mask"], arrays.get("read")
+    numbers, are_too_many, num_segments = documents.number_documents(
+        x, segments, mask, tuple(x.shape[:2]), num_segments
+    )
+    xp = namespace(x)
+
+    def measure_document(number):
+        mask = numbers == number
+        chosen, counted, left_out = spikes.choose_tokens(x, mask, read, **choice)
+        pieces = {"x": chosen, "mask": mask, "counted": counted}
+        if "p" in arrays:
+            pieces["p"] = xp.where(mask[:, None, None, :], arrays["p"], 0)
+            pieces["p"] = xp.where(mask[:, None, :, None], pieces["p"], 0)
+        values = _measure_examples(pieces, sink)
+        return values if left_out is None else values | {"left_out": left_out}
+
+    by_document = documents.measure_documents(measure_document, x, num_segments)
+    values = {name: a.reshape((-1, *a.shape[2:])) for name, a in by_document.items()}
+    left_out = values.pop("left_out", None)
+    scalars = _average_examples(values)
+    if left_out is not None:
+        scalars["left_out"] = left_out.sum()
+    return {name: xp.where(are_too_many, xp.nan, a) for name, a in scalars.items()}
 
 
 def _measure_layer(arrays, sink):
@@ -146,62 +197,61 @@ def _measure_layer(arrays, sink):
             those that are measured; "p" [b, h, n, m] if there is attention.
         sink: As `monitor` takes it.
     """
-    x, mask, counted = arrays["x"], arrays["mask"], arrays["counted"]
-    values = measure_states(TOKENS, x, counted)
-    values["spiked"] = namespace(x).astype(values["spiked"], x.dtype)
-    min_tokens = dict.fromkeys((*NEEDS_TWO_TOKENS, "spiked"), 2)
-    scalars = {
-        name: _mean_over_examples(a, counted, min_tokens.get(name, 1)) for name, a in values.items()
-    }
-    if len(x) > 1:
-        scalars |= _measure_batch(x, counted)
-    if "p" in arrays:
-        scalars |= _measure_attention(arrays["p"], mask, x.shape[-2], sink)
-    return scalars
+    return _average_examples(_measure_examples(arrays, sink))
 
 
-def _measure_batch(x, mask):
-    """Measure the examples, each pooled by the mean of its tokens."""
-    xp, count = namespace(x), num_tokens(x, mask)
-    x = x if mask is None else xp.where(mask[..., None], x, 0)
-    pooled = safe_divide(exact_sum(x, -2), count[..., None], 0)
-    values = measure_states(("residual_ratio", "effective_rank"), pooled, count > 0)
-    return {f"batch_{name}": values[name] for name in ("residual_ratio", "effective_rank")}
+def _measure_examples(arrays, sink):
+    """Measure each example, see `_measure_layer`.
 
-
-def _measure_attention(p, mask, num_tokens, sink):
-    """Measure attention: means over examples and heads, and the extreme heads' entropies.
-
-    Args:
-        p: Weights [b, h, n, m].
-        mask: Bool [b, n]; None for all.
-        num_tokens: n.
-        sink: As `monitor` takes it.
+    Returns:
+        {name: [b] or [b, h]}; also "pooled" [b, d], the mean of an example's tokens, "num_tokens"
+        [b], how many exist, and "num_counted" [b], how many are measured.
     """
-    scalars = {}
-    key_mask = mask if p.shape[-1] == num_tokens else None
-    for name in ATTENTION:
-        options = {"sink": sink, "key_mask": key_mask} if name == "sink_rate" else {}
-        values = MEASURES[name](p, mask=mask, **options)
-        by_example = values.mean(axis=-1) if values.ndim > 1 else values
-        scalars[name] = _mean_over_examples(by_example, mask)
+    x, mask, counted = arrays["x"], arrays["mask"], arrays["counted"]
+    xp, values = namespace(x), measure_states(TOKENS, x, counted)
+    values["spiked"] = xp.astype(values["spiked"], x.dtype)
+    values["num_counted"], values["num_tokens"] = num_tokens(x, counted), num_tokens(x, mask)
+    summed = x if counted is None else xp.where(counted[..., None], x, 0)
+    values["pooled"] = safe_divide(exact_sum(summed, -2), values["num_counted"][..., None], 0)
+    if "p" in arrays:
+        key_mask = mask if arrays["p"].shape[-1] == x.shape[-2] else None
+        for name in ATTENTION:
+            options = {"sink": sink, "key_mask": key_mask} if name == "sink_rate" else {}
+            values[name] = MEASURES[name](arrays["p"], mask=mask, **options)
+    return values
+
+
+def _average_examples(values):
+    """Average what `_measure_examples` gives, and measure the examples among each other."""
+    pooled, num_counted, num_existing = (
+        values.pop(name) for name in ("pooled", "num_counted", "num_tokens")
+    )
+    xp, scalars = namespace(pooled), {}
+    for name, a in values.items():
+        is_attention = name in ATTENTION
+        least = 2 if name in (*NEEDS_TWO_TOKENS, "spiked") else 1
+        count = num_existing if is_attention else num_counted
+        by_example = a.mean(axis=-1) if a.ndim > 1 else a
+        scalars[name] = _mean_over_examples(by_example, count, least)
         if name == "attention_entropy":
-            xp, by_head = namespace(values), _mean_over_examples(values, mask)
+            by_head = _mean_over_examples(a, count)
             scalars["attention_entropy_least"] = xp.min(by_head)
             scalars["attention_entropy_largest"] = xp.max(by_head)
+    if len(pooled) > 1:
+        batch = measure_states(("residual_ratio", "effective_rank"), pooled, num_counted > 0)
+        for name in ("residual_ratio", "effective_rank"):
+            scalars[f"batch_{name}"] = batch[name]
     return scalars
 
 
-def _mean_over_examples(values, mask, min_tokens=1):
-    """Average values [b, ...] over the examples in which enough tokens exist.
+def _mean_over_examples(values, count, least=1):
+    """Average values [b, ...] over the examples of enough tokens; NaN where there is none.
 
     Args:
         values: One for each example, and more axes.
-        mask: Bool [b, n]; None for all.
-        min_tokens: How many tokens are enough.
+        count: How many tokens each has, [b].
+        least: How many are enough.
     """
-    if mask is None:
-        return values.mean(axis=0)
     xp = namespace(values)
-    is_enough = (xp.sum(mask, axis=-1) >= min_tokens).reshape((-1,) + (1,) * (values.ndim - 1))
+    is_enough = (count >= least).reshape((-1,) + (1,) * (values.ndim - 1))
     return safe_divide(xp.sum(xp.where(is_enough, values, 0), axis=0), xp.sum(is_enough, axis=0))

@@ -69,7 +69,10 @@ def safe_divide(numerator: Any, denominator: Any, otherwise: Any = np.nan) -> An
         numerator, denominator: Arrays that broadcast.
         otherwise: The value where the denominator is 0.
     """
-    xp, is_zero = namespace(numerator), denominator == 0
+    xp = namespace(numerator)
+    if hasattr(denominator, "dtype"):  # a count
+        denominator = xp.astype(denominator, numerator.dtype, copy=False)
+    is_zero = denominator == 0
     ratio = xp.where(is_zero, otherwise, numerator / xp.where(is_zero, 1, denominator))
     return xp.astype(ratio, numerator.dtype, copy=False)
 
@@ -198,9 +201,20 @@ def scale_to_unit(x: Any, axis: Any = (-2, -1)) -> tuple[Any, Any]:
     """
     xp = namespace(x)
     largest = stop_gradient(xp.max(xp.abs(x), axis=axis, keepdims=True))
+    scale, inverse = powers_of_four(largest)
+    return x * inverse, xp.squeeze(scale, axis=axis)
+
+
+def powers_of_four(largest: Any) -> tuple[Any, Any]:
+    """Compute (4^k, 4^−k) of numbers, such that they lie in [4^k, 4^(k+1)).
+
+    Args:
+        largest: Floats, without derivatives.
+    """
+    xp, x = namespace(largest), largest
     limit = 1022 if x.dtype == xp.float64 else 126  # 4^−k is a normal number, too
     power = xp.clip((xp.frexp(largest)[1] - 1) // 2 * 2, -limit, limit)
     if is_torch_array(x):  # whose ldexp is exact for exponents of its dtype alone
         power = xp.astype(power, x.dtype)
     one = xp.ones_like(largest)
-    return x * xp.ldexp(one, -power), xp.squeeze(xp.ldexp(one, power), axis=axis)
+    return xp.ldexp(one, power), xp.ldexp(one, -power)

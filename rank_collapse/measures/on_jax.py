@@ -59,8 +59,13 @@ def repeat_step(step: Callable[[Array], Array], v: Array, times: int, x: Array) 
         times: How often.
         x: v varies over devices as x does, inside `shard_map`.
     """
-    v = v + 0 * (x == 0)
+    v = v + 0 * (x == 0).astype(v.dtype)
     return jax.lax.scan(lambda v, _: (step(v), None), v, None, length=times)[0]
+
+
+def map_numbers(function: Callable[[Array], Any], count: int) -> Any:
+    """Call a function of 0 to count − 1, one after the other, and stack what it gives."""
+    return jax.lax.map(function, jnp.arange(count))
 
 
 def retry_unless_finite(first: Callable, second: Callable) -> Callable:

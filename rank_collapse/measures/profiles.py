@@ -103,6 +103,7 @@ def profile(
     mask: Any = None,
     key_mask: Any = None,
     segments: Any = None,
+    num_segments: int | None = None,
     batch_axis: int | None = None,
     tokens: spikes.TokenKind = "raw",
     norm: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
@@ -125,7 +126,11 @@ def profile(
         key_mask: Of attention, Bool [m], or [b, m] with a batch: the keys that exist, as
             `rc.measures.first_column` and `rc.sink_rate` take it.
         segments: Int [n], or [b, n] with a batch, of packed rows: tokens of one number are a
-            document, and an example is a document, see `documents.split_documents`.
+            document, and an example is a document. Number 0 is one as any other: where it marks
+            padding, as in MaxText, say mask=segments > 0.
+        num_segments: The most documents of a row that exist. Needed where segments are traced: then
+            each row has so many examples, NaN where it has fewer documents, and all are NaN where
+            one has more.
         batch_axis: Of an array with a batch: 1 for [l, b, ...], 0 for [b, l, ...].
         tokens: "raw", as they are; "unit", x_i/|x_i|; "read", what attention reads, N(x).
         norm: N of "read": a function of one layer's tokens, or a sequence of one per state.
@@ -149,6 +154,7 @@ def profile(
     names, limit = check_measure_names(names, kind), _rounding_limits(hidden, batch_axis)
     subject, axes = _KINDS[kind]
     hidden = _stack_layers(hidden, batch_axis, kind)
+    token_mask = mask
     if mask is not None:
         rows = (*hidden.shape[: -len(axes)], hidden.shape[-2])  # [l, n] or [l, b, n]
         hidden, mask = broadcast_mask(hidden, mask, rows, f"{subject} with tokens")
@@ -161,9 +167,12 @@ def profile(
             segments is not None and key_mask is not None,
             "segments= goes not with key_mask=",
         ),
+        (num_segments is not None and segments is None, "num_segments= goes with segments="),
     )
-    if segments is not None:
-        hidden, mask, key_mask = _split_by_document(hidden, mask, segments, kind)
+    if segments is not None and hidden.ndim == len(axes) + 1:  # a batch of one
+        hidden, mask = hidden[:, None], None if mask is None else mask[:, None]
+    if segments is not None and num_segments is None:
+        hidden, mask, key_mask = _split_by_document(hidden, token_mask, segments, kind)
     read = None if tokens != "read" and norm is None else _apply_norms(norm, hidden)
 
     def measure_layer(x, x_mask, x_read):
@@ -172,13 +181,20 @@ def profile(
         choice = {"tokens": tokens, "exclude": exclude, "threshold": threshold}
         return measure_states(names, x, x_mask, x_read, **choice)
 
-    if is_jax_array(hidden):  # one program; others layer by layer, for less memory
-        values = measure_layer(hidden, mask, read)
-    else:
+    def measure_layers(hidden, mask):
+        if is_jax_array(hidden):  # one program; others layer by layer, for less memory
+            return measure_layer(hidden, mask, read)
         layers = [[None] * len(hidden) if a is None else a for a in (hidden, mask, read)]
         results = [measure_layer(*layer) for layer in zip(*layers, strict=True)]
         stack = namespace(hidden).stack
-        values = {name: stack([result[name] for result in results]) for name in results[0]}
+        return {name: stack([result[name] for result in results]) for name in results[0]}
+
+    if num_segments is not None:
+        layer_mask = None if mask is None else mask[0]  # the same in every layer
+        packed = hidden, layer_mask, segments, num_segments
+        values = _measure_by_document(measure_layers, *packed, kind)
+    else:
+        values = measure_layers(hidden, mask)
     return make_profile(values, limit)
 
 
@@ -203,24 +219,55 @@ def _split_by_document(hidden, mask, segments, kind):
     """Split layers so that an example is a document.
 
     Args:
-        hidden: [l, n, d] or [l, b, n, d], or attention.
-        mask: Bool [l, n] or [l, b, n]; None for all.
+        hidden: [l, b, n, d], or attention [l, b, h, n, n].
+        mask: As `profile` takes it.
         segments: As `profile` takes them.
         kind: "tokens" or "attention".
 
     Returns:
         (layers [l, documents, ...], the tokens that exist [l, documents, n], those as keys).
     """
-    axes = len(_KINDS[kind][1])
-    if hidden.ndim == axes + 1:
-        hidden, mask = hidden[:, None], None if mask is None else mask[:, None]
-    layer_mask = None if mask is None else mask[0]  # the same in every layer
-    packed = documents.split_documents(segments, layer_mask, (hidden.shape[1], hidden.shape[-2]))
+    packed = documents.split_documents(segments, mask, (hidden.shape[1], hidden.shape[-2]))
     take = packed.split_tokens if kind == "tokens" else packed.split_weights
     layers = take(hidden)
     exists = match_framework(layers, packed.exists)[1]
     token_mask = namespace(layers).broadcast_to(exists, (len(layers), *exists.shape))
     return layers, token_mask, exists if kind == "attention" else None
+
+
+def _measure_by_document(measure_layers, hidden, mask, segments, num_segments, kind):
+    """Measure packed rows whose documents may be traced.
+
+    Args:
+        measure_layers: measure(layers, mask [l, b, n]) → {name: [l, b]}.
+        hidden: [l, b, n, d], or attention [l, b, h, n, n].
+        mask: Bool [b, n]; None for all.
+        segments, num_segments: As `profile` takes them.
+        kind: "tokens" or "attention".
+
+    Returns:
+        {name: [l, b · num_segments]}, the documents of a row one after the other.
+    """
+    rows, xp = (hidden.shape[1], hidden.shape[-2]), namespace(hidden)
+    numbers, are_too_many, num_segments = documents.number_documents(
+        hidden, segments, mask, rows, num_segments
+    )
+
+    def measure_document(number):
+        is_token = numbers == number
+        layers = hidden
+        if kind == "attention":
+            is_pair = is_token[:, None, :, None] & is_token[:, None, None, :]
+            layers = xp.where(is_pair, hidden, 0)
+        return measure_layers(layers, xp.broadcast_to(is_token, (len(hidden), *rows)))
+
+    by_document = documents.measure_documents(measure_document, hidden, num_segments)
+    values = {}
+    for name, a in by_document.items():
+        columns = xp.moveaxis(a, 0, -1).reshape((len(hidden), -1))
+        is_float = columns.dtype != xp.bool
+        values[name] = xp.where(are_too_many, xp.nan, columns) if is_float else columns
+    return values
 
 
 def _apply_norms(norm, hidden):

@@ -75,6 +75,8 @@ def compute_residual(x: Any, mask: Any) -> Any:
 def residual_ratio(x: Any, *, norm: Norm = "composite", mask: Any = None) -> Float[Any, "*b"]:
     """Compute ‖res(X)‖ / ‖X‖, at most 1 in the Frobenius norm; 0 where X = 0.
 
+    NaN for fewer than two tokens, of which it says nothing, here as in `rc.profile`.
+
     Args:
         x: Tokens [..., n, d].
         norm: See `matrix_norm`; the published curves use "composite".
@@ -86,7 +88,8 @@ def residual_ratio(x: Any, *, norm: Norm = "composite", mask: Any = None) -> Flo
     Source: Dong et al. 2021, section 4.2 and figure 2.
     """
     x, mask = scale_tokens(x, mask)
-    return _norm_ratio(compute_norm(compute_residual(x, mask), norm), compute_norm(x, norm), mask)
+    ratio = _norm_ratio(compute_norm(compute_residual(x, mask), norm), compute_norm(x, norm), mask)
+    return namespace(x).where(num_tokens(x, mask) < 2, float("nan"), ratio)
 
 
 @where_it_lives

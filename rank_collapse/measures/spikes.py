@@ -205,7 +205,10 @@ def _largest_position(x, mask, read_index):
     """Compute read_index(i, d) of the largest |x_ij|, i its index in the flattened tokens."""
     x, mask = scale_tokens(x, mask)
     xp = namespace(x)
-    size = xp.abs(x).reshape((*x.shape[:-2], -1))
+    size = xp.abs(x)
+    if mask is not None:  # where all are 0, the first token that exists
+        size = xp.where(mask[..., None], size, -1)
+    size = size.reshape((*x.shape[:-2], -1))
     index = xp.astype(read_index(xp.argmax(size, axis=-1), x.shape[-1]), x.dtype)
     is_finite = xp.isfinite(xp.max(size, axis=-1))
     return nan_if_empty(xp.where(is_finite, index, xp.nan), mask)
@@ -220,7 +223,8 @@ def _largest_share(x):
 def _token_lengths(x, mask):
     """Compute (|x_i| [..., n], their median [...]) of scaled tokens; 0 where they do not exist."""
     xp = namespace(x)
-    lengths = safe_sqrt(xp.sum(xp.square(x), axis=-1))
+    unit, scale = scale_to_unit(x, axis=-1)
+    lengths = scale * safe_sqrt(xp.sum(xp.square(unit), axis=-1))
     sorts_last = lengths if mask is None else xp.where(mask, lengths, xp.inf)
     return lengths, masked_median(sorts_last[..., None], num_tokens(x, mask)[..., None])[..., 0, 0]
 

@@ -15,9 +15,11 @@ from jaxtyping import Array, Float
 from rank_collapse import struct
 from rank_collapse.measures.arrays import (
     as_array,
+    as_floats,
     host_values_or_none,
     is_jax_array,
     is_traced,
+    match_framework,
     namespace,
 )
 from rank_collapse.network.config import TransformerConfig
@@ -64,9 +66,17 @@ def branch_shares(
 
     Source: arXiv 2602.16837, equation of the residual-aware rollout.
     """
+    kinds = (("trace", trace, Trace), ("params", params, TransformerParams))
+    kinds += (("config", config, TransformerConfig),)
+    for name, value, kind in kinds:
+        struct.refuse_if(
+            not isinstance(value, kind),
+            f"{name} is a {type(value).__name__}, not a {kind.__name__}: "
+            "branch_shares(trace, params, config)",
+        )
     struct.refuse_if(
-        not isinstance(trace, Trace) or len(trace.attention) != config.depth,
-        f"trace is not one of {config.depth} layers",
+        len(trace.attention) != config.depth,
+        f"trace has {len(trace.attention)} layers, config has depth={config.depth}",
     )
     num_tokens = trace.hidden.shape[-2]
     is_counted = jnp.ones(num_tokens, bool) if mask is None else as_mask(mask)
@@ -109,11 +119,11 @@ def path_length_law(shares: Any) -> Float[Any, "... lengths"]:
     Raises:
         ValueError: A number, or a share outside [0, 1].
     """
-    shares = _as_shares(shares)
+    shares = as_floats(_as_shares(shares))
     if not shares.ndim:
         raise ValueError(f"shares {shares} are a number, not [..., L]")
     xp = namespace(shares)
-    law = xp.ones_like(shares[..., :1])
+    law = xp.ones_like(xp.sum(shares, axis=-1, keepdims=True))  # of 0 layers too
     zero = xp.zeros_like(law)
     for layer in range(shares.shape[-1]):
         share = shares[..., layer : layer + 1]
@@ -131,17 +141,22 @@ def rollout(attention: Any, shares: Any = 0.5, *, by_length: bool = False) -> An
 
     Args:
         attention: Weights [L, h, n, n], whose heads are averaged, or [L, n, n]; of NumPy, JAX or
-            torch.
+            torch. A list of layers [h, n, n], or of [1, h, n, n] such as `attentions` of
+            transformers.
         shares: λ, a number or [L]; 0.5 is the rollout of Abnar and Zuidema 2020.
         by_length: Whether to return the terms by path length instead of their sum.
 
     Returns:
-        P [n, n], or its terms [L + 1, n, n] by the number of layers attended through.
+        P [n, n], or its terms [L + 1, n, n] by the number of layers attended through, in the
+        framework and on the device of `attention`; float64 where that is, else float32.
 
     Raises:
         ValueError: Arrays of other axes, or another number of shares than of layers.
     """
-    attention = as_array(attention)
+    is_list = isinstance(attention, list | tuple)
+    attention = as_floats(attention)
+    if is_list and attention.ndim == 5 and attention.shape[1] == 1:
+        attention = attention[:, 0]
     xp = namespace(attention)
     if attention.ndim not in (3, 4) or attention.shape[-1] != attention.shape[-2]:
         shape = tuple(attention.shape)
@@ -149,12 +164,15 @@ def rollout(attention: Any, shares: Any = 0.5, *, by_length: bool = False) -> An
     if attention.ndim == 4:
         attention = xp.mean(attention, axis=1)
     depth, num_tokens, _ = attention.shape
-    shares = _as_shares(shares)
+    attention, shares = match_framework(attention, _as_shares(shares))
+    xp = namespace(attention)
+    shares = xp.astype(shares, attention.dtype)
     if tuple(shares.shape) not in ((), (depth,)):
         shape = tuple(shares.shape)
         raise ValueError(f"shares of shape {shape} do not fit {depth} layers of attention")
-    zero = xp.zeros_like(attention[:1])
-    terms = zero + xp.eye(num_tokens, dtype=attention.dtype)[None]
+    zero = attention[:1] * 0
+    identity = match_framework(attention, np.eye(num_tokens, dtype=bool))[1]
+    terms = zero + xp.astype(identity, attention.dtype)[None]
     for layer in range(depth):
         share = shares[layer] if shares.ndim else shares
         skipped = (1 - share) * terms

@@ -112,7 +112,7 @@ def covariance_shares(
     flat = parts.reshape(parts.shape[0], -1, parts.shape[-1])
     total = total.reshape(-1, total.shape[-1])
     token_mask = jnp.ones(len(total), bool) if mask is None else jnp.ravel(mask)
-    weight = token_mask.astype(total.dtype)[:, None] / jnp.sum(token_mask)
+    weight = token_mask.astype(total.dtype)[:, None] / jnp.sum(token_mask, dtype=total.dtype)
     centred = total - jnp.sum(weight * total, axis=0, keepdims=True)
     weighted = weight * centred  # sums to 0 over tokens, so that the parts' means drop out
     return jnp.einsum("pnc,nc->p", flat, weighted) / jnp.sum(weighted * centred)

@@ -113,8 +113,9 @@ def expected_pass(
     Derived here: distances instead of cosines, the scores' part, and D. The scores' part is exact
     for tokens of equal length and cosine that see all keys. For others it is of second order,
     within the range of `token_kernel.score_noise`. One layer's predicted residual is .999 to 1.001
-    of the measured one, and up to 1.28 of it under a causal mask (n = 3, variance 13). Let the
-    variances of a row's scores have the standard deviation τ over its keys: then it is .85 to 1.21
+    of the measured one, and under a causal mask up to 1.28 of it at a variance of 13, 1.36 at 25
+    and 1.41 at 35 (n = 3). Let the variances of a row's scores have the standard deviation τ over
+    its keys: then it is .85 to 1.21
     at τ = .75, and up to 1.45 at the limit τ = 1 (n = 3 to 17).
 
     Assumed: weights are independent, of mean 0, and enter by their mean squares alone, in the limit

@@ -66,7 +66,7 @@ def renormalise_parts(mean, parts, scales, keep) -> LogState:
     """
     exists = keep[None, :, None]
     parts = jnp.where(exists, parts, 0)
-    centers = jnp.sum(parts, axis=1) / jnp.sum(keep)
+    centers = jnp.sum(parts, axis=1) / jnp.sum(keep, dtype=parts.dtype)
     half = jnp.exp(scales / 2)[:, None]  # applied twice: e^s may overflow where parts are tiny
     mean = mean + jnp.sum(half * (half * centers), axis=0)
     parts = jnp.where(exists, parts - centers[:, None, :], 0)
@@ -77,9 +77,8 @@ def renormalise_parts(mean, parts, scales, keep) -> LogState:
     weights = weights / jnp.where(sizes == 0, 1, sizes)
     residual = jnp.einsum("p,pnd->nd", weights, parts)
     # rounding has left a mean of the order of the dtype's epsilon
-    residual = jnp.where(
-        exists[0], residual - (jnp.sum(residual, axis=0) / jnp.sum(keep))[None, :], 0
-    )
+    center = jnp.sum(residual, axis=0) / jnp.sum(keep, dtype=parts.dtype)
+    residual = jnp.where(exists[0], residual - center[None, :], 0)
     size = jnp.max(jnp.abs(residual))
     safe = jnp.where(size == 0, 1, size)
     return LogState(mean, residual / safe, jnp.where(size == 0, -jnp.inf, top + jnp.log(safe)))
@@ -88,7 +87,7 @@ def renormalise_parts(mean, parts, scales, keep) -> LogState:
 def around_mean(x, keep) -> LogState:
     """Split tokens [n, d] into their mean and a residual; those that do not exist are 0."""
     x = jnp.where(keep[:, None], x, 0)
-    center = jnp.sum(x, axis=0) / jnp.sum(keep)
+    center = jnp.sum(x, axis=0) / jnp.sum(keep, dtype=x.dtype)
     return renormalise_parts(center, (x - center[None, :])[None], jnp.zeros(1, x.dtype), keep)
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.measures.arrays import as_array, namespace
+from rank_collapse.measures.arrays import as_floats, namespace
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs, at_least_float32, prepare_inputs
@@ -216,12 +216,12 @@ def local_rate(profile: Any) -> Float[Any, "*s k"]:
     and base matter. 1 for exponential decay; NaN after two equal residuals.
 
     Args:
-        profile: y [..., L + 1], of three layers or more, of NumPy or JAX.
+        profile: y [..., L + 1], of three layers or more, of NumPy, JAX or torch.
 
     Returns:
         p [..., L − 1] in the framework of `profile`.
     """
-    profile = as_array(profile)
+    profile = as_floats(profile)
     xp = namespace(profile)
     change = profile[..., 1:] - profile[..., :-1]
     before = xp.where(change[..., :-1] == 0, xp.nan, change[..., :-1])

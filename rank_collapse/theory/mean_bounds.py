@@ -103,18 +103,22 @@ def attention_norms(
 def attention_deviation(
     spread: Float[Array, "h n"], keep: Any
 ) -> tuple[Float[Array, "h"], Float[Array, "h"]]:
-    """Bound (‖P − 1p̄ᵀ‖_1, ‖P − 1p̄ᵀ‖_∞) of every head by (½ΣD, ½(max D + mean D)).
+    """Bound (‖P − 1p̄ᵀ‖_1, ‖P − 1p̄ᵀ‖_∞) of every head, p̄ the mean row of the n rows of P.
 
-    p̄ is the mean row of P.
+        ‖P − 1p̄ᵀ‖_∞ ≤ ½((1 − 2/n) max D + mean D),   ‖P − 1p̄ᵀ‖_1 ≤ ½(1 − 1/n) ΣD.
 
-    TV(P_i, P_k) ≤ tanh((D_i + D_k)/4) ≤ (D_i + D_k)/4, and P_i − p̄ is a mean of P_i − P_k.
+    P_i − p̄ = (1/n) Σ_{k≠i} (P_i − P_k), because the row itself drops out, and
+    ‖P_i − P_k‖_1 ≤ 2 tanh((D_i + D_k)/4) ≤ (D_i + D_k)/2: the mean over k gives the first. Entries
+    of P_i − p̄ add up to 0, so that each is at most half of ‖P_i − p̄‖_1: the sum of these over i
+    gives the second.
 
     Args:
         spread: D [h, n], of `bounds.score_spread`.
         keep: Bool [n], the tokens that exist.
     """
     total, largest = jnp.sum(spread, axis=-1), jnp.max(spread, axis=-1)
-    return total / 2, (largest + total / jnp.sum(keep)) / 2
+    n = jnp.sum(keep, dtype=total.dtype)
+    return (1 - 1 / n) * total / 2, ((1 - 2 / n) * largest + total / n) / 2
 
 
 def product_norm(a: Float[Array, "d k"], b: Float[Array, "e k"]) -> Float[Array, ""]:
@@ -165,12 +169,13 @@ def mean_sides(
 ) -> tuple[Sides, Sides]:
     """Compute the sides of every head's bound [L, h] and every layer's [L], around the mean token.
 
-        ‖res(P_h X W_h)‖ ≤ √(½ΣD · ½(max D + mean D)) ‖R‖ ‖W_h‖   in ‖.‖_{1,∞},
-        ‖res(SA(X))‖ ≤ √(Σ_h ½ΣD_h‖W_h‖_1 · Σ_h ½(max D_h + mean D_h)‖W_h‖_∞) ‖R‖,
+        ‖res(P_h X W_h)‖ ≤ √(½(1 − 1/n)ΣD · ½((1 − 2/n) max D + mean D)) ‖R‖ ‖W_h‖,
+        ‖res(SA(X))‖ ≤ √(Σ_h ½(1 − 1/n)ΣD_h‖W_h‖_1 · Σ_h ½((1 − 2/n) max D_h + mean D_h)‖W_h‖_∞) ‖R‖
 
-    R the residual of a layer's branch input. ‖.‖_{1,∞} has no triangle inequality, so that
-    the second does not follow from the first. Both lie 2√2 or more below those of
-    `bounds.layer_sides`, which therefore hold around the mean token and for all weights too.
+    in ‖.‖_{1,∞}, R the residual of a layer's branch input, n tokens. ‖.‖_{1,∞} has no triangle
+    inequality, so that the second does not follow from the first. Both lie 2√2 n/(n − 1) or more
+    below those of `bounds.layer_sides`, which therefore hold around the mean token and for all
+    weights too. The first is attained by two tokens, to first order in D.
 
     Args:
         constants: Of all layers.
@@ -221,7 +226,7 @@ def diameter_sides(
         diameters: log10 of the diameters of X^0 .. X^L.
         config: Of the network.
     """
-    skip = gain_size(gains.skip.attention) * config.attention_skip
+    skip = gain_size(gains.skip.attention) * float(config.attention_skip)
     steps = (constants, _safe_log(gain_size(gains.branch.attention)), _safe_log(skip))
 
     def carry_diameter(log_diameter, step):  # [2]: the bound with tanh, and the cubic one

@@ -26,7 +26,8 @@ class BoundReport(struct.Struct):
 
     All but two of the bounds hold for all weights wherever all rows share keys and biases.
     `head`, `layer` and `stack` are what the paper's lemma gives. Its condition `admissible` is not
-    needed: `mean_head` and `mean_layer`, of the same residual, lie 2√2 or more below them.
+    needed: `mean_head` and `mean_layer`, of the same residual, lie 2√2 n/(n − 1) or more below
+    them, n tokens.
     `diameter_layer` and `diameter` bound the largest ℓ2 distance of two tokens.
 
     The two others, `published_layer` and `published_stack`, are the form of theorem 2.3: they have
@@ -37,7 +38,8 @@ class BoundReport(struct.Struct):
     Attributes:
         beta: ‖W_QK,h‖_1 ‖W_h‖_{1,∞}, [L, h].
         lipschitz: λ of the MLP sublayer in ‖.‖_{1,∞}, [L]; 1 without MLP, inf for gated MLPs.
-        gamma: γ*, the least γ with which the technical lemma gives the layer bound, [L, h].
+        gamma: γ*, the least γ with which the technical lemma gives the layer bound, [L, h]. It may
+            exceed 1; then the bound with γ* is weaker than that with γ = 1.
         log10_spread: log10 of D_ii = max_{j,j'} |E_ij − E_ij'|, [L, h, n].
         admissible: max_i D_ii ≤ 1.2564312, the condition of the technical lemma, Bool [L, h].
         log10_residual: Of X^0 .. X^L, [L + 1].

@@ -99,7 +99,7 @@ def _hermite_coefficients(count, variance):
     highest_maximum = -ndtri(jnp.minimum(1e-7 / count, 1 - 1e-6))
     low = -jnp.log(count) - jnp.minimum(0.5 * variance, spread * highest_maximum) - 16
     step = (4 - spread * lowest_maximum - low) / (TIMES - 1)
-    log_t = low + step * jnp.arange(TIMES)
+    log_t = low + step * jnp.arange(TIMES, dtype=low.dtype)
     log_tw = log_t[:, None] + spread * jnp.asarray(z, variance.dtype)[None, :]
     tw = jnp.exp(jnp.minimum(log_tw, 6.5))  # e^{−tw} is 0 beyond
     return _Rows((tw * jnp.exp(-tw)) @ table, -jnp.expm1(-tw) @ table, step)

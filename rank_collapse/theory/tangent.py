@@ -24,7 +24,7 @@ def renormalise_residual(mean: Any, residual: Any, log_scale: Any, keep: Any) ->
         keep: Bool [n], the tokens that exist.
     """
     residual = jnp.where(keep[:, None], residual, 0)
-    residual = residual - (jnp.sum(residual, axis=0) / jnp.sum(keep))[None, :]
+    residual = residual - (jnp.sum(residual, axis=0) / jnp.sum(keep, dtype=residual.dtype))[None, :]
     residual = jnp.where(keep[:, None], residual, 0)
     size = jnp.max(jnp.abs(residual))
     safe = jnp.where(size == 0, 1, size)

@@ -26,9 +26,10 @@ from rank_collapse.measures.arrays import (
     namespace,
     on_host,
 )
+from rank_collapse.measures.norms import matrix_norm
 from rank_collapse.measures.profiles import measure_states
 from rank_collapse.report import figures
-from rank_collapse.report.intervals import mean_interval
+from rank_collapse.report.intervals import Interval, all_equal, mean_interval
 from rank_collapse.struct import check_numbers, check_whole, refuse, refuse_if
 
 MEANING = {
@@ -51,8 +52,8 @@ class Slope(NamedTuple):
 
     Attributes:
         quantity, over: Its name; "depth" or "width".
-        slope, low, high: Mean over seeds and its 95 % interval, infinite of one seed; NaN where a
-            size has no positive number.
+        slope, low, high: Mean over seeds and its 95 % interval, infinite of one seed, and the slope
+            itself where several seeds agree exactly; NaN where a size has no positive number.
         ratio: Largest over smallest geometric mean over seeds, between all depths or widths.
         reason: Why there is no number, or "".
     """
@@ -171,7 +172,10 @@ def _fit_slope(name, over, sizes, logs):
     by_seed = away @ logs / (away @ away)  # least squares, [seeds]
     means = logs.mean(axis=1)
     ratio = float(np.exp(means.max() - means.min()))
-    return Slope(name, over, float(by_seed.mean()), *mean_interval(by_seed), ratio, "")
+    slope, ends = float(by_seed.mean()), mean_interval(by_seed)
+    if len(by_seed) > 1 and all_equal(by_seed):  # Student's interval knows no spread then
+        ends = Interval(slope, slope)
+    return Slope(name, over, slope, *ends, ratio, "")
 
 
 def coord_check(
@@ -270,8 +274,7 @@ def _subtract_states(hidden, other, subject):
 
 
 def _frobenius_norm(a):
-    xp = namespace(a)
-    return xp.sqrt(xp.sum(xp.square(a)))
+    return matrix_norm(a.reshape((1, -1)), "frobenius") if a.shape else abs(a)
 
 
 @figures.styled

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse.measures.arrays import as_floats
+from rank_collapse.measures.arrays import as_floats, on_host
+from rank_collapse.measures.norms import powers_of_four
+from rank_collapse.printed import split_numbers
 from rank_collapse.struct import refuse_if
 from rank_collapse.watch.names import PARTS
 
@@ -18,18 +20,23 @@ def monitor_gradients(
     gradients: Any,
     *,
     layer_axis: int | None = None,
+    by_layer: bool = False,
     parts: Mapping[str, str | Sequence[str] | Mapping[str, int]] | None = None,
     axis: int | None = None,
 ) -> dict[str, Float[Array, ""] | Float[Array, "l"]]:
     """Compute norms of the gradients of queries', keys' and values' weights, of any tree.
 
     "query_gradient", "key_gradient", "value_gradient": √(Σ g²) over all leaves whose path has a
-    name of `PARTS` in it, biases too. At rank collapse the first two vanish (Noci et al. 2022).
+    name of `PARTS` in it, biases too. Gradients are scaled first, so that no square overflows or
+    vanishes. At rank collapse the first two vanish (Noci et al. 2022).
 
     Args:
         gradients: Of a pytree of parameters: ours, Flax's, boxed or not, Equinox's, or a dictionary
             by names such as "layers.0.attention.q_proj.weight".
         layer_axis: Of every such leaf, where layers are stacked: then norms are by layer, [l].
+        by_layer: Where layers are modules of their own, as in lists of Flax NNX and Equinox: norms
+            are by layer, [l], in natural order of the paths before these names, such as
+            "layers.0.attention"; NaN where a layer has no such part.
         parts: Further names beside `PARTS`: {part of a leaf's path: what the leaf holds}. A leaf
             may hold one part, {"w_query": "query"}, equal shares, {"c_attn": ("query", "key",
             "value")}, or shares of these widths, {"c_attn": {"query": 512, "key": 128, "value":
@@ -42,38 +49,58 @@ def monitor_gradients(
         Norms by name, without the parts that no leaf is named after.
 
     Raises:
-        ValueError: No leaf is named after queries, keys or values, an axis of layers that is not
-            there or not of one length, or a leaf that cannot be split as its part says, or along
-            more than one axis.
+        ValueError: No leaf is named after queries, keys or values; `by_layer` and `layer_axis`
+            together; an axis of layers that is not there or not of one length; a leaf that cannot
+            be split as its part says, or along more than one axis.
     """
+    refuse_if(by_layer and layer_axis is not None, "by_layer= goes not with layer_axis=")
     table = {name: part for part, names in PARTS.items() for name in names} | dict(parts or {})
     boxed = jax.tree_util.tree_leaves_with_path(  # a box of Flax has a path that ends in "value"
         gradients, is_leaf=lambda node: hasattr(node, "add_axis")
     )
     dotted = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
     leaves = [(dotted(path), a) for path, node in boxed for a in jax.tree.leaves(node)]
-    squares: dict[str, Any] = {}
+    pieces: dict[str, dict[str, list[Any]]] = {}  # of a part and a layer
     for path, leaf in leaves:
         places = {name: f".{path}.".rfind(f".{name}.") for name in table}
         name = max(places, key=places.__getitem__)
-        for part, piece in (
-            _split_leaf(path, leaf, table[name], layer_axis, axis) if places[name] >= 0 else ()
-        ):
-            axes = tuple(range(layer_axis is not None, piece.ndim))
-            square = jnp.sum(jnp.square(piece), axis=axes)
-            total = squares.setdefault(part, jnp.zeros_like(square))
-            if total.shape != square.shape:
+        if places[name] < 0:
+            continue
+        layer = path[: places[name]] if by_layer else ""
+        for part, piece in _split_leaf(path, leaf, table[name], layer_axis, axis):
+            others = pieces.setdefault(part, {}).setdefault(layer, [])
+            if layer_axis is not None and others and len(others[0]) != len(piece):
                 raise ValueError(
-                    f"{path} of shape {leaf.shape} does not have {len(total)} layers along "
+                    f"{path} of shape {leaf.shape} does not have {len(others[0])} layers along "
                     f"layer_axis={layer_axis}, as the other leaves have"
                 )
-            squares[part] = total + square
-    if not squares:
+            others.append(piece)
+    if not pieces:
         examples = ", ".join(path for path, _ in leaves[:3])
         raise ValueError(
             f"no leaf is named after queries, keys or values: {examples}, ...; parts= may name them"
         )
-    return {f"{part}_gradient": jnp.sqrt(squares[part]) for part in PARTS if part in squares}
+    names = sorted({name for layers in pieces.values() for name in layers}, key=split_numbers)
+    norms = {}
+    for part in PARTS:
+        if part in pieces:
+            by_name = {
+                name: _compute_norm(arrays, layer_axis is not None)
+                for name, arrays in pieces[part].items()
+            }
+            values = [by_name.get(name, jnp.float32(jnp.nan)) for name in names]
+            norms[f"{part}_gradient"] = jnp.stack(values) if by_layer else values[0]
+    return norms
+
+
+def _compute_norm(pieces, has_layers):
+    """Compute √(Σ g²) of several arrays [...], or of each of their layers [l, ...]."""
+    flat = [a.reshape((len(a), -1) if has_layers else (-1,)) for a in pieces]
+    sizes = [jnp.max(jnp.abs(a), axis=-1, initial=0) for a in flat]
+    dtype = jnp.result_type(*(a.dtype for a in flat))
+    scale, inverse = powers_of_four(functools.reduce(jnp.maximum, [s.astype(dtype) for s in sizes]))
+    squares = [jnp.sum(jnp.square(a.astype(dtype) * inverse[..., None]), axis=-1) for a in flat]
+    return scale * jnp.sqrt(sum(squares))
 
 
 def _split_leaf(path, leaf, held, layer_axis, axis):
@@ -84,7 +111,7 @@ def _split_leaf(path, leaf, held, layer_axis, axis):
         held: What it holds, as `parts` of `monitor_gradients` say it.
         layer_axis, axis: As `monitor_gradients` takes them.
     """
-    leaf = as_floats(leaf)
+    leaf = jnp.asarray(on_host(as_floats(leaf)))
     shape, axes = leaf.shape, range(-leaf.ndim, leaf.ndim)
     refuse_if(
         layer_axis is not None and layer_axis not in axes,

@@ -35,8 +35,8 @@ from experiments.lab.arrays import describe_array
 from experiments.lab.experiment import describe_experiment
 from experiments.lab.folder import RunFolder
 from experiments.reproducing import running
-from experiments.verdicts.claims import mean_row
 from experiments.verdicts.page import Comparison
+from experiments.verdicts.rows import mean_row
 from experiments.verdicts.statements import STATEMENTS
 from rank_collapse.runs.drawn import draw_files
 from rank_collapse.runs.files import RunError

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.reproducing.filling import fill, find_missing, read_numbers, write_numbers
-from experiments.verdicts import claims
+from experiments.verdicts import rows
 from experiments.verdicts.page import Comparison
 
 NUMBERS = read_numbers(
@@ -14,7 +14,7 @@ NUMBERS = read_numbers(
             Comparison("log", -1.0),
             Comparison("empty", float("nan")),
         ],
-        [claims.mean_row("rate", "no norm, scale 1", [2.0, 3.0, 4.0])],
+        [rows.mean_row("rate", "no norm, scale 1", [2.0, 3.0, 4.0])],
     )
 )
 

@@ -170,9 +170,14 @@ def case(distances, logs=None):
 
 
 def make_results(counts, seeds=64):
-    """Makes results in which `counts` seeds of each case halve their distance at every step."""
+    """Makes results in which `counts` seeds of each case halve their distance at every step.
+
+    They are spread over the seeds, those of a smaller count among those of a larger one.
+    """
     fallen, apart = 0.6 * 0.5 ** np.arange(60), np.full(60, 0.6)
-    return {n: case([fallen] * count + [apart] * (seeds - count)) for n, count in counts.items()}
+    places = np.argsort(np.arange(seeds) * 0.618033988749895 % 1)  # of the golden ratio: even
+    rank = np.argsort(places)
+    return {n: case([fallen if r < c else apart for r in rank]) for n, c in counts.items()}
 
 
 def verdicts(results):

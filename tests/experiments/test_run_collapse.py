@@ -333,7 +333,9 @@ def test_the_published_form_and_skips_with_mlps_have_rows():
     claims = list(judge_points(make_point("post", swept=curves, **variants)))
     stop = {row.setting.split(",")[0]: row for row in claims if row.key == "mlps stop"}
     text = "MLPs with their own skip"
-    assert [*stop] == ["skips and MLPs", "MLPs alone", text]
+    assert [*stop] == ["Post-LN", text]  # MLPs alone, and as published
+    place = "Post-LN, weight scale 1"
+    assert [row.setting for row in claims if row.key == "mlps and skips stop"] == [place]
     assert stop[text].estimate == 0.5
     slow = [r.estimate for r in claims if r.key == "mlps slow" and r.setting.startswith(text)]
     assert slow == pytest.approx([2.25])
@@ -451,3 +453,14 @@ def test_the_constant_of_the_law_is_that_of_networks_without_skips(base, tmp_pat
     assert run(run_collapse, [*SIZE, "--variants=san_mlp", "--mlp_gain=1,2"], tmp_path) == 0
     assert (tmp_path / "figures" / "log_residual.png").exists()
     assert not (tmp_path / "figures" / "mlp_gain.png").exists()
+
+
+def test_points_of_a_grid_have_their_own_verdicts_with_their_labels():
+    """At a gain of 0 a network with skips has none: its row says nothing of the other gains."""
+    points = {}
+    for gain, remaining in ((0.0, 1e-6), (1.0, 0.6)):
+        variants = {"san_skip": make_variant([-9.0] * 12, remaining=remaining)}
+        points |= {(*key[:2], gain): value for key, value in make_point(**variants).items()}
+    rows = {row.setting: row for row in judge_points(points) if row.key == "skips stop"}
+    shares = {setting.rpartition("skip gain ")[2]: row.estimate for setting, row in rows.items()}
+    assert shares == {"0": 0.0, "1": 1.0}

@@ -236,10 +236,10 @@ def test_verdicts_against_the_published_table(design, depth, accuracy, key, verd
     rows = [row for row in judge(pre | design_cell) if row.setting.startswith(design)]
     assert [row.key for row in rows] == [key] * (key is not None)
     if rows:
-        (judged,) = judge_rows(rows, STATEMENTS[key].claimed)
+        (judged,) = judge_rows(rows, STATEMENTS[key])
         assert judged.verdict == verdict and judged.row.draws == 8
         assert judge(design_cell) == []  # nothing to compare with
-        (judged_pre,) = judge_rows(judge(pre), STATEMENTS["others train"].claimed)
+        (judged_pre,) = judge_rows(judge(pre), STATEMENTS["others train"])
         assert judged_pre.verdict == "outside"
         # as published, with warm-up, where there is one
         warm = make_cell("pre", depth, 0.6, 100) | make_cell(design, depth, accuracy, 100)

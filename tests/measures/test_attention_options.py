@@ -223,3 +223,18 @@ def test_each_example_of_a_cache_has_places_of_its_own(options):
     rows = rc.attention_rows(Q, K, mask=exists, rows=[3, 1], **options)
     by_one = [rc.attention_rows(Q, K, mask=exists, rows=[i], **options) for i in (3, 1)]
     near(rows, {n: (by_one[0][n] + by_one[1][n]) / 2 for n in ("first_column",)}, rtol=1e-12)
+
+
+@pytest.mark.parametrize("cap", [2.0, np.float32(0.5)])
+def test_the_soft_cap_of_rows(cap):
+    q, k = np.random.default_rng(5).normal(size=(2, 3, 6, 4)) * 3
+    scores = cap * np.tanh(q @ k.swapaxes(-1, -2) / 2 / cap)
+    scores = np.where(np.tri(6, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+    rows = rc.attention_rows(q, k, causal=True, soft_cap=cap)
+    np.testing.assert_allclose(rows["attention_entropy"], rc.attention_entropy(weights), rtol=1e-6)
+    np.testing.assert_allclose(
+        rows["largest_weight"], rc.measures.largest_weight(weights), rtol=1e-6
+    )
+    with pytest.raises(ValueError, match=r"soft_cap=0\.0 is not in"):
+        rc.attention_rows(q, k, soft_cap=0)

@@ -135,7 +135,12 @@ def test_nothing_is_0_and_no_token_is_nan():
     ratios = [rc.residual_ratio, rc.rank_one_ratio, rc.stable_rank, rc.effective_rank]
     for measure in (*ratios, rs.matrix_entropy, rc.participation_ratio, rs.stable_rank_bound):
         assert measure(zeros) == 0 and np.isnan(measure(zeros, mask=none))
-        assert measure(zeros, mask=[1, 0, 0]) == 0
+        one = measure(zeros, mask=[1, 0, 0])
+        assert np.isnan(one) if measure is rc.residual_ratio else one == 0
+    assert np.isnan(rc.residual_ratio(np.ones((1, 2))))
+    assert np.isnan(rc.profile(np.ones((2, 1, 2)))["residual_ratio"]).all()
+    assert rc.measures.spike_token(zeros, mask=[0, 1, 1]) == 1
+    assert rc.measures.spike_feature(zeros, mask=[0, 1, 1]) == 0
     for name in ("spike_share", "spike_norm", "spike_entry", "residual_spike"):
         assert np.isnan(rc.MEASURES[name](zeros)), name
     assert rc.measures.spike_token(zeros) == rc.measures.spike_feature(zeros) == 0
@@ -306,7 +311,7 @@ def test_attention_of_one_packed_example_is_that_of_its_documents():
 
 test_what_is_no_segment_is_refused = refused(
     [
-        (lambda: split_traced(np.ones(5, bool)), "segments and their mask are not traced"),
+        (lambda: split_traced(np.ones(5, bool)), "say num_segments="),
         (lambda: rc.profile(X, segments=["a"] * 5), "not an array of numbers"),
         (lambda: documents.split_documents([0.0, 1], None, (1, 2)), "dtype float64 and shape"),
         (

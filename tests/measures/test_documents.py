@@ -19,7 +19,7 @@ MASK = np.array([[1, 1, 1, 1, 1, 0, 1], [1, 1, 1, 1, 1, 1, 0]], bool)
 # (example, its tokens), by hand; the last document has one token that exists
 WHOLE = [(0, [0, 1, 2]), (0, [3, 4, 5, 6]), (1, [0, 1]), (1, [2, 3, 4]), (1, [5, 6])]
 PADDED = [(0, [0, 1, 2]), (0, [3, 4, 6]), (1, [0, 1]), (1, [2, 3, 4]), (1, [5])]
-Q, K = RNG.normal(size=(B, H, N, 5)), RNG.normal(size=(B, 1, N, 5))
+Q, K_ROWS = RNG.normal(size=(B, H, N, 5)), RNG.normal(size=(B, 1, N, 5))
 
 
 def draw_block_weights(seed, documents):
@@ -104,10 +104,12 @@ def test_a_monitor_has_means_over_documents(convert, mask, documents):
 def test_rows_of_attention_stay_in_their_documents(convert, mask, documents, causal):
     convert = get_converter(convert)
     options = {} if mask is None else {"mask": convert(mask)}
-    arrays = convert(Q), convert(K)
+    arrays = convert(Q), convert(K_ROWS)
     values = rc.attention_rows(*arrays, segments=convert(SEGMENTS), causal=causal, **options)
     for column, (row, places) in enumerate(documents):
-        want = rc.attention_rows(Q[row][:, places], K[row][:, places], causal=causal, layout="hnk")
+        want = rc.attention_rows(
+            Q[row][:, places], K_ROWS[row][:, places], causal=causal, layout="hnk"
+        )
         near({n: np.asarray(a)[column] for n, a in values.items()}, want, rtol=2e-5, atol=1e-7)
 
 
@@ -121,13 +123,115 @@ def test_one_row_and_constant_segments_in_jit():
     np.testing.assert_allclose(ratios[:, 0], rc.profile(X[:, 0, :3])["residual_ratio"])
 
 
+K = 4  # one document more than a row has
+
+
+@FRAMEWORKS
+def test_a_number_of_segments_gives_what_the_split_gives(convert):
+    """Documents that a mask and their numbers make, measured without splitting the rows."""
+    convert = get_converter(convert)
+    options = {"segments": convert(SEGMENTS), "mask": convert(MASK)}
+    x, p = convert(X), convert(draw_block_weights(3, PADDED))
+    for choice in (
+        {},
+        {"tokens": "unit", "exclude": "spikes", "threshold": 1.1},
+        {"tokens": "read", "norm": lambda x: x / (1 + abs(x))},
+    ):
+        split, counted = (
+            rc.monitor(x[0], p, **options, **choice, num_segments=k) for k in (None, K)
+        )
+        bounds = [float(scalars.pop("stable_rank_bound")) for scalars in (counted, split)]
+        np.testing.assert_allclose(*bounds, rtol=0.02)  # power steps on another Gram matrix
+        near(counted, split, rtol=1e-6)
+        split, counted = (
+            rc.profile(x, batch_axis=1, measures=NAMES, **options, **choice, num_segments=k)
+            for k in (None, K)
+        )
+        near(drop_empty(counted.measures), split.measures, rtol=1e-6)
+        near(drop_empty(counted.notes), split.notes, rtol=1e-6)
+    weights = {"measures": ("attention_entropy", "largest_column", "sink_rate"), "batch_axis": 1}
+    split, counted = (rc.profile(p[None], **weights, **options, num_segments=k) for k in (None, K))
+    near(drop_empty(counted.measures), split.measures, rtol=1e-6)
+    for window in (None, 2):
+        rows = {"causal": True, "window": window, "soft_cap": 2.0}
+        split, counted = (
+            rc.attention_rows(convert(Q), convert(Q[:, :1]), **options, **rows, num_segments=k)
+            for k in (None, K)
+        )
+        counted = {name: np.asarray(a)[EXISTING] for name, a in counted.items()}
+        near(counted, split, rtol=1e-6)
+
+
+NAMES = ("residual_ratio", "effective_rank", "spike_norm")
+EXISTING = [0, 1, 4, 5, 6]  # of two documents, then three, of four each
+
+
+def drop_empty(columns):
+    """Drops the columns of documents that a row does not have, which are empty."""
+    arrays = {name: np.asarray(a) for name, a in columns.items()}
+    for name, a in arrays.items():
+        assert a.shape[-1] == 2 * K
+        empty = np.delete(a, EXISTING, axis=-1)
+        assert np.isnan(empty).all() if name in NAMES else not np.nan_to_num(empty).any()
+    return {name: a[..., EXISTING] for name, a in arrays.items()}
+
+
+IDS = jnp.array([[1, 1, 1, 2, 2, 0, 0], [3, 3, 3, 3, 1, 1, 1]])  # 0 is padding
+SINGLES = [X[0, 0, :3], X[0, 0, 3:5], X[0, 1, :4], X[0, 1, 4:]]
+
+
+def monitor_packed(x, ids, num_segments=3):
+    return rc.monitor(x, segments=ids, mask=ids > 0, num_segments=num_segments)
+
+
+def test_traced_segments_in_jit_and_vmap():
+    x, ratios = jnp.asarray(X[0]), [rc.residual_ratio(s) for s in SINGLES]
+    scalars = jax.jit(monitor_packed)(x, IDS)
+    np.testing.assert_allclose(scalars["residual_ratio"], np.mean(ratios), rtol=1e-5)
+    by_row = jax.vmap(monitor_packed)(x, IDS)["residual_ratio"]
+    np.testing.assert_allclose(by_row, np.reshape(ratios, (2, 2)).mean(axis=1), rtol=1e-5)
+    too_many = jax.jit(functools.partial(monitor_packed, num_segments=1))(x, IDS)
+    assert all(np.isnan(a) for a in too_many.values())
+    profiles = jax.jit(
+        lambda x, ids: rc.profile(x, segments=ids, mask=ids > 0, num_segments=2, batch_axis=1)
+    )(jnp.asarray(X), IDS)
+    np.testing.assert_allclose(profiles["residual_ratio"][0], ratios, rtol=1e-5)
+
+
+@pytest.mark.full
+def test_the_gradient_of_traced_segments():
+    x = jnp.asarray(X[0])
+    gradient = jax.jit(jax.grad(lambda x: monitor_packed(x, IDS)["residual_ratio"]))(x)
+    of_singles = [jax.grad(rc.residual_ratio)(jnp.asarray(s)) / 4 for s in SINGLES]
+    expected = np.zeros_like(X[0])
+    expected[0, :3], expected[0, 3:5], expected[1, :4], expected[1, 4:] = of_singles
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_constant_segments_with_a_mask_in_jit():
+    for mask in (MASK, MASK.tolist(), MASK.astype(np.float32)):
+        traced = jax.jit(lambda x, mask=mask: rc.monitor(x, segments=SEGMENTS, mask=mask))(X[0])
+        near(traced, rc.monitor(X[0], segments=SEGMENTS, mask=MASK), rtol=1e-4)
+    traced = jax.jit(lambda x: rc.profile(x, segments=SEGMENTS, mask=MASK, batch_axis=1).measures)(
+        X
+    )
+    near(traced, profile(segments=SEGMENTS, mask=MASK).measures, rtol=1e-5)
+    traced = jax.jit(lambda q, k: rc.attention_rows(q, k, segments=SEGMENTS, mask=MASK))(Q, K_ROWS)
+    near(traced, rc.attention_rows(Q, K_ROWS, segments=SEGMENTS, mask=MASK), rtol=1e-5)
+
+
 profile = functools.partial(rc.profile, X, batch_axis=1)
 test_what_is_no_segment_is_refused = refused(
     [
         (lambda: profile(segments=SEGMENTS * 1.0), "float64"),
         (lambda: profile(segments=SEGMENTS[:, :3]), r"\(2, 3\)"),
         (lambda: profile(segments=SEGMENTS, mask=0 * MASK), "no document"),
-        (lambda: rc.attention_rows(Q, K, segments=SEGMENTS, rows=[0]), "rows="),
-        (lambda: jax.jit(lambda s: profile(segments=s))(SEGMENTS), "not traced"),
+        (lambda: rc.attention_rows(Q, K_ROWS, segments=SEGMENTS, rows=[0]), "rows="),
+        (lambda: profile(segments=SEGMENTS, num_segments=2), "num_segments=2 is below the 3"),
+        (lambda: profile(num_segments=2), "goes with segments="),
+        (lambda: rc.monitor(X[0], num_segments=2), "goes with segments="),
+        (lambda: rc.attention_rows(Q, Q, num_segments=2), "goes with segments="),
+        (lambda: rc.monitor(X[0], segments=SEGMENTS, num_segments=0), "num_segments=0"),
+        (lambda: jax.jit(lambda s: profile(segments=s))(SEGMENTS), "say num_segments="),
     ]
 )

@@ -58,6 +58,18 @@ def test_tokens_are_equal_to_8_roundings_and_nan_equals_nothing():
     assert rc.duplicates(wide) == [] and rc.duplicates(wide.astype(np.float32)) == [[0, 1]]
 
 
+def test_states_that_are_not_finite_are_refused_unless_they_are_padding():
+    states = STATES.astype(np.float32)
+    states[:, 0, 1] = 5000.0
+    expected, mask = rc.spikes(states), np.arange(states.shape[1]) != 2
+    states[1, 2, 0] = np.nan
+    is_refused("1 values of states are not finite", rc.spikes, states)
+    listed = rc.spikes(states, mask=mask)
+    assert {spike[:3] for spike in listed} == {spike[:3] for spike in expected}
+    assert rc.spikes([layer[None] for layer in states], mask=mask[None]) == listed
+    is_refused("several examples", rc.spikes, np.stack([states, states], axis=1))
+
+
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_spikes_of_a_trace_and_of_other_frameworks(framework):
     convert = jnp.asarray if framework == "jax" else pytest.importorskip("torch").tensor

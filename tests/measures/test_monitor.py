@@ -183,6 +183,22 @@ def test_gradients_of_boxed_and_plain_trees_are_the_same():
         near(norms, want, rtol=1e-6)
 
 
+def test_gradients_of_modules_are_by_layer():
+    """In natural order of the paths; NaN where a layer has no such part."""
+    trees = [{"attention": {n: draw_normal(4, 4, seed=i) for n in "qkv"}} for i in range(11)]
+    del trees[2]["attention"]["k"]
+    norms = rc.monitor_gradients({"layers": trees, "head": np.ones(3)}, by_layer=True)
+    for name, part in (("q", "query"), ("k", "key"), ("v", "value")):
+        want = [np.linalg.norm(tree["attention"].get(name, np.nan)) for tree in trees]
+        np.testing.assert_allclose(norms[f"{part}_gradient"], want, rtol=1e-6)
+    flat = {f"block_{i}.q_proj.kernel": np.full(4, float(i)) for i in range(12)}
+    flat |= {"block_3.q_proj.bias": np.full(4, 3.0)}
+    norms = rc.monitor_gradients(flat, by_layer=True)["query_gradient"]
+    want = [2 * i * (2**0.5 if i == 3 else 1) for i in range(12)]
+    np.testing.assert_allclose(norms, want, rtol=1e-6)
+    is_refused("layer_axis=", lambda: rc.monitor_gradients(flat, by_layer=True, layer_axis=0))
+
+
 @pytest.mark.parametrize("layers", [(), (3,)])
 def test_gradients_of_fused_matrices_are_split_as_the_caller_says(layers):
     q, kv = draw_normal(*layers, 7, 8), draw_normal(*layers, 7, 8, seed=1)

@@ -38,6 +38,32 @@ def test_skips_leave_more_of_the_residual():
         assert with_skips[-1] > without_skips[-1] + 10
 
 
+KEEPING = {
+    "values of 0": lambda a: {"w_v": 0 * a.w_v},
+    "scores of 0": lambda a: {"w_q": 0 * a.w_q},
+    "other coordinates": lambda a: {"w_o": a.w_o.at[..., : WIDTH // 2].set(0)},
+}
+
+
+@pytest.mark.parametrize("kind", KEEPING)
+def test_infinitely_many_networks_with_skips_lose_nothing(kind, x64):
+    """Section 3.1: ‖res(X^l)‖ ≥ ‖res(X)‖ in every layer, whatever the other weights are."""
+    config = rc.san_skip(DEPTH, HEADS, WIDTH)
+    for seed in range(SEEDS):
+        params = draws.parameters(config, seed, weight_scale=2.0, bias_scale=0.0)
+        attention = params.layers.attention
+        weights = KEEPING[kind](jax.tree.map(jax.numpy.asarray, attention))
+        x = np.array(draws.normal(TOKENS, WIDTH, seed=100 + seed))
+        x[:, WIDTH // 2 :] = 0  # the heads of "other coordinates" write here
+        kept = rc.apply(draws.changed(params, attention=weights), x, config)
+        sizes = [rc.composite_norm(rc.residual(hidden)) for hidden in kept.hidden]
+        assert min(sizes) >= sizes[0] * (1 - 1e-9), sizes
+        if kind == "other coordinates":  # not because the branch is nothing
+            assert np.linalg.norm(rc.residual(kept.attention_branch[0])) > 0.1
+            changed = rc.apply(params, x, config).hidden
+            assert not np.allclose(changed[-1], kept.hidden[-1])
+
+
 def test_short_paths_have_the_largest_residual():
     config = rc.san_skip(6, 4, WIDTH)
     most = np.argmax([float(count) for count in rc.count_paths(6, 4)])

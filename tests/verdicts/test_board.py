@@ -4,12 +4,13 @@ import html
 import re
 import shutil
 import subprocess
+from functools import partial
 from html.parser import HTMLParser
 
 import pytest
 
 from experiments import verdicts
-from experiments.verdicts import claims, page
+from experiments.verdicts import page, rows
 
 HOSTILE = "\"><script>alert('1')</script><img src=x onerror=alert(2)>&amp;</style></svg>"
 WIDTHS = (400, 900, 1400)
@@ -18,8 +19,9 @@ FORBIDDEN = {"script", "iframe", "object", "embed", "link", "base", "form"}
 
 def compute_answer(claimed, values, **fields):
     statement = verdicts.Statement("source", "text", "statistic", claimed, **fields)
-    rows = [claims.mean_row("key", f"setting {i}", v) for i, v in enumerate(values)]
-    (answer,) = verdicts.answer_statements({"key": statement}, rows)
+    make = rows.mean_row if claimed is None else partial(rows.median_row, claimed=claimed)
+    made = [make("key", f"setting {i}", v) for i, v in enumerate(values)]
+    (answer,) = verdicts.answer_statements({"key": statement}, made)
     return answer
 
 
@@ -48,7 +50,7 @@ class Seen(HTMLParser):
 
 def render_hostile_page():
     statements = {HOSTILE: verdicts.Statement(HOSTILE, HOSTILE, HOSTILE, (0.0, 1.0))}
-    rows = [claims.mean_row(HOSTILE, HOSTILE, [0.1, 0.2, 0.3], note=HOSTILE)]
+    hostile = [rows.median_row(HOSTILE, HOSTILE, [0.1, 0.2, 0.3], (0.0, 1.0), note=HOSTILE)]
     section = verdicts.Section(
         name=HOSTILE,
         title=HOSTILE,
@@ -58,12 +60,12 @@ def render_hostile_page():
         picture=b"png",
         came_out=HOSTILE,
         figures=[(b"png", HOSTILE), (b"png", HOSTILE)],
-        claims=rows,
+        claims=hostile,
         comparisons=[verdicts.Comparison(HOSTILE, HOSTILE, HOSTILE, HOSTILE)],
         details=HOSTILE,
         error=HOSTILE,
     )
-    answers = verdicts.answer_statements(statements, rows)
+    answers = verdicts.answer_statements(statements, hostile)
     return verdicts.render(HOSTILE, HOSTILE, [section], HOSTILE, answers)
 
 
@@ -98,17 +100,16 @@ def test_in_a_browser_nothing_is_cut_off_at_any_width(tmp_path):
 
 
 def test_a_statement_has_its_settings_with_intervals_and_verdicts():
-    answer = compute_answer((2.5, 3.5), [[2.99, 3.0, 3.01], [4.99, 5.0, 5.01], [2.3, 2.6, 2.9], []])
+    three, five, both = [2.99, 3.0, 3.01] * 6, [4.99, 5.0, 5.01] * 6, [2.3, 2.6, 2.9, 3.7] * 4
+    answer = compute_answer((2.5, 3.5), [three, five, both, []])
     rendered = page.render_statement(answer)
-    rows = re.findall(r"<tr>.*?</tr>", rendered)
-    assert (
-        len(rows) == 4
-        and "refuted by: ≤ 2.5 or ≥ 3.5" in rendered
-        and "all settings 1/1/2<" in rendered
-    )
-    verdicts_shown = [re.search(r'<td class="(\w+)">\1</td>', row)[1] for row in rows]
-    assert verdicts_shown == ["within", "outside", "undecided", "undecided"]
-    assert ">3 (2.9" in rows[0] and "setting 1" in rows[1] and ">—<" in rows[3]
+    shown = re.findall(r"<tr>.*?</tr>", rendered)
+    assert len(shown) == 4 and "refuted by: ≤ 2.5 or ≥ 3.5" in rendered
+    assert "in some settings 1/1/1, 1 not measured<" in rendered
+    seen = [re.search(r'<td class="([a-z-]+)">([a-z ]+)</td>', row) for row in shown]
+    assert [match[2] for match in seen] == ["within", "outside", "undecided", "not measured"]
+    assert all(match[1] == match[2].replace(" ", "-") for match in seen)
+    assert ">3 (2.99" in shown[0] and "setting 1" in shown[1] and ">—<" in shown[3]
 
 
 def test_a_finding_has_no_verdicts():

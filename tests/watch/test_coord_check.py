@@ -6,6 +6,7 @@ from refusals import refused
 from scipy import stats
 
 import rank_collapse as rc
+from rank_collapse.watch import coord_check
 
 DEPTHS, WIDTHS = (2, 4, 8, 16), (4, 16)
 
@@ -72,6 +73,12 @@ def test_slopes_have_intervals_over_seeds():
     np.testing.assert_allclose(ends, [slopes.mean() - half, slopes.mean() + half], rtol=1e-9)
     (slope, *_) = rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=1).slopes()
     assert (slope.low, slope.high) == (-np.inf, np.inf)
+    # seeds that agree exactly decide
+    (slope, *_) = rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=3).slopes()
+    assert slope.low == slope.high == slope.slope == pytest.approx(0.5)
+    assert f"{slope.slope:.2f} to {slope.slope:.2f}" in str(
+        rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=3)
+    )
 
 
 def test_a_bump_that_no_slope_shows_is_the_largest_ratio():
@@ -185,3 +192,23 @@ test_mistakes_are_named = refused(
         (lambda: rc.coord_check(shrinking, DEPTHS, steps=2), r"\(1, 4\) .* \(5, 4\)"),
     ]
 )
+
+
+def test_seeds_that_agree_exactly_have_the_slope_as_interval():
+    """Of one seed the interval is infinite; of several that are equal it is the slope."""
+    values = {"stream": np.broadcast_to(np.array([2.0, 8.0])[None, :, None, None], (1, 2, 3, 1))}
+    slope = coord_check.CoordCheck(values, (2, 8)).slopes()[0]
+    assert slope.low == slope.slope == slope.high == pytest.approx(1)
+    one = coord_check.CoordCheck({"stream": values["stream"][:, :, :1]}, (2, 8)).slopes()[0]
+    assert (one.low, one.high) == (-np.inf, np.inf)
+
+
+@pytest.mark.parametrize("scale", [1e25, 1e-25])
+def test_norms_of_a_step_neither_overflow_nor_vanish(scale):
+    scaled = np.float32(scale) * STATES.astype(np.float32)
+    one = coord_check.coordinates(
+        {"hidden": scaled, "before": scaled / 2, "query_gradient": scaled}
+    )
+    np.testing.assert_allclose(one["branch"], 0.5, rtol=1e-6)
+    want = scale * np.linalg.norm(STATES)
+    np.testing.assert_allclose(one["query_gradient"], want, rtol=1e-5)

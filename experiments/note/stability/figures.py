@@ -36,9 +36,10 @@ def expected_apart(measures: dict[str, Any]) -> np.ndarray:
 
 
 def one_law_figure(results: ByCase, setup: Any) -> figures.Figure:
-    """Left: 1 − mean token cosine by layer of the deepest networks (markers, bands over seeds) and
-    the law that predicts it from the gains alone (lines). Right: output change, measured against
-    expected from the same recursion, geometric means over seeds."""
+    """Left: 1 − mean token cosine by layer of the deepest networks (markers: geometric means;
+    bands: a deviation over networks; dotted: the least and the largest network) and the law that
+    predicts the mean from the gains alone (lines). Right: output change, measured against expected
+    from the same recursion, geometric means over seeds."""
     fig, ((collapse, change),) = figures.figure(1, 2, width=4.4, height=3.5)
     for index, (name, networks) in enumerate(by_design(results).items()):
         _, deep = first_and_last(networks)
@@ -48,6 +49,8 @@ def one_law_figure(results: ByCase, setup: Any) -> figures.Figure:
         marks = {"linestyle": "", "markevery": (index % spacing, spacing)}
         figures.log_band(collapse, layers, apart, name, index, **marks)
         plot_law(collapse, layers, expected_apart(deep), index, ls="-", lw=1.0)
+        for end in (np.min, np.max):
+            plot_law(collapse, layers, end(apart, axis=0), index, ls=":", lw=0.5)
         expected = geometric_mean(depth_curve(networks, "expected_change"))
         measured = geometric_mean(depth_curve(networks, "change.random"))
         marker = figures.MARKERS[index % len(figures.MARKERS)]

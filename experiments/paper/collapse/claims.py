@@ -40,24 +40,22 @@ def count_above(results: xr.Dataset, bound: str) -> xr.DataArray:
 
 
 def judge_claims(results: xr.Dataset, setup: Any) -> Iterator[Row]:
-    """Tests rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights.
-
-    The papers' skips have a gain of 1: without it nothing is said of networks with skips.
+    """Tests rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights,
+    and what has skips at each of their gains.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.
         setup: Unused.
     """
-    if 1 in results.skip_gain:
-        results = results.sel(skip_gain=1, drop=True)
-    else:
-        names = [name for name in WITHOUT_SKIPS if name in results.variant]
-        results = without_skips(results).sel(variant=names)
+    gains = results
+    results = results.isel(skip_gain=0, drop=True)  # without skips their gain changes nothing
+    if gains.sizes["skip_gain"] == 1:
+        gains = results
     # Without skips post- and pre-norm are one network up to an outer norm: the row of post-norm, as
     # published, is that of both.
     norms = list(results.norm_placement.values)
     distinct = [n for n in norms if not (n == "pre" and "post" in norms)]
-    yield from claims_by_variant(results, distinct)
+    yield from claims_by_variant(gains, distinct)
     for key, variant in (("heads bound", "san"), ("mlp bound", "san_mlp")):
         if variant in results.variant and "admissible" in results:
             yield from bound_claims(key, variant, results.sel(variant=variant, drop=True))
@@ -69,7 +67,7 @@ def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]
     """Tests the local rate at the last layer and what is left of the residual ratio, by variant.
 
     Args:
-        results: At one gain of the skips.
+        results: Of all networks; over the gains of the skips where there are several.
         distinct: Norm placements that are different networks without skips.
     """
     log10_ratio = results.log10_residual - results.log10_size
@@ -85,18 +83,27 @@ def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]
         ("norm", rate, "san", normed, ""),
         ("mlp rate", rate, "san_mlp", distinct, ""),
         ("skips stop", remaining, "san_skip", results.norm_placement, ""),
-        ("mlps stop", remaining, "transformer", distinct, "skips and MLPs"),
-        ("mlps stop", remaining, "san_mlp", distinct, "MLPs alone"),
+        ("mlps and skips stop", remaining, "transformer", distinct, ""),
+        ("mlps stop", remaining, "san_mlp", distinct, ""),
         ("law of the fall", is_power_law, "san_skip", results.norm_placement, ""),
     ):
         if variant in variants:
             values = values.sel(variant=variant, norm_placement=norms, drop=True)
+            values = drop_gains(values, variant)
             yield from labelled.statement_rows(key, values, text)
     last = last.sel(norm_placement=distinct)
     for key, variant in (("skips", "san_skip"), ("mlps slow", "san_mlp")):
         if {"san", variant} <= variants:
-            gained = last.sel(variant=variant, drop=True) - last.sel(variant="san", drop=True)
+            own, alone = (last.sel(variant=v, drop=True) for v in (variant, "san"))
+            gained = drop_gains(own, variant) - drop_gains(alone, "san")
             yield from labelled.statement_rows(key, gained)
+
+
+def drop_gains(values: xr.DataArray, variant: str) -> xr.DataArray:
+    """Selects one of the skips' gains for a variant without skips, which do not differ in them."""
+    if "skip_gain" not in values.dims or variant in ("san_skip", "transformer"):
+        return values
+    return values.isel(skip_gain=0, drop=True)
 
 
 def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
@@ -194,12 +201,12 @@ def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
         broken = broken + count_above(admissible.where(is_so_far), "log10_bound")
         broken = broken.where(results.admissible.notnull().any(["seed", "layer"]))
         text = "layers and depths above the bound with sums over heads (derived here)"
-        yield from labelled.compare_means(text, broken.expand_dims("seed"), 0)
+        yield from labelled.compare_means(text, broken.expand_dims("seed"), 0, source="bound")
         tightness = results[list(TIGHTNESS)].isel(layer=slice(1, None)).to_dataarray("bound")
         free = (tightness.drop_sel(bound="tightness_paper") < -1e-3).sum(["bound", "layer"])
         free = free.where(tightness.notnull().any(["bound", "layer"]))
         text = "layers above a bound that needs no condition (derived here)"
-        yield from labelled.compare_means(text, free, 0)
+        yield from labelled.compare_means(text, free, 0, source="bound")
         text = "powers of ten above what is bounded, median over layers"
         yield from labelled.compare_means(text, tightness.median("layer"))
     if "log10_c" not in results:
@@ -217,7 +224,7 @@ def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
             )
             theorem = network.log10_c.isel(layer=-1).mean("seed")
             text = f"log10 c_eff of the 3^L law of {name}, beside the theorem's"
-            yield from labelled.compare_means(text, c, theorem)
+            yield from labelled.compare_means(text, c, theorem, source="theorem")
 
 
 def make_finding(results: xr.Dataset, setup: Any) -> Finding | None:

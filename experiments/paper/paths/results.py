@@ -43,9 +43,10 @@ def accuracies(results: xr.Dataset) -> xr.Dataset:
     )
     learned = shares.whole > baseline + 2 * error
     fell_below = shares.truncated.min("path_length") < baseline - 2 * baseline_error
-    full = shares.truncated.isel(path_length=-1)
+    raised = np.maximum(shares.truncated, baseline)
+    full = raised.isel(path_length=-1)
     gains = labelled.apply_along(
-        lambda a: (a[..., -1:] - a[..., :-1]).sum(-1), shares.truncated, "path_length"
+        lambda a: (a[..., -1:] - a[..., :-1]).sum(-1), raised, "path_length"
     )
     is_near = shares.truncated >= shares.whole - error
     return shares.assign(
@@ -53,7 +54,7 @@ def accuracies(results: xr.Dataset) -> xr.Dataset:
         baseline_error=baseline_error,
         learned=learned,
         fell_below=fell_below,
-        carried=gains / (full - baseline).where(learned & ~fell_below),
+        carried=gains / (full - baseline).where(learned),
         enough=is_near.argmax("path_length").where(learned),
     )
 
@@ -92,8 +93,9 @@ def make_rows(results: xr.Dataset, setup: TrainedTask) -> Iterator[dict[str, Any
 def judge_claims(task: str, results: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
     """Tests whether short paths carry the network, do the task alone, and lengths fall.
 
-    What is below the best baseline says nothing about paths: a network whose truncations or sampled
-    sets are there has no number. `biases` and `all of it` are findings.
+    An accuracy below the best baseline counts as the baseline: truncations that guess carry
+    nothing, and sampled sets that guess at all lengths do not fall. `biases` and `all of it` are
+    findings.
 
     Args:
         task: The setting of the rows.
@@ -112,10 +114,12 @@ def judge_claims(task: str, results: xr.Dataset, setup: TrainedTask) -> Iterator
         )
         is_below = sets.max("path_length") <= shares.baseline + 2 * shares.baseline_error
         falls = labelled.apply_along(
-            functools.partial(slope, sets.path_length), sets, "path_length"
+            functools.partial(slope, sets.path_length),
+            np.maximum(sets, shares.baseline),
+            "path_length",
         )
         yield from labelled.statement_rows(
-            "falls", falls.where(~is_below), task, note=describe_below(is_below)
+            "falls", xr.where(is_below, 0.0, falls), task, note=describe_below(is_below)
         )
     learned = shares.sel(seed=shares.learned)
     gained = learned.whole - learned.baseline

@@ -43,6 +43,12 @@ class Task(NamedTuple):
     chosen: np.ndarray  # Bool [b c, n], the tokens that count
     copies: int  # c
 
+    def leave_out(self, count: int) -> "Task":
+        """Leaves out the first texts, whose masked tokens do not depend on those after them."""
+        first = count * self.copies
+        inputs = {name: values[first:] for name, values in self.inputs.items()}
+        return Task(inputs, self.targets[first:], self.chosen[first:], self.copies)
+
     def token_losses(self, source: Any, states: Any) -> tuple[np.ndarray, np.ndarray]:
         """Computes (nats, share of right tokens) [b, s], means over copies.
 

@@ -43,12 +43,14 @@ def load_networks(options: Any, num_texts: int) -> list[Network]:
     A network that cannot be read is skipped with a line.
 
     Args:
-        options: Flags `folder`, `networks`, `text`, `last_texts` and `max_tokens`.
-        num_texts: Of each network, at most.
+        options: Flags `folder`, `networks`, `text`, `last_texts`, `skip_texts` and `max_tokens`.
+        num_texts: Of each network, at most, those that are skipped among them.
 
     Raises:
         FileNotFoundError, ValueError: No such folder, text or network, or none that can be read.
     """
+    if options.grows and not options.text:
+        raise ValueError("--until=decided needs --text: the shipped one has few texts")
     folder = Path(options.folder)
     if not folder.is_dir():
         how = "python -m experiments.trained_weights makes it"
@@ -74,6 +76,7 @@ def load_networks(options: Any, num_texts: int) -> list[Network]:
                     num_texts,
                     options.max_tokens,
                     are_last=options.last_texts,
+                    is_widened=options.grows,
                 )
             )
         except (ValueError, OSError, ModuleNotFoundError) as error:
@@ -100,6 +103,7 @@ def load_network(
     max_tokens: int,
     *,
     are_last: bool = False,
+    is_widened: bool = False,
 ) -> Network:
     """Opens one checkpoint and reads its texts: features.npy, ids.txt, or its tokenizer's.
 
@@ -108,13 +112,14 @@ def load_network(
         text: File for those with a tokenizer; None for pieces of a text shipped with the package.
         num_texts: At most.
         max_tokens: Of each text that a tokenizer reads; two frames of a spectrogram are a token.
-        are_last: Whether the texts are the last of their file, in place of the first.
+        are_last: Whether the texts are the last of their file, the very last one first.
+        is_widened: Whether texts are padded to one width however many there are.
 
     Raises:
         ValueError: A checkpoint with neither texts nor a tokenizer.
     """
     source, path = pretrained.open_checkpoint(folder), folder / "vocab.txt"
-    selection = slice(-num_texts, None) if are_last else slice(num_texts)
+    selection = slice(-1, -num_texts - 1, -1) if are_last else slice(num_texts)
     vocabulary = path.read_text("utf-8").split("\n") if path.is_file() else []
     mask_id = vocabulary.index("[MASK]") if "[MASK]" in vocabulary else None
     if (folder / "features.npy").is_file():
@@ -122,7 +127,9 @@ def load_network(
         inputs = {"x": spectra.transpose(0, 2, 1), "mask": None}
         return Network(folder.name, source, inputs, None, folder)
     if (folder / "ids.txt").is_file():
-        batch = tokens.pad_sequences(tokens.read_ids(folder / "ids.txt")[selection])
+        sequences = tokens.read_ids(folder / "ids.txt")
+        batch = tokens.pad_sequences(sequences[selection])
+        width = max(map(len, sequences))
     else:
         encoder = encoders.load_tokenizer(folder, source.settings)
         if encoder is None:
@@ -135,13 +142,32 @@ def load_network(
             count = min(num_texts, max(1, len(shipped.split()) // max_tokens))
             texts = words.cut_windows(shipped, count, max_tokens)
         batch = encode_texts(texts, encoder, max_tokens=max_tokens)
-    inputs = {"x": batch.ids, "mask": batch.mask}
+        width = max_tokens
+    missing = [(0, 0), (0, width - batch.ids.shape[1] if is_widened else 0)]
+    inputs = {"x": np.pad(batch.ids, missing), "mask": np.pad(batch.mask, missing)}
     return Network(folder.name, source, inputs, mask_id, folder)
 
 
-def identify_texts(networks: Sequence[Network]) -> dict[str, str]:
-    """Returns what identifies the texts of each network, for config.json."""
+def skip_texts(network: Network, count: int) -> Network:
+    """Leaves out the first texts of a network.
+
+    Raises:
+        ValueError: None is left.
+    """
+    inputs = {name: a if a is None else a[count:] for name, a in network.inputs.items()}
+    if not len(inputs["x"]):
+        raise ValueError(f"{network.label} has no more than --skip_texts={count} texts")
+    return network._replace(inputs=inputs)
+
+
+def identify_texts(networks: Sequence[Network], count: int | None = None) -> dict[str, str]:
+    """Returns what identifies the texts of each network, for config.json.
+
+    Args:
+        networks: With their texts.
+        count: Texts that identify them, where more may come; all by default.
+    """
     return {
-        network.label: cli.content_hash(np.asarray(network.inputs["x"]).tobytes())
+        network.label: cli.content_hash(np.ascontiguousarray(network.inputs["x"][:count]).tobytes())
         for network in networks
     }

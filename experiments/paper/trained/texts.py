@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
-COUNT = 64  # texts in a file
+COUNT = 128  # texts in a file
 _TOKEN = re.compile(r"\[[^\]]+\]|Br|Cl|>>|.")  # of SMILES, as Schwaller et al. 2019 cut it
 
 # A ring with a place {} for a group, whose own rings have the numbers 2 and 3.

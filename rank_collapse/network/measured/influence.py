@@ -278,4 +278,4 @@ def _mean_over_tokens(values, mask):
     if mask is None:
         return jnp.mean(values, axis=-1)
     mask = mask.reshape((1,) * (values.ndim - 1) + (-1,))
-    return jnp.sum(jnp.where(mask, values, 0), axis=-1) / jnp.sum(mask)
+    return jnp.sum(jnp.where(mask, values, 0), axis=-1) / jnp.sum(mask, dtype=values.dtype)

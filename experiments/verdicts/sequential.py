@@ -1,0 +1,173 @@
+"""Tests of shares against one half, and their intervals, which hold at any number of draws.
+
+A run may stop whenever it likes, such as when its last row is decided. The evidence against "the
+share is at most one half" is an e-process: after n draws, k of them counted,
+
+    E_n = 2^(n+1) ∫_½^1 p^k (1 − p)^(n − k) dp,
+
+the likelihood ratio with a uniform mixture of larger shares. At a share of one half or less it
+exceeds 1/α at any n in at most α of all runs (Ville's inequality), so that p = 1/max_n E_n is a
+p-value at any stop. An interval is the set of shares that are not refused so.
+
+Functions take any leading axes. scipy is imported where it is used: it takes a second, which
+`--help` need not.
+
+Sources: Robbins 1970, "Statistical methods related to the law of the iterated logarithm"; Howard,
+Ramdas, McAuliffe and Sekhon 2021, "Time-uniform, nonparametric, nonasymptotic confidence
+sequences"; Holm 1979. A package with these tests (`confseq`) is compiled against Boost and has had
+no release since 2023.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rank_collapse.report.intervals import Interval, upper_tail
+
+MOST_DRAWS = 10**6  # that `draws_to_decide` looks for
+
+
+def log_evidence(counts: Any, totals: Any) -> np.ndarray:
+    """Computes ln E of `counts` of `totals` draws against a share of one half or less.
+
+    Where at most half of the draws are counted E is at most 1, and 0 is returned: no evidence.
+
+    Args:
+        counts, totals: k and n, arrays that broadcast.
+    """
+    from scipy import special
+
+    k, n = np.asarray(counts, float), np.asarray(totals, float)
+    tail = special.betainc(n - k + 1, k + 1, 0.5)  # P[Beta(k + 1, n − k + 1) > ½]
+    with np.errstate(divide="ignore"):
+        evidence = (n + 1) * math.log(2) + special.betaln(k + 1, n - k + 1) + np.log(tail)
+    return np.where(2 * k > n, evidence, 0.0)
+
+
+def log_p_values(draws: Any) -> np.ndarray:
+    """Computes ln p of "the share is at most one half" after each draw, which never increases.
+
+    Args:
+        draws: Bool [..., n], in the order in which they were made.
+
+    Returns:
+        [..., n].
+    """
+    counts = np.cumsum(np.asarray(draws, bool), axis=-1)
+    evidence = log_evidence(counts, np.arange(1, counts.shape[-1] + 1))
+    return -np.maximum.accumulate(evidence, axis=-1) if counts.shape[-1] else evidence
+
+
+def reject_jointly(log_p: Any, error: float, total: int | None = None) -> tuple[Any, Any]:
+    """Rejects hypotheses by Holm's procedure, whatever the dependence between them.
+
+    Args:
+        log_p: ln p of the hypotheses [..., k].
+        error: The largest probability of rejecting any that is true.
+        total: Hypotheses in all, where some of them have no p yet; k by default.
+
+    Returns:
+        Bool [..., k], which are rejected; the error at which each was compared [..., k].
+    """
+    log_p = np.asarray(log_p, float)
+    k = log_p.shape[-1]
+    order = np.argsort(log_p, axis=-1, kind="stable")
+    errors = error / (max(k, total or 0) - np.arange(k))
+    is_small = np.take_along_axis(log_p, order, -1) <= np.log(errors)
+    rejected, compared = np.zeros(log_p.shape, bool), np.zeros(log_p.shape)
+    np.put_along_axis(rejected, order, np.logical_and.accumulate(is_small, axis=-1), -1)
+    np.put_along_axis(compared, order, np.broadcast_to(errors, log_p.shape), -1)
+    return rejected, compared
+
+
+def share_interval_at_any_stop(
+    count: int, total: int, level: float = 0.95, *, unknown: int = 0
+) -> Interval:
+    """Computes the interval of a share that holds at all numbers of draws together.
+
+    The shares p at which B(k + 1, n − k + 1)/(p^k (1 − p)^(n − k)) is below 1/(1 − level).
+
+    Args:
+        count, total: k and n.
+        level: Share of runs in which the interval holds the true share at every n.
+        unknown: Further draws of which it is not known whether they count: the interval reaches
+            from none to all of them.
+    """
+    from scipy import optimize, special
+
+    upper_tail(level)  # refuses what is no share
+
+    def find_end(k, n, end):
+        """Finds where the evidence against a share reaches 1/(1 − level), between k/n and end."""
+        if n == 0 or k == end * n:
+            return float(end)
+
+        def excess(p):
+            return (
+                special.betaln(k + 1, n - k + 1)
+                - special.xlogy(k, p)
+                - special.xlog1py(n - k, -p)
+                + math.log1p(-level)
+            )
+
+        outer = abs(end - 1e-12)
+        return float(optimize.brentq(excess, k / n, outer)) if excess(outer) > 0 else float(end)
+
+    n = total + unknown
+    return Interval(find_end(count, n, 0), find_end(count + unknown, n, 1))
+
+
+def least_count(total: int, error: float) -> int:
+    """Computes how many of `total` draws refuse a share of one half; total + 1 if none do."""
+    counts = np.arange(total + 1)
+    is_enough = log_evidence(counts, total) >= -math.log(error)
+    return int(np.argmax(is_enough)) if is_enough.any() else total + 1
+
+
+def median_interval_at_any_stop(values: Iterable[float], level: float = 0.95) -> Interval:
+    """Computes the interval of a median, two order statistics; (−∞, ∞) of too few draws.
+
+    The m above and below which no more than one half of the draws can be shown to lie. It presumes
+    nothing about how draws are distributed.
+
+    Args:
+        values: Of all draws; one that is no number may lie on either side.
+        level: As of `share_interval_at_any_stop`.
+    """
+    numbers = np.asarray([*values], float)
+    known = np.sort(numbers[~np.isnan(numbers)])
+    n, error = len(numbers), 1 - upper_tail(level)
+    count = least_count(n, error) if n else 1
+    if count > len(known):
+        return Interval()
+    return Interval(float(known[len(known) - count]), float(known[count - 1]))
+
+
+def draws_to_decide(share: float, error: float) -> int | None:
+    """Computes about how many draws refuse one half, if this share of them goes on to count.
+
+    Args:
+        share: Of the draws so far.
+        error: As of `least_count`.
+
+    Returns:
+        None for more than `MOST_DRAWS`, as near one half.
+    """
+    totals = np.unique(np.geomspace(1, MOST_DRAWS, 400).astype(int))
+    is_enough = log_evidence(share * totals, totals) >= -math.log(error)
+    return int(totals[np.argmax(is_enough)]) if is_enough.any() else None
+
+
+def list_rounds(sizes: Sequence[int], most: int) -> list[int]:
+    """Lists the numbers of draws after which a run is judged: `sizes`, doubled on, up to `most`.
+
+    Args:
+        sizes: Of the first rounds, ascending.
+        most: Of draws, which is the last round.
+    """
+    rounds = [size for size in sizes if size < most]
+    while rounds and 2 * rounds[-1] < most and rounds[-1] >= sizes[-1]:
+        rounds.append(2 * rounds[-1])
+    return [*rounds, most]

@@ -1,0 +1,234 @@
+"""Arrays that a JAX program measures inside its own transformations: vmap, scan, checkpoint, jit.
+
+A Python list that collects what a layer computes would keep tracers that a transformation has left
+behind. Here `tap` marks the arrays in the program by a primitive that does nothing, and
+`measure_taps` traces the program, measures the arrays where they are marked, and lets the scalars
+out of every program inside. Axes of a vmap stand in front, as of a batch; steps of a scan are
+layers. It is the "harvest" of functional programs, by JAX's documented primitives and interpreters.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array
+
+from rank_collapse.struct import refuse_if
+
+Scalars = dict[str, Array]  # by name, with the layers as first axis
+Measure = Callable[..., dict[str, Any]]
+
+_tap = core.Primitive("rank_collapse_tap")
+_tap.multiple_results = True
+_tap.def_impl(lambda *arrays: [])
+_tap.def_abstract_eval(lambda *arrays: [])
+mlir.register_lowering(_tap, lambda context, *arrays: [])
+ad.primitive_jvps[_tap] = lambda primals, tangents: (_tap.bind(*primals), [])
+
+
+def _batch_tap(arrays, axes):
+    """Put the axis of a vmap in front, of every array."""
+    pairs = list(zip(arrays, axes, strict=True))
+    size = next(a.shape[axis] for a, axis in pairs if axis is not None)
+    in_front = [
+        jnp.broadcast_to(a, (size, *a.shape)) if axis is None else jnp.moveaxis(a, axis, 0)
+        for a, axis in pairs
+    ]
+    return _tap.bind(*in_front), []
+
+
+batching.primitive_batchers[_tap] = _batch_tap
+
+
+def tap(x: Array, weights: Array | None = None) -> None:
+    """Mark a layer's tokens, and attention weights, to be measured; does nothing by itself.
+
+    Args:
+        x: Tokens [..., n, d].
+        weights: [..., h, n, m]; None for none.
+    """
+    _tap.bind(*jax.lax.stop_gradient((x,) if weights is None else (x, weights)))
+
+
+def measure_taps(function: Callable[..., Any], measure: Measure, *args: Any) -> tuple[Any, Scalars]:
+    """Call a function and measure the arrays that are marked in it by `tap`.
+
+    Args:
+        function: Of JAX; traced once. What it closes over may be traced outside.
+        measure: measure(x, weights), weights None where there are none; a pure function.
+        *args: Its arguments, pytrees of arrays.
+
+    Returns:
+        (its output, scalars), the scalars stacked in the order of the calls, [layers, ...], NaN
+        where a layer has none of a name; {} without a tap.
+
+    Raises:
+        ValueError: A tap inside a loop of unknown length, or inside a program that gives nothing
+            out, such as `shard_map` or a custom derivative.
+    """
+    box = []
+
+    def list_arrays(*args):
+        leaves, structure = jax.tree.flatten(function(*args))
+        is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
+        others = [None if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
+        box[:] = structure, is_array, others
+        return [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
+
+    closed = jax.make_jaxpr(list_arrays)(*args)
+    arrays, scalars = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), measure)
+    structure, is_array, others = box
+    remaining = iter(arrays)
+    leaves = [
+        next(remaining) if array else leaf for leaf, array in zip(others, is_array, strict=True)
+    ]
+    return jax.tree.unflatten(structure, leaves), scalars
+
+
+def _run(jaxpr, consts, args, measure):
+    """Evaluate a program, and measure its taps.
+
+    Returns:
+        (its outputs, scalars [layers, ...] by name).
+    """
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+    layers = []
+    for eqn in jaxpr.eqns:
+        inputs = [a.val if isinstance(a, core.Literal) else values[a] for a in eqn.invars]
+        outputs: Any = []
+        if eqn.primitive is _tap:
+            x, weights = (*inputs, None)[:2]
+            scalars = measure(x, weights)
+            layers.append({name: jnp.asarray(a)[None] for name, a in scalars.items()})
+        elif _has_tap(eqn):
+            outputs, scalars = _run_equation(eqn, inputs, measure)
+            layers.append(scalars)
+        else:
+            variables = [a for a in eqn.invars if isinstance(a, core.Var)]
+            alone = jaxpr.replace(constvars=(), invars=variables, outvars=eqn.outvars, eqns=[eqn])
+            arrays = [values[a] for a in variables]
+            outputs = core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))(*arrays)
+        values.update(zip(eqn.outvars, outputs, strict=True))
+    outputs = [a.val if isinstance(a, core.Literal) else values[a] for a in jaxpr.outvars]
+    return outputs, concatenate_layers(layers)
+
+
+def _run_equation(eqn, inputs, measure):
+    """Evaluate an equation whose own programs have taps, as `_run` does."""
+    name, params = eqn.primitive.name, eqn.params
+
+    def run(program, *arrays):
+        return _run(*_open(program), arrays, measure)
+
+    if name == "scan":
+        return _run_scan(params, inputs, measure)
+    if name == "cond":
+        return _run_cond(params["branches"], inputs, measure)
+    if name in ("jit", "pjit"):
+        return jax.jit(lambda *arrays: run(params["jaxpr"], *arrays))(*inputs)
+    if name in ("checkpoint", "remat", "remat2"):
+        options = {key: params[key] for key in ("prevent_cse", "policy")}
+        return jax.checkpoint(lambda *arrays: run(params["jaxpr"], *arrays), **options)(*inputs)
+    refuse_if(
+        True,
+        f"an attention inside {name} cannot be measured from outside of it: let the layer return "
+        "the scalars of rc.monitor, or leave it out by select= or blocks=",
+    )
+
+
+def _run_scan(params, inputs, measure):
+    """Evaluate a scan: the layers of its steps follow each other."""
+    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    jaxpr, consts = _open(params["jaxpr"])
+    fixed, carry, stacked = (
+        inputs[:num_consts],
+        inputs[num_consts : num_consts + num_carry],
+        inputs[num_consts + num_carry :],
+    )
+
+    def step(carry, x):
+        outputs, scalars = _run(jaxpr, consts, (*fixed, *carry, *x), measure)
+        return outputs[:num_carry], (outputs[num_carry:], scalars)
+
+    options = {
+        key: params[key]
+        for key in ("length", "reverse", "unroll", "_split_transpose")
+        if key in params
+    }
+    carry, (outputs, scalars) = jax.lax.scan(step, list(carry), tuple(stacked), **options)
+    steps = {name: a.reshape((-1, *a.shape[2:])) for name, a in scalars.items()}
+    return [*carry, *outputs], steps
+
+
+def _run_cond(branches, inputs, measure):
+    """Evaluate a conditional: NaN for the layers that the branch taken does not have."""
+    programs = [_open(branch) for branch in branches]
+    shapes = [
+        jax.eval_shape(lambda *arrays, p=p: _run(*p, arrays, measure)[1], *inputs[1:])
+        for p in programs
+    ]
+    longest = {}
+    for scalars in shapes:
+        for name, a in scalars.items():
+            longest[name] = max(longest.get(name, a), a, key=lambda a: a.shape[0])
+    size = max(a.shape[0] for a in longest.values())
+
+    def run_branch(program):
+        def run(*arrays):
+            outputs, scalars = _run(*program, arrays, measure)
+            filled = {
+                name: jnp.full((size, *a.shape[1:]), jnp.nan, a.dtype)
+                for name, a in longest.items()
+            }
+            return outputs, {
+                name: a.at[: len(scalars[name])].set(scalars[name]) if name in scalars else a
+                for name, a in filled.items()
+            }
+
+        return run
+
+    return jax.lax.switch(inputs[0], [run_branch(program) for program in programs], *inputs[1:])
+
+
+def concatenate_layers(layers: list[Scalars]) -> Scalars:
+    """Concatenate scalars [l, ...] of several layers, NaN where some have none of a name."""
+    examples: dict[str, Array] = {}
+    for scalars in layers:
+        for name, a in scalars.items():
+            examples.setdefault(name, a)
+    columns = {}
+    for name, example in examples.items():
+        pieces = []
+        for scalars in (s for s in layers if s):
+            if name in scalars:
+                pieces.append(scalars[name])
+            else:
+                size = len(next(iter(scalars.values())))
+                pieces.append(jnp.full((size, *example.shape[1:]), jnp.nan, example.dtype))
+        dtype = jnp.result_type(*(a.dtype for a in pieces))
+        columns[name] = jnp.concatenate([a.astype(dtype) for a in pieces])
+    return columns
+
+
+def _open(program):
+    """Return (program without constants, its constants) of either kind of JAX's programs."""
+    return (program.jaxpr, program.consts) if hasattr(program, "consts") else (program, ())
+
+
+def _programs(eqn) -> Iterator[Any]:
+    """Yield the programs in an equation's parameters."""
+    for value in eqn.params.values():
+        for program in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(program, core.ClosedJaxpr | core.Jaxpr):
+                yield _open(program)[0]
+
+
+def _has_tap(eqn):
+    return any(
+        inner.primitive is _tap or _has_tap(inner)
+        for program in _programs(eqn)
+        for inner in program.eqns
+    )

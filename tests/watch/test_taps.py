@@ -1,0 +1,181 @@
+"""Taps inside every transformation of JAX, against the layers written out one after the other."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from refusals import refused
+
+import rank_collapse as rc
+from rank_collapse.watch.taps import measure_taps, tap
+
+L, B, N, D = 3, 2, 5, 4
+X = jax.random.normal(jax.random.key(0), (B, N, D))
+W = jax.random.normal(jax.random.key(1), (L, D, D))
+
+
+def call_layer(x, w):
+    tap(x)
+    return jnp.tanh(x @ w) + x
+
+
+def call_vmapped(w, x):
+    for layer in w:
+        x = jax.vmap(call_layer, (0, None))(x, layer)
+    return x
+
+
+def call_transposed(w, x):
+    """The axis of the batch is the last one of what is mapped."""
+    x = jnp.moveaxis(x, 0, -1)
+    for layer in w:
+        x = jax.vmap(call_layer, (-1, None), -1)(x, layer)
+    return jnp.moveaxis(x, -1, 0)
+
+
+def call_checkpointed_scan(w, x):
+    layer = jax.checkpoint(jax.jit(call_layer), policy=jax.checkpoint_policies.dots_saveable)
+    return jax.lax.scan(lambda x, w: (layer(x, w), None), x, w)[0]
+
+
+def call_vmapped_scan(w, x):
+    return jax.vmap(lambda x: call_checkpointed_scan(w, x))(x)
+
+
+def call_reversed_scan(w, x):
+    def step(x, w):
+        return (call_layer(x, w), None)
+
+    return jax.lax.scan(step, x, w[::-1], reverse=True)[0]
+
+
+def call_two_layers_a_step(w, x):
+    def step(x, pair):
+        for layer in pair:
+            x = call_layer(x, layer)
+        return x, None
+
+    x = call_layer(x, w[0])
+    return jax.lax.scan(step, x, w[None, 1:])[0]
+
+
+def call_branches(w, x):
+    for index, layer in enumerate(w):
+        x = jax.lax.cond(index % 2 == jnp.int32(0), call_layer, call_layer, x, layer)
+    return x
+
+
+PROGRAMS = [
+    call_vmapped,
+    *(pytest.param(p, marks=pytest.mark.full) for p in (call_transposed, call_checkpointed_scan)),
+    call_vmapped_scan,
+    call_two_layers_a_step,
+    call_branches,
+]
+
+
+def compute_ratio(x):
+    """Computes the residual ratio by its definition."""
+    norms = [a.sum(axis=0).max() * a.sum(axis=1).max() for a in np.abs([x - x.mean(axis=0), x])]
+    return np.sqrt(norms[0] / norms[1])
+
+
+def compute_layers(x):
+    """Computes, in float64, the tokens that each layer reads."""
+    x, w, reads = np.asarray(x, np.float64), np.asarray(W, np.float64), []
+    for layer in w:
+        reads.append(x)
+        x = np.tanh(x @ layer) + x
+    return reads
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_scalars_outputs_and_gradients(program):
+    reads = compute_layers(X)
+    want = [np.mean([compute_ratio(example) for example in x]) for x in reads]
+    pooled = [compute_ratio(x.mean(axis=1)) for x in reads]
+
+    def compute_monitored_loss(w):
+        out, scalars = measure_taps(program, rc.monitor, w, X)
+        return jnp.sum(out**2), scalars
+
+    def compute_loss(w):
+        return jnp.sum(program(w, X) ** 2)  # with taps, which do nothing
+
+    (loss, scalars), gradients = jax.jit(jax.value_and_grad(compute_monitored_loss, has_aux=True))(
+        W
+    )
+    np.testing.assert_allclose(scalars["residual_ratio"], want, rtol=1e-5)
+    np.testing.assert_allclose(scalars["batch_residual_ratio"], pooled, rtol=1e-5)
+    expected_loss, expected = jax.jit(jax.value_and_grad(compute_loss))(W)
+    assert loss == expected_loss
+    np.testing.assert_array_equal(gradients, expected)
+    out, scalars = measure_taps(program, rc.monitor, W, X)
+    np.testing.assert_array_equal(out, program(W, X))
+    np.testing.assert_allclose(scalars["residual_ratio"], want, rtol=1e-5)
+
+
+def test_a_reversed_scan_numbers_layers_as_its_arrays():
+    _, scalars = measure_taps(call_reversed_scan, rc.monitor, W, X)
+    want = [np.mean([compute_ratio(example) for example in x]) for x in compute_layers(X)]
+    np.testing.assert_allclose(scalars["residual_ratio"], want[::-1], rtol=1e-5)
+
+
+def test_an_outer_vmap_keeps_its_axis():
+    measured = functools.partial(measure_taps, call_checkpointed_scan, rc.monitor, W)
+    _, scalars = jax.vmap(measured)(X[:, None])
+    want = [[compute_ratio(x[i]) for x in compute_layers(X)] for i in range(B)]
+    np.testing.assert_allclose(scalars["residual_ratio"], want, rtol=1e-5)
+
+
+def test_weights_that_some_layers_do_not_have_and_outputs_that_are_no_arrays():
+    weights = jnp.full((B, 2, N, N), 1 / N)
+
+    def model(x):
+        tap(x)
+        jax.vmap(tap)(x, weights)
+        jax.vmap(tap, (0, None))(x, weights[0])
+        skipped = jax.lax.cond(x[0, 0, 0] > 1e9, lambda x: tap(x) or x, lambda x: x, x)
+        return skipped, "text", None
+
+    (_, text, none), scalars = measure_taps(model, rc.monitor, X)
+    assert (text, none) == ("text", None)
+    entropy = [np.nan, np.log(N), np.log(N), np.nan]
+    np.testing.assert_allclose(scalars["attention_entropy"], entropy, rtol=1e-5)
+    ratio = rc.monitor(X)["residual_ratio"]
+    np.testing.assert_allclose(scalars["residual_ratio"], [*[ratio] * 3, np.nan], rtol=1e-5)
+
+
+def test_a_compiled_function_with_taps_is_measured_whether_or_not_it_ran_before():
+    layer = jax.jit(call_layer)
+    out = layer(X, W[0])
+    for _ in range(2):
+        measured, scalars = measure_taps(layer, rc.monitor, X, W[0])
+        np.testing.assert_array_equal(measured, out)
+        assert scalars["residual_ratio"].shape == (1,)
+    assert measure_taps(jnp.sin, rc.monitor, X)[1] == {}
+    sines = jax.jvp(lambda x: tap(x) or jnp.sin(x), (X,), (X,))  # its derivative is measured once
+    np.testing.assert_array_equal(sines[0], jnp.sin(X))
+
+
+@jax.custom_vjp
+def call_custom(x):
+    tap(x)
+    return x
+
+
+call_custom.defvjp(lambda x: (x, None), lambda _, g: (g,))
+
+
+def call_loop(x):
+    return jax.lax.while_loop(lambda x: x[0, 0, 0] < 9, lambda x: call_layer(x, W[0]) + 1, x)
+
+
+test_what_gives_nothing_out_is_refused = refused(
+    [
+        (lambda: measure_taps(call_loop, rc.monitor, X), "inside while cannot be measured"),
+        (lambda: measure_taps(call_custom, rc.monitor, X), "inside custom_vjp_call cannot be"),
+    ]
+)
